@@ -1,0 +1,132 @@
+"""Time: the only file that reads or waits for it.
+
+Every instant is an int of nanoseconds from a passed Clock. A ScaledClock runs *model* time faster than wall
+time; everything above it (plans, records, reports) then speaks model time and says so. Nothing here knows what
+it is timing. Next: ``harness.live`` and ``harness.emulator`` take a Clock from their caller.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from datetime import datetime, timezone
+from fractions import Fraction
+from typing import Protocol
+
+NS_PER_S = 1_000_000_000
+NS_PER_MS = 1_000_000
+NS_PER_US = 1_000
+
+
+class Clock(Protocol):
+    """A source of monotonic int64 nanoseconds, and ways to wait for an instant of it."""
+
+    @property
+    def scale(self) -> float:
+        """Clock nanoseconds per wall nanosecond (1.0 unless scaled)."""
+        ...
+
+    def now_ns(self) -> int:
+        """The current instant."""
+        ...
+
+    def sleep_until_ns(self, deadline_ns: int) -> None:
+        """Block the calling thread until ``deadline_ns``; return at once when it has passed."""
+        ...
+
+    async def wait_until_ns(self, deadline_ns: int) -> None:
+        """Suspend the calling task until ``deadline_ns``; never returns early."""
+        ...
+
+
+class MonotonicClock:
+    """The machine's CLOCK_MONOTONIC, the same in every process of one host."""
+
+    scale = 1.0
+
+    def now_ns(self) -> int:
+        return time.monotonic_ns()
+
+    def sleep_until_ns(self, deadline_ns: int) -> None:
+        while (remaining_ns := deadline_ns - time.monotonic_ns()) > 0:
+            time.sleep(remaining_ns / NS_PER_S)
+
+    async def wait_until_ns(self, deadline_ns: int) -> None:
+        # asyncio timers may fire up to one clock resolution early, hence the loop.
+        while (remaining_ns := deadline_ns - time.monotonic_ns()) > 0:
+            await asyncio.sleep(remaining_ns / NS_PER_S)
+
+
+class ScaledClock:
+    """Model time that runs ``scale`` times as fast as CLOCK_MONOTONIC: model = monotonic * scale.
+
+    No origin is kept, so client and emulator processes with the same scale agree on every instant.
+    """
+
+    def __init__(self, scale: float) -> None:
+        if not scale > 0:
+            raise ValueError(f"scale must be positive, got {scale}")
+        # Integer ratio: 100 days of uptime in ns exceed the 53 bits of a double.
+        ratio = Fraction(scale).limit_denominator(10_000)
+        self._numerator, self._denominator = ratio.numerator, ratio.denominator
+        self.scale = float(ratio)
+
+    def from_monotonic_ns(self, monotonic_ns: int) -> int:
+        """Model instant of a CLOCK_MONOTONIC stamp."""
+        return monotonic_ns * self._numerator // self._denominator
+
+    def to_monotonic_ns(self, model_ns: int) -> int:
+        """CLOCK_MONOTONIC instant of a model stamp, rounded up so that waits never end early."""
+        return -(-model_ns * self._denominator // self._numerator)
+
+    def now_ns(self) -> int:
+        return self.from_monotonic_ns(time.monotonic_ns())
+
+    def sleep_until_ns(self, deadline_ns: int) -> None:
+        while (remaining_ns := deadline_ns - self.now_ns()) > 0:
+            time.sleep(remaining_ns / self.scale / NS_PER_S)
+
+    async def wait_until_ns(self, deadline_ns: int) -> None:
+        while (remaining_ns := deadline_ns - self.now_ns()) > 0:
+            await asyncio.sleep(remaining_ns / self.scale / NS_PER_S)
+
+
+class VirtualClock:
+    """A clock that jumps: waiting moves it, nothing else does. For tests and the simulator's drivers."""
+
+    scale = 1.0
+
+    def __init__(self, start_ns: int = 0) -> None:
+        self._now_ns = start_ns
+
+    def now_ns(self) -> int:
+        return self._now_ns
+
+    def sleep_until_ns(self, deadline_ns: int) -> None:
+        self._now_ns = max(self._now_ns, deadline_ns)
+
+    async def wait_until_ns(self, deadline_ns: int) -> None:
+        self._now_ns = max(self._now_ns, deadline_ns)
+        await asyncio.sleep(0)
+
+
+def clock_for(scale: float) -> ScaledClock:
+    """The clock of a run whose model time is ``scale`` times wall time (1.0: plain monotonic time)."""
+    return ScaledClock(scale)
+
+
+def realtime_minus_monotonic_ns() -> int:
+    """Offset of CLOCK_REALTIME over CLOCK_MONOTONIC, from the tightest of five bracketed reads."""
+    best_width_ns, best_offset_ns = 1 << 62, 0
+    for _ in range(5):
+        before_ns = time.monotonic_ns()
+        realtime_ns = time.time_ns()
+        after_ns = time.monotonic_ns()
+        if after_ns - before_ns < best_width_ns:
+            best_width_ns, best_offset_ns = after_ns - before_ns, realtime_ns - (before_ns + after_ns) // 2
+    return best_offset_ns
+
+
+def utc_now() -> datetime:
+    """Wall-clock UTC, for provenance and file names only; never for a measurement."""
+    return datetime.now(timezone.utc)

@@ -1,0 +1,77 @@
+"""The HarnessError tree and the process exit codes.
+
+HarnessError (1)
+├── SpecError (2)            what a person wrote cannot be run: TOML, plan, trace file, arguments
+│   └── PlanError (2)        a plan is inconsistent, or its file does not match its name
+├── ServerError (1)          the server did not start, died, or did not stop
+├── RecordsError (1)         records cannot be written, or were damaged
+├── RunInvalid (3)           a run finished but broke an invariant
+└── RuleFailed (4)           a decision rule said FAIL
+
+Errors are raised low and caught once, in ``harness.cli``. What the measured server did wrong during a replay
+is a row with a status, not an exception.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """Exit status of every ``harness`` command."""
+
+    PASS = 0
+    HARNESS_FAULT = 1
+    BAD_SPEC = 2
+    RUN_INVALID = 3
+    RULE_FAILED = 4
+    INTERRUPTED = 130
+
+
+class HarnessError(Exception):
+    """Something the user must know: what is wrong, where, and the next move.
+
+    what: one clause, no trailing period. where: a path, key or address. hint: an imperative sentence.
+    """
+
+    exit_code: ExitCode = ExitCode.HARNESS_FAULT
+
+    def __init__(self, what: str, *, where: str | None = None, hint: str | None = None) -> None:
+        super().__init__(what)
+        self.what = what
+        self.where = where
+        self.hint = hint
+
+    def __str__(self) -> str:
+        line = self.what if self.where is None else f"{self.where}: {self.what}"
+        return line if self.hint is None else f"{line}. {self.hint}"
+
+
+class SpecError(HarnessError):
+    """What a person wrote cannot be run."""
+
+    exit_code = ExitCode.BAD_SPEC
+
+
+class PlanError(SpecError):
+    """A plan is inconsistent, or a plan file does not match the hash it is named by."""
+
+
+class ServerError(HarnessError):
+    """The server under test did not start, died, or did not stop."""
+
+
+class RecordsError(HarnessError):
+    """Records cannot be written or were damaged after sealing."""
+
+
+class RunInvalid(HarnessError):
+    """A run finished but broke an invariant of the method."""
+
+    exit_code = ExitCode.RUN_INVALID
+
+
+class RuleFailed(HarnessError):
+    """A decision rule said FAIL."""
+
+    exit_code = ExitCode.RULE_FAILED

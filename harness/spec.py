@@ -1,0 +1,264 @@
+"""What people write: experiments, conditions, servers and workloads, as frozen objects read from TOML.
+
+Everything is checked at the door, unknown keys included; inside the harness a spec is never edited, only derived.
+Next: ``harness.plan`` builds the inputs a WorkloadSpec asks for; ``harness.live.runner`` runs an ExperimentSpec.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from harness.errors import SpecError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+NAME_PATTERN = re.compile(r"^[a-z0-9][a-z0-9._-]{0,63}$")
+Treatment = Literal["as-drawn", "no-waits", "equal-waits"]
+BackendName = Literal["emulator"]
+ClientName = Literal["epoll", "aiohttp"]
+RulesName = Literal["vendor-0.11.1", "paper", "paper+dummy"]
+
+
+class Spec(BaseModel):
+    """Base of everything a person writes: frozen, and an unknown key is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class FixedLaw(Spec):
+    """Always ``value`` tokens."""
+
+    law: Literal["fixed"] = "fixed"
+    value: int = Field(ge=1)
+
+    @property
+    def maximum(self) -> int:
+        return self.value
+
+
+class UniformLaw(Spec):
+    """A whole number of tokens, uniform on [low, high], both ends included."""
+
+    law: Literal["uniform"] = "uniform"
+    low: int = Field(ge=1)
+    high: int = Field(ge=1)
+
+    @model_validator(mode="after")
+    def _ordered(self) -> UniformLaw:
+        if self.high < self.low:
+            raise ValueError(f"high ({self.high}) is below low ({self.low})")
+        return self
+
+    @property
+    def maximum(self) -> int:
+        return self.high
+
+
+class LognormalLaw(Spec):
+    """exp(Normal(ln median, sigma)) tokens, rounded, clipped to [low, high]."""
+
+    law: Literal["lognormal"] = "lognormal"
+    median: float = Field(gt=0)
+    sigma: float = Field(ge=0)
+    low: int = Field(default=1, ge=1)
+    high: int = Field(ge=1)
+
+    @model_validator(mode="after")
+    def _ordered(self) -> LognormalLaw:
+        if self.high < self.low:
+            raise ValueError(f"high ({self.high}) is below low ({self.low})")
+        return self
+
+    @property
+    def maximum(self) -> int:
+        return self.high
+
+
+LengthLaw = Annotated[FixedLaw | UniformLaw | LognormalLaw, Field(discriminator="law")]
+
+
+class WorkloadSpec(Spec):
+    """How the sessions of one replicate are drawn (methods 2). Lengths in tokens, times in seconds.
+
+    source "drawn": this harness's own seeded draws. "paper": the paper's seeded inputs, bit for bit.
+    "sequential": one session after another (the survival experiment): a target, ``num_background`` others, and
+    the target's re-arrival.
+    """
+
+    source: Literal["drawn", "paper", "sequential"] = "drawn"
+    num_sessions: int = Field(ge=1, le=100_000)
+    requests_per_session: int = Field(default=2, ge=1, le=10_000)
+    prompt_tokens: LengthLaw = UniformLaw(low=800, high=1600)
+    generate_tokens: LengthLaw = UniformLaw(low=32, high=256)
+    new_tokens: LengthLaw = FixedLaw(value=8)
+    waits: str = "tracelab-v0.0.2"
+    wait_cap_s: float = Field(default=60.0, gt=0)
+    start_offset_s: float = Field(default=0.0, ge=0, description="session i starts i * start_offset_s after the start")
+    shared_prefix_tokens: int = Field(default=0, ge=0)
+    num_background: int = Field(default=0, ge=0, description="source 'sequential' only")
+
+
+class ServerSpec(Spec):
+    """The server's compile-time configuration, and how it is launched."""
+
+    max_num_seqs: int = Field(default=8, ge=1, le=1024, description="the limit: most requests running at once")
+    decode_buckets: tuple[int, ...] = (1, 2, 4, 8)
+    kv_slots: int | None = Field(default=None, ge=1, description="physical KV slots; default: max_num_seqs")
+    slot_tokens: int = Field(default=8192, ge=256, le=32768, multiple_of=128, description="max_model_len")
+    cost_model: str = "paper"
+    prefix_caching: bool = True
+    rules: RulesName = "vendor-0.11.1"
+    start_timeout_s: float = Field(default=60.0, gt=0)
+    stop_grace_s: float = Field(default=10.0, gt=0)
+    port: int = Field(default=0, ge=0, le=65535, description="0: any free port")
+
+    @field_validator("decode_buckets")
+    @classmethod
+    def _ascending(cls, buckets: tuple[int, ...]) -> tuple[int, ...]:
+        if not buckets:
+            raise ValueError("decode_buckets is empty")
+        if min(buckets) < 1:
+            raise ValueError(f"decode_buckets must be positive, got {list(buckets)}")
+        if len(set(buckets)) != len(buckets):
+            raise ValueError(f"decode_buckets repeats a value: {list(buckets)}")
+        return tuple(sorted(buckets))
+
+    @model_validator(mode="after")
+    def _limit_is_a_bucket(self) -> ServerSpec:
+        if self.decode_buckets[-1] != self.max_num_seqs:
+            raise ValueError(
+                f"decode_buckets {list(self.decode_buckets)} must end with max_num_seqs ({self.max_num_seqs}), "
+                "or a full batch has no compiled step"
+            )
+        return self
+
+    @property
+    def num_kv_slots(self) -> int:
+        return self.max_num_seqs if self.kv_slots is None else self.kv_slots
+
+
+class ConditionSpec(Spec):
+    """One condition: changes to the experiment's server, and a treatment of the plan's waits."""
+
+    name: str
+    treatment: Treatment = "as-drawn"
+    server: dict[str, Any] = Field(default_factory=dict, description="keys of [server] that this condition changes")
+
+    @field_validator("name")
+    @classmethod
+    def _name(cls, name: str) -> str:
+        return check_name(name)
+
+
+class LimitsSpec(Spec):
+    """What makes a run INVALID. Times in wall milliseconds of the client's own machine."""
+
+    rearrival_lag_p99_ms: float = Field(default=10.0, gt=0)
+    start_spread_ms: float = Field(default=20.0, gt=0)
+    request_timeout_s: float = Field(default=600.0, gt=0, description="model seconds one request may take")
+
+
+class ClientSpec(Spec):
+    """How the plan is replayed."""
+
+    name: ClientName = "epoll"
+    stream: bool = True
+    spin_us: int = Field(default=300, ge=0, le=2000, description="longest busy-wait before a deadline; 0: none")
+    scrape_interval_s: float = Field(default=1.0, gt=0)
+
+
+class ExperimentSpec(Spec):
+    """An experiment: conditions x replicates, each run on a freshly started server."""
+
+    name: str
+    title: str = ""
+    question: str = ""
+    backend: BackendName = "emulator"
+    time_scale: float = Field(default=1.0, ge=0.1, le=100, description="model time / wall time; 1 on real servers")
+    replicates: int = Field(default=3, ge=1, le=1000)
+    base_seed: int = Field(ge=0)
+    baseline: str = ""
+    workload: WorkloadSpec
+    server: ServerSpec = ServerSpec()
+    client: ClientSpec = ClientSpec()
+    limits: LimitsSpec = LimitsSpec()
+    condition: tuple[ConditionSpec, ...] = Field(min_length=1)
+
+    @field_validator("name")
+    @classmethod
+    def _name(cls, name: str) -> str:
+        return check_name(name)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> ExperimentSpec:
+        names = [condition.name for condition in self.condition]
+        if len(set(names)) != len(names):
+            raise ValueError(f"condition names repeat: {names}")
+        if self.baseline and self.baseline not in names:
+            raise ValueError(f"baseline {self.baseline!r} is not one of the conditions {names}")
+        for condition in self.condition:
+            self.server_of(condition)
+        return self
+
+    @property
+    def baseline_name(self) -> str:
+        return self.baseline or self.condition[0].name
+
+    def server_of(self, condition: ConditionSpec) -> ServerSpec:
+        """The whole server configuration of one condition."""
+        return ServerSpec.model_validate({**self.server.model_dump(), **condition.server})
+
+
+def check_name(name: str) -> str:
+    """Names become folders: lower case, digits, dot, dash, underscore."""
+    if not NAME_PATTERN.match(name):
+        raise ValueError(f"name {name!r} must match {NAME_PATTERN.pattern}")
+    return name
+
+
+def load_toml(path: Path) -> dict[str, Any]:
+    """The table in a TOML file; every failure is a SpecError that names the file and the line."""
+    try:
+        return tomllib.loads(path.read_bytes().decode("utf-8"))
+    except OSError as error:
+        raise SpecError(f"cannot be read ({error.strerror})", where=str(path), hint="Check the path") from error
+    except UnicodeDecodeError as error:
+        raise SpecError(f"is not UTF-8 text (byte {error.start})", where=str(path), hint="Save it as UTF-8") from error
+    except tomllib.TOMLDecodeError as error:
+        raise SpecError(f"is not valid TOML: {error}", where=str(path), hint="Mend the line named") from error
+
+
+def describe_validation_error(error: ValidationError) -> str:
+    """All problems of one pydantic error in one line, each with its key."""
+    problems: list[str] = []
+    for item in error.errors():
+        key = ".".join(str(part) for part in item["loc"])
+        message = item["msg"].removeprefix("Value error, ")
+        if item["type"] == "extra_forbidden":
+            message = "unknown key"
+        problems.append(f"{key}: {message}" if key else message)
+    return "; ".join(problems)
+
+
+def parse_experiment(table: Mapping[str, Any], *, where: str) -> ExperimentSpec:
+    """An ExperimentSpec from a TOML table; raises SpecError naming every key that is wrong."""
+    try:
+        return ExperimentSpec.model_validate(table)
+    except ValidationError as error:
+        raise SpecError(
+            describe_validation_error(error), where=where, hint="See `harness explain experiment` for every key"
+        ) from error
+
+
+def load_experiment(path: Path) -> ExperimentSpec:
+    """The experiment in a TOML file."""
+    return parse_experiment(load_toml(path), where=str(path))
