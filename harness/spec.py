@@ -152,6 +152,7 @@ class ConditionSpec(Spec):
     name: str
     treatment: Treatment = "as-drawn"
     server: dict[str, Any] = Field(default_factory=dict, description="keys of [server] that this condition changes")
+    baseline: str = Field(default="", description="condition it is compared with; default: the experiment's baseline")
 
     @field_validator("name")
     @classmethod
@@ -206,12 +207,18 @@ class ExperimentSpec(Spec):
         if self.baseline and self.baseline not in names:
             raise ValueError(f"baseline {self.baseline!r} is not one of the conditions {names}")
         for condition in self.condition:
+            if condition.baseline and condition.baseline not in names:
+                raise ValueError(f"condition {condition.name}: baseline {condition.baseline!r} is not one of {names}")
             self.server_of(condition)
         return self
 
     @property
     def baseline_name(self) -> str:
         return self.baseline or self.condition[0].name
+
+    def baseline_of(self, condition: ConditionSpec) -> str:
+        """The name of the condition that ``condition`` is compared with (its own name for the baseline itself)."""
+        return condition.baseline or self.baseline_name
 
     def server_of(self, condition: ConditionSpec) -> ServerSpec:
         """The whole server configuration of one condition."""

@@ -1,0 +1,104 @@
+"""Progress for people: a live bar on a terminal, plain lines when output goes to a file.
+
+Shows what it is told and predicts nothing itself. Next: nothing; this is the end of the event stream.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+
+from harness.runner.progress import (
+    ExperimentStarted,
+    ProgressEvent,
+    RequestFinished,
+    RunSealed,
+    RunStarted,
+    ServerReady,
+)
+
+
+def format_duration(seconds: float) -> str:
+    """"48 s", "3 min 05 s", "1 h 02 min"."""
+    whole = max(0, round(seconds))
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+class TerminalProgress:
+    """A ProgressSink for the command line; use as a context manager."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._is_live = console.is_terminal
+        self._bars = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=28),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[note]}"),
+            console=console,
+            transient=True,
+        )
+        self._runs_task: TaskID | None = None
+        self._requests_task: TaskID | None = None
+        self._num_planned = 0
+        self._num_sealed = 0
+
+    def __enter__(self) -> TerminalProgress:
+        if self._is_live:
+            self._bars.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._is_live:
+            self._bars.stop()
+
+    def __call__(self, event: ProgressEvent, /) -> None:
+        match event:
+            case ExperimentStarted():
+                self._experiment_started(event)
+            case RunStarted():
+                self._run_started(event)
+            case ServerReady():
+                self._note(f"server ready in {event.startup_s:.1f} s")
+            case RequestFinished():
+                if self._requests_task is not None:
+                    self._bars.update(self._requests_task, completed=event.num_finished)
+            case RunSealed():
+                self._run_sealed(event)
+
+    def _experiment_started(self, event: ExperimentStarted) -> None:
+        self._num_planned, self._num_sealed = event.num_planned, event.num_sealed
+        already = f", {event.num_sealed} sealed before" if event.num_sealed else ""
+        left = format_duration(event.predicted_wall_s)
+        self._console.print(f"[bold]{event.name}[/]: {event.num_planned} runs{already}; about {left} to go")
+        self._runs_task = self._bars.add_task("runs", total=event.num_planned, completed=event.num_sealed, note="")
+
+    def _run_started(self, event: RunStarted) -> None:
+        if self._requests_task is not None:
+            self._bars.remove_task(self._requests_task)
+        self._requests_task = self._bars.add_task(event.label, total=event.num_requests, note="starting the server")
+
+    def _note(self, note: str) -> None:
+        if self._requests_task is not None:
+            self._bars.update(self._requests_task, note=note)
+
+    def _run_sealed(self, event: RunSealed) -> None:
+        self._num_sealed += 1
+        left = f"{format_duration(event.left_s)} left"
+        if self._runs_task is not None:
+            self._bars.update(self._runs_task, completed=self._num_sealed, note=left)
+        verdict = "[green]valid[/]" if event.is_valid else f"[red]INVALID[/]: {'; '.join(event.reasons)}"
+        count = f"{self._num_sealed:>{len(str(self._num_planned))}}/{self._num_planned}"
+        self._console.print(
+            f"  {count}  {event.label:<28} {verdict}  in {format_duration(event.wall_s)}, {left}", highlight=False
+        )

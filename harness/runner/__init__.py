@@ -1,0 +1,10 @@
+"""Running experiments: conditions x replicates, each on a freshly started server, sealed one by one.
+
+This floor joins ``live`` (processes, sockets), ``sim`` (time estimates) and ``analysis`` (invariants); those never meet below it.
+It never interprets results. Next: ``harness.report`` and ``harness.cli`` read what was sealed.
+"""
+
+from harness.runner.experiment import ExperimentOutcome, RunKey, planned_order, run_experiment
+from harness.runner.progress import ProgressSink, StopFlag
+
+__all__ = ["ExperimentOutcome", "ProgressSink", "RunKey", "StopFlag", "planned_order", "run_experiment"]

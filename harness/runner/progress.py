@@ -1,0 +1,101 @@
+"""What a running experiment says about itself, as values; and how it is told to stop.
+
+Sinks render these events (a terminal, a log, a notebook); the runner never prints. Nothing here reads time.
+Next: ``harness.cli.progress`` renders them for people.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class ExperimentStarted:
+    """The whole work: ``num_planned`` runs, of which ``num_sealed`` were sealed before; wall seconds predicted."""
+
+    name: str
+    num_planned: int
+    num_sealed: int
+    predicted_wall_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class RunStarted:
+    """A run begins: its server is about to be started."""
+
+    label: str
+    position: int
+    num_planned: int
+    num_requests: int
+    predicted_wall_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ServerReady:
+    """The server answered /health after ``startup_s`` wall seconds."""
+
+    label: str
+    startup_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFinished:
+    """One more request of the run has a row."""
+
+    label: str
+    num_finished: int
+    num_requests: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunSealed:
+    """A run is on disk, whole. ``left_s``: predicted wall seconds until the experiment ends."""
+
+    label: str
+    is_valid: bool
+    reasons: tuple[str, ...]
+    wall_s: float
+    left_s: float
+
+
+ProgressEvent = ExperimentStarted | RunStarted | ServerReady | RequestFinished | RunSealed
+
+
+class ProgressSink(Protocol):
+    """Receives every event, in order. May be called from the replay's control thread; must return quickly."""
+
+    def __call__(self, event: ProgressEvent, /) -> None: ...
+
+
+def silent(_event: ProgressEvent) -> None:
+    """A sink that shows nothing."""
+
+
+class StopFlag:
+    """Two wishes a person can have: end after the current run, or abort it now."""
+
+    def __init__(self) -> None:
+        self._after_run = threading.Event()
+        self._now = threading.Event()
+
+    def request(self) -> None:
+        """First call: end after the current run. Second call: abort the current run."""
+        if self._after_run.is_set():
+            self._now.set()
+        self._after_run.set()
+
+    def abort(self) -> None:
+        """Abort the current run at once."""
+        self._after_run.set()
+        self._now.set()
+
+    @property
+    def after_run(self) -> bool:
+        return self._after_run.is_set()
+
+    @property
+    def now(self) -> threading.Event:
+        """Set once the current run must be aborted; handed to the replay client."""
+        return self._now
