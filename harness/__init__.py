@@ -1,0 +1,89 @@
+"""rbln-harness: what the command line does, from Python.
+
+>>> import harness
+>>> spec = harness.load_experiment("plans/experiments/demo.toml")
+>>> outcome = harness.run_experiment(spec, runs_root="runs/notebook")
+>>> store = harness.RunStore("runs/notebook")
+>>> store.query("select condition, avg(cached_tokens) from requests group by all").to_pylist()
+>>> harness.write_report(outcome.runs, "report.html")
+
+Names load on first use, so ``import harness`` is instant. Nothing is defined here.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from harness.analysis import ExperimentSummary, summarise
+    from harness.engine import CostModel, load_cost_model
+    from harness.errors import HarnessError, RunInvalid, SpecError
+    from harness.plan import Plan, WaitDistribution, build_plan, load_waits
+    from harness.records import RunStore, SealedRun
+    from harness.report import write_report
+    from harness.runner import ExperimentOutcome, run_experiment
+    from harness.sim import SimResult, simulate
+    from harness.spec import ExperimentSpec, ServerSpec, WorkloadSpec, load_experiment
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "CostModel": "harness.engine",
+    "ExperimentOutcome": "harness.runner",
+    "ExperimentSpec": "harness.spec",
+    "ExperimentSummary": "harness.analysis",
+    "HarnessError": "harness.errors",
+    "Plan": "harness.plan",
+    "RunInvalid": "harness.errors",
+    "RunStore": "harness.records",
+    "SealedRun": "harness.records",
+    "ServerSpec": "harness.spec",
+    "SimResult": "harness.sim",
+    "SpecError": "harness.errors",
+    "WaitDistribution": "harness.plan",
+    "WorkloadSpec": "harness.spec",
+    "build_plan": "harness.plan",
+    "load_cost_model": "harness.engine",
+    "load_experiment": "harness.spec",
+    "load_waits": "harness.plan",
+    "run_experiment": "harness.runner",
+    "simulate": "harness.sim",
+    "summarise": "harness.analysis",
+    "write_report": "harness.report",
+}
+
+__all__ = [
+    "CostModel",
+    "ExperimentOutcome",
+    "ExperimentSpec",
+    "ExperimentSummary",
+    "HarnessError",
+    "Plan",
+    "RunInvalid",
+    "RunStore",
+    "SealedRun",
+    "ServerSpec",
+    "SimResult",
+    "SpecError",
+    "WaitDistribution",
+    "WorkloadSpec",
+    "build_plan",
+    "load_cost_model",
+    "load_experiment",
+    "load_waits",
+    "run_experiment",
+    "simulate",
+    "summarise",
+    "write_report",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name in _HOME:
+        return getattr(import_module(_HOME[name]), name)
+    raise AttributeError(f"module 'harness' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,59 @@
+"""The ``harness`` command: thin commands over the public functions, and the one place where errors are caught.
+
+Imports of heavy packages happen inside commands, so that --help is instant. Nothing is computed here.
+Next: each command calls ``harness.plan``, ``harness.runner``, ``harness.records``, ``harness.analysis`` or ``harness.report``.
+"""
+
+from __future__ import annotations
+
+import errno
+import sys
+from typing import NoReturn
+
+import typer
+
+from harness.cli import data, inputs, machine, run
+from harness.errors import ExitCode, HarnessError
+
+app = typer.Typer(
+    name="harness",
+    help="Live measurement harness for RBLN NPU vLLM servers under agentic re-arrival.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    epilog="Exit codes: 0 pass, 1 harness fault, 2 bad spec, 3 run invalid, 4 rule failed, 130 interrupted.",
+)
+run.register(app)
+inputs.register(app)
+data.register(app)
+machine.register(app)
+
+_DISK_ERRORS = {errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EACCES, errno.EPERM}
+
+
+def _fail(message: str, code: ExitCode) -> NoReturn:
+    print(f"harness: {message}", file=sys.stderr)
+    raise SystemExit(int(code))
+
+
+def main() -> None:
+    """Entry point: run the command, turn every known failure into one line and an exit code."""
+    try:
+        app(prog_name="harness")
+    except HarnessError as error:
+        _fail(str(error), error.exit_code)
+    except KeyboardInterrupt:
+        _fail("interrupted; nothing half-written counts as a run", ExitCode.INTERRUPTED)
+    except BrokenPipeError:
+        sys.stderr.close()
+        raise SystemExit(0) from None
+    except OSError as error:
+        if error.errno not in _DISK_ERRORS:
+            raise
+        where = f"{error.filename}: " if error.filename else ""
+        _fail(f"{where}{error.strerror}. Free some space or choose a folder you may write to", ExitCode.HARNESS_FAULT)
+
+
+if __name__ == "__main__":
+    main()

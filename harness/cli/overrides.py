@@ -1,0 +1,44 @@
+"""``--set key=value``: one key of a TOML table changed on the command line, with TOML's own value syntax.
+
+Values that are not TOML are taken as strings, so that ``--set backend=emulator`` works. Nothing is validated here.
+Next: ``harness.spec.parse_experiment`` checks the result.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from harness.errors import SpecError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+
+def override_table(table: Mapping[str, Any], changes: Sequence[str]) -> dict[str, Any]:
+    """A deep copy of ``table`` with each "dotted.key=value" applied; raises SpecError on a malformed change."""
+    result = copy.deepcopy(dict(table))
+    for change in changes:
+        key, separator, text = change.partition("=")
+        parts = key.strip().split(".")
+        if not separator or not all(parts):
+            raise SpecError(f"{change!r} is not KEY=VALUE", where="--set", hint="Write e.g. --set server.kv_slots=16")
+        target = result
+        for part in parts[:-1]:
+            child = target.setdefault(part, {})
+            if not isinstance(child, dict):
+                raise SpecError(f"{key!r}: {part!r} is not a table", where="--set", hint="Check the dotted key")
+            target = child
+        target[parts[-1]] = _toml_value(text.strip())
+    return result
+
+
+def _toml_value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text

@@ -1,0 +1,187 @@
+"""``harness run`` and ``harness report``: perform an experiment, and show what its sealed runs say.
+
+Turns signals into wishes (first Ctrl-C: end after this run; second: abort it). Never touches a server itself.
+Next: ``harness.runner.run_experiment`` and ``harness.report``.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from harness.cli.overrides import override_table
+from harness.errors import ExitCode, SpecError
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from rich.console import Console
+
+    from harness.records import SealedRun
+    from harness.runner import ExperimentOutcome, StopFlag
+
+RunsOption = Annotated[Path, typer.Option("--runs", help="Folder of sealed runs.")]
+
+
+def register(app: typer.Typer) -> None:
+    app.command(name="run")(run)
+    app.command(name="report")(report)
+    app.command(name="table")(table)
+
+
+def run(
+    experiment: Annotated[Path, typer.Argument(help="Experiment file (TOML).")],
+    runs: RunsOption = Path("runs"),
+    report_path: Annotated[
+        Path | None, typer.Option("--report", help="Where the HTML report goes. Default: <runs>/<experiment>.html")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue: perform only what is not sealed yet.")] = False,
+    backend: Annotated[str | None, typer.Option(help="Use this backend instead of the file's.")] = None,
+    replicates: Annotated[int | None, typer.Option(help="Use this number of replicates.")] = None,
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", help="Change one key, e.g. `--set server.kv_slots=16`. Repeatable.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, show the runs, start nothing.")] = False,
+) -> None:
+    """Run an experiment: conditions x replicates, each on a freshly started server; then write the report.
+
+    Example: `harness run plans/experiments/demo.toml --runs runs/today`
+    """
+    from rich.console import Console
+
+    from harness.cli.progress import TerminalProgress
+    from harness.runner import StopFlag, run_experiment
+    from harness.spec import load_toml, parse_experiment
+
+    console = Console()
+    table_of_file = load_toml(experiment)
+    extra: list[str] = list(changes or [])
+    extra += [f'backend="{backend}"'] if backend is not None else []
+    extra += [f"replicates={replicates}"] if replicates is not None else []
+    spec = parse_experiment(override_table(table_of_file, extra), where=str(experiment))
+    if dry_run:
+        _show_order(console, spec)
+        return
+    stop = StopFlag()
+    with TerminalProgress(console) as progress, _interruptible(stop, console):
+        outcome = run_experiment(
+            spec, runs_root=runs, resume=resume, on_progress=progress, stop=stop, spec_source=str(experiment)
+        )
+    if outcome.runs:
+        _conclude(console, outcome.runs, report_path or runs / f"{spec.name}.html", spec.title or spec.name)
+    raise typer.Exit(int(_exit_code(console, outcome, experiment, runs)))
+
+
+def report(
+    experiment: Annotated[str, typer.Argument(help="Name of an experiment with sealed runs.")],
+    runs: RunsOption = Path("runs"),
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Default: <runs>/<experiment>.html")] = None,
+) -> None:
+    """Write the HTML report of an experiment from its sealed runs.
+
+    Example: `harness report demo --runs runs/today -o demo.html`
+    """
+    from rich.console import Console
+
+    sealed = sealed_runs(runs, experiment)
+    _conclude(Console(), sealed, output or runs / f"{experiment}.html", None)
+
+
+def table(
+    experiment: Annotated[str, typer.Argument(help="Name of an experiment with sealed runs.")],
+    runs: RunsOption = Path("runs"),
+) -> None:
+    """Print the table of conditions of an experiment.
+
+    Example: `harness table demo --runs runs/today`
+    """
+    from rich.console import Console
+
+    from harness.analysis import summarise
+    from harness.report import conditions_table
+
+    Console().print(conditions_table(summarise(sealed_runs(runs, experiment))))
+
+
+def sealed_runs(runs: Path, experiment: str) -> list[SealedRun]:
+    """The sealed runs of one experiment; a SpecError that names what is there when there are none."""
+    from harness.records import RunStore
+
+    store = RunStore(runs)
+    sealed = list(store.sealed(experiment))
+    if not sealed:
+        known = sorted({run.experiment for run in store.sealed()})
+        hint = f"Experiments there: {', '.join(known)}" if known else "Run one first: harness run <file.toml>"
+        raise SpecError(f"no sealed runs of experiment {experiment!r}", where=str(runs), hint=hint)
+    return sealed
+
+
+def _conclude(console: Console, sealed: Sequence[SealedRun], path: Path, title: str | None) -> None:
+    from harness.analysis import summarise
+    from harness.report import conditions_table, write_report
+
+    console.print()
+    console.print(conditions_table(summarise(sealed)))
+    written = write_report(sealed, path, title=title)
+    console.print(f"report: {written}", highlight=False, soft_wrap=True)
+
+
+def _exit_code(console: Console, outcome: ExperimentOutcome, experiment: Path, runs: Path) -> ExitCode:
+    for invalid in outcome.invalid_runs:
+        console.print(
+            f"[red]INVALID[/] {invalid.condition}/{invalid.replicate}: {'; '.join(invalid.invalid_reasons)}",
+            highlight=False,
+        )
+    if not outcome.is_complete:
+        console.print(
+            f"{len(outcome.runs)} of {outcome.num_planned} runs are sealed; continue with: "
+            f"harness run {experiment} --runs {runs} --resume",
+            highlight=False,
+            soft_wrap=True,
+        )
+        return ExitCode.INTERRUPTED
+    return ExitCode.RUN_INVALID if outcome.invalid_runs else ExitCode.PASS
+
+
+def _show_order(console: Console, spec: Any) -> None:
+    from harness.cli.progress import format_duration
+    from harness.runner.experiment import build_plans, planned_order, predicted_replay_s
+
+    plans = build_plans(spec)
+    for key in planned_order(spec):
+        drawn = plans[key.replicate]
+        treated = drawn.with_treatment(key.condition.treatment)
+        buckets = ",".join(str(bucket) for bucket in spec.server_of(key.condition).decode_buckets)
+        seconds = predicted_replay_s(spec, key.condition, drawn)
+        console.print(
+            f"{key.label:<28} plan {treated.hash[:12]}  {treated.num_requests} requests  buckets {{{buckets}}}  "
+            f"replay {format_duration(seconds)}",
+            highlight=False,
+        )
+
+
+@contextmanager
+def _interruptible(stop: StopFlag, console: Console) -> Iterator[None]:
+    def on_signal(number: int, _frame: FrameType | None) -> None:
+        if number == signal.SIGTERM:
+            stop.abort()
+            console.print("stopping: this run is aborted, sealed runs are kept")
+            return
+        stop.request()
+        console.print(
+            "aborting this run; sealed runs are kept"
+            if stop.now.is_set()
+            else "ending after this run (Ctrl-C again aborts it)"
+        )
+
+    previous = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
