@@ -1,0 +1,32 @@
+"""Records of runs: Arrow schemas, the writer that seals them, and the store that reads them.
+
+Only sealed runs are visible, and they are plain Parquet and JSON that any tool can read. No figure is computed here.
+Next: ``harness.analysis`` computes figures from sealed runs.
+"""
+
+from harness.records.manifest import (
+    ClockRecord,
+    DerivedEntry,
+    FileEntry,
+    Finding,
+    Manifest,
+    Observation,
+    ServerRecord,
+)
+from harness.records.store import RunKey, RunStore, SealedRun
+from harness.records.writer import RawFile, RunWriter
+
+__all__ = [
+    "ClockRecord",
+    "DerivedEntry",
+    "FileEntry",
+    "Finding",
+    "Manifest",
+    "Observation",
+    "RawFile",
+    "RunKey",
+    "RunStore",
+    "RunWriter",
+    "SealedRun",
+    "ServerRecord",
+]

@@ -1,0 +1,87 @@
+"""Disk habits of the records: a name appears only when its bytes are all there, and failures say what to do.
+
+Nothing here knows what a run is. Next: ``writer`` builds runs with these, ``store`` checks files with them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from harness.errors import RecordsError
+from harness.records.manifest import FileEntry
+
+COPY_BYTES = 1 << 20
+
+
+@contextmanager
+def disk_errors(path: Path) -> Generator[None]:
+    """Turn what the disk refuses into one line that a person can act on."""
+    try:
+        yield
+    except OSError as error:
+        raise RecordsError(
+            f"cannot write records: {error.strerror or error}",
+            where=str(error.filename or path),
+            hint="Free space or choose a writable records folder; the run stays unsealed",
+        ) from error
+
+
+def write_parquet(table: pa.Table, path: Path) -> Path:
+    """Write a table so that ``path`` either holds all of it or does not exist."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    with disk_errors(path):
+        path.parent.mkdir(exist_ok=True)
+        try:
+            pq.write_table(table, temporary, compression="zstd")
+            with open(temporary, "rb") as file:
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        sync_folder(path.parent)
+    return path
+
+
+def file_entry(path: Path) -> FileEntry:
+    """Size and SHA-256 of a file, read in constant memory."""
+    digest = hashlib.sha256()
+    size_bytes = 0
+    with open(path, "rb") as file:
+        while block := file.read(COPY_BYTES):
+            digest.update(block)
+            size_bytes += len(block)
+    return FileEntry(sha256=digest.hexdigest(), size_bytes=size_bytes)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder durable."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_tree(folder: Path) -> None:
+    """Make the names in a folder and below it durable."""
+    for path in [folder, *sorted(folder.rglob("*"))]:
+        if path.is_dir():
+            sync_folder(path)
+
+
+def write_synced(path: Path, data: bytes) -> None:
+    """Write ``data`` so that ``path`` either holds all of it or does not exist."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    with open(temporary, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)

@@ -1,0 +1,151 @@
+"""What a run says about itself: manifest.json, written last, and the only sign that a run is whole.
+
+A manifest names every file of the run with its size and SHA-256. It never changes after sealing. Next: ``writer``
+makes it, ``store`` trusts nothing without it, ``harness.analysis`` reads the clock and the configuration from it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from harness.errors import RecordsError
+from harness.records.schema import SCHEMA_VERSION
+
+MANIFEST_NAME = "manifest.json"
+Severity = Literal["invalid", "warning", "info"]
+StepSource = Literal["bucket-log", "iteration-log", "none"]
+
+
+class _Record(BaseModel):
+    """Base of what a manifest holds: frozen; a key this version does not know is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Finding(_Record):
+    """Advice as a value: a stable code, how bad it is, the numbers, and the next move.
+
+    severity "invalid" makes the run INVALID; "warning" is something a reader must know; "info" is a note.
+    """
+
+    code: str
+    severity: Severity
+    evidence: str
+    hint: str = ""
+
+    def __str__(self) -> str:
+        line = f"{self.code}: {self.evidence}"
+        return f"{line}. {self.hint}" if self.hint else line
+
+
+class FileEntry(_Record):
+    """One file of a run, as it was when the run was sealed."""
+
+    sha256: str
+    size_bytes: int = Field(ge=0)
+
+
+class DerivedEntry(_Record):
+    """One derived table: its content, not its bytes, because any Parquet writer may rebuild it."""
+
+    rows: int = Field(ge=0)
+    content_sha256: str
+
+
+class ClockRecord(_Record):
+    """The run's clock: model ns = CLOCK_MONOTONIC ns * scale.
+
+    realtime_minus_monotonic_ns: CLOCK_REALTIME - CLOCK_MONOTONIC at the start of the run, wall ns; the second one at
+    its end. Their difference is how far the machine's wall clock was adjusted meanwhile.
+    """
+
+    scale: float = Field(default=1.0, gt=0)
+    realtime_minus_monotonic_ns: int = 0
+    realtime_minus_monotonic_after_ns: int | None = None
+
+
+class Observation(_Record):
+    """What the server was declared to show: absence of a declared source makes a run INVALID, and so does an
+    undeclared [BUCKET] line (the server then runs a patch nobody declared)."""
+
+    steps: StepSource = "bucket-log"
+    has_kv_log: bool = True
+    has_metrics: bool = True
+    patch: dict[str, Any] = Field(default_factory=dict, description="patch name, file hashes before and after")
+
+
+class ServerRecord(_Record):
+    """The life of the server process under test."""
+
+    pid: int | None = None
+    is_alive_until_stop: bool = True
+    exit_status: int | None = None
+    argv: tuple[str, ...] = ()
+    facts: dict[str, Any] = Field(default_factory=dict)
+
+
+class Manifest(_Record):
+    """Everything needed to judge a run and to compute its figures again, except the tables themselves."""
+
+    schema_version: int = SCHEMA_VERSION
+    experiment: str
+    condition: str
+    replicate: int = Field(ge=0)
+    order_index: int = Field(default=0, description="position of this run within its replicate's rotated order")
+    baseline: str = Field(default="", description="name of the experiment's baseline condition")
+    backend: str = ""
+    status: Literal["valid", "invalid"] = "valid"
+    invalid_reasons: tuple[str, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    plan_hash: str
+    drawn_hash: str = Field(default="", description="hash of the plan before its treatment: equal in a replicate")
+    treatment: str = "as-drawn"
+    planned_requests: int = Field(ge=0)
+    requested: dict[str, Any] = Field(default_factory=dict, description="the spec as a person wrote it, defaults in")
+    effective: dict[str, Any] = Field(default_factory=dict, description="what the server and client really used")
+    clock: ClockRecord = ClockRecord()
+    observation: Observation = Observation()
+    server: ServerRecord = ServerRecord()
+    client_audit: dict[str, Any] = Field(default_factory=dict)
+    provenance: dict[str, Any] = Field(default_factory=dict)
+    timings: dict[str, int] = Field(default_factory=dict, description="named instants of the run, model ns")
+    files: dict[str, FileEntry] = Field(default_factory=dict)
+    derived: dict[str, DerivedEntry] = Field(default_factory=dict)
+
+    @property
+    def is_valid(self) -> bool:
+        return self.status == "valid"
+
+    @property
+    def server_spec(self) -> dict[str, Any]:
+        """The server configuration in force: effective where known, else requested."""
+        merged: dict[str, Any] = {**self.requested.get("server", {}), **self.effective.get("server", {})}
+        return merged
+
+    def to_json(self) -> str:
+        """The text of manifest.json."""
+        return self.model_dump_json(indent=2) + "\n"
+
+
+def load_manifest(path: Path) -> Manifest:
+    """The manifest in a file; anything wrong with it is a RecordsError that names the file."""
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise RecordsError(
+            f"the run has no readable manifest ({error.strerror})",
+            where=str(path),
+            hint="Move the folder out of the records; it was never sealed or was damaged since",
+        ) from error
+    try:
+        return Manifest.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise RecordsError(
+            f"is not a manifest: {'.'.join(str(part) for part in first['loc']) or 'text'}: {first['msg']}",
+            where=str(path),
+            hint="The file was edited or damaged after sealing; restore it or move the run away",
+        ) from error

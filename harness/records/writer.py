@@ -1,0 +1,264 @@
+"""One run being written: a folder that ends in ``.partial`` until everything in it is on disk and counted.
+
+Records are append-only: a sealed run is never overwritten, a stale ``.partial`` is set aside, and a run whose rows
+do not match its plan is refused. Nothing here computes a figure. Next: ``store`` reads what was sealed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO
+
+import pyarrow as pa
+from pydantic import ValidationError
+
+from harness.errors import RecordsError, SpecError
+from harness.records import schema
+from harness.records.disk import disk_errors, file_entry, sync_folder, sync_tree, write_parquet, write_synced
+from harness.records.manifest import MANIFEST_NAME, DerivedEntry, Manifest
+from harness.records.store import SealedRun
+from harness.spec import check_name
+
+LOCK_NAME = "writer.lock"
+RAW_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+
+
+class RawFile:
+    """An append-only file of raw bytes inside a run; a full disk surfaces as RecordsError at once."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with disk_errors(path):
+            # Unbuffered: what was captured before a crash is in the file, not in a lost buffer.
+            self._file: BinaryIO = open(path, "ab", buffering=0)  # noqa: SIM115 - closed by the RunWriter
+
+    def write(self, data: bytes) -> int:
+        """Append all of ``data``; returns its length."""
+        view = memoryview(data)
+        with disk_errors(self.path):
+            while view:
+                # A raw write may be short on a nearly full disk; the next one then raises ENOSPC.
+                view = view[self._file.write(view) :]
+        return len(data)
+
+    def tell(self) -> int:
+        """Bytes appended so far."""
+        return self._file.tell()
+
+    def close(self) -> None:
+        """Flush to disk and close; closing twice is harmless."""
+        if self._file.closed:
+            return
+        with disk_errors(self.path):
+            try:
+                os.fsync(self._file.fileno())
+            finally:
+                self._file.close()
+
+
+class RunWriter:
+    """Write one run; ``seal`` makes it visible in one rename, anything else leaves it invisible.
+
+    root: the records folder. The run lies at <root>/<experiment>/<condition>/<replicate>.
+    Raises RecordsError when that run is sealed already, is being written by a living process, or the disk refuses.
+    Used as a context manager, a run that was not sealed is set aside as ``<replicate>.aborted-<k>``.
+    """
+
+    def __init__(self, root: Path, experiment: str, condition: str, replicate: int, planned_requests: int) -> None:
+        for name in (experiment, condition):
+            _checked_name(name)
+        if replicate < 0:
+            raise SpecError(f"replicate must not be negative, got {replicate}")
+        self.key = (experiment, condition, replicate)
+        self.planned_requests = planned_requests
+        parent = Path(root) / experiment / condition
+        self.final_folder = parent / str(replicate)
+        self.folder = parent / f"{replicate}.partial"
+        self._raw_files: dict[str, RawFile] = {}
+        self._num_requests: int | None = None
+        self._derived: dict[str, DerivedEntry] = {}
+        self._is_open = False
+        with disk_errors(self.folder):
+            self._open_folder(parent)
+        self._is_open = True
+
+    def _open_folder(self, parent: Path) -> None:
+        parent.mkdir(parents=True, exist_ok=True)
+        if self.final_folder.exists():
+            raise RecordsError(
+                "this run is sealed already and is never overwritten",
+                where=str(self.final_folder),
+                hint="Resume skips it; to repeat it, use another records folder or move this run away",
+            )
+        if self.folder.exists():
+            set_aside(self.folder)
+        self.folder.mkdir()
+        self._lock = _lock_folder(self.folder)
+
+    def raw(self, name: str) -> RawFile:
+        """The append-only raw file ``name`` of this run, opened on first use."""
+        self._require_open()
+        if not RAW_NAME.match(name) or name in (LOCK_NAME, MANIFEST_NAME) or name.endswith(".parquet"):
+            raise RecordsError(f"{name!r} cannot name a raw file of a run")
+        if name not in self._raw_files:
+            self._raw_files[name] = RawFile(self.folder / name)
+        return self._raw_files[name]
+
+    def close_raw(self) -> None:
+        """Close every raw file, so that derived tables can be computed from complete bytes."""
+        for raw_file in self._raw_files.values():
+            raw_file.close()
+
+    def write(self, name: str, table: pa.Table) -> Path:
+        """Write table ``name`` (a key of schema.TABLES) under a temporary name, then rename it into place."""
+        self._require_open()
+        if name not in schema.TABLES:
+            raise RecordsError(f"{name!r} is not a table of a run: {', '.join(schema.TABLES)}")
+        table = schema.conform(name, table)
+        path = write_parquet(table, self.folder / schema.table_path(name))
+        if name == "requests":
+            self._num_requests = table.num_rows
+        if name in schema.DERIVED_TABLES:
+            self._derived[name] = DerivedEntry(rows=table.num_rows, content_sha256=schema.content_sha256(table))
+        return path
+
+    def seal(self, manifest: Manifest | dict[str, Any], invalid_reasons: Iterable[str] = ()) -> SealedRun:
+        """Make the run visible: all files on disk, manifest last, one rename.
+
+        manifest: the run's facts; files, derived, planned_requests and status are filled in here.
+        invalid_reasons: empty for a valid run. Raises RecordsError when requests are missing from the table: an
+        unanswered request is a row with a status, never a missing row.
+        """
+        self._require_open()
+        self._check_conservation()
+        self.close_raw()
+        sealed = self._complete(manifest, tuple(invalid_reasons))
+        with disk_errors(self.folder):
+            write_synced(self.folder / MANIFEST_NAME, sealed.to_json().encode())
+            (self.folder / LOCK_NAME).unlink()
+            sync_tree(self.folder)
+            # rename() onto an existing sealed folder fails: it is not empty.
+            self.folder.rename(self.final_folder)
+            sync_folder(self.final_folder.parent)
+        self._close()
+        return SealedRun(self.final_folder, sealed)
+
+    def abort(self) -> Path | None:
+        """Set the unfinished run aside as evidence; returns where it lies, None when it was sealed or discarded."""
+        if not self._is_open:
+            return None
+        self._close()
+        with disk_errors(self.folder):
+            (self.folder / LOCK_NAME).unlink(missing_ok=True)
+            return set_aside(self.folder)
+
+    def discard(self) -> None:
+        """Remove the unfinished run without a trace; harmless after sealing."""
+        if not self._is_open:
+            return
+        self._close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def __enter__(self) -> RunWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.abort()
+
+    def _require_open(self) -> None:
+        if not self._is_open:
+            raise RecordsError("the run was sealed or given up and takes no more records", where=str(self.folder))
+
+    def _check_conservation(self) -> None:
+        if self._num_requests is None:
+            raise RecordsError("cannot seal: the requests table was never written", where=str(self.folder))
+        if self._num_requests != self.planned_requests:
+            raise RecordsError(
+                f"cannot seal: {self.planned_requests} requests planned, {self._num_requests} recorded",
+                where=str(self.folder),
+                hint="Every planned request needs one row, also when it failed or was never sent",
+            )
+
+    def _complete(self, manifest: Manifest | dict[str, Any], invalid_reasons: tuple[str, ...]) -> Manifest:
+        experiment, condition, replicate = self.key
+        facts = manifest.model_dump() if isinstance(manifest, Manifest) else dict(manifest)
+        facts.update(
+            experiment=experiment,
+            condition=condition,
+            replicate=replicate,
+            planned_requests=self.planned_requests,
+            status="invalid" if invalid_reasons else "valid",
+            invalid_reasons=invalid_reasons,
+            derived=self._derived,
+        )
+        with disk_errors(self.folder):
+            facts["files"] = {
+                str(path.relative_to(self.folder)): file_entry(path)
+                for path in sorted(self.folder.rglob("*"))
+                if path.is_file() and path.name != LOCK_NAME and path.parent.name != "derived"
+            }
+        try:
+            return Manifest.model_validate(facts)
+        except ValidationError as error:
+            first = error.errors()[0]
+            key = ".".join(str(part) for part in first["loc"])
+            raise RecordsError(f"cannot seal: manifest key {key}: {first['msg']}", where=str(self.folder)) from error
+
+    def _close(self) -> None:
+        self._is_open = False
+        # Close the raw files without raising: the reason for giving up is already on its way.
+        for raw_file in self._raw_files.values():
+            try:
+                raw_file.close()
+            except RecordsError:
+                continue
+        os.close(self._lock)
+
+
+def _checked_name(name: str) -> None:
+    try:
+        check_name(name)
+    except ValueError as error:
+        raise SpecError(str(error)) from error
+
+
+def set_aside(partial: Path) -> Path:
+    """Rename a ``.partial`` folder that nobody writes to ``.aborted-<k>`` and return its new path.
+
+    Raises RecordsError when a living process still holds it.
+    """
+    lock = _lock_folder(partial)
+    try:
+        stem = partial.name.removesuffix(".partial")
+        for k in range(1, 1_000_000):
+            aborted = partial.with_name(f"{stem}.aborted-{k}")
+            if not aborted.exists():
+                partial.rename(aborted)
+                (aborted / LOCK_NAME).unlink()
+                return aborted
+    finally:
+        os.close(lock)
+    raise RecordsError("too many aborted runs lie beside it", where=str(partial), hint="Remove old .aborted folders")
+
+
+def _lock_folder(folder: Path) -> int:
+    # flock dies with its process, so a killed harness never leaves a lock behind.
+    descriptor = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(descriptor)
+        raise RecordsError(
+            "another harness process is writing this run",
+            where=str(folder),
+            hint="Wait for it to end, or use another records folder",
+        ) from error
+    return descriptor
