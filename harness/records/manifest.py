@@ -120,9 +120,26 @@ class Manifest(_Record):
         return self.status == "valid"
 
     @property
+    def time_scale(self) -> float:
+        """Model nanoseconds per wall nanosecond."""
+        return self.clock.scale
+
+    @property
+    def requested_server(self) -> dict[str, Any]:
+        """The server configuration that was asked for (a dumped ServerSpec)."""
+        asked: dict[str, Any] = self.requested.get("server", {})
+        return asked
+
+    @property
+    def requested_client(self) -> dict[str, Any]:
+        """The client configuration that was asked for (a dumped ClientSpec)."""
+        asked: dict[str, Any] = self.requested.get("client", {})
+        return asked
+
+    @property
     def server_spec(self) -> dict[str, Any]:
         """The server configuration in force: effective where known, else requested."""
-        merged: dict[str, Any] = {**self.requested.get("server", {}), **self.effective.get("server", {})}
+        merged: dict[str, Any] = {**self.requested_server, **self.effective.get("server", {})}
         return merged
 
     def to_json(self) -> str:

@@ -36,8 +36,24 @@ class RunKey(NamedTuple):
 class SealedRun:
     """One sealed run: its folder and its manifest; tables are read when asked for."""
 
-    folder: Path
+    path: Path
     manifest: Manifest
+
+    @property
+    def experiment(self) -> str:
+        return self.manifest.experiment
+
+    @property
+    def condition(self) -> str:
+        return self.manifest.condition
+
+    @property
+    def replicate(self) -> int:
+        return self.manifest.replicate
+
+    @property
+    def invalid_reasons(self) -> tuple[str, ...]:
+        return self.manifest.invalid_reasons
 
     @property
     def key(self) -> RunKey:
@@ -47,13 +63,13 @@ class SealedRun:
     def is_valid(self) -> bool:
         return self.manifest.is_valid
 
-    def path(self, name: str) -> Path:
+    def file(self, name: str) -> Path:
         """Path of a file of this run, e.g. "server.log"."""
-        return self.folder / name
+        return self.path / name
 
     def table(self, name: str) -> pa.Table:
         """Table ``name`` of this run (a key of schema.TABLES), empty when the run has none."""
-        path = self.folder / schema.table_path(name)
+        path = self.path / schema.table_path(name)
         if not path.exists():
             return schema.empty(name)
         try:
@@ -65,7 +81,7 @@ class SealedRun:
     def check_sizes(self) -> None:
         """Raise RecordsError when a file of the manifest is missing or has another size (cheap: no bytes read)."""
         for name, entry in self.manifest.files.items():
-            path = self.folder / name
+            path = self.path / name
             try:
                 size_bytes = path.stat().st_size
             except OSError as error:
@@ -77,15 +93,15 @@ class SealedRun:
         """Raise RecordsError naming the first file whose bytes differ from what was sealed, or that was added."""
         self.check_sizes()
         for name, entry in self.manifest.files.items():
-            if file_entry(self.folder / name).sha256 != entry.sha256:
-                raise _damaged(self.folder / name, "differs from what was sealed (SHA-256)")
+            if file_entry(self.path / name).sha256 != entry.sha256:
+                raise _damaged(self.path / name, "differs from what was sealed (SHA-256)")
         for name, derived in self.manifest.derived.items():
             if schema.content_sha256(self.table(name)) != derived.content_sha256:
-                path = self.folder / schema.table_path(name)
+                path = self.path / schema.table_path(name)
                 raise _damaged(path, "differs from what was sealed", hint="`harness derive` rebuilds derived tables")
         known = {*self.manifest.files, MANIFEST_NAME, *(schema.table_path(name) for name in schema.TABLES)}
-        for path in sorted(self.folder.rglob("*")):
-            if path.is_file() and str(path.relative_to(self.folder)) not in known:
+        for path in sorted(self.path.rglob("*")):
+            if path.is_file() and str(path.relative_to(self.path)) not in known:
                 raise _damaged(path, "was added after sealing")
 
 
@@ -192,7 +208,7 @@ def runs_table(runs: list[SealedRun]) -> pa.Table:
             "client_audit": json.dumps(run.manifest.client_audit),
             "provenance": json.dumps(run.manifest.provenance),
             "timings": json.dumps(run.manifest.timings),
-            "folder": str(run.folder),
+            "folder": str(run.path),
         }
         for run in runs
     ]
@@ -226,7 +242,7 @@ RUNS = pa.schema(
 
 
 def _create_table_view(connection: duckdb.DuckDBPyConnection, name: str, runs: list[SealedRun]) -> None:
-    paths = {run.folder / schema.table_path(name): run for run in runs}
+    paths = {run.path / schema.table_path(name): run for run in runs}
     present = {path: run for path, run in paths.items() if path.exists()}
     if not present:
         connection.register("arrow_empty", _with_run_columns(schema.empty(name)))
@@ -237,7 +253,7 @@ def _create_table_view(connection: duckdb.DuckDBPyConnection, name: str, runs: l
 
 
 def _create_scrapes_view(connection: duckdb.DuckDBPyConnection, runs: list[SealedRun]) -> None:
-    present = {run.path("scrapes.jsonl"): run for run in runs if "scrapes.jsonl" in run.manifest.files}
+    present = {run.file("scrapes.jsonl"): run for run in runs if "scrapes.jsonl" in run.manifest.files}
     columns = "{at_ns: 'BIGINT', reason: 'VARCHAR', status: 'INTEGER', body: 'VARCHAR'}"
     if not present:
         connection.execute(
@@ -256,7 +272,8 @@ def _create_run_view(
     connection: duckdb.DuckDBPyConnection, name: str, present: dict[Path, SealedRun], source: str
 ) -> None:
     files = pa.Table.from_pylist(
-        [{"source_file": str(path), **run.key._asdict(), "is_valid": run.is_valid} for path, run in present.items()]
+        [{"source_file": str(path), **run.key._asdict(), "is_valid": run.is_valid} for path, run in present.items()],
+        schema=pa.schema([pa.field("source_file", pa.string()), *(RUNS.field(column) for column in RUN_COLUMNS)]),
     )
     connection.register("arrow_files", files)
     connection.execute(f"create table files_of_{name} as select * from arrow_files")
