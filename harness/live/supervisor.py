@@ -74,6 +74,8 @@ class Job:
 def main() -> None:
     """Read the job from the control socket (descriptor number in argv[1]), run it, report, and exit 0."""
     control = socket.socket(fileno=int(sys.argv[1]))
+    # The server must not hold the line to the harness open.
+    control.set_inheritable(False)
     parent_pid = int(sys.argv[2])
     # A Ctrl-C or a hang-up reaches the harness, which decides.
     for ignored in (signal.SIGINT, signal.SIGHUP):

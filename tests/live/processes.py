@@ -1,0 +1,61 @@
+"""What the lifecycle tests know about processes: is one alive, wait for it to end, which child did a server name."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from harness.clock import NS_PER_MS, NS_PER_S, MonotonicClock
+from harness.live.server import ServerProcess
+
+TINY_SERVER = Path(__file__).with_name("tiny_server.py")
+HOST = "127.0.0.1"
+clock = MonotonicClock()
+
+
+def tiny_server_argv(port: int, *options: str) -> list[str]:
+    return [sys.executable, "-u", str(TINY_SERVER), "--port", str(port), *options]
+
+
+def start_tiny_server(folder: Path, port: int, *options: str) -> ServerProcess:
+    return ServerProcess.start(
+        tiny_server_argv(port, *options),
+        log_path=folder / "server.log",
+        stamps_path=folder / "server.log.stamps",
+        clock=clock,
+    )
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state not in "ZX"
+
+
+def ends_within(pid: int, seconds: float) -> bool:
+    deadline_ns = clock.now_ns() + int(seconds * NS_PER_S)
+    while is_alive(pid):
+        if clock.now_ns() > deadline_ns:
+            return False
+        clock.sleep_until_ns(clock.now_ns() + 20 * NS_PER_MS)
+    return True
+
+
+def check_until_it_fails(server: ServerProcess) -> None:
+    """Raises what ``server.check`` raises, within some ten seconds."""
+    for _ in range(1000):
+        server.check()
+        clock.sleep_until_ns(clock.now_ns() + 10 * NS_PER_MS)
+
+
+def child_named_in(log: Path, seconds: float = 20.0) -> int:
+    """The pid in the log line ``child <pid>``."""
+    deadline_ns = clock.now_ns() + int(seconds * NS_PER_S)
+    while clock.now_ns() < deadline_ns:
+        for line in log.read_text().splitlines() if log.exists() else ():
+            if line.startswith("child "):
+                return int(line.split()[1])
+        clock.sleep_until_ns(clock.now_ns() + 20 * NS_PER_MS)
+    raise AssertionError(f"no child in {log}")
