@@ -10,7 +10,7 @@ import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -26,6 +26,7 @@ Treatment = Literal["as-drawn", "no-waits", "equal-waits"]
 BackendName = Literal["emulator"]
 ClientName = Literal["epoll", "aiohttp"]
 RulesName = Literal["vendor-0.11.1", "paper", "paper+dummy"]
+PromptForm = Literal["token-ids", "text"]
 
 
 class Spec(BaseModel):
@@ -39,6 +40,10 @@ class FixedLaw(Spec):
 
     law: Literal["fixed"] = "fixed"
     value: int = Field(ge=1)
+
+    @property
+    def minimum(self) -> int:
+        return self.value
 
     @property
     def maximum(self) -> int:
@@ -57,6 +62,10 @@ class UniformLaw(Spec):
         if self.high < self.low:
             raise ValueError(f"high ({self.high}) is below low ({self.low})")
         return self
+
+    @property
+    def minimum(self) -> int:
+        return self.low
 
     @property
     def maximum(self) -> int:
@@ -79,6 +88,10 @@ class LognormalLaw(Spec):
         return self
 
     @property
+    def minimum(self) -> int:
+        return self.low
+
+    @property
     def maximum(self) -> int:
         return self.high
 
@@ -91,20 +104,80 @@ class WorkloadSpec(Spec):
 
     source "drawn": this harness's own seeded draws. "paper": the paper's seeded inputs, bit for bit.
     "sequential": one session after another (the survival experiment): a target, ``num_background`` others, and
-    the target's re-arrival.
+    the target's re-arrival; its lengths default to 2,000 + 8 generated, 8 new, and it has no waits.
     """
 
     source: Literal["drawn", "paper", "sequential"] = "drawn"
-    num_sessions: int = Field(ge=1, le=100_000)
-    requests_per_session: int = Field(default=2, ge=1, le=10_000)
+    num_sessions: int = Field(ge=1, le=100_000, description="default with 'sequential': num_background + 2")
+    requests_per_session: int = Field(default=2, ge=1, le=10_000, description="'sequential': always 1")
     prompt_tokens: LengthLaw = UniformLaw(low=800, high=1600)
     generate_tokens: LengthLaw = UniformLaw(low=32, high=256)
     new_tokens: LengthLaw = FixedLaw(value=8)
-    waits: str = "tracelab-v0.0.2"
+    waits: str = Field(default="tracelab-v0.0.2", description="a shipped distribution, or the path of a TOML file")
     wait_cap_s: float = Field(default=60.0, gt=0)
     start_offset_s: float = Field(default=0.0, ge=0, description="session i starts i * start_offset_s after the start")
+    concurrency: int | None = Field(
+        default=None, ge=1, description="closed population: session i starts when session i - concurrency ends"
+    )
     shared_prefix_tokens: int = Field(default=0, ge=0)
-    num_background: int = Field(default=0, ge=0, description="source 'sequential' only")
+    num_background: int = Field(default=0, ge=0, le=99_998, description="source 'sequential' only")
+    prompt_form: PromptForm = Field(default="token-ids", description="'text' for servers that re-tokenise")
+    token_id_range: tuple[int, int] = Field(default=(1000, 150_000), description="prompt ids lie in [low, high)")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _sequential_defaults(cls, table: Any) -> Any:
+        if not isinstance(table, Mapping):
+            return table
+        given = dict(cast("Mapping[str, Any]", table))
+        background = given.get("num_background", 0)
+        if given.get("source") != "sequential" or not isinstance(background, int):
+            return given
+        defaults: dict[str, Any] = {
+            "num_sessions": background + 2,
+            "requests_per_session": 1,
+            "prompt_tokens": {"law": "fixed", "value": 2000},
+            "generate_tokens": {"law": "fixed", "value": 8},
+            "waits": "none",
+        }
+        return defaults | given
+
+    @model_validator(mode="after")
+    def _consistent(self) -> WorkloadSpec:
+        low, high = self.token_id_range
+        if low < 0 or high - low < 256:
+            raise ValueError(f"token_id_range [{low}, {high}) must hold at least 256 ids, none negative")
+        if self.shared_prefix_tokens and self.prompt_tokens.minimum <= self.shared_prefix_tokens:
+            raise ValueError(
+                f"prompt_tokens can be as low as {self.prompt_tokens.minimum}, which leaves nothing of a session's own "
+                f"beside shared_prefix_tokens ({self.shared_prefix_tokens})"
+            )
+        if self.source == "sequential":
+            self._check_sequential()
+        elif self.num_background:
+            raise ValueError(f"num_background belongs to source 'sequential', not to {self.source!r}")
+        if self.source == "paper":
+            self._check_paper()
+        return self
+
+    def _check_sequential(self) -> None:
+        if self.num_sessions != self.num_background + 2:
+            raise ValueError(
+                f"num_sessions is {self.num_sessions}, but a sequential workload has num_background + 2 = "
+                f"{self.num_background + 2}; leave num_sessions out"
+            )
+        if self.requests_per_session != 1 or self.concurrency or self.start_offset_s or self.waits != "none":
+            raise ValueError(
+                "a sequential workload has one request per session, one after the other and without waits; leave out "
+                "requests_per_session, concurrency, start_offset_s and waits"
+            )
+
+    def _check_paper(self) -> None:
+        """The paper's inputs exist for its own laws only; every other key would silently not be the paper's."""
+        free = {"source", "num_sessions", "prompt_form", "token_id_range"}
+        for name, info in WorkloadSpec.model_fields.items():
+            if name not in free and getattr(self, name) != info.default:
+                raise ValueError(f"source 'paper' fixes {name}; leave it out, or use source 'drawn'")
 
 
 class ServerSpec(Spec):

@@ -1,0 +1,29 @@
+"""Input plans: what every session sends and how long it waits, content-addressed and the same for all conditions.
+
+Nothing here reads a clock or opens a socket. Next: ``harness.sim`` and ``harness.live`` replay a Plan.
+"""
+
+from harness.plan.blocks import BlockKeys, block_keys, token_block_keys
+from harness.plan.build import build_plan, check_fits, derive_seed, describe
+from harness.plan.files import read_plan, write_plan
+from harness.plan.model import Plan, RequestPlan, SessionPlan
+from harness.plan.tokens import TokenStreams
+from harness.plan.waits import WaitDistribution, load_waits
+
+__all__ = [
+    "BlockKeys",
+    "Plan",
+    "RequestPlan",
+    "SessionPlan",
+    "TokenStreams",
+    "WaitDistribution",
+    "block_keys",
+    "build_plan",
+    "check_fits",
+    "derive_seed",
+    "describe",
+    "load_waits",
+    "read_plan",
+    "token_block_keys",
+    "write_plan",
+]

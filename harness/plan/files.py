@@ -1,0 +1,190 @@
+"""Plans as files: a header line, then one JSON line per session, so that two plans can be compared with ``diff``.
+
+The bytes are canonical: one plan has one file content, its hash is in the header, and a file whose bytes do not
+follow from what it says is refused. Nothing here draws or changes a plan.
+Next: ``harness.live.runner`` keeps a copy beside every run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from harness.errors import PlanError, RecordsError
+
+if TYPE_CHECKING:
+    from harness.plan.model import Plan, RequestPlan, SessionPlan
+
+FORMAT = "harness-plan/1"
+REQUEST_COLUMNS = ("keep_tokens", "new_tokens", "generate_tokens", "wait_after_ns")
+
+
+def canonical_lines(plan: Plan, plan_hash: str | None = None) -> Iterator[bytes]:
+    """The plan as lines of UTF-8, each with its newline; the header carries ``plan_hash`` when it is given.
+
+    The hash of a plan is that of these lines without it.
+    """
+    header: dict[str, Any] = {"format": FORMAT}
+    if plan_hash is not None:
+        header["hash"] = plan_hash
+    header |= {
+        "source": plan.source,
+        "seed": plan.seed,
+        "replicate": plan.replicate,
+        "treatment": plan.treatment,
+        "drawn_parent": plan.drawn_parent,
+        "prompt_form": plan.prompt_form,
+        "shared_prefix_tokens": plan.shared_prefix_tokens,
+        "token_id_range": list(plan.token_id_range),
+        "num_sessions": plan.num_sessions,
+        "num_requests": plan.num_requests,
+        "provenance": dict(sorted(plan.provenance.items())),
+        "requests": list(REQUEST_COLUMNS),
+    }
+    yield _line(header)
+    for session in plan.sessions:
+        yield _line(_session_record(session))
+
+
+def _line(record: dict[str, Any]) -> bytes:
+    return json.dumps(record, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+
+
+def _session_record(session: SessionPlan) -> dict[str, Any]:
+    record: dict[str, Any] = {"session": session.index, "start_offset_ns": session.start_offset_ns}
+    if session.after is not None:
+        record["after"] = session.after
+    if session.continues is not None:
+        record["continues"] = session.continues
+    record["requests"] = [
+        (request.keep_tokens, request.new_tokens, request.generate_tokens, request.wait_after_ns)
+        for request in session.requests
+    ]
+    return record
+
+
+def write_plan(plan: Plan, path: Path) -> Path:
+    """Write the plan to ``path`` whole or not at all, and return ``path``.
+
+    Raises RecordsError when the disk is full, read-only or the folder cannot be made; nothing is left behind then.
+    """
+    return write_atomic(path, canonical_lines(plan, plan.hash), what="the plan")
+
+
+def write_atomic(path: Path, lines: Iterator[bytes], *, what: str) -> Path:
+    """Write ``lines`` to a temporary file beside ``path``, flush it to the disk, and give it its name."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with partial.open("wb") as stream:
+                stream.writelines(lines)
+                stream.flush()
+                os.fsync(stream.fileno())
+            partial.replace(path)
+            _flush_folder(path.parent)
+        finally:
+            partial.unlink(missing_ok=True)
+    except OSError as error:
+        raise RecordsError(
+            f"{what} cannot be written ({error.strerror or error})",
+            where=str(path),
+            hint="Make room or choose a folder that can be written",
+        ) from error
+    return path
+
+
+def _flush_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def read_plan(path: Path) -> Plan:
+    """The plan in a file; raises PlanError when it cannot be read, is no plan, was cut off or was edited."""
+    where = str(path)
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise PlanError(f"cannot be read ({error.strerror})", where=where, hint="Check the path") from error
+    lines = content.splitlines(keepends=True)
+    header = _header(lines[0] if lines else b"", where)
+    if len(lines) - 1 < header["num_sessions"] or not content.endswith(b"\n"):
+        raise PlanError(
+            f"is cut off: {len(lines) - 1} of {header['num_sessions']} sessions",
+            where=where,
+            hint="Copy it again, or build it again from its workload and seed",
+        )
+    try:
+        plan = _plan_from(header, lines[1:])
+    except PlanError as error:
+        raise PlanError(f"was edited: {error}", where=where, hint=_REBUILD) from error
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+        raise PlanError(f"was edited: {error}", where=where, hint=_REBUILD) from error
+    if plan.hash != header["hash"] or content != b"".join(canonical_lines(plan, plan.hash)):
+        raise PlanError(f"was edited: its content is not the one of hash {header['hash']}", where=where, hint=_REBUILD)
+    return plan
+
+
+_REBUILD = "Build the plan you want from a workload instead; plan files are never edited"
+
+
+def _header(line: bytes, where: str) -> dict[str, Any]:
+    try:
+        header: Any = json.loads(line)
+    except ValueError:
+        header = None
+    if isinstance(header, dict):
+        fields = cast("dict[str, Any]", header)
+        if (
+            fields.get("format") == FORMAT
+            and isinstance(fields.get("num_sessions"), int)
+            and isinstance(fields.get("hash"), str)
+        ):
+            return fields
+    raise PlanError(
+        f"is not a plan file: its first line is no {FORMAT} header", where=where, hint="Give a file that `save` wrote"
+    )
+
+
+def _plan_from(header: dict[str, Any], lines: list[bytes]) -> Plan:
+    from harness.plan.model import Plan
+
+    low, high = header["token_id_range"]
+    return Plan(
+        source=header["source"],
+        seed=header["seed"],
+        replicate=header["replicate"],
+        treatment=header["treatment"],
+        shared_prefix_tokens=header["shared_prefix_tokens"],
+        token_id_range=(low, high),
+        sessions=tuple(_session_from(json.loads(line)) for line in lines),
+        provenance=header["provenance"],
+        prompt_form=header["prompt_form"],
+        drawn_parent=header["drawn_parent"],
+    )
+
+
+def _session_from(record: dict[str, Any]) -> SessionPlan:
+    from harness.plan.model import SessionPlan
+
+    return SessionPlan(
+        index=record["session"],
+        start_offset_ns=record["start_offset_ns"],
+        after=record.get("after"),
+        continues=record.get("continues"),
+        requests=tuple(_request_from(columns) for columns in record["requests"]),
+    )
+
+
+def _request_from(columns: list[int]) -> RequestPlan:
+    from harness.plan.model import RequestPlan
+
+    if len(columns) != len(REQUEST_COLUMNS) or not all(type(column) is int for column in columns):
+        raise ValueError(f"{columns} is not [{', '.join(REQUEST_COLUMNS)}]")
+    return RequestPlan(*columns)

@@ -1,0 +1,260 @@
+"""A Plan: what every session sends, in tokens, and how long it waits; the same for all conditions of a replicate.
+
+Plans are values: checked when made, named by the hash of their canonical form, never edited, only derived. A plan
+never holds an instant of execution: it fixes inputs, not the times they produce.
+Next: ``harness.plan.files`` stores one, ``harness.plan.tokens`` turns lengths into prompts, ``harness.sim`` and
+``harness.live`` replay it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import NoReturn
+
+from harness.errors import PlanError
+from harness.plan import files
+from harness.spec import PromptForm, Treatment
+
+TokenIdRange = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestPlan:
+    """One request. Its prompt is the first ``keep_tokens`` of the session's token stream so far, then fresh ones.
+
+    The stream so far is everything earlier requests of the session sent and got back, in order; after this request
+    it is this prompt plus ``generate_tokens`` generated ones. A re-arrival keeps all of it; fewer is a truncation.
+    wait_after_ns: the tool wait that follows, in model ns; on a session's last request it is kept, never waited.
+    """
+
+    keep_tokens: int
+    new_tokens: int
+    generate_tokens: int
+    wait_after_ns: int = 0
+
+    @property
+    def prompt_tokens(self) -> int:
+        return self.keep_tokens + self.new_tokens
+
+    @property
+    def stream_tokens(self) -> int:
+        """Length of the session's stream once this request has completed."""
+        return self.keep_tokens + self.new_tokens + self.generate_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class SessionPlan:
+    """One session: its requests, in order, and when it starts.
+
+    It starts ``start_offset_ns`` after the common start, or, with ``after`` = k, that long after session k completed
+    its last request. With ``continues`` = k its stream begins as the whole stream of session k, which must have
+    finished before: k is ``after`` or earlier in that chain.
+    """
+
+    index: int
+    start_offset_ns: int
+    after: int | None
+    continues: int | None
+    requests: tuple[RequestPlan, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Plan:
+    """The input of one replicate. Equal plans have equal hashes, whatever object holds them.
+
+    seed: the base seed; with ``replicate`` it names all draws. token_id_range: [low, high), prompt ids lie in it.
+    drawn_parent: hash of the as-drawn plan this one is a treatment of, "" for that plan itself.
+    provenance: where the numbers come from, for people and reports; part of the hash.
+    Raises PlanError when the parts contradict each other.
+    """
+
+    source: str
+    seed: int
+    replicate: int
+    treatment: Treatment
+    shared_prefix_tokens: int
+    token_id_range: TokenIdRange
+    sessions: tuple[SessionPlan, ...]
+    provenance: Mapping[str, str | int | float] = field(default_factory=dict[str, "str | int | float"])
+    prompt_form: PromptForm = "token-ids"
+    drawn_parent: str = ""
+    _hash: list[str] = field(default_factory=list[str], init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        check_plan(self)
+
+    @property
+    def hash(self) -> str:
+        """SHA-256 (hex) of the canonical form: everything that decides what is sent, and the provenance."""
+        if not self._hash:
+            digest = hashlib.sha256()
+            for line in files.canonical_lines(self):
+                digest.update(line)
+            self._hash.append(digest.hexdigest())
+        return self._hash[0]
+
+    @property
+    def drawn_hash(self) -> str:
+        """Hash of the as-drawn plan: the same for all treatments of one draw."""
+        return self.drawn_parent or self.hash
+
+    @property
+    def num_sessions(self) -> int:
+        return len(self.sessions)
+
+    @property
+    def num_requests(self) -> int:
+        return sum(len(session.requests) for session in self.sessions)
+
+    @property
+    def num_waits(self) -> int:
+        """Waits that are really waited: one fewer than the requests of each session."""
+        return self.num_requests - len(self.sessions)
+
+    @property
+    def total_wait_ns(self) -> int:
+        """Sum of the waits that are really waited."""
+        return sum(self.waited_ns())
+
+    @property
+    def decode_tokens(self) -> int:
+        """Decode work of the plan, sum(G - 1): the prefill gives the first token of each request."""
+        return sum(request.generate_tokens - 1 for session in self.sessions for request in session.requests)
+
+    def waited_ns(self) -> Iterator[int]:
+        """The waits that are really waited, by session and request."""
+        return (request.wait_after_ns for session in self.sessions for request in session.requests[:-1])
+
+    def request(self, session: int, request: int) -> RequestPlan:
+        """One request by its two indices; raises IndexError when there is none."""
+        return self.sessions[session].requests[request]
+
+    def with_treatment(self, treatment: Treatment) -> Plan:
+        """The same draw with its waits as drawn, removed, or all equal; never a re-draw.
+
+        "no-waits" sets every wait to 0. "equal-waits" replaces each waited wait by the mean over the plan, and the
+        remainder of the division goes, 1 ns each, to the first ones, so that the total is preserved to the ns.
+        Raises PlanError when this plan is itself a treated one: what was drawn is not in it any more.
+        """
+        if treatment == self.treatment:
+            return self
+        if self.treatment != "as-drawn":
+            raise PlanError(
+                f"a plan with treatment {self.treatment!r} cannot be made {treatment!r}",
+                where=f"plan {self.hash[:12]}",
+                hint=f"Derive it from the plan as drawn, {self.drawn_hash[:12]}",
+            )
+        sessions = _without_waits(self.sessions) if treatment == "no-waits" else _with_equal_waits(self)
+        return replace(self, treatment=treatment, sessions=sessions, drawn_parent=self.hash)
+
+    def save(self, folder: Path) -> Path:
+        """Write ``<folder>/<hash>.jsonl`` whole or not at all; raises RecordsError when the disk refuses."""
+        return files.write_plan(self, folder / f"{self.hash}.jsonl")
+
+    @staticmethod
+    def load(path: Path) -> Plan:
+        """The plan in a file; raises PlanError when the file was edited, cut off or is no plan."""
+        return files.read_plan(path)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Plan) and self.hash == other.hash
+
+    def __hash__(self) -> int:
+        return hash(self.hash)
+
+
+def _without_waits(sessions: tuple[SessionPlan, ...]) -> tuple[SessionPlan, ...]:
+    return tuple(
+        replace(session, requests=tuple(replace(request, wait_after_ns=0) for request in session.requests))
+        for session in sessions
+    )
+
+
+def _with_equal_waits(plan: Plan) -> tuple[SessionPlan, ...]:
+    num_waits = plan.num_waits
+    if num_waits == 0:
+        return plan.sessions
+    mean_ns, remainder = divmod(plan.total_wait_ns, num_waits)
+    sessions: list[SessionPlan] = []
+    waits_before = 0
+    for session in plan.sessions:
+        waited = [
+            replace(request, wait_after_ns=mean_ns + (1 if waits_before + position < remainder else 0))
+            for position, request in enumerate(session.requests[:-1])
+        ]
+        waits_before += len(waited)
+        sessions.append(replace(session, requests=(*waited, session.requests[-1])))
+    return tuple(sessions)
+
+
+def check_plan(plan: Plan) -> None:
+    """Refuse a plan whose parts contradict each other; raises PlanError naming session and request."""
+    low, high = plan.token_id_range
+    if low < 0 or high - low < 2:
+        _refuse("plan", f"token_id_range [{low}, {high}) holds fewer than two ids", "Give a wider range")
+    if plan.shared_prefix_tokens < 0:
+        _refuse("plan", f"shared_prefix_tokens is negative ({plan.shared_prefix_tokens})", "Give 0 or more")
+    if not plan.sessions:
+        _refuse("plan", "it has no session", "Give num_sessions of at least 1")
+    stream_tokens: list[int] = []
+    for position, session in enumerate(plan.sessions):
+        _check_start(plan, position, session)
+        begins_with = 0 if session.continues is None else stream_tokens[session.continues]
+        stream_tokens.append(_check_requests(session, begins_with))
+
+
+def _check_start(plan: Plan, position: int, session: SessionPlan) -> None:
+    where = f"session {position}"
+    if session.index != position:
+        _refuse(where, f"its index is {session.index}", "Number the sessions 0, 1, 2, ... in order")
+    if session.start_offset_ns < 0:
+        _refuse(where, f"start_offset_ns is negative ({session.start_offset_ns})", "Give 0 or more")
+    if session.after is not None and not 0 <= session.after < position:
+        _refuse(where, f"it starts after session {session.after}", "Let it follow a session with a lower index")
+    if session.continues is not None and not _is_finished_before(plan, session, session.continues):
+        _refuse(
+            where,
+            f"it continues session {session.continues}, which need not be finished when it starts",
+            "Continue the session named by `after`, or one earlier in that chain",
+        )
+
+
+def _is_finished_before(plan: Plan, session: SessionPlan, ancestor: int) -> bool:
+    link = session.after
+    while link is not None and link != ancestor:
+        link = plan.sessions[link].after
+    return link is not None
+
+
+def _check_requests(session: SessionPlan, begins_with: int) -> int:
+    """Length of the session's stream at its end; ``begins_with``: its length before the first request."""
+    if not session.requests:
+        _refuse(f"session {session.index}", "it has no request", "Give it at least one")
+    stream_tokens = begins_with
+    for position, request in enumerate(session.requests):
+        if (
+            min(request.keep_tokens, request.new_tokens, request.wait_after_ns) >= 0
+            and request.generate_tokens >= 1
+            and request.keep_tokens <= stream_tokens
+            and request.prompt_tokens >= 1
+        ):
+            stream_tokens = request.stream_tokens
+            continue
+        where = f"session {session.index}, request {position}"
+        if request.wait_after_ns < 0:
+            _refuse(where, f"its wait is negative ({request.wait_after_ns} ns)", "Give 0 or more")
+        if request.keep_tokens > stream_tokens:
+            _refuse(
+                where,
+                f"it keeps {request.keep_tokens} tokens of a stream that has {stream_tokens}",
+                f"Keep at most {stream_tokens}",
+            )
+        _refuse(where, f"its lengths make no request: {request}", "Give a prompt and a generation of at least 1 token")
+    return stream_tokens
+
+
+def _refuse(where: str, what: str, hint: str) -> NoReturn:
+    raise PlanError(what, where=where, hint=hint)

@@ -1,0 +1,410 @@
+"""Token ids and words of a plan's prompts: a pure function of (plan seed, session, request, position).
+
+Counts are exact and prompts unique by construction: no two sessions share an aligned run of tokens that the plan does
+not declare shared. Nothing is kept: each request's ids are computed when asked for, so a plan of any size fits.
+Next: ``harness.live.client`` sends them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.errors import PlanError
+from harness.plan.model import Plan
+
+TokenArray = NDArray[np.int32]
+
+# Every 32nd stream position starts a mark: the session's number, in as many digits as that takes. An aligned
+# 128-token block of a session's own tokens holds at least three whole marks, so it equals no other session's.
+MARK_PERIOD = 32
+
+GOLDEN = 0x9E3779B97F4A7C15  # splitmix64: Steele, Lea, Flood, "Fast splittable pseudorandom number generators" (2014)
+MASK64 = (1 << 64) - 1
+
+# Frequent short words: one token each, with their leading space, in every large byte-pair vocabulary we know of.
+WORDS = tuple(
+    [
+        "able",
+        "about",
+        "above",
+        "across",
+        "act",
+        "add",
+        "after",
+        "again",
+        "age",
+        "ago",
+        "air",
+        "all",
+        "almost",
+        "along",
+        "also",
+        "always",
+        "among",
+        "and",
+        "animal",
+        "answer",
+        "any",
+        "appear",
+        "area",
+        "arm",
+        "ask",
+        "away",
+        "back",
+        "bad",
+        "ball",
+        "base",
+        "bear",
+        "beat",
+        "become",
+        "bed",
+        "been",
+        "before",
+        "began",
+        "behind",
+        "believe",
+        "below",
+        "best",
+        "better",
+        "between",
+        "big",
+        "bird",
+        "black",
+        "blood",
+        "blue",
+        "board",
+        "boat",
+        "body",
+        "bone",
+        "book",
+        "both",
+        "bottom",
+        "box",
+        "boy",
+        "break",
+        "bring",
+        "brother",
+        "brought",
+        "brown",
+        "build",
+        "built",
+        "burn",
+        "business",
+        "busy",
+        "but",
+        "buy",
+        "call",
+        "came",
+        "can",
+        "car",
+        "care",
+        "carry",
+        "case",
+        "cat",
+        "catch",
+        "caught",
+        "cause",
+        "cell",
+        "cent",
+        "center",
+        "century",
+        "certain",
+        "chair",
+        "chance",
+        "change",
+        "character",
+        "charge",
+        "chart",
+        "check",
+        "chief",
+        "child",
+        "children",
+        "choose",
+        "circle",
+        "city",
+        "claim",
+        "class",
+        "clean",
+        "clear",
+        "climb",
+        "clock",
+        "close",
+        "clothes",
+        "cloud",
+        "coast",
+        "coat",
+        "cold",
+        "collect",
+        "color",
+        "come",
+        "common",
+        "company",
+        "compare",
+        "complete",
+        "condition",
+        "consider",
+        "contain",
+        "continue",
+        "control",
+        "cook",
+        "cool",
+        "copy",
+        "corn",
+        "corner",
+        "correct",
+        "cost",
+        "count",
+        "country",
+        "course",
+        "cover",
+        "create",
+        "cross",
+        "crowd",
+        "cry",
+        "current",
+        "cut",
+        "dance",
+        "dark",
+        "day",
+        "dead",
+        "deal",
+        "dear",
+        "death",
+        "decide",
+        "deep",
+        "degree",
+        "depend",
+        "describe",
+        "desert",
+        "design",
+        "develop",
+        "die",
+        "differ",
+        "difficult",
+        "direct",
+        "discuss",
+        "distant",
+        "divide",
+        "doctor",
+        "does",
+        "dog",
+        "dollar",
+        "done",
+        "door",
+        "double",
+        "down",
+        "draw",
+        "dream",
+        "dress",
+        "drink",
+        "drive",
+        "drop",
+        "dry",
+        "during",
+        "each",
+        "ear",
+        "early",
+        "earth",
+        "ease",
+        "east",
+        "eat",
+        "edge",
+        "effect",
+        "egg",
+        "eight",
+        "either",
+        "electric",
+        "element",
+        "else",
+        "end",
+        "enemy",
+        "energy",
+        "engine",
+        "enough",
+        "enter",
+        "equal",
+        "even",
+        "evening",
+        "event",
+        "ever",
+        "every",
+        "exact",
+        "example",
+        "except",
+        "excite",
+        "exercise",
+        "expect",
+        "experience",
+        "experiment",
+    ]
+)
+
+
+def mix64(value: int) -> int:
+    """The splitmix64 finaliser: a bijection of 64-bit integers that scatters every input bit."""
+    value = (value + GOLDEN) & MASK64
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & MASK64
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & MASK64
+    return value ^ (value >> 31)
+
+
+def _mix64_array(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    values = values + np.uint64(GOLDEN)
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))
+
+
+def stream_key(plan: Plan) -> int:
+    """64-bit key of a plan's token streams, from (seed, replicate) alone: all treatments send the same tokens."""
+    return int.from_bytes(hashlib.sha256(f"{plan.seed}:r{plan.replicate}/tokens".encode()).digest()[:8], "big")
+
+
+class Piece(NamedTuple):
+    """The first ``num_tokens`` of what one earlier request sent afresh, or got back."""
+
+    session: int
+    request: int
+    is_generated: bool
+    num_tokens: int
+
+
+def kept_pieces(plan: Plan, session: int, request: int) -> list[Piece]:
+    """What the ``keep_tokens`` of a request consist of, in stream order; none is empty."""
+    pieces: list[Piece] = []
+    kept = plan.request(session, request).keep_tokens
+    while kept > 0:
+        if request == 0:
+            ancestor = plan.sessions[session].continues
+            assert ancestor is not None  # check_plan: only a continued stream has something to keep
+            session, request = ancestor, len(plan.sessions[ancestor].requests)
+        request -= 1
+        earlier = plan.request(session, request)
+        if kept > earlier.prompt_tokens:
+            pieces.append(Piece(session, request, True, kept - earlier.prompt_tokens))
+        kept = min(kept, earlier.prompt_tokens)
+        if kept > earlier.keep_tokens:
+            pieces.append(Piece(session, request, False, kept - earlier.keep_tokens))
+        kept = min(kept, earlier.keep_tokens)
+    return pieces[::-1]
+
+
+class TokenStreams:
+    """The prompts of one plan, request by request.
+
+    Ids lie in ``plan.token_id_range``. The first ``shared_prefix_tokens`` ids of a stream that begins afresh are the
+    same in every session.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._key = stream_key(plan)
+        low, high = plan.token_id_range
+        self._low, self._span = low, high - low
+        # One number more than there are sessions: it marks the shared prefix.
+        self._marks = _Marks(plan.num_sessions, self._span, self._key)
+        self._word_marks = _Marks(plan.num_sessions, len(WORDS), self._key)
+
+    def fresh_tokens(self, session: int, request: int) -> TokenArray:
+        """The request's new ids: int32, shape (new_tokens,)."""
+        return (self._fresh(session, request, self._span, self._marks) + self._low).astype(np.int32)
+
+    def prompt(
+        self, session: int, request: int, generated_by_request: Sequence[Sequence[int] | TokenArray]
+    ) -> TokenArray:
+        """The whole prompt: int32, shape (prompt_tokens,).
+
+        generated_by_request: ids the server returned for this session's requests 0 .. request-1, carried exactly.
+        A session that continues another needs that session's ids too: see ``prompt_after``.
+        """
+        return self.prompt_after({session: generated_by_request}, session, request)
+
+    def prompt_after(
+        self, generated: Mapping[int, Sequence[Sequence[int] | TokenArray]], session: int, request: int
+    ) -> TokenArray:
+        """The whole prompt, int32 (prompt_tokens,), from ``generated[session][request]`` ids of all it builds on.
+
+        Raises PlanError when fewer ids were returned than the prompt keeps.
+        """
+        parts: list[TokenArray] = []
+        for piece in kept_pieces(self._plan, session, request):
+            if not piece.is_generated:
+                parts.append(self.fresh_tokens(piece.session, piece.request)[: piece.num_tokens])
+                continue
+            returned = generated.get(piece.session, ())
+            ids = np.asarray(returned[piece.request] if piece.request < len(returned) else (), dtype=np.int32)
+            if len(ids) < piece.num_tokens:
+                raise PlanError(
+                    f"its prompt keeps {piece.num_tokens} tokens generated by session {piece.session}, request "
+                    f"{piece.request}, which returned {len(ids)}",
+                    where=f"session {session}, request {request}",
+                    hint="Pass the ids of every earlier request, exactly as the server returned them",
+                )
+            parts.append(ids[: piece.num_tokens])
+        return np.concatenate([*parts, self.fresh_tokens(session, request)])
+
+    def _fresh(self, session: int, request: int, span: int, marks: _Marks) -> NDArray[np.int64]:
+        planned = self._plan.request(session, request)
+        start, stop = planned.keep_tokens, planned.prompt_tokens
+        own = self._draw(session, request, start, stop, span)
+        marks.write(own, start, session)
+        if start == 0 and self._plan.shared_prefix_tokens:
+            shared = self._draw(self._plan.num_sessions, 0, 0, min(self._plan.shared_prefix_tokens, stop), span)
+            marks.write(shared, 0, self._plan.num_sessions)
+            own[: len(shared)] = shared
+        return own
+
+    def _draw(self, session: int, request: int, start: int, stop: int, span: int) -> NDArray[np.int64]:
+        """Numbers in [0, span) for the stream positions start .. stop-1."""
+        key = mix64(mix64(self._key ^ session) ^ request)
+        counters = np.arange(start, stop, dtype=np.uint64) * np.uint64(GOLDEN) + np.uint64(key)
+        return (_mix64_array(counters) % np.uint64(span)).astype(np.int64)
+
+    def fresh_text(self, session: int, request: int) -> str:
+        """The request's new words, one per planned token, each with a leading space.
+
+        For servers that re-tokenise: the token count is about the plan's, and the drift is for the caller to record.
+        """
+        return "".join(f" {WORDS[number]}" for number in self._fresh(session, request, len(WORDS), self._word_marks))
+
+    def text_prompt(self, session: int, request: int, generated: Mapping[int, Sequence[str]]) -> str:
+        """The whole prompt as text, from ``generated[session][request]`` texts of all it builds on.
+
+        What a truncation cuts out of generated text is cut by characters, in proportion to the planned tokens.
+        """
+        parts: list[str] = []
+        for piece in kept_pieces(self._plan, session, request):
+            if piece.is_generated:
+                text = generated[piece.session][piece.request]
+                planned_tokens = self._plan.request(piece.session, piece.request).generate_tokens
+                parts.append(text[: len(text) * piece.num_tokens // planned_tokens])
+            else:
+                words = self.fresh_text(piece.session, piece.request).split()
+                parts.extend(f" {word}" for word in words[: piece.num_tokens])
+        return "".join([*parts, self.fresh_text(session, request)])
+
+
+class _Marks:
+    """Writes a session's number into its tokens, as digits in base ``span``, scrambled by the plan's key."""
+
+    def __init__(self, num_sessions: int, span: int, key: int) -> None:
+        self._span, self._key = span, key
+        self._num_digits = 1
+        while span**self._num_digits <= num_sessions:
+            self._num_digits += 1
+        if self._num_digits > MARK_PERIOD:
+            raise PlanError(
+                f"{span} ids cannot tell {num_sessions} sessions apart", where="token_id_range", hint="Widen it"
+            )
+
+    def write(self, numbers: NDArray[np.int64], start: int, session: int) -> None:
+        """Overwrite the mark positions of ``numbers``, which sit at stream positions start, start+1, ..."""
+        for digit in range(self._num_digits):
+            session, value = divmod(session, self._span)
+            # The same shift for all sessions, so that distinct numbers stay distinct.
+            numbers[(digit - start) % MARK_PERIOD :: MARK_PERIOD] = (value + mix64(self._key + digit)) % self._span

@@ -1,0 +1,323 @@
+"""How long tools take: a mixture of tools by call count, each with an inverse CDF through its published quantiles.
+
+Distributions come from TOML files, shipped or a user's own; nothing is fitted or capped here without being told.
+Next: ``harness.plan.build`` draws a plan's waits; ``harness.plan.tracelab`` writes such files from trace releases.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import random
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+from statistics import NormalDist
+from typing import Annotated, Any, Literal, Protocol
+
+import numpy as np
+from pydantic import Field, ValidationError, model_validator
+
+from harness.clock import NS_PER_MS
+from harness.errors import SpecError
+from harness.shipped import find_shipped
+from harness.spec import Spec, describe_validation_error, load_toml
+
+# A quantile of exactly 0 or 1 would ask the log-normal leg for an infinite deviate. The bounds are the paper's.
+LOWEST_QUANTILE = 1e-6
+HIGHEST_QUANTILE = 1 - 1e-9
+Z_90 = 1.2816  # the paper's rounding of the normal deviate of 0.9
+ZERO_MEDIAN_MS = 0.5  # a median of 0 ms in integer milliseconds lies somewhere below 1
+
+_NORMAL = NormalDist()
+
+
+class Law(Protocol):
+    """The latency of one tool, in milliseconds."""
+
+    def quantile_ms(self, u: float) -> float:
+        """Inverse CDF at ``u`` in (0, 1)."""
+        ...
+
+    def cdf(self, latency_ms: float) -> float:
+        """Share of calls that take at most ``latency_ms``."""
+        ...
+
+
+class ToolRow(Spec):
+    """One tool: its calls, and latencies that half, 90 % and 99 % of them do not exceed."""
+
+    name: str = Field(min_length=1)
+    calls: int = Field(ge=1)
+    p50_ms: float = Field(ge=0)
+    p90_ms: float = Field(gt=0)
+    p99_ms: float = Field(gt=0)
+
+    @model_validator(mode="after")
+    def _ordered(self) -> ToolRow:
+        if not self.median_ms <= self.p90_ms <= self.p99_ms:
+            raise ValueError(f"p50 {self.p50_ms}, p90 {self.p90_ms}, p99 {self.p99_ms} do not ascend")
+        return self
+
+    @property
+    def median_ms(self) -> float:
+        return self.p50_ms or ZERO_MEDIAN_MS
+
+    def quantile_ms(self, u: float) -> float:
+        """Exactly p50, p90 and p99 at 0.5, 0.9 and 0.99; log-linear between; flat above.
+
+        Below the median log-normal, with the spread of the 50-90 leg.
+        """
+        median_ms = self.median_ms
+        if u < 0.5:
+            return median_ms * math.exp(self._sigma * _NORMAL.inv_cdf(max(u, LOWEST_QUANTILE)))
+        if u <= 0.9:
+            return median_ms * math.exp(math.log(self.p90_ms / median_ms) * (u - 0.5) / 0.4)
+        if u < 0.99:
+            return self.p90_ms * math.exp(math.log(self.p99_ms / self.p90_ms) * (u - 0.9) / 0.09)
+        return self.p99_ms
+
+    def cdf(self, latency_ms: float) -> float:
+        median_ms = self.median_ms
+        if latency_ms >= self.p99_ms:
+            return 1.0
+        if latency_ms >= self.p90_ms:
+            return 0.9 + 0.09 * math.log(latency_ms / self.p90_ms) / math.log(self.p99_ms / self.p90_ms)
+        if latency_ms >= median_ms:
+            return 0.5 + 0.4 * math.log(latency_ms / median_ms) / math.log(self.p90_ms / median_ms)
+        if latency_ms <= 0 or self._sigma == 0:
+            return 0.0
+        return _NORMAL.cdf(math.log(latency_ms / median_ms) / self._sigma)
+
+    @property
+    def _sigma(self) -> float:
+        return math.log(self.p90_ms / self.median_ms) / Z_90
+
+
+class ConstantLaw(Spec):
+    """Always ``wait_s``."""
+
+    law: Literal["constant"]
+    wait_s: float = Field(ge=0)
+
+    def quantile_ms(self, u: float) -> float:  # noqa: ARG002
+        return self.wait_s * 1000
+
+    def cdf(self, latency_ms: float) -> float:
+        return float(latency_ms >= self.wait_s * 1000)
+
+
+class NoneLaw(Spec):
+    """No wait at all."""
+
+    law: Literal["none"]
+
+    def quantile_ms(self, u: float) -> float:  # noqa: ARG002
+        return 0.0
+
+    def cdf(self, latency_ms: float) -> float:
+        return float(latency_ms >= 0)
+
+
+class LognormalWaitLaw(Spec):
+    """exp(Normal(ln median, sigma))."""
+
+    law: Literal["lognormal"]
+    median_s: float = Field(gt=0)
+    sigma: float = Field(gt=0)
+
+    def quantile_ms(self, u: float) -> float:
+        return self.median_s * 1000 * math.exp(self.sigma * _NORMAL.inv_cdf(u))
+
+    def cdf(self, latency_ms: float) -> float:
+        return _NORMAL.cdf(math.log(latency_ms / (self.median_s * 1000)) / self.sigma) if latency_ms > 0 else 0.0
+
+
+class ExponentialLaw(Spec):
+    """Exponential with the given mean."""
+
+    law: Literal["exponential"]
+    mean_s: float = Field(gt=0)
+
+    def quantile_ms(self, u: float) -> float:
+        return -math.log1p(-u) * self.mean_s * 1000
+
+    def cdf(self, latency_ms: float) -> float:
+        return -math.expm1(-latency_ms / (self.mean_s * 1000)) if latency_ms > 0 else 0.0
+
+
+class EmpiricalLaw(Spec):
+    """One of the listed waits, each as likely as the others."""
+
+    law: Literal["empirical"]
+    waits_s: tuple[Annotated[float, Field(ge=0)], ...] = Field(min_length=1)
+
+    @cached_property
+    def _sorted_ms(self) -> list[float]:
+        return sorted(wait_s * 1000 for wait_s in self.waits_s)
+
+    def quantile_ms(self, u: float) -> float:
+        return self._sorted_ms[min(int(u * len(self.waits_s)), len(self.waits_s) - 1)]
+
+    def cdf(self, latency_ms: float) -> float:
+        return sum(wait_ms <= latency_ms for wait_ms in self._sorted_ms) / len(self.waits_s)
+
+
+class MixtureLaw(Spec):
+    """Tools by call count. The order of the rows decides which draw meets which tool."""
+
+    law: Literal["mixture"]
+    tool: tuple[ToolRow, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _named_apart(self) -> MixtureLaw:
+        names = [row.name for row in self.tool]
+        repeated = sorted({name for name in names if names.count(name) > 1})
+        if repeated:
+            raise ValueError(f"tool names repeat: {repeated}")
+        return self
+
+
+SimpleLaw = ConstantLaw | NoneLaw | LognormalWaitLaw | ExponentialLaw | EmpiricalLaw
+AnyLaw = Annotated[MixtureLaw | SimpleLaw, Field(discriminator="law")]
+
+
+class ExcludedTool(Spec):
+    """A tool left out of the mixture, because it waits for a person and not for a machine."""
+
+    name: str
+    calls: int | None = Field(default=None, ge=0)
+
+
+class WaitFile(Spec):
+    """A distribution file. ``provenance`` is for people: any keys."""
+
+    name: str
+    description: str = ""
+    waits: AnyLaw
+    excluded: tuple[ExcludedTool, ...] = ()
+    provenance: dict[str, Any] = Field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class WaitDistribution:
+    """A mixture of tools: ``laws[i]`` with weight ``calls[i]``. Simple laws are a mixture of one.
+
+    content_hash: SHA-256 of what decides the draws, not of comments or provenance.
+    """
+
+    name: str
+    tools: tuple[str, ...]
+    calls: tuple[int, ...]
+    laws: tuple[Law, ...]
+    content_hash: str
+
+    @cached_property
+    def _running_totals(self) -> list[int]:
+        totals: list[int] = []
+        for calls in self.calls:
+            totals.append(calls + (totals[-1] if totals else 0))
+        return totals
+
+    @property
+    def total_calls(self) -> int:
+        return self._running_totals[-1]
+
+    @property
+    def is_none(self) -> bool:
+        """True when every wait is zero."""
+        return all(law.cdf(0.0) == 1.0 for law in self.laws)
+
+    def quantile(self, tool: int | str, u: float) -> float:
+        """Latency in ms that a share ``u`` of one tool's calls does not exceed; ``tool``: its row or its name."""
+        return self.laws[self.tools.index(tool) if isinstance(tool, str) else tool].quantile_ms(u)
+
+    def draw(self, rng: random.Random) -> int:
+        """One wait in ns, uncapped, from two uniform deviates: the first picks the tool, the second its quantile.
+
+        Only ``random()`` is used: its sequence for a seed is the one thing Python promises not to change.
+        """
+        tool = bisect_left(self._running_totals, rng.random() * self.total_calls)
+        u = min(max(rng.random(), LOWEST_QUANTILE), HIGHEST_QUANTILE)
+        return round(self.laws[tool].quantile_ms(u) * NS_PER_MS)
+
+    def cdf(self, latency_ms: float) -> float:
+        """Share of all calls that take at most ``latency_ms``."""
+        weighted = sum(calls * law.cdf(latency_ms) for calls, law in zip(self.calls, self.laws, strict=True))
+        return weighted / self.total_calls
+
+    def mixture_quantile_ms(self, u: float) -> float:
+        """Latency in ms that a share ``u`` of all calls does not exceed (the smallest such, to 1e-9 relative)."""
+        high = max(law.quantile_ms(HIGHEST_QUANTILE) for law in self.laws)
+        low = 0.0
+        if self.cdf(low) >= u:
+            return low
+        for _ in range(200):
+            middle = (low + high) / 2
+            if self.cdf(middle) >= u:
+                high = middle
+            else:
+                low = middle
+            if high - low <= high * 1e-9:
+                break
+        return high
+
+    def capped_share(self, cap_s: float) -> float:
+        """Share of calls that last longer than ``cap_s`` and would be cut to it."""
+        return 1.0 - self.cdf(cap_s * 1000)
+
+    def moments_s(self, cap_s: float = math.inf, nodes_per_tool: int = 4096) -> tuple[float, float]:
+        """Mean and standard deviation in seconds of a wait cut at ``cap_s``, by the midpoint rule over quantiles."""
+        midpoints = (np.arange(nodes_per_tool) + 0.5) / nodes_per_tool
+        weights = np.array(self.calls, dtype=np.float64) / self.total_calls
+        first = second = 0.0
+        for weight, law in zip(weights.tolist(), self.laws, strict=True):
+            waits_s = np.array([law.quantile_ms(u) for u in midpoints.tolist()]).clip(max=cap_s * 1000) / 1000
+            first += weight * float(waits_s.mean())
+            second += weight * float((waits_s**2).mean())
+        return first, math.sqrt(max(second - first**2, 0.0))
+
+    def median_bands(self, edges_ms: Sequence[float]) -> list[float]:
+        """Share of calls by the median of their tool, for the bands between ``edges_ms`` (half-open, ascending)."""
+        shares = [0.0] * (len(edges_ms) + 1)
+        for calls, law in zip(self.calls, self.laws, strict=True):
+            band = sum(law.quantile_ms(0.5) >= edge for edge in edges_ms)
+            shares[band] += calls / self.total_calls
+        return shares
+
+
+def load_waits(name_or_path: str) -> WaitDistribution:
+    """The distribution shipped as plans/waits/<name>.toml, or the one in a file of the user's.
+
+    Raises SpecError when there is none of that name, or its file is wrong.
+    """
+    path = find_shipped("waits", name_or_path, what="wait distribution")
+    return _load_file(path, path.stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=16)
+def _load_file(path: Path, mtime_ns: int) -> WaitDistribution:  # noqa: ARG001
+    return parse_waits(load_toml(path), where=str(path))
+
+
+def parse_waits(table: dict[str, Any], *, where: str) -> WaitDistribution:
+    """A distribution from a TOML table; raises SpecError naming every key that is wrong."""
+    try:
+        wait_file = WaitFile.model_validate(table)
+    except ValidationError as error:
+        raise SpecError(
+            describe_validation_error(error), where=where, hint="Compare it with plans/waits/tracelab-v0.0.2.toml"
+        ) from error
+    law = wait_file.waits
+    content_hash = hashlib.sha256(law.model_dump_json().encode()).hexdigest()
+    if isinstance(law, MixtureLaw):
+        return WaitDistribution(
+            name=wait_file.name,
+            tools=tuple(row.name for row in law.tool),
+            calls=tuple(row.calls for row in law.tool),
+            laws=law.tool,
+            content_hash=content_hash,
+        )
+    return WaitDistribution(wait_file.name, (law.law,), (1,), (law,), content_hash)

@@ -1,0 +1,46 @@
+"""Files that ship with the harness, found by name: wait distributions, cost models, experiments.
+
+They lie in ``plans/`` of a checkout and in ``harness/_plans/`` of an installed wheel. Nothing here reads their content.
+Next: ``harness.plan.waits`` and ``harness.engine`` load what is found.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from harness.errors import SpecError
+
+_PACKAGE = Path(__file__).resolve().parent
+SHIPPED_ROOTS = (_PACKAGE.parent / "plans", _PACKAGE / "_plans")
+
+
+def shipped_folder(kind: str) -> Path | None:
+    """The folder of one kind ("waits", "costs", "experiments"), or None when nothing of it ships here."""
+    return next((root / kind for root in SHIPPED_ROOTS if (root / kind).is_dir()), None)
+
+
+def shipped_names(kind: str) -> list[str]:
+    """Names of the shipped files of one kind, sorted."""
+    folder = shipped_folder(kind)
+    return sorted(path.stem for path in folder.glob("*.toml")) if folder is not None else []
+
+
+def find_shipped(kind: str, name_or_path: str, *, what: str) -> Path:
+    """The shipped file ``<kind>/<name>.toml``; or, for text with a slash or ending in .toml, that file itself.
+
+    what: how to call such a thing in an error. Raises SpecError when there is no such file.
+    """
+    if name_or_path.endswith(".toml") or "/" in name_or_path:
+        path = Path(name_or_path).expanduser()
+        if not path.is_file():
+            raise SpecError(f"there is no such {what} file", where=name_or_path, hint="Check the path")
+        return path
+    names = shipped_names(kind)
+    folder = shipped_folder(kind)
+    if folder is None or name_or_path not in names:
+        raise SpecError(
+            f"unknown {what} {name_or_path!r}",
+            where=kind,
+            hint=f"Use one of {', '.join(names) or '(none shipped)'}, or give the path of a .toml file",
+        )
+    return folder / f"{name_or_path}.toml"
