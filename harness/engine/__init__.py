@@ -1,0 +1,27 @@
+"""The scheduler, KV pools and cost model of the served stack, as its source has them.
+
+No I/O but reading cost files, no clock, no arrivals, no sockets. Next: ``harness.sim`` and ``harness.emulator`` drive
+the same functions, in virtual and in real time.
+"""
+
+from __future__ import annotations
+
+from harness.engine.config import RULES, EngineConfig, check_buckets, decode_bucket
+from harness.engine.cost import CostModel, cost_model_names, load_cost_model
+from harness.engine.scheduler import DECODE, IDLE, PREFILL, KvEvent, Scheduler, Step
+
+__all__ = [
+    "DECODE",
+    "IDLE",
+    "PREFILL",
+    "RULES",
+    "CostModel",
+    "EngineConfig",
+    "KvEvent",
+    "Scheduler",
+    "Step",
+    "check_buckets",
+    "cost_model_names",
+    "decode_bucket",
+    "load_cost_model",
+]

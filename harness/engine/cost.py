@@ -1,0 +1,264 @@
+"""What a step costs: decode by bucket, batch and context; prefill by computed tokens. Integer ns, rounded once.
+
+Coefficients are kept as integer femtoseconds, exact decimals of their file; a value outside the range its file was
+fitted on is given all the same and flagged. Next: the drivers ask for the duration of each step.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
+from fractions import Fraction
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from harness.engine.config import PREFILL_CHUNK_TOKENS, EngineConfig
+from harness.engine.state import IntArray
+from harness.errors import SpecError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+FS_PER_NS = 1_000_000
+FS_PER_US = 1_000_000_000
+FS_PER_MS = 1_000_000_000_000
+FS_PER_S = 1_000_000_000_000_000
+LARGEST_FS = 10**15
+"""A coefficient above one second is a slip of units; it also keeps every sum far inside int64."""
+
+# In the checkout, and inside an installed wheel.
+COST_FOLDERS = (
+    Path(__file__).resolve().parents[2] / "plans" / "costs",
+    Path(__file__).resolve().parents[1] / "_data" / "costs",
+)
+
+# Places in the array that `CostModel.prefill_array` gives.
+P_CHUNK_TOKENS = 0
+P_CALL_FS = 1
+P_TOKEN_FS = 2
+P_POSITION_FS = 3
+P_CONTEXT_FS = 4
+NUM_P = 5
+
+
+def to_fs(value: Decimal | float | int | str, unit_fs: int) -> int:
+    """``value`` units as whole femtoseconds; a float counts as the decimal it prints as."""
+    exact = Fraction(Decimal(repr(value)) if isinstance(value, float) else Decimal(value)) * unit_fs
+    return round(exact)
+
+
+def fs_to_ns(femtoseconds: int) -> int:
+    """Nearest nanosecond, halves up: the one rounding of a step's duration."""
+    return (femtoseconds + FS_PER_NS // 2) // FS_PER_NS
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """Durations of engine steps.
+
+    Decode: f(b) + alpha + beta n + context * (sum of the batch's sequence lengths), in femtoseconds; ``f_fs`` maps a
+    measured bucket to f. Prefill of q computed tokens after C cached ones: the sum over its ceil(q/chunk) device calls
+    j of ``call_fs + token_fs q + position_fs (C + chunk j)``.
+    Source of the forms: the paper, eq. of t_step and T(q); vllm-rbln 0.11.1 calls the device once per 128 tokens.
+    """
+
+    name: str
+    source: str
+    f_fs: Mapping[int, int]
+    alpha_fs: int = 0
+    beta_fs: int = 0
+    context_fs: int = 0
+    chunk_tokens: int = PREFILL_CHUNK_TOKENS
+    call_fs: int = 0
+    token_fs: int = 0
+    position_fs: int = 0
+    fitted_context_tokens: tuple[int, int] | None = None
+    fitted_prefill_tokens: tuple[int, int] | None = None
+    _filled_fs: dict[int, int] = field(default_factory=dict[int, int], compare=False, repr=False)
+
+    def bucket_fs(self, bucket: int) -> int:
+        """f(b): measured, or filled in on the straight line between its measured neighbours.
+
+        Above the largest (below the smallest) measured bucket: the line through the two largest (smallest). A
+        filled-in value is never a reference for another.
+        """
+        if bucket not in self._filled_fs:
+            self._filled_fs[bucket] = _fill_in(self.f_fs, bucket)
+        return self._filled_fs[bucket]
+
+    def is_bucket_filled_in(self, bucket: int) -> bool:
+        """Whether f(b) of this bucket was not measured."""
+        return bucket not in self.f_fs
+
+    def decode_step_ns(self, bucket: int, num_seqs: int, context_tokens: int = 0) -> int:
+        """Duration of a decode step of ``num_seqs`` requests whose sequences have ``context_tokens`` in sum."""
+        return fs_to_ns(
+            self.bucket_fs(bucket) + self.alpha_fs + self.beta_fs * num_seqs + self.context_fs * context_tokens
+        )
+
+    def prefill_ns(self, computed_tokens: int, cached_tokens: int = 0) -> int:
+        """Duration of a prefill that computes ``computed_tokens`` after ``cached_tokens`` reused ones; T(0) = 0."""
+        calls = -(-computed_tokens // self.chunk_tokens)
+        positions = calls * cached_tokens + self.chunk_tokens * (calls * (calls - 1) // 2)
+        return fs_to_ns(calls * (self.call_fs + self.token_fs * computed_tokens) + self.position_fs * positions)
+
+    def is_prefill_extrapolated(self, computed_tokens: int) -> bool:
+        """Whether T(q) is asked for outside the prompt lengths it was fitted on."""
+        fitted = self.fitted_prefill_tokens
+        return fitted is not None and computed_tokens > 0 and not fitted[0] <= computed_tokens <= fitted[1]
+
+    def is_context_extrapolated(self, num_seqs: int, context_tokens: int) -> bool:
+        """Whether the mean sequence length of the batch lies outside the fitted ones."""
+        fitted = self.fitted_context_tokens
+        return fitted is not None and not fitted[0] * num_seqs <= context_tokens <= fitted[1] * num_seqs
+
+    def filled_in_buckets(self, buckets: Sequence[int]) -> tuple[int, ...]:
+        """Those of ``buckets`` whose cost was not measured."""
+        return tuple(bucket for bucket in buckets if self.is_bucket_filled_in(bucket))
+
+    def decode_base_fs(self, config: EngineConfig) -> IntArray:
+        """Shape (limit + 1,): f + alpha + beta n of a step of n requests, fs; place 0 is not used."""
+        base_fs = np.zeros(config.max_num_seqs + 1, dtype=np.int64)
+        for num_seqs in range(1, config.max_num_seqs + 1):
+            bucket = config.bucket_of(num_seqs)
+            base_fs[num_seqs] = self.bucket_fs(bucket) + self.alpha_fs + self.beta_fs * num_seqs
+        return base_fs
+
+    def prefill_array(self) -> IntArray:
+        """Shape (NUM_P,): the remaining coefficients for compiled code, see P_*."""
+        return np.array(
+            [self.chunk_tokens, self.call_fs, self.token_fs, self.position_fs, self.context_fs], dtype=np.int64
+        )
+
+
+def _fill_in(measured: Mapping[int, int], bucket: int) -> int:
+    if bucket in measured:
+        return measured[bucket]
+    known = sorted(measured)
+    if len(known) == 1:
+        return measured[known[0]]
+    if bucket > known[-1]:
+        low, high = known[-2], known[-1]
+    elif bucket < known[0]:
+        low, high = known[0], known[1]
+    else:
+        low = max(place for place in known if place < bucket)
+        high = min(place for place in known if place > bucket)
+    slope = Fraction(measured[high] - measured[low], high - low)
+    return round(measured[low] + slope * (bucket - low))
+
+
+def _decimal(value: Any) -> Any:
+    """Numbers as written: a float that slipped past the TOML reader counts as the decimal it prints as."""
+    return Decimal(repr(value)) if isinstance(value, float) else value
+
+
+Number = Annotated[Decimal, BeforeValidator(_decimal)]
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class _Decode(_Table):
+    f_ms: dict[int, Annotated[Number, Field(gt=0)]] = Field(min_length=1)
+    alpha_ms: Number = Decimal(0)
+    beta_ms_per_request: Number = Decimal(0)
+    context_us_per_token: Number = Decimal(0)
+    fitted_context_tokens: tuple[int, int] | None = None
+
+
+class _Prefill(_Table):
+    chunk_tokens: int = Field(default=PREFILL_CHUNK_TOKENS, ge=1)
+    per_call_ms: Annotated[Number, Field(ge=0)]
+    per_call_us_per_token: Number = Decimal(0)
+    per_call_us_per_position: Number = Decimal(0)
+    fitted_tokens: tuple[int, int] | None = None
+
+
+class _CostFile(_Table):
+    name: str
+    source: str
+    artifact: str = ""
+    note: str = ""
+    decode: _Decode
+    prefill: _Prefill
+
+
+def cost_model_names() -> tuple[str, ...]:
+    """Names of the cost models that come with the harness."""
+    return tuple(sorted({path.stem for folder in COST_FOLDERS for path in folder.glob("*.toml")}))
+
+
+def find_cost_file(name_or_path: str | Path) -> Path:
+    """The file of a shipped cost model, or of a user's own; SpecError lists the known names."""
+    text = str(name_or_path)
+    if text.endswith(".toml") or "/" in text:
+        path = Path(text)
+        if path.is_file():
+            return path
+    else:
+        for folder in COST_FOLDERS:
+            path = folder / f"{text}.toml"
+            if path.is_file():
+                return path
+    known = ", ".join(cost_model_names()) or "none found"
+    raise SpecError("no such cost model", where=text, hint=f"Give a .toml file, or one of: {known}")
+
+
+def load_cost_model(name_or_path: str | Path) -> CostModel:
+    """The cost model in a file; raises SpecError naming the file and every key that is wrong."""
+    path = find_cost_file(name_or_path)
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"), parse_float=Decimal)
+        return cost_model_from(_CostFile.model_validate(table))
+    except OSError as error:
+        raise SpecError(f"cannot be read ({error.strerror})", where=str(path), hint="Check the path") from error
+    except UnicodeDecodeError as error:
+        raise SpecError("is not UTF-8 text", where=str(path), hint="Save it as UTF-8") from error
+    except tomllib.TOMLDecodeError as error:
+        raise SpecError(f"is not valid TOML: {error}", where=str(path), hint="Mend the line named") from error
+    except ValidationError as error:
+        problems = "; ".join(f"{'.'.join(str(part) for part in item['loc'])}: {item['msg']}" for item in error.errors())
+        raise SpecError(problems, where=str(path), hint="Compare with plans/costs/paper.toml") from error
+    except ValueError as error:
+        raise SpecError(str(error), where=str(path), hint="Check the units in the key names") from error
+
+
+def cost_model_from(table: _CostFile) -> CostModel:
+    """A checked cost file's values as exact integers."""
+    decode, prefill = table.decode, table.prefill
+    model = CostModel(
+        name=table.name,
+        source=table.source,
+        f_fs={bucket: to_fs(value, FS_PER_MS) for bucket, value in sorted(decode.f_ms.items())},
+        alpha_fs=to_fs(decode.alpha_ms, FS_PER_MS),
+        beta_fs=to_fs(decode.beta_ms_per_request, FS_PER_MS),
+        context_fs=to_fs(decode.context_us_per_token, FS_PER_US),
+        chunk_tokens=prefill.chunk_tokens,
+        call_fs=to_fs(prefill.per_call_ms, FS_PER_MS),
+        token_fs=to_fs(prefill.per_call_us_per_token, FS_PER_US),
+        position_fs=to_fs(prefill.per_call_us_per_position, FS_PER_US),
+        fitted_context_tokens=decode.fitted_context_tokens,
+        fitted_prefill_tokens=prefill.fitted_tokens,
+    )
+    check_magnitudes(model)
+    return model
+
+
+def check_magnitudes(model: CostModel) -> None:
+    """Raise ValueError when a coefficient is so large that it must be a slip of units, or steps could take no time."""
+    if any(bucket < 1 for bucket in model.f_fs):
+        raise ValueError("a bucket below 1 has no cost")
+    largest = max([*model.f_fs.values(), abs(model.alpha_fs), abs(model.beta_fs), model.call_fs])
+    if largest > LARGEST_FS:
+        raise ValueError(f"a coefficient of {largest / FS_PER_S:g} s is more than one second")
+    if max(abs(model.context_fs), abs(model.token_fs), abs(model.position_fs)) > LARGEST_FS // 1000:
+        raise ValueError("a per-token coefficient is more than one millisecond")

@@ -1,0 +1,429 @@
+"""The engine as one object: submit, schedule, finish the step, take its KV events. No clock and no arrivals.
+
+Scheduler is a thin shell over the compiled functions of ``steps``: it maps callers' handles to rows and numbers to
+named values. Next: the emulator steps it in real time; ``harness.sim`` drives the same functions in virtual time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from harness.engine import steps
+from harness.engine.config import EngineConfig
+from harness.engine.cost import CostModel, fs_to_ns
+from harness.engine.state import (
+    C_BLOCK_TOKENS,
+    EV_CACHE_HIT,
+    EV_CACHE_PARTIAL,
+    EV_EVICTION,
+    EV_FREE_REQUEST,
+    EV_MAPPING_SEARCH,
+    EV_PREEMPT,
+    EVENT_HEADER,
+    Q_OUTPUT,
+    Q_PROMPT,
+    Q_SEAT,
+    Q_STATUS,
+    R_CACHED,
+    R_COMPUTED,
+    R_CONTEXT,
+    R_DUMMY,
+    R_EVENTS_LEN,
+    R_EVICTIONS_DUMMY,
+    R_EVICTIONS_PREEMPT,
+    R_EVICTIONS_REQUEST,
+    R_FREE_BLOCKS,
+    R_FREE_SLOTS,
+    R_HIT_TOKENS,
+    R_NUM_CACHED_SLOTS,
+    R_NUM_EVICTED,
+    R_NUM_PREEMPTED,
+    R_NUM_RUNNING,
+    R_NUM_WAITING,
+    R_WAIT_HEAD,
+    ROW_GONE,
+    S_ACTIVE,
+    SLOT_ACTIVE,
+    STEP_DECODE,
+    STEP_IDLE,
+    EngineState,
+    IntArray,
+    new_state,
+)
+from harness.errors import PlanError
+
+PREFILL = "PREFILL"
+DECODE = "DECODE"
+IDLE = "IDLE"
+STEP_KINDS = (IDLE, PREFILL, DECODE)
+EVENT_KINDS = (
+    "ALLOC",
+    "EVICTION",
+    "CACHE_HIT",
+    "CACHE_PARTIAL",
+    "FREE_REQUEST",
+    "MAPPING_REMOVE",
+    "MAPPING_SEARCH",
+    "PREEMPT",
+)
+CALLERS = ("", "request", "dummy", "preempt")
+FIRST_ROWS = 64
+
+
+class KvEvent(NamedTuple):
+    """One thing that happened to KV memory, with what the vendor's log line of it needs.
+
+    slots: ALLOC given; EVICTION, MAPPING_REMOVE the one slot; CACHE_HIT matched; FREE_REQUEST left; MAPPING_SEARCH the
+    slot found, or none. blocks: inner ids of ALLOC, MAPPING_REMOVE, MAPPING_SEARCH (the segment), PREEMPT (freed) and
+    CACHE_HIT (hit prefix). num_blocks: IB_COUNT (CACHE_HIT: summed over slots). block_counts: CACHE_HIT, per slot, how
+    many leading ``blocks`` its length covers. free_slots, inactive_slots: EVICTION, afterwards. reused_tokens,
+    hit_tokens: CACHE_HIT, CACHE_PARTIAL. is_preemption: FREE_REQUEST. output_tokens: PREEMPT.
+    """
+
+    kind: str
+    request: int = -1
+    slots: tuple[int, ...] = ()
+    blocks: tuple[int, ...] = ()
+    caller: str = ""
+    num_blocks: int = 0
+    block_counts: tuple[int, ...] = ()
+    free_slots: int = 0
+    inactive_slots: tuple[int, ...] = ()
+    reused_tokens: int = 0
+    hit_tokens: int = 0
+    is_preemption: bool = False
+    output_tokens: int = 0
+
+
+class Step(NamedTuple):
+    """What one engine step does, decided before it runs.
+
+    kind: PREFILL, DECODE or IDLE. requests: handles in batch order. bucket: 0 unless DECODE. hash_hit_tokens: what
+    the hash map promised (the vendor's prefix_cache_hits), cached_tokens what is really reused. context_tokens: summed
+    sequence lengths. dummy_slot: -1 when none was asked for. cached_slots, cached_lengths: source slots of the reuse.
+    """
+
+    kind: str
+    num_seqs: int = 0
+    bucket: int = 0
+    requests: tuple[int, ...] = ()
+    cached_tokens: int = 0
+    computed_tokens: int = 0
+    hash_hit_tokens: int = 0
+    context_tokens: int = 0
+    duration_ns: int = 0
+    preempted: tuple[int, ...] = ()
+    dummy_slot: int = -1
+    kv_events: tuple[KvEvent, ...] = ()
+    cached_slots: tuple[int, ...] = ()
+    cached_lengths: tuple[int, ...] = ()
+    evicted_slots: tuple[int, ...] = ()
+
+
+class Scheduler:
+    """One server's scheduler and KV pools, from its start on.
+
+    Call order: any number of submit / abort, then schedule, then (after the step ran; aborts may come between)
+    finish_step. Handles are the caller's own non-negative ints and may be used again once finished or aborted.
+    """
+
+    def __init__(self, config: EngineConfig, cost_model: CostModel, *, with_events: bool = True) -> None:
+        self.config = config
+        self.cost_model = cost_model
+        self._state: EngineState = new_state(config, FIRST_ROWS, with_events=with_events)
+        self._block_tokens = int(self._state.cfg[C_BLOCK_TOKENS])
+        self._base_fs = [int(value) for value in cost_model.decode_base_fs(config)]
+        self._rows: dict[int, int] = {}
+        self._handles: list[int] = [-1] * FIRST_ROWS
+        self._keys: list[IntArray] = [np.zeros(0, dtype=np.int64)] * FIRST_ROWS
+        self._free_rows: list[int] = list(range(FIRST_ROWS - 1, -1, -1))
+        self._batch: tuple[int, ...] = ()
+        self._late_events: list[KvEvent] = []
+
+    def submit(
+        self,
+        request: int,
+        prompt_tokens: int,
+        max_tokens: int,
+        block_keys: IntArray | Sequence[int],
+        stop_tokens: int | None = None,
+        session: int | None = None,
+    ) -> None:
+        """Queue a request at the tail.
+
+        block_keys: shape (>= floor(prompt_tokens / block),), chain keys of the prompt's full blocks, int64.
+        stop_tokens: the true output length when the model stops before max_tokens; admission never reads it.
+        session: who re-arrives, for the paper's rules only; default: the first block key stands for the session.
+        Raises PlanError when the prompt does not fit a slot or a handle is in use.
+        """
+        if request < 0 or request in self._rows:
+            raise PlanError("request handle is negative or in use", where=f"request {request}")
+        if not 1 <= prompt_tokens < self.config.slot_tokens or max_tokens < 1:
+            raise PlanError(
+                f"{prompt_tokens} prompt and {max_tokens} output tokens do not fit a slot of "
+                f"{self.config.slot_tokens} (a prompt may fill all but one)",
+                where=f"request {request}",
+            )
+        keys = np.asarray(block_keys, dtype=np.int64)
+        if self.config.prefix_caching and len(keys) < prompt_tokens // self._block_tokens:
+            raise PlanError(
+                f"{len(keys)} block keys for {prompt_tokens} prompt tokens, one per {self._block_tokens} needed",
+                where=f"request {request}",
+            )
+        row = self._new_row(request)
+        self._keys[row] = keys
+        if session is None:
+            # Distinct per request when there is no block to share.
+            session = int(keys[0]) if len(keys) else -2 - request
+        steps.submit(
+            self._state, row, prompt_tokens, max_tokens, max_tokens if stop_tokens is None else stop_tokens, session
+        )
+
+    def append_block_key(self, request: int, key: int) -> None:
+        """A block of generated text became full; needed only where the request may be preempted and re-prefilled."""
+        row = self._rows[request]
+        self._keys[row] = np.append(self._keys[row], np.int64(key))
+
+    def set_stop_tokens(self, request: int, stop_tokens: int) -> None:
+        """The model stopped: the request ends when it has ``stop_tokens`` output tokens."""
+        self._state.rows[self._rows[request], steps.Q_STOP_TOKENS] = stop_tokens
+
+    def abort(self, request: int) -> None:
+        """Drop a request, waiting or running, at any time; unknown or finished handles are ignored."""
+        row = self._rows.get(request)
+        if row is None:
+            return
+        # An abort inside a step must not lose the step's own batch.
+        steps.abort(self._state, row)
+        self._late_events.extend(self._read_events())
+        self._drop_row(request)
+
+    def schedule(self) -> Step:
+        """Decide the next step. Its requests stay in it until finish_step()."""
+        state = self._state
+        head = int(state.reg[R_WAIT_HEAD])
+        if head >= 0 and self.config.prefix_caching:
+            self._load_keys(head)
+        kind = steps.schedule(state)
+        reg = state.reg.tolist()
+        events = self._read_events() if reg[R_EVENTS_LEN] else ()
+        preempted = tuple(self._handles[row] for row in state.preempted[: reg[R_NUM_PREEMPTED]].tolist())
+        evicted = tuple(state.evicted[: reg[R_NUM_EVICTED], 0].tolist()) if reg[R_NUM_EVICTED] else ()
+        if kind == STEP_IDLE:
+            self._batch = ()
+            return Step(IDLE, preempted=preempted, kv_events=events, evicted_slots=evicted)
+        count = reg[steps.R_BATCH]
+        self._batch = tuple(self._handles[row] for row in state.batch[:count].tolist())
+        if kind == STEP_DECODE:
+            duration_ns = fs_to_ns(self._base_fs[count] + self.cost_model.context_fs * reg[R_CONTEXT])
+            return Step(
+                DECODE,
+                num_seqs=count,
+                bucket=self.config.bucket_of(count),
+                requests=self._batch,
+                context_tokens=reg[R_CONTEXT],
+                duration_ns=duration_ns,
+                preempted=preempted,
+                dummy_slot=reg[R_DUMMY],
+                kv_events=events,
+                evicted_slots=evicted,
+            )
+        matched = state.cached_slots[: reg[R_NUM_CACHED_SLOTS]].tolist()
+        return Step(
+            PREFILL,
+            num_seqs=1,
+            requests=self._batch,
+            cached_tokens=reg[R_CACHED],
+            computed_tokens=reg[R_COMPUTED],
+            hash_hit_tokens=reg[R_HIT_TOKENS],
+            context_tokens=reg[R_CONTEXT],
+            duration_ns=self.cost_model.prefill_ns(reg[R_COMPUTED], reg[R_CACHED]),
+            kv_events=events,
+            cached_slots=tuple(slot for slot, _ in matched),
+            cached_lengths=tuple(length for _, length in matched),
+            evicted_slots=evicted,
+        )
+
+    def equal_steps(self) -> int:
+        """How many decode steps exactly like the scheduled one can follow each other, it included.
+
+        Valid after schedule() gave DECODE, as long as nobody is submitted or aborted and no head of the queue is
+        waiting for memory; with a context-dependent cost model their durations still differ.
+        """
+        return steps.equal_steps(self._state)
+
+    def finish_step(self, num_steps: int = 1) -> tuple[int, ...]:
+        """The step ran: give everyone in it a token, free the finished, return their handles in batch order.
+
+        num_steps: 1, or up to equal_steps() to take that many equal decode steps at once.
+        """
+        state = self._state
+        count = steps.finish_steps(state, num_steps)
+        self._batch = ()
+        if count == 0:
+            return ()
+        finished = tuple(self._handles[row] for row in state.finished[:count].tolist())
+        if state.reg[R_EVENTS_LEN]:
+            self._late_events.extend(self._read_events())
+        for request in finished:
+            self._drop_row(request)
+        return finished
+
+    def take_kv_events(self) -> tuple[KvEvent, ...]:
+        """FREE_REQUEST events of requests that finished or were aborted since the last call."""
+        events = tuple(self._late_events)
+        self._late_events.clear()
+        return events
+
+    @property
+    def num_running(self) -> int:
+        return int(self._state.reg[R_NUM_RUNNING])
+
+    @property
+    def num_waiting(self) -> int:
+        return int(self._state.reg[R_NUM_WAITING])
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any request waits or runs."""
+        return bool(self._rows)
+
+    @property
+    def running(self) -> tuple[int, ...]:
+        """Running requests in admission order."""
+        return tuple(self._handles[row] for row in self._state.running[: self.num_running].tolist())
+
+    @property
+    def waiting(self) -> tuple[int, ...]:
+        """Waiting requests, head first."""
+        rows: list[int] = []
+        row = int(self._state.reg[R_WAIT_HEAD])
+        while row >= 0:
+            rows.append(row)
+            row = int(self._state.rows[row, steps.Q_NEXT])
+        return tuple(self._handles[row] for row in rows)
+
+    @property
+    def free_slots(self) -> int:
+        """Slots that hold nothing."""
+        return int(self._state.reg[R_FREE_SLOTS])
+
+    @property
+    def held_slots(self) -> int:
+        """Slots of running requests."""
+        return int(np.count_nonzero(self._state.slots[:, S_ACTIVE] == SLOT_ACTIVE))
+
+    @property
+    def free_blocks(self) -> int:
+        """Inner blocks that no running request holds."""
+        return int(self._state.reg[R_FREE_BLOCKS])
+
+    @property
+    def num_blocks(self) -> int:
+        """Inner blocks in all (the vendor's num_gpu_blocks - 1)."""
+        return len(self._state.blocks) - 1
+
+    @property
+    def evictions(self) -> dict[str, int]:
+        """Slots evicted since the start, by who asked."""
+        reg = self._state.reg
+        return {
+            "request": int(reg[R_EVICTIONS_REQUEST]),
+            "dummy": int(reg[R_EVICTIONS_DUMMY]),
+            "preempt": int(reg[R_EVICTIONS_PREEMPT]),
+        }
+
+    def output_tokens(self, request: int) -> int:
+        """Tokens generated so far by a request that waits or runs."""
+        return int(self._state.rows[self._rows[request], Q_OUTPUT])
+
+    def block_table(self, request: int) -> tuple[int, ...]:
+        """Slots of a running request in order (prefix caching off: its block ids less one, as the runner sees them)."""
+        seat = int(self._state.rows[self._rows[request], Q_SEAT])
+        if seat < 0:
+            return ()
+        if not self.config.prefix_caching:
+            return tuple(block - 1 for block in self.inner_blocks(request))
+        return tuple(self._state.seat_slots[seat, : self._state.seat_fill[seat, 1]].tolist())
+
+    def inner_blocks(self, request: int) -> tuple[int, ...]:
+        """Inner block ids of a running request in order."""
+        seat = int(self._state.rows[self._rows[request], Q_SEAT])
+        if seat < 0:
+            return ()
+        return tuple(self._state.seat_blocks[seat, : self._state.seat_fill[seat, 0]].tolist())
+
+    def _new_row(self, request: int) -> int:
+        if not self._free_rows:
+            old = len(self._handles)
+            rows = np.zeros((2 * old, self._state.rows.shape[1]), dtype=np.int64)
+            rows[:old] = self._state.rows
+            self._state = self._state._replace(rows=rows)
+            self._handles += [-1] * old
+            self._keys += [np.zeros(0, dtype=np.int64)] * old
+            self._free_rows = list(range(2 * old - 1, old - 1, -1))
+        row = self._free_rows.pop()
+        self._rows[request] = row
+        self._handles[row] = request
+        return row
+
+    def _drop_row(self, request: int) -> None:
+        row = self._rows.pop(request)
+        self._state.rows[row, Q_STATUS] = ROW_GONE
+        self._free_rows.append(row)
+
+    def _load_keys(self, row: int) -> None:
+        num_tokens = int(self._state.rows[row, Q_PROMPT] + self._state.rows[row, Q_OUTPUT])
+        needed = num_tokens // self._block_tokens
+        keys = self._keys[row]
+        if len(keys) < needed:
+            raise PlanError(
+                f"preempted with {num_tokens} tokens but only {len(keys)} block keys",
+                where=f"request {self._handles[row]}",
+                hint="Call append_block_key for every full block of generated text",
+            )
+        self._state.keys[:needed] = keys[:needed]
+
+    def _read_events(self) -> tuple[KvEvent, ...]:
+        length = int(self._state.reg[R_EVENTS_LEN])
+        numbers: list[int] = self._state.events[:length].tolist()
+        events: list[KvEvent] = []
+        at = 0
+        while at < length:
+            num_slots, num_blocks = numbers[at + 3], numbers[at + 4]
+            end = at + EVENT_HEADER + num_slots + num_blocks
+            events.append(self._event(numbers[at:end], num_slots))
+            at = end
+        return tuple(events)
+
+    def _event(self, record: list[int], num_slots: int) -> KvEvent:
+        code, row, caller, _, num_blocks, x, y = record[:EVENT_HEADER]
+        slots = tuple(record[EVENT_HEADER : EVENT_HEADER + num_slots])
+        blocks = tuple(record[EVENT_HEADER + num_slots :])
+        event = KvEvent(
+            kind=EVENT_KINDS[code],
+            request=self._handles[row] if row >= 0 else -1,
+            slots=slots,
+            blocks=blocks,
+            caller=CALLERS[caller],
+            num_blocks=num_blocks,
+        )
+        if code == EV_EVICTION:
+            return event._replace(slots=slots[:1], inactive_slots=slots[1:], free_slots=x, num_blocks=y)
+        if code == EV_FREE_REQUEST:
+            return event._replace(is_preemption=x == 1)
+        if code == EV_CACHE_HIT:
+            counts = blocks[:num_slots]
+            return event._replace(
+                block_counts=counts, blocks=blocks[num_slots:], num_blocks=sum(counts), reused_tokens=x, hit_tokens=y
+            )
+        if code == EV_CACHE_PARTIAL:
+            return event._replace(reused_tokens=x, hit_tokens=y)
+        if code == EV_MAPPING_SEARCH:
+            return event._replace(slots=tuple(slot for slot in slots if slot >= 0))
+        if code == EV_PREEMPT:
+            return event._replace(output_tokens=x)
+        return event
