@@ -1,0 +1,212 @@
+"""The replay client's public door: a plan in, one row per planned request and one per chunk out.
+
+What the server does wrong is a row with a status, never an exception and never a retry; the client's own lateness is in the rows, and
+no statistic is computed. Next: ``harness.runner`` judges the rows, ``harness.records`` keeps them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import queue
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import pyarrow as pa
+
+from harness.clock import ScaledClock
+from harness.errors import SpecError
+from harness.live.client_script import ReplayEvent, Script
+from harness.spec import ClientSpec
+
+if TYPE_CHECKING:
+    from harness.plan import Plan
+
+# Other threads of this process hand the interpreter over within this time, not within Python's usual 5 ms.
+SWITCH_INTERVAL_S = 50e-6
+
+
+class StopSignal(Protocol):
+    """What tells a replay to end early: a threading.Event, or anything shaped like it."""
+
+    def is_set(self) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayResult:
+    """What one replay recorded. All instants are clock ns.
+
+    requests: REQUESTS schema, one row per planned request, in plan order. chunks: CHUNKS schema, by (session, request, chunk).
+    start_ns: the common start. audit: what the client did to the measurement (facts, plain JSON values, wall ns where named so).
+    """
+
+    requests: pa.Table
+    chunks: pa.Table
+    start_ns: int
+    audit: dict[str, Any]
+
+
+class _Outcome(Protocol):
+    """What either client hands back beside the script's rows."""
+
+    start_monotonic_ns: int
+
+
+def replay(
+    plan: Plan,
+    *,
+    host: str,
+    port: int,
+    model: str,
+    options: ClientSpec,
+    clock: ScaledClock,
+    request_timeout_ns: int,
+    on_event: Callable[[ReplayEvent], None] | None = None,
+    stop: StopSignal | None = None,
+) -> ReplayResult:
+    """Replay every session of the plan against a server, all released at one instant, and return what happened.
+
+    request_timeout_ns: clock ns one request may take from send to end. on_event: called per final row, from a thread of its own.
+    stop: when set, what is in flight is given up ("connection") and what was not sent stays "not_sent".
+    Raises SpecError when this machine cannot run the client asked for, ServerError when the host's name cannot be resolved.
+    """
+    script = Script(plan, model=model, stream=options.stream, clock=clock)
+    is_stopped = stop.is_set if stop is not None else _never
+    with _told(script, on_event) as tell, _undisturbed():
+        if options.name == "epoll":
+            result = _run_epoll(script, host, port, options, request_timeout_ns, is_stopped, tell)
+        else:
+            result = _run_aiohttp(script, host, port, request_timeout_ns, is_stopped, tell)
+    return result
+
+
+def _run_epoll(
+    script: Script,
+    host: str,
+    port: int,
+    options: ClientSpec,
+    request_timeout_ns: int,
+    is_stopped: Callable[[], bool],
+    tell: Callable[[], None],
+) -> ReplayResult:
+    if not sys.platform.startswith("linux"):
+        raise SpecError(
+            "client 'epoll' needs Linux", where="client.name", hint="Choose client 'aiohttp', which runs everywhere"
+        )
+    from harness.live.wire import WireReplay
+
+    wire = WireReplay(
+        script,
+        host=host,
+        port=port,
+        spin_us=options.spin_us,
+        request_timeout_ns=request_timeout_ns,
+        is_stopped=is_stopped,
+        on_slack=tell,
+    )
+    start_ns = wire.run()
+    audit = {
+        "client": "epoll",
+        "stream": options.stream,
+        "spin_us": options.spin_us,
+        "spun_wall_ns": wire.spun_ns,
+        "num_wakeups": wire.num_wakeups,
+        "num_reconnects": wire.num_reconnects,
+        "clock_offset_samples": [list(pair) for pair in zip(wire.offsets.at_ns, wire.offsets.offset_ns, strict=True)],
+        "clock_steps": wire.offsets.steps(),
+    }
+    return _result(script, start_ns, audit, script.chunks.to_table(script.rows, script.clock, wire.offsets))
+
+
+def _run_aiohttp(
+    script: Script,
+    host: str,
+    port: int,
+    request_timeout_ns: int,
+    is_stopped: Callable[[], bool],
+    tell: Callable[[], None],
+) -> ReplayResult:
+    from harness.live.portable import PortableReplay
+
+    client = PortableReplay(
+        script,
+        base_url=f"http://{host}:{port}",
+        request_timeout_ns=request_timeout_ns,
+        is_stopped=is_stopped,
+        on_slack=tell,
+    )
+    start_ns = client.run()
+    audit = {"client": "aiohttp", "stream": script.stream}
+    return _result(script, start_ns, audit, script.chunks.to_table(script.rows, script.clock, None))
+
+
+def _result(script: Script, start_monotonic_ns: int, audit: dict[str, Any], chunks: pa.Table) -> ReplayResult:
+    requests = script.rows.to_table(script.plan, script.clock)
+    audit["num_early_sends"] = sum(
+        1
+        for sent_ns, due_ns in zip(requests["sent_ns"].to_pylist(), requests["due_ns"].to_pylist(), strict=True)
+        if sent_ns is not None and sent_ns < due_ns
+    )
+    audit["run_nonce"] = script.nonce
+    return ReplayResult(requests, chunks, script.clock.from_monotonic_ns(start_monotonic_ns), audit)
+
+
+def _never() -> bool:
+    return False
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """No garbage collection, and short turns for other threads, while the block runs; both restored after it."""
+    was_enabled, interval_s = gc.isenabled(), sys.getswitchinterval()
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(interval_s)
+        gc.unfreeze()
+        if was_enabled:
+            gc.enable()
+
+
+@contextlib.contextmanager
+def _told(script: Script, on_event: Callable[[ReplayEvent], None] | None) -> Iterator[Callable[[], None]]:
+    """A function that passes new final rows on to ``on_event``, which runs in a thread of its own and so cannot delay a send.
+
+    What ``on_event`` raises ends the telling, not the replay, and is raised after it.
+    """
+    if on_event is None:
+        yield script.finished_events.clear
+        return
+    events: queue.SimpleQueue[ReplayEvent | None] = queue.SimpleQueue()
+    failures: list[Exception] = []
+
+    def deliver() -> None:
+        while (event := events.get()) is not None:
+            try:
+                on_event(event)
+            except Exception as error:
+                failures.append(error)
+                return
+
+    def tell() -> None:
+        for event in script.finished_events:
+            events.put(event)
+        script.finished_events.clear()
+
+    teller = threading.Thread(target=deliver, name="replay-events", daemon=True)
+    teller.start()
+    try:
+        yield tell
+        tell()
+    finally:
+        events.put(None)
+        teller.join()
+    if failures:
+        raise failures[0]

@@ -1,0 +1,289 @@
+"""What each session does next: prompts as kept bytes, rows, and who becomes due when an answer is complete.
+
+Both replay clients follow this one script, so their rows mean the same. It opens no socket, reads no clock and never re-serialises
+a prompt: a session's token-id stream only grows by pieces of text. Next: ``wire`` and ``portable`` send what it hands out.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from hashlib import sha256
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from harness.clock import ScaledClock
+from harness.errors import PlanError
+from harness.live.client_answer import Answer
+from harness.live.client_rows import ChunkRows, RequestRows
+from harness.plan import TokenStreams
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from harness.plan import Plan
+
+
+class Due(NamedTuple):
+    """A request that became due at ``due_ns`` (clock ns)."""
+
+    due_ns: int
+    row: int
+
+
+class TextPiece(NamedTuple):
+    """``count`` token ids as comma-separated decimal text."""
+
+    count: int
+    text: bytes
+
+
+class ReplayEvent(NamedTuple):
+    """One more request has its final row. Told to ``on_event`` from a thread that cannot hold the replay up."""
+
+    session: int
+    request: int
+    status: str
+    num_finished: int
+    num_requests: int
+
+
+class Script:
+    """The plan as a state machine over rows; row = position of a request in plan order.
+
+    Contract with a client: ``release`` once; then for each Due, ``body`` just before it is sent, and ``complete`` or ``fail``
+    exactly once; ``settle`` after ``complete`` and before the session's next ``body``.
+    """
+
+    def __init__(self, plan: Plan, *, model: str, stream: bool, clock: ScaledClock) -> None:
+        self.plan = plan
+        self.stream = stream
+        self.clock = clock
+        self.rows = RequestRows(plan)
+        self.chunks = ChunkRows()
+        self.nonce = os.urandom(4).hex()
+        self.num_finished = 0
+        self.finished_events: list[ReplayEvent] = []
+        self._streams = TokenStreams(plan)
+        self._first_row = [0]
+        for session in plan.sessions:
+            self._first_row.append(self._first_row[-1] + len(session.requests))
+        self._pieces: list[list[TextPiece]] = [[] for _ in plan.sessions]
+        self._fresh: dict[int, TextPiece] = {}
+        self._has_failed = [False] * len(plan.sessions)
+        self._followers: list[list[int]] = [[] for _ in plan.sessions]
+        self._keeps_stream = [False] * len(plan.sessions)
+        for session in plan.sessions:
+            if session.after is not None:
+                self._followers[session.after].append(session.index)
+            if session.continues is not None:
+                self._keeps_stream[session.continues] = True
+        for row in range(self.rows.count):
+            session, request = self.rows.session[row], self.rows.request[row]
+            self.rows.request_id[row] = f"{self.nonce}-{session}-{request}"
+        self._body_start = f'{{"model":{json.dumps(model)},"prompt":['.encode()
+
+    # -- positions ---------------------------------------------------------------------------------------------
+
+    @property
+    def num_sessions(self) -> int:
+        return len(self._pieces)
+
+    @property
+    def is_finished(self) -> bool:
+        return self.num_finished == self.rows.count
+
+    def is_last_of_session(self, row: int) -> bool:
+        return row + 1 == self._first_row[self.rows.session[row] + 1]
+
+    def parent_of(self, row: int) -> int | None:
+        """The session whose stream this row's session continues, for its first request only."""
+        return None if self.rows.request[row] else self.plan.sessions[self.rows.session[row]].continues
+
+    # -- who is due --------------------------------------------------------------------------------------------
+
+    def release(self, start_ns: int) -> list[Due]:
+        """The first requests of all sessions that follow nobody, due from the common start (clock ns) on."""
+        return [
+            self._make_due(self._first_row[session.index], start_ns, session.start_offset_ns)
+            for session in self.plan.sessions
+            if session.after is None
+        ]
+
+    def _start_followers(self, session: int, trigger_ns: int) -> list[Due]:
+        return [
+            self._make_due(self._first_row[follower], trigger_ns, self.plan.sessions[follower].start_offset_ns)
+            for follower in self._followers[session]
+        ]
+
+    def _make_due(self, row: int, trigger_ns: int, wait_ns: int) -> Due:
+        self.rows.trigger_ns[row] = trigger_ns
+        self.rows.due_ns[row] = trigger_ns + wait_ns
+        return Due(trigger_ns + wait_ns, row)
+
+    def complete(self, row: int, done_ns: int) -> list[Due]:
+        """A 200 answer ended at ``done_ns`` (CLOCK_MONOTONIC): what it makes due. Its content is judged by ``settle``."""
+        self.rows.done_ns[row] = done_ns
+        trigger_ns = self.clock.from_monotonic_ns(done_ns)
+        if self.is_last_of_session(row):
+            return self._start_followers(self.rows.session[row], trigger_ns)
+        return [self._make_due(row + 1, trigger_ns, self._request_plan(row).wait_after_ns)]
+
+    def settle(self, row: int, answer: Answer) -> list[Due]:
+        """Judge a complete answer, write its row and carry its token ids on.
+
+        An answer that breaks the plan ends its session: what ``complete`` made due of it must not be sent (``may_send``), and what
+        is returned, the sessions that follow, becomes due instead.
+        """
+        rows, session, planned = self.rows, self.rows.session[row], self._request_plan(row)
+        self._copy_counts(row, answer)
+        status, error = "ok", ""
+        if answer.problem:
+            status, error = "bad_response", answer.problem
+        elif len(answer.token_ids) != planned.generate_tokens:
+            status = "wrong_length"
+            error = f"{len(answer.token_ids)} tokens generated, {planned.generate_tokens} planned"
+        elif answer.prompt_tokens != planned.prompt_tokens:
+            status = "wrong_length"
+            error = f"the server counted {answer.prompt_tokens} prompt tokens, {planned.prompt_tokens} were sent"
+        self._finish_row(row, status, error)
+        if status != "ok":
+            self._fail_rest(row, rows.done_ns[row])
+            is_last = self.is_last_of_session(row)
+            return [] if is_last else self._start_followers(session, self.clock.from_monotonic_ns(rows.done_ns[row]))
+        rows.token_digest[row] = token_digest(answer.token_ids)
+        if not self.is_last_of_session(row) or self._keeps_stream[session]:
+            self._pieces[session].append(text_piece(answer.token_ids))
+        else:
+            self._pieces[session] = []
+        return []
+
+    def fail(self, row: int, done_ns: int, status: str, error: str, answer: Answer | None = None) -> list[Due]:
+        """The request came to nothing at ``done_ns`` (CLOCK_MONOTONIC); its session ends, sessions after it go on."""
+        self.rows.done_ns[row] = done_ns
+        if answer is not None:
+            self._copy_counts(row, answer)
+        self._finish_row(row, status, error)
+        self._fail_rest(row, done_ns)
+        return self._start_followers(self.rows.session[row], self.clock.from_monotonic_ns(done_ns))
+
+    def skip_session(self, row: int, error: str, now_ns: int) -> list[Due]:
+        """This row cannot be sent at all: it and the rest of its session become "not_sent"; sessions after it go on."""
+        self._finish_row(row, "not_sent", error)
+        self._fail_rest(row, now_ns)
+        return self._start_followers(self.rows.session[row], self.clock.from_monotonic_ns(now_ns))
+
+    def stop(self, now_ns: int) -> None:
+        """Everything without a final row becomes "not_sent"; the client has already failed what was in flight."""
+        for row in range(self.rows.count):
+            if not self.rows.status[row]:
+                self._never_due(row, now_ns)
+                self._finish_row(row, "not_sent", "the replay was stopped")
+
+    def may_send(self, row: int) -> bool:
+        """False when the row already has a final status: its session failed after it had become due."""
+        return not self.rows.status[row]
+
+    def blocked_by(self, row: int) -> str:
+        """Why this row can never be sent, or an empty string."""
+        parent = self.parent_of(row)
+        if parent is not None and self._has_failed[parent]:
+            return f"session {parent}, which it continues, failed"
+        return ""
+
+    def _fail_rest(self, row: int, now_ns: int) -> None:
+        session = self.rows.session[row]
+        self._has_failed[session] = True
+        self._pieces[session] = []
+        for later in range(row + 1, self._first_row[session + 1]):
+            self._fresh.pop(later, None)
+            self._never_due(later, now_ns)
+            self._finish_row(later, "not_sent", f"request {self.rows.request[row]} of its session failed")
+
+    def _never_due(self, row: int, now_ns: int) -> None:
+        """A row that never became due: both instants say when that was decided, so that neither is a made-up plan."""
+        if self.rows.trigger_ns[row] < 0:
+            self.rows.trigger_ns[row] = self.rows.due_ns[row] = self.clock.from_monotonic_ns(now_ns)
+
+    def _finish_row(self, row: int, status: str, error: str) -> None:
+        rows = self.rows
+        rows.status[row], rows.error[row] = status, error
+        self.num_finished += 1
+        self.finished_events.append(
+            ReplayEvent(rows.session[row], rows.request[row], status, self.num_finished, rows.count)
+        )
+
+    def _copy_counts(self, row: int, answer: Answer) -> None:
+        rows = self.rows
+        rows.response_id[row], rows.finish_reason[row] = answer.response_id, answer.finish_reason
+        rows.cached_tokens[row] = answer.cached_tokens
+        if answer.prompt_tokens is not None:
+            rows.prompt_tokens[row] = answer.prompt_tokens
+        if answer.token_ids or answer.completion_tokens is not None:
+            rows.completion_tokens[row] = len(answer.token_ids)
+        self.chunks.extend(row, 0, answer.chunks)
+
+    # -- what is sent ------------------------------------------------------------------------------------------
+
+    def _request_plan(self, row: int):
+        return self.plan.sessions[self.rows.session[row]].requests[self.rows.request[row]]
+
+    def prefetch(self, row: int) -> None:
+        """Draw the row's fresh tokens now, so that ``body`` has nothing left to compute but a join."""
+        if row < self.rows.count and row not in self._fresh:
+            self._fresh[row] = text_piece(self._streams.fresh_tokens(self.rows.session[row], self.rows.request[row]))
+
+    def prefetch_next(self, row: int) -> bool:
+        """Prefetch the request that follows in the row's session, if there is one; False: nothing left to do."""
+        if not self.is_last_of_session(row):
+            self.prefetch(row + 1)
+        return False
+
+    def body(self, row: int) -> bytes:
+        """The JSON body of the row's request; call once, after everything before it in its stream is settled."""
+        session, planned = self.rows.session[row], self._request_plan(row)
+        parent = self.parent_of(row)
+        known = self._pieces[session] if parent is None else list(self._pieces[parent])
+        self.prefetch(row)
+        prompt = take_tokens(known, planned.keep_tokens, where=f"session {self.rows.session[row]}")
+        prompt.append(self._fresh.pop(row))
+        self._pieces[session] = prompt
+        length = planned.generate_tokens
+        streaming = b',"stream":true,"stream_options":{"include_usage":true}' if self.stream else b',"stream":false'
+        tail = (
+            f'],"max_tokens":{length},"min_tokens":{length},"ignore_eos":true,"temperature":0,"seed":{self.plan.seed},'
+            f'"return_token_ids":true,"request_id":"{self.rows.request_id[row]}"'
+        )
+        text = b",".join([piece.text for piece in prompt if piece.count])
+        return b"".join((self._body_start, text, tail.encode(), streaming, b"}"))
+
+
+def text_piece(token_ids: Sequence[int] | np.ndarray) -> TextPiece:
+    """Token ids as the text that stands for them in every prompt from now on."""
+    ids = token_ids.tolist() if isinstance(token_ids, np.ndarray) else token_ids
+    return TextPiece(len(ids), ",".join(map(str, ids)).encode())
+
+
+def take_tokens(pieces: list[TextPiece], count: int, *, where: str) -> list[TextPiece]:
+    """The first ``count`` tokens of a stream; only a piece that is cut is ever touched.
+
+    Raises PlanError when the stream is shorter.
+    """
+    taken: list[TextPiece] = []
+    left = count
+    for piece in pieces:
+        if left < piece.count:
+            if left:
+                taken.append(TextPiece(left, b",".join(piece.text.split(b",", left)[:left])))
+            return taken
+        taken.append(piece)
+        left -= piece.count
+    if left:
+        raise PlanError(f"keeps {count} tokens of a stream that is {left} tokens shorter", where=where)
+    return taken
+
+
+def token_digest(token_ids: Sequence[int]) -> str:
+    """SHA-256 of the ids as little-endian int32."""
+    return sha256(np.asarray(token_ids, dtype="<i4").tobytes()).hexdigest()

@@ -1,0 +1,73 @@
+"""Kernel receive stamps (SO_TIMESTAMPNS, CLOCK_REALTIME) brought to CLOCK_MONOTONIC with offsets sampled through the run.
+
+A stamp between two samples that disagree is not trusted: the realtime clock was stepped or slewed there, and no stamp is better than
+a wrong one. Nothing here opens a socket. Next: ``client_rows`` writes the converted stamps beside the user-clock ones.
+"""
+
+from __future__ import annotations
+
+import socket
+from array import array
+
+import numpy as np
+
+from harness.clock import NS_PER_MS, monotonic_ns, realtime_minus_monotonic_ns
+
+# Linux values (asm-generic/socket.h); Python does not export them. The *_OLD option, which carries a plain timespec on 64 bit.
+SO_TIMESTAMPNS = 35
+ANCILLARY_BYTES = socket.CMSG_SPACE(16)
+SAMPLE_INTERVAL_NS = 100 * NS_PER_MS
+# NTP slews at most 500 ppm: 50 us per interval; what exceeds it, plus reading noise, is a step.
+STEP_NS_PER_INTERVAL = 80_000
+
+
+def enable_kernel_stamps(sock: socket.socket) -> None:
+    """Ask the kernel to stamp what ``sock`` receives."""
+    sock.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
+
+
+class OffsetLog:
+    """Samples of realtime minus monotonic, in time order."""
+
+    def __init__(self) -> None:
+        self.at_ns = array("q")
+        self.offset_ns = array("q")
+        self.next_ns = 0
+
+    def sample(self) -> None:
+        """Take one sample now (about 2 us)."""
+        offset_ns = realtime_minus_monotonic_ns()
+        now_ns = monotonic_ns()
+        self.at_ns.append(now_ns)
+        self.offset_ns.append(offset_ns)
+        self.next_ns = now_ns + SAMPLE_INTERVAL_NS
+
+    def to_monotonic(self, realtime_ns: np.ndarray, received_ns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Kernel stamps as CLOCK_MONOTONIC, and which of them can be trusted.
+
+        realtime_ns: int64, -1 where there is none. received_ns: the user-clock stamp of the same receive; a kernel stamp that is not
+        before it (by more than reading noise) is refused too. Both of shape (n,).
+        """
+        at = np.frombuffer(self.at_ns, dtype=np.int64)
+        offset = np.frombuffer(self.offset_ns, dtype=np.int64)
+        if len(at) == 0:
+            return realtime_ns, np.zeros(len(realtime_ns), dtype=np.bool_)
+        after = np.clip(np.searchsorted(at, received_ns), 0, len(at) - 1)
+        before = np.maximum(after - 1, 0)
+        # The stamp was taken before ``received_ns``; within an interval the sample nearest in time is at most 50 ms away.
+        use_before = received_ns - at[before] < at[after] - received_ns
+        monotonic = realtime_ns - np.where(use_before, offset[before], offset[after])
+        intervals = np.maximum(1, (at[after] - at[before]) // SAMPLE_INTERVAL_NS)
+        is_step = np.abs(offset[after] - offset[before]) > STEP_NS_PER_INTERVAL * intervals
+        is_trusted = (realtime_ns >= 0) & ~is_step & (monotonic <= received_ns + 5_000)
+        return np.minimum(monotonic, received_ns), is_trusted
+
+    def steps(self) -> list[int]:
+        """Instants (CLOCK_MONOTONIC) before which the realtime clock was stepped."""
+        at, offset = self.at_ns, self.offset_ns
+        found: list[int] = []
+        for place in range(1, len(at)):
+            intervals = max(1, (at[place] - at[place - 1]) // SAMPLE_INTERVAL_NS)
+            if abs(offset[place] - offset[place - 1]) > STEP_NS_PER_INTERVAL * intervals:
+                found.append(at[place])
+        return found

@@ -1,0 +1,440 @@
+"""The epoll replay loop: one thread, absolute deadlines, never early; it sends, stamps and finds the end of answers.
+
+Interpretation of answers and preparation of bodies happen only in slack, or when the next send needs them. It retries nothing, computes no
+statistic, and every wait in it has a deadline. Next: rows and chunks go back to ``harness.live.client``.
+"""
+
+from __future__ import annotations
+
+import heapq
+import select
+import socket
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import httptools
+
+from harness.clock import NS_PER_MS, NS_PER_S, NS_PER_US, monotonic_ns
+from harness.errors import ServerError, SpecError
+from harness.live.client_answer import describe_error_body
+from harness.live.kernel_stamps import OffsetLog
+from harness.live.wire_connection import Connection, Exchange
+from harness.live.wire_timer import DeadlineTimer
+
+if TYPE_CHECKING:
+    from harness.live.client_script import Due, Script
+
+EPOLLIN, EPOLLOUT = select.EPOLLIN, select.EPOLLOUT
+# The loop wakes this often with nothing to do: to see the stop flag, expire requests and sample the clock offset.
+HEARTBEAT_S = 0.05
+HEARTBEAT_NS = 50 * NS_PER_MS
+# Below this the final spin only reads the clock; above it, it also looks for arrivals.
+BARE_SPIN_NS = 25 * NS_PER_US
+# A kept connection that idled longer is replaced before it is used: servers close idle ones after a few seconds (uvicorn: 5 s), and a
+# request sent in that very moment would be lost.
+FRESH_AFTER_IDLE_NS = NS_PER_S
+FRESH_LEAD_NS = 250 * NS_PER_MS
+CONNECT_TIMEOUT_NS = 10 * NS_PER_S
+MAX_CONNECTING = 64
+START_LEAD_NS = 5 * NS_PER_MS
+REFRESH, SEND = 0, 1
+MAX_WAITING_JOBS = 4_096
+
+
+class WireReplay:
+    """One replay. ``run`` returns when every row has a final status."""
+
+    def __init__(
+        self,
+        script: Script,
+        *,
+        host: str,
+        port: int,
+        spin_us: int,
+        request_timeout_ns: int,
+        is_stopped: Callable[[], bool],
+        on_slack: Callable[[], None],
+    ) -> None:
+        self._script = script
+        self._rows = script.rows
+        self._host, self._port = host, port
+        self._spin_ns = spin_us * NS_PER_US
+        clock = script.clock
+        self._request_timeout_ns = clock.to_monotonic_ns(request_timeout_ns)
+        self._is_stopped = is_stopped
+        self._on_slack = on_slack
+        self.offsets = OffsetLog()
+        self.spun_ns = 0
+        self.num_wakeups = 0
+        self.num_reconnects = 0
+        self._deadlines: list[tuple[int, int, int]] = []
+        self._expiries: deque[tuple[int, Connection, Exchange]] = deque()
+        self._connect_expiries: deque[tuple[int, Connection]] = deque()
+        self._by_fd: dict[int, Connection] = {}
+        self._of_session: dict[int, Connection] = {}
+        self._payloads: dict[int, bytes] = {}
+        self._connect_problem = ""
+        self._next_beat_ns = 0
+        self._unsettled: dict[int, Exchange] = {}
+        self._jobs: deque[Callable[[], bool]] = deque()
+        self._head = (
+            f"POST /v1/completions HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Type: application/json\r\n"
+            "Accept: */*\r\nX-Request-Id: "
+        ).encode()
+
+    # -- before the start --------------------------------------------------------------------------------------
+
+    def run(self) -> int:
+        """Connect, release all sessions together, and loop to the end; the common start in CLOCK_MONOTONIC ns."""
+        self._family, self._address = self._resolve()
+        self._epoll = select.epoll()
+        self._timer = DeadlineTimer()
+        self._epoll.register(self._timer.fd, EPOLLIN)
+        try:
+            first = self._script.release(0)
+            self._connect_all([due for due in first if self._to_monotonic(due.due_ns) < FRESH_AFTER_IDLE_NS])
+            for due in first:
+                self._payloads[due.row] = self._payload(due.row)
+                self._script.prefetch_next(due.row)
+            self.offsets.sample()
+            start_ns = monotonic_ns() + START_LEAD_NS
+            for due in self._script.release(self._script.clock.from_monotonic_ns(start_ns)):
+                self._schedule(due)
+            self._loop()
+        finally:
+            self.offsets.sample()
+            for connection in list(self._by_fd.values()):
+                connection.close()
+            self._timer.close()
+            self._epoll.close()
+        return start_ns
+
+    def _resolve(self) -> tuple[int, tuple[str, int]]:
+        try:
+            family, _, _, _, address = socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)[0]
+        except OSError as error:
+            raise ServerError(f"host name cannot be resolved ({error})", where=f"{self._host}:{self._port}") from error
+        return family, address  # pyright: ignore[reportReturnType]
+
+    def _to_monotonic(self, clock_ns: int) -> int:
+        return self._script.clock.to_monotonic_ns(clock_ns)
+
+    def _connect_all(self, first: list[Due]) -> None:
+        """Open the connections of the sessions that start first, a few at a time so that no listen backlog overflows.
+
+        A connection that cannot be had is no error yet: its session tries once more when it is due, and then has a row that says so.
+        """
+        sessions = deque(self._rows.session[due.row] for due in first)
+        give_up_ns = monotonic_ns() + CONNECT_TIMEOUT_NS
+        while monotonic_ns() < give_up_ns and not self._is_stopped():
+            while sessions and len(self._by_fd) - sum(c.is_connected for c in self._by_fd.values()) < MAX_CONNECTING:
+                self._open(sessions.popleft())
+            if not sessions and all(connection.is_connected for connection in self._by_fd.values()):
+                return
+            for fd, _ in self._epoll.poll(HEARTBEAT_S):
+                if (connection := self._by_fd.get(fd)) is not None:
+                    self._on_writable(connection)
+
+    def _open(self, session: int) -> Connection | None:
+        try:
+            connection = Connection(self._family, session)
+        except OSError as error:
+            raise SpecError(
+                f"no more sockets ({error.strerror}) at {len(self._by_fd)} connections",
+                where="replay",
+                hint="Raise the limit of open files (ulimit -n), or replay fewer sessions at once",
+            ) from error
+        self._connect_problem = connection.start_connect(self._address)
+        if self._connect_problem:
+            connection.close()
+            return None
+        self._by_fd[connection.fd] = connection
+        self._of_session[session] = connection
+        self._epoll.register(connection.fd, EPOLLOUT)
+        self._connect_expiries.append((monotonic_ns() + CONNECT_TIMEOUT_NS, connection))
+        return connection
+
+    # -- the loop ----------------------------------------------------------------------------------------------
+
+    def _loop(self) -> None:
+        deadlines, jobs, script = self._deadlines, self._jobs, self._script
+        poll = self._epoll.poll
+        while not script.is_finished:
+            now_ns = monotonic_ns()
+            while deadlines and deadlines[0][0] <= now_ns:
+                _, kind, row = heapq.heappop(deadlines)
+                if kind == SEND:
+                    self._dispatch(row)
+                else:
+                    self._refresh(row)
+                now_ns = monotonic_ns()
+            next_ns = deadlines[0][0] if deadlines else 0
+            left_ns = next_ns - now_ns
+            if next_ns and left_ns <= self._spin_ns:
+                events = self._spin(next_ns, now_ns) if left_ns <= BARE_SPIN_NS else poll(0)
+                if left_ns > BARE_SPIN_NS:
+                    self.spun_ns += monotonic_ns() - now_ns
+            elif now_ns >= self._next_beat_ns:
+                self._beat(now_ns)
+                continue
+            elif jobs:
+                events = poll(0)
+                if not events or len(jobs) > MAX_WAITING_JOBS:
+                    self._run_job()
+            else:
+                self._timer.arm(next_ns - self._spin_ns if next_ns else 0)
+                events = poll(HEARTBEAT_S)
+                self.num_wakeups += 1
+            for fd, mask in events:
+                self._on_event(fd, mask)
+
+    def _spin(self, next_ns: int, now_ns: int) -> list[tuple[int, int]]:
+        while monotonic_ns() < next_ns:
+            pass
+        self.spun_ns += next_ns - now_ns
+        return []
+
+    def _run_job(self) -> None:
+        job = self._jobs.popleft()
+        if job():
+            self._jobs.append(job)
+
+    def _beat(self, now_ns: int) -> None:
+        """What must happen now and then; never within the spin before a send."""
+        self._next_beat_ns = now_ns + HEARTBEAT_NS
+        if now_ns >= self.offsets.next_ns:
+            self.offsets.sample()
+        self._expire(now_ns)
+        if self._is_stopped():
+            self._stop(now_ns)
+        self._on_slack()
+
+    def _on_event(self, fd: int, mask: int) -> None:
+        connection = self._by_fd.get(fd)
+        if connection is None:
+            if fd == self._timer.fd:
+                self._timer.clear()
+            return
+        if not connection.is_connected:
+            if mask & ~EPOLLIN:  # a lone EPOLLIN is a stale event of a closed socket that had this number
+                self._on_writable(connection)
+            return
+        if mask & EPOLLOUT:
+            self._on_writable(connection)
+        if mask & ~EPOLLOUT and self._by_fd.get(fd) is connection:
+            self._on_readable(connection)
+
+    def _on_writable(self, connection: Connection) -> None:
+        if not connection.is_connected:
+            problem = connection.finish_connect()
+            if problem:
+                self._break(connection, "connection", f"cannot connect: {problem}")
+                return
+            self._epoll.modify(connection.fd, EPOLLIN)
+            if connection.exchange is not None:
+                self._send(connection, connection.exchange)
+            return
+        if connection.unsent is not None:
+            try:
+                connection.send(connection.unsent)
+            except OSError as error:
+                self._break(connection, "connection", f"{error.strerror} while sending")
+                return
+        if connection.unsent is None:
+            self._epoll.modify(connection.fd, EPOLLIN)
+
+    def _on_readable(self, connection: Connection) -> None:
+        exchange = connection.exchange
+        try:
+            done_ns = connection.receive()
+        except OSError as error:
+            self._break(connection, "connection", f"{error.strerror} ({connection.describe_progress()})")
+            return
+        except httptools.HttpParserError as error:
+            self._break(connection, "bad_response", f"not HTTP: {error}")
+            return
+        if exchange is None:
+            self._drop(connection)  # closed, or talking out of turn, while idle
+            return
+        if done_ns < 0:
+            if connection.ends_at_close():
+                self._complete(connection, exchange, monotonic_ns())
+            else:
+                self._break(connection, "connection", f"closed by the server ({connection.describe_progress()})")
+        elif done_ns:
+            self._complete(connection, exchange, done_ns)
+        elif len(exchange.pieces) == 1 and exchange.status == 200:
+            self._jobs.append(exchange.interpret_one)
+
+    # -- sending -----------------------------------------------------------------------------------------------
+
+    def _schedule(self, due: Due) -> None:
+        """Queue a send; see to it that its connection will be there, and fresh, before."""
+        due_ns = self._to_monotonic(due.due_ns)
+        heapq.heappush(self._deadlines, (due_ns, SEND, due.row))
+        now_ns = monotonic_ns()
+        session = self._rows.session[due.row]
+        if due_ns - now_ns > FRESH_AFTER_IDLE_NS:
+            heapq.heappush(self._deadlines, (due_ns - FRESH_LEAD_NS, REFRESH, due.row))
+        elif session not in self._of_session and due_ns > now_ns:
+            self._open(session)
+
+    def _refresh(self, row: int) -> None:
+        session = self._rows.session[row]
+        connection = self._of_session.get(session)
+        if connection is not None:
+            if connection.exchange is not None or not connection.is_connected:
+                return
+            self._drop(connection)
+        self.num_reconnects += 1
+        self._open(session)
+
+    def _payload(self, row: int) -> bytes:
+        body = self._script.body(row)
+        head = f"{self._rows.request_id[row]}\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+        return b"".join((self._head, head, body))
+
+    def _prepare(self, row: int) -> bytes | None:
+        """The bytes of a request that is due; None when what came before it failed and it must not be sent."""
+        payload = self._payloads.pop(row, None)
+        if payload is not None:
+            return payload
+        script = self._script
+        self._settle(self._rows.session[row])
+        parent = script.parent_of(row)
+        if parent is not None:
+            self._settle(parent)
+        if not script.may_send(row):
+            return None
+        reason = script.blocked_by(row)
+        if reason:
+            self._schedule_all(script.skip_session(row, reason, monotonic_ns()))
+            return None
+        return self._payload(row)
+
+    def _dispatch(self, row: int) -> None:
+        payload = self._prepare(row)
+        if payload is None:
+            return
+        session = self._rows.session[row]
+        connection = self._of_session.get(session)
+        if connection is None:
+            connection = self._open(session)
+        exchange = Exchange(row, stream=self._script.stream)
+        if connection is None:
+            now_ns = monotonic_ns()
+            self._schedule_all(self._script.fail(row, now_ns, "connection", f"cannot connect: {self._connect_problem}"))
+            return
+        connection.begin(exchange)
+        connection.unsent = memoryview(payload)
+        if connection.is_connected:
+            self._send(connection, exchange)
+
+    def _send(self, connection: Connection, exchange: Exchange) -> None:
+        payload = connection.unsent
+        assert payload is not None
+        # Stamped before the call: on loopback the server may answer before it returns.
+        sent_ns = monotonic_ns()
+        try:
+            connection.send(payload)
+        except OSError as error:
+            self._rows.sent_ns[exchange.row] = sent_ns
+            self._break(connection, "connection", f"{error.strerror} while sending")
+            return
+        self._rows.sent_ns[exchange.row] = sent_ns
+        if connection.unsent is not None:
+            self._epoll.modify(connection.fd, EPOLLIN | EPOLLOUT)
+        self._expiries.append((sent_ns + self._request_timeout_ns, connection, exchange))
+        if not self._script.is_last_of_session(exchange.row):
+            self._jobs.append(lambda: self._script.prefetch_next(exchange.row))
+
+    # -- ends of exchanges -------------------------------------------------------------------------------------
+
+    def _complete(self, connection: Connection, exchange: Exchange, done_ns: int) -> None:
+        exchange.is_complete = True
+        row = exchange.row
+        self._rows.first_byte_ns[row] = exchange.first_byte_ns
+        self._rows.http_status[row] = exchange.status
+        can_carry_another = connection.end_exchange(done_ns)
+        if not can_carry_another:
+            self._drop(connection)
+        if exchange.status != 200:
+            body = b"".join([piece.body for piece in exchange.pieces])
+            due = self._script.fail(row, done_ns, "http_error", describe_error_body(body))
+        else:
+            self._unsettled[self._rows.session[row]] = exchange
+            self._jobs.append(lambda: self._finish_in_slack(exchange))
+            due = self._script.complete(row, done_ns)
+        self._schedule_all(due, connection if can_carry_another else None)
+
+    def _schedule_all(self, due: list[Due], connection: Connection | None = None) -> None:
+        """Queue what became due; the first session that follows takes the connection over."""
+        for item in due:
+            session = self._rows.session[item.row]
+            if connection is not None and session not in self._of_session:
+                self._of_session.pop(connection.session, None)
+                connection.session = session
+                self._of_session[session] = connection
+                connection = None
+            self._schedule(item)
+        if not due and connection is not None:
+            self._drop(connection)
+
+    def _finish_in_slack(self, exchange: Exchange) -> bool:
+        """Interpret piece by piece; at the end judge the answer and build the session's next body. True: more to do."""
+        session = self._rows.session[exchange.row]
+        if self._unsettled.get(session) is not exchange:
+            return False
+        if exchange.interpret_one():
+            return True
+        self._settle(session)
+        following = exchange.row + 1
+        if not self._script.is_last_of_session(exchange.row) and self._script.may_send(following):
+            self._payloads[following] = self._payload(following)
+        return False
+
+    def _settle(self, session: int) -> None:
+        exchange = self._unsettled.pop(session, None)
+        if exchange is not None:
+            self._schedule_all(self._script.settle(exchange.row, exchange.interpret_all()))
+
+    def _break(self, connection: Connection, status: str, error: str) -> None:
+        """The connection is of no use any more; what it carried has failed."""
+        exchange = connection.exchange
+        self._drop(connection)
+        if exchange is None:
+            return
+        exchange.is_complete = True
+        self._rows.first_byte_ns[exchange.row] = exchange.first_byte_ns
+        if exchange.status:
+            self._rows.http_status[exchange.row] = exchange.status
+        if exchange.status == 200:
+            exchange.interpret_pieces()
+        self._schedule_all(self._script.fail(exchange.row, monotonic_ns(), status, error, exchange.answer))
+
+    def _drop(self, connection: Connection) -> None:
+        self._by_fd.pop(connection.fd, None)
+        if self._of_session.get(connection.session) is connection:
+            del self._of_session[connection.session]
+        connection.close()
+
+    def _expire(self, now_ns: int) -> None:
+        # Both queues are in order of their deadlines, since each has one limit for all.
+        while self._expiries and (self._expiries[0][2].is_complete or self._expiries[0][0] <= now_ns):
+            _, connection, exchange = self._expiries.popleft()
+            if not exchange.is_complete:
+                self._break(connection, "timeout", f"no end within the limit ({connection.describe_progress()})")
+        while self._connect_expiries and (
+            self._connect_expiries[0][1].is_connected or self._connect_expiries[0][0] <= now_ns
+        ):
+            _, connection = self._connect_expiries.popleft()
+            if not connection.is_connected and self._by_fd.get(connection.fd) is connection:
+                self._break(connection, "timeout", "no connection within the limit")
+
+    def _stop(self, now_ns: int) -> None:
+        for session in list(self._unsettled):
+            self._settle(session)
+        for connection in list(self._by_fd.values()):
+            self._break(connection, "connection", "the replay was stopped before the answer was complete")
+        self._script.stop(now_ns)
