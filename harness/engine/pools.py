@@ -6,8 +6,6 @@ first-out. Nothing here decides when. Next: ``vendor`` allocates, looks up and f
 
 from __future__ import annotations
 
-import numpy as np
-
 from harness.engine.compiled import compiled
 from harness.engine.events import log_eviction, log_mapping_remove
 from harness.engine.state import (
@@ -44,16 +42,15 @@ from harness.engine.state import (
     EngineState,
 )
 
-_MIX = np.uint64(0x9E3779B97F4A7C15)
-_SHIFT = np.uint64(29)
+# 2**64 divided by the golden ratio, as an int64; the products below wrap.
+_MIX = 0x9E3779B97F4A7C15 - (1 << 64)
 
 
 @compiled
 def table_home(key: int, mask: int) -> int:
     """Where a chain key's entry would be in an empty table."""
-    mixed = np.uint64(key) * _MIX
-    mixed ^= mixed >> _SHIFT
-    return int(mixed & np.uint64(mask))
+    mixed = key * _MIX
+    return (mixed ^ (mixed >> 29)) & mask
 
 
 @compiled
