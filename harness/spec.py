@@ -225,6 +225,9 @@ class ConditionSpec(Spec):
     name: str
     treatment: Treatment = "as-drawn"
     server: dict[str, Any] = Field(default_factory=dict, description="keys of [server] that this condition changes")
+    workload: dict[str, Any] = Field(
+        default_factory=dict, description="keys of [workload] that this condition changes; it then has a plan of its own"
+    )
     baseline: str = Field(default="", description="condition it is compared with; default: the experiment's baseline")
 
     @field_validator("name")
@@ -283,6 +286,7 @@ class ExperimentSpec(Spec):
             if condition.baseline and condition.baseline not in names:
                 raise ValueError(f"condition {condition.name}: baseline {condition.baseline!r} is not one of {names}")
             self.server_of(condition)
+            self.workload_of(condition)
         return self
 
     @property
@@ -292,6 +296,13 @@ class ExperimentSpec(Spec):
     def baseline_of(self, condition: ConditionSpec) -> str:
         """The name of the condition that ``condition`` is compared with (its own name for the baseline itself)."""
         return condition.baseline or self.baseline_name
+
+    def workload_of(self, condition: ConditionSpec) -> WorkloadSpec:
+        """What one condition replays. Conditions that change no key of it share the identical plan in each replicate."""
+        if not condition.workload:
+            return self.workload
+        # Only what was written: defaults that depend on other keys (source "sequential") are filled in anew.
+        return WorkloadSpec.model_validate({**self.workload.model_dump(exclude_unset=True), **condition.workload})
 
     def server_of(self, condition: ConditionSpec) -> ServerSpec:
         """The whole server configuration of one condition."""

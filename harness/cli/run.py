@@ -154,7 +154,7 @@ def _show_order(console: Console, spec: Any) -> None:
 
     plans = build_plans(spec)
     for key in planned_order(spec):
-        drawn = plans[key.replicate]
+        drawn = plans[key]
         treated = drawn.with_treatment(key.condition.treatment)
         buckets = ",".join(str(bucket) for bucket in spec.server_of(key.condition).decode_buckets)
         seconds = predicted_replay_s(spec, key.condition, drawn)

@@ -7,7 +7,7 @@ No progress file exists: what is sealed is done. Next: ``harness.runner.run`` pe
 from __future__ import annotations
 
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from harness.clock import NS_PER_S
@@ -18,7 +18,7 @@ from harness.records import RunStore, SealedRun
 from harness.runner.progress import ExperimentStarted, ProgressSink, RunSealed, StopFlag, silent
 from harness.runner.run import RunRequest, perform_run
 from harness.sim import simulate
-from harness.spec import ConditionSpec, ExperimentSpec
+from harness.spec import ConditionSpec, ExperimentSpec, WorkloadSpec
 
 # Wall seconds to start and stop one emulator process, before any run of this experiment has been timed.
 FIRST_GUESS_LIFECYCLE_S = 3.0
@@ -26,14 +26,15 @@ FIRST_GUESS_LIFECYCLE_S = 3.0
 
 @dataclass(frozen=True, slots=True)
 class RunKey:
-    """One planned run."""
+    """One planned run. Condition names are unique in an experiment, so the name alone decides equality."""
 
-    condition: ConditionSpec
+    condition: ConditionSpec = field(compare=False)
+    name: str
     replicate: int
 
     @property
     def label(self) -> str:
-        return f"{self.condition.name}/{self.replicate}"
+        return f"{self.name}/{self.replicate}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,7 @@ def planned_order(spec: ExperimentSpec) -> list[RunKey]:
     for replicate in range(spec.replicates):
         shift = replicate % len(spec.condition)
         rotated = spec.condition[shift:] + spec.condition[:shift]
-        order.extend(RunKey(condition, replicate) for condition in rotated)
+        order.extend(RunKey(condition, condition.name, replicate) for condition in rotated)
     return order
 
 
@@ -86,14 +87,20 @@ class _Forecast:
         self._lifecycle_s.append(max(0.0, wall_s - self._replay_s[key]))
 
 
-def build_plans(spec: ExperimentSpec) -> dict[int, Plan]:
-    """The drawn plan of every replicate, checked against every condition's server; raises SpecError before anything starts."""
-    plans = {replicate: build_plan(spec.workload, spec.base_seed, replicate) for replicate in range(spec.replicates)}
-    for condition in spec.condition:
-        server = spec.server_of(condition)
+def build_plans(spec: ExperimentSpec) -> dict[RunKey, Plan]:
+    """The plan of every run as drawn, checked against its server; raises SpecError before anything starts.
+
+    Conditions with the same workload get the identical plan (the same object) in each replicate.
+    """
+    drawn: dict[tuple[WorkloadSpec, int], Plan] = {}
+    plans: dict[RunKey, Plan] = {}
+    for key in planned_order(spec):
+        workload, server = spec.workload_of(key.condition), spec.server_of(key.condition)
+        if (workload, key.replicate) not in drawn:
+            drawn[workload, key.replicate] = build_plan(workload, spec.base_seed, key.replicate)
+        plans[key] = drawn[workload, key.replicate]
         load_cost_model(server.cost_model)
-        for plan in plans.values():
-            check_fits(plan, server)
+        check_fits(plans[key], server)
     return plans
 
 
@@ -123,7 +130,7 @@ def run_experiment(
     plans = build_plans(spec)
     keys = planned_order(spec)
     todo = _missing(store, spec, keys, plans, resume=resume)
-    forecast = _Forecast({key: predicted_replay_s(spec, key.condition, plans[key.replicate]) for key in todo})
+    forecast = _Forecast({key: predicted_replay_s(spec, key.condition, plans[key]) for key in todo})
     on_progress(ExperimentStarted(spec.name, len(keys), len(keys) - len(todo), forecast.left_s()))
     performed = 0
     for position, key in enumerate(keys):
@@ -136,7 +143,7 @@ def run_experiment(
             condition=key.condition,
             replicate=key.replicate,
             label=key.label,
-            drawn_plan=plans[key.replicate],
+            drawn_plan=plans[key],
             position=position,
             num_planned=len(keys),
             predicted_wall_s=forecast.of(key),
@@ -152,7 +159,7 @@ def run_experiment(
 
 
 def _missing(
-    store: RunStore, spec: ExperimentSpec, keys: list[RunKey], plans: dict[int, Plan], *, resume: bool
+    store: RunStore, spec: ExperimentSpec, keys: list[RunKey], plans: dict[RunKey, Plan], *, resume: bool
 ) -> list[RunKey]:
     """Planned keys minus sealed keys; refuses sealed runs that were made from another plan or configuration."""
     sealed = {(run.condition, run.replicate): run for run in store.sealed(spec.name)}
@@ -164,11 +171,11 @@ def _missing(
         )
     todo: list[RunKey] = []
     for key in keys:
-        run = sealed.get((key.condition.name, key.replicate))
+        run = sealed.get((key.name, key.replicate))
         if run is None:
             todo.append(key)
         else:
-            _require_same_inputs(run, spec, key, plans[key.replicate])
+            _require_same_inputs(run, spec, key, plans[key])
     return todo
 
 

@@ -1,0 +1,176 @@
+"""``harness plan``, ``waits``, ``simulate``, ``explain``: make and look at inputs, before any server is started.
+
+Writes only the file it is told to. Next: ``harness.plan`` and ``harness.sim``.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from harness.errors import SpecError
+
+plan_app = typer.Typer(no_args_is_help=True, help="Build, show and check session plans.")
+waits_app = typer.Typer(no_args_is_help=True, help="Look at tool-wait distributions, and import them from TraceLab data.")
+
+
+def register(app: typer.Typer) -> None:
+    app.add_typer(plan_app, name="plan")
+    app.add_typer(waits_app, name="waits")
+    app.command(name="simulate")(simulate)
+    app.command(name="explain")(explain)
+
+
+@plan_app.command(name="build")
+def plan_build(
+    experiment: Annotated[Path, typer.Argument(help="Experiment file (TOML).")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the plan files.")] = Path("plans/frozen"),
+) -> None:
+    """Write every plan an experiment will replay, each named by its hash.
+
+    Example: `harness plan build plans/experiments/demo.toml -o plans/frozen`
+    """
+    from harness.runner.experiment import build_plans
+    from harness.spec import load_experiment
+
+    spec = load_experiment(experiment)
+    written: set[str] = set()
+    for key, drawn in build_plans(spec).items():
+        treated = drawn.with_treatment(key.condition.treatment)
+        if treated.hash not in written:
+            written.add(treated.hash)
+            print(f"{treated.save(output)}  replicate {key.replicate}, {treated.treatment}")
+
+
+@plan_app.command(name="show")
+def plan_show(path: Annotated[Path, typer.Argument(help="A plan file.")]) -> None:
+    """Check a plan file against its hash and describe it.
+
+    Example: `harness plan show plans/frozen/3f2a….plan.jsonl`
+    """
+    from harness.plan import describe, read_plan
+
+    facts = describe(read_plan(path))
+    width = max(len(key) for key in facts)
+    for key, value in facts.items():
+        print(f"{key:<{width}}  {value}")
+
+
+@waits_app.command(name="show")
+def waits_show(
+    name: Annotated[str, typer.Argument(help="A shipped distribution, or a file.")] = "tracelab-v0.0.2",
+    cap_s: Annotated[float, typer.Option("--cap-s", help="Waits are cut at this many seconds.")] = 60.0,
+) -> None:
+    """Quantiles, mean and capped share of a tool-wait distribution.
+
+    Example: `harness waits show tracelab-v0.0.2`
+    """
+    from harness.plan import load_waits
+
+    waits = load_waits(name)
+    mean_s, std_s = waits.moments_s(cap_s)
+    print(f"{waits.name}: {len(waits.tools)} tools, {waits.total_calls} calls; capped at {cap_s:g} s")
+    for u in (0.25, 0.5, 0.75, 0.9, 0.95):
+        print(f"  p{u * 100:<4.0f} {min(waits.mixture_quantile_ms(u) / 1000, cap_s):10.4f} s")
+    print(f"  mean {mean_s:10.4f} s   standard deviation {std_s:.4f} s")
+    print(f"  below 1 s {waits.cdf(1000.0):.2%}   capped {waits.capped_share(cap_s):.2%}")
+
+
+@waits_app.command(name="import")
+def waits_import(
+    source: Annotated[Path, typer.Argument(help="TraceLab release: .duckdb, .jsonl or .jsonl.gz")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The wait file to write (TOML).")],
+    name: Annotated[str, typer.Option(help="Name of the distribution; default: the file's stem.")] = "",
+) -> None:
+    """Make a tool-wait distribution from a TraceLab release; streams through files larger than memory.
+
+    Example: `harness waits import round_trace.jsonl.gz -o plans/waits/mine.toml`
+    """
+    from harness.plan.tracelab import import_tracelab
+
+    summary = import_tracelab(source, output, name=name or output.stem)
+    for line in summary.lines():
+        print(line)
+    print(f"wrote {output}")
+
+
+def simulate(
+    experiment: Annotated[Path | None, typer.Argument(help="Experiment file (TOML).")] = None,
+    jsonl: Annotated[
+        Path | None, typer.Option("--jsonl", help="One case per line instead of an experiment; `-` for standard input.")
+    ] = None,
+) -> None:
+    """Predict every run of an experiment in virtual time; or simulate cases, one JSON line each.
+
+    Example: `harness simulate plans/experiments/demo.toml`
+    """
+    import sys
+
+    if jsonl is not None:
+        from harness.sim import simulate_jsonl
+
+        try:
+            lines = sys.stdin if str(jsonl) == "-" else jsonl.open(encoding="utf-8")
+        except OSError as error:
+            raise SpecError(f"cannot be read ({error.strerror})", where=str(jsonl), hint="Check the path") from error
+        with lines:
+            for line in simulate_jsonl(lines):
+                print(line)
+        return
+    if experiment is None:
+        raise SpecError("nothing to simulate", hint="Give an experiment file, or --jsonl FILE")
+    _simulate_experiment(experiment)
+
+
+def _simulate_experiment(path: Path) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from harness.clock import NS_PER_S
+    from harness.runner.experiment import build_plans
+    from harness.sim import simulate as run_simulation
+    from harness.spec import load_experiment
+
+    spec = load_experiment(path)
+    table = Table(title=f"{spec.name}: predicted, model seconds", header_style="bold")
+    for heading in ("run", "device", "decode", "prefill", "waiting W", "makespan", "cached tokens", "evictions"):
+        table.add_column(heading, justify="left" if heading == "run" else "right")
+    for key, drawn in build_plans(spec).items():
+        result = run_simulation(drawn.with_treatment(key.condition.treatment), spec.server_of(key.condition))
+        seconds = (result.device_ns, result.decode_ns, result.prefill_ns, result.wait_session_ns, result.makespan_ns)
+        cached = int(sum(result.requests["cached_tokens"].tolist()))
+        table.add_row(key.label, *(f"{ns / NS_PER_S:.3f}" for ns in seconds), str(cached), str(result.evictions))
+    Console().print(table)
+
+
+def explain(topic: Annotated[str, typer.Argument(help="`experiment`, or one of its tables.")] = "experiment") -> None:
+    """Every key of an experiment file, with its meaning and default.
+
+    Example: `harness explain workload`
+    """
+    from harness import spec
+
+    models: dict[str, Any] = {
+        "experiment": spec.ExperimentSpec,
+        "workload": spec.WorkloadSpec,
+        "server": spec.ServerSpec,
+        "condition": spec.ConditionSpec,
+        "client": spec.ClientSpec,
+        "limits": spec.LimitsSpec,
+    }
+    if topic not in models:
+        raise SpecError(f"nothing is known of {topic!r}", where="explain", hint=f"Topics: {', '.join(models)}")
+    model = models[topic]
+    print(f"[{topic}]  {(model.__doc__ or '').strip()}\n")
+    for name, field in model.model_fields.items():
+        default = "required" if field.is_required() else json.dumps(field.default, default=_jsonable)
+        print(f"{name} = {default}" + (f"    # {field.description}" if field.description else ""))
+    if topic == "experiment":
+        print("\nTables: harness explain " + " | ".join(name for name in models if name != "experiment"))
+
+
+def _jsonable(value: Any) -> Any:
+    return value.model_dump() if hasattr(value, "model_dump") else str(value)

@@ -1,0 +1,219 @@
+"""One run in hops: fresh server, healthy, scrape, replay, scrape, stop, derive, invariants, seal.
+
+Whatever happens, the server is gone afterwards and an unfinished run never looks whole. Nothing here interprets the result.
+Next: ``harness.records`` seals; ``harness.analysis`` judges the invariants before that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harness.analysis import check_run, derive_tables
+from harness.clock import NS_PER_S, MonotonicClock, ScaledClock, clock_for, realtime_minus_monotonic_ns
+from harness.live import provenance
+from harness.live.audit import self_audit
+from harness.live.backends import LaunchPlan, backend_named
+from harness.live.client import ReplayResult, replay
+from harness.live.scrape import Scraper
+from harness.live.server import ExitReport, ServerProcess
+from harness.plan import Plan, write_plan
+from harness.records import ClockRecord, Manifest, Observation, RunWriter, SealedRun, ServerRecord
+from harness.runner.progress import ProgressSink, RequestFinished, RunStarted, ServerReady, StopFlag
+from harness.spec import ConditionSpec, ExperimentSpec, ServerSpec
+
+
+@dataclass(frozen=True, slots=True)
+class RunRequest:
+    """Everything that decides one run."""
+
+    spec: ExperimentSpec
+    condition: ConditionSpec
+    replicate: int
+    label: str
+    drawn_plan: Plan
+    position: int
+    num_planned: int
+    predicted_wall_s: float
+    spec_source: str
+
+    @property
+    def plan(self) -> Plan:
+        """The drawn plan under this condition's treatment."""
+        return self.drawn_plan.with_treatment(self.condition.treatment)
+
+    @property
+    def server(self) -> ServerSpec:
+        return self.spec.server_of(self.condition)
+
+
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    """What one server's life gave. Instants in model ns."""
+
+    launch: LaunchPlan
+    pid: int
+    replay: ReplayResult
+    audit: dict[str, Any]
+    exit_report: ExitReport
+    is_alive_until_stop: bool
+    timings: dict[str, int]
+
+
+def perform_run(
+    request: RunRequest, *, runs_root: Path, on_progress: ProgressSink, stop: StopFlag
+) -> tuple[SealedRun | None, float]:
+    """Perform one run and seal it, valid or not; (None, seconds) when the person aborted it.
+
+    Returns the sealed run and the wall seconds of the whole lifecycle. Raises ServerError when the server never got ready or
+    could not be stopped, RecordsError when records cannot be written; then nothing of the run counts.
+    """
+    wall_clock = MonotonicClock()
+    began_ns = wall_clock.now_ns()
+    plan = request.plan
+    clock = clock_for(request.spec.time_scale)
+    on_progress(
+        RunStarted(request.label, request.position, request.num_planned, plan.num_requests, request.predicted_wall_s)
+    )
+    with RunWriter(
+        runs_root, request.spec.name, request.condition.name, request.replicate, plan.num_requests
+    ) as writer:
+        write_plan(plan, writer.folder / "plan.jsonl")
+        offset_before_ns = realtime_minus_monotonic_ns()
+        facts = provenance.capture()
+        measured = _measure(request, plan, writer, clock, on_progress, stop)
+        if measured is None:
+            writer.discard()
+            return None, (wall_clock.now_ns() - began_ns) / NS_PER_S
+        clock_record = ClockRecord(
+            scale=clock.scale,
+            realtime_minus_monotonic_ns=offset_before_ns,
+            realtime_minus_monotonic_after_ns=realtime_minus_monotonic_ns(),
+        )
+        sealed = _seal(request, plan, writer, measured, clock_record, facts)
+    return sealed, (wall_clock.now_ns() - began_ns) / NS_PER_S
+
+
+def _measure(
+    request: RunRequest, plan: Plan, writer: RunWriter, clock: ScaledClock, on_progress: ProgressSink, stop: StopFlag
+) -> _Measured | None:
+    """Start the server, replay the plan against it and stop it; None when the person aborted the run."""
+    spec, server = request.spec, request.server
+    launch = backend_named(spec.backend).launch(
+        server, port=server.port, run_folder=writer.folder, time_scale=spec.time_scale, log_format="precise"
+    )
+    timings = {"server_start_ns": clock.now_ns()}
+    audit = self_audit(plan, spec.client, clock)
+    with (
+        ServerProcess.start(
+            launch.argv,
+            env=launch.env,
+            log_path=writer.folder / "server.log",
+            stamps_path=writer.folder / "server.log.stamps",
+            clock=clock,
+        ) as process,
+        open(writer.folder / "scrapes.jsonl", "ab") as scrapes,
+    ):
+        startup_ns = process.wait_healthy(launch.host, launch.port, deadline_s=server.start_timeout_s)
+        on_progress(ServerReady(request.label, startup_ns / NS_PER_S))
+        timings["healthy_ns"] = clock.now_ns()
+        if stop.now.is_set():
+            process.kill()
+            return None
+        with Scraper(
+            scrapes, host=launch.host, port=launch.port, clock=clock, interval_s=spec.client.scrape_interval_s
+        ):
+            result = replay(
+                plan,
+                host=launch.host,
+                port=launch.port,
+                model=launch.model,
+                options=spec.client,
+                clock=clock,
+                request_timeout_ns=int(spec.limits.request_timeout_s * NS_PER_S),
+                on_event=_counter(request.label, plan.num_requests, on_progress),
+                stop=stop.now,
+            )
+        timings["replay_start_ns"] = result.start_ns
+        timings["replay_end_ns"] = clock.now_ns()
+        if stop.now.is_set():
+            process.kill()
+            return None
+        is_alive = not process.has_exited
+        exit_report = process.stop(grace_s=server.stop_grace_s)
+        timings["server_stopped_ns"] = clock.now_ns()
+    return _Measured(launch, process.pid, result, audit, exit_report, is_alive, timings)
+
+
+def _counter(label: str, num_requests: int, on_progress: ProgressSink) -> Any:
+    """A callback for the client: one call per finished request."""
+    num_finished = 0
+
+    def on_event(_event: object) -> None:
+        nonlocal num_finished
+        num_finished += 1
+        on_progress(RequestFinished(label, num_finished, num_requests))
+
+    return on_event
+
+
+def _seal(
+    request: RunRequest,
+    plan: Plan,
+    writer: RunWriter,
+    measured: _Measured,
+    clock_record: ClockRecord,
+    facts: Mapping[str, Any],
+) -> SealedRun:
+    """Write the tables, derive what the raw files say, judge the invariants, seal."""
+    writer.close_raw()
+    writer.write("requests", measured.replay.requests)
+    writer.write("chunks", measured.replay.chunks)
+    manifest = _manifest(request, plan, measured, clock_record, facts)
+    derived = derive_tables(writer.folder, manifest)
+    for name, table in derived.tables.items():
+        writer.write(name, table)
+    findings = check_run(manifest, plan=plan, requests=measured.replay.requests, derived=derived)
+    reasons = [f"{finding.code}: {finding.evidence}" for finding in findings if finding.severity == "invalid"]
+    return writer.seal(manifest.model_copy(update={"findings": tuple(findings)}), reasons)
+
+
+def _manifest(
+    request: RunRequest, plan: Plan, measured: _Measured, clock_record: ClockRecord, facts: Mapping[str, Any]
+) -> Manifest:
+    spec, launch = request.spec, measured.launch
+    return Manifest(
+        experiment=spec.name,
+        condition=request.condition.name,
+        replicate=request.replicate,
+        order_index=request.position % len(spec.condition),
+        baseline=spec.baseline_of(request.condition),
+        backend=spec.backend,
+        plan_hash=plan.hash,
+        drawn_hash=plan.drawn_hash,
+        treatment=request.condition.treatment,
+        planned_requests=plan.num_requests,
+        requested={
+            "experiment": spec.model_dump(mode="json"),
+            "server": request.server.model_dump(mode="json"),
+            "client": spec.client.model_dump(mode="json"),
+            "limits": spec.limits.model_dump(mode="json"),
+            "spec_source": request.spec_source,
+        },
+        clock=clock_record,
+        observation=Observation(),
+        server=ServerRecord(
+            pid=measured.pid,
+            is_alive_until_stop=measured.is_alive_until_stop,
+            exit_status=measured.exit_report.returncode,
+            argv=launch.argv,
+            facts={"launch": launch.to_json(), "exit": measured.exit_report.to_json()},
+        ),
+        client_audit={**measured.replay.audit, "self_audit": measured.audit},
+        provenance=dict(facts),
+        timings=measured.timings,
+    )
+
+
