@@ -1,0 +1,53 @@
+# Every target sets itself up: its own environment in $(VENV) from a lock, once, and again when the lock changes.
+#   make PYTHON=python3.12 test     another interpreter
+#   make VENV=.venv-312 test        another environment beside the first
+
+PYTHON ?= python3
+VENV ?= .venv
+WORKERS ?= 2
+BIN := $(VENV)/bin
+MAKEFLAGS += --no-print-directory
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check lint types imports pytest bench setup runtime dev clean
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' Makefile
+
+demo: runtime  ## a real paired experiment on the emulator, and its report: runs/demo.html
+	@$(BIN)/harness run plans/experiments/demo.toml --runs runs --report runs/demo.html
+
+test: check pytest  ## lint, types, import contracts, tests
+
+check: lint types imports  ## lint, types, import contracts
+
+lint: dev
+	@echo "== lint"
+	@$(BIN)/ruff format --check --quiet . || { echo "format differs: run $(BIN)/ruff format ."; exit 1; }
+	@$(BIN)/ruff check --quiet .
+
+types: dev
+	@echo "== types"
+	@$(BIN)/basedpyright --pythonpath $(BIN)/python
+
+imports: dev
+	@echo "== import contracts"
+	@$(BIN)/lint-imports
+
+pytest: dev
+	@echo "== tests"
+	@$(BIN)/python -m pytest -n $(WORKERS)
+
+bench: runtime  ## what this harness and this machine can do: lateness, stamps, parser, simulator
+	@$(BIN)/harness bench
+
+setup: dev  ## only the set-up
+
+runtime dev:
+	@command -v $(PYTHON) >/dev/null || \
+	  { echo "set-up: $(PYTHON) not found. Install it (Debian, Ubuntu): sudo apt install python3 python3-venv"; exit 1; }
+	@$(PYTHON) tools/bootstrap.py $@ --venv $(VENV)
+
+clean:  ## remove the environment and caches; runs stay
+	@rm -rf $(VENV) .ruff_cache .import_linter_cache .hypothesis .pytest_cache build dist
+	@find harness tests tools -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,187 @@
+"""Makes the project's own virtual environment from a lock, and leaves it alone while the lock stays the same.
+
+Runs on the bare interpreter of the machine: the standard library alone, and syntax that Python 3.6 can read, so that an
+old one can say that it is too old. It never installs anything outside the environment and never builds from source.
+Next: the Makefile runs it before every target that needs the environment.
+
+    python3 tools/bootstrap.py runtime|dev [--venv .venv]
+"""
+
+import argparse
+import configparser
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import urllib.parse
+import urllib.request
+from pathlib import Path
+
+OLDEST, NEWEST = (3, 10), (3, 14)
+ROOT = Path(__file__).resolve().parent.parent
+LOCKS = {"runtime": ROOT / "requirements.lock", "dev": ROOT / "requirements-dev.lock"}
+MARKER = "rbln-harness.json"
+# For a Python whose distribution left out ensurepip (Debian and Ubuntu without python3-venv).
+PIP_WHEEL = "pip-26.3-py3-none-any.whl"
+PIP_SHA256 = "f3b60b20ffaadd4415ed7957212a38ac63fa4c5fa375bd0f4a797777940fad13"
+DEFAULT_INDEX = "https://pypi.org/simple"
+INSTALL_HINT = "Install it (Debian, Ubuntu): sudo apt install python3 python3-venv"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("level", choices=sorted(LOCKS))
+    parser.add_argument("--venv", type=Path, default=Path(".venv"))
+    options = parser.parse_args()
+    use_a_supported_python()
+    os.chdir(str(ROOT))
+    # Two makes at once must not both fill the same folder. A lock on this very file needs no file of its own.
+    with Path(__file__).open() as myself:
+        fcntl.flock(myself, fcntl.LOCK_EX)
+        set_up(options.level, options.venv)
+
+
+def use_a_supported_python():
+    """Return on a supported interpreter; otherwise continue on one that is at hand, or stop with one line."""
+    if OLDEST <= sys.version_info[:2] <= NEWEST:
+        return
+    for minor in range(NEWEST[1], OLDEST[1] - 1, -1):
+        other = shutil.which(f"python3.{minor}")
+        if other and subprocess.call([other, "-c", ""], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) == 0:
+            os.execv(other, [other, *sys.argv])
+    version = ".".join(map(str, sys.version_info[:2]))
+    stop(
+        f"Python {version} ({sys.executable}) is not supported: 3.{OLDEST[1]} to 3.{NEWEST[1]} are",
+        "Name another one: make PYTHON=/path/to/python3.12 <target>",
+    )
+
+
+def set_up(level, venv):
+    """Make ``venv`` hold what ``level`` needs; nothing is done or said when it already does."""
+    wanted = {name: digest(LOCKS[name]) for name in LOCKS if name in (level, "runtime")}
+    place = {"python": os.path.realpath(sys.executable), "version": list(sys.version_info[:2]), "root": str(ROOT)}
+    held = read_marker(venv / MARKER)
+    if {key: held.get(key) for key in place} != place:
+        make_environment(venv)
+        held = place
+    elif all(held.get(name) == wanted[name] for name in wanted):
+        return
+    say(f"installing the packages of {LOCKS[level].name}; the first time takes a minute or two")
+    pip(venv, "install", "--require-hashes", "--only-binary", ":all:", "-r", str(LOCKS[level]))
+    pip(venv, "install", "--no-build-isolation", "--no-deps", "--no-index", "--editable", str(ROOT))
+    # Written last: an interrupted set-up is done again.
+    held.update(wanted)
+    (venv / MARKER).write_text(json.dumps(held, indent=2))
+    say("ready")
+
+
+def make_environment(venv):
+    """A fresh environment with pip in it, by ensurepip or, without that, from the pinned wheel."""
+    say(f"Python {sys.version.split()[0]} ({sys.executable}) -> {venv}")
+    if venv.is_dir():
+        shutil.rmtree(str(venv))
+    try:
+        import venv as venv_module
+    except ImportError:
+        stop("this Python has no venv module", INSTALL_HINT)
+    # Not through venv's own with_pip: on a split Python it fails with a page of advice and half an environment.
+    venv_module.EnvBuilder(symlinks=True).create(str(venv))
+    try:
+        import ensurepip  # noqa: F401
+    except ImportError:
+        install_pip_wheel(venv)
+    else:
+        run([python_of(venv), "-I", "-m", "ensurepip", "--default-pip"], "ensurepip failed", INSTALL_HINT)
+
+
+def install_pip_wheel(venv):
+    """pip without ensurepip: the pinned wheel, fetched, checked and run from inside itself."""
+    say(f"this Python has no ensurepip; fetching {PIP_WHEEL}")
+    wheel = venv / PIP_WHEEL
+    wheel.write_bytes(fetch_pip_wheel())
+    arguments = ["install", "--quiet", "--no-index", "--no-deps", str(wheel)]
+    run([python_of(venv), "-I", str(wheel / "pip"), *arguments], "pip cannot install itself", INSTALL_HINT)
+    wheel.unlink()
+
+
+def fetch_pip_wheel():
+    """The bytes of PIP_WHEEL from the index that pip is configured to use, checked against PIP_SHA256."""
+    page_url = pip_index().rstrip("/") + "/pip/"
+    try:
+        with urllib.request.urlopen(page_url, timeout=60) as response:
+            page = response.read().decode("utf-8", "replace")
+        links = re.findall(r'href="([^"#]*/' + re.escape(PIP_WHEEL) + r')[#"]', page)
+        if not links:
+            stop(f"{page_url} does not offer {PIP_WHEEL}", INSTALL_HINT)
+        with urllib.request.urlopen(urllib.parse.urljoin(page_url, links[0]), timeout=60) as response:
+            wheel = response.read()
+    except OSError as error:
+        stop(f"pip cannot be fetched from {page_url} ({error})", INSTALL_HINT)
+    if hashlib.sha256(wheel).hexdigest() != PIP_SHA256:
+        stop(f"{PIP_WHEEL} from {page_url} is not the file it should be (SHA-256 differs)", INSTALL_HINT)
+    return wheel
+
+
+def pip_index():
+    """The package index of this machine's pip settings: environment, then the user's file, then the machine's."""
+    if os.environ.get("PIP_INDEX_URL"):
+        return os.environ["PIP_INDEX_URL"]
+    config_home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    named = [Path(os.environ["PIP_CONFIG_FILE"])] if os.environ.get("PIP_CONFIG_FILE") else []
+    for path in [*named, config_home / "pip/pip.conf", Path.home() / ".pip/pip.conf", Path("/etc/pip.conf")]:
+        settings = configparser.RawConfigParser()
+        try:
+            settings.read(str(path))
+            return settings.get("global", "index-url")
+        except configparser.Error:
+            continue
+    return DEFAULT_INDEX
+
+
+def pip(venv, *arguments):
+    """pip inside the environment, silent unless it fails."""
+    command = [python_of(venv), "-I", "-m", "pip", "--disable-pip-version-check", "--no-input", "--quiet"]
+    run([*command, *arguments], f"pip {arguments[0]} failed", "Check the network, then run make again")
+
+
+def run(command, what, hint):
+    """Run ``command`` without showing it; on failure show its last lines and stop."""
+    done = subprocess.run(
+        command, check=False, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    if done.returncode != 0:
+        lines = [line for line in done.stdout.decode("utf-8", "replace").splitlines() if not line.startswith("WARNING")]
+        print("\n".join(f"    {line}" for line in lines[-8:]), file=sys.stderr)
+        stop(what, hint)
+
+
+def python_of(venv):
+    return str(venv / "bin" / "python")
+
+
+def digest(lock):
+    """SHA-256 over a lock and the package's own metadata."""
+    return hashlib.sha256(lock.read_bytes() + (ROOT / "pyproject.toml").read_bytes()).hexdigest()
+
+
+def read_marker(path):
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+
+
+def say(text):
+    print(f"set-up: {text}", flush=True)
+
+
+def stop(what, hint):
+    sys.exit(f"set-up: {what}. {hint}")
+
+
+if __name__ == "__main__":
+    main()
