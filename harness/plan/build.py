@@ -8,6 +8,7 @@ Next: ``harness.live.runner`` and ``harness.sim`` replay what is built here.
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import random
 from collections.abc import Callable
@@ -61,15 +62,21 @@ def build_plan(workload: WorkloadSpec, base_seed: int, replicate: int) -> Plan:
         token_id_range=workload.token_id_range,
         sessions=sessions,
         provenance={
-            "workload": workload.model_dump_json(),
+            "workload": _what_was_asked(workload),
             "waits": waits.distribution.name,
             "waits_sha256": waits.distribution.content_hash,
             "wait_cap_ns": waits.cap_ns,
-            "waits_drawn": waits.num_drawn,
+            "waits_waited": waits.num_waited,
             "waits_capped": waits.num_capped,
         },
         prompt_form=workload.prompt_form,
     )
+
+
+def _what_was_asked(workload: WorkloadSpec) -> str:
+    """The keys that differ from their defaults, as JSON: a key that a later version adds changes no hash."""
+    asked = workload.model_dump(mode="json", exclude_defaults=True, exclude={"waits"})
+    return json.dumps(asked, sort_keys=True, separators=(",", ":"))
 
 
 class _CappedWaits:
@@ -78,13 +85,14 @@ class _CappedWaits:
     def __init__(self, distribution: WaitDistribution, cap_s: float) -> None:
         self.distribution = distribution
         self.cap_ns = round(cap_s * NS_PER_S)
-        self.num_drawn = 0
+        self.num_waited = 0
         self.num_capped = 0
 
-    def draw(self, rng: random.Random) -> int:
+    def draw(self, rng: random.Random, *, is_waited: bool) -> int:
+        """One wait in ns; only those that will be waited are counted."""
         wait_ns = self.distribution.draw(rng)
-        self.num_drawn += 1
-        self.num_capped += wait_ns > self.cap_ns
+        self.num_waited += is_waited
+        self.num_capped += is_waited and wait_ns > self.cap_ns
         return min(wait_ns, self.cap_ns)
 
 
@@ -103,7 +111,8 @@ def _drawn(workload: WorkloadSpec, waits: _CappedWaits, base_seed: int, replicat
         for position in range(workload.requests_per_session):
             new_tokens = draw_length(workload.new_tokens if position else workload.prompt_tokens, lengths)
             generate_tokens = draw_length(workload.generate_tokens, lengths)
-            requests.append(RequestPlan(keep_tokens, new_tokens, generate_tokens, waits.draw(wait_rng)))
+            wait_ns = waits.draw(wait_rng, is_waited=position < workload.requests_per_session - 1)
+            requests.append(RequestPlan(keep_tokens, new_tokens, generate_tokens, wait_ns))
             keep_tokens += new_tokens + generate_tokens
         after, offset_ns = _start(workload, index)
         sessions.append(SessionPlan(index, offset_ns, after, None, tuple(requests)))
@@ -127,7 +136,7 @@ def _paper(workload: WorkloadSpec, waits: _CappedWaits, base_seed: int, replicat
         rng = random.Random(derive_seed(base_seed, f"n{workload.num_sessions}b{replicate}/s{index}"))
         prompt_tokens = rng.randint(800, 1600)
         generate_tokens = rng.randint(32, 256)
-        first = RequestPlan(0, prompt_tokens, generate_tokens, waits.draw(rng))
+        first = RequestPlan(0, prompt_tokens, generate_tokens, waits.draw(rng, is_waited=True))
         second = RequestPlan(first.stream_tokens, 8, rng.randint(32, 256), 0)
         sessions.append(SessionPlan(index, 0, None, None, (first, second)))
     return tuple(sessions)

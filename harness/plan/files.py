@@ -128,6 +128,8 @@ def read_plan(path: Path) -> Plan:
         raise PlanError(f"was edited: {error}", where=where, hint=_REBUILD) from error
     if plan.hash != header["hash"] or content != b"".join(canonical_lines(plan, plan.hash)):
         raise PlanError(f"was edited: its content is not the one of hash {header['hash']}", where=where, hint=_REBUILD)
+    if len(path.stem) == len(plan.hash) and path.stem != plan.hash and not path.stem.strip("0123456789abcdef"):
+        raise PlanError(f"is named after another plan; its hash is {plan.hash}", where=where, hint="Rename it back")
     return plan
 
 

@@ -18,231 +18,32 @@ from harness.errors import PlanError
 from harness.plan.model import Plan
 
 TokenArray = NDArray[np.int32]
+Generated = Sequence[Sequence[int] | TokenArray]  # one session's returned ids, by request
 
-# Every 32nd stream position starts a mark: the session's number, in as many digits as that takes. An aligned
-# 128-token block of a session's own tokens holds at least three whole marks, so it equals no other session's.
+# Every 32nd stream position starts a mark: a number of the request's own, in as many digits as that takes. An aligned
+# 128-token block of a session's own tokens holds four whole marks, so it equals no other session's.
 MARK_PERIOD = 32
 
 GOLDEN = 0x9E3779B97F4A7C15  # splitmix64: Steele, Lea, Flood, "Fast splittable pseudorandom number generators" (2014)
 MASK64 = (1 << 64) - 1
 
 # Frequent short words: one token each, with their leading space, in every large byte-pair vocabulary we know of.
-WORDS = tuple(
-    [
-        "able",
-        "about",
-        "above",
-        "across",
-        "act",
-        "add",
-        "after",
-        "again",
-        "age",
-        "ago",
-        "air",
-        "all",
-        "almost",
-        "along",
-        "also",
-        "always",
-        "among",
-        "and",
-        "animal",
-        "answer",
-        "any",
-        "appear",
-        "area",
-        "arm",
-        "ask",
-        "away",
-        "back",
-        "bad",
-        "ball",
-        "base",
-        "bear",
-        "beat",
-        "become",
-        "bed",
-        "been",
-        "before",
-        "began",
-        "behind",
-        "believe",
-        "below",
-        "best",
-        "better",
-        "between",
-        "big",
-        "bird",
-        "black",
-        "blood",
-        "blue",
-        "board",
-        "boat",
-        "body",
-        "bone",
-        "book",
-        "both",
-        "bottom",
-        "box",
-        "boy",
-        "break",
-        "bring",
-        "brother",
-        "brought",
-        "brown",
-        "build",
-        "built",
-        "burn",
-        "business",
-        "busy",
-        "but",
-        "buy",
-        "call",
-        "came",
-        "can",
-        "car",
-        "care",
-        "carry",
-        "case",
-        "cat",
-        "catch",
-        "caught",
-        "cause",
-        "cell",
-        "cent",
-        "center",
-        "century",
-        "certain",
-        "chair",
-        "chance",
-        "change",
-        "character",
-        "charge",
-        "chart",
-        "check",
-        "chief",
-        "child",
-        "children",
-        "choose",
-        "circle",
-        "city",
-        "claim",
-        "class",
-        "clean",
-        "clear",
-        "climb",
-        "clock",
-        "close",
-        "clothes",
-        "cloud",
-        "coast",
-        "coat",
-        "cold",
-        "collect",
-        "color",
-        "come",
-        "common",
-        "company",
-        "compare",
-        "complete",
-        "condition",
-        "consider",
-        "contain",
-        "continue",
-        "control",
-        "cook",
-        "cool",
-        "copy",
-        "corn",
-        "corner",
-        "correct",
-        "cost",
-        "count",
-        "country",
-        "course",
-        "cover",
-        "create",
-        "cross",
-        "crowd",
-        "cry",
-        "current",
-        "cut",
-        "dance",
-        "dark",
-        "day",
-        "dead",
-        "deal",
-        "dear",
-        "death",
-        "decide",
-        "deep",
-        "degree",
-        "depend",
-        "describe",
-        "desert",
-        "design",
-        "develop",
-        "die",
-        "differ",
-        "difficult",
-        "direct",
-        "discuss",
-        "distant",
-        "divide",
-        "doctor",
-        "does",
-        "dog",
-        "dollar",
-        "done",
-        "door",
-        "double",
-        "down",
-        "draw",
-        "dream",
-        "dress",
-        "drink",
-        "drive",
-        "drop",
-        "dry",
-        "during",
-        "each",
-        "ear",
-        "early",
-        "earth",
-        "ease",
-        "east",
-        "eat",
-        "edge",
-        "effect",
-        "egg",
-        "eight",
-        "either",
-        "electric",
-        "element",
-        "else",
-        "end",
-        "enemy",
-        "energy",
-        "engine",
-        "enough",
-        "enter",
-        "equal",
-        "even",
-        "evening",
-        "event",
-        "ever",
-        "every",
-        "exact",
-        "example",
-        "except",
-        "excite",
-        "exercise",
-        "expect",
-        "experience",
-        "experiment",
-    ]
-)
+_WORD_LIST = """
+    able about above across act add after again age ago air all almost along also always among and animal answer
+    any appear area arm ask away back bad ball base bear beat become bed been before began behind believe below
+    best better between big bird black blood blue board boat body bone book both bottom box boy break bring
+    brother brought brown build built burn business busy but buy call came can car care carry case cat catch
+    caught cause cell cent center century certain chair chance change character charge chart check chief child
+    children choose circle city claim class clean clear climb clock close clothes cloud coast coat cold collect
+    color come common company compare complete condition consider contain continue control cook cool copy corn
+    corner correct cost count country course cover create cross crowd cry current cut dance dark day dead deal
+    dear death decide deep degree depend describe desert design develop die differ difficult direct discuss
+    distant divide doctor does dog dollar done door double down draw dream dress drink drive drop dry during
+    each ear early earth ease east eat edge effect egg eight either electric element else end enemy energy
+    engine enough enter equal even evening event ever every exact example except excite exercise expect
+    experience experiment
+"""
+WORDS: tuple[str, ...] = tuple(_WORD_LIST.split())
 
 
 def mix64(value: int) -> int:
@@ -306,17 +107,15 @@ class TokenStreams:
         self._key = stream_key(plan)
         low, high = plan.token_id_range
         self._low, self._span = low, high - low
-        # One number more than there are sessions: it marks the shared prefix.
-        self._marks = _Marks(plan.num_sessions, self._span, self._key)
-        self._word_marks = _Marks(plan.num_sessions, len(WORDS), self._key)
+        self._most_requests = max(len(session.requests) for session in plan.sessions)
+        self._marks = _Marks(self._mark(plan.num_sessions, 0), self._span, self._key)
+        self._word_marks = _Marks(self._mark(plan.num_sessions, 0), len(WORDS), self._key)
 
     def fresh_tokens(self, session: int, request: int) -> TokenArray:
         """The request's new ids: int32, shape (new_tokens,)."""
         return (self._fresh(session, request, self._span, self._marks) + self._low).astype(np.int32)
 
-    def prompt(
-        self, session: int, request: int, generated_by_request: Sequence[Sequence[int] | TokenArray]
-    ) -> TokenArray:
+    def prompt(self, session: int, request: int, generated_by_request: Generated) -> TokenArray:
         """The whole prompt: int32, shape (prompt_tokens,).
 
         generated_by_request: ids the server returned for this session's requests 0 .. request-1, carried exactly.
@@ -324,9 +123,7 @@ class TokenStreams:
         """
         return self.prompt_after({session: generated_by_request}, session, request)
 
-    def prompt_after(
-        self, generated: Mapping[int, Sequence[Sequence[int] | TokenArray]], session: int, request: int
-    ) -> TokenArray:
+    def prompt_after(self, generated: Mapping[int, Generated], session: int, request: int) -> TokenArray:
         """The whole prompt, int32 (prompt_tokens,), from ``generated[session][request]`` ids of all it builds on.
 
         Raises PlanError when fewer ids were returned than the prompt keeps.
@@ -352,12 +149,16 @@ class TokenStreams:
         planned = self._plan.request(session, request)
         start, stop = planned.keep_tokens, planned.prompt_tokens
         own = self._draw(session, request, start, stop, span)
-        marks.write(own, start, session)
+        marks.write(own, start, self._mark(session, request))
         if start == 0 and self._plan.shared_prefix_tokens:
             shared = self._draw(self._plan.num_sessions, 0, 0, min(self._plan.shared_prefix_tokens, stop), span)
-            marks.write(shared, 0, self._plan.num_sessions)
+            marks.write(shared, 0, self._mark(self._plan.num_sessions, 0))
             own[: len(shared)] = shared
         return own
+
+    def _mark(self, session: int, request: int) -> int:
+        """The number of a request; the one after the last session's marks the shared prefix."""
+        return session * self._most_requests + request
 
     def _draw(self, session: int, request: int, start: int, stop: int, span: int) -> NDArray[np.int64]:
         """Numbers in [0, span) for the stream positions start .. stop-1."""
@@ -390,21 +191,19 @@ class TokenStreams:
 
 
 class _Marks:
-    """Writes a session's number into its tokens, as digits in base ``span``, scrambled by the plan's key."""
+    """Writes a request's number into its tokens, as digits in base ``span``, scrambled by the plan's key."""
 
-    def __init__(self, num_sessions: int, span: int, key: int) -> None:
+    def __init__(self, highest: int, span: int, key: int) -> None:
         self._span, self._key = span, key
         self._num_digits = 1
-        while span**self._num_digits <= num_sessions:
+        while span**self._num_digits <= highest:
             self._num_digits += 1
         if self._num_digits > MARK_PERIOD:
-            raise PlanError(
-                f"{span} ids cannot tell {num_sessions} sessions apart", where="token_id_range", hint="Widen it"
-            )
+            raise PlanError(f"{span} ids cannot tell {highest} requests apart", where="token_id_range", hint="Widen it")
 
-    def write(self, numbers: NDArray[np.int64], start: int, session: int) -> None:
+    def write(self, numbers: NDArray[np.int64], start: int, mark: int) -> None:
         """Overwrite the mark positions of ``numbers``, which sit at stream positions start, start+1, ..."""
         for digit in range(self._num_digits):
-            session, value = divmod(session, self._span)
-            # The same shift for all sessions, so that distinct numbers stay distinct.
+            mark, value = divmod(mark, self._span)
+            # The same shift for all requests, so that distinct numbers stay distinct.
             numbers[(digit - start) % MARK_PERIOD :: MARK_PERIOD] = (value + mix64(self._key + digit)) % self._span

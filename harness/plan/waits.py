@@ -7,6 +7,7 @@ Next: ``harness.plan.build`` draws a plan's waits; ``harness.plan.tracelab`` wri
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import random
 from bisect import bisect_left
@@ -311,7 +312,7 @@ def parse_waits(table: dict[str, Any], *, where: str) -> WaitDistribution:
             describe_validation_error(error), where=where, hint="Compare it with plans/waits/tracelab-v0.0.2.toml"
         ) from error
     law = wait_file.waits
-    content_hash = hashlib.sha256(law.model_dump_json().encode()).hexdigest()
+    content_hash = hashlib.sha256(json.dumps(law.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()
     if isinstance(law, MixtureLaw):
         return WaitDistribution(
             name=wait_file.name,
