@@ -1,0 +1,12 @@
+"""The emulator: the engine's decisions in real time, behind an OpenAI-compatible HTTP server in its own process.
+
+A step lasts exactly as long as the cost model says, whatever the host was doing; nothing here decides a schedule.
+Start it with ``python -m harness.emulator``. Next: ``harness.live`` starts it the way it starts an NPU server.
+"""
+
+from __future__ import annotations
+
+from harness.emulator.config import EmulatorConfig, Fault
+from harness.emulator.core import EmulatorCore, EngineRequest, StepEnd, StepStart
+
+__all__ = ["EmulatorConfig", "EmulatorCore", "EngineRequest", "Fault", "StepEnd", "StepStart"]

@@ -1,0 +1,31 @@
+"""``python -m harness.emulator``: run one emulator server in this process.
+
+Whatever is wrong with the command is one line on stderr and a non-zero exit code. Next: ``server`` does the work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+from harness.emulator.config import config_from_arguments
+from harness.emulator.server import EmulatorServer
+from harness.errors import HarnessError
+
+
+async def _serve() -> None:
+    await EmulatorServer(config_from_arguments()).run()
+
+
+def main() -> int:
+    """Exit status of the server process."""
+    try:
+        asyncio.run(_serve())
+    except HarnessError as error:
+        sys.stderr.write(f"harness.emulator: {error}\n")
+        return int(error.exit_code)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,264 @@
+"""The HTTP face: the paths, status codes and headers of vLLM 0.22's OpenAI-compatible server.
+
+Handlers turn a body into engine requests and wait; they never look at the schedule. A client that goes away
+has its engine requests aborted. Next: ``driver`` runs what is submitted here; ``streams`` brings the tokens back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import uuid
+from collections.abc import Awaitable, Callable
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from aiohttp import web
+from prometheus_client.exposition import choose_encoder
+
+from harness.clock import utc_now
+from harness.emulator import logs
+from harness.emulator.answers import StopConditions, plan_answer
+from harness.emulator.core import EngineRequest
+from harness.emulator.protocol import (
+    AnyRequest,
+    ApiError,
+    ChatRequest,
+    CompletionRequest,
+    check_lengths,
+    check_sampling,
+    parse_request,
+)
+from harness.emulator.responses import Answer
+from harness.emulator.streams import ClientStream, open_stream
+from harness.emulator.tokens import ContextHash
+from harness.plan import token_block_keys
+
+if TYPE_CHECKING:
+    from harness.emulator.server import EmulatorServer
+
+VLLM_VERSION = "0.22.0"
+MAX_BODY_BYTES = 64 * 1024 * 1024
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def random_id() -> str:
+    """vLLM's random_uuid: 16 hex digits."""
+    return uuid.uuid4().hex[:16]
+
+
+class Api:
+    """The routes of one server."""
+
+    def __init__(self, server: EmulatorServer) -> None:
+        self._server = server
+        self._config = server.config
+        self._num_open = 0
+        self._faults = random.Random(server.config.seed)
+        self._salts: dict[str, int] = {}
+
+    def application(self) -> web.Application:
+        """The aiohttp application."""
+        app = web.Application(middlewares=[self._errors], client_max_size=MAX_BODY_BYTES)
+        app.on_response_prepare.append(self._log_access)
+        add = app.router.add_route
+        add("POST", "/v1/completions", self._completions)
+        add("POST", "/v1/chat/completions", self._chat)
+        add("GET", "/v1/models", self._models)
+        add("GET", "/health", self._health)
+        add("GET", "/ping", self._health)
+        add("POST", "/ping", self._health)
+        add("GET", "/version", self._version)
+        add("GET", "/load", self._load)
+        add("GET", "/metrics", self._metrics)
+        return app
+
+    # -- answers ------------------------------------------------------------------------------------------------
+
+    async def _completions(self, http: web.Request) -> web.StreamResponse:
+        return await self._generate(http, CompletionRequest)
+
+    async def _chat(self, http: web.Request) -> web.StreamResponse:
+        return await self._generate(http, ChatRequest)
+
+    async def _generate(
+        self, http: web.Request, kind: type[CompletionRequest] | type[ChatRequest]
+    ) -> web.StreamResponse:
+        body = parse_request(kind, await http.read(), http.headers.get("Content-Type", ""))
+        self._check_model(body.model)
+        if self._faults.random() < self._config.fault.http_500_rate:
+            status = HTTPStatus.INTERNAL_SERVER_ERROR
+            raise ApiError("Internal server error", status=status, kind="InternalServerError")
+        body.check_supported()
+        prompts = body.prompts()
+        limits = [check_lengths(body, prompt, self._config.server.slot_tokens) for prompt in prompts]
+        check_sampling(body)
+        stream = self._stream_for(http, body, prompts, limits)
+        self._num_open += 1
+        try:
+            return await (self._answer_stream(http, stream) if body.stream else self._answer_whole(stream))
+        finally:
+            self._num_open -= 1
+            self._server.forget(stream)
+
+    def _stream_for(
+        self, http: web.Request, body: AnyRequest, prompts: list[list[int]], limits: list[int]
+    ) -> ClientStream:
+        """The engine requests of a body, and where their tokens will go; nothing is submitted yet."""
+        is_chat = isinstance(body, ChatRequest)
+        base_id = http.headers.get("X-Request-Id") or body.request_id or random_id()
+        response_id = f"{'chatcmpl' if is_chat else 'cmpl'}-{base_id}"
+        requests: list[EngineRequest] = []
+        text_limits: list[int] = []
+        for index, (prompt, max_tokens) in enumerate(zip(prompts, limits, strict=True)):
+            external_id = response_id if is_chat else f"{response_id}-{index}"
+            request, text_limit = self._engine_request(body, prompt, max_tokens, external_id)
+            requests.append(request)
+            text_limits.append(text_limit)
+        answer = Answer(
+            response_id,
+            int(utc_now().timestamp()),
+            body.model or self._config.model,
+            is_chat,
+            requests,
+            return_token_ids=bool(body.return_token_ids),
+            include_usage=body.include_usage,
+            continuous_usage=body.continuous_usage,
+            with_token_details=self._config.enable_prompt_tokens_details,
+        )
+        return ClientStream(answer, text_limits, asyncio.get_running_loop().create_future())
+
+    def _engine_request(
+        self, body: AnyRequest, prompt: list[int], max_tokens: int, external_id: str
+    ) -> tuple[EngineRequest, int]:
+        tokens = np.asarray(prompt, dtype=np.int32)
+        context = ContextHash.of(tokens, self._config.seed)
+        conditions = StopConditions(
+            body.min_tokens,
+            body.stop_token_ids or (),
+            body.stop_texts,
+            body.include_stop_str_in_output,
+            0.0 if body.ignore_eos else self._config.eos_rate,
+            self._config.fault.early_stop,
+        )
+        planned = plan_answer(context, max_tokens, conditions)
+        keys = token_block_keys(tokens)
+        if body.cache_salt is not None:
+            keys = keys ^ np.int64(self._salt(body.cache_salt))
+        request = EngineRequest(
+            handle=self._server.core.new_handle(),
+            engine_id=f"{external_id}-{uuid.uuid4().hex[:8]}",
+            external_id=external_id,
+            prompt=tokens,
+            max_tokens=max_tokens,
+            block_keys=keys,
+            context=context,
+            planned_tokens=planned.num_tokens,
+            planned_reason=planned.reason,
+            stop_reason=planned.stop_reason,
+            answer=planned.tokens,
+        )
+        return request, planned.text_limit
+
+    def _salt(self, text: str) -> int:
+        # Any fixed 62-bit number per salt keeps its hashes apart from all others.
+        return self._salts.setdefault(text, random.Random(text).getrandbits(62))
+
+    async def _answer_whole(self, stream: ClientStream) -> web.StreamResponse:
+        self._server.submit(stream)
+        await stream.finished
+        return web.json_response(stream.answer.whole(stream.texts(), stream.tokens))
+
+    async def _answer_stream(self, http: web.Request, stream: ClientStream) -> web.StreamResponse:
+        response, stream.transport, stream.is_chunked = await open_stream(http)
+        self._server.submit(stream)
+        await stream.finished
+        stream.send(stream.answer.last_chunk(stream.num_tokens))
+        await response.write_eof()
+        return response
+
+    def _check_model(self, model: str | None) -> None:
+        if model and model != self._config.model:
+            raise ApiError(
+                f"The model `{model}` does not exist.",
+                status=HTTPStatus.NOT_FOUND,
+                kind="NotFoundError",
+                param="model",
+            )
+
+    # -- the rest -----------------------------------------------------------------------------------------------
+
+    async def _models(self, _http: web.Request) -> web.Response:
+        created = int(utc_now().timestamp())
+        permission = {
+            "id": f"modelperm-{random_id()}",
+            "object": "model_permission",
+            "created": created,
+            "allow_create_engine": False,
+            "allow_sampling": True,
+            "allow_logprobs": True,
+            "allow_search_indices": False,
+            "allow_view": True,
+            "allow_fine_tuning": False,
+            "organization": "*",
+            "group": None,
+            "is_blocking": False,
+        }
+        card = {
+            "id": self._config.model,
+            "object": "model",
+            "created": created,
+            "owned_by": "vllm",
+            "root": self._config.model,
+            "parent": None,
+            "max_model_len": self._config.server.slot_tokens,
+            "permission": [permission],
+        }
+        return web.json_response({"object": "list", "data": [card]})
+
+    async def _health(self, _http: web.Request) -> web.Response:
+        return web.Response()
+
+    async def _version(self, _http: web.Request) -> web.Response:
+        return web.json_response({"version": VLLM_VERSION})
+
+    async def _load(self, _http: web.Request) -> web.Response:
+        return web.json_response({"server_load": self._num_open})
+
+    async def _metrics(self, http: web.Request) -> web.Response:
+        encoder, content_type = choose_encoder(http.headers.get("Accept", ""))
+        # Rendering takes milliseconds: on this thread it would hold up a step.
+        loop = asyncio.get_running_loop()
+        body = await loop.run_in_executor(None, encoder, self._server.metrics.registry)
+        return web.Response(body=body, headers={"Content-Type": content_type})
+
+    # -- around every request -----------------------------------------------------------------------------------
+
+    @web.middleware
+    async def _errors(self, http: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            return await handler(http)
+        except ApiError as error:
+            return web.json_response(error.body(), status=int(error.status))
+        except web.HTTPException as error:
+            # vLLM leaves unknown paths and methods to Starlette, whose bodies look like this.
+            headers = {name: value for name, value in error.headers.items() if name == "Allow"}
+            return web.json_response({"detail": error.reason}, status=error.status, headers=headers)
+
+    async def _log_access(self, http: web.Request, response: web.StreamResponse) -> None:
+        response.headers["server"] = "uvicorn"
+        peer: Any = http.transport.get_extra_info("peername") if http.transport else None
+        address = f"{peer[0]}:{peer[1]}" if peer else "-"
+        phrase = HTTPStatus(response.status).phrase
+        version = f"{http.version.major}.{http.version.minor}"
+        self._server.log.plain(
+            f'INFO:     {address} - "{http.method} {http.path_qs} HTTP/{version}" {response.status} {phrase}'
+        )
+
+
+def log_submitted(log: logs.ServerLog, request: EngineRequest) -> None:
+    """What ``--enable-log-requests`` adds."""
+    params = f"SamplingParams(n=1, temperature=0.0, max_tokens={request.max_tokens})"
+    log.line(logs.RECEIVED, f"Received request {request.external_id}: params: {params}, lora_request: None.")
+    log.line(logs.ADDED, f"Added request {request.engine_id}.")

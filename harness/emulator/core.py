@@ -1,0 +1,224 @@
+"""The engine loop of the server: drain the inbox, schedule, let the step last, process aborts, finish, hand out tokens.
+
+It owns no clock and no sockets: whoever drives it says when a step starts, and learns when it ends. Order of events as
+in vLLM 0.22's EngineCore (``run_busy_loop``, ``step``). Next: ``driver`` runs it in real time.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from harness.emulator.tokens import ContextHash, TokenArray
+from harness.engine import PREFILL, KvEvent, Scheduler, Step
+
+FinishReason = Literal["length", "stop", "abort"]
+Int64Array = npt.NDArray[np.int64]
+
+
+@dataclass(slots=True, eq=False)
+class EngineRequest:
+    """One prompt on its way through the engine; times are model ns, -1 until they happen.
+
+    planned_tokens: how many tokens it will really generate, at most ``max_tokens``. answer: those tokens when they
+    had to be drawn ahead to find a stop condition, else empty and drawn one per step.
+    """
+
+    handle: int
+    engine_id: str
+    external_id: str
+    prompt: TokenArray
+    max_tokens: int
+    block_keys: Int64Array
+    context: ContextHash
+    planned_tokens: int
+    planned_reason: FinishReason = "length"
+    stop_reason: int | str | None = None
+    answer: Sequence[int] = ()
+    arrival_ns: int = -1
+    queued_ns: int = -1
+    scheduled_ns: int = -1
+    first_token_ns: int = -1
+    last_token_ns: int = -1
+    cached_tokens: int = 0
+    num_generated: int = 0
+    finish_reason: FinishReason | None = None
+
+    def draw_token(self) -> int:
+        """The next token of the answer; moves the context on."""
+        if self.answer:
+            token = self.answer[self.num_generated]
+        else:
+            token = self.context.next_token()
+            self.context = self.context.after(token)
+        self.num_generated += 1
+        return token
+
+
+class StepStart(NamedTuple):
+    """A step that runs: what was decided, for whom, and when it ends. ``flushed`` are requests finished before it."""
+
+    index: int
+    start_ns: int
+    end_ns: int
+    step: Step
+    requests: tuple[EngineRequest, ...]
+    arrivals: tuple[EngineRequest, ...]
+    flushed: tuple[EngineRequest, ...]
+    preempted: tuple[EngineRequest, ...]
+    kv_events_before: tuple[KvEvent, ...]
+    num_waiting: int
+
+
+class StepEnd(NamedTuple):
+    """A step that ended: who gets one token, who is finished, and what the KV pool logged while freeing.
+
+    used_blocks: inner KV blocks that running requests hold.
+    """
+
+    start: StepStart
+    requests: tuple[EngineRequest, ...]
+    finished: tuple[EngineRequest, ...]
+    kv_events: tuple[KvEvent, ...]
+    num_running: int
+    num_waiting: int
+    used_blocks: int
+
+
+@dataclass(slots=True)
+class EmulatorCore:
+    """The engine core: requests go in with ``submit`` and ``abort``, steps come out of ``start_step`` and ``end_step``.
+
+    An arrival joins a step only if its ``arrival_ns`` is not later than the step's start, so the steps are a function
+    of arrival instants alone, not of how late the host was when it looked.
+    """
+
+    scheduler: Scheduler
+    requests: dict[int, EngineRequest] = field(default_factory=dict)
+    running_step: StepStart | None = None
+    num_steps: int = 0
+    _inbox: deque[EngineRequest] = field(default_factory=deque)
+    _aborts: list[int] = field(default_factory=list)
+    _unflushed: list[EngineRequest] = field(default_factory=list)
+    _next_handle: int = 0
+
+    def new_handle(self) -> int:
+        """A handle no other request has."""
+        self._next_handle += 1
+        return self._next_handle - 1
+
+    def submit(self, request: EngineRequest) -> None:
+        """Put a request, stamped with its ``arrival_ns``, in the inbox; arrivals come in time order."""
+        self._inbox.append(request)
+
+    def abort(self, handle: int) -> None:
+        """Ask for a request to be dropped: before the next schedule, or at the end of the running step."""
+        self._aborts.append(handle)
+
+    @property
+    def next_arrival_ns(self) -> int | None:
+        """When the oldest request still in the inbox arrived."""
+        return self._inbox[0].arrival_ns if self._inbox else None
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step started now would do anything (an idle step that flushes counts)."""
+        return self.scheduler.has_work or bool(self._unflushed)
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests submitted and neither finished nor aborted."""
+        return len(self.requests) + len(self._inbox)
+
+    def start_step(self, start_ns: int) -> StepStart | None:
+        """Drain the inbox up to ``start_ns``, schedule, and return the step that runs; None without work."""
+        assert self.running_step is None, "a step is already running"
+        arrivals = self._drain(start_ns)
+        kv_events_before = self._apply_aborts()
+        if not self.has_work:
+            return None
+        flushed = tuple(self._unflushed)
+        self._unflushed.clear()
+        step = self.scheduler.schedule()
+        requests = tuple(self.requests[handle] for handle in step.requests)
+        if step.kind == PREFILL:
+            request = requests[0]
+            request.cached_tokens = step.cached_tokens
+            if request.scheduled_ns < 0:
+                request.scheduled_ns = start_ns
+        self.running_step = StepStart(
+            self.num_steps,
+            start_ns,
+            start_ns + step.duration_ns,
+            step,
+            requests,
+            arrivals,
+            flushed,
+            tuple(self.requests[handle] for handle in step.preempted),
+            kv_events_before,
+            self.scheduler.num_waiting,
+        )
+        self.num_steps += 1
+        return self.running_step
+
+    def end_step(self) -> StepEnd:
+        """The running step is over: aborts that came meanwhile, then tokens, finishes and freed slots."""
+        start = self.running_step
+        assert start is not None, "no step is running"
+        self.running_step = None
+        abort_events = self._apply_aborts()
+        receivers = tuple(request for request in start.requests if request.finish_reason is None)
+        finished: list[EngineRequest] = []
+        for handle in self.scheduler.finish_step():
+            request = self.requests.pop(handle)
+            request.finish_reason = request.planned_reason
+            finished.append(request)
+        self._unflushed.extend(finished)
+        for request in receivers:
+            if request.first_token_ns < 0:
+                request.first_token_ns = start.end_ns
+        return StepEnd(
+            start,
+            receivers,
+            tuple(finished),
+            (*abort_events, *self.scheduler.take_kv_events()),
+            self.scheduler.num_running,
+            self.scheduler.num_waiting,
+            self.scheduler.num_blocks - self.scheduler.free_blocks,
+        )
+
+    def _drain(self, until_ns: int) -> tuple[EngineRequest, ...]:
+        arrivals: list[EngineRequest] = []
+        while self._inbox and self._inbox[0].arrival_ns <= until_ns:
+            request = self._inbox.popleft()
+            request.queued_ns = until_ns
+            self.requests[request.handle] = request
+            stop_tokens = request.planned_tokens if request.planned_tokens < request.max_tokens else None
+            self.scheduler.submit(
+                request.handle, len(request.prompt), request.max_tokens, request.block_keys, stop_tokens
+            )
+            arrivals.append(request)
+        return tuple(arrivals)
+
+    def _apply_aborts(self) -> tuple[KvEvent, ...]:
+        if not self._aborts:
+            return ()
+        for handle in self._aborts:
+            request = self.requests.pop(handle, None)
+            if request is not None:
+                self.scheduler.abort(handle)
+                self._unflushed.append(request)
+            else:
+                request = next((waiting for waiting in self._inbox if waiting.handle == handle), None)
+                if request is None:
+                    continue  # it finished before the abort was seen
+                self._inbox.remove(request)
+                self._unflushed.append(request)
+            request.finish_reason = "abort"
+        self._aborts.clear()
+        return self.scheduler.take_kv_events()

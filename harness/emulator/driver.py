@@ -1,0 +1,129 @@
+"""The real-time driver: lets each step of the core last until its modelled end, on an absolute schedule.
+
+The next step starts where the last one ended in model time, so the host's own delays do not add up; a stall beyond the
+limit moves the schedule on, is counted, and is told. Next: ``reporter`` is told of a step once the next is armed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+from harness.clock import NS_PER_MS, NS_PER_US, ScaledClock
+from harness.emulator.config import EmulatorConfig
+from harness.emulator.core import EmulatorCore, EngineRequest, StepEnd, StepStart
+from harness.emulator.timer import Alarm
+
+
+class StepListener(Protocol):
+    """Who is told about steps; called after the next step was armed, so that its work hides inside that step."""
+
+    def step_ended(self, end: StepEnd, woken_ns: int) -> None:
+        """A step ended at ``end.start.end_ns``; the host noticed at ``woken_ns`` (model ns)."""
+        ...
+
+    def step_started(self, start: StepStart) -> None:
+        """A step was scheduled and runs."""
+        ...
+
+    def schedule_moved(self, by_ns: int) -> None:
+        """The host stalled; every later step starts ``by_ns`` later than the model alone would have it."""
+        ...
+
+    def engine_crashed(self) -> None:
+        """The crash that was asked for happens now."""
+        ...
+
+
+class RealTimeDriver:
+    """Runs an EmulatorCore on a ScaledClock inside an asyncio loop."""
+
+    def __init__(self, core: EmulatorCore, clock: ScaledClock, listener: StepListener, config: EmulatorConfig) -> None:
+        self.core = core
+        self.num_stalls = 0
+        self.stalled_ns = 0
+        self._clock = clock
+        self._listener = listener
+        self._stall_limit_ns = round(config.stall_limit_ms * NS_PER_MS * clock.scale)
+        self._spin_ns = round(config.spin_us * NS_PER_US)
+        self._fault = config.fault
+        self._free_at_ns = 0  # model instant from which the engine may start a step
+        self._is_hung = False
+        self._loop = asyncio.get_running_loop()
+        self._alarm = Alarm(self._loop, self._step_is_over)
+        self._kick_pending = False
+
+    def submit(self, request: EngineRequest) -> None:
+        """Stamp a request with now and hand it to the core; an idle engine starts at once."""
+        request.arrival_ns = self._clock.now_ns()
+        self.core.submit(request)
+        self._kick_soon()
+
+    def abort(self, handle: int) -> None:
+        """Drop a request."""
+        self.core.abort(handle)
+        self._kick_soon()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing runs and nothing waits."""
+        return self.core.running_step is None and not self._kick_pending and self.core.num_unfinished == 0
+
+    def close(self) -> None:
+        """Stop for ever."""
+        self._alarm.close()
+
+    def _kick_soon(self) -> None:
+        # Not at once: the requests of one loop turn then meet in the inbox before the first schedule.
+        if self.core.running_step is None and not self._kick_pending:
+            self._kick_pending = True
+            self._loop.call_soon(self._kick)
+
+    def _kick(self) -> None:
+        self._kick_pending = False
+        if self.core.running_step is None:
+            self._tell(*self._arm_next(self._clock.now_ns()))
+
+    def _step_is_over(self) -> None:
+        running = self.core.running_step
+        assert running is not None, "the alarm rang without a step"
+        while (now_ns := self._clock.now_ns()) < running.end_ns:
+            pass  # at most spin_us
+        end = self.core.end_step()
+        self._free_at_ns = running.end_ns
+        if self._fault.crash_after_steps is not None and self.core.num_steps >= self._fault.crash_after_steps:
+            self._listener.engine_crashed()
+        # Telling comes last: tokens, logs and metrics of this step are made while the next one already runs.
+        start, moved_ns = self._arm_next(now_ns)
+        self._listener.step_ended(end, now_ns)
+        self._tell(start, moved_ns)
+
+    def _arm_next(self, now_ns: int) -> tuple[StepStart | None, int]:
+        """Start the step that the model says runs now and set the alarm to its end; by how much a stall moved it."""
+        if self._is_hung:
+            return None, 0
+        if self._fault.hang_after_steps is not None and self.core.num_steps >= self._fault.hang_after_steps:
+            self._is_hung = True
+            return None, 0
+        start_ns = self._free_at_ns
+        if not self.core.has_work:
+            # An arrival starts an idle engine when it arrived; without one, only aborts are left to apply.
+            arrival_ns = self.core.next_arrival_ns
+            start_ns = max(start_ns, now_ns if arrival_ns is None else arrival_ns)
+        moved_ns = 0
+        if now_ns - start_ns > self._stall_limit_ns:
+            moved_ns, start_ns = now_ns - start_ns, now_ns
+        start = self.core.start_step(start_ns)
+        if start is None:
+            return None, 0
+        self._alarm.set(self._clock.to_monotonic_ns(start.end_ns) - self._spin_ns)
+        return start, moved_ns
+
+    def _tell(self, start: StepStart | None, moved_ns: int) -> None:
+        if start is None:
+            return
+        if moved_ns:
+            self.num_stalls += 1
+            self.stalled_ns += moved_ns
+            self._listener.schedule_moved(moved_ns)
+        self._listener.step_started(start)

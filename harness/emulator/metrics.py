@@ -1,0 +1,278 @@
+"""The server's Prometheus metrics, with the names, types, labels, buckets and meanings of vLLM 0.22 on vllm-rbln.
+
+Seconds are model seconds, so that a scaled run reads like a real one. ``prefix_cache_hits`` counts hash hits,
+also those whose slot is gone. Next: ``api`` renders them at /metrics; the periodic stats line comes from here too.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from harness.clock import NS_PER_S
+from harness.emulator.core import EngineRequest, StepEnd
+from harness.engine import DECODE, IDLE, PREFILL, EngineConfig
+
+# Buckets: vllm/v1/metrics/loggers.py, vLLM 0.22.0.
+ITERATION_TOKENS = [1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384]
+FIRST_TOKEN_S = [0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0]
+FIRST_TOKEN_S += [80.0, 160.0, 640.0, 2560.0]
+PER_TOKEN_S = [
+    0.01,
+    0.025,
+    0.05,
+    0.075,
+    0.1,
+    0.15,
+    0.2,
+    0.3,
+    0.4,
+    0.5,
+    0.75,
+    1.0,
+    2.5,
+    5.0,
+    7.5,
+    10.0,
+    20.0,
+    40.0,
+    80.0,
+]
+REQUEST_S = [0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0]
+REQUEST_S += [960.0, 1920.0, 7680.0]
+FINISHED_REASONS = ("stop", "length", "abort", "error", "repetition")
+RECENT_REQUESTS = 1000  # the stats line's hit rate looks this far back
+
+
+def one_two_five(max_value: int) -> list[int]:
+    """1, 2, 5, 10, 20, ... up to ``max_value``."""
+    steps = (mantissa * 10**exponent for exponent in range(20) for mantissa in (1, 2, 5))
+    return [step for step in steps if step <= max_value]
+
+
+class ServerMetrics:
+    """All metric families of one server; ``observe`` is called once per step, as vLLM's stat loggers are."""
+
+    def __init__(self, model: str, config: EngineConfig, num_gpu_blocks: int) -> None:
+        self.registry = CollectorRegistry()
+        self._labels = {"model_name": model, "engine": "0"}
+        self._num_blocks = max(num_gpu_blocks - 1, 1)
+        self._block_tokens = config.block_tokens if config.prefix_caching else config.slot_tokens
+        self._looks_up = config.prefix_caching
+        tokens = one_two_five(config.slot_tokens)
+        self.running = self._gauge("num_requests_running", "Number of requests in model execution batches.")
+        self.waiting = self._gauge("num_requests_waiting", "Number of requests waiting to be processed.")
+        self._waiting_by_reason = self._family(
+            Gauge, "num_requests_waiting_by_reason", "Number of waiting requests by reason.", "reason"
+        )
+        self._sleep_state = self._family(Gauge, "engine_sleep_state", "Engine sleep state.", "sleep_state")
+        self.kv_usage = self._gauge("kv_cache_usage_perc", "KV-cache usage. 1 means 100 percent usage.")
+        self.queries = self._counter(
+            "prefix_cache_queries", "Prefix cache queries, in terms of number of queried tokens."
+        )
+        self.hits = self._counter("prefix_cache_hits", "Prefix cache hits, in terms of number of cached tokens.")
+        for kind in ("external_prefix_cache", "mm_cache"):
+            self._counter(f"{kind}_queries", f"{kind} queries.")
+            self._counter(f"{kind}_hits", f"{kind} hits.")
+        self.preemptions = self._counter("num_preemptions", "Cumulative number of preemption from the engine.")
+        self.prompt_tokens = self._counter("prompt_tokens", "Number of prefill tokens processed.")
+        self._by_source = self._family(
+            Counter, "prompt_tokens_by_source", "Number of prompt tokens by source.", "source"
+        )
+        self.cached_tokens = self._counter("prompt_tokens_cached", "Number of cached prompt tokens (local + external).")
+        self.generated = self._counter("generation_tokens", "Number of generation tokens processed.")
+        self._success = self._family(
+            Counter, "request_success", "Count of successfully processed requests.", "finished_reason"
+        )
+        prefill = "Number of prefill tokens processed."
+        self.request_prompt = self._histogram("request_prompt_tokens", prefill, tokens)
+        self.request_generated = self._histogram(
+            "request_generation_tokens", "Number of generation tokens processed.", tokens
+        )
+        self.iteration = self._histogram(
+            "iteration_tokens_total", "Histogram of number of tokens per engine_step.", ITERATION_TOKENS
+        )
+        self.max_generated = self._histogram(
+            "request_max_num_generation_tokens", "Histogram of maximum number of requested generation tokens.", tokens
+        )
+        self.param_n = self._histogram("request_params_n", "Histogram of the n request parameter.", [1, 2, 5, 10, 20])
+        self.param_max_tokens = self._histogram(
+            "request_params_max_tokens", "Histogram of the max_tokens request parameter.", tokens
+        )
+        self.first_token_s = self._seconds("time_to_first_token_seconds", "time to first token", FIRST_TOKEN_S)
+        self.inter_token_s = self._seconds("inter_token_latency_seconds", "inter-token latency", PER_TOKEN_S)
+        self.per_token_s = self._seconds(
+            "request_time_per_output_token_seconds", "time_per_output_token_seconds per request", PER_TOKEN_S
+        )
+        self.e2e_s = self._seconds("e2e_request_latency_seconds", "e2e request latency", REQUEST_S)
+        self.queue_s = self._seconds("request_queue_time_seconds", "time spent in WAITING phase for request", REQUEST_S)
+        self.inference_s = self._seconds(
+            "request_inference_time_seconds", "time spent in RUNNING phase for request", REQUEST_S
+        )
+        self.prefill_s = self._seconds(
+            "request_prefill_time_seconds", "time spent in PREFILL phase for request", REQUEST_S
+        )
+        self.decode_s = self._seconds(
+            "request_decode_time_seconds", "time spent in DECODE phase for request", REQUEST_S
+        )
+        self.computed = self._histogram(
+            "request_prefill_kv_computed_tokens",
+            "Histogram of new KV tokens computed during prefill (excluding cached tokens).",
+            tokens,
+        )
+        self._set_constants(config, num_gpu_blocks)
+        self.stats = StatsWindow()
+
+    def render(self) -> bytes:
+        """The exposition text; safe to call from another thread."""
+        return generate_latest(self.registry)
+
+    def observe(self, end: StepEnd) -> None:
+        """Everything one step changes; called after its tokens were drawn."""
+        step = end.start.step
+        self.running.set(end.num_running)
+        self.waiting.set(end.num_waiting)
+        self._waiting_by_reason["capacity"].set(end.num_waiting)
+        self.kv_usage.set(end.used_blocks / self._num_blocks)
+        self.preemptions.inc(len(step.preempted))
+        num_prompt_tokens = 0
+        if step.kind == PREFILL:
+            num_prompt_tokens = self._observe_prefill(end)
+        elif step.kind == DECODE:
+            for request in end.requests:
+                self.inter_token_s.observe((end.start.end_ns - request.last_token_ns) / NS_PER_S)
+        if step.kind != IDLE:
+            self.generated.inc(len(end.requests))
+            self.iteration.observe(num_prompt_tokens + len(end.requests))
+        for request in end.requests:
+            request.last_token_ns = end.start.end_ns
+        for request in end.finished:
+            self._observe_finished(request)
+        self.stats.num_generated += len(end.requests)
+        self.stats.num_running, self.stats.num_waiting = end.num_running, end.num_waiting
+        self.stats.kv_usage = end.used_blocks / self._num_blocks
+
+    def _observe_prefill(self, end: StepEnd) -> int:
+        step = end.start.step
+        num_tokens = step.cached_tokens + step.computed_tokens
+        if self._looks_up:
+            self.queries.inc(num_tokens)
+            self.hits.inc(step.hash_hit_tokens)
+            self.stats.add_lookup(num_tokens, step.hash_hit_tokens)
+        if not end.requests:  # aborted while it ran: its look-up happened, its tokens never came out
+            return 0
+        self.prompt_tokens.inc(num_tokens)
+        self._by_source["local_compute"].inc(step.computed_tokens)
+        self._by_source["local_cache_hit"].inc(step.cached_tokens)
+        self.cached_tokens.inc(step.cached_tokens)
+        self.stats.num_computed += step.computed_tokens
+        request = end.requests[0]
+        self.first_token_s.observe((end.start.end_ns - request.arrival_ns) / NS_PER_S)
+        return num_tokens
+
+    def _observe_finished(self, request: EngineRequest) -> None:
+        reason = request.finish_reason or "abort"
+        self._success[reason].inc()
+        decode_s = (request.last_token_ns - request.first_token_ns) / NS_PER_S
+        self.e2e_s.observe((request.last_token_ns - request.arrival_ns) / NS_PER_S)
+        self.queue_s.observe((request.scheduled_ns - request.queued_ns) / NS_PER_S)
+        self.prefill_s.observe((request.first_token_ns - request.scheduled_ns) / NS_PER_S)
+        self.inference_s.observe((request.last_token_ns - request.scheduled_ns) / NS_PER_S)
+        self.decode_s.observe(decode_s)
+        num_generated = request.planned_tokens
+        self.per_token_s.observe(decode_s / (num_generated - 1) if num_generated > 1 else 0)
+        self.computed.observe(len(request.prompt) - request.cached_tokens)
+        self.request_prompt.observe(len(request.prompt))
+        self.request_generated.observe(num_generated)
+        self.max_generated.observe(num_generated)
+        self.param_n.observe(1)
+        self.param_max_tokens.observe(request.max_tokens)
+
+    def _set_constants(self, config: EngineConfig, num_gpu_blocks: int) -> None:
+        for reason in ("capacity", "deferred"):
+            self._waiting_by_reason[reason].set(0)
+        for state, value in (("awake", 1), ("weights_offloaded", 0), ("discard_all", 0)):
+            self._sleep_state[state].set(value)
+        for source in ("local_compute", "local_cache_hit", "external_kv_transfer"):
+            self._by_source[source].inc(0)
+        for reason in FINISHED_REASONS:
+            self._success[reason].inc(0)
+        info = {
+            "block_size": self._block_tokens,
+            "cache_dtype": "auto",
+            "enable_prefix_caching": config.prefix_caching,
+            "gpu_memory_utilization": 0.92,
+            "is_attention_free": False,
+            "num_cpu_blocks": None,
+            "num_gpu_blocks": num_gpu_blocks,
+            "num_gpu_blocks_override": None,
+            "prefix_caching_hash_algo": "sha256",
+            "sliding_window": None,
+            "engine": 0,
+        }
+        family = Gauge(
+            "vllm:cache_config_info",
+            "Information of the LLMEngine CacheConfig",
+            labelnames=list(info),
+            registry=self.registry,
+        )
+        family.labels(**{key: str(value) for key, value in info.items()}).set(1)
+
+    def _gauge(self, name: str, text: str) -> Gauge:
+        return Gauge(f"vllm:{name}", text, labelnames=list(self._labels), registry=self.registry).labels(**self._labels)
+
+    def _counter(self, name: str, text: str) -> Counter:
+        family = Counter(f"vllm:{name}", text, labelnames=list(self._labels), registry=self.registry)
+        return family.labels(**self._labels)
+
+    def _histogram(self, name: str, text: str, buckets: list[int] | list[float]) -> Histogram:
+        family = Histogram(f"vllm:{name}", text, labelnames=list(self._labels), buckets=buckets, registry=self.registry)
+        return family.labels(**self._labels)
+
+    def _seconds(self, name: str, what: str, buckets: list[float]) -> Histogram:
+        is_phase = what.startswith("time ") and "in " in what
+        return self._histogram(name, f"Histogram of {what}{'.' if is_phase else ' in seconds.'}", buckets)
+
+    def _family(self, kind: type[Gauge] | type[Counter], name: str, text: str, label: str) -> LabelledFamily:
+        return LabelledFamily(
+            kind(f"vllm:{name}", text, labelnames=[*self._labels, label], registry=self.registry), self._labels, label
+        )
+
+
+class LabelledFamily:
+    """A family with one more label than the model and the engine."""
+
+    def __init__(self, family: Gauge | Counter, labels: dict[str, str], label: str) -> None:
+        self._family, self._labels, self._label = family, labels, label
+
+    def __getitem__(self, value: str) -> Gauge | Counter:
+        return self._family.labels(**self._labels, **{self._label: value})
+
+
+class StatsWindow:
+    """What the periodic ``Engine 000:`` line says: sums since the last one, and the hit rate of recent requests."""
+
+    def __init__(self) -> None:
+        self.num_computed = self.num_generated = self.num_running = self.num_waiting = 0
+        self.kv_usage = 0.0
+        self._last_rates = (0.0, 0.0)
+        self._lookups: deque[tuple[int, int]] = deque(maxlen=RECENT_REQUESTS)
+
+    def add_lookup(self, num_tokens: int, num_hits: int) -> None:
+        """One admission asked for ``num_tokens`` and its hashes matched ``num_hits``."""
+        self._lookups.append((num_tokens, num_hits))
+
+    def line(self, interval_s: float) -> tuple[str, bool]:
+        """The line for the interval that ends now, and whether the engine was idle in it and in the one before."""
+        rates = (self.num_computed / interval_s, self.num_generated / interval_s)
+        is_idle = not any((*rates, *self._last_rates))
+        self._last_rates, self.num_computed, self.num_generated = rates, 0, 0
+        asked = sum(num_tokens for num_tokens, _ in self._lookups)
+        hit_rate = sum(num_hits for _, num_hits in self._lookups) / asked if asked else 0.0
+        return (
+            f"Engine 000: Avg prompt throughput: {rates[0]:.1f} tokens/s, "
+            f"Avg generation throughput: {rates[1]:.1f} tokens/s, Running: {self.num_running} reqs, "
+            f"Waiting: {self.num_waiting} reqs, GPU KV cache usage: {self.kv_usage * 100:.1f}%, "
+            f"Prefix cache hit rate: {hit_rate * 100:.1f}%"
+        ), is_idle

@@ -1,0 +1,126 @@
+"""Tells the world what a step did: tokens to clients, then log lines, metrics and the trace.
+
+It runs after the next step was armed, so none of it delays the engine. It decides nothing.
+Next: ``streams`` for tokens, ``logs`` for lines, ``metrics`` for /metrics, ``trace`` for the record.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+from harness.clock import NS_PER_MS, ScaledClock
+from harness.emulator import logs
+from harness.emulator.config import EmulatorConfig
+from harness.emulator.core import EngineRequest, StepEnd, StepStart
+from harness.emulator.logs import ServerLog, kv_event_line
+from harness.emulator.metrics import ServerMetrics
+from harness.emulator.streams import ClientStream
+from harness.emulator.trace import TraceFile, step_record
+from harness.engine import DECODE, PREFILL, KvEvent
+
+CRASH_EXIT_CODE = 1
+
+
+class StepReporter:
+    """The driver's listener. ``streams``: the client waiting for each engine request, by handle."""
+
+    def __init__(
+        self,
+        config: EmulatorConfig,
+        clock: ScaledClock,
+        log: ServerLog,
+        metrics: ServerMetrics,
+        trace: TraceFile | None,
+    ) -> None:
+        self.streams: dict[int, ClientStream] = {}
+        self._names: dict[int, str] = {}
+        self._slots: dict[int, list[int]] = {}
+        self._clock, self._log, self._metrics, self._trace = clock, log, metrics, trace
+        self._has_bucket_log = config.bucket_log
+
+    def register(self, request: EngineRequest, stream: ClientStream) -> None:
+        """From now on the tokens of ``request`` go to ``stream``."""
+        self.streams[request.handle] = stream
+        self._names[request.handle] = request.engine_id
+
+    def step_ended(self, end: StepEnd, woken_ns: int) -> None:
+        for request in end.requests:
+            token = request.draw_token()
+            if (stream := self.streams.get(request.handle)) is not None:
+                stream.push(request, token)
+        for request in end.finished:
+            self.streams.pop(request.handle, None)
+        emitted_ns = self._clock.now_ns()
+        self._log_kv(end.kv_events, end.start.end_ns)
+        self._metrics.observe(end)
+        if self._trace is not None:
+            self._trace.append(step_record(end, woken_ns, emitted_ns))
+
+    def step_started(self, start: StepStart) -> None:
+        self._log_kv(start.kv_events_before, start.start_ns)
+        self._log_kv(start.step.kv_events, start.start_ns)
+        for request in start.preempted:
+            self._slots.pop(request.handle, None)
+        self._log_flushed(start.flushed, start.start_ns)
+        if start.step.kind == PREFILL:
+            self._log_prefill(start)
+        elif start.step.kind == DECODE and self._has_bucket_log:
+            step = start.step
+            self._log.line(
+                logs.BUCKET, f"[BUCKET] request_nums={step.num_seqs} padded_batch_size={step.bucket}", start.start_ns
+            )
+
+    def schedule_moved(self, by_ns: int) -> None:
+        self._log.line(logs.STALL, f"[EMULATOR] host stalled: schedule moved by {by_ns / NS_PER_MS:.3f} ms")
+        if self._trace is not None:
+            self._trace.append({"kind": "STALL", "moved_ns": by_ns, "at_ns": self._clock.now_ns()})
+
+    def engine_crashed(self) -> None:
+        self._log.line(logs.FATAL, "EngineCore encountered a fatal error.")
+        self._log.close()
+        if self._trace is not None:
+            self._trace.close()
+        os._exit(CRASH_EXIT_CODE)
+
+    def abort_all(self) -> list[int]:
+        """End every open answer as aborted; returns the handles, for the core to drop."""
+        handles = list(self.streams)
+        for handle in handles:
+            stream = self.streams.pop(handle)
+            request = next(one for one in stream.answer.requests if one.handle == handle)
+            request.finish_reason = "abort"
+            stream.push(request, None)
+        return handles
+
+    def _log_prefill(self, start: StepStart) -> None:
+        request, step = start.requests[0], start.step
+        slots = self._slots.get(request.handle, [])
+        self._log.line(
+            logs.SCHEDULED,
+            f"Request {request.engine_id} is now scheduled. Prompt tokens: {len(request.prompt)}, "
+            f"Already generated tokens: {request.num_generated}, Allocated block(s): {slots}",
+            start.start_ns,
+        )
+        for source, target in zip(step.cached_slots, slots, strict=False):
+            message = f"Successfully copied KV cache from block {source} to block {target}"
+            self._log.line(logs.KV_COPIED, message, start.start_ns)
+
+    def _log_flushed(self, flushed: Iterable[EngineRequest], at_ns: int) -> None:
+        for request in flushed:
+            slots = self._slots.pop(request.handle, [])
+            self._names.pop(request.handle, None)
+            if request.scheduled_ns < 0:
+                continue  # aborted before the worker heard of it
+            self._log.line(
+                logs.FINISHED,
+                f"Request {request.engine_id} is finished. Prompt tokens: {len(request.prompt)}, "
+                f"Generated tokens: {request.num_generated}, Freed block(s): {slots}",
+                at_ns,
+            )
+
+    def _log_kv(self, events: Iterable[KvEvent], at_ns: int) -> None:
+        for event in events:
+            if event.kind == "ALLOC":
+                self._slots.setdefault(event.request, []).extend(event.slots)
+            self._log.line(*kv_event_line(event, self._names.get(event.request, "")), at_ns)

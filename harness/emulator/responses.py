@@ -1,0 +1,182 @@
+"""The JSON bodies and server-sent events of answers, field for field as vLLM 0.22 serialises them.
+
+Null, absent and zero are three different things here: a usage without reuse has ``prompt_tokens_details: null`` in a
+whole answer and no such field in a stream. Next: ``api`` sends what these functions return.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from harness.emulator.core import EngineRequest, FinishReason
+
+DONE = b"data: [DONE]\n\n"
+FINGERPRINT = "vllm-0.22.0-emulated"
+
+
+def event(body: dict[str, Any]) -> bytes:
+    """One server-sent event."""
+    return b"data: " + json.dumps(body, separators=(",", ":"), ensure_ascii=False).encode() + b"\n\n"
+
+
+def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, Any]:
+    """UsageInfo with only the fields that were set."""
+    total = prompt_tokens + completion_tokens
+    return {"prompt_tokens": prompt_tokens, "total_tokens": total, "completion_tokens": completion_tokens}
+
+
+@dataclass(slots=True)
+class Answer:
+    """What one HTTP request asked for, and how its answer is to be shaped."""
+
+    response_id: str
+    created: int
+    model: str
+    is_chat: bool
+    requests: list[EngineRequest]
+    return_token_ids: bool = False
+    include_usage: bool = False
+    continuous_usage: bool = False
+    with_token_details: bool = True
+    first_cached_tokens: int | None = None
+    prompts_shown: set[int] = field(default_factory=set)
+
+    # -- whole answers ------------------------------------------------------------------------------------------
+
+    def whole(self, texts: list[str], tokens: list[list[int]]) -> dict[str, Any]:
+        """The body of a request without ``stream``; one text and token list per engine request, in order."""
+        choices = [
+            self._whole_choice(index, request, texts[index], tokens[index])
+            for index, request in enumerate(self.requests)
+        ]
+        body = {
+            "id": self.response_id,
+            "object": "chat.completion" if self.is_chat else "text_completion",
+            "created": self.created,
+            "model": self.model,
+            "choices": choices,
+            "service_tier": None,
+            "system_fingerprint": FINGERPRINT,
+            "usage": self._whole_usage(sum(map(len, tokens))),
+        }
+        if self.is_chat:
+            prompt = self.requests[0].prompt.tolist() if self.return_token_ids else None
+            body |= {"prompt_logprobs": None, "prompt_token_ids": prompt, "prompt_text": None}
+        return body | {"kv_transfer_params": None}
+
+    def _whole_choice(self, index: int, request: EngineRequest, text: str, tokens: list[int]) -> dict[str, Any]:
+        token_ids = tokens if self.return_token_ids else None
+        if self.is_chat:
+            message = {
+                "role": "assistant",
+                "content": text,
+                "refusal": None,
+                "annotations": None,
+                "audio": None,
+                "function_call": None,
+                "tool_calls": [],
+                "reasoning": None,
+            }
+            return {
+                "index": index,
+                "message": message,
+                "logprobs": None,
+                "finish_reason": request.finish_reason,
+                "stop_reason": request.stop_reason,
+                "token_ids": token_ids,
+                "routed_experts": None,
+            }
+        return {
+            "index": index,
+            "text": text,
+            "logprobs": None,
+            "finish_reason": request.finish_reason,
+            "stop_reason": request.stop_reason,
+            "token_ids": token_ids,
+            "prompt_logprobs": None,
+            "prompt_token_ids": request.prompt.tolist() if self.return_token_ids else None,
+            "routed_experts": None,
+        }
+
+    def _whole_usage(self, completion_tokens: int) -> dict[str, Any]:
+        # With several prompts vLLM sums the tokens but reports the reuse of the last prompt alone.
+        cached = self.requests[-1].cached_tokens if self.with_token_details else 0
+        details = {"cached_tokens": cached} if cached else None
+        return {**usage(self._prompt_tokens(), completion_tokens), "prompt_tokens_details": details}
+
+    # -- streams ------------------------------------------------------------------------------------------------
+
+    def chunk(self, index: int, text: str, tokens: list[int], num_generated: int) -> bytes:
+        """The event, or in a chat's beginning the two events, of new tokens of engine request ``index``.
+
+        num_generated: tokens of this engine request so far, these included.
+        """
+        request = self.requests[index]
+        if self.first_cached_tokens is None:
+            self.first_cached_tokens = request.cached_tokens
+        events = b""
+        if self.is_chat and index not in self.prompts_shown:
+            events = self._chat_opening(index)
+        choice = self._chunk_choice(index, text, tokens, request)
+        return events + event(self._chunk_body(choice, index, num_generated, request.finish_reason))
+
+    def last_chunk(self, completion_tokens: int) -> bytes:
+        """The usage event, when asked for, and the end of the stream."""
+        if not self.include_usage:
+            return DONE
+        final = usage(self._prompt_tokens(), completion_tokens)
+        if self.with_token_details and self.first_cached_tokens:
+            final["prompt_tokens_details"] = {"cached_tokens": self.first_cached_tokens}
+        body = {**self._head(), "choices": [], "usage": final, "system_fingerprint": FINGERPRINT}
+        return event(body) + DONE
+
+    def _head(self) -> dict[str, Any]:
+        kind = "chat.completion.chunk" if self.is_chat else "text_completion"
+        return {"id": self.response_id, "object": kind, "created": self.created, "model": self.model}
+
+    def _chunk_choice(self, index: int, text: str, tokens: list[int], request: EngineRequest) -> dict[str, Any]:
+        token_ids = tokens if self.return_token_ids else None
+        finish_reason = request.finish_reason
+        if self.is_chat:
+            choice = {"index": index, "delta": {"content": text}, "logprobs": None, "finish_reason": finish_reason}
+            if finish_reason is not None:
+                choice["stop_reason"] = request.stop_reason
+            return {**choice, "token_ids": token_ids}
+        prompt_ids = None
+        if self.return_token_ids and index not in self.prompts_shown:
+            self.prompts_shown.add(index)
+            prompt_ids = request.prompt.tolist()
+        return {
+            "index": index,
+            "text": text,
+            "logprobs": None,
+            "finish_reason": finish_reason,
+            "stop_reason": request.stop_reason if finish_reason is not None else None,
+            "prompt_token_ids": prompt_ids,
+            "token_ids": token_ids,
+        }
+
+    def _chunk_body(
+        self, choice: dict[str, Any], index: int, num_generated: int, finish_reason: FinishReason | None
+    ) -> dict[str, Any]:
+        body = {**self._head(), "choices": [choice]}
+        if self.continuous_usage:
+            body["usage"] = usage(len(self.requests[index].prompt), num_generated)
+        if finish_reason is not None and not self.include_usage:
+            body["system_fingerprint"] = FINGERPRINT
+        return body
+
+    def _chat_opening(self, index: int) -> bytes:
+        self.prompts_shown.add(index)
+        request = self.requests[index]
+        opening = {"index": 0, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
+        body = {**self._head(), "choices": [opening]}
+        if self.continuous_usage:
+            body["usage"] = usage(len(request.prompt), 0)
+        prompt = request.prompt.tolist() if self.return_token_ids else None
+        return event({**body, "prompt_token_ids": prompt, "prompt_text": None})
+
+    def _prompt_tokens(self) -> int:
+        return sum(len(request.prompt) for request in self.requests)

@@ -1,0 +1,218 @@
+"""One emulator process from start to exit: bind, get ready, listen, serve, drain or abort, leave.
+
+It listens only when it is ready, as vLLM does, and exits 0 after SIGTERM; a second signal ends it at once.
+Next: ``__main__`` turns its failures into one line on stderr.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+
+from aiohttp import web
+
+from harness.clock import NS_PER_S, MonotonicClock, ScaledClock
+from harness.emulator import logs
+from harness.emulator.api import VLLM_VERSION, Api, log_submitted
+from harness.emulator.config import EmulatorConfig
+from harness.emulator.core import EmulatorCore
+from harness.emulator.driver import RealTimeDriver
+from harness.emulator.logs import ServerLog
+from harness.emulator.metrics import ServerMetrics
+from harness.emulator.reporter import StepReporter
+from harness.emulator.streams import ClientStream
+from harness.emulator.trace import TraceFile
+from harness.engine import EngineConfig, Scheduler, load_cost_model
+from harness.errors import ServerError, SpecError
+
+STATS_INTERVAL_S = 10  # VLLM_LOG_STATS_INTERVAL
+DRAIN_POLL_NS = 5_000_000
+# A thread that renders metrics must give the interpreter back within a fraction of a step.
+SWITCH_INTERVAL_S = 1e-4
+SECOND_SIGNAL_EXIT_CODE = 143
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A bound socket that does not listen yet; ServerError in one line when the address cannot be had."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    server = socket.socket(family, socket.SOCK_STREAM)
+    server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        server.bind((host, port))
+    except OSError as error:
+        server.close()
+        raise ServerError(
+            f"cannot bind ({error.strerror})", where=f"{host}:{port}", hint="Choose another port, or 0 for a free one"
+        ) from error
+    return server
+
+
+class EmulatorServer:
+    """Everything that lives as long as one server process."""
+
+    def __init__(self, config: EmulatorConfig) -> None:
+        self.config = config
+        self.clock = ScaledClock(config.time_scale)
+        engine = EngineConfig.from_server(config.server)
+        scheduler = Scheduler(engine, load_cost_model(config.server.cost_model), with_events=True)
+        self.core = EmulatorCore(scheduler)
+        self.socket = bind(config.host, config.port)
+        self.trace = self._open_trace()
+        self.log = ServerLog(self.clock, log_format=config.log_format, with_debug=config.log_level == "DEBUG")
+        self.metrics = ServerMetrics(config.model, engine, scheduler.num_blocks + 1)
+        self.reporter = StepReporter(config, self.clock, self.log, self.metrics, self.trace)
+        self._driver: RealTimeDriver | None = None
+        self._stop_signals = 0
+        self._stop = asyncio.Event()
+
+    @property
+    def driver(self) -> RealTimeDriver:
+        assert self._driver is not None, "the server is not running"
+        return self._driver
+
+    def submit(self, stream: ClientStream) -> None:
+        """Hand all engine requests of one HTTP request to the engine; refused while shutting down."""
+        for request in stream.answer.requests:
+            if self._stop_signals:
+                self.log.line(logs.REJECTING, f"Rejecting request {request.engine_id} (server shutting down)")
+                request.finish_reason = "abort"
+                stream.push(request, None)
+                continue
+            if self.config.log_requests:
+                log_submitted(self.log, request)
+            self.reporter.register(request, stream)
+            self.driver.submit(request)
+
+    def forget(self, stream: ClientStream) -> None:
+        """The HTTP request is over: engine requests that still run are aborted, because their client went away."""
+        for request in stream.answer.requests:
+            if self.reporter.streams.pop(request.handle, None) is not None:
+                self.driver.abort(request.handle)
+                if self.config.log_requests:
+                    self.log.line(logs.ABORTED, f"Request {request.external_id} aborted.")
+
+    async def run(self) -> None:
+        """Serve until told to stop."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._signalled)
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
+        self._driver = RealTimeDriver(self.core, self.clock, self.reporter, self.config)
+        self._log_start()
+        runner = web.AppRunner(
+            Api(self).application(), handler_cancellation=True, access_log=None, shutdown_timeout=1.0
+        )
+        await runner.setup()
+        stats = asyncio.ensure_future(self._log_stats())
+        try:
+            if await self._becomes_ready():
+                await self._listen(runner)
+                await self._stop.wait()
+            await self._shut_down()
+        finally:
+            stats.cancel()
+            await runner.cleanup()
+            self.socket.close()
+            self._log_exit()
+            self.driver.close()
+            self.close()
+
+    def close(self) -> None:
+        """Flush and close the log and the trace."""
+        self.log.close()
+        if self.trace is not None:
+            self.trace.close()
+
+    def _open_trace(self) -> TraceFile | None:
+        if self.config.trace_path is None:
+            return None
+        try:
+            return TraceFile(Path(self.config.trace_path))
+        except OSError as error:
+            self.socket.close()
+            raise SpecError(
+                f"cannot be written ({error.strerror})", where=self.config.trace_path, hint="Choose another trace path"
+            ) from error
+
+    async def _becomes_ready(self) -> bool:
+        """Wait as long as the start-up faults say; False when a signal came first."""
+        fault = self.config.fault
+        if fault.never_ready:
+            await self._stop.wait()
+        elif fault.slow_start_s:
+            wall = MonotonicClock()
+            ready = asyncio.ensure_future(wall.wait_until_ns(wall.now_ns() + round(fault.slow_start_s * NS_PER_S)))
+            stop = asyncio.ensure_future(self._stop.wait())
+            await asyncio.wait({ready, stop}, return_when=asyncio.FIRST_COMPLETED)
+            ready.cancel()
+            stop.cancel()
+        return not self._stop.is_set()
+
+    async def _listen(self, runner: web.AppRunner) -> None:
+        host, port = self.socket.getsockname()[:2]
+        shown = f"[{host}]" if ":" in host else host
+        self.log.line(logs.STARTING, f"Starting vLLM server on http://{shown}:{port}")
+        self.log.plain(f"INFO:     Started server process [{os.getpid()}]")
+        self.log.plain("INFO:     Waiting for application startup.")
+        # What exists now lives until exit; collecting it again and again would cost milliseconds each time.
+        gc.collect()
+        gc.freeze()
+        await web.SockSite(runner, self.socket, backlog=2048).start()
+        self.log.plain("INFO:     Application startup complete.")
+
+    def _signalled(self) -> None:
+        self._stop_signals += 1
+        self._stop.set()
+        if self._stop_signals > 1:
+            self.close()
+            os._exit(SECOND_SIGNAL_EXIT_CODE)
+
+    async def _shut_down(self) -> None:
+        """Drain for as long as the shutdown timeout allows (wall seconds), then abort what is left."""
+        timeout_s = self.config.shutdown_timeout_s
+        self.log.line(logs.SHUTDOWN_INITIATED, f"Shutdown initiated (timeout={timeout_s})")
+        num_requests = self.core.num_unfinished
+        if timeout_s and num_requests:
+            self.log.line(logs.SHUTDOWN_DRAINING, f"Draining {num_requests} in-flight requests (timeout={timeout_s}s)")
+            wall = MonotonicClock()
+            deadline_ns = wall.now_ns() + timeout_s * NS_PER_S
+            while self.core.num_unfinished and wall.now_ns() < deadline_ns:
+                await wall.wait_until_ns(wall.now_ns() + DRAIN_POLL_NS)
+        if num_requests := self.core.num_unfinished:
+            self.log.line(logs.SHUTDOWN_ABORTING, f"Aborting {num_requests} requests")
+            for handle in self.reporter.abort_all():
+                self.driver.abort(handle)
+        self.log.line(logs.SHUTDOWN_COMPLETE, "Shutdown complete")
+
+    async def _log_stats(self) -> None:
+        due_ns = self.clock.now_ns()
+        while True:
+            due_ns += STATS_INTERVAL_S * NS_PER_S
+            await self.clock.wait_until_ns(due_ns)
+            line, is_idle = self.metrics.stats.line(STATS_INTERVAL_S)
+            self.log.line(logs.STATS_IDLE if is_idle else logs.STATS, line)
+
+    def _log_start(self) -> None:
+        server = self.config.server
+        line = self.log.line
+        line(logs.VERSION, f"vLLM server version {VLLM_VERSION}, serving model {self.config.model}")
+        line(
+            logs.MAX_NUM_SEQS,
+            f"Updating scheduler_config.max_num_seqs from 1 to {server.max_num_seqs} based on rbln_config.json",
+        )
+        line(
+            logs.ENGINE_INIT,
+            f"Initializing a V1 LLM engine (v{VLLM_VERSION}) with config: emulator "
+            f"{self.config.model_dump_json(exclude={'trace_path'})}",
+        )
+        line(logs.ENGINE_READY, "init engine (profile, create kv cache, warmup model) took 0.00 s")
+
+    def _log_exit(self) -> None:
+        self.log.line(logs.SHUTTING_DOWN, "Shutting down FastAPI HTTP server.")
+        for text in ("Shutting down", "Waiting for application shutdown.", "Application shutdown complete."):
+            self.log.plain(f"INFO:     {text}")
