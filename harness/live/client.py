@@ -1,7 +1,7 @@
 """The replay client's public door: a plan in, one row per planned request and one per chunk out.
 
-What the server does wrong is a row with a status, never an exception and never a retry; the client's own lateness is in the rows, and
-no statistic is computed. Next: ``harness.runner`` judges the rows, ``harness.records`` keeps them.
+What the server does wrong is a row with a status, never an exception and never a retry; the client's own lateness is in
+the rows, and no statistic is computed. Next: ``harness.runner`` judges the rows, ``harness.records`` keeps them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import gc
 import queue
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -39,20 +39,15 @@ class StopSignal(Protocol):
 class ReplayResult:
     """What one replay recorded. All instants are clock ns.
 
-    requests: REQUESTS schema, one row per planned request, in plan order. chunks: CHUNKS schema, by (session, request, chunk).
-    start_ns: the common start. audit: what the client did to the measurement (facts, plain JSON values, wall ns where named so).
+    requests: REQUESTS schema, one row per planned request, in plan order. chunks: CHUNKS schema, by (session, request,
+    chunk). start_ns: the common start. audit: what the client did to the measurement (facts, plain JSON values, wall ns
+    where named so).
     """
 
     requests: pa.Table
     chunks: pa.Table
     start_ns: int
     audit: dict[str, Any]
-
-
-class _Outcome(Protocol):
-    """What either client hands back beside the script's rows."""
-
-    start_monotonic_ns: int
 
 
 def replay(
@@ -69,9 +64,10 @@ def replay(
 ) -> ReplayResult:
     """Replay every session of the plan against a server, all released at one instant, and return what happened.
 
-    request_timeout_ns: clock ns one request may take from send to end. on_event: called per final row, from a thread of its own.
-    stop: when set, what is in flight is given up ("connection") and what was not sent stays "not_sent".
-    Raises SpecError when this machine cannot run the client asked for, ServerError when the host's name cannot be resolved.
+    request_timeout_ns: clock ns one request may take from send to end. on_event: called per final row, from a thread of
+    its own. stop: when set, what is in flight is given up ("connection") and what was not sent stays "not_sent".
+    Raises SpecError when this machine cannot run the client asked for, ServerError when the host's name cannot be
+    resolved.
     """
     script = Script(plan, model=model, stream=options.stream, clock=clock)
     is_stopped = stop.is_set if stop is not None else _never
@@ -159,7 +155,7 @@ def _never() -> bool:
 
 
 @contextlib.contextmanager
-def _undisturbed() -> Iterator[None]:
+def _undisturbed() -> Generator[None]:
     """No garbage collection, and short turns for other threads, while the block runs; both restored after it."""
     was_enabled, interval_s = gc.isenabled(), sys.getswitchinterval()
     gc.collect()
@@ -176,8 +172,9 @@ def _undisturbed() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _told(script: Script, on_event: Callable[[ReplayEvent], None] | None) -> Iterator[Callable[[], None]]:
-    """A function that passes new final rows on to ``on_event``, which runs in a thread of its own and so cannot delay a send.
+def _told(script: Script, on_event: Callable[[ReplayEvent], None] | None) -> Generator[Callable[[], None]]:
+    """A function that passes new final rows on to ``on_event``, which runs in a thread of its own and so cannot delay a
+    send.
 
     What ``on_event`` raises ends the telling, not the replay, and is raised after it.
     """

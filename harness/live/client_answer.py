@@ -38,14 +38,16 @@ class Answer:
     """What one response said so far. ``problem`` is empty while everything could be understood."""
 
     stream: bool
+    needs_token_ids: bool = True
     response_id: str = ""
     finish_reason: str = ""
-    token_ids: list[int] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list[int])
+    texts: list[str] = field(default_factory=list[str])
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     cached_tokens: int = 0
     problem: str = ""
-    chunks: list[ChunkStamp] = field(default_factory=list)
+    chunks: list[ChunkStamp] = field(default_factory=list[ChunkStamp])
     _rest: bytes = b""
     _is_done: bool = False
     _lacks_token_ids: bool = False
@@ -117,6 +119,8 @@ class Answer:
                 # A last chunk that only states the finish reason carries no text and needs no ids.
                 self._lacks_token_ids = self._lacks_token_ids or bool(choice.get("text"))
                 ids = []
+            if not self.needs_token_ids:
+                self.texts.append(str(choice.get("text") or ""))
             self.token_ids.extend(ids)
             self.chunks.append(ChunkStamp(piece.received_ns, piece.kernel, len(ids), is_coalesced))
             if choice.get("finish_reason"):
@@ -129,16 +133,20 @@ class Answer:
             details = usage.get("prompt_tokens_details") or {}
             self.cached_tokens = int(details.get("cached_tokens") or 0)
 
+    @property
+    def num_tokens(self) -> int | None:
+        """Tokens generated: counted from ids where there are any, else what usage says, else unknown."""
+        return len(self.token_ids) if self.token_ids else self.completion_tokens
+
     def _check_counts(self) -> None:
         if self.problem:
             return
-        if self._lacks_token_ids or (self.completion_tokens and not self.token_ids):
-            self.problem = (
-                "no token_ids in the answer: the server ignored return_token_ids, so the text cannot be continued"
-            )
+        has_ids = not self._lacks_token_ids and bool(self.token_ids or not self.completion_tokens)
+        if self.needs_token_ids and not has_ids:
+            self.problem = "no token_ids in the answer: the server ignored return_token_ids, so nothing can continue it"
         elif self.prompt_tokens is None:
             self.problem = "no usage in the answer"
-        elif self.completion_tokens != len(self.token_ids):
+        elif has_ids and self.completion_tokens != len(self.token_ids):
             self.problem = f"usage says {self.completion_tokens} tokens, token_ids hold {len(self.token_ids)}"
         elif any(type(token) is not int for token in self.token_ids):
             self.problem = "token_ids are not all integers"

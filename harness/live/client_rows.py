@@ -1,7 +1,7 @@
 """Rows of a replay while it runs: flat arrays of numbers, one entry per planned request and one per chunk.
 
-Stamps are CLOCK_MONOTONIC here and become clock ns once, at the end; nothing is averaged or dropped, and every planned request
-has exactly one row. Next: the tables go to ``harness.records`` unchanged.
+Stamps are CLOCK_MONOTONIC here and become clock ns once, at the end; nothing is averaged or dropped, and every planned
+request has exactly one row. Next: the tables go to ``harness.records`` unchanged.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from harness.clock import ScaledClock
 from harness.live.client_answer import ChunkStamp
@@ -21,6 +22,8 @@ from harness.records.schema import CHUNKS, REQUESTS
 if TYPE_CHECKING:
     from harness.live.kernel_stamps import OffsetLog
     from harness.plan import Plan
+
+IntArray = NDArray[np.int64]
 
 ABSENT = -1
 TIMESPEC = struct.Struct("qq")
@@ -125,7 +128,7 @@ class ChunkRows:
         return pa.table([columns[name] for name in CHUNKS.names], schema=CHUNKS)
 
     def _kernel_column(
-        self, received: np.ndarray, order: np.ndarray, clock: ScaledClock, offsets: OffsetLog | None
+        self, received: IntArray, order: IntArray, clock: ScaledClock, offsets: OffsetLog | None
     ) -> pa.Array:
         realtime = np.frombuffer(self.kernel_realtime_ns, dtype=np.int64)
         if offsets is None:
@@ -151,7 +154,7 @@ def _clock_column(monotonic_ns: Sequence[int], clock: ScaledClock) -> pa.Array:
     return pa.array(_to_clock(numbers, clock), mask=numbers == ABSENT)
 
 
-def _to_clock(monotonic_ns: np.ndarray, clock: ScaledClock) -> np.ndarray:
+def _to_clock(monotonic_ns: IntArray, clock: ScaledClock) -> IntArray:
     if clock.scale == 1.0:
         return monotonic_ns
     return np.asarray([clock.from_monotonic_ns(int(stamp)) for stamp in monotonic_ns], dtype=np.int64)

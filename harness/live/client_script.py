@@ -1,7 +1,8 @@
 """What each session does next: prompts as kept bytes, rows, and who becomes due when an answer is complete.
 
-Both replay clients follow this one script, so their rows mean the same. It opens no socket, reads no clock and never re-serialises
-a prompt: a session's token-id stream only grows by pieces of text. Next: ``wire`` and ``portable`` send what it hands out.
+Both replay clients follow this one script, so their rows mean the same. It opens no socket, reads no clock and never
+re-serialises a prompt: a session's token-id stream only grows by pieces of text. Next: ``wire`` and ``portable`` send
+what it hands out.
 """
 
 from __future__ import annotations
@@ -14,10 +15,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from harness.clock import ScaledClock
-from harness.errors import PlanError
 from harness.live.client_answer import Answer
+from harness.live.client_prompts import prompts_of
 from harness.live.client_rows import ChunkRows, RequestRows
-from harness.plan import TokenStreams
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,13 +30,6 @@ class Due(NamedTuple):
 
     due_ns: int
     row: int
-
-
-class TextPiece(NamedTuple):
-    """``count`` token ids as comma-separated decimal text."""
-
-    count: int
-    text: bytes
 
 
 class ReplayEvent(NamedTuple):
@@ -52,8 +45,8 @@ class ReplayEvent(NamedTuple):
 class Script:
     """The plan as a state machine over rows; row = position of a request in plan order.
 
-    Contract with a client: ``release`` once; then for each Due, ``body`` just before it is sent, and ``complete`` or ``fail``
-    exactly once; ``settle`` after ``complete`` and before the session's next ``body``.
+    Contract with a client: ``release`` once; then for each Due, ``body`` just before it is sent, and ``complete`` or
+    ``fail`` exactly once; ``settle`` after ``complete`` and before the session's next ``body``.
     """
 
     def __init__(self, plan: Plan, *, model: str, stream: bool, clock: ScaledClock) -> None:
@@ -65,12 +58,10 @@ class Script:
         self.nonce = os.urandom(4).hex()
         self.num_finished = 0
         self.finished_events: list[ReplayEvent] = []
-        self._streams = TokenStreams(plan)
+        self._prompts = prompts_of(plan)
         self._first_row = [0]
         for session in plan.sessions:
             self._first_row.append(self._first_row[-1] + len(session.requests))
-        self._pieces: list[list[TextPiece]] = [[] for _ in plan.sessions]
-        self._fresh: dict[int, TextPiece] = {}
         self._has_failed = [False] * len(plan.sessions)
         self._followers: list[list[int]] = [[] for _ in plan.sessions]
         self._keeps_stream = [False] * len(plan.sessions)
@@ -82,13 +73,13 @@ class Script:
         for row in range(self.rows.count):
             session, request = self.rows.session[row], self.rows.request[row]
             self.rows.request_id[row] = f"{self.nonce}-{session}-{request}"
-        self._body_start = f'{{"model":{json.dumps(model)},"prompt":['.encode()
+        self._body_start = f'{{"model":{json.dumps(model)},"prompt":'.encode()
 
     # -- positions ---------------------------------------------------------------------------------------------
 
     @property
     def num_sessions(self) -> int:
-        return len(self._pieces)
+        return len(self.plan.sessions)
 
     @property
     def is_finished(self) -> bool:
@@ -123,7 +114,10 @@ class Script:
         return Due(trigger_ns + wait_ns, row)
 
     def complete(self, row: int, done_ns: int) -> list[Due]:
-        """A 200 answer ended at ``done_ns`` (CLOCK_MONOTONIC): what it makes due. Its content is judged by ``settle``."""
+        """A 200 answer ended at ``done_ns`` (CLOCK_MONOTONIC): what it makes due.
+
+        Its content is judged by ``settle``.
+        """
         self.rows.done_ns[row] = done_ns
         trigger_ns = self.clock.from_monotonic_ns(done_ns)
         if self.is_last_of_session(row):
@@ -133,18 +127,19 @@ class Script:
     def settle(self, row: int, answer: Answer) -> list[Due]:
         """Judge a complete answer, write its row and carry its token ids on.
 
-        An answer that breaks the plan ends its session: what ``complete`` made due of it must not be sent (``may_send``), and what
-        is returned, the sessions that follow, becomes due instead.
+        An answer that breaks the plan ends its session: what ``complete`` made due of it must not be sent
+        (``may_send``), and what is returned, the sessions that follow, becomes due instead.
         """
         rows, session, planned = self.rows, self.rows.session[row], self._request_plan(row)
         self._copy_counts(row, answer)
         status, error = "ok", ""
         if answer.problem:
             status, error = "bad_response", answer.problem
-        elif len(answer.token_ids) != planned.generate_tokens:
+        elif answer.num_tokens != planned.generate_tokens:
             status = "wrong_length"
-            error = f"{len(answer.token_ids)} tokens generated, {planned.generate_tokens} planned"
-        elif answer.prompt_tokens != planned.prompt_tokens:
+            error = f"{answer.num_tokens} tokens generated, {planned.generate_tokens} planned"
+        elif answer.prompt_tokens != planned.prompt_tokens and self.plan.prompt_form == "token-ids":
+            # A server that re-tokenises text may count otherwise; the drift is in the row's two columns.
             status = "wrong_length"
             error = f"the server counted {answer.prompt_tokens} prompt tokens, {planned.prompt_tokens} were sent"
         self._finish_row(row, status, error)
@@ -152,11 +147,12 @@ class Script:
             self._fail_rest(row, rows.done_ns[row])
             is_last = self.is_last_of_session(row)
             return [] if is_last else self._start_followers(session, self.clock.from_monotonic_ns(rows.done_ns[row]))
-        rows.token_digest[row] = token_digest(answer.token_ids)
+        if answer.token_ids:
+            rows.token_digest[row] = token_digest(answer.token_ids)
         if not self.is_last_of_session(row) or self._keeps_stream[session]:
-            self._pieces[session].append(text_piece(answer.token_ids))
+            self._prompts.carry(session, answer)
         else:
-            self._pieces[session] = []
+            self._prompts.drop(session)
         return []
 
     def fail(self, row: int, done_ns: int, status: str, error: str, answer: Answer | None = None) -> list[Due]:
@@ -195,9 +191,8 @@ class Script:
     def _fail_rest(self, row: int, now_ns: int) -> None:
         session = self.rows.session[row]
         self._has_failed[session] = True
-        self._pieces[session] = []
+        self._prompts.drop(session)
         for later in range(row + 1, self._first_row[session + 1]):
-            self._fresh.pop(later, None)
             self._never_due(later, now_ns)
             self._finish_row(later, "not_sent", f"request {self.rows.request[row]} of its session failed")
 
@@ -220,8 +215,8 @@ class Script:
         rows.cached_tokens[row] = answer.cached_tokens
         if answer.prompt_tokens is not None:
             rows.prompt_tokens[row] = answer.prompt_tokens
-        if answer.token_ids or answer.completion_tokens is not None:
-            rows.completion_tokens[row] = len(answer.token_ids)
+        if answer.num_tokens is not None:
+            rows.completion_tokens[row] = answer.num_tokens
         self.chunks.extend(row, 0, answer.chunks)
 
     # -- what is sent ------------------------------------------------------------------------------------------
@@ -229,59 +224,26 @@ class Script:
     def _request_plan(self, row: int):
         return self.plan.sessions[self.rows.session[row]].requests[self.rows.request[row]]
 
-    def prefetch(self, row: int) -> None:
-        """Draw the row's fresh tokens now, so that ``body`` has nothing left to compute but a join."""
-        if row < self.rows.count and row not in self._fresh:
-            self._fresh[row] = text_piece(self._streams.fresh_tokens(self.rows.session[row], self.rows.request[row]))
+    def new_answer(self) -> Answer:
+        """An empty answer of the form this replay asks for."""
+        return Answer(self.stream, needs_token_ids=self.plan.prompt_form == "token-ids")
 
     def prefetch_next(self, row: int) -> bool:
         """Prefetch the request that follows in the row's session, if there is one; False: nothing left to do."""
         if not self.is_last_of_session(row):
-            self.prefetch(row + 1)
+            self._prompts.prefetch(self.rows.session[row + 1], self.rows.request[row + 1])
         return False
 
     def body(self, row: int) -> bytes:
         """The JSON body of the row's request; call once, after everything before it in its stream is settled."""
-        session, planned = self.rows.session[row], self._request_plan(row)
-        parent = self.parent_of(row)
-        known = self._pieces[session] if parent is None else list(self._pieces[parent])
-        self.prefetch(row)
-        prompt = take_tokens(known, planned.keep_tokens, where=f"session {self.rows.session[row]}")
-        prompt.append(self._fresh.pop(row))
-        self._pieces[session] = prompt
-        length = planned.generate_tokens
-        streaming = b',"stream":true,"stream_options":{"include_usage":true}' if self.stream else b',"stream":false'
+        length = self._request_plan(row).generate_tokens
+        streaming = b',"stream":true,"stream_options":{"include_usage":true}}' if self.stream else b',"stream":false}'
         tail = (
-            f'],"max_tokens":{length},"min_tokens":{length},"ignore_eos":true,"temperature":0,"seed":{self.plan.seed},'
+            f',"max_tokens":{length},"min_tokens":{length},"ignore_eos":true,"temperature":0,"seed":{self.plan.seed},'
             f'"return_token_ids":true,"request_id":"{self.rows.request_id[row]}"'
         )
-        text = b",".join([piece.text for piece in prompt if piece.count])
-        return b"".join((self._body_start, text, tail.encode(), streaming, b"}"))
-
-
-def text_piece(token_ids: Sequence[int] | np.ndarray) -> TextPiece:
-    """Token ids as the text that stands for them in every prompt from now on."""
-    ids = token_ids.tolist() if isinstance(token_ids, np.ndarray) else token_ids
-    return TextPiece(len(ids), ",".join(map(str, ids)).encode())
-
-
-def take_tokens(pieces: list[TextPiece], count: int, *, where: str) -> list[TextPiece]:
-    """The first ``count`` tokens of a stream; only a piece that is cut is ever touched.
-
-    Raises PlanError when the stream is shorter.
-    """
-    taken: list[TextPiece] = []
-    left = count
-    for piece in pieces:
-        if left < piece.count:
-            if left:
-                taken.append(TextPiece(left, b",".join(piece.text.split(b",", left)[:left])))
-            return taken
-        taken.append(piece)
-        left -= piece.count
-    if left:
-        raise PlanError(f"keeps {count} tokens of a stream that is {left} tokens shorter", where=where)
-    return taken
+        prompt = self._prompts.next_prompt(self.rows.session[row], self.rows.request[row])
+        return b"".join((self._body_start, prompt, tail.encode(), streaming))
 
 
 def token_digest(token_ids: Sequence[int]) -> str:

@@ -1,7 +1,9 @@
-"""Kernel receive stamps (SO_TIMESTAMPNS, CLOCK_REALTIME) brought to CLOCK_MONOTONIC with offsets sampled through the run.
+"""Kernel receive stamps (SO_TIMESTAMPNS, CLOCK_REALTIME) brought to CLOCK_MONOTONIC with offsets sampled through the
+run.
 
-A stamp between two samples that disagree is not trusted: the realtime clock was stepped or slewed there, and no stamp is better than
-a wrong one. Nothing here opens a socket. Next: ``client_rows`` writes the converted stamps beside the user-clock ones.
+A stamp between two samples that disagree is not trusted: the realtime clock was stepped or slewed there, and no stamp
+is better than a wrong one. Nothing here opens a socket. Next: ``client_rows`` writes the converted stamps beside the
+user-clock ones.
 """
 
 from __future__ import annotations
@@ -10,10 +12,14 @@ import socket
 from array import array
 
 import numpy as np
+from numpy.typing import NDArray
 
 from harness.clock import NS_PER_MS, monotonic_ns, realtime_minus_monotonic_ns
 
-# Linux values (asm-generic/socket.h); Python does not export them. The *_OLD option, which carries a plain timespec on 64 bit.
+IntArray = NDArray[np.int64]
+
+# Linux values (asm-generic/socket.h); Python does not export them. The *_OLD option, which carries a plain timespec on
+# 64 bit.
 SO_TIMESTAMPNS = 35
 ANCILLARY_BYTES = socket.CMSG_SPACE(16)
 SAMPLE_INTERVAL_NS = 100 * NS_PER_MS
@@ -42,11 +48,11 @@ class OffsetLog:
         self.offset_ns.append(offset_ns)
         self.next_ns = now_ns + SAMPLE_INTERVAL_NS
 
-    def to_monotonic(self, realtime_ns: np.ndarray, received_ns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def to_monotonic(self, realtime_ns: IntArray, received_ns: IntArray) -> tuple[IntArray, NDArray[np.bool_]]:
         """Kernel stamps as CLOCK_MONOTONIC, and which of them can be trusted.
 
-        realtime_ns: int64, -1 where there is none. received_ns: the user-clock stamp of the same receive; a kernel stamp that is not
-        before it (by more than reading noise) is refused too. Both of shape (n,).
+        realtime_ns: int64, -1 where there is none. received_ns: the user-clock stamp of the same receive; a kernel
+        stamp that is not before it (by more than reading noise) is refused too. Both of shape (n,).
         """
         at = np.frombuffer(self.at_ns, dtype=np.int64)
         offset = np.frombuffer(self.offset_ns, dtype=np.int64)
@@ -54,7 +60,8 @@ class OffsetLog:
             return realtime_ns, np.zeros(len(realtime_ns), dtype=np.bool_)
         after = np.clip(np.searchsorted(at, received_ns), 0, len(at) - 1)
         before = np.maximum(after - 1, 0)
-        # The stamp was taken before ``received_ns``; within an interval the sample nearest in time is at most 50 ms away.
+        # The stamp was taken before ``received_ns``; within an interval the sample nearest in time is at most 50 ms
+        # away.
         use_before = received_ns - at[before] < at[after] - received_ns
         monotonic = realtime_ns - np.where(use_before, offset[before], offset[after])
         intervals = np.maximum(1, (at[after] - at[before]) // SAMPLE_INTERVAL_NS)

@@ -1,7 +1,8 @@
 """A server that does nothing, at once, and stamps it: the floor a client's own lateness is measured against.
 
-It speaks the same wire form as a completions server (token ids, usage, streaming or not, any body framing), can answer at a steady token rate,
-and can break answers in named ways. No scheduler, no model. Next: ``audit`` and ``bench`` start it as its own process.
+It speaks the same wire form as a completions server (token ids, usage, streaming or not, any body framing), can answer
+at a steady token rate, and can break answers in named ways. No scheduler, no model. Next: ``audit`` and ``bench`` start
+it as its own process.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ class NullServerConfig:
     """How the server answers. ``faults``: by "<session>-<request>", the end of the request id.
 
     token_interval_ns: wall ns between events, 0: everything at once. event_tokens: token ids per event.
-    num_split_bytes: when positive, answers are sent in pieces of this many bytes, 2 ms apart. idle_close_ns: close idle kept connections.
+    num_split_bytes: when positive, answers are sent in pieces of this many bytes, 2 ms apart. idle_close_ns: close idle
+    kept connections. keeps_bodies: stamps also hold each request's body and the ids it was answered with.
     """
 
     port: int = 0
@@ -60,6 +62,7 @@ class NullServerConfig:
     cached_tokens: int = 0
     num_split_bytes: int = 0
     idle_close_ns: int = 0
+    keeps_bodies: bool = False
     faults: dict[str, Fault] = field(default_factory=dict)
 
 
@@ -156,7 +159,7 @@ class _Server:
         start, _, rest = body.partition(b'"prompt":')
         prompt = PROMPT.search(body)
         fields = json.loads(start + b'"prompt":0' + rest[rest.index(b"]") + 1 :]) if prompt else json.loads(body)
-        num_prompt = prompt[1].count(b",") + 1 if prompt else 1
+        num_prompt = prompt[1].count(b",") + 1 if prompt else len(str(fields["prompt"]).split())
         stamp = {
             "request_id": fields.get("request_id", ""),
             "kernel_ns": peer.kernel_ns,
@@ -164,6 +167,9 @@ class _Server:
             "chunk_ns": [],
         }
         self.stamps.append(stamp)
+        if self.config.keeps_bodies:
+            stamp["body"] = body.decode()
+            stamp["token_ids"] = _token_ids(_name(fields), int(fields["max_tokens"]))
         fault = self.config.faults.get("-".join(str(stamp["request_id"]).split("-")[-2:]))
         self._queue_answer(fd, peer, fields, num_prompt, stamp, fault)
 
@@ -281,10 +287,9 @@ class _Server:
 
 def _events(fields: dict[str, Any], num_prompt: int, config: NullServerConfig, fault: Fault | None) -> Iterator[bytes]:
     """The whole answer as one JSON body, or as server-sent events."""
-    name = f"cmpl-{fields.get('request_id', 'none')}"
+    name = _name(fields)
     count = int(fields["max_tokens"]) - (1 if fault == "wrong_length" else 0)
-    seed = sum(name.encode())
-    ids = [1000 + (seed * 31 + place * 7) % 9000 for place in range(count)]
+    ids = _token_ids(name, count)
     usage: dict[str, Any] = {
         "prompt_tokens": num_prompt,
         "completion_tokens": count,
@@ -307,6 +312,16 @@ def _events(fields: dict[str, Any], num_prompt: int, config: NullServerConfig, f
         yield b"data: " + json.dumps({**base, "choices": [choice]}).encode() + b"\n\n"
     yield b"data: " + json.dumps({**base, "choices": [], "usage": sent_usage}).encode() + b"\n\n"
     yield b"data: [DONE]\n\n"
+
+
+def _name(fields: dict[str, Any]) -> str:
+    return f"cmpl-{fields.get('request_id', 'none')}"
+
+
+def _token_ids(name: str, count: int) -> list[int]:
+    """Ids that differ from request to request, so that a mix-up between answers shows."""
+    seed = sum(name.encode())
+    return [1000 + (seed * 31 + place * 7) % 9000 for place in range(count)]
 
 
 def _choice(ids: list[int], is_last: bool, fault: Fault | None) -> dict[str, Any]:
@@ -373,7 +388,11 @@ class NullServer:
         return self._process.pid
 
     def stamps(self) -> dict[str, dict[str, Any]]:
-        """What it saw, by request id; kernel_ns, received_ns: arrival of the head; chunk_ns: before each event's send. CLOCK_MONOTONIC."""
+        """What it saw, by request id, in CLOCK_MONOTONIC ns.
+
+        kernel_ns, received_ns: arrival of the request's head, by the kernel and by the server. chunk_ns: just before
+        the send of each event that holds tokens.
+        """
         answer = httpx.get(f"http://{self.host}:{self.port}/stamps", trust_env=False)
         return {stamp["request_id"]: stamp for stamp in answer.json()["requests"]}
 

@@ -1,7 +1,8 @@
 """The epoll replay loop: one thread, absolute deadlines, never early; it sends, stamps and finds the end of answers.
 
-Interpretation of answers and preparation of bodies happen only in slack, or when the next send needs them. It retries nothing, computes no
-statistic, and every wait in it has a deadline. Next: rows and chunks go back to ``harness.live.client``.
+Interpretation of answers and preparation of bodies happen only in slack, or when the next send needs them. It retries
+nothing, computes no statistic, and every wait in it has a deadline. Next: rows and chunks go back to
+``harness.live.client``.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ HEARTBEAT_S = 0.05
 HEARTBEAT_NS = 50 * NS_PER_MS
 # Below this the final spin only reads the clock; above it, it also looks for arrivals.
 BARE_SPIN_NS = 25 * NS_PER_US
-# A kept connection that idled longer is replaced before it is used: servers close idle ones after a few seconds (uvicorn: 5 s), and a
-# request sent in that very moment would be lost.
+# A kept connection that idled longer is replaced before it is used: servers close idle ones after a few seconds
+# (uvicorn: 5 s), and a request sent in that very moment would be lost.
 FRESH_AFTER_IDLE_NS = NS_PER_S
 FRESH_LEAD_NS = 250 * NS_PER_MS
 CONNECT_TIMEOUT_NS = 10 * NS_PER_S
@@ -123,7 +124,8 @@ class WireReplay:
     def _connect_all(self, first: list[Due]) -> None:
         """Open the connections of the sessions that start first, a few at a time so that no listen backlog overflows.
 
-        A connection that cannot be had is no error yet: its session tries once more when it is due, and then has a row that says so.
+        A connection that cannot be had is no error yet: its session tries once more when it is due, and then has a row
+        that says so.
         """
         sessions = deque(self._rows.session[due.row] for due in first)
         give_up_ns = monotonic_ns() + CONNECT_TIMEOUT_NS
@@ -321,7 +323,7 @@ class WireReplay:
         connection = self._of_session.get(session)
         if connection is None:
             connection = self._open(session)
-        exchange = Exchange(row, stream=self._script.stream)
+        exchange = Exchange(row, self._script.new_answer())
         if connection is None:
             now_ns = monotonic_ns()
             self._schedule_all(self._script.fail(row, now_ns, "connection", f"cannot connect: {self._connect_problem}"))

@@ -1,7 +1,7 @@
 """One kept-alive HTTP/1.1 connection: non-blocking socket, parser, and the pieces of the answer that is under way.
 
-Every receive is stamped twice, by the kernel and after the call; nothing of the body is interpreted here, only its end is found.
-Next: ``wire`` owns the connections and hands finished exchanges to ``client_script``.
+Every receive is stamped twice, by the kernel and after the call; nothing of the body is interpreted here, only its end
+is found. Next: ``wire`` owns the connections and hands finished exchanges to ``client_script``.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class Exchange:
 
     __slots__ = ("answer", "first_byte_ns", "is_complete", "last", "pieces", "row", "status")
 
-    def __init__(self, row: int, *, stream: bool) -> None:
+    def __init__(self, row: int, answer: Answer) -> None:
         self.row = row
-        self.answer = Answer(stream)
+        self.answer = answer
         self.pieces: deque[Piece] = deque()
         self.last: Piece | None = None
         self.status = 0
@@ -56,7 +56,10 @@ class Exchange:
 
 
 class Connection:
-    """A socket and the exchange it carries. ``exchange`` is None while idle; ``unsent`` is what the kernel has not taken yet."""
+    """A socket and the exchange it carries.
+
+    ``exchange`` is None while idle; ``unsent`` is what the kernel has not taken yet.
+    """
 
     __slots__ = (
         "_body",
@@ -133,7 +136,8 @@ class Connection:
         self.unsent = None if taken == len(payload) else memoryview(payload)[taken:]
 
     def receive(self) -> int:
-        """Take what has arrived: the stamp of this receive when it completed the answer, 0 while it goes on, -1 at end of file.
+        """Take what has arrived: the stamp of this receive when it completed the answer, 0 while it goes on, -1 at end
+        of file.
 
         Raises OSError when the connection broke, httptools.HttpParserError when the bytes are no HTTP.
         """
