@@ -59,6 +59,9 @@ from harness.engine.vendor import vendor_admit, vendor_grow, vendor_release
 
 FAR = 1 << 62
 
+IDLE_STEP_NS = 1_000_000
+"""The engine sleeps so long when nothing could be scheduled while work remains. Source: vLLM 0.22.0, engine core."""
+
 
 @compiled
 def submit(state: EngineState, row: int, prompt: int, max_tokens: int, stop_tokens: int, session: int) -> None:

@@ -1,0 +1,10 @@
+"""The engine in virtual time: what a server would do with a plan, without one.
+
+No sockets, no processes, no clock. Next: ``simulate`` for one plan; ``kernel`` for many.
+"""
+
+from __future__ import annotations
+
+from harness.sim.simulate import SimResult, plan_arrays, simulate
+
+__all__ = ["SimResult", "plan_arrays", "simulate"]

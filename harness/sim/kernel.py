@@ -1,0 +1,554 @@
+"""The simulator's inner loop: plans as arrays in, times and counts as arrays out; compiled, integer nanoseconds.
+
+It moves virtual time from decision to decision and takes equal decode steps at once; every decision is the engine's.
+It allocates nothing, so one call can run many plans. Next: ``harness.sim.simulate`` wraps it for one Plan.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from harness.engine.compiled import compiled
+from harness.engine.config import EngineConfig
+from harness.engine.cost import (
+    FS_PER_NS,
+    P_CALL_FS,
+    P_CHUNK_TOKENS,
+    P_CONTEXT_FS,
+    P_POSITION_FS,
+    P_TOKEN_FS,
+    CostModel,
+)
+from harness.engine.state import (
+    C_BLOCK_TOKENS,
+    C_LIMIT,
+    C_RULES,
+    Q_OUTPUT,
+    Q_PROMPT,
+    R_BATCH,
+    R_CACHED,
+    R_COMPUTED,
+    R_CONTEXT,
+    R_HIT_TOKENS,
+    R_NUM_EVICTED,
+    R_NUM_PREEMPTED,
+    R_NUM_RUNNING,
+    R_NUM_WAITING,
+    R_WAIT_HEAD,
+    RULES_VENDOR_0_11_1,
+    STEP_DECODE,
+    STEP_IDLE,
+    STEP_PREFILL,
+    EngineState,
+    IntArray,
+    reset,
+)
+from harness.engine.steps import FAR, IDLE_STEP_NS, equal_steps, finish_steps, schedule, submit
+
+# Columns of Outcome.requests.
+O_CACHED = 0
+O_ARRIVAL = 1
+O_ADMITTED = 2
+O_FIRST_TOKEN = 3
+O_COMPLETED = 4
+O_HIT_TOKENS = 5
+O_PREEMPTIONS = 6
+NUM_O = 7
+
+# Columns of Outcome.steps.
+T_START = 0
+T_KIND = 1
+T_NUM_SEQS = 2
+T_BUCKET = 3
+T_COUNT = 4
+T_SESSION = 5
+T_REQUEST = 6
+T_COMPUTED = 7
+T_DURATION = 8
+NUM_T = 9
+
+# Columns of Outcome.evictions.
+V_AT = 0
+V_SLOT = 1
+V_CALLER = 2
+V_SESSION = 3
+V_REQUEST = 4
+NUM_V = 5
+
+# Columns of Outcome.totals.
+A_DECODE_NS = 0
+A_PREFILL_NS = 1
+A_WAIT_NS = 2
+A_END_NS = 3
+A_DECODE_STEPS = 4
+A_PREFILLS = 5
+A_EVICTIONS = 6
+A_COMPUTED = 7
+A_CACHED = 8
+A_PREEMPTIONS = 9
+A_NUM_STEP_RECORDS = 10
+A_NUM_EVICTION_RECORDS = 11
+A_STUCK_SESSION = 12
+NUM_A = 13
+
+OWNER_STRIDE = 1 << 20
+"""Block i of a stream that request r wrote has key (r + 2) * OWNER_STRIDE + i; r = -1: the shared prefix."""
+
+
+class PlanArrays(NamedTuple):
+    """One or more plans, end to end. All int64.
+
+    first_session (plans + 1,). Per session: first_request (sessions + 1,), start_ns, after, continues (indices within
+    the plan, -1: none), root (the session whose stream it goes on with, for rules that go by session), first_child,
+    next_sibling (who starts after whom; -1: none). Per request: keep, new, generate (tokens), wait_ns, session (within
+    the plan). shared_prefix (plans,): tokens.
+    """
+
+    first_session: IntArray
+    first_request: IntArray
+    start_ns: IntArray
+    after: IntArray
+    continues: IntArray
+    root: IntArray
+    first_child: IntArray
+    next_sibling: IntArray
+    keep: IntArray
+    new: IntArray
+    generate: IntArray
+    wait_ns: IntArray
+    session: IntArray
+    shared_prefix: IntArray
+
+
+class CostArrays(NamedTuple):
+    """base_fs (limit + 1,): decode cost of n requests without context. bucket (limit + 1,). other: see P_*."""
+
+    base_fs: IntArray
+    bucket: IntArray
+    other: IntArray
+
+
+class Scratch(NamedTuple):
+    """Working memory for the largest plan. heap, arrival_ns, next_request (sessions,); owner (sessions, blocks)."""
+
+    heap: IntArray
+    arrival_ns: IntArray
+    next_request: IntArray
+    owner: IntArray
+
+
+class Outcome(NamedTuple):
+    """Results. requests (all requests, NUM_O); histogram (plans, limit + 1): decode steps by n; totals (plans, NUM_A);
+    steps (room, NUM_T) and evictions (room, NUM_V): records of the last plan, as many as fit (room 0: none wanted).
+    """
+
+    requests: IntArray
+    histogram: IntArray
+    totals: IntArray
+    steps: IntArray
+    evictions: IntArray
+
+
+def cost_arrays(config: EngineConfig, cost_model: CostModel) -> CostArrays:
+    """A cost model's coefficients for one configuration."""
+    buckets = [0, *(config.bucket_of(num_seqs) for num_seqs in range(1, config.max_num_seqs + 1))]
+    return CostArrays(
+        base_fs=cost_model.decode_base_fs(config),
+        bucket=np.array(buckets, dtype=np.int64),
+        other=cost_model.prefill_array(),
+    )
+
+
+def new_scratch(config: EngineConfig, num_sessions: int) -> Scratch:
+    """Working memory for plans of at most ``num_sessions`` sessions."""
+    blocks = config.slot_tokens // config.block_tokens
+    return Scratch(
+        heap=np.zeros(num_sessions, dtype=np.int64),
+        arrival_ns=np.zeros(num_sessions, dtype=np.int64),
+        next_request=np.zeros(num_sessions, dtype=np.int64),
+        owner=np.zeros((num_sessions, blocks), dtype=np.int64),
+    )
+
+
+def new_outcome(plans: PlanArrays, config: EngineConfig, step_room: int = 0, eviction_room: int = 0) -> Outcome:
+    """Room for the results of ``plans``."""
+    num_plans = len(plans.first_session) - 1
+    return Outcome(
+        requests=np.zeros((len(plans.keep), NUM_O), dtype=np.int64),
+        histogram=np.zeros((num_plans, config.max_num_seqs + 1), dtype=np.int64),
+        totals=np.zeros((num_plans, NUM_A), dtype=np.int64),
+        steps=np.zeros((step_room, NUM_T), dtype=np.int64),
+        evictions=np.zeros((eviction_room, NUM_V), dtype=np.int64),
+    )
+
+
+@compiled
+def heap_push(heap: IntArray, size: int, arrival_ns: IntArray, session: int) -> None:
+    """Add a session to the heap of next arrivals, ordered by (arrival, session)."""
+    place = size
+    at_ns = arrival_ns[session]
+    while place > 0:
+        parent = (place - 1) >> 1
+        above = heap[parent]
+        if arrival_ns[above] < at_ns or (arrival_ns[above] == at_ns and above < session):
+            break
+        heap[place] = above
+        place = parent
+    heap[place] = session
+
+
+@compiled
+def heap_pop(heap: IntArray, size: int, arrival_ns: IntArray) -> int:
+    """Remove and return the session that arrives first."""
+    first = int(heap[0])
+    last = heap[size - 1]
+    size -= 1
+    at_ns = arrival_ns[last]
+    place = 0
+    while True:
+        child = 2 * place + 1
+        if child >= size:
+            break
+        right = child + 1
+        if right < size and (
+            arrival_ns[heap[right]] < arrival_ns[heap[child]]
+            or (arrival_ns[heap[right]] == arrival_ns[heap[child]] and heap[right] < heap[child])
+        ):
+            child = right
+        below = heap[child]
+        if at_ns < arrival_ns[below] or (at_ns == arrival_ns[below] and last < below):
+            break
+        heap[place] = below
+        place = child
+    heap[place] = last
+    return first
+
+
+@compiled
+def write_owners(
+    plans: PlanArrays, plan: int, scratch: Scratch, state: EngineState, session: int, request: int
+) -> None:
+    """Say of each block of a request's stream which request of the plan wrote it first.
+
+    Two requests share a block exactly when the same request wrote it: blocks wholly inside the kept tokens stay.
+    ``request`` is its index in all plans.
+    """
+    block_tokens = state.cfg[C_BLOCK_TOKENS]
+    first_session = plans.first_session[plan]
+    keep = plans.keep[request]
+    kept_blocks = keep // block_tokens
+    owner = scratch.owner
+    if request == plans.first_request[first_session + session]:
+        parent = plans.continues[first_session + session]
+        if parent >= 0:
+            for i in range(kept_blocks):
+                owner[session, i] = owner[parent, i]
+    shared_blocks = 0
+    if keep == 0:
+        shared_blocks = min(plans.shared_prefix[plan], plans.new[request]) // block_tokens
+        for i in range(shared_blocks):
+            owner[session, i] = -1
+    row = request - plans.first_request[first_session]
+    stream_blocks = (keep + plans.new[request] + plans.generate[request]) // block_tokens
+    for i in range(max(kept_blocks, shared_blocks), min(stream_blocks, owner.shape[1])):
+        owner[session, i] = row
+
+
+@compiled
+def load_keys(plans: PlanArrays, first_request: int, scratch: Scratch, state: EngineState, row: int) -> None:
+    """Put the chain keys of the queue's head where the engine expects them."""
+    session = plans.session[first_request + row]
+    num_tokens = state.rows[row, Q_PROMPT] + state.rows[row, Q_OUTPUT]
+    for i in range(num_tokens // state.cfg[C_BLOCK_TOKENS]):
+        state.keys[i] = (scratch.owner[session, i] + 2) * OWNER_STRIDE + i
+
+
+@compiled
+def prefill_duration_ns(cost: CostArrays, computed: int, cached: int) -> int:
+    """CostModel.prefill_ns."""
+    other = cost.other
+    chunk = other[P_CHUNK_TOKENS]
+    calls = (computed + chunk - 1) // chunk
+    positions = calls * cached + chunk * (calls * (calls - 1) // 2)
+    total_fs = calls * (other[P_CALL_FS] + other[P_TOKEN_FS] * computed) + other[P_POSITION_FS] * positions
+    return int((total_fs + FS_PER_NS // 2) // FS_PER_NS)
+
+
+@compiled
+def record_decode(
+    outcome: Outcome, plan: int, start_ns: int, num_seqs: int, bucket: int, count: int, each_ns: int
+) -> None:
+    """Note ``count`` equal decode steps, joined to the last record when they go on from it unchanged."""
+    room = outcome.steps.shape[0]
+    if room == 0:
+        return
+    used = outcome.totals[plan, A_NUM_STEP_RECORDS]
+    if 0 < used <= room:
+        last = outcome.steps[used - 1]
+        if (
+            last[T_KIND] == STEP_DECODE
+            and last[T_NUM_SEQS] == num_seqs
+            and last[T_DURATION] == each_ns
+            and last[T_START] + last[T_COUNT] * each_ns == start_ns
+        ):
+            last[T_COUNT] += count
+            return
+    outcome.totals[plan, A_NUM_STEP_RECORDS] = used + 1
+    if used < room:
+        step = outcome.steps[used]
+        step[T_START] = start_ns
+        step[T_KIND] = STEP_DECODE
+        step[T_NUM_SEQS] = num_seqs
+        step[T_BUCKET] = bucket
+        step[T_COUNT] = count
+        step[T_SESSION] = -1
+        step[T_REQUEST] = -1
+        step[T_COMPUTED] = -1
+        step[T_DURATION] = each_ns
+
+
+@compiled
+def record_prefill(
+    outcome: Outcome, plan: int, start_ns: int, session: int, request: int, computed: int, each_ns: int
+) -> None:
+    """Note one prefill step; ``request`` is its number within the session."""
+    room = outcome.steps.shape[0]
+    if room == 0:
+        return
+    used = outcome.totals[plan, A_NUM_STEP_RECORDS]
+    outcome.totals[plan, A_NUM_STEP_RECORDS] = used + 1
+    if used < room:
+        step = outcome.steps[used]
+        step[T_START] = start_ns
+        step[T_KIND] = STEP_PREFILL
+        step[T_NUM_SEQS] = 1
+        step[T_BUCKET] = 0
+        step[T_COUNT] = 1
+        step[T_SESSION] = session
+        step[T_REQUEST] = request
+        step[T_COMPUTED] = computed
+        step[T_DURATION] = each_ns
+
+
+@compiled
+def record_evictions(outcome: Outcome, plans: PlanArrays, plan: int, state: EngineState, at_ns: int) -> None:
+    """Note the slots that the last schedule() evicted."""
+    room = outcome.evictions.shape[0]
+    first_request = plans.first_request[plans.first_session[plan]]
+    for i in range(state.reg[R_NUM_EVICTED]):
+        used = outcome.totals[plan, A_NUM_EVICTION_RECORDS]
+        outcome.totals[plan, A_NUM_EVICTION_RECORDS] = used + 1
+        if used >= room:
+            continue
+        request = first_request + state.evicted[i, 2]
+        session = plans.session[request]
+        record = outcome.evictions[used]
+        record[V_AT] = at_ns
+        record[V_SLOT] = state.evicted[i, 0]
+        record[V_CALLER] = state.evicted[i, 1]
+        record[V_SESSION] = session
+        record[V_REQUEST] = request - plans.first_request[plans.first_session[plan] + session]
+
+
+@compiled
+def arrive(plans: PlanArrays, plan: int, scratch: Scratch, state: EngineState, outcome: Outcome, session: int) -> None:
+    """The next request of a session joins the queue."""
+    place = int(plans.first_session[plan] + session)
+    request = int(plans.first_request[place] + scratch.next_request[session])
+    outcome.requests[request, O_ARRIVAL] = scratch.arrival_ns[session]
+    outcome.requests[request, O_ADMITTED] = -1
+    outcome.requests[request, O_FIRST_TOKEN] = -1
+    outcome.requests[request, O_PREEMPTIONS] = 0
+    row = int(request - plans.first_request[plans.first_session[plan]])
+    if state.cfg[C_RULES] == RULES_VENDOR_0_11_1:
+        write_owners(plans, plan, scratch, state, session, request)
+    generate = int(plans.generate[request])
+    prompt = int(plans.keep[request] + plans.new[request])
+    submit(state, row, prompt, generate, generate, int(plans.root[place]))
+
+
+@compiled
+def complete(
+    plans: PlanArrays, plan: int, scratch: Scratch, outcome: Outcome, waiting: int, row: int, now_ns: int
+) -> int:
+    """A request is done: note it, and schedule what follows it; returns the new number of expected arrivals."""
+    first_session = plans.first_session[plan]
+    request = plans.first_request[first_session] + row
+    outcome.requests[request, O_COMPLETED] = now_ns
+    session = int(plans.session[request])
+    if request + 1 < plans.first_request[first_session + session + 1]:
+        scratch.next_request[session] += 1
+        scratch.arrival_ns[session] = now_ns + plans.wait_ns[request]
+        heap_push(scratch.heap, waiting, scratch.arrival_ns, session)
+        return waiting + 1
+    child = int(plans.first_child[first_session + session])
+    while child >= 0:
+        scratch.arrival_ns[child] = now_ns + plans.start_ns[first_session + child]
+        heap_push(scratch.heap, waiting, scratch.arrival_ns, child)
+        waiting += 1
+        child = int(plans.next_sibling[first_session + child])
+    return waiting
+
+
+@compiled
+def begin(plans: PlanArrays, plan: int, scratch: Scratch, state: EngineState, outcome: Outcome) -> int:
+    """A fresh server and the first arrivals of a plan; returns how many arrivals are expected."""
+    reset(state)
+    for i in range(NUM_A):
+        outcome.totals[plan, i] = 0
+    for i in range(outcome.histogram.shape[1]):
+        outcome.histogram[plan, i] = 0
+    outcome.totals[plan, A_STUCK_SESSION] = -1
+    first_session = plans.first_session[plan]
+    waiting = 0
+    for session in range(plans.first_session[plan + 1] - first_session):
+        scratch.next_request[session] = 0
+        if plans.after[first_session + session] < 0:
+            scratch.arrival_ns[session] = plans.start_ns[first_session + session]
+            heap_push(scratch.heap, waiting, scratch.arrival_ns, session)
+            waiting += 1
+    return waiting
+
+
+@compiled
+def run_prefill(
+    plans: PlanArrays, plan: int, state: EngineState, cost: CostArrays, outcome: Outcome, now_ns: int
+) -> int:
+    """The duration of the prefill just scheduled, after noting who was admitted and who had to wait for it."""
+    reg, totals = state.reg, outcome.totals
+    first_request = plans.first_request[plans.first_session[plan]]
+    request = first_request + state.batch[0]
+    computed, cached = int(reg[R_COMPUTED]), int(reg[R_CACHED])
+    duration_ns = prefill_duration_ns(cost, computed, cached)
+    result = outcome.requests[request]
+    if result[O_ADMITTED] < 0:
+        result[O_ADMITTED] = now_ns
+        result[O_CACHED] = cached
+        result[O_HIT_TOKENS] = reg[R_HIT_TOKENS]
+        result[O_FIRST_TOKEN] = now_ns + duration_ns
+    session = int(plans.session[request])
+    number = int(request - plans.first_request[plans.first_session[plan] + session])
+    record_prefill(outcome, plan, now_ns, session, number, computed, duration_ns)
+    totals[plan, A_PREFILLS] += 1
+    totals[plan, A_PREFILL_NS] += duration_ns
+    totals[plan, A_COMPUTED] += computed
+    totals[plan, A_CACHED] += cached
+    # Everyone else who runs is ready to decode and waits for this prefill.
+    totals[plan, A_WAIT_NS] += (reg[R_NUM_RUNNING] - 1) * duration_ns
+    return duration_ns
+
+
+@compiled
+def steps_ahead(state: EngineState, max_steps: int) -> int:
+    """How many equal decode steps may be taken before any decision can change, arrivals apart."""
+    reg = state.reg
+    if reg[R_NUM_WAITING] > 0 and reg[R_NUM_RUNNING] < state.cfg[C_LIMIT]:
+        # The head was refused in this very schedule(). It will be again while memory does not change, but the paper's
+        # rules settle releases on a refusal, and a preemption or an eviction did change memory.
+        is_settled = state.cfg[C_RULES] == RULES_VENDOR_0_11_1 and reg[R_NUM_PREEMPTED] == 0 and reg[R_NUM_EVICTED] == 0
+        if not is_settled:
+            return 1
+    return min(equal_steps(state), max_steps)
+
+
+@compiled
+def run_decode(
+    plan: int, state: EngineState, cost: CostArrays, outcome: Outcome, now_ns: int, until_ns: int, max_steps: int
+) -> tuple[int, int]:
+    """Take the decode step just scheduled and its equal followers that start before ``until_ns``.
+
+    Returns how many steps were taken and how long they took.
+    """
+    reg = state.reg
+    count = int(reg[R_BATCH])
+    bucket = int(cost.bucket[count])
+    most = steps_ahead(state, max_steps)
+    context_fs = cost.other[P_CONTEXT_FS]
+    step_fs = cost.base_fs[count] + context_fs * reg[R_CONTEXT] + FS_PER_NS // 2
+    taken, spent_ns = 0, 0
+    if context_fs == 0:
+        each_ns = int(step_fs // FS_PER_NS)
+        taken = most
+        if until_ns < FAR:
+            taken = min(taken, (until_ns - now_ns - 1) // each_ns + 1)
+        spent_ns = taken * each_ns
+        record_decode(outcome, plan, now_ns, count, bucket, taken, each_ns)
+    else:
+        while taken < most and (taken == 0 or now_ns + spent_ns < until_ns):
+            each_ns = int(step_fs // FS_PER_NS)
+            record_decode(outcome, plan, now_ns + spent_ns, count, bucket, 1, each_ns)
+            spent_ns += each_ns
+            taken += 1
+            step_fs += context_fs * count
+    outcome.totals[plan, A_DECODE_STEPS] += taken
+    outcome.totals[plan, A_DECODE_NS] += spent_ns
+    outcome.histogram[plan, count] += taken
+    return taken, spent_ns
+
+
+@compiled
+def run_plan(
+    plans: PlanArrays,
+    plan: int,
+    state: EngineState,
+    cost: CostArrays,
+    scratch: Scratch,
+    outcome: Outcome,
+    max_steps: int,
+) -> None:
+    """Simulate one plan from a fresh server to its last completion.
+
+    totals[A_STUCK_SESSION] is the session whose request can never be admitted, or -1.
+    """
+    reg, totals = state.reg, outcome.totals
+    first_request = int(plans.first_request[plans.first_session[plan]])
+    expected = begin(plans, plan, scratch, state, outcome)
+    is_vendor = state.cfg[C_RULES] == RULES_VENDOR_0_11_1
+    now_ns = 0
+    while True:
+        while expected > 0 and scratch.arrival_ns[scratch.heap[0]] <= now_ns:
+            session = heap_pop(scratch.heap, expected, scratch.arrival_ns)
+            expected -= 1
+            arrive(plans, plan, scratch, state, outcome, session)
+        if reg[R_NUM_RUNNING] + reg[R_NUM_WAITING] == 0:
+            if expected == 0:
+                break
+            now_ns = int(scratch.arrival_ns[scratch.heap[0]])
+            continue
+        if is_vendor and reg[R_NUM_WAITING] > 0 and reg[R_NUM_RUNNING] < state.cfg[C_LIMIT]:
+            load_keys(plans, first_request, scratch, state, int(reg[R_WAIT_HEAD]))
+        kind = schedule(state)
+        if reg[R_NUM_EVICTED] > 0:
+            totals[plan, A_EVICTIONS] += reg[R_NUM_EVICTED]
+            record_evictions(outcome, plans, plan, state, now_ns)
+        for i in range(reg[R_NUM_PREEMPTED]):
+            totals[plan, A_PREEMPTIONS] += 1
+            outcome.requests[first_request + state.preempted[i], O_PREEMPTIONS] += 1
+        taken = 1
+        if kind == STEP_PREFILL:
+            now_ns += run_prefill(plans, plan, state, cost, outcome, now_ns)
+        elif kind == STEP_DECODE:
+            until_ns = FAR
+            if reg[R_NUM_WAITING] == 0 and reg[R_NUM_RUNNING] < state.cfg[C_LIMIT] and expected > 0:
+                until_ns = int(scratch.arrival_ns[scratch.heap[0]])
+            taken, spent_ns = run_decode(plan, state, cost, outcome, now_ns, until_ns, max_steps)
+            now_ns += spent_ns
+        else:
+            if kind == STEP_IDLE and reg[R_NUM_PREEMPTED] == 0:
+                totals[plan, A_STUCK_SESSION] = plans.session[first_request + reg[R_WAIT_HEAD]]
+                break
+            now_ns += IDLE_STEP_NS
+        for i in range(finish_steps(state, taken)):
+            expected = complete(plans, plan, scratch, outcome, expected, int(state.finished[i]), now_ns)
+    totals[plan, A_END_NS] = now_ns
+
+
+@compiled
+def run_plans(
+    plans: PlanArrays, state: EngineState, cost: CostArrays, scratch: Scratch, outcome: Outcome, max_steps: int
+) -> None:
+    """Simulate every plan, each on a fresh server."""
+    for plan in range(len(plans.first_session) - 1):
+        run_plan(plans, plan, state, cost, scratch, outcome, max_steps)

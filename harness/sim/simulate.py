@@ -1,0 +1,257 @@
+"""What a server would do with a plan: every admission, reuse, step and completion, in virtual time.
+
+Exact integers, no randomness, no I/O: the same plan and server give the same result on every machine.
+Next: analysis and reports read the SimResult; the search calls ``kernel`` in bulk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from harness.engine.config import EngineConfig
+from harness.engine.cost import CostModel, load_cost_model
+from harness.engine.scheduler import CALLERS, STEP_KINDS
+from harness.engine.state import IntArray, new_state
+from harness.engine.steps import FAR
+from harness.errors import PlanError
+from harness.plan import Plan
+from harness.sim import kernel
+from harness.spec import ServerSpec
+
+REQUEST_COLUMNS = (
+    ("cached_tokens", kernel.O_CACHED),
+    ("hash_hit_tokens", kernel.O_HIT_TOKENS),
+    ("arrival_ns", kernel.O_ARRIVAL),
+    ("admitted_ns", kernel.O_ADMITTED),
+    ("first_token_ns", kernel.O_FIRST_TOKEN),
+    ("completed_ns", kernel.O_COMPLETED),
+    ("preemptions", kernel.O_PREEMPTIONS),
+)
+
+
+@dataclass(frozen=True)
+class SimResult:
+    """Everything a simulated run gave. Times are ns after the common start; token counts are tokens.
+
+    requests: session, request, prompt_tokens, generate_tokens, cached_tokens, hash_hit_tokens, arrival_ns,
+    admitted_ns, first_token_ns, completed_ns, preemptions; one row per request, in plan order.
+    steps: start_ns, kind, n, b, count, session, request, computed_tokens, duration_ns (of each); ``count`` equal
+    decode steps in one row, b is null for a prefill, session, request and computed_tokens are null for decode.
+    evictions: at_ns (start of the step), slot, caller, session, request (who had filled the slot).
+    decode_histogram: h(n), place n. wait_session_ns: W. filled_in_buckets: those whose cost was not measured.
+    """
+
+    requests: pa.Table
+    steps: pa.Table
+    evictions: pa.Table
+    decode_histogram: tuple[int, ...]
+    decode_ns: int
+    prefill_ns: int
+    wait_session_ns: int
+    end_ns: int
+    num_decode_steps: int
+    computed_tokens: int
+    cached_tokens: int
+    preemptions: int
+    filled_in_buckets: tuple[int, ...]
+
+    @property
+    def device_ns(self) -> int:
+        """D: the sum of all step times."""
+        return self.decode_ns + self.prefill_ns
+
+    @property
+    def num_evictions(self) -> int:
+        return self.evictions.num_rows
+
+
+def plan_arrays(plans: Sequence[Plan]) -> kernel.PlanArrays:
+    """Plans end to end, as the compiled simulator reads them."""
+    first_session, first_request = [0], [0]
+    session_rows: list[tuple[int, int, int, int]] = []
+    children: list[tuple[int, int]] = []
+    request_rows: list[tuple[int, int, int, int, int]] = []
+    for plan in plans:
+        base = first_session[-1]
+        first_child, next_sibling, roots = [-1] * plan.num_sessions, [-1] * plan.num_sessions, [0] * plan.num_sessions
+        for session in plan.sessions:
+            place = session.index
+            after = -1 if session.after is None else session.after
+            continues = -1 if session.continues is None else session.continues
+            roots[place] = place if continues < 0 else roots[continues]
+            session_rows.append((session.start_offset_ns, after, continues, roots[place]))
+            if after >= 0:
+                next_sibling[place], first_child[after] = first_child[after], place
+            request_rows += [
+                (request.keep_tokens, request.new_tokens, request.generate_tokens, request.wait_after_ns, place)
+                for request in session.requests
+            ]
+            first_request.append(len(request_rows))
+        children += zip(first_child, next_sibling, strict=True)
+        first_session.append(base + plan.num_sessions)
+    sessions = np.array(session_rows, dtype=np.int64).reshape(-1, 4)
+    requests = np.array(request_rows, dtype=np.int64).reshape(-1, 5)
+    links = np.array(children, dtype=np.int64).reshape(-1, 2)
+    return kernel.PlanArrays(
+        first_session=np.array(first_session, dtype=np.int64),
+        first_request=np.array(first_request, dtype=np.int64),
+        start_ns=_column(sessions, 0),
+        after=_column(sessions, 1),
+        continues=_column(sessions, 2),
+        root=_column(sessions, 3),
+        first_child=_column(links, 0),
+        next_sibling=_column(links, 1),
+        keep=_column(requests, 0),
+        new=_column(requests, 1),
+        generate=_column(requests, 2),
+        wait_ns=_column(requests, 3),
+        session=_column(requests, 4),
+        shared_prefix=np.array([plan.shared_prefix_tokens for plan in plans], dtype=np.int64),
+    )
+
+
+def _column(table: IntArray, index: int) -> IntArray:
+    return np.ascontiguousarray(table[:, index])
+
+
+def simulate(
+    plan: Plan,
+    server: ServerSpec | EngineConfig,
+    cost_model: CostModel | None = None,
+    *,
+    max_steps_per_advance: int | None = None,
+) -> SimResult:
+    """Simulate one plan on one freshly started server.
+
+    cost_model: default, the one the server specification names. max_steps_per_advance: at most so many equal decode
+    steps at once; it changes the speed, never the result.
+    Raises PlanError when a request does not fit a slot or can never be admitted.
+    """
+    if isinstance(server, EngineConfig):
+        config = server
+        model = load_cost_model("paper") if cost_model is None else cost_model
+    else:
+        config = EngineConfig.from_server(server)
+        model = load_cost_model(server.cost_model) if cost_model is None else cost_model
+    arrays = plan_arrays([plan])
+    check_slots(arrays, config)
+    outcome = run_arrays(arrays, config, model, max_steps_per_advance)
+    return _result(arrays, outcome, model.filled_in_buckets(config.decode_buckets))
+
+
+def check_slots(arrays: kernel.PlanArrays, config: EngineConfig) -> None:
+    """Raise PlanError naming the first request that is too long for ``slot_tokens``."""
+    prompt = arrays.keep + arrays.new
+    total = prompt + arrays.generate
+    wrong = np.flatnonzero((prompt >= config.slot_tokens) | (total > config.slot_tokens) | (arrays.generate < 1))
+    if wrong.size == 0:
+        return
+    place = int(wrong[0])
+    session = int(arrays.session[place])
+    raise PlanError(
+        f"{int(prompt[place])} prompt and {int(arrays.generate[place])} generated tokens do not fit a slot of "
+        f"{config.slot_tokens} tokens",
+        where=f"session {session}",
+        hint="Shorten the session or raise slot_tokens",
+    )
+
+
+def run_arrays(
+    arrays: kernel.PlanArrays, config: EngineConfig, model: CostModel, max_steps: int | None = None
+) -> kernel.Outcome:
+    """Run one plan with every step and eviction recorded; raises PlanError when a request can never be admitted."""
+    num_requests, num_sessions = len(arrays.keep), len(arrays.start_ns)
+    state = new_state(config, num_requests, with_events=False)
+    cost = kernel.cost_arrays(config, model)
+    scratch = kernel.new_scratch(config, num_sessions)
+    step_room, eviction_room = 8 * num_requests + 64, 2 * num_requests + 64
+    while True:
+        outcome = kernel.new_outcome(arrays, config, step_room, eviction_room)
+        kernel.run_plan(arrays, 0, state, cost, scratch, outcome, FAR if max_steps is None else max_steps)
+        totals = outcome.totals[0]
+        if totals[kernel.A_STUCK_SESSION] >= 0:
+            raise PlanError(
+                "its request can never be admitted: the KV memory is too small for it",
+                where=f"session {int(totals[kernel.A_STUCK_SESSION])}",
+                hint="Give more kv_slots or shorter prompts",
+            )
+        steps, evictions = int(totals[kernel.A_NUM_STEP_RECORDS]), int(totals[kernel.A_NUM_EVICTION_RECORDS])
+        if steps <= step_room and evictions <= eviction_room:
+            return outcome
+        step_room, eviction_room = max(step_room, steps), max(eviction_room, evictions)
+
+
+def _result(arrays: kernel.PlanArrays, outcome: kernel.Outcome, filled_in: tuple[int, ...]) -> SimResult:
+    totals = [int(value) for value in outcome.totals[0]]
+    return SimResult(
+        requests=_request_table(arrays, outcome.requests),
+        steps=_step_table(outcome.steps[: totals[kernel.A_NUM_STEP_RECORDS]]),
+        evictions=_eviction_table(outcome.evictions[: totals[kernel.A_NUM_EVICTION_RECORDS]]),
+        decode_histogram=tuple(int(value) for value in outcome.histogram[0]),
+        decode_ns=totals[kernel.A_DECODE_NS],
+        prefill_ns=totals[kernel.A_PREFILL_NS],
+        wait_session_ns=totals[kernel.A_WAIT_NS],
+        end_ns=totals[kernel.A_END_NS],
+        num_decode_steps=totals[kernel.A_DECODE_STEPS],
+        computed_tokens=totals[kernel.A_COMPUTED],
+        cached_tokens=totals[kernel.A_CACHED],
+        preemptions=totals[kernel.A_PREEMPTIONS],
+        filled_in_buckets=filled_in,
+    )
+
+
+def _request_table(arrays: kernel.PlanArrays, requests: IntArray) -> pa.Table:
+    number = np.arange(len(arrays.keep), dtype=np.int64) - arrays.first_request[arrays.session]
+    columns: dict[str, pa.Array] = {
+        "session": pa.array(arrays.session, pa.int32()),
+        "request": pa.array(number, pa.int32()),
+        "prompt_tokens": pa.array(arrays.keep + arrays.new, pa.int32()),
+        "generate_tokens": pa.array(arrays.generate, pa.int32()),
+    }
+    for name, column in REQUEST_COLUMNS:
+        columns[name] = pa.array(requests[:, column], pa.int64() if name.endswith("_ns") else pa.int32())
+    return pa.table(columns)
+
+
+def _step_table(steps: IntArray) -> pa.Table:
+    is_decode = steps[:, kernel.T_COMPUTED] < 0
+    kinds = pa.DictionaryArray.from_arrays(
+        pa.array(steps[:, kernel.T_KIND], pa.int8()), pa.array([kind.lower() for kind in STEP_KINDS])
+    )
+
+    def nullable(column: int, nulls: npt.NDArray[np.bool_]) -> pa.Array:
+        return pa.array(steps[:, column], pa.int32(), mask=nulls)
+
+    return pa.table(
+        {
+            "start_ns": pa.array(steps[:, kernel.T_START], pa.int64()),
+            "kind": kinds.cast(pa.string()),
+            "n": pa.array(steps[:, kernel.T_NUM_SEQS], pa.int32()),
+            "b": nullable(kernel.T_BUCKET, ~is_decode),
+            "count": pa.array(steps[:, kernel.T_COUNT], pa.int64()),
+            "session": nullable(kernel.T_SESSION, is_decode),
+            "request": nullable(kernel.T_REQUEST, is_decode),
+            "computed_tokens": nullable(kernel.T_COMPUTED, is_decode),
+            "duration_ns": pa.array(steps[:, kernel.T_DURATION], pa.int64()),
+        }
+    )
+
+
+def _eviction_table(evictions: IntArray) -> pa.Table:
+    callers = pa.DictionaryArray.from_arrays(
+        pa.array(evictions[:, kernel.V_CALLER], pa.int8()), pa.array(list(CALLERS))
+    )
+    return pa.table(
+        {
+            "at_ns": pa.array(evictions[:, kernel.V_AT], pa.int64()),
+            "slot": pa.array(evictions[:, kernel.V_SLOT], pa.int32()),
+            "caller": callers.cast(pa.string()),
+            "session": pa.array(evictions[:, kernel.V_SESSION], pa.int32()),
+            "request": pa.array(evictions[:, kernel.V_REQUEST], pa.int32()),
+        }
+    )
