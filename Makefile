@@ -46,7 +46,7 @@ setup: dev  ## only the set-up
 runtime dev:
 	@command -v $(PYTHON) >/dev/null || \
 	  { echo "set-up: $(PYTHON) not found. Install it (Debian, Ubuntu): sudo apt install python3 python3-venv"; exit 1; }
-	@$(PYTHON) tools/bootstrap.py $@ --venv $(VENV)
+	@$(PYTHON) tools/bootstrap.py $@ --venv $(VENV) $(if $(filter file,$(origin PYTHON)),--any-python)
 
 clean:  ## remove the environment and caches; runs stay
 	@rm -rf $(VENV) .ruff_cache .import_linter_cache .hypothesis .pytest_cache build dist

@@ -36,8 +36,9 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("level", choices=sorted(LOCKS))
     parser.add_argument("--venv", type=Path, default=Path(".venv"))
+    parser.add_argument("--any-python", action="store_true", help="another python3.x may stand in for this one")
     options = parser.parse_args()
-    use_a_supported_python()
+    use_a_supported_python(options.any_python)
     os.chdir(str(ROOT))
     # Two makes at once must not both fill the same folder. A lock on this very file needs no file of its own.
     with Path(__file__).open() as myself:
@@ -45,11 +46,11 @@ def main():
         set_up(options.level, options.venv)
 
 
-def use_a_supported_python():
-    """Return on a supported interpreter; otherwise continue on one that is at hand, or stop with one line."""
+def use_a_supported_python(any_python):
+    """Return on a supported interpreter; otherwise continue on another that is at hand, or stop with one line."""
     if OLDEST <= sys.version_info[:2] <= NEWEST:
         return
-    for minor in range(NEWEST[1], OLDEST[1] - 1, -1):
+    for minor in range(NEWEST[1], OLDEST[1] - 1, -1) if any_python else ():
         other = shutil.which(f"python3.{minor}")
         if other and subprocess.call([other, "-c", ""], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) == 0:
             os.execv(other, [other, *sys.argv])
