@@ -40,8 +40,7 @@ def write_parquet(table: pa.Table, path: Path) -> Path:
         path.parent.mkdir(exist_ok=True)
         try:
             pq.write_table(table, temporary, compression="zstd")
-            with open(temporary, "rb") as file:
-                os.fsync(file.fileno())
+            sync_file(temporary)
             temporary.replace(path)
         except BaseException:
             temporary.unlink(missing_ok=True)
@@ -59,6 +58,12 @@ def file_entry(path: Path) -> FileEntry:
             digest.update(block)
             size_bytes += len(block)
     return FileEntry(sha256=digest.hexdigest(), size_bytes=size_bytes)
+
+
+def sync_file(path: Path) -> None:
+    """Make the bytes of a file durable, whoever wrote them."""
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
 
 
 def sync_folder(folder: Path) -> None:

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from harness.errors import RecordsError, SpecError
 from harness.records import schema
-from harness.records.disk import disk_errors, file_entry, sync_folder, sync_tree, write_parquet, write_synced
+from harness.records.disk import disk_errors, file_entry, sync_file, sync_folder, sync_tree, write_parquet, write_synced
 from harness.records.manifest import MANIFEST_NAME, DerivedEntry, Manifest
 from harness.records.store import SealedRun
 from harness.spec import check_name
@@ -200,10 +200,12 @@ class RunWriter:
             derived=self._derived,
         )
         with disk_errors(self.folder):
+            files = [path for path in sorted(self.folder.rglob("*")) if path.is_file() and path.name != LOCK_NAME]
+            for path in files:
+                # Other processes wrote some of these (the server's log): on disk before the manifest vouches for them.
+                sync_file(path)
             facts["files"] = {
-                str(path.relative_to(self.folder)): file_entry(path)
-                for path in sorted(self.folder.rglob("*"))
-                if path.is_file() and path.name != LOCK_NAME and path.parent.name != "derived"
+                str(path.relative_to(self.folder)): file_entry(path) for path in files if path.parent.name != "derived"
             }
         try:
             return Manifest.model_validate(facts)

@@ -1,0 +1,291 @@
+"""Device time of a run, on two channels: A from the step log and the cost models, B from the client's stamps alone.
+
+Pure functions over Arrow tables; times in integer ns of the run's clock. Nothing here decides anything. Next:
+``summary`` sums the channels over replicates and compares conditions.
+Definitions: paper 2-4; methods 4.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, Protocol
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+IntArray = NDArray[np.int64]
+ToleranceRule = Literal["revised", "initial"]
+DEFAULT_TAU = 0.02
+# What the engine adds to a response id (stack facts D.3): the prompt's index (always for completions, for a chat only
+# when it has several prompts), then 8 random hex digits unless randomisation is off.
+_COMPLETION_SUFFIX = re.compile(r"-\d+(?:-[0-9a-f]{8})?")
+_OTHER_SUFFIX = re.compile(r"(?:_\d+)?(?:-[0-9a-f]{8})?")
+
+
+class StepCost(Protocol):
+    """What channel A needs of a cost model (harness.engine.CostModel is one)."""
+
+    def decode_step_ns(self, bucket: int, num_seqs: int, context_tokens: int = 0) -> int: ...
+
+    def prefill_ns(self, computed_tokens: int, cached_tokens: int = 0) -> int: ...
+
+
+class StepContexts(NamedTuple):
+    """Summed sequence lengths of every decode step's batch. is_exact: the log accounts for every request of every step.
+
+    context_tokens: shape (steps,); meaningless when not is_exact.
+    """
+
+    context_tokens: IntArray
+    is_exact: bool
+    why_not: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelA:
+    """Reconstructed device time. decode_ns = sum of t_step(b, n); prefill_ns = sum of T(prompt - cached).
+
+    num_unpriced_requests: sent requests without a token count (they failed). num_extrapolated_*: steps and prefills
+    priced outside the range that the cost model was fitted on. context_problem: why a context-dependent cost model
+    had to be applied without contexts ("" when it was not).
+    """
+
+    decode_ns: int
+    prefill_ns: int
+    num_unpriced_requests: int = 0
+    num_extrapolated_steps: int = 0
+    num_extrapolated_prefills: int = 0
+    context_problem: str = ""
+
+    @property
+    def total_ns(self) -> int:
+        return self.decode_ns + self.prefill_ns
+
+
+def channel_a(steps: pa.Table, requests: pa.Table, cost_model: StepCost, kv_events: pa.Table | None = None) -> ChannelA:
+    """Channel A of one run.
+
+    steps: columns n, b. requests: prompt_tokens, cached_tokens. kv_events: needed only by a cost model whose steps
+    depend on context; the contexts are then rebuilt from the log's own order (see ``step_contexts``).
+    """
+    contexts: IntArray = np.zeros(steps.num_rows, dtype=np.int64)
+    problem = ""
+    if _depends_on_context(cost_model):
+        rebuilt = step_contexts(steps, kv_events, requests)
+        problem = rebuilt.why_not
+        contexts = rebuilt.context_tokens if rebuilt.is_exact else contexts
+    decode_ns, extrapolated_steps = _decode(steps, contexts, cost_model)
+    prompts = [(prompt, cached) for prompt, cached in _prompts(requests) if prompt is not None]
+    is_extrapolated = getattr(cost_model, "is_prefill_extrapolated", _never)
+    return ChannelA(
+        decode_ns=decode_ns,
+        prefill_ns=sum(cost_model.prefill_ns(prompt - cached, cached) for prompt, cached in prompts),
+        num_unpriced_requests=sum(
+            prompt is None and sent is not None
+            for (prompt, _cached), sent in zip(_prompts(requests), requests.column("sent_ns").to_pylist(), strict=True)
+        ),
+        num_extrapolated_steps=extrapolated_steps,
+        num_extrapolated_prefills=sum(bool(is_extrapolated(prompt - cached)) for prompt, cached in prompts),
+        context_problem=problem,
+    )
+
+
+def channel_b(requests: pa.Table) -> int:
+    """Channel B of one run, ns: length of the union of the in-flight intervals [sent, done] of all requests."""
+    sent, done = requests.column("sent_ns").to_pylist(), requests.column("done_ns").to_pylist()
+    return union_ns((a, b) for a, b in zip(sent, done, strict=True) if a is not None and b is not None)
+
+
+def union_ns(intervals: Iterable[tuple[int, int]]) -> int:
+    """Length of a union of closed intervals."""
+    total_ns, reached_ns = 0, None
+    for start_ns, end_ns in sorted(intervals):
+        if reached_ns is None or start_ns > reached_ns:
+            total_ns += end_ns - start_ns
+            reached_ns = end_ns
+        elif end_ns > reached_ns:
+            total_ns += end_ns - reached_ns
+            reached_ns = end_ns
+    return total_ns
+
+
+def residual_ns(channel_b_ns: int, channel_a_ns: int) -> int:
+    """r = B - A: queueing, HTTP and scheduler time that channel A does not see."""
+    return channel_b_ns - channel_a_ns
+
+
+def cost_ratio(costs_ns: Iterable[int], baseline_costs_ns: Iterable[int]) -> float | None:
+    """Ratio of sums over replicates, never the mean of ratios; None when the baseline's sum is 0."""
+    baseline_ns = sum(baseline_costs_ns)
+    return sum(costs_ns) / baseline_ns if baseline_ns else None
+
+
+def agreement_tolerance(
+    baseline_a_ns: int, baseline_b_ns: int, *, tau0: float = DEFAULT_TAU, rule: ToleranceRule = "revised"
+) -> float:
+    """tau = max(tau0, r_BASE / B_BASE), both summed over the baseline's replicates; rule "initial": tau0 alone."""
+    if rule == "initial" or baseline_b_ns == 0:
+        return tau0
+    return max(tau0, residual_ns(baseline_b_ns, baseline_a_ns) / baseline_b_ns)
+
+
+class ChannelAgreement(NamedTuple):
+    """Whether two channels tell the same story: difference = |ratio_A - ratio_B| against tau."""
+
+    difference: float
+    tau: float
+
+    @property
+    def is_agreed(self) -> bool:
+        return self.difference <= self.tau
+
+
+def channel_agreement(ratio_a: float, ratio_b: float, tau: float) -> ChannelAgreement:
+    """Compare the cost ratios of both channels against a tolerance."""
+    return ChannelAgreement(abs(ratio_a - ratio_b), tau)
+
+
+def waiting_session_ns(kv_events: pa.Table, requests: pa.Table, cost_model: StepCost) -> int | None:
+    """W, modelled: sum over prefills of T(prompt - cached) times the other requests that were ready to decode.
+
+    Every other running request has its first token and is held back by an exclusive prefill, so the running set is
+    all the log needs to give. Kept apart from device time. None when a prefill in the log joins no request.
+    """
+    prompts = _by_response_id(requests)
+    total_ns = 0
+    for prefill in _prefills(kv_events):
+        request = join_request_id(prefill.request_id, prompts)
+        if request is None:
+            return None
+        prompt, cached = prompts[request]
+        total_ns += cost_model.prefill_ns(prompt - cached, cached) * prefill.others_running
+    return total_ns if kv_events.num_rows else None
+
+
+def step_contexts(steps: pa.Table, kv_events: pa.Table | None, requests: pa.Table) -> StepContexts:
+    """Summed context of every decode step, rebuilt from the log's order.
+
+    A request decodes in every step logged between its ALLOC (its prefill, which yields its first token) and its
+    FREE-REQUEST; its k-th decode step since then finds prompt + tokens generated so far. The rebuilt n of every step
+    is compared with the logged one: any difference makes the result inexact, and it is then not used.
+    """
+    num_steps = steps.num_rows
+    contexts, count = np.zeros(num_steps, dtype=np.int64), np.zeros(num_steps, dtype=np.int64)
+    if kv_events is None or kv_events.num_rows == 0:
+        return StepContexts(contexts, num_steps == 0, "the log has no KV lines" if num_steps else "")
+    prompts = _by_response_id(requests)
+    for stay in _stays(kv_events, num_steps):
+        request = join_request_id(stay.request_id, prompts)
+        if request is None:
+            return StepContexts(contexts, False, f"log id {stay.request_id!r} joins no answered request")
+        length = stay.last_step - stay.first_step
+        first = prompts[request][0] + stay.generated_before + 1
+        contexts[stay.first_step : stay.last_step] += np.arange(first, first + length)
+        count[stay.first_step : stay.last_step] += 1
+    wrong = int(np.count_nonzero(count != steps.column("n").to_numpy()))
+    return StepContexts(contexts, wrong == 0, f"{wrong} steps have another n than the KV lines imply" if wrong else "")
+
+
+def join_request_id(log_id: str, response_ids: Mapping[str, Any]) -> str | None:
+    """The response id that an id in the log belongs to; None when none or more than one fits.
+
+    completions: response ``cmpl-X``, log ``cmpl-X-0-<8 hex>``; chat: ``chatcmpl-X``, log ``chatcmpl-X-<8 hex>``.
+    """
+    suffix = _COMPLETION_SUFFIX if log_id.startswith("cmpl-") else _OTHER_SUFFIX
+    ends = [len(log_id), *(match.start() for match in re.finditer(r"[-_]", log_id))]
+    fitting = [
+        log_id[:end]
+        for end in ends
+        if log_id[:end] in response_ids and (end == len(log_id) or suffix.fullmatch(log_id[end:]))
+    ]
+    return fitting[0] if len(fitting) == 1 else None
+
+
+class _Prefill(NamedTuple):
+    request_id: str
+    step: int
+    others_running: int
+
+
+class _Stay(NamedTuple):
+    """A request in the running set: it decodes in steps [first_step, last_step)."""
+
+    request_id: str
+    first_step: int
+    last_step: int
+    generated_before: int
+
+
+def _kv_walk(kv_events: pa.Table) -> Iterator[tuple[str, str, int]]:
+    columns = [kv_events.column(name).to_pylist() for name in ("kind", "request_id", "step")]
+    for kind, request_id, step in zip(*columns, strict=True):
+        if kind in ("alloc", "free_request"):
+            yield kind, request_id, step
+
+
+def _prefills(kv_events: pa.Table) -> Iterator[_Prefill]:
+    running: set[str] = set()
+    for kind, request_id, step in _kv_walk(kv_events):
+        if kind == "free_request":
+            running.discard(request_id)
+        elif request_id not in running:
+            # A further ALLOC of a running request is a decode step that needed one more slot.
+            yield _Prefill(request_id, step, len(running))
+            running.add(request_id)
+
+
+def _stays(kv_events: pa.Table, num_steps: int) -> Iterator[_Stay]:
+    running: dict[str, int] = {}
+    generated: dict[str, int] = {}
+    for kind, request_id, step in _kv_walk(kv_events):
+        if kind == "alloc":
+            running.setdefault(request_id, step)
+        elif request_id in running:
+            first_step = running.pop(request_id)
+            before = generated.get(request_id, 0)
+            yield _Stay(request_id, first_step, step, before)
+            # After a preemption the request is prefilled again and keeps what it had generated.
+            generated[request_id] = before + 1 + step - first_step
+    for request_id, first_step in running.items():
+        yield _Stay(request_id, first_step, num_steps, generated.get(request_id, 0))
+
+
+def _never(*_numbers: int) -> bool:
+    """Stands for the flags of a cost model that does not say for which range it was fitted."""
+    return False
+
+
+def _depends_on_context(cost_model: StepCost) -> bool:
+    return cost_model.decode_step_ns(1, 1, 1_000_000) != cost_model.decode_step_ns(1, 1, 0)
+
+
+def _decode(steps: pa.Table, contexts: IntArray, cost_model: StepCost) -> tuple[int, int]:
+    """(sum of step times, steps outside the fitted contexts or in a bucket that was never measured)."""
+    rows = np.stack([steps.column("b").to_numpy(), steps.column("n").to_numpy(), contexts]).astype(np.int64)
+    distinct, counts = np.unique(rows, axis=1, return_counts=True)
+    is_filled_in = getattr(cost_model, "is_bucket_filled_in", _never)
+    is_outside = getattr(cost_model, "is_context_extrapolated", _never)
+    has_contexts = bool(np.any(contexts))
+    total_ns = extrapolated = 0
+    for (b, n, context), count in zip(distinct.T.tolist(), counts.tolist(), strict=True):
+        total_ns += count * cost_model.decode_step_ns(b, n, context)
+        if is_filled_in(b) or (has_contexts and is_outside(n, context)):
+            extrapolated += count
+    return total_ns, extrapolated
+
+
+def _prompts(requests: pa.Table) -> list[tuple[int | None, int]]:
+    prompts, cached = requests.column("prompt_tokens").to_pylist(), requests.column("cached_tokens").to_pylist()
+    return list(zip(prompts, cached, strict=True))
+
+
+def _by_response_id(requests: pa.Table) -> dict[str, tuple[int, int]]:
+    ids = requests.column("response_id").to_pylist()
+    return {
+        response_id: (prompt, cached)
+        for response_id, (prompt, cached) in zip(ids, _prompts(requests), strict=True)
+        if response_id and prompt is not None
+    }

@@ -1,0 +1,98 @@
+"""KV reuse of re-arrivals: what formula C allows, what the server reported, and what losing it costs.
+
+Pure arithmetic over the requests table. Next: ``summary`` sums these; ``invariants`` compares the three witnesses.
+Definitions: paper 3-2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+BLOCK_TOKENS = 128
+
+
+class PrefillCost(Protocol):
+    """The part of a cost model that prices prefills."""
+
+    def prefill_ns(self, computed_tokens: int, cached_tokens: int = 0) -> int: ...
+
+
+class Rearrival(NamedTuple):
+    """A request that continues an earlier one. Tokens; cached is what the response said (0 when it said nothing)."""
+
+    session: int
+    request: int
+    previous_prompt_tokens: int
+    prompt_tokens: int
+    reusable_tokens: int
+    cached_tokens: int
+
+    @property
+    def is_reused(self) -> bool:
+        return self.cached_tokens > 0
+
+    @property
+    def is_partial(self) -> bool:
+        return 0 < self.cached_tokens < self.reusable_tokens
+
+
+def reusable_tokens(previous_prompt_tokens: int, prompt_tokens: int, block_tokens: int = BLOCK_TOKENS) -> int:
+    """C = 128 floor(min(p0, p1 - 1) / 128): the whole blocks of the previous prompt; generated text never counts."""
+    return block_tokens * (min(previous_prompt_tokens, prompt_tokens - 1) // block_tokens)
+
+
+def rearrivals(requests: pa.Table, continues: Mapping[int, int] | None = None) -> list[Rearrival]:
+    """Every answered request that continues an earlier one, in (session, request) order.
+
+    continues: session -> the session whose stream its first request continues (from the plan; default: none do).
+    """
+    rows = _answered(requests)
+    last_of: dict[int, int] = {}
+    for session, request, _prompt, _cached in rows:
+        last_of[session] = max(request, last_of.get(session, 0))
+    prompt_of = {(session, request): prompt for session, request, prompt, _cached in rows}
+    found: list[Rearrival] = []
+    for session, request, prompt, cached in rows:
+        previous = (session, request - 1)
+        if request == 0:
+            parent = (continues or {}).get(session)
+            previous = (-1, -1) if parent is None else (parent, last_of.get(parent, -1))
+        if previous in prompt_of:
+            before = prompt_of[previous]
+            found.append(Rearrival(session, request, before, prompt, reusable_tokens(before, prompt), cached))
+    return found
+
+
+def computed_prefill_tokens(requests: pa.Table) -> int:
+    """Prompt tokens that the server really computed: sum of prompt - cached over answered requests."""
+    return sum(prompt - cached for _session, _request, prompt, cached in _answered(requests))
+
+
+def cached_tokens(requests: pa.Table) -> int:
+    """Sum of the cached tokens that the responses reported."""
+    return int(np.sum(requests.column("cached_tokens").to_numpy(), dtype=np.int64))
+
+
+def extra_prefill_ns(cost_model: PrefillCost, prompt_tokens: int, lost_tokens: int) -> int:
+    """T(L) - T(L - C): what computing again ``lost_tokens`` of a prompt of L tokens costs."""
+    return cost_model.prefill_ns(prompt_tokens, 0) - cost_model.prefill_ns(prompt_tokens - lost_tokens, lost_tokens)
+
+
+def critical_request_count(is_reused_by_count: Mapping[int, Sequence[bool]]) -> int | None:
+    """The largest number m of background requests at which reuse is retained in every replicate, and at all smaller
+    m that were tried; None when it is lost at the smallest one."""
+    critical: int | None = None
+    for count in sorted(is_reused_by_count):
+        if not all(is_reused_by_count[count]):
+            break
+        critical = count
+    return critical
+
+
+def _answered(requests: pa.Table) -> list[tuple[int, int, int, int]]:
+    columns = [requests.column(name).to_pylist() for name in ("session", "request", "prompt_tokens", "cached_tokens")]
+    return sorted(row for row in zip(*columns, strict=True) if row[2] is not None)
