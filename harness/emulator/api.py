@@ -77,15 +77,14 @@ class Api:
     # -- answers ------------------------------------------------------------------------------------------------
 
     async def _completions(self, http: web.Request) -> web.StreamResponse:
-        return await self._generate(http, CompletionRequest)
+        content_type = http.headers.get("Content-Type", "")
+        return await self._generate(http, parse_request(CompletionRequest, await http.read(), content_type))
 
     async def _chat(self, http: web.Request) -> web.StreamResponse:
-        return await self._generate(http, ChatRequest)
+        content_type = http.headers.get("Content-Type", "")
+        return await self._generate(http, parse_request(ChatRequest, await http.read(), content_type))
 
-    async def _generate(
-        self, http: web.Request, kind: type[CompletionRequest] | type[ChatRequest]
-    ) -> web.StreamResponse:
-        body = parse_request(kind, await http.read(), http.headers.get("Content-Type", ""))
+    async def _generate(self, http: web.Request, body: AnyRequest) -> web.StreamResponse:
         self._check_model(body.model)
         if self._faults.random() < self._config.fault.http_500_rate:
             status = HTTPStatus.INTERNAL_SERVER_ERROR
@@ -236,9 +235,9 @@ class Api:
     # -- around every request -----------------------------------------------------------------------------------
 
     @web.middleware
-    async def _errors(self, http: web.Request, handler: Handler) -> web.StreamResponse:
+    async def _errors(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
-            return await handler(http)
+            return await handler(request)
         except ApiError as error:
             return web.json_response(error.body(), status=int(error.status))
         except web.HTTPException as error:

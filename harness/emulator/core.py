@@ -63,7 +63,7 @@ class EngineRequest:
 class StepStart(NamedTuple):
     """A step that runs: what was decided, for whom, and when it ends. ``flushed`` are requests finished before it."""
 
-    index: int
+    number: int
     start_ns: int
     end_ns: int
     step: Step

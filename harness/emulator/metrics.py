@@ -7,6 +7,7 @@ also those whose slot is gone. Next: ``api`` renders them at /metrics; the perio
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -16,8 +17,10 @@ from harness.engine import DECODE, IDLE, PREFILL, EngineConfig
 
 # Buckets: vllm/v1/metrics/loggers.py, vLLM 0.22.0.
 ITERATION_TOKENS = [1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384]
-FIRST_TOKEN_S = [0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0]
-FIRST_TOKEN_S += [80.0, 160.0, 640.0, 2560.0]
+FIRST_TOKEN_S = [
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0),
+    *(80.0, 160.0, 640.0, 2560.0),
+]
 PER_TOKEN_S = [
     0.01,
     0.025,
@@ -39,8 +42,13 @@ PER_TOKEN_S = [
     40.0,
     80.0,
 ]
-REQUEST_S = [0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0]
-REQUEST_S += [960.0, 1920.0, 7680.0]
+REQUEST_S = [
+    *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0),
+    *(960.0, 1920.0, 7680.0),
+]
+WAITING_REASONS = ("capacity", "deferred")
+SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")
+TOKEN_SOURCES = ("local_compute", "local_cache_hit", "external_kv_transfer")
 FINISHED_REASONS = ("stop", "length", "abort", "error", "repetition")
 RECENT_REQUESTS = 1000  # the stats line's hit rate looks this far back
 
@@ -63,10 +71,10 @@ class ServerMetrics:
         tokens = one_two_five(config.slot_tokens)
         self.running = self._gauge("num_requests_running", "Number of requests in model execution batches.")
         self.waiting = self._gauge("num_requests_waiting", "Number of requests waiting to be processed.")
-        self._waiting_by_reason = self._family(
-            Gauge, "num_requests_waiting_by_reason", "Number of waiting requests by reason.", "reason"
+        self._waiting_by_reason = self._gauges(
+            "num_requests_waiting_by_reason", "Number of waiting requests by reason.", "reason", WAITING_REASONS
         )
-        self._sleep_state = self._family(Gauge, "engine_sleep_state", "Engine sleep state.", "sleep_state")
+        self._sleep_state = self._gauges("engine_sleep_state", "Engine sleep state.", "sleep_state", SLEEP_STATES)
         self.kv_usage = self._gauge("kv_cache_usage_perc", "KV-cache usage. 1 means 100 percent usage.")
         self.queries = self._counter(
             "prefix_cache_queries", "Prefix cache queries, in terms of number of queried tokens."
@@ -77,13 +85,13 @@ class ServerMetrics:
             self._counter(f"{kind}_hits", f"{kind} hits.")
         self.preemptions = self._counter("num_preemptions", "Cumulative number of preemption from the engine.")
         self.prompt_tokens = self._counter("prompt_tokens", "Number of prefill tokens processed.")
-        self._by_source = self._family(
-            Counter, "prompt_tokens_by_source", "Number of prompt tokens by source.", "source"
+        self._by_source = self._counters(
+            "prompt_tokens_by_source", "Number of prompt tokens by source.", "source", TOKEN_SOURCES
         )
         self.cached_tokens = self._counter("prompt_tokens_cached", "Number of cached prompt tokens (local + external).")
         self.generated = self._counter("generation_tokens", "Number of generation tokens processed.")
-        self._success = self._family(
-            Counter, "request_success", "Count of successfully processed requests.", "finished_reason"
+        self._success = self._counters(
+            "request_success", "Count of successfully processed requests.", "finished_reason", FINISHED_REASONS
         )
         prefill = "Number of prefill tokens processed."
         self.request_prompt = self._histogram("request_prompt_tokens", prefill, tokens)
@@ -190,14 +198,7 @@ class ServerMetrics:
         self.param_max_tokens.observe(request.max_tokens)
 
     def _set_constants(self, config: EngineConfig, num_gpu_blocks: int) -> None:
-        for reason in ("capacity", "deferred"):
-            self._waiting_by_reason[reason].set(0)
-        for state, value in (("awake", 1), ("weights_offloaded", 0), ("discard_all", 0)):
-            self._sleep_state[state].set(value)
-        for source in ("local_compute", "local_cache_hit", "external_kv_transfer"):
-            self._by_source[source].inc(0)
-        for reason in FINISHED_REASONS:
-            self._success[reason].inc(0)
+        self._sleep_state["awake"].set(1)
         info = {
             "block_size": self._block_tokens,
             "cache_dtype": "auto",
@@ -234,20 +235,13 @@ class ServerMetrics:
         is_phase = what.startswith("time ") and "in " in what
         return self._histogram(name, f"Histogram of {what}{'.' if is_phase else ' in seconds.'}", buckets)
 
-    def _family(self, kind: type[Gauge] | type[Counter], name: str, text: str, label: str) -> LabelledFamily:
-        return LabelledFamily(
-            kind(f"vllm:{name}", text, labelnames=[*self._labels, label], registry=self.registry), self._labels, label
-        )
+    def _gauges(self, name: str, text: str, label: str, values: Sequence[str]) -> dict[str, Gauge]:
+        family = Gauge(f"vllm:{name}", text, labelnames=[*self._labels, label], registry=self.registry)
+        return {value: family.labels(**self._labels, **{label: value}) for value in values}
 
-
-class LabelledFamily:
-    """A family with one more label than the model and the engine."""
-
-    def __init__(self, family: Gauge | Counter, labels: dict[str, str], label: str) -> None:
-        self._family, self._labels, self._label = family, labels, label
-
-    def __getitem__(self, value: str) -> Gauge | Counter:
-        return self._family.labels(**self._labels, **{self._label: value})
+    def _counters(self, name: str, text: str, label: str, values: Sequence[str]) -> dict[str, Counter]:
+        family = Counter(f"vllm:{name}", text, labelnames=[*self._labels, label], registry=self.registry)
+        return {value: family.labels(**self._labels, **{label: value}) for value in values}
 
 
 class StatsWindow:

@@ -118,7 +118,6 @@ class CompletionRequest(_GenerationRequest):
     echo: bool | None = False
     logprobs: int | None = None
     max_tokens: int | None = 16
-    n: int = 1
     suffix: str | None = None
     add_special_tokens: bool = True
     request_id: str = ""

@@ -27,6 +27,7 @@ from harness.emulator.metrics import ServerMetrics
 from harness.emulator.reporter import StepReporter
 from harness.emulator.streams import ClientStream
 from harness.emulator.trace import TraceFile
+from harness.emulator.warmup import warm_up
 from harness.engine import EngineConfig, Scheduler, load_cost_model
 from harness.errors import ServerError, SpecError
 
@@ -58,6 +59,7 @@ class EmulatorServer:
     def __init__(self, config: EmulatorConfig) -> None:
         self.config = config
         self.clock = ScaledClock(config.time_scale)
+        self._wall = MonotonicClock()
         engine = EngineConfig.from_server(config.server)
         scheduler = Scheduler(engine, load_cost_model(config.server.cost_model), with_events=True)
         self.core = EmulatorCore(scheduler)
@@ -145,7 +147,7 @@ class EmulatorServer:
         if fault.never_ready:
             await self._stop.wait()
         elif fault.slow_start_s:
-            wall = MonotonicClock()
+            wall = self._wall
             ready = asyncio.ensure_future(wall.wait_until_ns(wall.now_ns() + round(fault.slow_start_s * NS_PER_S)))
             stop = asyncio.ensure_future(self._stop.wait())
             await asyncio.wait({ready, stop}, return_when=asyncio.FIRST_COMPLETED)
@@ -179,7 +181,7 @@ class EmulatorServer:
         num_requests = self.core.num_unfinished
         if timeout_s and num_requests:
             self.log.line(logs.SHUTDOWN_DRAINING, f"Draining {num_requests} in-flight requests (timeout={timeout_s}s)")
-            wall = MonotonicClock()
+            wall = self._wall
             deadline_ns = wall.now_ns() + timeout_s * NS_PER_S
             while self.core.num_unfinished and wall.now_ns() < deadline_ns:
                 await wall.wait_until_ns(wall.now_ns() + DRAIN_POLL_NS)
@@ -210,7 +212,10 @@ class EmulatorServer:
             f"Initializing a V1 LLM engine (v{VLLM_VERSION}) with config: emulator "
             f"{self.config.model_dump_json(exclude={'trace_path'})}",
         )
-        line(logs.ENGINE_READY, "init engine (profile, create kv cache, warmup model) took 0.00 s")
+        started_ns = self._wall.now_ns()
+        warm_up(server)
+        took_s = (self._wall.now_ns() - started_ns) / NS_PER_S
+        line(logs.ENGINE_READY, f"init engine (profile, create kv cache, warmup model) took {took_s:.2f} s")
 
     def _log_exit(self) -> None:
         self.log.line(logs.SHUTTING_DOWN, "Shutting down FastAPI HTTP server.")

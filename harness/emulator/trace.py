@@ -24,7 +24,7 @@ def step_record(end: StepEnd, woken_ns: int, emitted_ns: int) -> dict[str, Any]:
     start, step = end.start, end.start.step
     events = (*start.kv_events_before, *step.kv_events)
     return {
-        "index": start.index,
+        "index": start.number,
         "start_ns": start.start_ns,
         "duration_ns": step.duration_ns,
         "kind": step.kind,
