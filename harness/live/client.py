@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
 
-from harness.clock import ScaledClock
+from harness.clock import NS_PER_MS, ScaledClock
 from harness.errors import SpecError
+from harness.live.audit import CpuMeter, StallMeter
 from harness.live.client_script import ReplayEvent, Script
 from harness.spec import ClientSpec
 
@@ -71,12 +72,27 @@ def replay(
     """
     script = Script(plan, model=model, stream=options.stream, clock=clock)
     is_stopped = stop.is_set if stop is not None else _never
-    with _told(script, on_event) as tell, _undisturbed():
+    with _told(script, on_event) as tell, StallMeter(clock) as stalls, _undisturbed():
+        cpu = CpuMeter()
         if options.name == "epoll":
             result = _run_epoll(script, host, port, options, request_timeout_ns, is_stopped, tell)
         else:
             result = _run_aiohttp(script, host, port, request_timeout_ns, is_stopped, tell)
+        usage = cpu.read()
+    result.audit.update(usage)
+    result.audit.update(_stall_facts(stalls, clock))
     return result
+
+
+def _stall_facts(stalls: StallMeter, clock: ScaledClock) -> dict[str, Any]:
+    longest_ns = max((duration_ns for _, duration_ns in stalls.intervals), default=0)
+    return {
+        "is_stall_meter_complete": stalls.is_complete,
+        "stall_intervals_ns": stalls.intervals,
+        "num_stalls": len(stalls.intervals),
+        "stall_max_ms": longest_ns / clock.scale / NS_PER_MS,
+        "stall_meter_cpu_s": stalls.cpu_s,
+    }
 
 
 def _run_epoll(

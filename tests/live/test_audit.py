@@ -1,0 +1,70 @@
+"""The self-audit measures the harness, not the server: floors, stalls and CPU come with every replay."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from harness.clock import NS_PER_MS, MonotonicClock, clock_for
+from harness.live.audit import CpuMeter, StallMeter, audit_plan, self_audit
+from harness.plan import build_plan
+from harness.spec import ClientSpec, WorkloadSpec
+
+
+def workload(num_sessions: int, **more: Any) -> WorkloadSpec:
+    return WorkloadSpec(num_sessions=num_sessions, **more)
+
+
+def test_the_audit_plan_has_the_shape_of_the_plan_but_is_short() -> None:
+    plan = build_plan(workload(5), 3, 0)
+    short = audit_plan(plan)
+    assert short.num_sessions == 5
+    for session, audited in zip(plan.sessions, short.sessions, strict=True):
+        assert audited.requests[0].prompt_tokens == session.requests[0].prompt_tokens
+        assert sum(request.wait_after_ns for request in audited.requests) < 200 * NS_PER_MS
+    assert len(set(short.waited_ns())) == short.num_waits
+
+
+def test_only_sessions_that_run_at_once_are_audited() -> None:
+    plan = build_plan(workload(9, concurrency=4), 3, 0)
+    assert audit_plan(plan).num_sessions == 4
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("client", ["epoll", "aiohttp"])
+@pytest.mark.parametrize("stream", [True, False])
+def test_the_audit_reports_lags_seen_by_the_server(client: Any, stream: bool) -> None:
+    plan = build_plan(workload(3), 3, 0)
+    figures = self_audit(plan, ClientSpec(name=client, stream=stream), clock_for(4.0))
+    assert figures["num_failed"] == 0
+    assert figures["num_early_sends"] == 0
+    assert figures["num_requests"] == len(figures["floor_lag_ms"]) == 9
+    assert figures["rearrival_lag_at_server_ns"]["count"] == 6
+    # What left no earlier than due cannot have arrived earlier than that either.
+    assert figures["rearrival_lag_at_server_ns"]["p50"] > 0
+    assert min(figures["floor_lag_ms"]) >= 0
+    if client == "epoll" and stream:
+        assert figures["chunk_kernel_error_ns"]["count"] > 0
+
+
+@pytest.mark.live
+def test_a_stall_meter_reports_in_clock_time_and_leaves_no_process() -> None:
+    clock = clock_for(4.0)
+    with StallMeter(clock) as meter:
+        began_ns = clock.now_ns()
+        MonotonicClock().sleep_until_ns(MonotonicClock().now_ns() + 30 * NS_PER_MS)
+    assert meter.is_complete
+    assert meter.cpu_s > 0
+    assert all(
+        start_ns >= began_ns - 4 * 50 * NS_PER_MS and duration_ns > 0 for start_ns, duration_ns in meter.intervals
+    )
+
+
+def test_cpu_is_split_into_own_and_others() -> None:
+    meter = CpuMeter()
+    assert math.fsum(math.sqrt(number) for number in range(300_000)) > 0
+    used = meter.read()
+    assert used["cpu_s"] > 0
+    assert used["cpu_others_s"] >= 0
