@@ -1,6 +1,6 @@
 """Files that ship with the harness, found by name: wait distributions, cost models, experiments.
 
-They lie in ``plans/`` of a checkout and in ``harness/_plans/`` of an installed wheel. Nothing here reads their content.
+They lie in ``plans/`` of a checkout and in ``harness/_data/`` of an installed wheel. Nothing here reads their content.
 Next: ``harness.plan.waits`` and ``harness.engine`` load what is found.
 """
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from harness.errors import SpecError
 
 _PACKAGE = Path(__file__).resolve().parent
-SHIPPED_ROOTS = (_PACKAGE.parent / "plans", _PACKAGE / "_plans")
+SHIPPED_ROOTS = (_PACKAGE.parent / "plans", _PACKAGE / "_data")
 
 
 def shipped_folder(kind: str) -> Path | None:
