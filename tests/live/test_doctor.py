@@ -1,0 +1,69 @@
+"""The doctor's list: complete, true of this machine, and with a next move for whatever is missing."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from harness.live import doctor
+from harness.live.doctor import Check, run_checks
+
+
+@pytest.fixture
+def checks(tmp_path: Path) -> dict[str, Check]:
+    return {check.name: check for check in run_checks(tmp_path / "runs")}
+
+
+def test_every_line_says_what_was_found_what_is_needed_and_what_to_do(checks: dict[str, Check]) -> None:
+    for check in checks.values():
+        assert check.found
+        assert check.need
+        assert check.how
+        assert check.how[0].isupper()
+        assert "\n" not in check.found + check.need + check.how
+
+
+def test_this_machine_which_runs_the_tests_can_run_the_emulator(checks: dict[str, Check]) -> None:
+    assert checks["Python"].ok
+    assert checks["libraries"].ok
+    assert checks["timerfd"].ok
+    assert checks["backend emulator"].ok
+
+
+def test_a_backend_that_is_not_here_is_optional_and_says_how_to_get_it(checks: dict[str, Check]) -> None:
+    backends = [check for name, check in checks.items() if name.startswith("backend ")]
+    assert [check.name.split()[1] for check in backends] == ["emulator", "twin", "rbln", "attached"]
+    assert all(check.ok is not False for check in backends)
+    assert f"vllm-rbln=={doctor.VLLM_RBLN}" in checks["backend rbln"].how
+
+
+def test_looking_makes_no_folder(tmp_path: Path) -> None:
+    check = doctor.check_disk(tmp_path / "runs" / "deep")
+    assert check.ok
+    assert f"at {tmp_path}" in check.found
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_without_write_access_is_not_good_enough(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    check = doctor.check_disk(tmp_path / "runs")
+    assert check.ok is False
+    assert "not writable" in check.found
+
+
+def test_a_command_that_is_absent_or_fails_is_none() -> None:
+    assert doctor.first_line_of("no-such-command-here") is None
+    assert doctor.first_line_of("false") is None
+    assert doctor.first_line_of("true") == ""
+    assert doctor.first_line_of("echo", "one\ntwo") == "one"
+
+
+def test_a_device_tool_on_the_path_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = tmp_path / "rbln-smi"
+    tool.write_text("#!/bin/sh\necho rbln-smi 3.0.0\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert "rbln-smi present" in doctor.check_rbln().found
