@@ -6,9 +6,18 @@ written unless the state was made with events. Next: ``scheduler`` turns records
 
 from __future__ import annotations
 
-from harness.engine.compiled import compiled
+from harness.engine.compiled import inner
 from harness.engine.state import (
     C_EVENT_LEVEL,
+    CALLER_NONE,
+    CALLER_PREEMPT,
+    CALLER_REQUEST,
+    E_CALLER,
+    E_NUM_BLOCKS,
+    E_NUM_SLOTS,
+    E_ROW,
+    E_X,
+    E_Y,
     EV_ALLOC,
     EV_CACHE_HIT,
     EV_CACHE_PARTIAL,
@@ -19,6 +28,7 @@ from harness.engine.state import (
     EV_PREEMPT,
     EVENT_HEADER,
     EVENTS_OFF,
+    R_CALLER,
     R_EVENTS_LEN,
     R_FIFO_HEAD,
     R_FREE_SLOTS,
@@ -32,47 +42,51 @@ from harness.engine.state import (
 )
 
 
-@compiled
-def _header(state: EngineState, kind: int, row: int, caller: int, slots: int, blocks: int, x: int, y: int) -> int:
-    """Begin a record; return the place of its first slot."""
-    at = state.reg[R_EVENTS_LEN]
-    state.events[at] = kind
-    state.events[at + 1] = row
-    state.events[at + 2] = caller
-    state.events[at + 3] = slots
-    state.events[at + 4] = blocks
-    state.events[at + 5] = x
-    state.events[at + 6] = y
+@inner
+def _begin(state: EngineState, row: int, slots: int, blocks: int) -> int:
+    """Begin a record whose kind, caller, x and y are still 0; return its place."""
+    at = int(state.reg[R_EVENTS_LEN])
+    for i in range(EVENT_HEADER):
+        state.events[at + i] = 0
+    state.events[at + E_ROW] = row
+    state.events[at + E_NUM_SLOTS] = slots
+    state.events[at + E_NUM_BLOCKS] = blocks
     state.reg[R_EVENTS_LEN] = at + EVENT_HEADER + slots + blocks
-    return at + EVENT_HEADER
+    return at
 
 
-@compiled
+@inner
 def log_alloc(state: EngineState, row: int, seat: int, first_slot: int, slots: int, first_block: int, n: int) -> None:
     """``slots`` slots and ``n`` inner blocks were given, from these places of the seat on."""
     if state.cfg[C_EVENT_LEVEL] == EVENTS_OFF:
         return
-    at = _header(state, EV_ALLOC, row, 1, slots, n, 0, 0)
+    at = _begin(state, row, slots, n)
+    state.events[at] = EV_ALLOC
+    state.events[at + E_CALLER] = CALLER_REQUEST
+    at += EVENT_HEADER
     for i in range(slots):
         state.events[at + i] = state.seat_slots[seat, first_slot + i]
     for i in range(n):
         state.events[at + slots + i] = state.seat_blocks[seat, first_block + i]
 
 
-@compiled
-def log_mapping_remove(state: EngineState, slot: int, caller: int) -> None:
+@inner
+def log_mapping_remove(state: EngineState, slot: int) -> None:
     """The slot's list of inner blocks is about to be dropped."""
     if state.cfg[C_EVENT_LEVEL] == EVENTS_OFF:
         return
     length = state.slots[slot, S_LEN]
-    at = _header(state, EV_MAPPING_REMOVE, -1, caller, 1, length, 0, 0)
+    at = _begin(state, -1, 1, length)
+    state.events[at] = EV_MAPPING_REMOVE
+    state.events[at + E_CALLER] = state.reg[R_CALLER]
+    at += EVENT_HEADER
     state.events[at] = slot
     for i in range(length):
         state.events[at + 1 + i] = state.slot_blocks[slot, i]
 
 
-@compiled
-def log_eviction(state: EngineState, slot: int, num_blocks: int, caller: int) -> None:
+@inner
+def log_eviction(state: EngineState, slot: int, num_blocks: int) -> None:
     """The slot is free; after it come the inactive slots that remain, oldest allocation first. x: free slots."""
     if state.cfg[C_EVENT_LEVEL] == EVENTS_OFF:
         return
@@ -82,7 +96,12 @@ def log_eviction(state: EngineState, slot: int, num_blocks: int, caller: int) ->
         if state.slots[walk, S_ACTIVE] != SLOT_ACTIVE:
             inactive += 1
         walk = state.slots[walk, S_NEXT]
-    at = _header(state, EV_EVICTION, -1, caller, 1 + inactive, 0, state.reg[R_FREE_SLOTS], num_blocks)
+    at = _begin(state, -1, 1 + inactive, 0)
+    state.events[at] = EV_EVICTION
+    state.events[at + E_CALLER] = state.reg[R_CALLER]
+    state.events[at + E_X] = state.reg[R_FREE_SLOTS]
+    state.events[at + E_Y] = num_blocks
+    at += EVENT_HEADER
     state.events[at] = slot
     walk = state.reg[R_FIFO_HEAD]
     while walk >= 0:
@@ -92,18 +111,20 @@ def log_eviction(state: EngineState, slot: int, num_blocks: int, caller: int) ->
         walk = state.slots[walk, S_NEXT]
 
 
-@compiled
+@inner
 def log_mapping_search(state: EngineState, row: int, first_hit: int, length: int, slot: int) -> None:
     """A group of hit blocks was looked up in the inner-to-outer index; ``slot`` is -1 when it had no entry."""
     if state.cfg[C_EVENT_LEVEL] == EVENTS_OFF:
         return
-    at = _header(state, EV_MAPPING_SEARCH, row, 0, 1, length, 0, 0)
+    at = _begin(state, row, 1, length)
+    state.events[at] = EV_MAPPING_SEARCH
+    at += EVENT_HEADER
     state.events[at] = slot
     for i in range(length):
         state.events[at + 1 + i] = state.hits[first_hit + i]
 
 
-@compiled
+@inner
 def log_lookup(state: EngineState, row: int, cached_tokens: int, block_tokens: int) -> None:
     """What the look-up gave: CACHE_PARTIAL when it fell short of the hash hits, CACHE_HIT when it gave anything.
 
@@ -113,14 +134,22 @@ def log_lookup(state: EngineState, row: int, cached_tokens: int, block_tokens: i
         return
     hit_tokens = state.reg[R_HIT_TOKENS]
     if cached_tokens < hit_tokens:
-        _header(state, EV_CACHE_PARTIAL, row, 0, 0, 0, cached_tokens, hit_tokens)
+        at = _begin(state, row, 0, 0)
+        state.events[at] = EV_CACHE_PARTIAL
+        state.events[at + E_X] = cached_tokens
+        state.events[at + E_Y] = hit_tokens
+        at += EVENT_HEADER
     matched = state.reg[R_NUM_CACHED_SLOTS]
     if matched == 0:
         return
     longest = 0
     for i in range(matched):
         longest = max(longest, state.cached_slots[i, 1] // block_tokens)
-    at = _header(state, EV_CACHE_HIT, row, 0, matched, matched + longest, cached_tokens, hit_tokens)
+    at = _begin(state, row, matched, matched + longest)
+    state.events[at] = EV_CACHE_HIT
+    state.events[at + E_X] = cached_tokens
+    state.events[at + E_Y] = hit_tokens
+    at += EVENT_HEADER
     for i in range(matched):
         state.events[at + i] = state.cached_slots[i, 0]
         state.events[at + matched + i] = state.cached_slots[i, 1] // block_tokens
@@ -128,21 +157,29 @@ def log_lookup(state: EngineState, row: int, cached_tokens: int, block_tokens: i
         state.events[at + 2 * matched + i] = state.hits[i]
 
 
-@compiled
+@inner
 def log_free_request(state: EngineState, row: int, seat: int, num_slots: int, is_preemption: int) -> None:
     """A request leaves its slots. x: 1 for a preemption."""
     if state.cfg[C_EVENT_LEVEL] == EVENTS_OFF:
         return
-    at = _header(state, EV_FREE_REQUEST, row, 3 if is_preemption else 0, num_slots, 0, is_preemption, 0)
+    at = _begin(state, row, num_slots, 0)
+    state.events[at] = EV_FREE_REQUEST
+    state.events[at + E_CALLER] = CALLER_PREEMPT if is_preemption else CALLER_NONE
+    state.events[at + E_X] = is_preemption
+    at += EVENT_HEADER
     for i in range(num_slots):
         state.events[at + i] = state.seat_slots[seat, i]
 
 
-@compiled
+@inner
 def log_preempt(state: EngineState, row: int, seat: int, num_blocks: int, output: int) -> None:
     """A running request went back to the head of the queue; its inner blocks. x: tokens generated so far."""
     if state.cfg[C_EVENT_LEVEL] == EVENTS_OFF:
         return
-    at = _header(state, EV_PREEMPT, row, 3, 0, num_blocks, output, 0)
+    at = _begin(state, row, 0, num_blocks)
+    state.events[at] = EV_PREEMPT
+    state.events[at + E_CALLER] = CALLER_PREEMPT
+    state.events[at + E_X] = output
+    at += EVENT_HEADER
     for i in range(num_blocks):
         state.events[at + i] = state.seat_blocks[seat, i]

@@ -6,7 +6,7 @@ chosen its victim; no inner blocks, no dummy block. Next: ``steps`` calls these 
 
 from __future__ import annotations
 
-from harness.engine.compiled import compiled
+from harness.engine.compiled import inner
 from harness.engine.pools import evict_slot, oldest_inactive, take_slot
 from harness.engine.state import (
     C_BLOCK_TOKENS,
@@ -18,6 +18,7 @@ from harness.engine.state import (
     Q_SEAT,
     Q_SESSION,
     R_CACHED,
+    R_CALLER,
     R_FIFO_HEAD,
     R_FREE_SEATS,
     R_FREE_SLOTS,
@@ -36,7 +37,7 @@ from harness.engine.state import (
 )
 
 
-@compiled
+@inner
 def settle_releases(state: EngineState) -> None:
     """Completed requests' slots become evictable."""
     if state.reg[R_PENDING_RELEASES] == 0:
@@ -49,7 +50,7 @@ def settle_releases(state: EngineState) -> None:
     state.reg[R_PENDING_RELEASES] = 0
 
 
-@compiled
+@inner
 def paper_admit(state: EngineState, row: int) -> bool:
     """Choose a victim if no slot is free, settle releases, look the session up, take a slot; False: no slot to take."""
     cfg, reg, slots = state.cfg, state.reg, state.slots
@@ -60,7 +61,8 @@ def paper_admit(state: EngineState, row: int) -> bool:
         victim = oldest_inactive(state)
         if victim < 0:
             break
-        evict_slot(state, victim, CALLER_REQUEST)
+        reg[R_CALLER] = CALLER_REQUEST
+        evict_slot(state, victim)
     has_room = reg[R_FREE_SLOTS] >= needed
     settle_releases(state)
     if not has_room:
@@ -89,7 +91,7 @@ def paper_admit(state: EngineState, row: int) -> bool:
     return True
 
 
-@compiled
+@inner
 def paper_release(state: EngineState, row: int) -> None:
     """A request is over; its slot waits for the next admission before it can be evicted."""
     seat = state.rows[row, Q_SEAT]

@@ -6,7 +6,7 @@ first-out. Nothing here decides when. Next: ``vendor`` allocates, looks up and f
 
 from __future__ import annotations
 
-from harness.engine.compiled import compiled
+from harness.engine.compiled import inner
 from harness.engine.events import log_eviction, log_mapping_remove
 from harness.engine.state import (
     B_HASHED,
@@ -20,6 +20,7 @@ from harness.engine.state import (
     C_TABLE_MASK,
     CALLER_DUMMY,
     CALLER_REQUEST,
+    R_CALLER,
     R_EVICTIONS_DUMMY,
     R_EVICTIONS_PREEMPT,
     R_EVICTIONS_REQUEST,
@@ -46,14 +47,14 @@ from harness.engine.state import (
 _MIX = 0x9E3779B97F4A7C15 - (1 << 64)
 
 
-@compiled
+@inner
 def table_home(key: int, mask: int) -> int:
     """Where a chain key's entry would be in an empty table."""
     mixed = key * _MIX
     return (mixed ^ (mixed >> 29)) & mask
 
 
-@compiled
+@inner
 def table_find(state: EngineState, key: int) -> int:
     """The place of ``key``, or of the empty place where it belongs."""
     mask = state.cfg[C_TABLE_MASK]
@@ -63,7 +64,7 @@ def table_find(state: EngineState, key: int) -> int:
     return place
 
 
-@compiled
+@inner
 def table_delete(state: EngineState, place: int) -> None:
     """Empty a place and close the gap, so that probing needs no tombstones."""
     mask = state.cfg[C_TABLE_MASK]
@@ -80,7 +81,7 @@ def table_delete(state: EngineState, place: int) -> None:
     state.table_newest[hole] = 0
 
 
-@compiled
+@inner
 def hash_block(state: EngineState, block: int, key: int) -> None:
     """Register a full block under its chain key, as the key's most recent holder."""
     place = table_find(state, key)
@@ -95,7 +96,7 @@ def hash_block(state: EngineState, block: int, key: int) -> None:
         state.blocks[older, B_NEWER] = block
 
 
-@compiled
+@inner
 def unhash_block(state: EngineState, block: int) -> None:
     """Take a block out of its key's holders; the others keep their order."""
     older, newer = state.blocks[block, B_OLDER], state.blocks[block, B_NEWER]
@@ -112,7 +113,7 @@ def unhash_block(state: EngineState, block: int) -> None:
     state.blocks[block, B_HASHED] = 0
 
 
-@compiled
+@inner
 def pop_block(state: EngineState) -> int:
     """The least recently freed inner block; it forgets its hash here, not when it was freed."""
     reg = state.reg
@@ -130,7 +131,7 @@ def pop_block(state: EngineState) -> int:
     return block
 
 
-@compiled
+@inner
 def push_free_block(state: EngineState, block: int) -> None:
     """Put a block at the tail of the free queue; it keeps its hash and its place in the index."""
     reg = state.reg
@@ -143,7 +144,7 @@ def push_free_block(state: EngineState, block: int) -> None:
     reg[R_FREE_BLOCKS] += 1
 
 
-@compiled
+@inner
 def take_slot(state: EngineState, row: int) -> int:
     """Map the slot that has been free longest to ``row``; it becomes the youngest in eviction order."""
     reg, slots = state.reg, state.slots
@@ -164,7 +165,7 @@ def take_slot(state: EngineState, row: int) -> int:
     return slot
 
 
-@compiled
+@inner
 def append_to_slot(state: EngineState, slot: int, block: int) -> None:
     """Write an inner block into a slot's list and point the index at the slot, whatever it pointed at before."""
     state.slot_blocks[slot, state.slots[slot, S_LEN]] = block
@@ -172,15 +173,16 @@ def append_to_slot(state: EngineState, slot: int, block: int) -> None:
     state.blocks[block, B_SLOT] = slot
 
 
-@compiled
-def evict_slot(state: EngineState, slot: int, caller: int) -> None:
-    """Drop a slot's contents and return it to the free slots.
+@inner
+def evict_slot(state: EngineState, slot: int) -> None:
+    """Drop a slot's contents and return it to the free slots; reg[R_CALLER] says who wants that.
 
     The index entries of *all* its inner ids go, also of ids that meanwhile belong to a younger slot: that is the
     vendor's stale-index defect, and the younger slot's reuse is lost with it.
     """
     reg, slots = state.reg, state.slots
-    log_mapping_remove(state, slot, caller)
+    log_mapping_remove(state, slot)
+    caller = reg[R_CALLER]
     length = slots[slot, S_LEN]
     for i in range(length):
         state.blocks[state.slot_blocks[slot, i], B_SLOT] = -1
@@ -210,10 +212,10 @@ def evict_slot(state: EngineState, slot: int, caller: int) -> None:
         reg[R_EVICTIONS_PREEMPT] += 1
     slots[slot, S_LEN] = 0
     slots[slot, S_ACTIVE] = SLOT_INACTIVE
-    log_eviction(state, slot, length, caller)
+    log_eviction(state, slot, int(length))
 
 
-@compiled
+@inner
 def oldest_inactive(state: EngineState) -> int:
     """The mapped slot that was allocated first among those no request holds; -1 when there is none."""
     walk = int(state.reg[R_FIFO_HEAD])
@@ -222,8 +224,8 @@ def oldest_inactive(state: EngineState) -> int:
     return walk
 
 
-@compiled
-def make_room(state: EngineState, needed: int, caller: int) -> bool:
+@inner
+def make_room(state: EngineState, needed: int) -> bool:
     """Evict until ``needed`` slots are free; evict nothing and return False when there are too few inactive ones."""
     missing = needed - state.reg[R_FREE_SLOTS]
     if missing <= 0:
@@ -237,5 +239,5 @@ def make_room(state: EngineState, needed: int, caller: int) -> bool:
     if inactive < missing:
         return False
     for _ in range(missing):
-        evict_slot(state, oldest_inactive(state), caller)
+        evict_slot(state, oldest_inactive(state))
     return True

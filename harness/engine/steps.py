@@ -6,7 +6,7 @@ Next: ``scheduler.Scheduler`` and ``harness.sim.kernel`` drive these functions, 
 
 from __future__ import annotations
 
-from harness.engine.compiled import compiled
+from harness.engine.compiled import compiled, inner
 from harness.engine.events import log_free_request
 from harness.engine.paper import paper_admit, paper_release
 from harness.engine.pools import make_room
@@ -31,6 +31,7 @@ from harness.engine.state import (
     Q_STOP_TOKENS,
     R_BATCH,
     R_CACHED,
+    R_CALLER,
     R_COMPUTED,
     R_CONTEXT,
     R_DUMMY,
@@ -85,7 +86,7 @@ def submit(state: EngineState, row: int, prompt: int, max_tokens: int, stop_toke
     reg[R_NUM_WAITING] += 1
 
 
-@compiled
+@inner
 def unqueue(state: EngineState, row: int) -> None:
     """Take a request out of the waiting queue, wherever it stands."""
     reg, rows = state.reg, state.rows
@@ -101,7 +102,7 @@ def unqueue(state: EngineState, row: int) -> None:
     reg[R_NUM_WAITING] -= 1
 
 
-@compiled
+@inner
 def requeue_first(state: EngineState, row: int) -> None:
     """Put a preempted request before everyone who waits; it keeps its generated tokens, not its KV."""
     reg, rows = state.reg, state.rows
@@ -117,7 +118,7 @@ def requeue_first(state: EngineState, row: int) -> None:
     reg[R_NUM_WAITING] += 1
 
 
-@compiled
+@inner
 def admit(state: EngineState, row: int) -> bool:
     """Try to give the head of the queue its KV memory, by the configured rules."""
     if state.cfg[C_RULES] == RULES_VENDOR_0_11_1:
@@ -167,7 +168,7 @@ def schedule(state: EngineState) -> int:
     return schedule_decode(state)
 
 
-@compiled
+@inner
 def schedule_decode(state: EngineState) -> int:
     """One token for every running request, in admission order; the last admitted give way when memory runs out."""
     cfg, reg, rows = state.cfg, state.reg, state.rows
@@ -198,9 +199,11 @@ def schedule_decode(state: EngineState) -> int:
     if has_blocks and cfg[C_CACHING] and count < cfg[C_LIMIT]:
         if not cfg[C_IS_FULL]:
             reg[R_DUMMY] = cfg[C_NUM_SLOTS]
-        elif make_room(state, 1, CALLER_DUMMY):
-            # Peeked, not taken: the very next admission receives this slot.
-            reg[R_DUMMY] = state.free_slots[reg[R_FREE_SLOT_HEAD]]
+        else:
+            reg[R_CALLER] = CALLER_DUMMY
+            if make_room(state, 1):
+                # Peeked, not taken: the very next admission receives this slot.
+                reg[R_DUMMY] = state.free_slots[reg[R_FREE_SLOT_HEAD]]
     reg[R_KIND] = STEP_DECODE
     return STEP_DECODE
 
@@ -226,7 +229,7 @@ def equal_steps(state: EngineState) -> int:
     return max(most, 1)
 
 
-@compiled
+@inner
 def leave_running(state: EngineState, row: int) -> None:
     """Remove a request from the running list; the others keep their order."""
     reg = state.reg
@@ -238,7 +241,7 @@ def leave_running(state: EngineState, row: int) -> None:
         state.running[i] = state.running[i + 1]
 
 
-@compiled
+@inner
 def release(state: EngineState, row: int) -> None:
     """Free what a running request holds, by the configured rules."""
     if state.cfg[C_RULES] == RULES_VENDOR_0_11_1:

@@ -6,7 +6,7 @@ is not decided here. Next: ``steps`` calls these functions in the order of the v
 
 from __future__ import annotations
 
-from harness.engine.compiled import compiled
+from harness.engine.compiled import inner
 from harness.engine.events import log_alloc, log_free_request, log_lookup, log_mapping_search, log_preempt
 from harness.engine.pools import (
     append_to_slot,
@@ -31,6 +31,7 @@ from harness.engine.state import (
     Q_PROMPT,
     Q_SEAT,
     R_CACHED,
+    R_CALLER,
     R_FREE_BLOCKS,
     R_FREE_SEATS,
     R_HIT_TOKENS,
@@ -43,7 +44,7 @@ from harness.engine.state import (
 )
 
 
-@compiled
+@inner
 def vendor_admit(state: EngineState, row: int) -> bool:
     """Give a waiting request its blocks and slots and look up what it can reuse; False changes nothing.
 
@@ -58,7 +59,8 @@ def vendor_admit(state: EngineState, row: int) -> bool:
     num_slots = 0
     if cfg[C_CACHING]:
         num_slots = (num_blocks + per_slot - 1) // per_slot
-        if not make_room(state, num_slots, CALLER_REQUEST):
+        reg[R_CALLER] = CALLER_REQUEST
+        if not make_room(state, int(num_slots)):
             return False
     reg[R_FREE_SEATS] -= 1
     seat = int(state.free_seats[reg[R_FREE_SEATS]])
@@ -84,7 +86,7 @@ def vendor_admit(state: EngineState, row: int) -> bool:
     return True
 
 
-@compiled
+@inner
 def look_up(state: EngineState, row: int, seat: int, most_blocks: int) -> None:
     """Find the reusable prefix: for each block the most recent *other* holder, then the slots behind those blocks.
 
@@ -126,7 +128,7 @@ def look_up(state: EngineState, row: int, seat: int, most_blocks: int) -> None:
     log_lookup(state, row, cached, block_tokens)
 
 
-@compiled
+@inner
 def vendor_grow(state: EngineState, row: int) -> bool:
     """Room for one more token of a running request: most often nothing, else one inner block, rarely a slot."""
     cfg, rows = state.cfg, state.rows
@@ -142,8 +144,10 @@ def vendor_grow(state: EngineState, row: int) -> bool:
         state.seat_fill[seat, 0] = have + 1
         return True
     starts_slot = (rows[row, Q_COMPUTED] // cfg[C_BLOCK_TOKENS]) % cfg[C_BLOCKS_PER_SLOT] == 0
-    if starts_slot and not make_room(state, 1, CALLER_REQUEST):
-        return False
+    if starts_slot:
+        state.reg[R_CALLER] = CALLER_REQUEST
+        if not make_room(state, 1):
+            return False
     block = pop_block(state)
     state.seat_blocks[seat, have] = block
     state.seat_fill[seat, 0] = have + 1
@@ -158,7 +162,7 @@ def vendor_grow(state: EngineState, row: int) -> bool:
     return True
 
 
-@compiled
+@inner
 def vendor_release(state: EngineState, row: int, is_preemption: int) -> None:
     """A running request gives its memory back: its slots stay mapped for reuse, unless it is preempted."""
     reg = state.reg
@@ -168,7 +172,8 @@ def vendor_release(state: EngineState, row: int, is_preemption: int) -> None:
         log_free_request(state, row, seat, num_slots, is_preemption)
         for i in range(num_slots):
             if is_preemption:
-                evict_slot(state, state.seat_slots[seat, i], CALLER_PREEMPT)
+                reg[R_CALLER] = CALLER_PREEMPT
+                evict_slot(state, int(state.seat_slots[seat, i]))
             else:
                 state.slots[state.seat_slots[seat, i], S_ACTIVE] = SLOT_INACTIVE
     if is_preemption:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from harness.engine.compiled import compiled
+from harness.engine.compiled import compiled, inner
 from harness.engine.config import EngineConfig
 from harness.engine.cost import (
     FS_PER_NS,
@@ -184,7 +184,7 @@ def new_outcome(plans: PlanArrays, config: EngineConfig, step_room: int = 0, evi
     )
 
 
-@compiled
+@inner
 def heap_push(heap: IntArray, size: int, arrival_ns: IntArray, session: int) -> None:
     """Add a session to the heap of next arrivals, ordered by (arrival, session)."""
     place = size
@@ -199,7 +199,7 @@ def heap_push(heap: IntArray, size: int, arrival_ns: IntArray, session: int) -> 
     heap[place] = session
 
 
-@compiled
+@inner
 def heap_pop(heap: IntArray, size: int, arrival_ns: IntArray) -> int:
     """Remove and return the session that arrives first."""
     first = int(heap[0])
@@ -226,7 +226,7 @@ def heap_pop(heap: IntArray, size: int, arrival_ns: IntArray) -> int:
     return first
 
 
-@compiled
+@inner
 def write_owners(
     plans: PlanArrays, plan: int, scratch: Scratch, state: EngineState, session: int, request: int
 ) -> None:
@@ -256,7 +256,7 @@ def write_owners(
         owner[session, i] = row
 
 
-@compiled
+@inner
 def load_keys(plans: PlanArrays, first_request: int, scratch: Scratch, state: EngineState, row: int) -> None:
     """Put the chain keys of the queue's head where the engine expects them."""
     session = plans.session[first_request + row]
@@ -265,7 +265,7 @@ def load_keys(plans: PlanArrays, first_request: int, scratch: Scratch, state: En
         state.keys[i] = (scratch.owner[session, i] + 2) * OWNER_STRIDE + i
 
 
-@compiled
+@inner
 def prefill_duration_ns(cost: CostArrays, computed: int, cached: int) -> int:
     """CostModel.prefill_ns."""
     other = cost.other
@@ -276,7 +276,7 @@ def prefill_duration_ns(cost: CostArrays, computed: int, cached: int) -> int:
     return int((total_fs + FS_PER_NS // 2) // FS_PER_NS)
 
 
-@compiled
+@inner
 def record_decode(
     outcome: Outcome, plan: int, start_ns: int, num_seqs: int, bucket: int, count: int, each_ns: int
 ) -> None:
@@ -309,7 +309,7 @@ def record_decode(
         step[T_DURATION] = each_ns
 
 
-@compiled
+@inner
 def record_prefill(
     outcome: Outcome, plan: int, start_ns: int, session: int, request: int, computed: int, each_ns: int
 ) -> None:
@@ -332,7 +332,7 @@ def record_prefill(
         step[T_DURATION] = each_ns
 
 
-@compiled
+@inner
 def record_evictions(outcome: Outcome, plans: PlanArrays, plan: int, state: EngineState, at_ns: int) -> None:
     """Note the slots that the last schedule() evicted."""
     room = outcome.evictions.shape[0]
@@ -352,7 +352,7 @@ def record_evictions(outcome: Outcome, plans: PlanArrays, plan: int, state: Engi
         record[V_REQUEST] = request - plans.first_request[plans.first_session[plan] + session]
 
 
-@compiled
+@inner
 def arrive(plans: PlanArrays, plan: int, scratch: Scratch, state: EngineState, outcome: Outcome, session: int) -> None:
     """The next request of a session joins the queue."""
     place = int(plans.first_session[plan] + session)
@@ -369,7 +369,7 @@ def arrive(plans: PlanArrays, plan: int, scratch: Scratch, state: EngineState, o
     submit(state, row, prompt, generate, generate, int(plans.root[place]))
 
 
-@compiled
+@inner
 def complete(
     plans: PlanArrays, plan: int, scratch: Scratch, outcome: Outcome, waiting: int, row: int, now_ns: int
 ) -> int:
@@ -392,7 +392,7 @@ def complete(
     return waiting
 
 
-@compiled
+@inner
 def begin(plans: PlanArrays, plan: int, scratch: Scratch, state: EngineState, outcome: Outcome) -> int:
     """A fresh server and the first arrivals of a plan; returns how many arrivals are expected."""
     reset(state)
@@ -402,7 +402,7 @@ def begin(plans: PlanArrays, plan: int, scratch: Scratch, state: EngineState, ou
         outcome.histogram[plan, i] = 0
     outcome.totals[plan, A_STUCK_SESSION] = -1
     first_session = plans.first_session[plan]
-    waiting = 0
+    waiting = int(outcome.totals[plan, A_PREFILLS])
     for session in range(plans.first_session[plan + 1] - first_session):
         scratch.next_request[session] = 0
         if plans.after[first_session + session] < 0:
@@ -412,7 +412,7 @@ def begin(plans: PlanArrays, plan: int, scratch: Scratch, state: EngineState, ou
     return waiting
 
 
-@compiled
+@inner
 def run_prefill(
     plans: PlanArrays, plan: int, state: EngineState, cost: CostArrays, outcome: Outcome, now_ns: int
 ) -> int:
@@ -440,7 +440,7 @@ def run_prefill(
     return duration_ns
 
 
-@compiled
+@inner
 def steps_ahead(state: EngineState, max_steps: int) -> int:
     """How many equal decode steps may be taken before any decision can change, arrivals apart."""
     reg = state.reg
@@ -453,7 +453,7 @@ def steps_ahead(state: EngineState, max_steps: int) -> int:
     return min(equal_steps(state), max_steps)
 
 
-@compiled
+@inner
 def run_decode(
     plan: int, state: EngineState, cost: CostArrays, outcome: Outcome, now_ns: int, until_ns: int, max_steps: int
 ) -> tuple[int, int]:
@@ -506,7 +506,8 @@ def run_plan(
     first_request = int(plans.first_request[plans.first_session[plan]])
     expected = begin(plans, plan, scratch, state, outcome)
     is_vendor = state.cfg[C_RULES] == RULES_VENDOR_0_11_1
-    now_ns = 0
+    # Read, not written as 0: numba would compile everything it is passed to a second time for the constant.
+    now_ns = int(totals[plan, A_END_NS])
     while True:
         while expected > 0 and scratch.arrival_ns[scratch.heap[0]] <= now_ns:
             session = heap_pop(scratch.heap, expected, scratch.arrival_ns)
