@@ -2,3 +2,84 @@
 
 Pure functions of records: no server, no socket, no clock. Next: ``harness.report`` shows what these compute.
 """
+
+from harness.analysis.derive import Derived, derive_tables, derived_of, rebuild
+from harness.analysis.figures import ReuseFigures, RunFigures, run_figures
+from harness.analysis.invariants import check_experiment, check_run, counter_increment
+from harness.analysis.lateness import Lateness
+from harness.analysis.logs import LogParser, ParseCounts, parse_log
+from harness.analysis.padding import (
+    Padding,
+    occupancy_ratio,
+    padding_ratio,
+    removed_slots,
+    shapley_split,
+    step_histogram,
+    steps_by_n_b,
+)
+from harness.analysis.reconstruct import (
+    ChannelA,
+    agreement_tolerance,
+    channel_a,
+    channel_agreement,
+    channel_b,
+    cost_ratio,
+    join_request_id,
+    residual_ns,
+    waiting_session_ns,
+)
+from harness.analysis.reuse import (
+    Rearrival,
+    computed_prefill_tokens,
+    critical_request_count,
+    extra_prefill_ns,
+    rearrivals,
+    reusable_tokens,
+)
+from harness.analysis.summary import BucketChange, Comparison, ConditionFigures, ExperimentSummary, summarise
+from harness.records import Finding
+
+__all__ = [
+    "BucketChange",
+    "ChannelA",
+    "Comparison",
+    "ConditionFigures",
+    "Derived",
+    "ExperimentSummary",
+    "Finding",
+    "Lateness",
+    "LogParser",
+    "Padding",
+    "ParseCounts",
+    "Rearrival",
+    "ReuseFigures",
+    "RunFigures",
+    "agreement_tolerance",
+    "channel_a",
+    "channel_agreement",
+    "channel_b",
+    "check_experiment",
+    "check_run",
+    "computed_prefill_tokens",
+    "cost_ratio",
+    "counter_increment",
+    "critical_request_count",
+    "derive_tables",
+    "derived_of",
+    "extra_prefill_ns",
+    "join_request_id",
+    "occupancy_ratio",
+    "padding_ratio",
+    "parse_log",
+    "rearrivals",
+    "rebuild",
+    "removed_slots",
+    "residual_ns",
+    "reusable_tokens",
+    "run_figures",
+    "shapley_split",
+    "step_histogram",
+    "steps_by_n_b",
+    "summarise",
+    "waiting_session_ns",
+]

@@ -7,10 +7,13 @@ Definitions: paper 3-2.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
+
+if TYPE_CHECKING:
+    from harness.plan import Plan
 
 BLOCK_TOKENS = 128
 
@@ -45,25 +48,22 @@ def reusable_tokens(previous_prompt_tokens: int, prompt_tokens: int, block_token
     return block_tokens * (min(previous_prompt_tokens, prompt_tokens - 1) // block_tokens)
 
 
-def rearrivals(requests: pa.Table, continues: Mapping[int, int] | None = None) -> list[Rearrival]:
+def rearrivals(requests: pa.Table, plan: Plan | None = None) -> list[Rearrival]:
     """Every answered request that continues an earlier one, in (session, request) order.
 
-    continues: session -> the session whose stream its first request continues (from the plan; default: none do).
+    plan: tells which session continues which, and how much of the earlier text a prompt keeps; without it, a request
+    continues the one before it in its session and keeps all of it.
     """
+    parents, kept = _continuations(plan)
     rows = _answered(requests)
-    last_of: dict[int, int] = {}
-    for session, request, _prompt, _cached in rows:
-        last_of[session] = max(request, last_of.get(session, 0))
     prompt_of = {(session, request): prompt for session, request, prompt, _cached in rows}
     found: list[Rearrival] = []
     for session, request, prompt, cached in rows:
-        previous = (session, request - 1)
-        if request == 0:
-            parent = (continues or {}).get(session)
-            previous = (-1, -1) if parent is None else (parent, last_of.get(parent, -1))
+        previous = parents.get((session, request), (session, request - 1))
         if previous in prompt_of:
             before = prompt_of[previous]
-            found.append(Rearrival(session, request, before, prompt, reusable_tokens(before, prompt), cached))
+            shared = min(before, kept.get((session, request), before))
+            found.append(Rearrival(session, request, before, prompt, reusable_tokens(shared, prompt), cached))
     return found
 
 
@@ -91,6 +91,23 @@ def critical_request_count(is_reused_by_count: Mapping[int, Sequence[bool]]) -> 
             break
         critical = count
     return critical
+
+
+def _continuations(plan: Plan | None) -> tuple[dict[tuple[int, int], tuple[int, int]], dict[tuple[int, int], int]]:
+    """(first request -> the request of another session that it continues, request -> tokens kept of the stream)."""
+    if plan is None:
+        return {}, {}
+    parents = {
+        (session.index, 0): (session.continues, len(plan.sessions[session.continues].requests) - 1)
+        for session in plan.sessions
+        if session.continues is not None
+    }
+    kept = {
+        (session.index, index): request.keep_tokens
+        for session in plan.sessions
+        for index, request in enumerate(session.requests)
+    }
+    return parents, kept
 
 
 def _answered(requests: pa.Table) -> list[tuple[int, int, int, int]]:
