@@ -1,0 +1,145 @@
+"""Set-up on a bare machine: which Python, which index, and when nothing is to be done."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+BOOTSTRAP = ROOT / "tools" / "bootstrap.py"
+
+
+@pytest.fixture
+def bootstrap() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("bootstrap", BOOTSTRAP)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def locked_names(lock: Path) -> set[str]:
+    return {line.partition("==")[0] for line in lock.read_text().splitlines() if "==" in line.partition(";")[0]}
+
+
+def wanted_names(requirements: Path) -> set[str]:
+    lines = [line.partition("#")[0].strip() for line in requirements.read_text().splitlines()]
+    return {re.split(r"[<>=~! ;\[]", line)[0] for line in lines if line and not line.startswith("-r")}
+
+
+def test_an_old_python_can_read_the_script_that_refuses_it() -> None:
+    ast.parse(BOOTSTRAP.read_text(), feature_version=(3, 6))
+
+
+def test_an_unsupported_python_named_by_hand_is_one_line(
+    bootstrap: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bootstrap.sys, "version_info", (3, 9, 18))
+    with pytest.raises(
+        SystemExit, match=r"^set-up: Python 3\.9 .* is not supported: 3\.10 to 3\.14 are\. Name another"
+    ):
+        bootstrap.use_a_supported_python(False)
+
+
+def test_the_locks_hold_every_requirement_with_hashes() -> None:
+    runtime, dev = ROOT / "requirements.lock", ROOT / "requirements-dev.lock"
+    assert wanted_names(ROOT / "requirements.in") <= locked_names(runtime)
+    assert locked_names(runtime) | wanted_names(ROOT / "requirements-dev.in") <= locked_names(dev)
+    for lock in (runtime, dev):
+        blocks = re.split(r"\n(?=\S)", lock.read_text().strip())
+        assert all("--hash=sha256:" in block for block in blocks)
+
+
+def test_every_dependency_of_the_package_is_locked() -> None:
+    text = (ROOT / "pyproject.toml").read_text()
+    block = text.partition("dependencies = [")[2].partition("]")[0]
+    assert {re.split(r"[<>=; ]", name)[0] for name in re.findall(r'"([^"]+)"', block)} <= locked_names(
+        ROOT / "requirements.lock"
+    )
+
+
+def test_the_index_is_the_one_pip_is_configured_for(
+    bootstrap: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PIP_INDEX_URL", raising=False)
+    monkeypatch.delenv("PIP_CONFIG_FILE", raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    (tmp_path / "pip").mkdir()
+    (tmp_path / "pip" / "pip.conf").write_text("[global]\nindex-url = https://example.org/a%20b/simple\n")
+    assert bootstrap.pip_index() == "https://example.org/a%20b/simple"
+    named = tmp_path / "named.conf"
+    named.write_text("[global]\nindex-url = https://example.org/named\n")
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(named))
+    assert bootstrap.pip_index() == "https://example.org/named"
+    monkeypatch.setenv("PIP_INDEX_URL", "https://example.org/variable")
+    assert bootstrap.pip_index() == "https://example.org/variable"
+
+
+@pytest.fixture
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder of the project ``pip`` on a package index of our own."""
+    folder = tmp_path / "simple" / "pip"
+    folder.mkdir(parents=True)
+    handler = functools.partial(QuietHandler, directory=str(tmp_path))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{server.server_port}/simple/")
+        monkeypatch.setenv("no_proxy", "127.0.0.1")
+        yield folder
+        server.shutdown()
+
+
+class QuietHandler(SimpleHTTPRequestHandler):
+    def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
+        pass
+
+
+def test_a_wheel_is_taken_only_when_it_is_the_pinned_one(
+    bootstrap: ModuleType, index: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = b"not pip"
+    (index / bootstrap.PIP_WHEEL).write_bytes(content)
+    (index / "index.html").write_text(f'<a href="./{bootstrap.PIP_WHEEL}#sha256=0">pip</a>')
+    with pytest.raises(SystemExit, match="is not the file it should be"):
+        bootstrap.fetch_pip_wheel()
+    monkeypatch.setattr(bootstrap, "PIP_SHA256", hashlib.sha256(content).hexdigest())
+    assert bootstrap.fetch_pip_wheel() == content
+
+
+def test_an_index_without_the_pinned_wheel_is_one_line(bootstrap: ModuleType, index: Path) -> None:
+    (index / "index.html").write_text('<a href="./pip-1.0-py3-none-any.whl">pip</a>')
+    with pytest.raises(SystemExit, match=r"does not offer pip-.*sudo apt install python3 python3-venv$"):
+        bootstrap.fetch_pip_wheel()
+
+
+def test_an_environment_that_already_holds_the_lock_is_left_alone(bootstrap: ModuleType, tmp_path: Path) -> None:
+    held = {
+        "python": os.path.realpath(sys.executable),
+        "version": list(sys.version_info[:2]),
+        "root": str(ROOT),
+        "runtime": bootstrap.digest(bootstrap.LOCKS["runtime"]),
+    }
+    marker = tmp_path / bootstrap.MARKER
+    marker.write_text(json.dumps(held))
+    before = marker.stat().st_mtime_ns
+    done = subprocess.run(
+        [sys.executable, str(BOOTSTRAP), "runtime", "--venv", str(tmp_path)], check=True, capture_output=True, text=True
+    )
+    assert done.stdout + done.stderr == ""
+    assert marker.stat().st_mtime_ns == before
+    assert [path.name for path in tmp_path.iterdir()] == [bootstrap.MARKER]
