@@ -140,9 +140,9 @@ def _simulate_experiment(path: Path) -> None:
         table.add_column(heading, justify="left" if heading == "run" else "right")
     for key, drawn in build_plans(spec).items():
         result = run_simulation(drawn.with_treatment(key.condition.treatment), spec.server_of(key.condition))
-        seconds = (result.device_ns, result.decode_ns, result.prefill_ns, result.wait_session_ns, result.makespan_ns)
-        cached = int(sum(result.requests["cached_tokens"].tolist()))
-        table.add_row(key.label, *(f"{ns / NS_PER_S:.3f}" for ns in seconds), str(cached), str(result.evictions))
+        seconds = (result.device_ns, result.decode_ns, result.prefill_ns, result.wait_session_ns, result.end_ns)
+        counts = (str(result.cached_tokens), str(result.num_evictions))
+        table.add_row(key.label, *(f"{ns / NS_PER_S:.3f}" for ns in seconds), *counts)
     Console().print(table)
 
 

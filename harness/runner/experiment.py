@@ -107,7 +107,7 @@ def build_plans(spec: ExperimentSpec) -> dict[RunKey, Plan]:
 def predicted_replay_s(spec: ExperimentSpec, condition: ConditionSpec, plan: Plan) -> float:
     """Simulated wall seconds of one replay."""
     result = simulate(plan.with_treatment(condition.treatment), spec.server_of(condition))
-    return result.makespan_ns / NS_PER_S / spec.time_scale
+    return result.end_ns / NS_PER_S / spec.time_scale
 
 
 def run_experiment(
