@@ -32,6 +32,7 @@ class LatencyCounts:
         self._counts: dict[str, Counter[int]] = {}
         self._totals: Counter[str] = Counter()
         self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self.num_spilled = 0
         # Per tool, the stored runs: ascending values and the running total of their counts.
         self._runs: dict[str, list[tuple[IntArray, IntArray]]] = {}
 
@@ -49,11 +50,6 @@ class LatencyCounts:
     def totals(self) -> dict[str, int]:
         """Calls by tool."""
         return dict(self._totals)
-
-    @property
-    def num_spilled(self) -> int:
-        """Sorted runs written to disk so far."""
-        return sum(len(runs) for runs in self._runs.values())
 
     def add(self, tool: str, latency_us: int, count: int = 1) -> None:
         """Count ``count`` calls of ``tool`` that took ``latency_us``."""
@@ -110,15 +106,23 @@ class LatencyCounts:
         return num_up_to, min(lows), max(highs)
 
     def _spill(self) -> None:
-        """Write every counter as a sorted run, and forget it."""
+        """Write all counters as one file, a sorted run per tool, and forget them."""
         if self._folder is None:
             self._folder = tempfile.TemporaryDirectory(prefix="harness-latencies-")
-        for tool, counts in self._counts.items():
-            values = np.array(sorted(counts), dtype=np.int64)
-            running = np.cumsum([counts[value] for value in values.tolist()], dtype=np.int64)
-            path = Path(self._folder.name) / f"{self.num_spilled}.npy"
-            np.save(path, np.stack([values, running]))
-            stored = np.load(path, mmap_mode="r")
-            self._runs.setdefault(tool, []).append((stored[0], stored[1]))
+        values = {tool: np.array(sorted(counts), dtype=np.int64) for tool, counts in self._counts.items()}
+        running = [
+            np.cumsum([counts[value] for value in values[tool].tolist()], dtype=np.int64)
+            for tool, counts in self._counts.items()
+        ]
+        # One file for all tools: every mapped file holds a descriptor, and those are few.
+        path = Path(self._folder.name) / f"{self.num_spilled}.npy"
+        np.save(path, np.stack([np.concatenate(list(values.values())), np.concatenate(running)]))
+        stored = np.load(path, mmap_mode="r")
+        start = 0
+        for tool, tool_values in values.items():
+            run = slice(start, start + len(tool_values))
+            self._runs.setdefault(tool, []).append((stored[0, run], stored[1, run]))
+            start += len(tool_values)
+        self.num_spilled += 1
         self._counts.clear()
         self._num_distinct = 0
