@@ -71,7 +71,9 @@ class EmulatorConfig(Spec):
     trace_path: str | None = None
     seed: int = Field(default=0, ge=0)
     eos_rate: float = Field(default=0.0, ge=0, lt=1, description="chance that a token is EOS, unless ignore_eos")
-    spin_us: int = Field(default=0, ge=0, le=2000, description="busy-wait before a step's end, in wall microseconds")
+    spin_us: int = Field(
+        default=200, ge=0, le=2000, description="longest busy-wait before a step's end, wall microseconds; 0: none"
+    )
     stall_limit_ms: float = Field(
         default=20.0, gt=0, description="host lateness (wall) beyond which the schedule rebases"
     )
@@ -133,7 +135,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--trace", dest="trace_path", help="file for one JSON line per engine step")
     add("--seed", type=int, help="seed of the emulated model and of seeded faults (0)")
     add("--eos-rate", type=float, dest="eos_rate", help="chance that a token is EOS unless ignore_eos (0)")
-    add("--spin-us", type=int, dest="spin_us", help="busy-wait before a step's end, microseconds")
+    add("--spin-us", type=int, dest="spin_us", help="longest busy-wait before a step's end, microseconds (200)")
     add("--fault", action="append", metavar="NAME[=VALUE]", help="one of: " + ", ".join(FAULTS))
     return parser
 

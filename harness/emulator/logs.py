@@ -99,9 +99,9 @@ class ServerLog:
         prefix = "" if self._is_precise else f"({API_SERVER} pid={self._pid}) "
         self._writer.write(f"{prefix}{message}\n".encode())
 
-    def close(self) -> None:
+    def close(self, timeout_s: float = 5.0) -> None:
         """Write everything out."""
-        self._writer.close()
+        self._writer.close(timeout_s)
 
     def _format(self, site: Site, message: str, at_ns: int) -> bytes:
         epoch_ns = self._clock.to_monotonic_ns(at_ns) + self._epoch_offset_ns

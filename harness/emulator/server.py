@@ -124,11 +124,11 @@ class EmulatorServer:
             self.driver.close()
             self.close()
 
-    def close(self) -> None:
-        """Flush and close the log and the trace."""
-        self.log.close()
+    def close(self, timeout_s: float = 5.0) -> None:
+        """Flush and close the log and the trace; a reader that takes nothing for ``timeout_s`` loses the rest."""
+        self.log.close(timeout_s)
         if self.trace is not None:
-            self.trace.close()
+            self.trace.close(timeout_s)
 
     def _open_trace(self) -> TraceFile | None:
         if self.config.trace_path is None:
@@ -171,7 +171,7 @@ class EmulatorServer:
         self._stop_signals += 1
         self._stop.set()
         if self._stop_signals > 1:
-            self.close()
+            self.close(timeout_s=0.2)
             os._exit(SECOND_SIGNAL_EXIT_CODE)
 
     async def _shut_down(self) -> None:

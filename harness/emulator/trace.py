@@ -57,9 +57,9 @@ class TraceFile:
         """Queue one record."""
         self._writer.write(json.dumps(record, separators=(",", ":")).encode() + b"\n")
 
-    def close(self) -> None:
+    def close(self, timeout_s: float = 5.0) -> None:
         """Write everything out."""
-        self._writer.close()
+        self._writer.close(timeout_s)
         os.close(self._fd)
 
 
