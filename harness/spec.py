@@ -301,8 +301,11 @@ class ExperimentSpec(Spec):
         """What one condition replays. Conditions that change no key of it share the identical plan in each replicate."""
         if not condition.workload:
             return self.workload
-        # Only what was written: defaults that depend on other keys (source "sequential") are filled in anew.
-        return WorkloadSpec.model_validate({**self.workload.model_dump(exclude_unset=True), **condition.workload})
+        table = self.workload.model_dump(exclude_unset=True)
+        if "num_background" in condition.workload:
+            # A sequential workload derives its number of sessions from it.
+            table.pop("num_sessions", None)
+        return WorkloadSpec.model_validate({**table, **condition.workload})
 
     def server_of(self, condition: ConditionSpec) -> ServerSpec:
         """The whole server configuration of one condition."""
