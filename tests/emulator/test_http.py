@@ -6,8 +6,7 @@ from typing import Any
 
 import openai
 import pytest
-
-from tests.emulator.conftest import Emulator
+from emulator_process import Emulator
 
 pytestmark = pytest.mark.live
 MODEL = "emulated-qwen3-4b"

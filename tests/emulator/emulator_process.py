@@ -1,0 +1,93 @@
+"""A real emulator process on a free loopback port, and what it wrote."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from harness.emulator.bench import wait_for_address
+from harness.emulator.trace import read_trace
+
+STOP_WITHIN_S = 20
+SCALE = 20.0
+
+
+@dataclass
+class Emulator:
+    """One server process. ``client``: an HTTP client bound to its address."""
+
+    process: subprocess.Popen[bytes]
+    address: str
+    log_path: Path
+    trace_path: Path
+    client: httpx.Client
+
+    @property
+    def log(self) -> str:
+        return self.log_path.read_text()
+
+    @property
+    def trace(self) -> list[dict[str, Any]]:
+        return read_trace(self.trace_path)
+
+    def complete(self, prompt: Any, **fields: Any) -> dict[str, Any]:
+        """The body of a successful /v1/completions answer."""
+        answer = self.client.post("/v1/completions", json={"prompt": prompt, **fields})
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    def stream(self, path: str, **body: Any) -> list[dict[str, Any]]:
+        """All events of a streamed answer; the stream must end with [DONE]."""
+        answer = self.client.post(path, json={**body, "stream": True})
+        assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
+        events = answer.text.removesuffix("\n\n").split("\n\n")
+        assert events[-1] == "data: [DONE]"
+        return [json.loads(event.removeprefix("data: ")) for event in events[:-1]]
+
+    def metric(self, name: str, **labels: str) -> float:
+        """The value of one sample of /metrics."""
+        for line in self.client.get("/metrics").text.splitlines():
+            if line.startswith(f"{name}{{") and all(f'{key}="{value}"' in line for key, value in labels.items()):
+                return float(line.rsplit(" ", 1)[1])
+        raise AssertionError(f"no sample {name} {labels}")
+
+    def stop(self) -> int:
+        """SIGTERM and wait; the exit code."""
+        self.process.terminate()
+        return self.process.wait(STOP_WITHIN_S)
+
+
+Start = Callable[..., Emulator]
+
+
+def start_process(folder: Path, *flags: str, **config: Any) -> tuple[subprocess.Popen[bytes], Path]:
+    """A server process that may not be ready yet, and where its log goes."""
+    folder.mkdir(exist_ok=True)
+    log_path, config_path = folder / "server.log", folder / "config.json"
+    table = {"port": 0, "time_scale": SCALE, "trace_path": str(folder / "trace.jsonl"), **config}
+    config_path.write_text(json.dumps(table))
+    with log_path.open("wb") as log:
+        command = [sys.executable, "-m", "harness.emulator", "--config", str(config_path), *flags]
+        return subprocess.Popen(command, stdout=log, stderr=log), log_path
+
+
+def start_ready(folder: Path, *flags: str, **config: Any) -> Emulator:
+    """A server process that listens."""
+    process, log_path = start_process(folder, *flags, **config)
+    address = wait_for_address(process, log_path)
+    return Emulator(process, address, log_path, folder / "trace.jsonl", httpx.Client(base_url=address, timeout=60))
+
+
+def end(emulator: Emulator) -> None:
+    """No process is left behind."""
+    emulator.client.close()
+    if emulator.process.poll() is None:
+        emulator.process.kill()
+    emulator.process.wait(STOP_WITHIN_S)
