@@ -23,8 +23,8 @@ check: lint types imports  ## lint, types, import contracts
 
 lint: dev
 	@echo "== lint"
-	@$(BIN)/ruff format --check --quiet . || { echo "format differs: run $(BIN)/ruff format ."; exit 1; }
-	@$(BIN)/ruff check --quiet .
+	@$(BIN)/ruff format --check --quiet --output-format concise . || { echo "format differs: run $(BIN)/ruff format ."; exit 1; }
+	@$(BIN)/ruff check --quiet --output-format concise .
 
 types: dev
 	@echo "== types"
