@@ -1,0 +1,10 @@
+"""Reports of sealed runs: one HTML file, a table for the terminal, a trace for a viewer.
+
+Reads records and computes nothing that analysis has not defined. Nothing here talks to a server. This is where the
+flow ends: people read it.
+"""
+
+from harness.report.perfetto import perfetto_trace
+from harness.report.write import conditions_table, write_report
+
+__all__ = ["conditions_table", "perfetto_trace", "write_report"]

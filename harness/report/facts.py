@@ -1,0 +1,127 @@
+"""What was run, as names and values that people can read: specs, versions, machine, commands.
+
+Values are shown as the manifests hold them; where runs differ, that is said. Nothing is interpreted.
+Next: ``gather`` puts these into the view.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from harness.records import Manifest, SealedRun
+
+Facts = tuple[str, tuple[tuple[str, str], ...]]
+# Long, or different in every run by nature, or shown elsewhere on the page.
+HIDDEN_FACTS = {
+    "argv", "boot_id", "captured_at_utc", "git_changed", "load_average_1min", "question", "realtime_minus_monotonic_ns",
+    "title",
+}  # fmt: skip
+MAX_FACT_LENGTH = 160
+
+
+def gather_facts(runs: Sequence[SealedRun]) -> tuple[Facts, ...]:
+    """Groups of (name, value) of the whole experiment; a value that is not the same in every run says so."""
+    manifests = [run.manifest for run in runs]
+    experiments = [_part(manifest, "experiment") for manifest in manifests]
+    groups: list[tuple[str, list[Mapping[str, Any]]]] = [
+        ("Experiment", [_scalars(experiment) for experiment in experiments]),
+        ("Workload", [_part(manifest, "workload") for manifest in manifests]),
+        ("Server (baseline of all conditions)", [_part(manifest, "server", inner=True) for manifest in manifests]),
+        ("Client", [_part(manifest, "client") for manifest in manifests]),
+        ("Limits", [_part(manifest, "limits") for manifest in manifests]),
+        ("Observation", [manifest.observation.model_dump() for manifest in manifests]),
+        *(
+            (f"Provenance: {name}", [_provenance(manifest, name) for manifest in manifests])
+            for name in dict.fromkeys(key for manifest in manifests for key in manifest.provenance)
+        ),
+    ]
+    facts = [(name, _shared_pairs(tables)) for name, tables in groups]
+    return tuple((name, pairs) for name, pairs in facts if pairs)
+
+
+def _part(manifest: Manifest, name: str, *, inner: bool = False) -> Mapping[str, Any]:
+    """A table of the request; inner: the experiment's own, before a condition changed it, where that is recorded."""
+    requested = manifest.requested
+    of_experiment = requested.get("experiment", {}).get(name)
+    found = (of_experiment or requested.get(name)) if inner else (requested.get(name) or of_experiment)
+    return found if isinstance(found, Mapping) else {}
+
+
+def _provenance(manifest: Manifest, name: str) -> Mapping[str, Any]:
+    found = manifest.provenance.get(name, {})
+    return found if isinstance(found, Mapping) else {name: found}
+
+
+def _scalars(table: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in table.items() if not isinstance(value, (dict, list, tuple))}
+
+
+def _shared_pairs(tables: Sequence[Mapping[str, Any]]) -> tuple[tuple[str, str], ...]:
+    flat = [dict(_flatten(table)) for table in tables]
+    pairs: list[tuple[str, str]] = []
+    for name in dict.fromkeys(name for table in flat for name in table):
+        values = list(dict.fromkeys(table.get(name, "") for table in flat))
+        text = values[0] if len(values) == 1 else f"differs between runs ({len(values)} values)"
+        if text:
+            pairs.append((name, text))
+    return tuple(pairs)
+
+
+def _flatten(table: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, str]]:
+    for key, value in table.items():
+        if key in HIDDEN_FACTS:
+            continue
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            yield from _flatten(value, f"{name}.")
+        else:
+            yield name, fact_text(value)
+
+
+def fact_text(value: Any) -> str:
+    """A value of a spec or a manifest as people write it: {1,2,4,8}, yes, 0.5; "" for what is absent."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:g}"
+    is_list = isinstance(value, (list, tuple))
+    text = "{" + ",".join(fact_text(item) for item in value) + "}" if is_list else str(value)
+    return text if len(text) <= MAX_FACT_LENGTH else text[: MAX_FACT_LENGTH - 1] + "\u2026"
+
+
+def server_changes(this: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[tuple[str, str, str], ...]:
+    """(key, value of the baseline, value of the condition) wherever two server configurations differ."""
+    keys = list(dict.fromkeys([*other, *this]))
+    return tuple(
+        (key, fact_text(other.get(key)) or "default", fact_text(this.get(key)) or "default")
+        for key in keys
+        if this.get(key) != other.get(key)
+    )
+
+
+def reproduce_command(run: SealedRun) -> str:
+    """The commands that perform the experiment again and write the report again."""
+    manifest = run.manifest
+    argv = manifest.provenance.get("argv")
+    source = str(manifest.requested.get("spec_source") or f"{manifest.experiment}.toml")
+    root = run.path.parent.parent.parent
+    started = shlex.join(str(part) for part in argv) if isinstance(argv, (list, tuple)) and argv else ""
+    lines = ["# as it was started", started] if started else []
+    lines += [
+        "# again, into a new folder",
+        f"harness run {shlex.quote(source)} --runs NEW_FOLDER",
+        "# this report, from the sealed runs",
+        f"harness report {manifest.experiment} --runs {shlex.quote(str(root))}",
+    ]
+    return "\n".join(lines)
+
+
+def spec_text(run: SealedRun) -> str:
+    """The requested experiment as JSON, defaults filled in; empty when the manifest holds none."""
+    experiment = run.manifest.requested.get("experiment")
+    return json.dumps(experiment, indent=2, ensure_ascii=False) if experiment else ""

@@ -1,0 +1,383 @@
+"""The report's plots: cost ratios, step histograms, reuse, and the harness's own lateness.
+
+Same colour = same condition in every plot; shades of one hue are buckets; hatching is padding. Nothing is computed
+here but what an axis needs. Next: ``page`` places the SVG that these return beside its caption.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from harness.report.svg import GRID, INK, MUTED, SURFACE, WARN, Sheet, bucket_color, condition_color
+from harness.report.view import ConditionView, FloatArray, Rearrival, RunView
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+PAGE_WIDTH_IN = 10.66
+MAX_PANELS_PER_ROW = 4
+MAX_REUSE_BARS = 72  # above this many re-arrivals, bars are thinner than a hatch and points say more
+MAX_ECDF_POINTS = 400
+
+
+def cost_ratio_plot(sheet: Sheet, conditions: Sequence[ConditionView], model_seconds: str) -> str:
+    """Cost ratio of each compared condition on channels A and B, with the ratio of every replicate.
+
+    Without any comparison: the cost itself, in ``model_seconds`` (the label of that unit).
+    """
+    compared = [condition for condition in conditions if condition.baseline and condition.ratio_a is not None]
+    if not compared:
+        return _cost_plot(sheet, conditions, model_seconds)
+    figure = sheet.figure(PAGE_WIDTH_IN, 0.75 + 0.62 * len(compared))
+    axes = figure.subplots()
+    axes.axvline(1.0, color=INK, linewidth=0.9, zorder=1)
+    for row, condition in enumerate(compared):
+        if condition.ratio_a is not None:
+            _ratio_row(axes, row, condition, condition.ratio_a)
+    axes.set_yticks(range(len(compared)), [f"{c.name}\nvs {c.baseline}" for c in compared])
+    axes.set_ylim(len(compared) - 0.45, -0.55)
+    axes.tick_params(axis="y", length=0)
+    axes.spines["left"].set_visible(False)
+    values = axes.secondary_yaxis("right")
+    values.set_yticks(range(len(compared)), [f"A {c.ratio_a:.4f}\nB {_number(c.ratio_b, 4)}" for c in compared])
+    values.tick_params(axis="y", length=0)
+    values.spines["right"].set_visible(False)
+    axes.grid(visible=True, axis="x")
+    axes.set_xlabel("cost ratio to the baseline (below 1: costs less)")
+    _pad_limits(axes, include=1.0)
+    handles = [
+        axes.plot([], [], marker="o", color=INK, linestyle="none", markersize=7, label="channel A (reconstructed)")[0],
+        axes.plot(
+            [],
+            [],
+            marker="D",
+            color=INK,
+            markerfacecolor="none",
+            linestyle="none",
+            markersize=6.5,
+            label="channel B (observed)",
+        )[0],
+        axes.plot([], [], marker="o", color=INK, alpha=0.45, linestyle="none", markersize=3, label="one replicate")[0],
+    ]
+    figure.legend(handles=handles, loc="outside upper left", ncols=3, handletextpad=0.3, columnspacing=1.6)
+    names = ", ".join(f"{c.name}: A {c.ratio_a:.3f}, B {_number(c.ratio_b)}" for c in compared)
+    return sheet.render(figure, name="cost", label=f"Cost ratios to the baseline on both channels. {names}.")
+
+
+def _ratio_row(axes: Axes, row: int, condition: ConditionView, ratio_a: float) -> None:
+    color = condition_color(condition.color)
+    for offset, ratios in (
+        (-0.14, [r.a for r in condition.replicate_ratios]),
+        (0.14, [r.b for r in condition.replicate_ratios]),
+    ):
+        known = [ratio for ratio in ratios if ratio is not None]
+        axes.plot(known, [row + offset] * len(known), "o", color=color, alpha=0.45, markersize=3.4, zorder=2)
+    axes.plot([ratio_a], [row - 0.14], "o", color=color, markersize=8, zorder=3)
+    if condition.ratio_b is None:
+        return
+    axes.plot([ratio_a, condition.ratio_b], [row - 0.14, row + 0.14], color=color, linewidth=0.9, zorder=2)
+    axes.plot(
+        [condition.ratio_b],
+        [row + 0.14],
+        "D",
+        color=color,
+        markerfacecolor=SURFACE,
+        markersize=7,
+        markeredgewidth=1.5,
+        zorder=3,
+    )
+
+
+def _cost_plot(sheet: Sheet, conditions: Sequence[ConditionView], model_seconds: str) -> str:
+    figure = sheet.figure(PAGE_WIDTH_IN, 0.9 + 0.5 * max(1, len(conditions)))
+    axes = figure.subplots()
+    for row, condition in enumerate(conditions):
+        color = condition_color(condition.color)
+        for offset, value, style in ((-0.12, condition.a_s, "o"), (0.12, condition.b_s, "D")):
+            if value is None:
+                continue
+            axes.plot([0, value], [row + offset] * 2, color=color, linewidth=1.0)
+            face = color if style == "o" else SURFACE
+            axes.plot([value], [row + offset], style, color=color, markerfacecolor=face, markersize=7)
+    axes.set_yticks(range(len(conditions)), [condition.name for condition in conditions])
+    axes.set_ylim(len(conditions) - 0.5, -0.5)
+    axes.set_xlim(left=0)
+    axes.tick_params(axis="y", length=0)
+    axes.grid(visible=True, axis="x")
+    axes.set_xlabel(f"cost, sum over valid runs [{model_seconds}]; filled: channel A, open: channel B")
+    return sheet.render(figure, name="cost", label="Cost of each condition on channels A and B; nothing to compare.")
+
+
+def step_histograms(sheet: Sheet, conditions: Sequence[ConditionView], buckets: Sequence[int]) -> str:
+    """h(n) of each condition as small multiples on one scale; shade = bucket, hatched = its padded positions."""
+    shown = [condition for condition in conditions if condition.steps_by_n_b]
+    if not shown:
+        return ""
+    columns = min(MAX_PANELS_PER_ROW, len(shown))
+    rows = -(-len(shown) // columns)
+    figure = sheet.figure(PAGE_WIDTH_IN * (1.0 if columns > 2 else 0.35 + 0.25 * columns), 0.35 + 2.15 * rows)
+    grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+    widest = max(n for condition in shown for n, _ in condition.steps_by_n_b)
+    for axes, condition in zip(grid.flat, shown, strict=False):
+        _step_histogram(axes, condition, buckets, widest)
+    grid.flat[0].set_ylim(0, 1.06 * max(_tallest(condition) for condition in shown))
+    for index, axes in enumerate(grid.flat):
+        if index >= len(shown):
+            axes.set_visible(False)
+        elif index + columns >= len(shown):
+            axes.set_xlabel("n, requests in the step")
+            axes.tick_params(axis="x", labelbottom=True)
+    for axes in grid[:, 0]:
+        axes.set_ylabel("h(n), decode steps")
+    figure.legend(
+        handles=_bucket_handles(buckets),
+        loc="outside upper left",
+        ncols=len(buckets) + 1,
+        handlelength=1.2,
+        handleheight=1.0,
+        columnspacing=1.2,
+    )
+    text = "; ".join(f"{c.name}: {c.decode_steps} steps, padding {_number(c.padding)}" for c in shown)
+    return sheet.render(figure, name="steps", label=f"Histograms of decode steps by number of requests. {text}.")
+
+
+def _step_histogram(axes: Axes, condition: ConditionView, buckets: Sequence[int], widest: int) -> None:
+    base: dict[int, float] = {}
+    for (n, b), count in sorted(condition.steps_by_n_b.items()):
+        color = bucket_color(list(buckets).index(b), len(buckets))
+        bottom = base.get(n, 0.0)
+        real = count * n / b
+        axes.bar([n], [real], bottom=bottom, width=0.78, color=color, edgecolor=color, linewidth=0.8)
+        axes.bar(
+            [n],
+            [count - real],
+            bottom=bottom + real,
+            width=0.78,
+            color="none",
+            edgecolor=color,
+            linewidth=0.8,
+            hatch="//////",
+        )
+        base[n] = bottom + count
+    padding = "" if condition.padding is None else f" \u00b7 p = {condition.padding:.3f}"
+    axes.set_title(condition.name, color=condition_color(condition.color), fontweight="bold", pad=16)
+    axes.annotate(
+        f"{condition.decode_steps or 0:,} steps{padding}",
+        (0, 1),
+        xytext=(0, 5),
+        xycoords="axes fraction",
+        textcoords="offset points",
+        fontsize=8.5,
+        color=INK,
+    )
+    stride = 1 if widest <= 10 else 2 if widest <= 20 else -(-widest // 10)
+    axes.set_xticks(range(stride if stride > 1 else 1, widest + 1, stride))
+    axes.set_xlim(0.4, widest + 0.6)
+    axes.grid(visible=True, axis="y")
+
+
+def _tallest(condition: ConditionView) -> int:
+    h: dict[int, int] = {}
+    for (n, _), count in condition.steps_by_n_b.items():
+        h[n] = h.get(n, 0) + count
+    return max(h.values())
+
+
+def _bucket_handles(buckets: Sequence[int]) -> list[Any]:
+    from matplotlib.patches import Patch
+
+    solid = [Patch(facecolor=bucket_color(i, len(buckets)), label=f"bucket {b}") for i, b in enumerate(buckets)]
+    return [*solid, Patch(facecolor="none", edgecolor=MUTED, hatch="//////", label="share padded")]
+
+
+def reuse_plot(sheet: Sheet, conditions: Sequence[ConditionView]) -> str:
+    """Reused tokens of every re-arrival of the valid runs against what formula C allows, one panel per condition."""
+    shown = [condition for condition in conditions if any(run.rearrivals for run in condition.runs)]
+    if not shown:
+        return ""
+    columns = min(MAX_PANELS_PER_ROW if len(shown) > 2 else 2, len(shown))
+    rows = -(-len(shown) // columns)
+    figure = sheet.figure(PAGE_WIDTH_IN if columns > 1 else PAGE_WIDTH_IN * 0.6, 0.3 + 1.85 * rows)
+    grid = figure.subplots(rows, columns, sharey=True, squeeze=False)
+    most = max(sum(len(run.rearrivals) for run in condition.runs) for condition in shown)
+    for index, axes in enumerate(grid.flat):
+        if index >= len(shown):
+            axes.set_visible(False)
+            continue
+        if most <= MAX_REUSE_BARS:
+            _reuse_bars(axes, shown[index])
+        else:
+            _reuse_points(axes, shown[index])
+    for axes in grid[:, 0]:
+        axes.set_ylabel("reused tokens")
+    return sheet.render(
+        figure, name="reuse", label="Reused tokens of each re-arrival, measured and as formula C allows."
+    )
+
+
+def _reuse_bars(axes: Axes, condition: ConditionView) -> None:
+    color = condition_color(condition.color)
+    position, ticks, labels = 0, list[float](), list[str]()
+    for run in condition.runs:
+        if not run.rearrivals:
+            continue
+        where = np.arange(position, position + len(run.rearrivals))
+        expected = [rearrival.expected_tokens for rearrival in run.rearrivals]
+        axes.bar(where, [r.cached_tokens for r in run.rearrivals], width=0.8, color=color)
+        axes.bar(where, expected, width=0.8, facecolor="none", edgecolor=color, linewidth=0.9)
+        ticks.append(float(where.mean()))
+        labels.append(str(run.replicate))
+        position += len(run.rearrivals) + 1
+    axes.set_xticks(ticks, labels)
+    axes.tick_params(axis="x", length=0)
+    axes.set_xlabel("replicate (one bar per re-arrival)")
+    _reuse_title(axes, condition)
+
+
+def _reuse_points(axes: Axes, condition: ConditionView) -> None:
+    rearrivals: list[Rearrival] = [rearrival for run in condition.runs for rearrival in run.rearrivals]
+    expected = np.array([rearrival.expected_tokens for rearrival in rearrivals])
+    cached = np.array([rearrival.cached_tokens for rearrival in rearrivals])
+    pairs, counts = np.unique(np.stack([expected, cached], axis=1), axis=0, return_counts=True)
+    ceiling = float(max(1, pairs.max()))
+    axes.plot([0, ceiling], [0, ceiling], color=GRID, linewidth=1.0, zorder=1)
+    size = 8 + 60 * counts / counts.max()
+    axes.scatter(pairs[:, 0], pairs[:, 1], s=size, color=condition_color(condition.color), alpha=0.6, linewidths=0)
+    axes.set_xlabel("formula C [tokens]")
+    _reuse_title(axes, condition)
+
+
+def _reuse_title(axes: Axes, condition: ConditionView) -> None:
+    axes.set_title(condition.name, color=condition_color(condition.color), fontweight="bold", pad=16)
+    if condition.num_rearrivals is not None:
+        text = f"{condition.reused_rearrivals or 0} of {condition.num_rearrivals} reused"
+        axes.annotate(text, (0, 1), xytext=(0, 5), xycoords="axes fraction", textcoords="offset points", fontsize=8.5)
+    axes.grid(visible=True, axis="y")
+
+
+def lateness_plot(
+    sheet: Sheet,
+    conditions: Sequence[ConditionView],
+    runs: Sequence[RunView],
+    limits_ms: tuple[float | None, float | None],
+) -> str:
+    """What the harness did late: ECDF of the re-arrival lag, and the start spread of each run [wall ms].
+
+    runs: all runs, invalid ones too. limits_ms: (re-arrival lag p99, start spread), None where there is no limit.
+    """
+    color_of = {condition.name: condition.color for condition in conditions}
+    samples = {name: _joined([run.rearrival_lag_ms for run in runs if run.condition == name]) for name in color_of}
+    samples = {name: lags for name, lags in samples.items() if lags.size}
+    spreads = [run for run in runs if run.start_spread_ms is not None]
+    if not samples and not spreads:
+        return ""
+    figure = sheet.figure(PAGE_WIDTH_IN, 3.1 + 0.2 * (len(samples) // 6))
+    left, right = figure.subplots(1, 2, width_ratios=[1.55, 1.0])
+    _lag_ecdf(left, samples, color_of, _joined([run.audit_lag_ms for run in runs]), limits_ms[0])
+    _spread_points(right, spreads, color_of, limits_ms[1])
+    figure.legend(
+        handles=left.get_legend_handles_labels()[0],
+        loc="outside upper left",
+        ncols=min(6, len(samples) + 1),
+        handlelength=1.6,
+        columnspacing=1.4,
+    )
+    return sheet.render(figure, name="lateness", label="Distribution of re-arrival lag, and start spread of every run.")
+
+
+def _joined(parts: Sequence[FloatArray]) -> FloatArray:
+    return np.concatenate(parts) if parts else np.empty(0)
+
+
+def _lag_ecdf(
+    axes: Axes, samples: dict[str, FloatArray], color_of: dict[str, int], floor_ms: FloatArray, limit_ms: float | None
+) -> None:
+    axes.set_title("Re-arrival lag: sent \u2212 (completion + planned wait)")
+    everything = _joined([*samples.values(), floor_ms])
+    for name, lags in samples.items():
+        _ecdf_line(axes, lags, color=condition_color(color_of[name]), label=name)
+    if floor_ms.size:
+        _ecdf_line(axes, floor_ms, color=MUTED, label="self-audit floor", linestyle=(0, (4, 2)))
+    if everything.size:
+        # A log axis shows the tail; early sends (negative) would vanish on it, so they are counted in the table.
+        lowest = max(1e-3, float(np.min(everything[everything > 0], initial=1.0)))
+        axes.set_xscale("log")
+        axes.set_xlim(lowest * 0.8, max(float(everything.max()), limit_ms or 0.0, lowest * 10) * 1.4)
+        axes.xaxis.set_major_formatter(_plain_log_ticks)
+    if limit_ms is not None:
+        _limit_line(axes, limit_ms, "limit on p99")
+    axes.axhline(0.99, color=MUTED, linewidth=0.7, linestyle=(0, (1, 2)))
+    axes.set_ylim(0, 1.02)
+    axes.set_yticks([0, 0.25, 0.5, 0.75, 0.99], ["0", "0.25", "0.5", "0.75", "0.99"])
+    axes.grid(visible=True, axis="x")
+    axes.set_xlabel("lag [wall ms]")
+    axes.set_ylabel("share of re-arrivals")
+
+
+def _plain_log_ticks(value: float, _position: float) -> str:
+    return f"{value:g}"
+
+
+def _ecdf_line(axes: Axes, values: FloatArray, *, color: str, label: str, linestyle: Any = "-") -> None:
+    ordered = np.sort(values)
+    share = np.arange(1, ordered.size + 1) / ordered.size
+    if ordered.size > MAX_ECDF_POINTS:
+        keep = np.unique(np.linspace(0, ordered.size - 1, MAX_ECDF_POINTS).astype(np.int64))
+        ordered, share = ordered[keep], share[keep]
+    ordered = np.concatenate([ordered[:1], ordered])
+    share = np.concatenate([[0.0], share])
+    axes.plot(np.maximum(ordered, 1e-4), share, drawstyle="steps-post", color=color, label=label, linestyle=linestyle)
+
+
+def _limit_line(axes: Axes, limit_ms: float, text: str) -> None:
+    axes.axvline(limit_ms, color=WARN, linewidth=1.0)
+    axes.annotate(
+        f"{text}: {limit_ms:g} ms",
+        (limit_ms, 0.03),
+        xycoords=("data", "axes fraction"),
+        xytext=(-4, 0),
+        textcoords="offset points",
+        rotation=90,
+        ha="right",
+        va="bottom",
+        fontsize=8,
+        color=WARN,
+    )
+
+
+def _spread_points(axes: Axes, runs: Sequence[RunView], color_of: dict[str, int], limit_ms: float | None) -> None:
+    largest_ms = max(run.start_spread_ms or 0.0 for run in runs) if runs else 0.0
+    # A limit far beyond every run would squeeze the runs into one spot; then it is named, not drawn.
+    is_limit_near = limit_ms is not None and largest_ms > 0.1 * limit_ms
+    limit_note = "" if limit_ms is None or is_limit_near else f" (limit {limit_ms:g} ms)"
+    axes.set_title(f"Start spread of each run{limit_note}")
+    names = list(dict.fromkeys(run.condition for run in runs))
+    for row, name in enumerate(names):
+        mine = [run for run in runs if run.condition == name]
+        for run in mine:
+            marker = "o" if run.is_valid else "X"
+            axes.plot(
+                [run.start_spread_ms or 0.0], [row], marker, color=condition_color(color_of.get(name, 0)), alpha=0.8
+            )
+    axes.set_yticks(range(len(names)), names)
+    axes.tick_params(axis="y", length=0)
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.set_xlim(0, max(largest_ms * 1.15, 0.01, (limit_ms or 0.0) * 1.08 if is_limit_near else 0.0))
+    if is_limit_near and limit_ms is not None:
+        _limit_line(axes, limit_ms, "limit")
+    axes.grid(visible=True, axis="x")
+    axes.set_xlabel("latest \u2212 earliest first send [wall ms]")
+
+
+def _pad_limits(axes: Axes, include: float) -> None:
+    low, high = axes.get_xlim()
+    low, high = min(low, include), max(high, include)
+    margin = max(0.04 * (high - low), 0.01)
+    axes.set_xlim(low - margin, high + margin)
+
+
+def _number(value: float | None, decimals: int = 3) -> str:
+    return "not known" if value is None else f"{value:.{decimals}f}"

@@ -1,0 +1,327 @@
+"""The HTML page of a report: words, formats and the template; one string that needs no network.
+
+Everything shown comes from a ReportView; this decides how it is said. Nothing is read or written here.
+Next: ``write`` puts the page on disk.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.resources import files
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+
+from harness.report.figures import cost_ratio_plot, lateness_plot, reuse_plot, step_histograms
+from harness.report.gather import LAG_P99, START_SPREAD
+from harness.report.svg import Sheet, escape
+from harness.report.timeline import step_segments, timeline_svg
+from harness.report.view import Check, ConditionView, ReplicateRatio, ReportView, RunView, TimelineView
+
+DASH = "\u2013"
+SECTIONS = (
+    ("conditions", "Conditions"),
+    ("steps", "Padding and steps"),
+    ("timeline", "Timeline"),
+    ("reuse", "KV reuse and prefill"),
+    ("harness", "The harness itself"),
+    ("what", "What was run"),
+    ("reproduce", "How to reproduce"),
+    ("findings", "Findings"),
+    ("glossary", "Glossary"),
+)
+COMPARED_CAPTION = (
+    "Large markers: ratio of sums over replicates; small dots: single replicates; the line at 1: the baseline."
+)
+ALONE_CAPTION = "Filled: channel A, rebuilt from steps and cost models; open: channel B, seen by the client."
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One sentence of the headline, as HTML, and the colour of the condition it is about."""
+
+    text: str
+    color: int
+
+
+def render_page(view: ReportView) -> str:
+    """The whole page as HTML text."""
+    template = _environment().from_string(_resource("page.html.j2"))
+    return template.render(
+        view=view,
+        style=_resource("style.css"),
+        script=_resource("script.js"),
+        headline=headline(view),
+        answers=answers(view),
+        sections=SECTIONS,
+        color_of={condition.name: condition.color for condition in view.conditions},
+        has_comparisons=_is_compared(view),
+        has_audit=any(run.audit_lag_ms.size for run in view.runs),
+        scale=f"{view.time_scale:g}",
+        time_note=time_note(view),
+        time_caption=Markup(f"<b>{escape(time_note(view)).capitalize()}.</b> ") if view.is_scaled else "",
+        s=seconds_unit(view),
+        ms="model ms" if view.is_scaled else "ms",
+        plots=_plots(view),
+        timelines=[_timeline(view, timeline, index) for index, timeline in enumerate(view.timelines)],
+        ratio_of=_ratio_of,
+        reuse_rows=[_reuse_row(condition) for condition in view.conditions],
+        callers=_callers(view),
+        check_names=_check_names(view),
+        check_of=_check_of,
+        verdict_of=_verdict,
+        glossary=_resource("glossary.html"),
+    )
+
+
+def seconds_unit(view: ReportView) -> str:
+    """How seconds of the measured system are written: model seconds say so when time was scaled."""
+    return f"model s, \u00d7{view.time_scale:g}" if view.is_scaled else "s"
+
+
+def time_note(view: ReportView) -> str:
+    return f"model time, \u00d7{view.time_scale:g}" if view.is_scaled else ""
+
+
+def headline(view: ReportView) -> list[str]:
+    """What was run, where and how much of it counts, as short clauses."""
+    num_invalid = len(view.invalid_runs)
+    validity = "all valid" if not num_invalid else f"{num_invalid} invalid"
+    replicates = len({run.replicate for run in view.runs})
+    parts = [
+        view.experiment,
+        f"backend {view.backend or 'not named'}" + (" (no NPU)" if view.backend == "emulator" else ""),
+        f"{_count(len(view.conditions), 'condition')} \u00d7 {_count(replicates, 'replicate')}",
+        f"{_count(len(view.runs), 'run')}, {validity}",
+    ]
+    return [*parts, time_note(view)] if view.is_scaled else parts
+
+
+def answers(view: ReportView) -> list[Answer]:
+    """The answer in plain words: what each compared condition costs, or why that is not said."""
+    compared = [condition for condition in view.conditions if condition.baseline]
+    if compared:
+        return [Answer(compare(condition), condition.color) for condition in compared]
+    unit = "model s" if view.is_scaled else "s"
+    return [Answer(_cost_alone(condition, unit), condition.color) for condition in view.conditions]
+
+
+def compare(condition: ConditionView) -> str:
+    """One comparison as an HTML sentence; withheld when the channels do not agree within tau."""
+    this, other = f"<b>{escape(condition.name)}</b>", f"<b>{escape(condition.baseline)}</b>"
+    a, b, difference, tau = condition.ratio_a, condition.ratio_b, condition.difference, condition.tau
+    if a is None or b is None or difference is None or tau is None:
+        return f"{this} cannot be compared with {other}: a valid pair of runs with both channels is missing."
+    ratios = f"ratio {a:.4f} on channel A, {b:.4f} on channel B"
+    if not condition.agrees:
+        return (
+            f"<b>Withheld:</b> {this} against {other}. The channels disagree ({ratios}): they differ by "
+            f"{difference:.4f}, more than \u03c4 = {tau:.4f}."
+        )
+    return (
+        f"{this} costs {_change(a, b)} {other}: {ratios}. The channels agree: "
+        f"they differ by {difference:.4f}, within \u03c4 = {tau:.4f}."
+    )
+
+
+def _change(a: float, b: float) -> str:
+    percent_a, percent_b = 100 * (a - 1), 100 * (b - 1)
+    if max(abs(percent_a), abs(percent_b)) < 0.05:
+        return "the same as"
+    if percent_a * percent_b < 0:
+        return f"about the same as (A {percent_a:+.1f} %, B {percent_b:+.1f} %)".replace("-", "\u2212")
+    size_a, size_b = f"{abs(percent_a):.1f}", f"{abs(percent_b):.1f}"
+    amount = f"{size_a} %" if size_a == size_b else f"{size_a} % (A) or {size_b} % (B)"
+    return f"{amount} {'more' if percent_a + percent_b > 0 else 'less'} than"
+
+
+def _cost_alone(condition: ConditionView, unit: str) -> str:
+    name = f"<b>{escape(condition.name)}</b>"
+    if condition.a_s is None and condition.b_s is None:
+        return f"{name} has no valid run, so no cost is known."
+    costs = f"{_fixed(condition.a_s, 3)} {unit} on channel A and {_fixed(condition.b_s, 3)} {unit} on channel B"
+    return (
+        f"{name} costs {costs} ({_count(len(condition.runs), 'valid run')}); there is no baseline to compare it with."
+    )
+
+
+def _plots(view: ReportView) -> dict[str, str]:
+    note = f"<b>{escape(time_note(view)).capitalize()}.</b> " if view.is_scaled else ""
+    limits = (_limit(view, LAG_P99), _limit(view, START_SPREAD))
+    with Sheet() as sheet:
+        plots = {
+            "cost": cost_ratio_plot(sheet, view.conditions, seconds_unit(view)),
+            "steps": step_histograms(sheet, view.conditions, view.buckets),
+            "reuse": reuse_plot(sheet, view.conditions),
+            "lateness": lateness_plot(sheet, view.conditions, view.runs, limits),
+        }
+    return {
+        **plots,
+        "cost_caption": note + (COMPARED_CAPTION if _is_compared(view) else ALONE_CAPTION),
+        "steps_caption": f"{note}Steps of all valid runs by n, the requests really in the step; shade: the bucket it "
+        "ran in; hatched: the share of that bucket's positions that was padding. One scale for all panels.",
+        "reuse_caption": f"{note}Outline: tokens that formula C allows; filled: tokens that the server reused. "
+        "With many re-arrivals: points, measured over allowed, larger where several coincide."
+        if plots["reuse"]
+        else "",
+        "lateness_caption": "<b>Wall time.</b> Left: share of re-arrivals sent within a lag, all runs of a condition "
+        "together; the dotted line marks p99. Right: how far apart the first requests of a run left; "
+        "a cross is an invalid run.",
+    }
+
+
+def _is_compared(view: ReportView) -> bool:
+    return any(condition.baseline for condition in view.conditions)
+
+
+def _timeline(view: ReportView, timeline: TimelineView, index: int) -> dict[str, Any]:
+    unit = "model s" if view.is_scaled else "s"
+    steps = [[round(s.start_s, 4), round(s.end_s, 4), s.n, s.b] for s in step_segments(timeline)]
+    bars = [
+        [bar.session, round(bar.sent_s, 4), round(bar.done_s, 4)]
+        for bar in timeline.bars
+        if bar.sent_s is not None and bar.done_s is not None
+    ]
+    resting = f"{timeline.num_sessions} sessions, {len(timeline.bars)} requests, {timeline.end_s:.1f} {unit}"
+    if view.is_scaled:
+        resting += f" (\u00d7{view.time_scale:g})"
+    if not steps:
+        resting += "; the log carries no usable step times, so n and bucket are not drawn"
+    return {
+        "svg": timeline_svg(
+            timeline,
+            name=f"tl{index}",
+            unit=seconds_unit(view),
+            end_s=_shared_end(view, timeline),
+            buckets=view.buckets,
+        ),
+        "json": json.dumps({"unit": unit, "steps": steps, "bars": bars}, separators=(",", ":")),
+        "condition": timeline.condition,
+        "replicate": timeline.label.rpartition("/")[2],
+        "resting": resting,
+    }
+
+
+def _shared_end(view: ReportView, timeline: TimelineView) -> float:
+    """Runs under one treatment share a time axis, so that their lengths compare by eye."""
+    treatment = {condition.name: condition.treatment for condition in view.conditions}
+    mine = treatment.get(timeline.condition)
+    return max(other.end_s for other in view.timelines if treatment.get(other.condition) == mine)
+
+
+def _ratio_of(condition: ConditionView, replicate: int) -> ReplicateRatio:
+    found = [ratio for ratio in condition.replicate_ratios if ratio.replicate == replicate]
+    return found[0] if found else ReplicateRatio(replicate, None, None)
+
+
+def _reuse_row(condition: ConditionView) -> dict[str, Any]:
+    rearrivals = [rearrival for run in condition.runs for rearrival in run.rearrivals]
+    evictions: dict[str, int] = {}
+    for run in condition.runs:
+        for caller, count in run.evictions.items():
+            evictions[caller] = evictions.get(caller, 0) + count
+    return {
+        "name": condition.name,
+        "all": len(rearrivals),
+        "full": sum(0 < r.expected_tokens <= r.cached_tokens for r in rearrivals),
+        "part": sum(0 < r.cached_tokens < r.expected_tokens for r in rearrivals),
+        "none": sum(r.cached_tokens == 0 for r in rearrivals),
+        "expected": sum(r.expected_tokens for r in rearrivals),
+        "cached": sum(r.cached_tokens for r in rearrivals),
+        "evictions": evictions,
+        "prefill_s": condition.prefill_s,
+        "waiting_session_s": condition.waiting_session_s,
+    }
+
+
+def _callers(view: ReportView) -> list[str]:
+    found = {caller for condition in view.conditions for run in condition.runs for caller in run.evictions}
+    order = {"request": 0, "dummy": 1, "preempt": 2}
+    return sorted(found, key=lambda caller: (order.get(caller, 3), caller))
+
+
+def _check_names(view: ReportView) -> list[dict[str, str]]:
+    """Columns of the harness table, in order of first appearance; checks no run has a value for are left out."""
+    columns: dict[str, dict[str, str]] = {}
+    for run in view.runs:
+        for check in run.checks:
+            if check.value is None and check.limit is None:
+                continue
+            limit = "" if check.limit is None else f"\u2264 {check.limit:g}"
+            columns.setdefault(check.name, {"name": check.name, "unit": check.unit, "limit": limit})
+    return list(columns.values())
+
+
+def _check_of(run: RunView, name: str) -> Check | None:
+    return next((check for check in run.checks if check.name == name), None)
+
+
+def _limit(view: ReportView, name: str) -> float | None:
+    limits = {check.limit for run in view.runs for check in run.checks if check.name == name}
+    return limits.pop() if len(limits) == 1 else None  # runs held to different limits share no line
+
+
+def _verdict(run: RunView) -> str:
+    broken = [check.name for check in run.checks if check.is_met is False]
+    if broken:
+        return f'<span class="bad">broken: {escape(", ".join(broken))}</span>'
+    held = any(check.is_met for check in run.checks)
+    return '<span class="yes">met</span>' if held else '<span class="dim">none set</span>'
+
+
+def _check_value(check: Check | None) -> str:
+    if check is None or check.value is None:
+        return DASH
+    return f"{check.value:,.0f}" if check.unit == "" else f"{check.value:.3f}"
+
+
+def _fixed(value: float | None, decimals: int) -> str:
+    return DASH if value is None else f"{value:,.{decimals}f}".replace("-", "\u2212")
+
+
+def _whole(value: int | None) -> str:
+    return DASH if value is None else f"{value:,}".replace("-", "\u2212")
+
+
+def _share(part: int | None, whole: int | None) -> str:
+    return DASH if not whole or part is None else f"{part:,} of {whole:,}"
+
+
+def _residual(run: RunView) -> float | None:
+    return None if run.a_s is None or run.b_s is None else run.b_s - run.a_s
+
+
+def _reused_count(run: RunView) -> int:
+    return sum(rearrival.cached_tokens > 0 for rearrival in run.rearrivals)
+
+
+def _reused_tokens(run: RunView) -> int:
+    return sum(rearrival.cached_tokens for rearrival in run.rearrivals)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+@lru_cache
+def _resource(name: str) -> str:
+    return files("harness.report").joinpath(name).read_text(encoding="utf-8")
+
+
+def _environment() -> Environment:
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    filters: Mapping[str, Any] = {
+        "fixed": _fixed,
+        "whole": _whole,
+        "share": _share,
+        "residual": _residual,
+        "reused_count": _reused_count,
+        "reused_tokens": _reused_tokens,
+        "check_value": _check_value,
+    }
+    environment.filters.update(filters)
+    return environment

@@ -1,0 +1,233 @@
+"""The timeline of one run as hand-made SVG: a lane per session, and below it n and the bucket of every step.
+
+Drawn from the client's stamps above and the server's step log below, both on the run's clock; nothing is smoothed.
+A step is drawn from its log line to the next one, unless a prefill or idle time lies between. Next: ``page``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from harness.report.svg import NUM_CONDITION_COLORS, escape
+from harness.report.view import Bar, TimelineView
+
+WIDTH = 1000.0
+LEFT = 46.0
+RIGHT = 12.0
+MAX_LANES = 96
+STEP_PANEL_HEIGHT = 86.0
+PANEL_GAP = 16.0
+AXIS_HEIGHT = 32.0
+TICK_HEIGHT = 10.0
+UNSTREAMED_MARK = 5.0
+DENSE_SEGMENTS = 150  # above this, the strokes of the outline would cover what it encloses
+# A decode step that seems longer than this many median steps had a prefill or an idle server behind it.
+GAP_STEPS = 2.5
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Equal decode steps without a gap between them, model seconds since the run's start."""
+
+    start_s: float
+    end_s: float
+    n: int
+    b: int
+
+
+def step_segments(view: TimelineView) -> list[Segment]:
+    """Steps joined where (n, b) stays the same and no prefill or idle time lies between; empty without step times."""
+    if view.step_s.size == 0:
+        return []
+    gaps_s = np.diff(view.step_s)
+    usual_s = float(np.median(gaps_s)) if gaps_s.size else 0.0
+    if gaps_s.size and usual_s <= 0:  # stamps too coarse to place steps in time
+        return []
+    lengths_s = np.append(np.where(gaps_s > GAP_STEPS * usual_s, usual_s, gaps_s), usual_s)
+    segments: list[Segment] = []
+    for start_s, length_s, n, b in zip(view.step_s, lengths_s, view.step_n, view.step_b, strict=True):
+        start, end = float(start_s), float(start_s + length_s)
+        last = segments[-1] if segments else None
+        if last is not None and (last.n, last.b) == (n, b) and start - last.end_s < 1e-6:
+            segments[-1] = Segment(last.start_s, end, last.n, last.b)
+        else:
+            segments.append(Segment(start, end, int(n), int(b)))
+    return segments
+
+
+def timeline_svg(view: TimelineView, *, name: str, unit: str, end_s: float, buckets: Sequence[int]) -> str:
+    """The timeline as one inline <svg>.
+
+    name: prefix of its ids. unit: how the page writes seconds of this run. end_s, buckets: end of the time
+    axis and marks of the step axis, so that timelines of one page can share them.
+    """
+    lanes = min(view.num_sessions, MAX_LANES)
+    lane_height = 17.0 if lanes <= 16 else 11.0 if lanes <= 32 else 7.0 if lanes <= 64 else 5.0
+    segments = step_segments(view)
+    top = 4.0
+    steps_top = top + lanes * lane_height + PANEL_GAP
+    steps_bottom = steps_top + (STEP_PANEL_HEIGHT if segments else -PANEL_GAP + 4)
+    height = steps_bottom + AXIS_HEIGHT
+    scale = (WIDTH - LEFT - RIGHT) / max(end_s, 1e-9)
+    label = f"Timeline of run {view.label}: {view.num_sessions} sessions over {view.end_s:.1f} {unit}"
+    parts = [
+        f'<svg role="img" aria-label="{escape(label)}" class="plot timeline" viewBox="0 0 {WIDTH:g} {height:g}" '
+        f'style="--c: var(--c{view.color % NUM_CONDITION_COLORS})" data-left="{LEFT:g}" data-scale="{scale:.6g}" '
+        f'data-end="{end_s:.6g}" data-bottom="{steps_bottom:g}">',
+        f'<defs><pattern id="{name}-pad" width="5" height="5" patternUnits="userSpaceOnUse" '
+        'patternTransform="rotate(45)"><line x1="0" y1="0" x2="0" y2="5" class="t-hatch"/></pattern></defs>',
+        *_time_axis(end_s, scale, top, steps_bottom, unit),
+        *_lane_labels(lanes, lane_height, top),
+    ]
+    for session in range(lanes):
+        mine = [bar for bar in view.bars if bar.session == session]
+        parts.extend(_lane(mine, top + session * lane_height, lane_height, scale, unit))
+    if segments:
+        parts.extend(_step_panel(segments, steps_top, scale, name, buckets))
+    parts.append(f'<line class="t-cursor" y1="{top:g}" y2="{steps_bottom:g}" x1="-9" x2="-9"/></svg>')
+    return "".join(parts)
+
+
+def _x(seconds: float, scale: float) -> float:
+    return LEFT + seconds * scale
+
+
+def _time_axis(end_s: float, scale: float, top: float, bottom: float, unit: str) -> Iterator[str]:
+    stride_s = nice_stride(end_s, 10)
+    decimals = max(0, -math.floor(math.log10(stride_s)))
+    for index in range(math.floor(end_s / stride_s + 1e-9) + 1):
+        x = _x(index * stride_s, scale)
+        yield f'<line class="t-grid" x1="{x:.1f}" x2="{x:.1f}" y1="{top:g}" y2="{bottom:g}"/>'
+        yield _text(x, bottom + 13, f"{index * stride_s:.{decimals}f}")
+    middle = LEFT + (WIDTH - LEFT - RIGHT) / 2
+    yield _text(middle, bottom + 27, f"time since the start [{unit}]", style="t-label")
+
+
+def _text(x: float, y: float, text: str, *, style: str = "t-tick", anchor: str = "middle") -> str:
+    return f'<text class="{style}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
+
+
+def _upright(y: float, text: str) -> str:
+    """A label of the vertical axis that reads upwards."""
+    turned = f'transform="translate(11 {y:.1f}) rotate(-90)"'
+    return f'<text class="t-label" text-anchor="middle" {turned}>{text}</text>'
+
+
+def nice_stride(span: float, max_ticks: int) -> float:
+    """The smallest of 1, 2, 5 x 10^k that divides ``span`` into at most ``max_ticks`` parts."""
+    rough = max(span, 1e-9) / max_ticks
+    power = 10.0 ** math.floor(math.log10(rough))
+    return next(factor * power for factor in (1.0, 2.0, 5.0, 10.0) if factor * power >= rough * (1 - 1e-9))
+
+
+def _lane_labels(lanes: int, lane_height: float, top: float) -> Iterator[str]:
+    stride = 1 if lanes <= 32 else 4 if lanes <= 64 else 8
+    for session in range(0, lanes, stride):
+        y = top + (session + 0.5) * lane_height + 3.2
+        yield _text(LEFT - 7, y, str(session), anchor="end")
+    middle = top + lanes * lane_height / 2
+    yield _upright(middle, "session")
+
+
+def _lane(bars: Sequence[Bar], y: float, height: float, scale: float, unit: str) -> Iterator[str]:
+    thick = max(3.0, height * 0.68)
+    y_bar, y_line = y + (height - thick) / 2, y + height / 2
+    previous_done_s: float | None = None
+    for bar in bars:
+        if previous_done_s is not None and bar.sent_s is not None:
+            x1, x2 = _x(previous_done_s, scale), _x(bar.sent_s, scale)
+            yield f'<line class="t-wait" x1="{x1:.2f}" x2="{x2:.2f}" y1="{y_line:.1f}" y2="{y_line:.1f}"/>'
+        yield _request(bar, y_bar, thick, scale, unit)
+        previous_done_s = bar.done_s if bar.done_s is not None else previous_done_s
+
+
+def _request(bar: Bar, y: float, thick: float, scale: float, unit: str) -> str:
+    title = f"<title>{escape(_describe(bar, unit))}</title>"
+    if bar.sent_s is None or bar.done_s is None or bar.status != "ok":
+        start_s = bar.sent_s if bar.sent_s is not None else bar.due_s
+        x = _x(start_s, scale)
+        width = max(2.0, _x(bar.done_s, scale) - x) if bar.done_s is not None else 4.0
+        return (
+            f'<g>{title}<rect class="t-failed" x="{x:.2f}" y="{y:.1f}" width="{width:.2f}" height="{thick:.1f}"/></g>'
+        )
+    x0, x2 = _x(bar.sent_s, scale), _x(bar.done_s, scale)
+    x1 = x0 if bar.first_token_s is None else _x(bar.first_token_s, scale)
+    if bar.first_token_s is None and bar.reuse != "first":
+        x1 = min(x0 + UNSTREAMED_MARK, x2)
+    before = _rect(f"t-{bar.reuse}", x0, y, max(0.6, x1 - x0), thick) if x1 > x0 else ""
+    return f"<g>{title}{_rect('t-decode', x1, y, x2 - x1, thick)}{before}</g>"
+
+
+def _rect(style: str, x: float, y: float, width: float, height: float) -> str:
+    return f'<rect class="{style}" x="{x:.2f}" y="{y:.1f}" width="{max(0.0, width):.2f}" height="{height:.1f}"/>'
+
+
+def _describe(bar: Bar, unit: str) -> str:
+    lines = [f"session {bar.session}, request {bar.request}: {bar.status}"]
+    if bar.sent_s is not None:
+        lines.append(f"sent {bar.sent_s:.3f} {unit} (due {bar.due_s:.3f})")
+    if bar.first_token_s is not None and bar.sent_s is not None:
+        lines.append(f"first token after {bar.first_token_s - bar.sent_s:.3f} {unit}")
+    if bar.done_s is not None and bar.sent_s is not None:
+        lines.append(f"done {bar.done_s:.3f} {unit} (in flight {bar.done_s - bar.sent_s:.3f})")
+    if bar.prompt_tokens is not None:
+        words = {"cached": ", reused", "partial": ", partly reused", "recomputed": ", recomputed"}.get(bar.reuse, "")
+        lines.append(f"prompt {bar.prompt_tokens} tokens, cached {bar.cached_tokens}{words}")
+    if bar.completion_tokens is not None:
+        lines.append(f"generated {bar.completion_tokens} tokens")
+    return "\n".join(lines)
+
+
+def _step_panel(
+    segments: Sequence[Segment], top: float, scale: float, name: str, buckets: Sequence[int]
+) -> Iterator[str]:
+    ceiling = max(*buckets, *(segment.b for segment in segments))
+    bottom = top + STEP_PANEL_HEIGHT
+    unit_height = (STEP_PANEL_HEIGHT - 4) / ceiling
+    for level in _readable(buckets, unit_height):
+        y = bottom - level * unit_height
+        yield f'<line class="t-grid" x1="{LEFT:g}" x2="{WIDTH - RIGHT:g}" y1="{y:.1f}" y2="{y:.1f}"/>'
+        yield _text(LEFT - 7, y + 3.2, str(level), anchor="end")
+    middle = top + STEP_PANEL_HEIGHT / 2
+    yield _upright(middle, "n and bucket")
+    real, padded = list[str](), list[str]()
+    for segment in segments:
+        x, width = _x(segment.start_s, scale), (segment.end_s - segment.start_s) * scale
+        y_n, y_b = bottom - segment.n * unit_height, bottom - segment.b * unit_height
+        real.append(f"M{x:.2f} {bottom:g}V{y_n:.1f}h{width:.2f}V{bottom:g}z")
+        if segment.b > segment.n:
+            padded.append(f"M{x:.2f} {y_n:.1f}V{y_b:.1f}h{width:.2f}V{y_n:.1f}z")
+    yield f'<path class="t-real" d="{"".join(real)}"/>'
+    if padded:
+        yield f'<path d="{"".join(padded)}" fill="url(#{name}-pad)"/>'
+    style = "t-bucket dense" if len(segments) > DENSE_SEGMENTS else "t-bucket"
+    yield f'<path class="{style}" d="{"".join(_outline(segments, scale, bottom, unit_height))}"/>'
+
+
+def _readable(buckets: Sequence[int], unit_height: float) -> list[int]:
+    """Zero and those buckets, largest first, whose labels do not run into one another."""
+    levels: list[int] = []
+    for bucket in sorted(buckets, reverse=True):
+        lowest_taken = levels[-1] if levels else math.inf
+        if (lowest_taken - bucket) * unit_height >= TICK_HEIGHT and bucket * unit_height >= TICK_HEIGHT:
+            levels.append(bucket)
+    return [*levels, 0]
+
+
+def _outline(segments: Sequence[Segment], scale: float, bottom: float, unit_height: float) -> Iterator[str]:
+    """The bucket as a line that falls to zero wherever no decode step ran."""
+    previous_end_s: float | None = None
+    for segment in segments:
+        x1, x2 = _x(segment.start_s, scale), _x(segment.end_s, scale)
+        y = bottom - segment.b * unit_height
+        if previous_end_s is None or segment.start_s - previous_end_s > 1e-6:
+            if previous_end_s is not None:
+                yield f"V{bottom:g}"
+            yield f"M{x1:.2f} {bottom:g}"
+        yield f"V{y:.1f}H{x2:.2f}"
+        previous_end_s = segment.end_s
+    yield f"V{bottom:g}"

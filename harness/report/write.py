@@ -1,0 +1,97 @@
+"""The HTML report of an experiment on disk, and its table of conditions on a terminal.
+
+The file appears whole or not at all, and opens without a network. No figure is computed here. This is where the flow
+ends: people read it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from harness.analysis import ExperimentSummary
+from harness.analysis.summary import ConditionFigures
+from harness.clock import NS_PER_S
+from harness.errors import RecordsError
+from harness.records import SealedRun
+from harness.records.disk import write_synced
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+DASH = "\u2013"
+
+
+def write_report(
+    runs: Sequence[SealedRun], path: Path, *, title: str | None = None, timelines: Sequence[str] | None = None
+) -> Path:
+    """Write one self-contained HTML file about an experiment, and return its path.
+
+    runs: all sealed runs of one experiment, invalid ones included (they are named, not counted). title: default: the
+    experiment's own. timelines: labels "condition/replicate" of the runs to draw; default: one run per condition.
+    Raises SpecError when there is nothing to report or a label is unknown, RecordsError when the disk refuses.
+    """
+    from harness.report.gather import gather
+    from harness.report.page import render_page
+
+    page = render_page(gather(runs, title=title, timelines=timelines))
+    path = Path(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_synced(path, page.encode("utf-8"))
+    except OSError as error:
+        raise RecordsError(
+            f"cannot write the report ({error.strerror or error})",
+            where=str(path),
+            hint="Free space or choose a writable place with --output",
+        ) from error
+    return path
+
+
+def conditions_table(summary: ExperimentSummary) -> Table:
+    """The conditions of an experiment as a table for the terminal; costs in seconds of the run's clock."""
+    from rich import box
+    from rich.table import Table
+
+    unit = "s" if summary.time_scale == 1 else f"model s, \u00d7{summary.time_scale:g}"
+    num_invalid = sum(not run.is_valid for run in summary.runs)
+    counted = f"{len(summary.runs)} runs" + (f", {num_invalid} INVALID and not counted" if num_invalid else "")
+    table = Table(title=f"{summary.title} ({counted})", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.caption = f"A, B: cost on both channels, summed over replicates [{unit}]; reused: of all re-arrivals"
+    table.caption_justify = "left"
+    table.add_column("condition", overflow="fold")
+    for name in ("A", "B", "A/base", "B/base"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("channels", no_wrap=True)
+    for name in ("steps", "padding", "reused", "prefilled"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for condition in summary.conditions:
+        table.add_row(*_cells(condition))
+    return table
+
+
+def _cells(condition: ConditionFigures) -> tuple[str, ...]:
+    compared = condition.comparison
+    if compared is not None:
+        verdict = "agree" if compared.is_agreed else "[red]withheld[/]"
+        ratios = (f"{compared.ratio_a:.4f}", f"{compared.ratio_b:.4f}")
+        sign = "\u2264" if compared.is_agreed else ">"
+        verdict += f" ({compared.difference:.4f} {sign} {compared.tau:.4f})"
+    else:
+        verdict, ratios = ("baseline" if condition.is_baseline else "not compared"), ("", "")
+    return (
+        condition.name,
+        _seconds(condition.a_ns),
+        _seconds(condition.b_ns),
+        *ratios,
+        verdict,
+        f"{condition.num_steps:,}" if condition.num_steps else DASH,
+        DASH if condition.padding.ratio is None else f"{condition.padding.ratio:.4f}",
+        f"{condition.num_reused}/{condition.num_rearrivals}" if condition.num_rearrivals else DASH,
+        f"{condition.computed_prefill_tokens:,}" if condition.valid_runs else DASH,
+    )
+
+
+def _seconds(duration_ns: int | None) -> str:
+    return DASH if duration_ns is None else f"{duration_ns / NS_PER_S:,.3f}"
