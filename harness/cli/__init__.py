@@ -1,7 +1,7 @@
 """The ``harness`` command: thin commands over the public functions, and the one place where errors are caught.
 
 Imports of heavy packages happen inside commands, so that --help is instant. Nothing is computed here.
-Next: each command calls ``harness.plan``, ``harness.runner``, ``harness.records``, ``harness.analysis`` or ``harness.report``.
+Next: each command calls public functions of ``plan``, ``runner``, ``records``, ``analysis`` or ``report``.
 """
 
 from __future__ import annotations
@@ -53,7 +53,3 @@ def main() -> None:
             raise
         where = f"{error.filename}: " if error.filename else ""
         _fail(f"{where}{error.strerror}. Free some space or choose a folder you may write to", ExitCode.HARNESS_FAULT)
-
-
-if __name__ == "__main__":
-    main()

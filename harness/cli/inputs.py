@@ -14,7 +14,7 @@ import typer
 from harness.errors import SpecError
 
 plan_app = typer.Typer(no_args_is_help=True, help="Build, show and check session plans.")
-waits_app = typer.Typer(no_args_is_help=True, help="Look at tool-wait distributions, and import them from TraceLab data.")
+waits_app = typer.Typer(no_args_is_help=True, help="Look at tool-wait distributions; import TraceLab data.")
 
 
 def register(app: typer.Typer) -> None:
@@ -49,7 +49,7 @@ def plan_build(
 def plan_show(path: Annotated[Path, typer.Argument(help="A plan file.")]) -> None:
     """Check a plan file against its hash and describe it.
 
-    Example: `harness plan show plans/frozen/3f2a….plan.jsonl`
+    Example: `harness plan show plans/frozen/3f2a….jsonl`
     """
     from harness.plan import describe, read_plan
 
@@ -84,6 +84,9 @@ def waits_import(
     source: Annotated[Path, typer.Argument(help="TraceLab release: .duckdb, .jsonl or .jsonl.gz")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The wait file to write (TOML).")],
     name: Annotated[str, typer.Option(help="Name of the distribution; default: the file's stem.")] = "",
+    tables: Annotated[
+        list[str] | None, typer.Option("--table", help="Which table of a DuckDB file holds the tools. Repeatable.")
+    ] = None,
 ) -> None:
     """Make a tool-wait distribution from a TraceLab release; streams through files larger than memory.
 
@@ -91,7 +94,7 @@ def waits_import(
     """
     from harness.plan.tracelab import import_tracelab
 
-    summary = import_tracelab(source, output, name=name or output.stem)
+    summary = import_tracelab(source, output, name=name or output.stem, tables=tuple(tables or ()))
     for line in summary.lines():
         print(line)
     print(f"wrote {output}")

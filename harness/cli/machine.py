@@ -1,6 +1,6 @@
-"""``harness doctor``, ``emulator``, ``bench``: what this machine can run, a server to try things on, and how fast it all is.
+"""``harness doctor`` and ``emulator``: what this machine can run, and a server to try things on.
 
-Starts nothing that outlives the command. Next: ``harness.live.doctor``, ``harness.emulator``, ``harness.bench``.
+Starts nothing that outlives the command. Next: ``harness.live.doctor``, ``harness.emulator``.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
@@ -18,7 +17,9 @@ from harness.cli.run import RunsOption
 def register(app: typer.Typer) -> None:
     app.command(name="doctor")(doctor)
     app.command(
-        name="emulator", context_settings={"allow_extra_args": True, "ignore_unknown_options": True}, add_help_option=False
+        name="emulator",
+        context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+        add_help_option=False,
     )(emulator)
 
 

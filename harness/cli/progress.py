@@ -21,7 +21,7 @@ from harness.runner.progress import (
 
 
 def format_duration(seconds: float) -> str:
-    """"48 s", "3 min 05 s", "1 h 02 min"."""
+    """ "48 s", "3 min 05 s", "1 h 02 min"."""
     whole = max(0, round(seconds))
     if whole < 60:
         return f"{whole} s"

@@ -1,11 +1,10 @@
 """An experiment's runs, in rotated order, resumed by set difference: planned keys minus sealed keys.
 
-Order of conditions rotates from replicate to replicate, and every condition of a replicate gets the identical drawn plan.
-No progress file exists: what is sealed is done. Next: ``harness.runner.run`` performs one run.
+The order of conditions rotates from replicate to replicate, and every condition of a replicate gets the identical
+drawn plan. No progress file exists: what is sealed is done. Next: ``harness.runner.run`` performs one run.
 """
 
 from __future__ import annotations
-
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -121,8 +120,9 @@ def run_experiment(
 ) -> ExperimentOutcome:
     """Perform every planned run that is not sealed yet, and return all sealed runs of the experiment.
 
-    resume: allow runs sealed earlier (without it, existing runs of this name are an error, so that nothing is mixed by accident).
-    Raises SpecError before anything starts; ServerError when a server cannot be run; RecordsError when records cannot be written.
+    resume: allow runs sealed earlier; without it they are an error, so that nothing is mixed by accident.
+    Raises SpecError before anything starts; ServerError when a server cannot be run; RecordsError when records cannot
+    be written.
     An invalid run is kept, named invalid, and the experiment goes on.
     """
     stop = stop or StopFlag()
@@ -202,5 +202,3 @@ def _require_same_inputs(run: SealedRun, spec: ExperimentSpec, key: RunKey, draw
             where=str(run.path),
             hint="Give the changed experiment a new name, or write to another --runs folder",
         )
-
-

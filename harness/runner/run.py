@@ -1,6 +1,6 @@
 """One run in hops: fresh server, healthy, scrape, replay, scrape, stop, derive, invariants, seal.
 
-Whatever happens, the server is gone afterwards and an unfinished run never looks whole. Nothing here interprets the result.
+Whatever happens, the server is gone afterwards and an unfinished run never looks whole. No result is interpreted.
 Next: ``harness.records`` seals; ``harness.analysis`` judges the invariants before that.
 """
 
@@ -68,8 +68,8 @@ def perform_run(
 ) -> tuple[SealedRun | None, float]:
     """Perform one run and seal it, valid or not; (None, seconds) when the person aborted it.
 
-    Returns the sealed run and the wall seconds of the whole lifecycle. Raises ServerError when the server never got ready or
-    could not be stopped, RecordsError when records cannot be written; then nothing of the run counts.
+    Returns the sealed run and the wall seconds of the whole lifecycle. Raises ServerError when the server never got
+    ready or could not be stopped, RecordsError when records cannot be written; then nothing of the run counts.
     """
     wall_clock = MonotonicClock()
     began_ns = wall_clock.now_ns()
@@ -216,5 +216,3 @@ def _manifest(
         provenance=dict(facts),
         timings=measured.timings,
     )
-
-

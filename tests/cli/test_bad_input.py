@@ -1,0 +1,160 @@
+"""Bad input gets one line: what is wrong, where, what to do; an exit code by kind; nothing half-written."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXPERIMENT = """
+name = "bad"
+base_seed = 1
+replicates = 1
+{top}
+
+[workload]
+num_sessions = 2
+{workload}
+
+[server]
+{server}
+
+[[condition]]
+name = "only"
+{condition}
+"""
+
+
+def harness(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "harness", *arguments],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=cwd,
+    )
+
+
+def write(tmp_path: Path, *, top: str = "", workload: str = "", server: str = "", condition: str = "") -> Path:
+    path = tmp_path / "bad.toml"
+    path.write_text(EXPERIMENT.format(top=top, workload=workload, server=server, condition=condition))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"top": "replicats = 3"}, ["replicats", "unknown key"]),
+        ({"top": 'backend = "gpu"'}, ["backend", "emulator"]),
+        ({"top": "time_scale = 0"}, ["time_scale"]),
+        ({"workload": "wait_cap_s = -1"}, ["wait_cap_s", "greater than 0"]),
+        ({"workload": 'waits = "nowhere"'}, ["nowhere", "tracelab-v0.0.2"]),
+        ({"workload": "requests_per_session = 0"}, ["requests_per_session"]),
+        ({"workload": 'prompt_tokens = {law = "uniform", low = 9, high = 3}'}, ["prompt_tokens", "below low"]),
+        ({"server": "decode_buckets = [1, 2, 4]"}, ["decode_buckets", "max_num_seqs"]),
+        ({"server": "decode_buckets = []"}, ["decode_buckets"]),
+        ({"server": "slot_tokens = 512"}, ["slot"]),
+        ({"server": 'cost_model = "none-such"'}, ["none-such", "paper"]),
+        ({"condition": 'treatment = "fewer"'}, ["treatment", "no-waits"]),
+        ({"condition": "server.max_num_seq = 4"}, ["max_num_seq", "unknown key"]),
+    ],
+)
+def test_a_wrong_experiment_file_is_one_line_that_names_the_key(
+    tmp_path: Path, changes: dict[str, str], words: list[str]
+):
+    path = write(tmp_path, **changes)
+    result = harness("run", str(path), "--runs", str(tmp_path / "runs"))
+    assert result.returncode == 2
+    assert result.stderr.count("\n") == 1
+    assert result.stderr.startswith("harness: ")
+    for word in words:
+        assert word in result.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_zero_sessions_are_refused(tmp_path: Path):
+    path = write(tmp_path)
+    result = harness("run", str(path), "--set", "workload.num_sessions=0", "--runs", str(tmp_path / "runs"))
+    assert result.returncode == 2
+    assert "num_sessions" in result.stderr
+
+
+def test_malformed_toml_names_the_line(tmp_path: Path):
+    path = tmp_path / "broken.toml"
+    path.write_text("name = 'x'\nbase_seed == 3\n")
+    result = harness("run", str(path))
+    assert result.returncode == 2
+    assert "line 2" in result.stderr
+    assert str(path) in result.stderr
+
+
+def test_a_missing_file_is_named():
+    result = harness("run", "no/such/file.toml")
+    assert result.returncode == 2
+    assert "no/such/file.toml" in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_foreign_trace_file_is_refused_and_writes_nothing(tmp_path: Path):
+    source, output = tmp_path / "foreign.jsonl", tmp_path / "waits.toml"
+    source.write_text("this is not a trace\n" * 3)
+    result = harness("waits", "import", str(source), "-o", str(output))
+    assert result.returncode == 2
+    assert "foreign.jsonl" in result.stderr
+    assert not output.exists()
+
+
+def test_an_edited_plan_is_refused(tmp_path: Path):
+    built = harness("plan", "build", str(write(tmp_path)), "-o", str(tmp_path))
+    assert built.returncode == 0, built.stderr
+    [path] = tmp_path.glob("*.jsonl")
+    path.write_text(path.read_text().replace(",8,", ",9,", 1))
+    result = harness("plan", "show", str(path))
+    assert result.returncode == 2
+    assert "edited" in result.stderr
+
+
+def test_bad_sql_is_one_line(tmp_path: Path):
+    result = harness("query", "select nothing from nowhere", "--runs", str(tmp_path))
+    assert result.returncode == 2
+    assert "nowhere" in result.stderr
+
+
+def test_a_report_of_nothing_says_what_is_there(tmp_path: Path):
+    result = harness("report", "demo", "--runs", str(tmp_path))
+    assert result.returncode == 2
+    assert "no sealed runs" in result.stderr
+
+
+@pytest.mark.live
+def test_a_busy_port_names_the_port_and_seals_nothing(tmp_path: Path):
+    import socket
+
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        port = holder.getsockname()[1]
+        path = write(tmp_path, server=f"port = {port}")
+        result = harness("run", str(path), "--runs", str(tmp_path / "runs"))
+    assert result.returncode == 1
+    assert str(port) in result.stderr
+    assert not list((tmp_path / "runs").rglob("manifest.json"))
+
+
+def test_help_names_every_command_with_an_example():
+    top = harness("--help").stdout
+    for command in ("run", "report", "query", "plan", "waits", "simulate", "doctor", "verify", "derive", "explain"):
+        assert command in top
+        assert "Example" in harness(command, "--help").stdout or command in ("plan", "waits")
+
+
+def test_every_key_of_an_experiment_can_be_looked_up():
+    from harness import spec
+
+    for topic, model in (("experiment", spec.ExperimentSpec), ("server", spec.ServerSpec)):
+        shown = harness("explain", topic).stdout
+        for name in model.model_fields:
+            assert name in shown

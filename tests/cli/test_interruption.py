@@ -1,0 +1,166 @@
+"""Ctrl-C, SIGTERM and SIGKILL at random moments: no stray process, nothing half-written that looks whole."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.clock import NS_PER_MS, MonotonicClock
+from harness.records import RunStore
+
+pytestmark = pytest.mark.live
+
+SLOW_EXPERIMENT = """
+name = "slow"
+base_seed = 3
+replicates = 2
+time_scale = 10
+
+[workload]
+num_sessions = 3
+waits = "none"
+prompt_tokens = {law = "fixed", value = 300}
+generate_tokens = {law = "fixed", value = 200}
+
+[limits]
+rearrival_lag_p99_ms = 1000
+start_spread_ms = 1000
+
+[[condition]]
+name = "a"
+
+[[condition]]
+name = "b"
+"""
+
+
+class Harness:
+    """A ``harness run`` in a process of its own, with its output read line by line."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        self.folder = folder
+        path = folder / "slow.toml"
+        path.write_text(SLOW_EXPERIMENT)
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "harness", "run", str(path), "--runs", str(folder / "runs"), *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            bufsize=1,
+        )
+
+    def wait_for(self, words: str) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if words in line:
+                return
+        raise AssertionError(f"{words!r} never appeared")
+
+    def finish(self) -> tuple[int, str]:
+        output, _ = self.process.communicate(timeout=120)
+        return self.process.returncode, output
+
+    def servers(self) -> list[int]:
+        """Live processes whose command line names this run's folder (the emulator is given its config by path)."""
+        found: list[int] = []
+        for entry in Path("/proc").iterdir():
+            if not entry.name.isdigit() or int(entry.name) in (os.getpid(), self.process.pid):
+                continue
+            try:
+                command = (entry / "cmdline").read_bytes()
+            except OSError:
+                continue
+            if str(self.folder).encode() in command:
+                found.append(int(entry.name))
+        return found
+
+
+def pause_ms(milliseconds: float) -> None:
+    clock = MonotonicClock()
+    clock.sleep_until_ns(clock.now_ns() + int(milliseconds * NS_PER_MS))
+
+
+def eventually(condition, attempts: int = 200) -> bool:
+    for _ in range(attempts):
+        if condition():
+            return True
+        pause_ms(50)
+    return False
+
+
+def test_the_first_ctrl_c_ends_after_the_current_run_and_resume_completes(tmp_path: Path):
+    harness = Harness(tmp_path)
+    harness.wait_for("1/4")
+    harness.process.send_signal(signal.SIGINT)
+    code, output = harness.finish()
+    assert code == 130
+    assert "--resume" in output
+    sealed = RunStore(tmp_path / "runs").sealed("slow")
+    assert len(sealed) == 2
+    assert all(run.is_valid for run in sealed)
+    assert harness.servers() == []
+    code, output = Harness(tmp_path, "--resume").finish()
+    assert code == 0, output
+    assert len(RunStore(tmp_path / "runs").sealed("slow")) == 4
+
+
+def test_the_second_ctrl_c_aborts_the_run(tmp_path: Path):
+    harness = Harness(tmp_path)
+    harness.wait_for("1/4")
+    pause_ms(1500)
+    harness.process.send_signal(signal.SIGINT)
+    pause_ms(100)
+    harness.process.send_signal(signal.SIGINT)
+    code, _ = harness.finish()
+    assert code == 130
+    assert len(RunStore(tmp_path / "runs").sealed("slow")) in (1, 2)
+    assert harness.servers() == []
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_harness_killed_at_a_random_moment_leaves_no_server_and_no_false_run(tmp_path: Path, seed: int):
+    harness = Harness(tmp_path)
+    harness.wait_for("to go")
+    pause_ms(random.Random(seed).uniform(0, 6000))
+    harness.process.kill()
+    harness.finish()
+    assert eventually(lambda: harness.servers() == [])
+    store = RunStore(tmp_path / "runs")
+    assert store.verify() == len(store.sealed())
+    assert all(run.is_valid for run in store.sealed())
+    code, output = Harness(tmp_path, "--resume").finish()
+    assert code == 0, output
+    assert len(store.sealed("slow")) == 4
+
+
+@pytest.mark.parametrize("seed", [4, 5])
+def test_a_server_killed_at_a_random_moment_makes_its_run_invalid_or_ends_with_one_error(tmp_path: Path, seed: int):
+    harness = Harness(tmp_path)
+    harness.wait_for("to go")
+    assert eventually(lambda: any(b"harness.emulator" in _command(pid) for pid in harness.servers()))
+    pause_ms(random.Random(seed).uniform(0, 3000))
+    victims = [pid for pid in harness.servers() if b"harness.emulator" in _command(pid)]
+    for pid in victims:
+        os.kill(pid, signal.SIGKILL)
+    code, output = harness.finish()
+    assert harness.servers() == []
+    store = RunStore(tmp_path / "runs")
+    store.verify()
+    if victims:
+        assert code in (1, 3), output
+        assert "Traceback" not in output
+    invalid = [run for run in store.sealed() if not run.is_valid]
+    assert all(run.invalid_reasons for run in invalid)
+
+
+def _command(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""

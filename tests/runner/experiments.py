@@ -1,0 +1,29 @@
+"""Small experiments for tests: the emulator at many times real speed, a few short sessions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from harness.spec import ExperimentSpec
+
+FAST = 20.0
+
+
+def small_experiment(**changes: Any) -> ExperimentSpec:
+    """Three sessions of two short requests, two conditions, one replicate; ``changes`` replace top-level keys."""
+    table: dict[str, Any] = {
+        "name": "small",
+        "time_scale": FAST,
+        "replicates": 1,
+        "base_seed": 7,
+        "workload": {
+            "num_sessions": 3,
+            "prompt_tokens": {"law": "uniform", "low": 200, "high": 400},
+            "generate_tokens": {"law": "uniform", "low": 8, "high": 24},
+            "wait_cap_s": 2.0,
+        },
+        # Scaled time scales the host's own delays too: these limits are about the test machine, not the method.
+        "limits": {"rearrival_lag_p99_ms": 500.0, "start_spread_ms": 500.0},
+        "condition": [{"name": "base"}, {"name": "more", "server": {"decode_buckets": [1, 2, 3, 4, 8]}}],
+    }
+    return ExperimentSpec.model_validate({**table, **changes})

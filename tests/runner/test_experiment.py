@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from experiments import small_experiment
+
+from harness.analysis import summarise
+from harness.errors import RecordsError, SpecError
+from harness.plan import read_plan
+from harness.records import RunStore
+from harness.runner import StopFlag, run_experiment
+from harness.runner.progress import ExperimentStarted, RequestFinished, RunSealed, RunStarted, ServerReady
+
+pytestmark = pytest.mark.live
+
+
+def device_ns(run) -> int:
+    """The emulator's own sum of step times, from its trace."""
+    records = [json.loads(line) for line in run.file("device_trace.jsonl").read_text().splitlines()]
+    return sum(record["duration_ns"] for record in records if record.get("kind") in ("PREFILL", "DECODE"))
+
+
+def test_channel_a_equals_the_emulators_own_step_times_and_channel_b_lies_above(tmp_path: Path):
+    outcome = run_experiment(small_experiment(), runs_root=tmp_path)
+    assert outcome.is_complete
+    summary = summarise(outcome.runs)
+    for run in outcome.runs:
+        figures = summary.run(run.condition, run.replicate)
+        truth_ns = device_ns(run)
+        assert abs(figures.channel_a_ns - truth_ns) <= 0.001 * truth_ns
+        assert figures.channel_b_ns >= figures.channel_a_ns
+
+
+def test_without_waits_both_grids_give_the_same_step_histogram_and_the_fitting_grid_pads_less(tmp_path: Path):
+    spec = small_experiment(
+        workload={
+            "num_sessions": 6,
+            "prompt_tokens": {"law": "uniform", "low": 200, "high": 400},
+            "generate_tokens": {"law": "uniform", "low": 8, "high": 24},
+        },
+        condition=[
+            {"name": "base", "treatment": "no-waits"},
+            {"name": "bucket6", "treatment": "no-waits", "server": {"decode_buckets": [1, 2, 4, 6, 8]}},
+        ],
+    )
+    summary = summarise(run_experiment(spec, runs_root=tmp_path).runs)
+    base, bucket6 = summary.run("base", 0), summary.run("bucket6", 0)
+    assert base.step_histogram == bucket6.step_histogram
+    assert bucket6.padding_ratio < base.padding_ratio
+
+
+@pytest.mark.parametrize(
+    ("num_background", "cached", "evictions", "decode_steps"),
+    [(5, 1920, 0, 49), (6, 1920, 1, 56), (7, 0, 2, 63), (8, 0, 3, 70)],
+)
+def test_sequential_survival_through_the_live_path(
+    tmp_path: Path, num_background: int, cached: int, evictions: int, decode_steps: int
+):
+    spec = small_experiment(
+        workload={"source": "sequential", "num_background": num_background}, condition=[{"name": "m"}]
+    )
+    [run] = run_experiment(spec, runs_root=tmp_path).runs
+    assert run.is_valid, run.invalid_reasons
+    assert run.table("requests")["cached_tokens"].to_pylist()[-1] == cached
+    kinds = run.table("kv_events")["kind"].to_pylist()
+    assert sum(kind.upper() == "EVICTION" for kind in kinds) == evictions
+    assert run.table("steps").num_rows == decode_steps
+
+
+def test_the_progress_events_tell_the_whole_story_in_order(tmp_path: Path):
+    events: list[object] = []
+    run_experiment(small_experiment(condition=[{"name": "only"}]), runs_root=tmp_path, on_progress=events.append)
+    kinds = [type(event) for event in events]
+    assert kinds == [ExperimentStarted, RunStarted, ServerReady, *[RequestFinished] * 6, RunSealed]
+    assert [event.num_finished for event in events if isinstance(event, RequestFinished)] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_run_carries_the_plan_it_replayed(tmp_path: Path):
+    [run] = run_experiment(small_experiment(condition=[{"name": "only"}]), runs_root=tmp_path).runs
+    assert read_plan(run.file("plan.jsonl")).hash == run.manifest.plan_hash
+
+
+def test_resume_performs_only_what_is_missing(tmp_path: Path):
+    spec = small_experiment(replicates=2)
+    stop = StopFlag()
+
+    def stop_after_the_first_run(event: object) -> None:
+        if isinstance(event, RunSealed):
+            stop.request()
+
+    first = run_experiment(spec, runs_root=tmp_path, on_progress=stop_after_the_first_run, stop=stop)
+    assert (first.num_performed, len(first.runs), first.is_complete) == (1, 1, False)
+    sealed_before = first.runs[0].file("manifest.json").stat().st_mtime_ns
+    second = run_experiment(spec, runs_root=tmp_path, resume=True)
+    assert (second.num_performed, len(second.runs), second.is_complete) == (3, 4, True)
+    assert first.runs[0].file("manifest.json").stat().st_mtime_ns == sealed_before
+
+
+def test_an_aborted_run_leaves_nothing_that_looks_whole(tmp_path: Path):
+    stop = StopFlag()
+
+    def abort_at_the_first_answer(event: object) -> None:
+        if isinstance(event, RequestFinished):
+            stop.abort()
+
+    outcome = run_experiment(small_experiment(), runs_root=tmp_path, on_progress=abort_at_the_first_answer, stop=stop)
+    assert outcome.was_interrupted
+    assert outcome.runs == ()
+    assert RunStore(tmp_path).sealed() == []
+
+
+def test_sealed_runs_are_not_silently_mixed_with_new_ones(tmp_path: Path):
+    spec = small_experiment(condition=[{"name": "only"}])
+    run_experiment(spec, runs_root=tmp_path)
+    with pytest.raises(SpecError, match="--resume"):
+        run_experiment(spec, runs_root=tmp_path)
+    changed = small_experiment(condition=[{"name": "only"}], base_seed=8)
+    with pytest.raises(RecordsError, match="another plan"):
+        run_experiment(changed, runs_root=tmp_path, resume=True)
+
+
+def test_a_run_over_its_lateness_limit_is_kept_and_named_invalid(tmp_path: Path):
+    spec = small_experiment(
+        condition=[{"name": "only"}], limits={"rearrival_lag_p99_ms": 1e-6, "start_spread_ms": 500.0}
+    )
+    outcome = run_experiment(spec, runs_root=tmp_path)
+    [run] = outcome.invalid_runs
+    assert any("lag" in reason for reason in run.invalid_reasons)
+
+
+def test_a_prompt_that_does_not_fit_the_slot_is_refused_before_any_server_starts(tmp_path: Path):
+    spec = small_experiment(server={"slot_tokens": 256})
+    with pytest.raises(SpecError, match="slot"):
+        run_experiment(spec, runs_root=tmp_path)
+    assert not list(tmp_path.iterdir())
