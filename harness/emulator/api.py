@@ -30,7 +30,7 @@ from harness.emulator.protocol import (
     check_sampling,
     parse_request,
 )
-from harness.emulator.responses import Answer
+from harness.emulator.responses import Answer, compact
 from harness.emulator.streams import ClientStream, open_stream
 from harness.emulator.tokens import ContextHash
 from harness.plan import token_block_keys
@@ -46,6 +46,13 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 def random_id() -> str:
     """vLLM's random_uuid: 16 hex digits."""
     return uuid.uuid4().hex[:16]
+
+
+def json_answer(body: dict[str, Any], *, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
+    """A JSON response with the headers that Starlette gives it."""
+    response = web.Response(body=compact(body), status=status, headers=headers)
+    response.headers["Content-Type"] = "application/json"
+    return response
 
 
 class Api:
@@ -167,7 +174,7 @@ class Api:
     async def _answer_whole(self, stream: ClientStream) -> web.StreamResponse:
         self._server.submit(stream)
         await stream.finished
-        return web.json_response(stream.answer.whole(stream.texts(), stream.tokens))
+        return json_answer(stream.answer.whole(stream.texts(), stream.tokens))
 
     async def _answer_stream(self, http: web.Request, stream: ClientStream) -> web.StreamResponse:
         response, stream.transport, stream.is_chunked = await open_stream(http)
@@ -214,16 +221,16 @@ class Api:
             "max_model_len": self._config.server.slot_tokens,
             "permission": [permission],
         }
-        return web.json_response({"object": "list", "data": [card]})
+        return json_answer({"object": "list", "data": [card]})
 
     async def _health(self, _http: web.Request) -> web.Response:
         return web.Response()
 
     async def _version(self, _http: web.Request) -> web.Response:
-        return web.json_response({"version": VLLM_VERSION})
+        return json_answer({"version": VLLM_VERSION})
 
     async def _load(self, _http: web.Request) -> web.Response:
-        return web.json_response({"server_load": self._num_open})
+        return json_answer({"server_load": self._num_open})
 
     async def _metrics(self, http: web.Request) -> web.Response:
         encoder, content_type = choose_encoder(http.headers.get("Accept", ""))
@@ -239,11 +246,11 @@ class Api:
         try:
             return await handler(request)
         except ApiError as error:
-            return web.json_response(error.body(), status=int(error.status))
+            return json_answer(error.body(), status=int(error.status))
         except web.HTTPException as error:
             # vLLM leaves unknown paths and methods to Starlette, whose bodies look like this.
             headers = {name: value for name, value in error.headers.items() if name == "Allow"}
-            return web.json_response({"detail": error.reason}, status=error.status, headers=headers)
+            return json_answer({"detail": error.reason}, status=error.status, headers=headers)
 
     async def _log_access(self, http: web.Request, response: web.StreamResponse) -> None:
         response.headers["server"] = "uvicorn"

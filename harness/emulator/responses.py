@@ -14,11 +14,18 @@ from harness.emulator.core import EngineRequest, FinishReason
 
 DONE = b"data: [DONE]\n\n"
 FINGERPRINT = "vllm-0.22.0-emulated"
+# Stand-ins in an event's template; what a client chose (id, model) comes before them.
+TEXT_MARK, TOKENS_MARK = "\0text", -1
 
 
 def event(body: dict[str, Any]) -> bytes:
     """One server-sent event."""
-    return b"data: " + json.dumps(body, separators=(",", ":"), ensure_ascii=False).encode() + b"\n\n"
+    return b"data: " + compact(body) + b"\n\n"
+
+
+def compact(body: dict[str, Any]) -> bytes:
+    """JSON without blanks, as Starlette writes it."""
+    return json.dumps(body, separators=(",", ":"), ensure_ascii=False).encode()
 
 
 def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, Any]:
@@ -42,6 +49,7 @@ class Answer:
     with_token_details: bool = True
     first_cached_tokens: int | None = None
     prompts_shown: set[int] = field(default_factory=set)
+    templates: dict[int, tuple[bytes, bytes, bytes]] = field(default_factory=dict)
 
     # -- whole answers ------------------------------------------------------------------------------------------
 
@@ -116,11 +124,28 @@ class Answer:
         request = self.requests[index]
         if self.first_cached_tokens is None:
             self.first_cached_tokens = request.cached_tokens
+        if index in self.prompts_shown and request.finish_reason is None and not self.continuous_usage:
+            return self._plain_chunk(index, text, tokens)
         events = b""
         if self.is_chat and index not in self.prompts_shown:
             events = self._chat_opening(index)
         choice = self._chunk_choice(index, text, tokens, request)
         return events + event(self._chunk_body(choice, index, num_generated, request.finish_reason))
+
+    def _plain_chunk(self, index: int, text: str, tokens: list[int]) -> bytes:
+        # Nearly every event of a stream: only text and tokens change, and a step sends one to every client.
+        pieces = self.templates.get(index)
+        if pieces is None:
+            choice = self._chunk_choice(index, TEXT_MARK, [TOKENS_MARK], self.requests[index])
+            whole = event(self._chunk_body(choice, index, 0, None))
+            head, _, rest = whole.rpartition(json.dumps(TEXT_MARK).encode())
+            middle, _, tail = rest.partition(f"[{TOKENS_MARK}]".encode())
+            pieces = self.templates[index] = (head, middle, tail)
+        head, middle, tail = pieces
+        written = json.dumps(text, ensure_ascii=False).encode()
+        if not self.return_token_ids:
+            return head + written + middle
+        return b"".join((head, written, middle, json.dumps(tokens, separators=(",", ":")).encode(), tail))
 
     def last_chunk(self, completion_tokens: int) -> bytes:
         """The usage event, when asked for, and the end of the stream."""
@@ -145,9 +170,9 @@ class Answer:
                 choice["stop_reason"] = request.stop_reason
             return {**choice, "token_ids": token_ids}
         prompt_ids = None
-        if self.return_token_ids and index not in self.prompts_shown:
+        if index not in self.prompts_shown:
             self.prompts_shown.add(index)
-            prompt_ids = request.prompt.tolist()
+            prompt_ids = request.prompt.tolist() if self.return_token_ids else None
         return {
             "index": index,
             "text": text,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -32,6 +33,7 @@ _MULTIPLIER = 0x9E3779B97F4A7C15  # odd, so that multiplying modulo 2**64 loses 
 _POWERS_LENGTH = 1 << 15
 
 
+@lru_cache(maxsize=1 << 16)
 def word_text(token: int) -> str:
     """The text of word token ``token``; text and tokens of words map one to one."""
     index, letters = token - FIRST_WORD, ""
@@ -67,6 +69,8 @@ def encode(text: str) -> list[int]:
 
 def decode(tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
     """Text of ``tokens``; bytes that are no UTF-8 become the replacement character."""
+    if len(tokens) == 1 and FIRST_WORD <= tokens[0] < END_OF_TEXT:
+        return word_text(tokens[0])  # one generated token, the usual case
     parts: list[str] = []
     pending = bytearray()
     for token in tokens:

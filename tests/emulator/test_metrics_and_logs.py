@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import re
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from emulator_process import Emulator, Start
 from prometheus_client.parser import text_string_to_metric_families
+
+from harness.clock import NS_PER_MS, MonotonicClock
+from harness.emulator.core import EmulatorCore, EngineRequest
+from harness.emulator.tokens import ContextHash
+from harness.engine import EngineConfig, Scheduler, load_cost_model
+from harness.plan import token_block_keys
 
 pytestmark = pytest.mark.live
 
@@ -155,3 +163,55 @@ def test_info_level_hides_the_prefix_cache_lines(start_emulator: Start) -> None:
     assert server.stop() == 0
     assert "[PFX]" not in server.log
     assert "[BUCKET]" in server.log
+
+
+def test_live_steps_are_a_function_of_the_arrivals_alone(start_emulator: Start) -> None:
+    server = start_emulator(server={"max_num_seqs": 3, "decode_buckets": [1, 2, 3]})
+    prompts = {f"request-{n}": [1000 * n + place for place in range(100 + 40 * n)] for n in range(1, 9)}
+    bodies = [
+        {"prompt": prompts[name], "max_tokens": 3 + index, "request_id": name} for index, name in enumerate(prompts)
+    ]
+    with ThreadPoolExecutor(4) as pool:
+        # Each prompt twice: the second time it may find its slot alive, or gone.
+        answers = list(pool.map(lambda body: server.complete(**body), bodies * 2))
+    assert {answer["usage"]["completion_tokens"] for answer in answers} == set(range(3, 11))
+    assert server.stop() == 0
+    again = EmulatorCore(Scheduler(EngineConfig(3, (1, 2, 3), 3), load_cost_model("paper")))
+    for record in server.trace:
+        if record["kind"] == "STALL":
+            continue
+        for name, arrival_ns in record["arrivals"]:
+            max_tokens = 2 + int(name.split("-")[2])
+            again.submit(same_request(again, name, prompts[name[5:-2]], max_tokens, arrival_ns))
+        start = again.start_step(record["start_ns"])
+        assert start is not None
+        step = start.step
+        assert [request.external_id for request in start.requests] == record["requests"]
+        assert (step.kind, step.num_seqs, step.bucket) == (record["kind"], record["n"], record["b"])
+        assert (step.cached_tokens, step.duration_ns) == (record["cached_tokens"], record["duration_ns"])
+        again.end_step()
+    assert not again.has_work
+
+
+def same_request(core: EmulatorCore, name: str, prompt: list[int], max_tokens: int, arrival_ns: int) -> EngineRequest:
+    tokens = np.asarray(prompt, dtype=np.int32)
+    context = ContextHash.of(tokens, 0)
+    request = EngineRequest(
+        core.new_handle(), name, name, tokens, max_tokens, token_block_keys(tokens), context, max_tokens
+    )
+    request.arrival_ns = arrival_ns
+    return request
+
+
+def test_the_periodic_line_comes_every_ten_model_seconds(start_emulator: Start) -> None:
+    server = start_emulator()
+    clock = MonotonicClock()
+    server.complete([7] * 1000, max_tokens=200)
+    while "Engine 000: " not in server.log:
+        clock.sleep_until_ns(clock.now_ns() + 20 * NS_PER_MS)
+    assert re.search(
+        r"\[loggers\.py:271\] Engine 000: Avg prompt throughput: \d+\.\d tokens/s, Avg generation throughput: "
+        r"\d+\.\d tokens/s, Running: \d reqs, Waiting: 0 reqs, "
+        r"GPU KV cache usage: \d\.\d%, Prefix cache hit rate: 0\.0%\n",
+        server.log,
+    )
