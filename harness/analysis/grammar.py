@@ -229,7 +229,8 @@ FORMS: dict[bytes, tuple[LineForm, ...]] = {
             ev.EngineStatsEvent,
             rb"Engine \d+: Avg prompt throughput: [\d.]+ tokens/s, Avg generation throughput: [\d.]+ tokens/s, "
             rb"Running: (\d+) reqs, Waiting: (\d+) reqs, (?:Deferred: \d+ reqs, )?(?:Preemptions: (\d+), )?"
-            rb"GPU KV cache usage: (\d+\.\d)%, Prefix cache hit rate: (\d+\.\d)%(?:, .*%)?",
+            rb"GPU KV cache usage: (\d+\.\d)%, Prefix cache hit rate: (\d+\.\d)%"
+            rb"(?:, (?:Corrupted: \d+ reqs|[A-Za-z ]+ rate: \d+\.\d%))*",
             _stats,
         ),
     ),
@@ -238,7 +239,9 @@ FORMS: dict[bytes, tuple[LineForm, ...]] = {
         _form(ev.SettingEvent, rb"Updating ([\w.]+) from (\S+) to (\S+) based on rbln_config\.json", _texts),
     ),
     # vllm, with --enable-log-requests
-    b"Received request ": (_form(ev.RequestSeenEvent, rb"(Received) request ([^\s:]+).*", _texts),),
+    b"Received request ": (
+        _form(ev.RequestSeenEvent, rb"(Received) request (\S+): params: .*, lora_request: .*\.", _texts),
+    ),
     b"Added request ": (_form(ev.RequestSeenEvent, rb"(Added) request (\S+)\.", _texts),),
 }
 

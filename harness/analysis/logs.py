@@ -28,6 +28,7 @@ _DEFAULT_HEADER = (
     rb"(?:\(\w+ pid=(\d+)\) )?(?:\[vllm-rbln\] )?" + _LEVEL + rb" \d\d-\d\d \d\d:\d\d:\d\d \[[^\]\s]+:\d+\] "
 )
 _HEADER = re.compile(_PRECISE_HEADER + rb"|" + _DEFAULT_HEADER)
+_ANY_HEADER = re.compile(rb"(?=(" + _HEADER.pattern + rb"))")
 _COLOUR = re.compile(rb"\x1b\[[0-9;]*m")
 _SURE_MARKERS = (b"[BUCKET] ", b"[PFX] ", b"Iteration(")
 
@@ -149,14 +150,18 @@ class LogParser:
 
     def _read_glued(self, line: bytes) -> tuple[Place | None, LineContent | None]:
         """A whole line behind a torn one: the last header on the line, if a whole message follows it."""
-        last = max(_HEADER.finditer(line), key=re.Match.start, default=None)
-        if last is None or last.start() == 0:
+        # Overlapping matches: a torn header may swallow the start of the whole one behind it.
+        found = [(match.end(1), -match.start()) for match in _ANY_HEADER.finditer(line)]
+        if not found:
             return None, None
-        content = read_message(line[last.end() :])
-        if content is not None:
-            self.counts.glued += 1
-            self.counts.fragments += any(marker in line[: last.start()] for marker in _SURE_MARKERS)
-        return _place(last), content
+        end, minus_start = max(found)
+        content = read_message(line[end:])
+        header = _HEADER.match(line, -minus_start)
+        if content is None or header is None:
+            return None, None
+        self.counts.glued += 1
+        self.counts.fragments += any(marker in line[:-minus_start] for marker in _SURE_MARKERS)
+        return _place(header), content
 
     def _count_unread(self, line: bytes, message: bytes) -> None:
         is_ours = any(marker in line for marker in _SURE_MARKERS)
