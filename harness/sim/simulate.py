@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +20,7 @@ from harness.engine.scheduler import CALLERS, STEP_KINDS
 from harness.engine.state import IntArray, new_state
 from harness.engine.steps import FAR
 from harness.errors import PlanError
-from harness.plan import Plan
+from harness.plan import Plan, SessionPlan
 from harness.sim import kernel
 from harness.spec import ServerSpec
 
@@ -70,53 +71,65 @@ class SimResult:
         return self.evictions.num_rows
 
 
+class SessionRow(NamedTuple):
+    """One session as numbers, see SessionPlan. after, continues: -1: none. requests: keep, new, generate, wait_ns."""
+
+    start_ns: int
+    after: int
+    continues: int
+    requests: Sequence[tuple[int, int, int, int]]
+
+
 def plan_arrays(plans: Sequence[Plan]) -> kernel.PlanArrays:
     """Plans end to end, as the compiled simulator reads them."""
-    first_session, first_request = [0], [0]
-    session_rows: list[tuple[int, int, int, int]] = []
-    children: list[tuple[int, int]] = []
-    request_rows: list[tuple[int, int, int, int, int]] = []
-    for plan in plans:
-        base = first_session[-1]
-        first_child, next_sibling, roots = [-1] * plan.num_sessions, [-1] * plan.num_sessions, [0] * plan.num_sessions
-        for session in plan.sessions:
-            place = session.index
-            after = -1 if session.after is None else session.after
-            continues = -1 if session.continues is None else session.continues
-            roots[place] = place if continues < 0 else roots[continues]
-            session_rows.append((session.start_offset_ns, after, continues, roots[place]))
-            if after >= 0:
-                next_sibling[place], first_child[after] = first_child[after], place
-            request_rows += [
-                (request.keep_tokens, request.new_tokens, request.generate_tokens, request.wait_after_ns, place)
-                for request in session.requests
-            ]
-            first_request.append(len(request_rows))
-        children += zip(first_child, next_sibling, strict=True)
-        first_session.append(base + plan.num_sessions)
-    sessions = np.array(session_rows, dtype=np.int64).reshape(-1, 4)
-    requests = np.array(request_rows, dtype=np.int64).reshape(-1, 5)
-    links = np.array(children, dtype=np.int64).reshape(-1, 2)
-    return kernel.PlanArrays(
-        first_session=np.array(first_session, dtype=np.int64),
-        first_request=np.array(first_request, dtype=np.int64),
-        start_ns=_column(sessions, 0),
-        after=_column(sessions, 1),
-        continues=_column(sessions, 2),
-        root=_column(sessions, 3),
-        first_child=_column(links, 0),
-        next_sibling=_column(links, 1),
-        keep=_column(requests, 0),
-        new=_column(requests, 1),
-        generate=_column(requests, 2),
-        wait_ns=_column(requests, 3),
-        session=_column(requests, 4),
-        shared_prefix=np.array([plan.shared_prefix_tokens for plan in plans], dtype=np.int64),
+    return pack(
+        [[_session_row(session) for session in plan.sessions] for plan in plans],
+        [plan.shared_prefix_tokens for plan in plans],
     )
 
 
-def _column(table: IntArray, index: int) -> IntArray:
-    return np.ascontiguousarray(table[:, index])
+def _session_row(session: SessionPlan) -> SessionRow:
+    return SessionRow(
+        session.start_offset_ns,
+        -1 if session.after is None else session.after,
+        -1 if session.continues is None else session.continues,
+        [
+            (request.keep_tokens, request.new_tokens, request.generate_tokens, request.wait_after_ns)
+            for request in session.requests
+        ],
+    )
+
+
+def pack(plans: Sequence[Sequence[SessionRow]], shared_prefix_tokens: Sequence[int]) -> kernel.PlanArrays:
+    """Sessions of one or more plans end to end. A session must continue one with a lower index."""
+    first_session, first_request = [0], [0]
+    sessions: list[tuple[int, ...]] = []
+    requests: list[tuple[int, ...]] = []
+    for plan in plans:
+        first_child, next_sibling, roots = [-1] * len(plan), [-1] * len(plan), list(range(len(plan)))
+        for place, session in enumerate(plan):
+            if session.continues >= 0:
+                roots[place] = roots[session.continues]
+            if session.after >= 0:
+                next_sibling[place], first_child[session.after] = first_child[session.after], place
+            requests += [(*request, place) for request in session.requests]
+            first_request.append(len(requests))
+        sessions += [
+            (*session[:3], root, child, sibling)
+            for session, root, child, sibling in zip(plan, roots, first_child, next_sibling, strict=True)
+        ]
+        first_session.append(len(sessions))
+    session_table = np.array(sessions, dtype=np.int64).reshape(-1, 6)
+    request_table = np.array(requests, dtype=np.int64).reshape(-1, 5)
+    return kernel.PlanArrays._make(
+        [
+            np.array(first_session, dtype=np.int64),
+            np.array(first_request, dtype=np.int64),
+            *(np.ascontiguousarray(session_table[:, column]) for column in range(6)),
+            *(np.ascontiguousarray(request_table[:, column]) for column in range(5)),
+            np.array(shared_prefix_tokens, dtype=np.int64),
+        ]
+    )
 
 
 def simulate(
@@ -145,7 +158,7 @@ def simulate(
 
 
 def check_slots(arrays: kernel.PlanArrays, config: EngineConfig) -> None:
-    """Raise PlanError naming the first request that is too long for ``slot_tokens``."""
+    """Raise PlanError naming the first request of a plan that is too long for ``slot_tokens``."""
     prompt = arrays.keep + arrays.new
     total = prompt + arrays.generate
     wrong = np.flatnonzero((prompt >= config.slot_tokens) | (total > config.slot_tokens) | (arrays.generate < 1))
@@ -156,7 +169,7 @@ def check_slots(arrays: kernel.PlanArrays, config: EngineConfig) -> None:
     raise PlanError(
         f"{int(prompt[place])} prompt and {int(arrays.generate[place])} generated tokens do not fit a slot of "
         f"{config.slot_tokens} tokens",
-        where=f"session {session}",
+        where=f"session {session}, request {place - int(arrays.first_request[session])}",
         hint="Shorten the session or raise slot_tokens",
     )
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.oracle import Oracle
 
 from harness.engine import CostModel, EngineConfig, Scheduler, load_cost_model
+from tests.oracle import Oracle
 
 BLOCK = 128
 

@@ -1,0 +1,214 @@
+"""Simulation cases as JSON lines, one case in and one result out, so that others can check the simulator.
+
+A bad case gives a line with an error and the rest goes on; the same line gives the same result on every machine.
+Next: ``harness simulate --jsonl`` reads and writes the lines.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from harness.engine.config import EngineConfig
+from harness.engine.cost import FS_PER_S, CostModel, check_magnitudes, to_fs
+from harness.engine.state import STEP_DECODE
+from harness.errors import HarnessError
+from harness.sim import kernel
+from harness.sim.simulate import SessionRow, check_slots, pack, run_arrays
+
+NS_PER_S = 1_000_000_000
+LONGEST_S = 1e8
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class CaseRequest(_Part):
+    """One request; ``wait_s`` follows it."""
+
+    new_tokens: int = Field(ge=0, le=1 << 20)
+    generate: int = Field(ge=1, le=1 << 20)
+    wait_s: float = Field(default=0.0, ge=0, le=LONGEST_S)
+
+
+class CaseSession(_Part):
+    """A session that starts at ``start_s``, or so long after session ``after`` ended."""
+
+    start_s: float = Field(default=0.0, ge=0, le=LONGEST_S)
+    after: int | None = Field(default=None, ge=0)
+    requests: tuple[CaseRequest, ...] = Field(min_length=1)
+
+
+class CaseConfig(_Part):
+    buckets: tuple[int, ...] = Field(min_length=1)
+    limit: int = Field(ge=1, le=4096)
+    slots: int = Field(ge=1, le=4096)
+    slot_tokens: int = Field(default=8192, ge=128, le=1 << 20)
+
+
+class CasePrefill(_Part):
+    per_chunk_s: float = Field(ge=0)
+    per_chunk_per_token_s: float = 0.0
+    chunk: int = Field(default=128, ge=1)
+
+
+class CaseCost(_Part):
+    f_s: dict[int, float] = Field(min_length=1)
+    alpha_s: float = 0.0
+    beta_s: float = 0.0
+    context_s_per_token: float = 0.0
+    prefill: CasePrefill
+
+
+class Case(_Part):
+    """One simulation: sessions on a configuration at given costs. Times in seconds."""
+
+    id: str
+    rules: Literal["paper", "paper+dummy", "vendor-0.11.1"] = "vendor-0.11.1"
+    sessions: tuple[CaseSession, ...] = Field(min_length=1)
+    config: CaseConfig
+    cost: CaseCost
+    emit: tuple[Literal["steps"], ...] = ()
+
+
+def simulate_jsonl(lines: Iterable[str]) -> Iterator[str]:
+    """One result line per case line; blank lines are passed over. Never raises for what a line holds."""
+    for line in lines:
+        if line.strip():
+            yield json.dumps(_result_of(line))
+
+
+def _result_of(line: str) -> dict[str, Any]:
+    case_id: Any = None
+    try:
+        table = json.loads(line)
+        case_id = table.get("id") if isinstance(table, dict) else None
+        return run_case(Case.model_validate(table))
+    except json.JSONDecodeError as error:
+        return {"id": case_id, "error": f"not JSON: {error}"}
+    except ValidationError as error:
+        problems = (f"{'.'.join(str(part) for part in item['loc'])}: {item['msg']}" for item in error.errors())
+        return {"id": case_id, "error": "; ".join(problems)}
+    except (HarnessError, ValueError, RecursionError) as error:
+        return {"id": case_id, "error": str(error)}
+
+
+def run_case(case: Case) -> dict[str, Any]:
+    """Simulate one case; raises PlanError, SpecError or ValueError when it cannot be run."""
+    config = EngineConfig(
+        max_num_seqs=case.config.limit,
+        decode_buckets=tuple(sorted(case.config.buckets)),
+        kv_slots=case.config.slots,
+        slot_tokens=case.config.slot_tokens,
+        rules=case.rules,
+    )
+    model = case_cost_model(case)
+    for num_seqs in range(1, config.max_num_seqs + 1):
+        if model.decode_step_ns(config.bucket_of(num_seqs), num_seqs) <= 0:
+            raise ValueError(f"cost: a decode step of {num_seqs} requests would take no time")
+    arrays = pack([_session_rows(case)], [0])
+    check_slots(arrays, config)
+    outcome = run_arrays(arrays, config, model)
+    never = np.flatnonzero(outcome.requests[:, kernel.O_COMPLETED] == 0)
+    if never.size:
+        raise ValueError(f"sessions.{int(arrays.session[never[0]])}: never starts, its 'after' chain has no beginning")
+    return _case_result(case, config, arrays, outcome)
+
+
+def case_cost_model(case: Case) -> CostModel:
+    """The cost model of a case, its decimals taken as written."""
+    cost = case.cost
+    model = CostModel(
+        name=case.id,
+        source="simulation case",
+        f_fs={bucket: to_fs(value, FS_PER_S) for bucket, value in sorted(cost.f_s.items())},
+        alpha_fs=to_fs(cost.alpha_s, FS_PER_S),
+        beta_fs=to_fs(cost.beta_s, FS_PER_S),
+        context_fs=to_fs(cost.context_s_per_token, FS_PER_S),
+        chunk_tokens=cost.prefill.chunk,
+        call_fs=to_fs(cost.prefill.per_chunk_s, FS_PER_S),
+        token_fs=to_fs(cost.prefill.per_chunk_per_token_s, FS_PER_S),
+    )
+    check_magnitudes(model)
+    return model
+
+
+def _session_rows(case: Case) -> list[SessionRow]:
+    rows: list[SessionRow] = []
+    for place, session in enumerate(case.sessions):
+        if session.after is not None and (session.after >= len(case.sessions) or session.after == place):
+            raise ValueError(f"sessions.{place}.after: there is no other session {session.after}")
+        stream = 0
+        requests: list[tuple[int, int, int, int]] = []
+        for request in session.requests:
+            requests.append((stream, request.new_tokens, request.generate, _ns(request.wait_s)))
+            stream += request.new_tokens + request.generate
+        if requests[0][1] < 1:
+            raise ValueError(f"sessions.{place}.requests.0.new_tokens: a first prompt has at least 1 token")
+        rows.append(SessionRow(_ns(session.start_s), -1 if session.after is None else session.after, -1, requests))
+    return rows
+
+
+def _ns(seconds: float) -> int:
+    return round(seconds * NS_PER_S)
+
+
+def _case_result(
+    case: Case, config: EngineConfig, arrays: kernel.PlanArrays, outcome: kernel.Outcome
+) -> dict[str, Any]:
+    totals = [int(value) for value in outcome.totals[0]]
+    result: dict[str, Any] = {
+        "id": case.id,
+        "requests": [_request(arrays, outcome, place) for place in range(len(arrays.keep))],
+        "decode_steps": {
+            f"{num_seqs}->{config.bucket_of(num_seqs)}": int(count)
+            for num_seqs, count in enumerate(outcome.histogram[0])
+            if count
+        },
+        "decode_s": totals[kernel.A_DECODE_NS] / NS_PER_S,
+        "prefill_s": totals[kernel.A_PREFILL_NS] / NS_PER_S,
+        "device_s": (totals[kernel.A_DECODE_NS] + totals[kernel.A_PREFILL_NS]) / NS_PER_S,
+        "wait_session_s": totals[kernel.A_WAIT_NS] / NS_PER_S,
+        "evictions": totals[kernel.A_EVICTIONS],
+    }
+    if "steps" in case.emit:
+        result["steps"] = _steps(outcome.steps[: totals[kernel.A_NUM_STEP_RECORDS]].tolist())
+    return result
+
+
+def _request(arrays: kernel.PlanArrays, outcome: kernel.Outcome, place: int) -> dict[str, Any]:
+    session = int(arrays.session[place])
+    record = [int(value) for value in outcome.requests[place]]
+    return {
+        "session": session,
+        "request": place - int(arrays.first_request[session]),
+        "prompt_tokens": int(arrays.keep[place] + arrays.new[place]),
+        "cached_tokens": record[kernel.O_CACHED],
+        "arrival_s": record[kernel.O_ARRIVAL] / NS_PER_S,
+        "admitted_s": record[kernel.O_ADMITTED] / NS_PER_S,
+        "first_token_s": record[kernel.O_FIRST_TOKEN] / NS_PER_S,
+        "completed_s": record[kernel.O_COMPLETED] / NS_PER_S,
+    }
+
+
+def _steps(records: list[list[int]]) -> list[list[Any]]:
+    """Consecutive decode steps of the same n and b become one row, also where context makes them differ in time."""
+    steps: list[list[Any]] = []
+    end_ns = -1
+    for record in records:
+        start_ns, kind, num_seqs, bucket, count = record[: kernel.T_COUNT + 1]
+        if kind == STEP_DECODE:
+            if steps and start_ns == end_ns and steps[-1][1:4] == ["decode", num_seqs, bucket]:
+                steps[-1][4] += count
+            else:
+                steps.append([start_ns / NS_PER_S, "decode", num_seqs, bucket, count, None, None, None])
+        else:
+            owner = record[kernel.T_SESSION : kernel.T_COMPUTED + 1]
+            steps.append([start_ns / NS_PER_S, "prefill", 1, 1, 1, *owner])
+        end_ns = start_ns + count * record[kernel.T_DURATION]
+    return steps

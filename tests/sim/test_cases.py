@@ -1,0 +1,104 @@
+"""Simulation cases as JSON lines: the stated format, and errors that spoil only their own line."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from harness.sim.cases import simulate_jsonl
+
+CASE: dict[str, Any] = {
+    "id": "two",
+    "rules": "vendor-0.11.1",
+    "sessions": [
+        {
+            "start_s": 0.0,
+            "requests": [
+                {"new_tokens": 1129, "generate": 36, "wait_s": 0.715},
+                {"new_tokens": 8, "generate": 40, "wait_s": 0.0},
+            ],
+        },
+        {"after": 0, "start_s": 0.1, "requests": [{"new_tokens": 200, "generate": 5, "wait_s": 1.0}]},
+    ],
+    "config": {"buckets": [1, 2, 4, 8], "limit": 8, "slots": 8, "slot_tokens": 8192},
+    "cost": {
+        "f_s": {"1": 0.00987, "2": 0.01042, "4": 0.010825, "8": 0.01297},
+        "alpha_s": 0.000501,
+        "beta_s": 0.0000413,
+        "context_s_per_token": 0.0,
+        "prefill": {"per_chunk_s": 0.021206, "per_chunk_per_token_s": 6.399e-07, "chunk": 128},
+    },
+    "emit": ["steps"],
+}
+
+
+def run(*cases: Any) -> list[dict[str, Any]]:
+    lines = [case if isinstance(case, str) else json.dumps(case) for case in cases]
+    return [json.loads(line) for line in simulate_jsonl(lines)]
+
+
+def test_a_case_gives_requests_steps_and_sums() -> None:
+    (result,) = run(CASE)
+    assert [request["cached_tokens"] for request in result["requests"]] == [0, 1024, 0]
+    assert [request["prompt_tokens"] for request in result["requests"]] == [1129, 1173, 200]
+    first, second, after = result["requests"]
+    assert second["arrival_s"] == pytest.approx(first["completed_s"] + 0.715, abs=1e-9)
+    assert after["arrival_s"] == pytest.approx(second["completed_s"] + 0.1, abs=1e-9)
+    assert result["decode_steps"] == {"1->1": 35 + 39 + 4}
+    assert result["decode_s"] == pytest.approx(78 * 0.0104123, abs=1e-9)
+    assert result["device_s"] == pytest.approx(result["decode_s"] + result["prefill_s"], abs=1e-9)
+    assert (result["wait_session_s"], result["evictions"]) == (0.0, 0)
+    assert [step[1:] for step in result["steps"]] == [
+        ["prefill", 1, 1, 1, 0, 0, 1129],
+        ["decode", 1, 1, 35, None, None, None],
+        ["prefill", 1, 1, 1, 0, 1, 149],
+        ["decode", 1, 1, 39, None, None, None],
+        ["prefill", 1, 1, 1, 1, 0, 200],
+        ["decode", 1, 1, 4, None, None, None],
+    ]
+
+
+def test_steps_of_growing_context_are_still_merged() -> None:
+    (result,) = run({**CASE, "cost": {**CASE["cost"], "context_s_per_token": 1.45e-7}})
+    assert [step[4] for step in result["steps"] if step[1] == "decode"] == [35, 39, 4]
+
+
+def test_steps_are_given_only_when_asked_for() -> None:
+    (result,) = run({key: value for key, value in CASE.items() if key != "emit"})
+    assert "steps" not in result
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"sessions": []}, "sessions"),
+        ({"rules": "vendors"}, "rules"),
+        ({"config": {"buckets": [1, 2], "limit": 8, "slots": 8}}, "limit"),
+        ({"config": {"buckets": [8], "limit": 8, "slots": 1}}, "slot"),
+        ({"sessions": [{"requests": [{"new_tokens": 9000, "generate": 1}]}]}, "do not fit"),
+        ({"sessions": [{"requests": [{"new_tokens": 10, "generate": 0}]}]}, "generate"),
+        ({"sessions": [{"after": 5, "requests": [{"new_tokens": 10, "generate": 1}]}]}, "no other session"),
+        ({"sessions": [{"start_s": -1.0, "requests": [{"new_tokens": 10, "generate": 1}]}]}, "start_s"),
+        ({"cost": {"f_s": {"1": 9.87}, "prefill": {"per_chunk_s": 0.02}}}, "more than one second"),
+        ({"speed": 1}, "speed"),
+    ],
+)
+def test_a_bad_case_is_an_error_and_the_rest_goes_on(change: dict[str, Any], complaint: str) -> None:
+    bad, good = run({**CASE, **change}, CASE)
+    assert bad["id"] == "two"
+    assert complaint in bad["error"]
+    assert "error" not in good
+
+
+def test_what_is_no_case_at_all_is_an_error_without_an_id() -> None:
+    results = run("{", "[1, 2]", "", json.dumps({"id": "only"}))
+    assert [result["id"] for result in results] == [None, None, "only"]
+    assert all("error" in result for result in results)
+
+
+def test_sessions_that_wait_for_each_other_are_an_error() -> None:
+    request = {"new_tokens": 10, "generate": 1}
+    (result,) = run({**CASE, "sessions": [{"after": 1, "requests": [request]}, {"after": 0, "requests": [request]}]})
+    assert "never starts" in result["error"]
