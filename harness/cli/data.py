@@ -97,7 +97,7 @@ def derive(
 
     Example: `harness derive demo --runs runs/today`
     """
-    from harness.analysis import derive as rebuild
+    from harness.analysis import rebuild
 
     for run in sealed_runs(runs, experiment):
         rebuild(run)

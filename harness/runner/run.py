@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.analysis.derive import derive_tables
-from harness.analysis.invariants import check_run
+from harness.analysis import check_run, derive_tables
 from harness.clock import NS_PER_S, MonotonicClock, ScaledClock, clock_for, realtime_minus_monotonic_ns
 from harness.live import provenance
 from harness.live.audit import self_audit
