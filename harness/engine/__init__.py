@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from harness.engine.config import RULES, EngineConfig, check_buckets, decode_bucket
 from harness.engine.cost import CostModel, cost_model_names, load_cost_model
-from harness.engine.scheduler import DECODE, IDLE, PREFILL, KvEvent, Scheduler, Step
+from harness.engine.scheduler import DECODE, IDLE, PREFILL, KvEvent, Scheduler, Step, warm_up
 
 __all__ = [
     "DECODE",
@@ -24,4 +24,5 @@ __all__ = [
     "cost_model_names",
     "decode_bucket",
     "load_cost_model",
+    "warm_up",
 ]

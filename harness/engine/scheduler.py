@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from harness.engine import steps
-from harness.engine.config import EngineConfig
+from harness.engine.config import PREFILL_CHUNK_TOKENS, EngineConfig
 from harness.engine.cost import CostModel, fs_to_ns
 from harness.engine.state import (
     C_BLOCK_TOKENS,
@@ -427,3 +427,18 @@ class Scheduler:
         if code == EV_PREEMPT:
             return event._replace(output_tokens=x)
         return event
+
+
+def warm_up() -> None:
+    """Compile everything a Scheduler calls, or load it from the cache, so that no first step pays for it (seconds)."""
+    block = PREFILL_CHUNK_TOKENS
+    config = EngineConfig(2, (1, 2), 2, slot_tokens=2 * block)
+    scheduler = Scheduler(config, CostModel("warm-up", "none", {1: 1, 2: 1}))
+    for request in range(2):
+        scheduler.submit(request, block, 4, [request])
+        scheduler.schedule()
+        scheduler.finish_step()
+    scheduler.schedule()
+    scheduler.equal_steps()
+    scheduler.abort(0)
+    scheduler.finish_step()

@@ -5,6 +5,7 @@ No sockets, no processes, no clock. Next: ``simulate`` for one plan; ``kernel`` 
 
 from __future__ import annotations
 
-from harness.sim.simulate import SimResult, plan_arrays, simulate
+from harness.sim.cases import simulate_jsonl
+from harness.sim.simulate import SimResult, plan_arrays, run_totals, simulate
 
-__all__ = ["SimResult", "plan_arrays", "simulate"]
+__all__ = ["SimResult", "plan_arrays", "run_totals", "simulate", "simulate_jsonl"]

@@ -157,6 +157,30 @@ def simulate(
     return _result(arrays, outcome, model.filled_in_buckets(config.decode_buckets))
 
 
+def run_totals(arrays: kernel.PlanArrays, config: EngineConfig, model: CostModel) -> IntArray:
+    """Sums of many plans, each on a fresh server: shape (plans, NUM_A), columns kernel.A_*; nothing else is kept.
+
+    Raises PlanError when a request does not fit a slot or can never be admitted.
+    """
+    check_slots(arrays, config)
+    most_sessions = int(np.diff(arrays.first_session).max())
+    most_requests = int(np.diff(arrays.first_request[arrays.first_session]).max())
+    outcome = kernel.new_outcome(arrays, config)
+    kernel.run_plans(
+        arrays,
+        new_state(config, most_requests, with_events=False),
+        kernel.cost_arrays(config, model),
+        kernel.new_scratch(config, most_sessions),
+        outcome,
+        FAR,
+    )
+    stuck = outcome.totals[:, kernel.A_STUCK_SESSION]
+    if np.any(stuck >= 0):
+        plan = int(np.argmax(stuck >= 0))
+        raise PlanError("its request can never be admitted", where=f"plan {plan}, session {int(stuck[plan])}")
+    return outcome.totals
+
+
 def check_slots(arrays: kernel.PlanArrays, config: EngineConfig) -> None:
     """Raise PlanError naming the first request of a plan that is too long for ``slot_tokens``."""
     prompt = arrays.keep + arrays.new

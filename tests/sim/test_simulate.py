@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from harness.engine import EngineConfig, load_cost_model
 from harness.errors import PlanError
 from harness.plan import Plan, RequestPlan, SessionPlan, build_plan
-from harness.sim import SimResult, simulate
+from harness.sim import SimResult, kernel, plan_arrays, run_totals, simulate
 from harness.spec import ServerSpec, WorkloadSpec
 from tests.sim.naive import naive_run
 
@@ -62,6 +62,45 @@ def test_the_papers_predictions_with_a_dummy_slot(
 ) -> None:
     assert round(paper_ratio(MORE_SLOTS, num_sessions, seed, "paper+dummy"), 4) == more_slots
     assert round(paper_ratio(SELECTED, num_sessions, seed, "paper+dummy"), 4) == selected
+
+
+def summed_ratio(server: ServerSpec, seeds: tuple[int, ...], counts: tuple[int, ...]) -> float:
+    """The search's score: summed device seconds over all seeds, counts and blocks, over the baseline's."""
+    arrays = plan_arrays([paper_plan(n, seed, block) for seed in seeds for n in counts for block in range(3)])
+    cost = load_cost_model("paper")
+    changed, baseline = (
+        run_totals(arrays, EngineConfig.from_server(spec), cost)[:, [kernel.A_DECODE_NS, kernel.A_PREFILL_NS]].sum()
+        for spec in (server, BASELINE)
+    )
+    return float(changed / baseline)
+
+
+SEARCH_SEEDS = (20260910, 20260921, 20260932)
+EVALUATION_SEEDS = (20260943, 20260954, 20260965)
+
+
+def test_the_papers_search_figures() -> None:
+    assert round(summed_ratio(SELECTED, SEARCH_SEEDS, (6, 8, 10)), 6) == 0.920931
+    assert round(summed_ratio(SELECTED, EVALUATION_SEEDS, (6, 8, 10)), 6) == 0.906644
+    assert round(summed_ratio(MORE_SLOTS, EVALUATION_SEEDS, (6, 8, 10)), 4) == 0.9279
+    finer = ServerSpec(rules="paper", decode_buckets=(1, 4, 6, 8))
+    assert round(summed_ratio(finer, EVALUATION_SEEDS, (6, 8, 10)), 4) == 0.9929
+
+
+def test_the_papers_selection_without_ten_sessions() -> None:
+    server = ServerSpec(rules="paper", max_num_seqs=16, decode_buckets=(1, 4, 5, 6, 8, 16))
+    assert round(summed_ratio(server, SEARCH_SEEDS, (6, 8)), 4) == 0.9362
+    assert round(summed_ratio(server, EVALUATION_SEEDS, (6, 8)), 4) == 0.9237
+
+
+def test_many_plans_at_once_give_what_each_gives_alone() -> None:
+    plans_ = [paper_plan(n, 5, block) for n in (1, 6, 10) for block in range(2)]
+    for server in (BASELINE, ServerSpec(), ServerSpec(kv_slots=4)):
+        totals = run_totals(plan_arrays(plans_), EngineConfig.from_server(server), load_cost_model("paper"))
+        for plan, total in zip(plans_, totals, strict=True):
+            alone = simulate(plan, server)
+            assert (total[kernel.A_DECODE_NS], total[kernel.A_PREFILL_NS]) == (alone.decode_ns, alone.prefill_ns)
+            assert total[kernel.A_EVICTIONS] == alone.num_evictions
 
 
 def everything(result: SimResult) -> tuple[object, ...]:
