@@ -251,6 +251,11 @@ class Api:
             # vLLM leaves unknown paths and methods to Starlette, whose bodies look like this.
             headers = {name: value for name, value in error.headers.items() if name == "Allow"}
             return json_answer({"detail": error.reason}, status=error.status, headers=headers)
+        except Exception as error:
+            self._server.log.line(logs.REQUEST_FAULT, f"Exception caught. {type(error).__name__}: {error}")
+            status = HTTPStatus.INTERNAL_SERVER_ERROR
+            fault = ApiError(str(error), status=status, kind="InternalServerError")
+            return json_answer(fault.body(), status=int(status))
 
     async def _log_access(self, http: web.Request, response: web.StreamResponse) -> None:
         response.headers["server"] = "uvicorn"

@@ -7,6 +7,8 @@ limit moves the schedule on, is counted, and is told. Next: ``reporter`` is told
 from __future__ import annotations
 
 import asyncio
+import traceback
+from collections.abc import Callable
 from typing import Protocol
 
 from harness.clock import NS_PER_MS, NS_PER_US, ScaledClock
@@ -32,8 +34,8 @@ class StepListener(Protocol):
         """The host stalled; every later step starts ``by_ns`` later than the model alone would have it."""
         ...
 
-    def engine_crashed(self) -> None:
-        """The crash that was asked for happens now."""
+    def engine_crashed(self, traceback: str) -> None:
+        """The engine cannot go on: the crash that was asked for (no traceback), or a fault of its own."""
         ...
 
 
@@ -52,7 +54,7 @@ class RealTimeDriver:
         self._free_at_ns = 0  # model instant from which the engine may start a step
         self._is_hung = False
         self._loop = asyncio.get_running_loop()
-        self._alarm = Alarm(self._loop, self._step_is_over)
+        self._alarm = Alarm(self._loop, self._alarm_rang)
         self._kick_pending = False
 
     def submit(self, request: EngineRequest) -> None:
@@ -84,7 +86,18 @@ class RealTimeDriver:
     def _kick(self) -> None:
         self._kick_pending = False
         if self.core.running_step is None:
-            self._tell(*self._arm_next(self._clock.now_ns()))
+            self._or_crash(lambda: self._tell(*self._arm_next(self._clock.now_ns())))
+
+    def _or_crash(self, act: Callable[[], None]) -> None:
+        # asyncio would log the exception and go on; an engine that never steps again must not look alive.
+        try:
+            act()
+        except Exception:
+            self._listener.engine_crashed(traceback.format_exc())
+            raise
+
+    def _alarm_rang(self) -> None:
+        self._or_crash(self._step_is_over)
 
     def _step_is_over(self) -> None:
         running = self.core.running_step
@@ -94,7 +107,7 @@ class RealTimeDriver:
         end = self.core.end_step()
         self._free_at_ns = running.end_ns
         if self._fault.crash_after_steps is not None and self.core.num_steps >= self._fault.crash_after_steps:
-            self._listener.engine_crashed()
+            self._listener.engine_crashed("")
         # Telling comes last: tokens, logs and metrics of this step are made while the next one already runs.
         start, moved_ns = self._arm_next(now_ns)
         self._listener.step_ended(end, now_ns)

@@ -66,6 +66,7 @@ ADDED = Site("INFO", "vllm.v1.engine.async_llm", "async_llm.py", 415, API_SERVER
 ABORTED = Site("INFO", "vllm.v1.engine.async_llm", "async_llm.py", 595, API_SERVER)
 STATS = Site("INFO", "vllm.v1.metrics.loggers", "loggers.py", 271, API_SERVER)
 STATS_IDLE = STATS._replace(level="DEBUG")
+REQUEST_FAULT = Site("ERROR", "vllm.entrypoints.openai.server_utils", "server_utils.py", 375, API_SERVER)
 SHUTTING_DOWN = Site("INFO", "vllm.entrypoints.launcher", "launcher.py", 137, API_SERVER)
 STALL = Site("WARNING", "harness.emulator.driver", "driver.py", 1)
 
@@ -97,7 +98,7 @@ class ServerLog:
     def plain(self, message: str) -> None:
         """One line in uvicorn's own format, which the real stack leaves alone."""
         prefix = "" if self._is_precise else f"({API_SERVER} pid={self._pid}) "
-        self._writer.write(f"{prefix}{message}\n".encode())
+        self._writer.write(f"{prefix}{message}\n".encode(errors="replace"))
 
     def close(self, timeout_s: float = 5.0) -> None:
         """Write everything out."""
@@ -108,12 +109,16 @@ class ServerLog:
         seconds, nanoseconds = divmod(epoch_ns, NS_PER_S)
         if self._is_precise:
             micros = nanoseconds // NS_PER_US
-            return f"{seconds}.{micros:06d} {self._pid} {site.level} {site.logger} {message}\n".encode()
+            line = f"{seconds}.{micros:06d} {self._pid} {site.level} {site.logger} {message}\n"
+            return line.encode(errors="replace")
         if seconds != self._second:
             self._second = seconds
             self._second_text = datetime.fromtimestamp(seconds).strftime("%m-%d %H:%M:%S")
         head = f"({site.process} pid={self._pid}) {site.brand}{site.level} {self._second_text}"
-        return f"{head} [{site.file}:{site.line}] {message}\n".encode()
+        head = f"{head} [{site.file}:{site.line}] "
+        # vLLM's NewLineFormatter repeats the head on every line of a message.
+        message = message.replace("\n", "\r\n" + head)
+        return f"{head}{message}\n".encode(errors="replace")
 
 
 def kv_event_line(event: KvEvent, engine_id: str) -> tuple[Site, str]:

@@ -74,10 +74,11 @@ class StepReporter:
     def schedule_moved(self, by_ns: int) -> None:
         self._log.line(logs.STALL, f"[EMULATOR] host stalled: schedule moved by {by_ns / NS_PER_MS:.3f} ms")
         if self._trace is not None:
-            self._trace.append({"kind": "STALL", "moved_ns": by_ns, "at_ns": self._clock.now_ns()})
+            now_ns = self._clock.now_ns()
+            self._trace.append({"kind": "STALL", "start_ns": now_ns, "duration_ns": 0, "moved_ns": by_ns})
 
-    def engine_crashed(self) -> None:
-        self._log.line(logs.FATAL, "EngineCore encountered a fatal error.")
+    def engine_crashed(self, traceback: str) -> None:
+        self._log.line(logs.FATAL, f"EngineCore encountered a fatal error.\n{traceback}".rstrip())
         self._log.close()
         if self._trace is not None:
             self._trace.close()

@@ -25,7 +25,7 @@ def event(body: dict[str, Any]) -> bytes:
 
 def compact(body: dict[str, Any]) -> bytes:
     """JSON without blanks, as Starlette writes it."""
-    return json.dumps(body, separators=(",", ":"), ensure_ascii=False).encode()
+    return json.dumps(body, separators=(",", ":"), ensure_ascii=False).encode(errors="replace")
 
 
 def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, Any]:
@@ -142,7 +142,7 @@ class Answer:
             middle, _, tail = rest.partition(f"[{TOKENS_MARK}]".encode())
             pieces = self.templates[index] = (head, middle, tail)
         head, middle, tail = pieces
-        written = json.dumps(text, ensure_ascii=False).encode()
+        written = json.dumps(text, ensure_ascii=False).encode(errors="replace")
         if not self.return_token_ids:
             return head + written + middle
         return b"".join((head, written, middle, json.dumps(tokens, separators=(",", ":")).encode(), tail))

@@ -222,3 +222,25 @@ def test_the_small_paths_answer(emulator: Emulator) -> None:
     assert emulator.client.get("/version").json() == {"version": "0.22.0"}
     assert emulator.client.get("/load").json() == {"server_load": 0}
     assert emulator.client.get("/v1/models").json()["data"][0]["max_model_len"] == 8192
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b'{"prompt": "\\ud800 lone surrogate", "max_tokens": 1, "request_id": "a\\ud800\\nb"}',
+        b'{"prompt": "x", "max_tokens": 1, "unknown": {"deep": [1]}}',
+        b'{"prompt": "x", "max_tokens": 1, "temperature": 0.7, "seed": -5, "user": "me", "priority": 3}',
+        b'{"prompt": ["\\u0000"], "max_tokens": 1, "stream": true, "request_id": "\\u0000text"}',
+    ],
+)
+def test_odd_but_valid_bodies_are_answered(emulator: Emulator, content: bytes) -> None:
+    answer = emulator.client.post(COMPLETIONS, content=content, headers={"Content-Type": "application/json"})
+    assert answer.status_code == 200, answer.text
+
+
+@pytest.mark.parametrize("content", [b"[]", b"3", b"null", b'"prompt"', b"", b"[" * 100_000])
+def test_json_that_is_no_request_is_an_error_and_the_server_goes_on(emulator: Emulator, content: bytes) -> None:
+    answer = emulator.client.post(COMPLETIONS, content=content, headers={"Content-Type": "application/json"})
+    assert answer.status_code in (400, 500)
+    assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+    assert emulator.client.get("/health").status_code == 200
