@@ -70,7 +70,8 @@ def replay(
     Raises SpecError when this machine cannot run the client asked for, ServerError when the host's name cannot be
     resolved.
     """
-    script = Script(plan, model=model, stream=options.stream, clock=clock)
+    script = Script(plan, model=model, stream=options.stream, clock=clock, tells=on_event is not None)
+    script.prefetch_all()
     is_stopped = stop.is_set if stop is not None else _never
     with _told(script, on_event) as tell, StallMeter(clock) as stalls, _undisturbed():
         cpu = CpuMeter()
@@ -170,6 +171,10 @@ def _never() -> bool:
     return False
 
 
+def _nothing() -> None:
+    pass
+
+
 @contextlib.contextmanager
 def _undisturbed() -> Generator[None]:
     """No garbage collection, and short turns for other threads, while the block runs; both restored after it."""
@@ -195,7 +200,7 @@ def _told(script: Script, on_event: Callable[[ReplayEvent], None] | None) -> Gen
     What ``on_event`` raises ends the telling, not the replay, and is raised after it.
     """
     if on_event is None:
-        yield script.finished_events.clear
+        yield _nothing
         return
     events: queue.SimpleQueue[ReplayEvent | None] = queue.SimpleQueue()
     failures: list[Exception] = []

@@ -14,6 +14,8 @@ EVENT_END = b"\n\n"
 DATA_PREFIX = b"data:"
 DONE_MARK = b"[DONE]"
 MAX_ERROR_CHARS = 300
+# ``json.loads`` guesses an encoding and looks up its options first, which costs as much as a short event.
+decode_json = json.JSONDecoder().decode
 
 
 class Piece(NamedTuple):
@@ -93,7 +95,7 @@ class Answer:
 
     def _decode(self, data: bytes) -> dict[str, Any] | None:
         try:
-            document = json.loads(data)
+            document = decode_json(data.decode())
         except ValueError:
             document = None
         if isinstance(document, dict):
@@ -148,7 +150,7 @@ class Answer:
             self.problem = "no usage in the answer"
         elif has_ids and self.completion_tokens != len(self.token_ids):
             self.problem = f"usage says {self.completion_tokens} tokens, token_ids hold {len(self.token_ids)}"
-        elif any(type(token) is not int for token in self.token_ids):
+        elif self.token_ids and set(map(type, self.token_ids)) != {int}:
             self.problem = "token_ids are not all integers"
 
 

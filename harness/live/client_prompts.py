@@ -7,6 +7,7 @@ No socket, no clock. Next: ``client_script`` puts a prompt into each request bod
 from __future__ import annotations
 
 import json
+from array import array
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -20,12 +21,19 @@ if TYPE_CHECKING:
     from harness.live.client_answer import Answer
     from harness.plan import Plan
 
+# About 60 MB of text; what a larger plan needs beyond it is drawn during the run, in slack.
+PREFETCH_TOKENS = 10_000_000
+
 
 class Prompts(Protocol):
     """What a script needs of either form. ``session`` and ``request`` are plan indices."""
 
     def prefetch(self, session: int, request: int) -> None:
         """Draw the request's fresh part now, so that ``next_prompt`` has little left to compute."""
+        ...
+
+    def prefetch_all(self) -> bool:
+        """Draw what fits the budget before the run, request by request of every session; True when that is all."""
         ...
 
     def next_prompt(self, session: int, request: int) -> bytes:
@@ -61,16 +69,29 @@ class TokenIdPrompts:
         self._streams = TokenStreams(plan)
         self._pieces: list[list[TextPiece]] = [[] for _ in plan.sessions]
         self._fresh: dict[tuple[int, int], TextPiece] = {}
+        self._num_prompted = array("i", [0]) * len(plan.sessions)
 
     def prefetch(self, session: int, request: int) -> None:
-        if (session, request) not in self._fresh:
+        if request >= self._num_prompted[session] and (session, request) not in self._fresh:
             self._fresh[session, request] = text_piece(self._streams.fresh_tokens(session, request))
+
+    def prefetch_all(self) -> bool:
+        left = PREFETCH_TOKENS
+        for request in range(max(len(session.requests) for session in self._plan.sessions)):
+            for session in self._plan.sessions:
+                if request < len(session.requests):
+                    self.prefetch(session.index, request)
+                    left -= session.requests[request].new_tokens
+                if left < 0:
+                    return False
+        return True
 
     def next_prompt(self, session: int, request: int) -> bytes:
         parent = self._plan.sessions[session].continues if request == 0 else session
         known = [] if parent is None else self._pieces[parent]
         prompt = take_tokens(known, self._plan.request(session, request).keep_tokens, where=f"session {session}")
         self.prefetch(session, request)
+        self._num_prompted[session] = request + 1
         prompt.append(self._fresh.pop((session, request)))
         self._pieces[session] = prompt
         return b"[%b]" % b",".join([piece.text for piece in prompt if piece.num_tokens])
@@ -91,6 +112,10 @@ class TextPrompts:
 
     def prefetch(self, session: int, request: int) -> None:
         """Text prompts are built when they are needed; nothing to draw ahead."""
+
+    def prefetch_all(self) -> bool:
+        """As ``prefetch``."""
+        return True
 
     def next_prompt(self, session: int, request: int) -> bytes:
         return json.dumps(self._streams.text_prompt(session, request, self._generated)).encode()

@@ -98,15 +98,15 @@ class ChunkRows:
         self.num_tokens = array("i")
         self.is_coalesced = array("b")
 
-    def extend(self, row: int, first_chunk: int, stamps: Iterable[ChunkStamp]) -> None:
-        """Append the chunks of one request, numbered from ``first_chunk``."""
-        for chunk, stamp in enumerate(stamps, first_chunk):
+    def extend(self, row: int, stamps: Iterable[ChunkStamp]) -> None:
+        """Append all chunks of one request."""
+        for chunk, (received_ns, kernel, num_tokens, is_coalesced) in enumerate(stamps):
             self.row.append(row)
             self.chunk.append(chunk)
-            self.received_ns.append(stamp.received_ns)
-            self.kernel_realtime_ns.append(_realtime_ns(stamp.kernel))
-            self.num_tokens.append(stamp.num_tokens)
-            self.is_coalesced.append(stamp.is_coalesced)
+            self.received_ns.append(received_ns)
+            self.kernel_realtime_ns.append(_realtime_ns(kernel))
+            self.num_tokens.append(num_tokens)
+            self.is_coalesced.append(is_coalesced)
 
     def to_table(self, rows: RequestRows, clock: ScaledClock, offsets: OffsetLog | None) -> pa.Table:
         """The CHUNKS table ordered by (session, request, chunk), every instant in clock ns."""

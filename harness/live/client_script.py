@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import json
 import os
+import sys
+from array import array
 from hashlib import sha256
 from typing import TYPE_CHECKING, NamedTuple
-
-import numpy as np
 
 from harness.clock import ScaledClock
 from harness.live.client_answer import Answer
@@ -49,16 +49,19 @@ class Script:
     ``fail`` exactly once; ``settle`` after ``complete`` and before the session's next ``body``.
     """
 
-    def __init__(self, plan: Plan, *, model: str, stream: bool, clock: ScaledClock) -> None:
+    def __init__(self, plan: Plan, *, model: str, stream: bool, clock: ScaledClock, tells: bool = True) -> None:
         self.plan = plan
+        self._tells = tells
         self.stream = stream
         self.clock = clock
         self.rows = RequestRows(plan)
         self.chunks = ChunkRows()
         self.nonce = os.urandom(4).hex()
         self.num_finished = 0
+        self.has_all_fresh = False
         self.finished_events: list[ReplayEvent] = []
         self._prompts = prompts_of(plan)
+        self._requests = [request for session in plan.sessions for request in session.requests]
         self._first_row = [0]
         for session in plan.sessions:
             self._first_row.append(self._first_row[-1] + len(session.requests))
@@ -73,7 +76,13 @@ class Script:
         for row in range(self.rows.count):
             session, request = self.rows.session[row], self.rows.request[row]
             self.rows.request_id[row] = f"{self.nonce}-{session}-{request}"
+        self._needs_token_ids = plan.prompt_form == "token-ids"
         self._body_start = f'{{"model":{json.dumps(model)},"prompt":'.encode()
+        streaming = b'"stream":true,"stream_options":{"include_usage":true}' if stream else b'"stream":false'
+        self._body_end = (
+            b',"max_tokens":%%d,"min_tokens":%%d,"ignore_eos":true,"temperature":0,"seed":%d,"return_token_ids":true,'
+            b'"request_id":"%%b",%b}' % (plan.seed, streaming)
+        )
 
     # -- positions ---------------------------------------------------------------------------------------------
 
@@ -122,7 +131,7 @@ class Script:
         trigger_ns = self.clock.from_monotonic_ns(done_ns)
         if self.is_last_of_session(row):
             return self._start_followers(self.rows.session[row], trigger_ns)
-        return [self._make_due(row + 1, trigger_ns, self._request_plan(row).wait_after_ns)]
+        return [self._make_due(row + 1, trigger_ns, self._requests[row].wait_after_ns)]
 
     def settle(self, row: int, answer: Answer) -> list[Due]:
         """Judge a complete answer, write its row and carry its token ids on.
@@ -130,7 +139,7 @@ class Script:
         An answer that breaks the plan ends its session: what ``complete`` made due of it must not be sent
         (``may_send``), and what is returned, the sessions that follow, becomes due instead.
         """
-        rows, session, planned = self.rows, self.rows.session[row], self._request_plan(row)
+        rows, session, planned = self.rows, self.rows.session[row], self._requests[row]
         self._copy_counts(row, answer)
         status, error = "ok", ""
         if answer.problem:
@@ -149,9 +158,9 @@ class Script:
             return [] if is_last else self._start_followers(session, self.clock.from_monotonic_ns(rows.done_ns[row]))
         if answer.token_ids:
             rows.token_digest[row] = token_digest(answer.token_ids)
-        if not self.is_last_of_session(row) or self._keeps_stream[session]:
+        if self._is_continued(row):
             self._prompts.carry(session, answer)
-        else:
+        elif self.is_last_of_session(row):
             self._prompts.drop(session)
         return []
 
@@ -205,9 +214,9 @@ class Script:
         rows = self.rows
         rows.status[row], rows.error[row] = status, error
         self.num_finished += 1
-        self.finished_events.append(
-            ReplayEvent(rows.session[row], rows.request[row], status, self.num_finished, rows.count)
-        )
+        if self._tells:
+            event = ReplayEvent(rows.session[row], rows.request[row], status, self.num_finished, rows.count)
+            self.finished_events.append(event)
 
     def _copy_counts(self, row: int, answer: Answer) -> None:
         rows = self.rows
@@ -217,16 +226,23 @@ class Script:
             rows.prompt_tokens[row] = answer.prompt_tokens
         if answer.num_tokens is not None:
             rows.completion_tokens[row] = answer.num_tokens
-        self.chunks.extend(row, 0, answer.chunks)
+        self.chunks.extend(row, answer.chunks)
 
     # -- what is sent ------------------------------------------------------------------------------------------
 
-    def _request_plan(self, row: int):
-        return self.plan.sessions[self.rows.session[row]].requests[self.rows.request[row]]
+    def _is_continued(self, row: int) -> bool:
+        """True when what this request generates is part of a later prompt; a truncation may have cut it off."""
+        if self.is_last_of_session(row):
+            return self._keeps_stream[self.rows.session[row]]
+        return self._requests[row + 1].keep_tokens > self._requests[row].prompt_tokens
 
     def new_answer(self) -> Answer:
         """An empty answer of the form this replay asks for."""
-        return Answer(self.stream, needs_token_ids=self.plan.prompt_form == "token-ids")
+        return Answer(self.stream, self._needs_token_ids)
+
+    def prefetch_all(self) -> None:
+        """Draw what the whole replay will send, as far as that fits in memory."""
+        self.has_all_fresh = self._prompts.prefetch_all()
 
     def prefetch_next(self, row: int) -> bool:
         """Prefetch the request that follows in the row's session, if there is one; False: nothing left to do."""
@@ -236,16 +252,16 @@ class Script:
 
     def body(self, row: int) -> bytes:
         """The JSON body of the row's request; call once, after everything before it in its stream is settled."""
-        length = self._request_plan(row).generate_tokens
-        streaming = b',"stream":true,"stream_options":{"include_usage":true}}' if self.stream else b',"stream":false}'
-        tail = (
-            f',"max_tokens":{length},"min_tokens":{length},"ignore_eos":true,"temperature":0,"seed":{self.plan.seed},'
-            f'"return_token_ids":true,"request_id":"{self.rows.request_id[row]}"'
+        length = self._requests[row].generate_tokens
+        end = self._body_end % (length, length, self.rows.request_id[row].encode())
+        return b"".join(
+            (self._body_start, self._prompts.next_prompt(self.rows.session[row], self.rows.request[row]), end)
         )
-        prompt = self._prompts.next_prompt(self.rows.session[row], self.rows.request[row])
-        return b"".join((self._body_start, prompt, tail.encode(), streaming))
 
 
 def token_digest(token_ids: Sequence[int]) -> str:
     """SHA-256 of the ids as little-endian int32."""
-    return sha256(np.asarray(token_ids, dtype="<i4").tobytes()).hexdigest()
+    ids = array("i", token_ids)
+    if sys.byteorder == "big":
+        ids.byteswap()
+    return sha256(ids.tobytes()).hexdigest()

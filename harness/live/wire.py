@@ -70,7 +70,7 @@ class WireReplay:
         self.num_wakeups = 0
         self.num_reconnects = 0
         self._deadlines: list[tuple[int, int, int]] = []
-        self._expiries: deque[tuple[int, Connection, Exchange]] = deque()
+        self._expiries: deque[tuple[int, Connection, int]] = deque()
         self._connect_expiries: deque[tuple[int, Connection]] = deque()
         self._by_fd: dict[int, Connection] = {}
         self._of_session: dict[int, Connection] = {}
@@ -97,7 +97,6 @@ class WireReplay:
             self._connect_all([due for due in first if self._to_monotonic(due.due_ns) < FRESH_AFTER_IDLE_NS])
             for due in first:
                 self._payloads[due.row] = self._payload(due.row)
-                self._script.prefetch_next(due.row)
             self.offsets.sample()
             start_ns = monotonic_ns() + START_LEAD_NS
             for due in self._script.release(self._script.clock.from_monotonic_ns(start_ns)):
@@ -173,13 +172,14 @@ class WireReplay:
                 now_ns = monotonic_ns()
             next_ns = deadlines[0][0] if deadlines else 0
             left_ns = next_ns - now_ns
+            late_beat_ns = now_ns - self._next_beat_ns
+            if late_beat_ns >= 0 and (not next_ns or left_ns > self._spin_ns or late_beat_ns > HEARTBEAT_NS):
+                self._beat(now_ns)
+                continue
             if next_ns and left_ns <= self._spin_ns:
                 events = self._spin(next_ns, now_ns) if left_ns <= BARE_SPIN_NS else poll(0)
                 if left_ns > BARE_SPIN_NS:
                     self.spun_ns += monotonic_ns() - now_ns
-            elif now_ns >= self._next_beat_ns:
-                self._beat(now_ns)
-                continue
             elif jobs:
                 events = poll(0)
                 if not events or len(jobs) > MAX_WAITING_JOBS:
@@ -203,7 +203,7 @@ class WireReplay:
             self._jobs.append(job)
 
     def _beat(self, now_ns: int) -> None:
-        """What must happen now and then; never within the spin before a send."""
+        """What must happen now and then; not within the spin before a send, unless sends leave no other time."""
         self._next_beat_ns = now_ns + HEARTBEAT_NS
         if now_ns >= self.offsets.next_ns:
             self.offsets.sample()
@@ -217,6 +217,9 @@ class WireReplay:
         if connection is None:
             if fd == self._timer.fd:
                 self._timer.clear()
+            return
+        if mask == EPOLLIN and connection.is_connected:
+            self._on_readable(connection)
             return
         if not connection.is_connected:
             if mask & ~EPOLLIN:  # a lone EPOLLIN is a stale event of a closed socket that had this number
@@ -347,14 +350,13 @@ class WireReplay:
         self._rows.sent_ns[exchange.row] = sent_ns
         if connection.unsent is not None:
             self._epoll.modify(connection.fd, EPOLLIN | EPOLLOUT)
-        self._expiries.append((sent_ns + self._request_timeout_ns, connection, exchange))
-        if not self._script.is_last_of_session(exchange.row):
+        self._expiries.append((sent_ns + self._request_timeout_ns, connection, exchange.row))
+        if not self._script.has_all_fresh:
             self._jobs.append(lambda: self._script.prefetch_next(exchange.row))
 
     # -- ends of exchanges -------------------------------------------------------------------------------------
 
     def _complete(self, connection: Connection, exchange: Exchange, done_ns: int) -> None:
-        exchange.is_complete = True
         row = exchange.row
         self._rows.first_byte_ns[row] = exchange.first_byte_ns
         self._rows.http_status[row] = exchange.status
@@ -366,8 +368,10 @@ class WireReplay:
             due = self._script.fail(row, done_ns, "http_error", describe_error_body(body))
         else:
             self._unsettled[self._rows.session[row]] = exchange
-            self._jobs.append(lambda: self._finish_in_slack(exchange))
             due = self._script.complete(row, done_ns)
+            # Without a wait, the session's next send settles it, right now.
+            if self._script.is_last_of_session(row) or due[0].due_ns > self._rows.trigger_ns[row + 1]:
+                self._jobs.append(lambda: self._finish_in_slack(exchange))
         self._schedule_all(due, connection if can_carry_another else None)
 
     def _schedule_all(self, due: list[Due], connection: Connection | None = None) -> None:
@@ -404,10 +408,10 @@ class WireReplay:
     def _break(self, connection: Connection, status: str, error: str) -> None:
         """The connection is of no use any more; what it carried has failed."""
         exchange = connection.exchange
+        connection.exchange = None
         self._drop(connection)
         if exchange is None:
             return
-        exchange.is_complete = True
         self._rows.first_byte_ns[exchange.row] = exchange.first_byte_ns
         if exchange.status:
             self._rows.http_status[exchange.row] = exchange.status
@@ -423,9 +427,13 @@ class WireReplay:
 
     def _expire(self, now_ns: int) -> None:
         # Both queues are in order of their deadlines, since each has one limit for all.
-        while self._expiries and (self._expiries[0][2].is_complete or self._expiries[0][0] <= now_ns):
-            _, connection, exchange = self._expiries.popleft()
-            if not exchange.is_complete:
+        while self._expiries:
+            deadline_ns, connection, row = self._expiries[0]
+            is_over = connection.exchange is None or connection.exchange.row != row
+            if not is_over and deadline_ns > now_ns:
+                break
+            self._expiries.popleft()
+            if not is_over:
                 self._break(connection, "timeout", f"no end within the limit ({connection.describe_progress()})")
         while self._connect_expiries and (
             self._connect_expiries[0][1].is_connected or self._connect_expiries[0][0] <= now_ns

@@ -25,7 +25,7 @@ ABSENT = -1
 class Exchange:
     """One request on the wire and what has come back; pieces wait here until there is slack to interpret them."""
 
-    __slots__ = ("answer", "first_byte_ns", "is_complete", "last", "pieces", "row", "status")
+    __slots__ = ("answer", "first_byte_ns", "last", "pieces", "row", "status")
 
     def __init__(self, row: int, answer: Answer) -> None:
         self.row = row
@@ -34,7 +34,6 @@ class Exchange:
         self.last: Piece | None = None
         self.status = 0
         self.first_byte_ns = ABSENT
-        self.is_complete = False
 
     def interpret_one(self) -> bool:
         """Feed one waiting piece to the answer; True when more are waiting."""
@@ -65,6 +64,7 @@ class Connection:
         "_body",
         "_head",
         "_is_head_complete",
+        "_is_kept_alive",
         "_is_message_complete",
         "_parser",
         "exchange",
@@ -93,6 +93,7 @@ class Connection:
         self._head = b""
         self._is_head_complete = False
         self._is_message_complete = False
+        self._is_kept_alive = False
 
     # -- called by httptools -----------------------------------------------------------------------------------
 
@@ -105,6 +106,8 @@ class Connection:
     def on_message_complete(self) -> None:
         if self._parser.get_status_code() >= 200:
             self._is_message_complete = True
+            # To be asked here: the parser forgets the message's framing right after this call.
+            self._is_kept_alive = self._parser.should_keep_alive()
         else:  # an interim answer (100 Continue): the real one follows
             self._is_head_complete = False
 
@@ -174,7 +177,7 @@ class Connection:
         """Detach the finished exchange; False when the connection cannot carry another."""
         self.exchange = None
         self.idle_since_ns = now_ns
-        return self.unsent is None and self._is_message_complete and self._parser.should_keep_alive()
+        return self.unsent is None and self._is_message_complete and self._is_kept_alive
 
     def describe_progress(self) -> str:
         """How far the exchange came, for the error text of a row."""
