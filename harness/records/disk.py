@@ -26,8 +26,10 @@ def disk_errors(path: Path) -> Generator[None]:
     try:
         yield
     except OSError as error:
+        # Arrow words its errors for programmers; the number says the same in the system's own words.
+        reason = os.strerror(error.errno) if error.errno else str(error)
         raise RecordsError(
-            f"cannot write records: {error.strerror or error}",
+            f"cannot write records: {reason}",
             where=str(error.filename or path),
             hint="Free space or choose a writable records folder; the run stays unsealed",
         ) from error
