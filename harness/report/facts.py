@@ -29,7 +29,7 @@ def gather_facts(runs: Sequence[SealedRun]) -> tuple[Facts, ...]:
     groups: list[tuple[str, list[Mapping[str, Any]]]] = [
         ("Experiment", [_scalars(experiment) for experiment in experiments]),
         ("Workload", [_part(manifest, "workload") for manifest in manifests]),
-        ("Server (baseline of all conditions)", [_part(manifest, "server", inner=True) for manifest in manifests]),
+        ("Server, before a condition changes it", [_part(manifest, "server", inner=True) for manifest in manifests]),
         ("Client", [_part(manifest, "client") for manifest in manifests]),
         ("Limits", [_part(manifest, "limits") for manifest in manifests]),
         ("Observation", [manifest.observation.model_dump() for manifest in manifests]),

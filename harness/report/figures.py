@@ -274,16 +274,18 @@ def lateness_plot(
     spreads = [run for run in runs if run.start_spread_ms is not None]
     if not samples and not spreads:
         return ""
+    floor_ms = _joined([run.audit_lag_ms for run in runs])
+    if not samples:  # nothing re-arrived: an empty plot would only look like a fault
+        figure = sheet.figure(PAGE_WIDTH_IN * 0.5, 2.6)
+        _spread_points(figure.subplots(), spreads, color_of, limits_ms[1])
+        return sheet.render(figure, name="lateness", label="Start spread of every run; nothing re-arrived.")
     figure = sheet.figure(PAGE_WIDTH_IN, 3.1 + 0.2 * (len(samples) // 6))
     left, right = figure.subplots(1, 2, width_ratios=[1.55, 1.0])
-    _lag_ecdf(left, samples, color_of, _joined([run.audit_lag_ms for run in runs]), limits_ms[0])
+    _lag_ecdf(left, samples, color_of, floor_ms, limits_ms[0])
     _spread_points(right, spreads, color_of, limits_ms[1])
+    handles = left.get_legend_handles_labels()[0]
     figure.legend(
-        handles=left.get_legend_handles_labels()[0],
-        loc="outside upper left",
-        ncols=min(6, len(samples) + 1),
-        handlelength=1.6,
-        columnspacing=1.4,
+        handles=handles, loc="outside upper left", ncols=min(6, len(handles)), handlelength=1.6, columnspacing=1.4
     )
     return sheet.render(figure, name="lateness", label="Distribution of re-arrival lag, and start spread of every run.")
 

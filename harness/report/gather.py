@@ -247,18 +247,21 @@ def _shown_run(condition: ConditionFigures) -> tuple[str, int]:
 
 
 def gather_findings(runs: Sequence[SealedRun], of_experiment: Sequence[Finding] = ()) -> tuple[FindingView, ...]:
-    """All findings, worst first; the same finding of many runs is one entry that names them."""
+    """All findings, worst first: one entry per kind, with every case of it and the runs it was found in."""
     places: dict[Finding, list[str]] = {finding: [] for finding in of_experiment}
     for run in runs:
         for finding in run.manifest.findings:
             places.setdefault(finding, []).append(f"{run.condition}/{run.replicate}")
+    kinds: dict[tuple[str, str, str], list[str]] = {}
+    for finding, where in places.items():
+        cases = kinds.setdefault((finding.severity, finding.code, finding.hint), [])
+        cases.append(_case(finding.evidence, where, len(runs)))
     order = {"invalid": 0, "warning": 1, "info": 2}
-    ranked = sorted(places.items(), key=lambda item: order[item[0].severity])
-    return tuple(
-        FindingView(finding.code, finding.severity, finding.evidence, finding.hint, _places(where, len(runs)))
-        for finding, where in ranked
-    )
+    ranked = sorted(kinds.items(), key=lambda item: order[item[0][0]])
+    return tuple(FindingView(code, severity, tuple(cases), hint) for (severity, code, hint), cases in ranked)
 
 
-def _places(where: list[str], num_runs: int) -> str:
-    return "every run" if len(where) == num_runs and num_runs > 1 else ", ".join(where)
+def _case(evidence: str, where: Sequence[str], num_runs: int) -> str:
+    if not where:
+        return evidence
+    return f"{'every run' if len(where) == num_runs and num_runs > 1 else ', '.join(where)}: {evidence}"

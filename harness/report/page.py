@@ -27,13 +27,14 @@ SECTIONS = (
     ("conditions", "Conditions"),
     ("steps", "Padding and steps"),
     ("timeline", "Timeline"),
-    ("reuse", "KV reuse and prefill"),
+    ("reuse", "Reuse and prefill"),
     ("harness", "The harness itself"),
     ("what", "What was run"),
     ("reproduce", "How to reproduce"),
     ("findings", "Findings"),
     ("glossary", "Glossary"),
 )
+SHOWN_CASES = 4
 COMPARED_CAPTION = (
     "Large markers: ratio of sums over replicates; small dots: single replicates; the line at 1: the baseline."
 )
@@ -74,6 +75,7 @@ def render_page(view: ReportView) -> str:
         check_names=_check_names(view),
         check_of=_check_of,
         verdict_of=_verdict,
+        shown_cases=SHOWN_CASES,
         glossary=_resource("glossary.html"),
     )
 

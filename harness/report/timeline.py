@@ -22,7 +22,7 @@ MAX_LANES = 96
 STEP_PANEL_HEIGHT = 86.0
 PANEL_GAP = 16.0
 AXIS_HEIGHT = 32.0
-TICK_HEIGHT = 10.0
+TICK_HEIGHT = 11.0
 UNSTREAMED_MARK = 5.0
 DENSE_SEGMENTS = 150  # above this, the strokes of the outline would cover what it encloses
 # A decode step that seems longer than this many median steps had a prefill or an idle server behind it.

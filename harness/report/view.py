@@ -46,13 +46,12 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class FindingView:
-    """Advice that analysis gave about one run or the whole experiment."""
+    """One kind of advice that analysis gave; ``evidence``: every case of it, the runs named."""
 
     code: str
     severity: str
-    evidence: str
+    evidence: tuple[str, ...]
     hint: str
-    where: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,7 @@ class Shape:
     has_audit: bool = True
     has_step_times: bool = True
     has_steps: bool = True
+    slow_start_ns: int = 0
     fails: bool = False
     invalid_reasons: tuple[str, ...] = ()
     findings: tuple[Finding, ...] = ()
@@ -138,6 +139,7 @@ def _replay(shape: Shape) -> tuple[list[_Request], list[dict[str, Any]], list[di
             if request.cached:
                 events.append(_kv_event(len(events), len(steps), now_ns, "cache_hit", "", request.cached))
             now_ns += _prefill_ns(request.prompt - request.cached)
+            now_ns += shape.slow_start_ns
             request.first_ns, request.left = now_ns, request.generate - 1
             request.stamps.append(now_ns)
             running.append(request)
