@@ -17,7 +17,7 @@ from harness.engine.config import EngineConfig
 from harness.engine.cost import FS_PER_S, CostModel, check_magnitudes, to_fs
 from harness.engine.state import STEP_DECODE
 from harness.errors import HarnessError
-from harness.sim import kernel
+from harness.sim import arrays as layout
 from harness.sim.simulate import SessionRow, check_slots, pack, run_arrays
 
 NS_PER_S = 1_000_000_000
@@ -114,7 +114,7 @@ def run_case(case: Case) -> dict[str, Any]:
     arrays = pack([_session_rows(case)], [0])
     check_slots(arrays, config)
     outcome = run_arrays(arrays, config, model)
-    never = np.flatnonzero(outcome.requests[:, kernel.O_COMPLETED] == 0)
+    never = np.flatnonzero(outcome.requests[:, layout.O_COMPLETED] == 0)
     if never.size:
         raise ValueError(f"sessions.{int(arrays.session[never[0]])}: never starts, its 'after' chain has no beginning")
     return _case_result(case, config, arrays, outcome)
@@ -159,7 +159,7 @@ def _ns(seconds: float) -> int:
 
 
 def _case_result(
-    case: Case, config: EngineConfig, arrays: kernel.PlanArrays, outcome: kernel.Outcome
+    case: Case, config: EngineConfig, arrays: layout.PlanArrays, outcome: layout.Outcome
 ) -> dict[str, Any]:
     totals = [int(value) for value in outcome.totals[0]]
     result: dict[str, Any] = {
@@ -170,29 +170,29 @@ def _case_result(
             for num_seqs, count in enumerate(outcome.histogram[0])
             if count
         },
-        "decode_s": totals[kernel.A_DECODE_NS] / NS_PER_S,
-        "prefill_s": totals[kernel.A_PREFILL_NS] / NS_PER_S,
-        "device_s": (totals[kernel.A_DECODE_NS] + totals[kernel.A_PREFILL_NS]) / NS_PER_S,
-        "wait_session_s": totals[kernel.A_WAIT_NS] / NS_PER_S,
-        "evictions": totals[kernel.A_EVICTIONS],
+        "decode_s": totals[layout.A_DECODE_NS] / NS_PER_S,
+        "prefill_s": totals[layout.A_PREFILL_NS] / NS_PER_S,
+        "device_s": (totals[layout.A_DECODE_NS] + totals[layout.A_PREFILL_NS]) / NS_PER_S,
+        "wait_session_s": totals[layout.A_WAIT_NS] / NS_PER_S,
+        "evictions": totals[layout.A_EVICTIONS],
     }
     if "steps" in case.emit:
-        result["steps"] = _steps(outcome.steps[: totals[kernel.A_NUM_STEP_RECORDS]].tolist())
+        result["steps"] = _steps(outcome.steps[: totals[layout.A_NUM_STEP_RECORDS]].tolist())
     return result
 
 
-def _request(arrays: kernel.PlanArrays, outcome: kernel.Outcome, place: int) -> dict[str, Any]:
+def _request(arrays: layout.PlanArrays, outcome: layout.Outcome, place: int) -> dict[str, Any]:
     session = int(arrays.session[place])
     record = [int(value) for value in outcome.requests[place]]
     return {
         "session": session,
         "request": place - int(arrays.first_request[session]),
         "prompt_tokens": int(arrays.keep[place] + arrays.new[place]),
-        "cached_tokens": record[kernel.O_CACHED],
-        "arrival_s": record[kernel.O_ARRIVAL] / NS_PER_S,
-        "admitted_s": record[kernel.O_ADMITTED] / NS_PER_S,
-        "first_token_s": record[kernel.O_FIRST_TOKEN] / NS_PER_S,
-        "completed_s": record[kernel.O_COMPLETED] / NS_PER_S,
+        "cached_tokens": record[layout.O_CACHED],
+        "arrival_s": record[layout.O_ARRIVAL] / NS_PER_S,
+        "admitted_s": record[layout.O_ADMITTED] / NS_PER_S,
+        "first_token_s": record[layout.O_FIRST_TOKEN] / NS_PER_S,
+        "completed_s": record[layout.O_COMPLETED] / NS_PER_S,
     }
 
 
@@ -201,14 +201,14 @@ def _steps(records: list[list[int]]) -> list[list[Any]]:
     steps: list[list[Any]] = []
     end_ns = -1
     for record in records:
-        start_ns, kind, num_seqs, bucket, count = record[: kernel.T_COUNT + 1]
+        start_ns, kind, num_seqs, bucket, count = record[: layout.T_COUNT + 1]
         if kind == STEP_DECODE:
             if steps and start_ns == end_ns and steps[-1][1:4] == ["decode", num_seqs, bucket]:
                 steps[-1][4] += count
             else:
                 steps.append([start_ns / NS_PER_S, "decode", num_seqs, bucket, count, None, None, None])
         else:
-            owner = record[kernel.T_SESSION : kernel.T_COMPUTED + 1]
+            owner = record[layout.T_SESSION : layout.T_COMPUTED + 1]
             steps.append([start_ns / NS_PER_S, "prefill", 1, 1, 1, *owner])
-        end_ns = start_ns + count * record[kernel.T_DURATION]
+        end_ns = start_ns + count * record[layout.T_DURATION]
     return steps

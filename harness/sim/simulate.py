@@ -21,17 +21,18 @@ from harness.engine.state import IntArray, new_state
 from harness.engine.steps import FAR
 from harness.errors import PlanError
 from harness.plan import Plan, SessionPlan
+from harness.sim import arrays as layout
 from harness.sim import kernel
 from harness.spec import ServerSpec
 
 REQUEST_COLUMNS = (
-    ("cached_tokens", kernel.O_CACHED),
-    ("hash_hit_tokens", kernel.O_HIT_TOKENS),
-    ("arrival_ns", kernel.O_ARRIVAL),
-    ("admitted_ns", kernel.O_ADMITTED),
-    ("first_token_ns", kernel.O_FIRST_TOKEN),
-    ("completed_ns", kernel.O_COMPLETED),
-    ("preemptions", kernel.O_PREEMPTIONS),
+    ("cached_tokens", layout.O_CACHED),
+    ("hash_hit_tokens", layout.O_HIT_TOKENS),
+    ("arrival_ns", layout.O_ARRIVAL),
+    ("admitted_ns", layout.O_ADMITTED),
+    ("first_token_ns", layout.O_FIRST_TOKEN),
+    ("completed_ns", layout.O_COMPLETED),
+    ("preemptions", layout.O_PREEMPTIONS),
 )
 
 
@@ -80,7 +81,7 @@ class SessionRow(NamedTuple):
     requests: Sequence[tuple[int, int, int, int]]
 
 
-def plan_arrays(plans: Sequence[Plan]) -> kernel.PlanArrays:
+def plan_arrays(plans: Sequence[Plan]) -> layout.PlanArrays:
     """Plans end to end, as the compiled simulator reads them."""
     return pack(
         [[_session_row(session) for session in plan.sessions] for plan in plans],
@@ -100,7 +101,7 @@ def _session_row(session: SessionPlan) -> SessionRow:
     )
 
 
-def pack(plans: Sequence[Sequence[SessionRow]], shared_prefix_tokens: Sequence[int]) -> kernel.PlanArrays:
+def pack(plans: Sequence[Sequence[SessionRow]], shared_prefix_tokens: Sequence[int]) -> layout.PlanArrays:
     """Sessions of one or more plans end to end. A session must continue one with a lower index."""
     first_session, first_request = [0], [0]
     sessions: list[tuple[int, ...]] = []
@@ -121,7 +122,7 @@ def pack(plans: Sequence[Sequence[SessionRow]], shared_prefix_tokens: Sequence[i
         first_session.append(len(sessions))
     session_table = np.array(sessions, dtype=np.int64).reshape(-1, 6)
     request_table = np.array(requests, dtype=np.int64).reshape(-1, 5)
-    return kernel.PlanArrays._make(
+    return layout.PlanArrays._make(
         [
             np.array(first_session, dtype=np.int64),
             np.array(first_request, dtype=np.int64),
@@ -157,7 +158,7 @@ def simulate(
     return _result(arrays, outcome, model.filled_in_buckets(config.decode_buckets))
 
 
-def run_totals(arrays: kernel.PlanArrays, config: EngineConfig, model: CostModel) -> IntArray:
+def run_totals(arrays: layout.PlanArrays, config: EngineConfig, model: CostModel) -> IntArray:
     """Sums of many plans, each on a fresh server: shape (plans, NUM_A), columns kernel.A_*; nothing else is kept.
 
     Raises PlanError when a request does not fit a slot or can never be admitted.
@@ -165,23 +166,23 @@ def run_totals(arrays: kernel.PlanArrays, config: EngineConfig, model: CostModel
     check_slots(arrays, config)
     most_sessions = int(np.diff(arrays.first_session).max())
     most_requests = int(np.diff(arrays.first_request[arrays.first_session]).max())
-    outcome = kernel.new_outcome(arrays, config)
+    outcome = layout.new_outcome(arrays, config)
     kernel.run_plans(
         arrays,
         new_state(config, most_requests, with_events=False),
-        kernel.cost_arrays(config, model),
-        kernel.new_scratch(config, most_sessions),
+        layout.cost_arrays(config, model),
+        layout.new_scratch(config, most_sessions),
         outcome,
         FAR,
     )
-    stuck = outcome.totals[:, kernel.A_STUCK_SESSION]
+    stuck = outcome.totals[:, layout.A_STUCK_SESSION]
     if np.any(stuck >= 0):
         plan = int(np.argmax(stuck >= 0))
         raise PlanError("its request can never be admitted", where=f"plan {plan}, session {int(stuck[plan])}")
     return outcome.totals
 
 
-def check_slots(arrays: kernel.PlanArrays, config: EngineConfig) -> None:
+def check_slots(arrays: layout.PlanArrays, config: EngineConfig) -> None:
     """Raise PlanError naming the first request of a plan that is too long for ``slot_tokens``."""
     prompt = arrays.keep + arrays.new
     total = prompt + arrays.generate
@@ -199,50 +200,50 @@ def check_slots(arrays: kernel.PlanArrays, config: EngineConfig) -> None:
 
 
 def run_arrays(
-    arrays: kernel.PlanArrays, config: EngineConfig, model: CostModel, max_steps: int | None = None
-) -> kernel.Outcome:
+    arrays: layout.PlanArrays, config: EngineConfig, model: CostModel, max_steps: int | None = None
+) -> layout.Outcome:
     """Run one plan with every step and eviction recorded; raises PlanError when a request can never be admitted."""
     num_requests, num_sessions = len(arrays.keep), len(arrays.start_ns)
     state = new_state(config, num_requests, with_events=False)
-    cost = kernel.cost_arrays(config, model)
-    scratch = kernel.new_scratch(config, num_sessions)
+    cost = layout.cost_arrays(config, model)
+    scratch = layout.new_scratch(config, num_sessions)
     step_room, eviction_room = 8 * num_requests + 64, 2 * num_requests + 64
     while True:
-        outcome = kernel.new_outcome(arrays, config, step_room, eviction_room)
+        outcome = layout.new_outcome(arrays, config, step_room, eviction_room)
         kernel.run_plan(arrays, 0, state, cost, scratch, outcome, FAR if max_steps is None else max_steps)
         totals = outcome.totals[0]
-        if totals[kernel.A_STUCK_SESSION] >= 0:
+        if totals[layout.A_STUCK_SESSION] >= 0:
             raise PlanError(
                 "its request can never be admitted: the KV memory is too small for it",
-                where=f"session {int(totals[kernel.A_STUCK_SESSION])}",
+                where=f"session {int(totals[layout.A_STUCK_SESSION])}",
                 hint="Give more kv_slots or shorter prompts",
             )
-        steps, evictions = int(totals[kernel.A_NUM_STEP_RECORDS]), int(totals[kernel.A_NUM_EVICTION_RECORDS])
+        steps, evictions = int(totals[layout.A_NUM_STEP_RECORDS]), int(totals[layout.A_NUM_EVICTION_RECORDS])
         if steps <= step_room and evictions <= eviction_room:
             return outcome
         step_room, eviction_room = max(step_room, steps), max(eviction_room, evictions)
 
 
-def _result(arrays: kernel.PlanArrays, outcome: kernel.Outcome, filled_in: tuple[int, ...]) -> SimResult:
+def _result(arrays: layout.PlanArrays, outcome: layout.Outcome, filled_in: tuple[int, ...]) -> SimResult:
     totals = [int(value) for value in outcome.totals[0]]
     return SimResult(
         requests=_request_table(arrays, outcome.requests),
-        steps=_step_table(outcome.steps[: totals[kernel.A_NUM_STEP_RECORDS]]),
-        evictions=_eviction_table(outcome.evictions[: totals[kernel.A_NUM_EVICTION_RECORDS]]),
+        steps=_step_table(outcome.steps[: totals[layout.A_NUM_STEP_RECORDS]]),
+        evictions=_eviction_table(outcome.evictions[: totals[layout.A_NUM_EVICTION_RECORDS]]),
         decode_histogram=tuple(int(value) for value in outcome.histogram[0]),
-        decode_ns=totals[kernel.A_DECODE_NS],
-        prefill_ns=totals[kernel.A_PREFILL_NS],
-        wait_session_ns=totals[kernel.A_WAIT_NS],
-        end_ns=totals[kernel.A_END_NS],
-        num_decode_steps=totals[kernel.A_DECODE_STEPS],
-        computed_tokens=totals[kernel.A_COMPUTED],
-        cached_tokens=totals[kernel.A_CACHED],
-        preemptions=totals[kernel.A_PREEMPTIONS],
+        decode_ns=totals[layout.A_DECODE_NS],
+        prefill_ns=totals[layout.A_PREFILL_NS],
+        wait_session_ns=totals[layout.A_WAIT_NS],
+        end_ns=totals[layout.A_END_NS],
+        num_decode_steps=totals[layout.A_DECODE_STEPS],
+        computed_tokens=totals[layout.A_COMPUTED],
+        cached_tokens=totals[layout.A_CACHED],
+        preemptions=totals[layout.A_PREEMPTIONS],
         filled_in_buckets=filled_in,
     )
 
 
-def _request_table(arrays: kernel.PlanArrays, requests: IntArray) -> pa.Table:
+def _request_table(arrays: layout.PlanArrays, requests: IntArray) -> pa.Table:
     number = np.arange(len(arrays.keep), dtype=np.int64) - arrays.first_request[arrays.session]
     columns: dict[str, pa.Array] = {
         "session": pa.array(arrays.session, pa.int32()),
@@ -256,9 +257,9 @@ def _request_table(arrays: kernel.PlanArrays, requests: IntArray) -> pa.Table:
 
 
 def _step_table(steps: IntArray) -> pa.Table:
-    is_decode = steps[:, kernel.T_COMPUTED] < 0
+    is_decode = steps[:, layout.T_COMPUTED] < 0
     kinds = pa.DictionaryArray.from_arrays(
-        pa.array(steps[:, kernel.T_KIND], pa.int8()), pa.array([kind.lower() for kind in STEP_KINDS])
+        pa.array(steps[:, layout.T_KIND], pa.int8()), pa.array([kind.lower() for kind in STEP_KINDS])
     )
 
     def nullable(column: int, nulls: npt.NDArray[np.bool_]) -> pa.Array:
@@ -266,29 +267,29 @@ def _step_table(steps: IntArray) -> pa.Table:
 
     return pa.table(
         {
-            "start_ns": pa.array(steps[:, kernel.T_START], pa.int64()),
+            "start_ns": pa.array(steps[:, layout.T_START], pa.int64()),
             "kind": kinds.cast(pa.string()),
-            "n": pa.array(steps[:, kernel.T_NUM_SEQS], pa.int32()),
-            "b": nullable(kernel.T_BUCKET, ~is_decode),
-            "count": pa.array(steps[:, kernel.T_COUNT], pa.int64()),
-            "session": nullable(kernel.T_SESSION, is_decode),
-            "request": nullable(kernel.T_REQUEST, is_decode),
-            "computed_tokens": nullable(kernel.T_COMPUTED, is_decode),
-            "duration_ns": pa.array(steps[:, kernel.T_DURATION], pa.int64()),
+            "n": pa.array(steps[:, layout.T_NUM_SEQS], pa.int32()),
+            "b": nullable(layout.T_BUCKET, ~is_decode),
+            "count": pa.array(steps[:, layout.T_COUNT], pa.int64()),
+            "session": nullable(layout.T_SESSION, is_decode),
+            "request": nullable(layout.T_REQUEST, is_decode),
+            "computed_tokens": nullable(layout.T_COMPUTED, is_decode),
+            "duration_ns": pa.array(steps[:, layout.T_DURATION], pa.int64()),
         }
     )
 
 
 def _eviction_table(evictions: IntArray) -> pa.Table:
     callers = pa.DictionaryArray.from_arrays(
-        pa.array(evictions[:, kernel.V_CALLER], pa.int8()), pa.array(list(CALLERS))
+        pa.array(evictions[:, layout.V_CALLER], pa.int8()), pa.array(list(CALLERS))
     )
     return pa.table(
         {
-            "at_ns": pa.array(evictions[:, kernel.V_AT], pa.int64()),
-            "slot": pa.array(evictions[:, kernel.V_SLOT], pa.int32()),
+            "at_ns": pa.array(evictions[:, layout.V_AT], pa.int64()),
+            "slot": pa.array(evictions[:, layout.V_SLOT], pa.int32()),
             "caller": callers.cast(pa.string()),
-            "session": pa.array(evictions[:, kernel.V_SESSION], pa.int32()),
-            "request": pa.array(evictions[:, kernel.V_REQUEST], pa.int32()),
+            "session": pa.array(evictions[:, layout.V_SESSION], pa.int32()),
+            "request": pa.array(evictions[:, layout.V_REQUEST], pa.int32()),
         }
     )

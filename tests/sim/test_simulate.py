@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from harness.engine import EngineConfig, load_cost_model
 from harness.errors import PlanError
 from harness.plan import Plan, RequestPlan, SessionPlan, build_plan
-from harness.sim import SimResult, kernel, plan_arrays, run_totals, simulate
+from harness.sim import SimResult, plan_arrays, run_totals, simulate
+from harness.sim import arrays as layout
 from harness.spec import ServerSpec, WorkloadSpec
 from tests.sim.naive import naive_run
 
@@ -69,7 +70,7 @@ def summed_ratio(server: ServerSpec, seeds: tuple[int, ...], counts: tuple[int, 
     arrays = plan_arrays([paper_plan(n, seed, block) for seed in seeds for n in counts for block in range(3)])
     cost = load_cost_model("paper")
     changed, baseline = (
-        run_totals(arrays, EngineConfig.from_server(spec), cost)[:, [kernel.A_DECODE_NS, kernel.A_PREFILL_NS]].sum()
+        run_totals(arrays, EngineConfig.from_server(spec), cost)[:, [layout.A_DECODE_NS, layout.A_PREFILL_NS]].sum()
         for spec in (server, BASELINE)
     )
     return float(changed / baseline)
@@ -99,8 +100,8 @@ def test_many_plans_at_once_give_what_each_gives_alone() -> None:
         totals = run_totals(plan_arrays(plans_), EngineConfig.from_server(server), load_cost_model("paper"))
         for plan, total in zip(plans_, totals, strict=True):
             alone = simulate(plan, server)
-            assert (total[kernel.A_DECODE_NS], total[kernel.A_PREFILL_NS]) == (alone.decode_ns, alone.prefill_ns)
-            assert total[kernel.A_EVICTIONS] == alone.num_evictions
+            assert (total[layout.A_DECODE_NS], total[layout.A_PREFILL_NS]) == (alone.decode_ns, alone.prefill_ns)
+            assert total[layout.A_EVICTIONS] == alone.num_evictions
 
 
 def everything(result: SimResult) -> tuple[object, ...]:
