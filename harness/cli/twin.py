@@ -1,0 +1,72 @@
+"""``harness twin``: install the real stack beside the harness, and write artifacts that it can serve.
+
+Nothing is started here. Next: ``harness.twin.install``, ``harness.twin.artifact``; ``harness run`` with backend twin.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+PathOption = Annotated[Path | None, typer.Option("--path", help="where the twin is, or is to be; default: .venv-twin")]
+
+
+def register(app: typer.Typer) -> None:
+    twin = typer.Typer(
+        name="twin",
+        help="The real vLLM + vllm-rbln on a stand-in device: install it, write artifacts.",
+        no_args_is_help=True,
+    )
+    twin.command(name="install")(install)
+    twin.command(name="artifact")(artifact)
+    app.add_typer(twin)
+
+
+def install(
+    path: PathOption = None,
+    python: Annotated[str | None, typer.Option(help="interpreter, 3.10 to 3.13; default: the first that works")] = None,
+    torch_wheel: Annotated[str | None, typer.Option(help="a CPU wheel of torch 2.13.0, as a file")] = None,
+    torch_index: Annotated[str | None, typer.Option(help="index to take torch's CPU build from")] = None,
+) -> None:
+    """Install the twin into an environment of its own; run it again to continue.
+
+    Example: `harness twin install`
+    """
+    from harness.twin.install import install_twin
+
+    install_twin(path, python=python, torch_wheel=torch_wheel, torch_index=torch_index, say=typer.echo)
+
+
+def artifact(
+    folder: Annotated[Path, typer.Argument(help="folder to write it to")],
+    batch_size: Annotated[int, typer.Option(help="the limit: most requests running at once")] = 8,
+    decoder_batch_sizes: Annotated[str, typer.Option(help="comma-separated decode buckets")] = "1,2,4,8",
+    max_seq_len: Annotated[int, typer.Option(help="tokens of a slot")] = 8192,
+    kv_slots: Annotated[int | None, typer.Option(help="KV slots; default: batch size")] = None,
+    partition_tokens: Annotated[int | None, typer.Option(help="tokens of one partition (flash attention)")] = None,
+    num_devices: Annotated[int, typer.Option()] = 4,
+    path: PathOption = None,
+) -> None:
+    """Write an artifact that the twin serves: a genuine rbln_config.json, a tokenizer, no weights.
+
+    Example: `harness twin artifact artifacts/qwen3 --batch-size 8 --decoder-batch-sizes 1,2,4,8`
+    """
+    from harness.errors import SpecError
+    from harness.twin.artifact import ArtifactSpec, write_artifact
+    from harness.twin.environment import find_twin
+
+    try:
+        buckets = tuple(int(part) for part in decoder_batch_sizes.split(","))
+    except ValueError:
+        raise SpecError("is not a list of whole numbers", where="--decoder-batch-sizes", hint="Write 1,2,4,8") from None
+    spec = ArtifactSpec(
+        batch_size=batch_size,
+        decoder_batch_sizes=buckets,
+        max_seq_len=max_seq_len,
+        kv_slots=batch_size if kv_slots is None else kv_slots,
+        partition_tokens=partition_tokens,
+        num_devices=num_devices,
+    )
+    typer.echo(write_artifact(find_twin(path), spec, folder))

@@ -1,0 +1,57 @@
+"""A stand-in for Rebellions' closed device runtime: the calls that optimum-rbln 0.11.1 and vllm-rbln 0.11.1 make.
+
+It compiles nothing and computes nothing; the device behind it is ``twin_device``. Next: ``rebel.runtime`` translates
+tensors, ``rebel.ops`` defines the two sampling operators that the real compiler brings along.
+"""
+
+from __future__ import annotations
+
+from twin_device.settings import read_settings
+
+from . import kv_cache, ops
+from .compile_context import CompileContext
+from .runtime import RBLNCompiledModel, Runtime
+
+__version__ = "0.11.1"
+__all__ = [
+    "CompileContext",
+    "RBLNCompiledModel",
+    "Runtime",
+    "compile",
+    "compile_from_torch",
+    "device_count",
+    "get_npu_name",
+    "kv_cache",
+    "manual_seed",
+    "npu_is_available",
+    "ops",
+]
+
+
+def get_npu_name(device_id: int = 0) -> str | None:
+    """The device's name, None when there is no such device."""
+    settings = read_settings()
+    return settings.npu_name if 0 <= device_id < settings.num_npus else None
+
+
+def npu_is_available(device_id: int = 0) -> bool:
+    """Whether the device exists."""
+    return get_npu_name(device_id) is not None
+
+
+def device_count() -> int:
+    """How many devices the machine claims to have."""
+    return read_settings().num_npus
+
+
+def manual_seed(seed: int) -> None:
+    """Nothing here is random."""
+    del seed
+
+
+def compile(*_: object, **__: object) -> RBLNCompiledModel:  # noqa: A001 - the runtime's own name
+    """Compiling needs the real runtime."""
+    raise NotImplementedError("the stand-in runtime does not compile; write an artifact with `harness twin artifact`")
+
+
+compile_from_torch = compile

@@ -1,0 +1,252 @@
+"""Installs the real server stack into an environment of its own, pinned by version and hash.
+
+Each stage is recorded when it is done, so that a second run continues; nothing outside the folder is touched. It names
+no package index: pip's own configuration decides. Next: ``harness twin artifact``, backend ``twin``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from harness.errors import HarnessError, ServerError, SpecError
+from harness.twin.environment import STAMP_FILE, TwinEnvironment, default_folder, find_twin, twin_variables
+
+TORCH = "2.13.0"
+STACK = ("vllm", "vllm_rbln", "optimum_rbln")
+LOCKS = ("requirements-twin.lock", "requirements-stack.lock")
+PYTHONS = ("3.11", "3.12", "3.10", "3.13")
+"""Versions the wheels exist for, in the order they are tried."""
+DOWNLOAD_MIB = {"torch (CPU wheel)": 183, "vllm": 249, "the other 190 packages": 420}
+"""Measured once on Linux x86-64, Python 3.11."""
+DISK_MIB = 2900
+FREE_MIB = 4500
+"""Asked for before anything is downloaded: what it takes, and room for pip to unpack."""
+MIB = 1024 * 1024
+CPU_WHEEL_HINT = "Give a CPU build of torch: --torch-wheel FILE, or --torch-index ADDRESS of PyTorch's CPU wheels"
+
+Say = Callable[[str], None]
+
+
+class TwinInstallError(ServerError):
+    """This machine cannot have the twin; the reason is the message."""
+
+
+def install_twin(
+    folder: Path | None = None,
+    *,
+    python: str | None = None,
+    torch_wheel: str | None = None,
+    torch_index: str | None = None,
+    say: Say = print,
+) -> TwinEnvironment:
+    """The twin in ``folder`` (default: .venv-twin), installed or completed as needed.
+
+    python: an interpreter; default: the first at hand for which a CPU build of torch can be had.
+    torch_wheel, torch_index: where torch comes from when pip's configured indexes have no CPU build.
+    Raises TwinInstallError naming what this machine lacks; what was done so far stays and is not done again.
+    """
+    where = (default_folder() if folder is None else folder).absolute()
+    locks_hash = _hash_of_locks()
+    stamp = _read_stamp(where)
+    if stamp.get("complete") and stamp.get("locks_sha256") == locks_hash:
+        say(f"{where}: already installed")
+        return TwinEnvironment(where, stamp)
+    if where.exists() and not stamp and any(where.iterdir()):
+        raise SpecError("is not a twin environment", where=str(where), hint="Choose an empty folder with --path")
+    _say_what_comes(where, say)
+    _check_disk(where, already=bool(stamp.get("torch")))
+    torch_options = _torch_options(torch_wheel, torch_index)
+    if stamp.get("locks_sha256") != locks_hash:
+        stamp = {key: stamp[key] for key in ("python", "torch") if key in stamp} | {"locks_sha256": locks_hash}
+    if "python" not in stamp:
+        chosen = choose_python(python, torch_options, say)
+        say(f"environment: {where} with {chosen}")
+        _run([chosen, "-m", "venv", "--clear", str(where)], "cannot make the environment")
+        _record(where, stamp, python=chosen)
+    if "torch" not in stamp:
+        say(f"torch {TORCH}")
+        _pip(where, "install", "--no-deps", *torch_options)
+        _record(where, stamp, torch=_version(where, "torch"))
+    for lock in LOCKS:
+        if lock not in stamp:
+            say(f"packages of {lock}")
+            _pip(where, "install", "--no-deps", "--require-hashes", "-r", str(_lock_path(lock)))
+            _record(where, stamp, **{lock: True})
+    say("checking that the installed files are the released ones, and that they load")
+    twin = TwinEnvironment(where, stamp)
+    num_files = check_released_files(twin)
+    _check_loads(twin)
+    versions = {name: _version(where, name) for name in ("vllm", "vllm-rbln", "optimum-rbln", "torch", "transformers")}
+    _record(where, stamp, complete=True, versions=versions, verified_files=num_files, size_mib=_size_mib(where))
+    say(f"installed: {stamp['size_mib']:,} MiB, {num_files:,} files verified")
+    return find_twin(where)
+
+
+def choose_python(wanted: str | None, torch_options: Sequence[str], say: Say = print) -> str:
+    """An interpreter of a supported version for which pip can find a CPU build of torch."""
+    refused: list[str] = []
+    for candidate in [wanted] if wanted else candidate_pythons():
+        reason = _why_not(candidate, torch_options)
+        if not reason:
+            return candidate
+        say(f"not {candidate}: {reason}")
+        refused.append(f"{candidate}: {reason}")
+    raise TwinInstallError(
+        "no Python for the twin" + (f" ({'; '.join(refused)})" if refused else ""),
+        hint=f"Install one of Python {', '.join(PYTHONS)} with venv. {CPU_WHEEL_HINT}",
+    )
+
+
+def candidate_pythons() -> Iterator[str]:
+    """Interpreters at hand of the supported versions, each version once: this one, the path's, pyenv's."""
+    pyenv = Path(os.environ.get("PYENV_ROOT", str(Path.home() / ".pyenv"))) / "versions"
+    for version in PYTHONS:
+        if f"{sys.version_info.major}.{sys.version_info.minor}" == version:
+            yield getattr(sys, "_base_executable", sys.executable)
+            continue
+        on_path = shutil.which(f"python{version}")
+        # pyenv's shims are on the path for versions that are not switched on.
+        if on_path and "shims" not in on_path:
+            yield on_path
+            continue
+        installed = sorted(pyenv.glob(f"{version}.*/bin/python"))
+        if installed:
+            yield str(installed[-1])
+
+
+def check_released_files(twin: TwinEnvironment) -> int:
+    """Compare every file of the stack's wheels with the hashes their RECORD holds; how many were compared.
+
+    Raises ServerError naming the first file that differs.
+    """
+    script = (
+        "import base64, csv, hashlib, importlib.metadata as m, json, sys\n"
+        "count, wrong = 0, []\n"
+        "for name in sys.argv[1:]:\n"
+        "    d = m.distribution(name)\n"
+        "    for path, digest, _ in csv.reader(d.read_text('RECORD').splitlines()):\n"
+        "        if not digest.startswith('sha256='): continue\n"
+        "        count += 1\n"
+        "        found = hashlib.sha256(open(d.locate_file(path), 'rb').read()).digest()\n"
+        "        if base64.urlsafe_b64encode(found).rstrip(b'=').decode() != digest[7:]: wrong.append(path)\n"
+        "print(json.dumps([count, wrong]))\n"
+    )
+    output = _run([str(twin.python), "-c", script, *STACK], "cannot read the installed files")
+    count, wrong = json.loads(output.splitlines()[-1])
+    if wrong:
+        raise ServerError(
+            f"{len(wrong)} installed files are not the released ones, first {wrong[0]}",
+            where=str(twin.folder),
+            hint="Delete the folder and run harness twin install again",
+        )
+    return int(count)
+
+
+def _why_not(python: str, torch_options: Sequence[str]) -> str:
+    version = _run_quietly([python, "-c", "import sys, venv, ensurepip; print('%d.%d' % sys.version_info[:2])"])
+    if version is None:
+        return "does not run, or has no venv"
+    if version.strip() not in PYTHONS:
+        return f"Python {version.strip()} is not one of {', '.join(PYTHONS)}"
+    command = [python, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--no-deps", "--quiet"]
+    report = _run_quietly([*command, "--report", "-", *torch_options])
+    if report is None:
+        return f"pip finds no torch {TORCH} for it"
+    found = json.loads(report[report.index("{") :])["install"][0]["metadata"]["version"]
+    if sys.platform == "linux" and "+cpu" not in found and os.uname().machine == "x86_64":
+        return f"the torch {found} that pip finds is a GPU build"
+    return ""
+
+
+def _torch_options(wheel: str | None, index: str | None) -> list[str]:
+    if wheel:
+        return [wheel]
+    return [f"torch=={TORCH}", *(["--index-url", index] if index else [])]
+
+
+def _say_what_comes(where: Path, say: Say) -> None:
+    total = sum(DOWNLOAD_MIB.values())
+    parts = ", ".join(f"{name} {size} MiB" for name, size in DOWNLOAD_MIB.items())
+    say(f"the twin: the real vLLM 0.22.0 and vllm-rbln 0.11.1 on a stand-in device, in {where}")
+    say(f"to download at most about {total} MiB ({parts}); about {DISK_MIB:,} MiB on disk")
+
+
+def _check_disk(where: Path, *, already: bool) -> None:
+    existing = next(folder for folder in (where, *where.parents) if folder.exists())
+    free_mib = shutil.disk_usage(existing).free // MIB
+    needed = FREE_MIB // 2 if already else FREE_MIB
+    if free_mib < needed:
+        raise TwinInstallError(
+            f"{free_mib:,} MiB free, {needed:,} needed", where=str(existing), hint="Free some space, or use --path"
+        )
+
+
+def _check_loads(twin: TwinEnvironment) -> None:
+    script = "import vllm_rbln.v1.core.optimum_scheduler, optimum.rbln, vllm.entrypoints.openai.api_server"
+    _run([str(twin.python), "-c", script], "the installed packages do not load", env=twin_variables())
+
+
+def _pip(where: Path, *arguments: str) -> None:
+    python = str(where / "bin" / "python")
+    _run([python, "-m", "pip", "--disable-pip-version-check", "--quiet", *arguments], "pip failed", timeout_s=3600)
+
+
+def _run(command: Sequence[str], what: str, *, env: dict[str, str] | None = None, timeout_s: float = 900) -> str:
+    """Output of a command; TwinInstallError with its last lines when it fails."""
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=timeout_s, check=False, env={**os.environ, **(env or {})}
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise TwinInstallError(f"{what}: {error}", where=command[0]) from error
+    if done.returncode:
+        said = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()]
+        raise TwinInstallError(f"{what}: {' / '.join(said[-3:])}", where=command[0], hint="Mend that and run it again")
+    return done.stdout
+
+
+def _run_quietly(command: Sequence[str]) -> str | None:
+    try:
+        return _run(command, "")
+    except HarnessError:
+        return None
+
+
+def _version(where: Path, name: str) -> str:
+    script = f"import importlib.metadata as m; print(m.version({name!r}))"
+    return _run([str(where / "bin" / "python"), "-c", script], f"{name} is not installed").strip()
+
+
+def _size_mib(where: Path) -> int:
+    return sum(path.lstat().st_size for path in where.rglob("*") if not path.is_dir()) // MIB
+
+
+def _lock_path(name: str) -> Path:
+    return Path(__file__).resolve().parent / name
+
+
+def _hash_of_locks() -> str:
+    return hashlib.sha256(b"".join(_lock_path(name).read_bytes() for name in LOCKS)).hexdigest()
+
+
+def _read_stamp(where: Path) -> dict[str, Any]:
+    try:
+        return json.loads((where / STAMP_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+
+
+def _record(where: Path, stamp: dict[str, Any], **done: Any) -> None:
+    """Write the stamp anew; a torn one would look like a foreign folder, so it is renamed into place."""
+    stamp.update(done)
+    partial = where / f"{STAMP_FILE}.partial"
+    partial.write_text(json.dumps(stamp, indent=2) + "\n", encoding="utf-8")
+    partial.replace(where / STAMP_FILE)

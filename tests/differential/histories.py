@@ -1,0 +1,275 @@
+"""Random histories of one server: who is submitted, aborted and when a step runs, as plain values that can be shrunk.
+
+A history names every prompt token by where it comes from, so that dropping any operation leaves the rest meaningful.
+It is drawn from a seed alone, never from what either scheduler did. Next: ``compare`` plays it to both.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+BLOCK_TOKENS = 128
+STOP_TOKEN = 1
+"""Sampled where a request ends early; no stream of tokens holds it."""
+GENERATED = 1 << 20
+"""Streams from here on are what the request of handle (stream - GENERATED) generates."""
+FRESH = 1 << 10
+"""Streams from here up to GENERATED are one request's own prompt text; those below are shared by all."""
+
+IntArray: TypeAlias = npt.NDArray[np.int64]
+Segment: TypeAlias = tuple[int, int, int]
+"""(stream, start, count)"""
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """One server configuration of a history. partition_tokens: None when a slot holds a whole request."""
+
+    max_num_seqs: int
+    kv_slots: int
+    slot_tokens: int
+    partition_tokens: int | None = None
+    prefix_caching: bool = True
+
+    @property
+    def slots_per_seq(self) -> int:
+        return -(-self.slot_tokens // (self.partition_tokens or self.slot_tokens))
+
+    @property
+    def kind(self) -> str:
+        """The dimension a count of steps is reported under."""
+        if not self.prefix_caching:
+            return "caching off"
+        needed = self.max_num_seqs * self.slots_per_seq
+        relation = "below" if self.kv_slots < needed else "equal to" if self.kv_slots == needed else "above"
+        shape = "several partitions" if self.slots_per_seq > 1 else "one partition"
+        return f"{shape}, slots {relation} the limit"
+
+
+class Submit(NamedTuple):
+    """A request arrives. stop_tokens: output length at which the model stops, if before max_tokens."""
+
+    handle: int
+    prompt: tuple[Segment, ...]
+    max_tokens: int
+    stop_tokens: int | None = None
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(count for _, _, count in self.prompt)
+
+
+class Abort(NamedTuple):
+    """A client gave up between two steps."""
+
+    handle: int
+
+
+class RunStep(NamedTuple):
+    """schedule(), the aborts that arrive while the device works, update_from_output()."""
+
+    aborts_inside: tuple[int, ...] = ()
+
+
+Operation: TypeAlias = Submit | Abort | RunStep
+
+
+@dataclass(frozen=True)
+class History:
+    """What happens to one server, in order."""
+
+    geometry: Geometry
+    operations: tuple[Operation, ...]
+    seed: int = -1
+
+
+@lru_cache(maxsize=4096)
+def stream_tokens(stream: int, count: int) -> IntArray:
+    """The first ``count`` tokens of a stream, none of them STOP_TOKEN; shape (count,)."""
+    mixed = np.arange(count, dtype=np.uint64) + np.uint64((stream + 1) << 20)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return ((mixed ^ (mixed >> np.uint64(31))) % np.uint64(150_000)).astype(np.int64) + 2
+
+
+def materialise(segments: tuple[Segment, ...]) -> IntArray:
+    """The tokens of a prompt."""
+    # Whole kilotokens, so that few lengths of a stream are ever made.
+    parts = [
+        stream_tokens(stream, -(-(start + count) // 1024) * 1024)[start : start + count]
+        for stream, start, count in segments
+    ]
+    return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
+
+
+def head(segments: tuple[Segment, ...], count: int) -> tuple[Segment, ...]:
+    """The first ``count`` tokens of a prompt."""
+    kept: list[Segment] = []
+    for stream, start, length in segments:
+        if count <= 0:
+            break
+        kept.append((stream, start, min(length, count)))
+        count -= length
+    return tuple(kept)
+
+
+@dataclass
+class Mood:
+    """What a stretch of a history is like; drawn anew now and then."""
+
+    arrival: float
+    re_arrival: float
+    shared: float
+    long_prompts: float
+    generation: int
+    abort: float
+
+
+@dataclass
+class _Writer:
+    """Draws one history operation by operation."""
+
+    chosen: random.Random
+    geometry: Geometry
+    next_handle: int = 0
+    known: list[tuple[tuple[Segment, ...], int]] = field(default_factory=list)
+    recent: list[int] = field(default_factory=list)
+
+    def mood(self) -> Mood:
+        chosen = self.chosen
+        generation = chosen.choice([2, 8, 40, 300])
+        # Steps that one request adds, when a full batch shares them: from a lightly loaded server to a growing queue.
+        steps_each = 1 + generation / 2 / self.geometry.max_num_seqs
+        return Mood(
+            arrival=min(0.9, chosen.choice([0.4, 0.8, 1.1, 2.0]) / steps_each),
+            re_arrival=chosen.choice([0.0, 0.5, 0.9]),
+            shared=chosen.choice([0.0, 0.0, 0.3, 0.9]),
+            long_prompts=chosen.choice([0.1, 0.5, 0.9]),
+            generation=generation,
+            abort=chosen.choice([0.0, 0.01, 0.1]),
+        )
+
+    def length(self, mood: Mood, most: int) -> int:
+        """1..most tokens: tiny, around a multiple of a block, anything, or as long as possible."""
+        chosen = self.chosen
+        draw = chosen.random()
+        if chosen.random() < mood.long_prompts:
+            if draw < 0.1:
+                return most - chosen.randint(0, min(3, most - 1))
+            return chosen.randint(max(1, most // 2), most)
+        if draw < 0.3:
+            return min(most, chosen.randint(1, 5))
+        if draw < 0.6:
+            return min(
+                most, max(1, BLOCK_TOKENS * chosen.randint(1, max(1, most // BLOCK_TOKENS)) + chosen.randint(-1, 1))
+            )
+        return chosen.randint(1, min(most, 600))
+
+    def prompt(self, mood: Mood) -> tuple[Segment, ...]:
+        chosen, most = self.chosen, self.geometry.slot_tokens - 1
+        fresh = FRESH + self.next_handle
+        if self.known and chosen.random() < mood.re_arrival:
+            segments, generated = chosen.choice(self.known[-12:])
+            whole = sum(count for _, _, count in segments)
+            draw = chosen.random()
+            if draw < 0.2:
+                kept = whole - generated
+            elif draw < 0.6:
+                kept = whole
+            else:
+                kept = chosen.randint(1, whole)
+            extra = 0 if draw < 0.2 else chosen.choice([0, 1, 8, 8, 100, 128, 700])
+            kept = min(kept, most)
+            extra = max(0, min(extra, most - kept))
+            tail = ((fresh, 0, extra),) if extra else ()
+            return head(segments, kept) + tail
+        if chosen.random() < mood.shared:
+            system = chosen.randint(0, 2)
+            shared_tokens = min(most - 1, chosen.choice([100, 128, 300, 512, 1000]))
+            if shared_tokens >= 1:
+                own = self.length(mood, most - shared_tokens)
+                return ((system, 0, shared_tokens), (fresh, 0, own))
+        return ((fresh, 0, self.length(mood, most)),)
+
+    def submit(self, mood: Mood) -> Submit:
+        chosen = self.chosen
+        prompt = self.prompt(mood)
+        max_tokens = chosen.randint(1, mood.generation)
+        stop = chosen.randint(1, max_tokens) if chosen.random() < 0.15 else None
+        request = Submit(self.next_handle, prompt, max_tokens, stop)
+        generated = max_tokens if stop is None else stop
+        self.known.append(((*prompt, (GENERATED + self.next_handle, 0, generated)), generated))
+        self.recent.append(self.next_handle)
+        self.next_handle += 1
+        return request
+
+    def victims(self, mood: Mood) -> tuple[int, ...]:
+        chosen = self.chosen
+        if not self.recent or chosen.random() >= mood.abort:
+            return ()
+        return tuple(chosen.sample(self.recent[-16:], k=min(len(self.recent[-16:]), chosen.choice([1, 1, 1, 2]))))
+
+    def operations(self, num_steps: int) -> Iterator[Operation]:
+        mood = self.mood()
+        for index in range(num_steps):
+            if index % 97 == 96:
+                mood = self.mood()
+            while self.chosen.random() < mood.arrival:
+                yield self.submit(mood)
+            for handle in self.victims(mood):
+                yield Abort(handle)
+            yield RunStep(self.victims(mood))
+
+
+def draw_geometry(chosen: random.Random) -> Geometry:
+    """Slots above, equal to and below the limit; one and several partitions; caching on and, rarely, off."""
+    limit = chosen.choice([1, 2, 3, 4, 6, 8, 8, 12])
+    if chosen.random() < 0.35:
+        partition = BLOCK_TOKENS * chosen.choice([1, 1, 2, 4, 8])
+        per_seq = chosen.choice([2, 2, 3, 4])
+        full = limit * per_seq
+        least = per_seq + 1
+        # Few slots for many requests is where growth fails and the youngest is preempted.
+        slots = chosen.choice([full, full + 1, full + limit, full - 1, full // 2, full // 2, least, least + 1])
+        slots = max(least, slots)
+        return Geometry(limit, slots, partition * per_seq, partition)
+    slot_tokens = BLOCK_TOKENS * chosen.choice([2, 4, 8, 16, 64])
+    slots = chosen.choice([limit, limit, limit + 1, limit + limit, max(2, limit - 1), max(2, limit // 2)])
+    return Geometry(limit, slots, slot_tokens, None, prefix_caching=chosen.random() > 0.08)
+
+
+def draw_history(seed: int, num_steps: int) -> History:
+    """The history of a seed."""
+    chosen = random.Random(seed)
+    geometry = draw_geometry(chosen)
+    return History(geometry, tuple(_Writer(chosen, geometry).operations(num_steps)), seed)
+
+
+def simpler(operation: Operation) -> Iterator[Operation]:
+    """Versions of one operation that do less."""
+    if isinstance(operation, RunStep):
+        if operation.aborts_inside:
+            yield RunStep()
+    elif isinstance(operation, Submit):
+        if operation.stop_tokens is not None:
+            yield operation._replace(stop_tokens=None)
+        for smaller in (1, 2, operation.max_tokens // 2, operation.max_tokens - 1):
+            if 1 <= smaller < operation.max_tokens:
+                yield operation._replace(max_tokens=smaller, stop_tokens=None)
+        whole = operation.prompt_tokens
+        for smaller in (1, BLOCK_TOKENS, BLOCK_TOKENS + 1, whole // 2, whole - BLOCK_TOKENS, whole - 1):
+            if 1 <= smaller < whole:
+                yield operation._replace(prompt=head(operation.prompt, smaller))
+
+
+def without(history: History, first: int, count: int) -> History:
+    """The history less ``count`` operations from ``first`` on."""
+    kept = history.operations[:first] + history.operations[first + count :]
+    return replace(history, operations=kept)

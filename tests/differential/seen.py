@@ -1,0 +1,42 @@
+"""What one engine step shows to the outside: everything that two schedulers must agree on.
+
+Plain values only, so that a difference can be printed as it is. Next: ``compare`` names the fields that differ.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Seen(NamedTuple):
+    """One step. lines: what schedule() logged about KV memory, in order: allocations, evictions, hits, preemptions.
+
+    abort_lines, finish_lines: what aborts during the step and the end of it logged. block_tables: slots by request.
+    free_slots: -1 when prefix caching is off. running, waiting: after the step.
+    """
+
+    kind: str
+    requests: tuple[int, ...]
+    preempted: tuple[int, ...]
+    cached_slots: tuple[int, ...]
+    cached_lengths: tuple[int, ...]
+    hash_hit_tokens: int
+    block_tables: dict[int, tuple[int, ...]]
+    dummy_slot: int
+    lines: tuple[str, ...]
+    abort_lines: tuple[str, ...]
+    finish_lines: tuple[str, ...]
+    finished: tuple[int, ...]
+    running: tuple[int, ...]
+    waiting: tuple[int, ...]
+    free_slots: int
+    free_blocks: int
+
+
+def difference(vendor: Seen, engine: Seen) -> list[str]:
+    """One line per field that differs, the vendor's value first."""
+    return [
+        f"{name}: vendor {theirs!r}, engine {ours!r}"
+        for name, theirs, ours in zip(Seen._fields, vendor, engine, strict=True)
+        if theirs != ours
+    ]
