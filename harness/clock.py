@@ -133,3 +133,8 @@ def realtime_minus_monotonic_ns() -> int:
 def utc_now() -> datetime:
     """Wall-clock UTC, for provenance and file names only; never for a measurement."""
     return datetime.now(timezone.utc)
+
+
+def process_cpu_ns() -> int:
+    """CPU time this process has used, ns: what a benchmark of one core's work counts on a shared machine."""
+    return time.process_time_ns()

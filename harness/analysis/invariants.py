@@ -7,6 +7,7 @@ Definitions: methods 3.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -49,14 +50,26 @@ def check_run(manifest: Manifest, *, requests: pa.Table, derived: Derived, plan:
 
 
 def check_experiment(runs: Sequence[SealedRun]) -> list[Finding]:
-    """Findings that need several runs: the conditions of a replicate must have had the same input and work."""
+    """Findings that need several runs: the conditions of a replicate must have had the same input and work.
+
+    Conditions that declare another workload (the background count of the survival experiment) have a plan of their own
+    and are compared only with those that declare the same.
+    """
+    groups: dict[tuple[str, int, str], list[SealedRun]] = {}
+    for run in runs:
+        groups.setdefault((run.experiment, run.replicate, _workload_changes(run)), []).append(run)
     findings: list[Finding] = []
-    replicates = sorted({(run.experiment, run.replicate) for run in runs})
-    for experiment, replicate in replicates:
-        group = [run for run in runs if (run.experiment, run.replicate) == (experiment, replicate)]
+    for (_experiment, replicate, _workload), group in sorted(groups.items()):
         findings.extend(_check_same_plan(replicate, group))
         findings.extend(_check_same_work(replicate, [run for run in group if run.is_valid]))
     return findings
+
+
+def _workload_changes(run: SealedRun) -> str:
+    """What the run's condition changes in the experiment's workload, as text that compares."""
+    conditions = run.manifest.requested.get("experiment", {}).get("condition", ())
+    changes = [entry.get("workload", {}) for entry in conditions if entry.get("name") == run.condition]
+    return json.dumps(changes, sort_keys=True)
 
 
 def _check_server(manifest: Manifest) -> Iterator[Finding]:

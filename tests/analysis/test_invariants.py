@@ -155,6 +155,15 @@ def test_conditions_of_a_replicate_must_share_their_draw_and_their_work(tmp_path
     assert [finding.code for finding in check_experiment([base, other_plan])] == ["plan-differs"]
 
 
+def test_conditions_that_declare_another_workload_have_another_plan(tmp_path: Path) -> None:
+    conditions = [{"name": "base", "workload": {}}, {"name": "m7", "workload": {"num_background": 7}}]
+    requested = {"experiment": {"condition": conditions}, "server": {"decode_buckets": [1], "cost_model": "paper"}}
+    same = requests_table(*ROWS)
+    base = seal(tmp_path, "base", same, requested=requested)
+    other = seal(tmp_path, "m7", same, requested=requested, plan_hash="1" * 64)
+    assert check_experiment([base, other]) == []
+
+
 def test_a_summary_compares_conditions_on_both_channels(tmp_path: Path) -> None:
     slower = requests_table(ROWS[0], {**ROWS[1], "done_ns": ROWS[1]["done_ns"] + 500_000_000})
     runs = [seal(tmp_path, "base", requests_table(*ROWS)), seal(tmp_path, "slow", slower)]
