@@ -1,0 +1,98 @@
+"""What a backend hands over: the exact command of one server, its environment, the files it wrote.
+
+Nothing here knows a kind of server. Next: ``harness.live.backends`` and the backends beside it make LaunchPlans.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from harness.errors import ServerError, SpecError
+from harness.spec import ServerSpec
+
+LogFormat = Literal["default", "precise"]
+LOOPBACK = "127.0.0.1"
+DEVICE_TRACE_FILE = "device_trace.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchPlan:
+    """How to start one server. ``requested`` is what was asked of it, for the manifest.
+
+    env: additions to the harness's own environment, never the whole of it. files: what the backend wrote or the server
+    will write into the run folder, by role ("config", "device_trace").
+    """
+
+    backend: str
+    argv: tuple[str, ...]
+    host: str
+    port: int
+    model: str
+    env: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, Path] = field(default_factory=dict)
+    requested: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """For the manifest; files by name, since the run folder moves when it is sealed."""
+        return {
+            "backend": self.backend,
+            "argv": list(self.argv),
+            "env": dict(self.env),
+            "host": self.host,
+            "port": self.port,
+            "model": self.model,
+            "files": {role: path.name for role, path in self.files.items()},
+            "requested": dict(self.requested),
+        }
+
+
+class Backend(Protocol):
+    """One kind of server that the harness can measure."""
+
+    @property
+    def name(self) -> str:
+        """As experiments write it: ``backend = "emulator"``."""
+        ...
+
+    @property
+    def label(self) -> str:
+        """As a report says it, so that no reader takes one kind of server for another."""
+        ...
+
+    @property
+    def allows_time_scale(self) -> bool:
+        """Whether model time may differ from wall time. Real devices keep their own time."""
+        ...
+
+    def launch(
+        self, server: ServerSpec, *, port: int, run_folder: Path, time_scale: float, log_format: LogFormat
+    ) -> LaunchPlan:
+        """The command for ``server``, with its files written into ``run_folder``.
+
+        port: 0 for any free one. Raises ServerError for a busy port, SpecError for what this kind cannot do.
+        """
+        ...
+
+
+def check_time_scale(backend: Backend, time_scale: float) -> None:
+    """Only a modelled device can run in scaled time."""
+    if time_scale != 1.0 and not backend.allows_time_scale:
+        raise SpecError(
+            f"{backend.name} runs in real time and cannot be scaled by {time_scale:g}",
+            where="time_scale",
+            hint="Remove time_scale",
+        )
+
+
+def write_config(path: Path, config: Mapping[str, Any]) -> None:
+    """A readable JSON file; a folder that cannot be written is a ServerError naming it."""
+    try:
+        path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ServerError(
+            f"cannot be written ({error.strerror})", where=str(path), hint="Choose a folder with room and access"
+        ) from error
