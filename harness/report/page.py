@@ -19,7 +19,7 @@ from markupsafe import Markup
 from harness.report.figures import cost_ratio_plot, lateness_plot, reuse_plot, step_histograms
 from harness.report.gather import LAG_P99, START_SPREAD
 from harness.report.svg import Sheet, escape
-from harness.report.timeline import step_segments, timeline_svg
+from harness.report.timeline import MAX_LANES, step_segments, timeline_svg
 from harness.report.view import Check, ConditionView, ReplicateRatio, ReportView, RunView, TimelineView
 
 DASH = "\u2013"
@@ -191,6 +191,8 @@ def _timeline(view: ReportView, timeline: TimelineView, index: int) -> dict[str,
     resting = f"{timeline.num_sessions} sessions, {len(timeline.bars)} requests, {timeline.end_s:.1f} {unit}"
     if view.is_scaled:
         resting += f" (\u00d7{view.time_scale:g})"
+    if timeline.num_sessions > MAX_LANES:
+        resting += f"; the first {MAX_LANES} sessions are drawn"
     if not steps:
         resting += "; the log carries no usable step times, so n and bucket are not drawn"
     return {

@@ -1,33 +1,84 @@
 "use strict";
-// Reads the bars already on the page; without scripts every bar still has its own tooltip.
-document.querySelectorAll("svg.timeline").forEach((svg) => {
-  const readout = svg.closest("figure").querySelector(".readout");
-  const store = svg.closest("figure").querySelector("script[type='application/json']");
-  if (!readout || !store) return;
-  const resting = readout.textContent;
-  const { unit, steps, bars } = JSON.parse(store.textContent);
-  const left = Number(svg.dataset.left), scale = Number(svg.dataset.scale), end = Number(svg.dataset.end);
-  const cursor = svg.querySelector(".t-cursor");
-  const stepAt = (t) => {
+// Reads and zooms the timelines that are already on the page; without scripts every bar still has its own tooltip.
+(() => {
+  const SVG = document.querySelector("svg.timeline")?.namespaceURI;
+  const niceStride = (span) => {
+    const rough = span / 10, power = 10 ** Math.floor(Math.log10(rough));
+    return [1, 2, 5, 10].map((factor) => factor * power).find((stride) => stride >= rough * (1 - 1e-9));
+  };
+  const stepAt = (steps, t) => {
     let low = 0, high = steps.length;
     while (low < high) { const middle = (low + high) >> 1; if (steps[middle][0] <= t) low = middle + 1; else high = middle; }
-    const step = steps[low - 1];
-    return step && t < step[1] ? step : null;
+    return low && t < steps[low - 1][1] ? steps[low - 1] : null;
   };
-  svg.addEventListener("pointermove", (event) => {
-    const point = new DOMPoint(event.clientX, event.clientY).matrixTransform(svg.getScreenCTM().inverse());
-    const t = (point.x - left) / scale;
-    if (t < 0 || t > end) return;
-    cursor.setAttribute("x1", point.x);
-    cursor.setAttribute("x2", point.x);
-    const step = stepAt(t);
-    const flying = bars.filter((bar) => bar[1] <= t && t < bar[2]).map((bar) => bar[0]);
-    const batch = step ? `n = ${step[2]} in bucket ${step[3]}` : steps.length ? "no decode step" : "step times not recorded";
-    readout.textContent = `${t.toFixed(3)} ${unit}: ${batch}; in flight: ${flying.length ? "sessions " + flying.join(", ") : "none"}`;
+  const timelines = [];
+  document.querySelectorAll("svg.timeline").forEach((svg) => {
+    const figure = svg.closest("figure");
+    const readout = figure.querySelector(".readout"), store = figure.querySelector("script[type='application/json']");
+    const { unit, steps, bars } = JSON.parse(store.textContent), resting = readout.textContent;
+    const [left, width, end, top, bottom] = ["left", "width", "end", "top", "bottom"].map((key) => Number(svg.dataset[key]));
+    const view = svg.querySelector(".t-view"), ticks = svg.querySelector(".t-ticks"), hatch = svg.querySelector("pattern");
+    const cursor = svg.querySelector(".t-cursor"), selection = svg.querySelector(".t-select");
+    const home = view.getAttribute("viewBox").split(" ").map(Number);
+    const self = { end, from: 0, to: end };
+    let dragged = null;
+
+    self.zoom = (from, to) => {
+      self.from = from;
+      self.to = to;
+      view.setAttribute("viewBox", [left + from / end * width, home[1], (to - from) / end * width, home[3]].join(" "));
+      const stride = niceStride(to - from), decimals = Math.max(0, -Math.floor(Math.log10(stride) + 1e-9));
+      // The window stretches what it shows; the hatching alone must not be stretched with it.
+      hatch.setAttribute("patternTransform", `scale(${(to - from) / end} 1) rotate(45)`);
+      ticks.replaceChildren();
+      for (let index = Math.ceil(from / stride - 1e-9); index * stride <= to + 1e-9 * stride; index += 1) {
+        const x = left + (index * stride - from) / (to - from) * width;
+        const line = document.createElementNS(SVG, "line"), text = document.createElementNS(SVG, "text");
+        Object.entries({ class: "t-grid", x1: x, x2: x, y1: top, y2: bottom }).forEach((pair) => line.setAttribute(...pair));
+        Object.entries({ class: "t-tick", x, y: bottom + 13, "text-anchor": "middle" })
+          .forEach((pair) => text.setAttribute(...pair));
+        text.textContent = (index * stride).toFixed(decimals);
+        ticks.append(line, text);
+      }
+    };
+    // Timelines that share an axis are zoomed together, so that they stay comparable.
+    const zoomAll = (from, to) => timelines.filter((other) => other.end === end).forEach((other) => other.zoom(from, to));
+    const place = (event) => {
+      const x = new DOMPoint(event.clientX, event.clientY).matrixTransform(svg.getScreenCTM().inverse()).x;
+      return Math.min(left + width, Math.max(left, x));
+    };
+    const time = (x) => self.from + (x - left) / width * (self.to - self.from);
+
+    svg.classList.add("zoomable");
+    svg.addEventListener("pointerdown", (event) => {
+      if (event.pointerType === "mouse" && event.button === 0) { dragged = place(event); svg.setPointerCapture(event.pointerId); }
+    });
+    svg.addEventListener("pointermove", (event) => {
+      const x = place(event), t = time(x);
+      cursor.setAttribute("x1", x);
+      cursor.setAttribute("x2", x);
+      if (dragged !== null) {
+        selection.setAttribute("x", Math.min(x, dragged));
+        selection.setAttribute("width", Math.abs(x - dragged));
+      }
+      const step = stepAt(steps, t);
+      const flying = bars.filter((bar) => bar[1] <= t && t < bar[2]).map((bar) => bar[0]);
+      const batch = step ? `n = ${step[2]} in bucket ${step[3]}` : steps.length ? "no decode step" : "step times not recorded";
+      readout.textContent = `${t.toFixed(3)} ${unit}: ${batch}; in flight: ${flying.length ? "sessions " + flying.join(", ") : "none"}`;
+    });
+    svg.addEventListener("pointerup", (event) => {
+      const x = place(event);
+      if (dragged !== null && Math.abs(x - dragged) > 4) zoomAll(...[time(dragged), time(x)].sort((a, b) => a - b));
+      dragged = null;
+      selection.setAttribute("width", 0);
+    });
+    svg.addEventListener("dblclick", () => zoomAll(0, end));
+    svg.addEventListener("pointerleave", () => {
+      cursor.setAttribute("x1", -9);
+      cursor.setAttribute("x2", -9);
+      readout.textContent = resting;
+    });
+    timelines.push(self);
   });
-  svg.addEventListener("pointerleave", () => {
-    cursor.setAttribute("x1", -9);
-    cursor.setAttribute("x2", -9);
-    readout.textContent = resting;
-  });
-});
+  document.querySelectorAll(".hint").forEach((hint) => { hint.hidden = false; });
+})();

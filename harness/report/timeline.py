@@ -74,22 +74,32 @@ def timeline_svg(view: TimelineView, *, name: str, unit: str, end_s: float, buck
     height = steps_bottom + AXIS_HEIGHT
     scale = (WIDTH - LEFT - RIGHT) / max(end_s, 1e-9)
     label = f"Timeline of run {view.label}: {view.num_sessions} sessions over {view.end_s:.1f} {unit}"
-    parts = [
-        f'<svg role="img" aria-label="{escape(label)}" class="plot timeline" viewBox="0 0 {WIDTH:g} {height:g}" '
-        f'style="--c: var(--c{view.color % NUM_CONDITION_COLORS})" data-left="{LEFT:g}" data-scale="{scale:.6g}" '
-        f'data-end="{end_s:.6g}" data-bottom="{steps_bottom:g}">',
-        f'<defs><pattern id="{name}-pad" width="5" height="5" patternUnits="userSpaceOnUse" '
-        'patternTransform="rotate(45)"><line x1="0" y1="0" x2="0" y2="5" class="t-hatch"/></pattern></defs>',
-        *_time_axis(end_s, scale, top, steps_bottom, unit),
-        *_lane_labels(lanes, lane_height, top),
-    ]
+    plot_width = WIDTH - LEFT - RIGHT
+    drawn: list[str] = []
     for session in range(lanes):
         mine = [bar for bar in view.bars if bar.session == session]
-        parts.extend(_lane(mine, top + session * lane_height, lane_height, scale, unit))
+        drawn.extend(_lane(mine, top + session * lane_height, lane_height, scale, unit))
     if segments:
-        parts.extend(_step_panel(segments, steps_top, scale, name, buckets))
-    parts.append(f'<line class="t-cursor" y1="{top:g}" y2="{steps_bottom:g}" x1="-9" x2="-9"/></svg>')
-    return "".join(parts)
+        drawn.extend(_steps(segments, steps_bottom, scale, name, buckets))
+    return "".join(
+        [
+            f'<svg role="img" aria-label="{escape(label)}" class="plot timeline" viewBox="0 0 {WIDTH:g} {height:g}" '
+            f'style="--c: var(--c{view.color % NUM_CONDITION_COLORS})" data-left="{LEFT:g}" '
+            f'data-width="{plot_width:g}" data-end="{end_s:.6g}" data-top="{top:g}" data-bottom="{steps_bottom:g}">',
+            f'<defs><pattern id="{name}-pad" width="5" height="5" patternUnits="userSpaceOnUse" '
+            'patternTransform="rotate(45)"><line x1="0" y1="0" x2="0" y2="5" class="t-hatch"/></pattern></defs>',
+            *_time_axis(end_s, scale, top, steps_bottom, unit),
+            *_lane_labels(lanes, lane_height, top),
+            *(_step_axis(segments, steps_bottom, buckets) if segments else ()),
+            # A window of its own, so that a script can zoom time without touching labels.
+            f'<svg class="t-view" x="{LEFT:g}" y="0" width="{plot_width:g}" height="{height:g}" '
+            f'viewBox="{LEFT:g} 0 {plot_width:g} {height:g}" preserveAspectRatio="none">',
+            *drawn,
+            "</svg>",
+            f'<line class="t-cursor" y1="{top:g}" y2="{steps_bottom:g}" x1="-9" x2="-9"/>',
+            f'<rect class="t-select" y="{top:g}" height="{steps_bottom - top:g}" x="-9" width="0"/></svg>',
+        ]
+    )
 
 
 def _x(seconds: float, scale: float) -> float:
@@ -99,10 +109,12 @@ def _x(seconds: float, scale: float) -> float:
 def _time_axis(end_s: float, scale: float, top: float, bottom: float, unit: str) -> Iterator[str]:
     stride_s = nice_stride(end_s, 10)
     decimals = max(0, -math.floor(math.log10(stride_s)))
+    yield '<g class="t-ticks">'
     for index in range(math.floor(end_s / stride_s + 1e-9) + 1):
         x = _x(index * stride_s, scale)
         yield f'<line class="t-grid" x1="{x:.1f}" x2="{x:.1f}" y1="{top:g}" y2="{bottom:g}"/>'
         yield _text(x, bottom + 13, f"{index * stride_s:.{decimals}f}")
+    yield "</g>"
     middle = LEFT + (WIDTH - LEFT - RIGHT) / 2
     yield _text(middle, bottom + 27, f"time since the start [{unit}]", style="t-label")
 
@@ -182,18 +194,23 @@ def _describe(bar: Bar, unit: str) -> str:
     return "\n".join(lines)
 
 
-def _step_panel(
-    segments: Sequence[Segment], top: float, scale: float, name: str, buckets: Sequence[int]
-) -> Iterator[str]:
-    ceiling = max(*buckets, *(segment.b for segment in segments))
-    bottom = top + STEP_PANEL_HEIGHT
-    unit_height = (STEP_PANEL_HEIGHT - 4) / ceiling
+def _step_axis(segments: Sequence[Segment], bottom: float, buckets: Sequence[int]) -> Iterator[str]:
+    unit_height = _unit_height(segments, buckets)
     for level in _readable(buckets, unit_height):
         y = bottom - level * unit_height
         yield f'<line class="t-grid" x1="{LEFT:g}" x2="{WIDTH - RIGHT:g}" y1="{y:.1f}" y2="{y:.1f}"/>'
         yield _text(LEFT - 7, y + 3.2, str(level), anchor="end")
-    middle = top + STEP_PANEL_HEIGHT / 2
-    yield _upright(middle, "n and bucket")
+    yield _upright(bottom - STEP_PANEL_HEIGHT / 2, "n and bucket")
+
+
+def _unit_height(segments: Sequence[Segment], buckets: Sequence[int]) -> float:
+    return (STEP_PANEL_HEIGHT - 4) / max(*buckets, *(segment.b for segment in segments))
+
+
+def _steps(
+    segments: Sequence[Segment], bottom: float, scale: float, name: str, buckets: Sequence[int]
+) -> Iterator[str]:
+    unit_height = _unit_height(segments, buckets)
     real, padded = list[str](), list[str]()
     for segment in segments:
         x, width = _x(segment.start_s, scale), (segment.end_s - segment.start_s) * scale
