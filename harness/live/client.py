@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
 
-from harness.clock import NS_PER_MS, ScaledClock
+from harness.clock import NS_PER_MS, NS_PER_US, ScaledClock
 from harness.errors import SpecError
 from harness.live.audit import CpuMeter, StallMeter
 from harness.live.client_script import ReplayEvent, Script
+from harness.live.short_slice import short_slice
 from harness.spec import ClientSpec
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ def replay(
     script = Script(plan, model=model, stream=options.stream, clock=clock, tells=on_event is not None)
     script.prefetch_all()
     is_stopped = stop.is_set if stop is not None else _never
-    with _told(script, on_event) as tell, StallMeter(clock) as stalls, _undisturbed():
+    with _told(script, on_event) as tell, StallMeter(clock) as stalls, _undisturbed(), short_slice() as slice_ns:
         cpu = CpuMeter()
         if options.name == "epoll":
             result = _run_epoll(script, host, port, options, request_timeout_ns, is_stopped, tell)
@@ -81,6 +82,7 @@ def replay(
             result = _run_aiohttp(script, host, port, request_timeout_ns, is_stopped, tell)
         usage = cpu.read()
     result.audit.update(usage)
+    result.audit["scheduler_slice_us"] = None if slice_ns is None else slice_ns / NS_PER_US
     result.audit.update(_stall_facts(stalls, clock))
     return result
 

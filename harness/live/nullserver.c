@@ -55,7 +55,9 @@ static int64_t config_number(const char *config, const char *key, int64_t otherw
     const char *at = strstr(config, key);
     if (!at) return otherwise;
     at = strchr(at, ':');
-    return at ? atoll(at + 1) : otherwise;
+    if (!at) return otherwise;
+    at += strspn(at, ": ");
+    return *at == 't' ? 1 : atoll(at);
 }
 
 static void close_peer(int fd) {

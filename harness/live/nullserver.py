@@ -62,6 +62,7 @@ class NullServerConfig:
     cached_tokens: int = 0
     num_split_bytes: int = 0
     idle_close_ns: int = 0
+    keeps_stamps: bool = True
     keeps_bodies: bool = False
     faults: dict[str, Fault] = field(default_factory=dict)
 
@@ -166,7 +167,8 @@ class _Server:
             "received_ns": peer.arrived_ns,
             "chunk_ns": [],
         }
-        self.stamps.append(stamp)
+        if self.config.keeps_stamps:
+            self.stamps.append(stamp)
         if self.config.keeps_bodies:
             stamp["body"] = body.decode()
             stamp["token_ids"] = _token_ids(_name(fields), int(fields["max_tokens"]))

@@ -14,6 +14,7 @@ from harness.errors import PlanError
 from harness.live.client_answer import Answer, Piece
 from harness.live.client_prompts import TextPiece, take_tokens, text_piece
 from harness.live.kernel_stamps import SAMPLE_INTERVAL_NS, OffsetLog
+from harness.live.short_slice import short_slice
 from harness.live.wire_timer import DeadlineTimer
 
 STREAM = (
@@ -43,6 +44,13 @@ class TestTheTimer:
         timer.clear()
         assert not select.select([timer.fd], [], [], 0)[0]
         timer.close()
+
+
+def test_a_short_scheduler_slice_is_given_back() -> None:
+    with short_slice() as first:
+        pass
+    with short_slice() as second:
+        assert first == second
 
 
 class TestKernelStamps:

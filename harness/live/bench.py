@@ -1,0 +1,256 @@
+"""The replay clients measured against a server that stamps everything: lags, spreads, stamp errors, rates, CPU.
+
+`python -m harness.live.bench [--quick] [--client epoll]`. Every figure is a median over repetitions with its range, the
+two clients take turns in one sitting, and nothing here judges. Next: ``make bench`` prints this table beside the
+others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import platform
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from harness.clock import NS_PER_MS, NS_PER_S, NS_PER_US, clock_for
+from harness.live.audit import FloatArray, compare_with_server
+from harness.live.client import ReplayResult, replay
+from harness.live.nullserver import NullServer, NullServerConfig
+from harness.plan import Plan, RequestPlan, SessionPlan
+from harness.spec import ClientName, ClientSpec
+
+CLIENTS: tuple[ClientName, ...] = ("epoll", "aiohttp")
+REQUEST_TIMEOUT_NS = 60 * NS_PER_S
+CHUNK_INTERVAL_NS = NS_PER_S // 80
+
+
+class Quantity(NamedTuple):
+    """One row of the table: what, in which unit, and the goal on two shared cores."""
+
+    name: str
+    unit: str
+    goal: str
+
+
+@dataclass(slots=True)
+class Bench:
+    """Figures by (quantity, client), one value per repetition."""
+
+    server_command: list[str] | None
+    is_quick: bool = False
+    repetitions: int = 3
+    figures: dict[Quantity, dict[ClientName, list[float]]] = field(
+        default_factory=dict[Quantity, dict[ClientName, list[float]]]
+    )
+
+    def note(self, client: ClientName, quantity: Quantity, value: float) -> None:
+        """Keep one repetition's figure."""
+        self.figures.setdefault(quantity, {}).setdefault(client, []).append(value)
+
+    def run(
+        self, plan: Plan, options: ClientSpec, *, token_interval_ns: int = 0, sees: bool = True
+    ) -> tuple[ReplayResult, dict[str, FloatArray]]:
+        """One replay against a fresh null server; without ``sees`` its stamps are not fetched."""
+        config = NullServerConfig(token_interval_ns=token_interval_ns, keeps_stamps=sees)
+        with NullServer(config, self.server_command) as server:
+            result = replay(
+                plan,
+                host=server.host,
+                port=server.port,
+                model="null",
+                options=options,
+                clock=clock_for(1.0),
+                request_timeout_ns=REQUEST_TIMEOUT_NS,
+            )
+            seen = server.stamps() if sees else {}
+        failed = [error for error in result.requests["error"].to_pylist() if error]
+        if failed:
+            raise SystemExit(f"bench: {len(failed)} requests failed, the first with: {failed[0]}")
+        return result, compare_with_server(result, seen) if sees else {}
+
+
+def plan_of(
+    num_sessions: int,
+    num_requests: int,
+    *,
+    prompt_tokens: int,
+    generate_tokens: int,
+    wait_ns: Callable[[int, int], int] = lambda _session, _request: 0,
+    start_offset_ns: Callable[[int], int] = lambda _session: 0,
+    keeps: bool = True,
+) -> Plan:
+    """A plan of equal sessions. ``keeps``: re-arrivals carry their stream on, else every prompt is fresh and short."""
+    sessions: list[SessionPlan] = []
+    for index in range(num_sessions):
+        requests: list[RequestPlan] = []
+        keep = 0
+        for place in range(num_requests):
+            new = prompt_tokens if place == 0 or not keeps else 8
+            requests.append(RequestPlan(keep, new, generate_tokens, wait_ns(index, place)))
+            keep = keep + new + generate_tokens if keeps else 0
+        sessions.append(SessionPlan(index, start_offset_ns(index), None, None, tuple(requests)))
+    return Plan("bench", 1, 0, "as-drawn", 0, (1000, 150_000), tuple(sessions))
+
+
+def bench_rearrival(bench: Bench, client: ClientName) -> None:
+    """Lag of a re-arrival as the server sees it, 16 sessions of streamed answers."""
+    plan = plan_of(
+        16,
+        4 if bench.is_quick else 12,
+        prompt_tokens=1000,
+        generate_tokens=8,
+        wait_ns=lambda session, request: (30 + (session * 7 + request * 11) % 37) * NS_PER_MS + session * 61_000,
+    )
+    _, figures = bench.run(plan, ClientSpec(name=client), token_interval_ns=5 * NS_PER_MS)
+    lag_us = figures["rearrival_lag_at_server_ns"] / NS_PER_US
+    bench.note(client, Quantity("re-arrival lag at the server, N=16, p50", "us", "<= 350"), float(np.median(lag_us)))
+    bench.note(client, Quantity("re-arrival lag at the server, N=16, p99", "us", ""), float(np.percentile(lag_us, 99)))
+
+
+def bench_start(bench: Bench, client: ClientName) -> None:
+    """Latest minus earliest first send, prompts of 1,000 ids."""
+    for num_sessions, goal in ((8, "<= 0.3"), (64, "<= 1.2"), (1000, "<= 20")):
+        plan = plan_of(num_sessions, 1, prompt_tokens=1000, generate_tokens=1)
+        _, figures = bench.run(plan, ClientSpec(name=client))
+        spread_ms = float(figures["start_spread_at_server_ns"][0]) / NS_PER_MS
+        bench.note(client, Quantity(f"start spread at the server, N={num_sessions}", "ms", goal), spread_ms)
+
+
+def bench_chunks(bench: Bench, client: ClientName) -> None:
+    """Stamp error of chunks, and CPU, at 64 streams x 80 tokens/s."""
+    plan = plan_of(64, 1, prompt_tokens=200, generate_tokens=80 if bench.is_quick else 240)
+    result, figures = bench.run(plan, ClientSpec(name=client), token_interval_ns=CHUNK_INTERVAL_NS)
+    user_us = figures["chunk_user_error_ns"] / NS_PER_US
+    # The best stamp each client has: the kernel's, where there is one.
+    best_us = figures["chunk_kernel_error_ns"] / NS_PER_US if client == "epoll" else user_us
+    rate = "64 x 80/s"
+    bench.note(client, Quantity(f"chunk stamp error, {rate}, p50", "us", "<= 10"), float(np.median(best_us)))
+    bench.note(client, Quantity(f"chunk stamp error, {rate}, p99", "us", "<= 50"), float(np.percentile(best_us, 99)))
+    bench.note(client, Quantity(f"chunk user stamp error, {rate}, p50", "us", ""), float(np.median(user_us)))
+    cpu_s = result.audit["cpu_s"] * 10_000 / result.chunks.num_rows
+    bench.note(client, Quantity("CPU per 10,000 chunks", "s", "<= 0.15"), cpu_s)
+
+
+def bench_dispatch(bench: Bench, client: ClientName) -> None:
+    """Sent minus due, with dues scattered at random: 64 sessions with the spin, 1,000 without."""
+    span_ns = (1 if bench.is_quick else 3) * NS_PER_S
+    for num_sessions, spin_us, goals in ((64, 300, ("<= 20", "<= 150")), (1000, 0, ("<= 75", "<= 300"))):
+        offsets = np.random.default_rng(num_sessions).integers(50 * NS_PER_MS, span_ns, num_sessions)
+        waits = np.random.default_rng(2).integers(20 * NS_PER_MS, 200 * NS_PER_MS, (num_sessions, 4))
+        plan = plan_of(
+            num_sessions,
+            4 if num_sessions == 64 else 1,
+            prompt_tokens=1000,
+            generate_tokens=2,
+            start_offset_ns=lambda session, offsets=offsets: int(offsets[session]),
+            wait_ns=lambda session, request, waits=waits: int(waits[session, request]),
+        )
+        result, figures = bench.run(plan, ClientSpec(name=client, spin_us=spin_us))
+        lag_us = figures["dispatch_lag_ns"] / NS_PER_US
+        label = f"dispatch lag, N={num_sessions}, spin {spin_us} us"
+        bench.note(client, Quantity(f"{label}, p50", "us", goals[0]), float(np.median(lag_us)))
+        bench.note(client, Quantity(f"{label}, p99", "us", goals[1]), float(np.percentile(lag_us, 99)))
+        bench.note(client, Quantity("early sends", "", "0"), result.audit["num_early_sends"])
+
+
+def bench_rate(bench: Bench, client: ClientName) -> None:
+    """Requests per second and CPU at concurrency 64, non-streaming, without waits, with full records."""
+    num_requests = (40 if bench.is_quick else 300) if client == "epoll" else (20 if bench.is_quick else 80)
+    plan = plan_of(64, num_requests, prompt_tokens=8, generate_tokens=4, keeps=False)
+    result, _ = bench.run(plan, ClientSpec(name=client, stream=False), sees=False)
+    done = result.requests["done_ns"].to_numpy()
+    wall_s = float(done.max() - result.start_ns) / NS_PER_S
+    count = result.requests.num_rows
+    bench.note(client, Quantity("requests/s, concurrency 64", "1/s", ">= 50,000"), count / wall_s)
+    cpu_s = result.audit["cpu_s"] * 10_000 / count
+    bench.note(client, Quantity("CPU per 10,000 requests, saturated", "s", "<= 0.2"), cpu_s)
+
+
+SCENARIOS = (bench_dispatch, bench_rearrival, bench_start, bench_chunks, bench_rate)
+
+
+@contextlib.contextmanager
+def fast_server() -> Generator[list[str] | None]:
+    """The C null server's command, built for the life of the block; None when there is no compiler."""
+    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    source = Path(__file__).with_name("nullserver.c")
+    if compiler is None or not source.exists():
+        yield None
+        return
+    with tempfile.TemporaryDirectory(prefix="harness-nullserver-") as folder:
+        binary = Path(folder) / "nullserver"
+        build = subprocess.run([compiler, "-O2", "-o", str(binary), str(source)], capture_output=True, check=False)
+        yield [str(binary)] if build.returncode == 0 else None
+
+
+def run_bench(
+    *, is_quick: bool = False, clients: tuple[ClientName, ...] = CLIENTS, on_step: Callable[[str], None] | None = None
+) -> Bench:
+    """All scenarios, the clients taking turns within every repetition."""
+    with fast_server() as command:
+        bench = Bench(command, is_quick)
+        for repetition in range(bench.repetitions):
+            for scenario in SCENARIOS:
+                for client in clients:
+                    if on_step is not None:
+                        on_step(f"{repetition + 1}/{bench.repetitions} {scenario.__name__} {client}")
+                    scenario(bench, client)
+        return bench
+
+
+def to_table(bench: Bench, clients: tuple[ClientName, ...]) -> Table:
+    """Median and range of every quantity, beside its goal."""
+    server = "nullserver.c" if bench.server_command else "nullserver.py (no C compiler: slower than the client)"
+    load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
+    table = Table(
+        title=f"Replay clients against {server}; median of {bench.repetitions} [min .. max]",
+        caption=f"{os.cpu_count()} cores, load {load}, Python {platform.python_version()}, {platform.release()}",
+    )
+    table.add_column("quantity")
+    table.add_column("unit")
+    table.add_column("goal, 2 shared cores")
+    for client in clients:
+        table.add_column(client, justify="right")
+    for quantity, by_client in bench.figures.items():
+        cells = [_cell(by_client.get(client, [])) for client in clients]
+        table.add_row(quantity.name, quantity.unit, quantity.goal, *cells)
+    return table
+
+
+def _cell(values: list[float]) -> str:
+    if not values:
+        return "-"
+    return f"{_number(statistics.median(values))} [{_number(min(values))} .. {_number(max(values))}]"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value == int(value) or abs(value) >= 1000 else f"{value:.3g}"
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run and print."""
+    parser = argparse.ArgumentParser(prog="python -m harness.live.bench", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="shorter scenarios, as many repetitions")
+    parser.add_argument("--client", choices=CLIENTS, action="append", help="only this one; default: both")
+    options = parser.parse_args(arguments)
+    clients: tuple[ClientName, ...] = tuple(options.client or CLIENTS)
+    note = Console(stderr=True)
+    bench = run_bench(is_quick=options.quick, clients=clients, on_step=lambda step: note.print(f"[dim]{step}[/dim]"))
+    Console(width=None if sys.stdout.isatty() else 150).print(to_table(bench, clients))
+
+
+if __name__ == "__main__":
+    main()
