@@ -64,6 +64,11 @@ def timeline(run: SealedRun, color: int) -> TimelineView | None:
         step_b=timed.column("b").to_numpy().astype(np.int64),
         end_s=max(ends, default=1.0) * 1.005,
         start_ns=start_ns,
+        stalls_s=tuple(
+            ((at_ns - start_ns) / NS_PER_S, duration_ns / NS_PER_S)
+            for at_ns, duration_ns in run.manifest.client_audit.get("stall_intervals_ns", ())
+            if at_ns + duration_ns > start_ns  # the meter also watches the preparations
+        ),
     )
 
 

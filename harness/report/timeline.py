@@ -22,6 +22,7 @@ MAX_LANES = 96
 STEP_PANEL_HEIGHT = 86.0
 PANEL_GAP = 16.0
 AXIS_HEIGHT = 32.0
+STALL_HEIGHT = 4.0
 TICK_HEIGHT = 11.0
 UNSTREAMED_MARK = 5.0
 DENSE_SEGMENTS = 150  # above this, the strokes of the outline would cover what it encloses
@@ -68,14 +69,14 @@ def timeline_svg(view: TimelineView, *, name: str, unit: str, end_s: float, buck
     lanes = min(view.num_sessions, MAX_LANES)
     lane_height = 17.0 if lanes <= 16 else 11.0 if lanes <= 32 else 7.0 if lanes <= 64 else 5.0
     segments = step_segments(view)
-    top = 4.0
+    top = STALL_HEIGHT + 3.0
     steps_top = top + lanes * lane_height + PANEL_GAP
     steps_bottom = steps_top + (STEP_PANEL_HEIGHT if segments else -PANEL_GAP + 4)
     height = steps_bottom + AXIS_HEIGHT
     scale = (WIDTH - LEFT - RIGHT) / max(end_s, 1e-9)
     label = f"Timeline of run {view.label}: {view.num_sessions} sessions over {view.end_s:.1f} {unit}"
     plot_width = WIDTH - LEFT - RIGHT
-    drawn: list[str] = []
+    drawn = list(_stalls(view, scale, steps_bottom))
     for session in range(lanes):
         mine = [bar for bar in view.bars if bar.session == session]
         drawn.extend(_lane(mine, top + session * lane_height, lane_height, scale, unit))
@@ -100,6 +101,15 @@ def timeline_svg(view: TimelineView, *, name: str, unit: str, end_s: float, buck
             f'<rect class="t-select" y="{top:g}" height="{steps_bottom - top:g}" x="-9" width="0"/></svg>',
         ]
     )
+
+
+def _stalls(view: TimelineView, scale: float, bottom: float) -> Iterator[str]:
+    """Marks above the lanes, with a hair-line through them: what happened there may be the machine's doing."""
+    for start_s, duration_s in view.stalls_s:
+        if start_s < view.end_s:
+            x, width = _x(start_s, scale), max(1.0, duration_s * scale)
+            yield f'<line class="t-stall-line" x1="{x:.2f}" x2="{x:.2f}" y1="0" y2="{bottom:g}"/>'
+            yield _rect("t-stall", x, 0, width, STALL_HEIGHT)
 
 
 def _x(seconds: float, scale: float) -> float:

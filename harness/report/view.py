@@ -195,6 +195,7 @@ class TimelineView:
     """One run as lanes of requests over steps. ``step_s`` is empty when the log carries no step times.
 
     step_s, step_n, step_b: shape (steps,), ascending times. start_ns: the instant of the run's clock that is 0 s.
+    stalls_s: (start, duration) of moments in which the client's machine stood still.
     """
 
     label: str
@@ -207,6 +208,7 @@ class TimelineView:
     step_b: IntArray
     end_s: float
     start_ns: int = 0
+    stalls_s: tuple[tuple[float, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -155,6 +155,14 @@ def test_the_harness_reports_on_itself(demo: Page) -> None:
     assert "\u2264 10" in demo.text  # the limit itself, beside what it was held against
 
 
+def test_stalls_of_the_machine_are_marked_on_the_timeline(demo_runs: list[SealedRun], tmp_path: Path) -> None:
+    with_stall = write_report(demo_runs[:1], tmp_path / "r.html").read_text(encoding="utf-8")
+    without = write_report([seal_run(tmp_path, Shape(has_audit=False))], tmp_path / "q.html").read_text(
+        encoding="utf-8"
+    )
+    assert with_stall.count('class="t-stall"') == 1 + without.count('class="t-stall"')
+
+
 def test_a_run_on_a_real_server_is_not_called_emulated_or_scaled(tmp_path: Path) -> None:
     page = report([seal_run(tmp_path, Shape(time_scale=1.0, backend="rbln"))], tmp_path)
     assert "No NPU was measured" not in page.text
