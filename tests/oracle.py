@@ -1,4 +1,4 @@
-"""A slow, plain engine to hold the compiled one against: lists and dicts, one step at a time, vendor rules only.
+"""A slow, plain engine to hold the compiled one against: lists and dicts, one step at a time, the vendor's rules.
 
 Written from the rules as they are stated (allocate, evict, look up; first-in first-out slots; second most recent
 holder; pre-paid dummy eviction), not from the compiled code, and sharing nothing with it.
@@ -57,8 +57,10 @@ class Oracle:
         block_tokens: int = 128,
         slot_tokens: int | None = None,
         prefix_caching: bool = True,
+        is_repaired: bool = False,
     ) -> None:
         self.limit, self.max_model_len, self.prefix_caching = limit, max_model_len, prefix_caching
+        self.is_repaired = is_repaired
         self.slot_tokens = slot_tokens or max_model_len
         self.block_tokens = block_tokens if prefix_caching else self.slot_tokens
         self.ratio = self.slot_tokens // self.block_tokens
@@ -203,6 +205,9 @@ class Oracle:
     def put(self, slot: int, blocks: list[int]) -> None:
         self.mappings[slot].blocks += blocks
         for block in blocks:
+            before = self.slot_of_block.get(block)
+            if self.is_repaired and before not in (None, slot) and block in self.mappings[before].blocks:
+                self.mappings[before].blocks.remove(block)
             self.slot_of_block[block] = slot
 
     def pop_block(self) -> int:
@@ -235,7 +240,11 @@ class Oracle:
                 self.evict(slot, "preempt")
             else:
                 self.mappings[slot].is_active = False
-        self.free_blocks += reversed(state.blocks)
+        freed = list(reversed(state.blocks))
+        if self.is_repaired:
+            self.free_blocks = [block for block in freed if block not in self.hash_of] + self.free_blocks
+            freed = [block for block in freed if block in self.hash_of]
+        self.free_blocks += freed
         state.blocks, state.slots = [], []
 
     # --- reuse

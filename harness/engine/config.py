@@ -16,7 +16,8 @@ from harness.errors import SpecError
 if TYPE_CHECKING:
     from harness.spec import ServerSpec
 
-RULES: tuple[str, ...] = ("vendor-0.11.1", "paper", "paper+dummy")
+VENDOR_RULES: tuple[str, ...] = ("vendor-0.11.1", "vendor-0.11.2")
+RULES: tuple[str, ...] = (*VENDOR_RULES, "paper", "paper+dummy")
 PREFILL_CHUNK_TOKENS = 128
 """Tokens of one prefill device call on RBLN-CA; also the size of an inner block. Source: vllm-rbln 0.11.1."""
 
@@ -105,9 +106,14 @@ class EngineConfig:
     @property
     def num_usable_slots(self) -> int:
         """Slots that requests can hold. The paper's rules know no reserved slot."""
-        if self.is_full or self.rules != "vendor-0.11.1":
+        if self.is_full or not self.has_inner_blocks:
             return self.kv_slots
         return self.kv_slots - 1
+
+    @property
+    def has_inner_blocks(self) -> bool:
+        """Whether the rules know the vendor's inner blocks; the paper's keep one prompt length per slot."""
+        return self.rules in VENDOR_RULES
 
     def bucket_of(self, num_seqs: int) -> int:
         """The compiled batch size that a decode step of ``num_seqs`` requests pays for."""

@@ -15,6 +15,7 @@ from harness.engine.state import (
     B_NEXT_FREE,
     B_OLDER,
     B_SLOT,
+    C_INDEX_REPAIRED,
     C_NUM_BLOCKS,
     C_NUM_SLOTS,
     C_TABLE_MASK,
@@ -32,6 +33,7 @@ from harness.engine.state import (
     R_FREE_SLOT_HEAD,
     R_FREE_SLOTS,
     R_FRESH_BLOCK,
+    R_FRONT_BLOCK,
     R_NUM_EVICTED,
     S_ACTIVE,
     S_LEN,
@@ -118,6 +120,10 @@ def pop_block(state: EngineState) -> int:
     """The least recently freed inner block; it forgets its hash here, not when it was freed."""
     reg = state.reg
     reg[R_FREE_BLOCKS] -= 1
+    front = int(reg[R_FRONT_BLOCK])
+    if front != 0:
+        reg[R_FRONT_BLOCK] = state.blocks[front, B_NEXT_FREE]
+        return front
     fresh = reg[R_FRESH_BLOCK]
     if fresh <= state.cfg[C_NUM_BLOCKS]:
         reg[R_FRESH_BLOCK] = fresh + 1
@@ -125,7 +131,7 @@ def pop_block(state: EngineState) -> int:
         state.blocks[fresh, B_SLOT] = -1
         return fresh
     block = int(reg[R_FREE_BLOCK_HEAD])
-    reg[R_FREE_BLOCK_HEAD] = state.blocks[block, B_NEXT_FREE]
+    reg[R_FREE_BLOCK_HEAD] = 0 if block == reg[R_FREE_BLOCK_TAIL] else state.blocks[block, B_NEXT_FREE]
     if state.blocks[block, B_HASHED]:
         unhash_block(state, block)
     return block
@@ -135,13 +141,37 @@ def pop_block(state: EngineState) -> int:
 def push_free_block(state: EngineState, block: int) -> None:
     """Put a block at the tail of the free queue; it keeps its hash and its place in the index."""
     reg = state.reg
-    freed = reg[R_FREE_BLOCKS] - (state.cfg[C_NUM_BLOCKS] - reg[R_FRESH_BLOCK] + 1)
-    if freed == 0:
+    if reg[R_FREE_BLOCK_HEAD] == 0:
         reg[R_FREE_BLOCK_HEAD] = block
     else:
         state.blocks[reg[R_FREE_BLOCK_TAIL], B_NEXT_FREE] = block
     reg[R_FREE_BLOCK_TAIL] = block
     reg[R_FREE_BLOCKS] += 1
+
+
+@inner
+def push_free_block_first(state: EngineState, block: int) -> None:
+    """Put a block before all free ones, also those never used: what vLLM 0.24 does with blocks that have no hash."""
+    state.blocks[block, B_NEXT_FREE] = state.reg[R_FRONT_BLOCK]
+    state.reg[R_FRONT_BLOCK] = block
+    state.reg[R_FREE_BLOCKS] += 1
+
+
+@inner
+def detach_block(state: EngineState, block: int, new_slot: int) -> None:
+    """Take a reused block out of the list of the slot that the index still names: the repair of vllm-rbln 0.11.2."""
+    old_slot = state.blocks[block, B_SLOT]
+    if old_slot < 0 or old_slot == new_slot:
+        return
+    length = state.slots[old_slot, S_LEN]
+    place = 0
+    while place < length and state.slot_blocks[old_slot, place] != block:
+        place += 1
+    if place == length:
+        return
+    for i in range(place, length - 1):
+        state.slot_blocks[old_slot, i] = state.slot_blocks[old_slot, i + 1]
+    state.slots[old_slot, S_LEN] = length - 1
 
 
 @inner
@@ -168,6 +198,8 @@ def take_slot(state: EngineState, row: int) -> int:
 @inner
 def append_to_slot(state: EngineState, slot: int, block: int) -> None:
     """Write an inner block into a slot's list and point the index at the slot, whatever it pointed at before."""
+    if state.cfg[C_INDEX_REPAIRED]:
+        detach_block(state, block, slot)
     state.slot_blocks[slot, state.slots[slot, S_LEN]] = block
     state.slots[slot, S_LEN] += 1
     state.blocks[block, B_SLOT] = slot
@@ -178,7 +210,7 @@ def evict_slot(state: EngineState, slot: int) -> None:
     """Drop a slot's contents and return it to the free slots; reg[R_CALLER] says who wants that.
 
     The index entries of *all* its inner ids go, also of ids that meanwhile belong to a younger slot: that is the
-    vendor's stale-index defect, and the younger slot's reuse is lost with it.
+    stale-index defect of 0.11.1, and the younger slot's reuse is lost with it.
     """
     reg, slots = state.reg, state.slots
     log_mapping_remove(state, slot)

@@ -28,11 +28,15 @@ C_NUM_BLOCKS = 7
 C_RULES = 8
 C_TABLE_MASK = 9
 C_EVENT_LEVEL = 10
-NUM_CFG = 11
+C_HAS_BLOCKS = 11
+C_INDEX_REPAIRED = 12
+NUM_CFG = 13
 
+# Values of C_RULES: places in config.RULES.
 RULES_VENDOR_0_11_1 = 0
-RULES_PAPER = 1
-RULES_PAPER_DUMMY = 2
+RULES_VENDOR_0_11_2 = 1
+RULES_PAPER = 2
+RULES_PAPER_DUMMY = 3
 
 # Places in EngineState.reg: the scalars that change.
 R_NUM_RUNNING = 0
@@ -67,7 +71,8 @@ R_NUM_CACHED_SLOTS = 27
 R_NUM_FINISHED = 28
 R_NUM_HIT_BLOCKS = 29
 R_CALLER = 30
-NUM_REG = 31
+R_FRONT_BLOCK = 31
+NUM_REG = 32
 
 # Kinds of steps.
 STEP_IDLE = 0
@@ -186,8 +191,7 @@ def new_state(config: EngineConfig, num_rows: int, *, with_events: bool) -> Engi
     blocks_per_slot = config.region_tokens // block_tokens
     blocks_per_seq = config.slot_tokens // block_tokens
     slots_per_seq = config.slots_per_seq
-    # The paper's rules keep whole prompts per slot; inner blocks do not exist for them.
-    num_blocks = num_slots * blocks_per_slot if config.rules == "vendor-0.11.1" else 0
+    num_blocks = num_slots * blocks_per_slot if config.has_inner_blocks else 0
     table_size = 1 << max(4, (2 * num_blocks - 1).bit_length())
     most_evictions = num_slots + slots_per_seq + limit
     event_room = 0
@@ -211,6 +215,8 @@ def new_state(config: EngineConfig, num_rows: int, *, with_events: bool) -> Engi
     cfg[C_NUM_BLOCKS] = num_blocks
     cfg[C_RULES] = RULES.index(config.rules)
     cfg[C_TABLE_MASK] = table_size - 1
+    cfg[C_HAS_BLOCKS] = config.has_inner_blocks
+    cfg[C_INDEX_REPAIRED] = cfg[C_RULES] == RULES_VENDOR_0_11_2
     cfg[C_EVENT_LEVEL] = EVENTS_ON if with_events else EVENTS_OFF
     state = EngineState(
         cfg=cfg,

@@ -13,11 +13,11 @@ from harness.engine.pools import make_room
 from harness.engine.state import (
     C_BLOCK_TOKENS,
     C_CACHING,
+    C_HAS_BLOCKS,
     C_IS_FULL,
     C_LIMIT,
     C_MAX_MODEL_LEN,
     C_NUM_SLOTS,
-    C_RULES,
     CALLER_DUMMY,
     Q_COMPUTED,
     Q_MAX_TOKENS,
@@ -50,7 +50,6 @@ from harness.engine.state import (
     ROW_GONE,
     ROW_RUNNING,
     ROW_WAITING,
-    RULES_VENDOR_0_11_1,
     STEP_DECODE,
     STEP_IDLE,
     STEP_PREFILL,
@@ -121,7 +120,7 @@ def requeue_first(state: EngineState, row: int) -> None:
 @inner
 def admit(state: EngineState, row: int) -> bool:
     """Try to give the head of the queue its KV memory, by the configured rules."""
-    if state.cfg[C_RULES] == RULES_VENDOR_0_11_1:
+    if state.cfg[C_HAS_BLOCKS]:
         return vendor_admit(state, row)
     if paper_admit(state, row):
         return True
@@ -172,7 +171,7 @@ def schedule(state: EngineState) -> int:
 def schedule_decode(state: EngineState) -> int:
     """One token for every running request, in admission order; the last admitted give way when memory runs out."""
     cfg, reg, rows = state.cfg, state.reg, state.rows
-    has_blocks = cfg[C_RULES] == RULES_VENDOR_0_11_1
+    has_blocks = cfg[C_HAS_BLOCKS]
     count = 0
     context = 0
     while count < reg[R_NUM_RUNNING]:
@@ -216,7 +215,7 @@ def equal_steps(state: EngineState) -> int:
     (an arrival, a queue whose head may be admitted) is for the caller to judge.
     """
     cfg, reg, rows = state.cfg, state.reg, state.rows
-    has_blocks = cfg[C_RULES] == RULES_VENDOR_0_11_1
+    has_blocks = cfg[C_HAS_BLOCKS]
     most = FAR
     for i in range(reg[R_BATCH]):
         row = state.batch[i]
@@ -244,7 +243,7 @@ def leave_running(state: EngineState, row: int) -> None:
 @inner
 def release(state: EngineState, row: int) -> None:
     """Free what a running request holds, by the configured rules."""
-    if state.cfg[C_RULES] == RULES_VENDOR_0_11_1:
+    if state.cfg[C_HAS_BLOCKS]:
         vendor_release(state, row, 0)
     else:
         paper_release(state, row)

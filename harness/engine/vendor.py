@@ -1,4 +1,4 @@
-"""What vllm-rbln 0.11.1 decides for one request: admission, look-up, decode growth, release, preemption.
+"""What vllm-rbln decides for one request: admission, look-up, decode growth, release, preemption.
 
 Allocation comes first, then eviction, then the look-up; prefill hashes blocks, decode never does. Whose turn it is
 is not decided here. Next: ``steps`` calls these functions in the order of the vendor's schedule().
@@ -15,14 +15,17 @@ from harness.engine.pools import (
     make_room,
     pop_block,
     push_free_block,
+    push_free_block_first,
     take_slot,
 )
 from harness.engine.state import (
+    B_HASHED,
     B_OLDER,
     B_SLOT,
     C_BLOCK_TOKENS,
     C_BLOCKS_PER_SLOT,
     C_CACHING,
+    C_INDEX_REPAIRED,
     C_MAX_MODEL_LEN,
     CALLER_PREEMPT,
     CALLER_REQUEST,
@@ -178,8 +181,14 @@ def vendor_release(state: EngineState, row: int, is_preemption: int) -> None:
                 state.slots[state.seat_slots[seat, i], S_ACTIVE] = SLOT_INACTIVE
     if is_preemption:
         log_preempt(state, row, seat, num_blocks, state.rows[row, Q_OUTPUT])
+    unhashed_first = state.cfg[C_INDEX_REPAIRED]
+    if unhashed_first:
+        for i in range(num_blocks):
+            if not state.blocks[state.seat_blocks[seat, i], B_HASHED]:
+                push_free_block_first(state, state.seat_blocks[seat, i])
     for i in range(num_blocks - 1, -1, -1):
-        push_free_block(state, state.seat_blocks[seat, i])
+        if not unhashed_first or state.blocks[state.seat_blocks[seat, i], B_HASHED]:
+            push_free_block(state, state.seat_blocks[seat, i])
     state.free_seats[reg[R_FREE_SEATS]] = seat
     reg[R_FREE_SEATS] += 1
     state.rows[row, Q_SEAT] = -1

@@ -69,7 +69,7 @@ class Case(_Part):
     """One simulation: sessions on a configuration at given costs. Times in seconds."""
 
     id: str
-    rules: Literal["paper", "paper+dummy", "vendor-0.11.1"] = "vendor-0.11.1"
+    rules: Literal["paper", "paper+dummy", "vendor-0.11.1", "vendor-0.11.2"] = "vendor-0.11.1"
     sessions: tuple[CaseSession, ...] = Field(min_length=1)
     config: CaseConfig
     cost: CaseCost

@@ -17,8 +17,8 @@ from harness.engine.cost import (
 )
 from harness.engine.state import (
     C_BLOCK_TOKENS,
+    C_HAS_BLOCKS,
     C_LIMIT,
-    C_RULES,
     Q_OUTPUT,
     Q_PROMPT,
     R_BATCH,
@@ -31,7 +31,6 @@ from harness.engine.state import (
     R_NUM_RUNNING,
     R_NUM_WAITING,
     R_WAIT_HEAD,
-    RULES_VENDOR_0_11_1,
     STEP_DECODE,
     STEP_IDLE,
     STEP_PREFILL,
@@ -262,7 +261,7 @@ def arrive(plans: PlanArrays, plan: int, scratch: Scratch, state: EngineState, o
     outcome.requests[request, O_FIRST_TOKEN] = -1
     outcome.requests[request, O_PREEMPTIONS] = 0
     row = int(request - plans.first_request[plans.first_session[plan]])
-    if state.cfg[C_RULES] == RULES_VENDOR_0_11_1:
+    if state.cfg[C_HAS_BLOCKS]:
         write_owners(plans, plan, scratch, state, session, request)
     generate = int(plans.generate[request])
     prompt = int(plans.keep[request] + plans.new[request])
@@ -347,7 +346,7 @@ def steps_ahead(state: EngineState, max_steps: int) -> int:
     if reg[R_NUM_WAITING] > 0 and reg[R_NUM_RUNNING] < state.cfg[C_LIMIT]:
         # The head was refused in this very schedule(). It will be again while memory does not change, but the paper's
         # rules settle releases on a refusal, and a preemption or an eviction did change memory.
-        is_settled = state.cfg[C_RULES] == RULES_VENDOR_0_11_1 and reg[R_NUM_PREEMPTED] == 0 and reg[R_NUM_EVICTED] == 0
+        is_settled = state.cfg[C_HAS_BLOCKS] and reg[R_NUM_PREEMPTED] == 0 and reg[R_NUM_EVICTED] == 0
         if not is_settled:
             return 1
     return min(equal_steps(state), max_steps)
@@ -405,7 +404,7 @@ def run_plan(
     reg, totals = state.reg, outcome.totals
     first_request = int(plans.first_request[plans.first_session[plan]])
     expected = begin(plans, plan, scratch, state, outcome)
-    is_vendor = state.cfg[C_RULES] == RULES_VENDOR_0_11_1
+    is_vendor = state.cfg[C_HAS_BLOCKS]
     # Read, not written as 0: numba would compile everything it is passed to a second time for the constant.
     now_ns = int(totals[plan, A_END_NS])
     while True:

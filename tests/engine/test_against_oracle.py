@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import given, settings
@@ -27,6 +27,7 @@ class Setting:
     shortest: int = 1
     longest: int = 1000
     longest_output: int = 300
+    rules: str = "vendor-0.11.1"
 
     @property
     def config(self) -> EngineConfig:
@@ -37,6 +38,7 @@ class Setting:
             slot_tokens=self.slot_tokens,
             partition_tokens=self.partition_tokens,
             prefix_caching=self.prefix_caching,
+            rules=self.rules,
         )
 
 
@@ -100,6 +102,7 @@ def compare(setting: Setting, seed: int, steps: int, cost_model: CostModel) -> i
         setting.slot_tokens,
         slot_tokens=setting.partition_tokens,
         prefix_caching=setting.prefix_caching,
+        is_repaired=setting.rules == "vendor-0.11.2",
     )
     next_request, arrivals = 0, rng.choice([0.02, 0.1, 0.5])
     alive: set[int] = set()
@@ -161,10 +164,11 @@ def check_state(engine: Scheduler, oracle: Oracle) -> None:
     assert len(held) + engine.free_blocks == engine.num_blocks
 
 
+@pytest.mark.parametrize("rules", ["vendor-0.11.1", "vendor-0.11.2"])
 @pytest.mark.parametrize("name", sorted(SETTINGS))
-def test_engine_decides_as_the_oracle(name: str, cost_model: CostModel) -> None:
-    for seed in range(6):
-        compare(SETTINGS[name], seed, 500, cost_model)
+def test_engine_decides_as_the_oracle(name: str, rules: str, cost_model: CostModel) -> None:
+    for seed in range(5):
+        compare(replace(SETTINGS[name], rules=rules), seed, 500, cost_model)
 
 
 @settings(max_examples=60, deadline=None)
@@ -174,10 +178,11 @@ def test_engine_decides_as_the_oracle(name: str, cost_model: CostModel) -> None:
     blocks_per_slot=st.integers(2, 8),
     partitions=st.integers(1, 4),
     longest_output=st.sampled_from([1, 3, 40, 300]),
+    rules=st.sampled_from(["vendor-0.11.1", "vendor-0.11.2"]),
     seed=st.integers(0, 2**32),
 )
 def test_engine_decides_as_the_oracle_on_any_configuration(
-    limit: int, slots: int, blocks_per_slot: int, partitions: int, longest_output: int, seed: int
+    limit: int, slots: int, blocks_per_slot: int, partitions: int, longest_output: int, rules: str, seed: int
 ) -> None:
     slot_tokens = blocks_per_slot * partitions * BLOCK
     setting = Setting(
@@ -187,5 +192,6 @@ def test_engine_decides_as_the_oracle_on_any_configuration(
         partition_tokens=blocks_per_slot * BLOCK if partitions > 1 else None,
         longest=slot_tokens - 1,
         longest_output=longest_output,
+        rules=rules,
     )
     compare(setting, seed, 120, load_cost_model("paper"))
