@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from aiohttp import web
-from prometheus_client.exposition import choose_encoder
+from prometheus_client import CONTENT_TYPE_LATEST
 
 from harness.clock import utc_now
 from harness.emulator import logs
@@ -29,6 +29,7 @@ from harness.emulator.protocol import (
     check_lengths,
     check_sampling,
     parse_request,
+    prompts_of,
 )
 from harness.emulator.responses import Answer, compact
 from harness.emulator.streams import ClientStream, open_stream
@@ -97,7 +98,7 @@ class Api:
             status = HTTPStatus.INTERNAL_SERVER_ERROR
             raise ApiError("Internal server error", status=status, kind="InternalServerError")
         body.check_supported()
-        prompts = body.prompts()
+        prompts = prompts_of(body)
         limits = [check_lengths(body, prompt, self._config.server.slot_tokens) for prompt in prompts]
         check_sampling(body)
         stream = self._stream_for(http, body, prompts, limits)
@@ -232,12 +233,10 @@ class Api:
     async def _load(self, _http: web.Request) -> web.Response:
         return json_answer({"server_load": self._num_open})
 
-    async def _metrics(self, http: web.Request) -> web.Response:
-        encoder, content_type = choose_encoder(http.headers.get("Accept", ""))
+    async def _metrics(self, _http: web.Request) -> web.Response:
         # Rendering takes milliseconds: on this thread it would hold up a step.
-        loop = asyncio.get_running_loop()
-        body = await loop.run_in_executor(None, encoder, self._server.metrics.registry)
-        return web.Response(body=body, headers={"Content-Type": content_type})
+        body = await asyncio.get_running_loop().run_in_executor(None, self._server.metrics.render)
+        return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     # -- around every request -----------------------------------------------------------------------------------
 
@@ -259,6 +258,7 @@ class Api:
 
     async def _log_access(self, http: web.Request, response: web.StreamResponse) -> None:
         response.headers["server"] = "uvicorn"
+        response.headers["vary"] = "Origin"
         peer: Any = http.transport.get_extra_info("peername") if http.transport else None
         address = f"{peer[0]}:{peer[1]}" if peer else "-"
         phrase = HTTPStatus(response.status).phrase

@@ -26,7 +26,8 @@ class EngineRequest:
     """One prompt on its way through the engine; times are model ns, -1 until they happen.
 
     planned_tokens: how many tokens it will really generate, at most ``max_tokens``. answer: those tokens when they
-    had to be drawn ahead to find a stop condition, else empty and drawn one per step.
+    had to be drawn ahead to find a stop condition, else empty and drawn one per step. kv_blocks: inner block ids it
+    held when it was admitted, and again when it ended.
     """
 
     handle: int
@@ -47,6 +48,7 @@ class EngineRequest:
     last_token_ns: int = -1
     cached_tokens: int = 0
     num_generated: int = 0
+    kv_blocks: tuple[int, ...] = ()
     finish_reason: FinishReason | None = None
 
     def draw_token(self) -> int:
@@ -149,6 +151,7 @@ class EmulatorCore:
         if step.kind == PREFILL:
             request = requests[0]
             request.cached_tokens = step.cached_tokens
+            request.kv_blocks = self.scheduler.inner_blocks(request.handle)
             if request.scheduled_ns < 0:
                 request.scheduled_ns = start_ns
         self.running_step = StepStart(
@@ -173,6 +176,9 @@ class EmulatorCore:
         self.running_step = None
         abort_events = self._apply_aborts()
         receivers = tuple(request for request in start.requests if request.finish_reason is None)
+        for request in receivers:
+            if request.num_generated + 1 == request.planned_tokens:
+                request.kv_blocks = self.scheduler.inner_blocks(request.handle)
         finished: list[EngineRequest] = []
         for handle in self.scheduler.finish_step():
             request = self.requests.pop(handle)
@@ -211,6 +217,7 @@ class EmulatorCore:
         for handle in self._aborts:
             request = self.requests.pop(handle, None)
             if request is not None:
+                request.kv_blocks = self.scheduler.inner_blocks(handle)
                 self.scheduler.abort(handle)
                 self._unflushed.append(request)
             else:

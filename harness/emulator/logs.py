@@ -32,6 +32,17 @@ class Site(NamedTuple):
         """vllm-rbln's own formatter begins every line so."""
         return "[vllm-rbln] " if self.logger.startswith("vllm_rbln") else ""
 
+    @property
+    def short_path(self) -> str:
+        """The file as vLLM's NewLineFormatter shows it at level DEBUG: the middle folders are left out."""
+        *folders, _ = self.logger.split(".")
+        parts = [*folders, self.file]
+        if parts[0] == "vllm":
+            parts = parts[1:]
+        num_head = 2 if parts[0] == "v1" else 1
+        head, rest = parts[:num_head], parts[num_head:]
+        return "/".join([*head, "...", *rest[-2:]] if len(rest) > 2 else [*head, *rest])
+
 
 def _prefix_cache(module: str, line: int) -> Site:
     return Site("DEBUG", f"vllm_rbln.v1.core.prefix_cache_manager.{module}", f"{module}.py", line)
@@ -51,7 +62,11 @@ PREEMPTED = Site("WARNING", "vllm_rbln.v1.core.optimum_scheduler", "optimum_sche
 KV_COPIED = Site("DEBUG", "vllm_rbln.model_executor.models.optimum.model_base", "model_base.py", 452)
 BUCKET = Site("INFO", "vllm_rbln.model_executor.models.optimum.model_base", "model_base.py", 392)
 MAX_NUM_SEQS = Site("INFO", "vllm_rbln.utils.optimum.converter.from_optimum", "from_optimum.py", 85)
-ENGINE_INIT = Site("INFO", "vllm.v1.engine.core", "core.py", 113)
+MAX_MODEL_LEN = MAX_NUM_SEQS._replace(line=95)
+MAX_BATCHED_TOKENS = Site("INFO", "vllm_rbln.utils.optimum.converter.common", "common.py", 164)
+KV_SIZE = Site("INFO", "vllm.v1.core.kv_cache_utils", "kv_cache_utils.py", 1733)
+KV_CONCURRENCY = KV_SIZE._replace(line=1734)
+ENGINE_INIT = Site("INFO", "vllm.v1.engine.core", "core.py", 112)
 ENGINE_READY = Site("INFO", "vllm.v1.engine.core", "core.py", 309)
 SHUTDOWN_INITIATED = Site("INFO", "vllm.v1.engine.core", "core.py", 1266)
 SHUTDOWN_ABORTING = Site("INFO", "vllm.v1.engine.core", "core.py", 1271)
@@ -59,16 +74,17 @@ SHUTDOWN_DRAINING = Site("INFO", "vllm.v1.engine.core", "core.py", 1280)
 SHUTDOWN_COMPLETE = Site("INFO", "vllm.v1.engine.core", "core.py", 1289)
 REJECTING = Site("INFO", "vllm.v1.engine.core", "core.py", 1333)
 FATAL = Site("ERROR", "vllm.v1.engine.core", "core.py", 1167)
-VERSION = Site("INFO", "vllm.entrypoints.utils", "utils.py", 340, API_SERVER)
+VERSION = Site("INFO", "vllm.entrypoints.utils", "utils.py", 344, API_SERVER)
 STARTING = Site("INFO", "vllm.entrypoints.openai.api_server", "api_server.py", 596, API_SERVER)
 RECEIVED = Site("INFO", "vllm.entrypoints.logger", "logger.py", 63, API_SERVER)
 ADDED = Site("INFO", "vllm.v1.engine.async_llm", "async_llm.py", 415, API_SERVER)
+ABORTING = Site("INFO", "vllm.v1.engine.async_llm", "async_llm.py", 721, API_SERVER)
 ABORTED = Site("INFO", "vllm.v1.engine.async_llm", "async_llm.py", 595, API_SERVER)
 STATS = Site("INFO", "vllm.v1.metrics.loggers", "loggers.py", 271, API_SERVER)
 STATS_IDLE = STATS._replace(level="DEBUG")
 REQUEST_FAULT = Site("ERROR", "vllm.entrypoints.openai.server_utils", "server_utils.py", 375, API_SERVER)
 SHUTTING_DOWN = Site("INFO", "vllm.entrypoints.launcher", "launcher.py", 137, API_SERVER)
-STALL = Site("WARNING", "harness.emulator.driver", "driver.py", 1)
+STALL = Site("WARNING", "harness.emulator", "driver.py", 1)
 
 
 class ServerLog:
@@ -115,7 +131,7 @@ class ServerLog:
             self._second = seconds
             self._second_text = datetime.fromtimestamp(seconds).strftime("%m-%d %H:%M:%S")
         head = f"({site.process} pid={self._pid}) {site.brand}{site.level} {self._second_text}"
-        head = f"{head} [{site.file}:{site.line}] "
+        head = f"{head} [{site.short_path if self._with_debug else site.file}:{site.line}] "
         # vLLM's NewLineFormatter repeats the head on every line of a message.
         message = message.replace("\n", "\r\n" + head)
         return f"{head}{message}\n".encode(errors="replace")

@@ -9,7 +9,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    GCCollector,
+    Histogram,
+    PlatformCollector,
+    ProcessCollector,
+    generate_latest,
+)
 
 from harness.clock import NS_PER_S
 from harness.emulator.core import EngineRequest, StepEnd
@@ -50,6 +59,51 @@ WAITING_REASONS = ("capacity", "deferred")
 SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")
 TOKEN_SOURCES = ("local_compute", "local_cache_hit", "external_kv_transfer")
 FINISHED_REASONS = ("stop", "length", "abort", "error", "repetition")
+SLEEP_HELP = (
+    "Engine sleep state; awake = 0 means engine is sleeping; awake = 1 means engine is awake; "
+    "weights_offloaded = 1 means sleep level 1; discard_all = 1 means sleep level 2."
+)
+WAITING_HELP = (
+    "Number of waiting requests by reason. Reason labels: 'capacity' = waiting for scheduling capacity; 'deferred' = "
+    "deferred by transient constraints (LoRA budget, KV transfer, blocked status). Sum of all reasons equals "
+    "vllm:num_requests_waiting."
+)
+_CONNECTOR = "External prefix cache {} from KV connector cross-instance cache sharing, in terms of number of {} tokens."
+_PER_GPU = "Estimated number of {} per GPU (for Model Flops Utilization calculations)."
+# The rest of vLLM's CacheConfig, as it is on this path.
+CACHE_CONFIG: dict[str, object] = {
+    "cache_dtype": "auto",
+    "calculate_kv_scales": False,
+    "gpu_memory_utilization": 0.92,
+    "hash_block_size": None,
+    "is_attention_free": False,
+    "kv_cache_dtype_skip_layers": [],
+    "kv_cache_memory_bytes": None,
+    "kv_offloading_backend": "native",
+    "kv_offloading_size": None,
+    "kv_sharing_fast_prefill": False,
+    "mamba_block_size": None,
+    "mamba_cache_dtype": "auto",
+    "mamba_cache_mode": "none",
+    "mamba_page_size_padded": None,
+    "mamba_ssm_cache_dtype": "auto",
+    "num_cpu_blocks": None,
+    "num_gpu_blocks_override": None,
+    "prefix_caching_hash_algo": "sha256",
+    "sliding_window": None,
+    "user_specified_block_size": True,
+    "user_specified_mamba_block_size": False,
+}
+# Families that exist on the real stack and stay 0 there too.
+NEVER_COUNTED = {
+    "external_prefix_cache_queries": _CONNECTOR.format("queries", "queried"),
+    "external_prefix_cache_hits": _CONNECTOR.format("hits", "cached"),
+    "mm_cache_queries": "Multi-modal cache queries, in terms of number of queried items.",
+    "mm_cache_hits": "Multi-modal cache hits, in terms of number of cached items.",
+    "estimated_flops_per_gpu": _PER_GPU.format("floating point operations"),
+    "estimated_read_bytes_per_gpu": _PER_GPU.format("bytes read from memory"),
+    "estimated_write_bytes_per_gpu": _PER_GPU.format("bytes written to memory"),
+}
 RECENT_REQUESTS = 1000  # the stats line's hit rate looks this far back
 
 
@@ -65,24 +119,27 @@ class ServerMetrics:
     def __init__(self, model: str, config: EngineConfig, num_gpu_blocks: int) -> None:
         self.registry = CollectorRegistry()
         self._labels = {"model_name": model, "engine": "0"}
+        self.num_gpu_blocks = num_gpu_blocks
         self._num_blocks = max(num_gpu_blocks - 1, 1)
-        self._block_tokens = config.block_tokens if config.prefix_caching else config.slot_tokens
+        self.block_tokens = config.block_tokens if config.prefix_caching else config.slot_tokens
         self._looks_up = config.prefix_caching
         tokens = one_two_five(config.slot_tokens)
         self.running = self._gauge("num_requests_running", "Number of requests in model execution batches.")
         self.waiting = self._gauge("num_requests_waiting", "Number of requests waiting to be processed.")
         self._waiting_by_reason = self._gauges(
-            "num_requests_waiting_by_reason", "Number of waiting requests by reason.", "reason", WAITING_REASONS
+            "num_requests_waiting_by_reason", WAITING_HELP, "reason", WAITING_REASONS
         )
-        self._sleep_state = self._gauges("engine_sleep_state", "Engine sleep state.", "sleep_state", SLEEP_STATES)
+        self._sleep_state = self._gauges("engine_sleep_state", SLEEP_HELP, "sleep_state", SLEEP_STATES)
         self.kv_usage = self._gauge("kv_cache_usage_perc", "KV-cache usage. 1 means 100 percent usage.")
         self.queries = self._counter(
             "prefix_cache_queries", "Prefix cache queries, in terms of number of queried tokens."
         )
         self.hits = self._counter("prefix_cache_hits", "Prefix cache hits, in terms of number of cached tokens.")
-        for kind in ("external_prefix_cache", "mm_cache"):
-            self._counter(f"{kind}_queries", f"{kind} queries.")
-            self._counter(f"{kind}_hits", f"{kind} hits.")
+        for name, text in NEVER_COUNTED.items():
+            self._counter(name, text)
+        ProcessCollector(registry=self.registry)
+        PlatformCollector(registry=self.registry)
+        GCCollector(registry=self.registry)
         self.preemptions = self._counter("num_preemptions", "Cumulative number of preemption from the engine.")
         self.prompt_tokens = self._counter("prompt_tokens", "Number of prefill tokens processed.")
         self._by_source = self._counters(
@@ -108,12 +165,14 @@ class ServerMetrics:
         self.param_max_tokens = self._histogram(
             "request_params_max_tokens", "Histogram of the max_tokens request parameter.", tokens
         )
-        self.first_token_s = self._seconds("time_to_first_token_seconds", "time to first token", FIRST_TOKEN_S)
-        self.inter_token_s = self._seconds("inter_token_latency_seconds", "inter-token latency", PER_TOKEN_S)
+        self.first_token_s = self._seconds(
+            "time_to_first_token_seconds", "time to first token in seconds", FIRST_TOKEN_S
+        )
+        self.inter_token_s = self._seconds("inter_token_latency_seconds", "inter-token latency in seconds", PER_TOKEN_S)
         self.per_token_s = self._seconds(
             "request_time_per_output_token_seconds", "time_per_output_token_seconds per request", PER_TOKEN_S
         )
-        self.e2e_s = self._seconds("e2e_request_latency_seconds", "e2e request latency", REQUEST_S)
+        self.e2e_s = self._seconds("e2e_request_latency_seconds", "e2e request latency in seconds", REQUEST_S)
         self.queue_s = self._seconds("request_queue_time_seconds", "time spent in WAITING phase for request", REQUEST_S)
         self.inference_s = self._seconds(
             "request_inference_time_seconds", "time spent in RUNNING phase for request", REQUEST_S
@@ -200,17 +259,11 @@ class ServerMetrics:
     def _set_constants(self, config: EngineConfig, num_gpu_blocks: int) -> None:
         self._sleep_state["awake"].set(1)
         info = {
-            "block_size": self._block_tokens,
-            "cache_dtype": "auto",
+            "block_size": self.block_tokens,
             "enable_prefix_caching": config.prefix_caching,
-            "gpu_memory_utilization": 0.92,
-            "is_attention_free": False,
-            "num_cpu_blocks": None,
             "num_gpu_blocks": num_gpu_blocks,
-            "num_gpu_blocks_override": None,
-            "prefix_caching_hash_algo": "sha256",
-            "sliding_window": None,
             "engine": 0,
+            **CACHE_CONFIG,
         }
         family = Gauge(
             "vllm:cache_config_info",
@@ -232,8 +285,7 @@ class ServerMetrics:
         return family.labels(**self._labels)
 
     def _seconds(self, name: str, what: str, buckets: list[float]) -> Histogram:
-        is_phase = what.startswith("time ") and "in " in what
-        return self._histogram(name, f"Histogram of {what}{'.' if is_phase else ' in seconds.'}", buckets)
+        return self._histogram(name, f"Histogram of {what}.", buckets)
 
     def _gauges(self, name: str, text: str, label: str, values: Sequence[str]) -> dict[str, Gauge]:
         family = Gauge(f"vllm:{name}", text, labelnames=[*self._labels, label], registry=self.registry)

@@ -16,6 +16,7 @@ from harness.emulator.tokens import VOCAB_SIZE, chat_prompt, encode
 
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 TokenId = Annotated[int, Field(ge=0)]
+MISSING_BODY = {"type": "missing", "loc": ("body",), "msg": "Field required", "input": None}
 GREEDY_BELOW = 1e-5  # vllm/sampling_params.py, _SAMPLING_EPS
 
 
@@ -45,12 +46,15 @@ def bad_field(message: str, param: str, value: Any = None) -> ApiError:
     return ApiError(message + extra, param=param)
 
 
-class _FieldError(ValueError):
-    """Raised inside a model validator when vLLM names the field in ``param``."""
+class VLLMValidationError(ValueError):
+    """Raised inside a model validator when vLLM names the field in ``param``; its name is in the error's text."""
 
     def __init__(self, message: str, param: str) -> None:
-        super().__init__(f"{message} (parameter={param})")
+        super().__init__(message)
         self.param = param
+
+    def __str__(self) -> str:
+        return f"{super().__str__()} (parameter={self.param})"
 
 
 class StreamOptions(BaseModel):
@@ -92,7 +96,7 @@ class _GenerationRequest(BaseModel):
     def _checked_together(cls, data: Any) -> Any:
         if isinstance(data, dict):
             if data.get("stream_options") and not data.get("stream"):
-                raise _FieldError("Stream options can only be defined when `stream=True`.", "stream_options")
+                raise VLLMValidationError("Stream options can only be defined when `stream=True`.", "stream_options")
             salt = data.get("cache_salt")
             if salt is not None and (not isinstance(salt, str) or not salt):
                 raise ValueError("Parameter 'cache_salt' must be a non-empty string if provided.")
@@ -139,7 +143,7 @@ class CompletionRequest(_GenerationRequest):
         if isinstance(prompt, str):
             return [encode(prompt)]
         if not prompt:
-            raise ApiError("The decoder prompt cannot be empty")
+            raise ApiError("You must pass at least one prompt")
         if isinstance(prompt[0], int):
             return [prompt]  # pyright: ignore[reportReturnType]  # a list of int, by the field's own check
         return [encode(one) if isinstance(one, str) else one for one in prompt]  # pyright: ignore[reportReturnType]
@@ -203,6 +207,8 @@ class ChatRequest(_GenerationRequest):
 
     def prompts(self) -> list[list[int]]:
         """Token ids of the templated conversation."""
+        if not self.messages:
+            raise ApiError("list index out of range")  # what the chat template says of it
         turns = [(message.role, message.text) for message in self.messages]
         return [encode(chat_prompt(turns, add_generation_prompt=self.add_generation_prompt))]
 
@@ -232,24 +238,43 @@ def parse_request(kind: type[RequestT], body: bytes, content_type: str) -> Reque
     """The request in an HTTP body; raises ApiError shaped like vLLM's validation handler."""
     if content_type.split(";", maxsplit=1)[0].strip().lower() != "application/json":
         raise _bad_request(["Unsupported Media Type: Only 'application/json' is allowed"])
+    if not body:
+        raise _bad_request([MISSING_BODY])
     try:
         data = json.loads(body)
     except json.JSONDecodeError as error:
         detail = {"type": "json_invalid", "loc": ("body", error.pos), "msg": "JSON decode error", "input": {}}
         raise _bad_request([{**detail, "ctx": {"error": error.msg}}]) from error
-    except UnicodeDecodeError as error:
+    except (UnicodeDecodeError, RecursionError) as error:
         raise ApiError("There was an error parsing the body", kind="Bad Request") from error
+    if data is None:
+        raise _bad_request([MISSING_BODY])
+    if not isinstance(data, dict):
+        # A defect of vLLM 0.22 that clients can see: its validators call ``get`` before anyone checks the type.
+        message = f"'{type(data).__name__}' object has no attribute 'get'"
+        raise ApiError(message, status=HTTPStatus.INTERNAL_SERVER_ERROR, kind="InternalServerError")
     try:
         return kind.model_validate(data)
     except ValidationError as error:
         details = error.errors(include_url=False)
-        params = [cause.param for cause in (_cause(detail) for detail in details) if isinstance(cause, _FieldError)]
+        params = [
+            cause.param for cause in (_cause(detail) for detail in details) if isinstance(cause, VLLMValidationError)
+        ]
         items = [{**detail, "loc": ("body", *detail["loc"])} for detail in details]
         raise _bad_request(items, params[0] if params else None) from error
 
 
 def _cause(detail: Any) -> Any:
     return detail.get("ctx", {}).get("error")
+
+
+def prompts_of(request: AnyRequest) -> list[list[int]]:
+    """Token ids of every prompt; ApiError for text that has no UTF-8 form (a lone surrogate)."""
+    try:
+        return request.prompts()
+    except UnicodeEncodeError as error:
+        wanted = "Union[TextInputSequence, Tuple[InputSequence, InputSequence]]"
+        raise ApiError(f"TextEncodeInput must be {wanted}") from error
 
 
 def _bad_request(details: list[Any], param: str | None = None) -> ApiError:
@@ -312,12 +337,6 @@ def check_lengths(request: AnyRequest, prompt: list[int], max_model_len: int) ->
         )
     room = max_model_len - num_tokens
     max_tokens = room if limit is None else min(room, limit)
-    if room < 1 and limit is None:
-        raise ApiError(
-            f"The decoder prompt (length {num_tokens}) plus the number of requested output tokens (at least 1) is "
-            f"longer than the maximum model length of {max_model_len}. Make sure that `max_model_len` is no smaller "
-            "than the number of text tokens (prompt + requested output tokens)."
-        )
     if max_tokens < 1:
         raise bad_field(f"max_tokens must be at least 1, got {max_tokens}.", "max_tokens", max_tokens)
     if request.min_tokens > max_tokens:

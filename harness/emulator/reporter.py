@@ -100,7 +100,7 @@ class StepReporter:
         self._log.line(
             logs.SCHEDULED,
             f"Request {request.engine_id} is now scheduled. Prompt tokens: {len(request.prompt)}, "
-            f"Already generated tokens: {request.num_generated}, Allocated block(s): {slots}",
+            f"Already generated tokens: {request.num_generated}, Allocated block(s): {list(request.kv_blocks)}",
             start.start_ns,
         )
         for source, target in zip(step.cached_slots, slots, strict=False):
@@ -109,14 +109,14 @@ class StepReporter:
 
     def _log_flushed(self, flushed: Iterable[EngineRequest], at_ns: int) -> None:
         for request in flushed:
-            slots = self._slots.pop(request.handle, [])
+            self._slots.pop(request.handle, None)
             self._names.pop(request.handle, None)
             if request.scheduled_ns < 0:
                 continue  # aborted before the worker heard of it
             self._log.line(
                 logs.FINISHED,
                 f"Request {request.engine_id} is finished. Prompt tokens: {len(request.prompt)}, "
-                f"Generated tokens: {request.num_generated}, Freed block(s): {slots}",
+                f"Generated tokens: {request.num_generated}, Freed block(s): {list(request.kv_blocks)}",
                 at_ns,
             )
 

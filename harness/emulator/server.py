@@ -31,6 +31,7 @@ from harness.emulator.warmup import warm_up
 from harness.engine import EngineConfig, Scheduler, load_cost_model
 from harness.errors import ServerError, SpecError
 
+PREFILL_CHUNK_TOKENS = 128  # RBLN-CA
 STATS_INTERVAL_S = 10  # VLLM_LOG_STATS_INTERVAL
 DRAIN_POLL_NS = 5_000_000
 # A thread that renders metrics must give the interpreter back within a fraction of a step.
@@ -96,6 +97,7 @@ class EmulatorServer:
             if self.reporter.streams.pop(request.handle, None) is not None:
                 self.driver.abort(request.handle)
                 if self.config.log_requests:
+                    self.log.line(logs.ABORTING, f"Aborted request(s) {request.engine_id}.")
                     self.log.line(logs.ABORTED, f"Request {request.external_id} aborted.")
 
     async def run(self) -> None:
@@ -207,10 +209,23 @@ class EmulatorServer:
             logs.MAX_NUM_SEQS,
             f"Updating scheduler_config.max_num_seqs from 1 to {server.max_num_seqs} based on rbln_config.json",
         )
+        source = "based on rbln_config.json"
+        line(logs.MAX_MODEL_LEN, f"Updating model_config.max_model_len from 40960 to {server.slot_tokens} {source}")
+        line(
+            logs.MAX_BATCHED_TOKENS,
+            f"Updating scheduler_config.max_num_batched_tokens from 2048 to {PREFILL_CHUNK_TOKENS} {source}",
+        )
         line(
             logs.ENGINE_INIT,
             f"Initializing a V1 LLM engine (v{VLLM_VERSION}) with config: emulator "
             f"{self.config.model_dump_json(exclude={'trace_path'})}",
+        )
+        num_tokens = self.metrics.num_gpu_blocks * self.metrics.block_tokens
+        line(logs.KV_SIZE, f"GPU KV cache size: {num_tokens:,} tokens")
+        concurrency = num_tokens / server.slot_tokens
+        line(
+            logs.KV_CONCURRENCY,
+            f"Maximum concurrency for {server.slot_tokens:,} tokens per request: {concurrency:.2f}x",
         )
         started_ns = self._wall.now_ns()
         warm_up(server)

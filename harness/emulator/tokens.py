@@ -59,11 +59,11 @@ def encode(text: str) -> list[int]:
     tokens: list[int] = []
     position = 0
     for match in PIECES.finditer(text):
-        tokens.extend(text[position : match.start()].encode(errors="replace"))
+        tokens.extend(text[position : match.start()].encode())
         position, piece = match.end(), match.group()
         token = SPECIAL_TOKENS.get(piece) if piece[0] == "<" else word_token(piece)
         tokens.extend(piece.encode() if token is None else (token,))
-    tokens.extend(text[position:].encode(errors="replace"))
+    tokens.extend(text[position:].encode())
     return tokens
 
 

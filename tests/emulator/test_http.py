@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import openai
@@ -166,9 +167,15 @@ BAD_REQUESTS: list[tuple[str, Any, int, str, str | None]] = [
     (COMPLETIONS, {"prompt": "x", "max_tokens": -1}, 400, "BadRequestError", "max_tokens"),
     (COMPLETIONS, {"prompt": "x", "max_tokens": 0}, 400, "BadRequestError", "max_tokens"),
     (COMPLETIONS, {"prompt": "x", "max_tokens": 9000}, 400, "BadRequestError", "max_tokens"),
-    (CHAT, {"messages": [], "max_completion_tokens": 9000}, 400, "BadRequestError", "max_completion_tokens"),
+    (
+        CHAT,
+        {"messages": [{"role": "user", "content": "x"}], "max_completion_tokens": 9000},
+        400,
+        "BadRequestError",
+        "max_completion_tokens",
+    ),
     (COMPLETIONS, {"prompt": [7] * 8190, "max_tokens": 5}, 400, "BadRequestError", "input_tokens"),
-    (COMPLETIONS, {"prompt": [7] * 8192, "max_tokens": None}, 400, "BadRequestError", None),
+    (COMPLETIONS, {"prompt": [7] * 8192, "max_tokens": None}, 400, "BadRequestError", "max_tokens"),
     (COMPLETIONS, {"prompt": "x", "min_tokens": 17}, 400, "BadRequestError", None),
     (COMPLETIONS, {"prompt": "x", "min_tokens": -1}, 400, "BadRequestError", None),
     (COMPLETIONS, {"prompt": "x", "temperature": -1}, 400, "BadRequestError", "temperature"),
@@ -180,6 +187,11 @@ BAD_REQUESTS: list[tuple[str, Any, int, str, str | None]] = [
     (COMPLETIONS, {"prompt": "x", "cache_salt": ""}, 400, "Bad Request", None),
     (COMPLETIONS, {"prompt": "x", "stream_options": {"include_usage": True}}, 400, "Bad Request", "stream_options"),
     (CHAT, {}, 400, "Bad Request", None),
+    (CHAT, {"messages": []}, 400, "BadRequestError", None),
+    (COMPLETIONS, {"prompt": "\ud800"}, 400, "BadRequestError", None),
+    (COMPLETIONS, {"prompt": ["a", ""]}, 400, "BadRequestError", None),
+    (COMPLETIONS, [], 500, "InternalServerError", None),
+    (COMPLETIONS, None, 400, "Bad Request", None),
     (CHAT, {"messages": "hi"}, 400, "Bad Request", None),
     (CHAT, {"messages": [{"content": "x"}]}, 400, "Bad Request", None),
     (CHAT, {"messages": [], "tools": []}, 400, "Bad Request", None),
@@ -191,7 +203,7 @@ BAD_REQUESTS: list[tuple[str, Any, int, str, str | None]] = [
 def test_a_bad_request_gets_the_status_and_shape_that_vllm_gives(
     emulator: Emulator, path: str, body: Any, status: int, kind: str, param: str | None
 ) -> None:
-    answer = emulator.client.post(path, json=body)
+    answer = emulator.client.post(path, content=json.dumps(body), headers={"Content-Type": "application/json"})
     error = answer.json()["error"]
     assert answer.status_code == status
     assert set(error) == {"message", "type", "param", "code"}
@@ -227,7 +239,7 @@ def test_the_small_paths_answer(emulator: Emulator) -> None:
 @pytest.mark.parametrize(
     "content",
     [
-        b'{"prompt": "\\ud800 lone surrogate", "max_tokens": 1, "request_id": "a\\ud800\\nb"}',
+        b'{"prompt": "x", "max_tokens": 1, "request_id": "a\\ud800\\nb"}',
         b'{"prompt": "x", "max_tokens": 1, "unknown": {"deep": [1]}}',
         b'{"prompt": "x", "max_tokens": 1, "temperature": 0.7, "seed": -5, "user": "me", "priority": 3}',
         b'{"prompt": ["\\u0000"], "max_tokens": 1, "stream": true, "request_id": "\\u0000text"}',

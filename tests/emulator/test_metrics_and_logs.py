@@ -45,7 +45,7 @@ VLLM_FAMILIES = {
 }
 DEFAULT_LINE = re.compile(
     r"\((APIServer|EngineCore) pid=\d+\) (?:INFO:     |(?:\[vllm-rbln\] )?(?:DEBUG|INFO|WARNING) "
-    r"\d\d-\d\d \d\d:\d\d:\d\d \[[a-z_.]+\.py:\d+\] ).+"
+    r"\d\d-\d\d \d\d:\d\d:\d\d \[[a-z_0-9./]+\.py:\d+\] ).+"
 )
 PRECISE_LINE = re.compile(r"(?:INFO:     |\d+\.\d{6} \d+ (?:DEBUG|INFO|WARNING) [a-z_.0-9]+ ).+")
 
@@ -139,7 +139,8 @@ def test_default_log_lines_have_the_real_stacks_head(start_emulator: Start) -> N
     assert "Received request cmpl-abc-0: params: " in server.log
     assert re.search(r"Added request cmpl-abc-0-[0-9a-f]{8}\.", server.log)
     assert re.search(
-        r"\(EngineCore pid=\d+\) \[vllm-rbln\] DEBUG .* \[optimum_prefix_cache_manager\.py:308\] \[PFX\] \[ALLOC\] "
+        r"\(EngineCore pid=\d+\) \[vllm-rbln\] DEBUG .* "
+        r"\[vllm_rbln/\.\.\./prefix_cache_manager/optimum_prefix_cache_manager\.py:308\] \[PFX\] \[ALLOC\] "
         r"REQUEST=cmpl-abc-0-[0-9a-f]{8} \| OB_COUNT=1 OB=\[0\] \| IB_COUNT=1 IB=\[1\]\n",
         server.log,
     )
@@ -210,8 +211,8 @@ def test_the_periodic_line_comes_every_ten_model_seconds(start_emulator: Start) 
     while "Engine 000: " not in server.log:
         clock.sleep_until_ns(clock.now_ns() + 20 * NS_PER_MS)
     assert re.search(
-        r"\[loggers\.py:271\] Engine 000: Avg prompt throughput: \d+\.\d tokens/s, Avg generation throughput: "
-        r"\d+\.\d tokens/s, Running: \d reqs, Waiting: 0 reqs, "
+        r"\[v1/metrics/loggers\.py:271\] Engine 000: Avg prompt throughput: \d+\.\d tokens/s, "
+        r"Avg generation throughput: \d+\.\d tokens/s, Running: \d reqs, Waiting: 0 reqs, "
         r"GPU KV cache usage: \d\.\d%, Prefix cache hit rate: 0\.0%\n",
         server.log,
     )
