@@ -197,7 +197,6 @@ class TestPrompts:
         assert body == {
             "model": "null",
             "max_tokens": 6,
-            "min_tokens": 6,
             "ignore_eos": True,
             "temperature": 0,
             "seed": 7,
