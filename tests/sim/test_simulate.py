@@ -11,7 +11,7 @@ from harness.errors import PlanError
 from harness.plan import Plan, RequestPlan, SessionPlan, build_plan
 from harness.sim import SimResult, plan_arrays, run_totals, simulate
 from harness.sim import arrays as layout
-from harness.spec import ServerSpec, WorkloadSpec
+from harness.spec import ServerSpec, UniformLaw, WorkloadSpec
 from tests.sim.naive import naive_run
 
 BASELINE = ServerSpec(rules="paper")
@@ -249,3 +249,13 @@ def test_a_request_too_long_for_its_slot_is_named() -> None:
     plan = plan_of([SessionPlan(0, 0, None, None, (RequestPlan(0, 8000, 300, 0),))])
     with pytest.raises(PlanError, match="session 0, request 0"):
         simulate(plan, ServerSpec())
+
+
+def test_the_repaired_index_saves_reuse_of_long_prompts_only() -> None:
+    def reused(low: int, high: int, rules: str) -> int:
+        workload = WorkloadSpec(num_sessions=8, requests_per_session=3, prompt_tokens=UniformLaw(low=low, high=high))
+        config = EngineConfig(8, (1, 2, 4, 8), 12, rules=rules)
+        return sum(simulate(build_plan(workload, 7, block), config).cached_tokens for block in range(12))
+
+    assert reused(800, 1600, "vendor-0.11.1") == reused(800, 1600, "vendor-0.11.2")
+    assert reused(5000, 7000, "vendor-0.11.1") < reused(5000, 7000, "vendor-0.11.2")
