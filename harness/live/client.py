@@ -21,7 +21,7 @@ from harness.clock import NS_PER_MS, NS_PER_US, ScaledClock
 from harness.errors import SpecError
 from harness.live.audit import CpuMeter, StallMeter
 from harness.live.client_script import ReplayEvent, Script
-from harness.live.short_slice import short_slice
+from harness.live.scheduler_slice import SHORT_SLICE_NS, SchedulerSlice
 from harness.spec import ClientSpec
 
 if TYPE_CHECKING:
@@ -74,10 +74,11 @@ def replay(
     script = Script(plan, model=model, stream=options.stream, clock=clock, tells=on_event is not None)
     script.prefetch_all()
     is_stopped = stop.is_set if stop is not None else _never
-    with _told(script, on_event) as tell, StallMeter(clock) as stalls, _undisturbed(), short_slice() as slice_ns:
+    with _told(script, on_event) as tell, StallMeter(clock) as stalls, _undisturbed(), SchedulerSlice() as turns:
         cpu = CpuMeter()
+        slice_ns = turns.ask(SHORT_SLICE_NS)
         if options.name == "epoll":
-            result = _run_epoll(script, host, port, options, request_timeout_ns, is_stopped, tell)
+            result = _run_epoll(script, host, port, options, request_timeout_ns, is_stopped, tell, turns)
         else:
             result = _run_aiohttp(script, host, port, request_timeout_ns, is_stopped, tell)
         usage = cpu.read()
@@ -106,6 +107,7 @@ def _run_epoll(
     request_timeout_ns: int,
     is_stopped: Callable[[], bool],
     tell: Callable[[], None],
+    turns: SchedulerSlice,
 ) -> ReplayResult:
     if not sys.platform.startswith("linux"):
         raise SpecError(
@@ -121,6 +123,7 @@ def _run_epoll(
         request_timeout_ns=request_timeout_ns,
         is_stopped=is_stopped,
         on_slack=tell,
+        turns=turns,
     )
     start_ns = wire.run()
     audit = {

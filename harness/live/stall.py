@@ -12,7 +12,7 @@ import subprocess
 import sys
 
 from harness.clock import NS_PER_MS, MonotonicClock, ScaledClock, monotonic_ns
-from harness.live.short_slice import short_slice
+from harness.live.scheduler_slice import SHORT_SLICE_NS, SchedulerSlice
 
 PERIOD_NS = 2 * NS_PER_MS
 # The kernel's own scheduling on a busy machine is part of what is marked; timer slack (50 us) and Python (20 us) are
@@ -80,5 +80,6 @@ def watch() -> None:
 
 if __name__ == "__main__":
     # What the replay holds, so that marks mean what would have held the replay up.
-    with short_slice():
+    with SchedulerSlice() as turns:
+        turns.ask(SHORT_SLICE_NS)
         watch()

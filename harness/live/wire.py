@@ -20,6 +20,7 @@ from harness.clock import NS_PER_MS, NS_PER_S, NS_PER_US, monotonic_ns
 from harness.errors import ServerError, SpecError
 from harness.live.client_answer import describe_error_body
 from harness.live.kernel_stamps import OffsetLog
+from harness.live.scheduler_slice import SHORT_SLICE_NS, SchedulerSlice
 from harness.live.wire_connection import Connection, Exchange
 from harness.live.wire_timer import DeadlineTimer
 
@@ -38,6 +39,7 @@ FRESH_AFTER_IDLE_NS = NS_PER_S
 FRESH_LEAD_NS = 250 * NS_PER_MS
 CONNECT_TIMEOUT_NS = 10 * NS_PER_S
 MAX_CONNECTING = 64
+SEND_NS = 50 * NS_PER_US
 START_LEAD_NS = 5 * NS_PER_MS
 REFRESH, SEND = 0, 1
 MAX_WAITING_JOBS = 4_096
@@ -56,6 +58,7 @@ class WireReplay:
         request_timeout_ns: int,
         is_stopped: Callable[[], bool],
         on_slack: Callable[[], None],
+        turns: SchedulerSlice,
     ) -> None:
         self._script = script
         self._rows = script.rows
@@ -65,6 +68,8 @@ class WireReplay:
         self._request_timeout_ns = clock.to_monotonic_ns(request_timeout_ns)
         self._is_stopped = is_stopped
         self._on_slack = on_slack
+        self._turns = turns
+        self._burst_from_ns = 0
         self.offsets = OffsetLog()
         self.spun_ns = 0
         self.num_wakeups = 0
@@ -98,7 +103,9 @@ class WireReplay:
             for due in first:
                 self._payloads[due.row] = self._payload(due.row)
             self.offsets.sample()
-            start_ns = monotonic_ns() + START_LEAD_NS
+            # The common start is one long run of sends: a short slice would have it cut into pieces.
+            self._turns.ask(SEND_NS * len(first))
+            start_ns = self._burst_from_ns = monotonic_ns() + START_LEAD_NS
             for due in self._script.release(self._script.clock.from_monotonic_ns(start_ns)):
                 self._schedule(due)
             self._loop()
@@ -170,6 +177,9 @@ class WireReplay:
                 else:
                     self._refresh(row)
                 now_ns = monotonic_ns()
+            if self._burst_from_ns and now_ns >= self._burst_from_ns:
+                self._burst_from_ns = 0
+                self._turns.ask(SHORT_SLICE_NS)
             next_ns = deadlines[0][0] if deadlines else 0
             left_ns = next_ns - now_ns
             late_beat_ns = now_ns - self._next_beat_ns

@@ -14,7 +14,7 @@ from harness.errors import PlanError
 from harness.live.client_answer import Answer, Piece
 from harness.live.client_prompts import TextPiece, take_tokens, text_piece
 from harness.live.kernel_stamps import SAMPLE_INTERVAL_NS, OffsetLog
-from harness.live.short_slice import short_slice
+from harness.live.scheduler_slice import MAX_SLICE_NS, SHORT_SLICE_NS, SchedulerSlice
 from harness.live.wire_timer import DeadlineTimer
 
 STREAM = (
@@ -46,11 +46,12 @@ class TestTheTimer:
         timer.close()
 
 
-def test_a_short_scheduler_slice_is_given_back() -> None:
-    with short_slice() as first:
-        pass
-    with short_slice() as second:
-        assert first == second
+def test_a_scheduler_slice_is_given_back() -> None:
+    with SchedulerSlice() as first:
+        granted = first.ask(SHORT_SLICE_NS)
+        assert granted in {None, SHORT_SLICE_NS}
+    with SchedulerSlice() as second:
+        assert second.ask(10**18) in {None, MAX_SLICE_NS}
 
 
 class TestKernelStamps:
