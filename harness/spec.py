@@ -25,7 +25,7 @@ NAME_PATTERN = re.compile(r"^[a-z0-9][a-z0-9._-]{0,63}$")
 Treatment = Literal["as-drawn", "no-waits", "equal-waits"]
 BackendName = Literal["emulator", "twin"]
 ClientName = Literal["epoll", "aiohttp"]
-RulesName = Literal["vendor-0.11.1", "paper", "paper+dummy"]
+RulesName = Literal["vendor-0.11.1", "vendor-0.11.2", "paper", "paper+dummy"]
 PromptForm = Literal["token-ids", "text"]
 
 
