@@ -79,8 +79,8 @@ class Script:
         self._needs_token_ids = plan.prompt_form == "token-ids"
         self._body_start = f'{{"model":{json.dumps(model)},"prompt":'.encode()
         streaming = b'"stream":true,"stream_options":{"include_usage":true}' if stream else b'"stream":false'
-        # No min_tokens: ignore_eos gives the exact length, and min_tokens kills a bf16 vllm-rbln 0.11.1 engine (its logits
-        # processor writes float32 into bfloat16 logits).
+        # No min_tokens: ignore_eos gives the exact length, and min_tokens kills a bf16 vllm-rbln 0.11.1 engine (its
+        # logits processor writes float32 into bfloat16 logits).
         self._body_end = (
             b',"max_tokens":%%d,"ignore_eos":true,"temperature":0,"seed":%d,"return_token_ids":true,'
             b'"request_id":"%%b",%b}' % (plan.seed, streaming)
