@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from harness.clock import NS_PER_MS, NS_PER_S, ScaledClock, clock_for
@@ -24,10 +25,11 @@ from harness.spec import ClientSpec
 if TYPE_CHECKING:
     from harness.live.client import ReplayResult
 
-__all__ = ["CpuMeter", "StallMeter", "audit_plan", "compare_with_server", "self_audit"]
+__all__ = ["CpuMeter", "StallMeter", "audit_plan", "compare_with_server", "self_audit", "stall_facts"]
 
 FloatArray = NDArray[np.float64]
 
+MAX_KEPT_INTERVALS = 1_000
 MAX_AUDIT_TOKENS = 12
 AUDIT_TOKEN_INTERVAL_NS = 3 * NS_PER_MS
 FIRST_WAIT_NS = 20 * NS_PER_MS
@@ -73,6 +75,35 @@ def _machine_cpu_s() -> tuple[float, float]:
     user, nice, system, _idle, _iowait, irq, softirq, steal = (int(field) for field in fields[:8])
     tick_s = 1 / os.sysconf("SC_CLK_TCK")
     return (user + nice + system + irq + softirq) * tick_s, steal * tick_s
+
+
+def stall_facts(stalls: StallMeter, requests: pa.Table) -> dict[str, Any]:
+    """What the stall meter marked during a replay, and which requests it touched; the longest marks are kept.
+
+    stall_intervals_ns: [start, duration] in clock ns, in time order. stalled_sends: [session, request] of those that
+    were due but not yet sent during a mark. num_stalled_requests: those with a mark anywhere between due and done.
+    """
+    longest = sorted(stalls.intervals, key=lambda interval: -interval[1])[:MAX_KEPT_INTERVALS]
+    due, sent, done = (
+        np.asarray(requests[name].fill_null(-1).to_numpy(), dtype=np.int64) for name in ("due_ns", "sent_ns", "done_ns")
+    )
+    is_held = np.zeros(len(due), dtype=np.bool_)
+    is_touched = np.zeros(len(due), dtype=np.bool_)
+    for start_ns, duration_ns in stalls.intervals:
+        has_begun = (due < start_ns + duration_ns) & (sent >= 0)
+        is_held |= has_begun & (sent > start_ns)
+        is_touched |= has_begun & (done > start_ns)
+    session, request = requests["session"].to_numpy(), requests["request"].to_numpy()
+    held = np.flatnonzero(is_held)[:MAX_KEPT_INTERVALS]
+    return {
+        "is_stall_meter_complete": stalls.is_complete,
+        "num_stalls": len(stalls.intervals),
+        "stall_max_ms": (longest[0][1] if longest else 0) / stalls.scale / NS_PER_MS,
+        "stall_intervals_ns": sorted(longest),
+        "num_stalled_requests": int(is_touched.sum()),
+        "stalled_sends": [[int(session[row]), int(request[row])] for row in held],
+        "stall_meter_cpu_s": stalls.cpu_s,
+    }
 
 
 def audit_plan(plan: Plan) -> Plan:

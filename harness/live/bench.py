@@ -19,7 +19,7 @@ import tempfile
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from rich.console import Console
@@ -32,7 +32,10 @@ from harness.live.nullserver import NullServer, NullServerConfig
 from harness.plan import Plan, RequestPlan, SessionPlan
 from harness.spec import ClientName, ClientSpec
 
+Column = Literal["epoll", "aiohttp", "C"]
+
 CLIENTS: tuple[ClientName, ...] = ("epoll", "aiohttp")
+FLOOR_TIMEOUT_S = 60.0
 REQUEST_TIMEOUT_NS = 60 * NS_PER_S
 CHUNK_INTERVAL_NS = NS_PER_S // 80
 
@@ -50,13 +53,14 @@ class Bench:
     """Figures by (quantity, client), one value per repetition."""
 
     server_command: list[str] | None
+    floor_command: list[str] | None = None
     is_quick: bool = False
     repetitions: int = 3
-    figures: dict[Quantity, dict[ClientName, list[float]]] = field(
-        default_factory=dict[Quantity, dict[ClientName, list[float]]]
+    figures: dict[Quantity, dict[Column, list[float]]] = field(
+        default_factory=dict[Quantity, dict[Column, list[float]]]
     )
 
-    def note(self, client: ClientName, quantity: Quantity, value: float) -> None:
+    def note(self, client: Column, quantity: Quantity, value: float) -> None:
         """Keep one repetition's figure."""
         self.figures.setdefault(quantity, {}).setdefault(client, []).append(value)
 
@@ -105,19 +109,56 @@ def plan_of(
     return Plan("bench", 1, 0, "as-drawn", 0, (1000, 150_000), tuple(sessions))
 
 
-def bench_rearrival(bench: Bench, client: ClientName) -> None:
-    """Lag of a re-arrival as the server sees it, 16 sessions of streamed answers."""
-    plan = plan_of(
+def rearrival_plan(*, is_quick: bool) -> Plan:
+    """16 sessions whose waits never coincide."""
+    return plan_of(
         16,
-        4 if bench.is_quick else 12,
+        4 if is_quick else 12,
         prompt_tokens=1000,
         generate_tokens=8,
         wait_ns=lambda session, request: (30 + (session * 7 + request * 11) % 37) * NS_PER_MS + session * 61_000,
     )
+
+
+def bench_rearrival(bench: Bench, client: ClientName) -> None:
+    """Lag of a re-arrival as the server sees it, 16 sessions of streamed answers; and of a client in C, beside it."""
+    plan = rearrival_plan(is_quick=bench.is_quick)
     _, figures = bench.run(plan, ClientSpec(name=client), token_interval_ns=5 * NS_PER_MS)
-    lag_us = figures["rearrival_lag_at_server_ns"] / NS_PER_US
-    bench.note(client, Quantity("re-arrival lag at the server, N=16, p50", "us", "<= 350"), float(np.median(lag_us)))
-    bench.note(client, Quantity("re-arrival lag at the server, N=16, p99", "us", ""), float(np.percentile(lag_us, 99)))
+    _note_rearrival(bench, client, figures["rearrival_lag_at_server_ns"])
+    if client == "epoll" and bench.floor_command is not None:
+        _note_rearrival(bench, "C", floor_rearrival(bench, plan))
+
+
+def _note_rearrival(bench: Bench, client: Column, lag_ns: FloatArray) -> None:
+    median, high = (float(value) / NS_PER_US for value in np.percentile(lag_ns, (50, 99)))
+    bench.note(client, Quantity("re-arrival lag at the server, N=16, p50", "us", "<= 350, 1.3 x C"), median)
+    bench.note(client, Quantity("re-arrival lag at the server, N=16, p99", "us", ""), high)
+
+
+def floor_rearrival(bench: Bench, plan: Plan) -> FloatArray:
+    """The same lag, ns, of the C client with the same sessions and waits."""
+    assert bench.floor_command is not None
+    first = plan.sessions[0].requests
+    waits = [request.wait_after_ns for session in plan.sessions for request in session.requests]
+    with NullServer(NullServerConfig(token_interval_ns=5 * NS_PER_MS), bench.server_command) as server:
+        shape = (server.port, plan.num_sessions, len(first), first[0].prompt_tokens, first[0].generate_tokens)
+        text = " ".join(map(str, (*shape, *waits)))
+        subprocess.run(bench.floor_command, input=text.encode(), check=True, timeout=FLOOR_TIMEOUT_S)
+        seen = server.stamps()
+    lags: list[int] = []
+    for session in plan.sessions:
+        for request, (before, after) in enumerate(pairwise_stamps(seen, session.index, len(session.requests))):
+            wait_ns = session.requests[request].wait_after_ns
+            lags.append(after["kernel_ns"] - before["chunk_ns"][-1] - wait_ns)
+    return np.asarray(lags, dtype=np.float64)
+
+
+def pairwise_stamps(
+    seen: dict[str, dict[str, Any]], session: int, num_requests: int
+) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """The server's stamps of each request of a C client's session with those of the next one."""
+    stamps = [seen[f"c-{session}-{request}"] for request in range(num_requests)]
+    return [(stamps[place], stamps[place + 1]) for place in range(num_requests - 1)]
 
 
 def bench_start(bench: Bench, client: ClientName) -> None:
@@ -183,25 +224,25 @@ SCENARIOS = (bench_dispatch, bench_rearrival, bench_start, bench_chunks, bench_r
 
 
 @contextlib.contextmanager
-def fast_server() -> Generator[list[str] | None]:
-    """The C null server's command, built for the life of the block; None when there is no compiler."""
+def c_programs() -> Generator[dict[str, list[str]]]:
+    """Commands of the C null server and the C client, built for the life of the block; empty without a compiler."""
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
-    source = Path(__file__).with_name("nullserver.c")
-    if compiler is None or not source.exists():
-        yield None
-        return
-    with tempfile.TemporaryDirectory(prefix="harness-nullserver-") as folder:
-        binary = Path(folder) / "nullserver"
-        build = subprocess.run([compiler, "-O2", "-o", str(binary), str(source)], capture_output=True, check=False)
-        yield [str(binary)] if build.returncode == 0 else None
+    with tempfile.TemporaryDirectory(prefix="harness-bench-") as folder:
+        commands: dict[str, list[str]] = {}
+        for name in ("nullserver", "floorclient") if compiler else ():
+            source, binary = Path(__file__).with_name(f"{name}.c"), Path(folder) / name
+            build = subprocess.run([str(compiler), "-O2", "-o", str(binary), str(source)], check=False)
+            if build.returncode == 0:
+                commands[name] = [str(binary)]
+        yield commands
 
 
 def run_bench(
     *, is_quick: bool = False, clients: tuple[ClientName, ...] = CLIENTS, on_step: Callable[[str], None] | None = None
 ) -> Bench:
     """All scenarios, the clients taking turns within every repetition."""
-    with fast_server() as command:
-        bench = Bench(command, is_quick)
+    with c_programs() as commands:
+        bench = Bench(commands.get("nullserver"), commands.get("floorclient"), is_quick)
         for repetition in range(bench.repetitions):
             for scenario in SCENARIOS:
                 for client in clients:
@@ -216,16 +257,17 @@ def to_table(bench: Bench, clients: tuple[ClientName, ...]) -> Table:
     server = "nullserver.c" if bench.server_command else "nullserver.py (no C compiler: slower than the client)"
     load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
     table = Table(
-        title=f"Replay clients against {server}; median of {bench.repetitions} [min .. max]",
+        title=f"Replay clients against {server}; median of {bench.repetitions} and range",
         caption=f"{os.cpu_count()} cores, load {load}, Python {platform.python_version()}, {platform.release()}",
     )
     table.add_column("quantity")
     table.add_column("unit")
     table.add_column("goal, 2 shared cores")
-    for client in clients:
+    columns: tuple[Column, ...] = (*clients, "C") if bench.floor_command else clients
+    for client in columns:
         table.add_column(client, justify="right")
     for quantity, by_client in bench.figures.items():
-        cells = [_cell(by_client.get(client, [])) for client in clients]
+        cells = [_cell(by_client.get(client, [])) for client in columns]
         table.add_row(quantity.name, quantity.unit, quantity.goal, *cells)
     return table
 

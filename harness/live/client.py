@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
 
-from harness.clock import NS_PER_MS, NS_PER_US, ScaledClock
+from harness.clock import NS_PER_US, ScaledClock
 from harness.errors import SpecError
-from harness.live.audit import CpuMeter, StallMeter
+from harness.live.audit import CpuMeter, StallMeter, stall_facts
 from harness.live.client_script import ReplayEvent, Script
 from harness.live.scheduler_slice import SHORT_SLICE_NS, SchedulerSlice
 from harness.spec import ClientSpec
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 # Other threads of this process hand the interpreter over within this time, not within Python's usual 5 ms.
 SWITCH_INTERVAL_S = 50e-6
+MAX_OFFSET_SAMPLES = 200
 
 
 class StopSignal(Protocol):
@@ -84,19 +85,8 @@ def replay(
         usage = cpu.read()
     result.audit.update(usage)
     result.audit["scheduler_slice_us"] = None if slice_ns is None else slice_ns / NS_PER_US
-    result.audit.update(_stall_facts(stalls, clock))
+    result.audit.update(stall_facts(stalls, result.requests))
     return result
-
-
-def _stall_facts(stalls: StallMeter, clock: ScaledClock) -> dict[str, Any]:
-    longest_ns = max((duration_ns for _, duration_ns in stalls.intervals), default=0)
-    return {
-        "is_stall_meter_complete": stalls.is_complete,
-        "stall_intervals_ns": stalls.intervals,
-        "num_stalls": len(stalls.intervals),
-        "stall_max_ms": longest_ns / clock.scale / NS_PER_MS,
-        "stall_meter_cpu_s": stalls.cpu_s,
-    }
 
 
 def _run_epoll(
@@ -133,7 +123,7 @@ def _run_epoll(
         "spun_wall_ns": wire.spun_ns,
         "num_wakeups": wire.num_wakeups,
         "num_reconnects": wire.num_reconnects,
-        "clock_offset_samples": [list(pair) for pair in zip(wire.offsets.at_ns, wire.offsets.offset_ns, strict=True)],
+        "clock_offset_samples_ns": wire.offsets.some(MAX_OFFSET_SAMPLES),
         "clock_steps": wire.offsets.steps(),
     }
     return _result(script, start_ns, audit, script.chunks.to_table(script.rows, script.clock, wire.offsets))

@@ -69,6 +69,12 @@ class OffsetLog:
         is_trusted = (realtime_ns >= 0) & ~is_step & (monotonic <= received_ns + 5_000)
         return np.minimum(monotonic, received_ns), is_trusted
 
+    def some(self, count: int) -> list[list[int]]:
+        """At most about ``count`` [instant, offset] samples, evenly chosen, the first and the last among them."""
+        stride = max(1, len(self.at_ns) // count)
+        places = sorted({*range(0, len(self.at_ns), stride), max(0, len(self.at_ns) - 1)})
+        return [[self.at_ns[place], self.offset_ns[place]] for place in places if place < len(self.at_ns)]
+
     def steps(self) -> list[int]:
         """Instants (CLOCK_MONOTONIC) before which the realtime clock was stepped."""
         at, offset = self.at_ns, self.offset_ns

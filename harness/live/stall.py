@@ -28,6 +28,7 @@ class StallMeter:
 
     def __init__(self, clock: ScaledClock) -> None:
         self._clock = clock
+        self.scale = clock.scale
         self.intervals: list[list[int]] = []
         self.cpu_s = 0.0
         self.is_complete = False

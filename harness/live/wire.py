@@ -80,6 +80,7 @@ class WireReplay:
         self._by_fd: dict[int, Connection] = {}
         self._of_session: dict[int, Connection] = {}
         self._payloads: dict[int, bytes] = {}
+        self._staged: dict[int, Exchange] = {}
         self._connect_problem = ""
         self._next_beat_ns = 0
         self._unsettled: dict[int, Exchange] = {}
@@ -101,7 +102,7 @@ class WireReplay:
             first = self._script.release(0)
             self._connect_all([due for due in first if self._to_monotonic(due.due_ns) < FRESH_AFTER_IDLE_NS])
             for due in first:
-                self._payloads[due.row] = self._payload(due.row)
+                self._stage(due.row)
             self.offsets.sample()
             # The common start is one long run of sends: a short slice would have it cut into pieces.
             self._turns.ask(SEND_NS * len(first))
@@ -187,6 +188,9 @@ class WireReplay:
                 self._beat(now_ns)
                 continue
             if next_ns and left_ns <= self._spin_ns:
+                if deadlines[0][2] not in self._staged and left_ns > BARE_SPIN_NS:
+                    self._stage(deadlines[0][2])
+                    continue
                 events = self._spin(next_ns, now_ns) if left_ns <= BARE_SPIN_NS else poll(0)
                 if left_ns > BARE_SPIN_NS:
                     self.spun_ns += monotonic_ns() - now_ns
@@ -328,7 +332,15 @@ class WireReplay:
             return None
         return self._payload(row)
 
+    def _stage(self, row: int) -> None:
+        """Make everything ready for a send that is about to be due, so that only the send is left."""
+        payload = self._prepare(row)
+        if payload is not None:
+            self._payloads[row] = payload
+        self._staged[row] = Exchange(row, self._script.new_answer())
+
     def _dispatch(self, row: int) -> None:
+        exchange = self._staged.pop(row, None) or Exchange(row, self._script.new_answer())
         payload = self._prepare(row)
         if payload is None:
             return
@@ -336,7 +348,6 @@ class WireReplay:
         connection = self._of_session.get(session)
         if connection is None:
             connection = self._open(session)
-        exchange = Exchange(row, self._script.new_answer())
         if connection is None:
             now_ns = monotonic_ns()
             self._schedule_all(self._script.fail(row, now_ns, "connection", f"cannot connect: {self._connect_problem}"))
