@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import heapq
 import json
+import os
 import re
 import select
 import socket
@@ -94,9 +95,13 @@ class _Server:
         enable_kernel_stamps(self.listener)
         self.epoll = select.epoll()
         self.epoll.register(self.listener, select.EPOLLIN)
+        # A terminal or /dev/null on standard input is no owner to outlive; epoll refuses files.
+        if not os.isatty(0):
+            with contextlib.suppress(OSError):
+                self.epoll.register(0, select.EPOLLIN)
 
     def serve(self) -> None:
-        """Answer until the process is ended."""
+        """Answer until standard input is closed or the process is ended."""
         while True:
             timeout_s = 0.05
             if self.timed:
@@ -104,6 +109,9 @@ class _Server:
             for fd, _ in self.epoll.poll(min(timeout_s, 0.05)):
                 if fd == self.listener.fileno():
                     self._accept()
+                elif fd == 0:
+                    if not os.read(0, 4096):
+                        return
                 else:
                     self._receive(fd)
             self._send_timed()
@@ -363,7 +371,10 @@ class NullServer:
         self._process = subprocess.Popen(
             [*self._command, json.dumps(asdict(self._config))],
             stdout=subprocess.PIPE,
-            stdin=subprocess.DEVNULL,
+            # Held open for its life: it ends when this process does, however that happens.
+            stdin=subprocess.PIPE,
+            # A Ctrl-C in the terminal is the harness's to answer.
+            start_new_session=True,
         )
         assert self._process.stdout is not None
         ready, _, _ = select.select([self._process.stdout], [], [], START_TIMEOUT_S)
@@ -381,8 +392,9 @@ class NullServer:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        if self._process.stdout is not None:
-            self._process.stdout.close()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()
 
     @property
     def pid(self) -> int:
