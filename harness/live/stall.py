@@ -6,6 +6,7 @@ else. Next: ``harness.live.client`` puts the intervals into the audit, where ove
 
 from __future__ import annotations
 
+import contextlib
 import json
 import select
 import subprocess
@@ -35,7 +36,11 @@ class StallMeter:
 
     def __enter__(self) -> StallMeter:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "harness.live.stall"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            [sys.executable, "-m", "harness.live.stall"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            # A Ctrl-C in the terminal is the harness's to answer.
+            start_new_session=True,
         )
         assert self._process.stdout is not None
         # Its start-up must be over before the measurement, or it would itself be a disturbance.
@@ -76,7 +81,9 @@ def watch() -> None:
             late.append((deadline_ns, now_ns - deadline_ns))
         deadline_ns = now_ns + PERIOD_NS
     usage = resource.getrusage(resource.RUSAGE_SELF)
-    print(json.dumps({"late": late, "cpu_s": usage.ru_utime + usage.ru_stime}), flush=True)
+    # A harness that was killed reads no more.
+    with contextlib.suppress(BrokenPipeError):
+        print(json.dumps({"late": late, "cpu_s": usage.ru_utime + usage.ru_stime}), flush=True)
 
 
 if __name__ == "__main__":
