@@ -78,7 +78,8 @@ def _machine_cpu_s() -> tuple[float, float]:
 
 
 def stall_facts(stalls: StallMeter, requests: pa.Table) -> dict[str, Any]:
-    """What the stall meter marked during a replay, and which requests it touched; the longest marks are kept.
+    """What the stall meter marked during a replay, and which requests it touched; only the longest marks are
+    kept and compared.
 
     stall_intervals_ns: [start, duration] in clock ns, in time order. stalled_sends: [session, request] of those that
     were due but not yet sent during a mark. num_stalled_requests: those with a mark anywhere between due and done.
@@ -89,7 +90,7 @@ def stall_facts(stalls: StallMeter, requests: pa.Table) -> dict[str, Any]:
     )
     is_held = np.zeros(len(due), dtype=np.bool_)
     is_touched = np.zeros(len(due), dtype=np.bool_)
-    for start_ns, duration_ns in stalls.intervals:
+    for start_ns, duration_ns in longest:
         has_begun = (due < start_ns + duration_ns) & (sent >= 0)
         is_held |= has_begun & (sent > start_ns)
         is_touched |= has_begun & (done > start_ns)

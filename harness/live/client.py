@@ -109,6 +109,7 @@ def _run_epoll(
         script,
         host=host,
         port=port,
+        host_header=f"{in_url(host)}:{port}",
         spin_us=options.spin_us,
         request_timeout_ns=request_timeout_ns,
         is_stopped=is_stopped,
@@ -141,7 +142,7 @@ def _run_aiohttp(
 
     client = PortableReplay(
         script,
-        base_url=f"http://{host}:{port}",
+        base_url=f"http://{in_url(host)}:{port}",
         request_timeout_ns=request_timeout_ns,
         is_stopped=is_stopped,
         on_slack=tell,
@@ -160,6 +161,11 @@ def _result(script: Script, start_monotonic_ns: int, audit: dict[str, Any], chun
     )
     audit["run_nonce"] = script.nonce
     return ReplayResult(requests, chunks, script.clock.from_monotonic_ns(start_monotonic_ns), audit)
+
+
+def in_url(host: str) -> str:
+    """A host as it stands in a URL or Host header: IPv6 addresses in brackets."""
+    return f"[{host}]" if ":" in host else host
 
 
 def _never() -> bool:

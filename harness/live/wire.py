@@ -54,6 +54,7 @@ class WireReplay:
         *,
         host: str,
         port: int,
+        host_header: str,
         spin_us: int,
         request_timeout_ns: int,
         is_stopped: Callable[[], bool],
@@ -86,7 +87,7 @@ class WireReplay:
         self._unsettled: dict[int, Exchange] = {}
         self._jobs: deque[Callable[[], bool]] = deque()
         self._head = (
-            f"POST /v1/completions HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Type: application/json\r\n"
+            f"POST /v1/completions HTTP/1.1\r\nHost: {host_header}\r\nContent-Type: application/json\r\n"
             "Accept: */*\r\nX-Request-Id: "
         ).encode()
 

@@ -1,0 +1,76 @@
+"""The null servers are alike, the C client replays what the plan says, the table shows medians with their range."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from io import StringIO
+
+import pytest
+from rich.console import Console
+
+from harness.clock import NS_PER_MS
+from harness.live.bench import (
+    Bench,
+    Quantity,
+    bench_rearrival,
+    c_programs,
+    floor_rearrival,
+    plan_of,
+    rearrival_plan,
+    to_table,
+)
+from harness.live.client import ReplayResult
+from harness.spec import ClientSpec
+
+
+@pytest.fixture(scope="module")
+def programs() -> Iterator[dict[str, list[str]]]:
+    with c_programs() as commands:
+        if not commands:
+            pytest.skip("no C compiler on this machine")
+        yield commands
+
+
+def counts(result: ReplayResult) -> list[dict[str, object]]:
+    names = ["session", "request", "status", "prompt_tokens", "completion_tokens", "cached_tokens"]
+    return result.requests.select(names).to_pylist()
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("token_interval_ns", [0, NS_PER_MS])
+def test_the_two_null_servers_give_the_same_rows(
+    programs: dict[str, list[str]], stream: bool, token_interval_ns: int
+) -> None:
+    plan = plan_of(5, 3, prompt_tokens=50, generate_tokens=7)
+    options = ClientSpec(stream=stream)
+    fast, _ = Bench(programs["nullserver"]).run(plan, options, token_interval_ns=token_interval_ns)
+    plain, _ = Bench(None).run(plan, options, token_interval_ns=token_interval_ns)
+    assert counts(fast) == counts(plain)
+    assert {row["status"] for row in counts(fast)} == {"ok"}
+
+
+@pytest.mark.live
+def test_the_c_client_is_never_early_either(programs: dict[str, list[str]]) -> None:
+    bench = Bench(programs["nullserver"], programs["floorclient"])
+    plan = rearrival_plan(is_quick=True)
+    lags_ns = floor_rearrival(bench, plan)
+    assert len(lags_ns) == plan.num_waits
+    assert lags_ns.min() > 0
+
+
+@pytest.mark.live
+def test_a_scenario_runs_without_a_compiler() -> None:
+    bench = Bench(None, is_quick=True)
+    bench_rearrival(bench, "epoll")
+    assert all(set(by_client) == {"epoll"} for by_client in bench.figures.values())
+
+
+def test_the_table_shows_median_range_and_goal() -> None:
+    bench = Bench(None)
+    for value in (3.0, 1.5, 20_000.0):
+        bench.note("epoll", Quantity("lag", "us", "<= 20"), value)
+    text = StringIO()
+    Console(width=160, file=text).print(to_table(bench, ("epoll", "aiohttp")))
+    assert "3 [1.5 .. 20,000]" in text.getvalue()
+    assert "<= 20" in text.getvalue()
