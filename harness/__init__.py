@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from harness.analysis import ExperimentSummary, summarise
     from harness.engine import CostModel, load_cost_model
-    from harness.errors import HarnessError, RunInvalid, SpecError
+    from harness.errors import HarnessError, RunInvalidError, SpecError
     from harness.plan import Plan, WaitDistribution, build_plan, load_waits
     from harness.records import RunStore, SealedRun
     from harness.report import write_report
@@ -35,7 +35,7 @@ _HOME = {
     "ExperimentSummary": "harness.analysis",
     "HarnessError": "harness.errors",
     "Plan": "harness.plan",
-    "RunInvalid": "harness.errors",
+    "RunInvalidError": "harness.errors",
     "RunStore": "harness.records",
     "SealedRun": "harness.records",
     "ServerSpec": "harness.spec",
@@ -60,7 +60,7 @@ __all__ = [
     "ExperimentSummary",
     "HarnessError",
     "Plan",
-    "RunInvalid",
+    "RunInvalidError",
     "RunStore",
     "SealedRun",
     "ServerSpec",

@@ -5,8 +5,8 @@ HarnessError (1)
 │   └── PlanError (2)        a plan is inconsistent, or its file does not match its name
 ├── ServerError (1)          the server did not start, died, or did not stop
 ├── RecordsError (1)         records cannot be written, or were damaged
-├── RunInvalid (3)           a run finished but broke an invariant
-└── RuleFailed (4)           a decision rule said FAIL
+├── RunInvalidError (3)           a run finished but broke an invariant
+└── RuleFailedError (4)           a decision rule said FAIL
 
 Errors are raised low and caught once, in ``harness.cli``. What the measured server did wrong during a replay
 is a row with a status, not an exception.
@@ -65,13 +65,13 @@ class RecordsError(HarnessError):
     """Records cannot be written or were damaged after sealing."""
 
 
-class RunInvalid(HarnessError):
+class RunInvalidError(HarnessError):
     """A run finished but broke an invariant of the method."""
 
     exit_code = ExitCode.RUN_INVALID
 
 
-class RuleFailed(HarnessError):
+class RuleFailedError(HarnessError):
     """A decision rule said FAIL."""
 
     exit_code = ExitCode.RULE_FAILED

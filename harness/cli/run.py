@@ -7,7 +7,7 @@ Next: ``harness.runner.run_experiment`` and ``harness.report``.
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -166,7 +166,7 @@ def _show_order(console: Console, spec: Any) -> None:
 
 
 @contextmanager
-def _interruptible(stop: StopFlag, console: Console) -> Iterator[None]:
+def _interruptible(stop: StopFlag, console: Console) -> Generator[None, None, None]:
     def on_signal(number: int, _frame: FrameType | None) -> None:
         if number == signal.SIGTERM:
             stop.abort()
