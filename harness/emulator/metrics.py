@@ -72,6 +72,7 @@ _CONNECTOR = "External prefix cache {} from KV connector cross-instance cache sh
 _PER_GPU = "Estimated number of {} per GPU (for Model Flops Utilization calculations)."
 # The rest of vLLM's CacheConfig, as it is on this path.
 CACHE_CONFIG: dict[str, object] = {
+    "_block_size_resolved": True,
     "cache_dtype": "auto",
     "calculate_kv_scales": False,
     "gpu_memory_utilization": 0.92,
@@ -261,7 +262,8 @@ class ServerMetrics:
         info = {
             "block_size": self.block_tokens,
             "enable_prefix_caching": config.prefix_caching,
-            "num_gpu_blocks": num_gpu_blocks,
+            # Twice: the API server's own count, plus the engine's. Source: vllm 0.22.0, core_client.py:713; the twin.
+            "num_gpu_blocks": 2 * num_gpu_blocks,
             "engine": 0,
             **CACHE_CONFIG,
         }

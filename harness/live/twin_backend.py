@@ -14,11 +14,11 @@ from typing import Any
 from harness.engine import EngineConfig, load_cost_model
 from harness.engine.cost import CostModel
 from harness.live.launch import DEVICE_TRACE_FILE, LOOPBACK, LaunchPlan, LogFormat, check_time_scale, write_config
+from harness.live.patches import OverlayRecord, make_overlay
 from harness.live.server import require_port
 from harness.spec import ServerSpec
 from harness.twin.artifact import ArtifactSpec, cached_artifact
 from harness.twin.environment import TwinEnvironment, find_twin, logging_config, twin_variables
-from harness.twin.overlay import make_overlay, patch_folder
 
 SETTINGS_FILE = "twin.settings.json"
 LOGGING_FILE = "twin.logging.json"
@@ -66,7 +66,7 @@ class TwinBackend:
         settings = self._settings(server, files["device_trace"])
         write_config(files["config"], settings)
         overlay = self._overlay(twin)
-        env = twin_variables(files["config"], overlay=overlay)
+        env = twin_variables(files["config"], overlay=None if overlay is None else overlay.path)
         if log_format == "precise":
             files["logging"] = (run_folder / LOGGING_FILE).absolute()
             write_config(files["logging"], logging_config())
@@ -85,7 +85,7 @@ class TwinBackend:
                 "server": server.model_dump(mode="json"),
                 "artifact": artifact.name,
                 "versions": dict(twin.stamp.get("versions", {})),
-                "overlay": "" if overlay is None else overlay.name,
+                "overlay": None if overlay is None else overlay.to_json(),
                 "settings": settings,
             },
         )
@@ -99,10 +99,10 @@ class TwinBackend:
             "faults": list(self.faults),
         }
 
-    def _overlay(self, twin: TwinEnvironment) -> Path | None:
+    def _overlay(self, twin: TwinEnvironment) -> OverlayRecord | None:
         if not self.with_bucket_lines:
             return None
-        return make_overlay(twin.site_packages, patch_folder(), twin.folder / "overlays")
+        return make_overlay(twin.site_packages, twin.folder / "overlays")
 
     def _arguments(self, server: ServerSpec, artifact: Path, port: int) -> Sequence[str]:
         caching = "--enable-prefix-caching" if server.prefix_caching else "--no-enable-prefix-caching"

@@ -80,7 +80,7 @@ def test_metrics_log_and_answers_agree_when_a_slot_is_lost(start_emulator: Start
     assert server.metric("vllm:request_success_total", finished_reason="length") == 9
     assert server.metric("vllm:iteration_tokens_total_count") == 9 * 8
     assert server.metric("vllm:request_prefill_kv_computed_tokens_sum") == 8 * 2000 + 2008
-    assert server.metric("vllm:cache_config_info", num_gpu_blocks="513", block_size="128") == 1
+    assert server.metric("vllm:cache_config_info", num_gpu_blocks="1026", block_size="128") == 1
     assert server.stop() == 0
     assert server.log.count("[PFX] [EVICTION]") == 2
     assert "[PFX] [CACHE-PARTIAL]" in server.log

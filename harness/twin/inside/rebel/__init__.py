@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from twin_device.settings import read_settings
 
-from . import kv_cache, ops
+from . import accelerator, kv_cache, ops
 from .compile_context import CompileContext
 from .runtime import RBLNCompiledModel, Runtime
 
@@ -17,6 +17,7 @@ __all__ = [
     "CompileContext",
     "RBLNCompiledModel",
     "Runtime",
+    "accelerator",
     "compile",
     "compile_from_torch",
     "device_count",

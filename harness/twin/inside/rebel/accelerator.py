@@ -1,0 +1,17 @@
+# pyright: basic, reportMissingImports=false
+"""What torch-rbln gives a real server at shutdown: an accelerator whose cache can be emptied.
+
+The CPU build of torch raises there, which would end the engine process with a traceback. Nothing else is replaced.
+"""
+
+from __future__ import annotations
+
+import torch
+
+
+def _empty_cache() -> None:
+    """There is none."""
+
+
+if not torch.accelerator.is_available():
+    torch.accelerator.empty_cache = _empty_cache
