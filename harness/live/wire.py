@@ -8,6 +8,7 @@ nothing, computes no statistic, and every wait in it has a deadline. Next: rows 
 from __future__ import annotations
 
 import heapq
+import resource
 import select
 import socket
 from collections import deque
@@ -39,6 +40,8 @@ FRESH_AFTER_IDLE_NS = NS_PER_S
 FRESH_LEAD_NS = 250 * NS_PER_MS
 CONNECT_TIMEOUT_NS = 10 * NS_PER_S
 MAX_CONNECTING = 64
+# Open files of the process beside its sessions: logs, records, libraries, helper processes.
+SPARE_FILES = 256
 SEND_NS = 50 * NS_PER_US
 START_LEAD_NS = 5 * NS_PER_MS
 REFRESH, SEND = 0, 1
@@ -101,6 +104,7 @@ class WireReplay:
         self._epoll.register(self._timer.fd, EPOLLIN)
         try:
             first = self._script.release(0)
+            allow_sockets(len(first))
             self._connect_all([due for due in first if self._to_monotonic(due.due_ns) < FRESH_AFTER_IDLE_NS])
             for due in first:
                 self._stage(due.row)
@@ -135,16 +139,22 @@ class WireReplay:
         A connection that cannot be had is no error yet: its session tries once more when it is due, and then has a row
         that says so.
         """
-        sessions = deque(self._rows.session[due.row] for due in first)
+        sessions = [self._rows.session[due.row] for due in first]
         give_up_ns = monotonic_ns() + CONNECT_TIMEOUT_NS
-        while monotonic_ns() < give_up_ns and not self._is_stopped():
-            while sessions and len(self._by_fd) - sum(c.is_connected for c in self._by_fd.values()) < MAX_CONNECTING:
-                self._open(sessions.popleft())
-            if not sessions and all(connection.is_connected for connection in self._by_fd.values()):
-                return
-            for fd, _ in self._epoll.poll(HEARTBEAT_S):
-                if (connection := self._by_fd.get(fd)) is not None:
-                    self._on_writable(connection)
+        for place in range(0, len(sessions), MAX_CONNECTING):
+            for session in sessions[place : place + MAX_CONNECTING]:
+                self._open(session)
+            while self._is_connecting() and monotonic_ns() < give_up_ns and not self._is_stopped():
+                for fd, _ in self._epoll.poll(HEARTBEAT_S):
+                    if (connection := self._by_fd.get(fd)) is not None:
+                        self._on_writable(connection)
+
+    def _is_connecting(self) -> bool:
+        """True while any connection opened so far is neither there nor refused; forgets the others."""
+        waiting = self._connect_expiries
+        while waiting and (waiting[0][1].is_connected or self._by_fd.get(waiting[0][1].fd) is not waiting[0][1]):
+            waiting.popleft()
+        return bool(waiting)
 
     def _open(self, session: int) -> Connection | None:
         try:
@@ -470,3 +480,18 @@ class WireReplay:
         for connection in list(self._by_fd.values()):
             self._break(connection, "connection", "the replay was stopped before the answer was complete")
         self._script.stop(now_ns)
+
+
+def allow_sockets(count: int) -> None:
+    """Raise this process's limit of open files as far as ``count`` sockets need; SpecError where the system forbids it."""
+    needed = count + SPARE_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise SpecError(
+            f"{count} sessions at once need {needed} open files, this system allows {hard}",
+            where="replay",
+            hint="Raise the hard limit of open files, or give the workload a lower concurrency",
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import select
 from array import array
 
@@ -10,11 +11,12 @@ import numpy as np
 import pytest
 
 from harness.clock import NS_PER_MS, NS_PER_S, monotonic_ns
-from harness.errors import PlanError
+from harness.errors import PlanError, SpecError
 from harness.live.client_answer import Answer, Piece
 from harness.live.client_prompts import TextPiece, take_tokens, text_piece
 from harness.live.kernel_stamps import SAMPLE_INTERVAL_NS, OffsetLog
 from harness.live.scheduler_slice import MAX_SLICE_NS, SHORT_SLICE_NS, SchedulerSlice
+from harness.live.wire import allow_sockets
 from harness.live.wire_timer import DeadlineTimer
 
 STREAM = (
@@ -52,6 +54,15 @@ def test_a_scheduler_slice_is_given_back() -> None:
         assert granted in {None, SHORT_SLICE_NS}
     with SchedulerSlice() as second:
         assert second.ask(10**18) in {None, MAX_SLICE_NS}
+
+
+def test_more_sessions_than_the_system_allows_files_is_refused_before_anything_is_sent() -> None:
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if hard == resource.RLIM_INFINITY:
+        pytest.skip("this system has no limit of open files")
+    with pytest.raises(SpecError, match="open files"):
+        allow_sockets(hard)
+    allow_sockets(8)
 
 
 class TestKernelStamps:
