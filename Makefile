@@ -14,8 +14,11 @@ MAKEFLAGS += --no-print-directory
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' Makefile
 
-demo: runtime  ## a real paired experiment on the emulator, and its report: runs/demo.html
-	@$(BIN)/harness run plans/experiments/demo.toml --runs runs --report runs/demo.html
+# A folder of its own each time: sealed runs are never overwritten.
+DEMO_RUNS ?= runs/demo-$(shell date +%Y%m%d-%H%M%S)
+
+demo: runtime  ## a real paired experiment on the emulator, and its report
+	@$(BIN)/harness run plans/experiments/demo.toml --runs $(DEMO_RUNS) --report $(DEMO_RUNS)/report.html
 
 test: check pytest  ## lint, types, import contracts, tests
 

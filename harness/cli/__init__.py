@@ -12,7 +12,7 @@ from typing import NoReturn
 
 import typer
 
-from harness.cli import data, inputs, machine, run, twin
+from harness.cli import bench, data, inputs, machine, run, twin
 from harness.errors import ExitCode, HarnessError
 
 app = typer.Typer(
@@ -28,6 +28,7 @@ run.register(app)
 inputs.register(app)
 data.register(app)
 machine.register(app)
+bench.register(app)
 twin.register(app)
 
 _DISK_ERRORS = {errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EACCES, errno.EPERM}

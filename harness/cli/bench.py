@@ -1,0 +1,47 @@
+"""``harness bench``: what the harness can do on this machine, beside its marks.
+
+Prints; judges nothing; leaves nothing behind. Next: ``harness.bench`` and ``harness.live.bench``.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from harness.errors import SpecError
+
+
+def register(app: typer.Typer) -> None:
+    app.command(name="bench")(bench)
+
+
+def bench(
+    sections: Annotated[
+        list[str] | None, typer.Argument(help="`client`, `emulator`, `parser`, `plan`, `simulator`. Default: all.")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Shorter client scenarios.")] = False,
+) -> None:
+    """Measure the client, the emulator, the log parser, plan building and the simulator on this machine.
+
+    Example: `harness bench parser simulator`
+    """
+    from rich.console import Console
+
+    from harness.bench import SECTIONS
+
+    wanted = sections or [*SECTIONS, "client"]
+    unknown = sorted(set(wanted) - {*SECTIONS, "client"})
+    if unknown:
+        raise SpecError(f"unknown section {unknown[0]!r}", where="bench", hint=f"Use one of {[*SECTIONS, 'client']}")
+    console = Console()
+    for name in wanted:
+        if name == "client":
+            from harness.live import bench as client_bench
+
+            client_bench.main(["--quick"] if quick else [])
+            continue
+        for figure in SECTIONS[name]():
+            mark = f"  (mark: {figure.mark})" if figure.mark else ""
+            note = f"  {figure.note}" if figure.note else ""
+            console.print(f"{figure.name:<46} {figure.value}{mark}{note}", highlight=False, soft_wrap=True)
