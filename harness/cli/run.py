@@ -32,6 +32,7 @@ def register(app: typer.Typer) -> None:
     app.command(name="run")(run)
     app.command(name="report")(report)
     app.command(name="table")(table)
+    app.command(name="trace")(trace)
 
 
 def run(
@@ -67,6 +68,7 @@ def run(
     if dry_run:
         _show_order(console, spec)
         return
+    _load_engine(console)
     stop = StopFlag()
     with TerminalProgress(console) as progress, _interruptible(stop, console):
         outcome = run_experiment(
@@ -108,6 +110,25 @@ def table(
     Console().print(conditions_table(summarise(sealed_runs(runs, experiment))))
 
 
+def trace(
+    experiment: Annotated[str, typer.Argument(help="Name of an experiment with sealed runs.")],
+    run: Annotated[str, typer.Argument(help="One run: condition/replicate.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The trace file to write (JSON).")],
+    runs: RunsOption = Path("runs"),
+) -> None:
+    """Write one run as a trace for ui.perfetto.dev: sessions as tracks, n and padding as counters.
+
+    Example: `harness trace demo base-waits/0 -o trace.json --runs runs/today`
+    """
+    from harness.report import perfetto_trace
+
+    labels = {f"{sealed.condition}/{sealed.replicate}": sealed for sealed in sealed_runs(runs, experiment)}
+    if run not in labels:
+        raise SpecError(f"no sealed run {run!r}", where=experiment, hint=f"Runs: {', '.join(labels)}")
+    output.write_bytes(perfetto_trace(labels[run]))
+    print(f"trace: {output}")
+
+
 def sealed_runs(runs: Path, experiment: str) -> list[SealedRun]:
     """The sealed runs of one experiment; a SpecError that names what is there when there are none."""
     from harness.records import RunStore
@@ -146,6 +167,17 @@ def _exit_code(console: Console, outcome: ExperimentOutcome, experiment: Path, r
         )
         return ExitCode.INTERRUPTED
     return ExitCode.RUN_INVALID if outcome.invalid_runs else ExitCode.PASS
+
+
+def _load_engine(console: Console) -> None:
+    """Compile the engine, or load it from its cache; says so when a person will have to wait for it."""
+    from harness.engine.compiled import cache_folder
+    from harness.engine.scheduler import warm_up
+
+    folder = cache_folder()
+    if folder is None or next(folder.rglob("*.nbc"), None) is None:
+        console.print("compiling the engine for this machine (about 20 s, once)")
+    warm_up()
 
 
 def _show_order(console: Console, spec: Any) -> None:
