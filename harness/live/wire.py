@@ -8,9 +8,7 @@ nothing, computes no statistic, and every wait in it has a deadline. Next: rows 
 from __future__ import annotations
 
 import heapq
-import resource
 import select
-import socket
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -18,11 +16,11 @@ from typing import TYPE_CHECKING
 import httptools
 
 from harness.clock import NS_PER_MS, NS_PER_S, NS_PER_US, monotonic_ns
-from harness.errors import ServerError, SpecError
 from harness.live.client_answer import describe_error_body
 from harness.live.kernel_stamps import OffsetLog
 from harness.live.scheduler_slice import SHORT_SLICE_NS, SchedulerSlice
 from harness.live.wire_connection import Connection, Exchange
+from harness.live.wire_pool import ConnectionPool, allow_sockets
 from harness.live.wire_timer import DeadlineTimer
 
 if TYPE_CHECKING:
@@ -38,10 +36,6 @@ BARE_SPIN_NS = 25 * NS_PER_US
 # (uvicorn: 5 s), and a request sent in that very moment would be lost.
 FRESH_AFTER_IDLE_NS = NS_PER_S
 FRESH_LEAD_NS = 250 * NS_PER_MS
-CONNECT_TIMEOUT_NS = 10 * NS_PER_S
-MAX_CONNECTING = 64
-# Open files of the process beside its sessions: logs, records, libraries, helper processes.
-SPARE_FILES = 256
 SEND_NS = 50 * NS_PER_US
 START_LEAD_NS = 5 * NS_PER_MS
 REFRESH, SEND = 0, 1
@@ -80,12 +74,8 @@ class WireReplay:
         self.num_reconnects = 0
         self._deadlines: list[tuple[int, int, int]] = []
         self._expiries: deque[tuple[int, Connection, int]] = deque()
-        self._connect_expiries: deque[tuple[int, Connection]] = deque()
-        self._by_fd: dict[int, Connection] = {}
-        self._of_session: dict[int, Connection] = {}
         self._payloads: dict[int, bytes] = {}
         self._staged: dict[int, Exchange] = {}
-        self._connect_problem = ""
         self._next_beat_ns = 0
         self._unsettled: dict[int, Exchange] = {}
         self._jobs: deque[Callable[[], bool]] = deque()
@@ -98,14 +88,15 @@ class WireReplay:
 
     def run(self) -> int:
         """Connect, release all sessions together, and loop to the end; the common start in CLOCK_MONOTONIC ns."""
-        self._family, self._address = self._resolve()
         self._epoll = select.epoll()
+        self._pool = ConnectionPool(self._epoll, self._host, self._port)
         self._timer = DeadlineTimer()
         self._epoll.register(self._timer.fd, EPOLLIN)
         try:
             first = self._script.release(0)
             allow_sockets(len(first))
-            self._connect_all([due for due in first if self._to_monotonic(due.due_ns) < FRESH_AFTER_IDLE_NS])
+            soon = [due.row for due in first if self._to_monotonic(due.due_ns) < FRESH_AFTER_IDLE_NS]
+            self._pool.open_all([self._rows.session[row] for row in soon], self._on_writable, self._is_stopped)
             for due in first:
                 self._stage(due.row)
             self.offsets.sample()
@@ -117,63 +108,13 @@ class WireReplay:
             self._loop()
         finally:
             self.offsets.sample()
-            for connection in list(self._by_fd.values()):
-                connection.close()
+            self._pool.close()
             self._timer.close()
             self._epoll.close()
         return start_ns
 
-    def _resolve(self) -> tuple[int, tuple[str, int]]:
-        try:
-            family, _, _, _, address = socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)[0]
-        except OSError as error:
-            raise ServerError(f"host name cannot be resolved ({error})", where=f"{self._host}:{self._port}") from error
-        return family, address  # pyright: ignore[reportReturnType]
-
     def _to_monotonic(self, clock_ns: int) -> int:
         return self._script.clock.to_monotonic_ns(clock_ns)
-
-    def _connect_all(self, first: list[Due]) -> None:
-        """Open the connections of the sessions that start first, a few at a time so that no listen backlog overflows.
-
-        A connection that cannot be had is no error yet: its session tries once more when it is due, and then has a row
-        that says so.
-        """
-        sessions = [self._rows.session[due.row] for due in first]
-        give_up_ns = monotonic_ns() + CONNECT_TIMEOUT_NS
-        for place in range(0, len(sessions), MAX_CONNECTING):
-            for session in sessions[place : place + MAX_CONNECTING]:
-                self._open(session)
-            while self._is_connecting() and monotonic_ns() < give_up_ns and not self._is_stopped():
-                for fd, _ in self._epoll.poll(HEARTBEAT_S):
-                    if (connection := self._by_fd.get(fd)) is not None:
-                        self._on_writable(connection)
-
-    def _is_connecting(self) -> bool:
-        """True while any connection opened so far is neither there nor refused; forgets the others."""
-        waiting = self._connect_expiries
-        while waiting and (waiting[0][1].is_connected or self._by_fd.get(waiting[0][1].fd) is not waiting[0][1]):
-            waiting.popleft()
-        return bool(waiting)
-
-    def _open(self, session: int) -> Connection | None:
-        try:
-            connection = Connection(self._family, session)
-        except OSError as error:
-            raise SpecError(
-                f"no more sockets ({error.strerror}) at {len(self._by_fd)} connections",
-                where="replay",
-                hint="Raise the limit of open files (ulimit -n), or replay fewer sessions at once",
-            ) from error
-        self._connect_problem = connection.start_connect(self._address)
-        if self._connect_problem:
-            connection.close()
-            return None
-        self._by_fd[connection.fd] = connection
-        self._of_session[session] = connection
-        self._epoll.register(connection.fd, EPOLLOUT)
-        self._connect_expiries.append((monotonic_ns() + CONNECT_TIMEOUT_NS, connection))
-        return connection
 
     # -- the loop ----------------------------------------------------------------------------------------------
 
@@ -238,7 +179,7 @@ class WireReplay:
         self._on_slack()
 
     def _on_event(self, fd: int, mask: int) -> None:
-        connection = self._by_fd.get(fd)
+        connection = self._pool.by_fd.get(fd)
         if connection is None:
             if fd == self._timer.fd:
                 self._timer.clear()
@@ -252,7 +193,7 @@ class WireReplay:
             return
         if mask & EPOLLOUT:
             self._on_writable(connection)
-        if mask & ~EPOLLOUT and self._by_fd.get(fd) is connection:
+        if mask & ~EPOLLOUT and self._pool.by_fd.get(fd) is connection:
             self._on_readable(connection)
 
     def _on_writable(self, connection: Connection) -> None:
@@ -285,7 +226,7 @@ class WireReplay:
             self._break(connection, "bad_response", f"not HTTP: {error}")
             return
         if exchange is None:
-            self._drop(connection)  # closed, or talking out of turn, while idle
+            self._pool.drop(connection)  # closed, or talking out of turn, while idle
             return
         if done_ns < 0:
             if connection.ends_at_close():
@@ -307,18 +248,18 @@ class WireReplay:
         session = self._rows.session[due.row]
         if due_ns - now_ns > FRESH_AFTER_IDLE_NS:
             heapq.heappush(self._deadlines, (due_ns - FRESH_LEAD_NS, REFRESH, due.row))
-        elif session not in self._of_session and due_ns > now_ns:
-            self._open(session)
+        elif session not in self._pool.of_session and due_ns > now_ns:
+            self._pool.open(session)
 
     def _refresh(self, row: int) -> None:
         session = self._rows.session[row]
-        connection = self._of_session.get(session)
+        connection = self._pool.of_session.get(session)
         if connection is not None:
             if connection.exchange is not None or not connection.is_connected:
                 return
-            self._drop(connection)
+            self._pool.drop(connection)
         self.num_reconnects += 1
-        self._open(session)
+        self._pool.open(session)
 
     def _payload(self, row: int) -> bytes:
         body = self._script.body(row)
@@ -356,12 +297,12 @@ class WireReplay:
         if payload is None:
             return
         session = self._rows.session[row]
-        connection = self._of_session.get(session)
+        connection = self._pool.of_session.get(session)
         if connection is None:
-            connection = self._open(session)
+            connection = self._pool.open(session)
         if connection is None:
             now_ns = monotonic_ns()
-            self._schedule_all(self._script.fail(row, now_ns, "connection", f"cannot connect: {self._connect_problem}"))
+            self._schedule_all(self._script.fail(row, now_ns, "connection", f"cannot connect: {self._pool.problem}"))
             return
         connection.begin(exchange)
         connection.unsent = memoryview(payload)
@@ -394,7 +335,7 @@ class WireReplay:
         self._rows.http_status[row] = exchange.status
         can_carry_another = connection.end_exchange(done_ns)
         if not can_carry_another:
-            self._drop(connection)
+            self._pool.drop(connection)
         if exchange.status != 200:
             body = b"".join([piece.body for piece in exchange.pieces])
             due = self._script.fail(row, done_ns, "http_error", describe_error_body(body))
@@ -410,14 +351,12 @@ class WireReplay:
         """Queue what became due; the first session that follows takes the connection over."""
         for item in due:
             session = self._rows.session[item.row]
-            if connection is not None and session not in self._of_session:
-                self._of_session.pop(connection.session, None)
-                connection.session = session
-                self._of_session[session] = connection
+            if connection is not None and session not in self._pool.of_session:
+                self._pool.hand_over(connection, session)
                 connection = None
             self._schedule(item)
         if not due and connection is not None:
-            self._drop(connection)
+            self._pool.drop(connection)
 
     def _finish_in_slack(self, exchange: Exchange) -> bool:
         """Interpret piece by piece; at the end judge the answer and build the session's next body. True: more to do."""
@@ -441,7 +380,7 @@ class WireReplay:
         """The connection is of no use any more; what it carried has failed."""
         exchange = connection.exchange
         connection.exchange = None
-        self._drop(connection)
+        self._pool.drop(connection)
         if exchange is None:
             return
         self._rows.first_byte_ns[exchange.row] = exchange.first_byte_ns
@@ -451,14 +390,8 @@ class WireReplay:
             exchange.interpret_pieces()
         self._schedule_all(self._script.fail(exchange.row, monotonic_ns(), status, error, exchange.answer))
 
-    def _drop(self, connection: Connection) -> None:
-        self._by_fd.pop(connection.fd, None)
-        if self._of_session.get(connection.session) is connection:
-            del self._of_session[connection.session]
-        connection.close()
-
     def _expire(self, now_ns: int) -> None:
-        # Both queues are in order of their deadlines, since each has one limit for all.
+        # In order of their deadlines, since all have the same limit.
         while self._expiries:
             deadline_ns, connection, row = self._expiries[0]
             is_over = connection.exchange is None or connection.exchange.row != row
@@ -467,31 +400,12 @@ class WireReplay:
             self._expiries.popleft()
             if not is_over:
                 self._break(connection, "timeout", f"no end within the limit ({connection.describe_progress()})")
-        while self._connect_expiries and (
-            self._connect_expiries[0][1].is_connected or self._connect_expiries[0][0] <= now_ns
-        ):
-            _, connection = self._connect_expiries.popleft()
-            if not connection.is_connected and self._by_fd.get(connection.fd) is connection:
-                self._break(connection, "timeout", "no connection within the limit")
+        for connection in self._pool.overdue(now_ns):
+            self._break(connection, "timeout", "no connection within the limit")
 
     def _stop(self, now_ns: int) -> None:
         for session in list(self._unsettled):
             self._settle(session)
-        for connection in list(self._by_fd.values()):
+        for connection in list(self._pool.by_fd.values()):
             self._break(connection, "connection", "the replay was stopped before the answer was complete")
         self._script.stop(now_ns)
-
-
-def allow_sockets(count: int) -> None:
-    """Raise this process's limit of open files as far as ``count`` sockets need; SpecError where the system forbids it."""
-    needed = count + SPARE_FILES
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY or soft >= needed:
-        return
-    if hard != resource.RLIM_INFINITY and hard < needed:
-        raise SpecError(
-            f"{count} sessions at once need {needed} open files, this system allows {hard}",
-            where="replay",
-            hint="Raise the hard limit of open files, or give the workload a lower concurrency",
-        )
-    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))

@@ -10,6 +10,7 @@ import errno
 import os
 import socket
 from collections import deque
+from typing import Any
 
 import httptools
 
@@ -113,7 +114,7 @@ class Connection:
 
     # -- called by the loop ------------------------------------------------------------------------------------
 
-    def start_connect(self, address: tuple[str, int]) -> str:
+    def start_connect(self, address: tuple[Any, ...]) -> str:
         """Begin to connect; the error's text when that fails at once."""
         code = self.sock.connect_ex(address)
         return "" if code in {0, errno.EINPROGRESS} else os.strerror(code)

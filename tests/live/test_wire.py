@@ -16,7 +16,7 @@ from harness.live.client_answer import Answer, Piece
 from harness.live.client_prompts import TextPiece, take_tokens, text_piece
 from harness.live.kernel_stamps import SAMPLE_INTERVAL_NS, OffsetLog
 from harness.live.scheduler_slice import MAX_SLICE_NS, SHORT_SLICE_NS, SchedulerSlice
-from harness.live.wire import allow_sockets
+from harness.live.wire_pool import allow_sockets
 from harness.live.wire_timer import DeadlineTimer
 
 STREAM = (
