@@ -7,8 +7,8 @@ lateness shows in its rows. Next: ``harness.live.client`` labels what it recorde
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import aiohttp
@@ -54,11 +54,8 @@ class PortableReplay:
         except RuntimeError:
             return asyncio.run(self._run())
         # Called from a notebook, whose own loop runs in this thread.
-        outcome: list[int] = []
-        thread = threading.Thread(target=lambda: outcome.append(asyncio.run(self._run())))
-        thread.start()
-        thread.join()
-        return outcome[0]
+        with ThreadPoolExecutor(1) as elsewhere:
+            return elsewhere.submit(lambda: asyncio.run(self._run())).result()
 
     async def _run(self) -> int:
         script = self._script

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 from collections.abc import Iterator
@@ -168,6 +169,14 @@ class TestAWellBehavedServer:
         rows = rows_of(run(plan_of(session(0), session(1), prompt_form="text"), plain_server, client, stream=stream))
         assert {row["status"] for row in rows} == {"ok"}, rows
         assert rows[1]["prompt_tokens"] == 40 + 6 + 8
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_a_replay_can_be_called_where_an_event_loop_runs(plain_server: NullServer, client: str) -> None:
+    async def cell() -> ReplayResult:
+        return run(plan_of(session(0)), plain_server, client)
+
+    assert {row["status"] for row in rows_of(asyncio.run(cell()))} == {"ok"}
 
 
 @pytest.mark.parametrize("client", CLIENTS)
