@@ -29,14 +29,17 @@ def install(
     python: Annotated[str | None, typer.Option(help="interpreter, 3.10 to 3.13; default: the first that works")] = None,
     torch_wheel: Annotated[str | None, typer.Option(help="a CPU wheel of torch 2.13.0, as a file")] = None,
     torch_index: Annotated[str | None, typer.Option(help="index to take torch's CPU build from")] = None,
+    also: Annotated[list[str] | None, typer.Option(help="another vllm-rbln version, for comparing: 0.11.2")] = None,
 ) -> None:
     """Install the twin into an environment of its own; run it again to continue.
 
     Example: `harness twin install`
     """
-    from harness.twin.install import install_twin
+    from harness.twin.install import install_other_stack, install_twin
 
-    install_twin(path, python=python, torch_wheel=torch_wheel, torch_index=torch_index, say=typer.echo)
+    twin = install_twin(path, python=python, torch_wheel=torch_wheel, torch_index=torch_index, say=typer.echo)
+    for version in also or ():
+        install_other_stack(twin, version, say=typer.echo)
 
 
 def artifact(

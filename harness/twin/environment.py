@@ -52,6 +52,10 @@ class TwinEnvironment:
             raise ServerError("has no site-packages", where=str(self.folder), hint="Run harness twin install")
         return found[0]
 
+    def other_stack(self, version: str) -> Path:
+        """Where another vllm-rbln version lies, if it was installed; to be put first on PYTHONPATH."""
+        return self.folder / "stacks" / version
+
 
 def default_folder() -> Path:
     """``.venv-twin`` in the checkout that this package lies in, or below the current folder when it is installed."""

@@ -22,6 +22,8 @@ from harness.twin.environment import STAMP_FILE, TwinEnvironment, default_folder
 TORCH = "2.13.0"
 STACK = ("vllm", "vllm_rbln", "optimum_rbln")
 LOCKS = ("requirements-twin.lock", "requirements-stack.lock")
+OTHER_STACKS = {"0.11.2": "requirements-stack-0.11.2.lock"}
+"""vllm-rbln versions that can be had beside 0.11.1, for comparing schedulers only: some 700 MiB each."""
 PYTHONS = ("3.11", "3.12", "3.10", "3.13")
 """Versions the wheels exist for, in the order they are tried."""
 DOWNLOAD_MIB = {"torch (CPU wheel)": 183, "vllm": 249, "the other 190 packages": 420}
@@ -88,6 +90,30 @@ def install_twin(
     _record(where, stamp, complete=True, versions=versions, verified_files=num_files, size_mib=_size_mib(where))
     say(f"installed: {stamp['size_mib']:,} MiB, {num_files:,} files verified")
     return find_twin(where)
+
+
+def install_other_stack(twin: TwinEnvironment, version: str, say: Say = print) -> Path:
+    """Another vllm-rbln version and its vLLM, in a folder of their own that shadows the installed ones on PYTHONPATH.
+
+    Raises SpecError for a version that is not locked here.
+    """
+    if version not in OTHER_STACKS:
+        raise SpecError(
+            "is not a version this release has locked", where=version, hint=f"Choose one of {sorted(OTHER_STACKS)}"
+        )
+    folder = twin.other_stack(version)
+    lock = _lock_path(OTHER_STACKS[version])
+    wanted = hashlib.sha256(lock.read_bytes()).hexdigest()
+    done = folder / "complete"
+    if done.is_file() and done.read_text(encoding="utf-8") == wanted:
+        say(f"{folder}: already installed")
+        return folder
+    _check_disk(folder, already=True)
+    say(f"vllm-rbln {version} and its vLLM, in {folder}: at most about 260 MiB to download, 700 MiB on disk")
+    shutil.rmtree(folder, ignore_errors=True)
+    _pip(twin.folder, "install", "--no-deps", "--require-hashes", "--target", str(folder), "-r", str(lock))
+    done.write_text(wanted, encoding="utf-8")
+    return folder
 
 
 def choose_python(wanted: str | None, torch_options: Sequence[str], say: Say = print) -> str:

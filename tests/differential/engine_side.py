@@ -19,7 +19,7 @@ from tests.differential.seen import Seen
 BLOCK_TOKENS = 128
 
 
-def config_of(geometry: Geometry) -> EngineConfig:
+def config_of(geometry: Geometry, rules: str) -> EngineConfig:
     """The engine's configuration of a geometry."""
     return EngineConfig(
         max_num_seqs=geometry.max_num_seqs,
@@ -28,15 +28,16 @@ def config_of(geometry: Geometry) -> EngineConfig:
         slot_tokens=geometry.slot_tokens,
         partition_tokens=geometry.partition_tokens,
         prefix_caching=geometry.prefix_caching,
+        rules=rules,
     )
 
 
 class EngineServer:
     """One engine scheduler in the state after its start."""
 
-    def __init__(self, geometry: Geometry) -> None:
+    def __init__(self, geometry: Geometry, rules: str = "vendor-0.11.1") -> None:
         self._prefix_caching = geometry.prefix_caching
-        self.scheduler = Scheduler(config_of(geometry), load_cost_model("paper"))
+        self.scheduler = Scheduler(config_of(geometry, rules), load_cost_model("paper"))
         self._late_keys: dict[int, tuple[int, list[int]]] = {}
 
     def submit(self, request: Submit) -> None:

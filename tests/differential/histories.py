@@ -231,6 +231,9 @@ class _Writer:
 def draw_geometry(chosen: random.Random) -> Geometry:
     """Slots above, equal to and below the limit; one and several partitions; caching on and, rarely, off."""
     limit = chosen.choice([1, 2, 3, 4, 6, 8, 8, 12])
+    if chosen.random() < 0.1:
+        # A long answer needs a slot every block, and there are few: the youngest is preempted again and again.
+        return Geometry(max(2, limit), chosen.randint(5, 10), 4 * BLOCK_TOKENS, BLOCK_TOKENS)
     if chosen.random() < 0.35:
         partition = BLOCK_TOKENS * chosen.choice([1, 1, 2, 4, 8])
         per_seq = chosen.choice([2, 2, 3, 4])
