@@ -138,15 +138,17 @@ def _simulate_experiment(path: Path) -> None:
     from harness.spec import load_experiment
 
     spec = load_experiment(path)
-    table = Table(title=f"{spec.name}: predicted, model seconds", header_style="bold")
-    for heading in ("run", "device", "decode", "prefill", "waiting W", "makespan", "cached tokens", "evictions"):
-        table.add_column(heading, justify="left" if heading == "run" else "right")
+    table = Table(header_style="bold", box=None, pad_edge=False)
+    for heading in ("run", "device s", "decode s", "prefill s", "W s", "ends s", "cached", "evicted"):
+        table.add_column(heading, justify="left" if heading == "run" else "right", no_wrap=True)
     for key, drawn in build_plans(spec).items():
         result = run_simulation(drawn.with_treatment(key.condition.treatment), spec.server_of(key.condition))
         seconds = (result.device_ns, result.decode_ns, result.prefill_ns, result.wait_session_ns, result.end_ns)
         counts = (str(result.cached_tokens), str(result.num_evictions))
         table.add_row(key.label, *(f"{ns / NS_PER_S:.3f}" for ns in seconds), *counts)
-    Console().print(table)
+    console = Console()
+    console.print(f"{spec.name}: predicted, in model seconds; W: session seconds others waited for prefills")
+    console.print(table)
 
 
 def explain(topic: Annotated[str, typer.Argument(help="`experiment`, or one of its tables.")] = "experiment") -> None:

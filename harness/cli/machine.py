@@ -29,17 +29,19 @@ def doctor(runs: RunsOption = Path("runs")) -> None:
     Example: `harness doctor`
     """
     from rich.console import Console
-    from rich.table import Table
 
     from harness.errors import ExitCode
     from harness.live.doctor import run_checks
 
+    console = Console()
     checks = run_checks(runs)
-    table = Table("", "check", "found", "needed", "what to do", header_style="bold", box=None, pad_edge=False)
-    marks = {True: "[green]ok[/]", False: "[red]missing[/]", None: "[yellow]optional[/]"}
+    marks = {True: "[green]ok[/]      ", False: "[red]missing[/] ", None: "[yellow]optional[/]"}
+    width = max(len(check.name) for check in checks)
     for check in checks:
-        table.add_row(marks[check.ok], check.name, check.found, check.need, "" if check.ok else check.how)
-    Console().print(table)
+        console.print(f"{marks[check.ok]} {check.name:<{width}}  {check.found}", highlight=False, soft_wrap=True)
+        if not check.ok:
+            console.print(f"{'':>9}{'needs':>{width}}  {check.need}", style="dim", highlight=False, soft_wrap=True)
+            console.print(f"{'':>9}{'do':>{width}}  {check.how}", highlight=False, soft_wrap=True)
     raise typer.Exit(int(ExitCode.HARNESS_FAULT if any(check.ok is False for check in checks) else ExitCode.PASS))
 
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+from harness.clock import NS_PER_MS, MonotonicClock
 from harness.errors import ServerError
 from harness.live.backends import BACKENDS
 from harness.live.kernel_stamps import ANCILLARY_BYTES, SO_TIMESTAMPNS, enable_kernel_stamps
@@ -317,6 +318,7 @@ def first_line_of(*command: str) -> str | None:
 
 def kernel_stamps_arrive() -> bool:
     """Send single bytes over a loopback connection until one arrives with a kernel stamp."""
+    clock = MonotonicClock()
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen(1)
@@ -330,4 +332,6 @@ def kernel_stamps_arrive() -> bool:
                     _, ancillary, _, _ = receiver.recvmsg(1, ANCILLARY_BYTES)
                     if any(level == socket.SOL_SOCKET and kind == SO_TIMESTAMPNS for level, kind, _ in ancillary):
                         return True
+                    # The kernel turns stamping on in the background after the first socket asks for it.
+                    clock.sleep_until_ns(clock.now_ns() + 5 * NS_PER_MS)
     return False
