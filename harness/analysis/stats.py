@@ -1,0 +1,217 @@
+"""Intervals, quantiles and exact pair enumerations: every figure of uncertainty names its method, unit and seed.
+
+Pure numpy on small samples; a seed is always given, never taken from the machine. No p-value is computed: none of the
+method's rules needs one. Next: ``decide`` compares these with the limits of a rule.
+Definitions: paper 5-4, S1, S2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.errors import SpecError
+
+FloatArray = NDArray[np.float64]
+Statistic = Callable[[FloatArray], FloatArray]
+StatisticName = Literal["mean", "median"]
+DEFAULT_RESAMPLES = 10_000
+DEFAULT_LEVEL = 0.95
+# The paper's q95: linear between order statistics reproduces every printed one of Table S2; no other rule does.
+QUANTILE_METHOD = "linear"
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """An estimate and its interval. method: how it was made; unit: what was resampled; both say what it can mean."""
+
+    estimate: float
+    low: float
+    high: float
+    level: float
+    method: str
+    unit: str
+    num_units: int
+    resamples: int
+    seed: int
+
+    @property
+    def width(self) -> float:
+        return self.high - self.low
+
+    def contains(self, value: float) -> bool:
+        return self.low <= value <= self.high
+
+    def __str__(self) -> str:
+        return (
+            f"{self.estimate:.4f} [{self.low:.4f}, {self.high:.4f}] ({self.level:.0%} {self.method} over "
+            f"{self.num_units} {self.unit}, {self.resamples} resamples, seed {self.seed})"
+        )
+
+
+def bootstrap_interval(
+    values: Sequence[float],
+    *,
+    seed: int,
+    unit: str,
+    statistic: StatisticName = "median",
+    level: float = DEFAULT_LEVEL,
+    resamples: int = DEFAULT_RESAMPLES,
+) -> Interval:
+    """Percentile bootstrap of one statistic over exchangeable values.
+
+    unit: what one value is, e.g. "N x replicate comparisons". Raises SpecError without values.
+    """
+    return stratified_bootstrap_interval(
+        {"": values}, seed=seed, unit=unit, statistic=statistic, level=level, resamples=resamples
+    )
+
+
+def stratified_bootstrap_interval(
+    strata: Mapping[str, Sequence[float]] | Mapping[str, FloatArray],
+    *,
+    seed: int,
+    unit: str,
+    statistic: StatisticName = "median",
+    level: float = DEFAULT_LEVEL,
+    resamples: int = DEFAULT_RESAMPLES,
+) -> Interval:
+    """Percentile bootstrap that resamples within each stratum, so that every N keeps its share of replicates."""
+    arrays = _checked([np.asarray(values, dtype=np.float64) for values in strata.values()], level, resamples)
+    rng = np.random.default_rng(seed)
+    columns = [values[rng.integers(0, len(values), size=(resamples, len(values)))] for values in arrays]
+    reduce = _STATISTICS[statistic]
+    drawn = reduce(np.concatenate(columns, axis=1))
+    is_plain = len(arrays) == 1
+    return _percentile(
+        float(reduce(np.concatenate(arrays)[None, :])[0]),
+        drawn,
+        level=level,
+        method=f"percentile bootstrap of the {statistic}" + ("" if is_plain else ", stratified"),
+        unit=unit,
+        num_units=sum(map(len, arrays)),
+        seed=seed,
+    )
+
+
+def ratio_interval(
+    costs: Sequence[float],
+    baseline_costs: Sequence[float],
+    *,
+    seed: int,
+    unit: str = "replicates",
+    level: float = DEFAULT_LEVEL,
+    resamples: int = DEFAULT_RESAMPLES,
+) -> Interval:
+    """Percentile bootstrap of a ratio of sums: pairs (cost, baseline cost) of a replicate are drawn together."""
+    pairs = np.array([costs, baseline_costs], dtype=np.float64)
+    _checked([pairs[0], pairs[1]], level, resamples)
+    picked = np.random.default_rng(seed).integers(0, pairs.shape[1], size=(resamples, pairs.shape[1]))
+    sums = pairs[:, picked].sum(axis=2)
+    return _percentile(
+        float(pairs[0].sum() / pairs[1].sum()),
+        sums[0] / sums[1],
+        level=level,
+        method="percentile bootstrap of the ratio of sums",
+        unit=unit,
+        num_units=pairs.shape[1],
+        seed=seed,
+    )
+
+
+def quantile(values: Iterable[float], q: float) -> float:
+    """A quantile by the rule that the paper's printed ones follow (linear between order statistics)."""
+    return float(np.quantile(np.fromiter(values, dtype=np.float64), q, method=QUANTILE_METHOD))
+
+
+def median(values: Iterable[float]) -> float:
+    """The median; the mean of the middle two of an even number."""
+    return float(np.median(np.fromiter(values, dtype=np.float64)))
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """An exactly enumerated distribution, by the three figures that the paper prints."""
+
+    num_values: int
+    median: float
+    q95: float
+    maximum: float
+
+
+def spread(values: Sequence[float] | FloatArray) -> Spread:
+    """Median, 95th percentile and maximum. Raises SpecError without values."""
+    if len(values) == 0:
+        raise SpecError("a distribution of no values was asked for", where="statistics", hint="Seal more runs")
+    return Spread(len(values), median(values), quantile(values, 0.95), float(np.max(values)))
+
+
+def pair_differences(values: Sequence[float]) -> list[float]:
+    """|x_i - x_j| of all pairs; 10 from 5 sessions."""
+    return [abs(x - y) for x, y in combinations(values, 2)]
+
+
+def pooled_pair_differences(groups: Iterable[Sequence[float]]) -> list[float]:
+    """Differences of pairs within each group, pooled; 30 from 3 artifacts of 5 sessions."""
+    return [difference for group in groups for difference in pair_differences(group)]
+
+
+def ratio_difference(a: float, a_other: float, b: float, b_other: float) -> float:
+    """|A_i / A_j - B_i / B_j|: how differently two channels quantify the same change."""
+    return abs(a / a_other - b / b_other)
+
+
+def single_pair_differences(a: Sequence[float], b: Sequence[float]) -> list[float]:
+    """|A_i/A_j - B_i/B_j| of all pairs i < j; 45 from 10 runs."""
+    return [ratio_difference(a[i], a[j], b[i], b[j]) for i, j in combinations(range(len(a)), 2)]
+
+
+def disjoint_sum_pair_differences(a: Sequence[float], b: Sequence[float], size: int = 3) -> FloatArray:
+    """The same difference between sums over two disjoint sets of ``size`` runs; 2,100 from 10 runs taken 3 and 3.
+
+    Each unordered pair of sets occurs once, the set with the lowest run number first. The pairs share runs: they are
+    not independent samples.
+    """
+    sets = list(combinations(range(len(a)), size))
+    pairs = [(one, other) for one, other in combinations(sets, 2) if not set(one) & set(other)]
+    if not pairs:
+        return np.zeros(0)
+    firsts, seconds = (np.array(side) for side in zip(*pairs, strict=True))
+    totals = [
+        (values[firsts].sum(axis=1), values[seconds].sum(axis=1))
+        for values in (np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64))
+    ]
+    return np.abs(totals[0][0] / totals[0][1] - totals[1][0] / totals[1][1])
+
+
+def coefficient_of_variation(values: Sequence[float]) -> float:
+    """Sample standard deviation over mean."""
+    array = np.asarray(values, dtype=np.float64)
+    return float(array.std(ddof=1) / array.mean())
+
+
+_STATISTICS: Mapping[str, Statistic] = {
+    "mean": lambda rows: rows.mean(axis=1),
+    "median": lambda rows: np.asarray(np.median(rows, axis=1)),
+}
+
+
+def _checked(arrays: list[FloatArray], level: float, resamples: int) -> list[FloatArray]:
+    if not arrays or any(len(values) == 0 for values in arrays):
+        raise SpecError("an interval over no values was asked for", where="statistics", hint="Seal more runs")
+    if not 0 < level < 1 or resamples < 1:
+        raise SpecError(f"level {level} or resamples {resamples} make no interval", where="statistics")
+    return arrays
+
+
+def _percentile(
+    estimate: float, drawn: FloatArray, *, level: float, method: str, unit: str, num_units: int, seed: int
+) -> Interval:
+    tail = (1 - level) / 2
+    low, high = np.quantile(drawn, [tail, 1 - tail], method=QUANTILE_METHOD)
+    return Interval(estimate, float(low), float(high), level, method, unit, num_units, len(drawn), seed)

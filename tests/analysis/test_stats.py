@@ -1,0 +1,92 @@
+"""Intervals and exact enumerations: sizes, symmetry, coverage of known cases, and that a seed decides everything."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+
+from harness.analysis import stats
+from harness.errors import SpecError
+
+
+def test_ten_runs_give_45_single_pairs_and_2100_pairs_of_disjoint_sums() -> None:
+    a, b = np.linspace(1, 2, 10), np.linspace(2, 3, 10)
+    assert len(stats.single_pair_differences(a.tolist(), b.tolist())) == 45
+    assert len(stats.disjoint_sum_pair_differences(a.tolist(), b.tolist(), 3)) == 2100
+
+
+def test_disjoint_sums_by_hand() -> None:
+    a, b = [1.0, 2.0, 3.0, 4.0], [1.0, 1.0, 1.0, 1.0]
+    expected = [abs((a[i] + a[j]) / (a[k] + a[m]) - 1) for i, j, k, m in ((0, 1, 2, 3), (0, 2, 1, 3), (0, 3, 1, 2))]
+    assert sorted(stats.disjoint_sum_pair_differences(a, b, 2)) == pytest.approx(sorted(expected))
+
+
+def test_proportional_channels_never_differ() -> None:
+    a = [3.0, 4.0, 5.0, 6.0, 7.0, 8.0]
+    b = [1.1 * value for value in a]
+    assert max(stats.single_pair_differences(a, b)) < 1e-12
+    assert stats.disjoint_sum_pair_differences(a, b).max() < 1e-12
+
+
+def test_too_few_runs_make_no_pair_of_sums() -> None:
+    assert len(stats.disjoint_sum_pair_differences([1.0] * 5, [1.0] * 5, 3)) == 0
+
+
+def test_pairs_are_taken_within_groups_only() -> None:
+    groups = [(1.0, 2.0, 4.0), (100.0, 101.0)]
+    assert sorted(stats.pooled_pair_differences(groups)) == [1.0, 1.0, 2.0, 3.0]
+    assert len(stats.pair_differences(range(5))) == len(list(combinations(range(5), 2))) == 10
+
+
+def test_an_interval_names_method_unit_and_seed() -> None:
+    interval = stats.bootstrap_interval([1.0, 2.0, 3.0], seed=5, unit="replicates", resamples=200)
+    text = str(interval)
+    for word in ("bootstrap", "median", "3 replicates", "200 resamples", "seed 5", "95%"):
+        assert word in text
+
+
+def test_the_seed_decides_the_interval() -> None:
+    values = list(np.random.default_rng(0).normal(size=12))
+    first, again, other = (
+        stats.bootstrap_interval(values, seed=seed, unit="runs", statistic="mean") for seed in (1, 1, 2)
+    )
+    assert first == again
+    assert (first.low, first.high) != (other.low, other.high)
+    assert first.estimate == other.estimate
+
+
+def test_stratified_resampling_keeps_every_stratum() -> None:
+    # Two strata without spread: their mean never moves, although pooled resampling would.
+    strata = {"n6": [1.0, 1.0, 1.0], "n8": [3.0, 3.0, 3.0]}
+    stratified = stats.stratified_bootstrap_interval(strata, seed=1, unit="comparisons", statistic="mean")
+    pooled = stats.bootstrap_interval([1.0] * 3 + [3.0] * 3, seed=1, unit="comparisons", statistic="mean")
+    assert (stratified.low, stratified.high) == (2.0, 2.0)
+    assert pooled.width > 0.5
+
+
+def test_the_interval_of_a_ratio_of_sums_draws_replicates_in_pairs() -> None:
+    baseline = [10.0, 20.0, 40.0]
+    interval = stats.ratio_interval([0.9 * cost for cost in baseline], baseline, seed=3)
+    assert (interval.low, interval.estimate, interval.high) == pytest.approx((0.9, 0.9, 0.9))
+
+
+def test_bootstrap_covers_the_median_about_as_often_as_it_says() -> None:
+    rng = np.random.default_rng(7)
+    hits = sum(
+        stats.bootstrap_interval(rng.normal(size=25).tolist(), seed=k, unit="draws", resamples=500).contains(0.0)
+        for k in range(200)
+    )
+    assert 0.88 <= hits / 200 <= 1.0
+
+
+def test_no_values_make_no_interval() -> None:
+    with pytest.raises(SpecError, match="no values"):
+        stats.bootstrap_interval([], seed=1, unit="runs")
+    with pytest.raises(SpecError, match="no values"):
+        stats.spread([])
+
+
+def test_coefficient_of_variation() -> None:
+    assert stats.coefficient_of_variation([1.0, 2.0, 3.0]) == pytest.approx(0.5)
