@@ -64,7 +64,7 @@ def install_twin(
     if where.exists() and not stamp and any(where.iterdir()):
         raise SpecError("is not a twin environment", where=str(where), hint="Choose an empty folder with --path")
     _say_what_comes(where, say)
-    _check_disk(where, already=bool(stamp.get("torch")))
+    check_disk(where, FREE_MIB // 2 if "torch" in stamp else FREE_MIB)
     torch_options = _torch_options(torch_wheel, torch_index)
     if stamp.get("locks_sha256") != locks_hash:
         stamp = {key: stamp[key] for key in ("python", "torch") if key in stamp} | {"locks_sha256": locks_hash}
@@ -108,7 +108,7 @@ def install_other_stack(twin: TwinEnvironment, version: str, say: Say = print) -
     if done.is_file() and done.read_text(encoding="utf-8") == wanted:
         say(f"{folder}: already installed")
         return folder
-    _check_disk(folder, already=True)
+    check_disk(folder, FREE_MIB // 2)
     say(f"vllm-rbln {version} and its vLLM, in {folder}: at most about 260 MiB to download, 700 MiB on disk")
     shutil.rmtree(folder, ignore_errors=True)
     _pip(twin.folder, "install", "--no-deps", "--require-hashes", "--target", str(folder), "-r", str(lock))
@@ -205,13 +205,13 @@ def _say_what_comes(where: Path, say: Say) -> None:
     say(f"to download at most about {total} MiB ({parts}); about {DISK_MIB:,} MiB on disk")
 
 
-def _check_disk(where: Path, *, already: bool) -> None:
+def check_disk(where: Path, needed_mib: int) -> None:
+    """Raise TwinInstallError when less than ``needed_mib`` is free where ``where`` is, or would be made."""
     existing = next(folder for folder in (where, *where.parents) if folder.exists())
     free_mib = shutil.disk_usage(existing).free // MIB
-    needed = FREE_MIB // 2 if already else FREE_MIB
-    if free_mib < needed:
+    if free_mib < needed_mib:
         raise TwinInstallError(
-            f"{free_mib:,} MiB free, {needed:,} needed", where=str(existing), hint="Free some space, or use --path"
+            f"{free_mib:,} MiB free, {needed_mib:,} needed", where=str(existing), hint="Free some space, or use --path"
         )
 
 

@@ -107,6 +107,12 @@ class Device:
         self.memory.copy(source, target, num_tokens)
         self._write("copy", start, now_ns(), source=source, target=target, num_tokens=num_tokens)
 
+    def close(self) -> None:
+        """Close the trace; the device can still be used, untraced."""
+        if self._trace is not None:
+            self._trace.close()
+            self._trace = None
+
     def _prefill_ns(self) -> int:
         return 0 if self._costs is None else self._costs.prefill_ns(self._prefill_computed, self._prefill_first)
 

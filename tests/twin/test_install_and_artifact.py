@@ -1,0 +1,142 @@
+"""Installing refuses what cannot work before it downloads anything; artifacts refuse what the stack would fail on."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.errors import HarnessError, SpecError
+from harness.twin.artifact import SPEC_FILE, ArtifactSpec, cached_artifact, write_artifact
+from harness.twin.environment import STAMP_FILE, TwinEnvironment, find_twin, logging_config
+from harness.twin.install import (
+    LOCKS,
+    OTHER_STACKS,
+    TwinInstallError,
+    check_disk,
+    check_released_files,
+    choose_python,
+    install_other_stack,
+    install_twin,
+)
+
+TWIN_PACKAGE = Path(__file__).resolve().parents[2] / "harness" / "twin"
+
+
+def test_no_lock_names_a_package_index() -> None:
+    for lock in (*LOCKS, *OTHER_STACKS.values()):
+        text = (TWIN_PACKAGE / lock).read_text(encoding="utf-8")
+        assert "://" not in text
+        assert "--hash=sha256:" in text
+
+
+def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("years of work")
+
+    with pytest.raises(SpecError, match="not a twin environment"):
+        install_twin(tmp_path, say=lambda _: None)
+
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+def test_a_python_without_a_cpu_build_of_torch_is_named_with_the_way_out() -> None:
+    with pytest.raises(TwinInstallError, match=r"pip finds no torch.*--torch-wheel"):
+        choose_python(sys.executable, ["torch==0.0.1", "--no-index"], say=lambda _: None)
+
+
+def test_an_interpreter_that_does_not_run_is_named() -> None:
+    with pytest.raises(TwinInstallError, match="/no/python: does not run"):
+        choose_python("/no/python", [], say=lambda _: None)
+
+
+def test_too_little_disk_is_said_with_both_sizes(tmp_path: Path) -> None:
+    with pytest.raises(TwinInstallError, match=r"MiB free, 1,000,000,000 needed"):
+        check_disk(tmp_path / "not" / "there", 1_000_000_000)
+
+
+def test_a_half_installed_twin_is_not_found(tmp_path: Path) -> None:
+    (tmp_path / STAMP_FILE).write_text(json.dumps({"torch": "2.13.0"}))
+
+    with pytest.raises(HarnessError, match=r"no installed twin\. Run harness twin install"):
+        find_twin(tmp_path)
+
+
+def test_installing_again_does_nothing(twin: TwinEnvironment) -> None:
+    said: list[str] = []
+
+    assert install_twin(twin.folder, say=said.append).stamp == twin.stamp
+
+    assert said == [f"{twin.folder}: already installed"]
+
+
+def test_the_installed_stack_is_the_released_one(twin: TwinEnvironment) -> None:
+    assert check_released_files(twin) > 3000
+
+
+def test_an_unknown_other_version_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"9\.9\.9: is not a version this release has locked"):
+        install_other_stack(TwinEnvironment(tmp_path, {}), "9.9.9", say=lambda _: None)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"decoder_batch_sizes": (4,)}, r"\[4\] lacks batch_size 8"),
+        ({"decoder_batch_sizes": (8, 16)}, "bucket 16 is above batch_size 8"),
+        ({"decoder_batch_sizes": ()}, "must be positive"),
+        ({"kv_slots": 1}, "leaves none to use"),
+        ({"max_seq_len": 1000}, "not a multiple of 128"),
+        ({"max_seq_len": 40_960}, "above the 32768 tokens of eager attention"),
+    ],
+)
+def test_an_artifact_that_the_stack_would_fail_on_is_refused(change: dict[str, object], message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        ArtifactSpec(**change)  # type: ignore[arg-type]
+
+
+def test_an_artifact_is_what_the_vendors_own_exporter_would_describe(twin: TwinEnvironment) -> None:
+    folder = cached_artifact(twin, ArtifactSpec())
+
+    config = json.loads((folder / "rbln_config.json").read_text())
+
+    assert config["cls_name"] == "RBLNQwen3ForCausalLMConfig"
+    assert config["optimum_rbln_version"] == twin.stamp["versions"]["optimum-rbln"]
+    assert (config["batch_size"], config["kvcache_num_blocks"], config["kvcache_block_size"]) == (8, 8, 8192)
+    assert config["decoder_batch_sizes"] == [8, 4, 2, 1]
+    assert {cfg["num_devices"] for cfg in config["_compile_cfgs"]} == {4}
+    names = {path.name for path in folder.glob("*.rbln")}
+    assert names == {"prefill.rbln", *(f"decoder_batch_{size}.rbln" for size in (1, 2, 4, 8))}
+
+
+def test_equal_specifications_share_an_artifact_and_others_do_not(twin: TwinEnvironment) -> None:
+    first, again = cached_artifact(twin, ArtifactSpec()), cached_artifact(twin, ArtifactSpec())
+
+    assert first == again
+    assert ArtifactSpec(kv_slots=9).key != ArtifactSpec().key
+
+
+def test_what_the_vendor_refuses_is_said_in_its_words_and_leaves_nothing(twin: TwinEnvironment, tmp_path: Path) -> None:
+    spec = ArtifactSpec(max_seq_len=2048, partition_tokens=512, kv_slots=40)
+
+    with pytest.raises(SpecError, match=r"optimum-rbln refuses it: .*partition_len"):
+        write_artifact(twin, spec, tmp_path / "artifact")
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_artifact_never_replaces_something_else(twin: TwinEnvironment, tmp_path: Path) -> None:
+    (tmp_path / "weights.bin").write_bytes(b"precious")
+
+    with pytest.raises(SpecError, match="holds something else"):
+        write_artifact(twin, ArtifactSpec(), tmp_path)
+
+    assert not (tmp_path / SPEC_FILE).exists()
+
+
+def test_the_log_format_keeps_both_trees_and_raises_only_what_is_read() -> None:
+    loggers = logging_config()["loggers"]
+
+    assert {name for name, logger in loggers.items() if logger["level"] == "INFO"} == {"vllm", "vllm_rbln"}
+    assert all(name.startswith("vllm_rbln.") for name, logger in loggers.items() if logger["level"] == "DEBUG")
