@@ -23,10 +23,11 @@ else:
 
 NAME_PATTERN = re.compile(r"^[a-z0-9][a-z0-9._-]{0,63}$")
 Treatment = Literal["as-drawn", "no-waits", "equal-waits"]
-BackendName = Literal["emulator", "twin"]
+BackendName = Literal["emulator", "twin", "sim", "rbln", "attached"]
 ClientName = Literal["epoll", "aiohttp"]
 RulesName = Literal["vendor-0.11.1", "vendor-0.11.2", "paper", "paper+dummy"]
 PromptForm = Literal["token-ids", "text"]
+PatchMode = Literal["overlay", "in-place", "none"]
 
 
 class Spec(BaseModel):
@@ -99,6 +100,27 @@ class LognormalLaw(Spec):
 LengthLaw = Annotated[FixedLaw | UniformLaw | LognormalLaw, Field(discriminator="law")]
 
 
+class SessionGroup(Spec):
+    """Some sessions of a drawn workload with laws of their own; what is left out is the workload's.
+
+    start_s: the group's sessions start so long after the common start (and stay start_offset_s apart among themselves).
+    """
+
+    name: str
+    num_sessions: int = Field(ge=1, le=100_000)
+    start_s: float = Field(default=0.0, ge=0)
+    start_offset_s: float = Field(default=0.0, ge=0)
+    requests_per_session: int | None = Field(default=None, ge=1, le=10_000)
+    prompt_tokens: LengthLaw | None = None
+    generate_tokens: LengthLaw | None = None
+    new_tokens: LengthLaw | None = None
+
+    @field_validator("name")
+    @classmethod
+    def _name(cls, name: str) -> str:
+        return check_name(name)
+
+
 class WorkloadSpec(Spec):
     """How the sessions of one replicate are drawn (methods 2). Lengths in tokens, times in seconds.
 
@@ -121,15 +143,23 @@ class WorkloadSpec(Spec):
     )
     shared_prefix_tokens: int = Field(default=0, ge=0)
     num_background: int = Field(default=0, ge=0, le=99_998, description="source 'sequential' only")
+    group: tuple[SessionGroup, ...] = Field(
+        default=(), description="source 'drawn': groups of sessions, numbered in this order; num_sessions is their sum"
+    )
     prompt_form: PromptForm = Field(default="token-ids", description="'text' for servers that re-tokenise")
     token_id_range: tuple[int, int] = Field(default=(1000, 150_000), description="prompt ids lie in [low, high)")
 
     @model_validator(mode="before")
     @classmethod
-    def _sequential_defaults(cls, table: Any) -> Any:
+    def _implied_defaults(cls, table: Any) -> Any:
         if not isinstance(table, Mapping):
             return table
         given = dict(cast("Mapping[str, Any]", table))
+        if given.get("group") and "num_sessions" not in given:
+            # A group without a readable size gets its own error further down.
+            groups = [group if isinstance(group, Mapping) else vars(group) for group in given["group"]]
+            sizes = [size for group in groups if isinstance(size := group.get("num_sessions"), int)]
+            given["num_sessions"] = sum(sizes)
         background = given.get("num_background", 0)
         if given.get("source") != "sequential" or not isinstance(background, int):
             return given
@@ -152,6 +182,8 @@ class WorkloadSpec(Spec):
                 f"prompt_tokens can be as low as {self.prompt_tokens.minimum}, which leaves nothing of a session's own "
                 f"beside shared_prefix_tokens ({self.shared_prefix_tokens})"
             )
+        if self.group:
+            self._check_groups()
         if self.source == "sequential":
             self._check_sequential()
         elif self.num_background:
@@ -159,6 +191,26 @@ class WorkloadSpec(Spec):
         if self.source == "paper":
             self._check_paper()
         return self
+
+    def groups_or_self(self) -> tuple[tuple[SessionGroup, WorkloadSpec], ...]:
+        """Every group with the workload as it is for that group's sessions; one nameless group when there are none."""
+        if not self.group:
+            return ((SessionGroup(name="all", num_sessions=self.num_sessions), self),)
+        laws = ("requests_per_session", "prompt_tokens", "generate_tokens", "new_tokens")
+        return tuple(
+            (group, self.model_copy(update={law: own for law in laws if (own := getattr(group, law)) is not None}))
+            for group in self.group
+        )
+
+    def _check_groups(self) -> None:
+        names = [group.name for group in self.group]
+        if len(set(names)) != len(names):
+            raise ValueError(f"group names repeat: {names}")
+        if self.source != "drawn" or self.concurrency is not None or self.start_offset_s:
+            raise ValueError("groups belong to source 'drawn', without concurrency; each has its own start_offset_s")
+        total = sum(group.num_sessions for group in self.group)
+        if self.num_sessions != total:
+            raise ValueError(f"num_sessions is {self.num_sessions}, the groups have {total}; leave num_sessions out")
 
     def _check_sequential(self) -> None:
         if self.num_sessions != self.num_background + 2:
@@ -193,6 +245,22 @@ class ServerSpec(Spec):
     start_timeout_s: float = Field(default=60.0, gt=0)
     stop_grace_s: float = Field(default=10.0, gt=0)
     port: int = Field(default=0, ge=0, le=65535, description="0: any free port")
+    artifact: str = Field(default="", description="backend 'rbln': folder of the compiled model")
+    environment: str = Field(default="", description="virtual environment that holds vllm; default: the one on PATH")
+    devices: tuple[int, ...] = Field(default=(), description="RBLN_DEVICES; default: what the artifact needs, from 0")
+    patch: PatchMode = Field(default="overlay", description="how the [BUCKET] line gets into a real stack")
+    observer: bool = Field(default=True, description="real stacks: one record per engine step, from inside")
+    extra_args: tuple[str, ...] = Field(default=(), description="more arguments of `vllm serve`; the last one counts")
+    env: dict[str, str] = Field(default_factory=dict, description="more environment variables of the server")
+    url: str = Field(default="", description="backend 'attached': the server somebody else started")
+    ssh: str = Field(default="", description="backend 'rbln': start the server on this host, over ssh")
+
+    @field_validator("devices")
+    @classmethod
+    def _distinct_devices(cls, devices: tuple[int, ...]) -> tuple[int, ...]:
+        if len(set(devices)) != len(devices) or any(device < 0 for device in devices):
+            raise ValueError(f"devices must be distinct and not negative, got {list(devices)}")
+        return devices
 
     @field_validator("decode_buckets")
     @classmethod
@@ -226,7 +294,8 @@ class ConditionSpec(Spec):
     treatment: Treatment = "as-drawn"
     server: dict[str, Any] = Field(default_factory=dict, description="keys of [server] that this condition changes")
     workload: dict[str, Any] = Field(
-        default_factory=dict, description="keys of [workload] that this condition changes; it then has a plan of its own"
+        default_factory=dict,
+        description="keys of [workload] that this condition changes; it then has a plan of its own",
     )
     baseline: str = Field(default="", description="condition it is compared with; default: the experiment's baseline")
 
@@ -259,15 +328,20 @@ class ExperimentSpec(Spec):
     name: str
     title: str = ""
     question: str = ""
-    backend: BackendName = "emulator"
+    backend: BackendName = Field(default="emulator", description="'sim': virtual time, no server process")
     time_scale: float = Field(default=1.0, ge=0.1, le=100, description="model time / wall time; 1 on real servers")
     replicates: int = Field(default=3, ge=1, le=1000)
     base_seed: int = Field(ge=0)
+    same_input: bool = Field(
+        default=False, description="every replicate repeats the input of replicate 0: restarts only"
+    )
     baseline: str = ""
     workload: WorkloadSpec
     server: ServerSpec = ServerSpec()
     client: ClientSpec = ClientSpec()
     limits: LimitsSpec = LimitsSpec()
+    analysis: str = Field(default="", description="what `harness analyse` computes; default: padding and cost")
+    rules: tuple[str, ...] = Field(default=(), description="decision rules that `harness decide` applies by default")
     condition: tuple[ConditionSpec, ...] = Field(min_length=1)
 
     @field_validator("name")
@@ -297,13 +371,17 @@ class ExperimentSpec(Spec):
         """The name of the condition that ``condition`` is compared with (its own name for the baseline itself)."""
         return condition.baseline or self.baseline_name
 
+    def input_of(self, replicate: int) -> int:
+        """Which draw a replicate gets: its own, or the first one's where only execution is repeated."""
+        return 0 if self.same_input else replicate
+
     def workload_of(self, condition: ConditionSpec) -> WorkloadSpec:
-        """What one condition replays. Conditions that change no key of it share the identical plan in each replicate."""
+        """What one condition replays. Conditions that change no key of it share one plan in each replicate."""
         if not condition.workload:
             return self.workload
         table = self.workload.model_dump(exclude_unset=True)
-        if "num_background" in condition.workload:
-            # A sequential workload derives its number of sessions from it.
+        if {"num_background", "group"} & condition.workload.keys():
+            # Both decide the number of sessions.
             table.pop("num_sessions", None)
         return WorkloadSpec.model_validate({**table, **condition.workload})
 
@@ -353,6 +431,6 @@ def parse_experiment(table: Mapping[str, Any], *, where: str) -> ExperimentSpec:
         ) from error
 
 
-def load_experiment(path: Path) -> ExperimentSpec:
+def load_experiment(path: Path | str) -> ExperimentSpec:
     """The experiment in a TOML file."""
-    return parse_experiment(load_toml(path), where=str(path))
+    return parse_experiment(load_toml(Path(path)), where=str(path))

@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import chain
 from statistics import NormalDist
 
@@ -19,7 +19,7 @@ from harness.clock import NS_PER_S
 from harness.errors import SpecError
 from harness.plan.model import Plan, RequestPlan, SessionPlan
 from harness.plan.waits import HIGHEST_QUANTILE, LOWEST_QUANTILE, WaitDistribution, load_waits
-from harness.spec import FixedLaw, LengthLaw, ServerSpec, UniformLaw, WorkloadSpec
+from harness.spec import FixedLaw, LengthLaw, ServerSpec, SessionGroup, UniformLaw, WorkloadSpec
 
 _NORMAL = NormalDist()
 
@@ -102,21 +102,29 @@ _Sessions = tuple[SessionPlan, ...]
 def _drawn(workload: WorkloadSpec, waits: _CappedWaits, base_seed: int, replicate: int) -> _Sessions:
     """Own draws: per session one generator for lengths and one for waits, so that either can change alone."""
     sessions: list[SessionPlan] = []
-    for index in range(workload.num_sessions):
+    for index, (group, place, laws) in enumerate(_members(workload)):
         name = f"drawn/n{workload.num_sessions}r{replicate}/s{index}"
         lengths = random.Random(derive_seed(base_seed, f"{name}/lengths"))
         wait_rng = random.Random(derive_seed(base_seed, f"{name}/waits"))
         requests: list[RequestPlan] = []
         keep_tokens = 0
-        for position in range(workload.requests_per_session):
-            new_tokens = draw_length(workload.new_tokens if position else workload.prompt_tokens, lengths)
-            generate_tokens = draw_length(workload.generate_tokens, lengths)
-            wait_ns = waits.draw(wait_rng, is_waited=position < workload.requests_per_session - 1)
+        for position in range(laws.requests_per_session):
+            new_tokens = draw_length(laws.new_tokens if position else laws.prompt_tokens, lengths)
+            generate_tokens = draw_length(laws.generate_tokens, lengths)
+            wait_ns = waits.draw(wait_rng, is_waited=position < laws.requests_per_session - 1)
             requests.append(RequestPlan(keep_tokens, new_tokens, generate_tokens, wait_ns))
             keep_tokens += new_tokens + generate_tokens
         after, offset_ns = _start(workload, index)
+        offset_ns += round((group.start_s + place * group.start_offset_s) * NS_PER_S)
         sessions.append(SessionPlan(index, offset_ns, after, None, tuple(requests)))
     return tuple(sessions)
+
+
+def _members(workload: WorkloadSpec) -> Iterator[tuple[SessionGroup, int, WorkloadSpec]]:
+    """Every session's group, its place in that group, and the laws it is drawn by; in session order."""
+    for group, laws in workload.groups_or_self():
+        for place in range(group.num_sessions):
+            yield group, place, laws
 
 
 def _start(workload: WorkloadSpec, index: int) -> tuple[int | None, int]:

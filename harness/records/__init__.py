@@ -11,6 +11,7 @@ from harness.records.manifest import (
     Finding,
     Manifest,
     Observation,
+    PreregistrationRecord,
     ServerRecord,
 )
 from harness.records.store import RunKey, RunStore, SealedRun
@@ -23,6 +24,7 @@ __all__ = [
     "Finding",
     "Manifest",
     "Observation",
+    "PreregistrationRecord",
     "RawFile",
     "RunKey",
     "RunStore",

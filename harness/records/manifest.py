@@ -87,6 +87,19 @@ class ServerRecord(_Record):
     facts: dict[str, Any] = Field(default_factory=dict)
 
 
+class PreregistrationRecord(_Record):
+    """The frozen file that a confirmatory run was made under; the run keeps a copy of it.
+
+    sha256: of the file's bytes. committed_at_s: committer time of ``commit``, seconds since the epoch (UTC).
+    """
+
+    path: str
+    sha256: str
+    commit: str
+    committed_at_s: int
+    tag: str = ""
+
+
 class Manifest(_Record):
     """Everything needed to judge a run and to compute its figures again, except the tables themselves."""
 
@@ -110,6 +123,9 @@ class Manifest(_Record):
     observation: Observation = Observation()
     server: ServerRecord = ServerRecord()
     client_audit: dict[str, Any] = Field(default_factory=dict)
+    preregistration: PreregistrationRecord | None = Field(
+        default=None, description="absent: the run is exploratory, for ever"
+    )
     provenance: dict[str, Any] = Field(default_factory=dict)
     timings: dict[str, int] = Field(default_factory=dict, description="named instants of the run, model ns")
     files: dict[str, FileEntry] = Field(default_factory=dict)
@@ -118,6 +134,11 @@ class Manifest(_Record):
     @property
     def is_valid(self) -> bool:
         return self.status == "valid"
+
+    @property
+    def label(self) -> Literal["confirmatory", "exploratory"]:
+        """Whether criteria and predictions were fixed before this run."""
+        return "exploratory" if self.preregistration is None else "confirmatory"
 
     @property
     def time_scale(self) -> float:

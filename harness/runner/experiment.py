@@ -13,9 +13,11 @@ from harness.clock import NS_PER_S
 from harness.engine import load_cost_model
 from harness.errors import RecordsError, SpecError
 from harness.plan import Plan, build_plan, check_fits
+from harness.prereg import Ticket
 from harness.records import RunStore, SealedRun
 from harness.runner.progress import ExperimentStarted, ProgressSink, RunSealed, StopFlag, silent
 from harness.runner.run import RunRequest, perform_run
+from harness.runner.simulated import perform_simulated_run
 from harness.sim import simulate
 from harness.spec import ConditionSpec, ExperimentSpec, WorkloadSpec
 
@@ -95,9 +97,10 @@ def build_plans(spec: ExperimentSpec) -> dict[RunKey, Plan]:
     plans: dict[RunKey, Plan] = {}
     for key in planned_order(spec):
         workload, server = spec.workload_of(key.condition), spec.server_of(key.condition)
-        if (workload, key.replicate) not in drawn:
-            drawn[workload, key.replicate] = build_plan(workload, spec.base_seed, key.replicate)
-        plans[key] = drawn[workload, key.replicate]
+        block = spec.input_of(key.replicate)
+        if (workload, block) not in drawn:
+            drawn[workload, block] = build_plan(workload, spec.base_seed, block)
+        plans[key] = drawn[workload, block]
         load_cost_model(server.cost_model)
         check_fits(plans[key], server)
     return plans
@@ -106,17 +109,18 @@ def build_plans(spec: ExperimentSpec) -> dict[RunKey, Plan]:
 def predicted_replay_s(spec: ExperimentSpec, condition: ConditionSpec, plan: Plan) -> float:
     """Simulated wall seconds of one replay."""
     result = simulate(plan.with_treatment(condition.treatment), spec.server_of(condition))
-    return result.end_ns / NS_PER_S / spec.time_scale
+    return 0.0 if spec.backend == "sim" else result.end_ns / NS_PER_S / spec.time_scale
 
 
 def run_experiment(
     spec: ExperimentSpec,
     *,
-    runs_root: Path,
+    runs_root: Path | str,
     resume: bool = False,
     on_progress: ProgressSink = silent,
     stop: StopFlag | None = None,
     spec_source: str = "",
+    ticket: Ticket | None = None,
 ) -> ExperimentOutcome:
     """Perform every planned run that is not sealed yet, and return all sealed runs of the experiment.
 
@@ -124,12 +128,14 @@ def run_experiment(
     Raises SpecError before anything starts; ServerError when a server cannot be run; RecordsError when records cannot
     be written.
     An invalid run is kept, named invalid, and the experiment goes on.
+    ticket: of a preregistration; makes every run confirmatory. Without one they are exploratory, for ever.
     """
     stop = stop or StopFlag()
+    runs_root = Path(runs_root)
     store = RunStore(runs_root)
     plans = build_plans(spec)
     keys = planned_order(spec)
-    todo = _missing(store, spec, keys, plans, resume=resume)
+    todo = _missing(store, spec, keys, plans, resume=resume, ticket=ticket)
     forecast = _Forecast({key: predicted_replay_s(spec, key.condition, plans[key]) for key in todo})
     on_progress(ExperimentStarted(spec.name, len(keys), len(keys) - len(todo), forecast.left_s()))
     performed = 0
@@ -148,8 +154,10 @@ def run_experiment(
             num_planned=len(keys),
             predicted_wall_s=forecast.of(key),
             spec_source=spec_source,
+            ticket=ticket,
         )
-        sealed, wall_s = perform_run(request, runs_root=runs_root, on_progress=on_progress, stop=stop)
+        perform = perform_simulated_run if spec.backend == "sim" else perform_run
+        sealed, wall_s = perform(request, runs_root=runs_root, on_progress=on_progress, stop=stop)
         if sealed is None:  # aborted by the person; nothing of it is kept as whole
             break
         performed += 1
@@ -159,7 +167,13 @@ def run_experiment(
 
 
 def _missing(
-    store: RunStore, spec: ExperimentSpec, keys: list[RunKey], plans: dict[RunKey, Plan], *, resume: bool
+    store: RunStore,
+    spec: ExperimentSpec,
+    keys: list[RunKey],
+    plans: dict[RunKey, Plan],
+    *,
+    resume: bool,
+    ticket: Ticket | None,
 ) -> list[RunKey]:
     """Planned keys minus sealed keys; refuses sealed runs that were made from another plan or configuration."""
     sealed = {(run.condition, run.replicate): run for run in store.sealed(spec.name)}
@@ -175,18 +189,19 @@ def _missing(
         if run is None:
             todo.append(key)
         else:
-            _require_same_inputs(run, spec, key, plans[key])
+            _require_same_inputs(run, spec, key, plans[key], ticket)
     return todo
 
 
-def _require_same_inputs(run: SealedRun, spec: ExperimentSpec, key: RunKey, drawn: Plan) -> None:
+def _require_same_inputs(run: SealedRun, spec: ExperimentSpec, key: RunKey, drawn: Plan, ticket: Ticket | None) -> None:
     """A sealed run counts only when it was made from the plan and the server that the spec asks for now."""
     expected: dict[str, object] = {
         "plan": drawn.with_treatment(key.condition.treatment).hash,
         "server": spec.server_of(key.condition).model_dump(mode="json"),
-        "time_scale": spec.time_scale,
+        "time_scale": 1.0 if spec.backend == "sim" else spec.time_scale,
         "backend": spec.backend,
         "client": spec.client.model_dump(mode="json"),
+        "preregistration": None if ticket is None else ticket.record.sha256,
     }
     found: dict[str, object] = {
         "plan": run.manifest.plan_hash,
@@ -194,6 +209,7 @@ def _require_same_inputs(run: SealedRun, spec: ExperimentSpec, key: RunKey, draw
         "time_scale": run.manifest.time_scale,
         "backend": run.manifest.backend,
         "client": run.manifest.requested_client,
+        "preregistration": None if run.manifest.preregistration is None else run.manifest.preregistration.sha256,
     }
     changed = sorted(name for name in expected if expected[name] != found[name])
     if changed:

@@ -6,23 +6,31 @@ Next: ``harness.records`` seals; ``harness.analysis`` judges the invariants befo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from harness.analysis import check_run, derive_tables
 from harness.clock import NS_PER_S, MonotonicClock, ScaledClock, clock_for, realtime_minus_monotonic_ns
 from harness.live import provenance
+from harness.live.attached_backend import start_server
 from harness.live.audit import self_audit
 from harness.live.backends import LaunchPlan, backend_named
 from harness.live.client import ReplayResult, replay
+from harness.live.device_watch import DEVICES_FILE, DeviceWatch
+from harness.live.launch_log import launch_findings, read_launch_files
 from harness.live.scrape import Scraper
-from harness.live.server import ExitReport, ServerProcess
+from harness.live.server import ExitReport
 from harness.plan import Plan, write_plan
-from harness.records import ClockRecord, Manifest, Observation, RunWriter, SealedRun, ServerRecord
+from harness.prereg import FROZEN_COPY, Ticket
+from harness.records import ClockRecord, Finding, Manifest, RunWriter, SealedRun, ServerRecord
 from harness.runner.progress import ProgressSink, RequestFinished, RunStarted, ServerReady, StopFlag
 from harness.spec import ConditionSpec, ExperimentSpec, ServerSpec
+
+PLAN_FILE = "plan.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +46,7 @@ class RunRequest:
     num_planned: int
     predicted_wall_s: float
     spec_source: str
+    ticket: Ticket | None = None
 
     @property
     def plan(self) -> Plan:
@@ -80,7 +89,7 @@ def perform_run(
     with RunWriter(
         runs_root, request.spec.name, request.condition.name, request.replicate, plan.num_requests
     ) as writer:
-        write_plan(plan, writer.folder / "plan.jsonl")
+        write_inputs(writer, plan, request.ticket)
         offset_before_ns = realtime_minus_monotonic_ns()
         facts = provenance.capture()
         measured = _measure(request, plan, writer, clock, on_progress, stop)
@@ -107,14 +116,14 @@ def _measure(
     timings = {"server_start_ns": clock.now_ns()}
     audit = self_audit(plan, spec.client, clock)
     with (
-        ServerProcess.start(
-            launch.argv,
-            env=launch.env,
+        start_server(
+            launch,
             log_path=writer.folder / "server.log",
             stamps_path=writer.folder / "server.log.stamps",
             clock=clock,
         ) as process,
         open(writer.folder / "scrapes.jsonl", "ab") as scrapes,
+        DeviceWatch(writer.folder / DEVICES_FILE, launch.device_command, clock),
     ):
         startup_ns = process.wait_healthy(launch.host, launch.port, deadline_s=server.start_timeout_s)
         on_progress(ServerReady(request.label, startup_ns / NS_PER_S))
@@ -167,23 +176,57 @@ def _seal(
     clock_record: ClockRecord,
     facts: Mapping[str, Any],
 ) -> SealedRun:
-    """Write the tables, derive what the raw files say, judge the invariants, seal."""
+    launch = measured.launch
+    said = read_launch_files(writer.folder) if launch.tells_settings else None
+    manifest = manifest_of(
+        request,
+        plan,
+        clock=clock_record,
+        observation=launch.observation,
+        effective={} if said is None else {"server": said.effective, "launch": said.to_json()},
+        server=ServerRecord(
+            pid=measured.pid,
+            is_alive_until_stop=measured.is_alive_until_stop,
+            exit_status=measured.exit_report.returncode,
+            argv=launch.argv,
+            facts={"launch": launch.to_json(), "exit": measured.exit_report.to_json()},
+        ),
+        client_audit={**measured.replay.audit, "self_audit": measured.audit},
+        provenance=dict(facts),
+        timings=measured.timings,
+    )
+    found = list(launch.findings)
+    if said is not None:
+        found += launch_findings(manifest.requested_server, said, needs_observer=request.server.observer)
+    return seal_run(writer, manifest, plan, measured.replay.requests, measured.replay.chunks, found)
+
+
+def seal_run(
+    writer: RunWriter,
+    manifest: Manifest,
+    plan: Plan,
+    requests: pa.Table,
+    chunks: pa.Table,
+    findings: Sequence[Finding] = (),
+) -> SealedRun:
+    """Write the tables, derive what the raw files say, judge the invariants, seal.
+
+    findings: what the launch itself showed, beside the invariants.
+    """
     writer.close_raw()
-    writer.write("requests", measured.replay.requests)
-    writer.write("chunks", measured.replay.chunks)
-    manifest = _manifest(request, plan, measured, clock_record, facts)
+    writer.write("requests", requests)
+    writer.write("chunks", chunks)
     derived = derive_tables(writer.folder, manifest)
     for name, table in derived.tables.items():
         writer.write(name, table)
-    findings = check_run(manifest, plan=plan, requests=measured.replay.requests, derived=derived)
-    reasons = [f"{finding.code}: {finding.evidence}" for finding in findings if finding.severity == "invalid"]
-    return writer.seal(manifest.model_copy(update={"findings": tuple(findings)}), reasons)
+    found = [*findings, *check_run(manifest, plan=plan, requests=requests, derived=derived)]
+    reasons = [f"{finding.code}: {finding.evidence}" for finding in found if finding.severity == "invalid"]
+    return writer.seal(manifest.model_copy(update={"findings": tuple(found)}), reasons)
 
 
-def _manifest(
-    request: RunRequest, plan: Plan, measured: _Measured, clock_record: ClockRecord, facts: Mapping[str, Any]
-) -> Manifest:
-    spec, launch = request.spec, measured.launch
+def manifest_of(request: RunRequest, plan: Plan, **observed: Any) -> Manifest:
+    """What is known of a run before it is judged. observed: the manifest's own keys for what happened."""
+    spec = request.spec
     return Manifest(
         experiment=spec.name,
         condition=request.condition.name,
@@ -202,16 +245,13 @@ def _manifest(
             "limits": spec.limits.model_dump(mode="json"),
             "spec_source": request.spec_source,
         },
-        clock=clock_record,
-        observation=Observation(),
-        server=ServerRecord(
-            pid=measured.pid,
-            is_alive_until_stop=measured.is_alive_until_stop,
-            exit_status=measured.exit_report.returncode,
-            argv=launch.argv,
-            facts={"launch": launch.to_json(), "exit": measured.exit_report.to_json()},
-        ),
-        client_audit={**measured.replay.audit, "self_audit": measured.audit},
-        provenance=dict(facts),
-        timings=measured.timings,
+        preregistration=None if request.ticket is None else request.ticket.record,
+        **observed,
     )
+
+
+def write_inputs(writer: RunWriter, plan: Plan, ticket: Ticket | None) -> None:
+    """What the run was made from, kept with it: the plan, and the frozen file of a confirmatory run."""
+    write_plan(plan, writer.folder / PLAN_FILE)
+    if ticket is not None:
+        writer.raw(FROZEN_COPY).write(ticket.content)

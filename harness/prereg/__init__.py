@@ -1,0 +1,29 @@
+"""Preregistration: plans, predictions and criteria fixed in one committed file before anything is measured.
+
+A confirmatory run needs the ticket that only an unchanged, committed, older file gives; nothing here measures or
+decides. Next: ``harness.runner`` keeps a copy of the file in every run; ``harness decide`` judges by what it holds.
+"""
+
+from __future__ import annotations
+
+from harness.prereg.freeze import FreezeOptions, freeze
+from harness.prereg.frozen import FROZEN_COPY, FrozenRule, Preregistration, Ticket, load_preregistration
+from harness.prereg.predict import predict_experiment, predict_runs
+from harness.prereg.seeds import SeedUse, used_seeds
+from harness.prereg.ticket import check_sealed_runs, ticket_for
+
+__all__ = [
+    "FROZEN_COPY",
+    "FreezeOptions",
+    "FrozenRule",
+    "Preregistration",
+    "SeedUse",
+    "Ticket",
+    "check_sealed_runs",
+    "freeze",
+    "load_preregistration",
+    "predict_experiment",
+    "predict_runs",
+    "ticket_for",
+    "used_seeds",
+]

@@ -1,0 +1,193 @@
+"""``freeze``: from an experiment to one file that fixes plans, predictions, criteria, code and patches.
+
+Refuses a tree with uncommitted changes unless told, a seed that was used before, and a file that exists. Nothing is
+measured. Next: the file is committed; ``ticket`` checks it before a confirmatory run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.analysis.rules import find_rule, load_rule
+from harness.clock import utc_now
+from harness.engine.cost import find_cost_file
+from harness.errors import SpecError
+from harness.live.provenance import SOURCE_ROOT, source_sha256
+from harness.plan import check_fits
+from harness.plan.files import write_atomic
+from harness.prereg.frozen import FrozenPlan, FrozenRule, NamedFile, Preregistration
+from harness.prereg.predict import planned_all, predict_experiment
+from harness.prereg.repository import Commit, Repository, file_sha256
+from harness.prereg.seeds import used_seeds
+from harness.shipped import find_shipped
+from harness.spec import ExperimentSpec, RulesName
+
+PATCHES = "patches"
+HARNESS_FOLDER = SOURCE_ROOT / "harness"
+# Files that come with an installed harness and not from the repository.
+SHIPPED = "shipped:"
+
+
+@dataclass(frozen=True, slots=True)
+class FreezeOptions:
+    """folder: where the file goes; default plans/frozen of the repository. rules: added to those the experiment names.
+
+    tag: a tag on the commit, only with ``is_committed``; is_signed: sign it.
+    """
+
+    folder: Path | None = None
+    rules: tuple[str, ...] = ()
+    prediction_rules: RulesName | None = None
+    allows_dirty_tree: bool = False
+    is_committed: bool = False
+    tag: str = ""
+    is_signed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Frozen:
+    """What was written. commit: None when the person still has to commit ``paths``."""
+
+    path: Path
+    paths: tuple[Path, ...]
+    preregistration: Preregistration
+    commit: Commit | None
+
+
+def freeze(
+    spec: ExperimentSpec, experiment_file: Path, *, overrides: Sequence[str] = (), options: FreezeOptions | None = None
+) -> Frozen:
+    """Write the frozen file of an experiment; raises SpecError with the reason when that cannot be right.
+
+    spec: as it will be run, ``overrides`` applied to the content of ``experiment_file``.
+    """
+    options = options or FreezeOptions()
+    repository = Repository(experiment_file)
+    folder = options.folder or repository.root / "plans" / "frozen"
+    path = folder / f"{spec.name}.json"
+    dirty = repository.changes()
+    _refuse(repository, spec, experiment_file, path, dirty, options)
+    rules = [freeze_rule(repository, name) for name in dict.fromkeys((*spec.rules, *options.rules))]
+    plans, plan_paths = _save_plans(repository, spec, folder / spec.name)
+    preregistration = Preregistration(
+        name=spec.name,
+        frozen_at_utc=utc_now().isoformat(timespec="seconds"),
+        experiment_file=named(repository, experiment_file),
+        overrides=tuple(overrides),
+        experiment=spec,
+        plans=tuple(plans),
+        prediction_rules=options.prediction_rules or "",
+        predictions=predict_experiment(spec, options.prediction_rules),
+        rules=tuple(rules),
+        code_sha256=source_sha256(HARNESS_FOLDER),
+        files=tuple(named(repository, one) for one in sorted(set(_inputs(repository, spec)))),
+        parent_commit=repository.head() or "",
+        is_tree_dirty=bool(dirty),
+        dirty_paths=tuple(dirty[:50]),
+    ).sealed()
+    write_atomic(path, iter([preregistration.to_json().encode()]), what="the frozen file")
+    paths = (path, *plan_paths)
+    return Frozen(path, paths, preregistration, _commit(repository, paths, spec, options))
+
+
+def _refuse(
+    repository: Repository,
+    spec: ExperimentSpec,
+    experiment_file: Path,
+    path: Path,
+    dirty: Sequence[str],
+    options: FreezeOptions,
+) -> None:
+    if path.exists():
+        raise SpecError(
+            "is frozen already, and a frozen file never changes",
+            where=str(path),
+            hint="Give the experiment a new name, or freeze into another folder",
+        )
+    if dirty and not options.allows_dirty_tree:
+        raise SpecError(
+            f"the tree has {len(dirty)} uncommitted changes, first {dirty[0]}",
+            where=str(repository.root),
+            hint="Commit them, or say --allow-dirty and it is recorded",
+        )
+    if options.tag and not options.is_committed:
+        raise SpecError("a tag needs the commit it is put on", where="--tag", hint="Add --commit")
+    check_new_seed(repository, spec.base_seed, leave_out=[experiment_file])
+
+
+def check_new_seed(
+    repository: Repository, seed: int, *, leave_out: Sequence[Path], runs_root: Path | None = None
+) -> None:
+    """Refuse a base seed that anything in the repository (or a sealed run) used before."""
+    uses = [use for use in used_seeds(repository, leave_out=leave_out, runs_root=runs_root) if use.seed == seed]
+    if uses:
+        more = f" and {len(uses) - 1} more places" if len(uses) > 1 else ""
+        raise SpecError(
+            f"base seed {seed} was used before, by {uses[0].where}{more}: a confirmatory plan needs new inputs",
+            where=str(repository.root),
+            hint="Choose a seed that no file names: harness freeze FILE.toml --seed NUMBER",
+        )
+
+
+def freeze_rule(repository: Repository, name: str) -> FrozenRule:
+    """A rule with the file it is in."""
+    return FrozenRule(file=named(repository, find_rule(name)), rule=load_rule(name))
+
+
+def named(repository: Repository, path: Path) -> NamedFile:
+    """A file by its path from the repository's root, or from the harness's own files when it ships with that."""
+    absolute = path.resolve()
+    for root, prefix in ((repository.root.resolve(), ""), (SOURCE_ROOT, SHIPPED)):
+        if absolute.is_relative_to(root):
+            return NamedFile(path=prefix + absolute.relative_to(root).as_posix(), sha256=file_sha256(path))
+    raise SpecError(f"lies outside the repository {repository.root}", where=str(path), hint="Move it inside")
+
+
+def resolve(repository: Repository, file: NamedFile) -> Path:
+    """Where a named file lies now."""
+    if file.path.startswith(SHIPPED):
+        return SOURCE_ROOT / file.path.removeprefix(SHIPPED)
+    return repository.root / file.path
+
+
+def _save_plans(
+    repository: Repository, spec: ExperimentSpec, folder: Path
+) -> tuple[list[FrozenPlan], dict[Path, None]]:
+    plans: list[FrozenPlan] = []
+    paths: dict[Path, None] = {}
+    conditions = {condition.name: condition for condition in spec.condition}
+    for (condition, replicate), plan in planned_all(spec).items():
+        check_fits(plan, spec.server_of(conditions[condition]))
+        path = folder / f"{plan.hash}.jsonl"
+        if path not in paths:
+            paths[plan.save(folder)] = None
+        relative = repository.relative(path)
+        plans.append(
+            FrozenPlan(
+                condition=condition, replicate=replicate, hash=plan.hash, drawn_hash=plan.drawn_hash, path=relative
+            )
+        )
+    return plans, paths
+
+
+def _inputs(repository: Repository, spec: ExperimentSpec) -> Iterator[Path]:
+    """Files that plans, predictions or the server rest on."""
+    for condition in spec.condition:
+        yield find_cost_file(spec.server_of(condition).cost_model)
+        yield find_shipped("waits", spec.workload_of(condition).waits, what="wait distribution")
+    patches = repository.root / PATCHES
+    if patches.is_dir():
+        yield from (path for path in patches.rglob("*") if path.is_file())
+
+
+def _commit(
+    repository: Repository, paths: Sequence[Path], spec: ExperimentSpec, options: FreezeOptions
+) -> Commit | None:
+    if not options.is_committed:
+        return None
+    commit = repository.commit(paths, f"Preregister {spec.name}: plans, predictions and criteria")
+    if options.tag:
+        repository.tag(options.tag, f"Preregistration of {spec.name}", is_signed=options.is_signed)
+    return commit

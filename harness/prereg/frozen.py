@@ -1,0 +1,139 @@
+"""The frozen file: everything that is fixed before a confirmatory measurement, in one JSON file with its own digest.
+
+It is written once and never changed; a changed one is refused. Nothing here looks at git or at runs.
+Next: ``ticket`` checks that what it names is unchanged; ``harness decide`` takes rules and predictions from it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import ValidationError
+
+from harness.analysis.predictions import Prediction
+from harness.analysis.rules import DecisionRule
+from harness.errors import SpecError
+from harness.records import PreregistrationRecord
+from harness.spec import ExperimentSpec, Spec, describe_validation_error
+
+FROZEN_COPY = "preregistration.json"
+FORMAT: Literal["harness-preregistration/1"] = "harness-preregistration/1"
+
+
+class NamedFile(Spec):
+    """A file and what it was: path from the repository's root, SHA-256 of its bytes."""
+
+    path: str
+    sha256: str
+
+
+class FrozenPlan(Spec):
+    """What one run sends: the plan's hash, and its file, which carries that hash itself."""
+
+    condition: str
+    replicate: int
+    hash: str
+    drawn_hash: str
+    path: str
+
+
+class FrozenRule(Spec):
+    """A decision rule, whole, and the file it was read from."""
+
+    file: NamedFile
+    rule: DecisionRule
+
+
+class Preregistration(Spec):
+    """Everything fixed beforehand. experiment: as it will be run, the file's overrides applied.
+
+    code_sha256: of the harness's own Python files. files: what plans and predictions rest on (cost models, wait
+    distributions, patches). prediction_rules: the KV rules the predictions were made with, "" for each server's own.
+    is_tree_dirty: frozen although other files were uncommitted. digest: SHA-256 of everything else in this file.
+    """
+
+    format: Literal["harness-preregistration/1"] = FORMAT
+    name: str
+    frozen_at_utc: str
+    experiment_file: NamedFile
+    overrides: tuple[str, ...] = ()
+    experiment: ExperimentSpec
+    plans: tuple[FrozenPlan, ...]
+    prediction_rules: str = ""
+    predictions: dict[str, dict[int, Prediction]]
+    rules: tuple[FrozenRule, ...]
+    code_sha256: str
+    files: tuple[NamedFile, ...]
+    parent_commit: str = ""
+    is_tree_dirty: bool = False
+    dirty_paths: tuple[str, ...] = ()
+    digest: str = ""
+
+    def sealed(self) -> Preregistration:
+        """The same with its digest filled in."""
+        return self.model_copy(update={"digest": _digest(self.model_dump(mode="json"))})
+
+    def to_json(self) -> str:
+        """The text of the frozen file."""
+        return json.dumps(self.model_dump(mode="json"), indent=1, sort_keys=True) + "\n"
+
+    def rule_named(self, name: str) -> FrozenRule | None:
+        """The frozen rule of that name, if there is one."""
+        return next((frozen for frozen in self.rules if frozen.rule.name == name), None)
+
+    @property
+    def plan_hashes(self) -> dict[tuple[str, int], str]:
+        return {(plan.condition, plan.replicate): plan.hash for plan in self.plans}
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """What a confirmatory run holds: the record for its manifest, and the frozen file's bytes."""
+
+    record: PreregistrationRecord
+    content: bytes
+
+
+def parse_preregistration(content: bytes, *, where: str) -> Preregistration:
+    """A frozen file's content; raises SpecError when it is none, or was edited after it was frozen."""
+    try:
+        table: dict[str, Any] = json.loads(content)
+        frozen = Preregistration.model_validate(table)
+    except ValidationError as error:
+        raise SpecError(
+            f"is not a frozen file of this version: {describe_validation_error(error)}",
+            where=where,
+            hint="Use the harness version that froze it, or freeze again",
+        ) from error
+    except ValueError as error:
+        raise SpecError(
+            "is not a frozen file (no JSON)", where=where, hint="Make one: harness freeze FILE.toml"
+        ) from error
+    if frozen.digest != _digest(table):
+        raise SpecError(
+            "was edited after it was frozen", where=where, hint="Restore it from its commit, or freeze again"
+        )
+    return frozen
+
+
+def load_preregistration(path: Path) -> Preregistration:
+    """The preregistration in a file."""
+    return parse_preregistration(read_frozen(path), where=str(path))
+
+
+def read_frozen(path: Path) -> bytes:
+    """The bytes of a frozen file."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise SpecError(f"cannot be read ({error.strerror})", where=str(path), hint="Check the path") from error
+
+
+def _digest(table: Mapping[str, Any]) -> str:
+    rest = {key: value for key, value in table.items() if key != "digest"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

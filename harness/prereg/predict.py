@@ -1,0 +1,90 @@
+"""Predictions of every planned run, from the simulator, before anything is measured.
+
+The same plan and server give the same prediction on every machine. Nothing is compared here.
+Next: ``freeze`` writes them down; ``harness decide`` compares them with sealed runs.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+
+import pyarrow as pa
+
+from harness.analysis import rearrivals
+from harness.analysis.predictions import Prediction, Predictions
+from harness.plan import Plan, build_plan
+from harness.records import SealedRun
+from harness.sim import SimResult, simulate
+from harness.spec import ConditionSpec, ExperimentSpec, RulesName, ServerSpec
+
+
+def predict(plan: Plan, server: ServerSpec, rules: RulesName | None = None) -> Prediction:
+    """One run. rules: the KV rules to predict with; default, those the server is said to follow."""
+    asked = server if rules is None else server.model_copy(update={"rules": rules})
+    return _prediction(plan, asked, simulate(plan, asked))
+
+
+def _prediction(plan: Plan, server: ServerSpec, result: SimResult) -> Prediction:
+    buckets = server.decode_buckets
+    bucket_slots = sum(
+        count * buckets[bisect_left(buckets, n)] for n, count in enumerate(result.decode_histogram) if n and count
+    )
+    used_slots = sum(n * count for n, count in enumerate(result.decode_histogram))
+    again = rearrivals(_as_answered(result.requests), plan)
+    return Prediction(
+        device_ns=result.device_ns,
+        decode_ns=result.decode_ns,
+        prefill_ns=result.prefill_ns,
+        waiting_session_ns=result.wait_session_ns,
+        end_ns=result.end_ns,
+        num_decode_steps=result.num_decode_steps,
+        padded_slots=bucket_slots - used_slots,
+        bucket_slots=bucket_slots,
+        num_rearrivals=len(again),
+        num_reused=sum(one.is_reused for one in again),
+        cached_tokens=result.cached_tokens,
+        computed_tokens=result.computed_tokens,
+        num_evictions=result.num_evictions,
+        filled_in_buckets=result.filled_in_buckets,
+    )
+
+
+def _as_answered(requests: pa.Table) -> pa.Table:
+    return requests.select(["session", "request", "prompt_tokens", "cached_tokens"])
+
+
+def predict_experiment(spec: ExperimentSpec, rules: RulesName | None = None) -> dict[str, dict[int, Prediction]]:
+    """Every planned run of an experiment, by condition and replicate."""
+    return {
+        condition.name: {
+            replicate: predict(planned(spec, condition, replicate), spec.server_of(condition), rules)
+            for replicate in range(spec.replicates)
+        }
+        for condition in spec.condition
+    }
+
+
+def predict_runs(runs: Sequence[SealedRun], rules: RulesName | None = None) -> Predictions:
+    """Predictions of runs that were sealed without any: from the plan that lies in each."""
+    found: dict[str, dict[int, Prediction]] = {}
+    for run in runs:
+        plan = Plan.load(run.file("plan.jsonl"))
+        server = ServerSpec.model_validate(run.manifest.requested_server)
+        found.setdefault(run.condition, {})[run.replicate] = predict(plan, server, rules)
+    return found
+
+
+def planned(spec: ExperimentSpec, condition: ConditionSpec, replicate: int) -> Plan:
+    """What one condition sends in one replicate."""
+    drawn = build_plan(spec.workload_of(condition), spec.base_seed, spec.input_of(replicate))
+    return drawn.with_treatment(condition.treatment)
+
+
+def planned_all(spec: ExperimentSpec) -> Mapping[tuple[str, int], Plan]:
+    """What every run sends."""
+    return {
+        (condition.name, replicate): planned(spec, condition, replicate)
+        for condition in spec.condition
+        for replicate in range(spec.replicates)
+    }

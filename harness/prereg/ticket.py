@@ -1,0 +1,180 @@
+"""The ticket of a confirmatory run: given only when the frozen file is committed, older, and all it names unchanged.
+
+Every refusal is one line with its reason. Nothing is repaired. Next: ``harness.runner`` seals the ticket into each run;
+``check_sealed_runs`` holds sealed runs against it again before anything is decided.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+
+from harness.clock import NS_PER_S, ScaledClock, utc_now
+from harness.errors import PlanError, RecordsError, SpecError
+from harness.live.provenance import source_sha256
+from harness.plan import Plan
+from harness.prereg.freeze import HARNESS_FOLDER, check_new_seed, resolve
+from harness.prereg.frozen import (
+    FROZEN_COPY,
+    NamedFile,
+    Preregistration,
+    Ticket,
+    parse_preregistration,
+    read_frozen,
+)
+from harness.prereg.predict import planned_all
+from harness.prereg.repository import Commit, Repository, file_sha256
+from harness.records import PreregistrationRecord, SealedRun
+
+AGAIN = "Restore it, or freeze the changed experiment under a new name"
+
+
+def ticket_for(path: Path, *, runs_root: Path | None = None) -> tuple[Preregistration, Ticket]:
+    """Check a frozen file and all it names, now, and give the ticket for its runs.
+
+    runs_root: where the runs will go; a sealed exploratory run there that used the same seed is refused too.
+    Raises SpecError with the first reason against it.
+    """
+    content = read_frozen(path)
+    frozen = parse_preregistration(content, where=str(path))
+    repository = Repository(path)
+    commit = _check_committed(repository, path)
+    for file, what in _named_files(frozen):
+        _check_unchanged(repository, file, what)
+    _check_code(frozen)
+    _check_plans(repository, frozen)
+    own = [path, resolve(repository, frozen.experiment_file)]
+    own += sorted({repository.root / plan.path for plan in frozen.plans})
+    check_new_seed(repository, frozen.experiment.base_seed, leave_out=own, runs_root=runs_root)
+    record = PreregistrationRecord(
+        path=repository.relative(path),
+        sha256=hashlib.sha256(content).hexdigest(),
+        commit=commit.sha,
+        committed_at_s=commit.at_s,
+    )
+    return frozen, Ticket(record, content)
+
+
+def _check_committed(repository: Repository, path: Path) -> Commit:
+    commit = repository.last_commit_of(path)
+    if commit is None or repository.changes(path):
+        raise SpecError(
+            "is not committed, so nobody can tell that it is older than the measurement",
+            where=str(path),
+            hint=f"Commit it first: git add {repository.relative(path)} && git commit",
+        )
+    now_s = utc_now().timestamp()
+    if commit.at_s > now_s:
+        raise SpecError(
+            f"its commit {commit.sha[:12]} is dated {commit.at_s - now_s:.0f} s in the future: the run would start "
+            "before its freeze",
+            where=str(path),
+            hint="Correct the clock, or commit again",
+        )
+    return commit
+
+
+def _named_files(frozen: Preregistration) -> list[tuple[NamedFile, str]]:
+    return [
+        (frozen.experiment_file, "the experiment"),
+        *((rule.file, f"criterion {rule.rule.name!r}") for rule in frozen.rules),
+        *((file, "an input") for file in frozen.files),
+    ]
+
+
+def _check_unchanged(repository: Repository, file: NamedFile, what: str) -> None:
+    path = resolve(repository, file)
+    if not path.is_file():
+        raise SpecError(f"{what} is gone since the freeze", where=str(path), hint=AGAIN)
+    if file_sha256(path) != file.sha256:
+        raise SpecError(f"{what} was changed after the freeze", where=str(path), hint=AGAIN)
+
+
+def _check_code(frozen: Preregistration) -> None:
+    if source_sha256(HARNESS_FOLDER) != frozen.code_sha256:
+        raise SpecError(
+            f"the harness's code was changed after the freeze (it was {frozen.code_sha256[:12]})",
+            where=str(HARNESS_FOLDER),
+            hint=f"Check out {frozen.parent_commit[:12] or 'the code it was frozen with'}, or freeze again",
+        )
+
+
+def _check_plans(repository: Repository, frozen: Preregistration) -> None:
+    built = planned_all(frozen.experiment)
+    for planned in frozen.plans:
+        path = repository.root / planned.path
+        try:
+            found = Plan.load(path).hash
+        except PlanError as error:
+            raise SpecError(
+                f"the plan of {planned.condition}/{planned.replicate} was changed after the freeze ({error.what})",
+                where=str(path),
+                hint=AGAIN,
+            ) from error
+        if not found == planned.hash == built[planned.condition, planned.replicate].hash:
+            raise SpecError(
+                f"the plan of {planned.condition}/{planned.replicate} is not the frozen one ({planned.hash[:12]})",
+                where=str(path),
+                hint=AGAIN,
+            )
+
+
+def check_sealed_runs(runs: Sequence[SealedRun]) -> Preregistration | None:
+    """The preregistration that sealed runs were made under; None when they are exploratory.
+
+    Raises RecordsError when runs of both kinds, or of two preregistrations, are mixed; when the copy in a run is not
+    what its manifest names; when a run was made from another plan; and when a run began before its freeze.
+    """
+    records = [run.manifest.preregistration for run in runs]
+    kinds = {"exploratory" if record is None else record.sha256 for record in records}
+    if kinds <= {"exploratory"}:
+        return None
+    if len(kinds) > 1:
+        told = sorted(kind[:12] for kind in kinds)
+        raise RecordsError(
+            f"runs of experiment {runs[0].experiment!r} were made under different preregistrations ({', '.join(told)})",
+            where=str(runs[0].path.parent.parent),
+            hint="Keep each in a records folder of its own",
+        )
+    frozen: Preregistration | None = None
+    for run in runs:
+        frozen = _check_run(run)
+    return frozen
+
+
+def _check_run(run: SealedRun) -> Preregistration:
+    record = run.manifest.preregistration
+    assert record is not None, "only confirmatory runs come here"
+    content = read_frozen(run.file(FROZEN_COPY))
+    if hashlib.sha256(content).hexdigest() != record.sha256:
+        raise RecordsError(
+            "its copy of the frozen file is not the one its manifest names",
+            where=str(run.file(FROZEN_COPY)),
+            hint="Restore the run from a copy",
+        )
+    frozen = parse_preregistration(content, where=str(run.file(FROZEN_COPY)))
+    if frozen.plan_hashes.get((run.condition, run.replicate)) != run.manifest.plan_hash:
+        raise RecordsError(
+            f"was made from plan {run.manifest.plan_hash[:12]}, which its preregistration does not name for it",
+            where=str(run.path),
+            hint="Perform the run again from the frozen file",
+        )
+    first_s = first_request_s(run)
+    if first_s is not None and first_s < record.committed_at_s:
+        raise RecordsError(
+            f"began {record.committed_at_s - first_s:.3f} s before its freeze was committed ({record.commit[:12]})",
+            where=str(run.path),
+            hint="It cannot count as confirmatory; perform it again",
+        )
+    return frozen
+
+
+def first_request_s(run: SealedRun) -> float | None:
+    """When the first request left, seconds since the epoch; None when none did."""
+    sent = [instant for instant in run.table("requests").column("sent_ns").to_pylist() if instant is not None]
+    if not sent:
+        return None
+    record = run.manifest.clock
+    monotonic_ns = ScaledClock(record.scale).to_monotonic_ns(min(sent))
+    return (monotonic_ns + record.realtime_minus_monotonic_ns) / NS_PER_S

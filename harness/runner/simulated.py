@@ -1,0 +1,293 @@
+"""The backend ``sim``: a run in virtual time, with the same records as a measured one.
+
+The emulator's engine loop is stepped on a clock that jumps; log, scrapes, requests and chunks are written as a server
+and a perfect client would have left them, so that everything above reads them alike. Nothing waits and no process is
+started. Next: ``harness.runner.run.seal_run`` judges and seals it like any other run.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+from array import array
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from harness.clock import NS_PER_S, NS_PER_US, MonotonicClock, utc_now
+from harness.emulator import logs
+from harness.emulator.core import EmulatorCore, EngineRequest, StepEnd, StepStart
+from harness.emulator.logs import Site, kv_event_line
+from harness.emulator.metrics import ServerMetrics
+from harness.emulator.tokens import ContextHash
+from harness.engine import DECODE, PREFILL, EngineConfig, KvEvent, Scheduler, load_cost_model
+from harness.engine.config import PREFILL_CHUNK_TOKENS
+from harness.live import provenance
+from harness.plan import BlockKeys, Plan
+from harness.records import ClockRecord, Observation, RawFile, RunWriter, SealedRun, ServerRecord, schema
+from harness.runner.progress import ProgressSink, RequestFinished, RunStarted, StopFlag
+from harness.runner.run import RunRequest, manifest_of, seal_run, write_inputs
+from harness.sim import simulate
+
+MODEL = "simulated-qwen3-4b"
+LOG_PID = 0
+# A scrape costs as much as a thousand steps; longer runs are scraped before and after only.
+MAX_SCRAPES = 24
+
+
+def perform_simulated_run(
+    request: RunRequest, *, runs_root: Path, on_progress: ProgressSink, stop: StopFlag
+) -> tuple[SealedRun | None, float]:
+    """Simulate one run and seal it; the same contract as ``perform_run``."""
+    wall_clock = MonotonicClock()
+    began_ns = wall_clock.now_ns()
+    plan = request.plan
+    on_progress(
+        RunStarted(request.label, request.position, request.num_planned, plan.num_requests, request.predicted_wall_s)
+    )
+    if stop.now.is_set():
+        return None, 0.0
+    # Whole seconds, so that the microseconds of the log do not depend on when the run was made.
+    epoch_s = int(utc_now().timestamp())
+    with RunWriter(
+        runs_root, request.spec.name, request.condition.name, request.replicate, plan.num_requests
+    ) as writer:
+        write_inputs(writer, plan, request.ticket)
+        run = _VirtualRun(request, plan, _Log(writer.raw("server.log"), epoch_s), writer.raw("scrapes.jsonl"))
+        end_ns = run.play()
+        on_progress(RequestFinished(request.label, plan.num_requests, plan.num_requests))
+        manifest = manifest_of(
+            request,
+            plan,
+            clock=ClockRecord(scale=1.0, realtime_minus_monotonic_ns=epoch_s * NS_PER_S),
+            observation=Observation(),
+            server=ServerRecord(facts={"launch": {"backend": "sim", "label": "virtual time, no server process"}}),
+            provenance=provenance.capture(),
+            timings={"replay_start_ns": 0, "replay_end_ns": end_ns},
+        )
+        sealed = seal_run(writer, manifest, plan, run.rows.requests_table(), run.rows.chunks_table())
+    return sealed, (wall_clock.now_ns() - began_ns) / NS_PER_S
+
+
+class _Log:
+    """The server's log in its precise format, stamped with virtual instants."""
+
+    def __init__(self, file: RawFile, epoch_s: int) -> None:
+        self._file = file
+        self._epoch_s = epoch_s
+        self._lines: list[str] = []
+
+    def line(self, site: Site, message: str, at_ns: int) -> None:
+        seconds, nanoseconds = divmod(at_ns, NS_PER_S)
+        self._lines.append(
+            f"{self._epoch_s + seconds}.{nanoseconds // NS_PER_US:06d} {LOG_PID} {site.level} {site.logger} {message}\n"
+        )
+
+    def close(self) -> None:
+        self._file.write("".join(self._lines).encode())
+        self._lines.clear()
+
+
+@dataclass
+class _Rows:
+    """What a perfect client saw; one row per planned request, one chunk per token. Instants in virtual ns."""
+
+    plan: Plan
+    is_streaming: bool
+    trigger_ns: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
+    due_ns: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
+    first_ns: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
+    done_ns: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
+    cached_tokens: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
+    token_ns: dict[tuple[int, int], array[int]] = field(default_factory=dict[tuple[int, int], "array[int]"])
+
+    def token(self, key: tuple[int, int], at_ns: int) -> None:
+        self.first_ns.setdefault(key, at_ns)
+        self.token_ns.setdefault(key, array("q")).append(at_ns)
+
+    def requests_table(self) -> pa.Table:
+        rows = [
+            {
+                "session": session.index,
+                "request": index,
+                "trigger_ns": self.trigger_ns[key],
+                "due_ns": self.due_ns[key],
+                "sent_ns": self.due_ns[key],
+                "first_byte_ns": self.first_ns[key] if self.is_streaming else self.done_ns[key],
+                "done_ns": self.done_ns[key],
+                "status": "ok",
+                "http_status": 200,
+                "error": "",
+                "planned_prompt_tokens": planned.prompt_tokens,
+                "planned_generate_tokens": planned.generate_tokens,
+                "planned_wait_ns": planned.wait_after_ns,
+                "prompt_tokens": planned.prompt_tokens,
+                "completion_tokens": planned.generate_tokens,
+                "cached_tokens": self.cached_tokens[key],
+                "request_id": request_name(*key),
+                "response_id": f"cmpl-{request_name(*key)}",
+                "finish_reason": "length",
+                "token_digest": "",
+            }
+            for session in self.plan.sessions
+            for index, planned in enumerate(session.requests)
+            for key in ((session.index, index),)
+        ]
+        return pa.Table.from_pylist(rows, schema=schema.REQUESTS)
+
+    def chunks_table(self) -> pa.Table:
+        keys = sorted(self.token_ns)
+        if not keys:
+            return schema.empty("chunks")
+        # Without streaming an answer is one piece, at its end.
+        pieces = [self.token_ns[key] if self.is_streaming else array("q", [self.done_ns[key]]) for key in keys]
+        counts = [len(piece) for piece in pieces]
+        tokens = [1 if self.is_streaming else len(self.token_ns[key]) for key in keys]
+        received = np.concatenate([np.frombuffer(piece, dtype=np.int64) for piece in pieces])
+        return pa.table(
+            [
+                pa.array(np.repeat(np.array([key[0] for key in keys], dtype=np.int32), counts)),
+                pa.array(np.repeat(np.array([key[1] for key in keys], dtype=np.int32), counts)),
+                pa.array(np.concatenate([np.arange(count, dtype=np.int32) for count in counts])),
+                pa.array(received),
+                pa.nulls(len(received), pa.int64()),
+                pa.array(np.repeat(np.array(tokens, dtype=np.int32), counts)),
+                pa.array(np.zeros(len(received), dtype=np.bool_)),
+            ],
+            schema=schema.CHUNKS,
+        )
+
+
+def request_name(session: int, request: int) -> str:
+    """How a simulated request is called in its log."""
+    return f"s{session}r{request}"
+
+
+def _admission(start: StepStart) -> list[KvEvent]:
+    """The reuse and the allocation of a prefill, in the vendor's order; slots are not told apart."""
+    step, handle = start.step, start.requests[0].handle
+    num_hit = step.cached_tokens // PREFILL_CHUNK_TOKENS
+    num_blocks = -(-(step.cached_tokens + step.computed_tokens) // PREFILL_CHUNK_TOKENS)
+    blocks = tuple(range(num_blocks))
+    hit = [KvEvent("CACHE_HIT", handle, (0,), blocks[:num_hit], "", num_hit, (num_hit,))] if num_hit else []
+    given = step.evicted_slots[-1:] or (0,)
+    return [*hit, KvEvent("ALLOC", handle, given, blocks, "", num_blocks)]
+
+
+class _VirtualRun:
+    """One plan on one freshly started server, in virtual time."""
+
+    def __init__(self, request: RunRequest, plan: Plan, log: _Log, scrapes: RawFile) -> None:
+        server = request.server
+        config = EngineConfig.from_server(server)
+        # The paper's rules tell of evictions only; admissions, reuse and ends are added as the vendor would log them.
+        self._is_laconic = not config.has_inner_blocks
+        self.rows = _Rows(plan, request.spec.client.stream)
+        self._plan, self._log, self._scrapes = plan, log, scrapes
+        self._core = EmulatorCore(Scheduler(config, load_cost_model(server.cost_model)))
+        self._metrics = ServerMetrics(MODEL, config, server.num_kv_slots)
+        self._keys = BlockKeys(plan)
+        self._names: dict[int, tuple[int, int]] = {}
+        longest = max(one.prompt_tokens for session in plan.sessions for one in session.requests)
+        # Only the length of a prompt matters here: its blocks are named by the plan.
+        self._blank = np.zeros(longest, dtype=np.int32)
+        self._context = ContextHash.of(self._blank[:1], 0)
+        self._due = [(one.start_offset_ns, one.index, 0) for one in plan.sessions if one.after is None]
+        heapq.heapify(self._due)
+        for offset_ns, session, _request in self._due:
+            self._plan_send((session, 0), 0, offset_ns)
+        interval_ns = round(request.spec.client.scrape_interval_s * NS_PER_S)
+        is_short = simulate(plan, server).end_ns < MAX_SCRAPES * interval_ns
+        self._scrape_every_ns = interval_ns if is_short else 1 << 62
+
+    def play(self) -> int:
+        """Everything, from the common start to the last token; returns the instant of that."""
+        now_ns, next_scrape_ns = 0, self._scrape_every_ns
+        self._scrape(0, "before")
+        while self._due or self._core.num_unfinished or self._core.has_work:
+            self._send_due(now_ns)
+            start = self._core.start_step(now_ns)
+            after_ns = self._due[0][0] if start is None else start.end_ns
+            while next_scrape_ns < after_ns:
+                self._scrape(next_scrape_ns, "interval")
+                next_scrape_ns += self._scrape_every_ns
+            now_ns = max(now_ns, after_ns)
+            if start is not None:
+                self._log_start(start)
+                self._finish_step(self._core.end_step())
+        self._scrape(now_ns, "after")
+        self._log.close()
+        return now_ns
+
+    def _plan_send(self, key: tuple[int, int], trigger_ns: int, due_ns: int) -> None:
+        self.rows.trigger_ns[key], self.rows.due_ns[key] = trigger_ns, due_ns
+
+    def _send_due(self, now_ns: int) -> None:
+        while self._due and self._due[0][0] <= now_ns:
+            due_ns, session, index = heapq.heappop(self._due)
+            planned = self._plan.request(session, index)
+            name = request_name(session, index)
+            request = EngineRequest(
+                handle=self._core.new_handle(),
+                engine_id=f"cmpl-{name}-0",
+                external_id=f"cmpl-{name}",
+                prompt=self._blank[: planned.prompt_tokens],
+                max_tokens=planned.generate_tokens,
+                block_keys=self._keys.prompt(session, index),
+                context=self._context,
+                planned_tokens=planned.generate_tokens,
+                arrival_ns=due_ns,
+            )
+            self._names[request.handle] = (session, index)
+            self._core.submit(request)
+
+    def _log_start(self, start: StepStart) -> None:
+        events = (*start.kv_events_before, *start.step.kv_events)
+        if self._is_laconic and start.step.kind == PREFILL:
+            events = (*events, *_admission(start))
+        for event in events:
+            self._log.line(*kv_event_line(event, self._engine_id(event.request)), start.start_ns)
+        if start.step.kind == DECODE:
+            message = f"[BUCKET] request_nums={start.step.num_seqs} padded_batch_size={start.step.bucket}"
+            self._log.line(logs.BUCKET, message, start.start_ns)
+
+    def _engine_id(self, handle: int) -> str:
+        return f"cmpl-{request_name(*self._names[handle])}-0" if handle in self._names else ""
+
+    def _finish_step(self, end: StepEnd) -> None:
+        end_ns = end.start.end_ns
+        for request in end.requests:
+            # Its answer is nobody's text, so that no token needs to be drawn.
+            request.num_generated += 1
+            key = self._names[request.handle]
+            self.rows.cached_tokens[key] = request.cached_tokens
+            self.rows.token(key, end_ns)
+        for event in end.kv_events:
+            self._log.line(*kv_event_line(event, self._engine_id(event.request)), end_ns)
+        self._metrics.observe(end)
+        for request in end.finished:
+            if self._is_laconic:
+                event = KvEvent("FREE_REQUEST", request.handle, (0,))
+                self._log.line(*kv_event_line(event, self._engine_id(request.handle)), end_ns)
+            self._finished(*self._names[request.handle], end_ns)
+
+    def _finished(self, session: int, index: int, done_ns: int) -> None:
+        self.rows.done_ns[session, index] = done_ns
+        requests = self._plan.sessions[session].requests
+        if index + 1 < len(requests):
+            self._follow((session, index + 1), done_ns, requests[index].wait_after_ns)
+            return
+        for follower in self._plan.sessions:
+            if follower.after == session:
+                self._follow((follower.index, 0), done_ns, follower.start_offset_ns)
+
+    def _follow(self, key: tuple[int, int], done_ns: int, wait_ns: int) -> None:
+        self._plan_send(key, done_ns, done_ns + wait_ns)
+        heapq.heappush(self._due, (done_ns + wait_ns, *key))
+
+    def _scrape(self, at_ns: int, reason: str) -> None:
+        body = self._metrics.render().decode()
+        record = {"at_ns": at_ns, "reason": reason, "status": 200, "body": body}
+        self._scrapes.write(json.dumps(record).encode() + b"\n")
