@@ -14,6 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from harness.errors import SpecError
+from harness.live.attached_backend import AttachedBackend
 from harness.live.launch import (
     DEVICE_TRACE_FILE,
     LOOPBACK,
@@ -23,6 +24,7 @@ from harness.live.launch import (
     check_time_scale,
     write_config,
 )
+from harness.live.rbln_backend import RblnBackend
 from harness.live.server import require_port
 from harness.live.twin_backend import TwinBackend
 from harness.spec import ServerSpec
@@ -83,7 +85,7 @@ class EmulatorBackend:
 
 
 BACKENDS: Mapping[str, Backend] = MappingProxyType(
-    {backend.name: backend for backend in (EmulatorBackend(), TwinBackend())}
+    {backend.name: backend for backend in (EmulatorBackend(), TwinBackend(), RblnBackend(), AttachedBackend())}
 )
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from harness.errors import ServerError, SpecError
+from harness.records import Finding, Observation
 from harness.spec import ServerSpec
 
 LogFormat = Literal["default", "precise"]
@@ -24,7 +25,10 @@ class LaunchPlan:
     """How to start one server. ``requested`` is what was asked of it, for the manifest.
 
     env: additions to the harness's own environment, never the whole of it. files: what the backend wrote or the server
-    will write into the run folder, by role ("config", "device_trace").
+    will write into the run folder, by role ("config", "device_trace"). observation: what its log will show.
+    is_ours: False for a server that somebody else started. tells_settings: its log and metrics say what is in force.
+    device_command: how to ask for the devices' state, with its first answer in ``requested``. findings: what is known
+    to be so of every run on it.
     """
 
     backend: str
@@ -35,6 +39,11 @@ class LaunchPlan:
     env: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, Path] = field(default_factory=dict)
     requested: Mapping[str, Any] = field(default_factory=dict)
+    observation: Observation = field(default_factory=Observation)
+    is_ours: bool = True
+    tells_settings: bool = False
+    device_command: tuple[str, ...] = ()
+    findings: tuple[Finding, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """For the manifest; files by name, since the run folder moves when it is sealed."""
@@ -47,6 +56,7 @@ class LaunchPlan:
             "model": self.model,
             "files": {role: path.name for role, path in self.files.items()},
             "requested": dict(self.requested),
+            "is_ours": self.is_ours,
         }
 
 

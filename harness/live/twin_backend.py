@@ -6,6 +6,7 @@ Next: ``harness.live.server`` starts the LaunchPlan.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,17 +14,19 @@ from typing import Any
 
 from harness.engine import EngineConfig, load_cost_model
 from harness.engine.cost import CostModel
+from harness.live.artifacts import check_artifact, read_artifact
+from harness.live.devices import read_devices, require_idle
 from harness.live.launch import DEVICE_TRACE_FILE, LOOPBACK, LaunchPlan, LogFormat, check_time_scale, write_config
-from harness.live.patches import OverlayRecord, make_overlay
+from harness.live.rbln_backend import Stack, serve_plan
 from harness.live.server import require_port
 from harness.spec import ServerSpec
 from harness.twin.artifact import ArtifactSpec, cached_artifact
-from harness.twin.environment import TwinEnvironment, find_twin, logging_config, twin_variables
+from harness.twin.environment import INSIDE, find_twin, twin_variables
 
 SETTINGS_FILE = "twin.settings.json"
-LOGGING_FILE = "twin.logging.json"
 TWIN_MODEL = "twin-qwen3-4b"
 NUM_DEVICES = 4
+STAND_IN_SMI = INSIDE / "rbln_smi.py"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +35,7 @@ class TwinBackend:
 
     folder: where the twin is installed (default: `harness.twin.environment.default_folder`). timing: "period" hides the
     host's work inside the modelled step, "device" adds to it, "none" takes no time. faults: as
-    ``twin_device.settings.Fault`` takes them. with_bucket_lines: whether the observation patch is on.
+    ``twin_device.settings.Fault`` takes them.
     """
 
     name: str = "twin"
@@ -41,7 +44,6 @@ class TwinBackend:
     folder: Path | None = None
     timing: str = "period"
     faults: tuple[dict[str, Any], ...] = ()
-    with_bucket_lines: bool = True
     extra_flags: tuple[str, ...] = ()
 
     def launch(
@@ -57,37 +59,33 @@ class TwinBackend:
         check_time_scale(self, time_scale)
         twin = find_twin(self.folder)
         chosen_port = require_port(LOOPBACK, port)
-        spec = artifact_spec(server)
-        artifact = cached_artifact(twin, spec)
+        artifact = Path(server.artifact).absolute() if server.artifact else cached_artifact(twin, artifact_spec(server))
+        config = read_artifact(artifact)
+        check_artifact(config, server, str(artifact))
         files = {
             "config": (run_folder / SETTINGS_FILE).absolute(),
             "device_trace": (run_folder / DEVICE_TRACE_FILE).absolute(),
         }
         settings = self._settings(server, files["device_trace"])
         write_config(files["config"], settings)
-        overlay = self._overlay(twin)
-        env = twin_variables(files["config"], overlay=None if overlay is None else overlay.path)
-        if log_format == "precise":
-            files["logging"] = (run_folder / LOGGING_FILE).absolute()
-            write_config(files["logging"], logging_config())
-            env["VLLM_LOGGING_CONFIG_PATH"] = str(files["logging"])
-        else:
-            env["VLLM_LOGGING_LEVEL"] = "DEBUG"
-        return LaunchPlan(
+        command = (sys.executable, str(STAND_IN_SMI), "-j")
+        return serve_plan(
+            server.model_copy(update={"extra_args": (*self.extra_flags, *server.extra_args)}),
             backend=self.name,
-            argv=(str(twin.vllm), *self._arguments(server, artifact, chosen_port)),
-            host=LOOPBACK,
-            port=chosen_port,
+            stack=Stack(twin.vllm, twin.site_packages, dict(twin.stamp.get("versions", {}))),
+            artifact=artifact,
+            config=config,
             model=TWIN_MODEL,
-            env=env,
+            port=chosen_port,
+            run_folder=run_folder,
+            overlays=twin.folder / "overlays",
+            log_format=log_format,
+            paths=(INSIDE,),
+            variables=twin_variables(files["config"]),
             files=files,
-            requested={
-                "server": server.model_dump(mode="json"),
-                "artifact": artifact.name,
-                "versions": dict(twin.stamp.get("versions", {})),
-                "overlay": None if overlay is None else overlay.to_json(),
-                "settings": settings,
-            },
+            device_command=command,
+            devices=require_idle(server.devices or tuple(range(config.num_devices)), read_devices(command)),
+            more={"settings": settings},
         )
 
     def _settings(self, server: ServerSpec, trace_path: Path) -> dict[str, Any]:
@@ -98,22 +96,6 @@ class TwinBackend:
             "trace_path": str(trace_path),
             "faults": list(self.faults),
         }
-
-    def _overlay(self, twin: TwinEnvironment) -> OverlayRecord | None:
-        if not self.with_bucket_lines:
-            return None
-        return make_overlay(twin.site_packages, twin.folder / "overlays")
-
-    def _arguments(self, server: ServerSpec, artifact: Path, port: int) -> Sequence[str]:
-        caching = "--enable-prefix-caching" if server.prefix_caching else "--no-enable-prefix-caching"
-        return (
-            "serve",
-            str(artifact),
-            *("--host", LOOPBACK, "--port", str(port), "--served-model-name", TWIN_MODEL),
-            *("--enable-prompt-tokens-details", "--enable-logging-iteration-details", "--enable-log-requests", caching),
-            *("--generation-config", "vllm", "--shutdown-timeout", str(max(1, int(server.stop_grace_s)))),
-            *self.extra_flags,
-        )
 
 
 def artifact_spec(server: ServerSpec) -> ArtifactSpec:
