@@ -7,7 +7,7 @@ chosen its victim; no inner blocks, no dummy block. Next: ``steps`` calls these 
 from __future__ import annotations
 
 from harness.engine.compiled import inner
-from harness.engine.pools import evict_slot, oldest_inactive, take_slot
+from harness.engine.pools import evict_slot, note_use, oldest_inactive, take_slot
 from harness.engine.state import (
     C_BLOCK_TOKENS,
     C_LIMIT,
@@ -69,11 +69,15 @@ def paper_admit(state: EngineState, row: int) -> bool:
         return False
     prompt = state.rows[row, Q_PROMPT]
     longest = 0
-    walk = reg[R_FIFO_HEAD]
+    source = -1
+    walk = int(reg[R_FIFO_HEAD])
     while walk >= 0:
-        if slots[walk, S_SESSION] == state.rows[row, Q_SESSION]:
-            longest = max(longest, slots[walk, S_PROMPT])
-        walk = slots[walk, S_NEXT]
+        if slots[walk, S_SESSION] == state.rows[row, Q_SESSION] and slots[walk, S_PROMPT] > longest:
+            longest = slots[walk, S_PROMPT]
+            source = walk
+        walk = int(slots[walk, S_NEXT])
+    if source >= 0:
+        note_use(state, source)
     block_tokens = cfg[C_BLOCK_TOKENS]
     reg[R_CACHED] = min(longest, prompt - 1) // block_tokens * block_tokens
     reg[R_HIT_TOKENS] = reg[R_CACHED]
@@ -96,6 +100,7 @@ def paper_release(state: EngineState, row: int) -> None:
     """A request is over; its slot waits for the next admission before it can be evicted."""
     seat = state.rows[row, Q_SEAT]
     state.slots[state.seat_slots[seat, 0], S_ACTIVE] = SLOT_PENDING
+    note_use(state, int(state.seat_slots[seat, 0]))
     state.reg[R_PENDING_RELEASES] += 1
     state.free_seats[state.reg[R_FREE_SEATS]] = seat
     state.reg[R_FREE_SEATS] += 1

@@ -16,6 +16,7 @@ from harness.engine.state import (
     B_OLDER,
     B_SLOT,
     C_INDEX_REPAIRED,
+    C_LRU_SLOTS,
     C_NUM_BLOCKS,
     C_NUM_SLOTS,
     C_TABLE_MASK,
@@ -254,6 +255,27 @@ def oldest_inactive(state: EngineState) -> int:
     while walk >= 0 and state.slots[walk, S_ACTIVE] != SLOT_INACTIVE:
         walk = int(state.slots[walk, S_NEXT])
     return walk
+
+
+@inner
+def note_use(state: EngineState, slot: int) -> None:
+    """A slot was read or filled: it becomes the youngest in eviction order if that order is by use (an ablation).
+
+    The vendor's order is by allocation, and use changes nothing.
+    """
+    reg, slots = state.reg, state.slots
+    if state.cfg[C_LRU_SLOTS] == 0 or reg[R_FIFO_TAIL] == slot:
+        return
+    before, after = slots[slot, S_PREV], slots[slot, S_NEXT]
+    if before >= 0:
+        slots[before, S_NEXT] = after
+    else:
+        reg[R_FIFO_HEAD] = after
+    slots[after, S_PREV] = before
+    slots[slot, S_PREV] = reg[R_FIFO_TAIL]
+    slots[slot, S_NEXT] = -1
+    slots[reg[R_FIFO_TAIL], S_NEXT] = slot
+    reg[R_FIFO_TAIL] = slot
 
 
 @inner

@@ -128,14 +128,10 @@ def admit(state: EngineState, row: int) -> bool:
     return state.reg[R_NUM_RUNNING] == 0 and paper_admit(state, row)
 
 
-@compiled
-def schedule(state: EngineState) -> int:
-    """Decide the next step and return its kind; its particulars are in ``state.reg`` and ``state.batch``.
-
-    Source: vllm-rbln 0.11.1, v1/core/optimum_scheduler.py, schedule(). ``state.keys`` must hold the chain keys of the
-    request at the head of the queue when fewer than the limit are running.
-    """
-    cfg, reg, rows = state.cfg, state.reg, state.rows
+@inner
+def forget_last_step(state: EngineState) -> None:
+    """Nothing is scheduled yet."""
+    reg = state.reg
     reg[R_EVENTS_LEN] = 0
     reg[R_NUM_EVICTED] = 0
     reg[R_NUM_PREEMPTED] = 0
@@ -148,6 +144,24 @@ def schedule(state: EngineState) -> int:
     reg[R_DUMMY] = -1
     reg[R_BATCH] = 0
     reg[R_KIND] = STEP_IDLE
+
+
+@compiled
+def schedule_decode_only(state: EngineState) -> int:
+    """A decode step of everyone who runs, with no admission before it: between the parts of a chunked prefill."""
+    forget_last_step(state)
+    return schedule_decode(state)
+
+
+@compiled
+def schedule(state: EngineState) -> int:
+    """Decide the next step and return its kind; its particulars are in ``state.reg`` and ``state.batch``.
+
+    Source: vllm-rbln 0.11.1, v1/core/optimum_scheduler.py, schedule(). ``state.keys`` must hold the chain keys of the
+    request at the head of the queue when fewer than the limit are running.
+    """
+    cfg, reg, rows = state.cfg, state.reg, state.rows
+    forget_last_step(state)
     row = reg[R_WAIT_HEAD]
     if row >= 0 and reg[R_NUM_RUNNING] < cfg[C_LIMIT] and admit(state, row):
         unqueue(state, row)

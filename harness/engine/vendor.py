@@ -13,6 +13,7 @@ from harness.engine.pools import (
     evict_slot,
     hash_block,
     make_room,
+    note_use,
     pop_block,
     push_free_block,
     push_free_block_first,
@@ -119,6 +120,7 @@ def look_up(state: EngineState, row: int, seat: int, most_blocks: int) -> None:
             common += 1
         if common == 0:
             break
+        note_use(state, slot)
         state.cached_slots[matched, 0] = slot
         state.cached_slots[matched, 1] = common * block_tokens
         matched += 1
@@ -179,6 +181,7 @@ def vendor_release(state: EngineState, row: int, is_preemption: int) -> None:
                 evict_slot(state, int(state.seat_slots[seat, i]))
             else:
                 state.slots[state.seat_slots[seat, i], S_ACTIVE] = SLOT_INACTIVE
+                note_use(state, int(state.seat_slots[seat, i]))
     if is_preemption:
         log_preempt(state, row, seat, num_blocks, state.rows[row, Q_OUTPUT])
     unhashed_first = state.cfg[C_INDEX_REPAIRED]

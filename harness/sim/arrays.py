@@ -70,7 +70,8 @@ class PlanArrays(NamedTuple):
     first_session (plans + 1,). Per session: first_request (sessions + 1,), start_ns, after, continues (indices within
     the plan, -1: none), root (the session whose stream it goes on with, for rules that go by session), first_child,
     next_sibling (who starts after whom; -1: none). Per request: keep, new, generate (tokens), wait_ns, session (within
-    the plan). shared_prefix (plans,): tokens.
+    the plan). shared_prefix (plans,): tokens. pinned_ns (requests,): when a re-arrival comes, whatever the completion
+    before it, but not earlier than that; -1: so long after it as the wait says.
     """
 
     first_session: IntArray
@@ -87,14 +88,19 @@ class PlanArrays(NamedTuple):
     wait_ns: IntArray
     session: IntArray
     shared_prefix: IntArray
+    pinned_ns: IntArray
 
 
 class CostArrays(NamedTuple):
-    """base_fs (limit + 1,): decode cost of n requests without context. bucket (limit + 1,). other: see P_*."""
+    """base_fs (limit + 1,): decode cost of n requests without context. bucket (limit + 1,). other: see P_*.
+
+    chunked (1,): device calls of a prefill between which the others decode one step; 0: prefill holds decode back.
+    """
 
     base_fs: IntArray
     bucket: IntArray
     other: IntArray
+    chunked: IntArray
 
 
 class Scratch(NamedTuple):
@@ -125,6 +131,7 @@ def cost_arrays(config: EngineConfig, cost_model: CostModel) -> CostArrays:
         base_fs=cost_model.decode_base_fs(config),
         bucket=np.array(buckets, dtype=np.int64),
         other=cost_model.prefill_array(),
+        chunked=np.zeros(1, dtype=np.int64),
     )
 
 

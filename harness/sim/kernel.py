@@ -38,7 +38,7 @@ from harness.engine.state import (
     IntArray,
     reset,
 )
-from harness.engine.steps import FAR, IDLE_STEP_NS, equal_steps, finish_steps, schedule, submit
+from harness.engine.steps import FAR, IDLE_STEP_NS, equal_steps, finish_steps, schedule, schedule_decode_only, submit
 from harness.sim.arrays import (
     A_CACHED,
     A_COMPUTED,
@@ -279,7 +279,8 @@ def complete(
     session = int(plans.session[request])
     if request + 1 < plans.first_request[first_session + session + 1]:
         scratch.next_request[session] += 1
-        scratch.arrival_ns[session] = now_ns + plans.wait_ns[request]
+        pinned_ns = plans.pinned_ns[request + 1]
+        scratch.arrival_ns[session] = now_ns + plans.wait_ns[request] if pinned_ns < 0 else max(now_ns, pinned_ns)
         heap_push(scratch.heap, waiting, scratch.arrival_ns, session)
         return waiting + 1
     child = int(plans.first_child[first_session + session])
@@ -337,6 +338,72 @@ def run_prefill(
     # Everyone else who runs is ready to decode and waits for this prefill.
     totals[plan, A_WAIT_NS] += (reg[R_NUM_RUNNING] - 1) * duration_ns
     return duration_ns
+
+
+@inner
+def run_chunked_prefill(
+    plans: PlanArrays,
+    plan: int,
+    state: EngineState,
+    cost: CostArrays,
+    scratch: Scratch,
+    outcome: Outcome,
+    expected: int,
+    now_ns: int,
+) -> tuple[int, int]:
+    """The prefill just scheduled, in parts of ``cost.chunked`` device calls, with a decode step after each but the
+    last.
+
+    An ablation: the served stack never does so. The prefilled request is set aside from the running ones until its
+    last part; nobody is admitted meanwhile. Returns the instant of its end and the number of expected arrivals.
+    """
+    reg, totals, other = state.reg, outcome.totals, cost.other
+    first_request = plans.first_request[plans.first_session[plan]]
+    row = int(state.batch[0])
+    request = int(first_request + row)
+    computed, cached = int(reg[R_COMPUTED]), int(reg[R_CACHED])
+    result = outcome.requests[request]
+    if result[O_ADMITTED] < 0:
+        result[O_ADMITTED] = now_ns
+        result[O_CACHED] = cached
+        result[O_HIT_TOKENS] = reg[R_HIT_TOKENS]
+    session = int(plans.session[request])
+    number = int(request - plans.first_request[plans.first_session[plan] + session])
+    totals[plan, A_PREFILLS] += 1
+    totals[plan, A_COMPUTED] += computed
+    totals[plan, A_CACHED] += cached
+    chunk = int(other[P_CHUNK_TOKENS])
+    calls = (computed + chunk - 1) // chunk
+    call_fs = int(other[P_CALL_FS] + other[P_TOKEN_FS] * computed)
+    reg[R_NUM_RUNNING] -= 1
+    done, spent_ns = 0, 0
+    while True:
+        part_end = min(done + cost.chunked[0], calls)
+        positions = part_end * cached + chunk * (part_end * (part_end - 1) // 2)
+        until_ns = int((part_end * call_fs + other[P_POSITION_FS] * positions + FS_PER_NS // 2) // FS_PER_NS)
+        part_ns = until_ns - spent_ns
+        tokens = min(part_end * chunk, computed) - done * chunk
+        record_prefill(outcome, plan, now_ns, session, number, int(tokens), part_ns)
+        totals[plan, A_PREFILL_NS] += part_ns
+        totals[plan, A_WAIT_NS] += reg[R_NUM_RUNNING] * part_ns
+        now_ns += part_ns
+        done, spent_ns = int(part_end), until_ns
+        if done >= calls:
+            break
+        if reg[R_NUM_RUNNING] > 0 and schedule_decode_only(state) == STEP_DECODE:
+            totals[plan, A_EVICTIONS] += reg[R_NUM_EVICTED]
+            record_evictions(outcome, plans, plan, state, now_ns)
+            taken, decode_ns = run_decode(plan, state, cost, outcome, now_ns, now_ns + 1, done)
+            now_ns += decode_ns
+            for i in range(finish_steps(state, taken)):
+                expected = complete(plans, plan, scratch, outcome, expected, int(state.finished[i]), now_ns)
+    if result[O_FIRST_TOKEN] < 0:
+        result[O_FIRST_TOKEN] = now_ns
+    state.running[reg[R_NUM_RUNNING]] = row
+    reg[R_NUM_RUNNING] += 1
+    state.batch[0] = row
+    reg[R_BATCH] = 1
+    return now_ns, expected
 
 
 @inner
@@ -427,7 +494,9 @@ def run_plan(
             totals[plan, A_PREEMPTIONS] += 1
             outcome.requests[first_request + state.preempted[i], O_PREEMPTIONS] += 1
         taken = 1
-        if kind == STEP_PREFILL:
+        if kind == STEP_PREFILL and cost.chunked[0] > 0 and reg[R_COMPUTED] > 0:
+            now_ns, expected = run_chunked_prefill(plans, plan, state, cost, scratch, outcome, expected, now_ns)
+        elif kind == STEP_PREFILL:
             now_ns += run_prefill(plans, plan, state, cost, outcome, now_ns)
         elif kind == STEP_DECODE:
             until_ns = FAR
@@ -446,9 +515,24 @@ def run_plan(
 
 
 @compiled
+def run_range(
+    plans: PlanArrays,
+    first_plan: int,
+    last_plan: int,
+    state: EngineState,
+    cost: CostArrays,
+    scratch: Scratch,
+    outcome: Outcome,
+    max_steps: int,
+) -> None:
+    """Simulate plans [first_plan, last_plan), each on a fresh server."""
+    for plan in range(first_plan, last_plan):
+        run_plan(plans, plan, state, cost, scratch, outcome, max_steps)
+
+
+@compiled
 def run_plans(
     plans: PlanArrays, state: EngineState, cost: CostArrays, scratch: Scratch, outcome: Outcome, max_steps: int
 ) -> None:
     """Simulate every plan, each on a fresh server."""
-    for plan in range(len(plans.first_session) - 1):
-        run_plan(plans, plan, state, cost, scratch, outcome, max_steps)
+    run_range(plans, 0, len(plans.first_session) - 1, state, cost, scratch, outcome, max_steps)

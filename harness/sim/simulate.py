@@ -129,6 +129,7 @@ def pack(plans: Sequence[Sequence[SessionRow]], shared_prefix_tokens: Sequence[i
             *(np.ascontiguousarray(session_table[:, column]) for column in range(6)),
             *(np.ascontiguousarray(request_table[:, column]) for column in range(5)),
             np.array(shared_prefix_tokens, dtype=np.int64),
+            np.full(len(request_table), -1, dtype=np.int64),
         ]
     )
 
@@ -159,7 +160,15 @@ def simulate(
 
 
 def run_totals(arrays: layout.PlanArrays, config: EngineConfig, model: CostModel) -> IntArray:
-    """Sums of many plans, each on a fresh server: shape (plans, NUM_A), columns kernel.A_*; nothing else is kept.
+    """Sums of many plans, each on a fresh server: shape (plans, NUM_A), columns A_*; nothing else is kept.
+
+    Raises PlanError when a request does not fit a slot or can never be admitted.
+    """
+    return run_batch(arrays, config, model).totals
+
+
+def run_batch(arrays: layout.PlanArrays, config: EngineConfig, model: CostModel) -> layout.Outcome:
+    """Many plans, each on a fresh server: their sums and every request, without records of steps.
 
     Raises PlanError when a request does not fit a slot or can never be admitted.
     """
@@ -179,7 +188,7 @@ def run_totals(arrays: layout.PlanArrays, config: EngineConfig, model: CostModel
     if np.any(stuck >= 0):
         plan = int(np.argmax(stuck >= 0))
         raise PlanError("its request can never be admitted", where=f"plan {plan}, session {int(stuck[plan])}")
-    return outcome.totals
+    return outcome
 
 
 def check_slots(arrays: layout.PlanArrays, config: EngineConfig) -> None:

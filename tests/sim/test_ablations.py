@@ -1,0 +1,105 @@
+"""Ablations change one rule and nothing else; what they must show is known for small cases."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from harness.engine import EngineConfig, load_cost_model
+from harness.errors import SpecError
+from harness.plan import Plan, RequestPlan, SessionPlan, build_plan
+from harness.sim import arrays as layout
+from harness.sim import plan_arrays, run_totals
+from harness.sim.ablations import ABLATIONS, Ablation, ablated_totals, ablation
+from harness.spec import WorkloadSpec
+
+COST = load_cost_model("paper")
+EIGHT = EngineConfig(8, (1, 2, 4, 8), 8)
+SIXTEEN = EngineConfig(16, (1, 2, 4, 8, 16), 16)
+
+
+def paper_plans(users: int) -> layout.PlanArrays:
+    return plan_arrays([build_plan(WorkloadSpec(source="paper", num_sessions=users), 20261000, b) for b in range(3)])
+
+
+def plan_of(*sessions: SessionPlan) -> Plan:
+    return Plan("drawn", 0, 0, "as-drawn", 0, (0, 1000), sessions)
+
+
+def test_an_ablation_that_changes_nothing_is_the_plain_simulation() -> None:
+    plans = paper_plans(8)
+    for rules in ("vendor-0.11.1", "paper"):
+        config = EngineConfig(8, (1, 2, 4, 8), 8, rules=rules)
+        assert np.array_equal(
+            ablated_totals(plans, config, COST, Ablation("", "")).totals, run_totals(plans, config, COST)
+        )
+
+
+def test_arrivals_fixed_at_the_baselines_own_change_nothing_of_the_baseline() -> None:
+    plans = paper_plans(8)
+    fixed = ablated_totals(plans, EIGHT, COST, ABLATIONS["fixed-arrivals"], EIGHT)
+    assert np.array_equal(fixed.totals, run_totals(plans, EIGHT, COST))
+
+
+def test_fixed_arrivals_come_when_they_came_under_the_baseline_unless_the_session_is_later() -> None:
+    plans = paper_plans(8)
+    base = ablated_totals(plans, EIGHT, COST, Ablation("", "")).requests
+    fixed = ablated_totals(plans, SIXTEEN, COST, ABLATIONS["fixed-arrivals"], EIGHT).requests
+    again = np.flatnonzero(plans.keep > 0)
+    completed_before = fixed[again - 1, layout.O_COMPLETED]
+    pinned = base[again, layout.O_ARRIVAL]
+    assert np.array_equal(fixed[again, layout.O_ARRIVAL], np.maximum(pinned, completed_before))
+
+
+def test_chunked_prefill_lets_the_others_decode_between_device_calls() -> None:
+    decoding = SessionPlan(0, 0, None, None, (RequestPlan(0, 100, 400, 0),))
+    injected = SessionPlan(1, 1_000_000_000, None, None, (RequestPlan(0, 1280, 1, 0),))
+    plans = plan_arrays([plan_of(decoding, injected)])
+    whole, chunked = (
+        ablated_totals(plans, EIGHT, COST, changed) for changed in (Ablation("", ""), ABLATIONS["chunked-prefill"])
+    )
+    spent = chunked.requests[1, layout.O_FIRST_TOKEN] - chunked.requests[1, layout.O_ADMITTED]
+    assert spent == COST.prefill_ns(1280) + 9 * COST.decode_step_ns(1, 1)
+    assert np.array_equal(chunked.totals[:, layout.A_PREFILL_NS], whole.totals[:, layout.A_PREFILL_NS])
+    assert chunked.histogram.sum() == whole.histogram.sum() == 399
+
+
+def test_chunked_prefill_conserves_tokens_and_reuse_where_slots_are_plenty() -> None:
+    plans = paper_plans(10)
+    whole, chunked = (
+        ablated_totals(plans, EngineConfig(16, (16,), 32), COST, changed)
+        for changed in (Ablation("", ""), ABLATIONS["chunked-prefill"])
+    )
+    tokens = [
+        (outcome.histogram * np.arange(outcome.histogram.shape[1])).sum(axis=1).tolist() for outcome in (whole, chunked)
+    ]
+    assert tokens[0] == tokens[1]
+    assert chunked.totals[:, layout.A_CACHED].tolist() == whole.totals[:, layout.A_CACHED].tolist()
+
+
+def test_slots_by_last_use_keep_who_finished_last() -> None:
+    # Session 0 fills its slot first and finishes last: by allocation its slot is the first to go, by use the last.
+    lengths = (50, 2, 2)
+    together = [SessionPlan(k, 0, None, None, (RequestPlan(0, 1000, lengths[k], 0),)) for k in range(3)]
+    other = SessionPlan(3, 0, 0, None, (RequestPlan(0, 1000, 2, 0),))
+    back = SessionPlan(4, 0, 3, 0, (RequestPlan(1000, 8, 2, 0),))
+    plans = plan_arrays([plan_of(*together, other, back)])
+    config = EngineConfig(3, (3,), 3, rules="paper")
+    by_use = ablated_totals(plans, config, COST, ABLATIONS["lru-slots"])
+    by_allocation = ablated_totals(plans, config, COST, Ablation("", ""))
+    assert (by_allocation.requests[-1, layout.O_CACHED], by_use.requests[-1, layout.O_CACHED]) == (0, 896)
+
+
+def test_all_ablations_run_on_every_set_of_rules() -> None:
+    plans = paper_plans(6)
+    for changed in ABLATIONS.values():
+        for rules in ("vendor-0.11.1", "vendor-0.11.2", "paper", "paper+dummy"):
+            config = EngineConfig(8, (1, 2, 4, 8), 8, rules=rules)
+            totals = ablated_totals(plans, config, COST, changed, config).totals
+            assert (totals[:, layout.A_STUCK_SESSION] == -1).all()
+            assert (totals[:, layout.A_DECODE_NS] > 0).all()
+
+
+def test_an_unknown_ablation_is_refused_with_the_names() -> None:
+    with pytest.raises(SpecError, match="lru-slots"):
+        ablation("mru")
