@@ -49,6 +49,8 @@ class Runtime:
         if tensor_type != "pt":
             raise ValueError(f"tensor_type {tensor_type!r}")
         self.options = options
+        # The device does no arithmetic; on a few shared cores a second thread only makes tensor fills wait for it.
+        torch.set_num_threads(1)
         self._shapes = compiled_model.shapes
         self._device = compiled_model.device()
 
