@@ -17,6 +17,7 @@ from typing import Any
 
 from harness.errors import ServerError, SpecError
 from harness.live.artifacts import ArtifactConfig, artifact_identity, blocks_override, check_artifact, read_artifact
+from harness.live.compile import require_fresh
 from harness.live.devices import DeviceReport, find_command, require_idle
 from harness.live.launch import LOOPBACK, LaunchPlan, LogFormat, check_time_scale, write_config
 from harness.live.patch_install import in_place_record
@@ -240,6 +241,7 @@ class RblnBackend:
         config = read_artifact(artifact)
         check_artifact(config, server, str(artifact))
         stack = find_stack(server.environment)
+        record = require_fresh(artifact, stack.versions)
         devices = server.devices or tuple(range(config.num_devices))
         report = require_idle(devices)
         return serve_plan(
@@ -256,6 +258,7 @@ class RblnBackend:
             variables={"RBLN_DEVICES": ",".join(map(str, devices))},
             device_command=find_command(),
             devices=report,
+            more={"compiled": None if record is None else {key: record[key] for key in ("spec", "versions")}},
         )
 
 

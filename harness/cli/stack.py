@@ -1,0 +1,203 @@
+"""``harness patch``, ``compile`` and ``devices``: what touches the real serving stack, by hand and in the open.
+
+Edits no installed file unless --in-place says so. Next: ``harness.live.patches``, ``patch_install``, ``patch_check``,
+``compile``, ``devices``.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from harness.live.compile import Exporter
+
+EnvironmentOption = Annotated[
+    Path | None,
+    typer.Option("--environment", "-e", help="Virtual environment that holds vllm-rbln. Default: the one on PATH."),
+]
+TwinOption = Annotated[bool, typer.Option("--twin", help="The installed twin's environment.")]
+
+
+def register(app: typer.Typer) -> None:
+    patch = typer.Typer(
+        name="patch",
+        help="The observation patch of vllm-rbln: what is installed, prove it, apply it, take it back.",
+        no_args_is_help=True,
+    )
+    patch.command(name="status")(patch_status)
+    patch.command(name="verify")(patch_verify)
+    patch.command(name="apply")(patch_apply)
+    patch.command(name="revert")(patch_revert)
+    patch.command(name="check")(patch_check)
+    app.add_typer(patch)
+    app.command(name="compile")(compile_model)
+    app.command(name="devices")(devices)
+
+
+def patch_status(environment: EnvironmentOption = None, twin: TwinOption = False) -> None:
+    """Say what stands in an installed vllm-rbln, and which patches this release has.
+
+    Example: `harness patch status --environment /opt/vllm`
+    """
+    from harness.live import patches
+
+    for patch in patches.shipped_patches():
+        print(f"patch {patch.path.parent.name}/{patch.name}: for {', '.join(patch.versions)}; {patch.observes}")
+    status = patches.patch_status(_site_packages(environment, twin))
+    print(f"{status.target}: {status.state} (vllm-rbln {status.version or 'unknown'})")
+    print(f"  SHA-256 {status.found_sha256 or '-'}")
+    for name, value in ({} if status.patch is None else status.patch.hashes).items():
+        print(f"  {name} {value}")
+    if status.advice:
+        print(f"  {status.advice}")
+
+
+def patch_verify(
+    wheels: Annotated[
+        list[Path] | None, typer.Argument(help="Wheels of vllm-rbln. Default: what is installed.")
+    ] = None,
+    environment: EnvironmentOption = None,
+    twin: TwinOption = False,
+) -> None:
+    """Prove that a patch only observes: hashes before, of the patch and after, and the two syntax trees compared.
+
+    Example: `harness patch verify vllm_rbln-0.11.1-py3-none-any.whl`
+    """
+    from harness.live.patch_check import verify_installed, verify_wheel
+
+    if wheels:
+        for wheel in wheels:
+            print(f"{wheel.name}: {verify_wheel(wheel)}")
+    else:
+        print(verify_installed(_site_packages(environment, twin)))
+
+
+def patch_apply(
+    environment: EnvironmentOption = None,
+    twin: TwinOption = False,
+    in_place: Annotated[bool, typer.Option("--in-place", help="Edit the installed file; a backup is kept.")] = False,
+    overlays: Annotated[Path | None, typer.Option(help="Where overlays are kept. Default: the user's cache.")] = None,
+) -> None:
+    """Make the overlay, a patched shadow copy for PYTHONPATH; with --in-place edit the installed file instead.
+
+    Runs make their overlay themselves. Example: `harness patch apply`
+    """
+    from harness.live.patch_install import apply_in_place
+    from harness.live.patches import make_overlay
+    from harness.live.rbln_backend import overlay_folder
+
+    site_packages = _site_packages(environment, twin)
+    if in_place:
+        patch = apply_in_place(site_packages)
+        print(f"{site_packages / patch.target}: patched in place; `harness patch revert` restores it")
+        return
+    overlay = make_overlay(site_packages, overlays or overlay_folder())
+    print(f"{overlay.path}: {overlay.num_files} files, {overlay.size_bytes / 2**20:.1f} MiB; installed files untouched")
+
+
+def patch_revert(environment: EnvironmentOption = None, twin: TwinOption = False) -> None:
+    """Take an in-place patch back, byte for byte, or clear what an interrupted edit left.
+
+    Example: `harness patch revert`
+    """
+    from harness.live.patch_install import revert_in_place
+
+    print(revert_in_place(_site_packages(environment, twin)))
+
+
+def patch_check(
+    experiment: Annotated[Path, typer.Argument(help="Experiment file; its first condition is run twice.")],
+    runs: Annotated[Path, typer.Option("--runs", help="Folder for the two runs.")] = Path("runs"),
+    backend: Annotated[str | None, typer.Option(help="Use this backend instead of the file's.")] = None,
+) -> None:
+    """Run the same plan with and without patch and observer: are the tokens the same, and what does observing cost?
+
+    Example: `harness patch check plans/experiments/twin-survival.toml --runs runs/check`
+    """
+    from harness.errors import ExitCode
+    from harness.live.patch_check import paired_spec
+    from harness.runner.paired import run_paired
+    from harness.spec import load_experiment
+
+    outcome = run_paired(paired_spec(load_experiment(experiment), backend), runs)
+    for line in outcome.lines:
+        print(line)
+    raise typer.Exit(int(ExitCode.PASS if outcome.is_same else ExitCode.RUN_INVALID))
+
+
+def compile_model(
+    spec: Annotated[Path | None, typer.Argument(help="What to compile (TOML). Without it: list what there is.")] = None,
+    root: Annotated[Path, typer.Option("--root", help="Folder of artifacts.")] = Path("artifacts"),
+    environment: EnvironmentOption = None,
+    twin: Annotated[bool, typer.Option("--twin", help="Write a stand-in artifact for the twin.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Hash every file of what is there.")] = False,
+) -> None:
+    """Compile a model for the NPUs, once; the same specification and versions give the same artifact again.
+
+    Example: `harness compile plans/artifacts/qwen3-4b.toml --root /data/artifacts`
+    """
+    from harness.live.compile import compile_artifact, list_artifacts, load_compile_spec, registered_artifact
+
+    if spec is None:
+        for folder, record in list_artifacts(root):
+            if check:
+                registered_artifact(folder, check_hashes=True)
+            versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
+            print(f"{folder}: {record['size_bytes'] / 2**20:.1f} MiB, {record['seconds']} s, {versions}")
+        return
+    wanted = load_compile_spec(spec)
+    made = compile_artifact(wanted, root, _exporter(environment, twin), say=typer.echo)
+    if check:
+        registered_artifact(made.folder, check_hashes=True)
+    how = "reused" if made.was_reused else f"compiled in {made.record['seconds']} s"
+    print(f"{made.folder}: {how}, {made.record['size_bytes'] / 2**20:.1f} MiB")
+
+
+def devices(
+    raw: Annotated[bool, typer.Option("--json", help="The driver's own report.")] = False,
+) -> None:
+    """Say which NPUs there are, how they are, and who uses them.
+
+    Example: `harness devices`
+    """
+    import json
+
+    from harness.errors import ServerError
+    from harness.live.devices import read_devices
+
+    report = read_devices()
+    if report is None:
+        raise ServerError("no rbln-smi on PATH", where="devices", hint="Install the RBLN driver (docs/ca25.md)")
+    if raw:
+        print(json.dumps(report.raw, indent=2))
+        return
+    print(f"driver {report.kmd_version or 'unknown'}, {len(report.devices)} devices")
+    for device in report.devices:
+        users = ", ".join(f"pid {use.pid} ({use.process})" for use in report.users_of([device.npu])) or "idle"
+        warmth = "?" if device.temperature_c is None else f"{device.temperature_c:g} C"
+        power = "?" if device.card_power_w is None else f"{device.card_power_w:g} W card"
+        print(f"  {device.npu}: {device.name} {device.status} {warmth} {power}; {users}")
+
+
+def _site_packages(environment: Path | None, twin: bool) -> Path:
+    from harness.live.rbln_backend import find_stack
+    from harness.twin.environment import find_twin
+
+    return find_twin().site_packages if twin else find_stack(str(environment or "")).site_packages
+
+
+def _exporter(environment: Path | None, twin: bool) -> Exporter:
+    from harness.live.compile import EXPORT, Exporter
+    from harness.live.rbln_backend import find_stack
+    from harness.twin.artifact import WRITER
+    from harness.twin.environment import find_twin, twin_variables
+
+    if twin:
+        found = find_twin()
+        versions = dict(found.stamp.get("versions", {}))
+        return Exporter(found.python, WRITER, versions, twin_variables(), free_gib=0.1)
+    stack = find_stack(str(environment or ""))
+    return Exporter(stack.vllm.with_name("python"), EXPORT, stack.versions, {})

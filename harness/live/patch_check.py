@@ -1,0 +1,78 @@
+"""Evidence that patch and observer only observe: proofs on files, and the experiment that runs with and without them.
+
+Nothing is applied or started here. Next: ``harness.runner.paired`` runs the pair and compares tokens, steps and times.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+from typing import Any
+
+from harness.errors import SpecError
+from harness.live.patches import Patch, patch_status, read, require_state, sha256, shipped_patches
+from harness.spec import ConditionSpec, ExperimentSpec
+
+PLAIN, OBSERVED = "plain", "observed"
+
+
+def verify_installed(site_packages: Path) -> str:
+    """Prove the patch that fits, or is applied to, an installed package; one line. SpecError when none does."""
+    status = patch_status(site_packages)
+    patch = status.patch or require_state(status, "pristine")
+    content = read(status.target)
+    before = patch.revert(content, status.target) if status.state == "patched" else content
+    return f"{status.target}: {status.state}; {_proof(patch, before, status.target)}"
+
+
+def verify_wheel(wheel: Path) -> str:
+    """Prove the patch that fits the package in a wheel, without installing it; one line."""
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            for target in dict.fromkeys(patch.target for patch in shipped_patches()):
+                before = archive.read(target)
+                for patch in shipped_patches():
+                    if patch.sha256_before == sha256(before):
+                        return _proof(patch, before, wheel / target)
+                raise SpecError(f"no patch fits {target}, SHA-256 {sha256(before)[:16]}", where=str(wheel))
+    except (OSError, KeyError, zipfile.BadZipFile) as error:
+        raise SpecError(f"is no wheel of vllm-rbln ({error})", where=str(wheel)) from error
+    raise SpecError("this release ships no patches", where=str(wheel))
+
+
+def _proof(patch: Patch, before: bytes, where: Path) -> str:
+    after = patch.apply(before, where)
+    lines = ", ".join(f"line {one.line} {one.format!r}" for one in patch.audit(before, after))
+    return f"{patch.path.parent.name}/{patch.name} agrees in all three hashes and adds only logging: {lines}"
+
+
+def paired_spec(spec: ExperimentSpec, backend: str | None = None) -> ExperimentSpec:
+    """The first condition of ``spec`` twice, once: plain, and with patch and observer."""
+    first = spec.condition[0]
+    table: dict[str, Any] = spec.model_dump(exclude={"condition", "baseline"})
+    server = {key: value for key, value in first.server.items() if key not in {"patch", "observer"}}
+    patch = "overlay" if spec.server_of(first).patch == "none" else spec.server_of(first).patch
+    pair = (
+        ConditionSpec(
+            name=PLAIN,
+            treatment=first.treatment,
+            workload=first.workload,
+            server={**server, "patch": "none", "observer": False},
+        ),
+        ConditionSpec(
+            name=OBSERVED,
+            treatment=first.treatment,
+            workload=first.workload,
+            server={**server, "patch": patch, "observer": True},
+        ),
+    )
+    return ExperimentSpec.model_validate(
+        {
+            **table,
+            "name": f"{spec.name}-check"[:64],
+            "backend": backend or spec.backend,
+            "replicates": 1,
+            "rules": (),
+            "condition": [one.model_dump() for one in pair],
+        }
+    )
