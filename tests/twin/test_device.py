@@ -15,7 +15,7 @@ from harness.twin.inside.twin_device.rolling import expected_tokens
 from harness.twin.inside.twin_device.settings import Settings, settings_from
 
 LOW, HIGH = 300, 2000
-PROMPT = [(7 * place) % 1500 for place in range(300)]
+PROMPT = [(7 * place + 1) % 1500 for place in range(300)]
 
 
 def device(settings: Settings | None = None, slot_tokens: int = 1024) -> Device:
@@ -66,18 +66,25 @@ def test_reusing_what_was_never_computed_is_counted_and_gives_other_tokens() -> 
     target = device()
 
     assert generate(target, [1], PROMPT, 9, cached=256) != expected_tokens(PROMPT, 9, LOW, HIGH)
-    assert target.memory.unwritten_reads == 1
+    assert target.memory.unwritten_reads == 256 * 9
+
+
+def test_a_hole_before_rightly_reused_positions_gives_other_tokens() -> None:
+    target = device(slot_tokens=128)
+    prefill(target, [0, 1, 2], PROMPT)
+    target.copy(0, 3, 64)
+
+    assert generate(target, [3, 1, 2], PROMPT, 9, cached=256) != expected_tokens(PROMPT, 9, LOW, HIGH)
 
 
 def test_padding_rows_destroy_what_stands_at_the_head_of_their_slot() -> None:
     target = device()
     prefill(target, [0], PROMPT)
+    prefill(target, [1], PROMPT)
     target.decode([[1], [0]], [300, 0], [5, 0])
     target.copy(0, 2, 256)
-    prefill(target, [2], PROMPT, cached=256)
 
-    assert target.memory.read([2], 0) != target.memory.read([2], 1)
-    assert device().decode([[1], [0]], [300, 0], [5, 0])
+    assert generate(target, [2], PROMPT, 9, cached=256) != expected_tokens(PROMPT, 9, LOW, HIGH)
 
 
 def test_a_slot_outside_the_memory_is_refused() -> None:

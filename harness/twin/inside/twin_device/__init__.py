@@ -1,5 +1,5 @@
 """A device that computes nothing: it remembers what would be in KV memory, and takes as long as a cost model says.
 
-Pure Python without the harness or torch, so that tests can predict its tokens. Next: ``rebel`` puts it behind the calls
+Without the harness or torch, so that tests can predict its tokens. Next: ``rebel`` puts it behind the calls
 that optimum-rbln and vllm-rbln make.
 """

@@ -56,7 +56,8 @@ class Device:
             self._pacer.begin()
             self._prefill_first, self._prefill_computed = first, 0
         self._break_if_due("prefill")
-        number = self.memory.write(table, first, tokens)
+        self.memory.write(table, first, tokens)
+        total = self.memory.attend(table, first + len(tokens) - 1)
         self._prefill_computed += len(tokens)
         end = self._pacer.end(self._prefill_ns())
         self._write(
@@ -71,7 +72,7 @@ class Device:
         )
         if len(tokens) < self._chunk_tokens:
             self._prefill_computed = 0
-        return draw(number, self._low, self._high)
+        return draw(total, self._low, self._high)
 
     def decode(self, tables: Sequence[Sequence[int]], positions: Sequence[int], tokens: Sequence[int]) -> list[int]:
         """One step of a compiled batch; the next token of every row. A padding row has position 0."""
@@ -81,8 +82,8 @@ class Device:
         real = [row for row, position in enumerate(positions) if position > 0]
         following = [self._low] * len(positions)
         for row, position in enumerate(positions):
-            number = self.memory.write(tables[row], position, (tokens[row],))
-            following[row] = draw(number, self._low, self._high)
+            self.memory.write(tables[row], position, (tokens[row],))
+            following[row] = draw(self.memory.attend(tables[row], position), self._low, self._high)
         bucket = len(positions)
         lengths = [positions[row] for row in real]
         end = self._pacer.end(self._decode_ns(bucket, len(real), sum_of_lengths(lengths)))

@@ -1,7 +1,8 @@
 """What KV memory would hold, as one number per position: a hash of every token up to there, in order.
 
-The next token is drawn from the last of these numbers, so that one wrong, missing or stale position changes every token
-after it. No randomness. Next: ``memory`` keeps the numbers per slot; tests call ``expected_tokens``.
+The next token is drawn from the sum of a sequence's numbers, as attention reads every position: one wrong, missing or
+stale position changes every token after it. No randomness. Next: ``memory`` keeps the numbers; tests call
+``expected_tokens``.
 """
 
 from __future__ import annotations
@@ -23,18 +24,20 @@ def fold(before: int, token: int, position: int) -> int:
     return (value ^ (value >> 32)) or 1
 
 
-def draw(number: int, low: int, high: int) -> int:
-    """The token in [low, high) that follows a sequence whose last position holds ``number``."""
-    return low + number % (high - low)
+def draw(total: int, low: int, high: int) -> int:
+    """The token in [low, high) that follows a sequence whose numbers sum to ``total``, modulo 2**64."""
+    return low + fold(total & MASK, 0, 0) % (high - low)
 
 
 def expected_tokens(prompt: Sequence[int], count: int, low: int, high: int) -> list[int]:
     """The ``count`` tokens that a faultless device generates after ``prompt``."""
-    number = EMPTY
+    number, total = EMPTY, 0
     for position, token in enumerate(prompt):
         number = fold(number, int(token), position)
+        total += number
     tokens: list[int] = []
     for position in range(len(prompt), len(prompt) + count):
-        tokens.append(draw(number, low, high))
+        tokens.append(draw(total, low, high))
         number = fold(number, tokens[-1], position)
+        total += number
     return tokens
