@@ -1,0 +1,126 @@
+"""Intervals are wide where something is unknown, narrow where nothing is, and the same on every machine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from harness.engine import load_cost_model
+from harness.errors import SpecError
+from harness.plan import build_plan
+from harness.sim import plan_arrays
+from harness.sim.ablations import ABLATIONS
+from harness.sim.interval import bootstrap_median, jitter, perturbed, predict, sampled_ratios
+from harness.sim.space import Candidate, SpaceSpec, UncertaintySpec, candidate_of, parse_space
+from harness.spec import WorkloadSpec
+
+CERTAIN = {
+    "draws": "given",
+    "start_jitter_ms": 0,
+    "rearrival_lag_ms": 0,
+    "decode_relative": 0,
+    "bucket_relative": 0,
+    "prefill_relative": 0,
+}
+MORE_SLOTS = Candidate(16, (1, 2, 4, 8, 16), 16, 8192)
+
+
+def space(**uncertainty: Any) -> SpaceSpec:
+    table = {
+        "name": "intervals",
+        "limits": [8, 16],
+        "inputs": {"users": [8], "search_seeds": [1], "evaluation_seeds": [2], "workload": {"wait_cap_s": 20}},
+        "uncertainty": {"samples": 60, **uncertainty},
+    }
+    return parse_space(table, where="test")
+
+
+def test_when_everything_is_known_but_the_order_the_interval_is_nearly_a_point() -> None:
+    found = predict(space(**CERTAIN), MORE_SLOTS, 8)
+    assert found.high - found.low < 0.03
+    assert found.low - 0.02 <= found.ratio_of_sums <= found.high + 0.02
+
+
+def test_each_unknown_widens_the_interval() -> None:
+    def width(**unknown: Any) -> float:
+        found = predict(space(**{**CERTAIN, **unknown}), MORE_SLOTS, 8)
+        return found.high - found.low
+
+    known = width()
+    assert width(draws="new") > 2 * known
+    assert width(bucket_relative=0.05) > known
+    assert width(prefill_relative=0.2) > known
+
+
+def test_predictions_are_repeatable() -> None:
+    assert predict(space(), MORE_SLOTS, 8) == predict(space(), MORE_SLOTS, 8)
+
+
+def test_a_configuration_is_not_told_apart_from_itself() -> None:
+    base = candidate_of(space().baseline)
+    found = predict(space(), base, 8)
+    assert found.ratio_of_sums == found.median_of_pairs == 1.0
+    assert not found.is_told_apart
+
+
+def test_more_replicates_narrow_the_interval() -> None:
+    few, many = (predict(space(replicates=count), MORE_SLOTS, 8) for count in (2, 12))
+    assert many.high - many.low < few.high - few.low
+
+
+def test_common_costs_cancel_in_a_ratio_of_the_same_steps() -> None:
+    # Without waits and with slots to spare both configurations take the same steps, so only f(8) against f(6) is left.
+    spec = parse_space(
+        {
+            "name": "same-steps",
+            "limits": [8],
+            "inputs": {"users": [6], "search_seeds": [1], "treatment": "no-waits"},
+            "baseline": {"kv_slots": 40},
+            "uncertainty": {**CERTAIN, "samples": 40, "decode_relative": 0.2, "prefill_relative": 0.2},
+        },
+        where="test",
+    )
+    grid = Candidate(8, (1, 2, 4, 8), 41, 8192)
+    assert np.abs(sampled_ratios(spec, grid, candidate_of(spec.baseline), (6,)) - 1).max() < 0.02
+
+
+def test_jitter_only_delays_and_breaks_every_tie() -> None:
+    arrays = plan_arrays([build_plan(WorkloadSpec(num_sessions=8), 1, 0)])
+    moved = jitter(arrays, UncertaintySpec(start_jitter_ms=0, rearrival_lag_ms=2), 0)
+    assert (moved.start_ns >= arrays.start_ns).all()
+    assert (moved.wait_ns >= arrays.wait_ns).all()
+    assert len(set(moved.start_ns.tolist())) == 8
+    other = jitter(arrays, UncertaintySpec(start_jitter_ms=0, rearrival_lag_ms=2), 1)
+    assert not np.array_equal(moved.start_ns, other.start_ns)
+
+
+def test_a_perturbed_cost_model_without_uncertainty_is_the_model() -> None:
+    model = load_cost_model("paper")
+    same = perturbed(model, UncertaintySpec(**CERTAIN), 3)  # type: ignore[arg-type]
+    for bucket in (1, 4, 6, 8, 10, 16):
+        assert same.decode_step_ns(bucket, 1) == model.decode_step_ns(bucket, 1)
+    assert same.prefill_ns(1000, 128) == model.prefill_ns(1000, 128)
+    other = perturbed(model, UncertaintySpec(), 3)
+    assert other.decode_step_ns(8, 8) != model.decode_step_ns(8, 8)
+
+
+def test_samples_never_use_the_seeds_of_the_search_or_the_evaluation() -> None:
+    with pytest.raises(SpecError, match="seed 2"):
+        predict(space(seed=2), MORE_SLOTS, 8)
+
+
+def test_the_bootstrap_of_the_median_contains_it() -> None:
+    ratios = np.linspace(0.9, 1.0, 21)
+    low, high = bootstrap_median(ratios, UncertaintySpec())
+    assert 0.9 < low < 0.95 < high < 1.0
+
+
+def test_ablations_are_predicted_like_everything_else() -> None:
+    plain = predict(space(), MORE_SLOTS, 8)
+    for changed in ABLATIONS.values():
+        found = predict(space(), MORE_SLOTS, 8, changed)
+        assert 0.5 < found.low <= found.high < 1.5
+        assert found.rules == (changed.rules or plain.rules)
+    assert predict(space(), MORE_SLOTS, 8, ABLATIONS["no-waits"]).ratio_of_sums != plain.ratio_of_sums

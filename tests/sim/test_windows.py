@@ -1,0 +1,137 @@
+"""Windows of longer lives are counted to the nanosecond, and a closed population is steady inside them."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from harness.clock import NS_PER_S
+from harness.engine import EngineConfig, load_cost_model
+from harness.errors import PlanError
+from harness.plan import Plan, build_plan
+from harness.sim import arrays as layout
+from harness.sim import plan_arrays, simulate
+from harness.sim.search import search
+from harness.sim.simulate import run_arrays
+from harness.sim.space import WindowSpec, parse_space
+from harness.sim.windows import look, median_of_paired_ratios, ratio_of_sums, steadiness, users_of, window_figures
+from harness.spec import WorkloadSpec
+
+COST = load_cost_model("paper")
+EIGHT = EngineConfig(8, (1, 2, 4, 8), 8)
+
+
+def closed(users: int, sessions_per_user: int, seed: int = 5) -> Plan:
+    workload = WorkloadSpec(
+        num_sessions=users * sessions_per_user, concurrency=users, requests_per_session=3, wait_cap_s=5.0
+    )
+    return build_plan(workload, seed, 0)
+
+
+def test_a_window_over_the_whole_life_counts_everything_once() -> None:
+    plan = closed(6, 4)
+    arrays = plan_arrays([plan])
+    result = simulate(plan, EIGHT)
+    whole = look(arrays, run_arrays(arrays, EIGHT, COST), EIGHT, 0, result.end_ns + 1)
+    assert (whole.device_ns, whole.decode_ns) == (result.device_ns, result.decode_ns)
+    assert whole.wait_session_ns == result.wait_session_ns
+    assert whole.completed == plan.num_requests
+    assert whole.histogram == result.decode_histogram
+    assert whole.evictions == result.num_evictions
+    assert whole.cached_tokens == result.cached_tokens
+    again = [row for row in result.requests.to_pylist() if row["request"] > 0]
+    assert whole.rearrivals == len(again)
+    assert whole.reused == sum(row["cached_tokens"] > 0 for row in again)
+    assert whole.reusable_tokens >= whole.cached_tokens
+
+
+def test_windows_side_by_side_add_up_to_the_whole() -> None:
+    arrays = plan_arrays([closed(6, 4)])
+    outcome = run_arrays(arrays, EIGHT, COST)
+    edges = [0, 1_234_567_891, 5_000_000_000, 9_999_999_999, 1 << 50]
+    parts = [look(arrays, outcome, EIGHT, first, last) for first, last in pairwise(edges)]
+    whole = look(arrays, outcome, EIGHT, 0, 1 << 50)
+    for name in ("device_ns", "decode_ns", "wait_session_ns", "completed", "rearrivals", "decode_slots", "evictions"):
+        assert sum(getattr(part, name) for part in parts) == getattr(whole, name)
+    assert np.array_equal(np.sum([part.histogram for part in parts], axis=0), whole.histogram)
+
+
+def test_the_window_begins_when_every_user_has_finished_so_many_requests() -> None:
+    plan = closed(5, 6)
+    arrays = plan_arrays([plan])
+    found = window_figures(arrays, 0, EIGHT, COST, WindowSpec(after_requests=4, seconds=3.0))
+    user = users_of(arrays)[arrays.session]
+    completed = run_arrays(arrays, EIGHT, COST).requests[:, layout.O_COMPLETED]
+    finished = [int((completed[user == one] <= found.start_ns).sum()) for one in range(5)]
+    assert min(finished) == 4
+    assert found.end_ns - found.start_ns == 3 * NS_PER_S
+
+
+def test_a_window_that_outlasts_a_user_is_refused() -> None:
+    arrays = plan_arrays([closed(4, 2)])
+    with pytest.raises(PlanError, match="already left"):
+        window_figures(arrays, 0, EIGHT, COST, WindowSpec(after_requests=1, seconds=1000.0))
+    with pytest.raises(PlanError, match="fewer than"):
+        window_figures(arrays, 0, EIGHT, COST, WindowSpec(after_requests=7, seconds=1.0))
+
+
+def test_a_closed_population_is_steady_after_its_first_requests() -> None:
+    halves = np.array(
+        [
+            [
+                half.device_s_per_request
+                for half in steadiness(arrays, 0, EIGHT, COST, WindowSpec(after_requests=6, seconds=60))
+            ]
+            for arrays in (plan_arrays([closed(6, 25, seed)]) for seed in range(8))
+        ]
+    )
+    first, second = halves.mean(axis=0)
+    spread = halves.std(axis=0, ddof=1).max() / np.sqrt(len(halves))
+    assert abs(first - second) < 3 * spread
+
+
+def test_the_beginning_of_a_life_is_not_steady() -> None:
+    arrays = plan_arrays([closed(8, 6)])
+    outcome = run_arrays(arrays, EIGHT, COST)
+    start = look(arrays, outcome, EIGHT, 0, 2 * NS_PER_S)
+    later = look(arrays, outcome, EIGHT, 10 * NS_PER_S, 20 * NS_PER_S)
+    assert start.rearrivals == 0
+    assert start.reuse_share == 1.0
+    assert later.rearrivals > 0
+    assert 0 <= later.padding_ratio < 1
+
+
+def test_both_kinds_of_ratio_are_given() -> None:
+    assert median_of_paired_ratios([1.0, 2.0, 9.0], [2.0, 2.0, 3.0]) == 1.0
+    assert ratio_of_sums([1.0, 2.0, 9.0], [2.0, 2.0, 3.0]) == pytest.approx(12 / 7)
+
+
+def test_candidates_can_be_judged_by_their_steady_state(tmp_path: Path) -> None:
+    spec = parse_space(
+        {
+            "name": "steady",
+            "limits": [8],
+            "kv_slots": ["limit", 16],
+            "buckets": {"most": 3},
+            "inputs": {
+                "users": [6],
+                "search_seeds": [1],
+                "evaluation_seeds": [2],
+                "replicates": 2,
+                "sessions_per_user": 12,
+                "workload": {"requests_per_session": 3, "wait_cap_s": 2.0},
+            },
+            "window": {"after_requests": 4, "seconds": 15},
+        },
+        where="test",
+    )
+    result = search(spec, tmp_path)
+    best = result.candidate(result.ranked[0])
+    assert best.kv_slots == 16
+    row = result.ledger.to_pylist()[result.ranked[0]]
+    base = result.baseline.search[0]
+    per_request = row["search_device_ns"][0] / row["search_completed"][0]
+    assert result.scores.sum_seconds.min() == pytest.approx(per_request / (base.device_ns / base.completed))
