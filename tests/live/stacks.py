@@ -1,0 +1,53 @@
+"""Little stand-ins for an installed stack and a compiled artifact: files with the real names and shapes, no code."""
+
+from __future__ import annotations
+
+import json
+import stat
+import sys
+from pathlib import Path
+from typing import Any
+
+TARGET = "vllm_rbln/model_executor/models/optimum/model_base.py"
+
+
+def write_artifact(folder: Path, **changes: Any) -> Path:
+    """An artifact as optimum-rbln 0.11.1 saves it; ``changes`` are keys of rbln_config.json."""
+    config: dict[str, Any] = {
+        "cls_name": "RBLNQwen3ForCausalLMConfig",
+        "dtype": "bfloat16",
+        "optimum_rbln_version": "0.11.1",
+        "_compile_cfgs": [{"compiled_model_name": "prefill", "npu": "RBLN-CA25", "num_devices": 4}],
+        "batch_size": 8,
+        "max_seq_len": 8192,
+        "attn_impl": "eager",
+        "kvcache_partition_len": None,
+        "kvcache_block_size": 8192,
+        "prefill_chunk_size": 128,
+        "kvcache_num_blocks": 8,
+        "decoder_batch_sizes": [8, 4, 2, 1],
+        **changes,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "rbln_config.json").write_text(json.dumps(config))
+    for name in ("prefill", *(f"decoder_batch_{size}" for size in config["decoder_batch_sizes"])):
+        (folder / f"{name}.rbln").write_bytes(name.encode())
+    return folder
+
+
+def write_environment(root: Path, *, versions: dict[str, str] | None = None) -> Path:
+    """A virtual environment with a ``vllm`` command, whose packages are only said to be there."""
+    site = root / "site"
+    for name, version in (versions or {"vllm": "0.22.0", "vllm-rbln": "0.11.1", "optimum-rbln": "0.11.1"}).items():
+        described = site / f"{name.replace('-', '_')}-{version}.dist-info"
+        described.mkdir(parents=True)
+        (described / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    (root / "bin").mkdir(parents=True)
+    for name, text in (
+        ("vllm", "#!/bin/sh\nexit 3\n"),
+        ("python", f'#!/bin/sh\nPYTHONPATH="{site}" exec "{sys.executable}" -S "$@"\n'),
+    ):
+        path = root / "bin" / name
+        path.write_text(text)
+        path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return root

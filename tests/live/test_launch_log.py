@@ -1,0 +1,109 @@
+"""What is in force is read back from the server's own words, and what differs from the request makes a run invalid."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from harness.live.launch_log import LaunchFacts, launch_findings, read_launch
+from harness.spec import ServerSpec
+
+RBLN = "(EngineCore pid=9) 1795254182.886212 9 INFO vllm_rbln.x"
+LOG = [
+    "1795254176.1 8 INFO vllm.entrypoints.openai.api_server vLLM server version 0.22.0, serving model /a",
+    f"{RBLN} Updating scheduler_config.max_num_seqs from 1 to 8 based on rbln_config.json",
+    f"{RBLN} Updating model_config.max_model_len from 40960 to 8192 based on rbln_config.json",
+    "1795254181.4 9 INFO vllm.v1.engine.core Initializing a V1 LLM engine (v0.22.0) with config: model='/a', "
+    "max_seq_len=8192, tensor_parallel_size=1, enable_prefix_caching=True, enable_chunked_prefill=True",
+    "1795254182.5 9 INFO vllm.v1.core.kv_cache_utils GPU KV cache size: 65,664 tokens",
+    f"{RBLN} [OBSERVER] one record per step (vllm-rbln 0.11.1) in /runs/observer.jsonl",
+    f"{RBLN} ================",
+    f"{RBLN} FINAL PERFORMANCE STATISTICS [MODEL]",
+    f"{RBLN} PREFILL METRICS:",
+    f"{RBLN}   Total call counts: 20",
+    f"{RBLN}   Latency (ms): mean 227.15 | p50 239.99 | p90 281.17 | p99 313.64 | max 317.80",
+    f"{RBLN}   Average device time: 512.25 us",
+    f"{RBLN} DECODE METRICS:",
+    f"{RBLN}   Total call counts: 528",
+    f"{RBLN}   Latency (ms): mean 11.93 | p50 8.85 | p90 22.52 | p99 36.49 | max 62.89",
+    f"{RBLN} PADDED DECODE METRICS: No data recorded",
+    f"{RBLN} FINAL PERFORMANCE STATISTICS [SAMPLER]",
+    f"{RBLN} DECODE METRICS:",
+    f"{RBLN}   Total call counts: 528",
+]
+SCRAPE = json.dumps(
+    {
+        "at_ns": 1,
+        "reason": "before",
+        "status": 200,
+        "body": "# TYPE vllm:cache_config_info gauge\n"
+        'vllm:cache_config_info{block_size="128",num_gpu_blocks="1026",engine="0"} 1.0\nvllm:other 1.0\n',
+    }
+)
+
+
+def _findings(facts: LaunchFacts, *, needs_observer: bool = True, **server: Any) -> list[tuple[str, str, str]]:
+    requested = ServerSpec(**server).model_dump(mode="json")
+    found = launch_findings(requested, facts, needs_observer=needs_observer)
+    return [(finding.code, finding.severity, finding.evidence) for finding in found]
+
+
+def test_the_settings_in_force_are_read_from_log_and_metrics() -> None:
+    facts = read_launch(LOG, [json.dumps({"status": 0, "error": "no answer"}), SCRAPE])
+    assert facts.effective == {
+        "max_num_seqs": 8,
+        "slot_tokens": 8192,
+        "prefix_caching": True,
+        "usable_kv_slots": 8,
+    }
+    assert facts.version == "0.22.0"
+    assert _findings(facts) == []
+
+
+def test_the_step_statistics_of_the_worker_are_read() -> None:
+    metrics = read_launch(LOG).device_metrics
+    assert metrics["MODEL"]["prefill"]["p99_ms"] == 313.64
+    assert metrics["MODEL"]["prefill"]["device_us"] == 512.25
+    assert metrics["MODEL"]["decode"] == {
+        "calls": 528, "mean_ms": 11.93, "p50_ms": 8.85, "p90_ms": 22.52, "p99_ms": 36.49, "max_ms": 62.89,
+    }  # fmt: skip
+    assert metrics["MODEL"]["padded decode"] == {"calls": 0}
+    assert metrics["SAMPLER"] == {"decode": {"calls": 528}}
+
+
+@pytest.mark.parametrize(
+    ("server", "evidence"),
+    [
+        ({"max_num_seqs": 4, "decode_buckets": (4,), "kv_slots": 8}, "max_num_seqs: requested 4, in force 8"),
+        ({"slot_tokens": 4096}, "slot_tokens: requested 4096, in force 8192"),
+        ({"prefix_caching": False}, "prefix_caching: requested False, in force True"),
+        ({"kv_slots": 16}, "usable_kv_slots: requested 16, in force 8"),
+        ({"kv_slots": 6}, "usable_kv_slots: requested 5, in force 8"),
+    ],
+)
+def test_a_setting_that_differs_makes_the_run_invalid(server: dict[str, Any], evidence: str) -> None:
+    assert ("setting-differs", "invalid", evidence) in _findings(read_launch(LOG, [SCRAPE]), **server)
+
+
+def test_what_the_server_never_told_is_said_and_not_guessed() -> None:
+    ((code, severity, evidence),) = _findings(read_launch([]), needs_observer=False)
+    assert (code, severity) == ("setting-unknown", "warning")
+    assert evidence == "the server never told max_num_seqs, prefix_caching, slot_tokens, usable_kv_slots"
+
+
+@pytest.mark.parametrize(
+    ("line", "evidence"),
+    [
+        (None, "the observer never said that it is on"),
+        ("[OBSERVER] not observing: vllm-rbln 0.13.0 is not one of", "[OBSERVER] not observing: vllm-rbln 0.13.0"),
+        ("[OBSERVER] one record per step\n[OBSERVER] stopped after step 7: OSError", "stopped after step 7"),
+    ],
+)
+def test_an_observer_that_is_not_on_to_the_end_makes_the_run_invalid(line: str | None, evidence: str) -> None:
+    log = [one for one in LOG if "[OBSERVER]" not in one] + (line or "").splitlines()
+    ((code, severity, said),) = _findings(read_launch(log, [SCRAPE]))
+    assert (code, severity) == ("observer-off", "invalid")
+    assert evidence in said
+    assert _findings(read_launch(log, [SCRAPE]), needs_observer=False) == []
