@@ -9,18 +9,19 @@ BIN := $(VENV)/bin
 MAKEFLAGS += --no-print-directory
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint types imports pytest bench setup runtime dev clean
+.PHONY: help demo test check lint types imports pytest twin twin-venv twin-try differential bench setup runtime dev clean
 
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
 
 # A folder of its own each time: sealed runs are never overwritten.
 DEMO_RUNS ?= runs/demo-$(shell date +%Y%m%d-%H%M%S)
+TWIN_RUNS ?= runs/twin-$(shell date +%Y%m%d-%H%M%S)
 
 demo: runtime  ## a real paired experiment on the emulator, and its report
 	@$(BIN)/harness run plans/experiments/demo.toml --runs $(DEMO_RUNS) --report $(DEMO_RUNS)/report.html
 
-test: check pytest  ## lint, types, import contracts, tests
+test: check $(if $(CI),twin-try) pytest  ## lint, types, import contracts, tests
 
 check: lint types imports  ## lint, types, import contracts
 
@@ -40,6 +41,20 @@ imports: dev
 pytest: dev
 	@echo "== tests"
 	@$(BIN)/python -m pytest -n $(WORKERS)
+
+twin-venv: dev  ## install the real vLLM + vllm-rbln for the twin (.venv-twin, about 3 GB)
+	@$(BIN)/harness twin install --also 0.11.2
+
+# What the tests of the twin skip without it, they skip by name; a machine without room or wheels still passes.
+twin-try: dev
+	@echo "== twin"
+	@$(BIN)/harness twin install --also 0.11.2 || echo "twin: not installed, its tests are skipped"
+
+twin: runtime  ## the demo's experiment on the twin (install it first: make twin-venv)
+	@$(BIN)/harness run plans/experiments/twin-demo.toml --runs $(TWIN_RUNS) --report $(TWIN_RUNS)/report.html
+
+differential: dev  ## a million steps of the engine against the vendor's own scheduler classes, fixed seeds
+	@$(BIN)/python -m tests.differential.million
 
 bench: runtime  ## what this harness and this machine can do: lateness, stamps, parser, simulator
 	@$(BIN)/harness bench
