@@ -19,7 +19,9 @@ ALLOWED_DEATHS = 5
 
 
 @contextmanager
-def cluster_runner(address: str, workers: int | None = None) -> Generator[ChunkRunner]:
+def cluster_runner(
+    address: str, workers: int | None = None, *, connect_timeout_s: float = 10.0
+) -> Generator[ChunkRunner]:
     """A runner of chunks on a cluster.
 
     address: "local" (worker processes on this machine, ``workers`` of them) or a scheduler, e.g. "tcp://host:8786".
@@ -40,7 +42,7 @@ def cluster_runner(address: str, workers: int | None = None) -> Generator[ChunkR
             client = distributed.Client(cluster)
         else:
             cluster = None
-            client = distributed.Client(address, timeout="10s")
+            client = distributed.Client(address, timeout=connect_timeout_s)
     except OSError as error:
         raise SpecError(f"no scheduler answers ({error})", where=address, hint="Check the address") from error
     try:
