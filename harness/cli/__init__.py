@@ -12,7 +12,7 @@ from typing import NoReturn
 
 import typer
 
-from harness.cli import bench, data, inputs, machine, run, search, stack, twin
+from harness.cli import bench, calibrate, data, inputs, machine, run, search, stack, twin
 from harness.errors import ExitCode, HarnessError
 
 app = typer.Typer(
@@ -31,6 +31,7 @@ machine.register(app)
 bench.register(app)
 search.register(app)
 twin.register(app)
+calibrate.register(app)
 stack.register(app)
 
 _DISK_ERRORS = {errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EACCES, errno.EPERM}

@@ -68,9 +68,9 @@ def run(
     if dry_run:
         _show_order(console, spec)
         return
-    _load_engine(console)
+    load_engine(console)
     stop = StopFlag()
-    with TerminalProgress(console) as progress, _interruptible(stop, console):
+    with TerminalProgress(console) as progress, interruptible(stop, console):
         outcome = run_experiment(
             spec, runs_root=runs, resume=resume, on_progress=progress, stop=stop, spec_source=str(experiment)
         )
@@ -169,7 +169,7 @@ def _exit_code(console: Console, outcome: ExperimentOutcome, experiment: Path, r
     return ExitCode.RUN_INVALID if outcome.invalid_runs else ExitCode.PASS
 
 
-def _load_engine(console: Console) -> None:
+def load_engine(console: Console) -> None:
     """Compile the engine, or load it from its cache; says so when a person will have to wait for it."""
     from harness.engine.compiled import cache_folder
     from harness.engine.scheduler import warm_up
@@ -198,7 +198,7 @@ def _show_order(console: Console, spec: Any) -> None:
 
 
 @contextmanager
-def _interruptible(stop: StopFlag, console: Console) -> Generator[None, None, None]:
+def interruptible(stop: StopFlag, console: Console) -> Generator[None, None, None]:
     def on_signal(number: int, _frame: FrameType | None) -> None:
         if number == signal.SIGTERM:
             stop.abort()

@@ -190,6 +190,7 @@ class _CostFile(_Table):
     note: str = ""
     decode: _Decode
     prefill: _Prefill
+    calibration: dict[str, Any] = Field(default_factory=dict, description="where the numbers come from, for readers")
 
 
 def cost_model_names() -> tuple[str, ...]:

@@ -1,0 +1,186 @@
+"""``harness calibrate``: measure what steps and prefills cost, and write a cost-model file.
+
+Plans and runs nothing itself; a file once written is never changed. Next: ``harness.runner.calibrate``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from harness.cli.overrides import override_table
+from harness.cli.run import RunsOption, interruptible, load_engine, sealed_runs
+from harness.errors import ExitCode, SpecError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.console import Console
+
+    from harness.records import SealedRun
+    from harness.runner.calibrate import Calibration, CalibrationSpec
+
+DEFAULT_SEED = 20261117
+QUICK: dict[str, Any] = {
+    "layout": "joined",
+    "context_tokens": (512, 1500),
+    "generate_tokens": 70,
+    "prefill_tokens": (128, 500, 2000, 4000),
+    "prefill_repeats": 3,
+}
+
+
+class StampSource(str, Enum):
+    """Whose stamps time a step."""
+
+    log = "log"
+    chunks = "chunks"
+
+
+def register(app: typer.Typer) -> None:
+    app.command(name="calibrate")(calibrate)
+
+
+def calibrate(
+    name: Annotated[str, typer.Argument(help="Name of the cost model; the file becomes <name>-<number>.toml.")],
+    backend: Annotated[str, typer.Option(help="emulator, twin, sim, rbln or attached.")] = "emulator",
+    runs: RunsOption = Path("runs"),
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder of cost models.")] = Path("plans/costs"),
+    experiment: Annotated[
+        Path | None, typer.Option("--experiment", help="Take [server] and time_scale from this experiment file.")
+    ] = None,
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", help="Change one key of [server]: `--set max_num_seqs=16`. Repeatable.")
+    ] = None,
+    time_scale: Annotated[float | None, typer.Option(help="Model time / wall time (emulator).")] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Fewer lengths, one server start: rough and soon done.")
+    ] = False,
+    joined: Annotated[
+        bool, typer.Option("--joined", help="One server start a replicate instead of one a point.")
+    ] = False,
+    replicates: Annotated[int, typer.Option(min=1, help="Server restarts of every point.")] = 1,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of prompts and of intervals.")] = DEFAULT_SEED,
+    context: Annotated[
+        bool | None,
+        typer.Option("--context/--no-context", help="Context term. Default: where its interval excludes 0."),
+    ] = None,
+    stamps: Annotated[StampSource, typer.Option(help="Server log, or the client's stream.")] = StampSource.log,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue: perform only what is not sealed yet.")] = False,
+    fit_only: Annotated[str, typer.Option("--fit", help="Start nothing: fit the sealed runs of this experiment.")] = "",
+) -> None:
+    """Sweep constant batches and prefill lengths, fit step and prefill costs, write a cost-model file.
+
+    Example: `harness calibrate my-npu --backend rbln --set artifact=/models/qwen3-4b-8 --runs runs/calibration`
+    """
+    from rich.console import Console
+
+    from harness.runner.calibrate import check_folder, fit_runs
+    from harness.runner.cost_file import write_cost_file
+
+    console = Console()
+    check_folder(output)
+    spec = _spec(f"calibrate-{name}", backend, experiment, changes or [], time_scale, seed, replicates)
+    spec = replace(spec, **(QUICK if quick else {"layout": "joined"} if joined else {}))
+    sealed = sealed_runs(runs, fit_only) if fit_only else _measure(console, spec, runs, resume=resume)
+    calibration = fit_runs(
+        sealed, seed=seed, with_context=context, step_source=stamps.value, prefill_source=stamps.value
+    )
+    path = write_cost_file(calibration, output, name)
+    _show(console, calibration, path)
+    if not fit_only and backend in ("emulator", "sim", "twin"):
+        _show_recovery(console, path, spec)
+
+
+def _spec(
+    name: str,
+    backend: str,
+    experiment: Path | None,
+    changes: Sequence[str],
+    time_scale: float | None,
+    seed: int,
+    replicates: int,
+) -> CalibrationSpec:
+    from pydantic import ValidationError
+
+    from harness.runner.calibrate import CalibrationSpec
+    from harness.spec import NAME_PATTERN, ServerSpec, describe_validation_error, load_toml
+
+    if not NAME_PATTERN.match(name):
+        raise SpecError(f"name {name!r} must match {NAME_PATTERN.pattern}", where="calibrate")
+    table = load_toml(experiment) if experiment is not None else {}
+    try:
+        server = ServerSpec.model_validate(override_table(table.get("server", {}), changes))
+    except ValidationError as error:
+        raise SpecError(
+            describe_validation_error(error), where="server", hint="See `harness explain experiment` for every key"
+        ) from error
+    scale = time_scale if time_scale is not None else float(table.get("time_scale", 1.0))
+    return CalibrationSpec(
+        name=name,
+        backend=backend,  # type: ignore[arg-type]  # the experiment's own check names the known ones
+        server=server,
+        base_seed=seed,
+        time_scale=scale,
+        replicates=replicates,
+    )
+
+
+def _measure(console: Console, spec: CalibrationSpec, runs: Path, *, resume: bool) -> Sequence[SealedRun]:
+    from harness.cli.progress import TerminalProgress
+    from harness.runner import StopFlag, run_experiment
+    from harness.runner.calibrate import calibration_experiment
+
+    planned = calibration_experiment(spec)
+    load_engine(console)
+    stop = StopFlag()
+    with TerminalProgress(console) as progress, interruptible(stop, console):
+        outcome = run_experiment(
+            planned, runs_root=runs, resume=resume, on_progress=progress, stop=stop, spec_source="harness calibrate"
+        )
+    for invalid in outcome.invalid_runs:
+        console.print(f"[red]INVALID[/] {invalid.condition}: {'; '.join(invalid.invalid_reasons)}", highlight=False)
+    if not outcome.is_complete:
+        console.print(f"{len(outcome.runs)} of {outcome.num_planned} runs are sealed; continue with --resume")
+        raise typer.Exit(int(ExitCode.INTERRUPTED))
+    return outcome.runs
+
+
+def _show(console: Console, calibration: Calibration, path: Path) -> None:
+    from rich.table import Table
+
+    decode, prefill = calibration.decode, calibration.prefill
+    units = {"beta_ms_per_request": "beta, ms/request", "context_us_per_token": "c, us/token", "alpha_ms": "alpha, ms"}
+    units |= {"per_call_ms": "prefill a, ms/call", "per_call_us_per_token": "prefill b, us/token/call"}
+    shown = Table("coefficient", "fitted", "95% interval", header_style="bold")
+    for name, interval in {**decode.intervals, **prefill.intervals}.items():
+        shown.add_row(
+            units.get(name, f"{name}, ms"), f"{interval.estimate:.5f}", f"[{interval.low:.5f}, {interval.high:.5f}]"
+        )
+    console.print(shown)
+    for what, error in (("decode", decode.error), ("prefill", prefill.error)):
+        held_out = "none" if error.held_out_max_ms is None else f"{error.held_out_max_ms:.3f} ms"
+        console.print(
+            f"{what}: residual rms {error.rms_ms:.4f} ms, max {error.max_ms:.3f} ms; held out max {held_out}",
+            highlight=False,
+        )
+    for note in (*calibration.notes, *decode.notes):
+        console.print(note, highlight=False, soft_wrap=True)
+    console.print(f"cost model: {path}", highlight=False, soft_wrap=True)
+
+
+def _show_recovery(console: Console, path: Path, spec: CalibrationSpec) -> None:
+    from harness.engine import load_cost_model
+    from harness.runner.calibrate import compare_models
+
+    found = compare_models(load_cost_model(path), load_cost_model(spec.server.cost_model), spec)
+    console.print(
+        f"against the configured model {spec.server.cost_model!r}: steps within {found.step_share:.3%} "
+        f"({found.step_ms:.4f} ms), prefills within {found.prefill_share:.3%} ({found.prefill_ms:.3f} ms)",
+        highlight=False,
+        soft_wrap=True,
+    )

@@ -1,0 +1,282 @@
+"""Calibration: plan the sweeps, run them like any experiment, fit what their sealed runs show.
+
+Every number of a cost model comes from sealed runs that it names by hash; a calibration that is cut short continues.
+Nothing is measured that the runner does not record anyway. Next: ``cost_file`` writes the result; ``harness.engine``
+loads it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from harness.analysis.fit import DecodeFit, PrefillFit, fit_decode, fit_decode_with_report, fit_prefill
+from harness.analysis.fit_points import BLOCK_STEPS, PointSource, prefill_points, reported_f_ms, step_points
+from harness.clock import NS_PER_MS, NS_PER_S, utc_now
+from harness.engine import CostModel, EngineConfig, load_cost_model
+from harness.errors import SpecError
+from harness.records import SealedRun
+from harness.spec import BackendName, ExperimentSpec, ServerSpec, parse_experiment
+
+Layout = Literal["separate", "joined"]
+CONTEXT_TOKENS = (512, 1500, 3000)
+PREFILL_TOKENS = (128, 256, 384, 500, 512, 1000, 2000, 3000, 4000, 6000)
+# One group must be over before the next begins: this many times its predicted length, and a pause.
+MARGIN, PAUSE_S = 1.6, 0.3
+# Up to this limit every n is measured; above it each bucket, the n that first needs it, and one between.
+EVERY_N_UP_TO = 8
+# Nobody re-arrives, and steps are timed by stamps that a late send does not move.
+LOOSE_LIMITS = {"rearrival_lag_p99_ms": 2000.0, "start_spread_ms": 2000.0}
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationSpec:
+    """What is swept. num_seqs: constant numbers of decoding requests; default: every bucket and in between.
+
+    context_tokens: prompt lengths of the constant-n runs; prefill_tokens: of the sweep. layout "separate": a server
+    start for each n and context, which the server's own report needs; "joined": all in one run, one after another.
+    """
+
+    name: str
+    backend: BackendName
+    server: ServerSpec
+    base_seed: int
+    time_scale: float = 1.0
+    layout: Layout = "separate"
+    replicates: int = 1
+    num_seqs: tuple[int, ...] = ()
+    context_tokens: tuple[int, ...] = CONTEXT_TOKENS
+    generate_tokens: int = 160
+    prefill_tokens: tuple[int, ...] = PREFILL_TOKENS
+    prefill_repeats: int = 5
+
+    @property
+    def swept_num_seqs(self) -> tuple[int, ...]:
+        return self.num_seqs or default_num_seqs(self.server.decode_buckets)
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """Fits, and where they come from. run_hashes: run -> SHA-256 of its manifest."""
+
+    decode: DecodeFit
+    prefill: PrefillFit
+    artifact: str
+    source: str
+    notes: tuple[str, ...]
+    provenance: Mapping[str, Any]
+    packages: Mapping[str, str]
+    run_hashes: Mapping[str, str] = field(repr=False)
+
+
+def default_num_seqs(buckets: Sequence[int]) -> tuple[int, ...]:
+    """Every n up to 8; above, for each bucket: the n that first needs it, one in the middle, and itself full."""
+    limit = buckets[-1]
+    wanted = set(range(1, min(limit, EVERY_N_UP_TO) + 1))
+    for below, bucket in zip((0, *buckets[:-1]), buckets, strict=True):
+        wanted |= {below + 1, (below + 1 + bucket) // 2, bucket}
+    return tuple(sorted(wanted))
+
+
+def calibration_experiment(spec: CalibrationSpec) -> ExperimentSpec:
+    """The sweeps as an experiment, so that they are planned, run, resumed and sealed like any other.
+
+    Raises SpecError when a length does not fit a slot or an n lies above the limit.
+    """
+    limit = spec.server.max_num_seqs
+    if wrong := [n for n in spec.swept_num_seqs if not 1 <= n <= limit]:
+        raise SpecError(f"n = {wrong} cannot run at once", where="num_seqs", hint=f"The limit is {limit}")
+    groups = {f"n{n}-c{context}": (n, context) for context in spec.context_tokens for n in spec.swept_num_seqs}
+    decode = [
+        {"name": name, "workload": {"num_sessions": n, "prompt_tokens": _fixed(context)}}
+        for name, (n, context) in groups.items()
+    ]
+    joined = _decode_groups(spec, groups)
+    conditions = (
+        [*decode, {"name": "prefill", "workload": {"group": _prefill_groups(spec, 0.0)}}]
+        if spec.layout == "separate"
+        else [{"name": "all", "workload": {"group": [*joined.groups, *_prefill_groups(spec, joined.end_s)]}}]
+    )
+    return parse_experiment(
+        {
+            "name": spec.name,
+            "title": f"Calibration of {{{','.join(map(str, spec.server.decode_buckets))}}}/{limit}",
+            "question": "What does a decode step cost by bucket, requests and context, and a prefill by its tokens?",
+            "backend": spec.backend,
+            "time_scale": spec.time_scale,
+            "replicates": spec.replicates,
+            "base_seed": spec.base_seed,
+            "workload": {
+                "num_sessions": 1,
+                "requests_per_session": 1,
+                "waits": "none",
+                "generate_tokens": _fixed(spec.generate_tokens),
+            },
+            "server": spec.server.model_dump(mode="json", exclude_unset=True),
+            "limits": LOOSE_LIMITS,
+            "condition": conditions,
+        },
+        where="calibration",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Groups:
+    groups: list[dict[str, Any]]
+    end_s: float
+
+
+def _decode_groups(spec: CalibrationSpec, named: Mapping[str, tuple[int, int]]) -> _Groups:
+    """Groups that start one after another, each when the one before is over by the configured cost model and more."""
+    model, config = load_cost_model(spec.server.cost_model), EngineConfig.from_server(spec.server)
+    groups: list[dict[str, Any]] = []
+    start_s = 0.0
+    for name, (n, context) in named.items():
+        groups.append({"name": name, "num_sessions": n, "prompt_tokens": _fixed(context), "start_s": start_s})
+        longest = context + spec.generate_tokens
+        step_ns = model.decode_step_ns(config.bucket_of(n), n, n * longest)
+        start_s += _paused_s(n * model.prefill_ns(context) + spec.generate_tokens * step_ns)
+    return _Groups(groups, start_s)
+
+
+def _prefill_groups(spec: CalibrationSpec, start_s: float) -> list[dict[str, Any]]:
+    """One group a length, its prompts one at a time; two tokens each, so that a decode step marks the prefill's end."""
+    model = load_cost_model(spec.server.cost_model)
+    groups: list[dict[str, Any]] = []
+    for length in spec.prefill_tokens:
+        apart_s = _paused_s(model.prefill_ns(length) + model.decode_step_ns(1, 1, length))
+        groups.append(
+            {
+                "name": f"q{length}",
+                "num_sessions": spec.prefill_repeats,
+                "prompt_tokens": _fixed(length),
+                "generate_tokens": _fixed(2),
+                "start_s": start_s,
+                "start_offset_s": apart_s,
+            }
+        )
+        start_s += spec.prefill_repeats * apart_s
+    return groups
+
+
+def _paused_s(predicted_ns: int) -> float:
+    return round(MARGIN * predicted_ns / NS_PER_S + PAUSE_S, 3)
+
+
+def _fixed(value: int) -> dict[str, Any]:
+    return {"law": "fixed", "value": value}
+
+
+def fit_runs(
+    runs: Sequence[SealedRun],
+    *,
+    seed: int,
+    with_context: bool | None = None,
+    step_source: PointSource = "log",
+    prefill_source: PointSource = "log",
+    block_steps: int = BLOCK_STEPS,
+) -> Calibration:
+    """A cost model from sealed runs, of ``harness calibrate`` or of any experiment with constant n and single prefills.
+
+    with_context: None keeps the context term only where its interval excludes 0. Where the server reported its own
+    times (VLLM_RBLN_METRICS) and no context term is wanted, f(b) comes from the report. Invalid runs are left out.
+    Raises SpecError when the runs are of several configurations or cannot tell a coefficient.
+    """
+    valid = [run for run in runs if run.is_valid]
+    if not valid:
+        raise SpecError("no valid sealed run to fit", where="calibration", hint="`harness runs` says why")
+    artifact = _one_artifact(valid)
+    points = step_points(valid, step_source, block_steps)
+    reported = reported_f_ms(valid)
+    if reported and with_context is not True:
+        decode = fit_decode_with_report(points, reported, seed=seed, block_steps=block_steps)
+    else:
+        decode = fit_decode(points, with_context=with_context, seed=seed, block_steps=block_steps)
+    prefill = fit_prefill([one for one in prefill_points(valid, prefill_source) if not one.cached_tokens], seed=seed)
+    backend = valid[0].manifest.backend
+    is_npu = backend in ("rbln", "attached")
+    notes = (
+        f"Fitted by harness calibrate, {utc_now():%Y-%m-%d}.",
+        "" if is_npu else f"No NPU was measured: the backend was {backend}.",
+        _left_out(len(runs) - len(valid)),
+    )
+    return Calibration(
+        decode=decode,
+        prefill=prefill,
+        artifact=artifact,
+        source=f"{len(valid)} sealed runs of experiment {valid[0].experiment} on backend {backend}",
+        notes=tuple(note for note in notes if note),
+        provenance={
+            "date_utc": utc_now().isoformat(timespec="seconds"),
+            "backend": backend,
+            "is_npu_measured": is_npu,
+            "step_source": step_source,
+            "prefill_source": prefill_source,
+            "block_steps": block_steps,
+            "seed": seed,
+        },
+        packages=dict(valid[0].manifest.provenance.get("packages", {})),
+        run_hashes={f"{run.condition}/{run.replicate}": manifest_sha256(run) for run in valid},
+    )
+
+
+def _left_out(num_invalid: int) -> str:
+    return f"{num_invalid} invalid runs were left out." if num_invalid else ""
+
+
+def manifest_sha256(run: SealedRun) -> str:
+    """SHA-256 of a run's manifest, which names every other file of the run by its own."""
+    return hashlib.sha256(run.file("manifest.json").read_bytes()).hexdigest()
+
+
+def _one_artifact(runs: Sequence[SealedRun]) -> str:
+    """What the runs' server was compiled to; SpecError when they differ."""
+    keys = ("decode_buckets", "max_num_seqs", "kv_slots", "slot_tokens", "artifact")
+    found = {(run.manifest.backend, *(str(run.manifest.server_spec.get(key, "")) for key in keys)): run for run in runs}
+    if len(found) > 1:
+        conditions = ", ".join(sorted(run.condition for run in found.values()))
+        raise SpecError(
+            f"the runs are of {len(found)} configurations: {conditions}",
+            where="calibration",
+            hint="Fit each compiled artifact by itself",
+        )
+    server = runs[0].manifest.server_spec
+    buckets = ",".join(str(bucket) for bucket in server.get("decode_buckets", ()))
+    name = str(server.get("artifact") or runs[0].manifest.backend)
+    return f"{name}, buckets {{{buckets}}}, limit {server.get('max_num_seqs')}, {server.get('slot_tokens')} tokens"
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """Largest differences between two cost models over a grid, as shares of the second one's times."""
+
+    step_share: float
+    prefill_share: float
+    step_ms: float
+    prefill_ms: float
+
+
+def compare_models(model: CostModel, known: CostModel, spec: CalibrationSpec) -> Recovery:
+    """How far a model is from a known one, over what was swept: every n, every context, every prefill length."""
+    config = EngineConfig.from_server(spec.server)
+    steps = [
+        tuple(one.decode_step_ns(config.bucket_of(n), n, n * context) for one in (model, known))
+        for n in range(1, config.max_num_seqs + 1)
+        for context in spec.context_tokens
+    ]
+    prefills = [tuple(one.prefill_ns(length) for one in (model, known)) for length in spec.prefill_tokens]
+    return Recovery(
+        step_share=max(abs(own / truth - 1) for own, truth in steps),
+        prefill_share=max(abs(own / truth - 1) for own, truth in prefills),
+        step_ms=max(abs(own - truth) for own, truth in steps) / NS_PER_MS,
+        prefill_ms=max(abs(own - truth) for own, truth in prefills) / NS_PER_MS,
+    )
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse a place that cannot hold cost files before anything is measured."""
+    if folder.exists() and not folder.is_dir():
+        raise SpecError("is not a folder", where=str(folder), hint="Give a folder for cost-model files")

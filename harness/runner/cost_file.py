@@ -1,0 +1,126 @@
+"""A calibration as a cost-model file: the coefficients, and everything they were made from, in one TOML file.
+
+The schema is that of plans/costs; a file once written is never written over, so a name and its number mean one thing
+for ever. Nothing is fitted here. Next: ``harness.engine.load_cost_model`` reads it for simulator, emulator, channel A.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from harness.analysis.stats import Interval
+from harness.engine import load_cost_model
+from harness.errors import RecordsError, SpecError
+
+if TYPE_CHECKING:
+    from harness.runner.calibrate import Calibration
+
+FILE_FORMAT = 1
+# A nanosecond of a step, and 1e-6 us (with 100,000 tokens of context: 0.1 us).
+DECIMALS = 6
+
+
+def write_cost_file(calibration: Calibration, folder: Path, name: str) -> Path:
+    """Write ``<folder>/<name>-<k>.toml`` with the lowest number k that is free, and read it back.
+
+    Raises SpecError when the fitted coefficients make no cost model, RecordsError when it cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    number = 1
+    while True:
+        path = folder / f"{name}-{number}.toml"
+        try:
+            with path.open("x", encoding="utf-8") as file:
+                file.write(cost_file_text(calibration, path.stem))
+            break
+        except FileExistsError:
+            number += 1
+        except OSError as error:
+            raise RecordsError(f"cannot be written ({error.strerror})", where=str(path)) from error
+    try:
+        load_cost_model(path)
+    except SpecError as error:
+        path.rename(path.with_suffix(".rejected"))
+        raise SpecError(
+            f"the fitted coefficients make no cost model: {error.what}",
+            where=str(path.with_suffix(".rejected")),
+            hint="Look at its residuals: some prefill or step was not what it was taken for",
+        ) from error
+    return path
+
+
+def cost_file_text(calibration: Calibration, name: str) -> str:
+    """The text of a cost-model file."""
+    decode, prefill = calibration.decode, calibration.prefill
+    tables: dict[str, Mapping[str, Any]] = {
+        "": {
+            "name": name,
+            "artifact": calibration.artifact,
+            "source": calibration.source,
+            "note": " ".join((*calibration.notes, *decode.notes)),
+        },
+        "decode": {
+            "alpha_ms": decode.alpha_ms,
+            "beta_ms_per_request": decode.beta_ms_per_request,
+            "context_us_per_token": decode.context_us_per_token,
+            "fitted_context_tokens": decode.fitted_context_tokens,
+        },
+        "decode.f_ms": {str(bucket): f_ms for bucket, f_ms in decode.f_ms.items()},
+        "prefill": {
+            "chunk_tokens": prefill.chunk_tokens,
+            "per_call_ms": prefill.per_call_ms,
+            "per_call_us_per_token": prefill.per_call_us_per_token,
+            "fitted_tokens": prefill.fitted_tokens,
+        },
+        "calibration": {"format": FILE_FORMAT, **calibration.provenance},
+        "calibration.packages": calibration.packages,
+        "calibration.decode": {"method": decode.method, "points": decode.num_points, **asdict(decode.error)},
+        "calibration.decode.intervals": _intervals(decode.intervals),
+        "calibration.prefill": {
+            "method": "least squares on the median time of each length",
+            "points": prefill.num_points,
+            **asdict(prefill.error),
+        },
+        "calibration.prefill.intervals": _intervals(prefill.intervals),
+        "calibration.runs": calibration.run_hashes,
+    }
+    return "\n".join(_table(header, table) for header, table in tables.items())
+
+
+def _intervals(intervals: Mapping[str, Interval]) -> dict[str, str]:
+    return {name: _interval(interval) for name, interval in intervals.items()}
+
+
+def _interval(interval: Interval) -> str:
+    return (
+        f"[{interval.low:.{DECIMALS}f}, {interval.high:.{DECIMALS}f}] {interval.level:.0%} {interval.method}; "
+        f"{interval.num_units} {interval.unit}, {interval.resamples} resamples, seed {interval.seed}"
+    )
+
+
+def _table(header: str, table: Mapping[str, Any]) -> str:
+    lines = [f"[{header}]"] if header else []
+    lines += [f"{_key(key)} = {_value(value)}" for key, value in table.items() if value is not None and value != ""]
+    return "\n".join(lines) + "\n"
+
+
+def _key(key: str) -> str:
+    return key if key.replace("_", "").replace("-", "").isalnum() and key.isascii() else json.dumps(key)
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        return f"{value:.{DECIMALS}f}"
+    if isinstance(value, int):
+        return str(value)
+    if isinstance(value, list | tuple):
+        members: list[Any] = list(value)  # pyright: ignore[reportUnknownArgumentType]
+        return f"[{', '.join(_value(member) for member in members)}]"
+    # A JSON string is a TOML basic string.
+    return json.dumps(str(value), ensure_ascii=False)
