@@ -1,0 +1,155 @@
+"""Backend ``rbln`` serves the real stack on the stand-in device: overlay, in place and back, observed step for step."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.analysis.observer import load_observer
+from harness.errors import HarnessError
+from harness.live.patch_install import apply_in_place, revert_in_place
+from harness.live.patches import patch_status, tree_sha256
+from harness.records import SealedRun
+from harness.runner import run_experiment
+from harness.runner.paired import compare_pair
+from harness.spec import ExperimentSpec
+from harness.twin.artifact import ArtifactSpec, cached_artifact
+from harness.twin.environment import INSIDE, SETTINGS_VARIABLE, TwinEnvironment, find_twin, twin_variables
+
+pytestmark = [pytest.mark.live, pytest.mark.timeout(900)]
+BUCKET = re.compile(r"\[BUCKET\] request_nums=(\d+) padded_batch_size=(\d+)")
+
+
+@pytest.fixture(scope="module")
+def twin() -> TwinEnvironment:
+    try:
+        return find_twin()
+    except HarnessError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="module")
+def environment(twin: TwinEnvironment, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The twin's environment again, with a vllm_rbln of its own that may be edited; everything else is linked."""
+    root = tmp_path_factory.mktemp("environment")
+    site = root / twin.site_packages.relative_to(twin.folder)
+    site.mkdir(parents=True)
+    for path in twin.site_packages.iterdir():
+        if path.name != "vllm_rbln":
+            (site / path.name).symlink_to(path)
+    for path in (twin.site_packages / "vllm_rbln").rglob("*.*"):
+        if path.is_file() and path.suffix != ".pyc":
+            copy = site / path.relative_to(twin.site_packages)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_bytes(path.read_bytes())
+    (root / "pyvenv.cfg").write_text((twin.folder / "pyvenv.cfg").read_text())
+    (root / "bin").mkdir()
+    (root / "bin" / "python").symlink_to(twin.python.resolve())
+    script = twin.vllm.read_text().splitlines(keepends=True)
+    (root / "bin" / "vllm").write_text("".join([f"#!{root / 'bin' / 'python'}\n", *script[1:]]))
+    (root / "bin" / "vllm").chmod(0o755)
+    return root
+
+
+def _run(
+    twin: TwinEnvironment, environment: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, **server: Any
+) -> tuple[SealedRun, list[dict[str, Any]]]:
+    """One run through backend ``rbln``, and what the device did in it."""
+    folder.mkdir()
+    trace = folder / "trace.jsonl"
+    settings = folder / "settings.json"
+    settings.write_text(json.dumps({"trace_path": str(trace)}))
+    monkeypatch.setenv("HOME", str(folder))
+    variables = {**twin_variables(), SETTINGS_VARIABLE: str(settings), "PYTHONPATH": str(INSIDE)}
+    spec = ExperimentSpec.model_validate(
+        {
+            "name": "on-twin",
+            "backend": "rbln",
+            "replicates": 1,
+            "base_seed": 11,
+            "workload": {
+                "num_sessions": 10,
+                "waits": "none",
+                "generate_tokens": {"law": "uniform", "low": 5, "high": 40},
+            },
+            "server": {
+                "artifact": str(cached_artifact(twin, ArtifactSpec())),
+                "environment": str(environment),
+                "env": variables,
+                "start_timeout_s": 300.0,
+                "stop_grace_s": 30.0,
+                **server,
+            },
+            "limits": {"rearrival_lag_p99_ms": 5000.0, "start_spread_ms": 5000.0},
+            "condition": [{"name": "only"}],
+        }
+    )
+    (run,) = run_experiment(spec, runs_root=folder / "runs").runs
+    assert run.is_valid, run.invalid_reasons
+    return run, [json.loads(line) for line in trace.read_text().splitlines()]
+
+
+def _bucket_lines(run: SealedRun) -> list[tuple[int, int]]:
+    return [(int(n), int(b)) for n, b in BUCKET.findall(run.file("server.log").read_text(encoding="utf-8"))]
+
+
+def _check_observed(run: SealedRun, trace: list[dict[str, Any]]) -> None:
+    """Every record of the observer is what the device and the log say."""
+    steps = load_observer(run.file("observer.jsonl")).steps.to_pylist()
+    decodes = [row for row in steps if row["kind"] == "decode"]
+    calls = [call for call in trace if call["kind"] == "decode"]
+    assert [(row["n"], row["b"]) for row in decodes] == [(call["n"], call["b"]) for call in calls]
+    assert [(row["n"], row["b"]) for row in decodes] == _bucket_lines(run)
+    for row, call in zip(decodes, calls, strict=True):
+        assert row["device_start_ns"] <= call["start_ns"] <= call["end_ns"] <= row["device_end_ns"]
+        assert call["padding_slot"] in (-1, row["dummy_slot"])
+    prefills = [row for row in steps if row["kind"] == "prefill"]
+    chunks = [call for call in trace if call["kind"] == "prefill"]
+    assert sum(row["device_calls"] for row in prefills) == len(chunks)
+    at = 0
+    for row in prefills:
+        own = chunks[at : at + row["device_calls"]]
+        at += row["device_calls"]
+        assert sum(call["num_tokens"] for call in own) == row["computed_tokens"]
+        assert own[0]["cached_tokens"] == row["cached_tokens"]
+        assert row["device_start_ns"] <= own[0]["start_ns"] <= own[-1]["end_ns"] <= row["device_end_ns"]
+    evictions = re.findall(r"\[PFX\] \[EVICTION\] OB=(\d+)", run.file("server.log").read_text(encoding="utf-8"))
+    assert [str(one["slot"]) for row in steps for one in row["evictions"]] == evictions
+
+
+def test_the_real_stack_through_overlay_in_place_and_back(
+    twin: TwinEnvironment, environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = environment / twin.site_packages.relative_to(twin.folder)
+    pristine = tree_sha256(site / "vllm_rbln")
+    plain, _ = _run(twin, environment, tmp_path / "plain", monkeypatch, patch="none", observer=False)
+    overlaid, trace = _run(twin, environment, tmp_path / "overlay", monkeypatch)
+    _check_observed(overlaid, trace)
+    assert tree_sha256(site / "vllm_rbln") == pristine
+    apply_in_place(site)
+    edited, trace = _run(twin, environment, tmp_path / "edited", monkeypatch, patch="in-place")
+    _check_observed(edited, trace)
+    revert_in_place(site)
+    assert tree_sha256(site / "vllm_rbln") == pristine
+    assert patch_status(site).state == "pristine"
+    for observed in (overlaid, edited):
+        outcome = compare_pair(plain, observed)
+        assert outcome.is_same, outcome.lines
+    assert not _bucket_lines(plain)
+    assert overlaid.manifest.observation.patch["sha256_after"] == edited.manifest.observation.patch["sha256_after"]
+
+
+def test_slots_can_be_taken_away_without_another_artifact(
+    twin: TwinEnvironment, environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, _ = _run(twin, environment, tmp_path / "slots", monkeypatch, kv_slots=6)
+    steps = load_observer(run.file("observer.jsonl")).steps.to_pylist()
+    # Below the limit one slot is set aside, and every padded step is padded with it.
+    assert run.manifest.effective["server"]["usable_kv_slots"] == 5
+    assert max(row["n"] for row in steps) == 5
+    assert {row["dummy_slot"] for row in steps if row["kind"] == "decode"} == {5}
+    assert all(row["slots_held"] + row["slots_free"] == 5 for row in steps)
