@@ -7,59 +7,72 @@ from chunks or text. No socket and no clock here. Next: ``client_script`` decide
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 EVENT_END = b"\n\n"
 DATA_PREFIX = b"data:"
 DONE_MARK = b"[DONE]"
 MAX_ERROR_CHARS = 300
-# ``json.loads`` guesses an encoding and looks up its options first, which costs as much as a short event.
-decode_json = json.JSONDecoder().decode
+# What stands for a kernel stamp where there is none: a timespec that no clock shows.
+NO_KERNEL_STAMP = b"\xff" * 16
+# ``json.loads`` guesses an encoding and looks up its options first, ``decode`` looks for spaces around: each costs as
+# much as a short event.
+scan_json = json.JSONDecoder().raw_decode
+
+# One receive: CLOCK_MONOTONIC ns after the call, the SCM_TIMESTAMPNS payload, bytes. A plain tuple, because there is
+# one per chunk of the run.
+Piece: TypeAlias = tuple[int, bytes, bytes]
+# One event that carried choices: stamps of its receive, token ids in it, whether its receive held other events too (its
+# stamps are then theirs).
+ChunkStamp: TypeAlias = tuple[int, bytes, int, bool]
 
 
-class Piece(NamedTuple):
-    """One receive. received_ns: CLOCK_MONOTONIC after the call. kernel: SCM_TIMESTAMPNS payload, empty when none."""
-
-    received_ns: int
-    kernel: bytes
-    body: bytes
-
-
-class ChunkStamp(NamedTuple):
-    """One event that carried choices; ``is_coalesced``: its receive held other events too, so its stamp is theirs."""
-
-    received_ns: int
-    kernel: bytes
-    num_tokens: int
-    is_coalesced: bool
-
-
-@dataclass(slots=True)
 class Answer:
-    """What one response said so far. ``problem`` is empty while everything could be understood."""
+    """What one response said so far. ``problem`` is empty while everything could be understood.
 
-    stream: bool
-    needs_token_ids: bool = True
-    response_id: str = ""
-    finish_reason: str = ""
-    token_ids: list[int] = field(default_factory=list[int])
-    texts: list[str] = field(default_factory=list[str])
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    cached_tokens: int = 0
-    problem: str = ""
-    chunks: list[ChunkStamp] = field(default_factory=list[ChunkStamp])
-    _rest: bytes = b""
-    _is_done: bool = False
-    _lacks_token_ids: bool = False
+    keeps_id_text: the ids are also wanted as decimal text, for the session's next prompt.
+    """
+
+    __slots__ = (
+        "_is_done",
+        "_lacks_token_ids",
+        "_rest",
+        "cached_tokens",
+        "chunks",
+        "completion_tokens",
+        "finish_reason",
+        "id_texts",
+        "keeps_id_text",
+        "needs_token_ids",
+        "problem",
+        "prompt_tokens",
+        "response_id",
+        "stream",
+        "texts",
+        "token_ids",
+    )
+
+    def __init__(self, stream: bool, needs_token_ids: bool = True, keeps_id_text: bool = False) -> None:
+        self.stream = stream
+        self.needs_token_ids = needs_token_ids
+        self.keeps_id_text = keeps_id_text
+        self.response_id = self.finish_reason = self.problem = ""
+        self.token_ids: list[int] = []
+        self.id_texts: list[str] = []
+        self.texts: list[str] = []
+        self.prompt_tokens: int | None = None
+        self.completion_tokens: int | None = None
+        self.cached_tokens = 0
+        self.chunks: list[ChunkStamp] = []
+        self._rest = b""
+        self._is_done = self._lacks_token_ids = False
 
     def feed(self, piece: Piece) -> None:
         """Take the next received piece of the body."""
+        body = self._rest + piece[2] if self._rest else piece[2]
         if not self.stream:
-            self._rest += piece.body
+            self._rest = body
             return
-        body = self._rest + piece.body if self._rest else piece.body
         if b"\r" in body:
             body = body.replace(b"\r\n", b"\n")
         *events, self._rest = body.split(EVENT_END)
@@ -75,33 +88,30 @@ class Answer:
             if not self._is_done and not self.problem:
                 self.problem = "the stream ended without [DONE]"
         else:
-            document = self._decode(self._rest)
-            if document is not None:
-                self._take_document(document, last, False)
+            self._take_data(self._rest.strip(), last, False)
         self._rest = b""
         self._check_counts()
 
     def _take_event(self, event: bytes, piece: Piece, is_coalesced: bool) -> None:
-        for line in event.split(b"\n"):
+        for line in event.split(b"\n") if b"\n" in event else (event,):
             if not line.startswith(DATA_PREFIX):
                 continue  # comments (keep-alive pings) and other fields of the event stream
             data = line[5:].strip()
             if data == DONE_MARK:
                 self._is_done = True
-                continue
-            document = self._decode(data)
-            if document is not None:
-                self._take_document(document, piece, is_coalesced)
+            else:
+                self._take_data(data, piece, is_coalesced)
 
-    def _decode(self, data: bytes) -> dict[str, Any] | None:
+    def _take_data(self, data: bytes, piece: Piece, is_coalesced: bool) -> None:
         try:
-            document = decode_json(data.decode())
+            text = data.decode()
+            document, end = scan_json(text)
         except ValueError:
-            document = None
-        if isinstance(document, dict):
-            return document  # pyright: ignore[reportReturnType]
-        self.problem = self.problem or f"not a JSON object: {data[:80]!r}"
-        return None
+            document, text, end = None, "", 0
+        if type(document) is dict and end == len(text):
+            self._take_document(document, piece, is_coalesced)  # pyright: ignore[reportUnknownArgumentType]
+        else:
+            self.problem = self.problem or f"not a JSON object: {data[:80]!r}"
 
     def _take_document(self, document: dict[str, Any], piece: Piece, is_coalesced: bool) -> None:
         if "error" in document:
@@ -120,11 +130,12 @@ class Answer:
             if ids is None:
                 # A last chunk that only states the finish reason carries no text and needs no ids.
                 self._lacks_token_ids = self._lacks_token_ids or bool(choice.get("text"))
-                ids = []
+                ids = ()
+            else:
+                self._take_ids(ids)
             if not self.needs_token_ids:
                 self.texts.append(str(choice.get("text") or ""))
-            self.token_ids.extend(ids)
-            self.chunks.append(ChunkStamp(piece.received_ns, piece.kernel, len(ids), is_coalesced))
+            self.chunks.append((piece[0], piece[1], len(ids), is_coalesced))
             if choice.get("finish_reason"):
                 self.finish_reason = str(choice["finish_reason"])
         usage = document.get("usage")
@@ -134,6 +145,16 @@ class Answer:
             # Absent and null both mean that nothing was cached.
             details = usage.get("prompt_tokens_details") or {}
             self.cached_tokens = int(details.get("cached_tokens") or 0)
+
+    def _take_ids(self, ids: list[Any]) -> None:
+        self.token_ids.extend(ids)
+        for token_id in ids:
+            # ``type`` and not ``isinstance``: true and false are ints too.
+            if type(token_id) is not int:
+                self.problem = self.problem or "token_ids are not all integers"
+                return
+        if self.keeps_id_text:
+            self.id_texts.extend(map(str, ids))
 
     @property
     def num_tokens(self) -> int | None:
@@ -150,8 +171,6 @@ class Answer:
             self.problem = "no usage in the answer"
         elif has_ids and self.completion_tokens != len(self.token_ids):
             self.problem = f"usage says {self.completion_tokens} tokens, token_ids hold {len(self.token_ids)}"
-        elif self.token_ids and set(map(type, self.token_ids)) != {int}:
-            self.problem = "token_ids are not all integers"
 
 
 def error_message(document: dict[str, Any]) -> str:

@@ -36,8 +36,8 @@ class Prompts(Protocol):
         """Draw what fits the budget before the run, request by request of every session; True when that is all."""
         ...
 
-    def next_prompt(self, session: int, request: int) -> bytes:
-        """The JSON value of the request's prompt; once per request, after everything before it was carried."""
+    def next_prompt(self, session: int, request: int) -> list[bytes]:
+        """The JSON value of the request's prompt in parts; once per request, after everything before it was carried."""
         ...
 
     def carry(self, session: int, answer: Answer) -> None:
@@ -70,6 +70,7 @@ class TokenIdPrompts:
         self._pieces: list[list[TextPiece]] = [[] for _ in plan.sessions]
         self._fresh: dict[tuple[int, int], TextPiece] = {}
         self._num_prompted = array("i", [0]) * len(plan.sessions)
+        self._keep_tokens = [[request.keep_tokens for request in session.requests] for session in plan.sessions]
 
     def prefetch(self, session: int, request: int) -> None:
         if request >= self._num_prompted[session] and (session, request) not in self._fresh:
@@ -86,18 +87,29 @@ class TokenIdPrompts:
                     return False
         return True
 
-    def next_prompt(self, session: int, request: int) -> bytes:
-        parent = self._plan.sessions[session].continues if request == 0 else session
-        known = [] if parent is None else self._pieces[parent]
-        prompt = take_tokens(known, self._plan.request(session, request).keep_tokens, where=f"session {session}")
-        self.prefetch(session, request)
+    def next_prompt(self, session: int, request: int) -> list[bytes]:
+        keep_tokens = self._keep_tokens[session][request]
+        prompt: list[TextPiece] = []
+        if keep_tokens:
+            parent = self._plan.sessions[session].continues if request == 0 else session
+            known = [] if parent is None else self._pieces[parent]
+            prompt = take_tokens(known, keep_tokens, where=f"session {session}")
         self._num_prompted[session] = request + 1
-        prompt.append(self._fresh.pop((session, request)))
+        fresh = self._fresh.pop((session, request), None)
+        prompt.append(fresh or text_piece(self._streams.fresh_tokens(session, request)))
         self._pieces[session] = prompt
-        return b"[%b]" % b",".join([piece.text for piece in prompt if piece.num_tokens])
+        parts = [b"["]
+        for num_tokens, text in prompt:
+            if num_tokens:
+                parts += (text, b",")
+        if len(parts) > 1:
+            parts.pop()
+        parts.append(b"]")
+        return parts
 
     def carry(self, session: int, answer: Answer) -> None:
-        self._pieces[session].append(text_piece(answer.token_ids))
+        # The decimal text of most ids was made while the answer was still coming in.
+        self._pieces[session].append(TextPiece(len(answer.token_ids), ",".join(answer.id_texts).encode()))
 
     def drop(self, session: int) -> None:
         self._pieces[session] = []
@@ -117,8 +129,8 @@ class TextPrompts:
         """As ``prefetch``."""
         return True
 
-    def next_prompt(self, session: int, request: int) -> bytes:
-        return json.dumps(self._streams.text_prompt(session, request, self._generated)).encode()
+    def next_prompt(self, session: int, request: int) -> list[bytes]:
+        return [json.dumps(self._streams.text_prompt(session, request, self._generated)).encode()]
 
     def carry(self, session: int, answer: Answer) -> None:
         self._generated[session].append("".join(answer.texts))

@@ -6,16 +6,17 @@ request has exactly one row. Next: the tables go to ``harness.records`` unchange
 
 from __future__ import annotations
 
-import struct
 from array import array
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import IO, TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
-from harness.clock import ScaledClock
+from harness.clock import NS_PER_S, ScaledClock
 from harness.live.client_answer import ChunkStamp
 from harness.records.schema import CHUNKS, REQUESTS
 
@@ -26,7 +27,11 @@ if TYPE_CHECKING:
 IntArray = NDArray[np.int64]
 
 ABSENT = -1
-TIMESPEC = struct.Struct("qq")
+# 240 kB: small beside a prompt, and written in a fraction of a millisecond.
+BLOCK_CHUNKS = 8_192
+CHUNK_RECORD = np.dtype(
+    [("received_ns", "i8"), ("kernel", "i8", 2), ("num_tokens", "i4"), ("is_coalesced", "i1")], align=False
+)
 
 
 class RequestRows:
@@ -65,19 +70,19 @@ class RequestRows:
         columns: dict[str, pa.Array] = {
             "session": pa.array(np.frombuffer(self.session, dtype=np.int32)),
             "request": pa.array(np.frombuffer(self.request, dtype=np.int32)),
-            "trigger_ns": _nullable(self.trigger_ns, pa.int64()),
-            "due_ns": _nullable(self.due_ns, pa.int64()),
+            "trigger_ns": _nullable(self.trigger_ns, np.int64),
+            "due_ns": _nullable(self.due_ns, np.int64),
             "sent_ns": _clock_column(self.sent_ns, clock),
             "first_byte_ns": _clock_column(self.first_byte_ns, clock),
             "done_ns": _clock_column(self.done_ns, clock),
             "status": pa.array(self.status, pa.string()),
-            "http_status": _nullable(self.http_status, pa.int16()),
+            "http_status": _nullable(self.http_status, np.int16),
             "error": pa.array(self.error, pa.string()),
             "planned_prompt_tokens": pa.array([item.prompt_tokens for item in requests], pa.int32()),
             "planned_generate_tokens": pa.array([item.generate_tokens for item in requests], pa.int32()),
             "planned_wait_ns": pa.array([item.wait_after_ns for item in requests], pa.int64()),
-            "prompt_tokens": _nullable(self.prompt_tokens, pa.int32()),
-            "completion_tokens": _nullable(self.completion_tokens, pa.int32()),
+            "prompt_tokens": _nullable(self.prompt_tokens, np.int32),
+            "completion_tokens": _nullable(self.completion_tokens, np.int32),
             "cached_tokens": pa.array(np.frombuffer(self.cached_tokens, dtype=np.int32)),
             "request_id": pa.array(self.request_id, pa.string()),
             "response_id": pa.array(self.response_id, pa.string()),
@@ -88,65 +93,94 @@ class RequestRows:
 
 
 class ChunkRows:
-    """One entry per received chunk, 30 bytes each; kernel stamps stay CLOCK_REALTIME until the offsets are known."""
+    """One entry per received chunk, 29 bytes each; past ``BLOCK_CHUNKS`` they wait in a file, not in memory.
 
-    def __init__(self) -> None:
-        self.row = array("i")
-        self.chunk = array("i")
-        self.received_ns = array("q")
-        self.kernel_realtime_ns = array("q")
-        self.num_tokens = array("i")
-        self.is_coalesced = array("b")
+    Kernel stamps stay CLOCK_REALTIME until the offsets are known. folder: where the file goes (it has no name and goes
+    with the process); None: the system's folder for temporary files.
+    """
 
-    def extend(self, row: int, stamps: Iterable[ChunkStamp]) -> None:
+    def __init__(self, folder: Path | None = None) -> None:
+        self._folder = folder
+        # One entry per request that had chunks.
+        self._row = array("i")
+        self._num_chunks = array("i")
+        self.num_spilled = 0
+        self._file: IO[bytes] | None = None
+        self._clear()
+
+    def _clear(self) -> None:
+        self._received_ns = array("q")
+        self._kernel = array("q")
+        self._num_tokens = array("i")
+        self._is_coalesced = array("b")
+
+    def extend(self, row: int, stamps: Sequence[ChunkStamp]) -> None:
         """Append all chunks of one request."""
-        for chunk, (received_ns, kernel, num_tokens, is_coalesced) in enumerate(stamps):
-            self.row.append(row)
-            self.chunk.append(chunk)
-            self.received_ns.append(received_ns)
-            self.kernel_realtime_ns.append(_realtime_ns(kernel))
-            self.num_tokens.append(num_tokens)
-            self.is_coalesced.append(is_coalesced)
+        if not stamps:
+            return
+        self._row.append(row)
+        self._num_chunks.append(len(stamps))
+        received_ns, kernel, num_tokens, is_coalesced = zip(*stamps, strict=True)
+        self._received_ns.extend(received_ns)
+        self._kernel.frombytes(b"".join(kernel))
+        self._num_tokens.extend(num_tokens)
+        self._is_coalesced.extend(is_coalesced)
+
+    def spill(self) -> None:
+        """Move a full block to the file; call between events (about 0.2 ms when there is one to move)."""
+        if len(self._received_ns) >= BLOCK_CHUNKS:
+            if self._file is None:
+                # Open until the process ends, or these rows are gone: it has no name to remove.
+                self._file = TemporaryFile(dir=self._folder, prefix="chunks-", buffering=0)  # noqa: SIM115
+            self._file.write(self._block().tobytes())
+            self.num_spilled += len(self._received_ns)
+            self._clear()
+
+    def _block(self) -> NDArray[np.void]:
+        block = np.empty(len(self._received_ns), dtype=CHUNK_RECORD)
+        block["received_ns"] = self._received_ns
+        block["kernel"] = np.frombuffer(self._kernel, dtype=np.int64).reshape(-1, 2)
+        block["num_tokens"] = self._num_tokens
+        block["is_coalesced"] = self._is_coalesced
+        return block
 
     def to_table(self, rows: RequestRows, clock: ScaledClock, offsets: OffsetLog | None) -> pa.Table:
         """The CHUNKS table ordered by (session, request, chunk), every instant in clock ns."""
-        row = np.frombuffer(self.row, dtype=np.int32)
-        chunk = np.frombuffer(self.chunk, dtype=np.int32)
-        order = np.lexsort((chunk, row))
-        session = np.frombuffer(rows.session, dtype=np.int32)[row]
-        request = np.frombuffer(rows.request, dtype=np.int32)[row]
-        received = np.frombuffer(self.received_ns, dtype=np.int64)
+        records = self._block()
+        if self._file is not None:
+            spilled = np.memmap(self._file, dtype=CHUNK_RECORD, mode="r", shape=(self.num_spilled,))
+            records = np.concatenate([spilled, records])
+        num_chunks = np.frombuffer(self._num_chunks, dtype=np.int32)
+        begins = np.cumsum(num_chunks) - num_chunks
+        row = np.repeat(np.frombuffer(self._row, dtype=np.int32), num_chunks)
+        chunk = (np.arange(len(row)) - np.repeat(begins, num_chunks)).astype(np.int32)
+        order = np.argsort(row, kind="stable")
+        records, row = records[order], row[order]
+        received = np.ascontiguousarray(records["received_ns"])
         columns: dict[str, pa.Array] = {
-            "session": pa.array(session[order]),
-            "request": pa.array(request[order]),
+            "session": pa.array(np.frombuffer(rows.session, dtype=np.int32)[row]),
+            "request": pa.array(np.frombuffer(rows.request, dtype=np.int32)[row]),
             "chunk": pa.array(chunk[order]),
-            "received_ns": pa.array(_to_clock(received[order], clock)),
-            "kernel_ns": self._kernel_column(received, order, clock, offsets),
-            "num_tokens": pa.array(np.frombuffer(self.num_tokens, dtype=np.int32)[order]),
-            "is_coalesced": pa.array(np.frombuffer(self.is_coalesced, dtype=np.int8)[order].astype(np.bool_)),
+            "received_ns": pa.array(_to_clock(received, clock)),
+            "kernel_ns": _kernel_column(records["kernel"], received, clock, offsets),
+            "num_tokens": pa.array(np.ascontiguousarray(records["num_tokens"])),
+            "is_coalesced": pa.array(records["is_coalesced"].astype(np.bool_)),
         }
         return pa.table([columns[name] for name in CHUNKS.names], schema=CHUNKS)
 
-    def _kernel_column(
-        self, received: IntArray, order: IntArray, clock: ScaledClock, offsets: OffsetLog | None
-    ) -> pa.Array:
-        realtime = np.frombuffer(self.kernel_realtime_ns, dtype=np.int64)
-        if offsets is None:
-            return pa.nulls(len(order), pa.int64())
-        monotonic, is_trusted = offsets.to_monotonic(realtime, received)
-        return pa.array(_to_clock(monotonic[order], clock), mask=~is_trusted[order])
+
+def _kernel_column(timespec: IntArray, received: IntArray, clock: ScaledClock, offsets: OffsetLog | None) -> pa.Array:
+    """timespec: shape (n, 2), seconds and nanoseconds of CLOCK_REALTIME, negative where there is no stamp."""
+    if offsets is None:
+        return pa.nulls(len(received), pa.int64())
+    realtime = np.where(timespec[:, 0] < 0, ABSENT, timespec[:, 0] * NS_PER_S + timespec[:, 1])
+    monotonic, is_trusted = offsets.to_monotonic(realtime, received)
+    return pa.array(_to_clock(monotonic, clock), mask=~is_trusted)
 
 
-def _realtime_ns(kernel: bytes) -> int:
-    if not kernel:
-        return ABSENT
-    seconds, nanoseconds = TIMESPEC.unpack(kernel)
-    return seconds * 1_000_000_000 + nanoseconds
-
-
-def _nullable(values: Sequence[int], kind: pa.DataType) -> pa.Array:
-    numbers = np.asarray(values)
-    return pa.array(numbers, mask=numbers == ABSENT).cast(kind)
+def _nullable(values: Sequence[int], kind: DTypeLike) -> pa.Array:
+    numbers = np.asarray(values, dtype=kind)
+    return pa.array(numbers, mask=numbers == ABSENT)
 
 
 def _clock_column(monotonic_ns: Sequence[int], clock: ScaledClock) -> pa.Array:

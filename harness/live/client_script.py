@@ -45,8 +45,9 @@ class ReplayEvent(NamedTuple):
 class Script:
     """The plan as a state machine over rows; row = position of a request in plan order.
 
-    Contract with a client: ``release`` once; then for each Due, ``body`` just before it is sent, and ``complete`` or
-    ``fail`` exactly once; ``settle`` after ``complete`` and before the session's next ``body``.
+    Contract with a client: ``release`` once; then for each Due, ``body_parts`` just before it is sent, and ``complete``
+    or ``fail`` exactly once; after ``complete``, ``judge`` before the session's next ``body_parts``, and ``book`` at
+    any time after that.
     """
 
     def __init__(self, plan: Plan, *, model: str, stream: bool, clock: ScaledClock, tells: bool = True) -> None:
@@ -61,7 +62,10 @@ class Script:
         self.has_all_fresh = False
         self.finished_events: list[ReplayEvent] = []
         self._prompts = prompts_of(plan)
-        self._requests = [request for session in plan.sessions for request in session.requests]
+        requests = [request for session in plan.sessions for request in session.requests]
+        self._wait_after_ns = [request.wait_after_ns for request in requests]
+        self._generate_tokens = [request.generate_tokens for request in requests]
+        self._prompt_tokens = [request.prompt_tokens for request in requests]
         self._first_row = [0]
         for session in plan.sessions:
             self._first_row.append(self._first_row[-1] + len(session.requests))
@@ -73,6 +77,16 @@ class Script:
                 self._followers[session.after].append(session.index)
             if session.continues is not None:
                 self._keeps_stream[session.continues] = True
+        self._is_last = [False] * self.rows.count
+        for past_the_end in self._first_row[1:]:
+            self._is_last[past_the_end - 1] = True
+        self._is_continued = [
+            # What this request generates is part of a later prompt; a truncation may have cut it off.
+            self._keeps_stream[self.rows.session[row]]
+            if is_last
+            else requests[row + 1].keep_tokens > item.prompt_tokens
+            for row, (item, is_last) in enumerate(zip(requests, self._is_last, strict=True))
+        ]
         for row in range(self.rows.count):
             session, request = self.rows.session[row], self.rows.request[row]
             self.rows.request_id[row] = f"{self.nonce}-{session}-{request}"
@@ -97,11 +111,11 @@ class Script:
         return self.num_finished == self.rows.count
 
     def is_last_of_session(self, row: int) -> bool:
-        return row + 1 == self._first_row[self.rows.session[row] + 1]
+        return self._is_last[row]
 
-    def parent_of(self, row: int) -> int | None:
-        """The session whose stream this row's session continues, for its first request only."""
-        return None if self.rows.request[row] else self.plan.sessions[self.rows.session[row]].continues
+    def parent_of(self, session: int) -> int | None:
+        """The session whose stream this session continues."""
+        return self.plan.sessions[session].continues
 
     # -- who is due --------------------------------------------------------------------------------------------
 
@@ -127,44 +141,58 @@ class Script:
     def complete(self, row: int, done_ns: int) -> list[Due]:
         """A 200 answer ended at ``done_ns`` (CLOCK_MONOTONIC): what it makes due.
 
-        Its content is judged by ``settle``.
+        Its content is judged by ``judge``.
         """
-        self.rows.done_ns[row] = done_ns
+        rows = self.rows
+        rows.done_ns[row] = done_ns
         trigger_ns = self.clock.from_monotonic_ns(done_ns)
-        if self.is_last_of_session(row):
-            return self._start_followers(self.rows.session[row], trigger_ns)
-        return [self._make_due(row + 1, trigger_ns, self._requests[row].wait_after_ns)]
+        if self._is_last[row]:
+            return self._start_followers(rows.session[row], trigger_ns)
+        due_ns = trigger_ns + self._wait_after_ns[row]
+        row += 1
+        rows.trigger_ns[row] = trigger_ns
+        rows.due_ns[row] = due_ns
+        return [Due(due_ns, row)]
 
-    def settle(self, row: int, answer: Answer) -> list[Due]:
-        """Judge a complete answer, write its row and carry its token ids on.
+    def judge(self, row: int, answer: Answer) -> list[Due]:
+        """Decide what a complete answer is worth and carry its token ids on.
 
         An answer that breaks the plan ends its session: what ``complete`` made due of it must not be sent
         (``may_send``), and what is returned, the sessions that follow, becomes due instead.
         """
-        rows, session, planned = self.rows, self.rows.session[row], self._requests[row]
-        self._copy_counts(row, answer)
+        session, num_tokens = self.rows.session[row], answer.num_tokens
         status, error = "ok", ""
         if answer.problem:
             status, error = "bad_response", answer.problem
-        elif answer.num_tokens != planned.generate_tokens:
+        elif num_tokens != self._generate_tokens[row]:
             status = "wrong_length"
-            error = f"{answer.num_tokens} tokens generated, {planned.generate_tokens} planned"
-        elif answer.prompt_tokens != planned.prompt_tokens and self.plan.prompt_form == "token-ids":
+            error = f"{num_tokens} tokens generated, {self._generate_tokens[row]} planned"
+        elif answer.prompt_tokens != self._prompt_tokens[row] and self._needs_token_ids:
             # A server that re-tokenises text may count otherwise; the drift is in the row's two columns.
             status = "wrong_length"
-            error = f"the server counted {answer.prompt_tokens} prompt tokens, {planned.prompt_tokens} were sent"
+            error = f"the server counted {answer.prompt_tokens} prompt tokens, {self._prompt_tokens[row]} were sent"
         self._finish_row(row, status, error)
         if status != "ok":
-            self._fail_rest(row, rows.done_ns[row])
-            is_last = self.is_last_of_session(row)
-            return [] if is_last else self._start_followers(session, self.clock.from_monotonic_ns(rows.done_ns[row]))
-        if answer.token_ids:
-            rows.token_digest[row] = token_digest(answer.token_ids)
-        if self._is_continued(row):
+            done_ns = self.rows.done_ns[row]
+            self._fail_rest(row, done_ns)
+            return [] if self._is_last[row] else self._start_followers(session, self.clock.from_monotonic_ns(done_ns))
+        if self._is_continued[row]:
             self._prompts.carry(session, answer)
-        elif self.is_last_of_session(row):
+        elif self._is_last[row]:
             self._prompts.drop(session)
         return []
+
+    def book(self, row: int, answer: Answer) -> None:
+        """Write what a judged answer said into its row and its chunks: nothing waits for this."""
+        self._copy_counts(row, answer)
+        if answer.token_ids and self.rows.status[row] == "ok":
+            self.rows.token_digest[row] = token_digest(answer.token_ids)
+
+    def settle(self, row: int, answer: Answer) -> list[Due]:
+        """``judge`` and ``book`` in one, for a client that has no slack to choose."""
+        due = self.judge(row, answer)
+        self.book(row, answer)
+        return due
 
     def fail(self, row: int, done_ns: int, status: str, error: str, answer: Answer | None = None) -> list[Due]:
         """The request came to nothing at ``done_ns`` (CLOCK_MONOTONIC); its session ends, sessions after it go on."""
@@ -194,7 +222,9 @@ class Script:
 
     def blocked_by(self, row: int) -> str:
         """Why this row can never be sent, or an empty string."""
-        parent = self.parent_of(row)
+        if self.rows.request[row]:
+            return ""
+        parent = self.parent_of(self.rows.session[row])
         if parent is not None and self._has_failed[parent]:
             return f"session {parent}, which it continues, failed"
         return ""
@@ -224,41 +254,36 @@ class Script:
         rows = self.rows
         rows.response_id[row], rows.finish_reason[row] = answer.response_id, answer.finish_reason
         rows.cached_tokens[row] = answer.cached_tokens
+        num_tokens = answer.num_tokens
         if answer.prompt_tokens is not None:
             rows.prompt_tokens[row] = answer.prompt_tokens
-        if answer.num_tokens is not None:
-            rows.completion_tokens[row] = answer.num_tokens
+        if num_tokens is not None:
+            rows.completion_tokens[row] = num_tokens
         self.chunks.extend(row, answer.chunks)
 
     # -- what is sent ------------------------------------------------------------------------------------------
 
-    def _is_continued(self, row: int) -> bool:
-        """True when what this request generates is part of a later prompt; a truncation may have cut it off."""
-        if self.is_last_of_session(row):
-            return self._keeps_stream[self.rows.session[row]]
-        return self._requests[row + 1].keep_tokens > self._requests[row].prompt_tokens
-
-    def new_answer(self) -> Answer:
+    def new_answer(self, row: int) -> Answer:
         """An empty answer of the form this replay asks for."""
-        return Answer(self.stream, self._needs_token_ids)
+        return Answer(self.stream, self._needs_token_ids, self._needs_token_ids and self._is_continued[row])
 
     def prefetch_all(self) -> None:
         """Draw what the whole replay will send, as far as that fits in memory."""
         self.has_all_fresh = self._prompts.prefetch_all()
 
-    def prefetch_next(self, row: int) -> bool:
-        """Prefetch the request that follows in the row's session, if there is one; False: nothing left to do."""
-        if not self.is_last_of_session(row):
+    def prefetch_next(self, row: int) -> None:
+        """Prefetch the request that follows in the row's session, if there is one."""
+        if not self._is_last[row]:
             self._prompts.prefetch(self.rows.session[row + 1], self.rows.request[row + 1])
-        return False
 
-    def body(self, row: int) -> bytes:
-        """The JSON body of the row's request; call once, after everything before it in its stream is settled."""
-        length = self._requests[row].generate_tokens
-        end = self._body_end % (length, self.rows.request_id[row].encode())
-        return b"".join(
-            (self._body_start, self._prompts.next_prompt(self.rows.session[row], self.rows.request[row]), end)
-        )
+    def body_parts(self, row: int) -> list[bytes]:
+        """The JSON body of the row's request, to be joined; call once, after everything before it in its stream was
+        judged.
+        """
+        parts = self._prompts.next_prompt(self.rows.session[row], self.rows.request[row])
+        parts[0] = self._body_start + parts[0]
+        parts.append(self._body_end % (self._generate_tokens[row], self.rows.request_id[row].encode()))
+        return parts
 
 
 def token_digest(token_ids: Sequence[int]) -> str:

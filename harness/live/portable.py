@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import aiohttp
 
 from harness.clock import NS_PER_MS, NS_PER_S, monotonic_ns
-from harness.live.client_answer import Answer, Piece, describe_error_body
+from harness.live.client_answer import NO_KERNEL_STAMP, Answer, describe_error_body
 
 if TYPE_CHECKING:
     from harness.live.client_script import Due, Script
@@ -60,7 +60,7 @@ class PortableReplay:
     async def _run(self) -> int:
         script = self._script
         for due in script.release(0):
-            self._payloads[due.row] = script.body(due.row)
+            self._payloads[due.row] = b"".join(script.body_parts(due.row))
         self._tasks: set[asyncio.Task[None]] = set()
         self._failures: list[BaseException] = []
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S)
@@ -110,9 +110,9 @@ class PortableReplay:
         if reason:
             self._start(script.skip_session(row, reason, monotonic_ns()))
             return
-        body = self._payloads.pop(row, None) or script.body(row)
+        body = self._payloads.pop(row, None) or b"".join(script.body_parts(row))
         await script.clock.wait_until_ns(due.due_ns)
-        answer = script.new_answer()
+        answer = script.new_answer(row)
         try:
             status, problem = await self._exchange(row, body, answer)
         except asyncio.CancelledError:
@@ -144,11 +144,11 @@ class PortableReplay:
             return "connection", f"{type(error).__name__}: {error}"
 
     async def _read(self, row: int, response: aiohttp.ClientResponse, answer: Answer) -> tuple[str, str]:
-        last = Piece(monotonic_ns(), b"", b"")
-        self._rows.first_byte_ns[row] = last.received_ns
+        last = (monotonic_ns(), NO_KERNEL_STAMP, b"")
+        self._rows.first_byte_ns[row] = last[0]
         refused: list[bytes] = []
         async for data in response.content.iter_any():
-            last = Piece(monotonic_ns(), b"", data)
+            last = (monotonic_ns(), NO_KERNEL_STAMP, data)
             if response.status == 200:
                 answer.feed(last)
             else:

@@ -7,10 +7,12 @@ nothing, computes no statistic, and every wait in it has a deadline. Next: rows 
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import select
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import httptools
@@ -39,7 +41,10 @@ FRESH_LEAD_NS = 250 * NS_PER_MS
 SEND_NS = 50 * NS_PER_US
 START_LEAD_NS = 5 * NS_PER_MS
 REFRESH, SEND = 0, 1
-MAX_WAITING_JOBS = 4_096
+MAX_EVENTS = 64
+# Work for slack is done in turns this long, with a look for arrivals between them: the kernel has stamped what comes
+# in meanwhile.
+JOBS_TURN_NS = 20 * NS_PER_US
 
 
 class WireReplay:
@@ -74,11 +79,12 @@ class WireReplay:
         self.num_reconnects = 0
         self._deadlines: list[tuple[int, int, int]] = []
         self._expiries: deque[tuple[int, Connection, int]] = deque()
-        self._payloads: dict[int, bytes] = {}
-        self._staged: dict[int, Exchange] = {}
+        # Prepared sends by row; one without a payload must not be sent.
+        self._ready: dict[int, Exchange] = {}
         self._next_beat_ns = 0
-        self._unsettled: dict[int, Exchange] = {}
-        self._jobs: deque[Callable[[], bool]] = deque()
+        # Complete answers by session that are not judged yet.
+        self._unjudged: dict[int, Exchange] = {}
+        self._jobs: deque[Callable[[], object]] = deque()
         self._head = (
             f"POST /v1/completions HTTP/1.1\r\nHost: {host_header}\r\nContent-Type: application/json\r\n"
             "Accept: */*\r\nX-Request-Id: "
@@ -120,19 +126,11 @@ class WireReplay:
 
     def _loop(self) -> None:
         deadlines, jobs, script = self._deadlines, self._jobs, self._script
-        poll = self._epoll.poll
+        poll, by_fd = self._epoll.poll, self._pool.by_fd
         while not script.is_finished:
             now_ns = monotonic_ns()
-            while deadlines and deadlines[0][0] <= now_ns:
-                _, kind, row = heapq.heappop(deadlines)
-                if kind == SEND:
-                    self._dispatch(row)
-                else:
-                    self._refresh(row)
-                now_ns = monotonic_ns()
-            if self._burst_from_ns and now_ns >= self._burst_from_ns:
-                self._burst_from_ns = 0
-                self._turns.ask(SHORT_SLICE_NS)
+            if deadlines and deadlines[0][0] <= now_ns:
+                now_ns = self._run_due(now_ns)
             next_ns = deadlines[0][0] if deadlines else 0
             left_ns = next_ns - now_ns
             late_beat_ns = now_ns - self._next_beat_ns
@@ -140,22 +138,46 @@ class WireReplay:
                 self._beat(now_ns)
                 continue
             if next_ns and left_ns <= self._spin_ns:
-                if deadlines[0][2] not in self._staged and left_ns > BARE_SPIN_NS:
+                if deadlines[0][2] not in self._ready and left_ns > BARE_SPIN_NS:
                     self._stage(deadlines[0][2])
                     continue
-                events = self._spin(next_ns, now_ns) if left_ns <= BARE_SPIN_NS else poll(0)
+                events = self._spin(next_ns, now_ns) if left_ns <= BARE_SPIN_NS else poll(0, MAX_EVENTS)
                 if left_ns > BARE_SPIN_NS:
                     self.spun_ns += monotonic_ns() - now_ns
             elif jobs:
-                events = poll(0)
-                if not events or len(jobs) > MAX_WAITING_JOBS:
-                    self._run_job()
+                self._run_jobs(min(now_ns + JOBS_TURN_NS, next_ns or now_ns + JOBS_TURN_NS))
+                if not jobs:
+                    continue
+                events = poll(0, MAX_EVENTS)
             else:
                 self._timer.arm(next_ns - self._spin_ns if next_ns else 0)
-                events = poll(HEARTBEAT_S)
+                events = poll(HEARTBEAT_S, MAX_EVENTS)
                 self.num_wakeups += 1
             for fd, mask in events:
-                self._on_event(fd, mask)
+                connection = by_fd.get(fd)
+                if mask == EPOLLIN and connection is not None and connection.is_connected:
+                    self._on_readable(connection)
+                else:
+                    self._on_other_event(fd, mask, connection)
+                if deadlines and deadlines[0][0] <= monotonic_ns():
+                    self._run_due(monotonic_ns())
+        while jobs:
+            jobs.popleft()()
+
+    def _run_due(self, now_ns: int) -> int:
+        """Send, or refresh, everything that is due by now; the instant after it."""
+        deadlines = self._deadlines
+        while deadlines and deadlines[0][0] <= now_ns:
+            _, kind, row = heapq.heappop(deadlines)
+            if kind == SEND:
+                self._dispatch(row)
+            else:
+                self._refresh(row)
+            now_ns = monotonic_ns()
+        if self._burst_from_ns and now_ns >= self._burst_from_ns:
+            self._burst_from_ns = 0
+            self._turns.ask(SHORT_SLICE_NS)
+        return now_ns
 
     def _spin(self, next_ns: int, now_ns: int) -> list[tuple[int, int]]:
         while monotonic_ns() < next_ns:
@@ -163,10 +185,13 @@ class WireReplay:
         self.spun_ns += next_ns - now_ns
         return []
 
-    def _run_job(self) -> None:
-        job = self._jobs.popleft()
-        if job():
-            self._jobs.append(job)
+    def _run_jobs(self, until_ns: int) -> None:
+        """Work for slack until the instant; at least one job, so that none waits for ever."""
+        jobs = self._jobs
+        while jobs:
+            jobs.popleft()()
+            if monotonic_ns() >= until_ns:
+                return
 
     def _beat(self, now_ns: int) -> None:
         """What must happen now and then; not within the spin before a send, unless sends leave no other time."""
@@ -174,18 +199,16 @@ class WireReplay:
         if now_ns >= self.offsets.next_ns:
             self.offsets.sample()
         self._expire(now_ns)
+        self._script.chunks.spill()
         if self._is_stopped():
             self._stop(now_ns)
         self._on_slack()
 
-    def _on_event(self, fd: int, mask: int) -> None:
-        connection = self._pool.by_fd.get(fd)
+    def _on_other_event(self, fd: int, mask: int, connection: Connection | None) -> None:
+        """Everything but data on an open connection."""
         if connection is None:
             if fd == self._timer.fd:
                 self._timer.clear()
-            return
-        if mask == EPOLLIN and connection.is_connected:
-            self._on_readable(connection)
             return
         if not connection.is_connected:
             if mask & ~EPOLLIN:  # a lone EPOLLIN is a stale event of a closed socket that had this number
@@ -235,8 +258,24 @@ class WireReplay:
                 self._break(connection, "connection", f"closed by the server ({connection.describe_progress()})")
         elif done_ns:
             self._complete(connection, exchange, done_ns)
-        elif len(exchange.pieces) == 1 and exchange.status == 200:
-            self._jobs.append(exchange.interpret_one)
+        elif not exchange.is_queued and exchange.status == 200:
+            exchange.is_queued = True
+            self._jobs.append(partial(self._read_on, connection, exchange))
+
+    def _read_on(self, connection: Connection, exchange: Exchange) -> None:
+        """In slack: interpret what has come of an answer, so that little is left to do at its end."""
+        exchange.is_queued = False
+        if connection.exchange is exchange:
+            try:
+                connection.parse(exchange)
+            except httptools.HttpParserError as error:
+                self._break(connection, "bad_response", f"not HTTP: {error}")
+                return
+            if connection.is_answer_complete:
+                self._complete(connection, exchange, monotonic_ns())
+        if exchange.interpret_some() and connection.exchange is exchange:
+            exchange.is_queued = True
+            self._jobs.append(partial(self._read_on, connection, exchange))
 
     # -- sending -----------------------------------------------------------------------------------------------
 
@@ -261,71 +300,63 @@ class WireReplay:
         self.num_reconnects += 1
         self._pool.open(session)
 
-    def _payload(self, row: int) -> bytes:
-        body = self._script.body(row)
-        head = f"{self._rows.request_id[row]}\r\nContent-Length: {len(body)}\r\n\r\n".encode()
-        return b"".join((self._head, head, body))
-
-    def _prepare(self, row: int) -> bytes | None:
-        """The bytes of a request that is due; None when what came before it failed and it must not be sent."""
-        payload = self._payloads.pop(row, None)
-        if payload is not None:
-            return payload
+    def _prepare(self, row: int) -> Exchange:
+        """A request with its bytes; without them when what came before it failed and it must not be sent."""
         script = self._script
-        self._settle(self._rows.session[row])
-        parent = script.parent_of(row)
-        if parent is not None:
-            self._settle(parent)
+        session = self._rows.session[row]
+        exchange = Exchange(row, script.new_answer(row))
+        if session in self._unjudged:
+            self._judge(session)
+        elif not self._rows.request[row] and (parent := script.parent_of(session)) is not None:
+            self._judge(parent)
         if not script.may_send(row):
-            return None
+            return exchange
         reason = script.blocked_by(row)
         if reason:
             self._schedule_all(script.skip_session(row, reason, monotonic_ns()))
-            return None
-        return self._payload(row)
+            return exchange
+        body = script.body_parts(row)
+        head = b"%b\r\nContent-Length: %d\r\n\r\n" % (self._rows.request_id[row].encode(), sum(map(len, body)))
+        exchange.payload = b"".join((self._head, head, *body))
+        return exchange
 
     def _stage(self, row: int) -> None:
         """Make everything ready for a send that is about to be due, so that only the send is left."""
-        payload = self._prepare(row)
-        if payload is not None:
-            self._payloads[row] = payload
-        self._staged[row] = Exchange(row, self._script.new_answer())
+        if row not in self._ready:
+            self._ready[row] = self._prepare(row)
 
     def _dispatch(self, row: int) -> None:
-        exchange = self._staged.pop(row, None) or Exchange(row, self._script.new_answer())
-        payload = self._prepare(row)
-        if payload is None:
+        exchange = self._ready.pop(row, None) or self._prepare(row)
+        if exchange.payload is None:
             return
         session = self._rows.session[row]
-        connection = self._pool.of_session.get(session)
-        if connection is None:
-            connection = self._pool.open(session)
+        connection = self._pool.of_session.get(session) or self._pool.open(session)
         if connection is None:
             now_ns = monotonic_ns()
             self._schedule_all(self._script.fail(row, now_ns, "connection", f"cannot connect: {self._pool.problem}"))
             return
         connection.begin(exchange)
-        connection.unsent = memoryview(payload)
         if connection.is_connected:
             self._send(connection, exchange)
 
     def _send(self, connection: Connection, exchange: Exchange) -> None:
-        payload = connection.unsent
+        payload, row = exchange.payload, exchange.row
         assert payload is not None
         # Stamped before the call: on loopback the server may answer before it returns.
         sent_ns = monotonic_ns()
         try:
             connection.send(payload)
         except OSError as error:
-            self._rows.sent_ns[exchange.row] = sent_ns
+            self._rows.sent_ns[row] = sent_ns
             self._break(connection, "connection", f"{error.strerror} while sending")
             return
-        self._rows.sent_ns[exchange.row] = sent_ns
+        self._rows.sent_ns[row] = sent_ns
+        exchange.payload = None
         if connection.unsent is not None:
             self._epoll.modify(connection.fd, EPOLLIN | EPOLLOUT)
-        self._expiries.append((sent_ns + self._request_timeout_ns, connection, exchange.row))
+        self._expiries.append((sent_ns + self._request_timeout_ns, connection, row))
         if not self._script.has_all_fresh:
-            self._jobs.append(lambda: self._script.prefetch_next(exchange.row))
+            self._jobs.append(partial(self._script.prefetch_next, row))
 
     # -- ends of exchanges -------------------------------------------------------------------------------------
 
@@ -337,14 +368,16 @@ class WireReplay:
         if not can_carry_another:
             self._pool.drop(connection)
         if exchange.status != 200:
-            body = b"".join([piece.body for piece in exchange.pieces])
+            body = b"".join([piece[2] for piece in exchange.pieces])
             due = self._script.fail(row, done_ns, "http_error", describe_error_body(body))
         else:
-            self._unsettled[self._rows.session[row]] = exchange
+            self._unjudged[self._rows.session[row]] = exchange
             due = self._script.complete(row, done_ns)
-            # Without a wait, the session's next send settles it, right now.
-            if self._script.is_last_of_session(row) or due[0].due_ns > self._rows.trigger_ns[row + 1]:
-                self._jobs.append(lambda: self._finish_in_slack(exchange))
+            if not self._script.is_last_of_session(row) and due[0].due_ns == self._rows.trigger_ns[row + 1]:
+                # No wait: on with the session, right now.
+                self._dispatch(row + 1)
+                return
+            self._jobs.append(partial(self._finish_in_slack, exchange))
         self._schedule_all(due, connection if can_carry_another else None)
 
     def _schedule_all(self, due: list[Due], connection: Connection | None = None) -> None:
@@ -358,23 +391,25 @@ class WireReplay:
         if not due and connection is not None:
             self._pool.drop(connection)
 
-    def _finish_in_slack(self, exchange: Exchange) -> bool:
-        """Interpret piece by piece; at the end judge the answer and build the session's next body. True: more to do."""
-        session = self._rows.session[exchange.row]
-        if self._unsettled.get(session) is not exchange:
-            return False
-        if exchange.interpret_one():
-            return True
-        self._settle(session)
+    def _finish_in_slack(self, exchange: Exchange) -> None:
+        """Interpret a complete answer in turns; at the end judge it and build the session's next request."""
+        if self._unjudged.get(self._rows.session[exchange.row]) is not exchange:
+            return
+        if exchange.interpret_some():
+            self._jobs.append(partial(self._finish_in_slack, exchange))
+            return
+        self._judge(self._rows.session[exchange.row])
         following = exchange.row + 1
         if not self._script.is_last_of_session(exchange.row) and self._script.may_send(following):
-            self._payloads[following] = self._payload(following)
-        return False
+            self._stage(following)
 
-    def _settle(self, session: int) -> None:
-        exchange = self._unsettled.pop(session, None)
+    def _judge(self, session: int) -> None:
+        """Decide on the session's last answer, if that has not been done; its row is written later, in slack."""
+        exchange = self._unjudged.pop(session, None)
         if exchange is not None:
-            self._schedule_all(self._script.settle(exchange.row, exchange.interpret_all()))
+            answer = exchange.interpret_all()
+            self._schedule_all(self._script.judge(exchange.row, answer))
+            self._jobs.append(partial(self._script.book, exchange.row, answer))
 
     def _break(self, connection: Connection, status: str, error: str) -> None:
         """The connection is of no use any more; what it carried has failed."""
@@ -387,6 +422,8 @@ class WireReplay:
         if exchange.status:
             self._rows.http_status[exchange.row] = exchange.status
         if exchange.status == 200:
+            with contextlib.suppress(httptools.HttpParserError):
+                connection.parse(exchange)
             exchange.interpret_pieces()
         self._schedule_all(self._script.fail(exchange.row, monotonic_ns(), status, error, exchange.answer))
 
@@ -404,8 +441,8 @@ class WireReplay:
             self._break(connection, "timeout", "no connection within the limit")
 
     def _stop(self, now_ns: int) -> None:
-        for session in list(self._unsettled):
-            self._settle(session)
+        for session in list(self._unjudged):
+            self._judge(session)
         for connection in list(self._pool.by_fd.values()):
             self._break(connection, "connection", "the replay was stopped before the answer was complete")
         self._script.stop(now_ns)

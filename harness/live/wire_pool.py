@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from harness.clock import NS_PER_S, monotonic_ns
 from harness.errors import ServerError, SpecError
 from harness.live.wire_connection import Connection
+from harness.live.wire_head import KnownHeads
 
 CONNECT_TIMEOUT_NS = 10 * NS_PER_S
 POLL_S = 0.05
@@ -35,13 +36,14 @@ class ConnectionPool:
         self.by_fd: dict[int, Connection] = {}
         self.of_session: dict[int, Connection] = {}
         self.problem = ""
+        self._heads = KnownHeads()
         # In order of their deadlines, since all have the same limit.
         self._connecting: deque[tuple[int, Connection]] = deque()
 
     def open(self, session: int) -> Connection | None:
         """Begin to connect for ``session``; None when that fails at once, and ``problem`` says why."""
         try:
-            connection = Connection(self._family, session)
+            connection = Connection(self._family, session, self._heads)
         except OSError as error:
             self.problem = f"no more sockets ({error.strerror}) at {len(self.by_fd)} connections"
             return None

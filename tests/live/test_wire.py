@@ -12,7 +12,7 @@ import pytest
 
 from harness.clock import NS_PER_MS, NS_PER_S, monotonic_ns
 from harness.errors import PlanError, SpecError
-from harness.live.client_answer import Answer, Piece
+from harness.live.client_answer import Answer
 from harness.live.client_prompts import TextPiece, take_tokens, text_piece
 from harness.live.kernel_stamps import SAMPLE_INTERVAL_NS, OffsetLog
 from harness.live.scheduler_slice import MAX_SLICE_NS, SHORT_SLICE_NS, SchedulerSlice
@@ -102,7 +102,7 @@ class TestAnswers:
     def test_a_stream_means_the_same_however_it_is_splintered(self, size: int, newline: bytes) -> None:
         body = STREAM.replace(b"\n", newline)
         answer = Answer(stream=True)
-        pieces = [Piece(place, b"", body[place : place + size]) for place in range(0, len(body), size)]
+        pieces = [(place, b"", body[place : place + size]) for place in range(0, len(body), size)]
         for piece in pieces:
             answer.feed(piece)
         answer.close(pieces[-1])
@@ -110,21 +110,24 @@ class TestAnswers:
         assert answer.token_ids == [5, 6, 7]
         assert (answer.prompt_tokens, answer.completion_tokens, answer.cached_tokens) == (9, 3, 128)
         assert (answer.response_id, answer.finish_reason) == ("cmpl-a", "length")
-        assert [chunk.num_tokens for chunk in answer.chunks] == [1, 2]
+        assert [num_tokens for _, _, num_tokens, _ in answer.chunks] == [1, 2]
 
     def test_events_of_one_receive_are_flagged_and_lone_ones_are_not(self) -> None:
         first, *rest = STREAM.split(b"\n\n")
         answer = Answer(stream=True)
-        answer.feed(Piece(1, b"", first + b"\n\n"))
-        answer.feed(Piece(2, b"", b"\n\n".join(rest)))
-        assert [(chunk.received_ns, chunk.is_coalesced) for chunk in answer.chunks] == [(1, False), (2, True)]
+        answer.feed((1, b"", first + b"\n\n"))
+        answer.feed((2, b"", b"\n\n".join(rest)))
+        assert [(received_ns, is_coalesced) for received_ns, _, _, is_coalesced in answer.chunks] == [
+            (1, False),
+            (2, True),
+        ]
 
     def test_tokens_are_counted_from_ids_and_a_contradiction_is_a_problem(self) -> None:
         usage = {"prompt_tokens": 4, "completion_tokens": 3}
         body = json.dumps({"id": "a", "choices": [{"text": "", "token_ids": [1, 2]}], "usage": usage}).encode()
         answer = Answer(stream=False)
-        answer.feed(Piece(1, b"", body))
-        answer.close(Piece(1, b"", body))
+        answer.feed((1, b"", body))
+        answer.close((1, b"", body))
         assert answer.problem == "usage says 3 tokens, token_ids hold 2"
 
     @pytest.mark.parametrize(
@@ -139,8 +142,8 @@ class TestAnswers:
     )
     def test_what_is_no_answer_says_why(self, body: bytes, says: str) -> None:
         answer = Answer(stream=True)
-        answer.feed(Piece(1, b"", body))
-        answer.close(Piece(1, b"", b""))
+        answer.feed((1, b"", body))
+        answer.close((1, b"", b""))
         assert says in answer.problem
 
 
