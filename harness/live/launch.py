@@ -6,7 +6,7 @@ Nothing here knows a kind of server. Next: ``harness.live.backends`` and the bac
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -28,7 +28,8 @@ class LaunchPlan:
     will write into the run folder, by role ("config", "device_trace"). observation: what its log will show.
     is_ours: False for a server that somebody else started. tells_settings: its log and metrics say what is in force.
     device_command: how to ask for the devices' state, with its first answer in ``requested``. findings: what is known
-    to be so of every run on it.
+    to be so of every run on it. read_offset: for a log that another host stamps, its wall clock minus our monotonic
+    clock and the uncertainty of that, ns.
     """
 
     backend: str
@@ -44,6 +45,7 @@ class LaunchPlan:
     tells_settings: bool = False
     device_command: tuple[str, ...] = ()
     findings: tuple[Finding, ...] = ()
+    read_offset: Callable[[], tuple[int, int]] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """For the manifest; files by name, since the run folder moves when it is sealed."""

@@ -22,26 +22,13 @@ from harness.live.devices import DeviceReport, find_command, require_idle
 from harness.live.launch import LOOPBACK, LaunchPlan, LogFormat, check_time_scale, write_config
 from harness.live.patch_install import in_place_record
 from harness.live.patches import make_overlay, patch_status, require_state
+from harness.live.remote_plan import remote_plan
+from harness.live.serve_command import LOGGING_FILE, QUIET, logging_config, serve_arguments
 from harness.live.server import require_port
 from harness.observer import INSIDE, OBSERVER_FILE, observer_variables
 from harness.records import Observation
 from harness.spec import ServerSpec
 
-LOGGING_FILE = "server.logging.json"
-PRECISE_FORMAT = "%(created).6f %(process)d %(levelname)s %(name)s %(message)s"
-DEBUG_LOGGERS = (
-    "vllm_rbln.v1.core.prefix_cache_manager",
-    "vllm_rbln.model_executor.models.optimum.model_base",
-    "vllm_rbln.v1.worker.optimum_model_runner",
-)
-"""The only loggers read below INFO: slots and evictions; decode buckets and KV copies; prefill and release."""
-QUIET = {
-    "PYTHONUNBUFFERED": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-    "DO_NOT_TRACK": "1",
-    "VLLM_LOGGING_COLOR": "0",
-    "NO_COLOR": "1",
-}
 FIND_TIMEOUT_S = 60.0
 _FIND = """
 import importlib.metadata, json
@@ -94,42 +81,6 @@ def find_stack(environment: str = "") -> Stack:
             hint="pip install vllm-rbln==0.11.1 (docs/ca25.md)",
         )
     return Stack(Path(found), Path(facts["site_packages"]), facts["versions"])
-
-
-def logging_config() -> dict[str, Any]:
-    """A logging.dictConfig for VLLM_LOGGING_CONFIG_PATH: microseconds, and DEBUG only where it is read.
-
-    It replaces the stack's own set-up, so both trees must be in it. The precise line's first word is the epoch second.
-    """
-    loggers: dict[str, Any] = {
-        tree: {"handlers": ["stderr"], "level": "INFO", "propagate": False} for tree in ("vllm", "vllm_rbln")
-    }
-    loggers |= {name: {"level": "DEBUG"} for name in DEBUG_LOGGERS}
-    return {
-        "version": 1,
-        "disable_existing_loggers": False,
-        "formatters": {"precise": {"format": PRECISE_FORMAT}},
-        "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "precise"}},
-        "loggers": loggers,
-    }
-
-
-def serve_arguments(server: ServerSpec, artifact: Path, port: int, model: str, override: int | None) -> tuple[str, ...]:
-    """The words after ``vllm``. extra_args come last, so that they win."""
-    return (
-        "serve",
-        str(artifact),
-        *("--host", LOOPBACK, "--port", str(port), "--served-model-name", model),
-        "--enable-prompt-tokens-details",
-        "--enable-logging-iteration-details",
-        "--enable-log-requests",
-        "--enable-prefix-caching" if server.prefix_caching else "--no-enable-prefix-caching",
-        *("--generation-config", "vllm"),
-        # 0 would let the API server kill the engine before it prints its step statistics.
-        *("--shutdown-timeout", str(max(1, int(server.stop_grace_s)))),
-        *(() if override is None else ("--num-gpu-blocks-override", str(override))),
-        *server.extra_args,
-    )
 
 
 def serve_plan(
@@ -237,6 +188,8 @@ class RblnBackend:
         check_time_scale(self, time_scale)
         if not server.artifact:
             raise SpecError("is missing", where="server.artifact", hint="Name the folder of the compiled model")
+        if server.ssh:
+            return remote_plan(server, backend=self.name, port=require_port(LOOPBACK, port), run_folder=run_folder)
         artifact = Path(server.artifact).absolute()
         config = read_artifact(artifact)
         check_artifact(config, server, str(artifact))

@@ -60,7 +60,11 @@ class RunRequest:
 
 @dataclass(frozen=True, slots=True)
 class _Measured:
-    """What one server's life gave. Instants in model ns."""
+    """What one server's life gave. Instants in model ns.
+
+    log_offsets: for a log that another host stamps, (its wall clock - our monotonic clock, uncertainty) in ns, before
+    and after the replay.
+    """
 
     launch: LaunchPlan
     pid: int
@@ -69,6 +73,7 @@ class _Measured:
     exit_report: ExitReport
     is_alive_until_stop: bool
     timings: dict[str, int]
+    log_offsets: tuple[tuple[int, int], ...] = ()
 
 
 def perform_run(
@@ -101,6 +106,13 @@ def perform_run(
             realtime_minus_monotonic_ns=offset_before_ns,
             realtime_minus_monotonic_after_ns=realtime_minus_monotonic_ns(),
         )
+        if measured.log_offsets:
+            clock_record = clock_record.model_copy(
+                update={
+                    "realtime_minus_monotonic_ns": measured.log_offsets[0][0],
+                    "realtime_minus_monotonic_after_ns": measured.log_offsets[-1][0],
+                }
+            )
         sealed = _seal(request, plan, writer, measured, clock_record, facts)
     return sealed, (wall_clock.now_ns() - began_ns) / NS_PER_S
 
@@ -128,6 +140,7 @@ def _measure(
         startup_ns = process.wait_healthy(launch.host, launch.port, deadline_s=server.start_timeout_s)
         on_progress(ServerReady(request.label, startup_ns / NS_PER_S))
         timings["healthy_ns"] = clock.now_ns()
+        offsets = [] if launch.read_offset is None else [launch.read_offset()]
         if stop.now.is_set():
             process.kill()
             return None
@@ -151,9 +164,10 @@ def _measure(
             process.kill()
             return None
         is_alive = not process.has_exited
+        offsets += [] if launch.read_offset is None or not is_alive else [launch.read_offset()]
         exit_report = process.stop(grace_s=server.stop_grace_s)
         timings["server_stopped_ns"] = clock.now_ns()
-    return _Measured(launch, process.pid, result, audit, exit_report, is_alive, timings)
+    return _Measured(launch, process.pid, result, audit, exit_report, is_alive, timings, tuple(offsets))
 
 
 def _counter(label: str, num_requests: int, on_progress: ProgressSink) -> Any:
@@ -196,6 +210,15 @@ def _seal(
         timings=measured.timings,
     )
     found = list(launch.findings)
+    if measured.log_offsets:
+        within_us = max(uncertainty for _, uncertainty in measured.log_offsets) / 1000
+        found.append(
+            Finding(
+                code="clock-remote",
+                severity="info",
+                evidence=f"log stamps are another host's, placed on this host's clock to within {within_us:.0f} us",
+            )
+        )
     if said is not None:
         found += launch_findings(manifest.requested_server, said, needs_observer=request.server.observer)
     return seal_run(writer, manifest, plan, measured.replay.requests, measured.replay.chunks, found)

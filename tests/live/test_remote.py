@@ -1,0 +1,223 @@
+"""A server on another host starts, is observed, ends in good order, and leaves nothing there, whoever dies first."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import stat
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from processes import is_alive
+from stacks import TARGET, write_artifact, write_environment
+
+from harness.clock import NS_PER_MS, MonotonicClock, ScaledClock, realtime_minus_monotonic_ns
+from harness.errors import HarnessError, ServerError, SpecError
+from harness.live.backends import backend_named
+from harness.live.launch import LaunchPlan
+from harness.live.patch_diff import parse_diff
+from harness.live.remote import RemoteHost
+from harness.live.server import ServerProcess
+from harness.spec import ServerSpec
+
+BEFORE = "import logging\nlogger = logging.getLogger(__name__)\ndef choose(n):\n    b = n\n    return b\n"
+DIFF = f"""--- a/{TARGET}
++++ b/{TARGET}
+@@ -4,2 +4,3 @@
+     b = n
++    logger.debug("[BUCKET] request_nums=%d padded_batch_size=%d", n, b)
+     return b
+"""
+# A server with the words of ``vllm serve``: says its pid and what it sees, and ends in good order on SIGTERM.
+VLLM = """
+import http.server, os, signal, sys, threading
+from pathlib import Path
+port = int(sys.argv[sys.argv.index("--port") + 1])
+print("serving", sys.argv[2], "pid", os.getpid(), flush=True)
+for part in os.environ["PYTHONPATH"].split(":"):
+    print("path", part, sorted(one.name for one in Path(part).iterdir()), flush=True)
+Path(os.environ["RBLN_OBSERVER_FILE"]).write_text("observed\\n")
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+    def log_request(self, *_):
+        pass
+server = http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler)
+def end(*_):
+    threading.Thread(target=server.shutdown).start()
+signal.signal(signal.SIGTERM, end)
+server.serve_forever()
+print("Shutdown complete", flush=True)
+"""
+
+
+@pytest.fixture
+def other_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder that stands for another host's disk, to which ``ssh`` on PATH leads; it lays files out in TMPDIR."""
+    root = write_environment(tmp_path / "stack")
+    target = root / "site" / TARGET
+    target.parent.mkdir(parents=True)
+    target.write_text(BEFORE)
+    (root / "vllm.py").write_text(VLLM)
+    (root / "bin" / "vllm").write_text(f'#!/bin/sh\nexec "{sys.executable}" "{root / "vllm.py"}" "$@"\n')
+    patches = tmp_path / "patches" / "vllm_rbln-0.11.1"
+    patches.mkdir(parents=True)
+    (patches / "bucket_log.patch").write_text(DIFF)
+    hashes = [hashlib.sha256(text.encode()).hexdigest() for text in (BEFORE, DIFF, parse_diff(DIFF).apply(BEFORE))]
+    (patches / "manifest.toml").write_text(
+        'package = "vllm_rbln"\nversions = ["0.11.1"]\n[[patch]]\nname = "bucket_log"\nfile = "bucket_log.patch"\n'
+        f'target = "{TARGET}"\nobserves = "n"\nsha256_before = "{hashes[0]}"\nsha256_patch = "{hashes[1]}"\n'
+        f'sha256_after = "{hashes[2]}"\n'
+    )
+    monkeypatch.setattr("harness.live.patches.PATCH_ROOTS", (tmp_path / "patches",))
+    ssh = tmp_path / "bin" / "ssh"
+    ssh.parent.mkdir()
+    ssh.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{Path(__file__).with_name("stand_in_ssh.py")}" "$@"\n')
+    ssh.chmod(ssh.stat().st_mode | stat.S_IXUSR)
+    (tmp_path / "laid-out").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "laid-out"))
+    monkeypatch.setenv("PATH", f"{ssh.parent}:/usr/bin:/bin")
+    monkeypatch.setenv("GREETING", "1")
+    write_artifact(root / "artifact")
+    (tmp_path / "run").mkdir()
+    return root
+
+
+def _launch(tmp_path: Path, root: Path, **server: Any) -> LaunchPlan:
+    table = {"ssh": "npu1", "environment": str(root), "artifact": str(root / "artifact"), **server}
+    return backend_named("rbln").launch(
+        ServerSpec.model_validate(table), port=0, run_folder=tmp_path / "run", time_scale=1.0, log_format="precise"
+    )
+
+
+def _laid_out(tmp_path: Path) -> list[Path]:
+    return list((tmp_path / "laid-out").glob("rbln-harness-*"))
+
+
+@pytest.fixture
+def served(tmp_path: Path, other_host: Path) -> Iterator[tuple[LaunchPlan, ServerProcess]]:
+    plan = _launch(tmp_path, other_host)
+    with ServerProcess.start(
+        plan.argv,
+        env=plan.env,
+        log_path=tmp_path / "run" / "server.log",
+        stamps_path=tmp_path / "run" / "stamps",
+        clock=ScaledClock(1.0),
+    ) as process:
+        process.wait_healthy(plan.host, plan.port, deadline_s=60)
+        yield plan, process
+
+
+def _pid_there(process: ServerProcess) -> int:
+    (line,) = [line for line in process.log_tail(50) if line.startswith("serving")]
+    return int(line.split()[-1])
+
+
+@pytest.mark.live
+def test_it_serves_through_the_forwarded_port_and_ends_in_good_order(
+    tmp_path: Path, served: tuple[LaunchPlan, ServerProcess]
+) -> None:
+    plan, process = served
+    assert httpx.get(f"http://{plan.host}:{plan.port}/health", trust_env=False).status_code == 200
+    overlay, observer = [line for line in process.log_tail(50) if line.startswith("path")]
+    assert "'vllm_rbln'" in overlay
+    assert "'rbln_observer'" in observer
+    pid = _pid_there(process)
+    report = process.stop(grace_s=30.0)
+    assert report.returncode == 0
+    assert process.log_tail(1) == ["Shutdown complete"]
+    assert not is_alive(pid)
+    assert (tmp_path / "run" / "observer.jsonl").read_text() == "observed\n"
+    assert _laid_out(tmp_path) == []
+    assert plan.observation.patch["mode"] == "overlay"
+    assert plan.requested["artifact"]["config"]["batch_size"] == 8
+
+
+@pytest.mark.live
+def test_a_local_end_that_is_killed_takes_the_server_there_with_it(
+    served: tuple[LaunchPlan, ServerProcess],
+) -> None:
+    _, process = served
+    pid = _pid_there(process)
+    os.killpg(process.pid, signal.SIGKILL)
+    clock = MonotonicClock()
+    deadline_ns = clock.now_ns() + 20_000 * NS_PER_MS
+    while is_alive(pid) and clock.now_ns() < deadline_ns:
+        clock.sleep_until_ns(clock.now_ns() + 20 * NS_PER_MS)
+    assert not is_alive(pid)
+
+
+@pytest.mark.live
+def test_a_server_that_dies_there_is_an_error_here(tmp_path: Path, served: tuple[LaunchPlan, ServerProcess]) -> None:
+    _, process = served
+    os.kill(_pid_there(process), signal.SIGKILL)
+    clock = MonotonicClock()
+    deadline_ns = clock.now_ns() + 30_000 * NS_PER_MS
+    while not process.has_exited and clock.now_ns() < deadline_ns:
+        clock.sleep_until_ns(clock.now_ns() + 20 * NS_PER_MS)
+    with pytest.raises(ServerError, match="ended by itself with exit code 137"):
+        process.check()
+    assert _laid_out(tmp_path) == []
+
+
+def test_its_clock_is_placed_on_ours_with_an_honest_uncertainty(other_host: Path) -> None:
+    del other_host
+    offset = RemoteHost("npu1", sys.executable).read_clock(rounds=10)
+    # The greeting of the login shell is no time.
+    assert 0 < offset.uncertainty_ns < 1000 * NS_PER_MS
+    assert abs(offset.offset_ns - realtime_minus_monotonic_ns()) <= offset.uncertainty_ns + NS_PER_MS
+
+
+@pytest.mark.parametrize(
+    ("server", "kind", "message"),
+    [
+        ({"ssh": "nowhere"}, ServerError, "nowhere: cannot be used: ssh: connect to host nowhere port 22: No route"),
+        ({"environment": "/none"}, ServerError, "npu1: cannot be used: .*not found.* Check server.ssh and server.env"),
+        (
+            {"environment": ""},
+            SpecError,
+            "server.environment: is missing. Name the virtual environment of vllm on that",
+        ),
+        ({"artifact": "/none"}, SpecError, "npu1:/none: no such artifact. Compile it there"),
+        ({"slot_tokens": 4096}, SpecError, "npu1:.*artifact: does not fit the experiment: slot_tokens is 4096"),
+        ({"patch": "in-place"}, SpecError, "is pristine, not patched"),
+    ],
+)
+def test_what_is_wrong_there_is_refused_before_anything_is_laid_out(
+    tmp_path: Path, other_host: Path, server: dict[str, Any], kind: type[HarnessError], message: str
+) -> None:
+    with pytest.raises(kind, match=message):
+        _launch(tmp_path, other_host, **server)
+    assert _laid_out(tmp_path) == []
+
+
+def test_a_file_that_was_changed_there_is_refused(tmp_path: Path, other_host: Path) -> None:
+    (other_host / "site" / TARGET).write_text(BEFORE + "\n")
+    with pytest.raises(SpecError, match=r"is unknown, not pristine: vllm-rbln 0\.11\.1"):
+        _launch(tmp_path, other_host)
+
+
+def test_only_a_folder_of_ours_is_ever_removed_there(tmp_path: Path, other_host: Path) -> None:
+    host = RemoteHost("npu1", str(other_host / "bin" / "python"))
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    with pytest.raises(ServerError, match="is not ours"):
+        host.call("clear", {"folder": str(mine), "observer": "x"})
+    assert mine.is_dir()
+
+
+def test_the_job_there_is_readable_by_its_user_alone(tmp_path: Path, other_host: Path) -> None:
+    plan = _launch(tmp_path, other_host, env={"HF_TOKEN": "secret"})
+    (folder,) = _laid_out(tmp_path)
+    assert stat.S_IMODE((folder / "job.json").stat().st_mode) == 0o600
+    job = json.loads((folder / "job.json").read_text())
+    assert job["env"]["HF_TOKEN"] == "secret"
+    assert "HF_TOKEN" not in json.dumps(json.loads(plan.files["remote"].read_text()))
