@@ -12,7 +12,7 @@ from typing import NoReturn
 
 import typer
 
-from harness.cli import bench, calibrate, data, inputs, machine, run, search, stack, twin
+from harness.cli import bench, calibrate, data, inputs, machine, method, run, search, stack, tables, twin
 from harness.errors import ExitCode, HarnessError
 
 app = typer.Typer(
@@ -27,11 +27,13 @@ app = typer.Typer(
 run.register(app)
 inputs.register(app)
 data.register(app)
+method.register(app)
 machine.register(app)
 bench.register(app)
 search.register(app)
 twin.register(app)
 calibrate.register(app)
+tables.register(app)
 stack.register(app)
 
 _DISK_ERRORS = {errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EACCES, errno.EPERM}

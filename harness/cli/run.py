@@ -22,8 +22,10 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+    from harness.prereg import Ticket
     from harness.records import SealedRun
     from harness.runner import ExperimentOutcome, StopFlag
+    from harness.spec import ExperimentSpec
 
 RunsOption = Annotated[Path, typer.Option("--runs", help="Folder of sealed runs.")]
 
@@ -36,8 +38,11 @@ def register(app: typer.Typer) -> None:
 
 
 def run(
-    experiment: Annotated[Path, typer.Argument(help="Experiment file (TOML).")],
+    experiment: Annotated[Path | None, typer.Argument(help="Experiment file (TOML).")] = None,
     runs: RunsOption = Path("runs"),
+    confirmatory: Annotated[
+        Path | None, typer.Option("--confirmatory", help="Frozen file to run by (see `harness freeze`).")
+    ] = None,
     report_path: Annotated[
         Path | None, typer.Option("--report", help="Where the HTML report goes. Default: <runs>/<experiment>.html")
     ] = None,
@@ -57,14 +62,12 @@ def run(
 
     from harness.cli.progress import TerminalProgress
     from harness.runner import StopFlag, run_experiment
-    from harness.spec import load_toml, parse_experiment
 
     console = Console()
-    table_of_file = load_toml(experiment)
     extra: list[str] = list(changes or [])
     extra += [f'backend="{backend}"'] if backend is not None else []
     extra += [f"replicates={replicates}"] if replicates is not None else []
-    spec = parse_experiment(override_table(table_of_file, extra), where=str(experiment))
+    spec, source, ticket = _what_to_run(experiment, confirmatory, extra, runs)
     if dry_run:
         _show_order(console, spec)
         return
@@ -72,11 +75,40 @@ def run(
     stop = StopFlag()
     with TerminalProgress(console) as progress, interruptible(stop, console):
         outcome = run_experiment(
-            spec, runs_root=runs, resume=resume, on_progress=progress, stop=stop, spec_source=str(experiment)
+            spec,
+            runs_root=runs,
+            resume=resume,
+            on_progress=progress,
+            stop=stop,
+            spec_source=str(source),
+            ticket=ticket,
         )
+    again = str(source) if ticket is None else f"--confirmatory {source}"
     if outcome.runs:
         _conclude(console, outcome.runs, report_path or runs / f"{spec.name}.html", spec.title or spec.name)
-    raise typer.Exit(int(_exit_code(console, outcome, experiment, runs)))
+    raise typer.Exit(int(_exit_code(console, outcome, again, runs)))
+
+
+def _what_to_run(
+    experiment: Path | None, confirmatory: Path | None, changes: list[str], runs: Path
+) -> tuple[ExperimentSpec, Path, Ticket | None]:
+    """The experiment, the file it comes from, and the ticket of a confirmatory run."""
+    from harness.spec import load_toml, parse_experiment
+
+    if confirmatory is None:
+        if experiment is None:
+            raise SpecError("no experiment was named", where="harness run", hint="Give an experiment file (TOML)")
+        return parse_experiment(override_table(load_toml(experiment), changes), where=str(experiment)), experiment, None
+    from harness.prereg import ticket_for
+
+    if experiment is not None or changes:
+        raise SpecError(
+            "a confirmatory run is exactly what was frozen: no experiment file and no change beside it",
+            where=str(confirmatory),
+            hint="Leave them out, or freeze again with --set",
+        )
+    frozen, ticket = ticket_for(confirmatory, runs_root=runs)
+    return frozen.experiment, confirmatory, ticket
 
 
 def report(
@@ -152,7 +184,7 @@ def _conclude(console: Console, sealed: Sequence[SealedRun], path: Path, title: 
     console.print(f"report: {written}", highlight=False, soft_wrap=True)
 
 
-def _exit_code(console: Console, outcome: ExperimentOutcome, experiment: Path, runs: Path) -> ExitCode:
+def _exit_code(console: Console, outcome: ExperimentOutcome, experiment: str, runs: Path) -> ExitCode:
     for invalid in outcome.invalid_runs:
         console.print(
             f"[red]INVALID[/] {invalid.condition}/{invalid.replicate}: {'; '.join(invalid.invalid_reasons)}",
@@ -200,9 +232,10 @@ def _show_order(console: Console, spec: Any) -> None:
 @contextmanager
 def interruptible(stop: StopFlag, console: Console) -> Generator[None, None, None]:
     def on_signal(number: int, _frame: FrameType | None) -> None:
-        if number == signal.SIGTERM:
+        if number != signal.SIGINT:
             stop.abort()
-            console.print("stopping: this run is aborted, sealed runs are kept")
+            if number == signal.SIGTERM:  # after a hang-up there is no terminal left to tell
+                console.print("stopping: this run is aborted, sealed runs are kept")
             return
         stop.request()
         console.print(
@@ -211,7 +244,7 @@ def interruptible(stop: StopFlag, console: Console) -> Generator[None, None, Non
             else "ending after this run (Ctrl-C again aborts it)"
         )
 
-    previous = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+    previous = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
         yield
     finally:

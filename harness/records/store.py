@@ -198,6 +198,7 @@ def runs_table(runs: list[SealedRun]) -> pa.Table:
             "order_index": run.manifest.order_index,
             "is_baseline": run.manifest.condition == run.manifest.baseline,
             "backend": run.manifest.backend,
+            "label": run.manifest.label,
             "treatment": run.manifest.treatment,
             "plan_hash": run.manifest.plan_hash,
             "drawn_hash": run.manifest.drawn_hash,
@@ -226,6 +227,8 @@ RUNS = pa.schema(
         ("order_index", pa.int32()),
         ("is_baseline", pa.bool_()),
         ("backend", pa.string()),
+        # "confirmatory" or "exploratory".
+        ("label", pa.string()),
         ("treatment", pa.string()),
         ("plan_hash", pa.string()),
         ("drawn_hash", pa.string()),

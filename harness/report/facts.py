@@ -32,6 +32,7 @@ def gather_facts(runs: Sequence[SealedRun]) -> tuple[Facts, ...]:
         ("Server, before a condition changes it", [_part(manifest, "server", inner=True) for manifest in manifests]),
         ("Client", [_part(manifest, "client") for manifest in manifests]),
         ("Limits", [_part(manifest, "limits") for manifest in manifests]),
+        ("Standing", [_standing(manifest) for manifest in manifests]),
         ("Observation", [manifest.observation.model_dump() for manifest in manifests]),
         *(
             (f"Provenance: {name}", [_provenance(manifest, name) for manifest in manifests])
@@ -40,6 +41,12 @@ def gather_facts(runs: Sequence[SealedRun]) -> tuple[Facts, ...]:
     ]
     facts = [(name, _shared_pairs(tables)) for name, tables in groups]
     return tuple((name, pairs) for name, pairs in facts if pairs)
+
+
+def _standing(manifest: Manifest) -> Mapping[str, Any]:
+    """Exploratory, or confirmatory and by which frozen file."""
+    record = manifest.preregistration
+    return {"runs are": manifest.label} | ({} if record is None else record.model_dump())
 
 
 def _part(manifest: Manifest, name: str, *, inner: bool = False) -> Mapping[str, Any]:

@@ -1,0 +1,51 @@
+"""How long decode steps really took: intervals between step stamps, where nothing else ran between them.
+
+The log stamps a step when it begins; the interval to the next step is its duration when no prefill lies between and
+n and b stay. Nothing is modelled. Next: ``recompilation`` compares medians; a calibration fits them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from harness.clock import NS_PER_MS
+from harness.records import SealedRun
+
+IntArray = NDArray[np.int64]
+
+
+def steady_step_ns(steps: pa.Table, kv_events: pa.Table) -> dict[tuple[int, int], IntArray]:
+    """Durations of steps by (n, b), ns; only steps followed at once by a step of the same n and b.
+
+    Steps without a stamp give nothing. Source of the order: ``kv_events.step`` counts decode steps logged before.
+    """
+    stamped = steps.column("log_ns")
+    if steps.num_rows < 2 or stamped.null_count:
+        return {}
+    at_ns = stamped.to_numpy()
+    n, b = steps.column("n").to_numpy(), steps.column("b").to_numpy()
+    is_clean = (n[1:] == n[:-1]) & (b[1:] == b[:-1])
+    is_alloc = np.array([kind == "alloc" for kind in kv_events.column("kind").to_pylist()], dtype=np.bool_)
+    interrupted = kv_events.column("step").to_numpy()[is_alloc] if kv_events.num_rows else np.zeros(0, dtype=np.int64)
+    inside = interrupted[(interrupted >= 1) & (interrupted < steps.num_rows)]
+    is_clean[inside - 1] = False
+    durations = np.diff(at_ns)
+    pairs = {(int(seqs), int(bucket)) for seqs, bucket in zip(n[:-1][is_clean], b[:-1][is_clean], strict=True)}
+    return {
+        (seqs, bucket): durations[is_clean & (n[:-1] == seqs) & (b[:-1] == bucket)] for seqs, bucket in sorted(pairs)
+    }
+
+
+def run_steady_step_ns(run: SealedRun) -> Mapping[tuple[int, int], IntArray]:
+    """Durations of a run's undisturbed decode steps by (n, b), model ns."""
+    return steady_step_ns(run.table("steps"), run.table("kv_events"))
+
+
+def full_bucket_ms(run: SealedRun, bucket: int) -> float | None:
+    """Median duration of steps with the bucket exactly full, ms; None when there was none."""
+    durations = run_steady_step_ns(run).get((bucket, bucket))
+    return None if durations is None or not len(durations) else float(np.median(durations)) / NS_PER_MS

@@ -1,0 +1,241 @@
+"""Confirmatory runs: the ticket, every reason to refuse it, and what sealed runs and decisions say of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from workplace import RULE, Workplace
+
+from harness.errors import RecordsError, SpecError
+from harness.prereg import FROZEN_COPY, Preregistration, check_sealed_runs, ticket_for
+from harness.prereg.frozen import parse_preregistration
+from harness.records import RunStore
+
+
+def test_confirmatory_runs_carry_their_preregistration(place: Workplace) -> None:
+    frozen = place.freeze()
+    runs = place.run_confirmatory(frozen.path)
+    assert len(runs) == 6
+    for run in runs:
+        assert run.is_valid, run.invalid_reasons
+        assert run.manifest.label == "confirmatory"
+        assert run.manifest.preregistration is not None
+        assert frozen.commit is not None
+        assert run.manifest.preregistration.commit == frozen.commit.sha
+        assert run.file(FROZEN_COPY).read_bytes() == frozen.path.read_bytes()
+    assert check_sealed_runs(runs) == frozen.preregistration
+
+
+def test_runs_without_one_are_exploratory(place: Workplace) -> None:
+    runs = place.run_exploratory()
+    assert {run.manifest.label for run in runs} == {"exploratory"}
+    assert check_sealed_runs(runs) is None
+
+
+def test_the_label_is_in_the_table_of_runs(place: Workplace) -> None:
+    place.run_confirmatory(place.freeze().path)
+    assert set(RunStore(place.runs).query("select label from runs").column("label").to_pylist()) == {"confirmatory"}
+
+
+Change = Callable[[Workplace, Path], None]
+
+
+def _edit_plan(place: Workplace, frozen: Path) -> None:
+    plan = sorted((place.root / "plans/frozen/small").glob("*.jsonl"))[0]
+    plan.write_text(plan.read_text().replace('"start_offset_ns":0', '"start_offset_ns":7', 1))
+    place.commit_all()
+    del frozen
+
+
+def _edit_criterion(place: Workplace, frozen: Path) -> None:
+    place.rule_file.write_text(RULE.format(max_error=0.3))
+    place.commit_all()
+    del frozen
+
+
+def _edit_experiment(place: Workplace, frozen: Path) -> None:
+    place.experiment_file.write_text(place.experiment_file.read_text().replace("replicates = 3", "replicates = 4"))
+    place.commit_all()
+    del frozen
+
+
+def _edit_frozen_file(place: Workplace, frozen: Path) -> None:
+    frozen.write_text(frozen.read_text().replace('"max_error": 0.03', '"max_error": 0.3'))
+    place.commit_all()
+
+
+def _edit_code_hash(place: Workplace, frozen: Path) -> None:
+    # The code cannot be edited under a running test; what it was frozen with can be another.
+    content = Preregistration.model_validate_json(frozen.read_text())
+    frozen.write_text(content.model_copy(update={"code_sha256": "0" * 64, "digest": ""}).sealed().to_json())
+    place.commit_all()
+
+
+def _add_patch_change(place: Workplace, frozen: Path) -> None:
+    place.write("patches/vendor-1/observe.patch", "changed")
+    place.commit_all()
+    del frozen
+
+
+def _remove_criterion(place: Workplace, frozen: Path) -> None:
+    place.rule_file.unlink()
+    place.commit_all()
+    del frozen
+
+
+def _reuse_seed(place: Workplace, frozen: Path) -> None:
+    place.write("plans/experiments/later.toml", "base_seed = 424242\n")
+    place.commit_all()
+    del frozen
+
+
+def _uncommit(place: Workplace, frozen: Path) -> None:
+    place.git("rm", "-q", "--cached", str(frozen))
+    place.git("commit", "-q", "-m", "forget it")
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (_edit_plan, r"the plan of \w+/\d was changed after the freeze"),
+        (_edit_criterion, "criterion 'mine' was changed after the freeze"),
+        (_remove_criterion, "criterion 'mine' is gone since the freeze"),
+        (_edit_experiment, "the experiment was changed after the freeze"),
+        (_edit_frozen_file, "was edited after it was frozen"),
+        (_edit_code_hash, "the harness's code was changed after the freeze"),
+        (_add_patch_change, "an input was changed after the freeze"),
+        (_reuse_seed, "base seed 424242 was used before, by plans/experiments/later.toml"),
+        (_uncommit, "is not committed"),
+    ],
+)
+def test_each_reason_against_a_confirmatory_run_is_named(place: Workplace, change: Change, reason: str) -> None:
+    place.write("patches/vendor-1/observe.patch", "as it was")
+    place.commit_all()
+    frozen = place.freeze().path
+    ticket_for(frozen, runs_root=place.runs)
+    change(place, frozen)
+    with pytest.raises(SpecError, match=reason) as refused:
+        ticket_for(frozen, runs_root=place.runs)
+    assert "\n" not in str(refused.value)
+    assert not place.runs.exists()
+
+
+def test_an_uncommitted_frozen_file_gives_no_ticket(place: Workplace) -> None:
+    frozen = place.freeze(is_committed=False)
+    with pytest.raises(SpecError, match="is not committed"):
+        ticket_for(frozen.path)
+
+
+def test_a_run_started_before_its_freeze_is_refused(place: Workplace) -> None:
+    frozen = place.freeze(is_committed=False)
+    place.commit_all("frozen in the future", at="@4000000000 +0000")
+    with pytest.raises(SpecError, match="the run would start before its freeze"):
+        ticket_for(frozen.path)
+
+
+def test_sealed_runs_that_began_before_their_freeze_decide_nothing(place: Workplace) -> None:
+    runs = place.run_confirmatory(place.freeze().path)
+    manifest = runs[0].path / "manifest.json"
+    table = json.loads(manifest.read_text())
+    table["preregistration"]["committed_at_s"] += 10**9
+    manifest.write_text(json.dumps(table))
+    with pytest.raises(RecordsError, match="before its freeze was committed"):
+        check_sealed_runs(RunStore(place.runs).sealed("small"))
+
+
+def test_exploratory_runs_burn_their_seed(place: Workplace) -> None:
+    place.run_exploratory()
+    frozen = place.freeze()
+    with pytest.raises(SpecError, match="by exploratory run small/base/0"):
+        ticket_for(frozen.path, runs_root=place.runs)
+
+
+def test_mixed_standing_is_refused(place: Workplace) -> None:
+    runs = place.run_confirmatory(place.freeze().path)
+    manifest = runs[0].path / "manifest.json"
+    table = json.loads(manifest.read_text())
+    table["preregistration"] = None
+    manifest.write_text(json.dumps(table))
+    with pytest.raises(RecordsError, match="different preregistrations"):
+        check_sealed_runs(RunStore(place.runs).sealed("small"))
+
+
+def test_a_copy_that_is_not_the_named_file_is_refused(place: Workplace) -> None:
+    runs = place.run_confirmatory(place.freeze().path)
+    copy = runs[0].file(FROZEN_COPY)
+    copy.write_bytes(copy.read_bytes().replace(b"0.03", b"0.04"))
+    with pytest.raises(RecordsError, match="not the one its manifest names"):
+        check_sealed_runs(runs)
+
+
+def test_what_is_no_frozen_file_says_so(place: Workplace) -> None:
+    with pytest.raises(SpecError, match="is not a frozen file"):
+        parse_preregistration(place.experiment_file.read_bytes(), where="small.toml")
+
+
+def harness(place: Workplace, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "harness", *arguments],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        cwd=place.root,
+        env={**os.environ, "COLUMNS": "200"},
+    )
+
+
+def test_freeze_run_and_decide_from_the_command_line(place: Workplace) -> None:
+    frozen = harness(place, "freeze", "plans/experiments/small.toml", "--seed", "777001", "--commit")
+    assert frozen.returncode == 0, frozen.stderr
+    ran = harness(place, "run", "--confirmatory", "plans/frozen/small.json", "--runs", "runs")
+    assert ran.returncode == 0, ran.stderr
+    decided = harness(place, "decide", "small", "--runs", "runs", "--format", "json")
+    assert decided.returncode == 0, decided.stderr
+    (decision,) = json.loads(decided.stdout)
+    assert (decision["subject"], decision["outcome"]) == ("more", "PASS")
+    for name in ("a_s", "b_s", "baseline_a_s", "predicted_ratio", "tau_initial", "tau_revised", "error", "max_error"):
+        assert name in decision["numbers"]
+    # A changed criterion cannot judge what was frozen under another.
+    place.rule_file.write_text(RULE.format(max_error=0.5))
+    refused = harness(place, "decide", "small", "--runs", "runs", "--rule", "plans/rules/mine.toml")
+    assert refused.returncode == 2
+    assert "criterion 'mine' was changed after the freeze" in refused.stderr
+    # The frozen ones still do.
+    assert harness(place, "decide", "small", "--runs", "runs").returncode == 0
+
+
+def test_a_failed_rule_has_its_own_exit_code(place: Workplace) -> None:
+    # More sessions than slots, and predictions by other KV rules: the promise misses by more than nothing.
+    place.write("plans/rules/mine.toml", RULE.format(max_error=1e-9) + "equivalence_band = [1.0, 1.0]\n")
+    content = place.experiment_file.read_text().replace("num_sessions = 4", "num_sessions = 12")
+    place.experiment_file.write_text(content.replace("[1, 2, 3, 4, 8]", "[1, 2, 3, 4, 8]\nserver.kv_slots = 24"))
+    place.commit_all()
+    frozen = harness(place, "freeze", "plans/experiments/small.toml", "--predict-with", "paper", "--commit")
+    assert frozen.returncode == 0, frozen.stderr
+    assert harness(place, "run", "--confirmatory", "plans/frozen/small.json", "--runs", "runs").returncode == 0
+    decided = harness(place, "decide", "small", "--runs", "runs")
+    assert "FAIL" in decided.stdout
+    assert decided.returncode == 4
+    assert "FAIL" in decided.stderr
+
+
+def test_exploratory_runs_are_not_subject_to_a_decision(place: Workplace) -> None:
+    place.run_exploratory()
+    decided = harness(place, "decide", "small", "--runs", "runs")
+    assert decided.returncode == 0
+    assert "NOT SUBJECT" in decided.stdout
+    assert "would be PASS" in decided.stdout
+
+
+def test_a_confirmatory_run_takes_no_changes(place: Workplace) -> None:
+    place.freeze()
+    refused = harness(place, "run", "--confirmatory", "plans/frozen/small.json", "--set", "replicates=1")
+    assert refused.returncode == 2
+    assert "exactly what was frozen" in refused.stderr

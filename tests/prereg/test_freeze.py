@@ -1,0 +1,135 @@
+"""Freezing: what the file holds, and what it refuses to be written for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from workplace import Workplace
+
+from harness.errors import SpecError
+from harness.plan import Plan
+from harness.prereg import load_preregistration, used_seeds
+from harness.prereg.freeze import HARNESS_FOLDER, FreezeOptions, freeze
+from harness.prereg.repository import Repository
+from harness.prereg.seeds import seeds_in
+
+
+def test_a_frozen_file_fixes_plans_predictions_criteria_code_and_inputs(place: Workplace) -> None:
+    frozen = place.freeze()
+    content = load_preregistration(frozen.path)
+    assert frozen.path == place.root / "plans" / "frozen" / "small.json"
+    assert len(content.plans) == 6
+    assert {Plan.load(place.root / plan.path).hash for plan in content.plans} == {plan.hash for plan in content.plans}
+    # Conditions without a treatment share the plan of their replicate.
+    assert len({plan.hash for plan in content.plans}) == 3
+    assert content.predictions["more"][2].device_ns > 0
+    assert [entry.rule.name for entry in content.rules] == ["mine"]
+    assert {Path(file.path).name for file in content.files} == {"paper.toml", "tracelab-v0.0.2.toml"}
+    assert content.code_sha256
+    assert not content.is_tree_dirty
+
+
+def test_patches_of_the_repository_are_among_the_named_files(place: Workplace) -> None:
+    place.write("patches/vendor-1/observe.patch", "--- a\n+++ b\n")
+    place.commit_all()
+    names = {file.path for file in place.freeze().preregistration.files}
+    assert "patches/vendor-1/observe.patch" in names
+
+
+def test_commit_takes_the_frozen_files_and_nothing_else(place: Workplace) -> None:
+    place.write("notes.txt", "draft")
+    place.freeze(allows_dirty_tree=True)
+    shown = place.git("show", "--name-only", "--format=%s", "HEAD").splitlines()
+    assert shown[0] == "Preregister small: plans, predictions and criteria"
+    assert all(line.startswith("plans/frozen/small") for line in shown[1:] if line)
+    assert "notes.txt" in place.git("status", "--porcelain")
+
+
+def test_a_tag_is_put_on_the_commit(place: Workplace) -> None:
+    frozen = place.freeze(tag="prereg-small")
+    assert frozen.commit is not None
+    assert place.git("rev-list", "-n", "1", "prereg-small").strip() == frozen.commit.sha
+
+
+def test_a_tag_without_a_commit_is_refused(place: Workplace) -> None:
+    with pytest.raises(SpecError, match="a tag needs the commit"):
+        place.freeze(is_committed=False, tag="early")
+
+
+def test_a_dirty_tree_is_refused_unless_told_and_then_recorded(place: Workplace) -> None:
+    place.write("notes.txt", "draft")
+    with pytest.raises(SpecError, match=r"1 uncommitted changes, first notes\.txt"):
+        place.freeze()
+    frozen = place.freeze(allows_dirty_tree=True)
+    assert frozen.preregistration.is_tree_dirty
+    assert frozen.preregistration.dirty_paths == ("notes.txt",)
+
+
+def test_a_frozen_name_is_never_frozen_again(place: Workplace) -> None:
+    place.freeze()
+    with pytest.raises(SpecError, match="is frozen already"):
+        place.freeze()
+
+
+def test_an_experiment_outside_any_repository_is_refused(place: Workplace, tmp_path: Path) -> None:
+    outside = tmp_path / "elsewhere" / "small.toml"
+    outside.parent.mkdir()
+    outside.write_text(place.experiment_file.read_text())
+    with pytest.raises(SpecError, match="in no git repository"):
+        freeze(place.spec, outside, options=FreezeOptions())
+
+
+def test_predictions_can_be_made_with_the_papers_rules(place: Workplace) -> None:
+    frozen = place.freeze(prediction_rules="paper")
+    assert frozen.preregistration.prediction_rules == "paper"
+
+
+# The ledger of seeds.
+
+
+@pytest.mark.parametrize(
+    ("path", "content"),
+    [
+        ("plans/experiments/earlier.toml", "base_seed = 424242\n"),
+        ("plans/spaces/search.toml", "[inputs]\nsearch_seeds = [1, 424242]\n"),
+        ("plans/costs/mine.toml", "[calibration]\nseeds = [424242]\n"),
+        ("plans/frozen/earlier.json", json.dumps({"experiment": {"base_seed": 424242}})),
+        ("plans/inputs/some.jsonl", json.dumps({"format": "harness-plan/1", "seed": 424242}) + "\n"),
+    ],
+)
+def test_a_seed_that_any_file_of_the_repository_used_is_refused(place: Workplace, path: str, content: str) -> None:
+    place.write(path, content)
+    place.commit_all()
+    with pytest.raises(SpecError, match=rf"base seed 424242 was used before, by {path}"):
+        place.freeze()
+
+
+def test_a_seed_of_a_file_that_was_deleted_since_is_refused(place: Workplace) -> None:
+    gone = place.write("plans/experiments/earlier.toml", "base_seed = 424242\n")
+    place.commit_all()
+    gone.unlink()
+    place.commit_all()
+    with pytest.raises(SpecError, match=r"earlier\.toml in commit"):
+        place.freeze()
+
+
+def test_seeds_of_resampling_are_no_inputs(place: Workplace) -> None:
+    rule = 'name = "s"\nkind = "saturation"\nlevels = ["a", "b"]\nseed = 424242\n'
+    place.write("plans/rules/other.toml", rule)
+    place.commit_all()
+    assert place.freeze().path.exists()
+
+
+def test_every_shipped_experiment_would_be_in_the_ledger(place: Workplace) -> None:
+    shipped = sorted((HARNESS_FOLDER.parent / "plans" / "experiments").glob("*.toml"))
+    for path in shipped:
+        place.write(f"plans/experiments/{path.name}", path.read_text())
+    places = {use.where for use in used_seeds(Repository(place.root))}
+    assert {f"plans/experiments/{path.name}" for path in shipped} <= places
+
+
+def test_seeds_are_found_under_their_keys_only() -> None:
+    content = {"base_seed": 1, "a": [{"search_seeds": [2, [3]]}, {"seed": True}], "num": 4, "rules": [{"seed": 5}]}
+    assert sorted(seeds_in(content)) == [1, 2, 3]

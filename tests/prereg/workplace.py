@@ -1,0 +1,116 @@
+"""A git repository of a user's own, with one small experiment in it that runs in virtual time."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.prereg import FreezeOptions, freeze, ticket_for
+from harness.prereg.freeze import Frozen
+from harness.records import SealedRun
+from harness.runner import run_experiment
+from harness.spec import ExperimentSpec, load_experiment
+
+EXPERIMENT = """
+name = "small"
+backend = "sim"
+replicates = 3
+base_seed = {seed}
+baseline = "base"
+rules = ["plans/rules/mine.toml"]
+
+[workload]
+num_sessions = 4
+wait_cap_s = 2.0
+prompt_tokens = {{law = "uniform", low = 200, high = 400}}
+generate_tokens = {{law = "uniform", low = 8, high = 24}}
+
+[server]
+max_num_seqs = 8
+
+[[condition]]
+name = "base"
+
+[[condition]]
+name = "more"
+server.decode_buckets = [1, 2, 3, 4, 8]
+"""
+
+RULE = """
+name = "mine"
+kind = "cost-validation"
+min_replicates = 3
+max_error = {max_error}
+"""
+
+
+@dataclass(frozen=True)
+class Workplace:
+    """The repository, and short names for what a user does in it."""
+
+    root: Path
+
+    @property
+    def experiment_file(self) -> Path:
+        return self.root / "plans" / "experiments" / "small.toml"
+
+    @property
+    def rule_file(self) -> Path:
+        return self.root / "plans" / "rules" / "mine.toml"
+
+    @property
+    def runs(self) -> Path:
+        return self.root / "runs"
+
+    @property
+    def spec(self) -> ExperimentSpec:
+        return load_experiment(self.experiment_file)
+
+    def write(self, path: str, content: str) -> Path:
+        target = self.root / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(content)
+        return target
+
+    def git(self, *arguments: str, at: str | None = None) -> str:
+        """Run git; at: the time it believes it is, e.g. "@4000000000 +0000"."""
+        dates = {} if at is None else {"GIT_COMMITTER_DATE": at, "GIT_AUTHOR_DATE": at}
+        done = subprocess.run(
+            ["git", "-C", str(self.root), *arguments],
+            check=True,
+            capture_output=True,
+            text=True,
+            env={**os.environ, **dates},
+        )
+        return done.stdout
+
+    def commit_all(self, message: str = "work", at: str | None = None) -> None:
+        self.git("add", "-A")
+        self.git("commit", "-q", "--allow-empty", "-m", message, at=at)
+
+    def freeze(self, **options: object) -> Frozen:
+        """Freeze and commit."""
+        asked = FreezeOptions(**{"is_committed": True, **options})  # type: ignore[arg-type]
+        return freeze(self.spec, self.experiment_file, options=asked)
+
+    def run_confirmatory(self, frozen: Path) -> tuple[SealedRun, ...]:
+        preregistration, ticket = ticket_for(frozen, runs_root=self.runs)
+        return run_experiment(preregistration.experiment, runs_root=self.runs, ticket=ticket).runs
+
+    def run_exploratory(self) -> tuple[SealedRun, ...]:
+        return run_experiment(self.spec, runs_root=self.runs).runs
+
+
+def new_workplace(root: Path, seed: int = 424242) -> Workplace:
+    """A fresh repository with the experiment and its rule committed."""
+    place = Workplace(root)
+    subprocess.run(["git", "init", "-q", str(root)], check=True)
+    place.git("config", "user.name", "Tester")
+    place.git("config", "user.email", "tester@example.invalid")
+    place.write(".gitignore", "runs/\n")
+    place.write("plans/experiments/small.toml", EXPERIMENT.format(seed=seed))
+    place.write("plans/rules/mine.toml", RULE.format(max_error=0.03))
+    place.commit_all()
+    return place
