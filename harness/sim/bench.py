@@ -66,7 +66,7 @@ def rates() -> Iterator[SimulatorFigure]:
 
 
 def whole_search() -> Iterator[SimulatorFigure]:
-    """The paper's search: plans built, 2,077 candidates x 54 plans, ledger written; and the same with nothing shared."""
+    """The paper's search: plans built, 2,077 candidates x 54 plans, ledger written; and with nothing shared."""
     for rules in MARKS:
         space = load_space("paper").model_copy(update={"rules": rules, "title": f"{rules} {process_cpu_ns()}"})
         with TemporaryDirectory() as folder:

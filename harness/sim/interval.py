@@ -156,22 +156,23 @@ def _drawn(space_json: str, users: tuple[int, ...], treatment: Treatment) -> _Dr
     plans: list[Plan] = []
     if uncertainty.draws == "given":
         seeds = inputs.evaluation_seeds or inputs.search_seeds
-        plans = [
+        once = [
             build_plan(inputs.workload_of(n), seed, k)
             for n in users
             for seed in seeds
             for k in range(inputs.replicates)
         ]
-        first, last = (0,) * uncertainty.samples, (len(plans),) * uncertainty.samples
+        # Once per sample: each has a jitter of its own.
+        plans = once * uncertainty.samples
     else:
-        size = uncertainty.replicates * len(users)
         for sample in range(uncertainty.samples):
             for n in users:
                 workload = inputs.workload_of(n)
                 start = sample * uncertainty.replicates
                 plans += [build_plan(workload, uncertainty.seed, start + k) for k in range(uncertainty.replicates)]
-        first = tuple(sample * size for sample in range(uncertainty.samples))
-        last = tuple(place + size for place in first)
+    size = len(plans) // uncertainty.samples
+    first = tuple(sample * size for sample in range(uncertainty.samples))
+    last = tuple(place + size for place in first)
     treated = [plan if treatment == "as-drawn" else plan.with_treatment(treatment) for plan in plans]
     return _Drawn(plan_arrays(treated), first, last)
 

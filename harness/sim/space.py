@@ -117,7 +117,9 @@ class InputSpec(Spec):
         return self
 
     def workload_of(self, users: int) -> WorkloadSpec:
-        table = {**self.workload, "num_sessions": users * self.sessions_per_user}
+        table = dict(self.workload)
+        if not table.get("group"):
+            table["num_sessions"] = users * self.sessions_per_user
         if self.sessions_per_user > 1:
             table["concurrency"] = users
         return WorkloadSpec.model_validate(table)

@@ -1,0 +1,12 @@
+"""From sealed baseline runs to a proposal: what the baseline loses, the smallest change that captures the gain.
+
+Nothing here measures or compiles; what it writes is an experiment that would show the proposal wrong.
+Next: ``harness freeze`` fixes that experiment, ``harness run`` performs it, ``harness decide`` judges it.
+"""
+
+from __future__ import annotations
+
+from harness.advise.advise import Advice, advise
+from harness.advise.diagnose import Diagnosis, diagnose
+
+__all__ = ["Advice", "Diagnosis", "advise", "diagnose"]

@@ -1,0 +1,142 @@
+"""What a baseline loses: reuse, the prefill that costs, padded decode slots, and who waits for it.
+
+Sums over the valid sealed runs of one condition; what the records do not show is None. Nothing is simulated but a
+check that the simulator knows this server. Next: ``advise`` searches where the losses are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from harness.analysis import ConditionFigures, extra_prefill_ns, rearrivals, summarise
+from harness.clock import NS_PER_S
+from harness.engine import load_cost_model
+from harness.errors import SpecError
+from harness.plan import Plan
+from harness.records import SealedRun
+from harness.sim import simulate
+from harness.spec import ServerSpec
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """Losses of a baseline, summed over its valid runs. Times in ns.
+
+    lost_prefill_ns: prefill of tokens that formula C would have let reuse. padding_ns: decode time of empty places, at
+    f(b) - f(n). queue_ns: per session, from sending to the first byte, the longest first. simulated_ns: device time
+    that the simulator gives for the same plans; device_ns: channel A. start_jitter_ms, rearrival_lag_ms: mean lateness
+    of the client that measured, model ms, taken as exponential.
+    """
+
+    condition: str
+    server: ServerSpec
+    num_runs: int
+    num_rearrivals: int
+    num_reused: int
+    lost_tokens: int
+    lost_prefill_ns: int
+    padding_ns: int
+    padding_ratio: float
+    steps_by_n_b: tuple[tuple[int, int, int], ...]
+    evictions: tuple[tuple[str, int], ...]
+    waiting_session_ns: int | None
+    queue_ns: tuple[tuple[int, int], ...]
+    device_ns: int | None
+    simulated_ns: int
+    start_jitter_ms: float
+    rearrival_lag_ms: float
+
+    @property
+    def is_reuse_first(self) -> bool:
+        """Whether lost reuse costs more than padding: then slots have priority over buckets (paper 5-3)."""
+        return self.lost_prefill_ns >= self.padding_ns
+
+    def lines(self) -> Iterator[str]:
+        """The diagnosis for people."""
+        total = self.device_ns or self.simulated_ns
+        lost = self.num_rearrivals - self.num_reused
+        yield f"baseline {self.condition!r}: {self.num_runs} valid runs, {total / NS_PER_S:.2f} s of device time"
+        yield (
+            f"  reuse: {lost} of {self.num_rearrivals} re-arrivals lost it; {self.lost_tokens:,} tokens computed twice:"
+            f" {self.lost_prefill_ns / NS_PER_S:.2f} s of prefill, {self.lost_prefill_ns / total:.1%} of device time"
+        )
+        yield (
+            f"  padding: {self.padding_ratio:.1%} of the decode places were empty: "
+            f"{self.padding_ns / NS_PER_S:.2f} s, {self.padding_ns / total:.1%} of the device time"
+        )
+        yield "  decode steps, n in b: " + ", ".join(f"{n} in {b}: {count}" for n, b, count in self.steps_by_n_b)
+        if self.evictions:
+            yield "  evictions: " + ", ".join(f"{count} by {caller}" for caller, count in self.evictions)
+        if self.waiting_session_ns is not None:
+            yield f"  waiting: {self.waiting_session_ns / NS_PER_S:.2f} session seconds behind other sessions' prefills"
+        longest = ", ".join(f"session {session} {spent / NS_PER_S:.2f} s" for session, spent in self.queue_ns[:3])
+        yield f"  longest until the first byte, all runs together: {longest}"
+        if self.device_ns:
+            yield f"  the simulator gives {self.simulated_ns / self.device_ns:.3f} of the measured device time"
+
+
+def diagnose(runs: Sequence[SealedRun], condition: str = "") -> Diagnosis:
+    """Diagnose one condition (default: the experiment's baseline).
+
+    Raises SpecError when there is no valid run of it, or its plan is not with the records.
+    """
+    summary = summarise(runs)
+    name = condition or next((one.baseline for one in summary.conditions if one.baseline), summary.conditions[0].name)
+    names = [one.name for one in summary.conditions]
+    if name not in names:
+        raise SpecError(f"there is no condition {name!r}", where="advise", hint=f"Choose one of {', '.join(names)}")
+    figures = summary.condition(name)
+    own = [run for run in runs if run.condition == name and run.is_valid]
+    if not own:
+        raise SpecError(f"condition {name!r} has no valid run", where="advise", hint="Run the baseline first")
+    server = ServerSpec.model_validate(own[0].manifest.server_spec)
+    model = load_cost_model(server.cost_model)
+    lost_tokens, lost_ns, simulated_ns = 0, 0, 0
+    queues: dict[int, int] = {}
+    for run in own:
+        plan = Plan.load(run.file("plan.jsonl"))
+        simulated_ns += simulate(plan, server, model).device_ns
+        for again in rearrivals(run.table("requests"), plan):
+            lost = again.reusable_tokens - again.cached_tokens
+            lost_tokens += lost
+            lost_ns += extra_prefill_ns(model, again.prompt_tokens - again.cached_tokens, lost)
+        for session, sent_ns, first_ns in zip(
+            *(run.table("requests")[column].to_pylist() for column in ("session", "sent_ns", "first_byte_ns")),
+            strict=True,
+        ):
+            if sent_ns is not None and first_ns is not None:
+                queues[session] = queues.get(session, 0) + first_ns - sent_ns
+    padding_ns = sum(
+        count * (model.decode_step_ns(b, n) - model.decode_step_ns(n, n))
+        for (n, b), count in figures.steps_by_n_b.items()
+    )
+    return Diagnosis(
+        condition=name,
+        server=server,
+        num_runs=len(own),
+        num_rearrivals=figures.num_rearrivals,
+        num_reused=figures.num_reused,
+        lost_tokens=lost_tokens,
+        lost_prefill_ns=lost_ns,
+        padding_ns=padding_ns,
+        padding_ratio=figures.padding.ratio or 0.0,
+        steps_by_n_b=tuple((n, b, count) for (n, b), count in figures.steps_by_n_b.items()),
+        evictions=_evictions(figures),
+        waiting_session_ns=figures.waiting_session_ns,
+        queue_ns=tuple(sorted(queues.items(), key=lambda item: -item[1])),
+        device_ns=figures.a_ns,
+        simulated_ns=simulated_ns,
+        # Half the spread is the mean of N starts spread evenly; ln 2 times the mean is an exponential's median.
+        start_jitter_ms=(figures.start_spread_ms or 0.0) / 2 * summary.time_scale,
+        rearrival_lag_ms=(figures.rearrival_p50_ms or 0.0) / math.log(2) * summary.time_scale,
+    )
+
+
+def _evictions(figures: ConditionFigures) -> tuple[tuple[str, int], ...]:
+    total: dict[str, int] = {}
+    for run in figures.valid_runs:
+        for caller, count in run.evictions.items():
+            total[caller] = total.get(caller, 0) + count
+    return tuple(sorted(total.items()))

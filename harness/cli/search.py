@@ -1,0 +1,232 @@
+"""``harness search``, ``predict``, ``advise``, ``paper-rules``, ``coverage``: choose a configuration before compiling.
+
+Prints what the search found and how sure it is; writes only ledgers and the files it is told to.
+Next: ``harness.sim.search``, ``harness.sim.interval``, ``harness.advise``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from harness.cli.overrides import override_table
+from harness.cli.run import RunsOption
+from harness.errors import ExitCode
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from harness.sim.search import Progress, SearchResult
+    from harness.sim.space import SpaceSpec
+
+SpaceArgument = Annotated[str, typer.Argument(help="A shipped search space, or a TOML file.")]
+SetOption = Annotated[list[str] | None, typer.Option("--set", help="Change one key of the space. Repeatable.")]
+ClusterOption = Annotated[
+    str | None,
+    typer.Option(help="`local`, or a Dask scheduler such as `tcp://host:8786`. Default: this process alone."),
+]
+
+
+def register(app: typer.Typer) -> None:
+    app.command(name="search")(search)
+    app.command(name="predict")(predict)
+    app.command(name="advise")(advise)
+    app.command(name="paper-rules")(paper_rules)
+    app.command(name="coverage")(coverage)
+
+
+def search(
+    space: SpaceArgument = "paper",
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Folder of the ledger.")] = None,
+    budget_s: Annotated[
+        float | None, typer.Option("--budget-s", help="Seconds to search; halving when all does not fit.")
+    ] = None,
+    cluster: ClusterOption = None,
+    workers: Annotated[int | None, typer.Option(help="Processes of a local cluster.")] = None,
+    top: Annotated[int, typer.Option(help="How many candidates to show.")] = 10,
+    intervals: Annotated[bool, typer.Option(help="Compare the best with intervals.")] = True,
+    changes: SetOption = None,
+) -> None:
+    """Judge every candidate of a space; the ledger can be continued after Ctrl-C with the same command.
+
+    Example: `harness search paper -o runs/search-paper --set rules=paper`
+    """
+    from rich.console import Console
+
+    from harness.sim.search import search as run_search
+    from harness.sim.search_chunks import compute_here
+
+    console = Console()
+    spec = _space(space, changes)
+    folder = output or Path("runs") / f"search-{spec.name}"
+    with _runner(cluster, workers, compute_here) as run_chunks, _progress(console, spec) as on_progress:
+        try:
+            result = run_search(spec, folder, budget_s=budget_s, run_chunks=run_chunks, on_progress=on_progress)
+        except KeyboardInterrupt:
+            kept = len(list(folder.glob("rung-*.parquet")))
+            console.print(f"stopped; {kept} chunks are kept in {folder}; the same command goes on from there")
+            raise typer.Exit(int(ExitCode.INTERRUPTED)) from None
+    _show(console, result, top, with_intervals=intervals)
+    console.print(f"ledger: {folder / 'ledger.parquet'}", highlight=False, soft_wrap=True)
+
+
+def predict(
+    space: SpaceArgument = "paper",
+    ablations: Annotated[
+        list[str] | None,
+        typer.Option("--ablation", help="Also with one rule changed: computed, not measured. Repeatable."),
+    ] = None,
+    changes: SetOption = None,
+) -> None:
+    """Predict the cost ratios of a space's named configurations, with intervals.
+
+    Example: `harness predict paper --ablation lru-slots --ablation chunked-prefill`
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    from harness.sim.ablations import LABEL, ablation
+    from harness.sim.interval import predict as run_prediction
+    from harness.sim.space import candidate_of
+
+    console = Console()
+    spec = _space(space, changes)
+    if not console.is_terminal:
+        console.width = 160
+    title = f"{spec.name}: cost ratio to {candidate_of(spec.baseline).label}"
+    table = Table(title=title, header_style="bold", title_justify="left", box=None, pad_edge=False)
+    for heading in ("configuration", "N", "rules", "sums", "median", f"{spec.uncertainty.level:.0%} interval", ""):
+        is_text = heading in ("configuration", "rules", "")
+        table.add_column(heading, justify="left" if is_text else "right", no_wrap=True)
+    for changed in (None, *(ablation(name) for name in ablations or ())):
+        for name, server in spec.named.items():
+            for users in spec.inputs.users:
+                found = run_prediction(spec, candidate_of(server), users, changed)
+                note = "" if changed is None else f"{changed.name}: {LABEL}"
+                told = note or ("" if found.is_told_apart else "not told apart from the baseline")
+                table.add_row(
+                    name,
+                    str(users),
+                    found.rules,
+                    f"{found.ratio_of_sums:.4f}",
+                    f"{found.median_of_pairs:.4f}",
+                    f"{found.low:.4f} - {found.high:.4f}",
+                    told,
+                )
+    console.print(table)
+
+
+def advise(
+    experiment: Annotated[str, typer.Argument(help="Name of an experiment with sealed baseline runs.")],
+    runs: RunsOption = Path("runs"),
+    condition: Annotated[str, typer.Option(help="The condition that is the baseline; default: the experiment's.")] = "",
+    space: Annotated[
+        str, typer.Option(help="Search space; default: limits and slots up to twice the baseline's.")
+    ] = "",
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder of the proposal.")] = Path("runs/advice"),
+) -> None:
+    """Diagnose sealed baseline runs, search, and write the experiment that would validate the smallest useful change.
+
+    Example: `harness advise demo --runs runs -o runs/advice`
+    """
+    from harness.advise import advise as run_advice
+    from harness.cli.run import sealed_runs
+
+    advice = run_advice(
+        sealed_runs(runs, experiment), output, condition=condition, space=_space(space, None) if space else None
+    )
+    for line in advice.lines():
+        print(line)
+
+
+def paper_rules(
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Markdown file to write.")] = None,
+) -> None:
+    """The paper's printed figures beside the same figures under the vendor's rules, and why they differ.
+
+    Example: `harness paper-rules -o docs/paper-rules.md`
+    """
+    from harness.sim.paper_page import page
+
+    text = page()
+    if output is None:
+        print(text)
+    else:
+        output.write_text(text, encoding="utf-8")
+        print(f"wrote {output}")
+
+
+def coverage(
+    space: SpaceArgument = "paper",
+    trials: Annotated[int, typer.Option(help="Emulated experiments on the virtual clock.")] = 100,
+    changes: SetOption = None,
+) -> None:
+    """How often the predicted interval contains the ratio of emulated runs with jitter: should be its level.
+
+    Example: `harness coverage paper --trials 100 --set rules=vendor-0.11.1`
+    """
+    from harness.advise.coverage import check_coverage
+
+    for line in check_coverage(_space(space, changes), trials).lines():
+        print(line)
+
+
+def _space(name_or_path: str, changes: list[str] | None) -> SpaceSpec:
+    from harness.shipped import find_shipped
+    from harness.sim.space import parse_space
+    from harness.spec import load_toml
+
+    path = find_shipped("spaces", name_or_path, what="search space")
+    return parse_space(override_table(load_toml(path), changes or []), where=str(path))
+
+
+@contextmanager
+def _runner(cluster: str | None, workers: int | None, here: Any) -> Generator[Any]:
+    if cluster is None:
+        yield here
+        return
+    from harness.sim.search_cluster import cluster_runner
+
+    with cluster_runner(cluster, workers) as run_chunks:
+        yield run_chunks
+
+
+@contextmanager
+def _progress(console: Console, spec: SpaceSpec) -> Generator[Any]:
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+    from rich.progress import Progress as Bars
+
+    from harness.cli.progress import format_duration
+
+    bars = Bars(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=28),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[left]}"),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+    task = bars.add_task(spec.name, total=spec.count(), left="")
+
+    def on_progress(progress: Progress) -> None:
+        left = "" if progress.left_s is None else f"{format_duration(progress.left_s)} left"
+        name = spec.name if progress.rungs == 1 else f"{spec.name}, pass {progress.rung + 1} of {progress.rungs}"
+        bars.update(task, description=name, completed=progress.done, total=progress.total, left=left)
+
+    with bars:
+        yield on_progress
+
+
+def _show(console: Console, result: SearchResult, top: int, *, with_intervals: bool) -> None:
+    from harness.sim.search_report import search_tables
+
+    if not console.is_terminal:
+        console.width = 160
+    for part in search_tables(result, top, with_intervals=with_intervals):
+        console.print(part, highlight=False)
+        console.print()
