@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from harness.engine.config import EngineConfig
 from harness.engine.cost import FS_PER_S, CostModel, check_magnitudes, to_fs
@@ -24,6 +24,17 @@ NS_PER_S = 1_000_000_000
 LONGEST_S = 1e8
 
 
+def _number(value: Any) -> Any:
+    """Only JSON numbers: "500" and true are slips of the writer, not 500 and 1."""
+    if isinstance(value, bool | str):
+        raise ValueError(f"must be a number, got {json.dumps(value)}")
+    return value
+
+
+Whole = Annotated[int, BeforeValidator(_number)]
+Real = Annotated[float, BeforeValidator(_number)]
+
+
 class _Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -31,37 +42,37 @@ class _Part(BaseModel):
 class CaseRequest(_Part):
     """One request; ``wait_s`` follows it."""
 
-    new_tokens: int = Field(ge=0, le=1 << 20)
-    generate: int = Field(ge=1, le=1 << 20)
-    wait_s: float = Field(default=0.0, ge=0, le=LONGEST_S)
+    new_tokens: Whole = Field(ge=0, le=1 << 20)
+    generate: Whole = Field(ge=1, le=1 << 20)
+    wait_s: Real = Field(default=0.0, ge=0, le=LONGEST_S)
 
 
 class CaseSession(_Part):
     """A session that starts at ``start_s``, or so long after session ``after`` ended."""
 
-    start_s: float = Field(default=0.0, ge=0, le=LONGEST_S)
-    after: int | None = Field(default=None, ge=0)
+    start_s: Real = Field(default=0.0, ge=0, le=LONGEST_S)
+    after: Annotated[Whole, Field(ge=0)] | None = None
     requests: tuple[CaseRequest, ...] = Field(min_length=1)
 
 
 class CaseConfig(_Part):
-    buckets: tuple[int, ...] = Field(min_length=1)
-    limit: int = Field(ge=1, le=4096)
-    slots: int = Field(ge=1, le=4096)
-    slot_tokens: int = Field(default=8192, ge=128, le=1 << 20)
+    buckets: tuple[Whole, ...] = Field(min_length=1)
+    limit: Whole = Field(ge=1, le=4096)
+    slots: Whole = Field(ge=1, le=4096)
+    slot_tokens: Whole = Field(default=8192, ge=128, le=1 << 20)
 
 
 class CasePrefill(_Part):
-    per_chunk_s: float = Field(ge=0)
-    per_chunk_per_token_s: float = 0.0
-    chunk: int = Field(default=128, ge=1)
+    per_chunk_s: Real = Field(ge=0)
+    per_chunk_per_token_s: Real = 0.0
+    chunk: Whole = Field(default=128, ge=1)
 
 
 class CaseCost(_Part):
-    f_s: dict[int, float] = Field(min_length=1)
-    alpha_s: float = 0.0
-    beta_s: float = 0.0
-    context_s_per_token: float = 0.0
+    f_s: dict[int, Real] = Field(min_length=1)
+    alpha_s: Real = 0.0
+    beta_s: Real = 0.0
+    context_s_per_token: Real = 0.0
     prefill: CasePrefill
 
 
@@ -92,10 +103,24 @@ def _result_of(line: str) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         return {"id": case_id, "error": f"not JSON: {error}"}
     except ValidationError as error:
-        problems = (f"{'.'.join(str(part) for part in item['loc'])}: {item['msg']}" for item in error.errors())
-        return {"id": case_id, "error": "; ".join(problems)}
+        return {"id": case_id, "error": describe(error)}
     except (HarnessError, ValueError, RecursionError) as error:
         return {"id": case_id, "error": str(error)}
+
+
+def describe(error: ValidationError) -> str:
+    """Every problem with its key; a list that is too short only because its parts are wrong is not one of them."""
+    items = error.errors()
+    inner = [
+        item
+        for item in items
+        if item["type"] != "too_short"
+        or not any(
+            len(other["loc"]) > len(item["loc"]) and other["loc"][: len(item["loc"])] == item["loc"] for other in items
+        )
+    ]
+    lines = ((".".join(str(part) for part in item["loc"]), item["msg"].removeprefix("Value error, ")) for item in inner)
+    return "; ".join(f"{key}: {message}" if key else message for key, message in lines)
 
 
 def run_case(case: Case) -> dict[str, Any]:
@@ -108,9 +133,7 @@ def run_case(case: Case) -> dict[str, Any]:
         rules=case.rules,
     )
     model = case_cost_model(case)
-    for num_seqs in range(1, config.max_num_seqs + 1):
-        if model.decode_step_ns(config.bucket_of(num_seqs), num_seqs) <= 0:
-            raise ValueError(f"cost: a decode step of {num_seqs} requests would take no time")
+    check_durations(config, model)
     arrays = pack([_session_rows(case)], [0])
     check_slots(arrays, config)
     outcome = run_arrays(arrays, config, model)
@@ -118,6 +141,18 @@ def run_case(case: Case) -> dict[str, Any]:
     if never.size:
         raise ValueError(f"sessions.{int(arrays.session[never[0]])}: never starts, its 'after' chain has no beginning")
     return _case_result(case, config, arrays, outcome)
+
+
+def check_durations(config: EngineConfig, model: CostModel) -> None:
+    """Raise ValueError when a step that the configuration allows would take no time, or less."""
+    for num_seqs in range(1, config.max_num_seqs + 1):
+        bucket = config.bucket_of(num_seqs)
+        # Costs are straight lines in the context: both ends decide.
+        for context in (num_seqs, num_seqs * config.slot_tokens):
+            if model.decode_step_ns(bucket, num_seqs, context) <= 0:
+                raise ValueError(f"cost: a decode step of {num_seqs} requests and {context} tokens would take no time")
+    if min(model.prefill_ns(1), model.prefill_ns(config.slot_tokens)) < 0:
+        raise ValueError("cost.prefill: a prefill would take less than no time")
 
 
 def case_cost_model(case: Case) -> CostModel:

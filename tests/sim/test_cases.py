@@ -9,6 +9,13 @@ import pytest
 
 from harness.sim.cases import simulate_jsonl
 
+COST: dict[str, Any] = {
+    "f_s": {"1": 0.00987, "2": 0.01042, "4": 0.010825, "8": 0.01297},
+    "alpha_s": 0.000501,
+    "beta_s": 0.0000413,
+    "context_s_per_token": 0.0,
+    "prefill": {"per_chunk_s": 0.021206, "per_chunk_per_token_s": 6.399e-07, "chunk": 128},
+}
 CASE: dict[str, Any] = {
     "id": "two",
     "rules": "vendor-0.11.1",
@@ -23,13 +30,7 @@ CASE: dict[str, Any] = {
         {"after": 0, "start_s": 0.1, "requests": [{"new_tokens": 200, "generate": 5, "wait_s": 1.0}]},
     ],
     "config": {"buckets": [1, 2, 4, 8], "limit": 8, "slots": 8, "slot_tokens": 8192},
-    "cost": {
-        "f_s": {"1": 0.00987, "2": 0.01042, "4": 0.010825, "8": 0.01297},
-        "alpha_s": 0.000501,
-        "beta_s": 0.0000413,
-        "context_s_per_token": 0.0,
-        "prefill": {"per_chunk_s": 0.021206, "per_chunk_per_token_s": 6.399e-07, "chunk": 128},
-    },
+    "cost": COST,
     "emit": ["steps"],
 }
 
@@ -83,6 +84,16 @@ def test_steps_are_given_only_when_asked_for() -> None:
         ({"sessions": [{"start_s": -1.0, "requests": [{"new_tokens": 10, "generate": 1}]}]}, "start_s"),
         ({"cost": {"f_s": {"1": 9.87}, "prefill": {"per_chunk_s": 0.02}}}, "more than one second"),
         ({"speed": 1}, "speed"),
+        ({"sessions": [{"requests": [{"new_tokens": "500", "generate": 1}]}]}, "must be a number"),
+        ({"sessions": [{"requests": [{"new_tokens": 5, "generate": True}]}]}, "generate: must be a number"),
+        ({"sessions": [{"requests": [{"new_tokens": 10**30, "generate": 1}]}]}, "less than or equal"),
+        ({"sessions": [{"requests": [{"new_tokens": 5, "generate": 1, "think_s": 1}]}]}, "think_s"),
+        ({"sessions": [{"after": 0, "requests": [{"new_tokens": 5, "generate": 1}]}]}, "no other session"),
+        ({"cost": {**COST, "context_s_per_token": -1e-3}}, "no time"),
+        ({"cost": {**COST, "prefill": {"per_chunk_s": 0.001, "per_chunk_per_token_s": -1e-4}}}, "cost.prefill"),
+        ({"cost": {**COST, "f_s": {"one": 0.01}}}, "cost.f_s"),
+        ({"config": {"buckets": [8, 8], "limit": 8, "slots": 8}}, "ascending"),
+        ({"emit": ["everything"]}, "emit"),
     ],
 )
 def test_a_bad_case_is_an_error_and_the_rest_goes_on(change: dict[str, Any], complaint: str) -> None:
@@ -102,3 +113,35 @@ def test_sessions_that_wait_for_each_other_are_an_error() -> None:
     request = {"new_tokens": 10, "generate": 1}
     (result,) = run({**CASE, "sessions": [{"after": 1, "requests": [request]}, {"after": 0, "requests": [request]}]})
     assert "never starts" in result["error"]
+
+
+def test_one_wrong_key_is_one_complaint() -> None:
+    (result,) = run({**CASE, "sessions": [{"requests": [{"new_tokens": 5.5, "generate": 1}]}]})
+    assert result["error"].startswith("sessions.0.requests.0.new_tokens")
+    assert ";" not in result["error"]
+
+
+def test_whole_numbers_may_be_written_with_a_point() -> None:
+    (result,) = run({**CASE, "sessions": [{"requests": [{"new_tokens": 500.0, "generate": 2.0}]}]})
+    assert result["decode_steps"] == {"1->1": 1}
+
+
+def test_a_session_may_follow_one_that_stands_after_it() -> None:
+    request = {"new_tokens": 5, "generate": 2}
+    (result,) = run({**CASE, "sessions": [{"after": 1, "requests": [request]}, {"requests": [request]}]})
+    second, first = result["requests"]
+    assert first["arrival_s"] == 0.0
+    assert second["arrival_s"] == first["completed_s"]
+
+
+def test_a_case_of_twenty_thousand_requests_is_a_case_like_any_other() -> None:
+    sessions = [
+        {
+            "start_s": index * 0.5,
+            "requests": [{"new_tokens": 900, "generate": 40, "wait_s": 1.5}, {"new_tokens": 8, "generate": 40}],
+        }
+        for index in range(10_000)
+    ]
+    (result,) = run({**CASE, "sessions": sessions, "emit": []})
+    assert len(result["requests"]) == 20_000
+    assert sum(int(key.split("->")[0]) * count for key, count in result["decode_steps"].items()) == 20_000 * 39
