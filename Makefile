@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 MAKEFLAGS += --no-print-directory
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint types imports pytest twin twin-venv twin-try differential bench setup runtime dev clean
+.PHONY: help demo test check lint types imports pytest catalogue twin twin-venv twin-try differential bench setup runtime dev clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
@@ -55,6 +55,12 @@ twin: runtime  ## the demo's experiment on the twin (install it first: make twin
 
 differential: dev  ## a million steps of the engine against the vendor's own scheduler classes, fixed seeds
 	@$(BIN)/python -m tests.differential.million
+
+catalogue: runtime  ## every experiment of the method on the simulator, the short ones on the emulator: runs/catalogue
+	@rm -rf runs/catalogue
+	@$(BIN)/harness catalogue --run --backend sim
+	@$(BIN)/harness catalogue --run --backend emulator --replicates 1 --set time_scale=4 \
+	  --only sequential-revalidation --only dummy-lifecycle --only prefill-injection --only dispersion
 
 bench: runtime  ## what this harness and this machine can do: lateness, stamps, parser, simulator
 	@$(BIN)/harness bench

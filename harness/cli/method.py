@@ -15,7 +15,7 @@ import typer
 
 from harness.cli.overrides import override_table
 from harness.cli.run import RunsOption, sealed_runs
-from harness.errors import RuleFailedError, SpecError
+from harness.errors import RuleFailedError, RunInvalidError, SpecError
 
 if TYPE_CHECKING:
     from harness.analysis.decide import Decision
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from harness.analysis.rules import DecisionRule
     from harness.prereg import Preregistration
     from harness.records import SealedRun
+    from harness.spec import ExperimentSpec
 
 
 class ResultFormat(str, Enum):
@@ -237,20 +238,70 @@ def _print_tables(result: Any) -> None:
         console.print(f"note: {note}", highlight=False, soft_wrap=True)
 
 
-def catalogue() -> None:
-    """List the experiments that ship, each with its question.
+def catalogue(
+    perform: Annotated[bool, typer.Option("--run", help="Perform them and write each one's analysis.")] = False,
+    only: Annotated[list[str] | None, typer.Option("--only", help="Only this experiment. Repeatable.")] = None,
+    backend: Annotated[str, typer.Option(help="Backend for --run.")] = "sim",
+    runs: Annotated[Path, typer.Option("--runs", help="Folder for --run.")] = Path("runs/catalogue"),
+    replicates: Annotated[int | None, typer.Option(help="Use this number of replicates.")] = None,
+    changes: Annotated[list[str] | None, typer.Option("--set", help="Change one key of each. Repeatable.")] = None,
+) -> None:
+    """List the experiments of the method, each with its question; or perform them all.
 
-    Example: `harness catalogue`
+    Example: `harness catalogue --run --backend sim --runs runs/catalogue`
     """
-    from harness.shipped import shipped_folder
-    from harness.spec import load_experiment
+    from harness.spec import load_toml, parse_experiment
 
-    folder = shipped_folder("experiments")
-    if folder is None:
-        raise SpecError("no experiment ships with this installation", hint="Use a checkout: plans/experiments")
-    for path in sorted(folder.glob("*.toml")):
-        spec = load_experiment(path)
-        runs = len(spec.condition) * spec.replicates
-        print(f"{spec.name}  ({len(spec.condition)} conditions x {spec.replicates} = {runs} runs)")
+    extra = [*(changes or []), *([f"replicates={replicates}"] if replicates is not None else [])]
+    extra += [f'backend="{backend}"'] if perform else []
+    num_invalid = 0
+    for path in _catalogue_files(only or []):
+        spec = parse_experiment(override_table(load_toml(path), extra), where=str(path))
+        if perform:
+            num_invalid += _perform(spec, runs / backend, str(path))
+            continue
+        num_runs = len(spec.condition) * spec.replicates
+        print(f"{spec.name}  ({len(spec.condition)} conditions x {spec.replicates} = {num_runs} runs)")
         print(f"    {spec.title}")
         print(f"    {spec.question}")
+    if num_invalid:
+        raise RunInvalidError(f"{num_invalid} runs are invalid", where=str(runs), hint="See `harness runs`")
+
+
+def _catalogue_files(only: list[str]) -> list[Path]:
+    """Files of the experiments that name an analysis; SpecError when a name of ``only`` is none of them."""
+    from harness.shipped import find_shipped, shipped_names
+    from harness.spec import load_toml
+
+    paths = [find_shipped("experiments", name, what="experiment") for name in only or shipped_names("experiments")]
+    if not paths:
+        raise SpecError("no experiment ships with this installation", hint="Use a checkout: plans/experiments")
+    return [path for path in paths if only or (load_toml(path).get("analysis") and _is_general(path))]
+
+
+def _is_general(path: Path) -> bool:
+    """Whether an experiment can run on any backend; those of the twin alone cannot."""
+    from harness.spec import load_toml
+
+    return load_toml(path).get("backend") == "emulator"
+
+
+def _perform(spec: ExperimentSpec, runs: Path, source: str) -> int:
+    """Perform one experiment, write its analysis beside its runs, print a line; returns how many runs are invalid."""
+    from harness.analysis.catalogue import analyse as analyse_runs
+    from harness.clock import NS_PER_S, MonotonicClock
+    from harness.runner import run_experiment
+
+    clock = MonotonicClock()
+    began_ns = clock.now_ns()
+    outcome = run_experiment(spec, runs_root=runs, spec_source=source)
+    sealed = list(outcome.runs)
+    result = analyse_runs(sealed, _predictions([run for run in sealed if run.is_valid], None))
+    page = runs / f"{spec.name}.md"
+    page.write_text(result.to_markdown(), encoding="utf-8")
+    num_invalid = len(outcome.invalid_runs)
+    seconds = (clock.now_ns() - began_ns) / NS_PER_S
+    print(f"{spec.name:<24} {spec.backend:<9} {len(sealed):>3} runs, {num_invalid} invalid, {seconds:6.1f} s  {page}")
+    for run in outcome.invalid_runs:
+        print(f"    {run.condition}/{run.replicate}: {'; '.join(run.invalid_reasons)}")
+    return num_invalid

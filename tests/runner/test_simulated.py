@@ -1,0 +1,114 @@
+"""The backend sim: the simulator's numbers, in records that nothing above can tell from measured ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from experiments import small_experiment
+
+from harness.analysis import rebuild, run_figures, summarise
+from harness.analysis.interference import measured_waiting_session_ns
+from harness.plan import Plan
+from harness.records import RunStore, SealedRun
+from harness.runner import run_experiment
+from harness.sim import simulate
+from harness.spec import ServerSpec
+
+RULES = ("vendor-0.11.1", "vendor-0.11.2", "paper", "paper+dummy")
+CROWDED = {"num_sessions": 10, "wait_cap_s": 2.0}
+
+
+def simulated(tmp_path: Path, **changes: object) -> tuple[SealedRun, ...]:
+    return run_experiment(small_experiment(backend="sim", **changes), runs_root=tmp_path).runs
+
+
+def result_of(run: SealedRun):
+    return simulate(Plan.load(run.file("plan.jsonl")), ServerSpec.model_validate(run.manifest.requested_server))
+
+
+@pytest.mark.parametrize("rules", RULES)
+def test_requests_and_steps_are_the_simulators(tmp_path: Path, rules: str) -> None:
+    for run in simulated(tmp_path, server={"rules": rules}, workload=CROWDED):
+        expected = result_of(run)
+        requests, steps = run.table("requests"), run.table("steps")
+        assert run.is_valid, run.invalid_reasons
+        assert requests.column("done_ns").to_pylist() == expected.requests.column("completed_ns").to_pylist()
+        assert requests.column("cached_tokens").to_pylist() == expected.requests.column("cached_tokens").to_pylist()
+        assert requests.column("first_byte_ns").to_pylist() == expected.requests.column("first_token_ns").to_pylist()
+        assert steps.num_rows == expected.num_decode_steps
+        assert sum(steps.column("n").to_pylist()) == sum(n * h for n, h in enumerate(expected.decode_histogram))
+
+
+@pytest.mark.parametrize("rules", RULES)
+def test_figures_are_the_simulators(tmp_path: Path, rules: str) -> None:
+    for run in simulated(tmp_path, server={"rules": rules}, workload=CROWDED):
+        expected, figures = result_of(run), run_figures(run)
+        assert figures.a is not None
+        assert (figures.a.decode_ns, figures.a.prefill_ns) == (expected.decode_ns, expected.prefill_ns)
+        assert figures.waiting_session_ns == expected.wait_session_ns
+        assert sum(figures.evictions.values()) == expected.num_evictions
+        # Channel B is what a perfect client sees of a server without overhead: the steps and nothing else.
+        assert figures.b_ns == figures.a.total_ns
+
+
+def test_evictions_name_their_callers(tmp_path: Path) -> None:
+    (run, _) = simulated(tmp_path, workload=CROWDED)
+    expected = result_of(run).evictions.column("caller").to_pylist()
+    events = run.table("kv_events").to_pylist()
+    assert [event["caller"] for event in events if event["kind"] == "eviction"] == expected
+    assert expected
+
+
+def test_every_token_is_a_chunk_when_streaming_and_an_answer_is_one_when_not(tmp_path: Path) -> None:
+    streamed = simulated(tmp_path / "streamed")[0]
+    whole = simulated(tmp_path / "whole", client={"stream": False})[0]
+    tokens = sum(streamed.table("requests").column("completion_tokens").to_pylist())
+    assert streamed.table("chunks").num_rows == tokens
+    assert whole.table("chunks").num_rows == whole.table("requests").num_rows
+    assert sum(whole.table("chunks").column("num_tokens").to_pylist()) == tokens
+    assert whole.table("requests").column("first_byte_ns") == whole.table("requests").column("done_ns")
+
+
+def test_waiting_measured_from_stamps_and_streams_is_the_modelled_one(tmp_path: Path) -> None:
+    for run in simulated(tmp_path, workload=CROWDED):
+        modelled = run_figures(run).waiting_session_ns
+        measured = measured_waiting_session_ns(run)
+        assert modelled is not None
+        # The log's microseconds: at most one per prefill and waiting session.
+        assert measured == pytest.approx(modelled, abs=1000 * 20 * 10)
+        assert modelled > 0
+
+
+def test_derived_tables_can_be_rebuilt_and_files_verified(tmp_path: Path) -> None:
+    for run in simulated(tmp_path):
+        rebuild(run)
+    assert RunStore(tmp_path).verify() == 2
+
+
+def test_two_simulations_differ_in_nothing_measured(tmp_path: Path) -> None:
+    first, again = simulated(tmp_path / "a"), simulated(tmp_path / "b")
+    for one, other in zip(first, again, strict=True):
+        for name in ("requests", "chunks", "steps", "kv_events"):
+            assert one.table(name).equals(other.table(name))
+
+
+def test_a_simulated_run_says_what_it_is(tmp_path: Path) -> None:
+    run = simulated(tmp_path)[0]
+    assert run.manifest.backend == "sim"
+    assert "virtual time" in run.manifest.server.facts["launch"]["label"]
+    assert run.manifest.clock.scale == 1.0
+    assert summarise([run]).time_scale == 1.0
+
+
+def test_repeats_of_one_input_share_its_plan(tmp_path: Path) -> None:
+    runs = simulated(tmp_path, same_input=True, replicates=3)
+    assert len({run.manifest.drawn_hash for run in runs}) == 1
+    others = simulated(tmp_path / "other", replicates=3)
+    assert len({run.manifest.drawn_hash for run in others}) == 3
+
+
+def test_simulated_runs_can_be_resumed(tmp_path: Path) -> None:
+    spec = small_experiment(backend="sim", replicates=2)
+    assert run_experiment(spec, runs_root=tmp_path).num_performed == 4
+    assert run_experiment(spec, runs_root=tmp_path, resume=True).num_performed == 0
