@@ -123,9 +123,12 @@ def _fit_decode(
             hint="Measure some bucket at two numbers of requests, and each number at two context lengths (or use "
             "--no-context)",
         )
-    measured = np.array([point.period_ms for point in points])
     strata = [point.stratum for point in points]
-    blocks = [point.block_periods_ms for point in points]
+    rough = _least_squares(columns, np.array([point.period_ms for point in points]))
+    # The growth of context inside a stretch is no noise: it is taken out of the blocks before their median.
+    context = float(rough[-1]) if with_context else 0.0
+    blocks = [point.periods_at_one_context_ms(context) for point in points]
+    measured = np.array([float(np.median(periods)) for periods in blocks])
     fitted = _least_squares(columns, measured)
     intervals = _bootstrap(
         names,

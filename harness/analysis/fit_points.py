@@ -55,6 +55,7 @@ class StepPoint:
     """One stretch as a point to fit: the median of its block periods, at the median of its blocks' contexts.
 
     block_periods_ms: shape (blocks,), ms a step. context_tokens: summed over the batch; None: unknown.
+    block_context_offsets: shape (blocks,), each block's own context less that, tokens; None: unknown.
     """
 
     run: str
@@ -62,6 +63,13 @@ class StepPoint:
     bucket: int
     context_tokens: float | None
     block_periods_ms: FloatArray = field(repr=False)
+    block_context_offsets: FloatArray | None = field(default=None, repr=False)
+
+    def periods_at_one_context_ms(self, context_us_per_token: float) -> FloatArray:
+        """The block periods without what the growth of context inside the stretch adds to them."""
+        if self.block_context_offsets is None:
+            return self.block_periods_ms
+        return self.block_periods_ms - context_us_per_token / 1000 * self.block_context_offsets
 
     @property
     def period_ms(self) -> float:
@@ -116,12 +124,17 @@ def _point(stretch: Stretch, block_steps: int) -> StepPoint | None:
     if len(ends) < 2:
         return None
     steps, instants_ns = stretch.steps[ends], stretch.instants_ns[ends]
-    context = None
-    if stretch.first_context_tokens is not None:
-        middles = (steps[1:] + steps[:-1] - 1) / 2
-        context = stretch.first_context_tokens + stretch.num_seqs * float(np.median(middles))
-    periods_ms = np.diff(instants_ns) / np.diff(steps) / NS_PER_MS
-    return StepPoint(stretch.run, stretch.num_seqs, stretch.bucket, context, periods_ms)
+    middles = (steps[1:] + steps[:-1] - 1) / 2
+    middle = float(np.median(middles))
+    first = stretch.first_context_tokens
+    return StepPoint(
+        run=stretch.run,
+        num_seqs=stretch.num_seqs,
+        bucket=stretch.bucket,
+        context_tokens=None if first is None else first + stretch.num_seqs * middle,
+        block_periods_ms=np.diff(instants_ns) / np.diff(steps) / NS_PER_MS,
+        block_context_offsets=None if first is None else stretch.num_seqs * (middles - middle),
+    )
 
 
 def log_stretches(run: SealedRun) -> Iterator[Stretch]:

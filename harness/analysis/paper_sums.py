@@ -1,0 +1,73 @@
+"""What the paper prints and no other module counts: totals under rows, and requests for dummy blocks.
+
+Sums and counts only; a total of shares is the share of the total. Next: ``harness.report`` lays them out.
+Definitions: paper, Tables S4 and S7.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from harness.analysis.observer import OBSERVER_FILE, load_observer
+from harness.analysis.tabular import Cell
+from harness.records import SealedRun
+
+
+class Contribution(NamedTuple):
+    """One row of Table S7. n: a request count, "Other" or "Total"; shares of the total of their column."""
+
+    n: str
+    num_steps: int
+    bucket_change: str
+    slots_removed: int
+    share_of_slots: float
+    drop_of_p: float
+    share_of_drop: float
+
+
+def contributions(rows: Sequence[Mapping[str, Cell]], num_steps: int) -> list[Contribution]:
+    """Rows of changed n, then all other steps, then the total. num_steps: decode steps over all n."""
+    found = [
+        Contribution(
+            str(row["n"]),
+            _int(row["h(n)"]),
+            str(row["bucket_change"]),
+            _int(row["slots_removed"]),
+            _float(row["share_of_slots"]),
+            _float(row["drop_of_p"]),
+            _float(row["share_of_drop"]),
+        )
+        for row in rows
+    ]
+    if not found:
+        return []
+    changed = sum(one.num_steps for one in found)
+    other = Contribution("Other", num_steps - changed, "No change", 0, 0.0, 0.0, 0.0)
+    total = Contribution(
+        "Total",
+        num_steps,
+        "-",
+        sum(one.slots_removed for one in found),
+        sum(one.share_of_slots for one in found),
+        sum(one.drop_of_p for one in found),
+        sum(one.share_of_drop for one in found),
+    )
+    return [*found, other, total]
+
+
+def dummy_requests(run: SealedRun) -> int | None:
+    """Steps that asked for a dummy block, as the observer inside the server saw them; None without one."""
+    path = run.file(OBSERVER_FILE)
+    if not path.exists():
+        return None
+    slots = load_observer(path).steps.column("dummy_slot").to_pylist()
+    return sum(slot is not None and slot >= 0 for slot in slots)
+
+
+def _int(cell: Cell) -> int:
+    return int(cell) if isinstance(cell, int | float) else 0
+
+
+def _float(cell: Cell) -> float:
+    return float(cell) if isinstance(cell, int | float) else 0.0

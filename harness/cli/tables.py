@@ -1,0 +1,56 @@
+"""``harness tables``: the paper's tables from sealed runs of the catalogue's experiments.
+
+Nothing is computed here. Next: ``harness.report.paper_tables``.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from harness.cli.run import RunsOption
+
+
+class TableForm(str, Enum):
+    """How tables are written."""
+
+    md = "md"
+    csv = "csv"
+    latex = "latex"
+
+
+def register(app: typer.Typer) -> None:
+    app.command(name="tables")(tables)
+
+
+def tables(
+    runs: RunsOption = Path("runs"),
+    numbers: Annotated[
+        list[str] | None, typer.Option("--table", help="Only this one, e.g. `--table I --table S4`. Repeatable.")
+    ] = None,
+    form: Annotated[TableForm, typer.Option("--format", help="Markdown, CSV or LaTeX (booktabs).")] = TableForm.md,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Default: print.")] = None,
+    search: Annotated[
+        Path | None, typer.Option("--search", help="Folder of `harness search paper`, for S10 and S11.")
+    ] = None,
+    artifacts: Annotated[
+        Path | None, typer.Option("--artifacts", help="Folder of compiled artifacts, for Table XIV.")
+    ] = None,
+) -> None:
+    """Regenerate the paper's tables (I-XV, S1-S12) from your own runs; what was not run says how to run it.
+
+    Example: `harness tables --runs runs/catalogue --format latex -o tables.tex`
+    """
+    from harness.report.paper_tables import Source, paper_tables
+    from harness.report.paper_tables_format import render
+
+    written = render(paper_tables(Source(runs, search, artifacts), numbers or ()), form.value)
+    if output is None:
+        print(written, end="")
+        return
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(written, encoding="utf-8")
+    print(f"tables: {output}")
