@@ -290,7 +290,7 @@ def _distinct(searcher: Searcher, feasible: Sequence[int], enough: float) -> flo
     for index in feasible:
         config = job.candidates[index].config(rules)
         cost = cost_arrays(config, model)
-        seen.update(job.evaluator.share_key(config, cost, group) for group in groups)
+        seen.update(job.evaluator.share_keys(config, cost, groups))
         if len(seen) > enough * len(groups):
             return float("inf")
     return len(seen) / len(groups)

@@ -131,38 +131,40 @@ class Evaluator:
         if self._longest > config.slot_tokens:
             check_slots(self.inputs.arrays, config)
         cost = layout.cost_arrays(config, self._cost_model)
+        keys = self.share_keys(config, cost, groups) if self._is_sharing else []
         figures: list[GroupFigures | None] = [None] * len(groups)
-        missing: list[int] = []
-        for place, group in enumerate(groups):
-            figures[place] = self._shared.get(self.share_key(config, cost, group)) if self._is_sharing else None
-            if figures[place] is None:
-                missing.append(place)
-        for run in _runs_of([groups[place] for place in missing]):
-            for group, found in zip(run, self._simulate(config, cost, run), strict=True):
-                figures[groups.index(group)] = found
+        if self._is_sharing:
+            figures = [self._shared.get(key) for key in keys]
+        missing = [place for place, found in enumerate(figures) if found is None]
+        for run in _runs_of(groups, missing):
+            found_all = self._simulate(config, cost, [groups[place] for place in run])
+            for place, found in zip(run, found_all, strict=True):
+                figures[place] = found
                 if self._is_sharing:
                     if len(self._shared) >= MOST_SHARED:
                         self._shared.clear()
-                    self._shared[self.share_key(config, cost, group)] = found
+                    self._shared[keys[place]] = found
         return [found for found in figures if found is not None]
 
-    def share_key(self, config: EngineConfig, cost: layout.CostArrays, group: Group) -> tuple[object, ...]:
-        """Candidates with equal keys give equal figures on ``group``."""
-        if group not in self._widths:
-            self._widths[group] = most_at_once(self.inputs.arrays, group)
-        width = self._widths[group]
-        limit = min(config.max_num_seqs, width + 1)
-        steps = min(limit, width) + 1
-        bucket = cost.bucket[:steps].tobytes() if self._window is not None else b""
-        return (
-            group,
-            limit,
-            config.num_usable_slots,
-            config.is_full,
-            config.slot_tokens,
-            cost.base_fs[:steps].tobytes(),
-            bucket,
-        )
+    def share_keys(
+        self, config: EngineConfig, cost: layout.CostArrays, groups: Sequence[Group]
+    ) -> list[tuple[object, ...]]:
+        """One key per group: candidates with equal keys give equal figures on it."""
+        server = (config.num_usable_slots, config.is_full, config.slot_tokens)
+        parts: dict[int, tuple[object, ...]] = {}
+        keys: list[tuple[object, ...]] = []
+        for group in groups:
+            width = self._widths.get(group)
+            if width is None:
+                width = self._widths[group] = most_at_once(self.inputs.arrays, group)
+            if width not in parts:
+                limit = min(config.max_num_seqs, width + 1)
+                steps = min(limit, width) + 1
+                # With a window, padding is among the figures, and it shows the buckets themselves.
+                bucket = b"" if self._window is None else cost.bucket[:steps].tobytes()
+                parts[width] = (limit, *server, cost.base_fs[:steps].tobytes(), bucket)
+            keys.append((group, *parts[width]))
+        return keys
 
     def _simulate(self, config: EngineConfig, cost: layout.CostArrays, groups: Sequence[Group]) -> list[GroupFigures]:
         arrays = self.inputs.arrays
@@ -235,12 +237,12 @@ def evaluator_of(space: SpaceSpec, inputs: Inputs, *, is_sharing: bool = True) -
     return Evaluator(inputs, load_cost_model(space.cost_model), space.rules, space.window, is_sharing=is_sharing)
 
 
-def _runs_of(groups: Sequence[Group]) -> list[list[Group]]:
-    """Groups joined where one begins at the plan at which the one before ends."""
-    runs: list[list[Group]] = []
-    for group in groups:
-        if runs and runs[-1][-1].last == group.first:
-            runs[-1].append(group)
+def _runs_of(groups: Sequence[Group], places: Sequence[int]) -> list[list[int]]:
+    """Places of groups, joined where one begins at the plan at which the one before ends."""
+    runs: list[list[int]] = []
+    for place in places:
+        if runs and groups[runs[-1][-1]].last == groups[place].first:
+            runs[-1].append(place)
         else:
-            runs.append([group])
+            runs.append([place])
     return runs
