@@ -14,6 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from harness.errors import SpecError
+from harness.live.artifacts import check_artifact, read_artifact
 from harness.live.attached_backend import AttachedBackend
 from harness.live.launch import (
     DEVICE_TRACE_FILE,
@@ -32,7 +33,16 @@ from harness.spec import ServerSpec
 CONFIG_FILE = "server.config.json"
 EMULATED_MODEL = "emulated-qwen3-4b"
 
-__all__ = ["BACKENDS", "Backend", "EmulatorBackend", "LaunchPlan", "TwinBackend", "backend_named", "check_time_scale"]
+__all__ = [
+    "BACKENDS",
+    "Backend",
+    "EmulatorBackend",
+    "LaunchPlan",
+    "TwinBackend",
+    "backend_named",
+    "check_server",
+    "check_time_scale",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +97,15 @@ class EmulatorBackend:
 BACKENDS: Mapping[str, Backend] = MappingProxyType(
     {backend.name: backend for backend in (EmulatorBackend(), TwinBackend(), RblnBackend(), AttachedBackend())}
 )
+
+
+def check_server(backend: str, server: ServerSpec) -> None:
+    """Refuse, before an experiment starts, a condition whose compiled model is not there or is not what it asks for.
+
+    What can change until the run starts (devices, ports, patches) is checked when it does.
+    """
+    if server.artifact and not server.ssh and backend in {"rbln", "twin"}:
+        check_artifact(read_artifact(Path(server.artifact)), server, server.artifact)
 
 
 def backend_named(name: str) -> Backend:

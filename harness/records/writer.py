@@ -6,6 +6,7 @@ do not match its plan is refused. Nothing here computes a figure. Next: ``store`
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import re
@@ -164,6 +165,10 @@ class RunWriter:
             return
         self._close()
         shutil.rmtree(self.folder, ignore_errors=True)
+        # The folders of condition and experiment go too when this run was all they were for.
+        with contextlib.suppress(OSError):
+            self.folder.parent.rmdir()
+            self.folder.parent.parent.rmdir()
 
     def __enter__(self) -> RunWriter:
         return self

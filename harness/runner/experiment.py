@@ -12,6 +12,7 @@ from pathlib import Path
 from harness.clock import NS_PER_S
 from harness.engine import load_cost_model
 from harness.errors import RecordsError, SpecError
+from harness.live.backends import check_server
 from harness.plan import Plan, build_plan, check_fits
 from harness.prereg import Ticket
 from harness.records import RunStore, SealedRun
@@ -103,6 +104,7 @@ def build_plans(spec: ExperimentSpec) -> dict[RunKey, Plan]:
         plans[key] = drawn[workload, block]
         load_cost_model(server.cost_model)
         check_fits(plans[key], server)
+        check_server(spec.backend, server)
     return plans
 
 

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from harness.analysis import check_run, derive_tables
 from harness.clock import NS_PER_S, MonotonicClock, ScaledClock, clock_for, realtime_minus_monotonic_ns
+from harness.errors import HarnessError
 from harness.live import provenance
 from harness.live.attached_backend import start_server
 from harness.live.audit import self_audit
@@ -122,9 +123,14 @@ def _measure(
 ) -> _Measured | None:
     """Start the server, replay the plan against it and stop it; None when the person aborted the run."""
     spec, server = request.spec, request.server
-    launch = backend_named(spec.backend).launch(
-        server, port=server.port, run_folder=writer.folder, time_scale=spec.time_scale, log_format="precise"
-    )
+    try:
+        launch = backend_named(spec.backend).launch(
+            server, port=server.port, run_folder=writer.folder, time_scale=spec.time_scale, log_format="precise"
+        )
+    except HarnessError:
+        # Refused before anything started: there is nothing to look into.
+        writer.discard()
+        raise
     timings = {"server_start_ns": clock.now_ns()}
     audit = self_audit(plan, spec.client, clock)
     with (
