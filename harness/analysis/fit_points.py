@@ -197,11 +197,21 @@ def chunk_stretches(run: SealedRun, *, kernel_stamps: bool = True) -> Iterator[S
     """
     buckets = tuple(int(bucket) for bucket in run.manifest.server_spec.get("decode_buckets", ()))
     streams = _streams(run, kernel_stamps)
-    borders = sorted({at for stream in streams for at in (stream.sent_ns, stream.first_ns, stream.done_ns)})
+    others = _unfollowed(run)
+    borders = sorted(
+        {at for stream in streams for at in (stream.sent_ns, stream.first_ns, stream.done_ns)}
+        | {at for span in others for at in span}
+    )
     for begin_ns, end_ns in pairwise(borders):
         decoding = [one for one in streams if one.first_ns <= begin_ns and one.done_ns >= end_ns]
         is_someone_prefilled = any(one.sent_ns <= begin_ns and one.first_ns >= end_ns for one in streams)
-        if is_someone_prefilled or not decoding or len(decoding) > (buckets[-1] if buckets else 0):
+        is_something_unknown = any(sent_ns <= begin_ns and done_ns >= end_ns for sent_ns, done_ns in others)
+        if (
+            is_someone_prefilled
+            or is_something_unknown
+            or not decoding
+            or len(decoding) > (buckets[-1] if buckets else 0)
+        ):
             continue
         followed = min(decoding, key=lambda stream: (stream.first_ns, stream.sent_ns))
         inside = (followed.received_ns >= begin_ns) & (followed.received_ns <= end_ns)
@@ -234,7 +244,7 @@ def _streams(run: SealedRun, kernel_stamps: bool) -> list[_Stream]:
     found: list[_Stream] = []
     for request in run.table("requests").to_pylist():
         stream = rows.get((request["session"], request["request"]))
-        if request["status"] != "ok" or stream is None or stream.num_rows < 2:
+        if request["status"] != "ok" or stream is None:
             continue
         stamped = stream.column("kernel_ns" if kernel_stamps else "received_ns")
         if stamped.null_count:
@@ -252,6 +262,17 @@ def _streams(run: SealedRun, kernel_stamps: bool) -> list[_Stream]:
             )
         )
     return found
+
+
+def _unfollowed(run: SealedRun) -> list[tuple[int, int]]:
+    """(sent, done) of requests whose tokens cannot be followed: they failed. Nothing is known of steps meanwhile."""
+    rows = run.table("requests").to_pylist()
+    last_ns = max((row["done_ns"] for row in rows if row["done_ns"] is not None), default=0)
+    return [
+        (row["sent_ns"], last_ns if row["done_ns"] is None else row["done_ns"])
+        for row in rows
+        if row["status"] != "ok" and row["sent_ns"] is not None
+    ]
 
 
 def prefill_points(runs: Iterable[SealedRun], source: PointSource = "log") -> tuple[PrefillPoint, ...]:

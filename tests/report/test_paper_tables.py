@@ -7,8 +7,10 @@ import io
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from harness.analysis.paper_sums import contributions
+from harness.cli import app
 from harness.errors import SpecError
 from harness.report.paper_tables import PaperTable, Source, paper_tables
 from harness.report.paper_tables_format import latex_text, render, to_csv, to_latex, to_markdown
@@ -180,3 +182,10 @@ def test_all_tables_render_in_every_form(runs_root: Path, form: str) -> None:
     written = render(paper_tables(Source(runs_root)), form)  # type: ignore[arg-type]
     for number in ("VIII", "S12"):
         assert number in written
+
+
+def test_the_command_writes_one_table_to_a_file(runs_root: Path, tmp_path: Path) -> None:
+    asked = ["tables", "--runs", str(runs_root), "--table", "viii", "--format", "csv", "-o", str(tmp_path / "t.csv")]
+    done = CliRunner().invoke(app, asked)
+    assert done.exit_code == 0, done.output
+    assert 'Baseline,8,"{1, 2, 4, 8}"' in (tmp_path / "t.csv").read_text()

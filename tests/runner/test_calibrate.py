@@ -5,8 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from harness.analysis.fit_points import PointSource
+from harness.cli import app
 from harness.engine import load_cost_model
 from harness.errors import SpecError
 from harness.records import RunStore
@@ -126,3 +128,15 @@ def test_an_n_above_the_limit_is_refused_before_anything_starts() -> None:
 def test_every_bucket_is_swept_and_something_between() -> None:
     assert default_num_seqs((1, 2, 4, 8)) == tuple(range(1, 9))
     assert default_num_seqs((1, 4, 6, 8, 10, 16)) == (*range(1, 9), 9, 10, 11, 13, 16)
+
+
+def test_the_command_measures_fits_and_says_how_near_it_came(tmp_path: Path) -> None:
+    asked = ["calibrate", "mine", "--backend", "sim", "--quick", "--set", "cost_model=context-1-2-4-8"]
+    places = ["--runs", str(tmp_path / "runs"), "--output", str(tmp_path / "costs")]
+    done = CliRunner().invoke(app, [*asked, *places])
+    assert done.exit_code == 0, done.output
+    assert "steps within 0.00" in done.output
+    assert (tmp_path / "costs" / "mine-1.toml").is_file()
+    again = CliRunner().invoke(app, ["calibrate", "mine", "--fit", "calibrate-mine", *places])
+    assert again.exit_code == 0, again.output
+    assert (tmp_path / "costs" / "mine-2.toml").is_file()
