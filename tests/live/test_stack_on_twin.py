@@ -11,13 +11,14 @@ import pytest
 
 from harness.analysis.observer import load_observer
 from harness.errors import HarnessError
+from harness.live.compile import CompileSpec, Exporter, compile_artifact
 from harness.live.patch_install import apply_in_place, revert_in_place
 from harness.live.patches import patch_status, tree_sha256
 from harness.records import SealedRun
 from harness.runner import run_experiment
 from harness.runner.paired import compare_pair
 from harness.spec import ExperimentSpec
-from harness.twin.artifact import ArtifactSpec, cached_artifact
+from harness.twin.artifact import WRITER, ArtifactSpec, cached_artifact
 from harness.twin.environment import INSIDE, SETTINGS_VARIABLE, TwinEnvironment, find_twin, twin_variables
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(900)]
@@ -153,3 +154,13 @@ def test_slots_can_be_taken_away_without_another_artifact(
     assert max(row["n"] for row in steps) == 5
     assert {row["dummy_slot"] for row in steps if row["kind"] == "decode"} == {5}
     assert all(row["slots_held"] + row["slots_free"] == 5 for row in steps)
+
+
+def test_a_specification_becomes_an_artifact_that_the_stack_itself_wrote(twin: TwinEnvironment, tmp_path: Path) -> None:
+    exporter = Exporter(twin.python, WRITER, dict(twin.stamp["versions"]), twin_variables(), free_gib=0.1)
+    spec = CompileSpec(model="Qwen/Qwen3-4B", batch_size=4, decoder_batch_sizes=(1, 4), kvcache_num_blocks=6)
+    made = compile_artifact(spec, tmp_path, exporter)
+    assert (made.config.batch_size, made.config.decoder_batch_sizes) == (4, (1, 4))
+    assert (made.config.kvcache_num_blocks, made.config.num_devices) == (6, 4)
+    assert made.record["versions"]["optimum-rbln"] == made.config.optimum_rbln == "0.11.1"
+    assert compile_artifact(spec, tmp_path, exporter).was_reused
