@@ -25,6 +25,9 @@ _VERSION = re.compile(r"vLLM server version (\S+?),")
 _POOL = re.compile(r"KV cache size: ([\d,]+) tokens")
 _ENGINE = "Initializing a V1 LLM engine"
 _OBSERVER = "[OBSERVER] "
+# The API server outlives its engine core for a while and answers every request with an error.
+_ENGINE_DEAD = "EngineDeadError: "
+_FATAL = re.compile(r"^\(EngineCore[^)]*\) (?:[\w.]+(?:Error|Exception): .*)$")
 _TITLE = re.compile(r"FINAL PERFORMANCE STATISTICS(?: \[(\w+)\])?\s*$")
 _PHASE = re.compile(r"\b(PREFILL|PADDED DECODE|DECODE) METRICS:(?: (No data) recorded)?")
 _CALLS = re.compile(r"  Total call counts: (\d+)")
@@ -38,7 +41,7 @@ class LaunchFacts:
 
     cache: labels of vllm:cache_config_info. pool_tokens: of the whole KV pool, vLLM's null block included.
     device_metrics: tracker ("MODEL", "SAMPLER") -> phase -> numbers; latencies in ms, averages in us. observer: the
-    observer's own lines.
+    observer's own lines. engine_error: the last exception that the engine core itself named.
     """
 
     settings: dict[str, str] = field(default_factory=dict[str, str])
@@ -50,6 +53,8 @@ class LaunchFacts:
         default_factory=dict[str, "dict[str, dict[str, float]]"]
     )
     observer: list[str] = field(default_factory=list[str])
+    engine_error: str = ""
+    is_engine_dead: bool = False
 
     @property
     def effective(self) -> dict[str, Any]:
@@ -102,6 +107,10 @@ def read_launch(log: Iterable[str], scrapes: Iterable[str] = ()) -> LaunchFacts:
             facts.version = match[1]
         elif match := _POOL.search(line):
             facts.pool_tokens = int(match[1].replace(",", ""))
+        elif _ENGINE_DEAD in line:
+            facts.is_engine_dead = True
+        elif match := _FATAL.match(line):
+            facts.engine_error = line.strip()
         elif _OBSERVER in line:
             facts.observer.append(line[line.index(_OBSERVER) :].strip())
         elif match := _TITLE.search(line):
@@ -178,6 +187,16 @@ def launch_findings(requested: Mapping[str, Any], facts: LaunchFacts, *, needs_o
                 evidence=f"the server never told {', '.join(untold)}",
                 hint="Check that INFO lines of vllm and vllm_rbln are in server.log",
             )
+        )
+    if facts.is_engine_dead:
+        findings.insert(
+            0,
+            Finding(
+                code="engine-died",
+                severity="invalid",
+                evidence=facts.engine_error or "the engine core ended during the run and said nothing",
+                hint="Read server.log where the first EngineDeadError stands",
+            ),
         )
     said = " ".join(facts.observer)
     if needs_observer and ("one record per step" not in said or "stopped after" in said):

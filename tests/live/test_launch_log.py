@@ -107,3 +107,16 @@ def test_an_observer_that_is_not_on_to_the_end_makes_the_run_invalid(line: str |
     assert (code, severity) == ("observer-off", "invalid")
     assert evidence in said
     assert _findings(read_launch(log, [SCRAPE]), needs_observer=False) == []
+
+
+@pytest.mark.parametrize(
+    ("last_words", "evidence"),
+    [
+        ([], "the engine core ended during the run and said nothing"),
+        (["(EngineCore pid=9) RuntimeError: device error"], "(EngineCore pid=9) RuntimeError: device error"),
+    ],
+)
+def test_an_engine_core_that_died_is_the_first_reason_of_an_invalid_run(last_words: list[str], evidence: str) -> None:
+    dead = "(APIServer pid=8) vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue."
+    findings = _findings(read_launch([*LOG, *last_words, dead], [SCRAPE]))
+    assert findings[0] == ("engine-died", "invalid", evidence)
