@@ -33,7 +33,7 @@ from harness.sim import simulate
 
 MODEL = "simulated-qwen3-4b"
 LOG_PID = 0
-# A scrape costs as much as a thousand steps; longer runs are scraped before and after only.
+# A scrape costs as much as a thousand steps, and only what is injected into a run needs any between before and after.
 MAX_SCRAPES = 24
 
 
@@ -199,8 +199,9 @@ class _VirtualRun:
         for offset_ns, session, _request in self._due:
             self._plan_send((session, 0), 0, offset_ns)
         interval_ns = round(request.spec.client.scrape_interval_s * NS_PER_S)
-        is_short = simulate(plan, server).end_ns < MAX_SCRAPES * interval_ns
-        self._scrape_every_ns = interval_ns if is_short else 1 << 62
+        has_late_start = any(one.start_offset_ns and one.after is None for one in plan.sessions)
+        is_scraped_between = has_late_start and simulate(plan, server).end_ns < MAX_SCRAPES * interval_ns
+        self._scrape_every_ns = interval_ns if is_scraped_between else 1 << 62
 
     def play(self) -> int:
         """Everything, from the common start to the last token; returns the instant of that."""
