@@ -319,6 +319,7 @@ class ClientSpec(Spec):
     name: ClientName = "epoll"
     stream: bool = True
     spin_us: int = Field(default=300, ge=0, le=2000, description="longest busy-wait before a deadline; 0: none")
+    processes: int = Field(default=1, ge=1, le=64, description="client processes that share the sessions")
     scrape_interval_s: float = Field(default=1.0, gt=0)
 
 

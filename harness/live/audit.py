@@ -157,12 +157,17 @@ def self_audit(plan_shape: Plan, options: ClientSpec, clock: ScaledClock) -> dic
         "num_requests": short.num_requests,
         "num_failed": sum(1 for status in result.requests["status"].to_pylist() if status != "ok"),
         "num_early_sends": result.audit["num_early_sends"],
-        "floor_lag_ms": [round(float(lag) / NS_PER_MS, 4) for lag in np.sort(figures["dispatch_lag_ns"])],
+        "floor_lag_ms": _sorted_ms(figures["dispatch_lag_ns"]),
+        "floor_rearrival_lag_ms": _sorted_ms(figures["rearrival_dispatch_lag_ns"]),
         **{name: summary(values) for name, values in figures.items()},
         "cpu_s": result.audit["cpu_s"],
         "cpu_others_s": result.audit["cpu_others_s"],
         "num_stalls": result.audit["num_stalls"],
     }
+
+
+def _sorted_ms(lags_ns: FloatArray) -> list[float]:
+    return [round(float(lag_ns) / NS_PER_MS, 4) for lag_ns in np.sort(lags_ns)]
 
 
 class _Sight(NamedTuple):
@@ -179,7 +184,8 @@ def compare_with_server(result: ReplayResult, seen: dict[str, dict[str, Any]]) -
     """Lags and stamp errors of a replay (clock scale 1) against the stamps of the server it talked to; ns, one value
     each.
 
-    dispatch_lag_ns: sent - due. rearrival_lag_at_server_ns: arrival at the server - (its last send of the previous
+    dispatch_lag_ns: sent - due; rearrival_dispatch_lag_ns: the same without first sends, which crowd at the common
+    start. rearrival_lag_at_server_ns: arrival at the server - (its last send of the previous
     answer + the planned wait): everything that both machines' stacks and the client add. start_spread_ns: latest -
     earliest first send; start_spread_at_server_ns: the same of arrivals. chunk_user_error_ns, chunk_kernel_error_ns:
     stamp - server's send.
@@ -201,6 +207,9 @@ def compare_with_server(result: ReplayResult, seen: dict[str, dict[str, Any]]) -
     user, kernel = _chunk_errors(result, seen)
     return {
         "dispatch_lag_ns": _floats([sight.sent_ns - sight.due_ns for sight in sights.values()]),
+        "rearrival_dispatch_lag_ns": _floats(
+            [sight.sent_ns - sight.due_ns for (_, request), sight in sights.items() if request]
+        ),
         "rearrival_lag_at_server_ns": _floats(again),
         "start_spread_ns": _spread([sight.sent_ns for sight in first]),
         "start_spread_at_server_ns": _spread([sight.arrived_ns for sight in first]),

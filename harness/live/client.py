@@ -11,13 +11,14 @@ import gc
 import queue
 import sys
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Collection, Generator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
 
-from harness.clock import NS_PER_US, ScaledClock
+from harness.clock import NS_PER_MS, NS_PER_US, ScaledClock, monotonic_ns
 from harness.errors import SpecError
 from harness.live.audit import CpuMeter, StallMeter, stall_facts
 from harness.live.client_script import ReplayEvent, Script
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 # Other threads of this process hand the interpreter over within this time, not within Python's usual 5 ms.
 SWITCH_INTERVAL_S = 50e-6
 MAX_OFFSET_SAMPLES = 200
+START_LEAD_NS = 5 * NS_PER_MS
 
 
 class StopSignal(Protocol):
@@ -64,40 +66,90 @@ def replay(
     request_timeout_ns: int,
     on_event: Callable[[ReplayEvent], None] | None = None,
     stop: StopSignal | None = None,
+    records: Path | None = None,
 ) -> ReplayResult:
     """Replay every session of the plan against a server, all released at one instant, and return what happened.
 
     request_timeout_ns: clock ns one request may take from send to end. on_event: called per final row, from a thread of
     its own. stop: when set, what is in flight is given up ("connection") and what was not sent stays "not_sent".
+    records: folder for the chunk rows of a long run; None: the system's temporary folder.
     Raises SpecError when this machine cannot run the client asked for, ServerError when the host's name cannot be
     resolved.
     """
-    script = Script(plan, model=model, stream=options.stream, clock=clock, tells=on_event is not None)
-    script.prefetch_all()
+    target = Target(host, port, model, options, clock, request_timeout_ns, records)
     is_stopped = stop.is_set if stop is not None else _never
-    with _told(script, on_event) as tell, StallMeter(clock) as stalls, _undisturbed(), SchedulerSlice() as turns:
-        cpu = CpuMeter()
-        slice_ns = turns.ask(SHORT_SLICE_NS)
-        if options.name == "epoll":
-            result = _run_epoll(script, host, port, options, request_timeout_ns, is_stopped, tell, turns)
+    with StallMeter(clock) as stalls:
+        if options.processes > 1:
+            from harness.live.client_processes import replay_in_processes
+
+            result = replay_in_processes(plan, target, on_event=on_event, is_stopped=is_stopped)
         else:
-            result = _run_aiohttp(script, host, port, request_timeout_ns, is_stopped, tell)
-        usage = cpu.read()
-    result.audit.update(usage)
-    result.audit["scheduler_slice_us"] = None if slice_ns is None else slice_ns / NS_PER_US
+            result = replay_here(plan, target, on_event=on_event, is_stopped=is_stopped)
     result.audit.update(stall_facts(stalls, result.requests))
     return result
 
 
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where a replay goes and how: the arguments of ``replay`` that every client process is given."""
+
+    host: str
+    port: int
+    model: str
+    options: ClientSpec
+    clock: ScaledClock
+    request_timeout_ns: int
+    records: Path | None = None
+
+
+def replay_here(
+    plan: Plan,
+    target: Target,
+    *,
+    on_event: Callable[[ReplayEvent], None] | None,
+    is_stopped: Callable[[], bool],
+    only: Collection[int] | None = None,
+    choose_start: Callable[[], int] | None = None,
+) -> ReplayResult:
+    """Replay in this thread.
+
+    only: these sessions, and rows for them alone. choose_start: the common start, CLOCK_MONOTONIC ns, once all is
+    ready; None: a moment later.
+    """
+    script = Script(
+        plan,
+        model=target.model,
+        stream=target.options.stream,
+        clock=target.clock,
+        tells=on_event is not None,
+        only=only,
+        records=target.records,
+    )
+    script.prefetch_all()
+    with contextlib.closing(script.chunks), _told(script, on_event) as tell, _undisturbed(), SchedulerSlice() as turns:
+        cpu = CpuMeter()
+        slice_ns = turns.ask(SHORT_SLICE_NS)
+        if target.options.name == "epoll":
+            result = _run_epoll(script, target, is_stopped, tell, turns, choose_start or _soon)
+        else:
+            result = _run_aiohttp(script, target, is_stopped, tell)
+        usage = cpu.read()
+    result.audit.update(usage)
+    result.audit["scheduler_slice_us"] = None if slice_ns is None else slice_ns / NS_PER_US
+    return result
+
+
+def _soon() -> int:
+    return monotonic_ns() + START_LEAD_NS
+
+
 def _run_epoll(
     script: Script,
-    host: str,
-    port: int,
-    options: ClientSpec,
-    request_timeout_ns: int,
+    target: Target,
     is_stopped: Callable[[], bool],
     tell: Callable[[], None],
     turns: SchedulerSlice,
+    choose_start: Callable[[], int],
 ) -> ReplayResult:
     if not sys.platform.startswith("linux"):
         raise SpecError(
@@ -105,25 +157,28 @@ def _run_epoll(
         )
     from harness.live.wire import WireReplay
 
+    spin_us = target.options.spin_us
     wire = WireReplay(
         script,
-        host=host,
-        port=port,
-        host_header=f"{in_url(host)}:{port}",
-        spin_us=options.spin_us,
-        request_timeout_ns=request_timeout_ns,
+        host=target.host,
+        port=target.port,
+        host_header=f"{in_url(target.host)}:{target.port}",
+        spin_us=spin_us,
+        request_timeout_ns=target.request_timeout_ns,
         is_stopped=is_stopped,
         on_slack=tell,
         turns=turns,
+        choose_start=choose_start,
     )
     start_ns = wire.run()
     audit = {
         "client": "epoll",
-        "stream": options.stream,
-        "spin_us": options.spin_us,
+        "stream": script.stream,
+        "spin_us": spin_us,
         "spun_wall_ns": wire.spun_ns,
         "num_wakeups": wire.num_wakeups,
         "num_reconnects": wire.num_reconnects,
+        "num_spilled_chunks": script.chunks.num_spilled,
         "clock_offset_samples_ns": wire.offsets.some(MAX_OFFSET_SAMPLES),
         "clock_steps": wire.offsets.steps(),
     }
@@ -131,29 +186,24 @@ def _run_epoll(
 
 
 def _run_aiohttp(
-    script: Script,
-    host: str,
-    port: int,
-    request_timeout_ns: int,
-    is_stopped: Callable[[], bool],
-    tell: Callable[[], None],
+    script: Script, target: Target, is_stopped: Callable[[], bool], tell: Callable[[], None]
 ) -> ReplayResult:
     from harness.live.portable import PortableReplay
 
     client = PortableReplay(
         script,
-        base_url=f"http://{in_url(host)}:{port}",
-        request_timeout_ns=request_timeout_ns,
+        base_url=f"http://{in_url(target.host)}:{target.port}",
+        request_timeout_ns=target.request_timeout_ns,
         is_stopped=is_stopped,
         on_slack=tell,
     )
     start_ns = client.run()
-    audit = {"client": "aiohttp", "stream": script.stream}
+    audit = {"client": "aiohttp", "stream": script.stream, "num_spilled_chunks": script.chunks.num_spilled}
     return _result(script, start_ns, audit, script.chunks.to_table(script.rows, script.clock, None))
 
 
 def _result(script: Script, start_monotonic_ns: int, audit: dict[str, Any], chunks: pa.Table) -> ReplayResult:
-    requests = script.rows.to_table(script.plan, script.clock)
+    requests = script.rows_table()
     audit["num_early_sends"] = sum(
         1
         for sent_ns, due_ns in zip(requests["sent_ns"].to_pylist(), requests["due_ns"].to_pylist(), strict=True)

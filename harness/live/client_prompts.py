@@ -32,8 +32,8 @@ class Prompts(Protocol):
         """Draw the request's fresh part now, so that ``next_prompt`` has little left to compute."""
         ...
 
-    def prefetch_all(self) -> bool:
-        """Draw what fits the budget before the run, request by request of every session; True when that is all."""
+    def prefetch_all(self, sessions: Sequence[int]) -> bool:
+        """Draw what fits the budget before the run, request by request of these sessions; True when that is all."""
         ...
 
     def next_prompt(self, session: int, request: int) -> list[bytes]:
@@ -76,10 +76,11 @@ class TokenIdPrompts:
         if request >= self._num_prompted[session] and (session, request) not in self._fresh:
             self._fresh[session, request] = text_piece(self._streams.fresh_tokens(session, request))
 
-    def prefetch_all(self) -> bool:
+    def prefetch_all(self, sessions: Sequence[int]) -> bool:
         left = PREFETCH_TOKENS
-        for request in range(max(len(session.requests) for session in self._plan.sessions)):
-            for session in self._plan.sessions:
+        plans = [self._plan.sessions[session] for session in sessions]
+        for request in range(max(len(session.requests) for session in plans)):
+            for session in plans:
                 if request < len(session.requests):
                     self.prefetch(session.index, request)
                     left -= session.requests[request].new_tokens
@@ -125,7 +126,7 @@ class TextPrompts:
     def prefetch(self, session: int, request: int) -> None:
         """Text prompts are built when they are needed; nothing to draw ahead."""
 
-    def prefetch_all(self) -> bool:
+    def prefetch_all(self, sessions: Sequence[int]) -> bool:  # noqa: ARG002
         """As ``prefetch``."""
         return True
 

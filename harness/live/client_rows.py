@@ -130,11 +130,17 @@ class ChunkRows:
         """Move a full block to the file; call between events (about 0.2 ms when there is one to move)."""
         if len(self._received_ns) >= BLOCK_CHUNKS:
             if self._file is None:
-                # Open until the process ends, or these rows are gone: it has no name to remove.
+                # Without a name, so that it is gone with the process, whatever happens.
                 self._file = TemporaryFile(dir=self._folder, prefix="chunks-", buffering=0)  # noqa: SIM115
             self._file.write(self._block().tobytes())
             self.num_spilled += len(self._received_ns)
             self._clear()
+
+    def close(self) -> None:
+        """Give the file up, and with it the rows in it."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
     def _block(self) -> NDArray[np.void]:
         block = np.empty(len(self._received_ns), dtype=CHUNK_RECORD)
@@ -145,11 +151,14 @@ class ChunkRows:
         return block
 
     def to_table(self, rows: RequestRows, clock: ScaledClock, offsets: OffsetLog | None) -> pa.Table:
-        """The CHUNKS table ordered by (session, request, chunk), every instant in clock ns."""
+        """The CHUNKS table ordered by (session, request, chunk), every instant in clock ns; call once, it ends the
+        file.
+        """
         records = self._block()
         if self._file is not None:
             spilled = np.memmap(self._file, dtype=CHUNK_RECORD, mode="r", shape=(self.num_spilled,))
             records = np.concatenate([spilled, records])
+            self.close()
         num_chunks = np.frombuffer(self._num_chunks, dtype=np.int32)
         begins = np.cumsum(num_chunks) - num_chunks
         row = np.repeat(np.frombuffer(self._row, dtype=np.int32), num_chunks)

@@ -14,13 +14,16 @@ from array import array
 from hashlib import sha256
 from typing import TYPE_CHECKING, NamedTuple
 
+import pyarrow as pa
+
 from harness.clock import ScaledClock
 from harness.live.client_answer import Answer
 from harness.live.client_prompts import prompts_of
 from harness.live.client_rows import ChunkRows, RequestRows
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
+    from pathlib import Path
 
     from harness.plan import Plan
 
@@ -50,13 +53,30 @@ class Script:
     any time after that.
     """
 
-    def __init__(self, plan: Plan, *, model: str, stream: bool, clock: ScaledClock, tells: bool = True) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        model: str,
+        stream: bool,
+        clock: ScaledClock,
+        tells: bool = True,
+        only: Collection[int] | None = None,
+        records: Path | None = None,
+    ) -> None:
+        """only: the sessions this process replays, with all that they follow or continue; None: all.
+
+        records: the folder for chunk rows that wait on disk; None: the system's temporary folder.
+        """
         self.plan = plan
+        mine = range(len(plan.sessions)) if only is None else only
+        self._mine = [session for session in plan.sessions if session.index in mine]
+        self._num_mine = sum(len(session.requests) for session in self._mine)
         self._tells = tells
         self.stream = stream
         self.clock = clock
         self.rows = RequestRows(plan)
-        self.chunks = ChunkRows()
+        self.chunks = ChunkRows(records)
         self.nonce = os.urandom(4).hex()
         self.num_finished = 0
         self.has_all_fresh = False
@@ -108,7 +128,7 @@ class Script:
 
     @property
     def is_finished(self) -> bool:
-        return self.num_finished == self.rows.count
+        return self.num_finished == self._num_mine
 
     def is_last_of_session(self, row: int) -> bool:
         return self._is_last[row]
@@ -117,13 +137,21 @@ class Script:
         """The session whose stream this session continues."""
         return self.plan.sessions[session].continues
 
+    def rows_table(self) -> pa.Table:
+        """The REQUESTS table of this script's sessions, in plan order."""
+        table = self.rows.to_table(self.plan, self.clock)
+        if self._num_mine == self.rows.count:
+            return table
+        first = self._first_row
+        return table.take([row for item in self._mine for row in range(first[item.index], first[item.index + 1])])
+
     # -- who is due --------------------------------------------------------------------------------------------
 
     def release(self, start_ns: int) -> list[Due]:
         """The first requests of all sessions that follow nobody, due from the common start (clock ns) on."""
         return [
             self._make_due(self._first_row[session.index], start_ns, session.start_offset_ns)
-            for session in self.plan.sessions
+            for session in self._mine
             if session.after is None
         ]
 
@@ -211,10 +239,11 @@ class Script:
 
     def stop(self, now_ns: int) -> None:
         """Everything without a final row becomes "not_sent"; the client has already failed what was in flight."""
-        for row in range(self.rows.count):
-            if not self.rows.status[row]:
-                self._never_due(row, now_ns)
-                self._finish_row(row, "not_sent", "the replay was stopped")
+        for session in self._mine:
+            for row in range(self._first_row[session.index], self._first_row[session.index + 1]):
+                if not self.rows.status[row]:
+                    self._never_due(row, now_ns)
+                    self._finish_row(row, "not_sent", "the replay was stopped")
 
     def may_send(self, row: int) -> bool:
         """False when the row already has a final status: its session failed after it had become due."""
@@ -269,7 +298,7 @@ class Script:
 
     def prefetch_all(self) -> None:
         """Draw what the whole replay will send, as far as that fits in memory."""
-        self.has_all_fresh = self._prompts.prefetch_all()
+        self.has_all_fresh = self._prompts.prefetch_all([session.index for session in self._mine])
 
     def prefetch_next(self, row: int) -> None:
         """Prefetch the request that follows in the row's session, if there is one."""

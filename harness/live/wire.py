@@ -38,13 +38,12 @@ BARE_SPIN_NS = 25 * NS_PER_US
 # (uvicorn: 5 s), and a request sent in that very moment would be lost.
 FRESH_AFTER_IDLE_NS = NS_PER_S
 FRESH_LEAD_NS = 250 * NS_PER_MS
-SEND_NS = 50 * NS_PER_US
-START_LEAD_NS = 5 * NS_PER_MS
 REFRESH, SEND = 0, 1
 MAX_EVENTS = 64
 # Work for slack is done in turns this long, with a look for arrivals between them: the kernel has stamped what comes
-# in meanwhile.
+# in meanwhile. With more waiting than the limit, a turn is taken even when there is no slack.
 JOBS_TURN_NS = 20 * NS_PER_US
+MAX_WAITING_JOBS = 256
 
 
 class WireReplay:
@@ -62,7 +61,9 @@ class WireReplay:
         is_stopped: Callable[[], bool],
         on_slack: Callable[[], None],
         turns: SchedulerSlice,
+        choose_start: Callable[[], int],
     ) -> None:
+        """choose_start: called once everything is ready; the common start in CLOCK_MONOTONIC ns."""
         self._script = script
         self._rows = script.rows
         self._host, self._port = host, port
@@ -72,6 +73,7 @@ class WireReplay:
         self._is_stopped = is_stopped
         self._on_slack = on_slack
         self._turns = turns
+        self._choose_start = choose_start
         self._burst_from_ns = 0
         self.offsets = OffsetLog()
         self.spun_ns = 0
@@ -106,9 +108,9 @@ class WireReplay:
             for due in first:
                 self._stage(due.row)
             self.offsets.sample()
-            # The common start is one long run of sends: a short slice would have it cut into pieces.
-            self._turns.ask(SEND_NS * len(first))
-            start_ns = self._burst_from_ns = monotonic_ns() + START_LEAD_NS
+            # The common start is one long run of sends, which those that it wakes must not cut into pieces.
+            self._turns.as_before()
+            start_ns = self._burst_from_ns = self._choose_start()
             for due in self._script.release(self._script.clock.from_monotonic_ns(start_ns)):
                 self._schedule(due)
             self._loop()
@@ -145,10 +147,10 @@ class WireReplay:
                 if left_ns > BARE_SPIN_NS:
                     self.spun_ns += monotonic_ns() - now_ns
             elif jobs:
-                self._run_jobs(min(now_ns + JOBS_TURN_NS, next_ns or now_ns + JOBS_TURN_NS))
-                if not jobs:
-                    continue
+                # Arrivals first: the end of an answer often follows its last token by microseconds.
                 events = poll(0, MAX_EVENTS)
+                if not events or len(jobs) > MAX_WAITING_JOBS:
+                    self._run_jobs(min(now_ns + JOBS_TURN_NS, next_ns or now_ns + JOBS_TURN_NS))
             else:
                 self._timer.arm(next_ns - self._spin_ns if next_ns else 0)
                 events = poll(HEARTBEAT_S, MAX_EVENTS)

@@ -41,6 +41,11 @@ class KnownHeads:
     def __init__(self) -> None:
         self._framings: dict[bytes, Framing | None] = {}
 
+    @property
+    def num_kept(self) -> int:
+        """Heads remembered now, at most ``MAX_KEPT_HEADS``."""
+        return len(self._framings)
+
     def framing(self, head: bytes) -> Framing | None:
         """What ``head`` (up to and with its blank line) promises; None when only the full parser can tell.
 

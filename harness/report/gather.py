@@ -140,9 +140,14 @@ def _number(table: Mapping[str, Any], key: str) -> float | None:
 
 
 def _floor(audit: Mapping[str, Any]) -> FloatArray:
-    """Dispatch lags of the self-audit, wall ms; empty when none ran."""
+    """Dispatch lags of the self-audit's re-arrivals, wall ms; empty when none ran.
+
+    Runs of older versions recorded only all sends together.
+    """
     found: Any = audit.get("self_audit") or {}
-    lags: Any = found.get("floor_lag_ms", ()) if isinstance(found, Mapping) else ()
+    lags: Any = ()
+    if isinstance(found, Mapping):
+        lags = found.get("floor_rearrival_lag_ms", found.get("floor_lag_ms", ()))  # pyright: ignore[reportUnknownMemberType]
     return np.asarray(lags, dtype=np.float64)
 
 

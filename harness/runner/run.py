@@ -163,6 +163,7 @@ def _measure(
                 request_timeout_ns=int(spec.limits.request_timeout_s * NS_PER_S),
                 on_event=_counter(request.label, plan.num_requests, on_progress),
                 stop=stop.now,
+                records=writer.folder,
             )
         timings["replay_start_ns"] = result.start_ns
         timings["replay_end_ns"] = clock.now_ns()

@@ -7,17 +7,22 @@ import resource
 import select
 from array import array
 
+import httptools
 import numpy as np
 import pytest
 
-from harness.clock import NS_PER_MS, NS_PER_S, monotonic_ns
+from harness.clock import NS_PER_MS, NS_PER_S, clock_for, monotonic_ns
 from harness.errors import PlanError, SpecError
-from harness.live.client_answer import Answer
+from harness.live.client_answer import NO_KERNEL_STAMP, Answer
 from harness.live.client_prompts import TextPiece, take_tokens, text_piece
+from harness.live.client_rows import BLOCK_CHUNKS, ChunkRows, RequestRows
 from harness.live.kernel_stamps import SAMPLE_INTERVAL_NS, OffsetLog
 from harness.live.scheduler_slice import MAX_SLICE_NS, SHORT_SLICE_NS, SchedulerSlice
+from harness.live.wire_head import MAX_KEPT_HEADS, Framing, KnownHeads, read_framing
 from harness.live.wire_pool import allow_sockets
 from harness.live.wire_timer import DeadlineTimer
+from harness.plan import Plan, RequestPlan, SessionPlan
+from harness.records.schema import CHUNKS
 
 STREAM = (
     b'data: {"id":"cmpl-a","choices":[{"text":"x","token_ids":[5]}]}\n\n'
@@ -159,3 +164,75 @@ class TestStreamsOfIds:
     def test_keeping_more_than_there_is_is_refused(self) -> None:
         with pytest.raises(PlanError, match="2 tokens shorter"):
             take_tokens([text_piece([1])], 3, where="session 0")
+
+
+def head(*lines: str, status: str = "HTTP/1.1 200 OK") -> bytes:
+    return "".join(f"{line}\r\n" for line in (status, *lines, "")).encode()
+
+
+class TestHeads:
+    def test_a_plain_head_says_how_its_body_ends(self) -> None:
+        assert read_framing(head("Content-Length: 12")) == Framing(200, 12, True)
+        assert read_framing(head("transfer-encoding: Chunked", "connection: close")) == Framing(200, 0, False)
+        assert read_framing(head("Content-Length: 3", status="HTTP/1.1 500 Oh")) == Framing(500, 3, True)
+
+    @pytest.mark.parametrize(
+        "lines",
+        [
+            (),
+            ("Content-Length: 0",),
+            ("Transfer-Encoding: gzip, chunked",),
+            ("Content-Length: 3", "Transfer-Encoding: chunked"),
+            ("Content-Length: 3", "Connection: upgrade"),
+        ],
+    )
+    def test_an_unusual_one_is_left_to_the_full_parser(self, lines: tuple[str, ...]) -> None:
+        try:
+            assert read_framing(head(*lines)) is None
+        except httptools.HttpParserError:
+            assert len(lines) == 2
+
+    def test_so_are_interim_answers_and_old_versions(self) -> None:
+        assert read_framing(head(status="HTTP/1.1 100 Continue")) is None
+        assert read_framing(head("Content-Length: 3", status="HTTP/1.0 200 OK")) is None
+
+    def test_the_memory_of_heads_is_bounded(self) -> None:
+        known = KnownHeads()
+        for length in range(1, 1000):
+            assert known.framing(head(f"Content-Length: {length}")) == Framing(200, length, True)
+        assert known.num_kept <= MAX_KEPT_HEADS
+
+
+class TestChunkRows:
+    def filled(self, num_chunks: int) -> tuple[Plan, RequestRows, ChunkRows]:
+        sessions = tuple(
+            SessionPlan(index, 0, None, None, (RequestPlan(0, 4, num_chunks, 0),) * 2) for index in range(2)
+        )
+        plan = Plan("test", 7, 0, "as-drawn", 0, (1000, 60_000), sessions)
+        rows, chunks = RequestRows(plan), ChunkRows()
+        for row in (2, 0, 3, 1):  # as they happen to end, not as they were planned
+            stamps = [(row * 10**6 + place, NO_KERNEL_STAMP, place % 3, place % 2 == 0) for place in range(num_chunks)]
+            chunks.extend(row, stamps)
+            chunks.spill()
+        return plan, rows, chunks
+
+    @pytest.mark.parametrize("num_chunks", [1, 5_000, 20_000])
+    def test_rows_that_waited_on_disk_make_the_same_table(self, num_chunks: int) -> None:
+        _, rows, chunks = self.filled(num_chunks)
+        assert (chunks.num_spilled > 0) == (4 * num_chunks > BLOCK_CHUNKS)
+        table = chunks.to_table(rows, clock_for(1.0), None)
+        assert table.schema == CHUNKS
+        expected = [(row // 2, row % 2, place) for row in range(4) for place in range(num_chunks)]
+        assert (
+            list(zip(*(table[name].to_pylist() for name in ("session", "request", "chunk")), strict=True)) == expected
+        )
+        assert table["received_ns"].to_pylist() == [
+            row * 10**6 + place for row in range(4) for place in range(num_chunks)
+        ]
+        assert table["num_tokens"].to_pylist() == [place % 3 for _ in range(4) for place in range(num_chunks)]
+        assert table["kernel_ns"].null_count == 4 * num_chunks
+
+    def test_memory_holds_no_more_than_a_block_and_one_request(self) -> None:
+        _, _, chunks = self.filled(BLOCK_CHUNKS)
+        assert chunks.num_spilled == 4 * BLOCK_CHUNKS
+        chunks.close()
