@@ -5,6 +5,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 WORKERS ?= 2
+PYTEST_ARGS ?=
 BIN := $(VENV)/bin
 MAKEFLAGS += --no-print-directory
 
@@ -40,7 +41,7 @@ imports: dev
 
 pytest: dev
 	@echo "== tests"
-	@$(BIN)/python -m pytest -n $(WORKERS)
+	@$(BIN)/python -m pytest -n $(WORKERS) $(PYTEST_ARGS)
 
 twin-venv: dev  ## install the real vLLM + vllm-rbln for the twin (.venv-twin, about 3 GB)
 	@$(BIN)/harness twin install --also 0.11.2
