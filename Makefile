@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 MAKEFLAGS += --no-print-directory
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint types imports pytest catalogue twin twin-venv twin-try differential bench setup runtime dev clean
+.PHONY: help demo test check lint types imports pytest catalogue calibration twin twin-venv twin-try differential bench setup runtime dev clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
@@ -62,6 +62,11 @@ catalogue: runtime  ## every experiment of the method on the simulator, the shor
 	@$(BIN)/harness catalogue --run --backend sim
 	@$(BIN)/harness catalogue --run --backend emulator --replicates 1 --set time_scale=4 \
 	  --only sequential-revalidation --only dummy-lifecycle --only prefill-injection --only dispersion
+
+calibration: runtime  ## fit two known cost models from emulator runs and say how near: runs/calibration
+	@$(BIN)/harness calibrate paper --time-scale 4 --set cost_model=paper --runs runs/calibration -o runs/calibration --resume
+	@$(BIN)/harness calibrate context --time-scale 4 --set cost_model=context-1-2-4-8 --runs runs/calibration \
+	  -o runs/calibration --resume
 
 bench: runtime  ## what this harness and this machine can do: lateness, stamps, parser, simulator
 	@$(BIN)/harness bench

@@ -107,8 +107,9 @@ def fit_decode(
     fit = _fit_decode(points, is_asked, seed, block_steps, resamples, level)
     if with_context is None and is_asked and fit.intervals["context_us_per_token"].contains(0.0):
         plain = _fit_decode(points, False, seed, block_steps, resamples, level)
-        dropped = f"context left out: {fit.intervals['context_us_per_token']} us/token contains 0"
-        return _with_notes(plain, dropped)
+        interval = fit.intervals["context_us_per_token"]
+        told = f"[{interval.low:.1e}, {interval.high:.1e}] us/token"
+        return _with_notes(plain, f"The context term is left out: its {level:.0%} interval {told} contains 0.")
     return fit
 
 
@@ -152,7 +153,7 @@ def _fit_decode(
         num_steps_per_block=block_steps,
         fitted_context_tokens=_context_range(points),
         method="least squares on whole step periods, one level per bucket",
-        notes=("alpha is inside f: whole steps do not tell them apart",),
+        notes=("Alpha is inside f: whole steps do not tell them apart.",),
     )
 
 

@@ -53,7 +53,7 @@ def test_noise_widens_the_intervals_and_the_truth_stays_inside() -> None:
 def test_a_context_term_that_is_not_there_is_left_out_and_said() -> None:
     fit = fit_decode(points_of(PAPER, noise=0.02), seed=1, block_steps=4)
     assert fit.context_us_per_token == 0.0
-    assert any("context left out" in note for note in fit.notes)
+    assert any("context term is left out" in note for note in fit.notes)
     assert (
         fit_decode(points_of(PAPER, noise=0.02), with_context=True, seed=1, block_steps=4).context_us_per_token != 0.0
     )
