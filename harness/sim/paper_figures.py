@@ -167,6 +167,7 @@ def prediction_figures(rules: str) -> Iterator[Figure]:
         yield Figure("section 4-5, new inputs, N=6", f"{what} of {candidate.label}", rules, shown, f"{found:.4f}")
 
 
+@lru_cache(maxsize=4)
 def run_search(rules: str) -> SearchResult:
     """The paper's search under ``rules``, in a folder that is gone afterwards."""
     space = load_space("paper").model_copy(update={"rules": rules})

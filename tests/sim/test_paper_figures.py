@@ -4,7 +4,7 @@ beside them.
 
 from __future__ import annotations
 
-from functools import lru_cache
+from pathlib import Path
 
 import pytest
 
@@ -21,12 +21,7 @@ from harness.sim.paper_figures import (
     sums,
     top_sets_equal,
 )
-from harness.sim.search import SearchResult
-
-
-@lru_cache(maxsize=2)
-def searched(rules: str) -> SearchResult:
-    return run_search(rules)
+from harness.sim.paper_page import page
 
 
 @pytest.mark.parametrize("rules", ["paper", "paper+dummy"])
@@ -37,16 +32,16 @@ def test_every_row_of_table_s12_is_reproduced_to_the_digit(rules: str) -> None:
 
 
 def test_the_search_and_tables_s10_and_s11_are_reproduced_to_the_digit() -> None:
-    figures = list(search_figures(searched("paper")))
+    figures = list(search_figures(run_search("paper")))
     assert sum(figure.printed != "" for figure in figures) >= 6 * 7
     assert disagreements(figures) == []
 
 
 def test_the_dummy_rule_leaves_the_selection_and_the_top_twenty_unchanged() -> None:
-    dummy = searched("paper+dummy")
+    dummy = run_search("paper+dummy")
     assert disagreements(list(search_figures(dummy))) == []
     assert dummy.candidate(dummy.ranked[0]) == SELECTED
-    assert top_sets_equal(searched("paper"), dummy)
+    assert top_sets_equal(run_search("paper"), dummy)
 
 
 def test_the_vendors_rules_differ_only_through_the_baseline() -> None:
@@ -69,3 +64,8 @@ def test_the_vendors_rules_differ_only_through_the_baseline() -> None:
 def test_the_predictions_under_the_vendors_rules(users: int, seed: int, more_slots: float, selected: float) -> None:
     assert round(ratio(MORE_SLOTS, users, seed, "vendor-0.11.1"), 4) == more_slots
     assert round(ratio(SELECTED, users, seed, "vendor-0.11.1"), 4) == selected
+
+
+def test_the_page_in_docs_is_what_the_command_writes_today() -> None:
+    written = Path(__file__).resolve().parents[2] / "docs" / "paper-rules.md"
+    assert written.read_text(encoding="utf-8") == page()

@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 
 from harness.errors import RecordsError, SpecError
 from harness.plan import build_plan
+from harness.shipped import shipped_names
 from harness.sim import simulate
 from harness.sim.search import Progress, search, share_at_most
 from harness.sim.search_chunks import Chunk, compute_here
 from harness.sim.search_evaluate import Evaluator, build_inputs, evaluator_of, nearest_rank
 from harness.sim.search_rank import pareto_front, sensitivity
-from harness.sim.space import Candidate, SpaceSpec, parse_space
+from harness.sim.space import Candidate, SpaceSpec, load_space, parse_space
 
 SMALL: dict[str, Any] = {
     "name": "small",
@@ -45,6 +46,11 @@ def test_candidates_come_in_a_stated_order_and_are_counted_without_listing() -> 
     assert listed[2] == Candidate(4, (1, 3, 4), 4, 8192)
     assert len(listed) == space().count() == 2 * ((1 + 2 + 1) + (1 + 4 + 6))
     assert len(set(listed)) == len(listed)
+
+
+def test_every_space_that_ships_can_be_searched() -> None:
+    assert {load_space(name).name for name in shipped_names("spaces")} == {"paper", "slots", "steady"}
+    assert load_space("paper").count() == 2077
 
 
 def test_bucket_sets_can_be_given_one_by_one() -> None:
