@@ -11,7 +11,9 @@ import argparse
 import contextlib
 import os
 import platform
+import select
 import shutil
+import socket
 import statistics
 import subprocess
 import sys
@@ -25,14 +27,14 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from harness.clock import NS_PER_MS, NS_PER_S, NS_PER_US, clock_for
+from harness.clock import NS_PER_MS, NS_PER_S, NS_PER_US, clock_for, monotonic_ns, process_cpu_ns
 from harness.live.audit import FloatArray, compare_with_server
 from harness.live.client import ReplayResult, replay
 from harness.live.nullserver import NullServer, NullServerConfig
 from harness.plan import Plan, RequestPlan, SessionPlan
 from harness.spec import ClientName, ClientSpec
 
-Column = Literal["epoll", "aiohttp", "C"]
+Column = Literal["epoll", "aiohttp", "bare", "C"]
 
 CLIENTS: tuple[ClientName, ...] = ("epoll", "aiohttp")
 FLOOR_TIMEOUT_S = 60.0
@@ -129,6 +131,17 @@ def bench_rearrival(bench: Bench, client: ClientName) -> None:
         _note_rearrival(bench, "C", floor_rearrival(bench, plan))
 
 
+def bench_zero_wait(bench: Bench, client: ClientName) -> None:
+    """Sent minus completion of the previous request where the plan has no waits: what the client itself needs."""
+    plan = plan_of(6, 4 if bench.is_quick else 12, prompt_tokens=2000, generate_tokens=128)
+    result, _ = bench.run(plan, ClientSpec(name=client), token_interval_ns=2 * NS_PER_MS)
+    rows = [row for row in result.requests.to_pylist() if row["request"]]
+    lag_us = np.asarray([row["sent_ns"] - row["due_ns"] for row in rows], dtype=np.float64) / NS_PER_US
+    label = "re-arrival without a wait, N=6, 128 streamed tokens"
+    bench.note(client, Quantity(f"{label}, p50", "us", "<= 120"), float(np.median(lag_us)))
+    bench.note(client, Quantity(f"{label}, p99", "us", ""), float(np.percentile(lag_us, 99)))
+
+
 def _note_rearrival(bench: Bench, client: Column, lag_ns: FloatArray) -> None:
     median, high = (float(value) / NS_PER_US for value in np.percentile(lag_ns, (50, 99)))
     bench.note(client, Quantity("re-arrival lag at the server, N=16, p50", "us", "<= 350, 1.3 x C"), median)
@@ -218,9 +231,57 @@ def bench_rate(bench: Bench, client: ClientName) -> None:
     bench.note(client, Quantity("requests/s, concurrency 64", "1/s", ">= 50,000"), count / wall_s)
     cpu_s = result.audit["cpu_s"] * 10_000 / count
     bench.note(client, Quantity("CPU per 10,000 requests, saturated", "s", "<= 0.2"), cpu_s)
+    if client == "epoll":
+        rate, cpu_s = bare_loop(bench, 64, count)
+        bench.note("bare", Quantity("requests/s, concurrency 64", "1/s", ">= 50,000"), rate)
+        bench.note("bare", Quantity("CPU per 10,000 requests, saturated", "s", "<= 0.2"), cpu_s)
 
 
-SCENARIOS = (bench_dispatch, bench_rearrival, bench_start, bench_chunks, bench_rate)
+def bare_loop(bench: Bench, num_connections: int, count: int) -> tuple[float, float]:
+    """Requests per second, and CPU seconds per 10,000, of a loop that sends one fixed request and ignores the answers:
+    what Python's own epoll, recv and send cost before anything is prepared, checked or recorded.
+    """
+    body = b'{"model":"null","prompt":[1,2,3,4,5,6,7,8],"max_tokens":4,"request_id":"bare-0-0","stream":false}'
+    request = b"POST /v1/completions HTTP/1.1\r\nHost: null\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+    with (
+        NullServer(NullServerConfig(keeps_stamps=False), bench.server_command) as server,
+        contextlib.ExitStack() as stack,
+        select.epoll() as epoll,
+    ):
+        peers: dict[int, socket.socket] = {}
+        for _ in range(num_connections):
+            peer = stack.enter_context(socket.create_connection((server.host, server.port)))
+            peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            epoll.register(peer, select.EPOLLIN)
+            peers[peer.fileno()] = peer
+        began_ns, began_cpu_ns = monotonic_ns(), process_cpu_ns()
+        for peer in peers.values():
+            peer.send(request)
+        left = count
+        while left > 0:
+            for fd, _ in epoll.poll():
+                peers[fd].recv(65_536)
+                peers[fd].send(request)
+                left -= 1
+        wall_s, cpu_s = (monotonic_ns() - began_ns) / NS_PER_S, (process_cpu_ns() - began_cpu_ns) / NS_PER_S
+    return count / wall_s, cpu_s * 10_000 / count
+
+
+def bench_processes(bench: Bench, client: ClientName) -> None:
+    """The common start of very many sessions, by one client process and by two."""
+    if client != "epoll" or bench.server_command is None:
+        return
+    for num_sessions in (1000,) if bench.is_quick else (1000, 5000):
+        plan = plan_of(num_sessions, 1, prompt_tokens=200, generate_tokens=1)
+        for processes in (1, 2):
+            result, figures = bench.run(plan, ClientSpec(processes=processes))
+            label = f"N={num_sessions}, short prompts, {processes} client process{'es' if processes > 1 else ''}"
+            spread_ms = float(figures["start_spread_at_server_ns"][0]) / NS_PER_MS
+            bench.note(client, Quantity(f"start spread, {label}", "ms", ""), spread_ms)
+            bench.note(client, Quantity("early sends", "", "0"), result.audit["num_early_sends"])
+
+
+SCENARIOS = (bench_dispatch, bench_rearrival, bench_start, bench_processes, bench_zero_wait, bench_chunks, bench_rate)
 
 
 @contextlib.contextmanager
@@ -258,12 +319,15 @@ def to_table(bench: Bench, clients: tuple[ClientName, ...]) -> Table:
     load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
     table = Table(
         title=f"Replay clients against {server}; median of {bench.repetitions} and range",
-        caption=f"{os.cpu_count()} cores, load {load}, Python {platform.python_version()}, {platform.release()}",
+        caption="bare: a Python loop that only sends and receives; C: a client in C. "
+        f"{os.cpu_count()} cores, load {load}, Python {platform.python_version()}, {platform.release()}",
     )
     table.add_column("quantity")
     table.add_column("unit")
     table.add_column("goal, 2 shared cores")
-    columns: tuple[Column, ...] = (*clients, "C") if bench.floor_command else clients
+    beside: tuple[Column, ...] = ("bare", "C")
+    seen = {column for by_client in bench.figures.values() for column in by_client}
+    columns: tuple[Column, ...] = (*clients, *(column for column in beside if column in seen))
     for client in columns:
         table.add_column(client, justify="right")
     for quantity, by_client in bench.figures.items():

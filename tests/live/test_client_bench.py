@@ -12,6 +12,7 @@ from harness.clock import NS_PER_MS
 from harness.live.bench import (
     Bench,
     Quantity,
+    bare_loop,
     bench_rearrival,
     c_programs,
     floor_rearrival,
@@ -57,6 +58,13 @@ def test_the_c_client_is_never_early_either(programs: dict[str, list[str]]) -> N
     lags_ns = floor_rearrival(bench, plan)
     assert len(lags_ns) == plan.num_waits
     assert lags_ns.min() > 0
+
+
+@pytest.mark.live
+def test_the_bare_loop_gives_a_rate_and_its_cpu(programs: dict[str, list[str]]) -> None:
+    rate, cpu_s = bare_loop(Bench(programs["nullserver"]), 4, 200)
+    assert rate > 0
+    assert cpu_s > 0
 
 
 @pytest.mark.live
