@@ -1,17 +1,22 @@
-"""What the paper prints and no other module counts: totals under rows, and requests for dummy blocks.
+"""What the paper prints and no other module counts: totals under rows, dummy requests, loaded memory.
 
 Sums and counts only; a total of shares is the share of the total. Next: ``harness.report`` lays them out.
-Definitions: paper, Tables S4 and S7.
+Definitions: paper, Tables XV, S4 and S7.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from harness.analysis.observer import OBSERVER_FILE, load_observer
 from harness.analysis.tabular import Cell
 from harness.records import SealedRun
+
+DEVICES_FILE = "devices.jsonl"
+GIB = 1 << 30
+SERVING_SHARE = 0.5
 
 
 class Contribution(NamedTuple):
@@ -63,6 +68,26 @@ def dummy_requests(run: SealedRun) -> int | None:
         return None
     slots = load_observer(path).steps.column("dummy_slot").to_pylist()
     return sum(slot is not None and slot >= 0 for slot in slots)
+
+
+def loaded_memory_gib(run: SealedRun) -> tuple[float, float] | None:
+    """Least and most memory in use on a device that served the run, at its fullest; None without reports.
+
+    A device serves when it holds more than half of what the fullest one holds: the model lies evenly on its devices.
+    """
+    path = run.file(DEVICES_FILE)
+    if not path.exists():
+        return None
+    reports = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    # The first report is older than the server, the last one younger.
+    fullest = max(([_used(one) for one in report.get("readings", ())] for report in reports), key=sum, default=[])
+    used = [one for one in fullest if one]
+    serving = [one for one in used if one > SERVING_SHARE * max(used)]
+    return (min(serving) / GIB, max(serving) / GIB) if serving else None
+
+
+def _used(reading: Mapping[str, Any]) -> int:
+    return int(reading.get("memory_used_bytes") or 0)
 
 
 def _int(cell: Cell) -> int:

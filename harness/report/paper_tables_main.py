@@ -11,6 +11,7 @@ from functools import cache
 from typing import Any
 
 from harness.analysis.decide import Decision, Outcome
+from harness.analysis.paper_sums import loaded_memory_gib
 from harness.analysis.rules import load_rule
 from harness.analysis.runfacts import server_of
 from harness.analysis.verdicts import decide_experiment
@@ -277,13 +278,20 @@ def _device() -> DeviceSpec:
     return DeviceSpec()
 
 
-def memory(_source: Source) -> Rows:
+def memory(source: Source) -> Rows:
     found: list[tuple[str, ...]] = []
     for slots in SATURATION_SLOTS:
         candidate = Candidate(slots, (1, 4, 6, 8, 10, slots), slots, 8192)
         kv_gib = _device().memory_gib(candidate) - _device().overhead_gib
-        found.append((str(slots), f"{kv_gib:.2f} GiB", NONE))
+        found.append((str(slots), f"{kv_gib:.2f} GiB", _loaded(source, slots)))
     return found
+
+
+def _loaded(source: Source, slots: int) -> str:
+    runs = source.runs("saturation") if source.has("saturation") else []
+    spans = [loaded_memory_gib(run) for run in runs if server_of(run).num_kv_slots == slots]
+    known = [span for span in spans if span is not None]
+    return f"{min(low for low, _ in known):.1f}-{max(high for _, high in known):.1f} GiB" if known else NONE
 
 
 MAIN_TABLES = (
@@ -434,7 +442,7 @@ MAIN_TABLES = (
         "Memory usage with additional KV slots",
         ("KV slots", "KV capacity per device (arithmetic)", "Total memory per device after model loading"),
         memory,
-        (),
-        ("Arithmetic for Qwen3-4B on 4 devices: 144 KiB per token, 8,192 tokens per slot. Loaded memory is not read.",),
+        ("saturation",),
+        ("Arithmetic for Qwen3-4B on 4 devices: 144 KiB per token, 8,192 tokens per slot. Loaded: fullest report.",),
     ),
 )

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import csv
 import io
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from harness.analysis.paper_sums import contributions
+from harness.analysis.paper_sums import contributions, loaded_memory_gib
 from harness.cli import app
 from harness.errors import SpecError
+from harness.records import RunStore
 from harness.report.paper_tables import PaperTable, Source, paper_tables
 from harness.report.paper_tables_format import latex_text, render, to_csv, to_latex, to_markdown
 from harness.runner import run_experiment
@@ -142,6 +145,17 @@ def test_the_papers_own_contributions_print_as_table_s7() -> None:
         ("Total", 1288, 1218),
     ]
     assert round(rows[-1].drop_of_p, 7) == 0.1749264
+
+
+def test_loaded_memory_is_that_of_the_devices_that_serve(runs_root: Path, tmp_path: Path) -> None:
+    run = RunStore(runs_root).sealed()[0]
+    assert loaded_memory_gib(run) is None
+    used_gib = (6.6, 7.0, 6.8, 6.7, 0.1, 0.0)
+    empty = [{"npu": npu, "memory_used_bytes": 0} for npu in range(6)]
+    full = [{"npu": npu, "memory_used_bytes": int(gib * 2**30)} for npu, gib in enumerate(used_gib)]
+    reports = [{"readings": empty}, {"readings": full}, {"error": "gives no answer"}, {"readings": empty}]
+    (tmp_path / "devices.jsonl").write_text("".join(json.dumps(report) + "\n" for report in reports))
+    assert loaded_memory_gib(replace(run, path=tmp_path)) == pytest.approx((6.6, 7.0))
 
 
 TABLE = PaperTable(
