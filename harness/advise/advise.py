@@ -17,9 +17,10 @@ from harness.advise.experiment import write_experiment
 from harness.errors import SpecError
 from harness.plan.build import derive_seed
 from harness.records import SealedRun
+from harness.sim.calibrated import calibrated_uncertainty
 from harness.sim.interval import Prediction, predict
 from harness.sim.search import search
-from harness.sim.space import Candidate, SpaceSpec, candidate_of
+from harness.sim.space import Candidate, SpaceSpec, UncertaintySpec, candidate_of
 from harness.spec import ExperimentSpec, ServerSpec, WorkloadSpec
 
 ENOUGH = 0.8
@@ -138,11 +139,14 @@ def default_space(experiment: ExperimentSpec, diagnosis: Diagnosis) -> SpaceSpec
         slot_tokens=(server.slot_tokens,),
         buckets={"always": (1, "limit"), "most": min(len(server.decode_buckets) + 2, 8)},  # type: ignore[arg-type]
         baseline=server,
-        uncertainty={  # type: ignore[arg-type]
-            "start_jitter_ms": diagnosis.start_jitter_ms,
-            "rearrival_lag_ms": diagnosis.rearrival_lag_ms,
-            "seed": derive_seed(experiment.base_seed, "advise/uncertainty") % SEED_RANGE,
-        },
+        uncertainty=calibrated_uncertainty(
+            UncertaintySpec(
+                start_jitter_ms=diagnosis.start_jitter_ms,
+                rearrival_lag_ms=diagnosis.rearrival_lag_ms,
+                seed=derive_seed(experiment.base_seed, "advise/uncertainty") % SEED_RANGE,
+            ),
+            server.cost_model,
+        ),
         inputs={  # type: ignore[arg-type]
             "users": (users,),
             "sessions_per_user": per_user,

@@ -25,6 +25,7 @@ from harness.plan import Plan, build_plan
 from harness.sim import arrays as layout
 from harness.sim import kernel
 from harness.sim.ablations import Ablation
+from harness.sim.calibrated import calibrated_uncertainty
 from harness.sim.simulate import check_slots, plan_arrays
 from harness.sim.space import Candidate, SpaceSpec, UncertaintySpec, candidate_of
 from harness.sim.windows import median_of_paired_ratios, ratio_of_sums, window_figures
@@ -115,6 +116,8 @@ def sampled_ratios(
 ) -> FloatArray:
     """Ratios of sums of as many imagined experiments as ``uncertainty.samples``, in their order."""
     uncertainty = space.uncertainty
+    if uncertainty.is_calibrated:
+        uncertainty = calibrated_uncertainty(uncertainty, space.cost_model)
     drawn = _drawn(space.model_dump_json(include={"inputs", "uncertainty"}), tuple(users), _treatment(space, changed))
     models = [
         perturbed(load_cost_model(space.cost_model), uncertainty, sample) for sample in range(uncertainty.samples)

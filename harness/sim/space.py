@@ -180,11 +180,14 @@ class ConstraintSpec(Spec):
 class UncertaintySpec(Spec):
     """What a prediction does not know; see ``interval``. Relative deviations are one standard deviation.
 
+    is_calibrated: bucket_relative and prefill_relative come from the intervals of the cost model's own calibration.
+
     draws "new": the measured inputs will be new draws of the workload; "given": exactly the plans at hand.
     Jitters are of the client that will measure: exponential with this mean, added to starts and to re-arrivals.
     """
 
     draws: Literal["new", "given"] = "new"
+    is_calibrated: bool = False
     replicates: int = Field(default=3, ge=1, le=1000, description="runs per condition whose sums make the ratio")
     samples: int = Field(default=200, ge=20, le=100_000)
     level: float = Field(default=0.9, gt=0, lt=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from harness.errors import SpecError
 from harness.plan import build_plan
 from harness.sim import plan_arrays
 from harness.sim.ablations import ABLATIONS
+from harness.sim.calibrated import calibrated_uncertainty
 from harness.sim.interval import bootstrap_median, jitter, perturbed, predict, sampled_ratios
 from harness.sim.space import Candidate, SpaceSpec, UncertaintySpec, candidate_of, parse_space
 from harness.spec import WorkloadSpec
@@ -124,3 +126,34 @@ def test_ablations_are_predicted_like_everything_else() -> None:
         assert 0.5 < found.low <= found.high < 1.5
         assert found.rules == (changed.rules or plain.rules)
     assert predict(space(), MORE_SLOTS, 8, ABLATIONS["no-waits"]).ratio_of_sums != plain.ratio_of_sums
+
+
+def test_a_calibrated_cost_file_brings_its_own_deviations(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(
+        """
+name = "mine"
+source = "calibration"
+[decode]
+alpha_ms = 0.5
+[decode.f_ms]
+1 = 10.0
+8 = 13.0
+[prefill]
+per_call_ms = 20.0
+[calibration.decode.intervals]
+"f(1)" = "[9.804, 10.196] 95% percentile bootstrap"
+"f(8)" = "[12.7452, 13.2548] 95% percentile bootstrap"
+[calibration.prefill.intervals]
+per_call_ms = "[19.608, 20.392] 95% percentile bootstrap"
+""",
+        encoding="utf-8",
+    )
+    found = calibrated_uncertainty(UncertaintySpec(), str(path))
+    assert found.bucket_relative == pytest.approx(0.01, rel=1e-3)
+    assert found.prefill_relative == pytest.approx(0.01, rel=1e-3)
+    assert calibrated_uncertainty(UncertaintySpec(), "paper") == UncertaintySpec()
+    wide = predict(
+        space(**{**CERTAIN, "is_calibrated": True}).model_copy(update={"cost_model": str(path)}), MORE_SLOTS, 8
+    )
+    assert wide.low < wide.high
