@@ -24,6 +24,7 @@ from harness.live.kernel_stamps import ANCILLARY_BYTES, SO_TIMESTAMPNS, enable_k
 from harness.live.provenance import clock_source, memory_bytes, usable_cores
 from harness.live.server import FREE_PORT_RANGE, free_port
 from harness.live.wire_timer import DeadlineTimer
+from harness.twin.environment import find_twin
 
 GIB = 1 << 30
 PYTHON_RANGE = ((3, 10), (3, 14))
@@ -236,14 +237,17 @@ def check_emulator() -> Check:
 
 
 def check_twin() -> Check:
-    found = versions_found(STACK)
-    missing = [name for name in STACK if version_of(name) is None]
+    """Whether the twin is installed beside the harness, in an environment of its own."""
+    try:
+        found, ok = f"installed in {find_twin().folder}", True
+    except ServerError as error:
+        found, ok = f"{error.what} in {error.where}", None
     return Check(
         name="backend twin",
-        ok=None if missing or not is_driven("twin") else True,
-        found=found + not_driven("twin"),
-        need=f"{', '.join(STACK)} ({VLLM_RBLN}); no device",
-        how=f"Install vllm-rbln=={VLLM_RBLN} and its vLLM into an environment of their own (about 10 GiB)",
+        ok=ok,
+        found=found,
+        need="the real vLLM and vllm-rbln in an environment of their own; no device",
+        how="Run: harness twin install (downloads about 1 GB, takes about 3 GB)",
     )
 
 

@@ -27,7 +27,7 @@ OTHER_STACKS = {"0.11.2": "requirements-stack-0.11.2.lock"}
 PYTHONS = ("3.11", "3.12", "3.10", "3.13")
 """Versions the wheels exist for, in the order they are tried."""
 DOWNLOAD_MIB = {"torch (CPU wheel)": 183, "vllm": 249, "the other 190 packages": 420}
-"""Measured once on Linux x86-64, Python 3.11."""
+"""torch and vllm as measured on Linux x86-64, Python 3.11; the rest is an estimate."""
 DISK_MIB = 2900
 FREE_MIB = 4500
 """Asked for before anything is downloaded: what it takes, and room for pip to unpack."""
