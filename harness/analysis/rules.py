@@ -7,6 +7,7 @@ Definitions: paper 4-3, 5-4, S1, S2, S4; methods 5.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -37,6 +38,10 @@ class _Rule(Spec):
     def applies_to(self, condition: str) -> bool:
         """Whether a condition is looked at under this rule at all."""
         return any(fnmatchcase(condition, pattern) for pattern in (*self.conditions, *self.exploratory))
+
+    def has_subject_in(self, conditions: Sequence[str]) -> bool:
+        """Whether an experiment with these conditions has anything for this rule to look at."""
+        return any(self.applies_to(condition) for condition in conditions)
 
     def is_exploratory(self, condition: str) -> bool:
         return any(fnmatchcase(condition, pattern) for pattern in self.exploratory)
@@ -86,6 +91,10 @@ class SaturationRule(_Rule):
     seed: int = Field(ge=0)
     is_stratified: bool = False
 
+    def has_subject_in(self, conditions: Sequence[str]) -> bool:
+        levels = {condition.rpartition("-")[2] for condition in conditions}
+        return len(levels & set(self.levels)) > 1
+
 
 class RecompilationRule(_Rule):
     """Medians of two artifacts against the differences of session pairs of one artifact (paper S2).
@@ -98,6 +107,10 @@ class RecompilationRule(_Rule):
     comparisons: tuple[tuple[str, str], ...] = Field(min_length=1)
     null_quantile: float = Field(default=0.95, gt=0, lt=1)
     resolution_ms: float = Field(default=0.01, ge=0)
+
+    def has_subject_in(self, conditions: Sequence[str]) -> bool:
+        artifacts = {condition.rpartition("-b")[0] for condition in conditions}
+        return any({x, y} <= artifacts for x, y in self.comparisons)
 
 
 class NoTreatmentRule(_Rule):
@@ -120,6 +133,9 @@ class InterferenceRule(_Rule):
     threshold: float = Field(default=5.0, gt=1, description="spike / baseline interval")
     background_group: str = "background"
     injected_group: str = "injected"
+
+    def has_subject_in(self, conditions: Sequence[str]) -> bool:
+        return self.control in conditions and len(conditions) > 1
 
     @model_validator(mode="after")
     def _distinct(self) -> InterferenceRule:

@@ -64,7 +64,10 @@ class Evidence:
 
 def decide_experiment(rules: Sequence[DecisionRule], evidence: Evidence, *, is_confirmatory: bool) -> list[Decision]:
     """Every rule on everything it applies to, in the order of the rules and the conditions."""
-    found = [decision for rule in rules for decision in _apply(rule, evidence)]
+    found: list[Decision] = []
+    for rule in rules:
+        nothing = withheld(rule.name, "-", "it found no condition of this experiment to judge")
+        found.extend(list(_apply(rule, evidence)) or [nothing])
     return found if is_confirmatory else [_without_standing(decision) for decision in found]
 
 

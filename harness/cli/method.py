@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from harness.analysis.decide import Decision
     from harness.analysis.predictions import Predictions
     from harness.analysis.rules import DecisionRule
+    from harness.analysis.tabular import AnalysisResult
     from harness.prereg import Preregistration
     from harness.records import SealedRun
     from harness.spec import ExperimentSpec
@@ -108,7 +109,7 @@ def decide(
     """Apply decision rules to sealed valid runs: PASS, FAIL, WITHHELD or NOT SUBJECT, with every number used.
 
     Confirmatory runs are judged by the rules and predictions they were frozen with. Exploratory ones are NOT SUBJECT.
-    Exit code 4 when a rule says FAIL.
+    Invalid runs are left out. Exit code 4 when a rule says FAIL; what is WITHHELD or NOT SUBJECT fails nothing.
 
     Example: `harness decide configuration --runs runs/today`
     """
@@ -124,9 +125,9 @@ def decide(
     if output is ResultFormat.json:
         print(json.dumps([_decision_record(decision) for decision in decisions], indent=2))
     else:
-        _show(
-            decisions, "confirmatory" if frozen is not None else "exploratory", is_full=output is ResultFormat.markdown
-        )
+        standing = "exploratory" if frozen is None else "confirmatory"
+        num_invalid = sum(not run.is_valid for run in sealed)
+        _show(decisions, standing, num_invalid, is_full=output is ResultFormat.markdown)
     failed = [decision for decision in decisions if decision.outcome is Outcome.FAIL]
     if failed:
         first = failed[0]
@@ -182,10 +183,11 @@ def _decision_record(decision: Decision) -> dict[str, Any]:
     }
 
 
-def _show(decisions: list[Decision], standing: str, *, is_full: bool) -> None:
+def _show(decisions: list[Decision], standing: str, num_invalid: int, *, is_full: bool) -> None:
     from harness.analysis.tabular import cell_text
 
-    print(f"{len(decisions)} decisions on {standing} runs")
+    left_out = f", {num_invalid} invalid runs left out" if num_invalid else ""
+    print(f"{len(decisions)} decisions on {standing} runs{left_out}")
     for decision in decisions:
         label = f" {decision.label}" if decision.label else ""
         would_be = f" (would be {decision.would_be.value})" if decision.would_be is not None else ""
@@ -220,22 +222,21 @@ def analyse(
         _print_tables(result)
 
 
-def _print_tables(result: Any) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
+def _print_tables(result: AnalysisResult) -> None:
+    """Aligned columns without borders; wide tables run on, so that nothing is cut."""
     from harness.analysis.tabular import rows_as_text
 
-    console = Console()
     for table in result.tables:
-        shown = Table(*table.columns, header_style="bold", title=f"{table.name}: {table.caption}", title_justify="left")
-        for row in rows_as_text(table.rows):
-            shown.add_row(*row)
-        console.print(shown)
+        rows = [list(table.columns), *rows_as_text(table.rows)]
+        widths = [max(len(row[place]) for row in rows) for place in range(len(table.columns))]
+        print(f"{table.name}: {table.caption}")
+        for row in rows:
+            print("  " + "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)))
+        print()
     for name, interval in result.intervals.items():
-        console.print(f"{name}: {interval}", highlight=False, soft_wrap=True)
+        print(f"{name}: {interval}")
     for note in result.notes:
-        console.print(f"note: {note}", highlight=False, soft_wrap=True)
+        print(f"note: {note}")
 
 
 def catalogue(

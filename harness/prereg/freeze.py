@@ -14,7 +14,7 @@ from harness.analysis.rules import find_rule, load_rule
 from harness.clock import utc_now
 from harness.engine.cost import find_cost_file
 from harness.errors import SpecError
-from harness.live.provenance import SOURCE_ROOT, source_sha256
+from harness.live.provenance import SOURCE_ROOT, source_facts, source_sha256
 from harness.plan import check_fits
 from harness.plan.files import write_atomic
 from harness.prereg.frozen import FrozenPlan, FrozenRule, NamedFile, Preregistration
@@ -70,6 +70,13 @@ def freeze(
     dirty = repository.changes()
     _refuse(repository, spec, experiment_file, path, dirty, options)
     rules = [freeze_rule(repository, name) for name in dict.fromkeys((*spec.rules, *options.rules))]
+    for frozen_rule in rules:
+        if not frozen_rule.rule.has_subject_in([condition.name for condition in spec.condition]):
+            raise SpecError(
+                f"criterion {frozen_rule.rule.name!r} finds no condition of experiment {spec.name!r} to judge",
+                where=frozen_rule.file.path,
+                hint="Check the condition patterns of the rule",
+            )
     plans, plan_paths = _save_plans(repository, spec, folder / spec.name)
     preregistration = Preregistration(
         name=spec.name,
@@ -82,6 +89,7 @@ def freeze(
         predictions=predict_experiment(spec, options.prediction_rules),
         rules=tuple(rules),
         code_sha256=source_sha256(HARNESS_FOLDER),
+        code_commit=source_facts().get("git_commit") or "",
         files=tuple(named(repository, one) for one in sorted(set(_inputs(repository, spec)))),
         parent_commit=repository.head() or "",
         is_tree_dirty=bool(dirty),

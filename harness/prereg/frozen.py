@@ -52,9 +52,10 @@ class FrozenRule(Spec):
 class Preregistration(Spec):
     """Everything fixed beforehand. experiment: as it will be run, the file's overrides applied.
 
-    code_sha256: of the harness's own Python files. files: what plans and predictions rest on (cost models, wait
-    distributions, patches). prediction_rules: the KV rules the predictions were made with, "" for each server's own.
-    is_tree_dirty: frozen although other files were uncommitted. digest: SHA-256 of everything else in this file.
+    code_sha256: of the harness's own Python files; code_commit: where those were checked out. files: what plans and
+    predictions rest on (cost models, wait distributions, patches). prediction_rules: the KV rules the predictions were
+    made with, "" for each server's own. is_tree_dirty: frozen although other files were uncommitted. digest: SHA-256
+    of everything else in this file.
     """
 
     format: Literal["harness-preregistration/1"] = FORMAT
@@ -68,6 +69,7 @@ class Preregistration(Spec):
     predictions: dict[str, dict[int, Prediction]]
     rules: tuple[FrozenRule, ...]
     code_sha256: str
+    code_commit: str = ""
     files: tuple[NamedFile, ...]
     parent_commit: str = ""
     is_tree_dirty: bool = False

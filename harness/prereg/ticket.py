@@ -96,7 +96,7 @@ def _check_code(frozen: Preregistration) -> None:
         raise SpecError(
             f"the harness's code was changed after the freeze (it was {frozen.code_sha256[:12]})",
             where=str(HARNESS_FOLDER),
-            hint=f"Check out {frozen.parent_commit[:12] or 'the code it was frozen with'}, or freeze again",
+            hint=f"Check out {frozen.code_commit[:12] or 'the code it was frozen with'}, or freeze again",
         )
 
 

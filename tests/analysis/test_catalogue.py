@@ -66,7 +66,7 @@ def test_a_shipped_experiment_names_an_analysis_rules_and_a_question(name: str) 
     assert spec.analysis in ANALYSES
     assert spec.question.endswith("?")
     for rule in spec.rules:
-        load_rule(rule)
+        assert load_rule(rule).has_subject_in([condition.name for condition in spec.condition])
 
 
 @pytest.mark.parametrize("name", CATALOGUE)
@@ -333,6 +333,13 @@ def test_an_exploratory_condition_has_none_even_in_confirmatory_runs(simulated: 
     rule = load_rule("cost-validation").model_copy(update={"conditions": (), "exploratory": ("n8-*",)})
     decisions = decide_experiment([rule], Evidence(runs, predict_runs(runs)), is_confirmatory=True)
     assert {one.outcome for one in decisions} == {Outcome.NOT_SUBJECT}
+
+
+def test_a_rule_without_a_subject_is_withheld_not_passed(simulated: Runs) -> None:
+    runs = simulated("no-treatment", 10, ("n6",))
+    (decision,) = decide_experiment([load_rule("cost-validation")], Evidence(runs), is_confirmatory=True)
+    assert decision.outcome is Outcome.WITHHELD
+    assert "no condition of this experiment" in decision.reason
 
 
 def test_results_render_as_json_and_markdown(simulated: Runs) -> None:

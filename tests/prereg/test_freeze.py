@@ -86,6 +86,14 @@ def test_predictions_can_be_made_with_the_papers_rules(place: Workplace) -> None
     assert frozen.preregistration.prediction_rules == "paper"
 
 
+def test_a_criterion_that_judges_nothing_is_refused(place: Workplace) -> None:
+    place.rule_file.write_text(place.rule_file.read_text() + 'conditions = ["n6-*"]\n')
+    place.commit_all()
+    with pytest.raises(SpecError, match="criterion 'mine' finds no condition of experiment 'small' to judge"):
+        place.freeze()
+    assert not (place.root / "plans" / "frozen").exists()
+
+
 # The ledger of seeds.
 
 
