@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from harness.runner import ExperimentOutcome, StopFlag
     from harness.spec import ExperimentSpec
 
+SCALED_BACKENDS = ("emulator", "sim")
+REAL_SERVER_KEYS = ("time_scale=1.0", "server.start_timeout_s=300.0", "server.stop_grace_s=30.0")
+
 RunsOption = Annotated[Path, typer.Option("--runs", help="Folder of sealed runs.")]
 
 
@@ -64,7 +67,9 @@ def run(
     from harness.runner import StopFlag, run_experiment
 
     console = Console()
-    extra: list[str] = list(changes or [])
+    # A real server runs in its own time and starts slowly, whatever the file says for the emulator.
+    extra: list[str] = list(REAL_SERVER_KEYS) if backend not in (None, *SCALED_BACKENDS) else []
+    extra += changes or []
     extra += [f'backend="{backend}"'] if backend is not None else []
     extra += [f"replicates={replicates}"] if replicates is not None else []
     spec, source, ticket = _what_to_run(experiment, confirmatory, extra, runs)
