@@ -313,27 +313,48 @@ def run_bench(
         return bench
 
 
-def to_table(bench: Bench, clients: tuple[ClientName, ...]) -> Table:
-    """Median and range of every quantity, beside its goal."""
-    server = "nullserver.c" if bench.server_command else "nullserver.py (no C compiler: slower than the client)"
-    load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
-    table = Table(
-        title=f"Replay clients against {server}; median of {bench.repetitions} and range",
-        caption="bare: a Python loop that only sends and receives; C: a client in C. "
-        f"{os.cpu_count()} cores, load {load}, Python {platform.python_version()}, {platform.release()}",
-    )
-    table.add_column("quantity")
-    table.add_column("unit")
-    table.add_column("goal, 2 shared cores")
+def columns_of(bench: Bench, clients: tuple[ClientName, ...]) -> tuple[Column, ...]:
+    """The clients, then what was measured beside them."""
     beside: tuple[Column, ...] = ("bare", "C")
     seen = {column for by_client in bench.figures.values() for column in by_client}
-    columns: tuple[Column, ...] = (*clients, *(column for column in beside if column in seen))
+    return (*clients, *(column for column in beside if column in seen))
+
+
+def title_of(bench: Bench) -> str:
+    """What was measured against what."""
+    server = "nullserver.c" if bench.server_command else "nullserver.py (no C compiler: slower than the client)"
+    return f"Replay clients against {server}; median of {bench.repetitions} and range"
+
+
+def caption_of() -> str:
+    """Where, beside how much else, and what the columns mean."""
+    load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
+    machine = f"{os.cpu_count()} cores, load {load}, Python {platform.python_version()}, {platform.release()}"
+    return f"bare: a Python loop that only sends and receives; C: a client in C. {machine}"
+
+
+def to_table(bench: Bench, clients: tuple[ClientName, ...]) -> Table:
+    """Median and range of every quantity, beside its goal."""
+    table = Table(title=title_of(bench), caption=caption_of())
+    columns = columns_of(bench, clients)
+    for name in ("quantity", "unit", "goal, 2 shared cores"):
+        table.add_column(name)
     for client in columns:
         table.add_column(client, justify="right")
     for quantity, by_client in bench.figures.items():
-        cells = [_cell(by_client.get(client, [])) for client in columns]
-        table.add_row(quantity.name, quantity.unit, quantity.goal, *cells)
+        table.add_row(*quantity, *(_cell(by_client.get(client, [])) for client in columns))
     return table
+
+
+def to_markdown(bench: Bench, clients: tuple[ClientName, ...]) -> str:
+    """The same table for a document."""
+    columns = columns_of(bench, clients)
+    lines = [f"{title_of(bench)}. {caption_of()}.", "", f"| quantity | unit | goal | {' | '.join(columns)} |"]
+    lines.append("|---|---|---|" + "--:|" * len(columns))
+    for quantity, by_client in bench.figures.items():
+        cells = [_cell(by_client.get(client, [])) for client in columns]
+        lines.append(f"| {' | '.join((*quantity, *cells))} |")
+    return "\n".join(lines)
 
 
 def _cell(values: list[float]) -> str:
@@ -351,10 +372,14 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m harness.live.bench", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="shorter scenarios, as many repetitions")
     parser.add_argument("--client", choices=CLIENTS, action="append", help="only this one; default: both")
+    parser.add_argument("--markdown", action="store_true", help="the table as Markdown, for a document")
     options = parser.parse_args(arguments)
     clients: tuple[ClientName, ...] = tuple(options.client or CLIENTS)
     note = Console(stderr=True)
     bench = run_bench(is_quick=options.quick, clients=clients, on_step=lambda step: note.print(f"[dim]{step}[/dim]"))
+    if options.markdown:
+        print(to_markdown(bench, clients))
+        return
     Console(width=None if sys.stdout.isatty() else 150).print(to_table(bench, clients))
 
 

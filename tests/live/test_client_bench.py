@@ -18,6 +18,7 @@ from harness.live.bench import (
     floor_rearrival,
     plan_of,
     rearrival_plan,
+    to_markdown,
     to_table,
 )
 from harness.live.client import ReplayResult
@@ -82,3 +83,4 @@ def test_the_table_shows_median_range_and_goal() -> None:
     Console(width=160, file=text).print(to_table(bench, ("epoll", "aiohttp")))
     assert "3 [1.5 .. 20,000]" in text.getvalue()
     assert "<= 20" in text.getvalue()
+    assert "| lag | us | <= 20 | 3 [1.5 .. 20,000] | - |" in to_markdown(bench, ("epoll", "aiohttp"))
