@@ -60,7 +60,7 @@ SCHEDULED = Site("DEBUG", "vllm_rbln.v1.worker.optimum_model_runner", "optimum_m
 FINISHED = Site("DEBUG", "vllm_rbln.v1.worker.optimum_model_runner", "optimum_model_runner.py", 845)
 PREEMPTED = Site("WARNING", "vllm_rbln.v1.core.optimum_scheduler", "optimum_scheduler.py", 674)
 KV_COPIED = Site("DEBUG", "vllm_rbln.model_executor.models.optimum.model_base", "model_base.py", 452)
-BUCKET = Site("INFO", "vllm_rbln.model_executor.models.optimum.model_base", "model_base.py", 392)
+BUCKET = Site("DEBUG", "vllm_rbln.model_executor.models.optimum.model_base", "model_base.py", 392)
 MAX_NUM_SEQS = Site("INFO", "vllm_rbln.utils.optimum.converter.from_optimum", "from_optimum.py", 85)
 MAX_MODEL_LEN = MAX_NUM_SEQS._replace(line=95)
 MAX_BATCHED_TOKENS = Site("INFO", "vllm_rbln.utils.optimum.converter.common", "common.py", 164)

@@ -152,18 +152,19 @@ def test_precise_log_lines_carry_microseconds_pid_and_logger(start_emulator: Sta
     assert server.stop() == 0
     assert all(PRECISE_LINE.fullmatch(line) for line in server.log.splitlines())
     assert re.search(
-        r"\d+\.\d{6} \d+ INFO vllm_rbln\.model_executor\.models\.optimum\.model_base "
+        r"\d+\.\d{6} \d+ DEBUG vllm_rbln\.model_executor\.models\.optimum\.model_base "
         r"\[BUCKET\] request_nums=1 padded_batch_size=1\n",
         server.log,
     )
 
 
-def test_info_level_hides_the_prefix_cache_lines(start_emulator: Start) -> None:
+def test_info_level_hides_the_observed_decisions(start_emulator: Start) -> None:
     server = start_emulator("--log-level", "INFO")
     server.complete("x", max_tokens=2)
     assert server.stop() == 0
     assert "[PFX]" not in server.log
-    assert "[BUCKET]" in server.log
+    assert "[BUCKET]" not in server.log
+    assert "Application startup complete." in server.log
 
 
 def test_live_steps_are_a_function_of_the_arrivals_alone(start_emulator: Start) -> None:
