@@ -9,16 +9,19 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections import Counter
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Executor, ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from harness.clock import NS_PER_S, MonotonicClock
+from tests.differential.ledger import Ledger, Tally, code_hash
 
 if TYPE_CHECKING:
     from tests.differential.compare import Outcome
 
 DIFFERENCE_STATUS = 1
+BATCH_SEEDS = 64
 
 
 def outcome_of(seed: int, num_steps: int, artifact: Path, rules: str) -> tuple[int, str, Outcome]:
@@ -31,7 +34,7 @@ def outcome_of(seed: int, num_steps: int, artifact: Path, rules: str) -> tuple[i
     return seed, history.geometry.kind, play(history, artifact, partial(EngineServer, rules=rules))
 
 
-def report_difference(seed: int, num_steps: int, artifact: Path, rules: str, outcome: Outcome) -> None:
+def report_difference(seed: int, num_steps: int, artifact: Path, rules: str) -> None:
     """Print the difference and the smallest history that shows it."""
     from tests.differential.compare import as_text, play, shrink
     from tests.differential.engine_side import EngineServer
@@ -43,14 +46,42 @@ def report_difference(seed: int, num_steps: int, artifact: Path, rules: str, out
         played = play(history, artifact, engine)
         return played.at_operation if played.differences else -1
 
+    history = draw_history(seed, num_steps)
+    outcome = play(history, artifact, engine)
     print(f"seed {seed}: differs at operation {outcome.at_operation}:", *outcome.differences, sep="\n  ", flush=True)
-    smallest = shrink(draw_history(seed, num_steps), differs)
+    smallest = shrink(history, differs)
     print("smallest history found:\n" + as_text(smallest))
     print(*play(smallest, artifact, engine).differences, sep="\n")
 
 
 def main() -> int:
     """Play all seeds; 1 when any differs."""
+    options = _options()
+    first, last = (int(part) for part in options.seeds.split(":"))
+    ledger = Ledger(options.ledger, [options.rules, options.steps, code_hash()])
+    total, clock = Tally(), MonotonicClock()
+    began_ns, recalled = clock.now_ns(), 0
+    with ProcessPoolExecutor(options.workers) as pool:
+        for batch in range(first, last, BATCH_SEEDS):
+            seeds = range(batch, min(batch + BATCH_SEEDS, last))
+            tally = ledger.recall(seeds)
+            recalled += 0 if tally is None else tally.num_steps
+            if tally is None:
+                tally = play_batch(pool, seeds, options)
+                ledger.record(seeds, tally)
+            total.add(tally)
+            if options.progress:
+                took_s = (clock.now_ns() - began_ns) / NS_PER_S
+                print(progress_line(total, recalled, took_s, options.until_steps), file=sys.stderr, flush=True)
+            if options.until_steps and total.num_steps >= options.until_steps:
+                break
+    print(total.text(), flush=True)
+    for seed in total.different[: options.shrink]:
+        report_difference(seed, options.steps, options.artifact, options.rules)
+    return DIFFERENCE_STATUS if total.different else 0
+
+
+def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--artifact", type=Path, required=True, help="a folder that `harness twin artifact` wrote")
     parser.add_argument("--seeds", default="0:100", help="first:last, last not included")
@@ -58,38 +89,31 @@ def main() -> int:
     parser.add_argument("--rules", default="vendor-0.11.1", help="the engine's rules; must name the installed version")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--until-steps", type=int, default=0, help="stop once this many steps were compared")
+    parser.add_argument("--ledger", type=Path, help="file of what was played; a second run continues where it ends")
+    parser.add_argument("--progress", action="store_true", help="a line after every batch of seeds")
     parser.add_argument("--shrink", type=int, default=1, help="how many differences to shrink")
-    options = parser.parse_args()
-    first, last = (int(part) for part in options.seeds.split(":"))
-    steps: Counter[str] = Counter()
-    counts: Counter[str] = Counter()
-    errors: Counter[str] = Counter()
-    different: list[tuple[int, Outcome]] = []
-    histories = 0
-    with ProcessPoolExecutor(options.workers) as pool:
-        for batch in range(first, last, 64):
-            seeds = range(batch, min(batch + 64, last))
-            jobs = [pool.submit(outcome_of, seed, options.steps, options.artifact, options.rules) for seed in seeds]
-            for job in jobs:
-                seed, kind, outcome = job.result()
-                histories += 1
-                steps[kind] += outcome.steps
-                counts.update(outcome.counts)
-                if outcome.vendor_error:
-                    errors[outcome.vendor_error.splitlines()[0][:100]] += 1
-                if outcome.differences:
-                    different.append((seed, outcome))
-            if options.until_steps and steps.total() >= options.until_steps:
-                break
-    for kind in sorted(steps):
-        print(f"{steps[kind]:>9,} steps: {kind}")
-    print("; ".join(f"{name} {count:,}" for name, count in sorted(counts.items())))
-    for text, count in errors.most_common():
-        print(f"{count:>9,} histories ended by the vendor's own exception: {text}")
-    print(f"{steps.total():,} steps in {histories:,} histories, {len(different)} with a difference", flush=True)
-    for seed, outcome in different[: options.shrink]:
-        report_difference(seed, options.steps, options.artifact, options.rules, outcome)
-    return DIFFERENCE_STATUS if different else 0
+    return parser.parse_args()
+
+
+def play_batch(pool: Executor, seeds: range, options: argparse.Namespace) -> Tally:
+    """The histories of some seeds, on all workers."""
+    tally = Tally()
+    for job in [pool.submit(outcome_of, seed, options.steps, options.artifact, options.rules) for seed in seeds]:
+        seed, kind, outcome = job.result()
+        tally.count(seed, kind, outcome)
+        if outcome.differences:
+            print(f"seed {seed}: {outcome.differences[0]}", file=sys.stderr, flush=True)
+    return tally
+
+
+def progress_line(total: Tally, recalled: int, took_s: float, until_steps: int) -> str:
+    """How far a run is, and how long it still takes at the speed so far."""
+    done = f"{total.num_steps:,} steps, {len(total.different)} histories with a difference, {took_s / 60:.1f} min"
+    played = total.num_steps - recalled
+    if not until_steps or not played or total.num_steps >= until_steps:
+        return done
+    left_min = (until_steps - total.num_steps) / played * took_s / 60
+    return f"{done}, about {left_min:.0f} more for {until_steps:,}"
 
 
 if __name__ == "__main__":

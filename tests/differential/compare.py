@@ -36,8 +36,11 @@ def play(history: History, artifact: Path, make_engine: Callable[[Geometry], Eng
     for index, operation in enumerate(history.operations):
         outcome.at_operation = index
         if isinstance(operation, Submit):
-            vendor.submit(operation)
-            engine.submit(operation)
+            accepted = vendor.submit(operation)
+            outcome.counts["refused handles"] += not accepted
+            if accepted != engine.submit(operation):
+                outcome.differences = [f"submitted: vendor {accepted}, engine {not accepted}"]
+                return outcome
         elif isinstance(operation, Abort):
             theirs, ours = vendor.abort((operation.handle,)), engine.abort((operation.handle,))
             outcome.counts["aborts between steps"] += bool(theirs)

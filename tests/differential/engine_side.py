@@ -12,11 +12,13 @@ import numpy as np
 
 from harness.emulator.logs import kv_event_line
 from harness.engine import EngineConfig, KvEvent, Scheduler, load_cost_model
+from harness.errors import PlanError
 from harness.plan.blocks import token_block_keys
 from tests.differential.histories import GENERATED, Geometry, Submit, materialise, stream_tokens
 from tests.differential.seen import Seen
 
-BLOCK_TOKENS = 128
+SALT_BITS = 0x1B03738712FAD5C9
+"""Odd multiples of it tell salts apart, as the emulator's random number per salt does."""
 
 
 def config_of(geometry: Geometry, rules: str) -> EngineConfig:
@@ -27,6 +29,7 @@ def config_of(geometry: Geometry, rules: str) -> EngineConfig:
         kv_slots=geometry.kv_slots,
         slot_tokens=geometry.slot_tokens,
         partition_tokens=geometry.partition_tokens,
+        block_tokens=geometry.block_tokens,
         prefix_caching=geometry.prefix_caching,
         rules=rules,
     )
@@ -37,20 +40,25 @@ class EngineServer:
 
     def __init__(self, geometry: Geometry, rules: str = "vendor-0.11.1") -> None:
         self._prefix_caching = geometry.prefix_caching
+        self._block_tokens = geometry.block_tokens
         self.scheduler = Scheduler(config_of(geometry, rules), load_cost_model("paper"))
         self._late_keys: dict[int, tuple[int, list[int]]] = {}
 
-    def submit(self, request: Submit) -> None:
-        """Queue a request. Keys of its prompt at once, of generated blocks as they fill."""
+    def submit(self, request: Submit) -> bool:
+        """Queue a request, keys of its prompt at once, of generated blocks as they fill; False when it is refused."""
         prompt = materialise(request.prompt)
         num_generated = -(-(request.max_tokens) // 1024) * 1024
         whole = np.concatenate([prompt, stream_tokens(GENERATED + request.handle, num_generated)])
-        keys = token_block_keys(whole.astype(np.int32))
-        in_prompt = len(prompt) // BLOCK_TOKENS
+        keys = token_block_keys(whole.astype(np.int32), self._block_tokens) ^ np.int64(request.salt * SALT_BITS)
+        in_prompt = len(prompt) // self._block_tokens
+        try:
+            self.scheduler.submit(
+                request.handle, len(prompt), request.max_tokens, keys[:in_prompt], stop_tokens=request.stop_tokens
+            )
+        except PlanError:
+            return False
         self._late_keys[request.handle] = (len(prompt), keys.tolist())
-        self.scheduler.submit(
-            request.handle, len(prompt), request.max_tokens, keys[:in_prompt], stop_tokens=request.stop_tokens
-        )
+        return True
 
     def abort(self, handles: tuple[int, ...]) -> tuple[str, ...]:
         """Drop requests in the order given; the lines of it."""
@@ -93,8 +101,8 @@ class EngineServer:
 
     def _append_full_block(self, request: int, output_tokens: int) -> None:
         prompt_tokens, keys = self._late_keys[request]
-        if (prompt_tokens + output_tokens) % BLOCK_TOKENS == 0:
-            place = (prompt_tokens + output_tokens) // BLOCK_TOKENS - 1
+        if (prompt_tokens + output_tokens) % self._block_tokens == 0:
+            place = (prompt_tokens + output_tokens) // self._block_tokens - 1
             self.scheduler.append_block_key(request, keys[place])
 
     def _lines(self, events: Iterable[KvEvent]) -> tuple[str, ...]:

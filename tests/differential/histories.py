@@ -26,6 +26,7 @@ FRESH = 1 << 10
 IntArray: TypeAlias = npt.NDArray[np.int64]
 Segment: TypeAlias = tuple[int, int, int]
 """(stream, start, count)"""
+MOST_SLOT_TOKENS = 8192
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class Geometry:
     slot_tokens: int
     partition_tokens: int | None = None
     prefix_caching: bool = True
+    block_tokens: int = BLOCK_TOKENS
 
     @property
     def slots_per_seq(self) -> int:
@@ -54,12 +56,17 @@ class Geometry:
 
 
 class Submit(NamedTuple):
-    """A request arrives. stop_tokens: output length at which the model stops, if before max_tokens."""
+    """A request arrives; refused while another with its handle is alive.
+
+    stop_tokens: output length at which the model stops, if before max_tokens. salt: requests of different salts share
+    nothing, 0 for none.
+    """
 
     handle: int
     prompt: tuple[Segment, ...]
     max_tokens: int
     stop_tokens: int | None = None
+    salt: int = 0
 
     @property
     def prompt_tokens(self) -> int:
@@ -126,10 +133,14 @@ class Mood:
 
     arrival: float
     re_arrival: float
+    remembered: int
     shared: float
     long_prompts: float
     generation: int
     abort: float
+    reused_handles: float
+    salts: int
+    grows: bool
 
 
 @dataclass
@@ -139,27 +150,36 @@ class _Writer:
     chosen: random.Random
     geometry: Geometry
     next_handle: int = 0
+    next_stream: int = FRESH
     known: list[tuple[tuple[Segment, ...], int]] = field(default_factory=list)
     recent: list[int] = field(default_factory=list)
 
     def mood(self) -> Mood:
         chosen = self.chosen
-        generation = chosen.choice([2, 8, 40, 300])
+        grows = self.geometry.slots_per_seq > 1 and chosen.random() < 0.5
+        # Across partitions, answers that outgrow their prompts: what preemption is about.
+        generation = chosen.choice([40, 300, self.geometry.slot_tokens] if grows else [1, 2, 8, 40, 40, 300])
         # Steps that one request adds, when a full batch shares them: from a lightly loaded server to a growing queue.
-        steps_each = 1 + generation / 2 / self.geometry.max_num_seqs
+        steps_each = 1 + generation / (4 if grows else 2) / self.geometry.max_num_seqs
         return Mood(
-            arrival=min(0.9, chosen.choice([0.4, 0.8, 1.1, 2.0]) / steps_each),
-            re_arrival=chosen.choice([0.0, 0.5, 0.9]),
+            arrival=min(0.9, chosen.choice([0.2, 0.4, 0.6, 0.8, 1.1, 2.0]) / steps_each),
+            re_arrival=chosen.choice([0.0, 0.5, 0.8, 0.95]),
+            remembered=chosen.choice([2, 12, 12, 60]),
             shared=chosen.choice([0.0, 0.0, 0.3, 0.9]),
             long_prompts=chosen.choice([0.1, 0.5, 0.9]),
+            grows=grows,
             generation=generation,
-            abort=chosen.choice([0.0, 0.01, 0.1]),
+            abort=chosen.choice([0.0, 0.0, 0.01, 0.01, 0.1, 0.5]),
+            reused_handles=chosen.choice([0.0, 0.0, 0.0, 0.1]),
+            salts=chosen.choice([0, 0, 0, 0, 0, 2]),
         )
 
     def length(self, mood: Mood, most: int) -> int:
         """1..most tokens: tiny, around a multiple of a block, anything, or as long as possible."""
-        chosen = self.chosen
+        chosen, block = self.chosen, self.geometry.block_tokens
         draw = chosen.random()
+        if mood.grows and draw < 0.7:
+            return chosen.randint(1, min(most, 2 * block))
         if chosen.random() < mood.long_prompts:
             if draw < 0.1:
                 return most - chosen.randint(0, min(3, most - 1))
@@ -167,16 +187,14 @@ class _Writer:
         if draw < 0.3:
             return min(most, chosen.randint(1, 5))
         if draw < 0.6:
-            return min(
-                most, max(1, BLOCK_TOKENS * chosen.randint(1, max(1, most // BLOCK_TOKENS)) + chosen.randint(-1, 1))
-            )
+            return min(most, max(1, block * chosen.randint(1, max(1, most // block)) + chosen.randint(-1, 1)))
         return chosen.randint(1, min(most, 600))
 
     def prompt(self, mood: Mood) -> tuple[Segment, ...]:
         chosen, most = self.chosen, self.geometry.slot_tokens - 1
-        fresh = FRESH + self.next_handle
+        fresh, self.next_stream = self.next_stream, self.next_stream + 1
         if self.known and chosen.random() < mood.re_arrival:
-            segments, generated = chosen.choice(self.known[-12:])
+            segments, generated = chosen.choice(self.known[-mood.remembered :])
             whole = sum(count for _, _, count in segments)
             draw = chosen.random()
             if draw < 0.2:
@@ -185,7 +203,7 @@ class _Writer:
                 kept = whole
             else:
                 kept = chosen.randint(1, whole)
-            extra = 0 if draw < 0.2 else chosen.choice([0, 1, 8, 8, 100, 128, 700])
+            extra = 0 if draw < 0.2 else chosen.choice([0, 1, 8, 8, 100, self.geometry.block_tokens, 700])
             kept = min(kept, most)
             extra = max(0, min(extra, most - kept))
             tail = ((fresh, 0, extra),) if extra else ()
@@ -201,20 +219,27 @@ class _Writer:
     def submit(self, mood: Mood) -> Submit:
         chosen = self.chosen
         prompt = self.prompt(mood)
-        max_tokens = chosen.randint(1, mood.generation)
+        max_tokens = chosen.randint(mood.generation // 2 if mood.grows else 1, mood.generation)
         stop = chosen.randint(1, max_tokens) if chosen.random() < 0.15 else None
-        request = Submit(self.next_handle, prompt, max_tokens, stop)
+        handle = self.handle(mood)
         generated = max_tokens if stop is None else stop
-        self.known.append(((*prompt, (GENERATED + self.next_handle, 0, generated)), generated))
-        self.recent.append(self.next_handle)
+        self.known.append(((*prompt, (GENERATED + handle, 0, generated)), generated))
+        self.recent.append(handle)
+        return Submit(handle, prompt, max_tokens, stop, chosen.randint(0, mood.salts))
+
+    def handle(self, mood: Mood) -> int:
+        """A new handle, or one of before, whose request may still be alive."""
+        if self.recent and self.chosen.random() < mood.reused_handles:
+            return self.chosen.choice(self.recent[-40:])
         self.next_handle += 1
-        return request
+        return self.next_handle - 1
 
     def victims(self, mood: Mood) -> tuple[int, ...]:
         chosen = self.chosen
         if not self.recent or chosen.random() >= mood.abort:
             return ()
-        return tuple(chosen.sample(self.recent[-16:], k=min(len(self.recent[-16:]), chosen.choice([1, 1, 1, 2]))))
+        most = chosen.choice([1, 1, 1, 1, 2, 2, 5, 16])
+        return tuple(chosen.sample(self.recent[-16:], k=min(len(self.recent[-16:]), most)))
 
     def operations(self, num_steps: int) -> Iterator[Operation]:
         mood = self.mood()
@@ -230,22 +255,37 @@ class _Writer:
 
 def draw_geometry(chosen: random.Random) -> Geometry:
     """Slots above, equal to and below the limit; one and several partitions; caching on and, rarely, off."""
-    limit = chosen.choice([1, 2, 3, 4, 6, 8, 8, 12])
-    if chosen.random() < 0.1:
+    limit = chosen.choice([1, 2, 3, 4, 6, 8, 8, 12, 16, 32])
+    # 128 is the accelerator's; the vendor's code takes any.
+    block = chosen.choice([128, 128, 128, 128, 16, 64, 96, 256, 512])
+    draw = chosen.random()
+    if draw < 0.14:
         # A long answer needs a slot every block, and there are few: the youngest is preempted again and again.
-        return Geometry(max(2, limit), chosen.randint(5, 10), 4 * BLOCK_TOKENS, BLOCK_TOKENS)
-    if chosen.random() < 0.35:
-        partition = BLOCK_TOKENS * chosen.choice([1, 1, 2, 4, 8])
-        per_seq = chosen.choice([2, 2, 3, 4])
-        full = limit * per_seq
-        least = per_seq + 1
-        # Few slots for many requests is where growth fails and the youngest is preempted.
-        slots = chosen.choice([full, full + 1, full + limit, full - 1, full // 2, full // 2, least, least + 1])
-        slots = max(least, slots)
-        return Geometry(limit, slots, partition * per_seq, partition)
-    slot_tokens = BLOCK_TOKENS * chosen.choice([2, 4, 8, 16, 64])
-    slots = chosen.choice([limit, limit, limit + 1, limit + limit, max(2, limit - 1), max(2, limit // 2)])
-    return Geometry(limit, slots, slot_tokens, None, prefix_caching=chosen.random() > 0.08)
+        few = chosen.choice([16, 32, 64, 128])
+        return Geometry(max(4, limit), chosen.randint(5, 10), 4 * few, few, block_tokens=few)
+    if draw < 0.42:
+        return _partitioned(chosen, limit, block)
+    slot_tokens = block * chosen.choice([1, 2, 3, 4, 8, 16, 16, 64])
+    if slot_tokens > MOST_SLOT_TOKENS:
+        slot_tokens = block * 4
+    below = (max(2, limit - 1), max(2, limit // 2), 2)
+    slots = chosen.choice([limit, limit, limit, limit + 1, limit + limit, 3 * limit, *below])
+    if chosen.random() < 0.08:
+        return Geometry(limit, slots, slot_tokens, None, prefix_caching=False, block_tokens=block)
+    return Geometry(limit, slots, slot_tokens, None, block_tokens=block)
+
+
+def _partitioned(chosen: random.Random, limit: int, block: int) -> Geometry:
+    """A sequence takes a slot per partition."""
+    partition = block * chosen.choice([1, 1, 2, 3, 4, 8])
+    per_seq = chosen.choice([2, 2, 3, 4, 7, 16])
+    while partition * per_seq > MOST_SLOT_TOKENS:
+        partition, per_seq = max(block, partition // block // 2 * block), max(2, per_seq // 2)
+    full = limit * per_seq
+    least = per_seq + 1
+    # Few slots for many requests is where growth fails and the youngest is preempted.
+    slots = chosen.choice([full, full + 1, full + limit, full - 1, full // 2, full // 2, least, least + 1])
+    return Geometry(limit, max(least, slots), partition * per_seq, partition, block_tokens=block)
 
 
 def draw_history(seed: int, num_steps: int) -> History:
@@ -261,6 +301,8 @@ def simpler(operation: Operation) -> Iterator[Operation]:
         if operation.aborts_inside:
             yield RunStep()
     elif isinstance(operation, Submit):
+        if operation.salt:
+            yield operation._replace(salt=0)
         if operation.stop_tokens is not None:
             yield operation._replace(stop_tokens=None)
         for smaller in (1, 2, operation.max_tokens // 2, operation.max_tokens - 1):

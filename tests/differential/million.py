@@ -1,6 +1,7 @@
 """The long differential run: at least a million steps per rule set, fixed seeds, in the twin's Python.
 
-``python -m tests.differential.million [STEPS]``; exit status 0 means no difference. Next: people read what it prints.
+``python -m tests.differential.million [STEPS]``; exit status 0 means no difference. Interrupted, it continues where it
+stopped, unless the engine or the comparison has changed since. Next: people read what it prints.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from harness.twin.environment import find_twin, twin_variables
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 MANY_SEEDS = "0:1000000"
+LEDGERS = CHECKOUT / "runs" / "differential"
 
 
 def main(num_steps: str = "1000000") -> int:
@@ -36,10 +38,13 @@ def main(num_steps: str = "1000000") -> int:
                 continue
             paths.insert(0, str(twin.other_stack(version)))
         variables["PYTHONPATH"] = os.pathsep.join(paths)
+        ledger = LEDGERS / f"{version}.jsonl"
         arguments = ["--artifact", str(artifact), "--seeds", MANY_SEEDS, "--until-steps", num_steps]
+        arguments += ["--rules", f"vendor-{version}", "--ledger", str(ledger), "--progress"]
         began_ns = clock.now_ns()
-        print(f"vllm-rbln {version}, rules vendor-{version}:", flush=True)
-        command = [str(twin.python), "-m", "tests.differential", *arguments, "--rules", f"vendor-{version}"]
+        print(f"vllm-rbln {version}, rules vendor-{version} (what is done is kept in {ledger}):", flush=True)
+        # optimum-rbln 0.11.2 says that the stand-in runtime is of 0.11.1.
+        command = [str(twin.python), "-W", "ignore::ImportWarning", "-m", "tests.differential", *arguments]
         worst = max(worst, subprocess.run(command, cwd=CHECKOUT, env=variables, check=False).returncode)
         print(f"took {(clock.now_ns() - began_ns) / NS_PER_S / 60:.1f} min", flush=True)
     return worst

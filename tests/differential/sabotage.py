@@ -18,13 +18,13 @@ BLIND_BLOCK = 2
 class ThirdBlockBlind(EngineServer):
     """An engine that is wrong about one thing: it sees another text in the third block of every prompt."""
 
-    def submit(self, request: Submit) -> None:
-        kept = 128 * BLIND_BLOCK
+    def submit(self, request: Submit) -> bool:
+        kept = self._block_tokens * BLIND_BLOCK
         if request.prompt_tokens > kept:
             # Never the same text twice, so that its hash is never found.
             own = (FRESH + (1 << 18) + request.handle, 0, request.prompt_tokens - kept)
             request = request._replace(prompt=(*head(request.prompt, kept), own))
-        super().submit(request)
+        return super().submit(request)
 
 
 def main(artifact: Path) -> int:

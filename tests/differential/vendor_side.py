@@ -27,7 +27,6 @@ from vllm_rbln.utils.optimum.converter.from_optimum import sync_from_optimum
 from vllm_rbln.v1.core.optimum_scheduler import RBLNOptimumScheduler
 
 from tests.differential.histories import (
-    BLOCK_TOKENS,
     GENERATED,
     STOP_TOKEN,
     Geometry,
@@ -88,7 +87,7 @@ def config_of(geometry: Geometry, artifact: Path) -> VllmConfig:
             "kvcache_block_size": region,
             "kvcache_partition_len": geometry.partition_tokens,
             "kvcache_num_blocks": geometry.kv_slots,
-            "prefill_chunk_size": BLOCK_TOKENS,
+            "prefill_chunk_size": geometry.block_tokens,
         },
     )
     return config
@@ -125,22 +124,29 @@ class VendorServer:
         self._stops: dict[str, int | None] = {}
         line_catcher().take()
 
-    def submit(self, request: Submit) -> None:
-        """Add a request at the tail of the queue, its prompt hashed as the input thread would."""
+    def submit(self, request: Submit) -> bool:
+        """Add a request at the tail of the queue, its prompt hashed as the input thread would; False when refused."""
         parameters = SamplingParams(
             max_tokens=request.max_tokens, temperature=0.0, ignore_eos=True, stop_token_ids=[STOP_TOKEN]
         )
         name = str(request.handle)
-        self._stops[name] = request.stop_tokens
-        self.scheduler.add_request(
-            Request(
-                request_id=name,
-                prompt_token_ids=materialise(request.prompt).tolist(),
-                sampling_params=parameters,
-                pooling_params=None,
-                block_hasher=self._hasher,
+        try:
+            self.scheduler.add_request(
+                Request(
+                    request_id=name,
+                    prompt_token_ids=materialise(request.prompt).tolist(),
+                    sampling_params=parameters,
+                    pooling_params=None,
+                    cache_salt=str(request.salt) if request.salt else None,
+                    block_hasher=self._hasher,
+                )
             )
-        )
+        except AssertionError as error:
+            if "duplicate request id" not in str(error):
+                raise
+            return False
+        self._stops[name] = request.stop_tokens
+        return True
 
     def abort(self, handles: tuple[int, ...]) -> tuple[str, ...]:
         """Drop requests in the order given; the lines that freeing them logged."""
