@@ -67,9 +67,7 @@ def run(
     from harness.runner import StopFlag, run_experiment
 
     console = Console()
-    # A real server runs in its own time and starts slowly, whatever the file says for the emulator.
-    extra: list[str] = list(REAL_SERVER_KEYS) if backend not in (None, *SCALED_BACKENDS) else []
-    extra += changes or []
+    extra = [*real_server_changes(backend), *(changes or [])]
     extra += [f'backend="{backend}"'] if backend is not None else []
     extra += [f"replicates={replicates}"] if replicates is not None else []
     spec, source, ticket = _what_to_run(experiment, confirmatory, extra, runs)
@@ -92,6 +90,11 @@ def run(
     if outcome.runs:
         _conclude(console, outcome.runs, report_path or runs / f"{spec.name}.html", spec.title or spec.name)
     raise typer.Exit(int(_exit_code(console, outcome, again, runs)))
+
+
+def real_server_changes(backend: str | None) -> list[str]:
+    """A real server runs in its own time and starts slowly, whatever the file says for the emulator."""
+    return list(REAL_SERVER_KEYS) if backend not in (None, *SCALED_BACKENDS) else []
 
 
 def _what_to_run(

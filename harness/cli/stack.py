@@ -112,19 +112,42 @@ def patch_check(
     experiment: Annotated[Path, typer.Argument(help="Experiment file; its first condition is run twice.")],
     runs: Annotated[Path, typer.Option("--runs", help="Folder for the two runs.")] = Path("runs"),
     backend: Annotated[str | None, typer.Option(help="Use this backend instead of the file's.")] = None,
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", help="Change one key, as `harness run --set` does. Repeatable.")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Perform only what is not sealed yet, and compare again.")
+    ] = False,
 ) -> None:
     """Run the same plan with and without patch and observer: are the tokens the same, and what does observing cost?
 
-    Example: `harness patch check plans/experiments/twin-survival.toml --runs runs/check`
+    Exit code 0 when they are the same, 3 when not. Example:
+    `harness patch check plans/experiments/twin-survival.toml --runs runs/check`
     """
+    from rich.console import Console
+
+    from harness.cli.overrides import override_table
+    from harness.cli.progress import TerminalProgress
+    from harness.cli.run import interruptible, load_engine, real_server_changes
     from harness.errors import ExitCode
     from harness.live.patch_check import paired_spec
+    from harness.runner import StopFlag
     from harness.runner.paired import run_paired
-    from harness.spec import load_experiment
+    from harness.spec import load_toml, parse_experiment
 
-    outcome = run_paired(paired_spec(load_experiment(experiment), backend), runs)
+    console = Console()
+    table = override_table(load_toml(experiment), [*real_server_changes(backend), *(changes or [])])
+    spec = paired_spec(parse_experiment(table, where=str(experiment)), backend)
+    load_engine(console)
+    stop = StopFlag()
+    with TerminalProgress(console) as progress, interruptible(stop, console):
+        outcome = run_paired(spec, runs, resume=resume, on_progress=progress, stop=stop)
+    if outcome is None:
+        console.print("not both runs are sealed; continue with the same command and --resume", highlight=False)
+        raise typer.Exit(int(ExitCode.INTERRUPTED))
     for line in outcome.lines:
-        print(line)
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    console.print(f"runs: {runs / spec.name}", highlight=False, markup=False, soft_wrap=True)
     raise typer.Exit(int(ExitCode.PASS if outcome.is_same else ExitCode.RUN_INVALID))
 
 

@@ -14,6 +14,7 @@ from harness.live.patches import Patch, patch_status, read, require_state, sha25
 from harness.spec import ConditionSpec, ExperimentSpec
 
 PLAIN, OBSERVED = "plain", "observed"
+PATCHABLE = ("rbln", "twin")
 
 
 def verify_installed(site_packages: Path) -> str:
@@ -47,11 +48,21 @@ def _proof(patch: Patch, before: bytes, where: Path) -> str:
 
 
 def paired_spec(spec: ExperimentSpec, backend: str | None = None) -> ExperimentSpec:
-    """The first condition of ``spec`` twice, once: plain, and with patch and observer."""
+    """The first condition of ``spec`` twice, once: plain, and with patch and observer.
+
+    The patch comes as an overlay whatever ``spec`` says: an installed file that is patched in place would be patched in
+    both runs. The bytes that run are the same (``sha256_after``). Raises SpecError for a backend with nothing to patch.
+    """
+    kind = backend or spec.backend
+    if kind not in PATCHABLE:
+        raise SpecError(
+            f"backend {kind!r} has no vllm-rbln of ours to patch and observe",
+            where="patch check",
+            hint="Use --backend rbln on an NPU server, or --backend twin anywhere",
+        )
     first = spec.condition[0]
     table: dict[str, Any] = spec.model_dump(exclude={"condition", "baseline"})
     server = {key: value for key, value in first.server.items() if key not in {"patch", "observer"}}
-    patch = "overlay" if spec.server_of(first).patch == "none" else spec.server_of(first).patch
     pair = (
         ConditionSpec(
             name=PLAIN,
@@ -63,14 +74,14 @@ def paired_spec(spec: ExperimentSpec, backend: str | None = None) -> ExperimentS
             name=OBSERVED,
             treatment=first.treatment,
             workload=first.workload,
-            server={**server, "patch": patch, "observer": True},
+            server={**server, "patch": "overlay", "observer": True},
         ),
     )
     return ExperimentSpec.model_validate(
         {
             **table,
             "name": f"{spec.name}-check"[:64],
-            "backend": backend or spec.backend,
+            "backend": kind,
             "replicates": 1,
             "rules": (),
             "condition": [one.model_dump() for one in pair],

@@ -5,7 +5,8 @@ Both runs are ordinary sealed runs; nothing but them is looked at. Next: ``harne
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,17 @@ from typing import Any
 import numpy as np
 
 from harness.analysis.observer import OBSERVER_FILE, load_observer
+from harness.analysis.stats import Interval, StatisticName, bootstrap_interval
 from harness.errors import RecordsError
 from harness.live.patch_check import OBSERVED, PLAIN
 from harness.records import SealedRun
 from harness.runner.experiment import run_experiment
-from harness.runner.progress import ProgressSink, silent
+from harness.runner.progress import ProgressSink, StopFlag, silent
 from harness.spec import ExperimentSpec
+
+INTERVAL_SEED = 20261121
+Place = tuple[int, int]
+"""(session, request)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +35,22 @@ class PairOutcome:
     lines: tuple[str, ...]
 
 
-def run_paired(spec: ExperimentSpec, runs_root: Path, *, on_progress: ProgressSink = silent) -> PairOutcome:
-    """Perform both runs of a ``paired_spec`` and compare them."""
-    outcome = run_experiment(spec, runs_root=runs_root, on_progress=on_progress)
+def run_paired(
+    spec: ExperimentSpec,
+    runs_root: Path,
+    *,
+    resume: bool = False,
+    on_progress: ProgressSink = silent,
+    stop: StopFlag | None = None,
+) -> PairOutcome | None:
+    """Perform both runs of a ``paired_spec`` and compare them; None when the person stopped before both were sealed.
+
+    resume: compare runs that are sealed already, and perform only what is missing.
+    """
+    outcome = run_experiment(spec, runs_root=runs_root, resume=resume, on_progress=on_progress, stop=stop)
     runs = {run.condition: run for run in outcome.runs}
+    if outcome.was_interrupted and set(runs) != {PLAIN, OBSERVED}:
+        return None
     if set(runs) != {PLAIN, OBSERVED}:
         raise RecordsError("one of the two runs is missing", where=str(runs_root / spec.name), hint="Run it again")
     return compare_pair(runs[PLAIN], runs[OBSERVED])
@@ -58,10 +76,15 @@ def compare_pair(plain: SealedRun, observed: SealedRun) -> PairOutcome:
     for run in (plain, observed):
         lines += [f"{run.condition} is INVALID: {reason}" for reason in run.invalid_reasons]
     is_same = not different and not num_empty and sums[0] == sums[1] and plain.is_valid and observed.is_valid
+    lines.append(
+        "the same: observing changed neither an answer nor the decode work"
+        if is_same
+        else "NOT shown to be the same: see above; do not measure with this patch and observer before that is explained"
+    )
     return PairOutcome(is_same, tuple(lines))
 
 
-def _tokens(run: SealedRun) -> dict[tuple[int, int], str]:
+def _tokens(run: SealedRun) -> dict[Place, str]:
     table = run.table("requests").select(["session", "request", "token_digest"]).to_pylist()
     return {(row["session"], row["request"]): row["token_digest"] or "" for row in table}
 
@@ -76,18 +99,25 @@ def _costs(plain: SealedRun, observed: SealedRun) -> list[str]:
     path = observed.path / OBSERVER_FILE
     if path.is_file():
         records = load_observer(path)
-        cost = records.cost_us
+        costs_us = [cost / 1000 for cost in records.steps["observer_ns"].to_pylist()[1:]]
         kinds = Counter(records.steps["kind"].to_pylist())
         named = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
-        if cost:
+        if costs_us:
+            median, mean = (_interval(costs_us, "steps", name) for name in ("median", "mean"))
             lines.append(
-                f"observer: {cost['p50']:.0f} us a step (median), {cost['mean']:.0f} us mean, {cost['max']:.0f} us "
-                f"longest; {named} steps"
+                f"observer: {_bounds(median, 'us')} a step (median), {_bounds(mean, 'us')} (mean), "
+                f"{max(costs_us):.0f} us longest; {named} steps"
             )
-    periods = [_token_period_ms(run) for run in (plain, observed)]
-    if all(periods):
-        change = periods[1] / periods[0] - 1
-        lines.append(f"token period (median): {periods[0]:.3f} ms plain, {periods[1]:.3f} ms observed ({change:+.2%})")
+    periods = [_token_periods_ms(run) for run in (plain, observed)]
+    both = sorted(periods[0].keys() & periods[1].keys())
+    if both:
+        changes = [100 * (periods[1][place] / periods[0][place] - 1) for place in both]
+        change = _interval(changes, "answers", "median")
+        before, after = (float(np.median([one[place] for place in both])) for one in periods)
+        lines.append(
+            f"token period: {before:.3f} ms plain, {after:.3f} ms observed; change {change.estimate:+.2f}% "
+            f"[{change.low:+.2f}%, {change.high:+.2f}%] (95% bootstrap interval, {len(both)} answers each with itself)"
+        )
     for tracker in ("MODEL", "SAMPLER"):
         p50 = [_metric(run, tracker) for run in (plain, observed)]
         if None not in p50:
@@ -95,17 +125,25 @@ def _costs(plain: SealedRun, observed: SealedRun) -> list[str]:
     return lines
 
 
-def _token_period_ms(run: SealedRun) -> float:
-    """Median time between two chunks of one answer, over all answers; 0 when nothing was streamed."""
+def _interval(values: Sequence[float], unit: str, statistic: StatisticName) -> Interval:
+    return bootstrap_interval(values, seed=INTERVAL_SEED, unit=unit, statistic=statistic, resamples=2_000)
+
+
+def _bounds(interval: Interval, unit: str) -> str:
+    return f"{interval.estimate:.0f} [{interval.low:.0f}, {interval.high:.0f}] {unit}"
+
+
+def _token_periods_ms(run: SealedRun) -> dict[Place, float]:
+    """Median time between two chunks of each answer; answers of fewer than three chunks tell nothing."""
     chunks = run.table("chunks").select(["session", "request", "received_ns"])
-    if chunks.num_rows < 2:
-        return 0.0
     columns = [np.asarray(chunks[name]) for name in ("session", "request", "received_ns")]
     order = np.lexsort(columns[::-1])
     session, request, received_ns = (column[order] for column in columns)
     same = (session[1:] == session[:-1]) & (request[1:] == request[:-1])
-    gaps = np.diff(received_ns)[same]
-    return float(np.median(gaps)) / 1e6 if len(gaps) else 0.0
+    gaps: defaultdict[Place, list[float]] = defaultdict(list)
+    for at in np.flatnonzero(same):
+        gaps[int(session[at]), int(request[at])].append(float(received_ns[at + 1] - received_ns[at]) / 1e6)
+    return {place: float(np.median(own)) for place, own in gaps.items() if len(own) > 1}
 
 
 def _metric(run: SealedRun, tracker: str) -> Any:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import py_compile
+import signal
 import stat
 import subprocess
 import sys
@@ -251,6 +252,64 @@ def test_an_interrupted_edit_is_seen_and_cleared(site_packages: Path, leftover: 
     assert "interrupted edit was cleared" in revert_in_place(site_packages)
     assert patch_status(site_packages).state == "pristine"
     assert not left.exists()
+
+
+# Runs one command on an installed package and kills itself, as SIGKILL would, just before its Nth change to the folder.
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+import harness.live.patches
+from harness.live.patch_install import apply_in_place, revert_in_place
+site, patches, command, kill_at = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])
+harness.live.patches.PATCH_ROOTS = (patches,)
+seen = 0
+def on_event(event, details):
+    global seen
+    changes = event in ("os.rename", "os.remove", "os.chmod", "shutil.copyfile") or (
+        event == "open" and isinstance(details[2], int) and details[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+    )
+    if changes and str(details[0]).startswith(str(site)):
+        if seen == kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        seen += 1
+sys.addaudithook(on_event)
+{"apply": apply_in_place, "revert": revert_in_place}[command](site)
+"""
+
+
+def _killed_at(site: Path, command: str, kill_at: int) -> int:
+    patches = site.parent / "patches"
+    words = [sys.executable, "-c", KILLED, str(site), str(patches), command, str(kill_at)]
+    return subprocess.run(words, check=False).returncode
+
+
+@pytest.mark.parametrize("command", ["apply", "revert"])
+def test_a_kill_at_any_moment_leaves_a_whole_file_and_a_state_that_revert_clears(
+    site_packages: Path, command: str
+) -> None:
+    target = site_packages / TARGET
+    before = _tree(site_packages)
+    states: list[str] = []
+    for kill_at in range(100):
+        if command == "revert":
+            apply_in_place(site_packages)
+        returncode = _killed_at(site_packages, command, kill_at)
+        status = patch_status(site_packages)
+        assert target.read_text() in (BEFORE, AFTER), kill_at
+        assert status.state in ("pristine", "half-applied", "patched"), kill_at
+        if status.state == "half-applied":
+            # Neither a run nor another apply takes it for something it is not.
+            with pytest.raises(SpecError, match=r"is half-applied, not pristine: .*`harness patch revert` clears it"):
+                apply_in_place(site_packages)
+        revert_in_place(site_packages)
+        after = _tree(site_packages)
+        assert {name: one[:2] for name, one in after.items()} == {name: one[:2] for name, one in before.items()}
+        states.append(status.state)
+        if returncode == 0:
+            break
+        assert returncode == -signal.SIGKILL
+    # Reverting is one rename of the backup: there is no state in between.
+    assert set(states) == {"apply": {"pristine", "half-applied", "patched"}, "revert": {"patched", "pristine"}}[command]
 
 
 def test_a_file_with_part_of_the_patch_is_half_applied_and_never_touched(site_packages: Path) -> None:

@@ -1,0 +1,67 @@
+"""``harness patch check`` as a person runs it: the same plan with and without observing, and one verdict.
+
+Skipped where the twin is not installed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.records import RunStore
+
+pytestmark = [pytest.mark.live, pytest.mark.timeout(600), pytest.mark.usefixtures("twin")]
+
+EXPERIMENT = """
+name = "survival"
+backend = "twin"
+base_seed = 20261122
+[workload]
+source = "sequential"
+num_background = 6
+[server]
+start_timeout_s = 300.0
+stop_grace_s = 30.0
+[limits]
+rearrival_lag_p99_ms = 2000.0
+start_spread_ms = 2000.0
+[[condition]]
+name = "m6"
+"""
+
+
+def patch_check(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "harness", "patch", "check", "survival.toml", "--runs", "runs", *words],
+        cwd=folder, env={**os.environ, "COLUMNS": "200"}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+def test_observing_changes_no_token_and_no_step_and_says_what_it_costs(tmp_path: Path) -> None:
+    (tmp_path / "survival.toml").write_text(EXPERIMENT)
+
+    first = patch_check(tmp_path)
+
+    assert first.returncode == 0, first.stderr + first.stdout
+    assert "tokens: 8 of 8 answers identical" in first.stdout
+    # Sequential sessions meet no timing: one request at a time, 7 decode steps each.
+    assert "decode tokens: 56 plain, 56 observed; steps (n in order) identical" in first.stdout
+    assert re.search(r"observer: \d+ \[\d+, \d+\] us a step \(median\)", first.stdout)
+    assert re.search(r"token period: .* change [+-]\S+% \[.*\] \(95% bootstrap interval, 8 answers", first.stdout)
+    assert "the same: observing changed neither an answer nor the decode work" in first.stdout
+    plain, observed = sorted(RunStore(tmp_path / "runs").sealed(), key=lambda run: run.condition != "plain")
+    assert plain.manifest.observation.patch["mode"] == "none"
+    assert {"sha256_before", "sha256_patch", "sha256_after"} <= observed.manifest.observation.patch.keys()
+
+    # Once sealed, nothing is run again without being asked to, and --resume only compares.
+    again = patch_check(tmp_path)
+    assert again.returncode == 2
+    assert "sealed runs of experiment 'survival-check' are there already. Use --resume" in again.stderr
+    compared = patch_check(tmp_path, "--resume")
+    assert compared.returncode == 0
+    assert compared.stdout.splitlines()[-8:] == first.stdout.splitlines()[-8:]
