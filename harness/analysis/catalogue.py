@@ -207,8 +207,11 @@ def _difference_s(left: int | None, right: int | None) -> float | None:
 
 
 def _dummy_lifecycle(evidence: Evidence) -> Found:
-    note = "a dummy request that finds a free slot leaves no line: only its evictions are in the log"
-    return (survival.lifecycle_table(evidence), survival.survival_table(evidence)), {}, (note,)
+    notes = (
+        "a dummy request that finds a free slot leaves no line: without an observer the requests are derived, one in "
+        "every decode step with 0 < n < limit",
+    )
+    return (survival.lifecycle_table(evidence), survival.survival_table(evidence)), {}, notes
 
 
 def _step_cost(evidence: Evidence) -> Found:

@@ -22,6 +22,7 @@ from harness.analysis.rules import (
     OccupancyPredictionRule,
     RecompilationRule,
     SaturationRule,
+    TimesSource,
 )
 
 Number = float | int | str | bool | None
@@ -236,11 +237,17 @@ def decide_saturation(rule: SaturationRule, subject: str, ratios: Mapping[str, S
 
 
 def decide_recompilation(
-    rule: RecompilationRule, subject: str, x_ms: Sequence[float], y_ms: Sequence[float], null_ms: Sequence[float]
+    rule: RecompilationRule,
+    subject: str,
+    x_ms: Sequence[float],
+    y_ms: Sequence[float],
+    null_ms: Sequence[float],
+    source: TimesSource = "steps",
 ) -> Decision:
     """WITHIN when the difference of medians is at most the quantile of same-artifact session-pair differences.
 
-    x_ms, y_ms: one step time per session of each artifact. null_ms: pooled pair differences of all artifacts.
+    x_ms, y_ms: one time per session of each artifact. null_ms: pooled pair differences of all artifacts. source: whose
+    times they are.
     """
     median_x, median_y = stats.median(x_ms), stats.median(y_ms)
     difference, limit = abs(median_x - median_y), stats.quantile(null_ms, rule.null_quantile)
@@ -252,7 +259,8 @@ def decide_recompilation(
         "median_x_ms": median_x, "median_y_ms": median_y, "difference_ms": difference, "threshold_ms": limit,
         "num_null_pairs": len(null_ms), "null_median_ms": stats.median(null_ms), "null_max_ms": max(null_ms),
     }  # fmt: skip
-    told = f"medians {median_x:.3f} and {median_y:.3f} ms differ by {difference:.3f}, threshold {limit:.3f}"
+    whose = "model p50 of the server's report" if source == "reported" else "whole step periods"
+    told = f"{whose}: medians {median_x:.3f} and {median_y:.3f} ms differ by {difference:.3f}, threshold {limit:.3f}"
     label = "WITHIN" if is_within else "OUTSIDE"
     return Decision(rule.name, subject, Outcome.PASS if is_within else Outcome.FAIL, told, label, numbers)
 

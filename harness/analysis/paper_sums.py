@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from harness.analysis.observer import OBSERVER_FILE, load_observer
+from harness.analysis.runfacts import server_of
 from harness.analysis.tabular import Cell
 from harness.records import SealedRun
 
@@ -61,13 +62,32 @@ def contributions(rows: Sequence[Mapping[str, Cell]], num_steps: int) -> list[Co
     return [*found, other, total]
 
 
-def dummy_requests(run: SealedRun) -> int | None:
-    """Steps that asked for a dummy block, as the observer inside the server saw them; None without one."""
+class DummyRequests(NamedTuple):
+    """How often a dummy block was asked for. is_derived: counted by the scheduler's rule, not seen."""
+
+    num_requests: int
+    is_derived: bool
+
+    def __str__(self) -> str:
+        return f"{self.num_requests} (derived)" if self.is_derived else str(self.num_requests)
+
+
+def dummy_requests(run: SealedRun) -> DummyRequests | None:
+    """Steps that asked for a dummy block: as the observer inside the server saw them, else by the vendor's rule.
+
+    The rule: with prefix caching, one in every decode step with 0 < n < limit, none in any other step (vllm-rbln 0.11.1
+    and 0.11.2, optimum_scheduler.py). A request that finds a free slot leaves no line in the log, so without an
+    observer the rule is all there is. None where it does not apply: no prefix caching, the paper's own rules, no steps.
+    """
     path = run.file(OBSERVER_FILE)
-    if not path.exists():
+    if path.exists():
+        slots = load_observer(path).steps.column("dummy_slot").to_pylist()
+        return DummyRequests(sum(slot is not None and slot >= 0 for slot in slots), is_derived=False)
+    server = server_of(run)
+    n = run.table("steps").column("n").to_pylist()
+    if not n or not server.prefix_caching or not server.rules.startswith("vendor-"):
         return None
-    slots = load_observer(path).steps.column("dummy_slot").to_pylist()
-    return sum(slot is not None and slot >= 0 for slot in slots)
+    return DummyRequests(sum(0 < seqs < server.max_num_seqs for seqs in n), is_derived=True)
 
 
 def loaded_memory_gib(run: SealedRun) -> tuple[float, float] | None:

@@ -19,6 +19,7 @@ from harness.shipped import find_shipped
 from harness.spec import Spec, describe_validation_error, load_toml
 
 Band = tuple[float, float]
+TimesSource = Literal["reported", "steps"]
 
 
 class _Rule(Spec):
@@ -100,13 +101,15 @@ class RecompilationRule(_Rule):
     """Medians of two artifacts against the differences of session pairs of one artifact (paper S2).
 
     Conditions are called ``<artifact>-b<bucket>``; replicates are its sessions. resolution_ms: step times are rounded
-    to it before anything is compared, as the paper's were recorded.
+    to it before anything is compared, as the paper's were recorded. times: the server's own report of its model time
+    ("reported", as in the paper), whole step periods ("steps"), or the report where every session has one ("any").
     """
 
     kind: Literal["recompilation"]
     comparisons: tuple[tuple[str, str], ...] = Field(min_length=1)
     null_quantile: float = Field(default=0.95, gt=0, lt=1)
     resolution_ms: float = Field(default=0.01, ge=0)
+    times: Literal[TimesSource, "any"] = "any"
 
     def has_subject_in(self, conditions: Sequence[str]) -> bool:
         artifacts = {condition.rpartition("-b")[0] for condition in conditions}

@@ -1,12 +1,14 @@
 """How long decode steps really took: intervals between step stamps, where nothing else ran between them.
 
 The log stamps a step when it begins; the interval to the next step is its duration when no prefill lies between and
-n and b stay. Nothing is modelled. Next: ``recompilation`` compares medians; a calibration fits them.
+n and b stay. A server's own report is read as it is. Nothing is modelled. Next: ``recompilation`` compares medians; a
+calibration fits them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -49,3 +51,18 @@ def full_bucket_ms(run: SealedRun, bucket: int) -> float | None:
     """Median duration of steps with the bucket exactly full, ms; None when there was none."""
     durations = run_steady_step_ns(run).get((bucket, bucket))
     return None if durations is None or not len(durations) else float(np.median(durations)) / NS_PER_MS
+
+
+def reported_model_ms(run: SealedRun, bucket: int) -> float | None:
+    """The server's own median model time (p50) with the bucket exactly full, ms; None where it did not report one.
+
+    The report (VLLM_RBLN_METRICS) pools all decode steps of a server's life, so it tells of a bucket only when every
+    step of the run had it full. Its resolution is 0.01 ms; the paper's Tables S2 and S3 print this figure.
+    """
+    launch: dict[str, Any] = run.manifest.effective.get("launch", {})
+    reported: float | None = launch.get("device_metrics", {}).get("MODEL", {}).get("decode", {}).get("p50_ms")
+    if reported is None:
+        return None
+    steps = run.table("steps")
+    pairs = set(zip(steps.column("n").to_pylist(), steps.column("b").to_pylist(), strict=True))
+    return reported if pairs == {(bucket, bucket)} else None

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from harness.analysis.paper_sums import DummyRequests, dummy_requests
 from harness.analysis.reuse import critical_request_count, extra_prefill_ns, rearrivals, reusable_tokens
 from harness.analysis.runfacts import server_of, workload_of
 from harness.analysis.tabular import Cell, ResultTable, table_of
@@ -164,10 +165,11 @@ def critical_count(evidence: Evidence) -> int | None:
 
 
 class Lifecycle(NamedTuple):
-    """Table S4 of one run. dummy_requests is None where the log does not show requests that evicted nothing."""
+    """Table S4 of one run. dummy_requests: seen by an observer or derived; None where neither is possible."""
 
     decode_steps: int
     partial_steps: int
+    dummy_requests: DummyRequests | None
     steps_at_limit: int
     evictions: dict[str, int]
     never_reallocated: int
@@ -188,7 +190,7 @@ def lifecycle(run: SealedRun) -> Lifecycle:
         later = (other for other in events[place + 1 :] if other["kind"] == "alloc")
         never += not any(slot in other["slots"] for other in later)
     partial = sum(0 < seqs < limit for seqs in n)
-    return Lifecycle(len(n), partial, len(n) - partial, callers, never)
+    return Lifecycle(len(n), partial, dummy_requests(run), len(n) - partial, callers, never)
 
 
 def lifecycle_table(evidence: Evidence) -> ResultTable:
@@ -202,6 +204,7 @@ def lifecycle_table(evidence: Evidence) -> ResultTable:
                     "run": f"{condition}/{run.replicate}",
                     "decode_steps": one.decode_steps,
                     "partial_steps": one.partial_steps,
+                    "dummy_requests": None if one.dummy_requests is None else str(one.dummy_requests),
                     "steps_at_limit": one.steps_at_limit,
                     "evictions": sum(one.evictions.values()),
                     "callers": ", ".join(f"{caller} {count}" for caller, count in sorted(one.evictions.items())),

@@ -6,7 +6,8 @@ records, rules and predictions. Next: ``harness decide`` prints them and sets th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Literal, NamedTuple
 
 from harness.analysis import decide, stats
 from harness.analysis.decide import Block, Costs, Decision, Outcome, withheld
@@ -22,9 +23,10 @@ from harness.analysis.rules import (
     OccupancyPredictionRule,
     RecompilationRule,
     SaturationRule,
+    TimesSource,
 )
 from harness.analysis.runfacts import by_condition, experiment_of
-from harness.analysis.steptimes import full_bucket_ms
+from harness.analysis.steptimes import full_bucket_ms, reported_model_ms
 from harness.clock import NS_PER_S
 from harness.records import SealedRun
 
@@ -206,20 +208,47 @@ def _saturations(rule: SaturationRule, evidence: Evidence) -> Iterator[Decision]
         yield _too_few(rule, subject, fewest) or decide.decide_saturation(rule, subject, ratios)
 
 
-def artifact_steps_ms(evidence: Evidence) -> dict[int, dict[str, list[float]]]:
-    """bucket -> artifact -> median step time of each session, ms; conditions are called <artifact>-b<bucket>."""
+class ArtifactTimes(NamedTuple):
+    """bucket -> artifact -> one time per session, ms, and whose time that is."""
+
+    by_bucket: dict[int, dict[str, list[float]]]
+    source: TimesSource
+
+
+def artifact_times_ms(evidence: Evidence, times: Literal[TimesSource, "any"] = "any") -> ArtifactTimes:
+    """Time of a step with its bucket exactly full, of every session; conditions are called <artifact>-b<bucket>.
+
+    times: "reported", the model p50 of the server's own report; "steps", the median of whole step periods; "any":
+    reported where every session reported it, else steps, because the two differ by more than sessions do.
+    """
+    reported = _times_by_bucket(evidence, reported_model_ms)
+    if times == "reported":
+        return ArtifactTimes(reported, "reported")
+    steps = _times_by_bucket(evidence, full_bucket_ms)
+    is_reported = times == "any" and bool(steps) and _num_sessions(reported) == _num_sessions(steps)
+    return ArtifactTimes(reported, "reported") if is_reported else ArtifactTimes(steps, "steps")
+
+
+def _times_by_bucket(
+    evidence: Evidence, time_of: Callable[[SealedRun, int], float | None]
+) -> dict[int, dict[str, list[float]]]:
     found: dict[int, dict[str, list[float]]] = {}
     for condition, runs in evidence.runs.items():
         artifact, separator, bucket = condition.rpartition("-b")
         if not separator or not bucket.isdigit():
             continue
-        medians = [full_bucket_ms(run, int(bucket)) for run in runs]
-        found.setdefault(int(bucket), {})[artifact] = [value for value in medians if value is not None]
+        sessions = [time_of(run, int(bucket)) for run in runs]
+        found.setdefault(int(bucket), {})[artifact] = [value for value in sessions if value is not None]
     return dict(sorted(found.items()))
 
 
+def _num_sessions(times: Mapping[int, Mapping[str, Sequence[float]]]) -> dict[tuple[int, str], int]:
+    return {(bucket, name): len(values) for bucket, found in times.items() for name, values in found.items()}
+
+
 def _recompilations(rule: RecompilationRule, evidence: Evidence) -> Iterator[Decision]:
-    for bucket, artifacts in artifact_steps_ms(evidence).items():
+    found = artifact_times_ms(evidence, rule.times)
+    for bucket, artifacts in found.by_bucket.items():
         rounded = {
             name: [_to_resolution(value, rule.resolution_ms) for value in values] for name, values in artifacts.items()
         }
@@ -227,7 +256,7 @@ def _recompilations(rule: RecompilationRule, evidence: Evidence) -> Iterator[Dec
         for x, y in rule.comparisons:
             subject = f"{x} vs {y}, bucket {bucket}"
             few = _too_few(rule, subject, min(len(rounded.get(x, ())), len(rounded.get(y, ()))))
-            yield few or decide.decide_recompilation(rule, subject, rounded[x], rounded[y], null_ms)
+            yield few or decide.decide_recompilation(rule, subject, rounded[x], rounded[y], null_ms, found.source)
 
 
 def _to_resolution(value: float, step: float) -> float:

@@ -103,7 +103,9 @@ Builder = Callable[[Source], Rows]
 
 @dataclass(frozen=True, slots=True)
 class TableSpec:
-    """How one table is made. experiments: whose runs it shows, for the note about the backend."""
+    """How one table is made. experiments: whose runs it shows, for the note about the backend. remark: a note that
+    depends on the runs.
+    """
 
     number: str
     caption: str
@@ -111,6 +113,7 @@ class TableSpec:
     build: Builder
     experiments: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    remark: Callable[[Source], str] | None = None
 
 
 def make_table(spec: TableSpec, source: Source) -> PaperTable:
@@ -119,7 +122,8 @@ def make_table(spec: TableSpec, source: Source) -> PaperTable:
         rows = tuple(tuple(row) for row in spec.build(source))
     except NotRunError as missing:
         return PaperTable(spec.number, spec.caption, spec.columns, (), (), missing.command)
-    notes = (*_backend_notes(spec, source), *spec.notes)
+    remarks = () if spec.remark is None else (spec.remark(source),)
+    notes = (*_backend_notes(spec, source), *remarks, *spec.notes)
     if not rows:
         return PaperTable(spec.number, spec.caption, spec.columns, (), (*notes, "the runs hold nothing that it shows"))
     return PaperTable(spec.number, spec.caption, spec.columns, rows, notes)

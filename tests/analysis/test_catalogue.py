@@ -6,6 +6,7 @@ Replicates are fewer than shipped where the figure does not need them.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import pytest
 from harness.analysis import decide
 from harness.analysis.catalogue import ANALYSES, analyse
 from harness.analysis.decide import Block, Outcome
-from harness.analysis.rules import load_rule
+from harness.analysis.rules import RecompilationRule, load_rule
 from harness.analysis.tabular import AnalysisResult
 from harness.analysis.verdicts import Evidence, decide_experiment
 from harness.plan import build_plan
@@ -275,6 +276,39 @@ def test_recompilations_of_a_deterministic_device_are_within(simulated: Runs) ->
     decisions = decide_experiment([relaxed], Evidence(runs), is_confirmatory=True)
     assert [one.label for one in decisions] == ["WITHIN"] * 12
     assert {row["null_pairs"] for row in analysed(runs).table("sessions").records()} == {3}
+
+
+def with_report(run: SealedRun, p50_ms: float) -> SealedRun:
+    """The run as a server with VLLM_RBLN_METRICS would have left it."""
+    launch = {"device_metrics": {"MODEL": {"decode": {"p50_ms": p50_ms}}}}
+    return replace(run, manifest=run.manifest.model_copy(update={"effective": {"launch": launch}}))
+
+
+def test_the_servers_own_model_time_is_used_where_every_session_reported_it(simulated: Runs) -> None:
+    runs = simulated("recompilation", 2, ("a1-b8", "a3-b8"))
+    reported = [with_report(run, 12.35 + 0.01 * run.replicate) for run in runs]
+    (table,) = (one for one in analysed(reported).tables if one.name == "sessions")
+    assert [row["ms_per_session"] for row in table.records()] == ["12.350 / 12.360"] * 2
+    assert {row["source"] for row in table.records()} == {"reported"}
+    # One session without a report: whole steps everywhere, so that two figures are never compared.
+    (mixed,) = (one for one in analysed([runs[0], *reported[1:]]).tables if one.name == "sessions")
+    assert {row["source"] for row in mixed.records()} == {"steps"}
+    assert all(str(row["ms_per_session"]).startswith("13.801") for row in mixed.records())
+
+
+def test_a_recompilation_rule_can_ask_for_one_figure_alone(simulated: Runs) -> None:
+    runs = [with_report(run, 12.0) for run in simulated("recompilation", 2, ("a1-b8", "a3-b8"))]
+    asked = {"comparisons": (("a1", "a3"),), "min_replicates": 2}
+    reasons = {
+        times: decide_experiment(
+            [RecompilationRule(name="r", kind="recompilation", times=times, **asked)],  # type: ignore[arg-type]
+            Evidence(runs),
+            is_confirmatory=True,
+        )[0].reason
+        for times in ("any", "reported", "steps")
+    }
+    assert reasons["any"] == reasons["reported"] == "model p50 of the server's report: " + reasons["any"].split(": ")[1]
+    assert reasons["steps"].startswith("whole step periods: medians 13.80")
 
 
 def test_repeats_of_one_input_give_45_and_2100_pairs(simulated: Runs) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from harness.analysis.paper_sums import contributions, loaded_memory_gib
+from harness.analysis.paper_sums import contributions, dummy_requests, loaded_memory_gib
 from harness.cli import app
 from harness.errors import SpecError
 from harness.records import RunStore
@@ -124,6 +124,22 @@ def test_table_s4_shows_the_evictions_of_the_dummy_path(runs_root: Path) -> None
     assert [rows[f"sequential-m{m}/0"][1] for m in (5, 6, 7, 8)] == ["49", "56", "63", "70"]
     assert [rows[f"sequential-m{m}/0"][5] for m in (5, 6, 7, 8)] == ["0", "1", "2", "3"]
     assert [rows[f"sequential-m{m}/0"][7] for m in (5, 6, 7, 8)] == ["0", "1", "1", "1"]
+
+
+def test_table_s4_derives_dummy_requests_by_the_schedulers_rule_and_says_so(runs_root: Path) -> None:
+    table = one_table(runs_root, "S4")
+    for row in table.rows:
+        assert row[3] == f"{row[2]} (derived)"
+    assert any(note.startswith("Derived: ") for note in table.notes)
+
+
+def test_dummy_requests_are_not_derived_where_the_rule_does_not_apply(runs_root: Path) -> None:
+    run = RunStore(runs_root).sealed("dummy-lifecycle")[0]
+    assert dummy_requests(run) == (49, True)
+    for changed in ({"rules": "paper"}, {"prefix_caching": False}):
+        server = {**run.manifest.requested["server"], **changed}
+        other = run.manifest.model_copy(update={"requested": {**run.manifest.requested, "server": server}})
+        assert dummy_requests(replace(run, manifest=other)) is None
 
 
 def test_table_s7_ends_with_the_papers_other_and_total_rows(runs_root: Path) -> None:
