@@ -74,6 +74,11 @@ class ScaledClock:
         self._numerator, self._denominator = ratio.numerator, ratio.denominator
         self.scale = float(ratio)
 
+    @property
+    def ratio(self) -> tuple[int, int]:
+        """The scale as an exact fraction: numerator, denominator."""
+        return self._numerator, self._denominator
+
     def from_monotonic_ns(self, monotonic_ns: int) -> int:
         """Model instant of a CLOCK_MONOTONIC stamp."""
         return monotonic_ns * self._numerator // self._denominator

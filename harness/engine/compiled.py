@@ -2,7 +2,8 @@
 
 A function marked ``@compiled`` or ``@inner`` never raises or allocates, and touches nothing but the arrays it is
 given. Where no folder can hold the cache it is compiled anew in each process.
-Next: ``pools``, ``vendor``, ``paper``, ``steps`` and ``harness.sim.kernel`` are written in it.
+Next: ``pools``, ``vendor``, ``paper``, ``steps`` and ``harness.sim.kernel`` are written in it, and so is
+``harness.live.wire.core``, whose memory is given by address.
 """
 
 from __future__ import annotations
@@ -32,6 +33,16 @@ def compiled(function: Callable[Parameters, Result]) -> Callable[Parameters, Res
 def inner(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
     """Compile a function that only compiled functions call; without a door for Python it compiles much faster."""
     return _compile(function, {"no_cpython_wrapper": True, "no_cfunc_wrapper": True})
+
+
+def compiled_viewing(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """As ``compiled``, for a function that makes arrays of memory whose address it is given."""
+    return _compile(function, {"_nrt": True})
+
+
+def inner_viewing(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """As ``inner``, for a function that makes or returns arrays of memory whose address it is given."""
+    return _compile(function, {"_nrt": True, "no_cpython_wrapper": True, "no_cfunc_wrapper": True})
 
 
 def _compile(function: Callable[Parameters, Result], extra: dict[str, Any]) -> Callable[Parameters, Result]:
@@ -75,7 +86,7 @@ def cache_folder() -> Path | None:
 def _sources_digest() -> str:
     digest = hashlib.sha256()
     here = Path(__file__).resolve().parent
-    for path in sorted([*here.glob("*.py"), *(here.parent / "sim").glob("*.py")]):
+    for path in sorted([*here.glob("*.py"), *here.parent.glob("sim/*.py"), *here.parent.glob("live/wire/*.py")]):
         text = path.read_bytes()
         if path.parent == here or b"harness.engine.compiled" in text:
             digest.update(text)

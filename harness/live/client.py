@@ -26,6 +26,7 @@ from harness.live.scheduler_slice import SHORT_SLICE_NS, SchedulerSlice
 from harness.spec import ClientSpec
 
 if TYPE_CHECKING:
+    from harness.live.wire.streams import WireStreams
     from harness.plan import Plan
 
 # Other threads of this process hand the interpreter over within this time, not within Python's usual 5 ms.
@@ -116,6 +117,7 @@ def replay_here(
     only: these sessions, and rows for them alone. choose_start: the common start, CLOCK_MONOTONIC ns, once all is
     ready; None: a moment later.
     """
+    streams = _streams(plan) if target.options.name == "epoll" else None
     script = Script(
         plan,
         model=target.model,
@@ -124,13 +126,14 @@ def replay_here(
         tells=on_event is not None,
         only=only,
         records=target.records,
+        prompts=streams,
     )
     script.prefetch_all()
     with contextlib.closing(script.chunks), _told(script, on_event) as tell, _undisturbed(), SchedulerSlice() as turns:
         cpu = CpuMeter()
         slice_ns = turns.ask(SHORT_SLICE_NS)
-        if target.options.name == "epoll":
-            result = _run_epoll(script, target, is_stopped, tell, turns, choose_start or _soon)
+        if streams is not None:
+            result = _run_epoll(script, streams, target, is_stopped, tell, turns, choose_start or _soon)
         else:
             result = _run_aiohttp(script, target, is_stopped, tell)
         usage = cpu.read()
@@ -143,23 +146,31 @@ def _soon() -> int:
     return monotonic_ns() + START_LEAD_NS
 
 
+def _streams(plan: Plan) -> WireStreams:
+    if not sys.platform.startswith("linux"):
+        raise SpecError(
+            "client 'epoll' needs Linux", where="client.name", hint="Choose client 'aiohttp', which runs everywhere"
+        )
+    from harness.live.wire.streams import WireStreams
+
+    return WireStreams(plan)
+
+
 def _run_epoll(
     script: Script,
+    streams: WireStreams,
     target: Target,
     is_stopped: Callable[[], bool],
     tell: Callable[[], None],
     turns: SchedulerSlice,
     choose_start: Callable[[], int],
 ) -> ReplayResult:
-    if not sys.platform.startswith("linux"):
-        raise SpecError(
-            "client 'epoll' needs Linux", where="client.name", hint="Choose client 'aiohttp', which runs everywhere"
-        )
-    from harness.live.wire import WireReplay
+    from harness.live.wire.replay import WireReplay
 
     spin_us = target.options.spin_us
     wire = WireReplay(
         script,
+        streams,
         host=target.host,
         port=target.port,
         host_header=f"{in_url(target.host)}:{target.port}",

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
     from pathlib import Path
 
+    from harness.live.client_prompts import Prompts
     from harness.plan import Plan
 
 
@@ -45,6 +46,15 @@ class ReplayEvent(NamedTuple):
     num_requests: int
 
 
+class BodyTexts(NamedTuple):
+    """What stays the same of every request's JSON body, in order: prompt, token limit and request id go between."""
+
+    before_prompt: bytes
+    before_max_tokens: bytes
+    before_request_id: bytes
+    end: bytes
+
+
 class Script:
     """The plan as a state machine over rows; row = position of a request in plan order.
 
@@ -63,8 +73,11 @@ class Script:
         tells: bool = True,
         only: Collection[int] | None = None,
         records: Path | None = None,
+        prompts: Prompts | None = None,
     ) -> None:
         """only: the sessions this process replays, with all that they follow or continue; None: all.
+
+        prompts: where the client keeps them itself.
 
         records: the folder for chunk rows that wait on disk; None: the system's temporary folder.
         """
@@ -81,7 +94,7 @@ class Script:
         self.num_finished = 0
         self.has_all_fresh = False
         self.finished_events: list[ReplayEvent] = []
-        self._prompts = prompts_of(plan)
+        self._prompts = prompts or prompts_of(plan)
         requests = [request for session in plan.sessions for request in session.requests]
         self._wait_after_ns = [request.wait_after_ns for request in requests]
         self._generate_tokens = [request.generate_tokens for request in requests]
@@ -100,7 +113,7 @@ class Script:
         self._is_last = [False] * self.rows.count
         for past_the_end in self._first_row[1:]:
             self._is_last[past_the_end - 1] = True
-        self._is_continued = [
+        self.is_continued = [
             # What this request generates is part of a later prompt; a truncation may have cut it off.
             self._keeps_stream[self.rows.session[row]]
             if is_last
@@ -110,15 +123,9 @@ class Script:
         for row in range(self.rows.count):
             session, request = self.rows.session[row], self.rows.request[row]
             self.rows.request_id[row] = f"{self.nonce}-{session}-{request}"
-        self._needs_token_ids = plan.prompt_form == "token-ids"
-        self._body_start = f'{{"model":{json.dumps(model)},"prompt":'.encode()
-        streaming = b'"stream":true,"stream_options":{"include_usage":true}' if stream else b'"stream":false'
-        # No min_tokens: ignore_eos gives the exact length, and min_tokens kills a bf16 vllm-rbln 0.11.1 engine (its
-        # logits processor writes float32 into bfloat16 logits).
-        self._body_end = (
-            b',"max_tokens":%%d,"ignore_eos":true,"temperature":0,"seed":%d,"return_token_ids":true,'
-            b'"request_id":"%%b",%b}' % (plan.seed, streaming)
-        )
+        self.needs_token_ids = plan.prompt_form == "token-ids"
+        self._model = model
+        self._body = self.body_texts()
 
     # -- positions ---------------------------------------------------------------------------------------------
 
@@ -132,6 +139,15 @@ class Script:
 
     def is_last_of_session(self, row: int) -> bool:
         return self._is_last[row]
+
+    def end_of_session(self, session: int) -> int:
+        """The row after the session's last one."""
+        return self._first_row[session + 1]
+
+    def last_row_of_parent(self, session: int) -> int | None:
+        """The last row of the session that this one continues."""
+        parent = self.parent_of(session)
+        return None if parent is None else self._first_row[parent + 1] - 1
 
     def parent_of(self, session: int) -> int | None:
         """The session whose stream this session continues."""
@@ -195,7 +211,7 @@ class Script:
         elif num_tokens != self._generate_tokens[row]:
             status = "wrong_length"
             error = f"{num_tokens} tokens generated, {self._generate_tokens[row]} planned"
-        elif answer.prompt_tokens != self._prompt_tokens[row] and self._needs_token_ids:
+        elif answer.prompt_tokens != self._prompt_tokens[row] and self.needs_token_ids:
             # A server that re-tokenises text may count otherwise; the drift is in the row's two columns.
             status = "wrong_length"
             error = f"the server counted {answer.prompt_tokens} prompt tokens, {self._prompt_tokens[row]} were sent"
@@ -204,7 +220,7 @@ class Script:
             done_ns = self.rows.done_ns[row]
             self._fail_rest(row, done_ns)
             return [] if self._is_last[row] else self._start_followers(session, self.clock.from_monotonic_ns(done_ns))
-        if self._is_continued[row]:
+        if self.is_continued[row]:
             self._prompts.carry(session, answer)
         elif self._is_last[row]:
             self._prompts.drop(session)
@@ -294,7 +310,7 @@ class Script:
 
     def new_answer(self, row: int) -> Answer:
         """An empty answer of the form this replay asks for."""
-        return Answer(self.stream, self._needs_token_ids, self._needs_token_ids and self._is_continued[row])
+        return Answer(self.stream, self.needs_token_ids, self.needs_token_ids and self.is_continued[row])
 
     def prefetch_all(self) -> None:
         """Draw what the whole replay will send, as far as that fits in memory."""
@@ -305,14 +321,27 @@ class Script:
         if not self._is_last[row]:
             self._prompts.prefetch(self.rows.session[row + 1], self.rows.request[row + 1])
 
+    def body_texts(self) -> BodyTexts:
+        """The parts that all bodies of this replay share; a token-id prompt stands in brackets of its own."""
+        streaming = b'"stream":true,"stream_options":{"include_usage":true}' if self.stream else b'"stream":false'
+        # No min_tokens: ignore_eos gives the exact length, and min_tokens kills a bf16 vllm-rbln 0.11.1 engine (its
+        # logits processor writes float32 into bfloat16 logits).
+        options = b',"ignore_eos":true,"temperature":0,"seed":%d,"return_token_ids":true,"request_id":"'
+        return BodyTexts(
+            f'{{"model":{json.dumps(self._model)},"prompt":'.encode(),
+            b',"max_tokens":',
+            options % self.plan.seed,
+            b'",%b}' % streaming,
+        )
+
     def body_parts(self, row: int) -> list[bytes]:
         """The JSON body of the row's request, to be joined; call once, after everything before it in its stream was
         judged.
         """
         parts = self._prompts.next_prompt(self.rows.session[row], self.rows.request[row])
-        parts[0] = self._body_start + parts[0]
-        parts.append(self._body_end % (self._generate_tokens[row], self.rows.request_id[row].encode()))
-        return parts
+        body = self._body
+        limit, request_id = str(self._generate_tokens[row]).encode(), self.rows.request_id[row].encode()
+        return [body.before_prompt, *parts, body.before_max_tokens, limit, body.before_request_id, request_id, body.end]
 
 
 def token_digest(token_ids: Sequence[int]) -> str:

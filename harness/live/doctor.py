@@ -23,7 +23,7 @@ from harness.live.backends import BACKENDS
 from harness.live.kernel_stamps import ANCILLARY_BYTES, SO_TIMESTAMPNS, enable_kernel_stamps
 from harness.live.provenance import clock_source, memory_bytes, usable_cores
 from harness.live.server import FREE_PORT_RANGE, free_port
-from harness.live.wire_timer import DeadlineTimer
+from harness.live.wire.timer import DeadlineTimer
 from harness.twin.environment import find_twin
 
 GIB = 1 << 30

@@ -18,9 +18,9 @@ from harness.live.client_prompts import TextPiece, take_tokens, text_piece
 from harness.live.client_rows import BLOCK_CHUNKS, ChunkRows, RequestRows
 from harness.live.kernel_stamps import SAMPLE_INTERVAL_NS, OffsetLog
 from harness.live.scheduler_slice import MAX_SLICE_NS, SHORT_SLICE_NS, SchedulerSlice
-from harness.live.wire_head import MAX_KEPT_HEADS, Framing, KnownHeads, read_framing
-from harness.live.wire_pool import allow_sockets
-from harness.live.wire_timer import DeadlineTimer
+from harness.live.wire.heads import MAX_KEPT_HEADS, Framing, KnownHeads, read_framing
+from harness.live.wire.pool import allow_sockets
+from harness.live.wire.timer import DeadlineTimer
 from harness.plan import Plan, RequestPlan, SessionPlan
 from harness.records.schema import CHUNKS
 

@@ -1,7 +1,7 @@
 """What the head of a response says about where its body ends; each distinct head is parsed once, by httptools.
 
 Two heads of equal bytes mean the same, so a run parses a handful of them. A head that is in any way unusual is left to
-the full parser, piece by piece. Next: ``wire_connection`` looks for the end that the head promised.
+the full parser, piece by piece. Next: ``core`` looks for the end that the head promised.
 """
 
 from __future__ import annotations

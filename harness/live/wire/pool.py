@@ -1,7 +1,7 @@
 """The connections of an epoll replay: one per running session, opened before they are needed, replaced when stale.
 
-A connection that cannot be had is no exception but None and a reason; nothing is sent or received here. Next: ``wire``
-sends on what it finds here.
+A connection that cannot be had is no exception but None and a reason; nothing is sent or received here. Next:
+``replay`` lets the compiled loop send on them.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from collections.abc import Callable, Sequence
 
 from harness.clock import NS_PER_S, monotonic_ns
 from harness.errors import ServerError, SpecError
-from harness.live.wire_connection import Connection
-from harness.live.wire_head import KnownHeads
+from harness.live.wire import layout as at
+from harness.live.wire.connection import Connection
+from harness.live.wire.layout import SharedTables
 
 CONNECT_TIMEOUT_NS = 10 * NS_PER_S
 POLL_S = 0.05
@@ -27,8 +28,10 @@ SPARE_FILES = 256
 class ConnectionPool:
     """Open connections by descriptor and by session. Raises ServerError when the host's name cannot be resolved."""
 
-    def __init__(self, epoll: select.epoll, host: str, port: int) -> None:
+    def __init__(self, epoll: select.epoll, host: str, port: int, tables: SharedTables) -> None:
+        """tables: where the compiled loop finds the connections, which this pool keeps up to date."""
         self._epoll = epoll
+        self._tables = tables
         try:
             self._family, _, _, _, self._address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         except OSError as error:
@@ -36,14 +39,13 @@ class ConnectionPool:
         self.by_fd: dict[int, Connection] = {}
         self.of_session: dict[int, Connection] = {}
         self.problem = ""
-        self._heads = KnownHeads()
         # In order of their deadlines, since all have the same limit.
         self._connecting: deque[tuple[int, Connection]] = deque()
 
     def open(self, session: int) -> Connection | None:
         """Begin to connect for ``session``; None when that fails at once, and ``problem`` says why."""
         try:
-            connection = Connection(self._family, session, self._heads)
+            connection = Connection(self._family, session)
         except OSError as error:
             self.problem = f"no more sockets ({error.strerror}) at {len(self.by_fd)} connections"
             return None
@@ -53,6 +55,10 @@ class ConnectionPool:
             return None
         self.by_fd[connection.fd] = connection
         self.of_session[session] = connection
+        self._tables.make_room_for(connection.fd)
+        self._tables.conn[connection.fd] = 0
+        self._tables.conn[connection.fd, at.N_MODE] = at.CONNECTING
+        self._serve(connection, session)
         self._epoll.register(connection.fd, select.EPOLLOUT)
         self._connecting.append((monotonic_ns() + CONNECT_TIMEOUT_NS, connection))
         return connection
@@ -89,17 +95,40 @@ class ConnectionPool:
             late.append(self._connecting.popleft()[1])
         return late
 
+    def _serve(self, connection: Connection, session: int) -> None:
+        self._tables.conn[connection.fd, at.N_SESSION] = session
+        self._tables.sess[session, at.S_FD] = connection.fd
+
+    def is_idle(self, connection: Connection) -> bool:
+        """True when it could carry a request."""
+        return bool(self._tables.conn[connection.fd, at.N_MODE] == at.IDLE)
+
+    def become_idle(self, connection: Connection) -> None:
+        """Connected: ready for a first request."""
+        self._epoll.modify(connection.fd, select.EPOLLIN)
+        self._tables.conn[connection.fd, at.N_MODE] = at.IDLE
+
+    def watch_room(self, connection: Connection, *, is_wanted: bool) -> None:
+        """Ask, or no longer ask, to be told when the kernel has room for more of a request."""
+        self._epoll.modify(connection.fd, select.EPOLLIN | (select.EPOLLOUT if is_wanted else 0))
+
     def hand_over(self, connection: Connection, session: int) -> None:
         """Let another session use an idle connection."""
-        self.of_session.pop(connection.session, None)
+        self._forget_session(connection)
         connection.session = session
         self.of_session[session] = connection
+        self._serve(connection, session)
+
+    def _forget_session(self, connection: Connection) -> None:
+        if self.of_session.get(connection.session) is connection:
+            del self.of_session[connection.session]
+            self._tables.sess[connection.session, at.S_FD] = at.ABSENT
 
     def drop(self, connection: Connection) -> None:
         """Close a connection and forget it."""
         self.by_fd.pop(connection.fd, None)
-        if self.of_session.get(connection.session) is connection:
-            del self.of_session[connection.session]
+        self._forget_session(connection)
+        self._tables.conn[connection.fd, at.N_MODE] = at.ABSENT_MODE
         connection.close()
 
     def close(self) -> None:

@@ -1,0 +1,1 @@
+"""The epoll client: a compiled loop that sends, stamps and goes on, and an interpreter that reads answers beside it."""

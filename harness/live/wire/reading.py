@@ -1,0 +1,127 @@
+"""What an answer says, read by proven parsers from the receives that the compiled loop has stamped and kept.
+
+The HTTP parser decides where an unusual answer ends, and checks where the loop said that a chunked one did. No socket
+and no clock here. Next: ``replay`` hands finished readings to ``client_script``.
+"""
+
+from __future__ import annotations
+
+import httptools
+
+from harness.live.client_answer import NO_KERNEL_STAMP, Answer, Piece
+from harness.live.wire.heads import HEAD_END
+from harness.live.wire.layout import COUNTED
+
+MIN_FINAL_STATUS = 200
+
+
+class Reading:
+    """One answer on its way. ``status`` is 0 until the head is known, ``problem`` empty while it is HTTP."""
+
+    __slots__ = (
+        "_body",
+        "_head",
+        "_is_counted",
+        "_is_head_complete",
+        "_last",
+        "_parser",
+        "answer",
+        "error_body",
+        "ids_text",
+        "is_kept_alive",
+        "is_over",
+        "problem",
+        "status",
+    )
+
+    def __init__(self, answer: Answer) -> None:
+        self.answer = answer
+        self.status = 0
+        self.problem = ""
+        # The ids as the compiled loop read them, where it did.
+        self.ids_text: bytes | None = None
+        self.error_body = b""
+        self.is_over = self.is_kept_alive = False
+        self._body: list[bytes] = []
+        self._head = b""
+        self._is_counted = self._is_head_complete = False
+        self._last: Piece | None = None
+        self._parser: httptools.HttpResponseParser | None = None
+
+    # -- called by httptools -----------------------------------------------------------------------------------
+
+    def on_headers_complete(self) -> None:
+        self._is_head_complete = True
+
+    def on_body(self, body: bytes) -> None:
+        self._body.append(body)
+
+    def on_message_complete(self) -> None:
+        assert self._parser is not None
+        if self._parser.get_status_code() >= MIN_FINAL_STATUS:
+            self.is_over = True
+            # To be asked here: the parser forgets the message's framing right after this call.
+            self.is_kept_alive = self._parser.should_keep_alive()
+        else:  # an interim answer (100 Continue): the real one follows
+            self._is_head_complete = False
+
+    # -- called by the replay ----------------------------------------------------------------------------------
+
+    def feed(self, received_ns: int, kernel: bytes, data: bytes, mode: int, status: int) -> None:
+        """Take the next receive; ``mode`` (N_MODE) is how the loop follows it, status what a known head says."""
+        if mode == COUNTED:
+            if not self._is_counted:
+                self._is_counted, self.status = True, status
+                data = data[data.find(HEAD_END) + len(HEAD_END) :]
+            self._take_body((received_ns, kernel, data))
+            return
+        if self._parser is None:
+            self._parser = httptools.HttpResponseParser(self)
+        if not self._is_head_complete:
+            self._head += data
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            self.problem = self.problem or f"not HTTP: {error}"
+        if self._is_head_complete and not self.status:
+            self.status = self._parser.get_status_code()
+        if self._body:
+            whole = self._body[0] if len(self._body) == 1 else b"".join(self._body)
+            self._body.clear()
+            self._take_body((received_ns, kernel, whole))
+
+    def _take_body(self, piece: Piece) -> None:
+        if self.status == 200:
+            self._last = piece
+            self.answer.feed(piece)
+        else:
+            self.error_body += piece[2]
+
+    def close(self, first_byte_ns: int) -> Answer:
+        """The whole answer, once it is complete, with what speaks against it in ``answer.problem``."""
+        answer = self.answer
+        answer.close(self._last or (first_byte_ns, NO_KERNEL_STAMP, b""))
+        if self._parser is not None and not self.is_over and not self.ends_at_close():
+            self.problem = self.problem or "not HTTP: the parser sees no end of the answer"
+        if self.ids_text is not None and not answer.problem and self.ids_text != ",".join(answer.id_texts).encode():
+            self.problem = self.problem or "token ids read on the wire differ from those of the parsed answer"
+        answer.problem = answer.problem or self.problem
+        # Its callbacks refer back to this object, and nothing collects cycles during a run.
+        self._parser = None
+        return answer
+
+    def abandon(self) -> None:
+        """The answer will never be complete."""
+        self._parser = None
+
+    def ends_at_close(self) -> bool:
+        """True when the end of the connection is what marks the answer's end."""
+        if not self._is_head_complete or self._is_counted:
+            return False
+        head = self._head.split(HEAD_END, 1)[0].lower()
+        return b"\r\ncontent-length:" not in head and b"\r\ntransfer-encoding:" not in head
+
+    @property
+    def has_head(self) -> bool:
+        """True once the whole head of the answer has come."""
+        return self._is_counted or self._is_head_complete
