@@ -29,6 +29,7 @@ _DEFAULT_HEADER = (
 )
 _HEADER = re.compile(_PRECISE_HEADER + rb"|" + _DEFAULT_HEADER)
 _ANY_HEADER = re.compile(rb"(?=(" + _HEADER.pattern + rb"))")
+_A_LEVEL = re.compile(_LEVEL + rb" ")
 _COLOUR = re.compile(rb"\x1b\[[0-9;]*m")
 _SURE_MARKERS = (b"[BUCKET] ", b"[PFX] ", b"Iteration(")
 
@@ -115,7 +116,8 @@ class LogParser:
             line = line[:-1]
         place, message = self._read_header(line)
         content = None if place is None else self._bucket_lines.get(message) or self._read_message(message)
-        if content is None:
+        if content is None or (_A_LEVEL.search(message) and _HEADER.search(message)):
+            # A line torn inside a request id, and the next one glued to it, would read as one with a strange id.
             place, content = self._read_glued(line)
         if place is None or content is None:
             self._count_unread(line, message)

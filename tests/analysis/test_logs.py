@@ -199,6 +199,13 @@ def test_a_line_glued_into_another_is_read_and_the_torn_one_is_not(log: bytes, l
     assert len(told) - len(rest) == is_whole_tail
 
 
+@pytest.mark.parametrize("log", [DEFAULT, PRECISE])
+def test_a_line_torn_inside_its_request_id_does_not_take_the_next_of_its_kind_for_the_id(log: bytes) -> None:
+    line = next(each for each in log.split(b"\n") if b"[ALLOC] REQUEST=" in each)
+    torn = line[: line.index(b"REQUEST=") + len(b"REQUEST=cmpl")]
+    assert said(parse(torn + line + b"\n")[0]) == said(parse(line + b"\n")[0])
+
+
 def test_a_line_without_end_is_dropped_in_constant_memory() -> None:
     block = b"x" * (MAX_LINE_BYTES // 2)
     good = b"1751364000.000250 7 INFO vllm_rbln.x [BUCKET] request_nums=3 padded_batch_size=4\n"

@@ -10,10 +10,12 @@ import json
 import re
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
-from twin_follow import follow, log_messages
-from twin_runs import counters, device_trace, faultless_tokens, increase, run_on_twin
+from cut_logs import assert_no_cut_invents_or_loses
+from twin_follow import Asked, Followed, follow, log_messages
+from twin_runs import Turn, counters, device_trace, faultless_turns, increase, run_on_twin
 
 from harness.analysis import ParseCounts, parse_log
 from harness.engine import EngineConfig
@@ -47,23 +49,39 @@ def token_range(run: SealedRun) -> tuple[int, int]:
     return shapes["token_low"], shapes["token_high"]
 
 
+def turns_of(run: SealedRun) -> dict[tuple[int, int], Turn]:
+    """What every request of the run sent and must have got."""
+    return faultless_turns(plan_of(run), *token_range(run))
+
+
 def assert_no_wrong_token(run: SealedRun) -> None:
-    expected = faultless_tokens(plan_of(run), *token_range(run))
+    expected = turns_of(run)
     for row in run.table("requests").to_pylist():
         place = row["session"], row["request"]
-        assert row["token_digest"] == token_digest(expected[place]), place
+        assert row["token_digest"] == token_digest(expected[place].answer), place
 
 
-def assert_engine_follows(run: SealedRun, server: ServerSpec) -> None:
-    """Every admission, eviction, reuse, block id and (n, b) of the server's log, in order, is the engine's."""
+def follow_run(run: SealedRun, trace: list[dict[str, Any]], server: ServerSpec) -> Followed:
+    """Play a trace of the run to the engine, beside the run's log."""
+    turns = turns_of(run)
+
+    def asked(engine_id: str) -> Asked:
+        turn = turns[place_in(run, engine_id)]
+        return Asked(turn.prompt, len(turn.answer))
+
     messages = log_messages(run.file("server.log").read_text(encoding="utf-8", errors="replace"))
-    followed = follow(messages, EngineConfig.from_server(server), plan_of(run), lambda name: place_in(run, name))
+    return follow(trace, messages, EngineConfig.from_server(server), asked)
+
+
+def assert_engine_follows(run: SealedRun, server: ServerSpec) -> Followed:
+    """From the server's true arrivals alone, every admission, eviction, reuse, block id and (n, b) is the engine's."""
+    followed = follow_run(run, device_trace(run), server)
     assert not followed.difference, followed.difference
-    decodes, prefills = device_trace(run, "decode"), device_trace(run, "prefill")
-    assert followed.decodes == len(decodes)
-    assert followed.prefills == len([record for record in prefills if record["chunk"] == 0])
-    print(f"{followed.prefills} prefills, {followed.decodes} decode steps, {followed.evictions} evictions, "
-          f"{followed.lines} log lines compared")  # fmt: skip
+    assert followed.arrivals == followed.admissions == plan_of(run).num_requests > 0
+    assert followed.decodes == len(device_trace(run, "decode")) > 0
+    assert followed.lines > followed.steps > followed.decodes
+    print(f"{plan_of(run).source}: {followed.text()}, compared and equal")
+    return followed
 
 
 def assert_bucket_lines_equal_the_device_trace(run: SealedRun) -> None:
@@ -75,15 +93,24 @@ def assert_bucket_lines_equal_the_device_trace(run: SealedRun) -> None:
 
 
 def assert_every_line_is_read(run: SealedRun) -> None:
-    """The parser leaves no line of ours unread, whole or cut anywhere, and events before the cut stay the same."""
+    """The parser leaves no line of ours unread, and a cut anywhere costs at most the line it goes through."""
     content = run.file("server.log").read_bytes()
     counts = ParseCounts()
-    whole = list(parse_log([content], counts))
+    kinds = Counter(type(event).__name__ for event in parse_log([content], counts))
     assert counts.unread == 0, counts.unread_samples
-    assert Counter(type(event).__name__ for event in whole)["BucketEvent"] == len(device_trace(run, "decode"))
-    for cut in range(len(content) // 7, len(content), len(content) // 7):
-        part = list(parse_log([content[:cut]], ParseCounts()))
-        assert part == whole[: len(part)]
+    assert kinds["BucketEvent"] == len(device_trace(run, "decode"))
+    cuts = assert_no_cut_invents_or_loses(content)
+    assert set(cuts) >= {"AllocEvent", "BucketEvent", "EvictionEvent", "FreeRequestEvent", "anywhere"}
+    print(f"cuts: {', '.join(f'{count} {kind}' for kind, count in cuts.items())}")
+
+
+def assert_another_order_of_arrival_is_noticed(run: SealedRun) -> None:
+    """The comparison is of the scheduler's choices: two requests that came in the other order make a difference."""
+    trace = device_trace(run)
+    first, second = [record for record in trace if record["kind"] == "arrival"][:2]
+    for name in ("request", "prompt_tokens"):
+        first[name], second[name] = second[name], first[name]
+    assert "requests of schedule()" in follow_run(run, trace, ServerSpec()).difference
 
 
 @pytest.mark.parametrize("num_background", sorted(SURVIVAL))
@@ -101,7 +128,9 @@ def test_a_sessions_kv_survives_as_long_as_the_paper_saw(tmp_path: Path, num_bac
     assert increase(run, "vllm:prompt_tokens_cached_total") == cached
     assert len(device_trace(run, "copy")) == bool(cached)
     assert_no_wrong_token(run)
-    assert_engine_follows(run, ServerSpec())
+    followed = assert_engine_follows(run, ServerSpec())
+    assert (followed.reuses, followed.evictions) == (bool(cached), evictions)
+    assert followed.false_hits == (hits > cached)
 
 
 @pytest.mark.parametrize("num_sessions", [8, 12])
@@ -122,5 +151,10 @@ def test_concurrent_sessions_are_scheduled_reused_and_logged_as_the_engine_says(
     assert counters(run, "after")["vllm:num_requests_running"] == 0
     assert all(record["unwritten_reads"] == 0 for record in device_trace(run, "decode"))
     assert_no_wrong_token(run)
-    assert_engine_follows(run, ServerSpec())
+    followed = assert_engine_follows(run, ServerSpec())
+    assert followed.reuses > 0
+    assert followed.evictions > 0
+    # More sessions than the limit: whom a finished request makes room for is the scheduler's choice.
+    assert (followed.queued_admissions > 0) == (num_sessions > ServerSpec().max_num_seqs)
+    assert_another_order_of_arrival_is_noticed(run)
     assert_every_line_is_read(run)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -56,21 +56,28 @@ def increase(run: SealedRun, name: str) -> float:
     return counters(run, "after")[name] - counters(run, "before")[name]
 
 
-def device_trace(run: SealedRun, kind: str) -> list[dict[str, Any]]:
-    """The stand-in device's own records of one kind, in order."""
+def device_trace(run: SealedRun, kind: str = "") -> list[dict[str, Any]]:
+    """The stand-in's own records in order: of one kind, or all, those about arrivals and scheduling among them."""
     lines = run.file("device_trace.jsonl").read_text(encoding="utf-8").splitlines()
-    return [record for record in map(json.loads, lines) if record["kind"] == kind]
+    return [record for record in map(json.loads, lines) if not kind or record["kind"] == kind]
 
 
-def faultless_tokens(plan: Plan, low: int, high: int) -> dict[tuple[int, int], list[int]]:
-    """What every request of a plan must get when nothing is ever reused wrongly."""
+class Turn(NamedTuple):
+    """One request: the tokens sent, and those that come back when nothing is ever reused wrongly."""
+
+    prompt: list[int]
+    answer: list[int]
+
+
+def faultless_turns(plan: Plan, low: int, high: int) -> dict[tuple[int, int], Turn]:
+    """Every request of a plan, by session and place in it."""
     streams = TokenStreams(plan)
     generated: dict[int, list[list[int]]] = defaultdict(list)
-    tokens: dict[tuple[int, int], list[int]] = {}
+    turns: dict[tuple[int, int], Turn] = {}
     for session in plan.sessions:
         for index, request in enumerate(session.requests):
-            prompt = streams.prompt_after(generated, session.index, index)
-            answer = expected_tokens(prompt.tolist(), request.generate_tokens, low, high)
+            prompt = streams.prompt_after(generated, session.index, index).tolist()
+            answer = expected_tokens(prompt, request.generate_tokens, low, high)
             generated[session.index].append(answer)
-            tokens[session.index, index] = answer
-    return tokens
+            turns[session.index, index] = Turn(prompt, answer)
+    return turns

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from twin_device.device import Device
+from twin_device.scheduling import trace_scheduling
 from twin_device.settings import read_settings
 
 UNLIKELY, CERTAIN = -30.0, 30.0
@@ -39,6 +40,8 @@ class RBLNCompiledModel:
                 low=self.shapes["token_low"],
                 high=self.shapes["token_high"],
             )
+            if _DEVICES[key].is_traced:
+                trace_scheduling(_DEVICES[key].note)
         return _DEVICES[key]
 
 

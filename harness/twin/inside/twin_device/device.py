@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Sequence
 from io import TextIOWrapper
 
@@ -37,6 +38,7 @@ class Device:
         self._pacer = Pacer(settings.timing)
         self._faults = settings.faults
         self._calls = {"start": 0, "prefill": 0, "decode": 0, "copy": 0}
+        self._notes: Counter[str] = Counter()
         self._trace: TextIOWrapper | None = None
         if settings.trace_path:
             # Line buffered: a crash must not take the records of what happened before it.
@@ -107,6 +109,17 @@ class Device:
         self._prefill_computed = 0
         self.memory.copy(source, target, num_tokens)
         self._write("copy", start, now_ns(), source=source, target=target, num_tokens=num_tokens)
+
+    @property
+    def is_traced(self) -> bool:
+        return self._trace is not None
+
+    def note(self, kind: str, start_ns: int, **fields: object) -> None:
+        """Put something between the records of the device's own calls: it happened after the one before."""
+        if self._trace is not None:
+            record = {"kind": kind, "call": self._notes[kind], "start_ns": start_ns, "end_ns": now_ns()} | fields
+            self._notes[kind] += 1
+            self._trace.write(json.dumps(record) + "\n")
 
     def close(self) -> None:
         """Close the trace; the device can still be used, untraced."""
