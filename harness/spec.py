@@ -12,9 +12,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_serializer,
+    field_validator,
+    model_validator,
+)
 
 from harness.errors import SpecError
+from harness.redact import redacted_arguments, redacted_env
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -251,9 +260,29 @@ class ServerSpec(Spec):
     patch: PatchMode = Field(default="overlay", description="how the [BUCKET] line gets into a real stack")
     observer: bool = Field(default=True, description="real stacks: one record per engine step, from inside")
     extra_args: tuple[str, ...] = Field(default=(), description="more arguments of `vllm serve`; the last one counts")
-    env: dict[str, str] = Field(default_factory=dict, description="more environment variables of the server")
+    env: dict[str, str] = Field(
+        default_factory=dict, description="more environment variables of the server; secrets are left out of records"
+    )
     url: str = Field(default="", description="backend 'attached': the server somebody else started")
     ssh: str = Field(default="", description="backend 'rbln': start the server on this host, over ssh")
+    device_metrics_url: str = Field(
+        default="", description="of rbln-metrics-exporter, e.g. http://127.0.0.1:9090/metrics; read through every run"
+    )
+
+    @field_serializer("env", when_used="json")
+    def _env_without_secrets(self, env: dict[str, str]) -> dict[str, str]:
+        return redacted_env(env)
+
+    @field_serializer("extra_args", when_used="json")
+    def _arguments_without_secrets(self, words: tuple[str, ...]) -> tuple[str, ...]:
+        return redacted_arguments(words)
+
+    @field_validator("device_metrics_url")
+    @classmethod
+    def _http_url(cls, url: str) -> str:
+        if url and not re.match(r"http://[^/@\s]+(/\S*)?$", url):
+            raise ValueError(f"device_metrics_url is {url!r}, not http://HOST:PORT/metrics")
+        return url
 
     @field_validator("devices")
     @classmethod
@@ -298,6 +327,15 @@ class ConditionSpec(Spec):
         description="keys of [workload] that this condition changes; it then has a plan of its own",
     )
     baseline: str = Field(default="", description="condition it is compared with; default: the experiment's baseline")
+
+    @field_serializer("server", when_used="json")
+    def _server_without_secrets(self, server: dict[str, Any]) -> dict[str, Any]:
+        kept = dict(server)
+        if isinstance(env := kept.get("env"), Mapping):
+            kept["env"] = redacted_env(cast("Mapping[str, str]", env))
+        if isinstance(words := kept.get("extra_args"), (list, tuple)):
+            kept["extra_args"] = list(redacted_arguments(cast("list[str]", words)))
+        return kept
 
     @field_validator("name")
     @classmethod

@@ -222,9 +222,10 @@ def load_engine(console: Console) -> None:
 
 def _show_order(console: Console, spec: Any) -> None:
     from harness.cli.progress import format_duration
-    from harness.runner.experiment import build_plans, planned_order, predicted_replay_s
+    from harness.runner.experiment import build_plans, check_hosts, planned_order, predicted_replay_s
 
     plans = build_plans(spec)
+    check_hosts(spec, planned_order(spec))
     for key in planned_order(spec):
         drawn = plans[key]
         treated = drawn.with_treatment(key.condition.treatment)

@@ -60,7 +60,14 @@ def start_server(launch: LaunchPlan, *, log_path: Path, stamps_path: Path, clock
         log_path.touch()
         stamps_path.touch()
         return AttachedServer(launch)
-    return ServerProcess.start(launch.argv, env=launch.env, log_path=log_path, stamps_path=stamps_path, clock=clock)
+    return ServerProcess.start(
+        launch.argv,
+        env=launch.env,
+        log_path=log_path,
+        stamps_path=stamps_path,
+        clock=clock,
+        scratch_variable=launch.scratch_variable,
+    )
 
 
 class AttachedServer:

@@ -7,6 +7,7 @@ Next: ``harness.live.server`` starts a LaunchPlan; ``harness.live.runner`` recor
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from types import MappingProxyType
 from harness.errors import SpecError
 from harness.live.artifacts import check_artifact, read_artifact
 from harness.live.attached_backend import AttachedBackend
+from harness.live.compile import require_fresh
 from harness.live.launch import (
     DEVICE_TRACE_FILE,
     LOOPBACK,
@@ -25,10 +27,12 @@ from harness.live.launch import (
     check_time_scale,
     write_config,
 )
-from harness.live.rbln_backend import RblnBackend
+from harness.live.rbln_backend import RblnBackend, check_installed, find_stack
 from harness.live.server import require_port
 from harness.live.twin_backend import TwinBackend
+from harness.redact import filled_env
 from harness.spec import ServerSpec
+from harness.twin.environment import find_twin
 
 CONFIG_FILE = "server.config.json"
 EMULATED_MODEL = "emulated-qwen3-4b"
@@ -40,6 +44,7 @@ __all__ = [
     "LaunchPlan",
     "TwinBackend",
     "backend_named",
+    "check_host",
     "check_server",
     "check_time_scale",
 ]
@@ -106,6 +111,26 @@ def check_server(backend: str, server: ServerSpec) -> None:
     """
     if server.artifact and not server.ssh and backend in {"rbln", "twin"}:
         check_artifact(read_artifact(Path(server.artifact)), server, server.artifact)
+
+
+def check_host(backend: str, server: ServerSpec) -> None:
+    """Refuse, before the first server of an experiment starts, what this host can already tell.
+
+    A busy port, a stack that is not there, an installed package that is not as the condition declares, a stale
+    artifact. Another host is looked at when its server starts. Raises as `Backend.launch` does.
+    """
+    if server.ssh or backend not in {"emulator", "rbln", "twin"}:
+        return
+    require_port(LOOPBACK, server.port)
+    if backend == "rbln":
+        stack = find_stack(server.environment)
+        check_installed(server, stack.site_packages)
+        if not server.artifact:
+            raise SpecError("is missing", where="server.artifact", hint="Name the folder of the compiled model")
+        require_fresh(Path(server.artifact), stack.versions)
+        filled_env(server.env, os.environ)
+    if backend == "twin":
+        check_installed(server, find_twin().site_packages)
 
 
 def backend_named(name: str) -> Backend:

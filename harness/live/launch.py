@@ -13,6 +13,7 @@ from typing import Any, Literal, Protocol
 
 from harness.errors import ServerError, SpecError
 from harness.records import Finding, Observation
+from harness.redact import redacted_arguments, redacted_env
 from harness.spec import ServerSpec
 
 LogFormat = Literal["default", "precise"]
@@ -29,7 +30,7 @@ class LaunchPlan:
     is_ours: False for a server that somebody else started. tells_settings: its log and metrics say what is in force.
     device_command: how to ask for the devices' state, with its first answer in ``requested``. findings: what is known
     to be so of every run on it. read_offset: for a log that another host stamps, its wall clock minus our monotonic
-    clock and the uncertainty of that, ns.
+    clock and the uncertainty of that, ns. scratch_variable: tells the server a folder for its own sockets.
     """
 
     backend: str
@@ -45,14 +46,15 @@ class LaunchPlan:
     tells_settings: bool = False
     device_command: tuple[str, ...] = ()
     findings: tuple[Finding, ...] = ()
+    scratch_variable: str = ""
     read_offset: Callable[[], tuple[int, int]] | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """For the manifest; files by name, since the run folder moves when it is sealed."""
+        """For the manifest: no secret; files by name, since the run folder moves when it is sealed."""
         return {
             "backend": self.backend,
-            "argv": list(self.argv),
-            "env": dict(self.env),
+            "argv": list(redacted_arguments(self.argv)),
+            "env": redacted_env(self.env),
             "host": self.host,
             "port": self.port,
             "model": self.model,

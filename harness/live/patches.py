@@ -185,11 +185,14 @@ def require_state(status: PatchStatus, wanted: State) -> Patch:
     """The patch of an installation that is ``wanted``; any other state is a SpecError with what was found."""
     if status.state == wanted and status.patch is not None:
         return status.patch
+    advice = status.advice
+    if status.state == "pristine":
+        advice = '`harness patch apply --in-place` patches it; patch = "overlay" needs no edit'
     raise SpecError(
         f"is {status.state}, not {wanted}: vllm-rbln {status.version or '(no version)'}, "
         f"SHA-256 {status.found_sha256[:16] or 'of no file'}",
         where=str(status.target),
-        hint=status.advice or None,
+        hint=advice or None,
     )
 
 

@@ -23,10 +23,11 @@ from harness.live.launch import LOOPBACK, LaunchPlan, LogFormat, check_time_scal
 from harness.live.patch_install import in_place_record
 from harness.live.patches import make_overlay, patch_status, require_state
 from harness.live.remote_plan import remote_plan
-from harness.live.serve_command import LOGGING_FILE, QUIET, logging_config, serve_arguments
+from harness.live.serve_command import LOGGING_FILE, QUIET, SOCKET_FOLDER_VARIABLE, logging_config, serve_arguments
 from harness.live.server import require_port
 from harness.observer import INSIDE, OBSERVER_FILE, observer_variables
 from harness.records import Observation
+from harness.redact import filled_env
 from harness.spec import ServerSpec
 
 FIND_TIMEOUT_S = 60.0
@@ -122,7 +123,8 @@ def serve_plan(
         env["VLLM_LOGGING_CONFIG_PATH"] = str(written["logging"])
     else:
         env["VLLM_LOGGING_LEVEL"] = "DEBUG"
-    own = {key: value for key, value in server.env.items() if key not in {"PYTHONPATH", "VLLM_PLUGINS"}}
+    given = filled_env(server.env, os.environ)
+    own = {key: value for key, value in given.items() if key not in {"PYTHONPATH", "VLLM_PLUGINS"}}
     search += [*paths, *(Path(part) for part in server.env.get("PYTHONPATH", "").split(os.pathsep) if part)]
     if search:
         env["PYTHONPATH"] = os.pathsep.join(map(str, search))
@@ -151,7 +153,17 @@ def serve_plan(
         ),
         tells_settings=True,
         device_command=tuple(device_command),
+        scratch_variable="" if SOCKET_FOLDER_VARIABLE in {**os.environ, **own} else SOCKET_FOLDER_VARIABLE,
     )
+
+
+def check_installed(server: ServerSpec, site_packages: Path) -> None:
+    """SpecError unless the installed package is as the patch mode of ``server`` needs it."""
+    status = patch_status(site_packages)
+    if server.patch == "in-place":
+        require_state(status, "patched")
+    elif server.patch == "overlay" or status.state in ("patched", "half-applied"):
+        require_state(status, "pristine")
 
 
 def _patched(server: ServerSpec, stack: Stack, overlays: Path) -> tuple[dict[str, Any], Path | None]:
@@ -161,9 +173,8 @@ def _patched(server: ServerSpec, stack: Stack, overlays: Path) -> tuple[dict[str
     if server.patch == "overlay":
         overlay = make_overlay(stack.site_packages, overlays)
         return overlay.to_json(), overlay.path
+    check_installed(server, stack.site_packages)
     status = patch_status(stack.site_packages)
-    if status.state in ("patched", "half-applied"):
-        require_state(status, "pristine")
     return {"mode": "none", "version": status.version, "found_sha256": status.found_sha256}, None
 
 

@@ -10,14 +10,16 @@ import json
 import os
 from dataclasses import astuple
 from pathlib import Path
+from typing import Any
 
 from harness.errors import SpecError
 from harness.live import remote
 from harness.live.artifacts import blocks_override
 from harness.live.launch import LOOPBACK, LaunchPlan
-from harness.live.serve_command import LOGGING_FILE, QUIET, logging_config, serve_arguments
+from harness.live.serve_command import LOGGING_FILE, QUIET, SOCKET_FOLDER_VARIABLE, logging_config, serve_arguments
 from harness.observer import INSIDE, OBSERVER_FILE, observer_variables
 from harness.records import Observation
+from harness.redact import filled_env, redacted_arguments, redacted_env
 from harness.spec import ServerSpec
 
 
@@ -55,9 +57,11 @@ def remote_plan(server: ServerSpec, *, backend: str, port: int, run_folder: Path
     laid_out = host.call("prepare", prepared)
     folder, remote_port = str(laid_out["folder"]), int(laid_out["port"])
     search = ([] if content is None else [f"{folder}/overlay"]) + ([f"{folder}/observer"] if server.observer else [])
-    own = {key: value for key, value in server.env.items() if key not in {"PYTHONPATH", "VLLM_PLUGINS"}}
+    given = filled_env(server.env, os.environ)
+    own = {key: value for key, value in given.items() if key not in {"PYTHONPATH", "VLLM_PLUGINS"}}
     env = {**QUIET, "VLLM_RBLN_METRICS": "1", "RBLN_DEVICES": ",".join(map(str, devices))}
     env["VLLM_LOGGING_CONFIG_PATH"] = f"{folder}/{LOGGING_FILE}"
+    env[SOCKET_FOLDER_VARIABLE] = folder
     if server.observer:
         env |= observer_variables(Path(folder) / OBSERVER_FILE, server.env.get("VLLM_PLUGINS"))
     search += [part for part in server.env.get("PYTHONPATH", "").split(os.pathsep) if part]
@@ -65,7 +69,7 @@ def remote_plan(server: ServerSpec, *, backend: str, port: int, run_folder: Path
         env["PYTHONPATH"] = os.pathsep.join(search)
     override = blocks_override(stack.config, server)
     arguments = serve_arguments(server, Path(server.artifact), remote_port, model, override)
-    job = {
+    job: dict[str, Any] = {
         "argv": [f"{server.environment}/bin/vllm", *arguments],
         "env": {**env, **own},
         "grace_s": server.stop_grace_s,
@@ -99,7 +103,12 @@ def remote_plan(server: ServerSpec, *, backend: str, port: int, run_folder: Path
             "versions": stack.versions,
             "artifact": {**stack.identity, "config": stack.config.to_json()},
             "devices": None if stack.devices is None else stack.devices.raw,
-            "remote": {"host": stack.host, **job},
+            "remote": {
+                "host": stack.host,
+                **job,
+                "argv": list(redacted_arguments(job["argv"])),
+                "env": redacted_env(job["env"]),
+            },
         },
         observation=Observation(
             steps="iteration-log" if server.patch == "none" else "bucket-log",

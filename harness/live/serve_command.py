@@ -20,6 +20,8 @@ DEBUG_LOGGERS = (
     "vllm_rbln.v1.worker.optimum_model_runner",
 )
 """The only loggers read below INFO: slots and evictions; decode buckets and KV copies; prefill and release."""
+SOCKET_FOLDER_VARIABLE = "VLLM_RPC_BASE_PATH"
+"""vLLM's processes talk over sockets in it and leave them there; by default it is the common temporary folder."""
 QUIET = {
     "PYTHONUNBUFFERED": "1",
     "VLLM_NO_USAGE_STATS": "1",

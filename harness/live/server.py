@@ -11,7 +11,9 @@ import contextlib
 import json
 import os
 import random
+import re
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -36,8 +38,13 @@ STOP_MARGIN_NS = 10 * NS_PER_S
 SUPERVISOR_START_NS = 30 * NS_PER_S
 # What a dead server's children may still write to the log, which the error will quote.
 LAST_WORDS_GRACE_S = 0.5
-TAIL_LINES = 15
+TAIL_LINES = 6
 TAIL_BYTES = 1 << 16
+# "ValueError: no such artifact", "some.module.DeviceError: ...": how Python names what ended it.
+_EXCEPTION = re.compile(r"(?:^|[\s.])([A-Z]\w*(?:Error|Exception|Interrupt|Exit): .+)$")
+SCRATCH_PREFIX = "rbln-harness-"
+# A socket's address holds 107 bytes, of which a server may use 40 for a name.
+LONGEST_SCRATCH_PARENT = 50
 # Below the range from which Linux draws ports for outgoing connections, so that no client of ours takes one by chance.
 FREE_PORT_RANGE = (20_000, 32_000)
 
@@ -80,10 +87,13 @@ class ServerProcess:
     The calling thread does all the work: nothing here runs beside the replay.
     """
 
-    def __init__(self, supervisor: subprocess.Popen[bytes], control: socket.socket, log_path: Path) -> None:
+    def __init__(
+        self, supervisor: subprocess.Popen[bytes], control: socket.socket, log_path: Path, scratch: str = ""
+    ) -> None:
         self._supervisor = supervisor
         self._control = control
         self._log_path = log_path
+        self._scratch = scratch
         self._received = b""
         self._returncode: int | None = None
         self._has_exited = False
@@ -104,23 +114,27 @@ class ServerProcess:
         env: Mapping[str, str] | None = None,
         cwd: Path | None = None,
         orphan_grace_s: float = 3.0,
+        scratch_variable: str = "",
     ) -> ServerProcess:
         """Start ``argv`` as the leader of its own process group; stdout and stderr go to ``log_path`` as bytes.
 
         env: additions to this process's environment. stamps_path: little-endian int64 pairs (byte offset of the first
         byte of a read, the instant of ``clock`` right after it), one per read. orphan_grace_s: wall seconds between
-        SIGTERM and SIGKILL should the harness itself be killed.
+        SIGTERM and SIGKILL should the harness itself be killed. scratch_variable: tells the server a folder for what it
+        would leave in the common one for temporary files; the folder goes when the server does.
         Raises ServerError when the program cannot be executed.
         """
         ours, theirs = socket.socketpair()
+        scratch = _scratch_folder() if scratch_variable else ""
         job = Job(
             argv=[str(word) for word in argv],
-            env={**os.environ, **(env or {})},
+            env={**os.environ, **(env or {}), **({scratch_variable: scratch} if scratch else {})},
             cwd=str(cwd or Path.cwd()),
             log_path=str(log_path.absolute()),
             stamps_path=str(stamps_path.absolute()),
             clock_scale=clock.scale,
             orphan_grace_ns=int(orphan_grace_s * NS_PER_S),
+            scratch=scratch,
         )
         with theirs, tempfile.TemporaryFile() as errors:
             supervisor = subprocess.Popen(
@@ -133,7 +147,7 @@ class ServerProcess:
                 start_new_session=True,
             )
             theirs.close()
-            process = cls(supervisor, ours, log_path)
+            process = cls(supervisor, ours, log_path, scratch)
             try:
                 process._introduce(job, errors)
             except BaseException:
@@ -186,7 +200,9 @@ class ServerProcess:
         self._read_events(0)
         if self._has_exited and not self._was_asked:
             report = self.stop(grace_s=LAST_WORDS_GRACE_S)
-            raise ServerError(f"ended by itself with {report.ending}{self._last_words()}", where=self._where)
+            raise ServerError(
+                f"ended by itself with {report.ending}{self._cause()}", where=self._where, hint=self._last_words()
+            )
         if self._log_error:
             self.kill()
             raise ServerError(
@@ -221,9 +237,9 @@ class ServerProcess:
                 self._read_events(HEALTH_POLL_NS)
         self.kill()
         raise ServerError(
-            f"not healthy after {deadline_s:g} s ({path} on port {port}: {answer}){self._last_words()}",
+            f"not healthy after {deadline_s:g} s ({path} on port {port}: {answer})",
             where=self._where,
-            hint="Raise start_timeout_s if it only needs longer",
+            hint=f"Raise start_timeout_s if it only needs longer. {self._last_words()}",
         )
 
     def stop(self, grace_s: float = 10.0) -> ExitReport:
@@ -272,11 +288,18 @@ class ServerProcess:
     def _where(self) -> str:
         return f"server (pid {self.pid})"
 
+    def _cause(self) -> str:
+        """The first exception that the end of the log names: what comes after it is mostly its echo."""
+        for line in self.log_tail(TAIL_BYTES):
+            if match := _EXCEPTION.search(line):
+                return f": {match[1]}"
+        return ""
+
     def _last_words(self) -> str:
         tail = self.log_tail()
         if not tail:
-            return "; its log is empty"
-        return "; last log lines:\n  " + "\n  ".join(tail) + "\n"
+            return "Its log is empty"
+        return f"{self._log_path.name}, which is kept, ends with:\n  " + "\n  ".join(tail)
 
     def _wait_gone(self, deadline_ns: int) -> dict[str, Any]:
         """The supervisor's proof that no process is left, or its equal when the supervisor was killed."""
@@ -336,13 +359,15 @@ class ServerProcess:
         return event
 
     def _abandon(self) -> None:
-        """Close the control socket, on which the supervisor ends, and reap it."""
+        """Close the control socket, on which the supervisor ends, and reap it; it may have been killed."""
         self._control.close()
         try:
             self._supervisor.wait(timeout=STOP_MARGIN_NS / NS_PER_S)
         except subprocess.TimeoutExpired:
             self._supervisor.kill()
             self._supervisor.wait()
+        if self._scratch:
+            shutil.rmtree(self._scratch, ignore_errors=True)
 
 
 def free_port(host: str = "127.0.0.1") -> int:
@@ -416,6 +441,11 @@ def _listening_inodes(port: int) -> set[str]:
             if fields[3] == "0A" and int(fields[1].rpartition(":")[2], 16) == port:
                 inodes.add(fields[9])
     return inodes
+
+
+def _scratch_folder() -> str:
+    parent = tempfile.gettempdir()
+    return tempfile.mkdtemp(prefix=SCRATCH_PREFIX, dir=parent if len(parent) <= LONGEST_SCRATCH_PARENT else "/tmp")
 
 
 def _supervisor_command(control_fd: int) -> list[str]:

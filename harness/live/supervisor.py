@@ -22,6 +22,7 @@ import fcntl
 import json
 import os
 import select
+import shutil
 import signal
 import socket
 import struct
@@ -60,7 +61,10 @@ class LogRead(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What to run and where its output goes. Times in ns of CLOCK_MONOTONIC unless they say otherwise."""
+    """What to run and where its output goes. Times in ns of CLOCK_MONOTONIC unless they say otherwise.
+
+    scratch: a folder that is removed when nothing of the server is left; "" for none.
+    """
 
     argv: list[str]
     env: dict[str, str]
@@ -69,6 +73,7 @@ class Job:
     stamps_path: str
     clock_scale: float
     orphan_grace_ns: int
+    scratch: str = ""
 
 
 def main() -> None:
@@ -204,6 +209,8 @@ class _Supervisor:
                 self._kill_descendants()
         while self._copy_log(log_read) == LogRead.DATA:
             pass
+        if self._job.scratch:
+            shutil.rmtree(self._job.scratch, ignore_errors=True)
         self._tell(event="gone", killed=self._killed, log_bytes=self._log_bytes)
 
     def _poll_timeout_ms(self) -> int:

@@ -21,6 +21,7 @@ from harness.prereg.frozen import FrozenPlan, FrozenRule, NamedFile, Preregistra
 from harness.prereg.predict import planned_all, predict_experiment
 from harness.prereg.repository import Commit, Repository, file_sha256
 from harness.prereg.seeds import used_seeds
+from harness.redact import redacted_arguments
 from harness.shipped import find_shipped
 from harness.spec import ExperimentSpec, RulesName
 
@@ -82,7 +83,7 @@ def freeze(
         name=spec.name,
         frozen_at_utc=utc_now().isoformat(timespec="seconds"),
         experiment_file=named(repository, experiment_file),
-        overrides=tuple(overrides),
+        overrides=redacted_arguments(overrides),
         experiment=spec,
         plans=tuple(plans),
         prediction_rules=options.prediction_rules or "",

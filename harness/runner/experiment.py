@@ -6,13 +6,14 @@ drawn plan. No progress file exists: what is sealed is done. Next: ``harness.run
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from harness.clock import NS_PER_S
 from harness.engine import load_cost_model
 from harness.errors import RecordsError, SpecError
-from harness.live.backends import check_server
+from harness.live.backends import check_host, check_server
 from harness.plan import Plan, build_plan, check_fits
 from harness.prereg import Ticket
 from harness.records import RunStore, SealedRun
@@ -108,6 +109,12 @@ def build_plans(spec: ExperimentSpec) -> dict[RunKey, Plan]:
     return plans
 
 
+def check_hosts(spec: ExperimentSpec, keys: Sequence[RunKey]) -> None:
+    """Refuse, before anything starts, what a condition of ``keys`` needs and this host does not have now."""
+    for server in {key.name: spec.server_of(key.condition) for key in keys}.values():
+        check_host(spec.backend, server)
+
+
 def predicted_replay_s(spec: ExperimentSpec, condition: ConditionSpec, plan: Plan) -> float:
     """Simulated wall seconds of one replay."""
     result = simulate(plan.with_treatment(condition.treatment), spec.server_of(condition))
@@ -138,6 +145,7 @@ def run_experiment(
     plans = build_plans(spec)
     keys = planned_order(spec)
     todo = _missing(store, spec, keys, plans, resume=resume, ticket=ticket)
+    check_hosts(spec, todo)
     forecast = _Forecast({key: predicted_replay_s(spec, key.condition, plans[key]) for key in todo})
     on_progress(ExperimentStarted(spec.name, len(keys), len(keys) - len(todo), forecast.left_s()))
     performed = 0

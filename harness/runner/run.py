@@ -28,6 +28,7 @@ from harness.live.server import ExitReport
 from harness.plan import Plan, write_plan
 from harness.prereg import FROZEN_COPY, Ticket
 from harness.records import ClockRecord, Finding, Manifest, RunWriter, SealedRun, ServerRecord
+from harness.redact import redacted_arguments
 from harness.runner.progress import ProgressSink, RequestFinished, RunStarted, ServerReady, StopFlag
 from harness.spec import ConditionSpec, ExperimentSpec, ServerSpec
 
@@ -209,7 +210,7 @@ def _seal(
             pid=measured.pid,
             is_alive_until_stop=measured.is_alive_until_stop,
             exit_status=measured.exit_report.returncode,
-            argv=launch.argv,
+            argv=redacted_arguments(launch.argv),
             facts={"launch": launch.to_json(), "exit": measured.exit_report.to_json()},
         ),
         client_audit={**measured.replay.audit, "self_audit": measured.audit},

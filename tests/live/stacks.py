@@ -1,4 +1,4 @@
-"""Little stand-ins for an installed stack and a compiled artifact: files with the real names and shapes, no code."""
+"""Stand-ins for an installed stack and a compiled artifact; and the twin's stack with a package that may be edited."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import stat
 import sys
 from pathlib import Path
 from typing import Any
+
+from harness.twin.environment import TwinEnvironment
 
 TARGET = "vllm_rbln/model_executor/models/optimum/model_base.py"
 
@@ -50,4 +52,25 @@ def write_environment(root: Path, *, versions: dict[str, str] | None = None) -> 
         path = root / "bin" / name
         path.write_text(text)
         path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return root
+
+
+def linked_environment(twin: TwinEnvironment, root: Path) -> Path:
+    """The twin's environment again, with a vllm_rbln of its own that may be edited; everything else is linked."""
+    site = root / twin.site_packages.relative_to(twin.folder)
+    site.mkdir(parents=True)
+    for path in twin.site_packages.iterdir():
+        if path.name != "vllm_rbln":
+            (site / path.name).symlink_to(path)
+    for path in (twin.site_packages / "vllm_rbln").rglob("*.*"):
+        if path.is_file() and path.suffix != ".pyc":
+            copy = site / path.relative_to(twin.site_packages)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_bytes(path.read_bytes())
+    (root / "pyvenv.cfg").write_text((twin.folder / "pyvenv.cfg").read_text())
+    (root / "bin").mkdir()
+    (root / "bin" / "python").symlink_to(twin.python.resolve())
+    script = twin.vllm.read_text().splitlines(keepends=True)
+    (root / "bin" / "vllm").write_text("".join([f"#!{root / 'bin' / 'python'}\n", *script[1:]]))
+    (root / "bin" / "vllm").chmod(0o755)
     return root

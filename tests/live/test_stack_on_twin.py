@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from stacks import linked_environment
 
 from harness.analysis.observer import load_observer
 from harness.errors import HarnessError
@@ -35,25 +36,8 @@ def twin() -> TwinEnvironment:
 
 @pytest.fixture(scope="module")
 def environment(twin: TwinEnvironment, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The twin's environment again, with a vllm_rbln of its own that may be edited; everything else is linked."""
-    root = tmp_path_factory.mktemp("environment")
-    site = root / twin.site_packages.relative_to(twin.folder)
-    site.mkdir(parents=True)
-    for path in twin.site_packages.iterdir():
-        if path.name != "vllm_rbln":
-            (site / path.name).symlink_to(path)
-    for path in (twin.site_packages / "vllm_rbln").rglob("*.*"):
-        if path.is_file() and path.suffix != ".pyc":
-            copy = site / path.relative_to(twin.site_packages)
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            copy.write_bytes(path.read_bytes())
-    (root / "pyvenv.cfg").write_text((twin.folder / "pyvenv.cfg").read_text())
-    (root / "bin").mkdir()
-    (root / "bin" / "python").symlink_to(twin.python.resolve())
-    script = twin.vllm.read_text().splitlines(keepends=True)
-    (root / "bin" / "vllm").write_text("".join([f"#!{root / 'bin' / 'python'}\n", *script[1:]]))
-    (root / "bin" / "vllm").chmod(0o755)
-    return root
+    """A copy of the twin's environment whose vllm_rbln may be edited."""
+    return linked_environment(twin, tmp_path_factory.mktemp("environment"))
 
 
 def _run(
