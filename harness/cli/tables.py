@@ -1,6 +1,6 @@
-"""``harness tables``: the paper's tables from sealed runs of the catalogue's experiments.
+"""``harness tables``, ``signs``: the paper's tables from sealed runs, and the signs of two of them over many plans.
 
-Nothing is computed here. Next: ``harness.report.paper_tables``.
+Nothing is computed here. Next: ``harness.report.paper_tables``, ``harness.report.padding_signs_page``.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ class TableForm(str, Enum):
 
 def register(app: typer.Typer) -> None:
     app.command(name="tables")(tables)
+    app.command(name="signs")(signs)
 
 
 def tables(
@@ -54,3 +55,21 @@ def tables(
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(written, encoding="utf-8")
     print(f"tables: {output}")
+
+
+def signs(
+    sums: Annotated[int, typer.Option(min=8, help="Sums of three plans per N.")] = 400,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Markdown file. Default: print.")] = None,
+) -> None:
+    """The signs of Tables I and II over many drawn plans, and under other readings of the method; simulated.
+
+    Example: `harness signs -o docs/table-signs.md`
+    """
+    from harness.report.padding_signs_page import page
+
+    text = page(sums)
+    if output is None:
+        print(text, end="")
+        return
+    output.write_text(text, encoding="utf-8")
+    print(f"wrote {output}")

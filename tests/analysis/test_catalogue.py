@@ -11,22 +11,18 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from harness.analysis import decide
 from harness.analysis.catalogue import ANALYSES, analyse
-from harness.analysis.decide import Block, Outcome
+from harness.analysis.decide import Outcome
 from harness.analysis.rules import RecompilationRule, load_rule
 from harness.analysis.tabular import AnalysisResult
 from harness.analysis.verdicts import Evidence, decide_experiment
-from harness.plan import build_plan
 from harness.prereg import predict_experiment, predict_runs
-from harness.prereg.predict import predict
 from harness.records import SealedRun
 from harness.runner import run_experiment
 from harness.shipped import find_shipped, shipped_names
-from harness.spec import ExperimentSpec, ServerSpec, WorkloadSpec, load_experiment, load_toml, parse_experiment
+from harness.spec import ExperimentSpec, load_experiment, load_toml, parse_experiment
 
 CATALOGUE = [
     name
@@ -83,55 +79,6 @@ def test_all_thirteen_experiments_are_there() -> None:
 
 
 # 1 and 2: alignment and bucket intervention.
-
-SIGN_DRAWS = 60
-
-
-def occupancy_of_draws(n: int, buckets: tuple[int, ...] = (1, 2, 4, 8)) -> tuple[float, float]:
-    """(delta p, decode time ratio) pooled over many drawn plans: what three replicates scatter around."""
-    server = ServerSpec(decode_buckets=buckets)
-    blocks, decode_ns = [], np.zeros(2)
-    for replicate in range(SIGN_DRAWS):
-        plan = build_plan(WorkloadSpec(num_sessions=n), 20261201, replicate)
-        with_waits, without = predict(plan, server), predict(plan.with_treatment("no-waits"), server)
-        blocks.append(Block(with_waits.padding, without.padding))
-        decode_ns += (with_waits.decode_ns, without.decode_ns)
-    total = decide.pooled(blocks)
-    return (total.without_waits.ratio or 0) - (total.with_waits.ratio or 0), decode_ns[0] / decode_ns[1]
-
-
-@pytest.mark.parametrize(("n", "sign"), [(3, 1), (5, 1), (6, 1), (8, -1), (10, -1), (12, -1)])
-def test_the_sign_of_the_padding_difference_follows_the_grid(n: int, sign: int) -> None:
-    # Where N is in the grid, waits take requests off it; where it is not, they bring them onto it (Table I).
-    delta_p, decode_ratio = occupancy_of_draws(n)
-    assert np.sign(delta_p) == sign
-    assert abs(delta_p) > 0.005
-    assert decode_ratio > 1.1
-
-
-@pytest.mark.parametrize("n", [7, 16])
-def test_at_7_and_16_sessions_there_is_no_direction(n: int) -> None:
-    # Table I prints +0.022 and -0.005 for its three plans. Over many plans the difference is nil, as the paper's own
-    # rule found at N = 7 (S4): no difference confirmed.
-    delta_p, decode_ratio = occupancy_of_draws(n)
-    assert abs(delta_p) < 0.015
-    assert decode_ratio > 1.1
-
-
-def test_at_4_sessions_the_printed_sign_is_that_of_its_plans() -> None:
-    # Table I prints +0.026 at N = 4, but 4 is in the grid: over many plans waits raise the padding there, as they do at
-    # N = 8. A third of single plans have the printed sign.
-    delta_p, decode_ratio = occupancy_of_draws(4)
-    assert delta_p < -0.005
-    assert decode_ratio > 1.1
-
-
-def test_bucket_6_turns_the_sign_at_6_sessions_and_not_at_8() -> None:
-    grid, wider = (1, 2, 4, 8), (1, 2, 4, 6, 8)
-    assert occupancy_of_draws(6, grid)[0] > 0 > occupancy_of_draws(6, wider)[0]
-    assert occupancy_of_draws(8, grid)[0] < 0
-    # Table II has delta p < 0 at N = 8 on both grids; with bucket 6 it is close to nil over many plans.
-    assert occupancy_of_draws(8, wider)[0] < 0.01
 
 
 def test_alignment_tables_have_a_row_per_n_and_a_block_per_plan(simulated: Runs) -> None:
