@@ -76,7 +76,7 @@ class RemoteHost:
         if done.returncode:
             said = [line for line in done.stderr.splitlines() if line.strip()] or [f"status {done.returncode}"]
             raise ServerError(
-                f"cannot be used: {said[-1]}",
+                f"cannot be used: {said[-1].rstrip('.')}",
                 where=self.name,
                 hint=f"Check server.ssh and server.environment: ssh {self.name} {self.python} -V",
             )

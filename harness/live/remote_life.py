@@ -1,12 +1,13 @@
 """The local process of a remote server: one ssh connection whose end is the server's end, and the files it brings back.
 
-SIGTERM closes the connection's input, on which the other side stops the server in good order and its last log lines
-still arrive. It never restarts anything. Next: ``harness.live.server`` treats it as it treats a local server.
+SIGTERM says so over the connection and closes its input, on which the other side stops the server in good order and its
+last log lines still arrive. It never restarts anything. Next: ``harness.live.server`` treats it as a local server.
 """
 
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import signal
 import subprocess
@@ -28,12 +29,15 @@ def live(job: dict[str, Any]) -> int:
         job["python"], script, "serve", f"{job['folder']}/job.json",
         options=("-o", "ExitOnForwardFailure=yes", "-L", forward),
     )  # fmt: skip
-    connection = subprocess.Popen(words, stdin=subprocess.PIPE)
+    connection = subprocess.Popen(words, stdin=subprocess.PIPE, bufsize=0)
 
     def stop(number: int, frame: FrameType | None) -> None:
         del number, frame
         if connection.stdin is not None:
-            connection.stdin.close()
+            # Asked to stop, and not cut off: what it wrote will be fetched.
+            with contextlib.suppress(OSError):
+                connection.stdin.write(b"stop\n")
+                connection.stdin.close()
 
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)

@@ -52,7 +52,8 @@ def main(words: list[str]) -> int:
     # A login shell of the other host may greet first.
     if os.environ.get("GREETING"):
         print("Welcome to", host, flush=True)
-    return subprocess.run(["/bin/sh", "-c", command], check=False).returncode
+    # Of another host, so in no process group of this one's.
+    return subprocess.run(["/bin/sh", "-c", command], check=False, start_new_session=True).returncode
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """What the harness does on another host, over ssh: look, lay files out, serve, clear up. Stdlib only.
 
 It runs in the serving stack's own Python and decides nothing. The server ends when standard input does: a lost
-connection or a killed harness leaves no server behind. Next: ``harness.live.remote`` is the other end.
+connection or a killed harness leaves no server and no folder behind. Next: ``harness.live.remote`` is the other end.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from typing import Any
 PREFIX = "rbln-harness-"
 PACKAGES = ("vllm", "vllm-rbln", "optimum-rbln", "rebel-compiler", "torch", "transformers")
 EDGE_BYTES = 1 << 20
+CUT_OFF = b"cut off"
+LAST_WORD_S = 1.0
 
 
 def probe(job: dict[str, Any]) -> dict[str, Any]:
@@ -99,22 +101,33 @@ def write(job: dict[str, Any]) -> dict[str, Any]:
     return {}
 
 
-def serve(job: dict[str, Any]) -> int:
-    """Run ``argv`` until it ends by itself or standard input does; its exit status, negative signals as 128 + n."""
+def serve(job: dict[str, Any], folder: Path) -> int:
+    """Run ``argv`` until it ends by itself or standard input does; its exit status, negative signals as 128 + n.
+
+    folder: where everything of this server lies. Who says "stop" will fetch and clear it; whoever is cut off cannot.
+    """
+    said: list[bytes] = []
     child = subprocess.Popen(
         job["argv"], env={**os.environ, **job["env"]}, stdin=subprocess.DEVNULL, start_new_session=True
     )
-    threading.Thread(target=_stop_at_end_of_input, args=(child, job["grace_s"]), daemon=True).start()
+    listener = threading.Thread(target=_stop_at_end_of_input, args=(child, job["grace_s"], said), daemon=True)
+    listener.start()
     status = child.wait()
+    # A lost connection ends the server by its closed output too, and may do so first.
+    listener.join(LAST_WORD_S)
     # What the server itself left behind, its engine core say.
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
+    if said == [CUT_OFF] and folder.name.startswith(PREFIX):
+        shutil.rmtree(folder, ignore_errors=True)
     return status if status >= 0 else 128 - status
 
 
-def _stop_at_end_of_input(child: subprocess.Popen[bytes], grace_s: float) -> None:
-    while os.read(0, 4096):
-        pass
+def _stop_at_end_of_input(child: subprocess.Popen[bytes], grace_s: float, said: list[bytes]) -> None:
+    words = b""
+    while part := os.read(0, 4096):
+        words += part
+    said.append(words or CUT_OFF)
     child.terminate()
     try:
         child.wait(grace_s)
@@ -135,11 +148,13 @@ def clear(job: dict[str, Any]) -> dict[str, Any]:
 
 def main(action: str, job: dict[str, Any]) -> int:
     """One action; what it found goes to standard output as one line of JSON."""
-    if action == "serve":
-        return serve(job)
     print(json.dumps({"probe": probe, "prepare": prepare, "write": write, "clear": clear}[action](job)))
     return 0
 
 
 if __name__ == "__main__" and len(sys.argv) > 2:
-    sys.exit(main(sys.argv[1], json.loads(Path(sys.argv[2]).read_text(encoding="utf-8"))))
+    # serve JOB_FILE: its environment may hold tokens, so the file does not outlive the reading.
+    job_file = Path(sys.argv[2])
+    wanted = json.loads(job_file.read_text(encoding="utf-8"))
+    job_file.unlink()
+    sys.exit(serve(wanted, job_file.parent))

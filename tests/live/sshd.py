@@ -1,0 +1,76 @@
+"""A real sshd on a loopback port, for one test: throwaway keys in a folder of its own, and a client configuration."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from harness.clock import NS_PER_MS, NS_PER_S, MonotonicClock
+from harness.live.server import free_port
+
+SERVER = "/usr/sbin/sshd"
+RUN_FOLDER = Path("/run/sshd")  # where sshd started by root wants to lock its children in
+
+
+@contextmanager
+def running_sshd(folder: Path, variables: Mapping[str, str]) -> Iterator[Path]:
+    """Serve logins of this user as host "npu1" of the configuration file that is given; "nowhere" has no server.
+
+    variables: of the environment of every login. Skips the test where OpenSSH's server or client is not installed.
+    """
+    if not (Path(SERVER).is_file() and shutil.which("ssh", path="/usr/bin") and shutil.which("ssh-keygen")):
+        pytest.skip("no OpenSSH server here (Debian, Ubuntu: apt install openssh-server openssh-client)")
+    folder.mkdir()
+    for name in ("host_key", "user_key"):
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)], check=True)
+    port, user = free_port(), pwd.getpwuid(os.getuid()).pw_name
+    (folder / "known_hosts").write_text(f"[127.0.0.1]:{port} {(folder / 'host_key.pub').read_text()}")
+    (folder / "sshd_config").write_text(
+        f"Port {port}\nListenAddress 127.0.0.1\nHostKey {folder}/host_key\nPidFile none\n"
+        f"AuthorizedKeysFile {folder}/user_key.pub\nStrictModes no\nPermitRootLogin prohibit-password\n"
+        "PasswordAuthentication no\nKbdInteractiveAuthentication no\nUsePAM no\n"
+        + "".join(f"SetEnv {name}={value}\n" for name, value in variables.items())
+    )
+    (folder / "config").write_text(
+        f"Host npu1\n  Port {port}\nHost nowhere\n  Port {free_port()}\nHost *\n  HostName 127.0.0.1\n  User {user}\n"
+        f"  IdentityFile {folder}/user_key\n  IdentitiesOnly yes\n  UserKnownHostsFile {folder}/known_hosts\n"
+        "  StrictHostKeyChecking yes\n"
+    )
+    makes_run_folder = os.geteuid() == 0 and not RUN_FOLDER.exists()
+    if makes_run_folder:
+        RUN_FOLDER.mkdir(mode=0o755)
+    with subprocess.Popen([SERVER, "-D", "-f", str(folder / "sshd_config"), "-E", str(folder / "sshd.log")]) as server:
+        try:
+            _wait_for(port)
+            yield folder / "config"
+        finally:
+            server.terminate()
+            server.wait()
+            if makes_run_folder:
+                RUN_FOLDER.rmdir()
+
+
+def write_command(path: Path, line: str) -> None:
+    """A shell script of one line."""
+    path.write_text(f"#!/bin/sh\n{line}\n")
+    path.chmod(0o755)
+
+
+def _wait_for(port: int) -> None:
+    clock = MonotonicClock()
+    deadline_ns = clock.now_ns() + 20 * NS_PER_S
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+            return
+        except OSError:
+            assert clock.now_ns() < deadline_ns, "sshd did not start"
+            clock.sleep_until_ns(clock.now_ns() + 20 * NS_PER_MS)
