@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from harness.analysis import ConditionFigures, extra_prefill_ns, rearrivals, summarise
+from harness.analysis.runfacts import cost_model_of
 from harness.clock import NS_PER_S
-from harness.engine import load_cost_model
 from harness.errors import SpecError
 from harness.plan import Plan
 from harness.records import SealedRun
@@ -92,7 +92,7 @@ def diagnose(runs: Sequence[SealedRun], condition: str = "") -> Diagnosis:
     if not own:
         raise SpecError(f"condition {name!r} has no valid run", where="advise", hint="Run the baseline first")
     server = ServerSpec.model_validate(own[0].manifest.server_spec)
-    model = load_cost_model(server.cost_model)
+    model = cost_model_of(own[0])
     lost_tokens, lost_ns, simulated_ns = 0, 0, 0
     queues: dict[int, int] = {}
     for run in own:

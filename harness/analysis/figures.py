@@ -15,7 +15,7 @@ from harness.analysis.lateness import lateness
 from harness.analysis.padding import Padding, padding, steps_by_n_b
 from harness.analysis.reconstruct import ChannelA, StepCost, channel_a, channel_b, residual_ns, waiting_session_ns
 from harness.analysis.reuse import cached_tokens, computed_prefill_tokens, rearrivals
-from harness.engine import load_cost_model
+from harness.analysis.runfacts import cost_model_of
 from harness.errors import PlanError
 from harness.plan import Plan
 from harness.records import SealedRun
@@ -98,7 +98,7 @@ def run_figures(run: SealedRun, cost_model: StepCost | None = None) -> RunFigure
     run has no step log although it decoded.
     """
     manifest = run.manifest
-    model = cost_model or load_cost_model(str(manifest.server_spec.get("cost_model", "paper")))
+    model = cost_model or cost_model_of(run)
     requests, steps, kv_events = run.table("requests"), run.table("steps"), run.table("kv_events")
     statuses = Counter(requests.column("status").to_pylist())
     has_decoded = any((tokens or 0) > 1 for tokens in requests.column("completion_tokens").to_pylist())

@@ -10,12 +10,11 @@ from __future__ import annotations
 import numpy as np
 
 from harness.analysis import stats
-from harness.analysis.runfacts import server_of
+from harness.analysis.runfacts import cost_model_of
 from harness.analysis.steptimes import run_steady_step_ns
 from harness.analysis.tabular import Cell, ResultTable, table_of
 from harness.analysis.verdicts import Evidence, artifact_times_ms
 from harness.clock import NS_PER_MS
-from harness.engine import load_cost_model
 from harness.records import SealedRun
 
 TIMES = {"reported": "model p50 of the server's own report", "steps": "whole step periods (model, sampler and host)"}
@@ -53,7 +52,7 @@ def step_table(evidence: Evidence) -> ResultTable:
         for run in runs:
             for pair, durations in run_steady_step_ns(run).items():
                 found.setdefault(pair, []).extend((durations / NS_PER_MS).tolist())
-    model = load_cost_model(server_of(next(iter(evidence.runs.values()))[0]).cost_model)
+    model = cost_model_of(next(iter(evidence.runs.values()))[0])
     rows: list[dict[str, Cell]] = [
         {
             "n": n,
@@ -84,7 +83,7 @@ def prefill_times(run: SealedRun) -> list[tuple[int, float]]:
 def prefill_table(evidence: Evidence) -> ResultTable:
     """Answer times of one-token requests against T(q), ascending q."""
     pairs = [pair for runs in evidence.runs.values() for run in runs for pair in prefill_times(run)]
-    model = load_cost_model(server_of(next(iter(evidence.runs.values()))[0]).cost_model)
+    model = cost_model_of(next(iter(evidence.runs.values()))[0])
     rows: list[dict[str, Cell]] = [
         {
             "computed_tokens": tokens,

@@ -1,6 +1,6 @@
-"""What a sealed run says about its own design: the experiment, the condition, the sessions' groups, N.
+"""What a sealed run says about its own design: the experiment, the condition, the sessions' groups, N, its cost model.
 
-Read from the manifest alone, so that an analysis never needs the experiment's file. Nothing is computed from tables.
+Read from the run alone, so that an analysis never needs the experiment's file. Nothing is computed from tables.
 Next: the analyses of single experiments group runs by these facts.
 """
 
@@ -11,11 +11,14 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
+from harness.engine import CostModel, load_cost_model
 from harness.errors import RecordsError
 from harness.records import SealedRun
 from harness.spec import ConditionSpec, ExperimentSpec, ServerSpec, WorkloadSpec
 
 Key = TypeVar("Key")
+# A copy of the cost-model file, as it was when the run was made: the run's channel A never changes with a checkout.
+COST_MODEL_FILE = "cost_model.toml"
 
 
 def experiment_of(run: SealedRun) -> ExperimentSpec:
@@ -46,6 +49,12 @@ def workload_of(run: SealedRun) -> WorkloadSpec:
 def server_of(run: SealedRun) -> ServerSpec:
     """The server configuration that was asked for."""
     return ServerSpec.model_validate(run.manifest.requested_server)
+
+
+def cost_model_of(run: SealedRun) -> CostModel:
+    """What prices the run's channel A: the copy that lies in it; runs older than such copies, the file of that name."""
+    path = run.file(COST_MODEL_FILE)
+    return load_cost_model(path if path.is_file() else str(run.manifest.server_spec.get("cost_model", "paper")))
 
 
 def group_sessions(run: SealedRun) -> dict[str, range]:

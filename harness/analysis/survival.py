@@ -12,11 +12,10 @@ from typing import NamedTuple
 
 from harness.analysis.paper_sums import DummyRequests, dummy_requests
 from harness.analysis.reuse import critical_request_count, extra_prefill_ns, rearrivals, reusable_tokens
-from harness.analysis.runfacts import server_of, workload_of
+from harness.analysis.runfacts import cost_model_of, server_of, workload_of
 from harness.analysis.tabular import Cell, ResultTable, table_of
 from harness.analysis.verdicts import Evidence
 from harness.clock import NS_PER_MS
-from harness.engine import load_cost_model
 from harness.plan import Plan
 from harness.records import SealedRun
 
@@ -110,7 +109,7 @@ def lost_reuse_table(evidence: Evidence) -> ResultTable:
     """What losing the reuse costs, T(L) - T(L - C), summed over the re-arrivals that lost it; ms."""
     rows: list[dict[str, Cell]] = []
     for condition, runs in evidence.runs.items():
-        model = load_cost_model(server_of(runs[0]).cost_model)
+        model = cost_model_of(runs[0])
         lost = [check for run in runs for check in reuse_checks(run) if not check.is_reused and check.by_formula]
         extra_ms = [extra_prefill_ns(model, check.prompt, check.by_formula) / NS_PER_MS for check in lost]
         rows.append(

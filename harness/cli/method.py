@@ -109,7 +109,8 @@ def decide(
     """Apply decision rules to sealed valid runs: PASS, FAIL, WITHHELD or NOT SUBJECT, with every number used.
 
     Confirmatory runs are judged by the rules and predictions they were frozen with. Exploratory ones are NOT SUBJECT.
-    Invalid runs are left out. Exit code 4 when a rule says FAIL; what is WITHHELD or NOT SUBJECT fails nothing.
+    Invalid runs are left out. Exit codes: 0 no decision is FAIL (WITHHELD and NOT SUBJECT fail nothing), 4 at least one
+    is, 2 no such runs or rule, or a rule that was not frozen, 1 records that are damaged or mixed.
 
     Example: `harness decide configuration --runs runs/today`
     """

@@ -14,6 +14,8 @@ from harness.analysis.rules import find_rule, load_rule
 from harness.clock import utc_now
 from harness.engine.cost import find_cost_file
 from harness.errors import SpecError
+from harness.live.artifacts import artifact_identity
+from harness.live.patches import PATCH_ROOTS
 from harness.live.provenance import SOURCE_ROOT, source_facts, source_sha256
 from harness.plan import check_fits
 from harness.plan.files import write_atomic
@@ -26,6 +28,8 @@ from harness.shipped import find_shipped
 from harness.spec import ExperimentSpec, RulesName
 
 PATCHES = "patches"
+# Where `harness run` writes unless told; exploratory runs anywhere below it have used their seeds.
+RUNS = "runs"
 HARNESS_FOLDER = SOURCE_ROOT / "harness"
 # Files that come with an installed harness and not from the repository.
 SHIPPED = "shipped:"
@@ -92,6 +96,7 @@ def freeze(
         code_sha256=source_sha256(HARNESS_FOLDER),
         code_commit=source_facts().get("git_commit") or "",
         files=tuple(named(repository, one) for one in sorted(set(_inputs(repository, spec)))),
+        artifacts=_artifacts(spec),
         parent_commit=repository.head() or "",
         is_tree_dirty=bool(dirty),
         dirty_paths=tuple(dirty[:50]),
@@ -123,7 +128,13 @@ def _refuse(
         )
     if options.tag and not options.is_committed:
         raise SpecError("a tag needs the commit it is put on", where="--tag", hint="Add --commit")
-    check_new_seed(repository, spec.base_seed, leave_out=[experiment_file])
+    if spec != ExperimentSpec.model_validate(spec.model_dump(mode="json")):
+        raise SpecError(
+            "server.env or server.extra_args holds a secret, which a frozen file cannot keep",
+            where=str(experiment_file),
+            hint="Set it in the environment that harness runs in",
+        )
+    check_new_seed(repository, spec.base_seed, leave_out=[experiment_file], runs_root=repository.root / RUNS)
 
 
 def check_new_seed(
@@ -186,9 +197,22 @@ def _inputs(repository: Repository, spec: ExperimentSpec) -> Iterator[Path]:
     for condition in spec.condition:
         yield find_cost_file(spec.server_of(condition).cost_model)
         yield find_shipped("waits", spec.workload_of(condition).waits, what="wait distribution")
-    patches = repository.root / PATCHES
-    if patches.is_dir():
-        yield from (path for path in patches.rglob("*") if path.is_file())
+    for patches in (repository.root / PATCHES, *PATCH_ROOTS):
+        if patches.is_dir():
+            yield from (path for path in patches.rglob("*") if path.is_file() and path.suffix != ".pyc")
+
+
+def _artifacts(spec: ExperimentSpec) -> dict[str, str]:
+    """Compiled artifacts of the conditions that lie on this machine, by folder."""
+    folders = {spec.server_of(condition).artifact for condition in spec.condition} - {""}
+    found = {folder: artifact_sha256(folder) for folder in sorted(folders)}
+    return {folder: sha256 for folder, sha256 in found.items() if sha256 is not None}
+
+
+def artifact_sha256(folder: str) -> str | None:
+    """What identifies a compiled artifact; None where it is not on this machine."""
+    path = Path(folder)
+    return str(artifact_identity(path)["sha256_edges"]) if path.is_dir() else None
 
 
 def _commit(

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from harness.analysis.predictions import Prediction
 from harness.analysis.rules import DecisionRule
@@ -53,9 +53,10 @@ class Preregistration(Spec):
     """Everything fixed beforehand. experiment: as it will be run, the file's overrides applied.
 
     code_sha256: of the harness's own Python files; code_commit: where those were checked out. files: what plans and
-    predictions rest on (cost models, wait distributions, patches). prediction_rules: the KV rules the predictions were
-    made with, "" for each server's own. is_tree_dirty: frozen although other files were uncommitted. digest: SHA-256
-    of everything else in this file.
+    predictions rest on (cost models, wait distributions, patches). artifacts: folder of every compiled artifact that
+    was on this machine -> what identified it. prediction_rules: the KV rules the predictions were made with, "" for
+    each server's own. is_tree_dirty: frozen although other files were uncommitted. digest: SHA-256 of everything else
+    in this file.
     """
 
     format: Literal["harness-preregistration/1"] = FORMAT
@@ -71,6 +72,7 @@ class Preregistration(Spec):
     code_sha256: str
     code_commit: str = ""
     files: tuple[NamedFile, ...]
+    artifacts: dict[str, str] = Field(default_factory=dict)
     parent_commit: str = ""
     is_tree_dirty: bool = False
     dirty_paths: tuple[str, ...] = ()

@@ -13,16 +13,23 @@ import pyarrow as pa
 
 from harness.analysis import rearrivals
 from harness.analysis.predictions import Prediction, Predictions
+from harness.analysis.runfacts import cost_model_of
+from harness.engine import CostModel
 from harness.plan import Plan, build_plan
 from harness.records import SealedRun
 from harness.sim import SimResult, simulate
 from harness.spec import ConditionSpec, ExperimentSpec, RulesName, ServerSpec
 
 
-def predict(plan: Plan, server: ServerSpec, rules: RulesName | None = None) -> Prediction:
-    """One run. rules: the KV rules to predict with; default, those the server is said to follow."""
+def predict(
+    plan: Plan, server: ServerSpec, rules: RulesName | None = None, cost_model: CostModel | None = None
+) -> Prediction:
+    """One run. rules: the KV rules to predict with; default, those the server is said to follow.
+
+    cost_model: default, the file that the server names.
+    """
     asked = server if rules is None else server.model_copy(update={"rules": rules})
-    return _prediction(plan, asked, simulate(plan, asked))
+    return _prediction(plan, asked, simulate(plan, asked, cost_model))
 
 
 def _prediction(plan: Plan, server: ServerSpec, result: SimResult) -> Prediction:
@@ -71,7 +78,7 @@ def predict_runs(runs: Sequence[SealedRun], rules: RulesName | None = None) -> P
     for run in runs:
         plan = Plan.load(run.file("plan.jsonl"))
         server = ServerSpec.model_validate(run.manifest.requested_server)
-        found.setdefault(run.condition, {})[run.replicate] = predict(plan, server, rules)
+        found.setdefault(run.condition, {})[run.replicate] = predict(plan, server, rules, cost_model_of(run))
     return found
 
 

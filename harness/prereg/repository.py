@@ -88,6 +88,16 @@ class Repository:
         assert found is not None, "git has just committed it"
         return found
 
+    def tag_at(self, sha: str) -> str:
+        """Annotated or signed tags on a commit, "; signed" behind a signed one; "" without any."""
+        names = _git(self.root, "tag", "--points-at", sha, "--format=%(objecttype) %(refname:short)").splitlines()
+        annotated = [line.partition(" ")[2] for line in names if line.startswith("tag ")]
+        return ", ".join(name + ("; signed" if self._is_signed(name) else "") for name in annotated)
+
+    def _is_signed(self, tag: str) -> bool:
+        content = _git(self.root, "cat-file", "tag", tag)
+        return any(f"-----BEGIN {kind}-----" in content for kind in ("PGP SIGNATURE", "SSH SIGNATURE"))
+
     def tag(self, name: str, message: str, *, is_signed: bool) -> None:
         """Put an annotated (or signed) tag on the checked-out commit."""
         try:

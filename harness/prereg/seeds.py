@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, cast
 
 from harness.errors import SpecError
 from harness.prereg.repository import Repository
-from harness.records import RunStore
+from harness.records.manifest import MANIFEST_NAME
 from harness.spec import load_toml
 
 SEED_KEY = re.compile(r"(?:^|_)seeds?$")
@@ -113,7 +113,18 @@ def _in_history(repository: Repository, hidden: set[str]) -> Iterator[SeedUse]:
 
 
 def _in_runs(runs_root: Path) -> Iterator[SeedUse]:
-    for run in RunStore(runs_root).sealed():
-        seed = run.manifest.requested.get("experiment", {}).get("base_seed")
-        if isinstance(seed, int) and run.manifest.preregistration is None:
-            yield SeedUse(seed, f"exploratory run {'/'.join(map(str, run.key))}")
+    """Exploratory sealed runs anywhere below a folder: records may lie in folders of their own."""
+    for path in sorted(runs_root.rglob(MANIFEST_NAME)) if runs_root.is_dir() else ():
+        manifest = _manifest(path)
+        seed = manifest.get("requested", {}).get("experiment", {}).get("base_seed")
+        if isinstance(seed, int) and manifest.get("preregistration") is None:
+            yield SeedUse(seed, f"exploratory run {path.parent.relative_to(runs_root).as_posix()}")
+
+
+def _manifest(path: Path) -> Mapping[str, Any]:
+    """What a manifest says; nothing where it cannot be read: deciding by its run will say so."""
+    try:
+        content: Any = json.loads(path.read_bytes())
+    except (ValueError, OSError):
+        return {}
+    return cast("Mapping[str, Any]", content) if isinstance(content, Mapping) else {}

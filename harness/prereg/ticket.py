@@ -10,11 +10,12 @@ import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
+from harness.analysis.runfacts import COST_MODEL_FILE
 from harness.clock import NS_PER_S, ScaledClock, utc_now
 from harness.errors import PlanError, RecordsError, SpecError
 from harness.live.provenance import source_sha256
 from harness.plan import Plan
-from harness.prereg.freeze import HARNESS_FOLDER, check_new_seed, resolve
+from harness.prereg.freeze import HARNESS_FOLDER, artifact_sha256, check_new_seed, resolve
 from harness.prereg.frozen import (
     FROZEN_COPY,
     NamedFile,
@@ -43,6 +44,7 @@ def ticket_for(path: Path, *, runs_root: Path | None = None) -> tuple[Preregistr
     for file, what in _named_files(frozen):
         _check_unchanged(repository, file, what)
     _check_code(frozen)
+    _check_artifacts(frozen)
     _check_plans(repository, frozen)
     own = [path, resolve(repository, frozen.experiment_file)]
     own += sorted({repository.root / plan.path for plan in frozen.plans})
@@ -52,6 +54,7 @@ def ticket_for(path: Path, *, runs_root: Path | None = None) -> tuple[Preregistr
         sha256=hashlib.sha256(content).hexdigest(),
         commit=commit.sha,
         committed_at_s=commit.at_s,
+        tag=repository.tag_at(commit.sha),
     )
     return frozen, Ticket(record, content)
 
@@ -98,6 +101,14 @@ def _check_code(frozen: Preregistration) -> None:
             where=str(HARNESS_FOLDER),
             hint=f"Check out {frozen.code_commit[:12] or 'the code it was frozen with'}, or freeze again",
         )
+
+
+def _check_artifacts(frozen: Preregistration) -> None:
+    for folder, sha256 in frozen.artifacts.items():
+        found = artifact_sha256(folder)
+        if found != sha256:
+            what = "is gone" if found is None else "was compiled again or changed"
+            raise SpecError(f"the compiled artifact {what} since the freeze", where=folder, hint=AGAIN)
 
 
 def _check_plans(repository: Repository, frozen: Preregistration) -> None:
@@ -160,6 +171,7 @@ def _check_run(run: SealedRun) -> Preregistration:
             where=str(run.path),
             hint="Perform the run again from the frozen file",
         )
+    _check_cost_model(run, frozen)
     first_s = first_request_s(run)
     if first_s is not None and first_s < record.committed_at_s:
         raise RecordsError(
@@ -168,6 +180,25 @@ def _check_run(run: SealedRun) -> Preregistration:
             hint="It cannot count as confirmatory; perform it again",
         )
     return frozen
+
+
+def _check_cost_model(run: SealedRun, frozen: Preregistration) -> None:
+    """The copy in the run prices its channel A: it must be the frozen file (runs older than copies have none)."""
+    copy = run.manifest.files.get(COST_MODEL_FILE)
+    if copy is None:
+        return
+    if copy.sha256 not in {file.sha256 for file in frozen.files}:
+        raise RecordsError(
+            f"was made with another cost model ({copy.sha256[:12]}) than the frozen one",
+            where=str(run.path),
+            hint="Restore the frozen file and perform the run again",
+        )
+    if file_sha256(run.file(COST_MODEL_FILE)) != copy.sha256:
+        raise RecordsError(
+            "its copy of the cost model is not the one its manifest names",
+            where=str(run.file(COST_MODEL_FILE)),
+            hint="Restore the run from a copy",
+        )
 
 
 def first_request_s(run: SealedRun) -> float | None:

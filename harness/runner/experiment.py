@@ -10,12 +10,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from harness.analysis.runfacts import COST_MODEL_FILE
 from harness.clock import NS_PER_S
 from harness.engine import load_cost_model
+from harness.engine.cost import find_cost_file
 from harness.errors import RecordsError, SpecError
 from harness.live.backends import check_host, check_server
 from harness.plan import Plan, build_plan, check_fits
 from harness.prereg import Ticket
+from harness.prereg.repository import file_sha256
 from harness.records import RunStore, SealedRun
 from harness.runner.progress import ExperimentStarted, ProgressSink, RunSealed, StopFlag, silent
 from harness.runner.run import RunRequest, perform_run
@@ -221,6 +224,9 @@ def _require_same_inputs(run: SealedRun, spec: ExperimentSpec, key: RunKey, draw
         "client": run.manifest.requested_client,
         "preregistration": None if run.manifest.preregistration is None else run.manifest.preregistration.sha256,
     }
+    if (copy := run.manifest.files.get(COST_MODEL_FILE)) is not None:
+        expected["cost model"] = file_sha256(find_cost_file(spec.server_of(key.condition).cost_model))
+        found["cost model"] = copy.sha256
     changed = sorted(name for name in expected if expected[name] != found[name])
     if changed:
         raise RecordsError(

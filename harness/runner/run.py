@@ -14,7 +14,9 @@ from typing import Any
 import pyarrow as pa
 
 from harness.analysis import check_run, derive_tables
+from harness.analysis.runfacts import COST_MODEL_FILE
 from harness.clock import NS_PER_S, MonotonicClock, ScaledClock, clock_for, realtime_minus_monotonic_ns
+from harness.engine.cost import find_cost_file
 from harness.errors import HarnessError
 from harness.live import provenance
 from harness.live.attached_backend import start_server
@@ -96,7 +98,7 @@ def perform_run(
     with RunWriter(
         runs_root, request.spec.name, request.condition.name, request.replicate, plan.num_requests
     ) as writer:
-        write_inputs(writer, plan, request.ticket)
+        write_inputs(writer, plan, request)
         offset_before_ns = realtime_minus_monotonic_ns()
         facts = provenance.capture()
         measured = _measure(request, plan, writer, clock, on_progress, stop)
@@ -281,8 +283,9 @@ def manifest_of(request: RunRequest, plan: Plan, **observed: Any) -> Manifest:
     )
 
 
-def write_inputs(writer: RunWriter, plan: Plan, ticket: Ticket | None) -> None:
-    """What the run was made from, kept with it: the plan, and the frozen file of a confirmatory run."""
+def write_inputs(writer: RunWriter, plan: Plan, request: RunRequest) -> None:
+    """What the run was made from, kept with it: plan, cost model, and the frozen file of a confirmatory run."""
     write_plan(plan, writer.folder / PLAN_FILE)
-    if ticket is not None:
-        writer.raw(FROZEN_COPY).write(ticket.content)
+    writer.raw(COST_MODEL_FILE).write(find_cost_file(request.server.cost_model).read_bytes())
+    if request.ticket is not None:
+        writer.raw(FROZEN_COPY).write(request.ticket.content)

@@ -54,7 +54,7 @@ def perform_simulated_run(
     with RunWriter(
         runs_root, request.spec.name, request.condition.name, request.replicate, plan.num_requests
     ) as writer:
-        write_inputs(writer, plan, request.ticket)
+        write_inputs(writer, plan, request)
         run = _VirtualRun(request, plan, _Log(writer.raw("server.log"), epoch_s), writer.raw("scrapes.jsonl"))
         end_ns = run.play()
         on_progress(RequestFinished(request.label, plan.num_requests, plan.num_requests))

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from harness.analysis.runfacts import paired, server_of
+from harness.analysis.runfacts import cost_model_of, paired, server_of
 from harness.analysis.survival import plan_of
 from harness.analysis.verdicts import Evidence
-from harness.engine import EngineConfig, load_cost_model
+from harness.engine import EngineConfig
 from harness.prereg import predict_runs
 from harness.records import SealedRun
 from harness.sim import arrays as layout
@@ -95,7 +95,7 @@ def _device_ns(run: SealedRun, pinned_ns: Sequence[int] | None) -> tuple[int, in
     arrays = plan_arrays([plan_of(run)])
     if pinned_ns is not None:
         arrays = arrays._replace(pinned_ns=np.array(pinned_ns, dtype=np.int64))
-    outcome = run_batch(arrays, EngineConfig.from_server(server), load_cost_model(server.cost_model))
+    outcome = run_batch(arrays, EngineConfig.from_server(server), cost_model_of(run))
     totals = outcome.totals[0]
     reused = int(np.count_nonzero(outcome.requests[:, layout.O_CACHED] > 0))
     return int(totals[layout.A_DECODE_NS] + totals[layout.A_PREFILL_NS]), reused

@@ -12,10 +12,16 @@ from pathlib import Path
 import pytest
 from workplace import RULE, Workplace
 
+from harness.analysis.figures import run_figures
+from harness.analysis.runfacts import COST_MODEL_FILE
+from harness.engine.cost import find_cost_file
 from harness.errors import RecordsError, SpecError
 from harness.prereg import FROZEN_COPY, Preregistration, check_sealed_runs, ticket_for
 from harness.prereg.frozen import parse_preregistration
 from harness.records import RunStore
+from harness.runner import StopFlag, run_experiment
+from harness.runner.progress import RunSealed
+from harness.spec import ServerSpec
 
 
 def test_confirmatory_runs_carry_their_preregistration(place: Workplace) -> None:
@@ -83,6 +89,25 @@ def _add_patch_change(place: Workplace, frozen: Path) -> None:
     del frozen
 
 
+def _edit_patch_of_the_installation(place: Workplace, frozen: Path) -> None:
+    # The shipped patch cannot be edited under a running test; what was frozen of it can be another.
+    content = Preregistration.model_validate_json(frozen.read_text())
+    files = tuple(
+        file.model_copy(update={"sha256": "0" * 64}) if file.path.startswith("shipped:patches/") else file
+        for file in content.files
+    )
+    assert files != content.files
+    frozen.write_text(content.model_copy(update={"files": files, "digest": ""}).sealed().to_json())
+    place.commit_all()
+
+
+def _edit_cost_model(place: Workplace, frozen: Path) -> None:
+    path = place.root / "plans/costs/mine.toml"
+    path.write_text(path.read_text().replace("9.870", "9.871"))
+    place.commit_all()
+    del frozen
+
+
 def _remove_criterion(place: Workplace, frozen: Path) -> None:
     place.rule_file.unlink()
     place.commit_all()
@@ -110,12 +135,18 @@ def _uncommit(place: Workplace, frozen: Path) -> None:
         (_edit_frozen_file, "was edited after it was frozen"),
         (_edit_code_hash, "the harness's code was changed after the freeze"),
         (_add_patch_change, "an input was changed after the freeze"),
+        (_edit_patch_of_the_installation, r"patches/.*: an input was changed after the freeze"),
+        (_edit_cost_model, "an input was changed after the freeze"),
         (_reuse_seed, "base seed 424242 was used before, by plans/experiments/later.toml"),
         (_uncommit, "is not committed"),
     ],
 )
 def test_each_reason_against_a_confirmatory_run_is_named(place: Workplace, change: Change, reason: str) -> None:
     place.write("patches/vendor-1/observe.patch", "as it was")
+    place.write("plans/costs/mine.toml", find_cost_file("paper").read_text())
+    place.experiment_file.write_text(
+        place.experiment_file.read_text().replace("max_num_seqs = 8", 'cost_model = "plans/costs/mine.toml"')
+    )
     place.commit_all()
     frozen = place.freeze().path
     ticket_for(frozen, runs_root=place.runs)
@@ -150,10 +181,73 @@ def test_sealed_runs_that_began_before_their_freeze_decide_nothing(place: Workpl
 
 
 def test_exploratory_runs_burn_their_seed(place: Workplace) -> None:
-    place.run_exploratory()
     frozen = place.freeze()
+    place.run_exploratory()
     with pytest.raises(SpecError, match="by exploratory run small/base/0"):
         ticket_for(frozen.path, runs_root=place.runs)
+
+
+def test_a_seed_of_exploratory_runs_is_refused_at_the_freeze_too(place: Workplace) -> None:
+    # In a folder of its own below runs, as `--runs runs/today` makes.
+    run_experiment(place.spec, runs_root=place.runs / "today")
+    with pytest.raises(SpecError, match="by exploratory run today/small/base/0 and 5 more places"):
+        place.freeze()
+
+
+def test_a_run_keeps_the_cost_model_that_prices_it(place: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = place.run_confirmatory(place.freeze().path)
+    before = run_figures(runs[0])
+    assert runs[0].file(COST_MODEL_FILE).read_bytes() == find_cost_file("paper").read_bytes()
+    # The file that the name means is another one now: the run's figures stay.
+    changed = place.write("costs/paper.toml", find_cost_file("paper").read_text().replace("9.870", "19.870"))
+    monkeypatch.setattr("harness.engine.cost.COST_FOLDERS", (changed.parent,))
+    assert run_figures(runs[0]).a == before.a
+
+
+def test_runs_made_with_another_cost_model_than_the_frozen_one_decide_nothing(place: Workplace) -> None:
+    runs = place.run_confirmatory(place.freeze().path)
+    manifest = runs[0].path / "manifest.json"
+    table = json.loads(manifest.read_text())
+    table["files"][COST_MODEL_FILE]["sha256"] = "0" * 64
+    manifest.write_text(json.dumps(table))
+    with pytest.raises(RecordsError, match="was made with another cost model"):
+        check_sealed_runs(RunStore(place.runs).sealed("small"))
+
+
+def test_an_edited_copy_of_the_cost_model_decides_nothing(place: Workplace) -> None:
+    runs = place.run_confirmatory(place.freeze().path)
+    copy = runs[0].file(COST_MODEL_FILE)
+    copy.write_text(copy.read_text().replace("9.870", "8.870"))
+    with pytest.raises(RecordsError, match="copy of the cost model is not the one"):
+        check_sealed_runs(runs)
+
+
+def test_resuming_with_a_changed_cost_model_is_refused(place: Workplace) -> None:
+    mine = place.write("plans/costs/mine.toml", find_cost_file("paper").read_text())
+    spec = place.spec.model_copy(update={"server": ServerSpec(cost_model="plans/costs/mine.toml"), "replicates": 1})
+    run_experiment(spec, runs_root=place.runs)
+    mine.write_text(mine.read_text().replace("9.870", "9.970"))
+    with pytest.raises(RecordsError, match="was sealed with another cost model than"):
+        run_experiment(spec, runs_root=place.runs, resume=True)
+
+
+def test_an_interrupted_confirmatory_experiment_is_resumed_under_its_ticket(place: Workplace) -> None:
+    frozen = place.freeze()
+    preregistration, ticket = ticket_for(frozen.path, runs_root=place.runs)
+    stop = StopFlag()
+    experiment = preregistration.experiment
+
+    def on_progress(event: object) -> None:
+        if isinstance(event, RunSealed):
+            stop.request()
+
+    stopped = run_experiment(experiment, runs_root=place.runs, ticket=ticket, stop=stop, on_progress=on_progress)
+    assert stopped.was_interrupted
+    assert len(stopped.runs) == 1
+    preregistration, ticket = ticket_for(frozen.path, runs_root=place.runs)
+    done = run_experiment(experiment, runs_root=place.runs, ticket=ticket, resume=True)
+    assert len(done.runs) == 6
+    assert check_sealed_runs(done.runs) == preregistration
 
 
 def test_mixed_standing_is_refused(place: Workplace) -> None:

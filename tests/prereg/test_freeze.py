@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
+from shutil import which
 
 import pytest
 from workplace import Workplace
 
 from harness.errors import SpecError
 from harness.plan import Plan
-from harness.prereg import load_preregistration, used_seeds
+from harness.prereg import load_preregistration, ticket_for, used_seeds
 from harness.prereg.freeze import HARNESS_FOLDER, FreezeOptions, freeze
 from harness.prereg.repository import Repository
 from harness.prereg.seeds import seeds_in
@@ -26,7 +28,9 @@ def test_a_frozen_file_fixes_plans_predictions_criteria_code_and_inputs(place: W
     assert len({plan.hash for plan in content.plans}) == 3
     assert content.predictions["more"][2].device_ns > 0
     assert [entry.rule.name for entry in content.rules] == ["mine"]
-    assert {Path(file.path).name for file in content.files} == {"paper.toml", "tracelab-v0.0.2.toml"}
+    own = [Path(file.path).name for file in content.files if "patches/" not in file.path]
+    assert sorted(own) == ["paper.toml", "tracelab-v0.0.2.toml"]
+    assert any(file.path.startswith("shipped:patches/vllm_rbln-0.11.1/") for file in content.files)
     assert content.code_sha256
     assert not content.is_tree_dirty
 
@@ -51,6 +55,42 @@ def test_a_tag_is_put_on_the_commit(place: Workplace) -> None:
     frozen = place.freeze(tag="prereg-small")
     assert frozen.commit is not None
     assert place.git("rev-list", "-n", "1", "prereg-small").strip() == frozen.commit.sha
+
+
+def test_a_tag_is_recorded_with_the_ticket(place: Workplace) -> None:
+    frozen = place.freeze(tag="prereg-small")
+    assert ticket_for(frozen.path)[1].record.tag == "prereg-small"
+
+
+@pytest.mark.skipif(which("ssh-keygen") is None, reason="signing needs ssh-keygen")
+def test_a_signed_tag_is_recorded_as_signed(place: Workplace) -> None:
+    key = place.root.parent / "key"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
+    place.git("config", "gpg.format", "ssh")
+    place.git("config", "user.signingkey", str(key))
+    frozen = place.freeze(tag="prereg-small", is_signed=True)
+    assert ticket_for(frozen.path)[1].record.tag == "prereg-small; signed"
+
+
+def test_a_compiled_artifact_that_changes_after_the_freeze_is_refused(place: Workplace) -> None:
+    artifact = place.root.parent / "artifact"
+    artifact.mkdir()
+    (artifact / "decoder.rbln").write_bytes(b"graph")
+    server = place.spec.server.model_copy(update={"artifact": str(artifact)})
+    spec = place.spec.model_copy(update={"server": server})
+    frozen = freeze(spec, place.experiment_file, options=FreezeOptions(is_committed=True))
+    assert list(frozen.preregistration.artifacts) == [str(artifact)]
+    ticket_for(frozen.path)
+    (artifact / "decoder.rbln").write_bytes(b"GRAPH")
+    with pytest.raises(SpecError, match="the compiled artifact was compiled again or changed since the freeze"):
+        ticket_for(frozen.path)
+
+
+def test_a_secret_of_the_server_is_not_frozen(place: Workplace) -> None:
+    server = place.spec.server.model_copy(update={"env": {"HF_TOKEN": "hf_secret"}})
+    with pytest.raises(SpecError, match="holds a secret, which a frozen file cannot keep"):
+        freeze(place.spec.model_copy(update={"server": server}), place.experiment_file)
+    assert not (place.root / "plans" / "frozen").exists()
 
 
 def test_a_tag_without_a_commit_is_refused(place: Workplace) -> None:
