@@ -23,7 +23,15 @@ from harness.live.attached_backend import start_server
 from harness.live.audit import self_audit
 from harness.live.backends import LaunchPlan, backend_named
 from harness.live.client import ReplayResult, replay
-from harness.live.device_watch import DEVICES_FILE, DeviceWatch
+from harness.live.device_watch import (
+    DEVICE_METRICS_FILE,
+    DEVICES_FILE,
+    DeviceWatch,
+    device_findings,
+    devices_seen,
+    from_driver,
+    from_exporter,
+)
 from harness.live.launch_log import launch_findings, read_launch_files
 from harness.live.scrape import Scraper
 from harness.live.server import ExitReport
@@ -144,7 +152,8 @@ def _measure(
             clock=clock,
         ) as process,
         open(writer.folder / "scrapes.jsonl", "ab") as scrapes,
-        DeviceWatch(writer.folder / DEVICES_FILE, launch.device_command, clock),
+        DeviceWatch(writer.folder / DEVICES_FILE, from_driver(launch.device_command), clock),
+        DeviceWatch(writer.folder / DEVICE_METRICS_FILE, from_exporter(server.device_metrics_url), clock),
     ):
         startup_ns = process.wait_healthy(launch.host, launch.port, deadline_s=server.start_timeout_s)
         on_progress(ServerReady(request.label, startup_ns / NS_PER_S))
@@ -202,6 +211,7 @@ def _seal(
 ) -> SealedRun:
     launch = measured.launch
     said = read_launch_files(writer.folder) if launch.tells_settings else None
+    devices = devices_seen(writer.folder)
     manifest = manifest_of(
         request,
         plan,
@@ -213,13 +223,13 @@ def _seal(
             is_alive_until_stop=measured.is_alive_until_stop,
             exit_status=measured.exit_report.returncode,
             argv=redacted_arguments(launch.argv),
-            facts={"launch": launch.to_json(), "exit": measured.exit_report.to_json()},
+            facts={"launch": launch.to_json(), "exit": measured.exit_report.to_json(), "devices": devices},
         ),
         client_audit={**measured.replay.audit, "self_audit": measured.audit},
         provenance=dict(facts),
         timings=measured.timings,
     )
-    found = list(launch.findings)
+    found = [*launch.findings, *device_findings(devices)]
     if measured.log_offsets:
         within_us = max(uncertainty for _, uncertainty in measured.log_offsets) / 1000
         found.append(

@@ -11,7 +11,7 @@ import pytest
 
 from harness.clock import VirtualClock
 from harness.errors import ServerError
-from harness.live.device_watch import DeviceWatch
+from harness.live.device_watch import DeviceWatch, from_driver
 from harness.live.devices import Device, parse_devices, read_devices, require_idle
 
 # Keys and units as public readers of the format describe them, for two generations of drivers.
@@ -106,7 +106,9 @@ def test_a_host_without_the_command_has_no_report() -> None:
 def test_the_state_before_and_after_a_run_is_kept_raw(tmp_path: Path) -> None:
     script = tmp_path / "smi.py"
     script.write_text(f"print({json.dumps(NEWER)!r})")
-    with DeviceWatch(tmp_path / "devices.jsonl", (sys.executable, str(script)), VirtualClock(7), interval_s=1e6):
+    with DeviceWatch(
+        tmp_path / "devices.jsonl", from_driver((sys.executable, str(script))), VirtualClock(7), interval_s=1e6
+    ):
         pass
     lines = [json.loads(line) for line in (tmp_path / "devices.jsonl").read_text().splitlines()]
     assert [line["reason"] for line in lines] == ["before", "after"]
@@ -115,13 +117,15 @@ def test_the_state_before_and_after_a_run_is_kept_raw(tmp_path: Path) -> None:
 
 
 def test_a_driver_that_fails_during_a_run_is_a_line_and_no_error(tmp_path: Path) -> None:
-    with DeviceWatch(tmp_path / "devices.jsonl", (str(tmp_path / "gone"),), VirtualClock(), interval_s=1e6):
+    with DeviceWatch(
+        tmp_path / "devices.jsonl", from_driver((str(tmp_path / "gone"),)), VirtualClock(), interval_s=1e6
+    ):
         pass
     lines = (tmp_path / "devices.jsonl").read_text().splitlines()
     assert ["gives no answer" in json.loads(line)["error"] for line in lines] == [True, True]
 
 
 def test_without_devices_nothing_is_watched(tmp_path: Path) -> None:
-    with DeviceWatch(tmp_path / "devices.jsonl", (), VirtualClock()):
+    with DeviceWatch(tmp_path / "devices.jsonl", from_driver(()), VirtualClock()):
         pass
     assert not (tmp_path / "devices.jsonl").exists()
