@@ -10,6 +10,7 @@ import asyncio
 import random
 import uuid
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from harness.clock import utc_now
 from harness.emulator import logs
 from harness.emulator.answers import StopConditions, plan_answer
-from harness.emulator.core import EngineRequest
+from harness.emulator.core import Choices, EngineRequest
 from harness.emulator.protocol import (
     AnyRequest,
     ApiError,
@@ -54,6 +55,22 @@ def json_answer(body: dict[str, Any], *, status: int = 200, headers: dict[str, s
     response = web.Response(body=compact(body), status=status, headers=headers)
     response.headers["Content-Type"] = "application/json"
     return response
+
+
+@dataclass(frozen=True, slots=True)
+class RequestNames:
+    """The ids of one prompt's engine requests: a random end in common, and the choice in front when there are several.
+
+    Source: vllm/v1/engine/input_processor.py, vllm/v1/engine/parallel_sampling.py.
+    """
+
+    external_id: str
+    choices: Choices
+    ending: str = field(default_factory=lambda: uuid.uuid4().hex[:8])
+
+    def engine_id(self, choice: int) -> str:
+        name = f"{self.external_id}-{self.ending}"
+        return name if self.choices.num == 1 else f"{choice}_{name}"
 
 
 class Api:
@@ -116,31 +133,34 @@ class Api:
         is_chat = isinstance(body, ChatRequest)
         base_id = http.headers.get("X-Request-Id") or body.request_id or random_id()
         response_id = f"{'chatcmpl' if is_chat else 'cmpl'}-{base_id}"
-        requests: list[EngineRequest] = []
-        text_limits: list[int] = []
+        num_choices = 1 if body.n is None else body.n
+        planned: list[tuple[EngineRequest, int]] = []
         for index, (prompt, max_tokens) in enumerate(zip(prompts, limits, strict=True)):
             external_id = response_id if is_chat else f"{response_id}-{index}"
-            request, text_limit = self._engine_request(body, prompt, max_tokens, external_id)
-            requests.append(request)
-            text_limits.append(text_limit)
+            names = RequestNames(external_id, Choices(num_choices, num_choices))
+            planned += [self._engine_request(body, prompt, max_tokens, names, choice) for choice in range(num_choices)]
         answer = Answer(
             response_id,
             int(utc_now().timestamp()),
             body.model or self._config.model,
             is_chat,
-            requests,
+            [request for request, _ in planned],
+            num_choices=num_choices,
+            echo=body.echo_mode if isinstance(body, CompletionRequest) else "",
+            logprobs=body.wanted_logprobs,
             return_token_ids=bool(body.return_token_ids),
             include_usage=body.include_usage,
             continuous_usage=body.continuous_usage,
             with_token_details=self._config.enable_prompt_tokens_details,
         )
-        return ClientStream(answer, text_limits, asyncio.get_running_loop().create_future())
+        return ClientStream(answer, [limit for _, limit in planned], asyncio.get_running_loop().create_future())
 
     def _engine_request(
-        self, body: AnyRequest, prompt: list[int], max_tokens: int, external_id: str
+        self, body: AnyRequest, prompt: list[int], max_tokens: int, names: RequestNames, choice: int
     ) -> tuple[EngineRequest, int]:
         tokens = np.asarray(prompt, dtype=np.int32)
-        context = ContextHash.of(tokens, self._config.seed)
+        # Sampled, several answers to a prompt differ; the first is the one that a request without ``n`` gets.
+        context = ContextHash.of(tokens, self._config.seed + choice)
         conditions = StopConditions(
             body.min_tokens,
             body.stop_token_ids or (),
@@ -155,8 +175,8 @@ class Api:
             keys = keys ^ np.int64(self._salt(body.cache_salt))
         request = EngineRequest(
             handle=self._server.core.new_handle(),
-            engine_id=f"{external_id}-{uuid.uuid4().hex[:8]}",
-            external_id=external_id,
+            engine_id=names.engine_id(choice),
+            external_id=names.external_id,
             prompt=tokens,
             max_tokens=max_tokens,
             block_keys=keys,
@@ -165,6 +185,7 @@ class Api:
             planned_reason=planned.reason,
             stop_reason=planned.stop_reason,
             answer=planned.tokens,
+            choices=names.choices,
         )
         return request, planned.text_limit
 
@@ -268,8 +289,13 @@ class Api:
         )
 
 
-def log_submitted(log: logs.ServerLog, request: EngineRequest) -> None:
-    """What ``--enable-log-requests`` adds."""
-    params = f"SamplingParams(n=1, temperature=0.0, max_tokens={request.max_tokens})"
-    log.line(logs.RECEIVED, f"Received request {request.external_id}: params: {params}, lora_request: None.")
+def log_received(log: logs.ServerLog, requests: list[EngineRequest]) -> None:
+    """What ``--enable-log-requests`` says of an HTTP request: one line per prompt."""
+    for request in {one.external_id: one for one in requests}.values():
+        params = f"SamplingParams(n={request.choices.num}, max_tokens={request.max_tokens})"
+        log.line(logs.RECEIVED, f"Received request {request.external_id}: params: {params}, lora_request: None.")
+
+
+def log_added(log: logs.ServerLog, request: EngineRequest) -> None:
+    """What it says of an engine request."""
     log.line(logs.ADDED, f"Added request {request.engine_id}.")

@@ -22,6 +22,21 @@ Int64Array = npt.NDArray[np.int64]
 
 
 @dataclass(slots=True, eq=False)
+class Choices:
+    """The answers to one prompt that a client asked for at once (``n``): each is an engine request of its own."""
+
+    num: int = 1
+    num_open: int = 1
+    most_generated: int = 0
+
+    def finish_one(self, num_generated: int) -> bool:
+        """One of them ended; whether it was the last."""
+        self.num_open -= 1
+        self.most_generated = max(self.most_generated, num_generated)
+        return self.num_open == 0
+
+
+@dataclass(slots=True, eq=False)
 class EngineRequest:
     """One prompt on its way through the engine; times are model ns, -1 until they happen.
 
@@ -50,6 +65,7 @@ class EngineRequest:
     num_generated: int = 0
     kv_blocks: tuple[int, ...] = ()
     finish_reason: FinishReason | None = None
+    choices: Choices = field(default_factory=Choices)
 
     def draw_token(self) -> int:
         """The next token of the answer; moves the context on."""

@@ -253,8 +253,9 @@ class ServerMetrics:
         self.computed.observe(len(request.prompt) - request.cached_tokens)
         self.request_prompt.observe(len(request.prompt))
         self.request_generated.observe(num_generated)
-        self.max_generated.observe(num_generated)
-        self.param_n.observe(1)
+        if request.choices.finish_one(num_generated):
+            self.max_generated.observe(request.choices.most_generated)
+            self.param_n.observe(request.choices.num)
         self.param_max_tokens.observe(request.max_tokens)
 
     def _set_constants(self, config: EngineConfig, num_gpu_blocks: int) -> None:

@@ -12,11 +12,14 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from harness.emulator.logprobs import MOST_LOGPROBS, WantedLogprobs
 from harness.emulator.tokens import VOCAB_SIZE, chat_prompt, encode
 
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
+EchoMode = Literal["", "before", "alone"]
 TokenId = Annotated[int, Field(ge=0)]
 MISSING_BODY = {"type": "missing", "loc": ("body",), "msg": "Field required", "input": None}
+MOST_CHOICES = 16_384  # VLLM_MAX_N_SEQUENCES
 GREEDY_BELOW = 1e-5  # vllm/sampling_params.py, _SAMPLING_EPS
 
 
@@ -49,12 +52,13 @@ def bad_field(message: str, param: str, value: Any = None) -> ApiError:
 class VLLMValidationError(ValueError):
     """Raised inside a model validator when vLLM names the field in ``param``; its name is in the error's text."""
 
-    def __init__(self, message: str, param: str) -> None:
+    def __init__(self, message: str, param: str, value: Any = None) -> None:
         super().__init__(message)
-        self.param = param
+        self.param, self.value = param, value
 
     def __str__(self) -> str:
-        return f"{super().__str__()} (parameter={self.param})"
+        value = "" if self.value is None else f", value={self.value}"
+        return f"{super().__str__()} (parameter={self.param}{value})"
 
 
 class StreamOptions(BaseModel):
@@ -89,6 +93,8 @@ class _GenerationRequest(BaseModel):
     skip_special_tokens: bool = True
     priority: int = Field(default=0, ge=INT64_MIN, le=INT64_MAX)
     return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    prompt_logprobs: int | None = None
     cache_salt: str | None = None
 
     @model_validator(mode="before")
@@ -97,6 +103,9 @@ class _GenerationRequest(BaseModel):
         if isinstance(data, dict):
             if data.get("stream_options") and not data.get("stream"):
                 raise VLLMValidationError("Stream options can only be defined when `stream=True`.", "stream_options")
+            if data.get("stream") and (data.get("prompt_logprobs") or 0) != 0:
+                message = "`prompt_logprobs` are not available when `stream=True`."
+                raise VLLMValidationError(message, "prompt_logprobs")
             salt = data.get("cache_salt")
             if salt is not None and (not isinstance(salt, str) or not salt):
                 raise ValueError("Parameter 'cache_salt' must be a non-empty string if provided.")
@@ -133,9 +142,30 @@ class CompletionRequest(_GenerationRequest):
             raise ValueError("Either prompt or prompt_embeds must be provided and non-empty.")
         return data
 
+    @model_validator(mode="before")
+    @classmethod
+    def _logprobs_make_sense(cls, data: Any) -> Any:
+        if isinstance(data, dict):
+            wanted = data.get("logprobs")
+            if isinstance(wanted, int) and wanted < 0:
+                raise VLLMValidationError("`logprobs` must be a positive value.", "logprobs", wanted)
+        return data
+
     @property
     def output_limit(self) -> tuple[int | None, str]:
-        return self.max_tokens, "max_tokens"
+        # With ``echo`` nothing need be generated; vLLM then generates one token and does not show it.
+        return (1 if self.echo_mode == "alone" else self.max_tokens), "max_tokens"
+
+    @property
+    def echo_mode(self) -> EchoMode:
+        """Whether the prompt stands before the answer, or is all of it."""
+        return "" if not self.echo else "alone" if self.max_tokens == 0 else "before"
+
+    @property
+    def wanted_logprobs(self) -> WantedLogprobs | None:
+        if self.logprobs is None:
+            return None
+        return WantedLogprobs(self.logprobs, is_chat=False, as_ids=bool(self.return_tokens_as_token_ids))
 
     def prompts(self) -> list[list[int]]:
         """Token ids of every prompt in the request."""
@@ -149,11 +179,10 @@ class CompletionRequest(_GenerationRequest):
         return [encode(one) if isinstance(one, str) else one for one in prompt]  # pyright: ignore[reportReturnType]
 
     def check_supported(self) -> None:
-        """Raise for what vLLM does and the emulator does not, so that nobody measures a silent difference."""
-        if self.echo:
-            raise not_emulated("echo")
-        if self.logprobs is not None:
-            raise not_emulated("logprobs")
+        """Raise for what ends the real engine (vllm-rbln 0.11.1), so that nobody measures a silent difference."""
+        if self.echo and self.logprobs is not None:
+            raise not_emulated("echo with logprobs", "logprobs")
+        check_prompt_logprobs(self.prompt_logprobs)
 
 
 class ContentPart(BaseModel):
@@ -195,6 +224,14 @@ class ChatRequest(_GenerationRequest):
                 raise ValueError(
                     "`tools` must not be an empty array. Either provide at least one tool or omit the field entirely."
                 )
+            top = data.get("top_logprobs")
+            if isinstance(top, int) and not isinstance(top, bool):
+                if top < 0 and top != -1:
+                    message = "`top_logprobs` must be a positive value or -1."
+                    raise VLLMValidationError(message, "top_logprobs", top)
+                if top != 0 and not data.get("logprobs"):
+                    message = "when using `top_logprobs`, `logprobs` must be set to true."
+                    raise VLLMValidationError(message, "top_logprobs")
             if data.get("tool_choice") not in (None, "none") and data.get("tools") is None:
                 raise ValueError("When using `tool_choice`, `tools` must be set.")
         return data
@@ -205,6 +242,13 @@ class ChatRequest(_GenerationRequest):
             return self.max_completion_tokens, "max_completion_tokens"
         return self.max_tokens, "max_tokens"
 
+    @property
+    def wanted_logprobs(self) -> WantedLogprobs | None:
+        if not self.logprobs or self.top_logprobs is None:
+            return None
+        num_top = VOCAB_SIZE if self.top_logprobs == -1 else self.top_logprobs
+        return WantedLogprobs(num_top, is_chat=True, as_ids=bool(self.return_tokens_as_token_ids))
+
     def prompts(self) -> list[list[int]]:
         """Token ids of the templated conversation."""
         if not self.messages:
@@ -214,8 +258,7 @@ class ChatRequest(_GenerationRequest):
 
     def check_supported(self) -> None:
         """Raise for what vLLM does and the emulator does not."""
-        if self.logprobs:
-            raise not_emulated("logprobs")
+        check_prompt_logprobs(self.prompt_logprobs)
         if self.tools is not None and self.tool_choice != "none":
             raise ApiError('"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set')
 
@@ -224,10 +267,16 @@ AnyRequest = CompletionRequest | ChatRequest
 RequestT = TypeVar("RequestT", CompletionRequest, ChatRequest)
 
 
-def not_emulated(field: str) -> ApiError:
+def check_prompt_logprobs(prompt_logprobs: int | None) -> None:
+    """Log probabilities of a prompt end the engine of vllm-rbln 0.11.1: its runner lacks a field that they need."""
+    if prompt_logprobs is not None:
+        raise not_emulated("prompt_logprobs", "prompt_logprobs")
+
+
+def not_emulated(what: str, field: str) -> ApiError:
     """501, as vLLM answers for what a model does not support."""
     return ApiError(
-        f"{field} is not supported by the emulator",
+        f"{what} is not supported by the emulator",
         status=HTTPStatus.NOT_IMPLEMENTED,
         kind="NotImplementedError",
         param=field,
@@ -290,6 +339,9 @@ def check_sampling(request: AnyRequest) -> None:
     temperature = 1.0 if request.temperature is None else request.temperature
     if n < 1:
         raise ApiError(f"n must be at least 1, got {n}.")
+    if n > MOST_CHOICES:
+        hint = "To increase this limit, set the VLLM_MAX_N_SEQUENCES environment variable."
+        raise ApiError(f"n must be at most {MOST_CHOICES}, got {n}. {hint}")
     for name, penalty in (("presence", request.presence_penalty), ("frequency", request.frequency_penalty)):
         if penalty is not None and not -2.0 <= penalty <= 2.0:
             raise ApiError(f"{name}_penalty must be in [-2, 2], got {penalty}.")
@@ -307,10 +359,12 @@ def check_sampling(request: AnyRequest) -> None:
         raise ApiError(f"min_tokens must be greater than or equal to 0, got {request.min_tokens}.")
     if any(not text for text in request.stop_texts):
         raise ApiError("stop cannot contain an empty string.")
-    if n > 1:
-        if temperature < GREEDY_BELOW:
-            raise ApiError(f"n must be 1 when using greedy sampling, got {n}.")
-        raise not_emulated("n")
+    if n > 1 and temperature < GREEDY_BELOW:
+        raise ApiError(f"n must be 1 when using greedy sampling, got {n}.")
+    wanted = request.wanted_logprobs
+    if wanted is not None and wanted.num_top > MOST_LOGPROBS:
+        message = f"Requested sample logprobs of {wanted.num_top}, which is greater than max allowed: {MOST_LOGPROBS}"
+        raise bad_field(message, "logprobs", wanted.num_top)
 
 
 def check_lengths(request: AnyRequest, prompt: list[int], max_model_len: int) -> int:

@@ -11,6 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from harness.emulator.core import EngineRequest, FinishReason
+from harness.emulator.logprobs import WantedLogprobs
+from harness.emulator.protocol import EchoMode
+from harness.emulator.tokens import decode
 
 DONE = b"data: [DONE]\n\n"
 FINGERPRINT = "vllm-0.22.0-emulated"
@@ -36,20 +39,32 @@ def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class Answer:
-    """What one HTTP request asked for, and how its answer is to be shaped."""
+    """What one HTTP request asked for, and how its answer is to be shaped.
+
+    requests: one per choice, all choices of a prompt together.
+    """
 
     response_id: str
     created: int
     model: str
     is_chat: bool
     requests: list[EngineRequest]
+    num_choices: int = 1
+    echo: EchoMode = ""
+    logprobs: WantedLogprobs | None = None
     return_token_ids: bool = False
     include_usage: bool = False
     continuous_usage: bool = False
     with_token_details: bool = True
     first_cached_tokens: int | None = None
+    last_cached_tokens: int = 0
     prompts_shown: set[int] = field(default_factory=set)
     templates: dict[int, tuple[bytes, bytes, bytes]] = field(default_factory=dict)
+
+    def finished(self, index: int) -> None:
+        """Engine request ``index`` ended. Of a prompt's choices, the usage shows the reuse of the last to end."""
+        if index >= len(self.requests) - self.num_choices:
+            self.last_cached_tokens = self.requests[index].cached_tokens
 
     # -- whole answers ------------------------------------------------------------------------------------------
 
@@ -90,7 +105,7 @@ class Answer:
             return {
                 "index": index,
                 "message": message,
-                "logprobs": None,
+                "logprobs": self._logprobs(tokens),
                 "finish_reason": request.finish_reason,
                 "stop_reason": request.stop_reason,
                 "token_ids": token_ids,
@@ -98,8 +113,8 @@ class Answer:
             }
         return {
             "index": index,
-            "text": text,
-            "logprobs": None,
+            "text": self._with_echo(request, text),
+            "logprobs": self._logprobs(tokens),
             "finish_reason": request.finish_reason,
             "stop_reason": request.stop_reason,
             "token_ids": token_ids,
@@ -110,26 +125,27 @@ class Answer:
 
     def _whole_usage(self, completion_tokens: int) -> dict[str, Any]:
         # With several prompts vLLM sums the tokens but reports the reuse of the last prompt alone.
-        cached = self.requests[-1].cached_tokens if self.with_token_details else 0
+        cached = self.last_cached_tokens if self.with_token_details else 0
         details = {"cached_tokens": cached} if cached else None
         return {**usage(self._prompt_tokens(), completion_tokens), "prompt_tokens_details": details}
 
     # -- streams ------------------------------------------------------------------------------------------------
 
-    def chunk(self, index: int, text: str, tokens: list[int], num_generated: int) -> bytes:
-        """The event, or in a chat's beginning the two events, of new tokens of engine request ``index``.
+    def chunk(self, index: int, text: str, tokens: list[int], num_generated: int, text_before: int = 0) -> bytes:
+        """The event of new tokens of engine request ``index``; a chat's first comes with one that opens each choice.
 
-        num_generated: tokens of this engine request so far, these included.
+        num_generated: tokens of this engine request so far, these included. text_before: characters of it so far.
         """
         request = self.requests[index]
         if self.first_cached_tokens is None:
             self.first_cached_tokens = request.cached_tokens
-        if index in self.prompts_shown and request.finish_reason is None and not self.continuous_usage:
+        is_plain = not self.continuous_usage and self.logprobs is None
+        if is_plain and index in self.prompts_shown and request.finish_reason is None:
             return self._plain_chunk(index, text, tokens)
         events = b""
-        if self.is_chat and index not in self.prompts_shown:
-            events = self._chat_opening(index)
-        choice = self._chunk_choice(index, text, tokens, request)
+        if self.is_chat and not self.prompts_shown:
+            events = b"".join(self._chat_opening(choice) for choice in range(self.num_choices))
+        choice = self._chunk_choice(index, text, tokens, request, text_before)
         return events + event(self._chunk_body(choice, index, num_generated, request.finish_reason))
 
     def _plain_chunk(self, index: int, text: str, tokens: list[int]) -> bytes:
@@ -161,22 +177,26 @@ class Answer:
         kind = "chat.completion.chunk" if self.is_chat else "text_completion"
         return {"id": self.response_id, "object": kind, "created": self.created, "model": self.model}
 
-    def _chunk_choice(self, index: int, text: str, tokens: list[int], request: EngineRequest) -> dict[str, Any]:
+    def _chunk_choice(
+        self, index: int, text: str, tokens: list[int], request: EngineRequest, text_before: int = 0
+    ) -> dict[str, Any]:
+        logprobs = self._logprobs(tokens, text_before)
         token_ids = tokens if self.return_token_ids else None
         finish_reason = request.finish_reason
         if self.is_chat:
-            choice = {"index": index, "delta": {"content": text}, "logprobs": None, "finish_reason": finish_reason}
+            choice = {"index": index, "delta": {"content": text}, "logprobs": logprobs, "finish_reason": finish_reason}
             if finish_reason is not None:
                 choice["stop_reason"] = request.stop_reason
             return {**choice, "token_ids": token_ids}
         prompt_ids = None
         if index not in self.prompts_shown:
             self.prompts_shown.add(index)
-            prompt_ids = request.prompt.tolist() if self.return_token_ids else None
+            prompt_ids = request.prompt.tolist() if self.return_token_ids or self.echo else None
+            text = self._with_echo(request, text)
         return {
             "index": index,
             "text": text,
-            "logprobs": None,
+            "logprobs": logprobs,
             "finish_reason": finish_reason,
             "stop_reason": request.stop_reason if finish_reason is not None else None,
             "prompt_token_ids": prompt_ids,
@@ -196,7 +216,12 @@ class Answer:
     def _chat_opening(self, index: int) -> bytes:
         self.prompts_shown.add(index)
         request = self.requests[index]
-        opening = {"index": 0, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
+        opening = {
+            "index": index,
+            "delta": {"role": "assistant", "content": ""},
+            "logprobs": None,
+            "finish_reason": None,
+        }
         body = {**self._head(), "choices": [opening]}
         if self.continuous_usage:
             body["usage"] = usage(len(request.prompt), 0)
@@ -204,4 +229,14 @@ class Answer:
         return event({**body, "prompt_token_ids": prompt, "prompt_text": None})
 
     def _prompt_tokens(self) -> int:
-        return sum(len(request.prompt) for request in self.requests)
+        return sum(len(request.prompt) for request in self.requests[:: self.num_choices])
+
+    def _logprobs(self, tokens: list[int], text_before: int = 0) -> dict[str, Any] | None:
+        return None if self.logprobs is None else self.logprobs.of(tokens, text_before)
+
+    def _with_echo(self, request: EngineRequest, text: str) -> str:
+        """The prompt's text before the answer's, when asked for; with token ids, vLLM shows it as those only."""
+        if not self.echo:
+            return text
+        prompt = "" if self.return_token_ids else decode(request.prompt.tolist(), skip_special_tokens=False)
+        return prompt if self.echo == "alone" else prompt + text

@@ -18,7 +18,7 @@ from aiohttp import web
 
 from harness.clock import NS_PER_S, MonotonicClock, ScaledClock
 from harness.emulator import logs
-from harness.emulator.api import VLLM_VERSION, Api, log_submitted
+from harness.emulator.api import VLLM_VERSION, Api, log_added, log_received
 from harness.emulator.config import EmulatorConfig
 from harness.emulator.core import EmulatorCore
 from harness.emulator.driver import RealTimeDriver
@@ -80,6 +80,8 @@ class EmulatorServer:
 
     def submit(self, stream: ClientStream) -> None:
         """Hand all engine requests of one HTTP request to the engine; refused while shutting down."""
+        if self.config.log_requests and not self._stop_signals:
+            log_received(self.log, stream.answer.requests)
         for request in stream.answer.requests:
             if self._stop_signals:
                 self.log.line(logs.REJECTING, f"Rejecting request {request.engine_id} (server shutting down)")
@@ -87,7 +89,7 @@ class EmulatorServer:
                 stream.push(request, None)
                 continue
             if self.config.log_requests:
-                log_submitted(self.log, request)
+                log_added(self.log, request)
             self.reporter.register(request, stream)
             self.driver.submit(request)
 

@@ -44,9 +44,11 @@ class ClientStream:
         new = [] if token is None else [token]
         self.tokens[index] += new
         if self.transport is not None:
-            chunk = self.answer.chunk(index, self._new_text(index, new), new, len(self.tokens[index]))
-            self.send(chunk)
+            text_before = self.text_lengths[index]
+            text = self._new_text(index, new)
+            self.send(self.answer.chunk(index, text, new, len(self.tokens[index]), text_before))
         if request.finish_reason is not None:
+            self.answer.finished(index)
             self.num_open -= 1
             if self.num_open == 0 and not self.finished.done():
                 self.finished.set_result(None)
