@@ -7,17 +7,21 @@ from chunks or text. No socket and no clock here. Next: ``client_script`` decide
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
+import pydantic_core
+
 EVENT_END = b"\n\n"
+# How vLLM begins an event that carries a document; the general form is parsed too.
+PLAIN_EVENT = b"data: {"
 DATA_PREFIX = b"data:"
 DONE_MARK = b"[DONE]"
 MAX_ERROR_CHARS = 300
 # What stands for a kernel stamp where there is none: a timespec that no clock shows.
 NO_KERNEL_STAMP = b"\xff" * 16
-# ``json.loads`` guesses an encoding and looks up its options first, ``decode`` looks for spaces around: each costs as
-# much as a short event.
-scan_json = json.JSONDecoder().raw_decode
+# Strict, and twice as fast as ``json.loads`` on the short documents of a stream.
+scan_json: Any = pydantic_core.from_json
 
 # One receive: CLOCK_MONOTONIC ns after the call, the SCM_TIMESTAMPNS payload, bytes. A plain tuple, because there is
 # one per chunk of the run.
@@ -25,6 +29,8 @@ Piece: TypeAlias = tuple[int, bytes, bytes]
 # One event that carried choices: stamps of its receive, token ids in it, whether its receive held other events too (its
 # stamps are then theirs).
 ChunkStamp: TypeAlias = tuple[int, bytes, int, bool]
+# One receive without its bytes: its two stamps, and how many events ended in it.
+EventStamp: TypeAlias = tuple[int, bytes, int]
 
 
 class Answer:
@@ -80,6 +86,34 @@ class Answer:
         for event in events:
             self._take_event(event, piece, is_coalesced)
 
+    def feed_many(self, body: bytes, stamps: Sequence[EventStamp]) -> None:
+        """Take several receives of a stream at once: their bytes, and for each how many events ended in it.
+
+        The same as feeding them one by one, at half the cost; where the numbers do not fit the bytes, all events get
+        the last stamps and count as coalesced.
+        """
+        body = self._rest + body if self._rest else body
+        if not self.stream:
+            self._rest = body
+            return
+        if b"\r" in body:
+            body = body.replace(b"\r\n", b"\n")
+        *events, self._rest = body.split(EVENT_END)
+        pieces = [(received_ns, kernel, b"", count > 1) for received_ns, kernel, count in stamps for _ in range(count)]
+        if len(pieces) != len(events):
+            pieces = [(*stamps[-1][:2], b"", True)] * len(events)
+        datas = [event[6:] for event in events if event.startswith(PLAIN_EVENT)]
+        try:
+            documents = iter(scan_json(b"[%b]" % b",".join(datas), cache_strings="keys"))
+        except ValueError:
+            datas = []
+            documents = iter(())
+        for event, (received_ns, kernel, data, is_coalesced) in zip(events, pieces, strict=True):
+            if datas and event.startswith(PLAIN_EVENT):
+                self._take_document(next(documents), (received_ns, kernel, data), is_coalesced)
+            else:
+                self._take_event(event, (received_ns, kernel, data), is_coalesced)
+
     def close(self, last: Piece) -> None:
         """The body is complete; ``last`` is its last receive."""
         if self.stream:
@@ -104,11 +138,10 @@ class Answer:
 
     def _take_data(self, data: bytes, piece: Piece, is_coalesced: bool) -> None:
         try:
-            text = data.decode()
-            document, end = scan_json(text)
+            document = scan_json(data, cache_strings="keys")
         except ValueError:
-            document, text, end = None, "", 0
-        if type(document) is dict and end == len(text):
+            document = None
+        if type(document) is dict:
             self._take_document(document, piece, is_coalesced)  # pyright: ignore[reportUnknownArgumentType]
         else:
             self.problem = self.problem or f"not a JSON object: {data[:80]!r}"

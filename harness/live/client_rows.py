@@ -120,6 +120,13 @@ class ChunkRows:
             return
         self._row.append(row)
         self._num_chunks.append(len(stamps))
+        if len(stamps) == 1:
+            received_ns, kernel, num_tokens, is_coalesced = stamps[0]
+            self._received_ns.append(received_ns)
+            self._kernel.frombytes(kernel)
+            self._num_tokens.append(num_tokens)
+            self._is_coalesced.append(is_coalesced)
+            return
         received_ns, kernel, num_tokens, is_coalesced = zip(*stamps, strict=True)
         self._received_ns.extend(received_ns)
         self._kernel.frombytes(b"".join(kernel))

@@ -308,9 +308,10 @@ class Script:
 
     # -- what is sent ------------------------------------------------------------------------------------------
 
-    def new_answer(self, row: int) -> Answer:
-        """An empty answer of the form this replay asks for."""
-        return Answer(self.stream, self.needs_token_ids, self.needs_token_ids and self.is_continued[row])
+    def new_answer(self, row: int, *, keeps_id_text: bool = True) -> Answer:
+        """An empty answer of the form this replay asks for; keeps_id_text: for a client that appends ids from it."""
+        keeps = keeps_id_text and self.needs_token_ids and self.is_continued[row]
+        return Answer(self.stream, self.needs_token_ids, keeps)
 
     def prefetch_all(self) -> None:
         """Draw what the whole replay will send, as far as that fits in memory."""

@@ -12,7 +12,8 @@ from harness.clock import NS_PER_MS, NS_PER_S, NS_PER_US
 from harness.engine.compiled import compiled_viewing as compiled
 from harness.engine.compiled import inner_viewing as inner
 from harness.live.wire import layout as at
-from harness.live.wire.layout import IntArray, Wire
+from harness.live.wire import table
+from harness.live.wire.layout import IntArray
 from harness.live.wire.scan import begin_scan, take_chunked, take_counted
 from harness.live.wire.syscalls import (
     EAGAIN,
@@ -33,7 +34,7 @@ from harness.live.wire.syscalls import (
     put_number,
     receive_bytes,
     send_parts,
-    table_at,
+    wide,
     words_at,
 )
 
@@ -50,27 +51,10 @@ FRESH_LEAD_NS = 250 * NS_PER_MS
 MAX_BACKLOG = at.JOURNAL_ENTRIES // 4
 # What a turn of the interpreter may cost: none begins when a send is due sooner.
 TURN_NS = 60 * NS_PER_US
+# The interpreter has a turn when so much waits for it that the switch is worth while, or when nothing comes for a bit.
+WORTH_A_TURN = 16
+QUIET_MS = 2
 COMMA = 44
-
-
-@inner
-def views(reg: IntArray) -> Wire:
-    """The shared tables, from their addresses."""
-    num_rows = reg[at.R_NUM_ROW]
-    return Wire(
-        reg,
-        table_at(reg[at.R_CONN], reg[at.R_NUM_CONN], at.CONN_WIDTH),
-        table_at(reg[at.R_SESS], reg[at.R_NUM_SESS], at.SESS_WIDTH),
-        table_at(reg[at.R_ROW], num_rows, at.ROW_WIDTH),
-        table_at(reg[at.R_HEAP], 2 * num_rows + 1, at.HEAP_WIDTH),
-        table_at(reg[at.R_JOURNAL], at.JOURNAL_ENTRIES, at.JOURNAL_WIDTH),
-        ints_at(reg[at.R_TRIGGER], num_rows),
-        ints_at(reg[at.R_DUE], num_rows),
-        ints_at(reg[at.R_SENT], num_rows),
-        ints_at(reg[at.R_FIRST_BYTE], num_rows),
-        ints_at(reg[at.R_DONE], num_rows),
-        words_at(reg[at.R_HTTP_STATUS], num_rows),
-    )
 
 
 # -- time -------------------------------------------------------------------------------------------------------------
@@ -112,10 +96,10 @@ def swap(heap: IntArray, one: int, other: int) -> None:
 
 
 @inner
-def push(wire: Wire, at_ns: int, kind: int, row: int) -> None:
+def push(reg: IntArray, at_ns: int, kind: int, row: int) -> None:
     """Add a deadline; each row has at most one of each kind at a time."""
-    heap, place = wire.heap, wire.reg[at.R_HEAP_LEN]
-    wire.reg[at.R_HEAP_LEN] = place + 1
+    heap, place = table.deadlines(reg), reg[at.R_HEAP_LEN]
+    reg[at.R_HEAP_LEN] = place + 1
     heap[place, at.H_AT_NS], heap[place, at.H_KIND], heap[place, at.H_ROW] = at_ns, kind, row
     while place and is_before(heap, place, (place - 1) // 2):
         swap(heap, place, (place - 1) // 2)
@@ -123,11 +107,11 @@ def push(wire: Wire, at_ns: int, kind: int, row: int) -> None:
 
 
 @inner
-def pop(wire: Wire) -> None:
+def pop(reg: IntArray) -> None:
     """Remove the first deadline."""
-    heap = wire.heap
-    last = wire.reg[at.R_HEAP_LEN] - 1
-    wire.reg[at.R_HEAP_LEN] = last
+    heap = table.deadlines(reg)
+    last = reg[at.R_HEAP_LEN] - 1
+    reg[at.R_HEAP_LEN] = last
     swap(heap, 0, last)
     place = 0
     while True:
@@ -142,12 +126,12 @@ def pop(wire: Wire) -> None:
 
 
 @inner
-def plan_send(wire: Wire, row: int, due_ns: int, now_ns: int) -> None:
+def plan_send(reg: IntArray, row: int, due_ns: int, now_ns: int) -> None:
     """A send at ``due_ns`` (clock), and a fresh connection before it when the old one would idle for long."""
-    due_monotonic_ns = to_monotonic_ns(wire.reg, due_ns)
-    push(wire, due_monotonic_ns, at.SEND, row)
+    due_monotonic_ns = to_monotonic_ns(reg, due_ns)
+    push(reg, due_monotonic_ns, at.SEND, row)
     if due_monotonic_ns - now_ns > FRESH_AFTER_IDLE_NS:
-        push(wire, due_monotonic_ns - FRESH_LEAD_NS, at.REFRESH, row)
+        push(reg, due_monotonic_ns - FRESH_LEAD_NS, at.REFRESH, row)
 
 
 # -- the session's next prompt ----------------------------------------------------------------------------------------
@@ -167,13 +151,13 @@ def cut_stream(session: IntArray, keep_tokens: int) -> None:
 
 
 @inner
-def build_prompt(wire: Wire, row: int) -> bool:
+def build_prompt(reg: IntArray, row: int) -> bool:
     """Bring a session's text to what this request sends; False when the text is shorter than what it keeps.
 
     The text holds everything up to the answer before. The request's fresh part must have been drawn.
     """
-    line = wire.row[row]
-    session = wire.sess[line[at.Q_SESSION]]
+    line = table.rows(reg)[row]
+    session = table.sessions(reg)[line[at.Q_SESSION]]
     if line[at.Q_KEEP_TOKENS] > session[at.S_TOKENS]:
         return False
     cut_stream(session, line[at.Q_KEEP_TOKENS])
@@ -244,10 +228,10 @@ def write_request(reg: IntArray, line: IntArray) -> int:
 
 
 @inner
-def send_rest(wire: Wire, fd: int) -> int:
+def send_rest(reg: IntArray, fd: int) -> int:
     """Hand the kernel what it has not taken of a connection's request."""
-    reg, conn = wire.reg, wire.conn[fd]
-    total = write_request(reg, wire.row[conn[at.N_ROW]])
+    conn = table.conns(reg)[fd]
+    total = write_request(reg, table.rows(reg)[conn[at.N_ROW]])
     skip, first = conn[at.N_TAKEN_BYTES], 0
     while first < 2 and skip >= reg[at.R_IOV + 2 * first + 1]:
         skip -= reg[at.R_IOV + 2 * first + 1]
@@ -268,28 +252,28 @@ def send_rest(wire: Wire, fd: int) -> int:
 
 
 @inner
-def send_row(wire: Wire, row: int) -> int:
+def send_row(reg: IntArray, row: int) -> int:
     """Send a request now, if its prompt and a connection are there."""
-    reg, line = wire.reg, wire.row[row]
+    line = table.rows(reg)[row]
     reg[at.R_ABOUT] = row
     if line[at.Q_STATE] == at.GIVEN_UP:
         return at.GO_ON
     if line[at.Q_STATE] != at.READY:
         return at.E_NOT_READY
     session = line[at.Q_SESSION]
-    fd = wire.sess[session, at.S_FD]
-    if fd < 0 or wire.conn[fd, at.N_MODE] != at.IDLE:
+    fd = table.sessions(reg)[session, at.S_FD]
+    if fd < 0 or table.conns(reg)[fd, at.N_MODE] != at.IDLE:
         return at.E_NO_CONNECTION
-    conn = wire.conn[fd]
+    conn = table.conns(reg)[fd]
     conn[at.N_ROW] = row
     conn[at.N_TAKEN_BYTES] = 0
     conn[at.N_MODE] = at.AWAIT_HEAD
     conn[at.N_KEEPS_IDS] = line[at.Q_IS_CONTINUED]
-    wire.sess[session, at.S_ANSWER_AT] = wire.sess[session, at.S_BYTES]
+    table.sessions(reg)[session, at.S_ANSWER_AT] = table.sessions(reg)[session, at.S_BYTES]
     begin_scan(conn)
     # Stamped before the call: on loopback the server may answer before it returns.
-    wire.sent_ns[row] = clock_ns(reg)
-    return send_rest(wire, fd)
+    table.sent_ns(reg)[row] = clock_ns(reg)
+    return send_rest(reg, fd)
 
 
 # -- receiving --------------------------------------------------------------------------------------------------------
@@ -311,21 +295,24 @@ def room_in_ring(reg: IntArray, count: int) -> int:
 
 
 @inner
-def note(wire: Wire, kind: int, row: int, mode: int, place: int, count: int, conn: IntArray) -> None:
-    """Write a journal entry with the stamps of the connection's last receive."""
-    reg = wire.reg
-    entry = wire.journal[reg[at.R_JOURNAL_WRITTEN] % at.JOURNAL_ENTRIES]
+def note_piece(reg: IntArray, conn: IntArray) -> IntArray:
+    """Write the journal entry of a connection's last receive."""
+    conn[at.N_ENTRY] = reg[at.R_JOURNAL_WRITTEN] % at.JOURNAL_ENTRIES
     reg[at.R_JOURNAL_WRITTEN] += 1
-    entry[at.J_KIND], entry[at.J_ROW], entry[at.J_MODE] = kind, row, mode
-    entry[at.J_AT], entry[at.J_BYTES] = place, count
-    entry[at.J_NS] = conn[at.N_PIECE_NS]
+    entry = table.journal(reg)[conn[at.N_ENTRY]]
+    entry[at.J_ROW], entry[at.J_MODE] = conn[at.N_ROW], conn[at.N_MODE]
+    entry[at.J_AT], entry[at.J_BYTES], entry[at.J_NS] = conn[at.N_PIECE_AT], conn[at.N_PIECE_BYTES], conn[at.N_PIECE_NS]
     entry[at.J_KERNEL_S], entry[at.J_KERNEL_NS] = conn[at.N_PIECE_KERNEL_S], conn[at.N_PIECE_KERNEL_NS]
+    entry[at.J_NUM_EVENTS] = entry[at.J_END] = entry[at.J_IDS_BYTES] = 0
+    entry[at.J_RING_END] = reg[at.R_RING_WRITTEN]
+    conn[at.N_NUM_EVENTS] = 0
+    return entry
 
 
 @inner
-def on_readable(wire: Wire, fd: int) -> int:
+def on_readable(reg: IntArray, fd: int) -> int:
     """Take what a connection has received, stamp it, and find out what it completes."""
-    reg, conn = wire.reg, wire.conn[fd]
+    conn = table.conns(reg)[fd]
     reg[at.R_FD] = fd
     place = room_in_ring(reg, at.RECEIVE_BYTES)
     if place < 0:
@@ -347,48 +334,48 @@ def on_readable(wire: Wire, fd: int) -> int:
     has_stamp = reg[at.R_CONTROL + 1] == STAMP_MARK
     conn[at.N_PIECE_KERNEL_S] = reg[at.R_CONTROL + 2] if has_stamp else at.ABSENT
     conn[at.N_PIECE_KERNEL_NS] = reg[at.R_CONTROL + 3] if has_stamp else at.ABSENT
-    return take_piece(wire, fd)
+    return take_piece(reg, fd)
 
 
 @inner
-def take_piece(wire: Wire, fd: int) -> int:
+def take_piece(reg: IntArray, fd: int) -> int:
     """Look at the connection's last receive."""
-    reg, conn = wire.reg, wire.conn[fd]
+    conn = table.conns(reg)[fd]
     place, count, row = conn[at.N_PIECE_AT], conn[at.N_PIECE_BYTES], conn[at.N_ROW]
     address = reg[at.R_RING] + place % at.RING_BYTES
     head_bytes = 0
     if conn[at.N_MODE] == at.AWAIT_HEAD:
-        if wire.first_byte_ns[row] == at.ABSENT:
-            wire.first_byte_ns[row] = conn[at.N_PIECE_NS]
-        head_bytes = find_head(wire, conn, row, address, count)
+        if table.first_byte_ns(reg)[row] == at.ABSENT:
+            table.first_byte_ns(reg)[row] = conn[at.N_PIECE_NS]
+        head_bytes = find_head(reg, conn, row, address, count)
         if head_bytes < 0:
             return at.E_NEW_HEAD
     mode = conn[at.N_MODE]
-    note(wire, at.PIECE, row, mode, place, count, conn)
+    entry = note_piece(reg, conn)
     if mode == at.FOREIGN:
         return at.E_FOREIGN
     body_at, body_bytes = address + head_bytes, count - head_bytes
     if mode == at.COUNTED:
         if body_bytes > conn[at.N_LEFT]:
             return at.E_TOO_MUCH
-        take_counted(wire, fd, body_at, body_bytes)
-        return finish(wire, fd) if conn[at.N_LEFT] == 0 else at.GO_ON
-    used = take_chunked(wire, fd, body_at, body_bytes)
+        take_counted(reg, fd, body_at, body_bytes)
+        return finish(reg, fd) if conn[at.N_LEFT] == 0 else at.GO_ON
+    used = take_chunked(reg, fd, body_at, body_bytes)
+    entry[at.J_NUM_EVENTS] = conn[at.N_NUM_EVENTS]
     if conn[at.N_CHUNK_MODE] < at.CHUNK_OVER:
         return at.GO_ON
     if conn[at.N_CHUNK_MODE] == at.CHUNK_ODD:
         conn[at.N_MODE] = at.FOREIGN
         return at.E_FOREIGN
-    return finish(wire, fd) if used == body_bytes else at.E_TOO_MUCH
+    return finish(reg, fd) if used == body_bytes else at.E_TOO_MUCH
 
 
 @inner
-def find_head(wire: Wire, conn: IntArray, row: int, address: int, count: int) -> int:
+def find_head(reg: IntArray, conn: IntArray, row: int, address: int, count: int) -> int:
     """Learn from a known head how the body ends; the head's bytes, -1 when this head was never seen before.
 
     A head that does not come whole in the first receive is left to the HTTP parser, with all that follows.
     """
-    reg = wire.reg
     conn[at.N_MODE] = at.FOREIGN
     end = memmem(address, count, reg[at.R_TEXT_PROMPT], 4)
     if end == 0:
@@ -402,7 +389,7 @@ def find_head(wire: Wire, conn: IntArray, row: int, address: int, count: int) ->
         if known[0] == size and memcmp(base + 8 * at.HEAD_FIELDS, address, size) == 0:
             if known[1] == 0:
                 return 0
-            wire.http_status[row] = known[1]
+            table.http_status(reg)[row] = known[1]
             conn[at.N_LEFT], conn[at.N_IS_KEPT_ALIVE] = known[2], known[3]
             conn[at.N_MODE] = at.COUNTED if known[2] else at.CHUNKED
             return size
@@ -415,9 +402,8 @@ def find_head(wire: Wire, conn: IntArray, row: int, address: int, count: int) ->
 
 
 @inner
-def is_as_planned(wire: Wire, conn: IntArray, line: IntArray) -> bool:
+def is_as_planned(reg: IntArray, conn: IntArray, line: IntArray) -> bool:
     """Whether the scanner saw exactly what the plan asks for, so that the session can go on at once."""
-    reg = wire.reg
     generate_tokens = line[at.Q_GENERATE_TOKENS]
     return (
         reg[at.R_HAS_TOKEN_IDS] == 1
@@ -431,16 +417,17 @@ def is_as_planned(wire: Wire, conn: IntArray, line: IntArray) -> bool:
 
 
 @inner
-def finish(wire: Wire, fd: int) -> int:
+def finish(reg: IntArray, fd: int) -> int:
     """The answer is complete: on with the session when it is as planned, else to the interpreter."""
-    reg, conn = wire.reg, wire.conn[fd]
+    conn = table.conns(reg)[fd]
     row, done_ns = conn[at.N_ROW], conn[at.N_PIECE_NS]
-    line = wire.row[row]
-    session = wire.sess[line[at.Q_SESSION]]
-    wire.done_ns[row] = done_ns
+    line = table.rows(reg)[row]
+    session = table.sessions(reg)[line[at.Q_SESSION]]
+    entry = table.journal(reg)[conn[at.N_ENTRY]]
+    table.done_ns(reg)[row] = done_ns
     conn[at.N_IDLE_SINCE_NS] = done_ns
     conn[at.N_MODE] = at.IDLE
-    is_planned = is_as_planned(wire, conn, line) and wire.http_status[row] == 200
+    is_planned = is_as_planned(reg, conn, line) and table.http_status(reg)[row] == 200
     if is_planned and line[at.Q_IS_CONTINUED]:
         # Behind a prompt the ids begin with a comma.
         answer_at = session[at.S_ANSWER_AT] + (1 if session[at.S_ANSWER_AT] else 0)
@@ -451,28 +438,29 @@ def finish(wire: Wire, fd: int) -> int:
         else:
             put(reg[at.R_RING] + place % at.RING_BYTES, session[at.S_STREAM] + answer_at, size)
             reg[at.R_RING_WRITTEN] += size
-            note(wire, at.IDS, row, 0, place, size, conn)
+            entry[at.J_IDS_AT], entry[at.J_IDS_BYTES] = place, size
+            entry[at.J_RING_END] = reg[at.R_RING_WRITTEN]
     if not is_planned:
         # What the scanner appended may be wrong; the interpreter will append what the parsers say.
         session[at.S_BYTES] = session[at.S_ANSWER_AT]
     elif line[at.Q_IS_CONTINUED]:
         session[at.S_TOKENS] += line[at.Q_GENERATE_TOKENS]
-    goes_on = is_planned and not line[at.Q_IS_LAST] and conn[at.N_IS_KEPT_ALIVE] == 1 and go_on(wire, row, done_ns)
-    note(wire, at.END, row, 1 if is_planned else 0, reg[at.R_RING_WRITTEN], 1 if goes_on else 0, conn)
+    goes_on = is_planned and not line[at.Q_IS_LAST] and conn[at.N_IS_KEPT_ALIVE] == 1 and go_on(reg, row, done_ns)
+    entry[at.J_END] = at.GOES_ON if goes_on else at.AS_PLANNED if is_planned else at.NOT_AS_PLANNED
     reg[at.R_FD], reg[at.R_ABOUT] = fd, row
     return at.GO_ON if goes_on else at.E_COMPLETE
 
 
 @inner
-def go_on(wire: Wire, row: int, done_ns: int) -> bool:
+def go_on(reg: IntArray, row: int, done_ns: int) -> bool:
     """Make the session's next request due and build it; False when its fresh part has not been drawn yet."""
-    following = wire.row[row + 1]
-    if following[at.Q_FRESH] == 0 or not build_prompt(wire, row + 1):
+    following = table.rows(reg)[row + 1]
+    if following[at.Q_FRESH] == 0 or not build_prompt(reg, row + 1):
         return False
-    trigger_ns = to_clock_ns(wire.reg, done_ns)
-    due_ns = trigger_ns + wire.row[row, at.Q_WAIT_NS]
-    wire.trigger_ns[row + 1], wire.due_ns[row + 1] = trigger_ns, due_ns
-    plan_send(wire, row + 1, due_ns, done_ns)
+    trigger_ns = to_clock_ns(reg, done_ns)
+    due_ns = trigger_ns + table.rows(reg)[row, at.Q_WAIT_NS]
+    table.trigger_ns(reg)[row + 1], table.due_ns(reg)[row + 1] = trigger_ns, due_ns
+    plan_send(reg, row + 1, due_ns, done_ns)
     return True
 
 
@@ -480,14 +468,14 @@ def go_on(wire: Wire, row: int, done_ns: int) -> bool:
 
 
 @inner
-def run_due(wire: Wire, now_ns: int) -> int:
+def run_due(reg: IntArray, now_ns: int) -> int:
     """Send everything that is due by now; what needs the interpreter ends the round."""
-    reg, heap = wire.reg, wire.heap
+    heap = table.deadlines(reg)
     while reg[at.R_HEAP_LEN] and heap[0, at.H_AT_NS] <= now_ns:
         kind, row = heap[0, at.H_KIND], heap[0, at.H_ROW]
-        pop(wire)
+        pop(reg)
         reg[at.R_ABOUT] = row
-        event = at.E_REFRESH if kind == at.REFRESH else send_row(wire, row)
+        event = at.E_REFRESH if kind == at.REFRESH else send_row(reg, row)
         if event != at.GO_ON:
             return event
         now_ns = clock_ns(reg)
@@ -498,9 +486,9 @@ def run_due(wire: Wire, now_ns: int) -> int:
 
 
 @inner
-def wait_for_events(wire: Wire, timeout_ms: int) -> int:
+def wait_for_events(reg: IntArray, timeout_ms: int) -> int:
     """epoll_wait; how many events lie at R_EPOLL_EVENTS."""
-    return max(0, epoll_wait(wire.reg[at.R_EPOLL_FD], wire.reg[at.R_EPOLL_EVENTS], at.MAX_EVENTS, timeout_ms))
+    return max(0, epoll_wait(reg[at.R_EPOLL_FD], reg[at.R_EPOLL_EVENTS], at.MAX_EVENTS, timeout_ms))
 
 
 @inner
@@ -512,69 +500,68 @@ def spin_until(reg: IntArray, until_ns: int, from_ns: int) -> None:
 
 
 @inner
-def handle_events(wire: Wire, count: int) -> int:
+def handle_events(reg: IntArray, count: int) -> int:
     """Take the events of one wait; an event for the interpreter ends it, and epoll will tell the rest again."""
-    reg = wire.reg
     words = words_at(reg[at.R_EPOLL_EVENTS], at.MAX_EVENTS * EVENT_WORDS)
     for place in range(count):
-        mask = words[place * EVENT_WORDS]
-        fd = words[place * EVENT_WORDS + EVENT_DATA_WORD]
+        mask = wide(words[place * EVENT_WORDS])
+        fd = wide(words[place * EVENT_WORDS + EVENT_DATA_WORD])
         if fd == reg[at.R_TIMER_FD]:
             arm_timer(reg, 0)
             continue
-        mode = wire.conn[fd, at.N_MODE] if fd < reg[at.R_NUM_CONN] else at.ABSENT_MODE
+        mode = table.conns(reg)[fd, at.N_MODE] if fd < reg[at.R_NUM_CONN] else at.ABSENT_MODE
         if mask == EPOLLIN and mode >= at.IDLE:
-            event = on_readable(wire, fd)
+            event = on_readable(reg, fd)
         else:
             reg[at.R_FD], reg[at.R_DETAIL] = fd, mask
             event = at.E_OTHER
         if event != at.GO_ON:
             return event
-        if reg[at.R_HEAP_LEN] and wire.heap[0, at.H_AT_NS] <= clock_ns(reg):
-            event = run_due(wire, clock_ns(reg))
+        if reg[at.R_HEAP_LEN] and table.deadlines(reg)[0, at.H_AT_NS] <= clock_ns(reg):
+            event = run_due(reg, clock_ns(reg))
             if event != at.GO_ON:
                 return event
     return at.GO_ON
 
 
 @inner
-def run_loop(wire: Wire) -> int:
+def run_loop(reg: IntArray) -> int:
     """Loop until the interpreter is needed."""
-    reg = wire.reg
     while True:
         now_ns = clock_ns(reg)
-        event = run_due(wire, now_ns)
+        event = run_due(reg, now_ns)
         if event != at.GO_ON:
             return event
         now_ns = clock_ns(reg)
-        next_ns = wire.heap[0, at.H_AT_NS] if reg[at.R_HEAP_LEN] else 0
+        next_ns = table.deadlines(reg)[0, at.H_AT_NS] if reg[at.R_HEAP_LEN] else 0
         left_ns = next_ns - now_ns if next_ns else 1 << 62
         late_beat_ns = now_ns - reg[at.R_NEXT_BEAT_NS]
         if late_beat_ns >= 0 and (left_ns > reg[at.R_SPIN_NS] + TURN_NS or late_beat_ns > HEARTBEAT_NS):
             return at.E_BEAT
         backlog = reg[at.R_JOURNAL_WRITTEN] - reg[at.R_JOURNAL_READ] + reg[at.R_NUM_JOBS]
         if left_ns <= reg[at.R_SPIN_NS]:
-            row = wire.heap[0, at.H_ROW]
-            if wire.heap[0, at.H_KIND] == at.SEND and left_ns > BARE_SPIN_NS:
+            row = table.deadlines(reg)[0, at.H_ROW]
+            if table.deadlines(reg)[0, at.H_KIND] == at.SEND and left_ns > BARE_SPIN_NS:
                 reg[at.R_ABOUT] = row
-                if wire.row[row, at.Q_STATE] == at.UNPREPARED:
+                if table.rows(reg)[row, at.Q_STATE] == at.UNPREPARED:
                     return at.E_STAGE
             if left_ns <= BARE_SPIN_NS:
                 spin_until(reg, next_ns, now_ns)
                 continue
-            count = wait_for_events(wire, 0)
+            count = wait_for_events(reg, 0)
             reg[at.R_SPUN_NS] += clock_ns(reg) - now_ns
         elif backlog:
             # Arrivals first: the end of an answer often follows its last token by microseconds.
-            count = wait_for_events(wire, 0)
-            if (count == 0 and left_ns > TURN_NS) or backlog > MAX_BACKLOG:
-                event = handle_events(wire, count)
+            arm_timer(reg, next_ns - reg[at.R_SPIN_NS] if next_ns else 0)
+            count = wait_for_events(reg, 0 if backlog >= WORTH_A_TURN else QUIET_MS)
+            if (count == 0 and left_ns > reg[at.R_SPIN_NS] + TURN_NS) or backlog > MAX_BACKLOG:
+                event = handle_events(reg, count)
                 return at.E_SLACK if event == at.GO_ON else event
         else:
             arm_timer(reg, next_ns - reg[at.R_SPIN_NS] if next_ns else 0)
-            count = wait_for_events(wire, HEARTBEAT_MS)
+            count = wait_for_events(reg, HEARTBEAT_MS)
             reg[at.R_NUM_WAKEUPS] += 1
-        event = handle_events(wire, count)
+        event = handle_events(reg, count)
         if event != at.GO_ON:
             return event
 
@@ -594,22 +581,21 @@ def drive(reg: IntArray, what: int, subject: int) -> int:
     shorter than what it keeps. SEND_NOW: send the row. SEND_MORE: go on with a request that the kernel took in part, on
     descriptor ``subject``. TAKE_AGAIN: look again at the descriptor's last receive. RECEIVE_NOW: take what it received.
     """
-    wire = views(reg)
     if what == LOOP:
-        return run_loop(wire)
+        return run_loop(reg)
     if what == PLAN_SEND:
-        plan_send(wire, subject, wire.due_ns[subject], clock_ns(reg))
+        plan_send(reg, subject, table.due_ns(reg)[subject], clock_ns(reg))
         return at.GO_ON
     if what == PREPARE:
-        return at.GO_ON if build_prompt(wire, subject) else at.E_NOT_READY
+        return at.GO_ON if build_prompt(reg, subject) else at.E_NOT_READY
     if what == SEND_NOW:
-        return send_row(wire, subject)
+        return send_row(reg, subject)
     reg[at.R_FD] = subject
     if what == SEND_MORE:
-        return send_rest(wire, subject)
+        return send_rest(reg, subject)
     if what == TAKE_AGAIN:
-        return take_piece(wire, subject)
-    return on_readable(wire, subject)
+        return take_piece(reg, subject)
+    return on_readable(reg, subject)
 
 
 @lru_cache(maxsize=1)
@@ -618,3 +604,10 @@ def warm_up() -> None:
     tables = at.SharedTables(1, 1)
     # A beat is due, so the loop returns at once.
     drive(tables.reg, LOOP, 0)
+
+
+if __name__ == "__main__":
+    # Under its own name, since code is cached by module.
+    from harness.live.wire.core import warm_up as warm_up_for_all
+
+    warm_up_for_all()

@@ -6,7 +6,7 @@ columns. Whoever runs owns everything, and the other side waits. Next: ``core`` 
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,8 +17,8 @@ BytesArray = NDArray[np.uint8]
 ABSENT = -1
 # At most this much is taken from the kernel at once.
 RECEIVE_BYTES = 65_536
-RING_BYTES = 16 << 20
-JOURNAL_ENTRIES = 1 << 16
+RING_BYTES = 8 << 20
+JOURNAL_ENTRIES = 1 << 14
 MAX_EVENTS = 64
 MAX_HEADS = 32
 MAX_HEAD_BYTES = 1_024
@@ -83,8 +83,9 @@ N_PIECE_AT, N_PIECE_BYTES, N_PIECE_NS, N_PIECE_KERNEL_S, N_PIECE_KERNEL_NS = 9, 
 # What the scanner knows.
 N_WINDOW, N_WINDOW_BEFORE, N_SCAN_MODE, N_VALUE = 14, 15, 16, 17
 N_NUM_IDS, N_PROMPT_TOKENS, N_COMPLETION_TOKENS, N_HAS_DONE, N_IS_ODD = 18, 19, 20, 21, 22
-N_KEEPS_IDS = 23
-CONN_WIDTH = 24
+N_KEEPS_IDS, N_NUM_EVENTS = 23, 24
+N_ENTRY = 25  # the journal entry of the last receive
+CONN_WIDTH = 26
 
 # Values of N_MODE. ABSENT_MODE: no connection here. From AWAIT_HEAD on a request is on its way. FOREIGN: the
 # interpreter's HTTP parser looks for the end.
@@ -143,11 +144,17 @@ H_AT_NS, H_KIND, H_ROW = 0, 1, 2
 HEAP_WIDTH = 3
 REFRESH, SEND = 0, 1
 
-J_KIND, J_ROW, J_MODE, J_AT, J_BYTES, J_NS, J_KERNEL_S, J_KERNEL_NS = 0, 1, 2, 3, 4, 5, 6, 7
-JOURNAL_WIDTH = 8
-# PIECE: one receive. IDS: the ids that were read on the wire, as text. END: the answer is complete; J_BYTES is 1 when
-# the loop has already gone on with the session.
-PIECE, IDS, END = 0, 1, 2
+# One entry per receive: whose it is, how the loop follows that answer, where in the ring its bytes are, its stamps, and
+# the events of a stream that ended in it.
+J_ROW, J_MODE, J_AT, J_BYTES, J_NS, J_KERNEL_S, J_KERNEL_NS, J_NUM_EVENTS = 0, 1, 2, 3, 4, 5, 6, 7
+# Where the answer ended in it: one of the values below, and the ids that the loop read, as text in the ring.
+J_END, J_IDS_AT, J_IDS_BYTES = 8, 9, 10
+# Bytes written to the ring up to and with this entry.
+J_RING_END = 11
+JOURNAL_WIDTH = 12
+# Values of J_END. NOT_AS_PLANNED: the interpreter decides and goes on. AS_PLANNED: the ids are in the session's text,
+# the interpreter goes on. GOES_ON: the loop has gone on with the session.
+NOT_OVER, NOT_AS_PLANNED, AS_PLANNED, GOES_ON = 0, 1, 2, 3
 
 # Before the bytes of a known head: length, status, length of the body (0: chunked), kept alive; status 0: foreign.
 HEAD_FIELDS = 4
@@ -188,8 +195,8 @@ class SharedTables:
         self.row = np.zeros((num_rows, ROW_WIDTH), dtype=np.int64)
         self.heap = np.zeros((2 * num_rows + 1, HEAP_WIDTH), dtype=np.int64)
         self.journal = np.zeros((JOURNAL_ENTRIES, JOURNAL_WIDTH), dtype=np.int64)
-        # Pages of it come into being as they are written.
-        self.ring = np.empty(RING_BYTES, dtype=np.uint8)
+        # Written once here, so that the kernel need not find its pages during the run.
+        self.ring = np.full(RING_BYTES, 0xFF, dtype=np.uint8)
         self._heads = np.zeros(MAX_HEADS * HEAD_STRIDE, dtype=np.uint8)
         self._epoll_events = np.zeros(2 * MAX_EVENTS, dtype=np.int64)
         self._kept: dict[int, NDArray[Any]] = {}
@@ -238,23 +245,6 @@ class SharedTables:
         start = base + 8 * HEAD_FIELDS
         self._heads[start : start + len(head)] = np.frombuffer(head, dtype=np.uint8)
         self.reg[R_NUM_HEADS] = count + 1
-
-
-class Wire(NamedTuple):
-    """Views of the shared memory, made anew from the registers at every entry of the compiled loop."""
-
-    reg: IntArray
-    conn: IntArray
-    sess: IntArray
-    row: IntArray
-    heap: IntArray
-    journal: IntArray
-    trigger_ns: IntArray
-    due_ns: IntArray
-    sent_ns: IntArray
-    first_byte_ns: IntArray
-    done_ns: IntArray
-    http_status: Any
 
 
 def address_of(memory: NDArray[Any]) -> int:

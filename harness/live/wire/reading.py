@@ -6,13 +6,22 @@ and no clock here. Next: ``replay`` hands finished readings to ``client_script``
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import httptools
 
 from harness.live.client_answer import NO_KERNEL_STAMP, Answer, Piece
 from harness.live.wire.heads import HEAD_END
-from harness.live.wire.layout import COUNTED
+from harness.live.wire.layout import CHUNKED, COUNTED, FOREIGN
 
 MIN_FINAL_STATUS = 200
+# Receives of one answer that are interpreted together: about 30 us of work.
+MAX_WAITING = 8
+
+
+def ids_text(token_ids: Sequence[int]) -> bytes:
+    """Token ids as they stand in a prompt."""
+    return ",".join(map(str, token_ids)).encode()
 
 
 class Reading:
@@ -24,7 +33,10 @@ class Reading:
         "_is_counted",
         "_is_head_complete",
         "_last",
+        "_mode",
+        "_num_events",
         "_parser",
+        "_pieces",
         "answer",
         "error_body",
         "ids_text",
@@ -46,6 +58,9 @@ class Reading:
         self._head = b""
         self._is_counted = self._is_head_complete = False
         self._last: Piece | None = None
+        self._pieces: list[Piece] = []
+        self._num_events: list[int] = []
+        self._mode = FOREIGN
         self._parser: httptools.HttpResponseParser | None = None
 
     # -- called by httptools -----------------------------------------------------------------------------------
@@ -67,14 +82,43 @@ class Reading:
 
     # -- called by the replay ----------------------------------------------------------------------------------
 
-    def feed(self, received_ns: int, kernel: bytes, data: bytes, mode: int, status: int) -> None:
-        """Take the next receive; ``mode`` (N_MODE) is how the loop follows it, status what a known head says."""
-        if mode == COUNTED:
-            if not self._is_counted:
-                self._is_counted, self.status = True, status
-                data = data[data.find(HEAD_END) + len(HEAD_END) :]
-            self._take_body((received_ns, kernel, data))
+    def take(self, received_ns: int, kernel: bytes, data: bytes, mode: int, num_events: int) -> bool:
+        """Keep the next receive; True when it is time to interpret.
+
+        mode: (N_MODE) how the loop follows the answer; num_events: events of a stream that ended in it.
+        """
+        self._pieces.append((received_ns, kernel, data))
+        self._num_events.append(num_events)
+        self._mode = mode
+        return len(self._pieces) >= MAX_WAITING
+
+    def interpret(self, status: int) -> None:
+        """Read what was kept; ``status``: what a known head says, where the loop follows the answer."""
+        pieces = self._pieces
+        if not pieces:
             return
+        if self._mode == COUNTED:
+            for received_ns, kernel, data in pieces:
+                if not self._is_counted:
+                    self._is_counted, self.status = True, status
+                    data = data[data.find(HEAD_END) + len(HEAD_END) :]
+                self._take_body((received_ns, kernel, data))
+        elif self._mode == CHUNKED:
+            # The loop has seen where the events end, so that all can be read in one go.
+            body = self._parse(b"".join([data for _, _, data in pieces]))
+            stamps = [
+                (at_ns, kernel, count) for (at_ns, kernel, _), count in zip(pieces, self._num_events, strict=True)
+            ]
+            self._last = pieces[-1]
+            self.answer.feed_many(body, stamps)
+        else:
+            for received_ns, kernel, data in pieces:
+                self._take_body((received_ns, kernel, self._parse(data)))
+        pieces.clear()
+        self._num_events.clear()
+
+    def _parse(self, data: bytes) -> bytes:
+        """Let the HTTP parser see the next bytes; those of the body among them."""
         if self._parser is None:
             self._parser = httptools.HttpResponseParser(self)
         if not self._is_head_complete:
@@ -85,25 +129,27 @@ class Reading:
             self.problem = self.problem or f"not HTTP: {error}"
         if self._is_head_complete and not self.status:
             self.status = self._parser.get_status_code()
-        if self._body:
-            whole = self._body[0] if len(self._body) == 1 else b"".join(self._body)
-            self._body.clear()
-            self._take_body((received_ns, kernel, whole))
+        body = b"".join(self._body)
+        self._body.clear()
+        return body
 
     def _take_body(self, piece: Piece) -> None:
+        if not piece[2]:
+            return
         if self.status == 200:
             self._last = piece
             self.answer.feed(piece)
         else:
             self.error_body += piece[2]
 
-    def close(self, first_byte_ns: int) -> Answer:
+    def close(self, first_byte_ns: int, status: int) -> Answer:
         """The whole answer, once it is complete, with what speaks against it in ``answer.problem``."""
+        self.interpret(status)
         answer = self.answer
         answer.close(self._last or (first_byte_ns, NO_KERNEL_STAMP, b""))
         if self._parser is not None and not self.is_over and not self.ends_at_close():
             self.problem = self.problem or "not HTTP: the parser sees no end of the answer"
-        if self.ids_text is not None and not answer.problem and self.ids_text != ",".join(answer.id_texts).encode():
+        if self.ids_text is not None and not answer.problem and self.ids_text != ids_text(answer.token_ids):
             self.problem = self.problem or "token ids read on the wire differ from those of the parsed answer"
         answer.problem = answer.problem or self.problem
         # Its callbacks refer back to this object, and nothing collects cycles during a run.

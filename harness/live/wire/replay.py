@@ -47,12 +47,17 @@ EPOLLIN, EPOLLOUT = select.EPOLLIN, select.EPOLLOUT
 # Work for slack is done in turns this long, with a look for arrivals between them: the kernel has stamped what comes
 # in meanwhile.
 TURN_NS = 30 * NS_PER_US
+# With more journal entries than this, answers come faster than they can be read; fewer and longer turns are cheaper.
+LONG_BACKLOG = 1_024
+LONG_TURN_NS = 300 * NS_PER_US
+# No long turn ends nearer to a send than this.
+LEAD_NS = 500 * NS_PER_US
 # Journal entries that are looked at in one go.
 BLOCK_ENTRIES = 8
 # With the journal full, this many entries are read before the loop goes on.
 MAKE_ROOM_ENTRIES = 1_000
 ENTRY_BYTES = 8 * at.JOURNAL_WIDTH
-KERNEL_BYTES = slice(8 * at.J_KERNEL_S, 8 * at.J_KERNEL_S + 16)
+KERNEL_OFFSET = 8 * at.J_KERNEL_S
 GIVEN_UP = "given up: the answer before it was not as planned"
 
 
@@ -235,6 +240,11 @@ class WireReplay:
         Nothing is due before the turn ends.
         """
         until_ns = monotonic_ns() + TURN_NS
+        backlog = int(self._reg[at.R_JOURNAL_WRITTEN]) - self._num_read
+        if backlog > LONG_BACKLOG and self._reg[at.R_HEAP_LEN]:
+            until_ns = max(until_ns, min(until_ns + LONG_TURN_NS, int(self._tables.heap[0, at.H_AT_NS]) - LEAD_NS))
+        elif backlog > LONG_BACKLOG:
+            until_ns += LONG_TURN_NS
         if self._read_some(until_ns):
             return
         jobs = self._jobs
@@ -289,48 +299,50 @@ class WireReplay:
         self._is_reading = True
         entry: list[int] = []
         for place, entry in enumerate(tables.journal[first:last].tolist(), start=first):
-            if entry[at.J_KIND] == at.PIECE:
-                self._read_piece(place, entry)
-            elif entry[at.J_KIND] == at.END:
-                self._read_end(entry[at.J_ROW], entry[at.J_MODE] == 1, entry[at.J_BYTES] == 1)
-            elif (reading := self._readings.get(entry[at.J_ROW])) is not None:
-                start = entry[at.J_AT] % at.RING_BYTES
-                reading.ids_text = bytes(self._ring[start : start + entry[at.J_BYTES]])
+            # What was given up meanwhile has its final status.
+            if not self._rows.status[entry[at.J_ROW]]:
+                self._read_entry(place, entry)
         self._num_read += last - first
         reg[at.R_JOURNAL_READ] = self._num_read
-        reg[at.R_RING_READ] = entry[at.J_AT] + (0 if entry[at.J_KIND] == at.END else entry[at.J_BYTES])
+        reg[at.R_RING_READ] = entry[at.J_RING_END]
         self._is_reading = False
         return True
 
-    def _read_piece(self, place: int, entry: list[int]) -> None:
+    def _read_entry(self, place: int, entry: list[int]) -> None:
         row = entry[at.J_ROW]
-        if self._rows.status[row]:
-            return  # given up meanwhile
         reading = self._readings.get(row)
         if reading is None:
-            reading = self._readings[row] = Reading(self._script.new_answer(row))
+            reading = self._readings[row] = Reading(self._script.new_answer(row, keeps_id_text=False))
             if not self._script.has_all_fresh:
                 self._jobs.append(partial(self._script.prefetch_next, row))
-        start = entry[at.J_AT] % at.RING_BYTES
-        data = bytes(self._ring[start : start + entry[at.J_BYTES]])
-        kernel = bytes(self._journal_bytes[place * ENTRY_BYTES :][KERNEL_BYTES])
-        reading.feed(entry[at.J_NS], kernel, data, entry[at.J_MODE], self._rows.http_status[row])
-
-    def _read_end(self, row: int, is_carried: bool, goes_on: bool) -> None:
-        """An answer is complete that the loop followed to its end."""
-        if self._rows.status[row]:
+        base = place * ENTRY_BYTES + KERNEL_OFFSET
+        kernel = bytes(self._journal_bytes[base : base + 16])
+        data = self._from_ring(entry[at.J_AT], entry[at.J_BYTES])
+        is_time = reading.take(entry[at.J_NS], kernel, data, entry[at.J_MODE], entry[at.J_NUM_EVENTS])
+        if not entry[at.J_END]:
+            if is_time:
+                reading.interpret(self._rows.http_status[row])
             return
-        if is_carried and self._script.is_continued[row]:
+        if entry[at.J_IDS_BYTES]:
+            reading.ids_text = self._from_ring(entry[at.J_IDS_AT], entry[at.J_IDS_BYTES])
             self._streams.note_carried(self._rows.session[row])
         self._judge(row)
         following = row + 1
-        if not goes_on and not self._script.is_last_of_session(row) and self._script.may_send(following):
+        if (
+            entry[at.J_END] != at.GOES_ON
+            and not self._script.is_last_of_session(row)
+            and self._script.may_send(following)
+        ):
             self._jobs.append(partial(self._stage, following))
+
+    def _from_ring(self, place: int, count: int) -> bytes:
+        start = place % at.RING_BYTES
+        return bytes(self._ring[start : start + count])
 
     def _judge(self, row: int) -> None:
         """Decide on a complete answer and write its row."""
         reading = self._readings.pop(row)
-        answer = reading.close(self._rows.first_byte_ns[row])
+        answer = reading.close(self._rows.first_byte_ns[row], self._rows.http_status[row])
         due = self._script.judge(row, answer)
         self._script.book(row, answer)
         if self._rows.status[row] == "ok":
@@ -480,8 +492,7 @@ class WireReplay:
         """Learn what a head means, from the HTTP parser, and let the loop look again."""
         reg = self._reg
         fd = int(reg[at.R_FD])
-        start = int(self._tables.conn[fd, at.N_PIECE_AT]) % at.RING_BYTES
-        head = bytes(self._ring[start : start + int(reg[at.R_DETAIL])])
+        head = self._from_ring(int(self._tables.conn[fd, at.N_PIECE_AT]), int(reg[at.R_DETAIL]))
         try:
             framing = self._heads.framing(head)
         except httptools.HttpParserError as error:
@@ -500,6 +511,7 @@ class WireReplay:
         reading = self._readings.get(row)
         if reading is None:
             return
+        reading.interpret(0)
         if reading.problem:
             self._break(connection, "bad_response", reading.problem)
         elif reading.is_over:
@@ -550,6 +562,8 @@ class WireReplay:
         row = self._row_of(connection)
         self._read_all()
         reading = self._readings.get(row)
+        if reading is not None:
+            reading.interpret(self._rows.http_status[row])
         if reading is not None and not reading.problem and reading.ends_at_close():
             line = self._tables.conn[connection.fd]
             self._rows.done_ns[row] = monotonic_ns()
@@ -597,6 +611,7 @@ class WireReplay:
             return
         reading = self._readings.pop(row, None)
         if reading is not None:
+            reading.interpret(self._rows.http_status[row])
             if reading.status:
                 self._rows.http_status[row] = reading.status
             reading.abandon()

@@ -7,6 +7,7 @@ difference fails the request. Unusual bytes set ``N_IS_ODD`` and are left to the
 from __future__ import annotations
 
 from harness.engine.compiled import inner_viewing as inner
+from harness.live.wire import table
 from harness.live.wire.layout import (
     ABSENT,
     CHUNK_DATA,
@@ -24,6 +25,7 @@ from harness.live.wire.layout import (
     N_IS_ODD,
     N_KEEPS_IDS,
     N_LEFT,
+    N_NUM_EVENTS,
     N_NUM_IDS,
     N_PROMPT_TOKENS,
     N_SCAN_MODE,
@@ -43,7 +45,6 @@ from harness.live.wire.layout import (
     SCAN_SEARCH,
     BytesArray,
     IntArray,
-    Wire,
 )
 from harness.live.wire.syscalls import bytes_at, put_number
 
@@ -62,6 +63,8 @@ PROMPT_IDS_BEFORE = window_of(b"_tok")
 TOKENS_KEY = window_of(b'tokens":')
 PROMPT_BEFORE, COMPLETION_BEFORE = window_of(b'"prompt_'), window_of(b"pletion_")
 DONE_WINDOW = window_of(b": [DONE]")
+# What ends an event of a stream.
+BLANK_LINE, BLANK_LINE_CRLF = window_of(b"\n\n"), window_of(b"\n\r\n")
 MAX_ID_BYTES = 12
 MAX_ID = 1 << 31
 MAX_CHUNK_BYTES = 1 << 40
@@ -121,6 +124,8 @@ def scan(line: IntArray, session: IntArray, text: BytesArray) -> None:
                         mode = SCAN_COMPLETION_TOKENS
             elif byte == BRACKET_CLOSE and window == DONE_WINDOW:
                 line[N_HAS_DONE] = 1
+            elif byte == LF and (window & 0xFFFF == BLANK_LINE or window & 0xFFFFFF == BLANK_LINE_CRLF):
+                line[N_NUM_EVENTS] += 1
         elif mode == SCAN_IDS:
             if ZERO <= byte <= NINE:
                 value = line[N_VALUE]
@@ -163,14 +168,14 @@ def scan(line: IntArray, session: IntArray, text: BytesArray) -> None:
 
 
 @inner
-def take_chunked(wire: Wire, fd: int, at: int, count: int) -> int:
+def take_chunked(reg: IntArray, fd: int, at: int, count: int) -> int:
     """Look through the next ``count`` bytes of a chunked body, which lie at an address.
 
     The bytes used: fewer than ``count`` when the body is over before them. A trailer, and what is no chunk at all,
     leaves N_CHUNK_MODE at CHUNK_ODD, for the HTTP parser to judge.
     """
-    line = wire.conn[fd]
-    session = wire.sess[line[N_SESSION]]
+    line = table.conns(reg)[fd]
+    session = table.sessions(reg)[line[N_SESSION]]
     text = bytes_at(at, count)
     mode, left = line[N_CHUNK_MODE], line[N_LEFT]
     place = 0
@@ -224,8 +229,8 @@ def hex_digit(byte: int) -> int:
 
 
 @inner
-def take_counted(wire: Wire, fd: int, at: int, count: int) -> None:
+def take_counted(reg: IntArray, fd: int, at: int, count: int) -> None:
     """Look through the next bytes of a body of known length."""
-    line = wire.conn[fd]
-    scan(line, wire.sess[line[N_SESSION]], bytes_at(at, count))
+    line = table.conns(reg)[fd]
+    scan(line, table.sessions(reg)[line[N_SESSION]], bytes_at(at, count))
     line[N_LEFT] -= count

@@ -28,11 +28,13 @@ from harness.live.wire.layout import (
     R_TIMESPEC,
     BytesArray,
     IntArray,
-    Wire,
 )
 
 _long, _int = types.int64, types.int32
 _external: Any = ExternalFunction
+
+# An int32 as the int64 that everything else is: a function is compiled once for each type it is called with.
+wide: Any = np.int64
 
 epoll_wait: Any = _external("epoll_wait", _int(_int, _long, _int, _int))
 recvmsg: Any = _external("recvmsg", _long(_int, _long, _int))
@@ -102,7 +104,7 @@ def bytes_at(address: int, count: int) -> BytesArray:
 @inner
 def errno() -> int:
     """Why the last call failed."""
-    return words_at(_errno_location(), 1)[0]
+    return wide(words_at(_errno_location(), 1)[0])
 
 
 @inner
@@ -171,6 +173,3 @@ def put_number(to: int, number: int) -> int:
         text[place] = 48 + number % 10
         number //= 10
     return to + digits
-
-
-__all__ = ["Wire", "arm_timer", "bytes_at", "clock_ns", "errno", "ints_at", "put", "put_number", "table_at", "words_at"]
