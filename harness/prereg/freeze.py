@@ -122,7 +122,7 @@ def _refuse(
         )
     if dirty and not options.allows_dirty_tree:
         raise SpecError(
-            f"the tree has {len(dirty)} uncommitted changes, first {dirty[0]}",
+            f"the tree has uncommitted changes ({len(dirty)}), first {dirty[0]}",
             where=str(repository.root),
             hint="Commit them, or say --allow-dirty and it is recorded",
         )
@@ -143,7 +143,7 @@ def check_new_seed(
     """Refuse a base seed that anything in the repository (or a sealed run) used before."""
     uses = [use for use in used_seeds(repository, leave_out=leave_out, runs_root=runs_root) if use.seed == seed]
     if uses:
-        more = f" and {len(uses) - 1} more places" if len(uses) > 1 else ""
+        more = f" (and {len(uses) - 1} more)" if len(uses) > 1 else ""
         raise SpecError(
             f"base seed {seed} was used before, by {uses[0].where}{more}: a confirmatory plan needs new inputs",
             where=str(repository.root),

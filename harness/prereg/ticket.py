@@ -82,8 +82,14 @@ def _named_files(frozen: Preregistration) -> list[tuple[NamedFile, str]]:
     return [
         (frozen.experiment_file, "the experiment"),
         *((rule.file, f"criterion {rule.rule.name!r}") for rule in frozen.rules),
-        *((file, "an input") for file in frozen.files),
+        *((file, _kind(file.path)) for file in frozen.files),
     ]
+
+
+def _kind(path: str) -> str:
+    folders = set(path.replace(":", "/").split("/"))
+    kinds = {"costs": "the cost model", "waits": "the wait distribution", "patches": "a patch"}
+    return next((kind for folder, kind in kinds.items() if folder in folders), "an input")
 
 
 def _check_unchanged(repository: Repository, file: NamedFile, what: str) -> None:

@@ -125,9 +125,9 @@ def _verdict(facts: _Facts) -> Iterator[str]:
         f"""Among sums of three plans, the printed delta p is in an outermost {AT_THE_EDGE:.0%} at N = {of_sums[0]}, the
         printed decode ratio at N = {of_sums[1]}, the printed p_C, which lengths alone decide up to N = 8, at N =
         {of_sums[2]}. Among **single plans** they are so at N = {"; ".join(of_single)}: the printed table scatters about
-        as single plans do. It is mostly the waits of its plans that are unusual for the shipped mixture. The seeds behind
-        Table I are not published. Those of the later validations are, and give their printed predictions to the digit
-        ([paper-rules.md](paper-rules.md)).""",
+        as single plans do. It is mostly the waits of its plans that are unusual for the shipped mixture. The seeds
+        behind Table I are not published. Those of the later validations are, and give their printed predictions to the
+        digit ([paper-rules.md](paper-rules.md)).""",
         "- ",
     )
     yield ""

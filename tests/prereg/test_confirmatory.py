@@ -134,9 +134,9 @@ def _uncommit(place: Workplace, frozen: Path) -> None:
         (_edit_experiment, "the experiment was changed after the freeze"),
         (_edit_frozen_file, "was edited after it was frozen"),
         (_edit_code_hash, "the harness's code was changed after the freeze"),
-        (_add_patch_change, "an input was changed after the freeze"),
-        (_edit_patch_of_the_installation, r"patches/.*: an input was changed after the freeze"),
-        (_edit_cost_model, "an input was changed after the freeze"),
+        (_add_patch_change, "a patch was changed after the freeze"),
+        (_edit_patch_of_the_installation, r"patches/.*: a patch was changed after the freeze"),
+        (_edit_cost_model, "the cost model was changed after the freeze"),
         (_reuse_seed, "base seed 424242 was used before, by plans/experiments/later.toml"),
         (_uncommit, "is not committed"),
     ],
@@ -190,7 +190,7 @@ def test_exploratory_runs_burn_their_seed(place: Workplace) -> None:
 def test_a_seed_of_exploratory_runs_is_refused_at_the_freeze_too(place: Workplace) -> None:
     # In a folder of its own below runs, as `--runs runs/today` makes.
     run_experiment(place.spec, runs_root=place.runs / "today")
-    with pytest.raises(SpecError, match="by exploratory run today/small/base/0 and 5 more places"):
+    with pytest.raises(SpecError, match=r"by exploratory run today/small/base/0 \(and 5 more\)"):
         place.freeze()
 
 

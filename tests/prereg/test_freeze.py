@@ -100,7 +100,7 @@ def test_a_tag_without_a_commit_is_refused(place: Workplace) -> None:
 
 def test_a_dirty_tree_is_refused_unless_told_and_then_recorded(place: Workplace) -> None:
     place.write("notes.txt", "draft")
-    with pytest.raises(SpecError, match=r"1 uncommitted changes, first notes\.txt"):
+    with pytest.raises(SpecError, match=r"uncommitted changes \(1\), first notes\.txt"):
         place.freeze()
     frozen = place.freeze(allows_dirty_tree=True)
     assert frozen.preregistration.is_tree_dirty
