@@ -35,11 +35,17 @@ def install(
 
     Example: `harness twin install`
     """
-    from harness.twin.install import install_other_stack, install_twin
+    from harness.twin.install import check_other_stack, install_other_stack, install_twin
 
-    twin = install_twin(path, python=python, torch_wheel=torch_wheel, torch_index=torch_index, say=typer.echo)
     for version in also or ():
-        install_other_stack(twin, version, say=typer.echo)
+        check_other_stack(version)
+    try:
+        twin = install_twin(path, python=python, torch_wheel=torch_wheel, torch_index=torch_index, say=typer.echo)
+        for version in also or ():
+            install_other_stack(twin, version, say=typer.echo)
+    except KeyboardInterrupt:
+        typer.echo("interrupted: what is done stays, the same command continues", err=True)
+        raise
 
 
 def artifact(
@@ -47,9 +53,11 @@ def artifact(
     batch_size: Annotated[int, typer.Option(help="the limit: most requests running at once")] = 8,
     decoder_batch_sizes: Annotated[str, typer.Option(help="comma-separated decode buckets")] = "1,2,4,8",
     max_seq_len: Annotated[int, typer.Option(help="tokens of a slot")] = 8192,
-    kv_slots: Annotated[int | None, typer.Option(help="KV slots; default: batch size")] = None,
+    kv_slots: Annotated[
+        int | None, typer.Option(help="physical KV slots; default: one per request of the batch")
+    ] = None,
     partition_tokens: Annotated[int | None, typer.Option(help="tokens of one partition (flash attention)")] = None,
-    num_devices: Annotated[int, typer.Option()] = 4,
+    num_devices: Annotated[int, typer.Option(help="NPUs that the artifact is split over")] = 4,
     path: PathOption = None,
 ) -> None:
     """Write an artifact that the twin serves: a genuine rbln_config.json, a tokenizer, no weights.

@@ -36,8 +36,11 @@ class ArtifactSpec:
 
     def __post_init__(self) -> None:
         buckets = self.decoder_batch_sizes
-        if not buckets or min(self.batch_size, self.max_seq_len, self.kv_slots, self.num_devices, *buckets) < 1:
-            raise SpecError("sizes must be positive", where="artifact")
+        for name in ("batch_size", "max_seq_len", "kv_slots", "num_devices"):
+            if (value := getattr(self, name)) < 1:
+                raise SpecError(f"{value} is not a positive number", where=name)
+        if min(buckets, default=0) < 1 or len(set(buckets)) < len(buckets):
+            raise SpecError(f"{list(buckets)} are not different positive numbers", where="decoder_batch_sizes")
         if max(buckets) > self.batch_size:
             raise SpecError(
                 f"bucket {max(buckets)} is above batch_size {self.batch_size}",
@@ -51,6 +54,15 @@ class ArtifactSpec:
             )
         if self.max_seq_len % 128:
             raise SpecError(f"{self.max_seq_len} is not a multiple of 128", where="max_seq_len")
+        partition = self.partition_tokens
+        if partition is not None and (
+            partition < 1 or partition % 128 or self.max_seq_len % partition or self.max_seq_len < 2 * partition
+        ):
+            raise SpecError(
+                f"{partition} is not a multiple of 128 that divides max_seq_len ({self.max_seq_len}) in two or more",
+                where="partition_tokens",
+                hint="Leave it out for eager attention",
+            )
         if self.partition_tokens is None and self.max_seq_len > EAGER_LIMIT_TOKENS:
             raise SpecError(
                 f"{self.max_seq_len} is above the {EAGER_LIMIT_TOKENS} tokens of eager attention",
@@ -102,7 +114,9 @@ def write_artifact(twin: TwinEnvironment, spec: ArtifactSpec, folder: Path) -> P
         )
         if done.returncode:
             said = [line for line in done.stderr.splitlines() if line.strip()] or ["no message"]
-            raise SpecError(f"optimum-rbln refuses it: {said[-1]}", where="artifact", hint="Change the named value")
+            raise SpecError(
+                f"optimum-rbln refuses it: {said[-1].rstrip('.')}", where="artifact", hint="Change the named value"
+            )
         (partial / SPEC_FILE).write_text(json.dumps(asdict(spec), indent=2) + "\n", encoding="utf-8")
         shutil.rmtree(folder, ignore_errors=True)
         partial.rename(folder)

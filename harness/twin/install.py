@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.errors import HarnessError, ServerError, SpecError
+from harness.errors import ServerError, SpecError
 from harness.twin.environment import STAMP_FILE, TwinEnvironment, default_folder, find_twin, twin_variables
 
 TORCH = "2.13.0"
@@ -32,6 +32,7 @@ DISK_MIB = 2900
 FREE_MIB = 4500
 """Asked for before anything is downloaded: what it takes, and room for pip to unpack."""
 MIB = 1024 * 1024
+NO_NETWORK_SIGNS = ("NewConnectionError", "NameResolutionError", "ConnectTimeoutError", "ProxyError", "Max retries")
 CPU_WHEEL_HINT = "Give a CPU build of torch: --torch-wheel FILE, or --torch-index ADDRESS of PyTorch's CPU wheels"
 
 Say = Callable[[str], None]
@@ -92,15 +93,20 @@ def install_twin(
     return find_twin(where)
 
 
+def check_other_stack(version: str) -> None:
+    """Raise SpecError for a version that is not locked here."""
+    if version not in OTHER_STACKS:
+        raise SpecError(
+            "is not a version this release has locked", where=version, hint=f"Choose {', '.join(sorted(OTHER_STACKS))}"
+        )
+
+
 def install_other_stack(twin: TwinEnvironment, version: str, say: Say = print) -> Path:
     """Another vllm-rbln version and its vLLM, in a folder of their own that shadows the installed ones on PYTHONPATH.
 
     Raises SpecError for a version that is not locked here.
     """
-    if version not in OTHER_STACKS:
-        raise SpecError(
-            "is not a version this release has locked", where=version, hint=f"Choose one of {sorted(OTHER_STACKS)}"
-        )
+    check_other_stack(version)
     folder = twin.other_stack(version)
     lock = _lock_path(OTHER_STACKS[version])
     wanted = hashlib.sha256(lock.read_bytes()).hexdigest()
@@ -119,15 +125,21 @@ def install_other_stack(twin: TwinEnvironment, version: str, say: Say = print) -
 def choose_python(wanted: str | None, torch_options: Sequence[str], say: Say = print) -> str:
     """An interpreter of a supported version for which pip can find a CPU build of torch."""
     refused: list[str] = []
+    lacks_torch = False
     for candidate in [wanted] if wanted else candidate_pythons():
-        reason = _why_not(candidate, torch_options)
+        reason = _why_not_python(candidate)
+        if not reason:
+            reason = _why_not_torch(candidate, torch_options)
+            lacks_torch = lacks_torch or bool(reason)
         if not reason:
             return candidate
         say(f"not {candidate}: {reason}")
         refused.append(f"{candidate}: {reason}")
     raise TwinInstallError(
-        "no Python for the twin" + (f" ({'; '.join(refused)})" if refused else ""),
-        hint=f"Install one of Python {', '.join(PYTHONS)} with venv. {CPU_WHEEL_HINT}",
+        "; ".join(refused) or "none at hand",
+        where="no Python for the twin",
+        # A Python that only lacks torch is good; another one would most likely lack it too.
+        hint=CPU_WHEEL_HINT if lacks_torch else f"Install one of Python {', '.join(PYTHONS)} with venv",
     )
 
 
@@ -176,15 +188,25 @@ def check_released_files(twin: TwinEnvironment) -> int:
     return int(count)
 
 
-def _why_not(python: str, torch_options: Sequence[str]) -> str:
-    version = _run_quietly([python, "-c", "import sys, venv, ensurepip; print('%d.%d' % sys.version_info[:2])"])
-    if version is None:
+def _why_not_python(python: str) -> str:
+    try:
+        version = _run([python, "-c", "import sys, venv, ensurepip; print('%d.%d' % sys.version_info[:2])"], "").strip()
+    except TwinInstallError:
         return "does not run, or has no venv"
-    if version.strip() not in PYTHONS:
-        return f"Python {version.strip()} is not one of {', '.join(PYTHONS)}"
+    return "" if version in PYTHONS else f"Python {version or '?'} is not one of {', '.join(PYTHONS)}"
+
+
+def _why_not_torch(python: str, torch_options: Sequence[str]) -> str:
     command = [python, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--no-deps", "--quiet"]
-    report = _run_quietly([*command, "--report", "-", *torch_options])
-    if report is None:
+    try:
+        report = _run([*command, "--report", "-", *torch_options], "pip finds none")
+    except TwinInstallError as error:
+        if any(sign in str(error) for sign in NO_NETWORK_SIGNS):
+            raise TwinInstallError(
+                "pip cannot reach its index",
+                where=python,
+                hint="Check the network or pip's configuration, run it again",
+            ) from error
         return f"pip finds no torch {TORCH} for it"
     found = json.loads(report[report.index("{") :])["install"][0]["metadata"]["version"]
     if sys.platform == "linux" and "+cpu" not in found and os.uname().machine == "x86_64":
@@ -211,7 +233,9 @@ def check_disk(where: Path, needed_mib: int) -> None:
     free_mib = shutil.disk_usage(existing).free // MIB
     if free_mib < needed_mib:
         raise TwinInstallError(
-            f"{free_mib:,} MiB free, {needed_mib:,} needed", where=str(existing), hint="Free some space, or use --path"
+            f"{free_mib:,} MiB free on this disk, the twin needs {needed_mib:,}",
+            where=str(existing),
+            hint=f"Free {needed_mib - free_mib:,} MiB, or choose a folder on another disk with --path",
         )
 
 
@@ -235,15 +259,11 @@ def _run(command: Sequence[str], what: str, *, env: dict[str, str] | None = None
         raise TwinInstallError(f"{what}: {error}", where=command[0]) from error
     if done.returncode:
         said = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()]
-        raise TwinInstallError(f"{what}: {' / '.join(said[-3:])}", where=command[0], hint="Mend that and run it again")
+        unreachable = [line for line in said if any(sign in line for sign in NO_NETWORK_SIGNS)]
+        raise TwinInstallError(
+            f"{what}: {' / '.join([*unreachable[:1], *said[-3:]])}", where=command[0], hint="Mend that and run it again"
+        )
     return done.stdout
-
-
-def _run_quietly(command: Sequence[str]) -> str | None:
-    try:
-        return _run(command, "")
-    except HarnessError:
-        return None
 
 
 def _version(where: Path, name: str) -> str:

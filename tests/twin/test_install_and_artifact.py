@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from harness.errors import HarnessError, SpecError
+from harness.errors import ExitCode, HarnessError, SpecError
 from harness.twin.artifact import SPEC_FILE, ArtifactSpec, cached_artifact, write_artifact
 from harness.twin.environment import STAMP_FILE, TwinEnvironment, find_twin, logging_config
 from harness.twin.install import (
@@ -22,6 +25,14 @@ from harness.twin.install import (
     install_twin,
 )
 
+NOWHERE = (
+    ("PIP_CONFIG_FILE", os.devnull),
+    ("PIP_INDEX_URL", "http://127.0.0.1:9/simple"),
+    ("PIP_EXTRA_INDEX_URL", ""),
+    ("PIP_FIND_LINKS", ""),
+)
+"""pip's configuration on a machine without a network."""
+INTERRUPTIBLE = "import signal, harness.cli as c; signal.signal(signal.SIGINT, signal.default_int_handler); c.main()"
 TWIN_PACKAGE = Path(__file__).resolve().parents[2] / "harness" / "twin"
 
 
@@ -46,13 +57,38 @@ def test_a_python_without_a_cpu_build_of_torch_is_named_with_the_way_out() -> No
         choose_python(sys.executable, ["torch==0.0.1", "--no-index"], say=lambda _: None)
 
 
+def test_no_network_is_said_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (*NOWHERE, ("PIP_RETRIES", "1")):
+        monkeypatch.setenv(name, value)
+    with pytest.raises(TwinInstallError, match=r"pip cannot reach its index\. Check the network"):
+        choose_python(sys.executable, ["torch==2.13.0"], say=lambda _: None)
+
+
+def test_an_interrupted_installation_says_how_to_go_on(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", INTERRUPTIBLE, "twin", "install", "--path", str(tmp_path / "twin")]
+    # pip waits for an index that is not there until it is interrupted.
+    env = {**os.environ, **dict(NOWHERE), "PIP_RETRIES": "50", "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(
+        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    ) as process:
+        assert process.stdout is not None
+        announced = [process.stdout.readline(), process.stdout.readline()]
+        os.killpg(process.pid, signal.SIGINT)
+        rest = process.stdout.read()
+    assert "to download at most" in announced[1]
+    assert "interrupted: what is done stays, the same command continues" in rest
+    assert process.returncode == ExitCode.INTERRUPTED
+
+
 def test_an_interpreter_that_does_not_run_is_named() -> None:
     with pytest.raises(TwinInstallError, match="/no/python: does not run"):
         choose_python("/no/python", [], say=lambda _: None)
 
 
 def test_too_little_disk_is_said_with_both_sizes(tmp_path: Path) -> None:
-    with pytest.raises(TwinInstallError, match=r"MiB free, 1,000,000,000 needed"):
+    with pytest.raises(
+        TwinInstallError, match=r"MiB free on this disk, the twin needs 1,000,000,000\. Free .* MiB, or choose"
+    ):
         check_disk(tmp_path / "not" / "there", 1_000_000_000)
 
 
@@ -85,7 +121,11 @@ def test_an_unknown_other_version_is_refused(tmp_path: Path) -> None:
     [
         ({"decoder_batch_sizes": (4,)}, r"\[4\] lacks batch_size 8"),
         ({"decoder_batch_sizes": (8, 16)}, "bucket 16 is above batch_size 8"),
-        ({"decoder_batch_sizes": ()}, "must be positive"),
+        ({"decoder_batch_sizes": ()}, "not different positive numbers"),
+        ({"decoder_batch_sizes": (1, 1, 8)}, "not different positive numbers"),
+        ({"num_devices": 0}, "num_devices: 0 is not a positive number"),
+        ({"partition_tokens": 8192}, "divides max_seq_len"),
+        ({"partition_tokens": 1000}, "multiple of 128"),
         ({"kv_slots": 1}, "leaves none to use"),
         ({"max_seq_len": 1000}, "not a multiple of 128"),
         ({"max_seq_len": 40_960}, "above the 32768 tokens of eager attention"),
