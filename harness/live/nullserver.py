@@ -40,6 +40,7 @@ Fault = Literal[
     "no_token_ids",
     "error_event",
     "garbage",
+    "broken_document",
 ]
 CONTENT_LENGTH = re.compile(rb"\r\ncontent-length:\s*(\d+)", re.IGNORECASE)
 PROMPT = re.compile(rb'"prompt":\s*\[([^\]]*)\]')
@@ -309,9 +310,11 @@ def _events(fields: dict[str, Any], num_prompt: int, config: NullServerConfig, f
         usage["prompt_tokens_details"] = {"cached_tokens": config.cached_tokens}
     base = {"id": name, "object": "text_completion", "created": 0, "model": fields.get("model", "")}
     sent_usage = None if fault == "no_usage" else usage
+    # Everything is said, but not in JSON: what only looks for numbers is content.
+    base_end = b"]" if fault == "broken_document" else b""
     if not fields.get("stream"):
         choice = _choice(ids, True, fault)
-        yield json.dumps({**base, "choices": [choice], "usage": sent_usage}).encode()
+        yield json.dumps({**base, "choices": [choice], "usage": sent_usage}).encode() + base_end
         return
     step = config.event_tokens
     for begin in range(0, count, step):
@@ -320,7 +323,7 @@ def _events(fields: dict[str, Any], num_prompt: int, config: NullServerConfig, f
             break
         choice = _choice(ids[begin : begin + step], begin + step >= count, fault)
         yield b"data: " + json.dumps({**base, "choices": [choice]}).encode() + b"\n\n"
-    yield b"data: " + json.dumps({**base, "choices": [], "usage": sent_usage}).encode() + b"\n\n"
+    yield b"data: " + json.dumps({**base, "choices": [], "usage": sent_usage}).encode() + base_end + b"\n\n"
     yield b"data: [DONE]\n\n"
 
 

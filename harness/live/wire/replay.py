@@ -357,8 +357,10 @@ class WireReplay:
         for later in range(row + 1, self._script.end_of_session(session)):
             self._tables.row[later, at.Q_STATE] = at.GIVEN_UP
             if self._rows.sent_ns[later] != ABSENT:
-                self._rows.status[later], self._rows.error[later] = "connection", GIVEN_UP
-                if self._rows.done_ns[later] == ABSENT:
+                is_answered = self._rows.done_ns[later] != ABSENT
+                self._rows.status[later] = "bad_response" if is_answered else "connection"
+                self._rows.error[later] = GIVEN_UP
+                if not is_answered:
                     self._rows.done_ns[later] = monotonic_ns()
                 self._readings.pop(later, None)
                 connection = self._pool.of_session.get(session)
