@@ -143,6 +143,28 @@ runner.RBLNOptimumModelRunner.execute_model = execute_model
     assert [row["b"] for row in load_observer(engine.file).steps.to_pylist()] == [1, 1, 1, 4, 0]
 
 
+OWN_LAYOUT = """
+class Pinned(model.RBLNOptimumDecoderMixin):
+    def {name}(self, n): return (4, slice(0, n))
+def execute_model(self, output):
+    n = len(output.num_scheduled_tokens)
+    return [self.runtime.forward(Pinned().{name}(n)[0])] if n else []
+model.RBLNOptimumDecoderMixin.decode_layout = lambda self, n: (0, None)
+runner.RBLNOptimumModelRunner.execute_model = execute_model
+"""
+
+
+def test_the_bucket_of_a_model_that_lays_its_batch_out_itself_is_seen_too(tmp_path: Path) -> None:
+    engine = _run(tmp_path, version="0.12.0", before=OWN_LAYOUT.format(name="decode_layout"))
+    assert [row["b"] for row in load_observer(engine.file).steps.to_pylist()] == [1, 1, 1, 4, 0]
+
+
+def test_a_layout_that_nobody_knows_ends_the_observing_before_a_wrong_record_is_written(tmp_path: Path) -> None:
+    engine = _run(tmp_path, version="0.12.0", before=OWN_LAYOUT.format(name="quite_another_layout"))
+    assert "stopped after step 3: NotObservable: a decode step was not laid out by any function" in engine.lines[-1]
+    assert [row["kind"] for row in load_observer(engine.file).steps.to_pylist()] == ["prefill"] * 3
+
+
 @pytest.mark.parametrize("version", ["0.10.4", "0.13.0", "1.0.0"])
 def test_an_unknown_version_is_refused_with_one_line_and_served_as_before(tmp_path: Path, version: str) -> None:
     engine = _run(tmp_path, version=version)

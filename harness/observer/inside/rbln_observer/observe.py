@@ -116,7 +116,8 @@ class Observer:
         _replace(points["runner"], "execute_model", self._execute)
         _replace(points["runtime"], "forward", self._device_call)
         chosen = self._layout if points["chooser"] == "decode_layout" else self._preprocess
-        _replace(points["decoder"], points["chooser"], chosen)
+        for owner in _owners(points["decoder"], points["chooser"]):
+            _replace(owner, points["chooser"], chosen)
         if points["copier"]:
             _replace(points["decoder"], points["copier"], self._copy)
         if points["prefix_cache"] is not None:
@@ -198,6 +199,8 @@ class Observer:
         step = self._step
         if step.scheduled is None:
             return
+        if step.scheduled[2] == "decode" and not step.bucket:
+            raise NotObservable("a decode step was not laid out by any function that is known")
         began_ns, scheduled_ns, kind, n, requests, prompt, cached, computed, dummy, preempted, held, free, *rest = (
             step.scheduled
         )
@@ -335,6 +338,15 @@ class Observer:
             return output
 
         return _evict_block
+
+
+def _owners(mixin: Any, name: str) -> list[Any]:
+    """``mixin`` and every class below it that has its own ``name``: some models lay their batch out otherwise."""
+    owners, frontier = [mixin], [mixin]
+    while frontier:
+        frontier = [one for parent in frontier for one in parent.__subclasses__()]
+        owners += [one for one in frontier if name in vars(one) and one not in owners]
+    return owners
 
 
 def _replace(owner: Any, name: str, wrapper: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
