@@ -24,29 +24,31 @@ def trace_scheduling(note: Note) -> None:
     if scheduler is None or hasattr(scheduler, MARK):
         return
     setattr(scheduler, MARK, True)
-    scheduler.add_request = _before(scheduler.add_request, functools.partial(_arrival, note))
-    scheduler.finish_requests = _before(scheduler.finish_requests, functools.partial(_abort, note))
+    scheduler.add_request = _traced_arrival(scheduler.add_request, note)
+    scheduler.finish_requests = _traced_abort(scheduler.finish_requests, note)
     scheduler.schedule = _traced_schedule(scheduler.schedule, note)
 
 
-def _before(original: Callable[..., Any], tell: Callable[..., None]) -> Callable[..., Any]:
+def _traced_arrival(original: Callable[..., Any], note: Note) -> Callable[..., Any]:
     @functools.wraps(original)
-    def traced(scheduler: Any, subject: Any, *args: Any, **options: Any) -> Any:
-        tell(subject)
-        return original(scheduler, subject, *args, **options)
+    def add_request(scheduler: Any, request: Any, *args: Any, **options: Any) -> Any:
+        note("arrival", now_ns(), request=request.request_id, prompt_tokens=request.num_prompt_tokens)
+        return original(scheduler, request, *args, **options)
 
-    return traced
-
-
-def _arrival(note: Note, request: Any) -> None:
-    note("arrival", now_ns(), request=request.request_id, prompt_tokens=request.num_prompt_tokens)
+    return add_request
 
 
-def _abort(note: Note, requests: object) -> None:
-    # Anything else might be an iterator, which reading would empty.
-    named = [requests] if isinstance(requests, str) else requests if isinstance(requests, (list, tuple, set)) else ()
-    if named:
-        note("abort", now_ns(), requests=[str(name) for name in named])
+def _traced_abort(original: Callable[..., Any], note: Note) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def finish_requests(scheduler: Any, *args: Any, **options: Any) -> Any:
+        start_ns = now_ns()
+        dropped = original(scheduler, *args, **options)
+        # Several at once are freed in the order of a set of texts, which only the answer tells.
+        if dropped:
+            note("abort", start_ns, requests=[name for name, _ in dropped])
+        return dropped
+
+    return finish_requests
 
 
 def _traced_schedule(original: Callable[..., Any], note: Note) -> Callable[..., Any]:
