@@ -4,6 +4,7 @@
 >>> spec = harness.load_experiment("plans/experiments/demo.toml")
 >>> outcome = harness.run_experiment(spec, runs_root="runs/notebook")
 >>> store = harness.RunStore("runs/notebook")
+>>> outcome.require_valid()
 >>> store.query("select condition, avg(cached_tokens) from requests group by all").to_pylist()
 >>> harness.write_report(outcome.runs, "report.html")
 
@@ -17,9 +18,11 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from harness.analysis import ExperimentSummary, summarise
+    from harness.analysis.catalogue import analyse
     from harness.engine import CostModel, load_cost_model
-    from harness.errors import HarnessError, RunInvalidError, SpecError
+    from harness.errors import HarnessError, RuleFailedError, RunInvalidError, SpecError
     from harness.plan import Plan, WaitDistribution, build_plan, load_waits
+    from harness.prereg import Judgement, judge
     from harness.records import RunStore, SealedRun
     from harness.report import write_report
     from harness.runner import ExperimentOutcome, run_experiment
@@ -34,7 +37,9 @@ _HOME = {
     "ExperimentSpec": "harness.spec",
     "ExperimentSummary": "harness.analysis",
     "HarnessError": "harness.errors",
+    "Judgement": "harness.prereg",
     "Plan": "harness.plan",
+    "RuleFailedError": "harness.errors",
     "RunInvalidError": "harness.errors",
     "RunStore": "harness.records",
     "SealedRun": "harness.records",
@@ -43,7 +48,9 @@ _HOME = {
     "SpecError": "harness.errors",
     "WaitDistribution": "harness.plan",
     "WorkloadSpec": "harness.spec",
+    "analyse": "harness.analysis.catalogue",
     "build_plan": "harness.plan",
+    "judge": "harness.prereg",
     "load_cost_model": "harness.engine",
     "load_experiment": "harness.spec",
     "load_waits": "harness.plan",
@@ -59,7 +66,9 @@ __all__ = [
     "ExperimentSpec",
     "ExperimentSummary",
     "HarnessError",
+    "Judgement",
     "Plan",
+    "RuleFailedError",
     "RunInvalidError",
     "RunStore",
     "SealedRun",
@@ -68,7 +77,9 @@ __all__ = [
     "SpecError",
     "WaitDistribution",
     "WorkloadSpec",
+    "analyse",
     "build_plan",
+    "judge",
     "load_cost_model",
     "load_experiment",
     "load_waits",

@@ -91,7 +91,7 @@ def calibrate(
         sealed, seed=seed, with_context=context, step_source=stamps.value, prefill_source=stamps.value
     )
     path = write_cost_file(calibration, output, name)
-    _show(console, calibration, path)
+    _show(console, calibration, path, runs)
     if not fit_only and backend in ("emulator", "sim", "twin"):
         _show_recovery(console, path, spec)
 
@@ -150,16 +150,17 @@ def _measure(console: Console, spec: CalibrationSpec, runs: Path, *, resume: boo
     return outcome.runs
 
 
-def _show(console: Console, calibration: Calibration, path: Path) -> None:
+def _show(console: Console, calibration: Calibration, path: Path, runs: Path) -> None:
     from rich.table import Table
 
+    from harness.engine import load_cost_model
+    from harness.report.calibration_page import UNITS, extrapolated, write_calibration_report
+
     decode, prefill = calibration.decode, calibration.prefill
-    units = {"beta_ms_per_request": "beta, ms/request", "context_us_per_token": "c, us/token", "alpha_ms": "alpha, ms"}
-    units |= {"per_call_ms": "prefill a, ms/call", "per_call_us_per_token": "prefill b, us/token/call"}
     shown = Table("coefficient", "fitted", "95% interval", header_style="bold")
     for name, interval in {**decode.intervals, **prefill.intervals}.items():
         shown.add_row(
-            units.get(name, f"{name}, ms"), f"{interval.estimate:.5f}", f"[{interval.low:.5f}, {interval.high:.5f}]"
+            UNITS.get(name, f"{name}, ms"), f"{interval.estimate:.5f}", f"[{interval.low:.5f}, {interval.high:.5f}]"
         )
     console.print(shown)
     for what, error in (("decode", decode.error), ("prefill", prefill.error)):
@@ -170,7 +171,11 @@ def _show(console: Console, calibration: Calibration, path: Path) -> None:
         )
     for note in (*calibration.notes, *decode.notes):
         console.print(note, highlight=False, soft_wrap=True)
+    for line in extrapolated(calibration, load_cost_model(path)):
+        console.print(f"flagged as extrapolated: {line}", highlight=False, soft_wrap=True)
+    page, plot = write_calibration_report(calibration, path, runs)
     console.print(f"cost model: {path}", highlight=False, soft_wrap=True)
+    console.print(f"report: {page}, {plot.name}", highlight=False, soft_wrap=True)
 
 
 def _show_recovery(console: Console, path: Path, spec: CalibrationSpec) -> None:

@@ -15,12 +15,13 @@ import typer
 
 from harness.cli.overrides import override_table
 from harness.cli.run import RunsOption, sealed_runs
-from harness.errors import RuleFailedError, RunInvalidError, SpecError
+from harness.errors import RunInvalidError, SpecError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from harness.analysis.decide import Decision
     from harness.analysis.predictions import Predictions
-    from harness.analysis.rules import DecisionRule
     from harness.analysis.tabular import AnalysisResult
     from harness.prereg import Preregistration
     from harness.records import SealedRun
@@ -114,53 +115,17 @@ def decide(
 
     Example: `harness decide configuration --runs runs/today`
     """
-    from harness.analysis.decide import Outcome
-    from harness.analysis.verdicts import Evidence, decide_experiment
-    from harness.prereg import check_sealed_runs
+    from harness.prereg import judge
 
     sealed = sealed_runs(runs, experiment)
-    frozen = check_sealed_runs(sealed)
-    chosen = _chosen_rules(sealed, frozen, rules or [])
-    evidence = Evidence(sealed, _predictions(sealed, frozen))
-    decisions = decide_experiment(chosen, evidence, is_confirmatory=frozen is not None)
+    judgement = judge(sealed, rules or ())
     if output is ResultFormat.json:
-        print(json.dumps([_decision_record(decision) for decision in decisions], indent=2))
+        print(json.dumps([_decision_record(decision) for decision in judgement.decisions], indent=2))
     else:
-        standing = "exploratory" if frozen is None else "confirmatory"
+        standing = "confirmatory" if judgement.is_confirmatory else "exploratory"
         num_invalid = sum(not run.is_valid for run in sealed)
-        _show(decisions, standing, num_invalid, is_full=output is ResultFormat.markdown)
-    failed = [decision for decision in decisions if decision.outcome is Outcome.FAIL]
-    if failed:
-        first = failed[0]
-        what = f"{len(failed)} of {len(decisions)} decisions are FAIL, first {first.rule} on {first.subject}"
-        raise RuleFailedError(what, where=experiment)
-
-
-def _chosen_rules(sealed: list[SealedRun], frozen: Preregistration | None, names: list[str]) -> list[DecisionRule]:
-    """The frozen rules of confirmatory runs, else the named ones; one that differs from its frozen self is refused."""
-    from harness.analysis.rules import load_rule
-    from harness.analysis.runfacts import experiment_of
-
-    if frozen is None:
-        asked = names or list(experiment_of(sealed[0]).rules)
-        if not asked:
-            raise SpecError("the experiment names no rules", where=sealed[0].experiment, hint="Name one with --rule")
-        return [load_rule(name) for name in asked]
-    if not names:
-        return [entry.rule for entry in frozen.rules]
-    chosen: list[DecisionRule] = []
-    for name in names:
-        rule = load_rule(name)
-        entry = frozen.rule_named(rule.name)
-        if entry is None or entry.rule != rule:
-            what = "was not frozen" if entry is None else "was changed after the freeze"
-            raise SpecError(
-                f"criterion {rule.name!r} {what}, so it cannot judge confirmatory runs",
-                where=name,
-                hint="Leave --rule out: the frozen criteria apply",
-            )
-        chosen.append(entry.rule)
-    return chosen
+        _show(judgement.decisions, standing, num_invalid, is_full=output is ResultFormat.markdown)
+    judgement.require_passed()
 
 
 def _predictions(sealed: list[SealedRun], frozen: Preregistration | None) -> Predictions:
@@ -184,7 +149,7 @@ def _decision_record(decision: Decision) -> dict[str, Any]:
     }
 
 
-def _show(decisions: list[Decision], standing: str, num_invalid: int, *, is_full: bool) -> None:
+def _show(decisions: Sequence[Decision], standing: str, num_invalid: int, *, is_full: bool) -> None:
     from harness.analysis.tabular import cell_text
 
     left_out = f", {num_invalid} invalid runs left out" if num_invalid else ""

@@ -110,9 +110,11 @@ class CostModel:
         return fs_to_ns(calls * (self.call_fs + self.token_fs * computed_tokens) + self.position_fs * positions)
 
     def is_prefill_extrapolated(self, computed_tokens: int) -> bool:
-        """Whether T(q) is asked for outside the prompt lengths it was fitted on."""
+        """Whether T(q) is asked for outside the prompt lengths it was fitted on; an unstated range vouches for none."""
+        if computed_tokens == 0:
+            return False
         fitted = self.fitted_prefill_tokens
-        return fitted is not None and computed_tokens > 0 and not fitted[0] <= computed_tokens <= fitted[1]
+        return fitted is None or not fitted[0] <= computed_tokens <= fitted[1]
 
     def is_context_extrapolated(self, num_seqs: int, context_tokens: int) -> bool:
         """Whether the mean sequence length of the batch lies outside the fitted ones."""

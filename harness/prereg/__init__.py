@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from harness.prereg.freeze import FreezeOptions, freeze
 from harness.prereg.frozen import FROZEN_COPY, FrozenRule, Preregistration, Ticket, load_preregistration
+from harness.prereg.judge import Judgement, judge
 from harness.prereg.predict import predict_experiment, predict_runs
 from harness.prereg.seeds import SeedUse, used_seeds
 from harness.prereg.ticket import check_sealed_runs, ticket_for
@@ -16,11 +17,13 @@ __all__ = [
     "FROZEN_COPY",
     "FreezeOptions",
     "FrozenRule",
+    "Judgement",
     "Preregistration",
     "SeedUse",
     "Ticket",
     "check_sealed_runs",
     "freeze",
+    "judge",
     "load_preregistration",
     "predict_experiment",
     "predict_runs",

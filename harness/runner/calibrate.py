@@ -14,7 +14,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 from harness.analysis.fit import DecodeFit, PrefillFit, fit_decode, fit_decode_with_report, fit_prefill
-from harness.analysis.fit_points import BLOCK_STEPS, PointSource, prefill_points, reported_f_ms, step_points
+from harness.analysis.fit_points import (
+    BLOCK_STEPS,
+    PointSource,
+    PrefillPoint,
+    StepPoint,
+    prefill_points,
+    reported_f_ms,
+    step_points,
+)
 from harness.clock import NS_PER_MS, NS_PER_S, utc_now
 from harness.engine import CostModel, EngineConfig, load_cost_model
 from harness.errors import SpecError
@@ -60,7 +68,10 @@ class CalibrationSpec:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """Fits, and where they come from. run_hashes: run -> SHA-256 of its manifest."""
+    """Fits, and where they come from. run_hashes: run -> SHA-256 of its manifest. buckets: those that are compiled.
+
+    step_points, prefill_points: what was fitted.
+    """
 
     decode: DecodeFit
     prefill: PrefillFit
@@ -70,6 +81,9 @@ class Calibration:
     provenance: Mapping[str, Any]
     packages: Mapping[str, str]
     run_hashes: Mapping[str, str] = field(repr=False)
+    buckets: tuple[int, ...] = ()
+    step_points: tuple[StepPoint, ...] = field(default=(), repr=False)
+    prefill_points: tuple[PrefillPoint, ...] = field(default=(), repr=False)
 
 
 def default_num_seqs(buckets: Sequence[int]) -> tuple[int, ...]:
@@ -195,7 +209,8 @@ def fit_runs(
         decode = fit_decode_with_report(points, reported, seed=seed, block_steps=block_steps)
     else:
         decode = fit_decode(points, with_context=with_context, seed=seed, block_steps=block_steps)
-    prefill = fit_prefill([one for one in prefill_points(valid, prefill_source) if not one.cached_tokens], seed=seed)
+    prefills = tuple(one for one in prefill_points(valid, prefill_source) if not one.cached_tokens)
+    prefill = fit_prefill(prefills, seed=seed)
     backend = valid[0].manifest.backend
     is_npu = backend in ("rbln", "attached")
     notes = (
@@ -220,6 +235,9 @@ def fit_runs(
         },
         packages=dict(valid[0].manifest.provenance.get("packages", {})),
         run_hashes={f"{run.condition}/{run.replicate}": manifest_sha256(run) for run in valid},
+        buckets=tuple(int(bucket) for bucket in valid[0].manifest.server_spec.get("decode_buckets", ())),
+        step_points=points,
+        prefill_points=prefills,
     )
 
 

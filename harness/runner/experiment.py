@@ -14,7 +14,7 @@ from harness.analysis.runfacts import COST_MODEL_FILE
 from harness.clock import NS_PER_S
 from harness.engine import load_cost_model
 from harness.engine.cost import find_cost_file
-from harness.errors import RecordsError, SpecError
+from harness.errors import RecordsError, RunInvalidError, SpecError
 from harness.live.backends import check_host, check_server
 from harness.plan import Plan, build_plan, check_fits
 from harness.prereg import Ticket
@@ -60,6 +60,24 @@ class ExperimentOutcome:
     @property
     def is_complete(self) -> bool:
         return len(self.runs) >= self.num_planned
+
+    def require_valid(self) -> ExperimentOutcome:
+        """This outcome, unless a run is missing or broke an invariant: then RunInvalidError, which names the first."""
+        if not self.is_complete:
+            raise RunInvalidError(
+                f"{len(self.runs)} of {self.num_planned} runs are sealed",
+                where=self.spec.name,
+                hint="Continue them: run_experiment(..., resume=True)",
+            )
+        if self.invalid_runs:
+            first = self.invalid_runs[0]
+            raise RunInvalidError(
+                f"{len(self.invalid_runs)} of {len(self.runs)} runs are invalid, first {first.condition}/"
+                f"{first.replicate}: {'; '.join(first.invalid_reasons)}",
+                where=self.spec.name,
+                hint="They are left out of every comparison; `harness runs` lists them",
+            )
+        return self
 
 
 def planned_order(spec: ExperimentSpec) -> list[RunKey]:

@@ -46,6 +46,8 @@ def test_prefill_time(tokens: int, ns: int) -> None:
 
 
 def test_prefill_outside_the_fitted_lengths_is_flagged() -> None:
+    # The range behind the operational fits was not published: every length is flagged.
+    assert load_cost_model("operational-prefill-1-2-4-8").is_prefill_extrapolated(1000)
     assert [PAPER.is_prefill_extrapolated(tokens) for tokens in (0, 88, 500, 6000, 6001)] == [
         False,
         True,

@@ -7,16 +7,18 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from workplace import RULE, Workplace
 
+from harness.analysis.decide import Outcome
 from harness.analysis.figures import run_figures
 from harness.analysis.runfacts import COST_MODEL_FILE
 from harness.engine.cost import find_cost_file
-from harness.errors import RecordsError, SpecError
-from harness.prereg import FROZEN_COPY, Preregistration, check_sealed_runs, ticket_for
+from harness.errors import RecordsError, RuleFailedError, SpecError
+from harness.prereg import FROZEN_COPY, Preregistration, check_sealed_runs, judge, ticket_for
 from harness.prereg.frozen import parse_preregistration
 from harness.records import RunStore
 from harness.runner import StopFlag, run_experiment
@@ -318,6 +320,20 @@ def test_a_failed_rule_has_its_own_exit_code(place: Workplace) -> None:
     assert "FAIL" in decided.stdout
     assert decided.returncode == 4
     assert "FAIL" in decided.stderr
+
+
+def test_a_notebook_judges_as_the_command_line_does(place: Workplace) -> None:
+    runs = place.run_confirmatory(place.freeze().path)
+    judgement = judge(runs).require_passed()
+    assert judgement.is_confirmatory
+    assert [decision.outcome.value for decision in judgement.decisions] == ["PASS"]
+    failed = replace(judgement.decisions[0], outcome=Outcome.FAIL)
+    with pytest.raises(RuleFailedError, match="1 of 1 decisions are FAIL, first mine on more"):
+        replace(judgement, decisions=(failed,)).require_passed()
+    with pytest.raises(SpecError, match="criterion 'direction' was not frozen"):
+        judge(runs, ["direction"])
+    with pytest.raises(SpecError, match="no sealed runs"):
+        judge([])
 
 
 def test_exploratory_runs_are_not_subject_to_a_decision(place: Workplace) -> None:

@@ -12,6 +12,7 @@ from harness.cli import app
 from harness.engine import load_cost_model
 from harness.errors import SpecError
 from harness.records import RunStore
+from harness.report.calibration_page import decode_residuals, extrapolated
 from harness.runner import run_experiment
 from harness.runner.calibrate import CalibrationSpec, calibration_experiment, compare_models, default_num_seqs, fit_runs
 from harness.runner.cost_file import write_cost_file
@@ -104,6 +105,17 @@ def test_the_written_model_drives_the_simulator_and_channel_a(tmp_path: Path) ->
     assert ends[1] == pytest.approx(ends[0], rel=1e-3)
 
 
+def test_the_report_shows_every_point_and_names_filled_in_buckets(tmp_path: Path) -> None:
+    spec = little_sweep("paper")
+    [run] = run_experiment(calibration_experiment(spec), runs_root=tmp_path).runs
+    calibration = fit_runs([run], seed=1)
+    model = load_cost_model(write_cost_file(calibration, tmp_path / "costs", "mine"))
+    assert len(decode_residuals(calibration, model)) == len(calibration.step_points)
+    assert max(abs(one.residual_ms) for one in decode_residuals(calibration, model)) < 0.01
+    wider = replace(calibration, buckets=(*calibration.buckets, 32))
+    assert any("f(32) was not measured" in line for line in extrapolated(wider, model))
+
+
 def test_a_calibration_that_was_cut_short_continues(tmp_path: Path) -> None:
     spec = little_sweep("paper", layout="separate", num_seqs=(1, 2), context_tokens=(300,))
     planned = calibration_experiment(spec)
@@ -137,6 +149,16 @@ def test_the_command_measures_fits_and_says_how_near_it_came(tmp_path: Path) -> 
     assert done.exit_code == 0, done.output
     assert "steps within 0.00" in done.output
     assert (tmp_path / "costs" / "mine-1.toml").is_file()
+    page = (tmp_path / "runs" / "mine-1.md").read_text()
+    for said in (
+        "No NPU was measured",
+        "held-out largest",
+        "below 128 or above 4000 computed tokens",
+        "n=8 in bucket 8",
+    ):
+        assert said in page
+    assert "flagged as extrapolated: prefills below 128 or above 4000" in done.output
+    assert (tmp_path / "runs" / "mine-1.png").read_bytes().startswith(b"\x89PNG")
     again = CliRunner().invoke(app, ["calibrate", "mine", "--fit", "calibrate-mine", *places])
     assert again.exit_code == 0, again.output
     assert (tmp_path / "costs" / "mine-2.toml").is_file()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from experiments import small_experiment
 
 from harness.analysis import rebuild, run_figures, summarise
 from harness.analysis.interference import measured_waiting_session_ns
+from harness.errors import RunInvalidError
 from harness.plan import Plan
 from harness.records import RunStore, SealedRun
 from harness.runner import run_experiment
@@ -112,3 +114,14 @@ def test_simulated_runs_can_be_resumed(tmp_path: Path) -> None:
     spec = small_experiment(backend="sim", replicates=2)
     assert run_experiment(spec, runs_root=tmp_path).num_performed == 4
     assert run_experiment(spec, runs_root=tmp_path, resume=True).num_performed == 0
+
+
+def test_a_library_user_can_insist_on_valid_runs(tmp_path: Path) -> None:
+    outcome = run_experiment(small_experiment(backend="sim"), runs_root=tmp_path)
+    assert outcome.require_valid() is outcome
+    with pytest.raises(RunInvalidError, match="runs are sealed"):
+        replace(outcome, runs=outcome.runs[1:]).require_valid()
+    manifest = outcome.runs[0].manifest.model_copy(update={"status": "invalid", "invalid_reasons": ("late: 7 ms",)})
+    spoilt = replace(outcome, runs=(replace(outcome.runs[0], manifest=manifest), *outcome.runs[1:]))
+    with pytest.raises(RunInvalidError, match=r"1 of \d+ runs are invalid, first base/0: late: 7 ms"):
+        spoilt.require_valid()

@@ -1,0 +1,84 @@
+"""Judging sealed runs: by what they were frozen with, or, exploratory ones, by rules that give no standing.
+
+The same for the command line and for a notebook. Nothing is measured; a rule that differs from its frozen self is
+refused. Next: ``harness decide`` prints what this returns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from harness.analysis.decide import Decision, Outcome
+from harness.analysis.rules import DecisionRule, load_rule
+from harness.analysis.runfacts import experiment_of
+from harness.analysis.verdicts import Evidence, decide_experiment
+from harness.errors import RuleFailedError, SpecError
+from harness.prereg.frozen import Preregistration
+from harness.prereg.predict import predict_runs
+from harness.prereg.ticket import check_sealed_runs
+from harness.records import SealedRun
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """Every decision on the runs of one experiment. is_confirmatory: they were made under a preregistration."""
+
+    experiment: str
+    decisions: tuple[Decision, ...]
+    is_confirmatory: bool
+
+    @property
+    def failed(self) -> tuple[Decision, ...]:
+        return tuple(decision for decision in self.decisions if decision.outcome is Outcome.FAIL)
+
+    def require_passed(self) -> Judgement:
+        """This judgement, unless a rule said FAIL: then RuleFailedError. WITHHELD and NOT SUBJECT fail nothing."""
+        if self.failed:
+            first = self.failed[0]
+            raise RuleFailedError(
+                f"{len(self.failed)} of {len(self.decisions)} decisions are FAIL, first {first.rule} on "
+                f"{first.subject}",
+                where=self.experiment,
+            )
+        return self
+
+
+def judge(runs: Sequence[SealedRun], rules: Sequence[str] = ()) -> Judgement:
+    """Apply decision rules to the sealed valid runs of one experiment.
+
+    rules: names or files; default the frozen ones, or those that an exploratory experiment names. Raises SpecError
+    without runs or rules and for a rule that was not frozen; RecordsError for mixed, changed or damaged runs.
+    """
+    if not runs:
+        raise SpecError("no sealed runs to judge", where="decide", hint="Run the experiment first")
+    frozen = check_sealed_runs(runs)
+    chosen = _chosen_rules(runs, frozen, rules)
+    evidence = Evidence(runs, predict_runs(runs) if frozen is None else frozen.predictions)
+    decisions = decide_experiment(chosen, evidence, is_confirmatory=frozen is not None)
+    return Judgement(runs[0].experiment, tuple(decisions), frozen is not None)
+
+
+def _chosen_rules(
+    runs: Sequence[SealedRun], frozen: Preregistration | None, names: Sequence[str]
+) -> list[DecisionRule]:
+    """The frozen rules of confirmatory runs, else the named ones; one that differs from its frozen self is refused."""
+    if frozen is None:
+        asked = names or experiment_of(runs[0]).rules
+        if not asked:
+            raise SpecError("the experiment names no rules", where=runs[0].experiment, hint="Name one with --rule")
+        return [load_rule(name) for name in asked]
+    return [_frozen_rule(frozen, name) for name in names] if names else [entry.rule for entry in frozen.rules]
+
+
+def _frozen_rule(frozen: Preregistration, name: str) -> DecisionRule:
+    rule = load_rule(name)
+    entry = frozen.rule_named(rule.name)
+    if entry is None or entry.rule != rule:
+        what = "was not frozen" if entry is None else "was changed after the freeze"
+        raise SpecError(
+            f"criterion {rule.name!r} {what}, so it cannot judge confirmatory runs",
+            where=name,
+            hint="Leave --rule out: the frozen criteria apply",
+        )
+    return entry.rule

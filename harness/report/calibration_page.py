@@ -1,0 +1,169 @@
+"""What a calibration found, for a person: coefficients with intervals, every residual, what is extrapolated, two plots.
+
+One Markdown page and one PNG beside the runs, named like the cost-model file. Nothing is fitted or measured here.
+Next: ``harness calibrate`` writes them; the cost-model file itself is what everything else reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from harness.clock import NS_PER_MS
+from harness.engine import CostModel, load_cost_model
+from harness.errors import RecordsError
+from harness.runner.calibrate import Calibration
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+UNITS = {
+    "alpha_ms": "alpha, ms",
+    "beta_ms_per_request": "beta, ms/request",
+    "context_us_per_token": "c, us/token",
+    "per_call_ms": "prefill a, ms/call",
+    "per_call_us_per_token": "prefill b, us/token/call",
+}
+DOTS_PER_INCH = 120
+
+
+class Residual(NamedTuple):
+    """One point of a fit. what: "n=3 in bucket 4, 512 tokens each" or "q=500"; x: n or q. Times in ms."""
+
+    what: str
+    x: float
+    measured_ms: float
+    fitted_ms: float
+
+    @property
+    def residual_ms(self) -> float:
+        return self.measured_ms - self.fitted_ms
+
+
+def decode_residuals(calibration: Calibration, model: CostModel) -> list[Residual]:
+    """Every stretch of constant n against the written model, by n and context."""
+    found: list[Residual] = []
+    for point in sorted(calibration.step_points, key=lambda one: (one.num_seqs, one.context_tokens or 0.0)):
+        context = 0 if point.context_tokens is None else round(point.context_tokens)
+        each = "" if point.context_tokens is None else f", {round(context / point.num_seqs)} tokens each"
+        fitted_ms = model.decode_step_ns(point.bucket, point.num_seqs, context) / NS_PER_MS
+        what = f"n={point.num_seqs} in bucket {point.bucket}{each}"
+        found.append(Residual(what, point.num_seqs, point.period_ms, fitted_ms))
+    return found
+
+
+def prefill_residuals(calibration: Calibration, model: CostModel) -> list[Residual]:
+    """The median time of every prompt length against the written model."""
+    by_length: dict[int, list[float]] = {}
+    for point in calibration.prefill_points:
+        by_length.setdefault(point.computed_tokens, []).append(point.elapsed_ms)
+    return [
+        Residual(f"q={length}", length, float(np.median(times)), model.prefill_ns(length) / NS_PER_MS)
+        for length, times in sorted(by_length.items())
+    ]
+
+
+def extrapolated(calibration: Calibration, model: CostModel) -> Iterator[str]:
+    """What the model gives without having seen it, one line each."""
+    filled = model.filled_in_buckets(calibration.buckets)
+    if filled:
+        yield (
+            f"f({', '.join(map(str, filled))}) was not measured: filled in on the line between measured buckets, or "
+            "through the two largest"
+        )
+    low, high = model.fitted_prefill_tokens or (0, 0)
+    yield f"prefills below {low} or above {high} computed tokens"
+    if model.fitted_context_tokens is not None:
+        low, high = model.fitted_context_tokens
+        yield f"decode steps with a mean sequence length below {low} or above {high} tokens"
+
+
+def write_calibration_report(calibration: Calibration, cost_file: Path, folder: Path) -> tuple[Path, Path]:
+    """Write ``<folder>/<name>.md`` and ``.png`` for a cost-model file; returns both paths.
+
+    Raises RecordsError when they cannot be written.
+    """
+    model = load_cost_model(cost_file)
+    decode, prefill = decode_residuals(calibration, model), prefill_residuals(calibration, model)
+    page, plot = (folder / f"{cost_file.stem}{suffix}" for suffix in (".md", ".png"))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        page.write_text("\n".join(_page(calibration, model, decode, prefill, plot.name)) + "\n", encoding="utf-8")
+        _plot(decode, prefill, model, plot)
+    except OSError as error:
+        raise RecordsError(f"cannot be written ({error.strerror})", where=str(folder)) from error
+    return page, plot
+
+
+def _page(
+    calibration: Calibration,
+    model: CostModel,
+    decode: Sequence[Residual],
+    prefill: Sequence[Residual],
+    plot: str,
+) -> Iterator[str]:
+    yield f"# Cost model {model.name}\n"
+    for note in (f"{calibration.artifact}; {calibration.source}.", *calibration.notes, *calibration.decode.notes):
+        yield f"- {note}"
+    yield f"\n![measured and fitted]({plot})\n\n## Coefficients\n"
+    yield "| coefficient | fitted | interval |\n|---|---|---|"
+    for name, interval in {**calibration.decode.intervals, **calibration.prefill.intervals}.items():
+        how = f"{interval.level:.0%} {interval.method}; {interval.num_units} {interval.unit}, seed {interval.seed}"
+        yield (
+            f"| {UNITS.get(name, f'{name}, ms')} | {interval.estimate:.5f} | [{interval.low:.5f}, {interval.high:.5f}] "
+            f"{how} |"
+        )
+    yield "\n## Errors\n\n| | residual rms | largest | held-out rms | held-out largest |\n|---|---|---|---|---|"
+    for what, error in (("decode", calibration.decode.error), ("prefill", calibration.prefill.error)):
+        values = (error.rms_ms, error.max_ms, error.held_out_rms_ms, error.held_out_max_ms)
+        yield f"| {what} | {' | '.join('-' if value is None else f'{value:.4f} ms' for value in values)} |"
+    yield "\nHeld out: each (n, context), or each length, is predicted by a fit without it."
+    yield "\n## Flagged as extrapolated\n"
+    yield from (f"- {line}" for line in extrapolated(calibration, model))
+    for title, residuals in (("Decode steps", decode), ("Prefills", prefill)):
+        yield f"\n## {title}\n\n| point | measured, ms | fitted, ms | residual, ms | share |\n|---|---|---|---|---|"
+        for one in residuals:
+            yield (
+                f"| {one.what} | {one.measured_ms:.4f} | {one.fitted_ms:.4f} | {one.residual_ms:+.4f} | "
+                f"{one.residual_ms / one.fitted_ms:+.3%} |"
+            )
+
+
+def _plot(decode: Sequence[Residual], prefill: Sequence[Residual], model: CostModel, path: Path) -> None:
+    """Measured against fitted above, residuals below; decode left, prefill right."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9.6, 5.4), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(2, 2, sharex="col", height_ratios=(2, 1))
+    figure.suptitle(f"Cost model {model.name}", x=0.01, ha="left", fontsize=10)
+    for column, (residuals, label) in enumerate(((decode, "requests in the step, n"), (prefill, "computed tokens, q"))):
+        _measured(axes[0, column], residuals)
+        _residuals(axes[1, column], residuals)
+        axes[1, column].set_xlabel(label, fontsize=9)
+    axes[0, 0].set_title("decode step; one point per n and context", loc="left", fontsize=9)
+    axes[0, 1].set_title("prefill; median per length", loc="left", fontsize=9)
+    figure.savefig(path, dpi=DOTS_PER_INCH)
+
+
+def _measured(axes: Axes, residuals: Sequence[Residual]) -> None:
+    x = [one.x for one in residuals]
+    axes.plot(x, [one.fitted_ms for one in residuals], "_", color="#b5541c", markersize=16, label="fitted")
+    axes.plot(x, [one.measured_ms for one in residuals], ".", color="#1f4e79", markersize=6, label="measured")
+    axes.set_ylabel("ms", fontsize=9)
+    axes.tick_params(labelsize=8)
+    axes.legend(frameon=False, fontsize=8)
+    axes.grid(alpha=0.3)
+
+
+def _residuals(axes: Axes, residuals: Sequence[Residual]) -> None:
+    axes.axhline(0.0, color="#555555", linewidth=0.8)
+    shares = [100 * one.residual_ms / one.fitted_ms for one in residuals]
+    axes.plot([one.x for one in residuals], shares, ".", color="#1f4e79", markersize=6)
+    axes.set_ylabel("residual, %", fontsize=9)
+    axes.tick_params(labelsize=8)
+    axes.grid(alpha=0.3)
