@@ -18,19 +18,19 @@ PLAIN_EVENT = b"data: {"
 DATA_PREFIX = b"data:"
 DONE_MARK = b"[DONE]"
 MAX_ERROR_CHARS = 300
-# What stands for a kernel stamp where there is none: a timespec that no clock shows.
-NO_KERNEL_STAMP = b"\xff" * 16
+# What stands for a kernel stamp where there is none.
+NO_KERNEL_STAMP = -1
 # Strict, and twice as fast as ``json.loads`` on the short documents of a stream.
 scan_json: Any = pydantic_core.from_json
 
-# One receive: CLOCK_MONOTONIC ns after the call, the SCM_TIMESTAMPNS payload, bytes. A plain tuple, because there is
-# one per chunk of the run.
-Piece: TypeAlias = tuple[int, bytes, bytes]
+# One receive: CLOCK_MONOTONIC ns after the call, the kernel's stamp (CLOCK_REALTIME ns), bytes. A plain tuple, because
+# there is one per chunk of the run.
+Piece: TypeAlias = tuple[int, int, bytes]
 # One event that carried choices: stamps of its receive, token ids in it, whether its receive held other events too (its
 # stamps are then theirs).
-ChunkStamp: TypeAlias = tuple[int, bytes, int, bool]
+ChunkStamp: TypeAlias = tuple[int, int, int, bool]
 # One receive without its bytes: its two stamps, and how many events ended in it.
-EventStamp: TypeAlias = tuple[int, bytes, int]
+EventStamp: TypeAlias = tuple[int, int, int]
 
 
 class Answer:

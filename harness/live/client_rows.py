@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import DTypeLike, NDArray
 
-from harness.clock import NS_PER_S, ScaledClock
+from harness.clock import ScaledClock
 from harness.live.client_answer import ChunkStamp
 from harness.records.schema import CHUNKS, REQUESTS
 
@@ -30,7 +30,7 @@ ABSENT = -1
 # 240 kB: small beside a prompt, and written in a fraction of a millisecond.
 BLOCK_CHUNKS = 8_192
 CHUNK_RECORD = np.dtype(
-    [("received_ns", "i8"), ("kernel", "i8", 2), ("num_tokens", "i4"), ("is_coalesced", "i1")], align=False
+    [("received_ns", "i8"), ("kernel_ns", "i8"), ("num_tokens", "i4"), ("is_coalesced", "i1")], align=False
 )
 
 
@@ -93,7 +93,7 @@ class RequestRows:
 
 
 class ChunkRows:
-    """One entry per received chunk, 29 bytes each; past ``BLOCK_CHUNKS`` they wait in a file, not in memory.
+    """One entry per received chunk, 21 bytes each; past ``BLOCK_CHUNKS`` they wait in a file, not in memory.
 
     Kernel stamps stay CLOCK_REALTIME until the offsets are known. folder: where the file goes (it has no name and goes
     with the process); None: the system's folder for temporary files.
@@ -110,7 +110,7 @@ class ChunkRows:
 
     def _clear(self) -> None:
         self._received_ns = array("q")
-        self._kernel = array("q")
+        self._kernel_ns = array("q")
         self._num_tokens = array("i")
         self._is_coalesced = array("b")
 
@@ -121,15 +121,15 @@ class ChunkRows:
         self._row.append(row)
         self._num_chunks.append(len(stamps))
         if len(stamps) == 1:
-            received_ns, kernel, num_tokens, is_coalesced = stamps[0]
+            received_ns, kernel_ns, num_tokens, is_coalesced = stamps[0]
             self._received_ns.append(received_ns)
-            self._kernel.frombytes(kernel)
+            self._kernel_ns.append(kernel_ns)
             self._num_tokens.append(num_tokens)
             self._is_coalesced.append(is_coalesced)
             return
-        received_ns, kernel, num_tokens, is_coalesced = zip(*stamps, strict=True)
+        received_ns, kernel_ns, num_tokens, is_coalesced = zip(*stamps, strict=True)
         self._received_ns.extend(received_ns)
-        self._kernel.frombytes(b"".join(kernel))
+        self._kernel_ns.extend(kernel_ns)
         self._num_tokens.extend(num_tokens)
         self._is_coalesced.extend(is_coalesced)
 
@@ -152,7 +152,7 @@ class ChunkRows:
     def _block(self) -> NDArray[np.void]:
         block = np.empty(len(self._received_ns), dtype=CHUNK_RECORD)
         block["received_ns"] = self._received_ns
-        block["kernel"] = np.frombuffer(self._kernel, dtype=np.int64).reshape(-1, 2)
+        block["kernel_ns"] = self._kernel_ns
         block["num_tokens"] = self._num_tokens
         block["is_coalesced"] = self._is_coalesced
         return block
@@ -178,18 +178,17 @@ class ChunkRows:
             "request": pa.array(np.frombuffer(rows.request, dtype=np.int32)[row]),
             "chunk": pa.array(chunk[order]),
             "received_ns": pa.array(_to_clock(received, clock)),
-            "kernel_ns": _kernel_column(records["kernel"], received, clock, offsets),
+            "kernel_ns": _kernel_column(np.ascontiguousarray(records["kernel_ns"]), received, clock, offsets),
             "num_tokens": pa.array(np.ascontiguousarray(records["num_tokens"])),
             "is_coalesced": pa.array(records["is_coalesced"].astype(np.bool_)),
         }
         return pa.table([columns[name] for name in CHUNKS.names], schema=CHUNKS)
 
 
-def _kernel_column(timespec: IntArray, received: IntArray, clock: ScaledClock, offsets: OffsetLog | None) -> pa.Array:
-    """timespec: shape (n, 2), seconds and nanoseconds of CLOCK_REALTIME, negative where there is no stamp."""
+def _kernel_column(realtime: IntArray, received: IntArray, clock: ScaledClock, offsets: OffsetLog | None) -> pa.Array:
+    """realtime: CLOCK_REALTIME ns, negative where there is no stamp."""
     if offsets is None:
         return pa.nulls(len(received), pa.int64())
-    realtime = np.where(timespec[:, 0] < 0, ABSENT, timespec[:, 0] * NS_PER_S + timespec[:, 1])
     monotonic, is_trusted = offsets.to_monotonic(realtime, received)
     return pa.array(_to_clock(monotonic, clock), mask=~is_trusted)
 

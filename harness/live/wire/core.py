@@ -30,6 +30,7 @@ from harness.live.wire.syscalls import (
     memchr,
     memcmp,
     memmem,
+    nap,
     put,
     put_number,
     receive_bytes,
@@ -54,6 +55,10 @@ TURN_NS = 60 * NS_PER_US
 # The interpreter has a turn when so much waits for it that the switch is worth while, or when nothing comes for a bit.
 WORTH_A_TURN = 16
 QUIET_MS = 2
+# While nothing that comes in can make a send due, it is taken in company: the kernel stamps each arrival, and one
+# waking costs as much as taking three. An answer with so many tokens to come is not at its end.
+NAP_NS = 100 * NS_PER_US
+FAR_FROM_END_TOKENS = 8
 COMMA = 44
 
 
@@ -174,6 +179,13 @@ def build_prompt(reg: IntArray, row: int) -> bool:
     return True
 
 
+@inner
+def set_urgent(reg: IntArray, conn: IntArray, is_urgent: int) -> None:
+    """Note whether a connection's next receive may be the first or the last of an answer."""
+    reg[at.R_NUM_URGENT] += is_urgent - conn[at.N_IS_URGENT]
+    conn[at.N_IS_URGENT] = is_urgent
+
+
 # -- sending ----------------------------------------------------------------------------------------------------------
 
 
@@ -271,6 +283,7 @@ def send_row(reg: IntArray, row: int) -> int:
     conn[at.N_KEEPS_IDS] = line[at.Q_IS_CONTINUED]
     table.sessions(reg)[session, at.S_ANSWER_AT] = table.sessions(reg)[session, at.S_BYTES]
     begin_scan(conn)
+    set_urgent(reg, conn, 1)
     # Stamped before the call: on loopback the server may answer before it returns.
     table.sent_ns(reg)[row] = clock_ns(reg)
     return send_rest(reg, fd)
@@ -302,7 +315,7 @@ def note_piece(reg: IntArray, conn: IntArray) -> IntArray:
     entry = table.journal(reg)[conn[at.N_ENTRY]]
     entry[at.J_ROW], entry[at.J_MODE] = conn[at.N_ROW], conn[at.N_MODE]
     entry[at.J_AT], entry[at.J_BYTES], entry[at.J_NS] = conn[at.N_PIECE_AT], conn[at.N_PIECE_BYTES], conn[at.N_PIECE_NS]
-    entry[at.J_KERNEL_S], entry[at.J_KERNEL_NS] = conn[at.N_PIECE_KERNEL_S], conn[at.N_PIECE_KERNEL_NS]
+    entry[at.J_KERNEL_NS] = conn[at.N_PIECE_KERNEL_NS]
     entry[at.J_NUM_EVENTS] = entry[at.J_END] = entry[at.J_IDS_BYTES] = 0
     entry[at.J_RING_END] = reg[at.R_RING_WRITTEN]
     conn[at.N_NUM_EVENTS] = 0
@@ -332,8 +345,8 @@ def on_readable(reg: IntArray, fd: int) -> int:
     reg[at.R_RING_WRITTEN] += count
     conn[at.N_PIECE_AT], conn[at.N_PIECE_BYTES], conn[at.N_PIECE_NS] = place, count, received_ns
     has_stamp = reg[at.R_CONTROL + 1] == STAMP_MARK
-    conn[at.N_PIECE_KERNEL_S] = reg[at.R_CONTROL + 2] if has_stamp else at.ABSENT
-    conn[at.N_PIECE_KERNEL_NS] = reg[at.R_CONTROL + 3] if has_stamp else at.ABSENT
+    stamp_ns = reg[at.R_CONTROL + 2] * NS_PER_S + reg[at.R_CONTROL + 3]
+    conn[at.N_PIECE_KERNEL_NS] = stamp_ns if has_stamp else at.ABSENT
     return take_piece(reg, fd)
 
 
@@ -363,6 +376,9 @@ def take_piece(reg: IntArray, fd: int) -> int:
     used = take_chunked(reg, fd, body_at, body_bytes)
     entry[at.J_NUM_EVENTS] = conn[at.N_NUM_EVENTS]
     if conn[at.N_CHUNK_MODE] < at.CHUNK_OVER:
+        tokens_to_come = table.rows(reg)[row, at.Q_GENERATE_TOKENS] - conn[at.N_NUM_IDS]
+        has_begun = conn[at.N_NUM_IDS] > 0
+        set_urgent(reg, conn, 0 if has_begun and tokens_to_come > FAR_FROM_END_TOKENS else 1)
         return at.GO_ON
     if conn[at.N_CHUNK_MODE] == at.CHUNK_ODD:
         conn[at.N_MODE] = at.FOREIGN
@@ -425,8 +441,8 @@ def finish(reg: IntArray, fd: int) -> int:
     session = table.sessions(reg)[line[at.Q_SESSION]]
     entry = table.journal(reg)[conn[at.N_ENTRY]]
     table.done_ns(reg)[row] = done_ns
-    conn[at.N_IDLE_SINCE_NS] = done_ns
     conn[at.N_MODE] = at.IDLE
+    set_urgent(reg, conn, 0)
     is_planned = is_as_planned(reg, conn, line) and table.http_status(reg)[row] == 200
     if is_planned and line[at.Q_IS_CONTINUED]:
         # Behind a prompt the ids begin with a comma.
@@ -564,6 +580,10 @@ def run_loop(reg: IntArray) -> int:
         event = handle_events(reg, count)
         if event != at.GO_ON:
             return event
+        if count and reg[at.R_NUM_URGENT] == 0:
+            nap_end_ns = clock_ns(reg) + NAP_NS
+            if not reg[at.R_HEAP_LEN] or nap_end_ns + NAP_NS + reg[at.R_SPIN_NS] < table.deadlines(reg)[0, at.H_AT_NS]:
+                nap(reg, nap_end_ns)
 
 
 # -- the door for the interpreter -------------------------------------------------------------------------------------

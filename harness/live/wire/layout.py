@@ -65,6 +65,9 @@ R_TIMER_SPEC = 62  # 4 words
 R_MESSAGE = 66  # struct msghdr, 7 words
 R_IOV = 74  # 3 parts, 6 words
 R_CONTROL = 80  # 8 words
+R_NAP_END = 88  # 2 words
+# Exchanges whose next receive must not wait: see N_IS_URGENT.
+R_NUM_URGENT = 90
 NUM_REGISTERS = 96
 
 # -- connections, by file descriptor ----------------------------------------------------------------------------------
@@ -72,20 +75,21 @@ NUM_REGISTERS = 96
 N_MODE = 0
 N_SESSION = 1
 N_ROW = 2
-N_IDLE_SINCE_NS = 3
 # Bytes of the request that the kernel has taken, and all of them.
 N_TAKEN_BYTES, N_REQUEST_BYTES = 4, 5
 N_LEFT = 6  # bytes to come: of the body when it is counted, of the current piece when it is chunked
 N_CHUNK_MODE = 7
 N_IS_KEPT_ALIVE = 8
 # The receive that is being looked at: place in the ring, bytes, stamps.
-N_PIECE_AT, N_PIECE_BYTES, N_PIECE_NS, N_PIECE_KERNEL_S, N_PIECE_KERNEL_NS = 9, 10, 11, 12, 13
+N_PIECE_AT, N_PIECE_BYTES, N_PIECE_NS, N_PIECE_KERNEL_NS = 9, 10, 11, 12
 # What the scanner knows.
 N_WINDOW, N_WINDOW_BEFORE, N_SCAN_MODE, N_VALUE = 14, 15, 16, 17
 N_NUM_IDS, N_PROMPT_TOKENS, N_COMPLETION_TOKENS, N_HAS_DONE, N_IS_ODD = 18, 19, 20, 21, 22
 N_KEEPS_IDS, N_NUM_EVENTS = 23, 24
 N_ENTRY = 25  # the journal entry of the last receive
-CONN_WIDTH = 26
+# 1 while the next receive may be the first or the last of an answer: it is taken at once, others may come in company.
+N_IS_URGENT = 26
+CONN_WIDTH = 27
 
 # Values of N_MODE. ABSENT_MODE: no connection here. From AWAIT_HEAD on a request is on its way. FOREIGN: the
 # interpreter's HTTP parser looks for the end.
@@ -146,12 +150,12 @@ REFRESH, SEND = 0, 1
 
 # One entry per receive: whose it is, how the loop follows that answer, where in the ring its bytes are, its stamps, and
 # the events of a stream that ended in it.
-J_ROW, J_MODE, J_AT, J_BYTES, J_NS, J_KERNEL_S, J_KERNEL_NS, J_NUM_EVENTS = 0, 1, 2, 3, 4, 5, 6, 7
+J_ROW, J_MODE, J_AT, J_BYTES, J_NS, J_KERNEL_NS, J_NUM_EVENTS = 0, 1, 2, 3, 4, 5, 6
 # Where the answer ended in it: one of the values below, and the ids that the loop read, as text in the ring.
-J_END, J_IDS_AT, J_IDS_BYTES = 8, 9, 10
+J_END, J_IDS_AT, J_IDS_BYTES = 7, 8, 9
 # Bytes written to the ring up to and with this entry.
-J_RING_END = 11
-JOURNAL_WIDTH = 12
+J_RING_END = 10
+JOURNAL_WIDTH = 11
 # Values of J_END. NOT_AS_PLANNED: the interpreter decides and goes on. AS_PLANNED: the ids are in the session's text,
 # the interpreter goes on. GOES_ON: the loop has gone on with the session.
 NOT_OVER, NOT_AS_PLANNED, AS_PLANNED, GOES_ON = 0, 1, 2, 3

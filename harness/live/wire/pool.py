@@ -128,7 +128,9 @@ class ConnectionPool:
         """Close a connection and forget it."""
         self.by_fd.pop(connection.fd, None)
         self._forget_session(connection)
-        self._tables.conn[connection.fd, at.N_MODE] = at.ABSENT_MODE
+        line = self._tables.conn[connection.fd]
+        self._tables.reg[at.R_NUM_URGENT] -= line[at.N_IS_URGENT]
+        line[at.N_MODE], line[at.N_IS_URGENT] = at.ABSENT_MODE, 0
         connection.close()
 
     def close(self) -> None:

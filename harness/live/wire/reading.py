@@ -82,15 +82,16 @@ class Reading:
 
     # -- called by the replay ----------------------------------------------------------------------------------
 
-    def take(self, received_ns: int, kernel: bytes, data: bytes, mode: int, num_events: int) -> bool:
+    def take(self, received_ns: int, kernel_ns: int, data: bytes, mode: int, num_events: int) -> bool:
         """Keep the next receive; True when it is time to interpret.
 
         mode: (N_MODE) how the loop follows the answer; num_events: events of a stream that ended in it.
         """
-        self._pieces.append((received_ns, kernel, data))
+        pieces = self._pieces
+        pieces.append((received_ns, kernel_ns, data))
         self._num_events.append(num_events)
         self._mode = mode
-        return len(self._pieces) >= MAX_WAITING
+        return len(pieces) >= MAX_WAITING
 
     def interpret(self, status: int) -> None:
         """Read what was kept; ``status``: what a known head says, where the loop follows the answer."""
@@ -98,22 +99,22 @@ class Reading:
         if not pieces:
             return
         if self._mode == COUNTED:
-            for received_ns, kernel, data in pieces:
+            for received_ns, kernel_ns, data in pieces:
                 if not self._is_counted:
                     self._is_counted, self.status = True, status
                     data = data[data.find(HEAD_END) + len(HEAD_END) :]
-                self._take_body((received_ns, kernel, data))
+                self._take_body((received_ns, kernel_ns, data))
         elif self._mode == CHUNKED:
             # The loop has seen where the events end, so that all can be read in one go.
             body = self._parse(b"".join([data for _, _, data in pieces]))
             stamps = [
-                (at_ns, kernel, count) for (at_ns, kernel, _), count in zip(pieces, self._num_events, strict=True)
+                (at_ns, kernel_ns, count) for (at_ns, kernel_ns, _), count in zip(pieces, self._num_events, strict=True)
             ]
             self._last = pieces[-1]
             self.answer.feed_many(body, stamps)
         else:
-            for received_ns, kernel, data in pieces:
-                self._take_body((received_ns, kernel, self._parse(data)))
+            for received_ns, kernel_ns, data in pieces:
+                self._take_body((received_ns, kernel_ns, self._parse(data)))
         pieces.clear()
         self._num_events.clear()
 

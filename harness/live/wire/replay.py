@@ -56,8 +56,6 @@ LEAD_NS = 500 * NS_PER_US
 BLOCK_ENTRIES = 8
 # With the journal full, this many entries are read before the loop goes on.
 MAKE_ROOM_ENTRIES = 1_000
-ENTRY_BYTES = 8 * at.JOURNAL_WIDTH
-KERNEL_OFFSET = 8 * at.J_KERNEL_S
 GIVEN_UP = "given up: the answer before it was not as planned"
 
 
@@ -99,7 +97,6 @@ class WireReplay:
         self._readings: dict[int, Reading] = {}
         self._jobs: deque[Callable[[], object]] = deque()
         self._ring = self._tables.ring.data
-        self._journal_bytes = self._tables.journal.data.cast("B")
         self._sent = np.frombuffer(self._rows.sent_ns, dtype=np.int64)
         self._num_read = 0
         self._is_reading = False
@@ -298,33 +295,35 @@ class WireReplay:
             return False
         self._is_reading = True
         entry: list[int] = []
-        for place, entry in enumerate(tables.journal[first:last].tolist(), start=first):
+        status, readings, ring = self._rows.status, self._readings, self._ring
+        for entry in tables.journal[first:last].tolist():
+            row, mode, place, count, received_ns, kernel_ns, num_events, end = entry[:8]
             # What was given up meanwhile has its final status.
-            if not self._rows.status[entry[at.J_ROW]]:
-                self._read_entry(place, entry)
+            if status[row]:
+                continue
+            start = place % at.RING_BYTES
+            reading = readings.get(row) or self._begin_reading(row)
+            is_time = reading.take(received_ns, kernel_ns, bytes(ring[start : start + count]), mode, num_events)
+            if end:
+                self._read_end(row, entry)
+            elif is_time:
+                reading.interpret(self._rows.http_status[row])
         self._num_read += last - first
         reg[at.R_JOURNAL_READ] = self._num_read
         reg[at.R_RING_READ] = entry[at.J_RING_END]
         self._is_reading = False
         return True
 
-    def _read_entry(self, place: int, entry: list[int]) -> None:
-        row = entry[at.J_ROW]
-        reading = self._readings.get(row)
-        if reading is None:
-            reading = self._readings[row] = Reading(self._script.new_answer(row, keeps_id_text=False))
-            if not self._script.has_all_fresh:
-                self._jobs.append(partial(self._script.prefetch_next, row))
-        base = place * ENTRY_BYTES + KERNEL_OFFSET
-        kernel = bytes(self._journal_bytes[base : base + 16])
-        data = self._from_ring(entry[at.J_AT], entry[at.J_BYTES])
-        is_time = reading.take(entry[at.J_NS], kernel, data, entry[at.J_MODE], entry[at.J_NUM_EVENTS])
-        if not entry[at.J_END]:
-            if is_time:
-                reading.interpret(self._rows.http_status[row])
-            return
+    def _begin_reading(self, row: int) -> Reading:
+        reading = self._readings[row] = Reading(self._script.new_answer(row, keeps_id_text=False))
+        if not self._script.has_all_fresh:
+            self._jobs.append(partial(self._script.prefetch_next, row))
+        return reading
+
+    def _read_end(self, row: int, entry: list[int]) -> None:
+        """The loop saw the end of the answer in this receive."""
         if entry[at.J_IDS_BYTES]:
-            reading.ids_text = self._from_ring(entry[at.J_IDS_AT], entry[at.J_IDS_BYTES])
+            self._readings[row].ids_text = self._from_ring(entry[at.J_IDS_AT], entry[at.J_IDS_BYTES])
             self._streams.note_carried(self._rows.session[row])
         self._judge(row)
         following = row + 1
@@ -521,6 +520,8 @@ class WireReplay:
             self._rows.done_ns[row] = int(line[at.N_PIECE_NS])
             line[at.N_IS_KEPT_ALIVE] = reading.is_kept_alive
             line[at.N_MODE] = at.IDLE
+            self._reg[at.R_NUM_URGENT] -= line[at.N_IS_URGENT]
+            line[at.N_IS_URGENT] = 0
             self._complete(connection, row, reading)
 
     def _row_of(self, connection: Connection) -> int:

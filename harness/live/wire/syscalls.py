@@ -22,6 +22,7 @@ from harness.live.wire.layout import (
     R_CONTROL,
     R_IOV,
     R_MESSAGE,
+    R_NAP_END,
     R_SELF,
     R_TIMER_FD,
     R_TIMER_SPEC,
@@ -44,11 +45,12 @@ memcmp: Any = _external("memcmp", _int(_long, _long, _long))
 memchr: Any = _external("memchr", _long(_long, _int, _long))
 memmem: Any = _external("memmem", _long(_long, _long, _long, _long))
 _clock_gettime: Any = _external("clock_gettime", _int(_int, _long))
+_clock_nanosleep: Any = _external("clock_nanosleep", _int(_int, _int, _long, _long))
 _timerfd_settime: Any = _external("timerfd_settime", _int(_int, _int, _long, _long))
 _errno_location: Any = _external("__errno_location", _long())
 
 CLOCK_MONOTONIC = 1
-TFD_TIMER_ABSTIME = 1
+TFD_TIMER_ABSTIME = TIMER_ABSTIME = 1
 NS_PER_S = 1_000_000_000
 EAGAIN = 11
 EINTR = 4
@@ -112,6 +114,14 @@ def clock_ns(reg: IntArray) -> int:
     """CLOCK_MONOTONIC, as ``harness.clock.monotonic_ns`` reads it."""
     _clock_gettime(CLOCK_MONOTONIC, reg[R_SELF] + 8 * R_TIMESPEC)
     return reg[R_TIMESPEC] * NS_PER_S + reg[R_TIMESPEC + 1]
+
+
+@inner
+def nap(reg: IntArray, until_ns: int) -> None:
+    """Sleep until an instant, whatever arrives."""
+    reg[R_NAP_END] = until_ns // NS_PER_S
+    reg[R_NAP_END + 1] = until_ns % NS_PER_S
+    _clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, reg[R_SELF] + 8 * R_NAP_END, 0)
 
 
 @inner
