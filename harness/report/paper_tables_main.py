@@ -6,7 +6,7 @@ Source: the paper, sections 3 to 5.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
 
@@ -40,6 +40,8 @@ CONFIGURATIONS = {
 FIT_SEED = 20261208
 SATURATION_SLOTS = (16, 24, 32)
 GIB = 1 << 30
+# Only a host that can compile for the NPU has this package; the twin's stand-in has not.
+COMPILER = "rebel-compiler"
 
 
 def alignment(source: Source) -> Rows:
@@ -264,13 +266,30 @@ def compile_cost(source: Source) -> Rows:
         raise NotRunError("harness compile (on a host with the NPU's compiler), then harness tables --artifacts FOLDER")
     return [
         (
-            folder.name,
+            _compiled_as(folder.name, record.get("spec", {})),
             text(len(record.get("spec", {}).get("decoder_batch_sizes", ()))),
             f"{decimals(record.get('seconds'), 0)} s",
             f"{decimals(int(record.get('size_bytes', 0)) / GIB, 3)} GiB",
         )
         for folder, record in made
     ]
+
+
+def _compiled_as(name: str, spec: Mapping[str, Any]) -> str:
+    buckets = ",".join(str(bucket) for bucket in sorted(spec.get("decoder_batch_sizes", ())))
+    return f"Slot {spec.get('kvcache_num_blocks') or spec.get('batch_size')}, {{{buckets}}} ({name})"
+
+
+def who_compiled(source: Source) -> str:
+    """Whether the NPU's compiler made the artifacts of Table XIV."""
+    records = [record for _folder, record in list_artifacts(source.artifacts)] if source.artifacts is not None else []
+    num_stand_ins = sum(COMPILER not in record.get("versions", {}) for record in records)
+    if num_stand_ins:
+        return (
+            f"No NPU compiler was run for {num_stand_ins} of {len(records)} artifacts: stand-ins of the twin, whose time "
+            "and size say nothing of a device."
+        )
+    return "As the artifacts' own records say."
 
 
 @cache
@@ -436,6 +455,7 @@ MAIN_TABLES = (
         "Compile cost of changed configurations",
         ("Configuration", "Buckets", "Compile time", "Compiled artifact size"),
         compile_cost,
+        remark=who_compiled,
     ),
     TableSpec(
         "XV",

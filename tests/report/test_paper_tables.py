@@ -179,6 +179,28 @@ TABLE = PaperTable(
 )
 
 
+def artifact(root: Path, name: str, versions: dict[str, str], **spec: object) -> None:
+    (root / name).mkdir(parents=True)
+    record = {"spec": spec, "versions": versions, "seconds": 407.2, "size_bytes": round(12.378 * 2**30), "files": {}}
+    (root / name / "harness-artifact.json").write_text(json.dumps(record))
+
+
+def test_table_xiv_comes_from_the_records_of_compiled_artifacts(tmp_path: Path) -> None:
+    compiled = {"rebel-compiler": "0.11.1.post1", "optimum-rbln": "0.11.1"}
+    artifact(tmp_path, "a", compiled, batch_size=16, decoder_batch_sizes=[1, 2, 4, 8, 16])
+    [table] = paper_tables(Source(tmp_path / "runs", artifacts=tmp_path), ["XIV"])
+    assert table.rows == (("Slot 16, {1,2,4,8,16} (a)", "5", "407 s", "12.378 GiB"),)
+    assert not any("stand-in" in note for note in table.notes)
+    artifact(tmp_path, "b", {"optimum-rbln": "0.11.1"}, batch_size=8, decoder_batch_sizes=[8])
+    [table] = paper_tables(Source(tmp_path / "runs", artifacts=tmp_path), ["XIV"])
+    assert any(note.startswith("No NPU compiler was run for 1 of 2 artifacts") for note in table.notes)
+
+
+def test_table_xiv_without_artifacts_says_what_to_run(tmp_path: Path) -> None:
+    [table] = paper_tables(Source(tmp_path, artifacts=tmp_path), ["XIV"])
+    assert table.missing.startswith("harness compile")
+
+
 def test_markdown_keeps_a_bar_inside_a_cell() -> None:
     assert to_markdown(TABLE).splitlines() == [
         "**Table IV. Delay by length, 50%**",
