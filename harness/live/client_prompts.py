@@ -19,7 +19,7 @@ from harness.plan import TokenStreams
 
 if TYPE_CHECKING:
     from harness.live.client_answer import Answer
-    from harness.plan import Plan
+    from harness.plan import Plan, SessionPlan
 
 # About 60 MB of text; what a larger plan needs beyond it is drawn during the run, in slack.
 PREFETCH_TOKENS = 10_000_000
@@ -77,16 +77,7 @@ class TokenIdPrompts:
             self._fresh[session, request] = text_piece(self._streams.fresh_tokens(session, request))
 
     def prefetch_all(self, sessions: Sequence[int]) -> bool:
-        left = PREFETCH_TOKENS
-        plans = [self._plan.sessions[session] for session in sessions]
-        for request in range(max(len(session.requests) for session in plans)):
-            for session in plans:
-                if request < len(session.requests):
-                    self.prefetch(session.index, request)
-                    left -= session.requests[request].new_tokens
-                if left < 0:
-                    return False
-        return True
+        return prefetch_in_turns(self, [self._plan.sessions[session] for session in sessions])
 
     def next_prompt(self, session: int, request: int) -> list[bytes]:
         keep_tokens = self._keep_tokens[session][request]
@@ -138,6 +129,21 @@ class TextPrompts:
 
     def drop(self, session: int) -> None:
         self._generated[session] = []
+
+
+def prefetch_in_turns(prompts: Prompts, sessions: Sequence[SessionPlan]) -> bool:
+    """Draw first requests of all sessions, then second ones, and so on, as far as the budget goes; True when all is
+    drawn.
+    """
+    left = PREFETCH_TOKENS
+    for request in range(max(len(session.requests) for session in sessions)):
+        for session in sessions:
+            if request < len(session.requests):
+                prompts.prefetch(session.index, request)
+                left -= session.requests[request].new_tokens
+            if left < 0:
+                return False
+    return True
 
 
 def text_piece(token_ids: Sequence[int] | NDArray[np.int32]) -> TextPiece:

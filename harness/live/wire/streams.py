@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from harness.errors import PlanError
-from harness.live.client_prompts import PREFETCH_TOKENS, text_piece
+from harness.live.client_prompts import prefetch_in_turns, text_piece
 from harness.live.wire import layout as at
 from harness.live.wire.core import PREPARE, drive, warm_up
 from harness.live.wire.layout import BytesArray, SharedTables, address_of
@@ -76,16 +76,7 @@ class WireStreams:
         """Draw what fits the budget, first requests of all sessions first; True when that is all."""
         if self._is_text:
             return True
-        left = PREFETCH_TOKENS
-        plans = [self._plan.sessions[session] for session in sessions]
-        for request in range(max(len(session.requests) for session in plans)):
-            for session in plans:
-                if request < len(session.requests):
-                    self.prefetch(session.index, request)
-                    left -= session.requests[request].new_tokens
-                if left < 0:
-                    return False
-        return True
+        return prefetch_in_turns(self, [self._plan.sessions[session] for session in sessions])
 
     def next_prompt(self, session: int, request: int) -> list[bytes]:
         """The prompt that ``prepare`` built, as JSON."""
