@@ -1,8 +1,9 @@
 # pyright: basic, reportMissingImports=false
-"""Runs in every process of the server before anything else: torchvision's compiled operators do not load here.
+"""Runs in every process of the server before anything else: torchvision's compiled operators may not load here.
 
 transformers imports torchvision, whose Python part wants to register fakes for operators that its compiled part would
-define. Defining their schemas is enough; none is ever called. Nothing else is changed.
+define; built for a GPU, that part does not load beside a CPU build of torch. Then defining the operators' schemas is
+enough, none is ever called; where it loads, defining them would end the process. Nothing else is changed.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from importlib.abc import MetaPathFinder
+from pathlib import Path
 from typing import Any
 
 
@@ -20,7 +22,22 @@ class _BeforeTorchvision(MetaPathFinder):
         del path, target
         if fullname == "torchvision":
             sys.meta_path.remove(self)
-            _define_schemas()
+            if not _compiled_part_loads():
+                _define_schemas()
+
+
+def _compiled_part_loads() -> bool:
+    import torch
+
+    spec = importlib.util.find_spec("torchvision")
+    places = (spec.submodule_search_locations if spec is not None else None) or ()
+    for library in (path for place in places for path in Path(place).glob("_C*.so")):
+        try:
+            torch.ops.load_library(str(library))
+        except OSError:
+            continue
+        return True
+    return False
 
 
 def _define_schemas() -> None:
