@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from harness.analysis import alignment, recompilation, repeats, stats, survival
-from harness.analysis.interference import Injection, injections, measured_waiting_session_ns
+from harness.analysis.interference import Injection, injections
 from harness.analysis.predictions import Predictions
 from harness.analysis.rules import InterferenceRule
 from harness.analysis.runfacts import experiment_of, paired
 from harness.analysis.stats import Interval
 from harness.analysis.tabular import AnalysisResult, Cell, ResultTable, table_of
 from harness.analysis.verdicts import Evidence
+from harness.analysis.waiting import measured_waiting, waiting_table
 from harness.clock import NS_PER_S
 from harness.errors import SpecError
 from harness.records import SealedRun
@@ -54,7 +55,12 @@ def analyse(runs: Sequence[SealedRun], predictions: Predictions | None = None, n
 
 
 def _general(evidence: Evidence) -> Found:
-    tables = (alignment.cost_table(evidence), repeats.decomposition_table(evidence), survival.formula_table(evidence))
+    tables = (
+        alignment.cost_table(evidence),
+        repeats.decomposition_table(evidence),
+        survival.formula_table(evidence),
+        survival.exceptions_table(evidence),
+    )
     return tables, repeats.ratio_intervals(evidence), ()
 
 
@@ -83,7 +89,8 @@ def _sequential_survival(evidence: Evidence) -> Found:
     critical = survival.critical_count(evidence)
     count = "none" if critical is None else critical
     note = f"critical request count: {count}; of this order of requests, no threshold on N"
-    return (survival.survival_table(evidence), survival.formula_table(evidence)), {}, (note,)
+    tables = (survival.survival_table(evidence), survival.formula_table(evidence), survival.exceptions_table(evidence))
+    return tables, {}, (note,)
 
 
 def _slot_intervention(evidence: Evidence) -> Found:
@@ -91,7 +98,9 @@ def _slot_intervention(evidence: Evidence) -> Found:
         survival.prefill_kinds_table(evidence),
         alignment.cost_table(evidence),
         survival.formula_table(evidence),
+        survival.exceptions_table(evidence),
         survival.lost_reuse_table(evidence),
+        waiting_table(evidence),
         alignment.histogram_table(evidence),
     )
     notes = ("batch_size changes slots and limit together; kv_slots alone holds the limit",)
@@ -171,9 +180,15 @@ def _joined(evidence: Evidence) -> Found:
                     values, seed=repeats.INTERVAL_SEED, unit="replicates", statistic="mean"
                 )
     caption = "Per replicate, against the baseline: reuse restored, prefill saved, waiting of other sessions saved"
-    tables = (table_of("joined", caption, rows), survival.prefill_kinds_table(evidence), alignment.cost_table(evidence))
+    tables = (
+        table_of("joined", caption, rows),
+        waiting_table(evidence),
+        survival.prefill_kinds_table(evidence),
+        alignment.cost_table(evidence),
+    )
     notes = (
-        "waiting is modelled (T of each prefill times the requests held back) and measured (log stamps and streams)",
+        "waiting is modelled (T of each prefill times the requests held back) and measured (by the observer inside the "
+        "server, else from log stamps and streams)",
         "waiting is session time: it is never added to device time",
     )
     return tables, intervals, notes
@@ -184,7 +199,8 @@ def _joint(evidence: Evidence, own: SealedRun, base: SealedRun) -> dict[str, Cel
         next(one for one in evidence.figures(run.condition) if one.replicate == run.replicate) for run in (own, base)
     ]
     modelled = [one.waiting_session_ns for one in figures]
-    measured = [measured_waiting_session_ns(run) for run in (own, base)]
+    seen = [measured_waiting(run) for run in (own, base)]
+    measured = [None if one is None else one.session_ns for one in seen]
     prefill_ns = [0 if one.a is None else one.a.prefill_ns for one in figures]
     return {
         "reused": f"{figures[1].reuse.num_reused} -> {figures[0].reuse.num_reused}",

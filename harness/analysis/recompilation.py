@@ -24,6 +24,8 @@ def session_table(evidence: Evidence) -> ResultTable:
     """Table S2: per bucket and artifact, the time of every session, their median, and the pooled null pairs."""
     rows: list[dict[str, Cell]] = []
     by_bucket, source = artifact_times_ms(evidence)
+    # The server's report has two digits.
+    digits = 2 if source == "reported" else 3
     for bucket, artifacts in by_bucket.items():
         null_ms = stats.pooled_pair_differences(artifacts.values())
         null = stats.spread(null_ms) if null_ms else None
@@ -32,7 +34,7 @@ def session_table(evidence: Evidence) -> ResultTable:
                 "bucket": bucket,
                 "artifact": artifact,
                 "source": source,
-                "ms_per_session": " / ".join(f"{value:.3f}" for value in values),
+                "ms_per_session": " / ".join(f"{value:.{digits}f}" for value in values),
                 "median_ms": stats.median(values) if values else None,
                 "null_pairs": len(null_ms),
                 "null_median_ms": None if null is None else null.median,

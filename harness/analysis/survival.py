@@ -105,6 +105,29 @@ def formula_table(evidence: Evidence) -> ResultTable:
     return table_of("formula", caption, rows)
 
 
+def exceptions_table(evidence: Evidence) -> ResultTable:
+    """Every re-arrival whose reuse is neither 0 nor what formula C gives: none, where the formula holds."""
+    rows: list[dict[str, Cell]] = [
+        {
+            "condition": check.condition,
+            "replicate": check.replicate,
+            "session": check.session,
+            "request": check.request,
+            "previous_prompt": check.previous_prompt,
+            "previous_generated": check.previous_generated,
+            "prompt": check.prompt,
+            "cached_tokens": check.cached,
+            "formula_C": check.by_formula,
+            "wider_formula": check.by_wider_formula,
+        }
+        for runs in evidence.runs.values()
+        for run in runs
+        for check in reuse_checks(run)
+        if check.cached not in (0, check.by_formula)
+    ]
+    return table_of("formula exceptions", "Re-arrivals with another reuse than nothing or formula C", rows)
+
+
 def lost_reuse_table(evidence: Evidence) -> ResultTable:
     """What losing the reuse costs, T(L) - T(L - C), summed over the re-arrivals that lost it; ms."""
     rows: list[dict[str, Cell]] = []

@@ -282,12 +282,13 @@ def _compiled_as(name: str, spec: Mapping[str, Any]) -> str:
 
 def who_compiled(source: Source) -> str:
     """Whether the NPU's compiler made the artifacts of Table XIV."""
-    records = [record for _folder, record in list_artifacts(source.artifacts)] if source.artifacts is not None else []
+    made = [] if source.artifacts is None else list_artifacts(source.artifacts)
+    records = [record for _folder, record in made]
     num_stand_ins = sum(COMPILER not in record.get("versions", {}) for record in records)
     if num_stand_ins:
         return (
-            f"No NPU compiler was run for {num_stand_ins} of {len(records)} artifacts: stand-ins of the twin, whose time "
-            "and size say nothing of a device."
+            f"No NPU compiler was run for {num_stand_ins} of {len(records)} artifacts: stand-ins of the twin, whose "
+            "time and size say nothing of a device."
         )
     return "As the artifacts' own records say."
 

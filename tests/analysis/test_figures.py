@@ -32,6 +32,9 @@ def test_table_s7_totals() -> None:
 def test_table_s7_removed_slots_and_their_shares() -> None:
     removed = pad.removed_slots(S7, OLD, NEW)
     assert removed == {5: 230, 6: 988}
+    # "The 609 bucket-8 steps of the baseline grid became 0" (3-1).
+    assert sum(count for n, count in S7.items() if OLD[n] == 8) == 609
+    assert all(NEW[n] != 8 for n in S7)
     assert [round(100 * slots / sum(removed.values()), 1) for slots in removed.values()] == [18.9, 81.1]
 
 
