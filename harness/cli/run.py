@@ -224,7 +224,8 @@ def load_engine(console: Console, *, with_client: bool = False) -> None:
     if is_first:
         console.print("compiling the engine for this machine (about 20 s, once)")
     # What two processes compile at once is done in half the time; later runs load it in a fraction of a second.
-    beside = subprocess.Popen([sys.executable, "-m", "harness.live.wire.core"]) if is_first and with_client else None
+    loop = "harness.live.client.wire.core"
+    beside = subprocess.Popen([sys.executable, "-m", loop]) if is_first and with_client else None
     try:
         warm_up()
     finally:

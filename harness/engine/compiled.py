@@ -3,7 +3,7 @@
 A function marked ``@compiled`` or ``@inner`` never raises or allocates, and touches nothing but the arrays it is
 given. Where no folder can hold the cache it is compiled anew in each process.
 Next: ``pools``, ``vendor``, ``paper``, ``steps`` and ``harness.sim.kernel`` are written in it, and so is
-``harness.live.wire.core``, whose memory is given by address.
+``harness.live.client.wire.core``, whose memory is given by address.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def cache_folder() -> Path | None:
 def _sources_digest() -> str:
     digest = hashlib.sha256()
     here = Path(__file__).resolve().parent
-    for path in sorted([*here.glob("*.py"), *here.parent.glob("sim/*.py"), *here.parent.glob("live/wire/*.py")]):
+    for path in sorted([*here.glob("*.py"), *here.parent.glob("sim/*.py"), *here.parent.glob("live/client/wire/*.py")]):
         text = path.read_bytes()
         if path.parent == here or b"harness.engine.compiled" in text:
             digest.update(text)

@@ -29,7 +29,7 @@ from rich.table import Table
 
 from harness.clock import NS_PER_MS, NS_PER_S, NS_PER_US, clock_for, monotonic_ns, process_cpu_ns
 from harness.live.audit import FloatArray, compare_with_server
-from harness.live.client import ReplayResult, replay
+from harness.live.client.run import ReplayResult, replay
 from harness.live.nullserver import NullServer, NullServerConfig
 from harness.plan import Plan, RequestPlan, SessionPlan
 from harness.spec import ClientName, ClientSpec

@@ -25,7 +25,7 @@ import httpx
 
 from harness.clock import NS_PER_S, monotonic_ns, realtime_minus_monotonic_ns
 from harness.errors import ServerError
-from harness.live.kernel_stamps import ANCILLARY_BYTES, enable_kernel_stamps
+from harness.live.client.kernel_stamps import ANCILLARY_BYTES, enable_kernel_stamps
 
 Framing = Literal["chunked", "length", "close"]
 Fault = Literal[

@@ -22,7 +22,7 @@ from harness.live import provenance
 from harness.live.attached_backend import start_server
 from harness.live.audit import self_audit
 from harness.live.backends import LaunchPlan, backend_named
-from harness.live.client import ReplayResult, replay
+from harness.live.client.run import ReplayResult, replay
 from harness.live.device_watch import (
     DEVICE_METRICS_FILE,
     DEVICES_FILE,

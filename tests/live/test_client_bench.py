@@ -21,7 +21,7 @@ from harness.live.bench import (
     to_markdown,
     to_table,
 )
-from harness.live.client import ReplayResult
+from harness.live.client.run import ReplayResult
 from harness.spec import ClientSpec
 
 

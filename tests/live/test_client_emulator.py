@@ -9,7 +9,7 @@ import pytest
 
 from harness.clock import NS_PER_S, clock_for
 from harness.live.backends import backend_named
-from harness.live.client import ReplayResult, replay
+from harness.live.client.run import ReplayResult, replay
 from harness.live.server import ServerProcess
 from harness.plan import Plan, build_plan
 from harness.spec import ClientSpec, ServerSpec, WorkloadSpec

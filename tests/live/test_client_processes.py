@@ -9,8 +9,8 @@ import pytest
 
 from harness.clock import NS_PER_MS, NS_PER_S, clock_for
 from harness.errors import ServerError, SpecError
-from harness.live.client import ReplayEvent, ReplayResult, replay
-from harness.live.client_processes import deal_sessions
+from harness.live.client.processes import deal_sessions
+from harness.live.client.run import ReplayEvent, ReplayResult, replay
 from harness.live.nullserver import NullServer, NullServerConfig
 from harness.plan import Plan, RequestPlan, SessionPlan
 from harness.records.schema import CHUNKS, REQUESTS

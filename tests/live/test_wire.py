@@ -13,14 +13,14 @@ import pytest
 
 from harness.clock import NS_PER_MS, NS_PER_S, clock_for, monotonic_ns
 from harness.errors import PlanError, SpecError
-from harness.live.client_answer import NO_KERNEL_STAMP, Answer
-from harness.live.client_prompts import TextPiece, take_tokens, text_piece
-from harness.live.client_rows import BLOCK_CHUNKS, ChunkRows, RequestRows
-from harness.live.kernel_stamps import SAMPLE_INTERVAL_NS, OffsetLog
-from harness.live.scheduler_slice import MAX_SLICE_NS, SHORT_SLICE_NS, SchedulerSlice
-from harness.live.wire.heads import MAX_KEPT_HEADS, Framing, KnownHeads, read_framing
-from harness.live.wire.pool import allow_sockets
-from harness.live.wire.timer import DeadlineTimer
+from harness.live.client.answer import NO_KERNEL_STAMP, Answer
+from harness.live.client.kernel_stamps import SAMPLE_INTERVAL_NS, OffsetLog
+from harness.live.client.prompts import TextPiece, take_tokens, text_piece
+from harness.live.client.rows import BLOCK_CHUNKS, ChunkRows, RequestRows
+from harness.live.client.scheduler_slice import MAX_SLICE_NS, SHORT_SLICE_NS, SchedulerSlice
+from harness.live.client.wire.heads import MAX_KEPT_HEADS, Framing, KnownHeads, read_framing
+from harness.live.client.wire.pool import allow_sockets
+from harness.live.client.wire.timer import DeadlineTimer
 from harness.plan import Plan, RequestPlan, SessionPlan
 from harness.records.schema import CHUNKS
 

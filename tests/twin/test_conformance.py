@@ -19,7 +19,7 @@ from twin_runs import Turn, counters, device_trace, faultless_turns, increase, r
 
 from harness.analysis import ParseCounts, parse_log
 from harness.engine import EngineConfig
-from harness.live.client_script import token_digest
+from harness.live.client.script import token_digest
 from harness.plan import Plan, read_plan
 from harness.records import SealedRun
 from harness.spec import ServerSpec

@@ -1,7 +1,7 @@
 """One answer of an OpenAI-compatible completions server, turned into token ids, stamps and counts.
 
 Bytes go in as they arrived, each piece with the stamps of its receive; tokens are counted from ``token_ids``, never
-from chunks or text. No socket and no clock here. Next: ``client_script`` decides what the answer means for its session.
+from chunks or text. No socket and no clock here. Next: ``script`` decides what the answer means for its session.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The prompts of a replay as kept JSON text: a session's stream grows by pieces and is never serialised twice.
 
 Token-id prompts carry the server's own ids forward exactly; text prompts carry its text, for servers that re-tokenise.
-No socket, no clock. Next: ``client_script`` puts a prompt into each request body.
+No socket, no clock. Next: ``script`` puts a prompt into each request body.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from harness.errors import PlanError
 from harness.plan import TokenStreams
 
 if TYPE_CHECKING:
-    from harness.live.client_answer import Answer
+    from harness.live.client.answer import Answer
     from harness.plan import Plan, SessionPlan
 
 # About 60 MB of text; what a larger plan needs beyond it is drawn during the run, in slack.

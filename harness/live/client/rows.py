@@ -17,11 +17,11 @@ import pyarrow as pa
 from numpy.typing import DTypeLike, NDArray
 
 from harness.clock import ScaledClock
-from harness.live.client_answer import ChunkStamp
+from harness.live.client.answer import ChunkStamp
 from harness.records.schema import CHUNKS, REQUESTS
 
 if TYPE_CHECKING:
-    from harness.live.kernel_stamps import OffsetLog
+    from harness.live.client.kernel_stamps import OffsetLog
     from harness.plan import Plan
 
 IntArray = NDArray[np.int64]

@@ -24,9 +24,9 @@ from pyarrow import ipc
 
 from harness.clock import NS_PER_MS, monotonic_ns
 from harness.errors import HarnessError, ServerError, SpecError
-from harness.live.audit import CpuMeter
-from harness.live.client import ReplayResult, Target, replay_here
-from harness.live.client_script import ReplayEvent
+from harness.live.client.meters import CpuMeter
+from harness.live.client.script import ReplayEvent
+from harness.live.client.single import ReplayResult, Target, replay_here
 from harness.plan import Plan, read_plan, write_plan
 from harness.spec import ClientSpec
 
@@ -111,7 +111,7 @@ def _part(plan: Path, folder: Path, target: Target, sessions: list[int], *, tell
         "tells": tells,
     }
     process = subprocess.Popen(
-        [sys.executable, "-m", "harness.live.client_processes"],
+        [sys.executable, "-m", "harness.live.client.processes"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

@@ -1,7 +1,7 @@
 """What an answer says, read by proven parsers from the receives that the compiled loop has stamped and kept.
 
 The HTTP parser decides where an unusual answer ends, and checks where the loop said that a chunked one did. No socket
-and no clock here. Next: ``replay`` hands finished readings to ``client_script``.
+and no clock here. Next: ``replay`` hands finished readings to ``script``.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 import httptools
 
-from harness.live.client_answer import NO_KERNEL_STAMP, Answer, Piece
-from harness.live.wire.heads import HEAD_END
-from harness.live.wire.layout import CHUNKED, COUNTED, FOREIGN
+from harness.live.client.answer import NO_KERNEL_STAMP, Answer, Piece
+from harness.live.client.wire.heads import HEAD_END
+from harness.live.client.wire.layout import CHUNKED, COUNTED, FOREIGN
 
 MIN_FINAL_STATUS = 200
 # Receives of one answer that are interpreted together: about 30 us of work.

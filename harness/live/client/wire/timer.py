@@ -1,7 +1,7 @@
 """One absolute CLOCK_MONOTONIC deadline as a file descriptor that epoll can wait for.
 
 ``os.timerfd_*`` exists from Python 3.13 on; below it the same three system calls go through ctypes. A timer never fires
-early. Next: ``harness.live.wire`` arms it a spin before each send.
+early. Next: ``harness.live.client.wire`` arms it a spin before each send.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import os
 import socket
 from typing import Any
 
-from harness.live.kernel_stamps import enable_kernel_stamps
+from harness.live.client.kernel_stamps import enable_kernel_stamps
 
 SEND_BUFFER_BYTES = 1 << 20
 

@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING, NamedTuple
 import pyarrow as pa
 
 from harness.clock import ScaledClock
-from harness.live.client_answer import Answer
-from harness.live.client_prompts import prompts_of
-from harness.live.client_rows import ChunkRows, RequestRows
+from harness.live.client.answer import Answer
+from harness.live.client.prompts import prompts_of
+from harness.live.client.rows import ChunkRows, RequestRows
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
     from pathlib import Path
 
-    from harness.live.client_prompts import Prompts
+    from harness.live.client.prompts import Prompts
     from harness.plan import Plan
 
 

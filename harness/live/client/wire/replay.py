@@ -17,12 +17,12 @@ import httptools
 import numpy as np
 
 from harness.clock import NS_PER_US, monotonic_ns
-from harness.live.client_answer import describe_error_body
-from harness.live.client_rows import ABSENT
-from harness.live.kernel_stamps import OffsetLog
-from harness.live.scheduler_slice import SHORT_SLICE_NS, SchedulerSlice
-from harness.live.wire import layout as at
-from harness.live.wire.core import (
+from harness.live.client.answer import describe_error_body
+from harness.live.client.kernel_stamps import OffsetLog
+from harness.live.client.rows import ABSENT
+from harness.live.client.scheduler_slice import SHORT_SLICE_NS, SchedulerSlice
+from harness.live.client.wire import layout as at
+from harness.live.client.wire.core import (
     FRESH_AFTER_IDLE_NS,
     HEARTBEAT_NS,
     LOOP,
@@ -33,15 +33,15 @@ from harness.live.wire.core import (
     TAKE_AGAIN,
     drive,
 )
-from harness.live.wire.heads import KnownHeads
-from harness.live.wire.pool import ConnectionPool, allow_sockets
-from harness.live.wire.reading import Reading
-from harness.live.wire.timer import DeadlineTimer
+from harness.live.client.wire.heads import KnownHeads
+from harness.live.client.wire.pool import ConnectionPool, allow_sockets
+from harness.live.client.wire.reading import Reading
+from harness.live.client.wire.timer import DeadlineTimer
 
 if TYPE_CHECKING:
-    from harness.live.client_script import Due, Script
-    from harness.live.wire.connection import Connection
-    from harness.live.wire.streams import WireStreams
+    from harness.live.client.script import Due, Script
+    from harness.live.client.wire.connection import Connection
+    from harness.live.client.wire.streams import WireStreams
 
 EPOLLIN, EPOLLOUT = select.EPOLLIN, select.EPOLLOUT
 # Work for slack is done in turns this long, with a look for arrivals between them: the kernel has stamped what comes

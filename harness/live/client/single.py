@@ -1,7 +1,7 @@
-"""The replay client's public door: a plan in, one row per planned request and one per chunk out.
+"""A replay in this thread, by the client that was asked for, with nothing else of this process in its way.
 
-What the server does wrong is a row with a status, never an exception and never a retry; the client's own lateness is in
-the rows, and no statistic is computed. Next: ``harness.runner`` judges the rows, ``harness.records`` keeps them.
+No garbage collection while it runs, and events are told from a thread that cannot delay a send. Next: ``run`` adds the
+stall marks and hands the result on; ``processes`` has several of these at once.
 """
 
 from __future__ import annotations
@@ -14,31 +14,25 @@ import threading
 from collections.abc import Callable, Collection, Generator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from harness.clock import NS_PER_MS, NS_PER_US, ScaledClock, monotonic_ns
 from harness.errors import SpecError
-from harness.live.audit import CpuMeter, StallMeter, stall_facts
-from harness.live.client_script import ReplayEvent, Script
-from harness.live.scheduler_slice import SHORT_SLICE_NS, SchedulerSlice
+from harness.live.client.meters import CpuMeter
+from harness.live.client.scheduler_slice import SHORT_SLICE_NS, SchedulerSlice
+from harness.live.client.script import ReplayEvent, Script
 from harness.spec import ClientSpec
 
 if TYPE_CHECKING:
-    from harness.live.wire.streams import WireStreams
+    from harness.live.client.wire.streams import WireStreams
     from harness.plan import Plan
 
 # Other threads of this process hand the interpreter over within this time, not within Python's usual 5 ms.
 SWITCH_INTERVAL_S = 50e-6
 MAX_OFFSET_SAMPLES = 200
 START_LEAD_NS = 5 * NS_PER_MS
-
-
-class StopSignal(Protocol):
-    """What tells a replay to end early: a threading.Event, or anything shaped like it."""
-
-    def is_set(self) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,40 +48,6 @@ class ReplayResult:
     chunks: pa.Table
     start_ns: int
     audit: dict[str, Any]
-
-
-def replay(
-    plan: Plan,
-    *,
-    host: str,
-    port: int,
-    model: str,
-    options: ClientSpec,
-    clock: ScaledClock,
-    request_timeout_ns: int,
-    on_event: Callable[[ReplayEvent], None] | None = None,
-    stop: StopSignal | None = None,
-    records: Path | None = None,
-) -> ReplayResult:
-    """Replay every session of the plan against a server, all released at one instant, and return what happened.
-
-    request_timeout_ns: clock ns one request may take from send to end. on_event: called per final row, from a thread of
-    its own. stop: when set, what is in flight is given up ("connection") and what was not sent stays "not_sent".
-    records: folder for the chunk rows of a long run; None: the system's temporary folder.
-    Raises SpecError when this machine cannot run the client asked for, ServerError when the host's name cannot be
-    resolved.
-    """
-    target = Target(host, port, model, options, clock, request_timeout_ns, records)
-    is_stopped = stop.is_set if stop is not None else _never
-    with StallMeter(clock) as stalls:
-        if options.processes > 1:
-            from harness.live.client_processes import replay_in_processes
-
-            result = replay_in_processes(plan, target, on_event=on_event, is_stopped=is_stopped)
-        else:
-            result = replay_here(plan, target, on_event=on_event, is_stopped=is_stopped)
-    result.audit.update(stall_facts(stalls, result.requests))
-    return result
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +111,7 @@ def _streams(plan: Plan) -> WireStreams:
         raise SpecError(
             "client 'epoll' needs Linux", where="client.name", hint="Choose client 'aiohttp', which runs everywhere"
         )
-    from harness.live.wire.streams import WireStreams
+    from harness.live.client.wire.streams import WireStreams
 
     return WireStreams(plan)
 
@@ -165,7 +125,7 @@ def _run_epoll(
     turns: SchedulerSlice,
     choose_start: Callable[[], int],
 ) -> ReplayResult:
-    from harness.live.wire.replay import WireReplay
+    from harness.live.client.wire.replay import WireReplay
 
     spin_us = target.options.spin_us
     wire = WireReplay(
@@ -199,7 +159,7 @@ def _run_epoll(
 def _run_aiohttp(
     script: Script, target: Target, is_stopped: Callable[[], bool], tell: Callable[[], None]
 ) -> ReplayResult:
-    from harness.live.portable import PortableReplay
+    from harness.live.client.portable import PortableReplay
 
     client = PortableReplay(
         script,
@@ -227,10 +187,6 @@ def _result(script: Script, start_monotonic_ns: int, audit: dict[str, Any], chun
 def in_url(host: str) -> str:
     """A host as it stands in a URL or Host header: IPv6 addresses in brackets."""
     return f"[{host}]" if ":" in host else host
-
-
-def _never() -> bool:
-    return False
 
 
 def _nothing() -> None:

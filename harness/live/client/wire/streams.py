@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from harness.errors import PlanError
-from harness.live.client_prompts import prefetch_in_turns, text_piece
-from harness.live.wire import layout as at
-from harness.live.wire.core import PREPARE, drive, warm_up
-from harness.live.wire.layout import BytesArray, SharedTables, address_of
+from harness.live.client.prompts import prefetch_in_turns, text_piece
+from harness.live.client.wire import layout as at
+from harness.live.client.wire.core import PREPARE, drive, warm_up
+from harness.live.client.wire.layout import BytesArray, SharedTables, address_of
 from harness.plan import TokenStreams
 
 if TYPE_CHECKING:
-    from harness.live.client_answer import Answer
+    from harness.live.client.answer import Answer
     from harness.plan import Plan
 
 # An id below 2**31 and its comma.
@@ -28,7 +28,7 @@ BYTES_PER_TOKEN = 11
 
 
 class WireStreams:
-    """Implements ``client_prompts.Prompts`` for the epoll client, and ``prepare`` beside it."""
+    """Implements ``prompts.Prompts`` for the epoll client, and ``prepare`` beside it."""
 
     def __init__(self, plan: Plan) -> None:
         warm_up()

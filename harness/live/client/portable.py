@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 import aiohttp
 
 from harness.clock import NS_PER_MS, NS_PER_S, monotonic_ns
-from harness.live.client_answer import NO_KERNEL_STAMP, Answer, describe_error_body
+from harness.live.client.answer import NO_KERNEL_STAMP, Answer, describe_error_body
 
 if TYPE_CHECKING:
-    from harness.live.client_script import Due, Script
+    from harness.live.client.script import Due, Script
 
 HEARTBEAT_NS = 50 * NS_PER_MS
 START_LEAD_NS = 20 * NS_PER_MS

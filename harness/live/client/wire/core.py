@@ -11,11 +11,11 @@ from functools import lru_cache
 from harness.clock import NS_PER_MS, NS_PER_S, NS_PER_US
 from harness.engine.compiled import compiled_viewing as compiled
 from harness.engine.compiled import inner_viewing as inner
-from harness.live.wire import layout as at
-from harness.live.wire import table
-from harness.live.wire.layout import IntArray
-from harness.live.wire.scan import begin_scan, take_chunked, take_counted
-from harness.live.wire.syscalls import (
+from harness.live.client.wire import layout as at
+from harness.live.client.wire import table
+from harness.live.client.wire.layout import IntArray
+from harness.live.client.wire.scan import begin_scan, take_chunked, take_counted
+from harness.live.client.wire.syscalls import (
     EAGAIN,
     EINTR,
     EVENT_DATA_WORD,
@@ -628,6 +628,6 @@ def warm_up() -> None:
 
 if __name__ == "__main__":
     # Under its own name, since code is cached by module.
-    from harness.live.wire.core import warm_up as warm_up_for_all
+    from harness.live.client.wire.core import warm_up as warm_up_for_all
 
     warm_up_for_all()

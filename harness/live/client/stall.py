@@ -13,7 +13,7 @@ import subprocess
 import sys
 
 from harness.clock import NS_PER_MS, MonotonicClock, ScaledClock, monotonic_ns
-from harness.live.scheduler_slice import SHORT_SLICE_NS, SchedulerSlice
+from harness.live.client.scheduler_slice import SHORT_SLICE_NS, SchedulerSlice
 
 PERIOD_NS = 2 * NS_PER_MS
 # The kernel's own scheduling on a busy machine is part of what is marked; timer slack (50 us) and Python (20 us) are
@@ -36,7 +36,7 @@ class StallMeter:
 
     def __enter__(self) -> StallMeter:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "harness.live.stall"],
+            [sys.executable, "-m", "harness.live.client.stall"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             # A Ctrl-C in the terminal is the harness's to answer.

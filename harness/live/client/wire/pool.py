@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 
 from harness.clock import NS_PER_S, monotonic_ns
 from harness.errors import ServerError, SpecError
-from harness.live.wire import layout as at
-from harness.live.wire.connection import Connection
-from harness.live.wire.layout import SharedTables
+from harness.live.client.wire import layout as at
+from harness.live.client.wire.connection import Connection
+from harness.live.client.wire.layout import SharedTables
 
 CONNECT_TIMEOUT_NS = 10 * NS_PER_S
 POLL_S = 0.05

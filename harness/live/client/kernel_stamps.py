@@ -2,7 +2,7 @@
 run.
 
 A stamp between two samples that disagree is not trusted: the realtime clock was stepped or slewed there, and no stamp
-is better than a wrong one. Nothing here opens a socket. Next: ``client_rows`` writes the converted stamps beside the
+is better than a wrong one. Nothing here opens a socket. Next: ``rows`` writes the converted stamps beside the
 user-clock ones.
 """
 

@@ -17,7 +17,7 @@ from numba.core.types.functions import ExternalFunction
 from numba.extending import intrinsic
 
 from harness.engine.compiled import inner_viewing as inner
-from harness.live.wire.layout import (
+from harness.live.client.wire.layout import (
     R_ARMED_NS,
     R_CONTROL,
     R_IOV,

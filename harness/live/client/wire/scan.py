@@ -7,8 +7,8 @@ difference fails the request. Unusual bytes set ``N_IS_ODD`` and are left to the
 from __future__ import annotations
 
 from harness.engine.compiled import inner_viewing as inner
-from harness.live.wire import table
-from harness.live.wire.layout import (
+from harness.live.client.wire import table
+from harness.live.client.wire.layout import (
     ABSENT,
     CHUNK_DATA,
     CHUNK_DATA_CR,
@@ -46,7 +46,7 @@ from harness.live.wire.layout import (
     BytesArray,
     IntArray,
 )
-from harness.live.wire.syscalls import bytes_at, put_number
+from harness.live.client.wire.syscalls import bytes_at, put_number
 
 
 def window_of(text: bytes) -> int:
