@@ -7,12 +7,14 @@ specification and the versions that made it, so a stale one cannot be taken for 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
 import hashlib
 import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +26,7 @@ from pydantic import Field, ValidationError, model_validator
 from harness.clock import NS_PER_S, MonotonicClock, utc_now
 from harness.errors import ServerError, SpecError
 from harness.live.artifacts import EAGER_LIMIT_TOKENS, ArtifactConfig, read_artifact
+from harness.live.supervisor import PR_SET_PDEATHSIG
 from harness.spec import Spec, describe_validation_error, load_toml
 
 RECORD_FILE = "harness-artifact.json"
@@ -151,10 +154,10 @@ def compile_artifact(
     folder = root.absolute() / f"{name}-{exporter.key(spec)}"
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with _lock(folder.with_name(f".{folder.name}.lock"), say):
+        with _lock(folder.with_name(f".{folder.name}.lock"), say) as lock:
             if folder.exists():
                 return registered_artifact(folder)
-            return _compile(spec, folder, exporter, say)
+            return _compile(spec, folder, exporter, say, lock)
     except OSError as error:
         raise ServerError(f"cannot be written ({error.strerror})", where=str(folder)) from error
 
@@ -214,7 +217,7 @@ def list_artifacts(root: Path) -> list[tuple[Path, dict[str, Any]]]:
     return [(folder, record) for folder, record in found if record is not None]
 
 
-def _compile(spec: CompileSpec, folder: Path, exporter: Exporter, say: Callable[[str], None]) -> Artifact:
+def _compile(spec: CompileSpec, folder: Path, exporter: Exporter, say: Callable[[str], None], lock: int) -> Artifact:
     free_gib = shutil.disk_usage(folder.parent).free / GIB
     if free_gib < exporter.free_gib:
         raise ServerError(
@@ -229,7 +232,7 @@ def _compile(spec: CompileSpec, folder: Path, exporter: Exporter, say: Callable[
     began_ns = clock.now_ns()
     say(f"compiling {spec.model} for {spec.num_devices} x {spec.npu}, buckets {sorted(spec.decoder_batch_sizes)}")
     try:
-        _export(spec, partial, exporter)
+        _export(spec, partial, exporter, lock)
         seconds = (clock.now_ns() - began_ns) / NS_PER_S
         config = read_artifact(partial)
         _require_as_specified(spec, config, partial)
@@ -253,10 +256,20 @@ def _compile(spec: CompileSpec, folder: Path, exporter: Exporter, say: Callable[
     return Artifact(folder, config, record, was_reused=False)
 
 
-def _export(spec: CompileSpec, folder: Path, exporter: Exporter) -> None:
+def _export(spec: CompileSpec, folder: Path, exporter: Exporter, lock: int) -> None:
+    """Run the exporter. It ends with this process, and what it has started itself holds the lock until it has ended."""
     words: Sequence[str] = (str(exporter.python), str(exporter.script), json.dumps(spec.exported()), str(folder))
+    libc = ctypes.CDLL(None)
     done = subprocess.run(
-        words, env={**os.environ, **exporter.env}, capture_output=True, text=True, errors="replace", check=False
+        words,
+        env={**os.environ, **exporter.env},
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
+        pass_fds=(lock,),
+        # A compile takes long; nobody would look for one whose harness was killed.
+        preexec_fn=lambda: libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0),
     )
     if done.returncode:
         said = [line.strip() for line in done.stderr.splitlines() if line.strip()][-LAST_LINES:] or ["no message"]
@@ -293,8 +306,8 @@ def _sha256(path: Path) -> str:
 
 
 @contextlib.contextmanager
-def _lock(path: Path, say: Callable[[str], None]) -> Generator[None, None, None]:
-    """Hold the lock of one artifact; the kernel frees it when the process ends, however it ends."""
+def _lock(path: Path, say: Callable[[str], None]) -> Generator[int, None, None]:
+    """Hold the lock of one artifact; the kernel frees it when all that hold the descriptor end, however they end."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         try:
@@ -302,6 +315,6 @@ def _lock(path: Path, say: Callable[[str], None]) -> Generator[None, None, None]
         except BlockingIOError:
             say("another process is compiling it; waiting")
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
+        yield descriptor
     finally:
         os.close(descriptor)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from harness.clock import NS_PER_MS, NS_PER_S, MonotonicClock
@@ -32,6 +33,16 @@ def is_alive(pid: int) -> bool:
     except (FileNotFoundError, ProcessLookupError):
         return False
     return state not in "ZX"
+
+
+def comes_true(fact: Callable[[], bool], seconds: float) -> bool:
+    """Whether ``fact`` becomes true in time."""
+    deadline_ns = clock.now_ns() + int(seconds * NS_PER_S)
+    while not fact():
+        if clock.now_ns() > deadline_ns:
+            return False
+        clock.sleep_until_ns(clock.now_ns() + 20 * NS_PER_MS)
+    return True
 
 
 def ends_within(pid: int, seconds: float) -> bool:

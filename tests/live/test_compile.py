@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import signal
+import subprocess
 import sys
 import threading
 from dataclasses import replace
@@ -11,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import comes_true, ends_within
 
 from harness.errors import ServerError, SpecError
 from harness.live.compile import (
@@ -122,6 +126,51 @@ def test_a_specification_that_the_stack_refuses_leaves_nothing(tmp_path: Path) -
     ):
         compile_artifact(SPEC, tmp_path / "a", exporter)
     assert _left(tmp_path / "a") == []
+
+
+# A compile whose exporter says its pid (and that of a helper of its own) and then works for ever.
+KILLED = """
+import sys
+from pathlib import Path
+from harness.live.compile import CompileSpec, Exporter, compile_artifact
+script, root = Path(sys.argv[1]), Path(sys.argv[2])
+exporter = Exporter(Path(sys.executable), script, {}, {}, free_gib=0.001)
+compile_artifact(CompileSpec(model="m"), root, exporter, say=print)
+"""
+ENDLESS = """
+import os, signal, subprocess, sys
+from pathlib import Path
+helper = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"], close_fds=False)
+Path(sys.argv[2]).mkdir()
+Path({pids!r}).write_text(f"{{os.getpid()}} {{helper.pid}}\\n")
+signal.pause()
+"""
+
+
+def test_a_killed_compile_takes_its_exporter_with_it_and_what_outlives_it_holds_the_lock(tmp_path: Path) -> None:
+    script, root, pids = tmp_path / "endless.py", tmp_path / "a", tmp_path / "pids"
+    script.write_text(ENDLESS.format(pids=str(pids)))
+    with subprocess.Popen([sys.executable, "-c", KILLED, str(script), str(root)], stdout=subprocess.DEVNULL) as harness:
+        assert comes_true(lambda: pids.is_file() and pids.read_text().endswith("\n"), 60)
+        exporter, helper = map(int, pids.read_text().split())
+        harness.kill()
+    try:
+        assert ends_within(exporter, 20)
+        (lock,) = root.glob(".*.lock")
+        with lock.open() as file, pytest.raises(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        os.kill(helper, signal.SIGKILL)
+    with lock.open() as file:
+        assert comes_true(lambda: _can_be_locked(file.fileno()), 20)
+
+
+def _can_be_locked(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def test_what_a_killed_compile_left_is_cleared(tmp_path: Path) -> None:
