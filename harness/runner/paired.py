@@ -109,7 +109,8 @@ def _costs(plain: SealedRun, observed: SealedRun) -> list[str]:
                 f"{max(costs_us):.0f} us longest; {named} steps"
             )
     periods = [_token_periods_ms(run) for run in (plain, observed)]
-    both = sorted(periods[0].keys() & periods[1].keys())
+    # A device that takes no time gives a period of nothing, of which there is no percentage.
+    both = sorted(place for place in periods[0].keys() & periods[1].keys() if periods[0][place] > 0)
     if both:
         changes = [100 * (periods[1][place] / periods[0][place] - 1) for place in both]
         change = _interval(changes, "answers", "median")
