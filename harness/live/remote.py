@@ -13,7 +13,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -158,7 +158,7 @@ def check_remote(stack: RemoteStack, server: ServerSpec, host: RemoteHost) -> tu
     return tuple(devices)
 
 
-def patch_for(stack: RemoteStack, mode: str) -> tuple[dict[str, Any], Patch | None, bytes | None]:
+def patch_for(stack: RemoteStack, mode: str, host: str) -> tuple[dict[str, Any], Patch | None, bytes | None]:
     """The manifest's record, the patch and the patched content, for the installed file there and a patch mode."""
     with tempfile.TemporaryDirectory() as scratch:
         # The status of a copy is the status of the original: everything is decided by content.
@@ -169,7 +169,8 @@ def patch_for(stack: RemoteStack, mode: str) -> tuple[dict[str, Any], Patch | No
         if stack.target is not None:
             (site / patch.target).parent.mkdir(parents=True)
             (site / patch.target).write_bytes(stack.target)
-        status = patch_status(site)
+        # Refusals name the file there, not the copy.
+        status = replace(patch_status(site), target=Path(f"{host}:{stack.site_packages}") / patch.target)
         if mode == "none":
             if status.state in ("patched", "half-applied"):
                 require_state(status, "pristine")

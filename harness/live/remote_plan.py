@@ -32,7 +32,7 @@ def remote_plan(server: ServerSpec, *, backend: str, port: int, run_folder: Path
     host = remote.RemoteHost(server.ssh, f"{server.environment}/bin/python")
     stack = remote.look(host, server.artifact)
     devices = remote.check_remote(stack, server, host)
-    patch_record, patch, content = remote.patch_for(stack, server.patch)
+    patch_record, patch, content = remote.patch_for(stack, server.patch, host.name)
     model = Path(server.artifact).name
     prepared = {
         "files": {

@@ -215,7 +215,7 @@ def test_its_clock_is_placed_on_ours_with_an_honest_uncertainty(other_host: Path
         ),
         ({"artifact": "/none"}, SpecError, "npu1:/none: no such artifact. Compile it there"),
         ({"slot_tokens": 4096}, SpecError, "npu1:.*artifact: does not fit the experiment: slot_tokens is 4096"),
-        ({"patch": "in-place"}, SpecError, "is pristine, not patched"),
+        ({"patch": "in-place"}, SpecError, "^npu1:/.*/site/vllm_rbln/.*: is pristine, not patched"),
     ],
 )
 def test_what_is_wrong_there_is_refused_before_anything_is_laid_out(
@@ -228,7 +228,7 @@ def test_what_is_wrong_there_is_refused_before_anything_is_laid_out(
 
 def test_a_file_that_was_changed_there_is_refused(tmp_path: Path, other_host: Path) -> None:
     (other_host / "site" / TARGET).write_text(BEFORE + "\n")
-    with pytest.raises(SpecError, match=r"is unknown, not pristine: vllm-rbln 0\.11\.1"):
+    with pytest.raises(SpecError, match=r"^npu1:/.* is unknown, not pristine: vllm-rbln 0\.11\.1"):
         _launch(tmp_path, other_host)
 
 
