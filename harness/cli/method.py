@@ -212,8 +212,13 @@ def catalogue(
     runs: Annotated[Path, typer.Option("--runs", help="Folder for --run.")] = Path("runs/catalogue"),
     replicates: Annotated[int | None, typer.Option(help="Use this number of replicates.")] = None,
     changes: Annotated[list[str] | None, typer.Option("--set", help="Change one key of each. Repeatable.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Perform only what is not sealed there yet.")] = False,
 ) -> None:
     """List the experiments of the method, each with its question; or perform them all.
+
+    Each has a page in docs/experiments. With --run every experiment's analysis is written beside its runs, as
+    RUNS/BACKEND/NAME.md; then `harness decide NAME --runs RUNS/BACKEND` and `harness tables --runs RUNS/BACKEND`.
+    Exit code 3 when a run is invalid.
 
     Example: `harness catalogue --run --backend sim --runs runs/catalogue`
     """
@@ -225,7 +230,7 @@ def catalogue(
     for path in _catalogue_files(only or []):
         spec = parse_experiment(override_table(load_toml(path), extra), where=str(path))
         if perform:
-            num_invalid += _perform(spec, runs / backend, str(path))
+            num_invalid += _perform(spec, runs / backend, str(path), resume=resume)
             continue
         num_runs = len(spec.condition) * spec.replicates
         print(f"{spec.name}  ({len(spec.condition)} conditions x {spec.replicates} = {num_runs} runs)")
@@ -253,7 +258,7 @@ def _is_general(path: Path) -> bool:
     return load_toml(path).get("backend") == "emulator"
 
 
-def _perform(spec: ExperimentSpec, runs: Path, source: str) -> int:
+def _perform(spec: ExperimentSpec, runs: Path, source: str, *, resume: bool) -> int:
     """Perform one experiment, write its analysis beside its runs, print a line; returns how many runs are invalid."""
     from harness.analysis.catalogue import analyse as analyse_runs
     from harness.clock import NS_PER_S, MonotonicClock
@@ -261,7 +266,7 @@ def _perform(spec: ExperimentSpec, runs: Path, source: str) -> int:
 
     clock = MonotonicClock()
     began_ns = clock.now_ns()
-    outcome = run_experiment(spec, runs_root=runs, spec_source=source)
+    outcome = run_experiment(spec, runs_root=runs, spec_source=source, resume=resume)
     sealed = list(outcome.runs)
     result = analyse_runs(sealed, _predictions([run for run in sealed if run.is_valid], None))
     page = runs / f"{spec.name}.md"

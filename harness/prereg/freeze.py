@@ -126,6 +126,8 @@ def _refuse(
             where=str(repository.root),
             hint="Commit them, or say --allow-dirty and it is recorded",
         )
+    if options.is_signed and not options.tag:
+        raise SpecError("it is a tag that is signed", where="--sign", hint="Name it: --tag NAME")
     if options.tag and not options.is_committed:
         raise SpecError("a tag needs the commit it is put on", where="--tag", hint="Add --commit")
     if spec != ExperimentSpec.model_validate(spec.model_dump(mode="json")):

@@ -74,6 +74,18 @@ def test_a_shipped_experiment_has_a_page(name: str) -> None:
         assert heading in text
 
 
+SHORT = {"alignment": ("n3-nowaits", "n3-waits"), "saturation": ("n6-base", "n6-slots16", "n6-slots24")}
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_every_table_that_an_experiment_prints_is_explained_on_its_page(simulated: Runs, name: str) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "experiments" / f"{name}.md").read_text()
+    printed = analysed(simulated(name, 1, SHORT.get(name, ()))).tables
+    assert printed
+    for table in printed:
+        assert f"`{table.name}`" in page, table.name
+
+
 def test_all_thirteen_experiments_are_there() -> None:
     assert len({load_experiment(find_shipped("experiments", name, what="")).analysis for name in CATALOGUE}) == 13
 

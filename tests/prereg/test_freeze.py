@@ -93,6 +93,11 @@ def test_a_secret_of_the_server_is_not_frozen(place: Workplace) -> None:
     assert not (place.root / "plans" / "frozen").exists()
 
 
+def test_a_signature_without_a_tag_is_refused(place: Workplace) -> None:
+    with pytest.raises(SpecError, match="it is a tag that is signed"):
+        place.freeze(is_signed=True)
+
+
 def test_a_tag_without_a_commit_is_refused(place: Workplace) -> None:
     with pytest.raises(SpecError, match="a tag needs the commit"):
         place.freeze(is_committed=False, tag="early")
