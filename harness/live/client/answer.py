@@ -104,15 +104,26 @@ class Answer:
             pieces = [(*stamps[-1][:2], b"", True)] * len(events)
         datas = [event[6:] for event in events if event.startswith(PLAIN_EVENT)]
         try:
-            documents = iter(scan_json(b"[%b]" % b",".join(datas), cache_strings="keys"))
+            documents = scan_json(b"[%b]" % b",".join(datas), cache_strings="keys")
         except ValueError:
-            datas = []
-            documents = iter(())
+            documents = []
+        # One of them is no document: each on its own then, so that the text of the problem names it.
+        is_plain = len(documents) == len(datas)
+        left = iter(documents)
         for event, (received_ns, kernel, data, is_coalesced) in zip(events, pieces, strict=True):
-            if datas and event.startswith(PLAIN_EVENT):
-                self._take_document(next(documents), (received_ns, kernel, data), is_coalesced)
+            if is_plain and event.startswith(PLAIN_EVENT):
+                self._take_document(next(left), (received_ns, kernel, data), is_coalesced)
             else:
                 self._take_event(event, (received_ns, kernel, data), is_coalesced)
+
+    def take_whole(self, piece: Piece) -> None:
+        """Take a whole answer that came in one receive; ``close`` is not called then."""
+        if self.stream:
+            self.feed(piece)
+            self.close(piece)
+        else:
+            self._take_data(piece[2].strip(), piece, False)
+            self._check_counts()
 
     def close(self, last: Piece) -> None:
         """The body is complete; ``last`` is its last receive."""

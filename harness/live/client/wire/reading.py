@@ -24,6 +24,12 @@ def ids_text(token_ids: Sequence[int]) -> bytes:
     return ",".join(map(str, token_ids)).encode()
 
 
+def hold_to(answer: Answer, ids: bytes) -> None:
+    """A problem of the answer, when it says other ids than those that the loop read and went on with."""
+    if not answer.problem and ids != ids_text(answer.token_ids):
+        answer.problem = "token ids read on the wire differ from those of the parsed answer"
+
+
 class Reading:
     """One answer on its way. ``status`` is 0 until the head is known, ``problem`` empty while it is HTTP."""
 
@@ -39,7 +45,6 @@ class Reading:
         "_pieces",
         "answer",
         "error_body",
-        "ids_text",
         "is_kept_alive",
         "is_over",
         "problem",
@@ -50,8 +55,6 @@ class Reading:
         self.answer = answer
         self.status = 0
         self.problem = ""
-        # The ids as the compiled loop read them, where it did.
-        self.ids_text: bytes | None = None
         self.error_body = b""
         self.is_over = self.is_kept_alive = False
         self._body: list[bytes] = []
@@ -150,8 +153,6 @@ class Reading:
         answer.close(self._last or (first_byte_ns, NO_KERNEL_STAMP, b""))
         if self._parser is not None and not self.is_over and not self.ends_at_close():
             self.problem = self.problem or "not HTTP: the parser sees no end of the answer"
-        if self.ids_text is not None and not answer.problem and self.ids_text != ids_text(answer.token_ids):
-            self.problem = self.problem or "token ids read on the wire differ from those of the parsed answer"
         answer.problem = answer.problem or self.problem
         # Its callbacks refer back to this object, and nothing collects cycles during a run.
         self._parser = None

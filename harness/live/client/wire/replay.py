@@ -33,12 +33,13 @@ from harness.live.client.wire.core import (
     TAKE_AGAIN,
     drive,
 )
-from harness.live.client.wire.heads import KnownHeads
+from harness.live.client.wire.heads import HEAD_END, KnownHeads
 from harness.live.client.wire.pool import ConnectionPool, allow_sockets
-from harness.live.client.wire.reading import Reading
+from harness.live.client.wire.reading import Reading, hold_to
 from harness.live.client.wire.timer import DeadlineTimer
 
 if TYPE_CHECKING:
+    from harness.live.client.answer import Answer
     from harness.live.client.script import Due, Script
     from harness.live.client.wire.connection import Connection
     from harness.live.client.wire.streams import WireStreams
@@ -302,10 +303,16 @@ class WireReplay:
             if status[row]:
                 continue
             start = place % at.RING_BYTES
+            data = bytes(ring[start : start + count])
+            if end and mode == at.COUNTED and row not in readings:
+                answer = self._script.new_answer(row, keeps_id_text=False)
+                answer.take_whole((received_ns, kernel_ns, data[data.find(HEAD_END) + len(HEAD_END) :]))
+                self._read_end(row, answer, entry)
+                continue
             reading = readings.get(row) or self._begin_reading(row)
-            is_time = reading.take(received_ns, kernel_ns, bytes(ring[start : start + count]), mode, num_events)
+            is_time = reading.take(received_ns, kernel_ns, data, mode, num_events)
             if end:
-                self._read_end(row, entry)
+                self._read_end(row, self._whole_answer(row), entry)
             elif is_time:
                 reading.interpret(self._rows.http_status[row])
         self._num_read += last - first
@@ -320,35 +327,34 @@ class WireReplay:
             self._jobs.append(partial(self._script.prefetch_next, row))
         return reading
 
-    def _read_end(self, row: int, entry: list[int]) -> None:
+    def _read_end(self, row: int, answer: Answer, entry: list[int]) -> None:
         """The loop saw the end of the answer in this receive."""
         if entry[at.J_IDS_BYTES]:
-            self._readings[row].ids_text = self._from_ring(entry[at.J_IDS_AT], entry[at.J_IDS_BYTES])
+            hold_to(answer, self._from_ring(entry[at.J_IDS_AT], entry[at.J_IDS_BYTES]))
             self._streams.note_carried(self._rows.session[row])
-        self._judge(row)
-        following = row + 1
-        if (
-            entry[at.J_END] != at.GOES_ON
-            and not self._script.is_last_of_session(row)
-            and self._script.may_send(following)
-        ):
-            self._jobs.append(partial(self._stage, following))
+        self._judge(row, answer)
+        if entry[at.J_END] != at.GOES_ON and not self._script.is_last_of_session(row):
+            following = row + 1
+            if self._script.may_send(following):
+                self._jobs.append(partial(self._stage, following))
 
     def _from_ring(self, place: int, count: int) -> bytes:
         start = place % at.RING_BYTES
         return bytes(self._ring[start : start + count])
 
-    def _judge(self, row: int) -> None:
+    def _whole_answer(self, row: int) -> Answer:
+        return self._readings.pop(row).close(self._rows.first_byte_ns[row], self._rows.http_status[row])
+
+    def _judge(self, row: int, answer: Answer) -> None:
         """Decide on a complete answer and write its row."""
-        reading = self._readings.pop(row)
-        answer = reading.close(self._rows.first_byte_ns[row], self._rows.http_status[row])
         due = self._script.judge(row, answer)
         self._script.book(row, answer)
         if self._rows.status[row] == "ok":
             self._streams.forget_fresh(row)
         else:
             self._give_up_after(row)
-        self._schedule_all(due)
+        if due:
+            self._schedule_all(due)
 
     def _give_up_after(self, row: int) -> None:
         """A session has failed at a row: nothing more of it is sent, and what was sent since is broken off."""
@@ -548,7 +554,7 @@ class WireReplay:
                 return
         due = self._script.complete(row, done_ns)
         if reading is not None:
-            self._judge(row)
+            self._judge(row, self._whole_answer(row))
         if not self._script.is_last_of_session(row):
             following = row + 1
             if due[0].due_ns == self._rows.trigger_ns[following] and can_carry_another:
