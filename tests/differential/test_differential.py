@@ -17,7 +17,7 @@ from harness.twin.artifact import ArtifactSpec, cached_artifact
 from harness.twin.environment import TwinEnvironment, twin_variables
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-SWEEP_STEPS = {"0.11.1": 40_000, "0.11.2": 20_000}
+SWEEP_STEPS = {"0.11.1": 30_000, "0.11.2": 20_000}
 """Steps compared per vllm-rbln version; the long run is 1,000,000."""
 
 
