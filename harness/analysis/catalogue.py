@@ -249,7 +249,11 @@ def _recompilation(evidence: Evidence) -> Found:
 
 
 def _no_treatment(evidence: Evidence) -> Found:
-    tables = (repeats.repeats_table(evidence), repeats.survival_variation_table(evidence))
+    tables = (
+        repeats.repeats_table(evidence),
+        repeats.repeat_sensitivity_table(evidence),
+        repeats.survival_variation_table(evidence),
+    )
     return tables, {}, ("pairs share runs: they are not counted as independent samples",)
 
 

@@ -278,6 +278,12 @@ def decide_no_treatment(rule: NoTreatmentRule, subject: str, a_s: Sequence[float
     for name, one in (("single", singles), ("sum", sums)):
         numbers |= {f"{name}_pairs": one.num_values, f"{name}_median": one.median}
         numbers |= {f"{name}_q95": one.q95, f"{name}_max": one.maximum}
+    covering = (
+        tau0
+        for tau0 in sorted(rule.tau0_grid)
+        if sums.q95 <= agreement_tolerance_s(sum(a_s), sum(b_s), tau0, is_revised=True) + ROUNDING
+    )
+    numbers["least_covering_tau0"] = next(covering, None)
     told = f"q95 of {sums.num_values} pairs of {rule.sum_size}-run sums {sums.q95:.4f}, tau {tau:.4f}"
     label = "COVERED" if is_covered else "NOT COVERED"
     return Decision(rule.name, subject, Outcome.PASS if is_covered else Outcome.FAIL, told, label, numbers)

@@ -58,6 +58,33 @@ def repeats_table(evidence: Evidence, sum_size: int = 3) -> ResultTable:
     return table_of("repeats", "Channel ratio differences between runs of the same input; pairs share runs", rows)
 
 
+def repeat_sensitivity_table(evidence: Evidence, sum_size: int = 3) -> ResultTable:
+    """What other defaults of the tolerance would cover of the same distributions (S1): tau0 from 0.005 to 0.05.
+
+    Where r/B of the runs lies above tau0 it is the tolerance, and tau0 changes nothing.
+    """
+    rows: list[dict[str, Cell]] = []
+    for condition in evidence.runs:
+        a_s, b_s = channels_s(evidence.figures(condition))
+        singles = stats.single_pair_differences(a_s, b_s)
+        sums = stats.disjoint_sum_pair_differences(a_s, b_s, sum_size).tolist()
+        if not singles or not sums:
+            continue
+        for tau0 in TAU0_GRID:
+            tau = decide.agreement_tolerance_s(sum(a_s), sum(b_s), tau0, is_revised=True)
+            rows.append(
+                {
+                    "condition": condition,
+                    "tau0": tau0,
+                    "tau": tau,
+                    "single_pairs_within": sum(value <= tau for value in singles) / len(singles),
+                    "sums_within": sum(value <= tau for value in sums) / len(sums),
+                    "covers_q95_of_sums": stats.spread(sums).q95 <= tau,
+                }
+            )
+    return table_of("tau sensitivity", "Share of pairs within tau = max(tau0, r / B of these runs)", rows)
+
+
 def survival_variation_table(evidence: Evidence) -> ResultTable:
     """How many re-arrivals found their KV in each repeat of the same input."""
     rows: list[dict[str, Cell]] = []

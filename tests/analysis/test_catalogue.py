@@ -280,6 +280,9 @@ def test_repeats_of_one_input_give_45_and_2100_pairs(simulated: Runs) -> None:
     rows = analysed(runs).table("repeats").records()
     assert [row["pairs"] for row in rows] == [45, 2100]
     assert {row["max"] for row in rows} == {0.0}
+    sensitivity = analysed(runs).table("tau sensitivity").records()
+    assert [row["tau0"] for row in sensitivity] == [k / 1000 for k in range(5, 55, 5)]
+    assert all(row["covers_q95_of_sums"] for row in sensitivity)
     decisions = decide_experiment([load_rule("no-treatment")], Evidence(runs), is_confirmatory=True)
     assert [one.label for one in decisions] == ["COVERED"]
 

@@ -100,6 +100,9 @@ def test_no_treatment_compares_the_sums_that_decisions_use() -> None:
     decision = decide.decide_no_treatment(rule, "n6", a, b)
     assert (decision.numbers["single_pairs"], decision.numbers["sum_pairs"]) == (45, 2100)
     assert decision.numbers["sum_max"] < decision.numbers["single_max"]  # type: ignore[operator]
+    # Neither r/B of these runs (0.0185) nor the default of 0.02 covers the sums; 0.03 would.
+    assert decision.numbers["sum_q95"] > 0.02  # type: ignore[operator]
+    assert decision.numbers["least_covering_tau0"] == 0.03
 
 
 @pytest.mark.parametrize("name", shipped_names("rules"))
