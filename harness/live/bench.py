@@ -222,11 +222,12 @@ def bench_dispatch(bench: Bench, client: ClientName) -> None:
 
 def bench_rate(bench: Bench, client: ClientName) -> None:
     """Requests per second and CPU at concurrency 64, non-streaming, without waits, with full records."""
-    num_requests = (40 if bench.is_quick else 300) if client == "epoll" else (20 if bench.is_quick else 80)
+    num_requests = (40 if bench.is_quick else 600) if client == "epoll" else (20 if bench.is_quick else 80)
     plan = plan_of(64, num_requests, prompt_tokens=8, generate_tokens=4, keeps=False)
     result, _ = bench.run(plan, ClientSpec(name=client, stream=False), sees=False)
-    done = result.requests["done_ns"].to_numpy()
-    wall_s = float(done.max() - result.start_ns) / NS_PER_S
+    # The epoll client reads answers behind its loop: its time ends when the last row is written.
+    last_done_ns = int(result.requests["done_ns"].to_numpy().max()) - result.start_ns
+    wall_s = result.audit.get("replay_wall_ns", last_done_ns) / NS_PER_S
     count = result.requests.num_rows
     bench.note(client, Quantity("requests/s, concurrency 64", "1/s", ">= 50,000"), count / wall_s)
     cpu_s = result.audit["cpu_s"] * 10_000 / count

@@ -148,6 +148,8 @@ def _run_epoll(
         "spin_us": spin_us,
         "spun_wall_ns": wire.spun_ns,
         "num_wakeups": wire.num_wakeups,
+        # From the common start until every row had its final status.
+        "replay_wall_ns": wire.ended_ns - start_ns,
         "num_reconnects": wire.num_reconnects,
         "num_spilled_chunks": script.chunks.num_spilled,
         "clock_offset_samples_ns": wire.offsets.some(MAX_OFFSET_SAMPLES),

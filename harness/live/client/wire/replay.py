@@ -94,6 +94,7 @@ class WireReplay:
         self._choose_start = choose_start
         self.offsets = OffsetLog()
         self.num_reconnects = 0
+        self.ended_ns = 0
         self._heads = KnownHeads()
         self._readings: dict[int, Reading] = {}
         self._jobs: deque[Callable[[], object]] = deque()
@@ -220,6 +221,7 @@ class WireReplay:
         self._read_all()
         while jobs:
             jobs.popleft()()
+        self.ended_ns = monotonic_ns()
 
     def _answer(self, event: int) -> None:
         """Deal with an event of a door other than the loop's."""
