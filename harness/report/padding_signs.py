@@ -63,6 +63,22 @@ TABLE_II: Mapping[tuple[int, tuple[int, ...]], float | None] = {
 """Source: the paper, Table II; delta p; None: the text of 3-1 says only that it is below 0."""
 
 
+PUBLISHED_SEEDS: Mapping[int, tuple[int, ...]] = {
+    20260910: (6, 8, 10),
+    20260921: (6, 8, 10),
+    20260932: (6, 8, 10),
+    20260943: (6, 8, 10),
+    20260954: (6, 8, 10),
+    20260965: (6, 8, 10),
+    20261000: (6, 8, 10),
+    20261100: (6,),
+    20261200: (6, 8, 10),
+}
+"""Base seed -> N of the paper's later inputs (search, evaluation, validation, saturation), three blocks each; those of
+Tables I and II are not among them. The same list keeps them from being frozen again: plans/published-seeds.toml."""
+PAPER_SOURCE = {"source": "paper"}
+
+
 @dataclass(frozen=True, slots=True)
 class Variant:
     """One way to define the workload or the rules. workload: keys of a WorkloadSpec beside the number of sessions."""
@@ -79,7 +95,7 @@ SHIPPED = Variant("shipped", "vendor-0.11.1 rules, the paper's costs")
 ALTERNATIVES = (
     Variant("paper rules", "the paper's own KV rules", rules="paper"),
     Variant("paper+dummy", "its rules with the dummy slot (S9)", rules="paper+dummy"),
-    Variant("paper source", "plans drawn in the paper's own order, of the same seed", {"source": "paper"}),
+    Variant("paper source", "plans drawn in the paper's own order, of the same seed", PAPER_SOURCE),
     Variant("start spread", "sessions start 1.5 ms apart (2-12 ms in all, 2-3)", {"start_offset_s": 0.0015}),
     Variant("context costs", "decode cost grows with context", costs="context-1-2-4-8"),
     Variant("three requests", "three requests per session, two waits", {"requests_per_session": 3}),
@@ -170,6 +186,14 @@ def draw(
         counts.append((slots - outcome.histogram @ n, slots, outcome.totals[:, layout.A_DECODE_NS]))
     padded, slots, decode_ns = (np.stack(pair) for pair in zip(*counts, strict=True))
     return Draws(padded, slots, decode_ns).grouped(PLANS_IN_A_SUM)
+
+
+def draw_published(users: int) -> tuple[Draws, ...]:
+    """The sums of three published blocks of ``users`` sessions, one per base seed."""
+    variant = Variant("published", "", PAPER_SOURCE)
+    return tuple(
+        draw(users, PLANS_IN_A_SUM, variant, base_seed=seed) for seed, ns in PUBLISHED_SEEDS.items() if users in ns
+    )
 
 
 class SignRow(NamedTuple):

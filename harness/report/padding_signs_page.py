@@ -24,6 +24,7 @@ from harness.report.padding_signs import (
     SignRow,
     Variant,
     draw,
+    draw_published,
     reversal_share,
     share_by_decode_ratio,
     sign_row,
@@ -58,6 +59,7 @@ def _parts(num_sums: int) -> Iterator[str]:
     yield from _verdict(facts)
     yield from _four(facts)
     yield from _alternatives(max(2, num_sums // ALTERNATIVE_PART))
+    yield from _published()
     yield from _table_ii(num_plans)
 
 
@@ -180,6 +182,22 @@ def _alternatives(num_sums: int) -> Iterator[str]:
         f"""{told} the printed sign at N = 4. KV rules matter from N = 8 on, where slots run out; below, they change
         prefills and hardly who decodes with whom."""
     )
+    yield ""
+
+
+def _published() -> Iterator[str]:
+    yield _said(
+        """The plans of the paper whose seeds are published (search, evaluation, validation, saturation; N = 6, 8, 10)
+        scatter in the same way. They are other plans than those of Table I:"""
+    )
+    yield "\n| N | sums of three | delta p of each | with the sign of Table I | decode ratios |\n|---|---|---|---|---|"
+    for users in (6, 8, 10):
+        found = draw_published(users)
+        delta_p = [one.delta_p for one in found]
+        same = sum(np.sign(value) == np.sign(TABLE_I[users].delta_p) for value in delta_p)
+        ratios = [one.decode_ratio for one in found]
+        each = " ".join(f"{value:+.3f}" for value in delta_p)
+        yield f"| {users} | {len(found)} | {each} | {same} | {min(ratios):.2f} - {max(ratios):.2f} |"
     yield ""
 
 

@@ -16,17 +16,19 @@ from harness.report.padding_signs import (
     ALTERNATIVES,
     BASE_SEED,
     GRID,
+    PUBLISHED_SEEDS,
     TABLE_I,
     WIDER_GRID,
     Draws,
     draw,
+    draw_published,
     reversal_share,
     share_by_decode_ratio,
     sign_row,
 )
 from harness.runner import run_experiment
-from harness.shipped import find_shipped
-from harness.spec import load_experiment
+from harness.shipped import find_shipped, shipped_folder
+from harness.spec import load_experiment, load_toml
 
 NUM_PLANS = 600
 
@@ -92,6 +94,14 @@ def test_the_first_plans_are_those_of_the_shipped_experiment(tmp_path: Path) -> 
         place = 0 if run.condition == "n5-waits" else 1
         assert (int((b - n).sum()), int(b.sum())) == (single.padded[place, 0], single.slots[place, 0])
         assert experiment_of(run).workload_of(kept[0]).num_sessions == 5
+
+
+def test_the_published_seeds_are_those_that_no_confirmatory_plan_may_have() -> None:
+    folder = shipped_folder("experiments")
+    assert folder is not None
+    listed = load_toml(folder.parent / "published-seeds.toml")
+    assert set(PUBLISHED_SEEDS) == {seed for seeds in listed.values() for seed in seeds}
+    assert [len(draw_published(users)) for users in (6, 8, 10)] == [9, 8, 8]
 
 
 def test_sums_are_ratios_of_sums() -> None:
