@@ -1,0 +1,65 @@
+"""Holds what was observed of a run to the stand-in device's own trace and to the server's log, step for step."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.analysis.observer import load_observer
+from harness.records import SealedRun
+
+BUCKET = re.compile(r"\[BUCKET\] request_nums=(\d+) padded_batch_size=(\d+)")
+EVICTION = re.compile(r"\[PFX\] \[EVICTION\] OB=(\d+)")
+
+
+@dataclass(frozen=True)
+class Compared:
+    """How much was compared. observer_us: what observing took, microseconds a step (median, mean)."""
+
+    decodes: int
+    prefills: int
+    chunks: int
+    evictions: int
+    observer_us: tuple[float, float]
+
+    def __str__(self) -> str:
+        median, mean = self.observer_us
+        return (
+            f"{self.decodes} decode steps, {self.prefills} prefills of {self.chunks} chunks, {self.evictions} evictions"
+            f"; observer {median:.1f} us a step (median), {mean:.1f} us (mean)"
+        )
+
+
+def bucket_lines(run: SealedRun) -> list[tuple[int, int]]:
+    """(n, b) of every line that the patch logged."""
+    return [(int(n), int(b)) for n, b in BUCKET.findall(run.file("server.log").read_text(encoding="utf-8"))]
+
+
+def check_observed(run: SealedRun, trace_path: Path) -> Compared:
+    """Every record of the observer is what the device and the log say."""
+    trace = [json.loads(line) for line in trace_path.read_text(encoding="utf-8").splitlines()]
+    records = load_observer(run.file("observer.jsonl"))
+    steps = records.steps.to_pylist()
+    decodes = [row for row in steps if row["kind"] == "decode"]
+    calls = [call for call in trace if call["kind"] == "decode"]
+    assert [(row["n"], row["b"]) for row in decodes] == [(call["n"], call["b"]) for call in calls]
+    assert [(row["n"], row["b"]) for row in decodes] == bucket_lines(run)
+    for row, call in zip(decodes, calls, strict=True):
+        assert row["device_start_ns"] <= call["start_ns"] <= call["end_ns"] <= row["device_end_ns"]
+        assert call["padding_slot"] in (-1, row["dummy_slot"])
+    prefills = [row for row in steps if row["kind"] == "prefill"]
+    chunks = [call for call in trace if call["kind"] == "prefill"]
+    assert sum(row["device_calls"] for row in prefills) == len(chunks)
+    at = 0
+    for row in prefills:
+        own = chunks[at : at + row["device_calls"]]
+        at += row["device_calls"]
+        assert sum(call["num_tokens"] for call in own) == row["computed_tokens"]
+        assert own[0]["cached_tokens"] == row["cached_tokens"]
+        assert row["device_start_ns"] <= own[0]["start_ns"] <= own[-1]["end_ns"] <= row["device_end_ns"]
+    logged = EVICTION.findall(run.file("server.log").read_text(encoding="utf-8"))
+    assert [str(one["slot"]) for row in steps for one in row["evictions"]] == logged
+    cost = records.cost_us
+    return Compared(len(decodes), len(prefills), len(chunks), len(logged), (cost["p50"], cost["mean"]))
