@@ -13,6 +13,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import select
 import shutil
 import signal
 import socket
@@ -118,9 +119,17 @@ def serve(job: dict[str, Any], folder: Path) -> int:
     # What the server itself left behind, its engine core say.
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
-    if said == [CUT_OFF] and folder.name.startswith(PREFIX):
+    # Who said "stop" may have been killed since, while the server took its time.
+    if (said == [CUT_OFF] or _is_hung_up()) and folder.name.startswith(PREFIX):
         shutil.rmtree(folder, ignore_errors=True)
     return status if status >= 0 else 128 - status
+
+
+def _is_hung_up() -> bool:
+    """Whether nobody reads our standard output any more."""
+    poller = select.poll()
+    poller.register(1, 0)
+    return any(events & (select.POLLERR | select.POLLHUP) for _, events in poller.poll(0))
 
 
 def _stop_at_end_of_input(child: subprocess.Popen[bytes], grace_s: float, said: list[bytes]) -> None:
