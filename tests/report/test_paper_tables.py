@@ -18,7 +18,7 @@ from harness.records import RunStore
 from harness.report.paper_tables import PaperTable, Source, paper_tables
 from harness.report.paper_tables_format import latex_text, render, to_csv, to_latex, to_markdown
 from harness.runner import run_experiment
-from harness.shipped import shipped_folder
+from harness.shipped import find_shipped, shipped_folder
 from harness.spec import load_experiment
 
 PAPER_ORDER = (
@@ -140,6 +140,15 @@ def test_dummy_requests_are_not_derived_where_the_rule_does_not_apply(runs_root:
         server = {**run.manifest.requested["server"], **changed}
         other = run.manifest.model_copy(update={"requested": {**run.manifest.requested, "server": server}})
         assert dummy_requests(replace(run, manifest=other)) is None
+
+
+def test_table_s3_keeps_the_papers_order_and_s2_says_whose_times_it_shows(tmp_path: Path) -> None:
+    spec = load_experiment(find_shipped("experiments", "recompilation", what="experiment"))
+    kept = tuple(one for one in spec.condition if one.name.endswith("-b1"))
+    run_experiment(spec.model_copy(update={"backend": "sim", "replicates": 2, "condition": kept}), runs_root=tmp_path)
+    pairs = [row[0] for row in one_table(tmp_path, "S3").rows]
+    assert pairs == ["A1 vs. A3 (recompilation)", "A1 vs. A2 (grid change)", "A2 vs. A3"]
+    assert any(note.startswith("Whole step periods") for note in one_table(tmp_path, "S2").notes)
 
 
 def test_table_s7_ends_with_the_papers_other_and_total_rows(runs_root: Path) -> None:
