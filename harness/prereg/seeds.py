@@ -1,7 +1,7 @@
 """Which base seeds were ever used: read from the repository's own files and history, never from a list kept beside.
 
 A seed counts as used when any plan, experiment, search, calibration or frozen file below plans/ names it, now or in any
-commit, or when a sealed run had it. Nothing here draws. Next: ``ticket`` refuses a confirmatory plan with a used seed.
+commit, or when a sealed run or a search had it. Nothing here draws. Next: ``ticket`` refuses a confirmatory plan with a used seed.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ NOT_INPUTS = ("rules", "criteria", "interval")
 PLANS = "plans"
 HISTORY = (f"{PLANS}/*.toml", f"{PLANS}/*.json")
 RULE_FILES = f"{PLANS}/rules/"
+# What `harness search` keeps of its space beside the ledger.
+SEARCH_FILE = "search.json"
 
 
 class SeedUse(NamedTuple):
@@ -113,16 +115,21 @@ def _in_history(repository: Repository, hidden: set[str]) -> Iterator[SeedUse]:
 
 
 def _in_runs(runs_root: Path) -> Iterator[SeedUse]:
-    """Exploratory sealed runs anywhere below a folder: records may lie in folders of their own."""
-    for path in sorted(runs_root.rglob(MANIFEST_NAME)) if runs_root.is_dir() else ():
-        manifest = _manifest(path)
+    """Exploratory sealed runs, calibrations among them, and searches below a folder, however deep they lie."""
+    if not runs_root.is_dir():
+        return
+    for path in sorted(runs_root.rglob(SEARCH_FILE)):
+        for seed in seeds_in(_object(path)):
+            yield SeedUse(seed, f"search {path.parent.relative_to(runs_root).as_posix()}")
+    for path in sorted(runs_root.rglob(MANIFEST_NAME)):
+        manifest = _object(path)
         seed = manifest.get("requested", {}).get("experiment", {}).get("base_seed")
         if isinstance(seed, int) and manifest.get("preregistration") is None:
             yield SeedUse(seed, f"exploratory run {path.parent.relative_to(runs_root).as_posix()}")
 
 
-def _manifest(path: Path) -> Mapping[str, Any]:
-    """What a manifest says; nothing where it cannot be read: deciding by its run will say so."""
+def _object(path: Path) -> Mapping[str, Any]:
+    """What a manifest or a search says; nothing where it cannot be read: whoever uses it will say so."""
     try:
         content: Any = json.loads(path.read_bytes())
     except (ValueError, OSError):

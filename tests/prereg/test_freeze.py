@@ -159,6 +159,13 @@ def test_a_seed_that_any_file_of_the_repository_used_is_refused(place: Workplace
         place.freeze()
 
 
+def test_a_seed_of_a_search_below_runs_is_refused(place: Workplace) -> None:
+    space = {"space": {"inputs": {"search_seeds": [1, 424242]}}}
+    place.write("runs/search-mine/search.json", json.dumps(space))
+    with pytest.raises(SpecError, match="base seed 424242 was used before, by search search-mine"):
+        place.freeze()
+
+
 def test_a_seed_of_a_file_that_was_deleted_since_is_refused(place: Workplace) -> None:
     gone = place.write("plans/experiments/earlier.toml", "base_seed = 424242\n")
     place.commit_all()
