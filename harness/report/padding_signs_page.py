@@ -73,8 +73,8 @@ def _head(num_sums: int, num_plans: int) -> str:
     made = f"""Written by `harness signs -o docs/table-signs.md`; do not edit. **Simulated, nothing is measured.**
         {num_plans:,} plans per N of the shipped experiment `alignment` (base seed {BASE_SEED}), each with its waits and
         without; buckets {{1,2,4,8}}, limit and slots 8, rules vendor-0.11.1, cost model `paper`. As in the paper, one
-        figure is a sum of three plans: numerators and denominators are summed, then divided. That makes {num_sums:,}
-        figures per N, of which no two share a plan."""
+        figure is a sum of three plans (its rows of N = 3 and 7: of six): numerators and denominators are summed, then
+        divided. That makes {num_sums:,} figures per N, of which no two share a plan."""
     words = """`delta p = p_C - p_A`: above 0, waits lower the padding. *Share*: of the figures with the printed sign.
         *At*: share of the figures at or below the printed value; near 0 or 1, three plans hardly give that value.
         Interval: 95 % percentile bootstrap of the pooled delta p over plans, 2,000 resamples, seed 20261121."""
