@@ -7,7 +7,7 @@ refused. Next: ``harness decide`` prints what this returns.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from harness.analysis.decide import Decision, Outcome
 from harness.analysis.rules import DecisionRule, load_rule
@@ -48,7 +48,8 @@ def judge(runs: Sequence[SealedRun], rules: Sequence[str] = ()) -> Judgement:
     """Apply decision rules to the sealed valid runs of one experiment.
 
     rules: names or files; default the frozen ones, or those that an exploratory experiment names. Raises SpecError
-    without runs or rules and for a rule that was not frozen; RecordsError for mixed, changed or damaged runs.
+    without runs or rules and for a rule that was not frozen; RecordsError for mixed, changed or damaged runs. Before
+    every frozen run is sealed, all is WITHHELD.
     """
     if not runs:
         raise SpecError("no sealed runs to judge", where="decide", hint="Run the experiment first")
@@ -56,7 +57,22 @@ def judge(runs: Sequence[SealedRun], rules: Sequence[str] = ()) -> Judgement:
     chosen = _chosen_rules(runs, frozen, rules)
     evidence = Evidence(runs, predict_runs(runs) if frozen is None else frozen.predictions)
     decisions = decide_experiment(chosen, evidence, is_confirmatory=frozen is not None)
+    if frozen is not None:
+        decisions = _until_whole(decisions, len(runs), len(frozen.plans))
     return Judgement(runs[0].experiment, tuple(decisions), frozen is not None)
+
+
+def _until_whole(decisions: Sequence[Decision], num_sealed: int, num_planned: int) -> list[Decision]:
+    """Nothing passes or fails before every frozen run is sealed: who could stop at will would stop at a good moment."""
+    if num_sealed >= num_planned:
+        return list(decisions)
+    missing = f"{num_sealed} of {num_planned} frozen runs are sealed"
+    return [
+        replace(one, outcome=Outcome.WITHHELD, reason=f"{missing}; so far {one.outcome.value}: {one.reason}")
+        if one.outcome in (Outcome.PASS, Outcome.FAIL)
+        else one
+        for one in decisions
+    ]
 
 
 def _chosen_rules(

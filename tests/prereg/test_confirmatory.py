@@ -246,6 +246,8 @@ def test_an_interrupted_confirmatory_experiment_is_resumed_under_its_ticket(plac
     stopped = run_experiment(experiment, runs_root=place.runs, ticket=ticket, stop=stop, on_progress=on_progress)
     assert stopped.was_interrupted
     assert len(stopped.runs) == 1
+    [early] = judge(stopped.runs).decisions
+    assert early.outcome is Outcome.WITHHELD
     preregistration, ticket = ticket_for(frozen.path, runs_root=place.runs)
     done = run_experiment(experiment, runs_root=place.runs, ticket=ticket, resume=True)
     assert len(done.runs) == 6
@@ -334,6 +336,18 @@ def test_a_notebook_judges_as_the_command_line_does(place: Workplace) -> None:
         judge(runs, ["direction"])
     with pytest.raises(SpecError, match="no sealed runs"):
         judge([])
+
+
+def test_nothing_is_decided_before_every_frozen_run_is_sealed(place: Workplace) -> None:
+    place.rule_file.write_text(RULE.format(max_error=0.03).replace("min_replicates = 3", "min_replicates = 2"))
+    place.commit_all()
+    runs = place.run_confirmatory(place.freeze().path)
+    assert [one.outcome for one in judge(runs).decisions] == [Outcome.PASS]
+    # Two whole replicates satisfy the rule, but three were frozen.
+    two = [run for run in runs if run.replicate < 2]
+    [decision] = judge(two).decisions
+    assert decision.outcome is Outcome.WITHHELD
+    assert decision.reason.startswith("4 of 6 frozen runs are sealed; so far PASS: ")
 
 
 def test_exploratory_runs_are_not_subject_to_a_decision(place: Workplace) -> None:
