@@ -12,11 +12,12 @@ from functools import cached_property
 from pathlib import Path
 
 from harness.analysis.catalogue import analyse
+from harness.analysis.decide import Decision
 from harness.analysis.rules import load_rule
 from harness.analysis.tabular import AnalysisResult, Cell
 from harness.analysis.verdicts import Evidence
 from harness.errors import SpecError
-from harness.prereg import check_sealed_runs, predict_runs
+from harness.prereg import check_sealed_runs, judge, predict_runs
 from harness.records import RunStore, SealedRun
 
 NPU_BACKENDS = ("rbln", "attached")
@@ -60,12 +61,16 @@ class Source:
     _analyses: dict[str, AnalysisResult] = field(default_factory=dict[str, AnalysisResult], repr=False)
 
     @cached_property
-    def _by_experiment(self) -> Mapping[str, list[SealedRun]]:
+    def _sealed(self) -> Mapping[str, list[SealedRun]]:
         found: dict[str, list[SealedRun]] = {}
         for run in RunStore(self.runs_root).sealed():
-            if run.is_valid:
-                found.setdefault(run.experiment, []).append(run)
+            found.setdefault(run.experiment, []).append(run)
         return found
+
+    @cached_property
+    def _by_experiment(self) -> Mapping[str, list[SealedRun]]:
+        valid = {name: [run for run in runs if run.is_valid] for name, runs in self._sealed.items()}
+        return {name: runs for name, runs in valid.items() if runs}
 
     def runs(self, experiment: str) -> list[SealedRun]:
         """Valid runs; NotRunError when there is none."""
@@ -87,6 +92,11 @@ class Source:
 
     def is_confirmatory(self, experiment: str) -> bool:
         return all(run.manifest.label == "confirmatory" for run in self.runs(experiment))
+
+    def decisions(self, experiment: str, rule: str) -> list[Decision]:
+        """What `harness decide` says by one rule: the frozen one where the runs are confirmatory."""
+        names = () if self.is_confirmatory(experiment) else (rule,)
+        return [one for one in judge(self._sealed[experiment], names).decisions if one.rule == rule]
 
     def rows(self, experiment: str, table: str) -> list[dict[str, Cell]]:
         """Rows of one table of the experiment's own analysis; none when it had nothing to show."""

@@ -12,9 +12,7 @@ from typing import Any
 
 from harness.analysis.decide import Decision, Outcome
 from harness.analysis.paper_sums import loaded_memory_gib
-from harness.analysis.rules import load_rule
 from harness.analysis.runfacts import server_of
-from harness.analysis.verdicts import decide_experiment
 from harness.live.compile import list_artifacts
 from harness.report.paper_tables import (
     NONE,
@@ -169,12 +167,10 @@ def measurement(source: Source, experiment: str = "configuration") -> str:
 
 def predictions(source: Source) -> Rows:
     rows = {row["condition"]: row for row in source.rows("configuration", "predictions")}
-    rules = [load_rule(name) for name in cost_rules(source, "configuration")]
     decisions = {
         one.subject: one
-        for one in decide_experiment(
-            rules, source.evidence("configuration"), is_confirmatory=source.is_confirmatory("configuration")
-        )
+        for rule in cost_rules(source, "configuration")
+        for one in source.decisions("configuration", rule)
     }
     return [
         (
