@@ -44,9 +44,9 @@ def running_sshd(folder: Path, variables: Mapping[str, str]) -> Iterator[Path]:
         f"  IdentityFile {folder}/user_key\n  IdentitiesOnly yes\n  UserKnownHostsFile {folder}/known_hosts\n"
         "  StrictHostKeyChecking yes\n"
     )
-    makes_run_folder = os.geteuid() == 0 and not RUN_FOLDER.exists()
-    if makes_run_folder:
-        RUN_FOLDER.mkdir(mode=0o755)
+    if os.geteuid() == 0:
+        # Left there: the sshd of a test that runs beside this one needs it for every login.
+        RUN_FOLDER.mkdir(mode=0o755, exist_ok=True)
     with subprocess.Popen([SERVER, "-D", "-f", str(folder / "sshd_config"), "-E", str(folder / "sshd.log")]) as server:
         try:
             _wait_for(port)
@@ -54,8 +54,6 @@ def running_sshd(folder: Path, variables: Mapping[str, str]) -> Iterator[Path]:
         finally:
             server.terminate()
             server.wait()
-            if makes_run_folder:
-                RUN_FOLDER.rmdir()
 
 
 def write_command(path: Path, line: str) -> None:
