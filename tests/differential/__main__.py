@@ -7,7 +7,9 @@ difference. Next: ``make differential`` and the short sweep of the tests.
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import os
+import signal
 import sys
 from concurrent.futures import Executor, ProcessPoolExecutor
 from functools import partial
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from tests.differential.compare import Outcome
 
 DIFFERENCE_STATUS = 1
+INTERRUPTED_STATUS = 130
 BATCH_SEEDS = 64
 
 
@@ -61,7 +64,7 @@ def main() -> int:
     ledger = Ledger(options.ledger, [options.rules, options.steps, code_hash()])
     total, clock = Tally(), MonotonicClock()
     began_ns, recalled = clock.now_ns(), 0
-    with ProcessPoolExecutor(options.workers) as pool:
+    with ProcessPoolExecutor(options.workers, initializer=ignore_interrupts) as pool:
         for batch in range(first, last, BATCH_SEEDS):
             seeds = range(batch, min(batch + BATCH_SEEDS, last))
             tally = ledger.recall(seeds)
@@ -79,6 +82,11 @@ def main() -> int:
     for seed in total.different[: options.shrink]:
         report_difference(seed, options.steps, options.artifact, options.rules)
     return DIFFERENCE_STATUS if total.different else 0
+
+
+def ignore_interrupts() -> None:
+    """In a worker: Ctrl-C reaches every process, and only the main one is to act on it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _options() -> argparse.Namespace:
@@ -99,7 +107,13 @@ def play_batch(pool: Executor, seeds: range, options: argparse.Namespace) -> Tal
     """The histories of some seeds, on all workers."""
     tally = Tally()
     for job in [pool.submit(outcome_of, seed, options.steps, options.artifact, options.rules) for seed in seeds]:
-        seed, kind, outcome = job.result()
+        try:
+            seed, kind, outcome = job.result()
+        except KeyboardInterrupt:
+            # Finished batches are in the ledger; waiting for this one would take minutes.
+            for worker in multiprocessing.active_children():
+                worker.terminate()
+            raise
         tally.count(seed, kind, outcome)
         if outcome.differences:
             print(f"seed {seed}: {outcome.differences[0]}", file=sys.stderr, flush=True)
@@ -117,4 +131,7 @@ def progress_line(total: Tally, recalled: int, took_s: float, until_steps: int) 
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED_STATUS)

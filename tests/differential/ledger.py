@@ -18,7 +18,12 @@ if TYPE_CHECKING:
     from tests.differential.compare import Outcome
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-COMPARED_CODE = ("harness/engine", "harness/emulator/logs.py", "harness/plan/blocks.py", "tests/differential")
+COMPARED_CODE = (
+    "harness/engine",
+    "harness/emulator/logs.py",
+    "harness/plan/blocks.py",
+    *(f"tests/differential/{name}.py" for name in ("compare", "engine_side", "histories", "seen", "vendor_side")),
+)
 """What decides how a history is drawn and how the engine plays it."""
 
 

@@ -45,7 +45,10 @@ def main(num_steps: str = "1000000") -> int:
         print(f"vllm-rbln {version}, rules vendor-{version} (what is done is kept in {ledger}):", flush=True)
         # optimum-rbln 0.11.2 says that the stand-in runtime is of 0.11.1.
         command = [str(twin.python), "-W", "ignore::ImportWarning", "-m", "tests.differential", *arguments]
-        worst = max(worst, subprocess.run(command, cwd=CHECKOUT, env=variables, check=False).returncode)
+        try:
+            worst = max(worst, subprocess.run(command, cwd=CHECKOUT, env=variables, check=False).returncode)
+        except KeyboardInterrupt:
+            sys.exit("differential: interrupted; the same command continues")
         print(f"took {(clock.now_ns() - began_ns) / NS_PER_S / 60:.1f} min", flush=True)
     return worst
 
