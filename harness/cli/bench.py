@@ -21,6 +21,14 @@ def bench(
         list[str] | None, typer.Argument(help="`client`, `emulator`, `parser`, `plan`, `simulator`. Default: all.")
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Shorter client scenarios.")] = False,
+    peers: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--peer",
+            metavar="NAME=COMMAND",
+            help="Another load generator beside the client: a command with {url} or {port}, and {num_requests}.",
+        ),
+    ] = None,
 ) -> None:
     """Measure the client, the emulator, the log parser, plan building and the simulator on this machine.
 
@@ -34,12 +42,15 @@ def bench(
     unknown = sorted(set(wanted) - {*SECTIONS, "client"})
     if unknown:
         raise SpecError(f"unknown section {unknown[0]!r}", where="bench", hint=f"Use one of {[*SECTIONS, 'client']}")
+    if peers and "client" not in wanted:
+        raise SpecError("peers stand beside the client only", where="--peer", hint="harness bench client --peer ...")
     console = Console()
     for name in wanted:
         if name == "client":
             from harness.live import bench as client_bench
 
-            client_bench.main(["--quick"] if quick else [])
+            beside = [word for peer in peers or [] for word in ("--peer", peer)]
+            client_bench.main([*(["--quick"] if quick else []), *beside])
             continue
         for figure in SECTIONS[name]():
             mark = f"  (mark: {figure.mark})" if figure.mark else ""

@@ -18,10 +18,10 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from rich.console import Console
@@ -31,10 +31,12 @@ from harness.clock import NS_PER_MS, NS_PER_S, NS_PER_US, clock_for, monotonic_n
 from harness.live.audit import FloatArray, compare_with_server
 from harness.live.client.run import ReplayResult, replay
 from harness.live.nullserver import NullServer, NullServerConfig
+from harness.live.peers import Peer, example, parse_peer, peer_spread_ms
 from harness.plan import Plan, RequestPlan, SessionPlan
 from harness.spec import ClientName, ClientSpec
 
-Column = Literal["epoll", "aiohttp", "bare", "C"]
+# A replay client, "bare", "C", or a peer's own name.
+Column = str
 
 CLIENTS: tuple[ClientName, ...] = ("epoll", "aiohttp")
 FLOOR_TIMEOUT_S = 60.0
@@ -285,6 +287,13 @@ def bench_processes(bench: Bench, client: ClientName) -> None:
 SCENARIOS = (bench_dispatch, bench_rearrival, bench_start, bench_processes, bench_zero_wait, bench_chunks, bench_rate)
 
 
+def bench_peers(bench: Bench, peers: Sequence[Peer]) -> None:
+    """The common start of 64 requests by other load generators."""
+    for peer in peers:
+        spread_ms = peer_spread_ms(peer, bench.server_command)
+        bench.note(peer.name, Quantity("start spread at the server, N=64", "ms", "<= 1.2"), spread_ms)
+
+
 @contextlib.contextmanager
 def c_programs() -> Generator[dict[str, list[str]]]:
     """Commands of the C null server and the C client, built for the life of the block; empty without a compiler."""
@@ -300,9 +309,13 @@ def c_programs() -> Generator[dict[str, list[str]]]:
 
 
 def run_bench(
-    *, is_quick: bool = False, clients: tuple[ClientName, ...] = CLIENTS, on_step: Callable[[str], None] | None = None
+    *,
+    is_quick: bool = False,
+    clients: tuple[ClientName, ...] = CLIENTS,
+    peers: Sequence[Peer] = (),
+    on_step: Callable[[str], None] | None = None,
 ) -> Bench:
-    """All scenarios, the clients taking turns within every repetition."""
+    """All scenarios, the clients and peers taking turns within every repetition."""
     with c_programs() as commands:
         bench = Bench(commands.get("nullserver"), commands.get("floorclient"), is_quick)
         for repetition in range(bench.repetitions):
@@ -311,14 +324,17 @@ def run_bench(
                     if on_step is not None:
                         on_step(f"{repetition + 1}/{bench.repetitions} {scenario.__name__} {client}")
                     scenario(bench, client)
+            if peers and on_step is not None:
+                on_step(f"{repetition + 1}/{bench.repetitions} {', '.join(peer.name for peer in peers)}")
+            bench_peers(bench, peers)
         return bench
 
 
 def columns_of(bench: Bench, clients: tuple[ClientName, ...]) -> tuple[Column, ...]:
     """The clients, then what was measured beside them."""
-    beside: tuple[Column, ...] = ("bare", "C")
-    seen = {column for by_client in bench.figures.values() for column in by_client}
-    return (*clients, *(column for column in beside if column in seen))
+    seen = dict.fromkeys(column for by_client in bench.figures.values() for column in by_client)
+    beside = [column for column in ("bare", "C") if column in seen]
+    return (*clients, *beside, *(column for column in seen if column not in (*clients, *beside)))
 
 
 def title_of(bench: Bench) -> str:
@@ -374,10 +390,14 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--quick", action="store_true", help="shorter scenarios, as many repetitions")
     parser.add_argument("--client", choices=CLIENTS, action="append", help="only this one; default: both")
     parser.add_argument("--markdown", action="store_true", help="the table as Markdown, for a document")
+    parser.add_argument("--peer", action="append", default=[], help=f"NAME=COMMAND of another client. {example()}")
     options = parser.parse_args(arguments)
+    peers = [parse_peer(text) for text in options.peer]
     clients: tuple[ClientName, ...] = tuple(options.client or CLIENTS)
     note = Console(stderr=True)
-    bench = run_bench(is_quick=options.quick, clients=clients, on_step=lambda step: note.print(f"[dim]{step}[/dim]"))
+    bench = run_bench(
+        is_quick=options.quick, clients=clients, peers=peers, on_step=lambda step: note.print(f"[dim]{step}[/dim]")
+    )
     if options.markdown:
         print(to_markdown(bench, clients))
         return

@@ -410,8 +410,15 @@ class NullServer:
         kernel_ns, received_ns: arrival of the request's head, by the kernel and by the server. chunk_ns: just before
         the send of each event that holds tokens.
         """
+        return {stamp["request_id"]: stamp for stamp in self._stamps()}
+
+    def arrivals_ns(self) -> list[int]:
+        """When each request's head arrived, by the kernel where it says so; CLOCK_MONOTONIC ns, in order of arrival."""
+        return [stamp["kernel_ns"] or stamp["received_ns"] for stamp in self._stamps()]
+
+    def _stamps(self) -> list[dict[str, Any]]:
         answer = httpx.get(f"http://{self.host}:{self.port}/stamps", trust_env=False)
-        return {stamp["request_id"]: stamp for stamp in answer.json()["requests"]}
+        return answer.json()["requests"]
 
 
 def main(arguments: list[str]) -> None:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Iterator
 from io import StringIO
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from harness.clock import NS_PER_MS
+from harness.errors import SpecError
 from harness.live.bench import (
     Bench,
     Quantity,
     bare_loop,
+    bench_peers,
     bench_rearrival,
     c_programs,
+    columns_of,
     floor_rearrival,
     plan_of,
     rearrival_plan,
@@ -22,6 +28,7 @@ from harness.live.bench import (
     to_table,
 )
 from harness.live.client.run import ReplayResult
+from harness.live.peers import Peer, parse_peer
 from harness.spec import ClientSpec
 
 
@@ -84,3 +91,48 @@ def test_the_table_shows_median_range_and_goal() -> None:
     assert "3 [1.5 .. 20,000]" in text.getvalue()
     assert "<= 20" in text.getvalue()
     assert "| lag | us | <= 20 | 3 [1.5 .. 20,000] | - |" in to_markdown(bench, ("epoll", "aiohttp"))
+
+
+BURST = """
+import sys, threading, urllib.request
+def send(place):
+    body = b'{"model":"null","prompt":"a b c","max_tokens":2,"stream":false}'
+    urllib.request.urlopen(urllib.request.Request(sys.argv[1] + "/v1/completions", body)).read()
+threads = [threading.Thread(target=send, args=(place,)) for place in range(int(sys.argv[2]))]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+"""
+
+
+class TestPeers:
+    @pytest.mark.live
+    def test_a_peer_has_a_column_with_the_spread_of_its_burst(self, tmp_path: Path) -> None:
+        script = tmp_path / "burst.py"
+        script.write_text(BURST)
+        peer = parse_peer(f"threads={sys.executable} {script} {{url}} {{num_requests}}")
+        bench = Bench(None)
+        bench_peers(bench, [peer])
+        assert columns_of(bench, ("epoll",)) == ("epoll", "threads")
+        ((by_client),) = bench.figures.values()
+        assert by_client["threads"][0] > 0
+
+    @pytest.mark.parametrize(
+        ("text", "says"),
+        [
+            ("guidellm", "is not NAME=COMMAND"),
+            ("x=true", "neither {url} nor {port}"),
+            ("x=curl {url} {model}", "unknown field"),
+        ],
+    )
+    def test_a_peer_that_cannot_be_meant_is_refused(self, text: str, says: str) -> None:
+        with pytest.raises(SpecError, match=re.escape(says)):
+            parse_peer(text)
+
+    @pytest.mark.live
+    @pytest.mark.parametrize(
+        ("command", "says"),
+        [("/nowhere/at/all {url}", "cannot be run"), ("false {url}", "exit code 1 after 0 of 64 requests")],
+    )
+    def test_a_peer_that_fails_says_how(self, command: str, says: str) -> None:
+        with pytest.raises(SpecError, match=re.escape(says)):
+            bench_peers(Bench(None), [Peer("broken", command)])
