@@ -51,8 +51,9 @@ FRESH_LEAD_NS = 250 * NS_PER_MS
 # With more than this to interpret, a turn for it is taken even when there is no slack.
 MAX_BACKLOG = at.JOURNAL_ENTRIES // 4
 # What a turn of the interpreter may cost: none begins when a send is due sooner.
-TURN_NS = 60 * NS_PER_US
-# The interpreter has a turn when so much waits for it that the switch is worth while, or when nothing comes for a bit.
+TURN_NS = 150 * NS_PER_US
+# The interpreter has a turn when so much waits for it that the switch is worth while, or when nothing comes for a bit:
+# soon when it has something to prepare, else not so soon, since a near timeout makes each wait dearer.
 WORTH_A_TURN = 16
 QUIET_MS = 2
 # While nothing that comes in can make a send due, it is taken in company: the kernel stamps each arrival, and one
@@ -569,7 +570,8 @@ def run_loop(reg: IntArray) -> int:
         elif backlog:
             # Arrivals first: the end of an answer often follows its last token by microseconds.
             arm_timer(reg, next_ns - reg[at.R_SPIN_NS] if next_ns else 0)
-            count = wait_for_events(reg, 0 if backlog >= WORTH_A_TURN else QUIET_MS)
+            patience_ms = QUIET_MS if reg[at.R_NUM_JOBS] else HEARTBEAT_MS
+            count = wait_for_events(reg, 0 if backlog >= WORTH_A_TURN else patience_ms)
             if (count == 0 and left_ns > reg[at.R_SPIN_NS] + TURN_NS) or backlog > MAX_BACKLOG:
                 event = handle_events(reg, count)
                 return at.E_SLACK if event == at.GO_ON else event

@@ -51,10 +51,11 @@ TURN_NS = 30 * NS_PER_US
 # With more journal entries than this, answers come faster than they can be read; fewer and longer turns are cheaper.
 LONG_BACKLOG = 1_024
 LONG_TURN_NS = 300 * NS_PER_US
+LONG_BLOCK_ENTRIES = 32
 # No long turn ends nearer to a send than this.
 LEAD_NS = 500 * NS_PER_US
 # Journal entries that are looked at in one go.
-BLOCK_ENTRIES = 8
+BLOCK_ENTRIES = 4
 # With the journal full, this many entries are read before the loop goes on.
 MAKE_ROOM_ENTRIES = 1_000
 GIVEN_UP = "given up: the answer before it was not as planned"
@@ -241,11 +242,14 @@ class WireReplay:
         """
         until_ns = monotonic_ns() + TURN_NS
         backlog = int(self._reg[at.R_JOURNAL_WRITTEN]) - self._num_read
-        if backlog > LONG_BACKLOG and self._reg[at.R_HEAP_LEN]:
-            until_ns = max(until_ns, min(until_ns + LONG_TURN_NS, int(self._tables.heap[0, at.H_AT_NS]) - LEAD_NS))
-        elif backlog > LONG_BACKLOG:
-            until_ns += LONG_TURN_NS
-        if self._read_some(until_ns):
+        block_entries = BLOCK_ENTRIES
+        if backlog > LONG_BACKLOG:
+            long_until_ns = until_ns + LONG_TURN_NS
+            if self._reg[at.R_HEAP_LEN]:
+                long_until_ns = min(long_until_ns, int(self._tables.heap[0, at.H_AT_NS]) - LEAD_NS)
+            if long_until_ns > until_ns:
+                until_ns, block_entries = long_until_ns, LONG_BLOCK_ENTRIES
+        if self._read_some(until_ns, block_entries):
             return
         jobs = self._jobs
         while jobs:
@@ -270,11 +274,11 @@ class WireReplay:
 
     # -- interpretation ----------------------------------------------------------------------------------------
 
-    def _read_some(self, until_ns: int) -> bool:
+    def _read_some(self, until_ns: int, block_entries: int) -> bool:
         """Read the journal until an instant; False when it was empty."""
         if self._num_read == self._reg[at.R_JOURNAL_WRITTEN]:
             return False
-        while self._read_block() and monotonic_ns() < until_ns:
+        while self._read_block(block_entries) and monotonic_ns() < until_ns:
             pass
         return True
 
@@ -287,13 +291,13 @@ class WireReplay:
         while not self._rows.status[row] and self._read_block():
             pass
 
-    def _read_block(self) -> bool:
+    def _read_block(self, block_entries: int = BLOCK_ENTRIES) -> bool:
         """Read a few journal entries; False when there are none."""
         reg, tables = self._reg, self._tables
         assert not self._is_reading
         written = int(reg[at.R_JOURNAL_WRITTEN])
         first = self._num_read % at.JOURNAL_ENTRIES
-        last = min(first + min(written - self._num_read, BLOCK_ENTRIES), at.JOURNAL_ENTRIES)
+        last = min(first + min(written - self._num_read, block_entries), at.JOURNAL_ENTRIES)
         if first == last:
             return False
         self._is_reading = True
