@@ -13,7 +13,7 @@ from test_client import plan_of, rows_of, run, session
 
 from harness.clock import NS_PER_MS, ScaledClock
 from harness.live.client.answer import NO_KERNEL_STAMP, Answer
-from harness.live.client.wire import core, scan
+from harness.live.client.wire import deadlines, scan
 from harness.live.client.wire import layout as at
 from harness.live.client.wire.reading import ids_text
 from harness.live.nullserver import NullServer, NullServerConfig
@@ -34,17 +34,17 @@ def begin_scan(line: Any) -> None:
 
 @numba.njit
 def clock_and_back(reg: Any, instant_ns: int) -> tuple[int, int]:
-    return core.to_clock_ns(reg, instant_ns), core.to_monotonic_ns(reg, instant_ns)
+    return deadlines.to_clock_ns(reg, instant_ns), deadlines.to_monotonic_ns(reg, instant_ns)
 
 
 @numba.njit
 def push(reg: Any, at_ns: int, kind: int, row: int) -> None:
-    core.push(reg, at_ns, kind, row)
+    deadlines.push(reg, at_ns, kind, row)
 
 
 @numba.njit
 def pop(reg: Any) -> None:
-    core.pop(reg)
+    deadlines.pop(reg)
 
 
 class Scanned:

@@ -23,7 +23,6 @@ from harness.live.client.rows import ABSENT
 from harness.live.client.scheduler_slice import SHORT_SLICE_NS, SchedulerSlice
 from harness.live.client.wire import layout as at
 from harness.live.client.wire.core import (
-    FRESH_AFTER_IDLE_NS,
     HEARTBEAT_NS,
     LOOP,
     PLAN_SEND,
@@ -33,9 +32,12 @@ from harness.live.client.wire.core import (
     TAKE_AGAIN,
     drive,
 )
-from harness.live.client.wire.heads import HEAD_END, KnownHeads
+from harness.live.client.wire.deadlines import FRESH_AFTER_IDLE_NS
+from harness.live.client.wire.heads import KnownHeads
+from harness.live.client.wire.journal import BLOCK_ENTRIES, JournalReader
 from harness.live.client.wire.pool import ConnectionPool, allow_sockets
 from harness.live.client.wire.reading import Reading, hold_to
+from harness.live.client.wire.share import share_script
 from harness.live.client.wire.timer import DeadlineTimer
 
 if TYPE_CHECKING:
@@ -54,8 +56,6 @@ LONG_TURN_NS = 300 * NS_PER_US
 LONG_BLOCK_ENTRIES = 32
 # No long turn ends nearer to a send than this.
 LEAD_NS = 500 * NS_PER_US
-# Journal entries that are looked at in one go.
-BLOCK_ENTRIES = 4
 # With the journal full, this many entries are read before the loop goes on.
 MAKE_ROOM_ENTRIES = 1_000
 GIVEN_UP = "given up: the answer before it was not as planned"
@@ -97,13 +97,10 @@ class WireReplay:
         self.num_reconnects = 0
         self.ended_ns = 0
         self._heads = KnownHeads()
-        self._readings: dict[int, Reading] = {}
+        self._journal = JournalReader(script, self._tables, on_begin=self._on_begin, on_end=self._on_end)
         self._jobs: deque[Callable[[], object]] = deque()
-        self._ring = self._tables.ring.data
         self._sent = np.frombuffer(self._rows.sent_ns, dtype=np.int64)
-        self._num_read = 0
-        self._is_reading = False
-        self._set_up(host_header, spin_us)
+        share_script(script, self._tables, host_header, spin_us)
         self._answers: dict[int, Callable[[], None]] = {
             at.E_BEAT: self._beat,
             at.E_SLACK: self._use_slack,
@@ -124,43 +121,6 @@ class WireReplay:
             at.E_COMPLETE: self._on_complete,
             at.E_FULL: self._on_full,
         }
-
-    def _set_up(self, host_header: str, spin_us: int) -> None:
-        """Tell the compiled side everything that stays the same."""
-        script, rows, tables, reg = self._script, self._rows, self._tables, self._reg
-        for register, column in (
-            (at.R_TRIGGER, rows.trigger_ns),
-            (at.R_DUE, rows.due_ns),
-            (at.R_SENT, rows.sent_ns),
-            (at.R_FIRST_BYTE, rows.first_byte_ns),
-            (at.R_DONE, rows.done_ns),
-        ):
-            tables.share(register, np.frombuffer(column, dtype=np.int64))
-        tables.share(at.R_HTTP_STATUS, np.frombuffer(rows.http_status, dtype=np.int32))
-        tables.row[:, at.Q_IS_CONTINUED] = script.is_continued
-        post = (
-            f"POST /v1/completions HTTP/1.1\r\nHost: {host_header}\r\nContent-Type: application/json\r\n"
-            "Accept: */*\r\nX-Request-Id: "
-        ).encode()
-        body = script.body_texts()
-        # Token-id prompts are texts without the brackets of a JSON list.
-        opening, closing = (b"[", b"]") if script.needs_token_ids else (b"", b"")
-        texts = (
-            (at.R_TEXT_POST, post),
-            (at.R_TEXT_LENGTH, b"\r\nContent-Length: "),
-            (at.R_TEXT_PROMPT, b"\r\n\r\n" + body.before_prompt + opening),
-            (at.R_TEXT_TOKENS, closing + body.before_max_tokens),
-            (at.R_TEXT_OPTIONS, body.before_request_id),
-            (at.R_TEXT_END, body.end),
-            (at.R_TEXT_NONCE, script.nonce.encode()),
-        )
-        for register, text in texts:
-            tables.share_text(register, text)
-        room_for_numbers = 512
-        tables.share(at.R_OUT, np.zeros(sum(len(text) for _, text in texts) + room_for_numbers, dtype=np.uint8))
-        reg[at.R_SPIN_NS] = spin_us * NS_PER_US
-        reg[at.R_NUMERATOR], reg[at.R_DENOMINATOR] = script.clock.ratio
-        reg[at.R_STREAMS], reg[at.R_HAS_TOKEN_IDS] = script.stream, script.needs_token_ids
 
     @property
     def spun_ns(self) -> int:
@@ -219,7 +179,7 @@ class WireReplay:
                 use_slack()
             else:
                 answers[event]()
-        self._read_all()
+        self._journal.read_all()
         while jobs:
             jobs.popleft()()
         self.ended_ns = monotonic_ns()
@@ -241,15 +201,14 @@ class WireReplay:
         Nothing is due before the turn ends.
         """
         until_ns = monotonic_ns() + TURN_NS
-        backlog = int(self._reg[at.R_JOURNAL_WRITTEN]) - self._num_read
         block_entries = BLOCK_ENTRIES
-        if backlog > LONG_BACKLOG:
+        if self._journal.backlog > LONG_BACKLOG:
             long_until_ns = until_ns + LONG_TURN_NS
             if self._reg[at.R_HEAP_LEN]:
                 long_until_ns = min(long_until_ns, int(self._tables.heap[0, at.H_AT_NS]) - LEAD_NS)
             if long_until_ns > until_ns:
                 until_ns, block_entries = long_until_ns, LONG_BLOCK_ENTRIES
-        if self._read_some(until_ns, block_entries):
+        if self._journal.read_until(until_ns, block_entries):
             return
         jobs = self._jobs
         while jobs:
@@ -274,82 +233,20 @@ class WireReplay:
 
     # -- interpretation ----------------------------------------------------------------------------------------
 
-    def _read_some(self, until_ns: int, block_entries: int) -> bool:
-        """Read the journal until an instant; False when it was empty."""
-        if self._num_read == self._reg[at.R_JOURNAL_WRITTEN]:
-            return False
-        while self._read_block(block_entries) and monotonic_ns() < until_ns:
-            pass
-        return True
-
-    def _read_all(self) -> None:
-        while self._read_block():
-            pass
-
-    def _read_to(self, row: int) -> None:
-        """Read on until a complete answer has been judged."""
-        while not self._rows.status[row] and self._read_block():
-            pass
-
-    def _read_block(self, block_entries: int = BLOCK_ENTRIES) -> bool:
-        """Read a few journal entries; False when there are none."""
-        reg, tables = self._reg, self._tables
-        assert not self._is_reading
-        written = int(reg[at.R_JOURNAL_WRITTEN])
-        first = self._num_read % at.JOURNAL_ENTRIES
-        last = min(first + min(written - self._num_read, block_entries), at.JOURNAL_ENTRIES)
-        if first == last:
-            return False
-        self._is_reading = True
-        entry: list[int] = []
-        status, readings, ring = self._rows.status, self._readings, self._ring
-        for entry in tables.journal[first:last].tolist():
-            row, mode, place, count, received_ns, kernel_ns, num_events, end = entry[:8]
-            # What was given up meanwhile has its final status.
-            if status[row]:
-                continue
-            start = place % at.RING_BYTES
-            data = bytes(ring[start : start + count])
-            if end and mode == at.COUNTED and row not in readings:
-                answer = self._script.new_answer(row, keeps_id_text=False)
-                answer.take_whole((received_ns, kernel_ns, data[data.find(HEAD_END) + len(HEAD_END) :]))
-                self._read_end(row, answer, entry)
-                continue
-            reading = readings.get(row) or self._begin_reading(row)
-            is_time = reading.take(received_ns, kernel_ns, data, mode, num_events)
-            if end:
-                self._read_end(row, self._whole_answer(row), entry)
-            elif is_time:
-                reading.interpret(self._rows.http_status[row])
-        self._num_read += last - first
-        reg[at.R_JOURNAL_READ] = self._num_read
-        reg[at.R_RING_READ] = entry[at.J_RING_END]
-        self._is_reading = False
-        return True
-
-    def _begin_reading(self, row: int) -> Reading:
-        reading = self._readings[row] = Reading(self._script.new_answer(row, keeps_id_text=False))
+    def _on_begin(self, row: int) -> None:
         if not self._script.has_all_fresh:
             self._jobs.append(partial(self._script.prefetch_next, row))
-        return reading
 
-    def _read_end(self, row: int, answer: Answer, entry: list[int]) -> None:
+    def _on_end(self, row: int, answer: Answer, entry: list[int]) -> None:
         """The loop saw the end of the answer in this receive."""
         if entry[at.J_IDS_BYTES]:
-            hold_to(answer, self._from_ring(entry[at.J_IDS_AT], entry[at.J_IDS_BYTES]))
+            hold_to(answer, self._journal.from_ring(entry[at.J_IDS_AT], entry[at.J_IDS_BYTES]))
             self._streams.note_carried(self._rows.session[row])
         self._judge(row, answer)
         if entry[at.J_END] != at.GOES_ON and not self._script.is_last_of_session(row):
             following = row + 1
             if self._script.may_send(following):
                 self._jobs.append(partial(self._stage, following))
-
-    def _from_ring(self, place: int, count: int) -> bytes:
-        start = place % at.RING_BYTES
-        return bytes(self._ring[start : start + count])
-
-    def _whole_answer(self, row: int) -> Answer:
-        return self._readings.pop(row).close(self._rows.first_byte_ns[row], self._rows.http_status[row])
 
     def _judge(self, row: int, answer: Answer) -> None:
         """Decide on a complete answer and write its row."""
@@ -373,7 +270,7 @@ class WireReplay:
                 self._rows.error[later] = GIVEN_UP
                 if not is_answered:
                     self._rows.done_ns[later] = monotonic_ns()
-                self._readings.pop(later, None)
+                self._journal.forget(later)
                 connection = self._pool.of_session.get(session)
                 if connection is not None and not self._pool.is_idle(connection):
                     self._pool.drop(connection)
@@ -408,8 +305,8 @@ class WireReplay:
         if line[at.Q_STATE] == at.READY:
             return True
         before = row - 1 if self._rows.request[row] else script.last_row_of_parent(self._rows.session[row])
-        if before is not None and not self._is_reading:
-            self._read_to(before)
+        if before is not None and not self._journal.is_reading:
+            self._journal.read_to(before)
         if not script.may_send(row):
             line[at.Q_STATE] = at.GIVEN_UP
             return False
@@ -499,13 +396,13 @@ class WireReplay:
 
     def _on_full(self) -> None:
         for _ in range(MAKE_ROOM_ENTRIES // BLOCK_ENTRIES):
-            self._read_block()
+            self._journal.read_block()
 
     def _on_new_head(self) -> None:
         """Learn what a head means, from the HTTP parser, and let the loop look again."""
         reg = self._reg
         fd = int(reg[at.R_FD])
-        head = self._from_ring(int(self._tables.conn[fd, at.N_PIECE_AT]), int(reg[at.R_DETAIL]))
+        head = self._journal.from_ring(int(self._tables.conn[fd, at.N_PIECE_AT]), int(reg[at.R_DETAIL]))
         try:
             framing = self._heads.framing(head)
         except httptools.HttpParserError as error:
@@ -520,11 +417,10 @@ class WireReplay:
     def _on_foreign(self) -> None:
         """The loop cannot follow this answer: let the HTTP parser see all of it that has come."""
         connection, row = self._connection(), self._row_of(self._connection())
-        self._read_all()
-        reading = self._readings.get(row)
+        self._journal.read_all()
+        reading = self._journal.reading_of(row)
         if reading is None:
             return
-        reading.interpret(0)
         if reading.problem:
             self._break(connection, "bad_response", reading.problem)
         elif reading.is_over:
@@ -553,14 +449,14 @@ class WireReplay:
         if reading is not None:
             self._rows.http_status[row] = reading.status
             if reading.status != 200:
-                del self._readings[row]
+                self._journal.forget(row)
                 due = self._script.fail(row, done_ns, "http_error", describe_error_body(reading.error_body))
                 self._give_up_after(row)
                 self._schedule_all(due, connection if can_carry_another else None)
                 return
         due = self._script.complete(row, done_ns)
         if reading is not None:
-            self._judge(row, self._whole_answer(row))
+            self._judge(row, self._journal.whole_answer(row))
         if not self._script.is_last_of_session(row):
             following = row + 1
             if due[0].due_ns == self._rows.trigger_ns[following] and can_carry_another:
@@ -575,10 +471,8 @@ class WireReplay:
     def _on_closed(self) -> None:
         connection = self._connection()
         row = self._row_of(connection)
-        self._read_all()
-        reading = self._readings.get(row)
-        if reading is not None:
-            reading.interpret(self._rows.http_status[row])
+        self._journal.read_all()
+        reading = self._journal.reading_of(row)
         if reading is not None and not reading.problem and reading.ends_at_close():
             line = self._tables.conn[connection.fd]
             self._rows.done_ns[row] = monotonic_ns()
@@ -611,7 +505,7 @@ class WireReplay:
             return "request not fully sent"
         if self._rows.first_byte_ns[row] == ABSENT:
             return "no byte of the answer"
-        reading = self._readings.get(row)
+        reading = self._journal.reading_of(row)
         has_head = line[at.N_MODE] in (at.COUNTED, at.CHUNKED) or (reading is not None and reading.has_head)
         return "in the middle of the answer" if has_head else "in the middle of the answer's head"
 
@@ -621,15 +515,13 @@ class WireReplay:
         self._pool.drop(connection)
         if row == ABSENT:
             return
-        self._read_all()
+        self._journal.read_all()
         if self._rows.status[row]:
             return
-        reading = self._readings.pop(row, None)
-        if reading is not None:
-            reading.interpret(self._rows.http_status[row])
-            if reading.status:
-                self._rows.http_status[row] = reading.status
-            reading.abandon()
+        reading = self._journal.reading_of(row)
+        if reading is not None and reading.status:
+            self._rows.http_status[row] = reading.status
+        self._journal.forget(row)
         answer = reading.answer if reading is not None else None
         self._fail(row, self._script.fail(row, monotonic_ns(), status, error, answer))
 
@@ -640,14 +532,14 @@ class WireReplay:
         for fd in late.tolist():
             connection = self._pool.by_fd.get(fd)
             if connection is not None and self._is_busy(connection):
-                self._read_all()
+                self._journal.read_all()
                 progress = self._describe_progress(connection)
                 self._break(connection, "timeout", f"no end within the limit ({progress})")
         for connection in self._pool.overdue(now_ns):
             self._break(connection, "timeout", "no connection within the limit")
 
     def _stop(self, now_ns: int) -> None:
-        self._read_all()
+        self._journal.read_all()
         for connection in list(self._pool.by_fd.values()):
             self._break(connection, "connection", "the replay was stopped before the answer was complete")
         self._script.stop(now_ns)

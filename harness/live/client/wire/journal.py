@@ -1,0 +1,129 @@
+"""The journal of receives, read by the interpreter in slack: pieces go to their answer's reading, ends to the replay.
+
+Entries are read in the order in which they were written, never out of turn and never twice; what a row that has its
+final status still received is passed over. Next: ``replay`` judges the answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from harness.clock import monotonic_ns
+from harness.live.client.wire import layout as at
+from harness.live.client.wire.heads import HEAD_END
+from harness.live.client.wire.reading import Reading
+
+if TYPE_CHECKING:
+    from harness.live.client.answer import Answer
+    from harness.live.client.script import Script
+    from harness.live.client.wire.layout import SharedTables
+
+# Entries that are read in one go.
+BLOCK_ENTRIES = 4
+
+
+class JournalReader:
+    """The interpreter's place in the journal, and the answers under way by row."""
+
+    def __init__(
+        self,
+        script: Script,
+        tables: SharedTables,
+        *,
+        on_begin: Callable[[int], None],
+        on_end: Callable[[int, Answer, list[int]], None],
+    ) -> None:
+        """on_begin(row): its answer begins to come. on_end(row, answer, entry): the loop saw its end in this entry."""
+        self._script = script
+        self._status, self._http_status = script.rows.status, script.rows.http_status
+        self._tables = tables
+        self._reg = tables.reg
+        self._ring = tables.ring.data
+        self._on_begin, self._on_end = on_begin, on_end
+        self._readings: dict[int, Reading] = {}
+        self._num_read = 0
+        self.is_reading = False
+
+    @property
+    def backlog(self) -> int:
+        """Entries that wait."""
+        return int(self._reg[at.R_JOURNAL_WRITTEN]) - self._num_read
+
+    def read_until(self, until_ns: int, block_entries: int) -> bool:
+        """Read until an instant; False when there was nothing to read."""
+        if not self.read_block(block_entries):
+            return False
+        while monotonic_ns() < until_ns and self.read_block(block_entries):
+            pass
+        return True
+
+    def read_all(self) -> None:
+        """Read everything that has come."""
+        while self.read_block():
+            pass
+
+    def read_to(self, row: int) -> None:
+        """Read on until a complete answer has been judged."""
+        while not self._status[row] and self.read_block():
+            pass
+
+    def read_block(self, block_entries: int = BLOCK_ENTRIES) -> bool:
+        """Read a few entries; False when there are none."""
+        assert not self.is_reading
+        first = self._num_read % at.JOURNAL_ENTRIES
+        last = min(first + min(self.backlog, block_entries), at.JOURNAL_ENTRIES)
+        if first == last:
+            return False
+        self.is_reading = True
+        entry: list[int] = []
+        status = self._status
+        for entry in self._tables.journal[first:last].tolist():
+            if not status[entry[at.J_ROW]]:
+                self._read(entry)
+        self._num_read += last - first
+        self._reg[at.R_JOURNAL_READ] = self._num_read
+        self._reg[at.R_RING_READ] = entry[at.J_RING_END]
+        self.is_reading = False
+        return True
+
+    def _read(self, entry: list[int]) -> None:
+        row, mode, place, count, received_ns, kernel_ns, num_events, end = entry[:8]
+        start = place % at.RING_BYTES
+        data = bytes(self._ring[start : start + count])
+        reading = self._readings.get(row)
+        if end and mode == at.COUNTED and reading is None:
+            answer = self._script.new_answer(row, keeps_id_text=False)
+            answer.take_whole((received_ns, kernel_ns, data[data.find(HEAD_END) + len(HEAD_END) :]))
+            self._on_end(row, answer, entry)
+            return
+        if reading is None:
+            reading = self._readings[row] = Reading(self._script.new_answer(row, keeps_id_text=False))
+            self._on_begin(row)
+        is_time = reading.take(received_ns, kernel_ns, data, mode, num_events)
+        if end:
+            self._on_end(row, self.whole_answer(row), entry)
+        elif is_time:
+            reading.interpret(self._http_status[row])
+
+    def from_ring(self, place: int, count: int) -> bytes:
+        """Bytes that the loop put into the ring."""
+        start = place % at.RING_BYTES
+        return bytes(self._ring[start : start + count])
+
+    def reading_of(self, row: int) -> Reading | None:
+        """The answer under way, with all of it that was read interpreted."""
+        reading = self._readings.get(row)
+        if reading is not None:
+            reading.interpret(self._http_status[row])
+        return reading
+
+    def whole_answer(self, row: int) -> Answer:
+        """A complete answer; it is no longer under way."""
+        return self._readings.pop(row).close(self._script.rows.first_byte_ns[row], self._http_status[row])
+
+    def forget(self, row: int) -> None:
+        """The answer will never be complete."""
+        reading = self._readings.pop(row, None)
+        if reading is not None:
+            reading.abandon()
