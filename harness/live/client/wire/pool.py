@@ -125,8 +125,10 @@ class ConnectionPool:
             self._tables.sess[connection.session, at.S_FD] = at.ABSENT
 
     def drop(self, connection: Connection) -> None:
-        """Close a connection and forget it."""
-        self.by_fd.pop(connection.fd, None)
+        """Close a connection and forget it; nothing when that was done before."""
+        if self.by_fd.get(connection.fd) is not connection:
+            return  # its number may be another's by now
+        del self.by_fd[connection.fd]
         self._forget_session(connection)
         line = self._tables.conn[connection.fd]
         self._tables.reg[at.R_NUM_URGENT] -= line[at.N_IS_URGENT]

@@ -345,6 +345,8 @@ class WireReplay:
             connection.pending_row = row
 
     def _on_refresh(self) -> None:
+        if not self._script.may_send(self._row()):
+            return
         session = self._rows.session[self._row()]
         connection = self._pool.of_session.get(session)
         if connection is not None:
