@@ -44,9 +44,11 @@ def test_an_emulator_that_is_killed_between_two_requests(tmp_path: Path) -> None
     assert run.invalid_reasons[0].startswith("server-died: ")
     assert run.manifest.server.exit_status == -signal.SIGKILL
     statuses = run.table("requests")["status"].to_pylist()
-    assert statuses[:2] == ["ok", "ok"]
     assert len(statuses) == 6
-    assert "ok" not in statuses[2:]
+    # Events come up to a heartbeat late, so that one or two more may have been answered before the kill.
+    num_answered = statuses.count("ok")
+    assert 2 <= num_answered < 6
+    assert statuses[:num_answered] == ["ok"] * num_answered
     assert processes_naming(tmp_path) == []
     assert list(tmp_path.rglob("*.partial")) == []
     assert "server-died" in write_report([run], tmp_path / "report.html").read_text(encoding="utf-8")
