@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from harness.live.client.wire.layout import SharedTables
 
 # Entries that are read in one go.
-BLOCK_ENTRIES = 4
+BLOCK_ENTRIES = 8
 
 
 class JournalReader:

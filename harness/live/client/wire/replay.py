@@ -53,7 +53,7 @@ TURN_NS = 30 * NS_PER_US
 # With more journal entries than this, answers come faster than they can be read; fewer and longer turns are cheaper.
 LONG_BACKLOG = 1_024
 LONG_TURN_NS = 300 * NS_PER_US
-LONG_BLOCK_ENTRIES = 32
+LONG_BLOCK_ENTRIES = 16
 # No long turn ends nearer to a send than this.
 LEAD_NS = 500 * NS_PER_US
 # With the journal full, this many entries are read before the loop goes on.
@@ -206,8 +206,7 @@ class WireReplay:
             long_until_ns = until_ns + LONG_TURN_NS
             if self._reg[at.R_HEAP_LEN]:
                 long_until_ns = min(long_until_ns, int(self._tables.heap[0, at.H_AT_NS]) - LEAD_NS)
-            if long_until_ns > until_ns:
-                until_ns, block_entries = long_until_ns, LONG_BLOCK_ENTRIES
+            until_ns, block_entries = max(until_ns, long_until_ns), LONG_BLOCK_ENTRIES
         if self._journal.read_until(until_ns, block_entries):
             return
         jobs = self._jobs
