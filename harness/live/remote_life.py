@@ -19,6 +19,8 @@ from typing import Any
 from harness.errors import HarnessError
 from harness.live.remote import RemoteHost
 
+LAST_LINES = 5
+
 
 def live(job: dict[str, Any]) -> int:
     """Serve until the connection ends; then fetch the observer's file and clear the other host up. Its exit status."""
@@ -29,7 +31,10 @@ def live(job: dict[str, Any]) -> int:
         job["python"], script, "serve", f"{job['folder']}/job.json",
         options=("-o", "ExitOnForwardFailure=yes", "-L", forward),
     )  # fmt: skip
-    connection = subprocess.Popen(words, stdin=subprocess.PIPE, bufsize=0)
+    # The server's log comes over standard output, alone: a word of ssh itself would tear one of its lines.
+    said_path = Path(job["ssh_log_path"])
+    with said_path.open("wb") as said:
+        connection = subprocess.Popen(words, stdin=subprocess.PIPE, stderr=said, bufsize=0)
 
     def stop(number: int, frame: FrameType | None) -> None:
         del number, frame
@@ -42,6 +47,8 @@ def live(job: dict[str, Any]) -> int:
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
     status = connection.wait()
+    if status:
+        _repeat(said_path)
     try:
         left = host.call("clear", {"folder": job["folder"], "observer": job["observer"]})
     except HarnessError as error:
@@ -50,6 +57,13 @@ def live(job: dict[str, Any]) -> int:
         if left["observer"] is not None:
             Path(job["observer_path"]).write_bytes(base64.b64decode(left["observer"]))
     return status if status >= 0 else 128 - status
+
+
+def _repeat(said_path: Path) -> None:
+    """Say what ssh said last: why a server ended ill may stand there alone."""
+    lines = [line for line in said_path.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    for line in lines[-LAST_LINES:]:
+        print(f"ssh: {line.removeprefix('ssh: ')}", flush=True)
 
 
 if __name__ == "__main__":

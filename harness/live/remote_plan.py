@@ -87,6 +87,7 @@ def remote_plan(server: ServerSpec, *, backend: str, port: int, run_folder: Path
             "remote_port": remote_port,
             "observer": OBSERVER_FILE,
             "observer_path": str((run_folder / OBSERVER_FILE).absolute()),
+            "ssh_log_path": str((run_folder / remote.SSH_LOG).absolute()),
         },
     )
     return LaunchPlan(

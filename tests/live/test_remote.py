@@ -12,6 +12,7 @@ import signal
 import stat
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from harness.errors import HarnessError, ServerError, SpecError
 from harness.live.backends import backend_named
 from harness.live.launch import LaunchPlan
 from harness.live.patch_diff import parse_diff
-from harness.live.remote import RemoteHost
+from harness.live.remote import SSH_LOG, RemoteHost
 from harness.live.server import ServerProcess
 from harness.spec import ServerSpec
 
@@ -40,10 +41,14 @@ DIFF = f"""--- a/{TARGET}
 """
 # A server with the words of ``vllm serve``: says its pid and what it sees, and ends in good order on SIGTERM.
 VLLM = """
-import http.server, os, signal, sys, threading
+import http.server, os, signal, sys, threading, time
 from pathlib import Path
 port = int(sys.argv[sys.argv.index("--port") + 1])
 print("serving", sys.argv[2], "pid", os.getpid(), flush=True)
+for number in range(100):
+    print(number, file=(sys.stdout, sys.stderr)[number % 2], flush=True)
+if "--slow-start" in sys.argv:
+    time.sleep(1.0)
 for part in os.environ["PYTHONPATH"].split(":"):
     print("path", part, sorted(one.name for one in Path(part).iterdir()), flush=True)
 Path(os.environ["RBLN_OBSERVER_FILE"]).write_text("observed\\n")
@@ -117,9 +122,8 @@ def _laid_out(tmp_path: Path) -> list[Path]:
     return list((tmp_path / "laid-out").glob("rbln-harness-*"))
 
 
-@pytest.fixture
-def served(tmp_path: Path, other_host: Path) -> Iterator[tuple[LaunchPlan, ServerProcess]]:
-    plan = _launch(tmp_path, other_host)
+@contextmanager
+def _started(tmp_path: Path, plan: LaunchPlan) -> Iterator[ServerProcess]:
     with ServerProcess.start(
         plan.argv,
         env=plan.env,
@@ -128,11 +132,18 @@ def served(tmp_path: Path, other_host: Path) -> Iterator[tuple[LaunchPlan, Serve
         clock=ScaledClock(1.0),
     ) as process:
         process.wait_healthy(plan.host, plan.port, deadline_s=60)
+        yield process
+
+
+@pytest.fixture
+def served(tmp_path: Path, other_host: Path) -> Iterator[tuple[LaunchPlan, ServerProcess]]:
+    plan = _launch(tmp_path, other_host)
+    with _started(tmp_path, plan) as process:
         yield plan, process
 
 
 def _pid_there(process: ServerProcess) -> int:
-    (line,) = [line for line in process.log_tail(50) if line.startswith("serving")]
+    (line,) = [line for line in process.log_tail(200) if line.startswith("serving")]
     return int(line.split()[-1])
 
 
@@ -142,7 +153,7 @@ def test_it_serves_through_the_forwarded_port_and_ends_in_good_order(
 ) -> None:
     plan, process = served
     assert httpx.get(f"http://{plan.host}:{plan.port}/health", trust_env=False).status_code == 200
-    overlay, observer = [line for line in process.log_tail(50) if line.startswith("path")]
+    overlay, observer = [line for line in process.log_tail(200) if line.startswith("path")]
     assert "'vllm_rbln'" in overlay
     assert "'rbln_observer'" in observer
     pid = _pid_there(process)
@@ -154,6 +165,28 @@ def test_it_serves_through_the_forwarded_port_and_ends_in_good_order(
     assert _laid_out(tmp_path) == []
     assert plan.observation.patch["mode"] == "overlay"
     assert plan.requested["artifact"]["config"]["batch_size"] == 8
+
+
+@pytest.mark.live
+def test_its_log_holds_its_own_lines_alone_whole_and_in_order(tmp_path: Path, other_host: Path) -> None:
+    plan = _launch(tmp_path, other_host, extra_args=["--slow-start"])
+    with _started(tmp_path, plan) as process:
+        lines = process.log_tail(200)
+        (first,) = [number for number, line in enumerate(lines) if line.startswith("serving")]
+        assert lines[first + 1 : first + 101] == [str(number) for number in range(100)]
+        # While it started, ssh could not forward the probes of its health, and said so.
+        assert not [line for line in lines if "channel" in line]
+    if (tmp_path / "sshd").is_dir():
+        assert "open failed" in (tmp_path / "run" / SSH_LOG).read_text()
+
+
+@pytest.mark.live
+def test_what_ssh_said_last_of_a_server_that_ended_ill_stands_in_its_log(tmp_path: Path, other_host: Path) -> None:
+    plan = _launch(tmp_path, other_host)
+    job = json.loads(plan.files["remote"].read_text())
+    plan.files["remote"].write_text(json.dumps({**job, "host": "nowhere"}))
+    with pytest.raises(ServerError, match=r"ssh: connect to host .* port"), _started(tmp_path, plan):
+        pass
 
 
 @pytest.mark.live

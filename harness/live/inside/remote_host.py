@@ -108,9 +108,11 @@ def serve(job: dict[str, Any], folder: Path) -> int:
     folder: where everything of this server lies. Who says "stop" will fetch and clear it; whoever is cut off cannot.
     """
     said: list[bytes] = []
+    # One stream, as on one host: two channels of the connection would reach the other end in any order, lines torn.
     child = subprocess.Popen(
-        job["argv"], env={**os.environ, **job["env"]}, stdin=subprocess.DEVNULL, start_new_session=True
-    )
+        job["argv"], env={**os.environ, **job["env"]},
+        stdin=subprocess.DEVNULL, stderr=subprocess.STDOUT, start_new_session=True,
+    )  # fmt: skip
     listener = threading.Thread(target=_stop_at_end_of_input, args=(child, job["grace_s"], said), daemon=True)
     listener.start()
     status = child.wait()
