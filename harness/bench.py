@@ -48,11 +48,11 @@ def bench_plan() -> Iterator[Figure]:
     code = (
         "import json, resource, sys, pathlib\n"
         "from harness.clock import MonotonicClock\n"
-        "from harness.plan import build_plan\n"
+        "from harness.plan import build_plan, save_plan\n"
         "from harness.spec import WorkloadSpec\n"
         "clock = MonotonicClock(); began_ns = clock.now_ns()\n"
         f"plan = build_plan(WorkloadSpec(num_sessions={PLAN_REQUESTS // 2}), 1, 0)\n"
-        "plan.save(pathlib.Path(sys.argv[1]))\n"
+        "save_plan(plan, pathlib.Path(sys.argv[1]))\n"
         "spent_ns = clock.now_ns() - began_ns\n"
         "print(json.dumps([plan.num_requests, spent_ns, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss]))\n"
     )
@@ -76,8 +76,8 @@ def bench_simulator() -> Iterator[Figure]:
 
     yield from (Figure(*figure) for figure in simulator_figures())
     code = (
-        "from harness.sim.search_chunks import Job, Rung\n"
-        "from harness.sim.space import load_space\n"
+        "from harness.sim.search.chunks import Job, Rung\n"
+        "from harness.sim.search.space import load_space\n"
         "job = Job(load_space('paper')); rung = Rung(0, -1, 0, True)\n"
         "job.evaluator.evaluate(job.candidates[0], job.groups(rung))\n"
         "from harness.clock import process_cpu_ns; print(process_cpu_ns())\n"

@@ -1,7 +1,7 @@
 """What people write: experiments, conditions, servers and workloads, as frozen objects read from TOML.
 
 Everything is checked at the door, unknown keys included; inside the harness a spec is never edited, only derived.
-Next: ``harness.plan`` builds the inputs a WorkloadSpec asks for; ``harness.live.runner`` runs an ExperimentSpec.
+Next: ``harness.plan`` builds the inputs a WorkloadSpec asks for; ``harness.runner`` runs an ExperimentSpec.
 """
 
 from __future__ import annotations

@@ -19,8 +19,8 @@ from harness.plan.build import derive_seed
 from harness.records import SealedRun
 from harness.sim.calibrated import calibrated_uncertainty
 from harness.sim.interval import Prediction, predict
-from harness.sim.search import search
-from harness.sim.space import Candidate, SpaceSpec, UncertaintySpec, candidate_of
+from harness.sim.search.run import search
+from harness.sim.search.space import Candidate, SpaceSpec, UncertaintySpec, candidate_of
 from harness.spec import ExperimentSpec, ServerSpec, WorkloadSpec
 
 ENOUGH = 0.8

@@ -18,8 +18,8 @@ from harness.errors import SpecError
 from harness.plan import Plan, build_plan
 from harness.plan.build import derive_seed
 from harness.sim.interval import ORDER_NS, perturbed, predict
-from harness.sim.search_rank import FloatArray
-from harness.sim.space import Candidate, SpaceSpec, UncertaintySpec, candidate_of
+from harness.sim.search.rank import FloatArray
+from harness.sim.search.space import Candidate, SpaceSpec, UncertaintySpec, candidate_of
 from harness.spec import ServerSpec
 
 SEED_RANGE = 2**31

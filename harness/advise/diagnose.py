@@ -14,7 +14,7 @@ from harness.analysis import ConditionFigures, extra_prefill_ns, rearrivals, sum
 from harness.analysis.runfacts import cost_model_of
 from harness.clock import NS_PER_S
 from harness.errors import SpecError
-from harness.plan import Plan
+from harness.plan import read_plan
 from harness.records import SealedRun
 from harness.sim import simulate
 from harness.spec import ServerSpec
@@ -96,7 +96,7 @@ def diagnose(runs: Sequence[SealedRun], condition: str = "") -> Diagnosis:
     lost_tokens, lost_ns, simulated_ns = 0, 0, 0
     queues: dict[int, int] = {}
     for run in own:
-        plan = Plan.load(run.file("plan.jsonl"))
+        plan = read_plan(run.file("plan.jsonl"))
         simulated_ns += simulate(plan, server, model).device_ns
         for again in rearrivals(run.table("requests"), plan):
             lost = again.reusable_tokens - again.cached_tokens

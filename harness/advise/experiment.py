@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import RecordsError
-from harness.sim.space import Candidate, candidate_of
+from harness.sim.search.space import Candidate, candidate_of
 from harness.spec import ExperimentSpec, ServerSpec
 
 REPLICATES = 3

@@ -17,7 +17,7 @@ from harness.analysis.reconstruct import ChannelA, StepCost, channel_a, channel_
 from harness.analysis.reuse import cached_tokens, computed_prefill_tokens, rearrivals
 from harness.analysis.runfacts import cost_model_of
 from harness.errors import PlanError
-from harness.plan import Plan
+from harness.plan import Plan, read_plan
 from harness.records import SealedRun
 
 PLAN_NAME = "plan.jsonl"
@@ -149,7 +149,7 @@ def _plan_of(path: Path) -> Plan | None:
     if not path.exists():
         return None
     try:
-        return Plan.load(path)
+        return read_plan(path)
     except PlanError:
         # Its bytes were sealed with the run: a plan of another version is no reason to lose the other figures.
         return None

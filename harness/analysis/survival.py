@@ -16,7 +16,7 @@ from harness.analysis.runfacts import cost_model_of, server_of, workload_of
 from harness.analysis.tabular import Cell, ResultTable, table_of
 from harness.analysis.verdicts import Evidence
 from harness.clock import NS_PER_MS
-from harness.plan import Plan
+from harness.plan import Plan, read_plan
 from harness.records import SealedRun
 
 PLAN_NAME = "plan.jsonl"
@@ -43,7 +43,7 @@ class ReuseCheck(NamedTuple):
 
 def plan_of(run: SealedRun) -> Plan:
     """The plan that lies in a run."""
-    return Plan.load(run.file(PLAN_NAME))
+    return read_plan(run.file(PLAN_NAME))
 
 
 def reuse_checks(run: SealedRun) -> list[ReuseCheck]:

@@ -1,6 +1,6 @@
 """``harness bench``: what the harness can do on this machine, beside its marks.
 
-Prints; judges nothing; leaves nothing behind. Next: ``harness.bench`` and ``harness.live.bench``.
+Prints; judges nothing; leaves nothing behind. Next: ``harness.bench`` and ``harness.live.audit.bench``.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def bench(
     console = Console()
     for name in wanted:
         if name == "client":
-            from harness.live import bench as client_bench
+            from harness.live.audit import bench as client_bench
 
             beside = [word for peer in peers or [] for word in ("--peer", peer)]
             client_bench.main([*(["--quick"] if quick else []), *beside])

@@ -33,6 +33,7 @@ def plan_build(
 
     Example: `harness plan build plans/experiments/demo.toml -o plans/frozen`
     """
+    from harness.plan import save_plan
     from harness.runner.experiment import build_plans
     from harness.spec import load_experiment
 
@@ -42,7 +43,7 @@ def plan_build(
         treated = drawn.with_treatment(key.condition.treatment)
         if treated.hash not in written:
             written.add(treated.hash)
-            print(f"{treated.save(output)}  replicate {key.replicate}, {treated.treatment}")
+            print(f"{save_plan(treated, output)}  replicate {key.replicate}, {treated.treatment}")
 
 
 @plan_app.command(name="show")

@@ -1,7 +1,7 @@
 """``harness search``, ``predict``, ``advise``, ``paper-rules``, ``coverage``: choose a configuration before compiling.
 
 Prints what the search found and how sure it is; writes only ledgers and the files it is told to.
-Next: ``harness.sim.search``, ``harness.sim.interval``, ``harness.advise``.
+Next: ``harness.sim.search.run``, ``harness.sim.interval``, ``harness.advise``.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from harness.errors import ExitCode
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from harness.sim.search import Progress, SearchResult
-    from harness.sim.space import SpaceSpec
+    from harness.sim.search.run import Progress, SearchResult
+    from harness.sim.search.space import SpaceSpec
 
 SpaceArgument = Annotated[str, typer.Argument(help="A shipped search space, or a TOML file.")]
 SetOption = Annotated[list[str] | None, typer.Option("--set", help="Change one key of the space. Repeatable.")]
@@ -57,8 +57,8 @@ def search(
     """
     from rich.console import Console
 
-    from harness.sim.search import search as run_search
-    from harness.sim.search_chunks import compute_here
+    from harness.sim.search.chunks import compute_here
+    from harness.sim.search.run import search as run_search
 
     console = Console()
     spec = _space(space, changes)
@@ -91,7 +91,7 @@ def predict(
 
     from harness.sim.ablations import LABEL, ablation
     from harness.sim.interval import predict as run_prediction
-    from harness.sim.space import candidate_of
+    from harness.sim.search.space import candidate_of
 
     console = Console()
     spec = _space(space, changes)
@@ -177,7 +177,7 @@ def coverage(
 
 def _space(name_or_path: str, changes: list[str] | None) -> SpaceSpec:
     from harness.shipped import find_shipped
-    from harness.sim.space import parse_space
+    from harness.sim.search.space import parse_space
     from harness.spec import load_toml
 
     path = find_shipped("spaces", name_or_path, what="search space")
@@ -189,7 +189,7 @@ def _runner(cluster: str | None, workers: int | None, here: Any) -> Generator[An
     if cluster is None:
         yield here
         return
-    from harness.sim.search_cluster import cluster_runner
+    from harness.sim.search.cluster import cluster_runner
 
     with cluster_runner(cluster, workers) as run_chunks:
         yield run_chunks
@@ -223,7 +223,7 @@ def _progress(console: Console, spec: SpaceSpec) -> Generator[Any]:
 
 
 def _show(console: Console, result: SearchResult, top: int, *, with_intervals: bool) -> None:
-    from harness.sim.search_report import search_tables
+    from harness.sim.search.report import search_tables
 
     if not console.is_terminal:
         console.width = 160

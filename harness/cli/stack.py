@@ -1,7 +1,7 @@
 """``harness patch``, ``compile`` and ``devices``: what touches the real serving stack, by hand and in the open.
 
-Edits no installed file unless --in-place says so. Next: ``harness.live.patches``, ``patch_install``, ``patch_check``,
-``compile``, ``devices``.
+Edits no installed file unless --in-place says so. Next: ``harness.live.patches``, ``harness.live.compile``,
+``harness.live.devices``.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def patch_status(environment: EnvironmentOption = None, twin: TwinOption = False
 
     Example: `harness patch status --environment /opt/vllm`
     """
-    from harness.live import patches
+    from harness.live.patches import shipped as patches
 
     for patch in patches.shipped_patches():
         print(f"patch {patch.path.parent.name}/{patch.name}: for {', '.join(patch.versions)}; {patch.observes}")
@@ -66,7 +66,7 @@ def patch_verify(
 
     Example: `harness patch verify vllm_rbln-0.11.1-py3-none-any.whl`
     """
-    from harness.live.patch_check import verify_installed, verify_wheel
+    from harness.live.patches.check import verify_installed, verify_wheel
 
     if wheels:
         for wheel in wheels:
@@ -85,9 +85,9 @@ def patch_apply(
 
     Runs make their overlay themselves. Example: `harness patch apply`
     """
-    from harness.live.patch_install import apply_in_place
-    from harness.live.patches import make_overlay
-    from harness.live.rbln_backend import overlay_folder
+    from harness.live.backends.rbln import overlay_folder
+    from harness.live.patches.install import apply_in_place
+    from harness.live.patches.shipped import make_overlay
 
     site_packages = _site_packages(environment, twin)
     if in_place:
@@ -103,7 +103,7 @@ def patch_revert(environment: EnvironmentOption = None, twin: TwinOption = False
 
     Example: `harness patch revert`
     """
-    from harness.live.patch_install import revert_in_place
+    from harness.live.patches.install import revert_in_place
 
     print(revert_in_place(_site_packages(environment, twin)))
 
@@ -130,7 +130,7 @@ def patch_check(
     from harness.cli.progress import TerminalProgress
     from harness.cli.run import interruptible, load_engine, real_server_changes
     from harness.errors import ExitCode
-    from harness.live.patch_check import paired_spec
+    from harness.live.patches.check import paired_spec
     from harness.runner import StopFlag
     from harness.runner.paired import run_paired
     from harness.spec import load_toml, parse_experiment
@@ -189,7 +189,7 @@ def devices(
     import json
 
     from harness.errors import ServerError
-    from harness.live.devices import read_devices
+    from harness.live.devices.smi import read_devices
 
     report = read_devices()
     if report is None:
@@ -206,15 +206,15 @@ def devices(
 
 
 def _site_packages(environment: Path | None, twin: bool) -> Path:
-    from harness.live.rbln_backend import find_stack
+    from harness.live.backends.rbln import find_stack
     from harness.twin.environment import find_twin
 
     return find_twin().site_packages if twin else find_stack(str(environment or "")).site_packages
 
 
 def _exporter(environment: Path | None, twin: bool) -> Exporter:
+    from harness.live.backends.rbln import find_stack
     from harness.live.compile import EXPORT, Exporter
-    from harness.live.rbln_backend import find_stack
     from harness.twin.artifact import WRITER
     from harness.twin.environment import find_twin, twin_variables
 

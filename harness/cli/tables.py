@@ -46,7 +46,7 @@ def tables(
     Example: `harness tables --runs runs/catalogue --format latex -o tables.tex`
     """
     from harness.report.paper_tables import Source, paper_tables
-    from harness.report.paper_tables_format import render
+    from harness.report.paper_tables.render import render
 
     written = render(paper_tables(Source(runs, search, artifacts), numbers or ()), form.value)
     if output is None:

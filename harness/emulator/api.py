@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from aiohttp import web
@@ -38,7 +38,9 @@ from harness.emulator.tokens import ContextHash
 from harness.plan import token_block_keys
 
 if TYPE_CHECKING:
-    from harness.emulator.server import EmulatorServer
+    from harness.emulator.config import EmulatorConfig
+    from harness.emulator.core import EmulatorCore
+    from harness.emulator.metrics import ServerMetrics
 
 VLLM_VERSION = "0.22.0"
 MAX_BODY_BYTES = 64 * 1024 * 1024
@@ -73,10 +75,27 @@ class RequestNames:
         return name if self.choices.num == 1 else f"{choice}_{name}"
 
 
+class Serving(Protocol):
+    """What the routes need of the process that they belong to."""
+
+    config: EmulatorConfig
+    core: EmulatorCore
+    log: logs.ServerLog
+    metrics: ServerMetrics
+
+    def submit(self, stream: ClientStream) -> None:
+        """Hand all engine requests of one HTTP request to the engine."""
+        ...
+
+    def forget(self, stream: ClientStream) -> None:
+        """The HTTP request is over, answered or left."""
+        ...
+
+
 class Api:
     """The routes of one server."""
 
-    def __init__(self, server: EmulatorServer) -> None:
+    def __init__(self, server: Serving) -> None:
         self._server = server
         self._config = server.config
         self._num_open = 0

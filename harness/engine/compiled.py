@@ -2,7 +2,7 @@
 
 A function marked ``@compiled`` or ``@inner`` never raises or allocates, and touches nothing but the arrays it is
 given. Where no folder can hold the cache it is compiled anew in each process.
-Next: ``pools``, ``vendor``, ``paper``, ``steps`` and ``harness.sim.kernel`` are written in it, and so is
+Next: ``pools``, ``vendor``, ``paper``, ``steps`` and ``harness.sim.kernel.events`` are written in it, and so is
 ``harness.live.client.wire.core``, whose memory is given by address.
 """
 

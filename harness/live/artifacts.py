@@ -1,7 +1,7 @@
 """Compiled models as folders: what one was compiled for, whether an experiment's server can be it, and what it is.
 
 It reads rbln_config.json and hashes files; it compiles and changes nothing. What the stack would accept and then fail
-on, or silently do otherwise, is refused here by name. Next: ``compile`` makes artifacts, ``rbln_backend`` serves them.
+on, or silently do otherwise, is refused here by name. Next: ``compile`` makes artifacts, ``backends.rbln`` serves them.
 Source: optimum-rbln 0.11.1 (configuration_decoderonly.py), vllm-rbln 0.11.1 (from_optimum.py).
 """
 

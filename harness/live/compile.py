@@ -1,7 +1,7 @@
 """Artifacts made to a specification, once: compiled in the stack's environment, timed, hashed, registered, reused.
 
 A registered artifact is whole: it is written elsewhere, moved into place and never changed. Its name covers the
-specification and the versions that made it, so a stale one cannot be taken for it. Next: ``rbln_backend`` serves it.
+specification and the versions that made it, so a stale one cannot be taken for it. Next: ``backends.rbln`` serves it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pydantic import Field, ValidationError, model_validator
 from harness.clock import NS_PER_S, MonotonicClock, utc_now
 from harness.errors import ServerError, SpecError
 from harness.live.artifacts import EAGER_LIMIT_TOKENS, ArtifactConfig, read_artifact
-from harness.live.supervisor import PR_SET_PDEATHSIG
+from harness.live.server.supervisor import PR_SET_PDEATHSIG
 from harness.spec import Spec, describe_validation_error, load_toml
 
 RECORD_FILE = "harness-artifact.json"

@@ -19,11 +19,11 @@ from pathlib import Path
 
 from harness.clock import NS_PER_MS, MonotonicClock
 from harness.errors import ServerError
-from harness.live.backends import BACKENDS
+from harness.live.backends.registry import BACKENDS
 from harness.live.client.kernel_stamps import ANCILLARY_BYTES, SO_TIMESTAMPNS, enable_kernel_stamps
 from harness.live.client.wire.timer import DeadlineTimer
 from harness.live.provenance import clock_source, memory_bytes, usable_cores
-from harness.live.server import FREE_PORT_RANGE, free_port
+from harness.live.server.process import FREE_PORT_RANGE, free_port
 from harness.twin.environment import find_twin
 
 GIB = 1 << 30

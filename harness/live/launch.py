@@ -1,6 +1,6 @@
 """What a backend hands over: the exact command of one server, its environment, the files it wrote.
 
-Nothing here knows a kind of server. Next: ``harness.live.backends`` and the backends beside it make LaunchPlans.
+Nothing here knows a kind of server. Next: ``backends`` make LaunchPlans.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Words, environment and log format of ``vllm serve``: the same on this host, on another one and on the twin.
 
-Nothing is written or started here. Next: ``rbln_backend`` and ``remote_plan`` make LaunchPlans of it.
+Nothing is written or started here. Next: ``backends.rbln`` and ``remote.plan`` make LaunchPlans of it.
 Source: vllm 0.22.0, vllm-rbln 0.11.1.
 """
 

@@ -2,7 +2,7 @@
 
 Every draw comes from a generator of its own, seeded by a text that names it, so that no draw depends on how many were
 made before it. Nothing here reads a clock or an environment.
-Next: ``harness.live.runner`` and ``harness.sim`` replay what is built here.
+Next: ``harness.runner`` and ``harness.sim`` replay what is built here.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The bytes are canonical: one plan has one file content, its hash is in the header, and a file whose bytes do not
 follow from what it says is refused. Nothing here draws or changes a plan.
-Next: ``harness.live.runner`` keeps a copy beside every run.
+Next: ``harness.runner`` keeps a copy beside every run.
 """
 
 from __future__ import annotations
@@ -11,59 +11,15 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from harness.errors import PlanError, RecordsError
-
-if TYPE_CHECKING:
-    from harness.plan.model import Plan, RequestPlan, SessionPlan
-
-FORMAT = "harness-plan/1"
-REQUEST_COLUMNS = ("keep_tokens", "new_tokens", "generate_tokens", "wait_after_ns")
+from harness.plan.model import FORMAT, REQUEST_COLUMNS, Plan, RequestPlan, SessionPlan, canonical_lines
 
 
-def canonical_lines(plan: Plan, plan_hash: str | None = None) -> Iterator[bytes]:
-    """The plan as lines of UTF-8, each with its newline; the header carries ``plan_hash`` when it is given.
-
-    The hash of a plan is that of these lines without it.
-    """
-    header: dict[str, Any] = {"format": FORMAT}
-    if plan_hash is not None:
-        header["hash"] = plan_hash
-    header |= {
-        "source": plan.source,
-        "seed": plan.seed,
-        "replicate": plan.replicate,
-        "treatment": plan.treatment,
-        "drawn_parent": plan.drawn_parent,
-        "prompt_form": plan.prompt_form,
-        "shared_prefix_tokens": plan.shared_prefix_tokens,
-        "token_id_range": list(plan.token_id_range),
-        "num_sessions": plan.num_sessions,
-        "num_requests": plan.num_requests,
-        "provenance": dict(sorted(plan.provenance.items())),
-        "requests": list(REQUEST_COLUMNS),
-    }
-    yield _line(header)
-    for session in plan.sessions:
-        yield _line(_session_record(session))
-
-
-def _line(record: dict[str, Any]) -> bytes:
-    return json.dumps(record, separators=(",", ":"), allow_nan=False).encode() + b"\n"
-
-
-def _session_record(session: SessionPlan) -> dict[str, Any]:
-    record: dict[str, Any] = {"session": session.index, "start_offset_ns": session.start_offset_ns}
-    if session.after is not None:
-        record["after"] = session.after
-    if session.continues is not None:
-        record["continues"] = session.continues
-    record["requests"] = [
-        (request.keep_tokens, request.new_tokens, request.generate_tokens, request.wait_after_ns)
-        for request in session.requests
-    ]
-    return record
+def save_plan(plan: Plan, folder: Path) -> Path:
+    """Write ``<folder>/<hash>.jsonl`` whole or not at all; RecordsError when the disk refuses."""
+    return write_plan(plan, folder / f"{plan.hash}.jsonl")
 
 
 def write_plan(plan: Plan, path: Path) -> Path:
@@ -150,13 +106,13 @@ def _header(line: bytes, where: str) -> dict[str, Any]:
         ):
             return fields
     raise PlanError(
-        f"is not a plan file: its first line is no {FORMAT} header", where=where, hint="Give a file that `save` wrote"
+        f"is not a plan file: its first line is no {FORMAT} header",
+        where=where,
+        hint="Give a file that `save_plan` wrote",
     )
 
 
 def _plan_from(header: dict[str, Any], lines: list[bytes]) -> Plan:
-    from harness.plan.model import Plan
-
     low, high = header["token_id_range"]
     return Plan(
         source=header["source"],
@@ -173,8 +129,6 @@ def _plan_from(header: dict[str, Any], lines: list[bytes]) -> Plan:
 
 
 def _session_from(record: dict[str, Any]) -> SessionPlan:
-    from harness.plan.model import SessionPlan
-
     return SessionPlan(
         index=record["session"],
         start_offset_ns=record["start_offset_ns"],
@@ -185,8 +139,6 @@ def _session_from(record: dict[str, Any]) -> SessionPlan:
 
 
 def _request_from(columns: list[int]) -> RequestPlan:
-    from harness.plan.model import RequestPlan
-
     if len(columns) != len(REQUEST_COLUMNS) or not all(type(column) is int for column in columns):
         raise ValueError(f"{columns} is not [{', '.join(REQUEST_COLUMNS)}]")
     return RequestPlan(*columns)

@@ -9,16 +9,17 @@ Next: ``harness.plan.files`` stores one, ``harness.plan.tokens`` turns lengths i
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from harness.errors import PlanError
-from harness.plan import files
 from harness.spec import PromptForm, Treatment
 
 TokenIdRange = tuple[int, int]
+FORMAT = "harness-plan/1"
+REQUEST_COLUMNS = ("keep_tokens", "new_tokens", "generate_tokens", "wait_after_ns")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,7 @@ class Plan:
         """SHA-256 (hex) of the canonical form: everything that decides what is sent, and the provenance."""
         if not self._hash:
             digest = hashlib.sha256()
-            for line in files.canonical_lines(self):
+            for line in canonical_lines(self):
                 digest.update(line)
             self._hash.append(digest.hexdigest())
         return self._hash[0]
@@ -149,15 +150,6 @@ class Plan:
             )
         sessions = _without_waits(self.sessions) if treatment == "no-waits" else _with_equal_waits(self)
         return replace(self, treatment=treatment, sessions=sessions, drawn_parent=self.hash)
-
-    def save(self, folder: Path) -> Path:
-        """Write ``<folder>/<hash>.jsonl`` whole or not at all; raises RecordsError when the disk refuses."""
-        return files.write_plan(self, folder / f"{self.hash}.jsonl")
-
-    @staticmethod
-    def load(path: Path) -> Plan:
-        """The plan in a file; raises PlanError when the file was edited, cut off or is no plan."""
-        return files.read_plan(path)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Plan) and self.hash == other.hash
@@ -258,3 +250,47 @@ def _check_requests(session: SessionPlan, begins_with: int) -> int:
 
 def _refuse(where: str, what: str, hint: str) -> NoReturn:
     raise PlanError(what, where=where, hint=hint)
+
+
+def canonical_lines(plan: Plan, plan_hash: str | None = None) -> Iterator[bytes]:
+    """The plan as lines of UTF-8, each with its newline; the header carries ``plan_hash`` when it is given.
+
+    The hash of a plan is that of these lines without it.
+    """
+    header: dict[str, Any] = {"format": FORMAT}
+    if plan_hash is not None:
+        header["hash"] = plan_hash
+    header |= {
+        "source": plan.source,
+        "seed": plan.seed,
+        "replicate": plan.replicate,
+        "treatment": plan.treatment,
+        "drawn_parent": plan.drawn_parent,
+        "prompt_form": plan.prompt_form,
+        "shared_prefix_tokens": plan.shared_prefix_tokens,
+        "token_id_range": list(plan.token_id_range),
+        "num_sessions": plan.num_sessions,
+        "num_requests": plan.num_requests,
+        "provenance": dict(sorted(plan.provenance.items())),
+        "requests": list(REQUEST_COLUMNS),
+    }
+    yield _line(header)
+    for session in plan.sessions:
+        yield _line(_session_record(session))
+
+
+def _line(record: dict[str, Any]) -> bytes:
+    return json.dumps(record, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+
+
+def _session_record(session: SessionPlan) -> dict[str, Any]:
+    record: dict[str, Any] = {"session": session.index, "start_offset_ns": session.start_offset_ns}
+    if session.after is not None:
+        record["after"] = session.after
+    if session.continues is not None:
+        record["continues"] = session.continues
+    record["requests"] = [
+        (request.keep_tokens, request.new_tokens, request.generate_tokens, request.wait_after_ns)
+        for request in session.requests
+    ]
+    return record

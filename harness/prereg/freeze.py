@@ -15,9 +15,9 @@ from harness.clock import utc_now
 from harness.engine.cost import find_cost_file
 from harness.errors import SpecError
 from harness.live.artifacts import artifact_identity
-from harness.live.patches import PATCH_ROOTS
+from harness.live.patches.shipped import PATCH_ROOTS
 from harness.live.provenance import SOURCE_ROOT, source_facts, source_sha256
-from harness.plan import check_fits
+from harness.plan import check_fits, save_plan
 from harness.plan.files import write_atomic
 from harness.prereg.frozen import FrozenPlan, FrozenRule, NamedFile, Preregistration
 from harness.prereg.predict import planned_all, predict_experiment
@@ -184,7 +184,7 @@ def _save_plans(
         check_fits(plan, spec.server_of(conditions[condition]))
         path = folder / f"{plan.hash}.jsonl"
         if path not in paths:
-            paths[plan.save(folder)] = None
+            paths[save_plan(plan, folder)] = None
         relative = repository.relative(path)
         plans.append(
             FrozenPlan(

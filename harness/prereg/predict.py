@@ -15,7 +15,7 @@ from harness.analysis import rearrivals
 from harness.analysis.predictions import Prediction, Predictions
 from harness.analysis.runfacts import cost_model_of
 from harness.engine import CostModel
-from harness.plan import Plan, build_plan
+from harness.plan import Plan, build_plan, read_plan
 from harness.records import SealedRun
 from harness.sim import SimResult, simulate
 from harness.spec import ConditionSpec, ExperimentSpec, RulesName, ServerSpec
@@ -76,7 +76,7 @@ def predict_runs(runs: Sequence[SealedRun], rules: RulesName | None = None) -> P
     """Predictions of runs that were sealed without any: from the plan that lies in each."""
     found: dict[str, dict[int, Prediction]] = {}
     for run in runs:
-        plan = Plan.load(run.file("plan.jsonl"))
+        plan = read_plan(run.file("plan.jsonl"))
         server = ServerSpec.model_validate(run.manifest.requested_server)
         found.setdefault(run.condition, {})[run.replicate] = predict(plan, server, rules, cost_model_of(run))
     return found

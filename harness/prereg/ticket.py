@@ -14,7 +14,7 @@ from harness.analysis.runfacts import COST_MODEL_FILE
 from harness.clock import NS_PER_S, ScaledClock, utc_now
 from harness.errors import PlanError, RecordsError, SpecError
 from harness.live.provenance import source_sha256
-from harness.plan import Plan
+from harness.plan import read_plan
 from harness.prereg.freeze import HARNESS_FOLDER, artifact_sha256, check_new_seed, resolve
 from harness.prereg.frozen import (
     FROZEN_COPY,
@@ -122,7 +122,7 @@ def _check_plans(repository: Repository, frozen: Preregistration) -> None:
     for planned in frozen.plans:
         path = repository.root / planned.path
         try:
-            found = Plan.load(path).hash
+            found = read_plan(path).hash
         except PlanError as error:
             raise SpecError(
                 f"the plan of {planned.condition}/{planned.replicate} was changed after the freeze ({error.what})",

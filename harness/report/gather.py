@@ -16,7 +16,7 @@ from harness.analysis.lateness import lateness
 from harness.analysis.summary import ConditionFigures
 from harness.clock import NS_PER_S, utc_now
 from harness.errors import PlanError, SpecError
-from harness.plan import Plan
+from harness.plan import Plan, read_plan
 from harness.records import Finding, SealedRun
 from harness.report.facts import gather_facts, reproduce_command, server_changes, spec_text
 from harness.report.tables import requests_in_stalls, timeline
@@ -161,7 +161,7 @@ def _plan_of(run: SealedRun) -> Plan | None:
     if not path.exists():
         return None
     try:
-        return Plan.load(path)
+        return read_plan(path)
     except PlanError:  # sealed with the run, so it is of another version; the records still tell nearly everything
         return None
 

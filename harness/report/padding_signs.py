@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from harness.engine.config import EngineConfig
 from harness.engine.cost import load_cost_model
 from harness.plan import build_plan
-from harness.sim import arrays as layout
+from harness.sim.kernel import arrays as layout
 from harness.sim.simulate import plan_arrays, run_batch
 from harness.spec import RulesName, Treatment, WorkloadSpec
 

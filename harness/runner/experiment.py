@@ -15,7 +15,7 @@ from harness.clock import NS_PER_S
 from harness.engine import load_cost_model
 from harness.engine.cost import find_cost_file
 from harness.errors import RecordsError, RunInvalidError, SpecError
-from harness.live.backends import check_host, check_server
+from harness.live.backends.registry import check_host, check_server
 from harness.plan import Plan, build_plan, check_fits
 from harness.prereg import Ticket
 from harness.prereg.repository import file_sha256

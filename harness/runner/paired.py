@@ -16,7 +16,7 @@ import numpy as np
 from harness.analysis.observer import OBSERVER_FILE, load_observer
 from harness.analysis.stats import Interval, StatisticName, bootstrap_interval
 from harness.errors import RecordsError
-from harness.live.patch_check import OBSERVED, PLAIN
+from harness.live.patches.check import OBSERVED, PLAIN
 from harness.records import SealedRun
 from harness.runner.experiment import run_experiment
 from harness.runner.progress import ProgressSink, StopFlag, silent

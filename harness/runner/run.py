@@ -19,11 +19,12 @@ from harness.clock import NS_PER_S, MonotonicClock, ScaledClock, clock_for, real
 from harness.engine.cost import find_cost_file
 from harness.errors import HarnessError
 from harness.live import provenance
-from harness.live.attached_backend import start_server
-from harness.live.audit import self_audit
-from harness.live.backends import LaunchPlan, backend_named
+from harness.live.audit.replay import self_audit
+from harness.live.backends.attached import start_server
+from harness.live.backends.launch_log import launch_findings, read_launch_files
+from harness.live.backends.registry import LaunchPlan, backend_named
 from harness.live.client.run import ReplayResult, replay
-from harness.live.device_watch import (
+from harness.live.devices.watch import (
     DEVICE_METRICS_FILE,
     DEVICES_FILE,
     DeviceWatch,
@@ -32,9 +33,8 @@ from harness.live.device_watch import (
     from_driver,
     from_exporter,
 )
-from harness.live.launch_log import launch_findings, read_launch_files
 from harness.live.scrape import Scraper
-from harness.live.server import ExitReport
+from harness.live.server.process import ExitReport
 from harness.plan import Plan, write_plan
 from harness.prereg import FROZEN_COPY, Ticket
 from harness.records import ClockRecord, Finding, Manifest, RunWriter, SealedRun, ServerRecord

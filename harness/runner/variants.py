@@ -18,7 +18,7 @@ from harness.analysis.verdicts import Evidence
 from harness.engine import EngineConfig
 from harness.prereg import predict_runs
 from harness.records import SealedRun
-from harness.sim import arrays as layout
+from harness.sim.kernel import arrays as layout
 from harness.sim.simulate import plan_arrays, run_batch
 from harness.spec import RulesName
 

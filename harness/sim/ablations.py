@@ -15,8 +15,8 @@ from harness.engine.cost import CostModel
 from harness.engine.state import C_LRU_SLOTS, IntArray, new_state
 from harness.engine.steps import FAR
 from harness.errors import PlanError, SpecError
-from harness.sim import arrays as layout
-from harness.sim import kernel
+from harness.sim.kernel import arrays as layout
+from harness.sim.kernel import events as kernel
 from harness.sim.simulate import check_slots
 from harness.spec import Treatment
 

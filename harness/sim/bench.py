@@ -17,10 +17,10 @@ from harness.clock import NS_PER_S, process_cpu_ns
 from harness.engine.config import EngineConfig
 from harness.engine.cost import load_cost_model
 from harness.plan import Plan, build_plan
-from harness.sim.search import search
-from harness.sim.search_evaluate import build_inputs, evaluator_of
+from harness.sim.search.evaluate import build_inputs, evaluator_of
+from harness.sim.search.run import search
+from harness.sim.search.space import load_space
 from harness.sim.simulate import plan_arrays, run_totals
-from harness.sim.space import load_space
 from harness.spec import WorkloadSpec
 
 MARKS = {"paper": ">= 50,000 /s", "vendor-0.11.1": ">= 30,000 /s"}

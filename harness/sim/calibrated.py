@@ -13,7 +13,7 @@ from statistics import NormalDist
 from typing import Any, cast
 
 from harness.engine.cost import find_cost_file
-from harness.sim.space import UncertaintySpec
+from harness.sim.search.space import UncertaintySpec
 from harness.spec import load_toml
 
 INTERVAL = re.compile(r"^\[(?P<low>[-+.\de]+), (?P<high>[-+.\de]+)\] (?P<level>[\d.]+)%")

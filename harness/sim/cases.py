@@ -17,7 +17,7 @@ from harness.engine.config import EngineConfig
 from harness.engine.cost import FS_PER_S, CostModel, check_magnitudes, to_fs
 from harness.engine.state import STEP_DECODE
 from harness.errors import HarnessError
-from harness.sim import arrays as layout
+from harness.sim.kernel import arrays as layout
 from harness.sim.simulate import SessionRow, check_slots, pack, run_arrays
 
 NS_PER_S = 1_000_000_000

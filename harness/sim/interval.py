@@ -2,7 +2,7 @@
 
 Both configurations of a pair see the same plans and the same true costs; each has its own jitter, as two runs have.
 Every draw has a seed of its own, apart from the search's and the evaluation's.
-Next: ``search_report`` says which candidates are not told apart; ``harness predict`` prints intervals.
+Next: ``search.report`` says which candidates are not told apart; ``harness predict`` prints intervals.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from harness.engine.state import C_LRU_SLOTS, IntArray, new_state
 from harness.engine.steps import FAR
 from harness.errors import PlanError, SpecError
 from harness.plan import Plan, build_plan
-from harness.sim import arrays as layout
-from harness.sim import kernel
 from harness.sim.ablations import Ablation
 from harness.sim.calibrated import calibrated_uncertainty
+from harness.sim.kernel import arrays as layout
+from harness.sim.kernel import events as kernel
+from harness.sim.search.space import Candidate, SpaceSpec, UncertaintySpec, candidate_of
 from harness.sim.simulate import check_slots, plan_arrays
-from harness.sim.space import Candidate, SpaceSpec, UncertaintySpec, candidate_of
 from harness.sim.windows import median_of_paired_ratios, ratio_of_sums, window_figures
 from harness.spec import Treatment
 

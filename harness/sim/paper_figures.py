@@ -15,11 +15,11 @@ from typing import NamedTuple
 from harness.engine.config import EngineConfig
 from harness.engine.cost import load_cost_model
 from harness.plan import build_plan
-from harness.sim import arrays as layout
-from harness.sim.search import SearchResult, search
-from harness.sim.search_rank import TOP, sensitivity
+from harness.sim.kernel import arrays as layout
+from harness.sim.search.rank import TOP, sensitivity
+from harness.sim.search.run import SearchResult, search
+from harness.sim.search.space import Candidate, load_space
 from harness.sim.simulate import plan_arrays, run_batch
-from harness.sim.space import Candidate, load_space
 from harness.spec import WorkloadSpec
 
 BASELINE = Candidate(8, (1, 2, 4, 8), 8, 8192)

@@ -13,7 +13,7 @@ from harness.engine.config import EngineConfig
 from harness.engine.cost import load_cost_model
 from harness.plan import build_plan
 from harness.sim.ablations import ABLATIONS, LABEL, ablated_totals
-from harness.sim.arrays import A_DECODE_NS, A_EVICTIONS, A_PREFILL_NS
+from harness.sim.kernel.arrays import A_DECODE_NS, A_EVICTIONS, A_PREFILL_NS
 from harness.sim.paper_figures import (
     BASELINE,
     COMPARISONS,
@@ -27,8 +27,8 @@ from harness.sim.paper_figures import (
     sums,
     top_sets_equal,
 )
+from harness.sim.search.space import Candidate
 from harness.sim.simulate import plan_arrays, run_totals
-from harness.sim.space import Candidate
 from harness.spec import WorkloadSpec
 
 RULES = ("paper", "paper+dummy", "vendor-0.11.1")

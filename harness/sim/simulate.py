@@ -21,8 +21,8 @@ from harness.engine.state import IntArray, new_state
 from harness.engine.steps import FAR
 from harness.errors import PlanError
 from harness.plan import Plan, SessionPlan
-from harness.sim import arrays as layout
-from harness.sim import kernel
+from harness.sim.kernel import arrays as layout
+from harness.sim.kernel import events as kernel
 from harness.spec import ServerSpec
 
 REQUEST_COLUMNS = (

@@ -1,7 +1,7 @@
 """Figures of a stretch of a longer life: what the device did and gave between two instants, and whether it was steady.
 
 A window begins when every user has finished so many requests, and lasts a stated time; everything is counted to the ns,
-steps that straddle an edge by the part inside. Nothing is drawn here. Next: ``search_evaluate`` judges candidates by
+steps that straddle an edge by the part inside. Nothing is drawn here. Next: ``search.evaluate`` judges candidates by
 it.
 """
 
@@ -17,9 +17,9 @@ from harness.engine.config import EngineConfig
 from harness.engine.cost import CostModel
 from harness.engine.state import STEP_PREFILL, IntArray
 from harness.errors import PlanError
-from harness.sim import arrays as layout
+from harness.sim.kernel import arrays as layout
+from harness.sim.search.space import WindowSpec
 from harness.sim.simulate import check_slots, run_arrays
-from harness.sim.space import WindowSpec
 
 
 class WindowFigures(NamedTuple):

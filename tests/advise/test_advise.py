@@ -17,7 +17,7 @@ from harness.runner import run_experiment
 from harness.runner.experiment import build_plans
 from harness.sim import simulate
 from harness.sim.interval import Prediction
-from harness.sim.space import Candidate, candidate_of, parse_space
+from harness.sim.search.space import Candidate, candidate_of, parse_space
 from harness.spec import load_experiment, parse_experiment
 
 

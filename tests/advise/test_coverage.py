@@ -12,7 +12,7 @@ from harness.engine import load_cost_model
 from harness.errors import SpecError
 from harness.plan import build_plan
 from harness.sim import simulate
-from harness.sim.space import SpaceSpec, candidate_of, parse_space
+from harness.sim.search.space import SpaceSpec, candidate_of, parse_space
 
 
 def space(**changes: Any) -> SpaceSpec:

@@ -15,7 +15,7 @@ from harness.analysis.decide import Costs, Outcome
 from harness.analysis.rules import CostRule, load_rule
 from harness.engine import load_cost_model
 from harness.report.padding_signs import TABLE_I
-from harness.sim.space import Candidate, DeviceSpec
+from harness.sim.search.space import Candidate, DeviceSpec
 
 MODEL = load_cost_model("paper")
 MS = 1e6

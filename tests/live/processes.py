@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from harness.clock import NS_PER_MS, NS_PER_S, MonotonicClock
-from harness.live.server import ServerProcess
+from harness.live.server.process import ServerProcess
 
 TINY_SERVER = Path(__file__).with_name("tiny_server.py")
 HOST = "127.0.0.1"

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from harness.clock import NS_PER_MS, MonotonicClock, clock_for
-from harness.live.audit import audit_plan, self_audit
+from harness.live.audit.replay import audit_plan, self_audit
 from harness.live.client.meters import CpuMeter, stall_facts
 from harness.live.client.stall import StallMeter
 from harness.plan import build_plan

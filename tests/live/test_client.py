@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from harness.clock import NS_PER_MS, NS_PER_S, clock_for
+from harness.live.audit.nullserver import NullServer, NullServerConfig
 from harness.live.client.run import ReplayEvent, ReplayResult, replay
-from harness.live.nullserver import NullServer, NullServerConfig
 from harness.plan import Plan, RequestPlan, SessionPlan, TokenStreams
 from harness.records.schema import CHUNKS, REQUESTS
 from harness.spec import ClientSpec

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from harness.clock import NS_PER_MS
 from harness.errors import SpecError
-from harness.live.bench import (
+from harness.live.audit.bench import (
     Bench,
     Quantity,
     bare_loop,
@@ -27,8 +27,8 @@ from harness.live.bench import (
     to_markdown,
     to_table,
 )
+from harness.live.audit.peers import Peer, parse_peer
 from harness.live.client.run import ReplayResult
-from harness.live.peers import Peer, parse_peer
 from harness.spec import ClientSpec
 
 

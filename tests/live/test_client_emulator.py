@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from harness.clock import NS_PER_S, clock_for
-from harness.live.backends import backend_named
+from harness.live.backends.registry import backend_named
 from harness.live.client.run import ReplayResult, replay
-from harness.live.server import ServerProcess
+from harness.live.server.process import ServerProcess
 from harness.plan import Plan, build_plan
 from harness.spec import ClientSpec, ServerSpec, WorkloadSpec
 

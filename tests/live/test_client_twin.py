@@ -12,9 +12,9 @@ import pytest
 
 from harness.clock import NS_PER_MS, NS_PER_S, clock_for
 from harness.errors import HarnessError
-from harness.live.backends import backend_named
+from harness.live.backends.registry import backend_named
 from harness.live.client.run import replay
-from harness.live.server import ServerProcess
+from harness.live.server.process import ServerProcess
 from harness.plan import Plan, RequestPlan, SessionPlan
 from harness.spec import ClientSpec, ServerSpec
 from harness.twin.environment import find_twin

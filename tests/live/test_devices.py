@@ -11,8 +11,8 @@ import pytest
 
 from harness.clock import VirtualClock
 from harness.errors import ServerError
-from harness.live.device_watch import DeviceWatch, from_driver
-from harness.live.devices import Device, parse_devices, read_devices, require_idle
+from harness.live.devices.smi import Device, parse_devices, read_devices, require_idle
+from harness.live.devices.watch import DeviceWatch, from_driver
 
 # Keys and units as public readers of the format describe them, for two generations of drivers.
 NEWER: dict[str, Any] = {

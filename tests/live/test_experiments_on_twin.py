@@ -16,7 +16,7 @@ from places import Place
 from stacks import linked_environment
 
 from harness.errors import HarnessError
-from harness.live.patches import patch_status, tree_sha256
+from harness.live.patches.shipped import patch_status, tree_sha256
 from harness.records import SealedRun
 from harness.runner.paired import compare_pair
 from harness.twin.artifact import ArtifactSpec, cached_artifact

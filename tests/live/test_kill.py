@@ -26,7 +26,7 @@ from processes import (
 
 from harness.clock import NS_PER_MS
 from harness.errors import ServerError
-from harness.live.server import free_port, port_is_free
+from harness.live.server.process import free_port, port_is_free
 
 pytestmark = pytest.mark.live
 
@@ -35,7 +35,7 @@ HARNESS = """
 import sys
 from pathlib import Path
 from harness.clock import MonotonicClock
-from harness.live.server import ServerProcess
+from harness.live.server.process import ServerProcess
 folder, fork, port, *argv = sys.argv[1:]
 folder = Path(folder)
 server = ServerProcess.start(

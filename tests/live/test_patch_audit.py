@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.live.patch_audit import PatchAuditError, audit
+from harness.live.patches.audit import PatchAuditError, audit
 
 BEFORE = '''\
 """A module."""

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from harness.errors import HarnessError, ServerError, SpecError
-from harness.live.patch_diff import parse_diff
-from harness.live.patch_install import apply_in_place, in_place_record, revert_in_place
-from harness.live.patches import (
+from harness.live.patches.diff import parse_diff
+from harness.live.patches.install import apply_in_place, in_place_record, revert_in_place
+from harness.live.patches.shipped import (
     Patch,
     backup_path,
     make_overlay,
@@ -78,7 +78,7 @@ sha256_after = "{_sha256(after)}"
 def site_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An installed little vllm_rbln 0.11.1, and a release whose one patch fits it."""
     _release(tmp_path / "patches" / "vllm_rbln-0.11.1")
-    monkeypatch.setattr("harness.live.patches.PATCH_ROOTS", (tmp_path / "patches",))
+    monkeypatch.setattr("harness.live.patches.shipped.PATCH_ROOTS", (tmp_path / "patches",))
     site = tmp_path / "site-packages"
     (site / "vllm_rbln-0.11.1.dist-info").mkdir(parents=True)
     target = site / TARGET
@@ -258,10 +258,10 @@ def test_an_interrupted_edit_is_seen_and_cleared(site_packages: Path, leftover: 
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-import harness.live.patches
-from harness.live.patch_install import apply_in_place, revert_in_place
+import harness.live.patches.shipped
+from harness.live.patches.install import apply_in_place, revert_in_place
 site, patches, command, kill_at = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])
-harness.live.patches.PATCH_ROOTS = (patches,)
+harness.live.patches.shipped.PATCH_ROOTS = (patches,)
 seen = 0
 def on_event(event, details):
     global seen
@@ -348,7 +348,7 @@ def test_a_patch_that_acts_is_refused_although_all_its_hashes_agree(
         '    logger.debug("[BUCKET] request_nums=%d padded_batch_size=%d", n, b)', "    b = buckets[-1]"
     )
     _release(tmp_path / "evil" / "vllm_rbln-0.11.1", diff, parse_diff(diff).apply(BEFORE))
-    monkeypatch.setattr("harness.live.patches.PATCH_ROOTS", (tmp_path / "evil",))
+    monkeypatch.setattr("harness.live.patches.shipped.PATCH_ROOTS", (tmp_path / "evil",))
     with pytest.raises(SpecError, match=r"bucket_log.patch line 8: adds or changes 'b = buckets\[-1\]'"):
         make_overlay(site_packages, tmp_path / "overlays")
     assert not (tmp_path / "overlays").exists()

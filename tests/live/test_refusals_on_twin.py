@@ -16,7 +16,7 @@ from places import Place
 from stacks import TARGET, linked_environment
 
 from harness.errors import HarnessError
-from harness.live.patches import backup_path
+from harness.live.patches.shipped import backup_path
 from harness.records import RunStore
 from harness.twin.artifact import ArtifactSpec, cached_artifact
 from harness.twin.environment import find_twin

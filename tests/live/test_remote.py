@@ -24,11 +24,11 @@ from stacks import TARGET, write_artifact, write_environment
 
 from harness.clock import NS_PER_MS, MonotonicClock, ScaledClock, realtime_minus_monotonic_ns
 from harness.errors import HarnessError, ServerError, SpecError
-from harness.live.backends import backend_named
+from harness.live.backends.registry import backend_named
 from harness.live.launch import LaunchPlan
-from harness.live.patch_diff import parse_diff
-from harness.live.remote import SSH_LOG, RemoteHost
-from harness.live.server import ServerProcess
+from harness.live.patches.diff import parse_diff
+from harness.live.remote.host import SSH_LOG, RemoteHost
+from harness.live.server.process import ServerProcess
 from harness.spec import ServerSpec
 
 BEFORE = "import logging\nlogger = logging.getLogger(__name__)\ndef choose(n):\n    b = n\n    return b\n"
@@ -105,7 +105,7 @@ def other_host(tmp_path: Path, ssh: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
         f'target = "{TARGET}"\nobserves = "n"\nsha256_before = "{hashes[0]}"\nsha256_patch = "{hashes[1]}"\n'
         f'sha256_after = "{hashes[2]}"\n'
     )
-    monkeypatch.setattr("harness.live.patches.PATCH_ROOTS", (tmp_path / "patches",))
+    monkeypatch.setattr("harness.live.patches.shipped.PATCH_ROOTS", (tmp_path / "patches",))
     write_artifact(root / "artifact")
     (tmp_path / "run").mkdir()
     return root

@@ -14,8 +14,8 @@ from processes import HOST, is_alive
 
 from harness.clock import ScaledClock
 from harness.errors import ServerError, SpecError
-from harness.live.backends import BACKENDS, EmulatorBackend, backend_named, check_time_scale
-from harness.live.server import ServerProcess, free_port
+from harness.live.backends.registry import BACKENDS, EmulatorBackend, backend_named, check_time_scale
+from harness.live.server.process import ServerProcess, free_port
 from harness.spec import ServerSpec
 
 SERVER = ServerSpec(max_num_seqs=8, decode_buckets=(1, 2, 4, 6, 8))

@@ -1,4 +1,4 @@
-"""A server's life through the public doors of harness.live.server, on small servers of our own."""
+"""A server's life through the public doors of harness.live.server.process, on small servers of our own."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from processes import HOST, check_until_it_fails, child_named_in, clock, ends_wi
 
 from harness.clock import ScaledClock
 from harness.errors import ServerError
-from harness.live.server import ServerProcess, free_port, port_is_free, port_owner, require_port
+from harness.live.server.process import ServerProcess, free_port, port_is_free, port_owner, require_port
 
 pytestmark = pytest.mark.live
 

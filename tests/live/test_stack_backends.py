@@ -15,12 +15,12 @@ from stacks import TARGET, write_artifact, write_environment
 
 from harness.clock import ScaledClock
 from harness.errors import ServerError, SpecError
-from harness.live.attached_backend import start_server
-from harness.live.backends import EmulatorBackend, backend_named
+from harness.live.backends.attached import start_server
+from harness.live.backends.registry import EmulatorBackend, backend_named
 from harness.live.launch import LaunchPlan
-from harness.live.patch_diff import parse_diff
-from harness.live.patch_install import apply_in_place
-from harness.live.server import ServerProcess, free_port
+from harness.live.patches.diff import parse_diff
+from harness.live.patches.install import apply_in_place
+from harness.live.server.process import ServerProcess, free_port
 from harness.observer import INSIDE
 from harness.records import RunStore
 from harness.runner import run_experiment
@@ -52,7 +52,7 @@ def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         f'target = "{TARGET}"\nobserves = "n"\nsha256_before = "{hashes[0]}"\nsha256_patch = "{hashes[1]}"\n'
         f'sha256_after = "{hashes[2]}"\n'
     )
-    monkeypatch.setattr("harness.live.patches.PATCH_ROOTS", (tmp_path / "patches",))
+    monkeypatch.setattr("harness.live.patches.shipped.PATCH_ROOTS", (tmp_path / "patches",))
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
     monkeypatch.delenv("VLLM_PLUGINS", raising=False)

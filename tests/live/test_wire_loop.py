@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from test_client import plan_of, rows_of, run, session
 
 from harness.clock import NS_PER_MS, ScaledClock
+from harness.live.audit.nullserver import NullServer, NullServerConfig
 from harness.live.client.answer import NO_KERNEL_STAMP, Answer
 from harness.live.client.wire import deadlines, scan
 from harness.live.client.wire import layout as at
 from harness.live.client.wire.reading import ids_text
-from harness.live.nullserver import NullServer, NullServerConfig
 
 FD = 7
 ROOM = 4_096

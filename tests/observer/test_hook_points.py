@@ -8,8 +8,8 @@ import pytest
 from little_stack import write_little_stack
 
 from harness.errors import HarnessError
-from harness.live.observer_points import OUTPUT_FIELDS, POINTS, RUNTIME, missing_hooks
-from harness.live.patch_check import verify_installed
+from harness.live.patches.check import verify_installed
+from harness.live.patches.observer_points import OUTPUT_FIELDS, POINTS, RUNTIME, missing_hooks
 from harness.observer import INSIDE
 from harness.twin.environment import TwinEnvironment, find_twin
 

@@ -11,7 +11,7 @@ import pytest
 from workplace import Workplace
 
 from harness.errors import SpecError
-from harness.plan import Plan
+from harness.plan import read_plan
 from harness.prereg import load_preregistration, ticket_for, used_seeds
 from harness.prereg.freeze import HARNESS_FOLDER, FreezeOptions, freeze
 from harness.prereg.repository import Repository
@@ -23,7 +23,7 @@ def test_a_frozen_file_fixes_plans_predictions_criteria_code_and_inputs(place: W
     content = load_preregistration(frozen.path)
     assert frozen.path == place.root / "plans" / "frozen" / "small.json"
     assert len(content.plans) == 6
-    assert {Plan.load(place.root / plan.path).hash for plan in content.plans} == {plan.hash for plan in content.plans}
+    assert {read_plan(place.root / plan.path).hash for plan in content.plans} == {plan.hash for plan in content.plans}
     # Conditions without a treatment share the plan of their replicate.
     assert len({plan.hash for plan in content.plans}) == 3
     assert content.predictions["more"][2].device_ns > 0

@@ -16,7 +16,7 @@ from harness.cli import app
 from harness.errors import SpecError
 from harness.records import RunStore
 from harness.report.paper_tables import PaperTable, Source, paper_tables
-from harness.report.paper_tables_format import latex_text, render, to_csv, to_latex, to_markdown
+from harness.report.paper_tables.render import latex_text, render, to_csv, to_latex, to_markdown
 from harness.runner import run_experiment
 from harness.shipped import find_shipped, shipped_folder
 from harness.spec import load_experiment

@@ -11,7 +11,7 @@ from experiments import small_experiment
 from harness.analysis import rebuild, run_figures, summarise
 from harness.analysis.interference import measured_waiting_session_ns
 from harness.errors import RunInvalidError
-from harness.plan import Plan
+from harness.plan import read_plan
 from harness.records import RunStore, SealedRun
 from harness.runner import run_experiment
 from harness.sim import simulate
@@ -26,7 +26,7 @@ def simulated(tmp_path: Path, **changes: object) -> tuple[SealedRun, ...]:
 
 
 def result_of(run: SealedRun):
-    return simulate(Plan.load(run.file("plan.jsonl")), ServerSpec.model_validate(run.manifest.requested_server))
+    return simulate(read_plan(run.file("plan.jsonl")), ServerSpec.model_validate(run.manifest.requested_server))
 
 
 @pytest.mark.parametrize("rules", RULES)

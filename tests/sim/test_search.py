@@ -16,11 +16,11 @@ from harness.errors import RecordsError, SpecError
 from harness.plan import build_plan
 from harness.shipped import shipped_names
 from harness.sim import simulate
-from harness.sim.search import Progress, search, share_at_most
-from harness.sim.search_chunks import Chunk, compute_here
-from harness.sim.search_evaluate import Evaluator, build_inputs, evaluator_of, nearest_rank
-from harness.sim.search_rank import pareto_front, sensitivity
-from harness.sim.space import Candidate, SpaceSpec, load_space, parse_space
+from harness.sim.search.chunks import Chunk, compute_here
+from harness.sim.search.evaluate import Evaluator, build_inputs, evaluator_of, nearest_rank
+from harness.sim.search.rank import pareto_front, sensitivity
+from harness.sim.search.run import Progress, search, share_at_most
+from harness.sim.search.space import Candidate, SpaceSpec, load_space, parse_space
 
 SMALL: dict[str, Any] = {
     "name": "small",

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from harness.errors import SpecError
-from harness.sim.search import search
-from harness.sim.search_chunks import Chunk
-from harness.sim.search_cluster import cluster_runner, runner_of
-from harness.sim.space import SpaceSpec, parse_space
+from harness.sim.search.chunks import Chunk
+from harness.sim.search.cluster import cluster_runner, runner_of
+from harness.sim.search.run import search
+from harness.sim.search.space import SpaceSpec, parse_space
 
 distributed = pytest.importorskip("distributed")
 

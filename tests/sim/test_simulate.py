@@ -10,7 +10,7 @@ from harness.engine import EngineConfig, load_cost_model
 from harness.errors import PlanError
 from harness.plan import Plan, RequestPlan, SessionPlan, build_plan
 from harness.sim import SimResult, plan_arrays, run_totals, simulate
-from harness.sim import arrays as layout
+from harness.sim.kernel import arrays as layout
 from harness.spec import ServerSpec, UniformLaw, WorkloadSpec
 from tests.sim.naive import naive_run
 

@@ -12,11 +12,11 @@ from harness.clock import NS_PER_S
 from harness.engine import EngineConfig, load_cost_model
 from harness.errors import PlanError
 from harness.plan import Plan, build_plan
-from harness.sim import arrays as layout
 from harness.sim import plan_arrays, simulate
-from harness.sim.search import search
+from harness.sim.kernel import arrays as layout
+from harness.sim.search.run import search
+from harness.sim.search.space import WindowSpec, parse_space
 from harness.sim.simulate import run_arrays
-from harness.sim.space import WindowSpec, parse_space
 from harness.sim.windows import look, median_of_paired_ratios, ratio_of_sums, steadiness, users_of, window_figures
 from harness.spec import WorkloadSpec
 

@@ -20,8 +20,8 @@ from cut_logs import assert_no_cut_invents_or_loses
 
 from harness.analysis import ParseCounts, parse_log
 from harness.clock import MonotonicClock
-from harness.live.backends import Backend, EmulatorBackend, TwinBackend
-from harness.live.server import ServerProcess
+from harness.live.backends.registry import Backend, EmulatorBackend, TwinBackend
+from harness.live.server.process import ServerProcess
 from harness.spec import ServerSpec
 from harness.twin.environment import TwinEnvironment
 

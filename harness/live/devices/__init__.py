@@ -1,0 +1,1 @@
+"""NPUs as the driver and the exporter report them. Nothing is configured or reset."""

@@ -1,0 +1,111 @@
+"""Evidence that patch and observer only observe: proofs on files, and the experiment that runs with and without them.
+
+Nothing is applied or started here. Next: ``harness.runner.paired`` runs the pair and compares tokens, steps and times.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from harness.errors import SpecError
+from harness.live.patches.observer_points import POINTS, RUNTIME, HookPoint, Read, missing_hooks
+from harness.live.patches.shipped import Patch, patch_status, read, require_state, sha256, shipped_patches
+from harness.spec import ConditionSpec, ExperimentSpec
+
+PLAIN, OBSERVED = "plain", "observed"
+PATCHABLE = ("rbln", "twin")
+
+
+def verify_installed(site_packages: Path) -> str:
+    """Prove the patch that fits, or is applied to, an installed package, and say whether the observer's hooks fit.
+
+    One line. SpecError when no patch fits.
+    """
+    status = patch_status(site_packages)
+    patch = status.patch or require_state(status, "pristine")
+    content = read(status.target)
+    before = patch.revert(content, status.target) if status.state == "patched" else content
+    hooks = _hooks(lambda name: _text(site_packages / name), (*POINTS, RUNTIME))
+    return f"{status.target}: {status.state}; {_proof(patch, before, status.target)}; {hooks}"
+
+
+def verify_wheel(wheel: Path) -> str:
+    """Prove the patch that fits the package in a wheel, and the observer's hooks, without installing it; one line."""
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            for target in dict.fromkeys(patch.target for patch in shipped_patches()):
+                before = archive.read(target)
+                for patch in shipped_patches():
+                    if patch.sha256_before == sha256(before):
+                        return f"{_proof(patch, before, wheel / target)}; {_hooks(_reader(archive), POINTS)}"
+                raise SpecError(f"no patch fits {target}, SHA-256 {sha256(before)[:16]}", where=str(wheel))
+    except (OSError, KeyError, zipfile.BadZipFile) as error:
+        raise SpecError(f"is no wheel of vllm-rbln ({error})", where=str(wheel)) from error
+    raise SpecError("this release ships no patches", where=str(wheel))
+
+
+def _proof(patch: Patch, before: bytes, where: Path) -> str:
+    after = patch.apply(before, where)
+    lines = ", ".join(f"line {one.line} {one.format!r}" for one in patch.audit(before, after))
+    return f"{patch.path.parent.name}/{patch.name} agrees in all three hashes and adds only logging: {lines}"
+
+
+def _hooks(read: Read, points: Sequence[HookPoint]) -> str:
+    missing = missing_hooks(read, points)
+    if missing:
+        return f"the observer does NOT fit: {'; '.join(missing)}"
+    return f"the observer's {len(points)} hooks fit"
+
+
+def _reader(archive: zipfile.ZipFile) -> Read:
+    names = set(archive.namelist())
+    return lambda name: archive.read(name).decode() if name in names else None
+
+
+def _text(path: Path) -> str | None:
+    return read(path).decode() if path.is_file() else None
+
+
+def paired_spec(spec: ExperimentSpec, backend: str | None = None) -> ExperimentSpec:
+    """The first condition of ``spec`` twice, once: plain, and with patch and observer.
+
+    The patch comes as an overlay whatever ``spec`` says: an installed file that is patched in place would be patched in
+    both runs. The bytes that run are the same (``sha256_after``). Raises SpecError for a backend with nothing to patch.
+    """
+    kind = backend or spec.backend
+    if kind not in PATCHABLE:
+        raise SpecError(
+            f"backend {kind!r} has no vllm-rbln of ours to patch and observe",
+            where="patch check",
+            hint="Use --backend rbln on an NPU server, or --backend twin anywhere",
+        )
+    first = spec.condition[0]
+    table: dict[str, Any] = spec.model_dump(exclude={"condition", "baseline"})
+    server = {key: value for key, value in first.server.items() if key not in {"patch", "observer"}}
+    pair = (
+        ConditionSpec(
+            name=PLAIN,
+            treatment=first.treatment,
+            workload=first.workload,
+            server={**server, "patch": "none", "observer": False},
+        ),
+        ConditionSpec(
+            name=OBSERVED,
+            treatment=first.treatment,
+            workload=first.workload,
+            server={**server, "patch": "overlay", "observer": True},
+        ),
+    )
+    return ExperimentSpec.model_validate(
+        {
+            **table,
+            "name": f"{spec.name}-check"[:64],
+            "backend": kind,
+            "replicates": 1,
+            "rules": (),
+            "condition": [one.model_dump() for one in pair],
+        }
+    )

@@ -1,0 +1,1 @@
+"""A server on another host, over the ssh client alone."""

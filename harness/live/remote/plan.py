@@ -1,0 +1,128 @@
+"""A server on another host as a LaunchPlan: the same command, patch, observer and refusals, laid out there over ssh.
+
+``port`` is this host's end of the forwarded connection. Next: ``life`` is the process that the plan starts.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+from dataclasses import astuple
+from pathlib import Path
+from typing import Any
+
+from harness.errors import SpecError
+from harness.live.artifacts import blocks_override
+from harness.live.launch import LOOPBACK, LaunchPlan
+from harness.live.remote import host as remote
+from harness.live.serve_command import (
+    LOGGING_FILE,
+    QUIET,
+    SOCKET_FOLDER_VARIABLE,
+    logging_config,
+    serve_arguments,
+)
+from harness.observer import INSIDE, OBSERVER_FILE, observer_variables
+from harness.records import Observation
+from harness.redact import filled_env, redacted_arguments, redacted_env
+from harness.spec import ServerSpec
+
+
+def remote_plan(server: ServerSpec, *, backend: str, port: int, run_folder: Path) -> LaunchPlan:
+    """The same server on another host: the same arguments, environment, patch, observer and refusals."""
+    if not server.environment:
+        raise SpecError(
+            "is missing", where="server.environment", hint="Name the virtual environment of vllm on that host"
+        )
+    host = remote.RemoteHost(server.ssh, f"{server.environment}/bin/python")
+    stack = remote.look(host, server.artifact)
+    devices = remote.check_remote(stack, server, host)
+    patch_record, patch, content = remote.patch_for(stack, server.patch, host.name)
+    model = Path(server.artifact).name
+    prepared = {
+        "files": {
+            **remote.packed(INSIDE, "observer"),
+            **{
+                name: base64.b64encode(body).decode()
+                for name, body in (
+                    ("remote_host.py", remote.HOST_SCRIPT.read_bytes()),
+                    (LOGGING_FILE, json.dumps(logging_config()).encode()),
+                )
+            },
+        },
+        "overlay": None
+        if patch is None or content is None
+        else {
+            "site_packages": stack.site_packages,
+            "package": patch.package,
+            "target": patch.target,
+            "content": base64.b64encode(content).decode(),
+        },
+    }
+    laid_out = host.call("prepare", prepared)
+    folder, remote_port = str(laid_out["folder"]), int(laid_out["port"])
+    search = ([] if content is None else [f"{folder}/overlay"]) + ([f"{folder}/observer"] if server.observer else [])
+    given = filled_env(server.env, os.environ)
+    own = {key: value for key, value in given.items() if key not in {"PYTHONPATH", "VLLM_PLUGINS"}}
+    env = {**QUIET, "VLLM_RBLN_METRICS": "1", "RBLN_DEVICES": ",".join(map(str, devices))}
+    env["VLLM_LOGGING_CONFIG_PATH"] = f"{folder}/{LOGGING_FILE}"
+    env[SOCKET_FOLDER_VARIABLE] = folder
+    if server.observer:
+        env |= observer_variables(Path(folder) / OBSERVER_FILE, server.env.get("VLLM_PLUGINS"))
+    search += [part for part in server.env.get("PYTHONPATH", "").split(os.pathsep) if part]
+    if search:
+        env["PYTHONPATH"] = os.pathsep.join(search)
+    override = blocks_override(stack.config, server)
+    arguments = serve_arguments(server, Path(server.artifact), remote_port, model, override)
+    job: dict[str, Any] = {
+        "argv": [f"{server.environment}/bin/vllm", *arguments],
+        "env": {**env, **own},
+        "grace_s": server.stop_grace_s,
+    }
+    host.call("write", {"path": f"{folder}/job.json", "text": json.dumps(job)})
+    files = {"remote": (run_folder / "remote.json").absolute()}
+    remote.write_job(
+        files["remote"],
+        {
+            "host": host.name,
+            "python": host.python,
+            "ssh": list(host.ssh),
+            "folder": folder,
+            "local_port": port,
+            "remote_port": remote_port,
+            "observer": OBSERVER_FILE,
+            "observer_path": str((run_folder / OBSERVER_FILE).absolute()),
+            "ssh_log_path": str((run_folder / remote.SSH_LOG).absolute()),
+        },
+    )
+    return LaunchPlan(
+        backend=backend,
+        argv=remote.life_command(files["remote"]),
+        host=LOOPBACK,
+        port=port,
+        model=model,
+        env={"PYTHONUNBUFFERED": "1"},
+        files=files,
+        requested={
+            "server": server.model_dump(mode="json"),
+            "num_gpu_blocks_override": override,
+            "versions": stack.versions,
+            "artifact": {**stack.identity, "config": stack.config.to_json()},
+            "devices": None if stack.devices is None else stack.devices.raw,
+            "remote": {
+                "host": stack.host,
+                **job,
+                "argv": list(redacted_arguments(job["argv"])),
+                "env": redacted_env(job["env"]),
+            },
+        },
+        observation=Observation(
+            steps="iteration-log" if server.patch == "none" else "bucket-log",
+            has_kv_log=server.prefix_caching,
+            patch=patch_record,
+        ),
+        tells_settings=True,
+        device_command=() if stack.devices is None else tuple(host.command("rbln-smi", "-j")),
+        read_offset=lambda: astuple(host.read_clock()),
+    )

@@ -1,0 +1,187 @@
+"""The unit of work of a search: some candidates of one rung, figured out and encoded as Parquet bytes.
+
+The same job and chunk give the same bytes wherever they are computed. Nothing is written to disk here.
+Next: ``run`` writes what comes back; ``cluster`` computes chunks on other machines.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
+from itertools import islice
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from harness.errors import PlanError
+from harness.sim.search.evaluate import Evaluator, Group, GroupFigures, Inputs, build_inputs, evaluator_of
+from harness.sim.search.space import Candidate, SpaceSpec
+
+Seconds = pa.float64()
+PerUsers = pa.list_(pa.int64())
+
+LEDGER_SCHEMA = pa.schema(
+    [
+        pa.field("index", pa.int32(), nullable=False),
+        pa.field("limit", pa.int32(), nullable=False),
+        pa.field("buckets", pa.list_(pa.int32()), nullable=False),
+        pa.field("kv_slots", pa.int32(), nullable=False),
+        pa.field("slot_tokens", pa.int32(), nullable=False),
+        pa.field("memory_gib", Seconds, nullable=False),
+        pa.field("compile_s", Seconds, nullable=False),
+        pa.field("artifact_gib", Seconds, nullable=False),
+        pa.field("excluded", pa.string(), nullable=False),
+        pa.field("rung", pa.int32(), nullable=False),
+        pa.field("num_plans", pa.int32(), nullable=False),
+        # Per N, in the order of inputs.users; null where nothing was simulated.
+        pa.field("search_device_ns", PerUsers),
+        pa.field("search_completed", PerUsers),
+        pa.field("evaluation_device_ns", PerUsers),
+        pa.field("evaluation_completed", PerUsers),
+        pa.field("wait_ns", pa.int64()),
+        pa.field("p99_completion_ns", pa.int64()),
+        pa.field("cached_tokens", pa.int64()),
+        pa.field("evictions", pa.int64()),
+    ]
+)
+
+
+class Rung(NamedTuple):
+    """One pass over candidates. plans: search plans per N (-1: all). keep: how many go on (0: the last rung)."""
+
+    number: int
+    plans: int
+    keep: int
+    is_last: bool
+
+
+class Chunk(NamedTuple):
+    """Candidates (by index) of one rung; ``number`` names its file."""
+
+    rung: Rung
+    number: int
+    indices: tuple[int, ...]
+
+    @property
+    def file_name(self) -> str:
+        return f"rung-{self.rung.number}-chunk-{self.number:05d}.parquet"
+
+
+class Job:
+    """Everything a process needs to compute chunks of one search; built once per process."""
+
+    def __init__(self, space: SpaceSpec) -> None:
+        self.space = space
+        self.inputs: Inputs = build_inputs(space.inputs)
+        self.evaluator: Evaluator = evaluator_of(space, self.inputs)
+        self._candidates: list[Candidate] | None = None
+
+    @property
+    def candidates(self) -> list[Candidate]:
+        if self._candidates is None:
+            self._candidates = list(self.space.candidates())
+        return self._candidates
+
+    def groups(self, rung: Rung) -> list[Group]:
+        """The plans of a rung: the first of every N; the last rung adds the evaluation's."""
+        wanted: list[Group] = []
+        for group in self.inputs.groups:
+            if group.role == "search" and rung.plans >= 0:
+                wanted.append(group._replace(last=min(group.last, group.first + rung.plans)))
+            elif group.first < group.last and (group.role == "search" or rung.is_last):
+                wanted.append(group)
+        return wanted
+
+
+@lru_cache(maxsize=2)
+def job_of(space_json: str) -> Job:
+    """The job of a search space, one per process."""
+    return Job(SpaceSpec.model_validate_json(space_json))
+
+
+def compute_chunk(space_json: str, chunk: Chunk) -> bytes:
+    """A chunk's rows as the bytes of a Parquet file. Also what runs on the workers of a cluster."""
+    return encode(chunk_rows(job_of(space_json), chunk))
+
+
+def encode(rows: pa.Table) -> bytes:
+    """A table as Parquet bytes: equal tables give equal bytes."""
+    buffer = io.BytesIO()
+    pq.write_table(rows, buffer, compression="zstd")
+    return buffer.getvalue()
+
+
+def chunk_rows(job: Job, chunk: Chunk) -> pa.Table:
+    """Figures of every candidate of a chunk, in the order of its indices."""
+    groups = job.groups(chunk.rung)
+    num_plans = sum(group.last - group.first for group in groups if group.role == "search")
+    rows = [candidate_row(job, index, chunk.rung, groups, num_plans) for index in chunk.indices]
+    return pa.Table.from_pylist(rows, schema=LEDGER_SCHEMA)
+
+
+def candidate_row(job: Job, index: int, rung: Rung, groups: Sequence[Group], num_plans: int) -> dict[str, Any]:
+    """One row of the ledger."""
+    space, candidate = job.space, job.candidates[index]
+    row: dict[str, Any] = {
+        "index": index,
+        **candidate._asdict(),
+        "memory_gib": space.device.memory_gib(candidate),
+        "compile_s": space.device.compile_s(candidate),
+        "artifact_gib": space.device.artifact_gib(candidate),
+        "excluded": space.constraints.violated(space.device, candidate),
+        "rung": rung.number,
+        "num_plans": 0,
+    }
+    if row["excluded"]:
+        return row
+    try:
+        figures = job.evaluator.evaluate(candidate, groups)
+    except PlanError as error:
+        return {**row, "excluded": str(error)}
+    by_role: dict[str, list[GroupFigures]] = {"search": [], "evaluation": []}
+    for group, found in zip(groups, figures, strict=True):
+        by_role[group.role].append(found)
+    search = by_role["search"]
+    row |= {
+        "num_plans": num_plans,
+        "wait_ns": sum(found.wait_ns for found in search),
+        "p99_completion_ns": max(found.p99_ns for found in search),
+        "cached_tokens": sum(found.cached_tokens for found in search),
+        "evictions": sum(found.evictions for found in search),
+    }
+    for role, found_all in by_role.items():
+        if found_all:
+            row[f"{role}_device_ns"] = [found.device_ns for found in found_all]
+            row[f"{role}_completed"] = [found.completed for found in found_all]
+    return row
+
+
+def chunk_size(num_candidates: int) -> int:
+    """Candidates per chunk: a function of their number alone, so that a resumed search cuts the same chunks."""
+    return min(max(-(-num_candidates // 256), 64), 4096)
+
+
+def chunks_of(rung: Rung, indices: Iterable[int], size: int) -> Iterator[Chunk]:
+    """A rung's candidates in chunks of ``size``."""
+    remaining = iter(indices)
+    number = 0
+    while part := tuple(islice(remaining, size)):
+        yield Chunk(rung, number, part)
+        number += 1
+
+
+ChunkRunner = Callable[[str, Sequence[Chunk]], Iterator[tuple[Chunk, bytes]]]
+"""Computes chunks of a space (its JSON) and gives them back in any order."""
+
+
+def compute_here(space_json: str, chunks: Sequence[Chunk]) -> Iterator[tuple[Chunk, bytes]]:
+    """The runner of one process."""
+    for chunk in chunks:
+        yield chunk, compute_chunk(space_json, chunk)
+
+
+def digest_of(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,248 @@
+"""Gives a candidate its figures: every plan of every N, simulated in compiled code, integers in and integers out.
+
+Two candidates that cannot differ on a set of plans are simulated once: with at most w requests at a time only the costs
+of steps of up to w requests, the slots and whether the limit is above w can matter. The figures never depend on what
+was shared. Next: ``run`` cuts the candidates into chunks; ``cluster`` sends chunks elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from harness.engine.config import EngineConfig
+from harness.engine.cost import CostModel, load_cost_model
+from harness.engine.state import EngineState, IntArray, new_state
+from harness.engine.steps import FAR
+from harness.errors import PlanError, SpecError
+from harness.plan import Plan, build_plan
+from harness.sim.kernel import arrays as layout
+from harness.sim.kernel import events as kernel
+from harness.sim.search.space import Candidate, InputSpec, SpaceSpec, WindowSpec
+from harness.sim.simulate import check_slots, plan_arrays
+from harness.sim.windows import window_figures
+
+MOST_STATES = 64
+MOST_SHARED = 200_000
+
+
+class Group(NamedTuple):
+    """Plans [first, last) of all the plans: one N, for the search or for the evaluation, one step of the schedule."""
+
+    users: int
+    role: str
+    first: int
+    last: int
+
+
+class GroupFigures(NamedTuple):
+    """Sums over the plans of one group. p99_ns: of request latency, arrival to completion, pooled over the plans."""
+
+    device_ns: int
+    decode_ns: int
+    wait_ns: int
+    p99_ns: int
+    completed: int
+    cached_tokens: int
+    evictions: int
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """All plans of a search, end to end. Groups go by N, then role; ``hashes`` name the plans, in order."""
+
+    arrays: layout.PlanArrays
+    groups: tuple[Group, ...]
+    hashes: tuple[str, ...]
+
+    def group(self, users: int, role: str) -> Group:
+        return next(group for group in self.groups if (group.users, group.role) == (users, role))
+
+
+def build_inputs(inputs: InputSpec) -> Inputs:
+    """Draw every plan once. Within a group: by replicate, then seed, so that a prefix is a fair part of it.
+
+    Raises SpecError when a plan of the evaluation is one of the search's.
+    """
+    plans: list[Plan] = []
+    groups: list[Group] = []
+    hashes: dict[str, set[str]] = {"search": set(), "evaluation": set()}
+    for users in inputs.users:
+        workload = inputs.workload_of(users)
+        for role, seeds in (("search", inputs.search_seeds), ("evaluation", inputs.evaluation_seeds)):
+            first = len(plans)
+            for replicate in range(inputs.replicates):
+                for seed in seeds:
+                    plan = build_plan(workload, seed, replicate)
+                    hashes[role].add(plan.hash)
+                    plans.append(plan if inputs.treatment == "as-drawn" else plan.with_treatment(inputs.treatment))
+            groups.append(Group(users, role, first, len(plans)))
+    if hashes["search"] & hashes["evaluation"]:
+        raise SpecError("search and evaluation would use the same plan", where="inputs", hint="Choose other seeds")
+    return Inputs(plan_arrays(plans), tuple(groups), tuple(plan.hash for plan in plans))
+
+
+def most_at_once(arrays: layout.PlanArrays, group: Group) -> int:
+    """Most sessions of any plan of the group that can be alive together: the leaves of its "after" forest."""
+    sessions = slice(int(arrays.first_session[group.first]), int(arrays.first_session[group.last]))
+    plan_of = np.repeat(np.arange(group.first, group.last), np.diff(arrays.first_session[group.first : group.last + 1]))
+    leaves = arrays.first_child[sessions] < 0
+    return int(np.bincount(plan_of[leaves] - group.first).max())
+
+
+class Evaluator:
+    """Figures of candidates on fixed inputs. Keeps what it has simulated, up to a bound.
+
+    is_sharing=False simulates everything anew: for benchmarks, and to check that sharing changes nothing.
+    """
+
+    def __init__(
+        self,
+        inputs: Inputs,
+        cost_model: CostModel,
+        rules: str,
+        window: WindowSpec | None = None,
+        *,
+        is_sharing: bool = True,
+    ) -> None:
+        self.inputs = inputs
+        self.num_simulated = 0
+        self._cost_model = cost_model
+        self._rules = rules
+        self._window = window
+        self._is_sharing = is_sharing
+        self._widths: dict[Group, int] = {}
+        self._states: OrderedDict[tuple[int, int, int], tuple[EngineState, layout.Scratch, layout.Outcome]] = (
+            OrderedDict()
+        )
+        self._shared: dict[tuple[object, ...], GroupFigures] = {}
+        arrays = inputs.arrays
+        self._most_requests = int(np.diff(arrays.first_request[arrays.first_session]).max())
+        self._most_sessions = int(np.diff(arrays.first_session).max())
+        self._longest = int((arrays.keep + arrays.new + arrays.generate).max())
+
+    def evaluate(self, candidate: Candidate, groups: Sequence[Group]) -> list[GroupFigures]:
+        """The figures of a candidate on ``groups``; raises PlanError when a request does not fit its slots."""
+        config = candidate.config(self._rules)
+        if self._longest > config.slot_tokens:
+            check_slots(self.inputs.arrays, config)
+        cost = layout.cost_arrays(config, self._cost_model)
+        keys = self.share_keys(config, cost, groups) if self._is_sharing else []
+        figures: list[GroupFigures | None] = [None] * len(groups)
+        if self._is_sharing:
+            figures = [self._shared.get(key) for key in keys]
+        missing = [place for place, found in enumerate(figures) if found is None]
+        for run in _runs_of(groups, missing):
+            found_all = self._simulate(config, cost, [groups[place] for place in run])
+            for place, found in zip(run, found_all, strict=True):
+                figures[place] = found
+                if self._is_sharing:
+                    if len(self._shared) >= MOST_SHARED:
+                        self._shared.clear()
+                    self._shared[keys[place]] = found
+        return [found for found in figures if found is not None]
+
+    def share_keys(
+        self, config: EngineConfig, cost: layout.CostArrays, groups: Sequence[Group]
+    ) -> list[tuple[object, ...]]:
+        """One key per group: candidates with equal keys give equal figures on it."""
+        server = (config.num_usable_slots, config.is_full, config.slot_tokens)
+        parts: dict[int, tuple[object, ...]] = {}
+        keys: list[tuple[object, ...]] = []
+        for group in groups:
+            width = self._widths.get(group)
+            if width is None:
+                width = self._widths[group] = most_at_once(self.inputs.arrays, group)
+            if width not in parts:
+                limit = min(config.max_num_seqs, width + 1)
+                steps = min(limit, width) + 1
+                # With a window, padding is among the figures, and it shows the buckets themselves.
+                bucket = b"" if self._window is None else cost.bucket[:steps].tobytes()
+                parts[width] = (limit, *server, cost.base_fs[:steps].tobytes(), bucket)
+            keys.append((group, *parts[width]))
+        return keys
+
+    def _simulate(self, config: EngineConfig, cost: layout.CostArrays, groups: Sequence[Group]) -> list[GroupFigures]:
+        arrays = self.inputs.arrays
+        self.num_simulated += groups[-1].last - groups[0].first
+        if self._window is not None:
+            return [self._windows(config, group, self._window) for group in groups]
+        state, scratch, outcome = self._memory(config)
+        kernel.run_range(arrays, groups[0].first, groups[-1].last, state, cost, scratch, outcome, FAR)
+        stuck = outcome.totals[groups[0].first : groups[-1].last, layout.A_STUCK_SESSION]
+        if stuck.max() >= 0:
+            raise PlanError("its KV memory is too small for a request of the inputs", where=str(config.kv_slots))
+        return [self._sums(outcome, group) for group in groups]
+
+    def _sums(self, outcome: layout.Outcome, group: Group) -> GroupFigures:
+        arrays = self.inputs.arrays
+        totals = outcome.totals[group.first : group.last].sum(axis=0)
+        first = int(arrays.first_request[arrays.first_session[group.first]])
+        last = int(arrays.first_request[arrays.first_session[group.last]])
+        requests = outcome.requests[first:last]
+        return GroupFigures(
+            device_ns=int(totals[layout.A_DECODE_NS] + totals[layout.A_PREFILL_NS]),
+            decode_ns=int(totals[layout.A_DECODE_NS]),
+            wait_ns=int(totals[layout.A_WAIT_NS]),
+            p99_ns=nearest_rank(requests[:, layout.O_COMPLETED] - requests[:, layout.O_ARRIVAL], 0.99),
+            completed=last - first,
+            cached_tokens=int(totals[layout.A_CACHED]),
+            evictions=int(totals[layout.A_EVICTIONS]),
+        )
+
+    def _windows(self, config: EngineConfig, group: Group, window: WindowSpec) -> GroupFigures:
+        found = [
+            window_figures(self.inputs.arrays, plan, config, self._cost_model, window)
+            for plan in range(group.first, group.last)
+        ]
+        latencies = np.concatenate([figures.latencies_ns for figures in found])
+        return GroupFigures(
+            device_ns=sum(figures.device_ns for figures in found),
+            decode_ns=sum(figures.decode_ns for figures in found),
+            wait_ns=sum(figures.wait_session_ns for figures in found),
+            p99_ns=nearest_rank(latencies, 0.99),
+            completed=sum(figures.completed for figures in found),
+            cached_tokens=sum(figures.cached_tokens for figures in found),
+            evictions=sum(figures.evictions for figures in found),
+        )
+
+    def _memory(self, config: EngineConfig) -> tuple[EngineState, layout.Scratch, layout.Outcome]:
+        key = (config.max_num_seqs, config.kv_slots, config.slot_tokens)
+        if key not in self._states:
+            if len(self._states) >= MOST_STATES:
+                self._states.popitem(last=False)
+            self._states[key] = (
+                new_state(config, self._most_requests, with_events=False),
+                layout.new_scratch(config, self._most_sessions),
+                layout.new_outcome(self.inputs.arrays, config),
+            )
+        self._states.move_to_end(key)
+        return self._states[key]
+
+
+def nearest_rank(values: IntArray, share: float) -> int:
+    """The smallest value that at least ``share`` of all do not exceed; 0 of none."""
+    if values.size == 0:
+        return 0
+    place = max(-(-int(values.size * share * 1_000_000) // 1_000_000), 1) - 1
+    return int(np.partition(values, place)[place])
+
+
+def evaluator_of(space: SpaceSpec, inputs: Inputs, *, is_sharing: bool = True) -> Evaluator:
+    """The evaluator of a search space; raises SpecError when its cost model is unknown."""
+    return Evaluator(inputs, load_cost_model(space.cost_model), space.rules, space.window, is_sharing=is_sharing)
+
+
+def _runs_of(groups: Sequence[Group], places: Sequence[int]) -> list[list[int]]:
+    """Places of groups, joined where one begins at the plan at which the one before ends."""
+    runs: list[list[int]] = []
+    for place in places:
+        if runs and groups[runs[-1][-1]].last == groups[place].first:
+            runs[-1].append(place)
+        else:
+            runs.append([place])
+    return runs

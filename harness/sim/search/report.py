@@ -1,0 +1,130 @@
+"""A finished search as tables for people: the best, which of them are told apart, the front, the sensitivity.
+
+Says what was not evaluated before it says anything else. Nothing is judged here that the ledger does not hold.
+Next: ``harness search`` prints these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.table import Table
+
+from harness.sim.interval import Prediction, predict
+from harness.sim.search.rank import objective_values, pareto_front, sensitivity
+from harness.sim.search.run import Halving, SearchResult
+
+MOST_FRONT = 15
+
+
+def search_tables(result: SearchResult, top: int, *, with_intervals: bool = True) -> Iterator[Table | str]:
+    """What a person wants to know of a search, in reading order."""
+    space = result.space
+    num_excluded = sum(row != "" for row in result.ledger["excluded"].to_pylist())
+    yield (
+        f"{space.name}: {result.ledger.num_rows:,} candidates, {num_excluded:,} left out by constraints, "
+        f"{len(result.ranked):,} judged on all plans; rules {space.rules}, costs {space.cost_model}"
+    )
+    if result.halving is not None:
+        yield from halving_lines(result.halving)
+    yield best_table(result, top, with_intervals=with_intervals)
+    yield front_table(result)
+    if len(space.inputs.users) > 1:
+        yield sensitivity_table(result)
+
+
+def halving_lines(halving: Halving) -> Iterator[str]:
+    """What was not evaluated, and how good those kept are."""
+    yield "The time given did not suffice for all of them:"
+    if halving.not_simulated:
+        yield f"  {halving.not_simulated:,} candidates were drawn out unseen"
+    for plans, count in halving.partial:
+        yield f"  {count:,} were dropped after {plans} plan(s) per N"
+    for place, correlation in enumerate(halving.rank_correlations):
+        yield f"  rank correlation of pass {place + 1} with the next, among those kept: {correlation:.2f}"
+    yield (
+        f"  {halving.audited} of those left out were drawn and judged in full: {halving.better} beat the selected one, "
+        f"so at most {halving.better_share_at_most:.1%} of them do (95 % confidence)"
+    )
+
+
+def _table(title: str) -> Table:
+    return Table(title=title, header_style="bold", title_justify="left", box=None, pad_edge=False)
+
+
+def best_table(result: SearchResult, top: int, *, with_intervals: bool) -> Table:
+    """The best candidates; each beside the first, with an interval."""
+    space, scores, evaluation = result.space, result.scores, result.evaluation
+    place_of = {index: place for place, index in enumerate(scores.indices.tolist())}
+    rows = result.judged.to_pylist()
+    table = _table(
+        f"best by {space.score}, search inputs" + ("; =: not told apart from the first" if with_intervals else "")
+    )
+    headings = ["", "configuration", "sum", "per-n", "evaluation", "GiB/device", "compile s"]
+    for heading in headings + (["beside the first"] if with_intervals else []):
+        table.add_column(heading, justify="left" if heading == "configuration" else "right", no_wrap=True)
+    best = result.candidate(result.ranked[0])
+    for rank, index in enumerate(result.ranked[:top], 1):
+        place = place_of[index]
+        row = rows[place]
+        cells = [
+            str(rank),
+            result.candidate(index).label,
+            f"{scores.sum_seconds[place]:.4f}",
+            f"{scores.per_n[place]:.4f}",
+            "" if evaluation is None else f"{evaluation.sum_seconds[place]:.4f}",
+            f"{row['memory_gib']:.2f}",
+            f"{row['compile_s']:.0f}",
+        ]
+        if with_intervals:
+            found = predict(space, result.candidate(index), space.inputs.users, reference=best)
+            cells.append("" if rank == 1 else interval_text(found))
+        table.add_row(*cells)
+    return table
+
+
+def interval_text(found: Prediction) -> str:
+    """ "0.9980-1.0040 =" where the two are not told apart, "0.9700-0.9900  " where they are."""
+    return f"{found.low:.4f}-{found.high:.4f} {' ' if found.is_told_apart else '='}"
+
+
+def front_table(result: SearchResult) -> Table:
+    """The Pareto front over the space's objectives."""
+    space = result.space
+    values = objective_values(result.judged, result.scores, space.objectives)
+    front = pareto_front(values)
+    shown = f", first {MOST_FRONT}" if len(front) > MOST_FRONT else ""
+    table = _table(f"Pareto front: {len(front)} candidates{shown}")
+    table.add_column("configuration", no_wrap=True)
+    for objective in space.objectives:
+        table.add_column(objective, justify="right")
+    indices = result.judged["index"].to_pylist()
+    scale = {"waiting": 1e-9, "p99-completion": 1e-9}
+    for place in front[:MOST_FRONT].tolist():
+        cells = [
+            f"{values[place, column] * scale.get(objective, 1.0):.4g}"
+            for column, objective in enumerate(space.objectives)
+        ]
+        table.add_row(result.candidate(indices[place]).label, *cells)
+    return table
+
+
+def sensitivity_table(result: SearchResult) -> Table:
+    """What each score and set of N would select."""
+    table = _table("sensitivity to the score and the set of N; reference: the first above")
+    headings = ("score", "N", "selected", "search", "per-N", "eval.", "per-N", "ref. rank", "top 20")
+    for heading in headings:
+        is_text = heading in ("score", "N", "selected")
+        table.add_column(heading, justify="left" if is_text else "right", no_wrap=True)
+    for row in sensitivity(result.judged, result.baseline, result.space):
+        evaluation = [None, None] if row.evaluation_sum is None else [row.evaluation_sum, row.evaluation_per_n]
+        numbers = (row.search_sum, row.search_per_n, *evaluation)
+        table.add_row(
+            row.score,
+            ",".join(map(str, row.users)),
+            result.candidate(row.selected).label,
+            *("" if value is None else f"{value:.4f}" for value in numbers),
+            str(row.reference_rank),
+            f"{row.common_top}/{row.size_top}",
+        )
+    return table

@@ -1,0 +1,290 @@
+"""What a search asks: the configurations, their limits, the inputs they are judged on. All of it is TOML.
+
+Everything is checked at the door; a candidate keeps its place in the enumeration for good, so ledgers can be resumed.
+Nothing is simulated here. Next: ``run`` gives every candidate its figures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import combinations
+from math import comb
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from pydantic import Field, ValidationError, field_validator, model_validator
+
+from harness.engine.config import EngineConfig
+from harness.errors import SpecError
+from harness.shipped import find_shipped
+from harness.spec import RulesName, ServerSpec, Spec, Treatment, WorkloadSpec, check_name, describe_validation_error
+from harness.spec import load_toml as load_table
+
+MOST_CANDIDATES = 10_000_000
+GIB = 1 << 30
+
+Score = Literal["sum-seconds", "per-n"]
+Objective = Literal["device-seconds", "waiting", "p99-completion", "memory", "compile-seconds", "artifact-size"]
+Place = int | Literal["limit"]
+
+
+class Candidate(NamedTuple):
+    """One configuration, in the order of the enumeration."""
+
+    limit: int
+    buckets: tuple[int, ...]
+    kv_slots: int
+    slot_tokens: int
+
+    @property
+    def label(self) -> str:
+        """ "{1,4,8}/8", "{1,4,8}/8 12 slots" """
+        buckets = ",".join(str(bucket) for bucket in self.buckets)
+        slots = "" if self.kv_slots == self.limit else f" {self.kv_slots} slots"
+        return f"{{{buckets}}}/{self.limit}{slots}"
+
+    def config(self, rules: str) -> EngineConfig:
+        return EngineConfig(self.limit, self.buckets, self.kv_slots, self.slot_tokens, rules=rules)
+
+
+class BucketRule(Spec):
+    """Which bucket sets a limit is tried with: those that hold ``always``, the rest from ``others``, at most ``most``.
+
+    sets: instead of the rule, these very sets (those that end with the limit).
+    """
+
+    always: tuple[Place, ...] = (1, "limit")
+    others: tuple[int, ...] | None = Field(default=None, description="default: every whole number below the limit")
+    most: int = Field(default=6, ge=1, le=64, description="buckets in all")
+    sets: tuple[tuple[int, ...], ...] = ()
+
+    def of_limit(self, limit: int) -> Iterator[tuple[int, ...]]:
+        """Bucket sets in enumeration order: fewer buckets first, then by value."""
+        if self.sets:
+            yield from (buckets for buckets in self.sets if buckets[-1] == limit)
+            return
+        always, others = self._parts(limit)
+        for count in range(self.most - len(always) + 1):
+            for chosen in combinations(others, count):
+                yield tuple(sorted(always | set(chosen)))
+
+    def count(self, limit: int) -> int:
+        if self.sets:
+            return sum(buckets[-1] == limit for buckets in self.sets)
+        always, others = self._parts(limit)
+        return sum(comb(len(others), count) for count in range(self.most - len(always) + 1))
+
+    def _parts(self, limit: int) -> tuple[set[int], list[int]]:
+        always = {limit if place == "limit" else place for place in self.always} | {limit}
+        always = {bucket for bucket in always if bucket <= limit}
+        choices = range(1, limit) if self.others is None else sorted(set(self.others))
+        return always, [bucket for bucket in choices if bucket < limit and bucket not in always]
+
+    @field_validator("sets")
+    @classmethod
+    def _ascending(cls, sets: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
+        if any(not buckets or list(buckets) != sorted(set(buckets)) or buckets[0] < 1 for buckets in sets):
+            raise ValueError("each of sets must be ascending, positive and not empty")
+        return sets
+
+
+class InputSpec(Spec):
+    """The plans on which candidates are judged: users x seeds x replicates of one workload."""
+
+    users: tuple[int, ...] = Field(min_length=1, description="the set of N: concurrent sessions")
+    search_seeds: tuple[int, ...] = Field(min_length=1)
+    evaluation_seeds: tuple[int, ...] = ()
+    replicates: int = Field(default=3, ge=1, le=1000, description="plans per N and seed")
+    sessions_per_user: int = Field(default=1, ge=1, le=10_000, description="above 1: a closed population")
+    treatment: Treatment = "as-drawn"
+    workload: dict[str, Any] = Field(default_factory=dict, description="keys of [workload], num_sessions apart")
+
+    @model_validator(mode="after")
+    def _apart(self) -> InputSpec:
+        shared = set(self.search_seeds) & set(self.evaluation_seeds)
+        if shared:
+            raise ValueError(
+                f"search_seeds and evaluation_seeds share {sorted(shared)}: a candidate would be judged on the inputs "
+                "that chose it"
+            )
+        for name, values in (("search_seeds", self.search_seeds), ("users", self.users)):
+            if len(set(values)) != len(values):
+                raise ValueError(f"{name} repeats a value: {list(values)}")
+        if min(self.users) < 1 or min((*self.search_seeds, *self.evaluation_seeds)) < 0:
+            raise ValueError("users must be at least 1 and seeds not negative")
+        for users in self.users:
+            self.workload_of(users)
+        return self
+
+    def workload_of(self, users: int) -> WorkloadSpec:
+        table = dict(self.workload)
+        if not table.get("group"):
+            table["num_sessions"] = users * self.sessions_per_user
+        if self.sessions_per_user > 1:
+            table["concurrency"] = users
+        return WorkloadSpec.model_validate(table)
+
+
+class WindowSpec(Spec):
+    """Judge each plan from when every user has finished ``after_requests`` requests, for ``seconds``."""
+
+    after_requests: int = Field(ge=0)
+    seconds: float = Field(gt=0)
+
+
+class DeviceSpec(Spec):
+    """Memory and compile arithmetic. Defaults: Qwen3-4B on 4 devices, vllm-rbln 0.11.1, the paper's section 5-5.
+
+    Compile: compile_base_s + compile_call_s (buckets + 1) fits the observed 349-486 s. Overhead: what a device holds
+    beside the KV slots after loading, the most that was measured (6.6-7.0 GiB with 4.5 GiB of KV).
+    """
+
+    devices: int = Field(default=4, ge=1)
+    kv_bytes_per_token: int = Field(default=147_456, ge=1, description="all layers, keys and values, all devices")
+    overhead_gib: float = Field(default=2.6, ge=0, description="per device, beside the KV slots")
+    compile_base_s: float = Field(default=42.3, ge=0)
+    compile_call_s: float = Field(default=61.33, ge=0)
+    artifact_base_gib: float = Field(default=8.276, ge=0)
+    artifact_bucket_gib: float = Field(default=0.806, ge=0)
+
+    def memory_gib(self, candidate: Candidate) -> float:
+        """Memory of one device after loading, GiB."""
+        kv_bytes = candidate.kv_slots * candidate.slot_tokens * self.kv_bytes_per_token
+        return kv_bytes / self.devices / GIB + self.overhead_gib
+
+    def compile_s(self, candidate: Candidate) -> float:
+        return self.compile_base_s + self.compile_call_s * (len(candidate.buckets) + 1)
+
+    def artifact_gib(self, candidate: Candidate) -> float:
+        return self.artifact_base_gib + self.artifact_bucket_gib * len(candidate.buckets)
+
+
+class ConstraintSpec(Spec):
+    """What a candidate may cost before it is left out (it stays in the ledger, with the reason)."""
+
+    memory_gib: float | None = Field(default=None, gt=0, description="of one device")
+    compile_s: float | None = Field(default=None, gt=0)
+    artifact_gib: float | None = Field(default=None, gt=0)
+
+    def violated(self, device: DeviceSpec, candidate: Candidate) -> str:
+        """Why a candidate is left out; "" when it is not."""
+        checks = (
+            ("memory", device.memory_gib(candidate), self.memory_gib, "GiB per device"),
+            ("compile", device.compile_s(candidate), self.compile_s, "s"),
+            ("artifact", device.artifact_gib(candidate), self.artifact_gib, "GiB"),
+        )
+        found = [f"{name} {have:.2f} > {most:g} {unit}" for name, have, most, unit in checks if most and have > most]
+        return "; ".join(found)
+
+
+class UncertaintySpec(Spec):
+    """What a prediction does not know; see ``interval``. Relative deviations are one standard deviation.
+
+    is_calibrated: bucket_relative and prefill_relative come from the intervals of the cost model's own calibration.
+
+    draws "new": the measured inputs will be new draws of the workload; "given": exactly the plans at hand.
+    Jitters are of the client that will measure: exponential with this mean, added to starts and to re-arrivals.
+    """
+
+    draws: Literal["new", "given"] = "new"
+    is_calibrated: bool = False
+    replicates: int = Field(default=3, ge=1, le=1000, description="runs per condition whose sums make the ratio")
+    samples: int = Field(default=200, ge=20, le=100_000)
+    level: float = Field(default=0.9, gt=0, lt=1)
+    seed: int = Field(default=20260801, ge=0)
+    start_jitter_ms: float = Field(default=1.0, ge=0)
+    rearrival_lag_ms: float = Field(default=1.0, ge=0)
+    decode_relative: float = Field(default=0.02, ge=0, lt=0.5, description="all decode steps together")
+    bucket_relative: float = Field(default=0.005, ge=0, lt=0.5, description="each bucket on its own")
+    prefill_relative: float = Field(default=0.02, ge=0, lt=0.5)
+
+
+class SpaceSpec(Spec):
+    """A search: which configurations, judged on what, within which limits."""
+
+    name: str
+    title: str = ""
+    rules: RulesName = "vendor-0.11.1"
+    cost_model: str = "paper"
+    limits: tuple[int, ...] = Field(min_length=1, description="batch_size: most requests running at once")
+    kv_slots: tuple[Place, ...] = Field(default=("limit",), min_length=1, description="numbers apart from the limit")
+    slot_tokens: tuple[int, ...] = Field(default=(8192,), min_length=1)
+    buckets: BucketRule = BucketRule()
+    baseline: ServerSpec = ServerSpec()
+    named: dict[str, ServerSpec] = Field(default_factory=dict, description="configurations to predict by name")
+    inputs: InputSpec
+    window: WindowSpec | None = None
+    device: DeviceSpec = DeviceSpec()
+    constraints: ConstraintSpec = ConstraintSpec()
+    objectives: tuple[Objective, ...] = Field(
+        default=("device-seconds", "memory", "compile-seconds"), min_length=1, description="axes of the Pareto front"
+    )
+    score: Score = "sum-seconds"
+    sensitivity: tuple[tuple[int, ...], ...] = Field(default=(), description="sets of N; default: all of two or more")
+    uncertainty: UncertaintySpec = UncertaintySpec()
+
+    @field_validator("name")
+    @classmethod
+    def _name(cls, name: str) -> str:
+        return check_name(name)
+
+    @field_validator("limits", "slot_tokens")
+    @classmethod
+    def _positive(cls, values: tuple[int, ...]) -> tuple[int, ...]:
+        if min(values) < 1 or len(set(values)) != len(values):
+            raise ValueError(f"must be positive and without repeats, got {list(values)}")
+        return values
+
+    @model_validator(mode="after")
+    def _consistent(self) -> SpaceSpec:
+        unknown = {users for chosen in self.sensitivity for users in chosen} - set(self.inputs.users)
+        if unknown or any(not chosen for chosen in self.sensitivity):
+            raise ValueError(f"sensitivity: {sorted(unknown)} are not among inputs.users, or a set is empty")
+        if self.count() == 0:
+            raise ValueError("no bucket set fits any of limits")
+        if self.count() > MOST_CANDIDATES:
+            raise ValueError(f"{self.count():,} candidates are more than {MOST_CANDIDATES:,}; narrow the space")
+        return self
+
+    def count(self) -> int:
+        """Number of candidates, those that constraints leave out included."""
+        sets = sum(self.buckets.count(limit) for limit in self.limits)
+        return sets * len(self.kv_slots) * len(self.slot_tokens)
+
+    def candidates(self) -> Iterator[Candidate]:
+        """Every candidate, in the order that breaks ties: limit, slots, slot length, then fewer buckets first."""
+        for limit in self.limits:
+            for place in self.kv_slots:
+                slots = limit if place == "limit" else place
+                for slot_tokens in self.slot_tokens:
+                    for buckets in self.buckets.of_limit(limit):
+                        yield Candidate(limit, buckets, slots, slot_tokens)
+
+    def sets_of_users(self) -> tuple[tuple[int, ...], ...]:
+        """The sets of N that the sensitivity is shown for; the whole set is always among them."""
+        users = self.inputs.users
+        chosen = self.sensitivity or tuple(
+            some for size in range(min(2, len(users)), len(users) + 1) for some in combinations(users, size)
+        )
+        return chosen if users in chosen else (*chosen, users)
+
+
+def candidate_of(server: ServerSpec) -> Candidate:
+    """A server specification's compile-time part."""
+    return Candidate(server.max_num_seqs, tuple(server.decode_buckets), server.num_kv_slots, server.slot_tokens)
+
+
+def parse_space(table: dict[str, Any], *, where: str) -> SpaceSpec:
+    """A SpaceSpec from a TOML table; raises SpecError naming every key that is wrong."""
+    try:
+        return SpaceSpec.model_validate(table)
+    except ValidationError as error:
+        raise SpecError(
+            describe_validation_error(error), where=where, hint="Compare with plans/spaces/paper.toml"
+        ) from error
+
+
+def load_space(name_or_path: str | Path) -> SpaceSpec:
+    """A shipped search space by name, or a user's own file."""
+    path = find_shipped("spaces", str(name_or_path), what="search space")
+    return parse_space(load_table(path), where=str(path))
