@@ -10,10 +10,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 from harness.analysis.events import LineContent, LogEvent
-from harness.analysis.grammar import AMBIGUOUS_OPENINGS, FORMS, opening_of, read_message
+from harness.analysis.grammar import AMBIGUOUS_OPENINGS, opening_of, read_message
 
 # A longer line is foreign (a traceback dump, a model listing): it is skipped, so that memory stays constant.
 MAX_LINE_BYTES = 1 << 20
@@ -211,8 +210,3 @@ def _may_be_ours(line: bytes) -> bool:
         or b"Updating " in line
         or b"d request " in line
     )
-
-
-def message_forms() -> tuple[Any, ...]:
-    """Event classes that the grammar can yield."""
-    return tuple(form.event for forms in FORMS.values() for form in forms)

@@ -44,8 +44,6 @@ class RealTimeDriver:
 
     def __init__(self, core: EmulatorCore, clock: ScaledClock, listener: StepListener, config: EmulatorConfig) -> None:
         self.core = core
-        self.num_stalls = 0
-        self.stalled_ns = 0
         self._clock = clock
         self._listener = listener
         self._stall_limit_ns = round(config.stall_limit_ms * NS_PER_MS * clock.scale)
@@ -140,7 +138,5 @@ class RealTimeDriver:
         if start is None:
             return
         if moved_ns:
-            self.num_stalls += 1
-            self.stalled_ns += moved_ns
             self._listener.schedule_moved(moved_ns)
         self._listener.step_started(start)

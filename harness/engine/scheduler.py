@@ -45,8 +45,6 @@ from harness.engine.state import (
     R_NUM_WAITING,
     R_WAIT_HEAD,
     ROW_GONE,
-    S_ACTIVE,
-    SLOT_ACTIVE,
     STEP_DECODE,
     STEP_IDLE,
     EngineState,
@@ -187,10 +185,6 @@ class Scheduler:
         row = self._rows[request]
         self._keys[row] = np.append(self._keys[row], np.int64(key))
 
-    def set_stop_tokens(self, request: int, stop_tokens: int) -> None:
-        """The model stopped: the request ends when it has ``stop_tokens`` output tokens."""
-        self._state.rows[self._rows[request], steps.Q_STOP_TOKENS] = stop_tokens
-
     def abort(self, request: int) -> None:
         """Drop a request, waiting or running, at any time; unknown or finished handles are ignored."""
         row = self._rows.get(request)
@@ -310,11 +304,6 @@ class Scheduler:
     def free_slots(self) -> int:
         """Slots that hold nothing."""
         return int(self._state.reg[R_FREE_SLOTS])
-
-    @property
-    def held_slots(self) -> int:
-        """Slots of running requests."""
-        return int(np.count_nonzero(self._state.slots[:, S_ACTIVE] == SLOT_ACTIVE))
 
     @property
     def free_blocks(self) -> int:

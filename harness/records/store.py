@@ -118,10 +118,6 @@ class RunStore:
         runs = [self._load(folder) for folder in folders]
         return sorted(runs, key=lambda run: run.key)
 
-    def sealed_keys(self, experiment: str | None = None) -> set[RunKey]:
-        """Keys of the sealed runs: what a resumed experiment leaves out."""
-        return {run.key for run in self.sealed(experiment)}
-
     def run(self, experiment: str, condition: str, replicate: int) -> SealedRun:
         """One sealed run; SpecError when there is none."""
         folder = self.root / experiment / condition / str(replicate)

@@ -1,4 +1,4 @@
-"""Where the twin lives and what its processes are told: its Python, its environment variables, its log format.
+"""Where the twin lives and what its processes are told: its Python, its environment variables.
 
 Nothing is installed or started here. Next: ``install`` makes the environment; ``harness.live.backends.twin`` and the
 tests run programs in it.
@@ -20,13 +20,6 @@ INSIDE = Path(__file__).resolve().parent / "inside"
 DEFAULT_FOLDER = ".venv-twin"
 STAMP_FILE = "twin-install.json"
 SETTINGS_VARIABLE = "RBLN_TWIN_SETTINGS"
-PRECISE_FORMAT = "%(created).6f %(process)d %(levelname)s %(name)s %(message)s"
-DEBUG_LOGGERS = (
-    "vllm_rbln.v1.core.prefix_cache_manager",
-    "vllm_rbln.model_executor.models.optimum.model_base",
-    "vllm_rbln.v1.worker.optimum_model_runner",
-)
-"""The only loggers read below INFO: slots and evictions; decode buckets and KV copies; prefill and release."""
 
 
 @dataclass(frozen=True)
@@ -96,21 +89,3 @@ def twin_variables(settings: Path | None = None, *, overlay: Path | None = None)
     if settings is not None:
         variables[SETTINGS_VARIABLE] = str(settings)
     return variables
-
-
-def logging_config() -> dict[str, Any]:
-    """A logging.dictConfig for VLLM_LOGGING_CONFIG_PATH: microseconds, and DEBUG only where it is read.
-
-    It replaces the stack's own set-up, so both trees must be in it. The precise line's first word is the epoch second.
-    """
-    loggers: dict[str, Any] = {
-        tree: {"handlers": ["stderr"], "level": "INFO", "propagate": False} for tree in ("vllm", "vllm_rbln")
-    }
-    loggers |= {name: {"level": "DEBUG"} for name in DEBUG_LOGGERS}
-    return {
-        "version": 1,
-        "disable_existing_loggers": False,
-        "formatters": {"precise": {"format": PRECISE_FORMAT}},
-        "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "precise"}},
-        "loggers": loggers,
-    }

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from harness.errors import ExitCode, HarnessError, SpecError
+from harness.live.serve_command import logging_config
 from harness.twin.artifact import SPEC_FILE, ArtifactSpec, cached_artifact, write_artifact
-from harness.twin.environment import STAMP_FILE, TwinEnvironment, find_twin, logging_config
+from harness.twin.environment import STAMP_FILE, TwinEnvironment, find_twin
 from harness.twin.install import (
     LOCKS,
     OTHER_STACKS,
