@@ -18,7 +18,7 @@ from typing import Any
 
 import httpx
 import pytest
-from processes import is_alive
+from processes import comes_true, is_alive
 from sshd import running_sshd, write_command
 from stacks import TARGET, write_artifact, write_environment
 
@@ -205,14 +205,28 @@ def test_a_local_end_that_is_killed_takes_the_server_and_its_folder_there_with_i
     _, process = served
     pid = _pid_there(process)
     os.killpg(process.pid, signal.SIGKILL)
-    clock = MonotonicClock()
-    deadline_ns = clock.now_ns() + 20_000 * NS_PER_MS
+    assert comes_true(lambda: not is_alive(pid), 20)
     # The stand-in's other host is this one, where the supervisor kills what the killed end has left.
     is_another_host = (tmp_path / "sshd").is_dir()
-    while (is_alive(pid) or (is_another_host and _laid_out(tmp_path))) and clock.now_ns() < deadline_ns:
-        clock.sleep_until_ns(clock.now_ns() + 20 * NS_PER_MS)
-    assert not is_alive(pid)
-    assert not is_another_host or _laid_out(tmp_path) == []
+    assert not is_another_host or comes_true(lambda: not _laid_out(tmp_path), 20)
+
+
+@pytest.mark.live
+def test_a_path_that_dies_without_a_word_takes_the_server_and_its_folder_with_it(
+    tmp_path: Path, other_host: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("harness.live.remote.plan.SILENCE_S", 3.0)
+    with _started(tmp_path, _launch(tmp_path, other_host)) as process:
+        pid = _pid_there(process)
+        clock = MonotonicClock()
+        # Longer than the silence that is allowed: the other side hears of us.
+        clock.sleep_until_ns(clock.now_ns() + 5_000 * NS_PER_MS)
+        assert is_alive(pid)
+        os.killpg(process.pid, signal.SIGSTOP)
+        try:
+            assert comes_true(lambda: not is_alive(pid) and not _laid_out(tmp_path), 30)
+        finally:
+            os.killpg(process.pid, signal.SIGCONT)
 
 
 @pytest.mark.live

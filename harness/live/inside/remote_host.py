@@ -1,7 +1,8 @@
 """What the harness does on another host, over ssh: look, lay files out, serve, clear up. Stdlib only.
 
-It runs in the serving stack's own Python and decides nothing. The server ends when standard input does: a lost
-connection or a killed harness leaves no server and no folder behind. Next: ``harness.live.remote`` is the other end.
+It runs in the serving stack's own Python and decides nothing. The server ends when standard input does, or falls
+silent: a lost connection, a dead path or a killed harness leaves no server and no folder behind. Next:
+``harness.live.remote`` is the other end.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from typing import Any
 PREFIX = "rbln-harness-"
 PACKAGES = ("vllm", "vllm-rbln", "optimum-rbln", "rebel-compiler", "torch", "transformers")
 EDGE_BYTES = 1 << 20
+STOP = b"stop\n"
 CUT_OFF = b"cut off"
 LAST_WORD_S = 1.0
 
@@ -106,6 +108,7 @@ def serve(job: dict[str, Any], folder: Path) -> int:
     """Run ``argv`` until it ends by itself or standard input does; its exit status, negative signals as 128 + n.
 
     folder: where everything of this server lies. Who says "stop" will fetch and clear it; whoever is cut off cannot.
+    The other end writes a line now and then: ``silence_s`` without one is a path that died without a word.
     """
     said: list[bytes] = []
     # One stream, as on one host: two channels of the connection would reach the other end in any order, lines torn.
@@ -113,7 +116,7 @@ def serve(job: dict[str, Any], folder: Path) -> int:
         job["argv"], env={**os.environ, **job["env"]},
         stdin=subprocess.DEVNULL, stderr=subprocess.STDOUT, start_new_session=True,
     )  # fmt: skip
-    listener = threading.Thread(target=_stop_at_end_of_input, args=(child, job["grace_s"], said), daemon=True)
+    listener = threading.Thread(target=_stop_at_end_of_input, args=(child, job, said), daemon=True)
     listener.start()
     status = child.wait()
     # A lost connection ends the server by its closed output too, and may do so first.
@@ -134,14 +137,20 @@ def _is_hung_up() -> bool:
     return any(events & (select.POLLERR | select.POLLHUP) for _, events in poller.poll(0))
 
 
-def _stop_at_end_of_input(child: subprocess.Popen[bytes], grace_s: float, said: list[bytes]) -> None:
-    words = b""
-    while part := os.read(0, 4096):
-        words += part
-    said.append(words or CUT_OFF)
+def _stop_at_end_of_input(child: subprocess.Popen[bytes], job: dict[str, Any], said: list[bytes]) -> None:
+    poller = select.poll()
+    poller.register(0, select.POLLIN)
+    last = b"\n"
+    # The last line counts; those before it only say that somebody is there.
+    while poller.poll(job["silence_s"] * 1000):
+        part = os.read(0, 4096)
+        if not part:
+            break
+        last = (last + part)[-len(STOP) :]
+    said.append(STOP if last == STOP else CUT_OFF)
     child.terminate()
     try:
-        child.wait(grace_s)
+        child.wait(job["grace_s"])
     except subprocess.TimeoutExpired:
         child.kill()
 

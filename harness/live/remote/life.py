@@ -12,6 +12,7 @@ import json
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -20,6 +21,7 @@ from harness.errors import HarnessError
 from harness.live.remote.host import RemoteHost
 
 LAST_LINES = 5
+LINES_PER_SILENCE = 6
 
 
 def live(job: dict[str, Any]) -> int:
@@ -35,18 +37,19 @@ def live(job: dict[str, Any]) -> int:
     said_path = Path(job["ssh_log_path"])
     with said_path.open("wb") as said:
         connection = subprocess.Popen(words, stdin=subprocess.PIPE, stderr=said, bufsize=0)
+    ended = threading.Event()
 
     def stop(number: int, frame: FrameType | None) -> None:
         del number, frame
-        if connection.stdin is not None:
-            # Asked to stop, and not cut off: what it wrote will be fetched.
-            with contextlib.suppress(OSError):
-                connection.stdin.write(b"stop\n")
-                connection.stdin.close()
+        ended.set()
+        # Asked to stop, and not cut off: what it wrote will be fetched.
+        _say(connection, b"stop\n", is_last=True)
 
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
+    threading.Thread(target=_say_now_and_then, args=(connection, job["silence_s"], ended), daemon=True).start()
     status = connection.wait()
+    ended.set()
     if status:
         _repeat(said_path)
     try:
@@ -57,6 +60,21 @@ def live(job: dict[str, Any]) -> int:
         if left["observer"] is not None:
             Path(job["observer_path"]).write_bytes(base64.b64decode(left["observer"]))
     return status if status >= 0 else 128 - status
+
+
+def _say_now_and_then(connection: subprocess.Popen[bytes], silence_s: float, ended: threading.Event) -> None:
+    """Tell the other side that this one is there, well within the silence after which it gives us up."""
+    while not ended.wait(silence_s / LINES_PER_SILENCE):
+        _say(connection, b"\n")
+
+
+def _say(connection: subprocess.Popen[bytes], line: bytes, *, is_last: bool = False) -> None:
+    # A connection that is gone ends the process anyway, and so does a pipe that was closed after the last line.
+    with contextlib.suppress(OSError, ValueError):
+        assert connection.stdin is not None
+        connection.stdin.write(line)
+        if is_last:
+            connection.stdin.close()
 
 
 def _repeat(said_path: Path) -> None:

@@ -28,6 +28,9 @@ from harness.records import Observation
 from harness.redact import filled_env, redacted_arguments, redacted_env
 from harness.spec import ServerSpec
 
+# A path that died without a word is given up by the other side after so long. ssh's own end notices after 30 s.
+SILENCE_S = 60.0
+
 
 def remote_plan(server: ServerSpec, *, backend: str, port: int, run_folder: Path) -> LaunchPlan:
     """The same server on another host: the same arguments, environment, patch, observer and refusals."""
@@ -79,6 +82,7 @@ def remote_plan(server: ServerSpec, *, backend: str, port: int, run_folder: Path
         "argv": [f"{server.environment}/bin/vllm", *arguments],
         "env": {**env, **own},
         "grace_s": server.stop_grace_s,
+        "silence_s": SILENCE_S,
     }
     host.call("write", {"path": f"{folder}/job.json", "text": json.dumps(job)})
     files = {"remote": (run_folder / "remote.json").absolute()}
@@ -93,6 +97,7 @@ def remote_plan(server: ServerSpec, *, backend: str, port: int, run_folder: Path
             "remote_port": remote_port,
             "observer": OBSERVER_FILE,
             "observer_path": str((run_folder / OBSERVER_FILE).absolute()),
+            "silence_s": SILENCE_S,
             "ssh_log_path": str((run_folder / remote.SSH_LOG).absolute()),
         },
     )
