@@ -7,6 +7,7 @@ import pwd
 import shutil
 import socket
 import subprocess
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -54,6 +55,16 @@ def running_sshd(folder: Path, variables: Mapping[str, str]) -> Iterator[Path]:
         finally:
             server.terminate()
             server.wait()
+
+
+@contextmanager
+def short_folder(link: Path) -> Iterator[Path]:
+    """A new folder with a path short enough for what a server puts into its TMPDIR, sockets among it; ``link`` leads
+    there.
+    """
+    with tempfile.TemporaryDirectory(prefix="npu1-", dir="/tmp") as folder:
+        link.symlink_to(folder)
+        yield Path(folder)
 
 
 def write_command(path: Path, line: str) -> None:

@@ -6,6 +6,7 @@ twin is not installed.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 from observed import bucket_lines, check_observed
 from places import Place
+from sshd import running_sshd, short_folder, write_command
 from stacks import linked_environment
 
 from harness.errors import HarnessError
@@ -102,3 +104,23 @@ def test_the_sequential_experiment(place: Place) -> None:
         outcome = compare_pair(overlaid["plain-7"], runs["m7"])
         assert outcome.is_same
         assert "steps (n in order) identical" in outcome.lines[1]
+
+
+def test_the_same_server_on_another_host_over_ssh(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "bin").mkdir()
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    with (
+        short_folder(tmp_path / "laid-out") as temporary,
+        running_sshd(tmp_path / "sshd", {"TMPDIR": str(temporary)}) as config,
+    ):
+        write_command(tmp_path / "bin" / "ssh", f'exec /usr/bin/ssh -F "{config}" "$@"')
+        workload = 'num_sessions = 4\nwaits = "none"\ngenerate_tokens = {law = "uniform", low = 16, high = 30}'
+        file = place.write("remote", workload, {"base": OBSERVED}, server='ssh = "npu1"')
+        runs = place.run("remote", file)
+        assert not list(temporary.glob("rbln-harness-*"))
+    # Every step's line has come, whole and in its place, though it went through the connection.
+    _check(place, "remote", runs)
+    assert "open failed" not in runs["base"].file("server.log").read_text()
+    assert [one.code for one in runs["base"].manifest.findings if one.code == "clock-remote"]

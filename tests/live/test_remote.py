@@ -11,6 +11,7 @@ import os
 import signal
 import stat
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +20,7 @@ from typing import Any
 import httpx
 import pytest
 from processes import comes_true, is_alive
-from sshd import running_sshd, write_command
+from sshd import running_sshd, short_folder, write_command
 from stacks import TARGET, write_artifact, write_environment
 
 from harness.clock import NS_PER_MS, MonotonicClock, ScaledClock, realtime_minus_monotonic_ns
@@ -73,17 +74,19 @@ def ssh(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
     """An ``ssh`` command that knows the host npu1, whose temporary files lie in "laid-out"."""
     command = tmp_path / "bin" / "ssh"
     command.parent.mkdir()
-    (tmp_path / "laid-out").mkdir()
     monkeypatch.setenv("PATH", f"{command.parent}:/usr/bin:/bin")
-    if request.param == "openssh":
-        with running_sshd(tmp_path / "sshd", {"TMPDIR": str(tmp_path / "laid-out")}) as config:
-            write_command(command, f'exec /usr/bin/ssh -F "{config}" "$@"')
-            yield command
-        return
-    monkeypatch.setenv("TMPDIR", str(tmp_path / "laid-out"))
-    monkeypatch.setenv("GREETING", "1")
-    write_command(command, f'exec "{sys.executable}" "{Path(__file__).with_name("stand_in_ssh.py")}" "$@"')
-    yield command
+    with short_folder(tmp_path / "laid-out") as temporary:
+        if request.param == "openssh":
+            with running_sshd(tmp_path / "sshd", {"TMPDIR": str(temporary)}) as config:
+                write_command(command, f'exec /usr/bin/ssh -F "{config}" "$@"')
+                yield command
+            return
+        # Of the other host, not of this process, which would keep to it when it is gone.
+        monkeypatch.setattr(tempfile, "tempdir", tempfile.gettempdir())
+        monkeypatch.setenv("TMPDIR", str(temporary))
+        monkeypatch.setenv("GREETING", "1")
+        write_command(command, f'exec "{sys.executable}" "{Path(__file__).with_name("stand_in_ssh.py")}" "$@"')
+        yield command
 
 
 @pytest.fixture

@@ -26,6 +26,8 @@ from pathlib import Path
 from typing import Any
 
 PREFIX = "rbln-harness-"
+# The server's sockets lie in our folder: an address holds 107 bytes, of which 40 are for a socket's own name.
+LONGEST_PARENT = 50
 PACKAGES = ("vllm", "vllm-rbln", "optimum-rbln", "rebel-compiler", "torch", "transformers")
 EDGE_BYTES = 1 << 20
 STOP = b"stop\n"
@@ -77,7 +79,8 @@ def _artifact(folder: Path) -> dict[str, Any]:
 
 def prepare(job: dict[str, Any]) -> dict[str, Any]:
     """A folder of its own with ``files`` (name to base64) and, for an overlay, a patched copy of the package."""
-    folder = Path(tempfile.mkdtemp(prefix=PREFIX))
+    parent = tempfile.gettempdir()
+    folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent if len(parent) <= LONGEST_PARENT else "/tmp"))
     for name, content in job["files"].items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)

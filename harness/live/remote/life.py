@@ -21,6 +21,7 @@ from harness.errors import HarnessError
 from harness.live.remote.host import RemoteHost
 
 LAST_LINES = 5
+NOT_YET_LISTENING = ": open failed: connect failed"
 LINES_PER_SILENCE = 6
 
 
@@ -78,8 +79,9 @@ def _say(connection: subprocess.Popen[bytes], line: bytes, *, is_last: bool = Fa
 
 
 def _repeat(said_path: Path) -> None:
-    """Say what ssh said last: why a server ended ill may stand there alone."""
-    lines = [line for line in said_path.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    """Say what ssh said last, but of probes before the server listened: why it ended may stand there alone."""
+    said = said_path.read_text(encoding="utf-8", errors="replace").splitlines()
+    lines = [line for line in said if line.strip() and NOT_YET_LISTENING not in line]
     for line in lines[-LAST_LINES:]:
         print(f"ssh: {line.removeprefix('ssh: ')}", flush=True)
 
