@@ -24,6 +24,7 @@ from pydantic import (
 
 from harness.errors import SpecError
 from harness.redact import redacted_arguments, redacted_env
+from harness.shipped import find_shipped
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -470,6 +471,18 @@ def parse_experiment(table: Mapping[str, Any], *, where: str) -> ExperimentSpec:
         ) from error
 
 
-def load_experiment(path: Path | str) -> ExperimentSpec:
-    """The experiment in a TOML file."""
-    return parse_experiment(load_toml(Path(path)), where=str(path))
+def experiment_file(name_or_path: Path | str) -> Path:
+    """The file as it is named; or, for a bare name that no file has, the experiment that ships under it.
+
+    Raises SpecError, with the names that there are, for a bare name of neither.
+    """
+    text = str(name_or_path)
+    if text.endswith(".toml") or "/" in text or Path(text).exists():
+        return Path(text)
+    return find_shipped("experiments", text, what="experiment")
+
+
+def load_experiment(name_or_path: Path | str) -> ExperimentSpec:
+    """The experiment in a TOML file, or the one that ships under a name."""
+    path = experiment_file(name_or_path)
+    return parse_experiment(load_toml(path), where=str(path))

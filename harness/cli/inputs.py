@@ -26,7 +26,7 @@ def register(app: typer.Typer) -> None:
 
 @plan_app.command(name="build")
 def plan_build(
-    experiment: Annotated[Path, typer.Argument(help="Experiment file (TOML).")],
+    experiment: Annotated[Path, typer.Argument(help="Experiment file (TOML), or a shipped one by name.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the plan files.")] = Path("plans/frozen"),
 ) -> None:
     """Write every plan an experiment will replay, each named by its hash.
@@ -102,7 +102,7 @@ def waits_import(
 
 
 def simulate(
-    experiment: Annotated[Path | None, typer.Argument(help="Experiment file (TOML).")] = None,
+    experiment: Annotated[Path | None, typer.Argument(help="Experiment file (TOML), or a shipped one by name.")] = None,
     jsonl: Annotated[
         Path | None, typer.Option("--jsonl", help="One case per line instead of an experiment; `-` for standard input.")
     ] = None,

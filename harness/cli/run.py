@@ -43,7 +43,7 @@ def register(app: typer.Typer) -> None:
 
 
 def run(
-    experiment: Annotated[Path | None, typer.Argument(help="Experiment file (TOML).")] = None,
+    experiment: Annotated[Path | None, typer.Argument(help="Experiment file (TOML), or a shipped one by name.")] = None,
     runs: RunsOption = Path("runs"),
     confirmatory: Annotated[
         Path | None, typer.Option("--confirmatory", help="Frozen file to run by (see `harness freeze`).")
@@ -103,12 +103,13 @@ def _what_to_run(
     experiment: Path | None, confirmatory: Path | None, changes: list[str], runs: Path
 ) -> tuple[ExperimentSpec, Path, Ticket | None]:
     """The experiment, the file it comes from, and the ticket of a confirmatory run."""
-    from harness.spec import load_toml, parse_experiment
+    from harness.spec import experiment_file, load_toml, parse_experiment
 
     if confirmatory is None:
         if experiment is None:
             raise SpecError("no experiment was named", where="harness run", hint="Give an experiment file (TOML)")
-        return parse_experiment(override_table(load_toml(experiment), changes), where=str(experiment)), experiment, None
+        path = experiment_file(experiment)
+        return parse_experiment(override_table(load_toml(path), changes), where=str(path)), path, None
     from harness.prereg import ticket_for
 
     if experiment is not None or changes:
@@ -234,21 +235,23 @@ def load_engine(console: Console, *, with_client: bool = False) -> None:
 
 
 def _show_order(console: Console, spec: Any) -> None:
+    from rich.table import Table
+
     from harness.cli.progress import format_duration
     from harness.runner.experiment import build_plans, check_hosts, planned_order, predicted_replay_s
 
     plans = build_plans(spec)
     check_hosts(spec, planned_order(spec))
+    table = Table(header_style="bold", box=None, pad_edge=False)
+    for heading in ("run", "plan", "requests", "buckets", "replay"):
+        table.add_column(heading, justify="right" if heading in ("requests", "replay") else "left", overflow="fold")
     for key in planned_order(spec):
         drawn = plans[key]
         treated = drawn.with_treatment(key.condition.treatment)
         buckets = ",".join(str(bucket) for bucket in spec.server_of(key.condition).decode_buckets)
-        seconds = predicted_replay_s(spec, key.condition, drawn)
-        console.print(
-            f"{key.label:<28} plan {treated.hash[:12]}  {treated.num_requests} requests  buckets {{{buckets}}}  "
-            f"replay {format_duration(seconds)}",
-            highlight=False,
-        )
+        took = format_duration(predicted_replay_s(spec, key.condition, drawn))
+        table.add_row(key.label, treated.hash[:12], str(treated.num_requests), f"{{{buckets}}}", took)
+    console.print(table)
 
 
 @contextmanager

@@ -158,3 +158,17 @@ def test_every_key_of_an_experiment_can_be_looked_up():
         shown = harness("explain", topic).stdout
         for name in model.model_fields:
             assert name in shown
+
+
+def test_a_shipped_experiment_is_run_by_its_name_and_an_unknown_name_lists_them(tmp_path: Path):
+    shown = harness("run", "demo", "--dry-run", cwd=tmp_path)
+    assert shown.returncode == 0
+    assert "bucket6-nowaits/1" in shown.stdout
+    wrong = harness("run", "dmeo", cwd=tmp_path)
+    assert wrong.returncode == 2
+    assert wrong.stderr.count("\n") == 1
+    for words in ("unknown experiment 'dmeo'", "demo", "path of a .toml file"):
+        assert words in wrong.stderr
+    # A file of that name comes first.
+    (tmp_path / "demo").write_text("")
+    assert harness("run", "demo", cwd=tmp_path).stderr.startswith("harness: demo: name: Field required")
