@@ -6,10 +6,11 @@ Nothing here knows a kind of server. Next: ``backends`` make LaunchPlans.
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple
 
 from harness.errors import ServerError, SpecError
 from harness.records import Finding, Observation
@@ -64,32 +65,46 @@ class LaunchPlan:
         }
 
 
-class Backend(Protocol):
+class LaunchOptions(NamedTuple):
+    """What a run says about one launch. port: 0 for any free one. run_folder: where the backend writes its files."""
+
+    port: int
+    run_folder: Path
+    time_scale: float
+    log_format: LogFormat
+
+
+class Backend(ABC):
     """One kind of server that the harness can measure."""
 
-    @property
-    def name(self) -> str:
-        """As experiments write it: ``backend = "emulator"``."""
-        ...
+    __slots__ = ()
 
-    @property
-    def label(self) -> str:
-        """As a report says it, so that no reader takes one kind of server for another."""
-        ...
-
-    @property
-    def allows_time_scale(self) -> bool:
-        """Whether model time may differ from wall time. Real devices keep their own time."""
-        ...
+    name: str
+    """As experiments write it: ``backend = "emulator"``."""
+    label: str
+    """As a report says it, so that no reader takes one kind of server for another."""
+    allows_time_scale: bool
+    """Whether model time may differ from wall time. Real devices keep their own time."""
 
     def launch(
-        self, server: ServerSpec, *, port: int, run_folder: Path, time_scale: float, log_format: LogFormat
+        self,
+        server: ServerSpec,
+        *,
+        port: int,
+        run_folder: Path,
+        time_scale: float = 1.0,
+        log_format: LogFormat = "default",
     ) -> LaunchPlan:
         """The command for ``server``, with its files written into ``run_folder``.
 
         port: 0 for any free one. Raises ServerError for a busy port, SpecError for what this kind cannot do.
         """
-        ...
+        check_time_scale(self, time_scale)
+        return self._plan(server, LaunchOptions(port, run_folder, time_scale, log_format))
+
+    @abstractmethod
+    def _plan(self, server: ServerSpec, options: LaunchOptions) -> LaunchPlan:
+        """See ``launch``."""
 
 
 def check_time_scale(backend: Backend, time_scale: float) -> None:

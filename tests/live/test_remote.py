@@ -42,14 +42,14 @@ DIFF = f"""--- a/{TARGET}
 """
 # A server with the words of ``vllm serve``: says its pid and what it sees, and ends in good order on SIGTERM.
 VLLM = """
-import http.server, os, signal, sys, threading, time
+import http.server, os, signal, sys, threading
 from pathlib import Path
 port = int(sys.argv[sys.argv.index("--port") + 1])
 print("serving", sys.argv[2], "pid", os.getpid(), flush=True)
 for number in range(100):
     print(number, file=(sys.stdout, sys.stderr)[number % 2], flush=True)
-if "--slow-start" in sys.argv:
-    time.sleep(1.0)
+if "--start-at" in sys.argv:
+    open(sys.argv[sys.argv.index("--start-at") + 1]).close()
 for part in os.environ["PYTHONPATH"].split(":"):
     print("path", part, sorted(one.name for one in Path(part).iterdir()), flush=True)
 Path(os.environ["RBLN_OBSERVER_FILE"]).write_text("observed\\n")
@@ -125,15 +125,19 @@ def _laid_out(tmp_path: Path) -> list[Path]:
     return list((tmp_path / "laid-out").glob("rbln-harness-*"))
 
 
-@contextmanager
-def _started(tmp_path: Path, plan: LaunchPlan) -> Iterator[ServerProcess]:
-    with ServerProcess.start(
+def _begun(tmp_path: Path, plan: LaunchPlan) -> ServerProcess:
+    return ServerProcess.start(
         plan.argv,
         env=plan.env,
         log_path=tmp_path / "run" / "server.log",
         stamps_path=tmp_path / "run" / "stamps",
         clock=ScaledClock(1.0),
-    ) as process:
+    )
+
+
+@contextmanager
+def _started(tmp_path: Path, plan: LaunchPlan) -> Iterator[ServerProcess]:
+    with _begun(tmp_path, plan) as process:
         process.wait_healthy(plan.host, plan.port, deadline_s=60)
         yield process
 
@@ -172,15 +176,26 @@ def test_it_serves_through_the_forwarded_port_and_ends_in_good_order(
 
 @pytest.mark.live
 def test_its_log_holds_its_own_lines_alone_whole_and_in_order(tmp_path: Path, other_host: Path) -> None:
-    plan = _launch(tmp_path, other_host, extra_args=["--slow-start"])
-    with _started(tmp_path, plan) as process:
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    plan = _launch(tmp_path, other_host, extra_args=["--start-at", str(gate)])
+    said = tmp_path / "run" / SSH_LOG
+
+    def is_refused() -> bool:
+        with pytest.raises(httpx.TransportError):
+            httpx.get(f"http://{plan.host}:{plan.port}/health", trust_env=False)
+        # While the server does not listen yet, ssh cannot forward the probes of its health, and says so.
+        return "open failed" in said.read_text() or not (tmp_path / "sshd").is_dir()
+
+    with _begun(tmp_path, plan) as process:
+        assert comes_true(said.exists, 30)
+        assert comes_true(is_refused, 30)
+        gate.write_text("")
+        process.wait_healthy(plan.host, plan.port, deadline_s=60)
         lines = process.log_tail(200)
         (first,) = [number for number, line in enumerate(lines) if line.startswith("serving")]
         assert lines[first + 1 : first + 101] == [str(number) for number in range(100)]
-        # While it started, ssh could not forward the probes of its health, and said so.
         assert not [line for line in lines if "channel" in line]
-    if (tmp_path / "sshd").is_dir():
-        assert "open failed" in (tmp_path / "run" / SSH_LOG).read_text()
 
 
 @pytest.mark.live
@@ -221,10 +236,8 @@ def test_a_path_that_dies_without_a_word_takes_the_server_and_its_folder_with_it
     monkeypatch.setattr("harness.live.remote.plan.SILENCE_S", 3.0)
     with _started(tmp_path, _launch(tmp_path, other_host)) as process:
         pid = _pid_there(process)
-        clock = MonotonicClock()
-        # Longer than the silence that is allowed: the other side hears of us.
-        clock.sleep_until_ns(clock.now_ns() + 5_000 * NS_PER_MS)
-        assert is_alive(pid)
+        # For longer than the silence that is allowed, the other side hears of us.
+        assert not comes_true(lambda: not is_alive(pid), 5)
         os.killpg(process.pid, signal.SIGSTOP)
         try:
             assert comes_true(lambda: not is_alive(pid) and not _laid_out(tmp_path), 30)

@@ -27,11 +27,11 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from harness.clock import NS_PER_MS, NS_PER_S, NS_PER_US, clock_for, monotonic_ns, process_cpu_ns
+from harness.clock import NS_PER_MS, NS_PER_S, NS_PER_US, monotonic_ns, process_cpu_ns
 from harness.live.audit.nullserver import NullServer, NullServerConfig
 from harness.live.audit.peers import Peer, example, parse_peer, peer_spread_ms
-from harness.live.audit.replay import FloatArray, compare_with_server
-from harness.live.client.run import ReplayResult, replay
+from harness.live.audit.replay import FloatArray, compare_with_server, replay_on
+from harness.live.client.run import ReplayResult
 from harness.plan import Plan, RequestPlan, SessionPlan
 from harness.spec import ClientName, ClientSpec
 
@@ -74,15 +74,7 @@ class Bench:
         """One replay against a fresh null server; without ``sees`` its stamps are not fetched."""
         config = NullServerConfig(token_interval_ns=token_interval_ns, keeps_stamps=sees)
         with NullServer(config, self.server_command) as server:
-            result = replay(
-                plan,
-                host=server.host,
-                port=server.port,
-                model="null",
-                options=options,
-                clock=clock_for(1.0),
-                request_timeout_ns=REQUEST_TIMEOUT_NS,
-            )
+            result = replay_on(server, plan, options, request_timeout_ns=REQUEST_TIMEOUT_NS)
             seen = server.stamps() if sees else {}
         failed = [error for error in result.requests["error"].to_pylist() if error]
         if failed:

@@ -49,6 +49,19 @@ def _short_session(session: SessionPlan) -> SessionPlan:
     return SessionPlan(session.index, 0, None, None, tuple(requests))
 
 
+def replay_on(server: NullServer, plan: Plan, options: ClientSpec, *, request_timeout_ns: int) -> ReplayResult:
+    """Replay a plan against a null server, in wall time."""
+    return replay(
+        plan,
+        host=server.host,
+        port=server.port,
+        model="null",
+        options=options,
+        clock=clock_for(1.0),
+        request_timeout_ns=request_timeout_ns,
+    )
+
+
 def self_audit(plan_shape: Plan, options: ClientSpec, clock: ScaledClock) -> dict[str, Any]:
     """Replay a short plan of the same shape against the null server: the lateness that this client has on this machine
     now.
@@ -59,15 +72,7 @@ def self_audit(plan_shape: Plan, options: ClientSpec, clock: ScaledClock) -> dic
     short = audit_plan(plan_shape)
     config = NullServerConfig(token_interval_ns=AUDIT_TOKEN_INTERVAL_NS if options.stream else 0)
     with NullServer(config) as server:
-        result = replay(
-            short,
-            host=server.host,
-            port=server.port,
-            model="null",
-            options=options,
-            clock=clock_for(1.0),
-            request_timeout_ns=AUDIT_TIMEOUT_NS,
-        )
+        result = replay_on(server, short, options, request_timeout_ns=AUDIT_TIMEOUT_NS)
         seen = server.stamps()
     figures = compare_with_server(result, seen)
     return {

@@ -16,7 +16,7 @@ import httpx
 
 from harness.clock import NS_PER_MS, NS_PER_S, Clock, MonotonicClock
 from harness.errors import ServerError, SpecError
-from harness.live.launch import LaunchPlan, LogFormat, check_time_scale
+from harness.live.launch import Backend, LaunchOptions, LaunchPlan
 from harness.live.server.process import ExitReport, ServerProcess, url_host
 from harness.records import Finding, Observation
 from harness.spec import ServerSpec
@@ -114,25 +114,15 @@ class AttachedServer:
 
 
 @dataclass(frozen=True, slots=True)
-class AttachedBackend:
+class AttachedBackend(Backend):
     """Somebody else's OpenAI-compatible server at ``server.url``; the model is the first one it lists."""
 
     name: str = "attached"
     label: str = "attached server (started by somebody else, not restarted between runs)"
     allows_time_scale: bool = False
 
-    def launch(
-        self,
-        server: ServerSpec,
-        *,
-        port: int,
-        run_folder: Path,
-        time_scale: float = 1.0,
-        log_format: LogFormat = "default",
-    ) -> LaunchPlan:
-        """See `Backend.launch`; nothing is launched."""
-        del port, run_folder, log_format
-        check_time_scale(self, time_scale)
+    def _plan(self, server: ServerSpec, options: LaunchOptions) -> LaunchPlan:
+        del options  # nothing is launched
         host, number = _address(server.url)
         url = f"http://{url_host(host)}:{number}"
         return LaunchPlan(

@@ -20,7 +20,7 @@ from harness.errors import ServerError, SpecError
 from harness.live.artifacts import ArtifactConfig, artifact_identity, blocks_override, check_artifact, read_artifact
 from harness.live.compile import require_fresh
 from harness.live.devices.smi import DeviceReport, find_command, require_idle
-from harness.live.launch import LOOPBACK, LaunchPlan, LogFormat, check_time_scale, write_config
+from harness.live.launch import LOOPBACK, Backend, LaunchOptions, LaunchPlan, LogFormat, write_config
 from harness.live.patches.install import in_place_record
 from harness.live.patches.shipped import make_overlay, patch_status, require_state
 from harness.live.remote.plan import remote_plan
@@ -186,28 +186,21 @@ def _patched(server: ServerSpec, stack: Stack, overlays: Path) -> tuple[dict[str
 
 
 @dataclass(frozen=True, slots=True)
-class RblnBackend:
+class RblnBackend(Backend):
     """vllm-rbln on the NPUs of this host. The artifact is compiled before: ``harness compile``."""
 
     name: str = "rbln"
     label: str = "RBLN NPU (vLLM with vllm-rbln)"
     allows_time_scale: bool = False
 
-    def launch(
-        self,
-        server: ServerSpec,
-        *,
-        port: int,
-        run_folder: Path,
-        time_scale: float = 1.0,
-        log_format: LogFormat = "default",
-    ) -> LaunchPlan:
-        """See `Backend.launch`. Refuses busy devices, and an artifact or a package that is not as declared."""
-        check_time_scale(self, time_scale)
+    def _plan(self, server: ServerSpec, options: LaunchOptions) -> LaunchPlan:
+        """Refuses busy devices, and an artifact or a package that is not as declared."""
         if not server.artifact:
             raise SpecError("is missing", where="server.artifact", hint="Name the folder of the compiled model")
         if server.ssh:
-            return remote_plan(server, backend=self.name, port=require_port(LOOPBACK, port), run_folder=run_folder)
+            return remote_plan(
+                server, backend=self.name, port=require_port(LOOPBACK, options.port), run_folder=options.run_folder
+            )
         artifact = Path(server.artifact).absolute()
         config = read_artifact(artifact)
         check_artifact(config, server, str(artifact))
@@ -222,10 +215,10 @@ class RblnBackend:
             artifact=artifact,
             config=config,
             model=artifact.name,
-            port=require_port(LOOPBACK, port),
-            run_folder=run_folder,
+            port=require_port(LOOPBACK, options.port),
+            run_folder=options.run_folder,
             overlays=overlay_folder(),
-            log_format=log_format,
+            log_format=options.log_format,
             variables={"RBLN_DEVICES": ",".join(map(str, devices))},
             device_command=find_command(),
             devices=report,

@@ -24,8 +24,8 @@ from harness.live.launch import (
     DEVICE_TRACE_FILE,
     LOOPBACK,
     Backend,
+    LaunchOptions,
     LaunchPlan,
-    LogFormat,
     check_time_scale,
     write_config,
 )
@@ -51,7 +51,7 @@ __all__ = [
 
 
 @dataclass(frozen=True, slots=True)
-class EmulatorBackend:
+class EmulatorBackend(Backend):
     """The embedded emulator: the scheduler's rules in real time, a cost model instead of a device."""
 
     name: str = "emulator"
@@ -59,29 +59,20 @@ class EmulatorBackend:
     allows_time_scale: bool = True
     seed: int = 0
 
-    def launch(
-        self,
-        server: ServerSpec,
-        *,
-        port: int,
-        run_folder: Path,
-        time_scale: float = 1.0,
-        log_format: LogFormat = "default",
-    ) -> LaunchPlan:
-        check_time_scale(self, time_scale)
-        chosen_port = require_port(LOOPBACK, port)
+    def _plan(self, server: ServerSpec, options: LaunchOptions) -> LaunchPlan:
+        chosen_port = require_port(LOOPBACK, options.port)
         # Absolute: the server's working folder is its own business.
         files = {
-            "config": (run_folder / CONFIG_FILE).absolute(),
-            "device_trace": (run_folder / DEVICE_TRACE_FILE).absolute(),
+            "config": (options.run_folder / CONFIG_FILE).absolute(),
+            "device_trace": (options.run_folder / DEVICE_TRACE_FILE).absolute(),
         }
         config = {
             "server": server.model_dump(mode="json"),
-            "time_scale": time_scale,
+            "time_scale": options.time_scale,
             "host": LOOPBACK,
             "port": chosen_port,
             "model": EMULATED_MODEL,
-            "log_format": log_format,
+            "log_format": options.log_format,
             "trace_path": str(files["device_trace"]),
             "seed": self.seed,
         }

@@ -20,9 +20,9 @@ from harness.live.devices.smi import read_devices, require_idle
 from harness.live.launch import (
     DEVICE_TRACE_FILE,
     LOOPBACK,
+    Backend,
+    LaunchOptions,
     LaunchPlan,
-    LogFormat,
-    check_time_scale,
     write_config,
 )
 from harness.live.server.process import require_port
@@ -37,7 +37,7 @@ STAND_IN_SMI = INSIDE / "rbln_smi.py"
 
 
 @dataclass(frozen=True, slots=True)
-class TwinBackend:
+class TwinBackend(Backend):
     """The real vLLM and vllm-rbln; only the device runtime is a stand-in.
 
     folder: where the twin is installed (default: `harness.twin.environment.default_folder`). timing: "period" hides the
@@ -53,25 +53,16 @@ class TwinBackend:
     faults: tuple[dict[str, Any], ...] = ()
     extra_flags: tuple[str, ...] = ()
 
-    def launch(
-        self,
-        server: ServerSpec,
-        *,
-        port: int,
-        run_folder: Path,
-        time_scale: float = 1.0,
-        log_format: LogFormat = "default",
-    ) -> LaunchPlan:
-        """See `Backend.launch`; the first launch of a configuration also writes its artifact (some 6 s)."""
-        check_time_scale(self, time_scale)
+    def _plan(self, server: ServerSpec, options: LaunchOptions) -> LaunchPlan:
+        """The first launch of a configuration also writes its artifact (some 6 s)."""
         twin = find_twin(self.folder)
-        chosen_port = require_port(LOOPBACK, port)
+        chosen_port = require_port(LOOPBACK, options.port)
         artifact = Path(server.artifact).absolute() if server.artifact else cached_artifact(twin, artifact_spec(server))
         config = read_artifact(artifact)
         check_artifact(config, server, str(artifact))
         files = {
-            "config": (run_folder / SETTINGS_FILE).absolute(),
-            "device_trace": (run_folder / DEVICE_TRACE_FILE).absolute(),
+            "config": (options.run_folder / SETTINGS_FILE).absolute(),
+            "device_trace": (options.run_folder / DEVICE_TRACE_FILE).absolute(),
         }
         settings = self._settings(server, files["device_trace"])
         write_config(files["config"], settings)
@@ -84,9 +75,9 @@ class TwinBackend:
             config=config,
             model=TWIN_MODEL,
             port=chosen_port,
-            run_folder=run_folder,
+            run_folder=options.run_folder,
             overlays=twin.folder / "overlays",
-            log_format=log_format,
+            log_format=options.log_format,
             paths=(INSIDE,),
             variables=twin_variables(files["config"]),
             files=files,

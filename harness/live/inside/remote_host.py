@@ -30,7 +30,6 @@ PREFIX = "rbln-harness-"
 LONGEST_PARENT = 50
 PACKAGES = ("vllm", "vllm-rbln", "optimum-rbln", "rebel-compiler", "torch", "transformers")
 EDGE_BYTES = 1 << 20
-STOP = b"stop\n"
 CUT_OFF = b"cut off"
 LAST_WORD_S = 1.0
 
@@ -143,14 +142,14 @@ def _is_hung_up() -> bool:
 def _stop_at_end_of_input(child: subprocess.Popen[bytes], job: dict[str, Any], said: list[bytes]) -> None:
     poller = select.poll()
     poller.register(0, select.POLLIN)
-    last = b"\n"
-    # The last line counts; those before it only say that somebody is there.
+    words = b""
     while poller.poll(job["silence_s"] * 1000):
         part = os.read(0, 4096)
         if not part:
             break
-        last = (last + part)[-len(STOP) :]
-    said.append(STOP if last == STOP else CUT_OFF)
+        # An empty line only says that somebody is there.
+        words += part.strip()
+    said.append(words or CUT_OFF)
     child.terminate()
     try:
         child.wait(job["grace_s"])
