@@ -17,6 +17,7 @@ from harness.live.audit.bench import (
     Bench,
     Quantity,
     bare_loop,
+    bench_memory,
     bench_peers,
     bench_rearrival,
     c_programs,
@@ -102,6 +103,15 @@ threads = [threading.Thread(target=send, args=(place,)) for place in range(int(s
 for thread in threads: thread.start()
 for thread in threads: thread.join()
 """
+
+
+@pytest.mark.live
+def test_the_memory_of_a_replay_is_that_of_a_process_of_its_own() -> None:
+    bench = Bench(None, is_quick=True)
+    bench_memory(bench, "epoll")
+    ((quantity, by_client),) = bench.figures.items()
+    assert (quantity.unit, quantity.goal) == ("MB", "<= 100")
+    assert 0 < by_client["epoll"][0] < 100
 
 
 class TestPeers:

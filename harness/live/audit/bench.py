@@ -28,9 +28,10 @@ from rich.console import Console
 from rich.table import Table
 
 from harness.clock import NS_PER_MS, NS_PER_S, NS_PER_US, monotonic_ns, process_cpu_ns
+from harness.live.audit.memory import replay_growth_bytes
 from harness.live.audit.nullserver import NullServer, NullServerConfig
 from harness.live.audit.peers import Peer, example, parse_peer, peer_spread_ms
-from harness.live.audit.replay import FloatArray, compare_with_server, replay_on
+from harness.live.audit.replay import FloatArray, compare_with_server, replay_on_null, require_answered
 from harness.live.client.run import ReplayResult
 from harness.plan import Plan, RequestPlan, SessionPlan
 from harness.spec import ClientName, ClientSpec
@@ -42,6 +43,7 @@ CLIENTS: tuple[ClientName, ...] = ("epoll", "aiohttp")
 FLOOR_TIMEOUT_S = 60.0
 REQUEST_TIMEOUT_NS = 60 * NS_PER_S
 CHUNK_INTERVAL_NS = NS_PER_S // 80
+BYTES_PER_MB = 1_000_000
 
 
 class Quantity(NamedTuple):
@@ -74,11 +76,9 @@ class Bench:
         """One replay against a fresh null server; without ``sees`` its stamps are not fetched."""
         config = NullServerConfig(token_interval_ns=token_interval_ns, keeps_stamps=sees)
         with NullServer(config, self.server_command) as server:
-            result = replay_on(server, plan, options, request_timeout_ns=REQUEST_TIMEOUT_NS)
+            result = replay_on_null(plan, server.host, server.port, options, request_timeout_ns=REQUEST_TIMEOUT_NS)
             seen = server.stamps() if sees else {}
-        failed = [error for error in result.requests["error"].to_pylist() if error]
-        if failed:
-            raise SystemExit(f"bench: {len(failed)} requests failed, the first with: {failed[0]}")
+        require_answered(result)
         return result, compare_with_server(result, seen) if sees else {}
 
 
@@ -192,6 +192,18 @@ def bench_chunks(bench: Bench, client: ClientName) -> None:
     bench.note(client, Quantity("CPU per 10,000 chunks", "s", "<= 0.15"), cpu_s)
 
 
+def bench_memory(bench: Bench, client: ClientName) -> None:
+    """What 1,000 streaming sessions of 240 chunks add to the memory of a client process."""
+    num_sessions = 50 if bench.is_quick else 1_000
+    plan = plan_of(num_sessions, 1, prompt_tokens=200, generate_tokens=240)
+    small = plan_of(2, 1, prompt_tokens=200, generate_tokens=2)
+    config = NullServerConfig(token_interval_ns=5 * CHUNK_INTERVAL_NS, keeps_stamps=False)
+    with NullServer(config, bench.server_command) as server:
+        growth_bytes = replay_growth_bytes(small, plan, server.host, server.port, ClientSpec(name=client))
+    label = f"memory growth, prompts included, N={num_sessions}, 240 chunks each"
+    bench.note(client, Quantity(label, "MB", "<= 100"), growth_bytes / BYTES_PER_MB)
+
+
 def bench_dispatch(bench: Bench, client: ClientName) -> None:
     """Sent minus due, with dues scattered at random: 64 sessions with the spin, 1,000 without."""
     span_ns = (1 if bench.is_quick else 3) * NS_PER_S
@@ -276,7 +288,16 @@ def bench_processes(bench: Bench, client: ClientName) -> None:
             bench.note(client, Quantity("early sends", "", "0"), result.audit["num_early_sends"])
 
 
-SCENARIOS = (bench_dispatch, bench_rearrival, bench_start, bench_processes, bench_zero_wait, bench_chunks, bench_rate)
+SCENARIOS = (
+    bench_dispatch,
+    bench_rearrival,
+    bench_start,
+    bench_processes,
+    bench_zero_wait,
+    bench_chunks,
+    bench_rate,
+    bench_memory,
+)
 
 
 def bench_peers(bench: Bench, peers: Sequence[Peer]) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.clock import NS_PER_MS, NS_PER_S, ScaledClock, clock_for
+from harness.errors import ServerError
 from harness.live.audit.nullserver import NullServer, NullServerConfig
 from harness.live.client.run import ReplayResult, replay
 from harness.plan import Plan, RequestPlan, SessionPlan
@@ -49,12 +50,21 @@ def _short_session(session: SessionPlan) -> SessionPlan:
     return SessionPlan(session.index, 0, None, None, tuple(requests))
 
 
-def replay_on(server: NullServer, plan: Plan, options: ClientSpec, *, request_timeout_ns: int) -> ReplayResult:
-    """Replay a plan against a null server, in wall time."""
+def require_answered(result: ReplayResult) -> None:
+    """ServerError with the first problem, unless every request was answered as planned."""
+    failed = [error for error in result.requests["error"].to_pylist() if error]
+    if failed:
+        raise ServerError(f"{len(failed)} requests failed, the first with: {failed[0]}", where="null server")
+
+
+def replay_on_null(
+    plan: Plan, host: str, port: int, options: ClientSpec, *, request_timeout_ns: int = AUDIT_TIMEOUT_NS
+) -> ReplayResult:
+    """Replay a plan against the null server at an address, in wall time."""
     return replay(
         plan,
-        host=server.host,
-        port=server.port,
+        host=host,
+        port=port,
         model="null",
         options=options,
         clock=clock_for(1.0),
@@ -72,7 +82,7 @@ def self_audit(plan_shape: Plan, options: ClientSpec, clock: ScaledClock) -> dic
     short = audit_plan(plan_shape)
     config = NullServerConfig(token_interval_ns=AUDIT_TOKEN_INTERVAL_NS if options.stream else 0)
     with NullServer(config) as server:
-        result = replay_on(server, short, options, request_timeout_ns=AUDIT_TIMEOUT_NS)
+        result = replay_on_null(short, server.host, server.port, options)
         seen = server.stamps()
     figures = compare_with_server(result, seen)
     return {

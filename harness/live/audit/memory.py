@@ -1,0 +1,46 @@
+"""How much memory a replay needs: the growth of a process of its own, so that nothing else is in the figure.
+
+Next: ``bench`` asks for it, once per client and repetition.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+from harness.clock import NS_PER_S
+from harness.live.audit.replay import replay_on_null, require_answered
+from harness.plan import Plan
+from harness.spec import ClientSpec
+
+BYTES_PER_KIB = 1024
+REQUEST_TIMEOUT_NS = 120 * NS_PER_S
+STATUS = Path("/proc/self/status")
+# Writing 5 makes the kernel count the peak from now on (proc_pid_clear_refs(5)).
+CLEAR_REFS = Path("/proc/self/clear_refs")
+RESET_PEAK = "5"
+
+
+def replay_growth_bytes(small: Plan, plan: Plan, host: str, port: int, options: ClientSpec) -> int:
+    """Peak resident bytes of a replay above those before it, prompts and finished tables included.
+
+    small: replayed first, for all that is there once in a process: libraries, compiled code.
+    """
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
+        return process.submit(_growth_bytes, small, plan, host, port, options).result()
+
+
+def _growth_bytes(small: Plan, plan: Plan, host: str, port: int, options: ClientSpec) -> int:
+    replay_on_null(small, host, port, options)
+    CLEAR_REFS.write_text(RESET_PEAK)
+    before = _resident_bytes("VmRSS")
+    result = replay_on_null(plan, host, port, options, request_timeout_ns=REQUEST_TIMEOUT_NS)
+    growth = _resident_bytes("VmHWM") - before
+    require_answered(result)
+    return growth
+
+
+def _resident_bytes(field: str) -> int:
+    (line,) = [line for line in STATUS.read_text(encoding="ascii").splitlines() if line.startswith(f"{field}:")]
+    return int(line.split()[1]) * BYTES_PER_KIB
