@@ -217,10 +217,11 @@ def load_engine(console: Console, *, with_client: bool = False) -> None:
 
     with_client: the epoll client's loop too, beside it in a process of its own.
     """
+    from harness.engine import steps
     from harness.engine.compiled import cache_folder
     from harness.engine.scheduler import warm_up
 
-    folder = cache_folder()
+    folder = cache_folder(steps.__file__)
     is_first = folder is None or next(folder.rglob("*.nbc"), None) is None
     if is_first:
         console.print("compiling the engine for this machine (about 20 s, once)")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
@@ -17,6 +18,9 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 import numba
 import numba.core.config
+
+_ROOT = Path(__file__).resolve().parents[2]
+_IMPORT = re.compile(r"^ *from (harness[.\w]*) import (\([^)]*\)|[^\n(]*)", re.MULTILINE)
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -48,7 +52,7 @@ def inner_viewing(function: Callable[Parameters, Result]) -> Callable[Parameters
 def _compile(function: Callable[Parameters, Result], extra: dict[str, Any]) -> Callable[Parameters, Result]:
     # Arrays are owned by the caller for the whole call: counting references in the inner loops made them 4x slower.
     options: dict[str, Any] = {"nogil": True, "_nrt": False, **extra}
-    folder = cache_folder()
+    folder = cache_folder(function.__code__.co_filename)
     if folder is None:
         return cast("Callable[Parameters, Result]", _jit(**options)(function))
     before = _settings.CACHE_DIR
@@ -62,18 +66,22 @@ def _compile(function: Callable[Parameters, Result], extra: dict[str, Any]) -> C
         _settings.CACHE_DIR = before
 
 
-@lru_cache(maxsize=1)
-def cache_folder() -> Path | None:
-    """Where machine code is kept: named by the sources, so that no edit of a callee leaves a stale caller behind.
+def cache_folder(source: str) -> Path | None:
+    """Where the machine code of ``source`` is kept; None where no folder can hold it.
 
-    numba looks only at the file of the function it caches, not at the files of the functions inlined into it.
+    It is named by that file and by every file of this package which it imports, however far: numba looks only at the
+    file of the function it caches, not at those of the functions and constants inlined into it.
     """
-    name = f"numba-{_sources_digest()}"
+    return _folder_named(sources_digest(source))
+
+
+@lru_cache(maxsize=64)
+def _folder_named(digest: str) -> Path | None:
     user_cache = os.environ.get("XDG_CACHE_HOME") or str(Path("~").expanduser() / ".cache")
     own = (Path(__file__).parent / "__pycache__", Path(user_cache) / "rbln-harness")
     given: str = _settings.CACHE_DIR
     for parent in (Path(given),) if given else own:
-        folder = parent / name
+        folder = parent / f"numba-{digest}"
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError:
@@ -83,11 +91,30 @@ def cache_folder() -> Path | None:
     return None
 
 
-def _sources_digest() -> str:
+@lru_cache(maxsize=64)
+def sources_digest(source: str) -> str:
+    """SHA-256, shortened, over a file and the files of this package that it imports, directly or through others."""
     digest = hashlib.sha256()
-    here = Path(__file__).resolve().parent
-    for path in sorted([*here.glob("*.py"), *here.parent.glob("sim/*.py"), *here.parent.glob("live/client/wire/*.py")]):
-        text = path.read_bytes()
-        if path.parent == here or b"harness.engine.compiled" in text:
-            digest.update(text)
+    for path in sorted(_with_imported(Path(source).resolve())):
+        digest.update(f"{path.relative_to(_ROOT) if path.is_relative_to(_ROOT) else path.name}\0".encode())
+        digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
+
+
+def _with_imported(source: Path) -> set[Path]:
+    found, new = {source}, [source]
+    while new:
+        imported = _imports(new.pop()) - found
+        found |= imported
+        new.extend(imported)
+    return found
+
+
+@lru_cache(maxsize=256)
+def _imports(source: Path) -> frozenset[Path]:
+    """Files of this package that the import statements of ``source`` name; ``from a import b`` may name a/b.py."""
+    names: set[str] = set()
+    for module, members in _IMPORT.findall(source.read_text()):
+        names |= {module, *(f"{module}.{member}" for member in re.findall(r"\w+", members))}
+    files = (_ROOT / f"{name.replace('.', '/')}.py" for name in names)
+    return frozenset(path for path in files if path.is_file())
