@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from harness.analysis import ExperimentSummary, summarise
-    from harness.analysis.catalogue import analyse
     from harness.engine import CostModel, load_cost_model
     from harness.errors import HarnessError, RuleFailedError, RunInvalidError, SpecError
     from harness.plan import Plan, WaitDistribution, build_plan, load_waits
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from harness.runner import ExperimentOutcome, run_experiment
     from harness.sim import SimResult, simulate
     from harness.spec import ExperimentSpec, ServerSpec, WorkloadSpec, load_experiment
+    from harness.study.catalogue import analyse
 
 __version__ = "0.1.0"
 
@@ -48,7 +48,7 @@ _HOME = {
     "SpecError": "harness.errors",
     "WaitDistribution": "harness.plan",
     "WorkloadSpec": "harness.spec",
-    "analyse": "harness.analysis.catalogue",
+    "analyse": "harness.study.catalogue",
     "build_plan": "harness.plan",
     "judge": "harness.prereg",
     "load_cost_model": "harness.engine",

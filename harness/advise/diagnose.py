@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from harness.analysis import ConditionFigures, extra_prefill_ns, rearrivals, summarise
-from harness.analysis.runfacts import cost_model_of
+from harness.analysis.method.runfacts import cost_model_of
 from harness.clock import NS_PER_S
 from harness.errors import SpecError
 from harness.plan import read_plan

@@ -3,12 +3,12 @@
 Pure functions of records: no server, no socket, no clock. Next: ``harness.report`` shows what these compute.
 """
 
-from harness.analysis.derive import Derived, derive_tables, derived_of, rebuild
-from harness.analysis.figures import ReuseFigures, RunFigures, run_figures
-from harness.analysis.invariants import check_experiment, check_run, counter_increment
-from harness.analysis.lateness import Lateness
-from harness.analysis.logs import LogParser, ParseCounts, parse_log
-from harness.analysis.padding import (
+from harness.analysis.logs.derive import Derived, derive_tables, derived_of, rebuild
+from harness.analysis.logs.parse import LogParser, ParseCounts, parse_log
+from harness.analysis.method.figures import ReuseFigures, RunFigures, run_figures
+from harness.analysis.method.invariants import check_experiment, check_run, counter_increment
+from harness.analysis.method.lateness import Lateness
+from harness.analysis.method.padding import (
     Padding,
     occupancy_ratio,
     padding_ratio,
@@ -17,7 +17,7 @@ from harness.analysis.padding import (
     step_histogram,
     steps_by_n_b,
 )
-from harness.analysis.reconstruct import (
+from harness.analysis.method.reconstruct import (
     ChannelA,
     agreement_tolerance,
     channel_a,
@@ -28,7 +28,7 @@ from harness.analysis.reconstruct import (
     residual_ns,
     waiting_session_ns,
 )
-from harness.analysis.reuse import (
+from harness.analysis.method.reuse import (
     Rearrival,
     computed_prefill_tokens,
     critical_request_count,
@@ -36,7 +36,7 @@ from harness.analysis.reuse import (
     rearrivals,
     reusable_tokens,
 )
-from harness.analysis.summary import BucketChange, Comparison, ConditionFigures, ExperimentSummary, summarise
+from harness.analysis.method.summary import BucketChange, Comparison, ConditionFigures, ExperimentSummary, summarise
 from harness.records import Finding
 
 __all__ = [

@@ -1,6 +1,6 @@
 """``harness bench``: what the harness can do on this machine, beside its marks.
 
-Prints; judges nothing; leaves nothing behind. Next: ``harness.bench`` and ``harness.live.audit.bench``.
+Prints; judges nothing; leaves nothing behind. Next: ``benchmarks.figures`` and ``benchmarks.client``.
 """
 
 from __future__ import annotations
@@ -36,7 +36,11 @@ def bench(
     """
     from rich.console import Console
 
-    from harness.bench import SECTIONS
+    try:
+        from benchmarks.figures import SECTIONS
+    except ModuleNotFoundError as error:
+        hint = "Clone the repository and run: make bench"
+        raise SpecError("the benchmarks are not part of an installed wheel", where="bench", hint=hint) from error
 
     wanted = sections or [*SECTIONS, "client"]
     unknown = sorted(set(wanted) - {*SECTIONS, "client"})
@@ -47,7 +51,7 @@ def bench(
     console = Console()
     for name in wanted:
         if name == "client":
-            from harness.live.audit import bench as client_bench
+            from benchmarks import client as client_bench
 
             beside = [word for peer in peers or [] for word in ("--peer", peer)]
             client_bench.main([*(["--quick"] if quick else []), *beside])

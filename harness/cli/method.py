@@ -20,9 +20,9 @@ from harness.errors import RunInvalidError, SpecError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from harness.analysis.decide import Decision
-    from harness.analysis.predictions import Predictions
-    from harness.analysis.tabular import AnalysisResult
+    from harness.analysis.method.decide import Decision
+    from harness.analysis.method.predictions import Predictions
+    from harness.analysis.method.tabular import AnalysisResult
     from harness.prereg import Preregistration
     from harness.records import SealedRun
     from harness.spec import ExperimentSpec
@@ -135,7 +135,7 @@ def _predictions(sealed: list[SealedRun], frozen: Preregistration | None) -> Pre
 
 
 def _decision_record(decision: Decision) -> dict[str, Any]:
-    from harness.analysis.tabular import interval_record
+    from harness.analysis.method.tabular import interval_record
 
     return {
         "rule": decision.rule,
@@ -150,7 +150,7 @@ def _decision_record(decision: Decision) -> dict[str, Any]:
 
 
 def _show(decisions: Sequence[Decision], standing: str, num_invalid: int, *, is_full: bool) -> None:
-    from harness.analysis.tabular import cell_text
+    from harness.analysis.method.tabular import cell_text
 
     left_out = f", {num_invalid} invalid runs left out" if num_invalid else ""
     print(f"{len(decisions)} decisions on {standing} runs{left_out}")
@@ -174,8 +174,8 @@ def analyse(
 
     Example: `harness analyse alignment --runs runs/today --format markdown`
     """
-    from harness.analysis.catalogue import analyse as analyse_runs
     from harness.prereg import check_sealed_runs
+    from harness.study.catalogue import analyse as analyse_runs
 
     sealed = sealed_runs(runs, experiment)
     frozen = check_sealed_runs(sealed)
@@ -190,7 +190,7 @@ def analyse(
 
 def _print_tables(result: AnalysisResult) -> None:
     """Aligned columns without borders; wide tables run on, so that nothing is cut."""
-    from harness.analysis.tabular import rows_as_text
+    from harness.analysis.method.tabular import rows_as_text
 
     for table in result.tables:
         rows = [list(table.columns), *rows_as_text(table.rows)]
@@ -260,9 +260,9 @@ def _is_general(path: Path) -> bool:
 
 def _perform(spec: ExperimentSpec, runs: Path, source: str, *, resume: bool) -> int:
     """Perform one experiment, write its analysis beside its runs, print a line; returns how many runs are invalid."""
-    from harness.analysis.catalogue import analyse as analyse_runs
     from harness.clock import NS_PER_S, MonotonicClock
     from harness.runner import run_experiment
+    from harness.study.catalogue import analyse as analyse_runs
 
     clock = MonotonicClock()
     began_ns = clock.now_ns()

@@ -217,8 +217,8 @@ def load_engine(console: Console, *, with_client: bool = False) -> None:
 
     with_client: the epoll client's loop too, beside it in a process of its own.
     """
+    from harness.compiled import cache_folder
     from harness.engine import steps
-    from harness.engine.compiled import cache_folder
     from harness.engine.scheduler import warm_up
 
     folder = cache_folder(steps.__file__)

@@ -150,7 +150,7 @@ def paper_rules(
 
     Example: `harness paper-rules -o docs/paper-rules.md`
     """
-    from harness.sim.paper_page import page
+    from harness.study.paper_page import page
 
     text = page()
     if output is None:

@@ -1,6 +1,6 @@
 """``harness tables``, ``signs``: the paper's tables from sealed runs, and the signs of two of them over many plans.
 
-Nothing is computed here. Next: ``harness.report.paper_tables``, ``harness.report.padding_signs_page``.
+Nothing is computed here. Next: ``harness.study.paper_tables``, ``harness.study.signs_page``.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def tables(
 
     Example: `harness tables --runs runs/catalogue --format latex -o tables.tex`
     """
-    from harness.report.paper_tables import Source, paper_tables
-    from harness.report.paper_tables.render import render
+    from harness.study.paper_tables import Source, paper_tables
+    from harness.study.paper_tables.render import render
 
     written = render(paper_tables(Source(runs, search, artifacts), numbers or ()), form.value)
     if output is None:
@@ -65,7 +65,7 @@ def signs(
 
     Example: `harness signs -o docs/table-signs.md`
     """
-    from harness.report.padding_signs_page import page
+    from harness.study.signs_page import page
 
     text = page(sums)
     if output is None:

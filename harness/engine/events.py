@@ -6,7 +6,7 @@ written unless the state was made with events. Next: ``scheduler`` turns records
 
 from __future__ import annotations
 
-from harness.engine.compiled import inner
+from harness.compiled import inner
 from harness.engine.state import (
     C_EVENT_LEVEL,
     CALLER_NONE,

@@ -6,7 +6,7 @@ chosen its victim; no inner blocks, no dummy block. Next: ``steps`` calls these 
 
 from __future__ import annotations
 
-from harness.engine.compiled import inner
+from harness.compiled import inner
 from harness.engine.pools import evict_slot, note_use, oldest_inactive, take_slot
 from harness.engine.state import (
     C_BLOCK_TOKENS,

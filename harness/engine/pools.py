@@ -6,7 +6,7 @@ first-out. Nothing here decides when. Next: ``vendor`` allocates, looks up and f
 
 from __future__ import annotations
 
-from harness.engine.compiled import inner
+from harness.compiled import inner
 from harness.engine.events import log_eviction, log_mapping_remove
 from harness.engine.state import (
     B_HASHED,

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from harness.engine.compiled import compiled
+from harness.compiled import compiled
 from harness.engine.config import RULES, EngineConfig
 
 IntArray = npt.NDArray[np.int64]

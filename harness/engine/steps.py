@@ -6,7 +6,7 @@ Next: ``scheduler.Scheduler`` and ``harness.sim.kernel.events`` drive these func
 
 from __future__ import annotations
 
-from harness.engine.compiled import compiled, inner
+from harness.compiled import compiled, inner
 from harness.engine.events import log_free_request
 from harness.engine.paper import paper_admit, paper_release
 from harness.engine.pools import make_room

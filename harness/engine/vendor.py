@@ -6,7 +6,7 @@ is not decided here. Next: ``steps`` calls these functions in the order of the v
 
 from __future__ import annotations
 
-from harness.engine.compiled import inner
+from harness.compiled import inner
 from harness.engine.events import log_alloc, log_free_request, log_lookup, log_mapping_search, log_preempt
 from harness.engine.pools import (
     append_to_slot,

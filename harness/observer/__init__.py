@@ -1,7 +1,7 @@
 """The observer: a vLLM plugin that writes one record per engine step from inside the server, editing no file.
 
 ``inside/`` is a distribution of its own, for the server's PYTHONPATH or ``pip install``; it imports nothing of the
-harness. Here is only where it lies and how it is told where to write. Next: ``harness.analysis.observer`` reads it.
+harness. Here is only where it lies and how it is told where to write. Next: ``analysis.logs.observer`` reads it.
 """
 
 from __future__ import annotations

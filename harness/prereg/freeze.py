@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.analysis.rules import find_rule, load_rule
+from harness.analysis.method.rules import find_rule, load_rule
 from harness.clock import utc_now
 from harness.engine.cost import find_cost_file
 from harness.errors import SpecError

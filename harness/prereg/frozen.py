@@ -15,8 +15,8 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
-from harness.analysis.predictions import Prediction
-from harness.analysis.rules import DecisionRule
+from harness.analysis.method.predictions import Prediction
+from harness.analysis.method.rules import DecisionRule
 from harness.errors import SpecError
 from harness.records import PreregistrationRecord
 from harness.spec import ExperimentSpec, Spec, describe_validation_error

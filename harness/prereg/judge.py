@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from harness.analysis.decide import Decision, Outcome
-from harness.analysis.rules import DecisionRule, load_rule
-from harness.analysis.runfacts import experiment_of
-from harness.analysis.verdicts import Evidence, decide_experiment
+from harness.analysis.method.decide import Decision, Outcome
+from harness.analysis.method.rules import DecisionRule, load_rule
+from harness.analysis.method.runfacts import experiment_of
+from harness.analysis.method.verdicts import Evidence, decide_experiment
 from harness.errors import RuleFailedError, SpecError
 from harness.prereg.frozen import Preregistration
 from harness.prereg.predict import predict_runs

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 import pyarrow as pa
 
 from harness.analysis import rearrivals
-from harness.analysis.predictions import Prediction, Predictions
-from harness.analysis.runfacts import cost_model_of
+from harness.analysis.method.predictions import Prediction, Predictions
+from harness.analysis.method.runfacts import cost_model_of
 from harness.engine import CostModel
 from harness.plan import Plan, build_plan, read_plan
 from harness.records import SealedRun

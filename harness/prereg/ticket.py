@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness.analysis.runfacts import COST_MODEL_FILE
+from harness.analysis.method.runfacts import COST_MODEL_FILE
 from harness.clock import NS_PER_S, ScaledClock, utc_now
 from harness.errors import PlanError, RecordsError, SpecError
 from harness.live.provenance import source_sha256

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from harness.analysis import ExperimentSummary, RunFigures, rearrivals, summarise
-from harness.analysis.lateness import lateness
-from harness.analysis.summary import ConditionFigures
+from harness.analysis.method.lateness import lateness
+from harness.analysis.method.summary import ConditionFigures
 from harness.clock import NS_PER_S, utc_now
 from harness.errors import PlanError, SpecError
 from harness.plan import Plan, read_plan

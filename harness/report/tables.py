@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from harness.analysis import reuse
+from harness.analysis.method import reuse
 from harness.clock import NS_PER_S
 from harness.records import SealedRun
 from harness.report.view import Bar, TimelineView

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.analysis import ExperimentSummary
-from harness.analysis.summary import ConditionFigures
+from harness.analysis.method.summary import ConditionFigures
 from harness.clock import NS_PER_S
 from harness.errors import RecordsError
 from harness.records import SealedRun

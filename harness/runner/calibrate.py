@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from harness.analysis.fit import DecodeFit, PrefillFit, fit_decode, fit_decode_with_report, fit_prefill
-from harness.analysis.fit_points import (
+from harness.analysis.method.fit import DecodeFit, PrefillFit, fit_decode, fit_decode_with_report, fit_prefill
+from harness.analysis.method.fit_points import (
     BLOCK_STEPS,
     PointSource,
     PrefillPoint,

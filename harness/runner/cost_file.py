@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.analysis.stats import Interval
+from harness.analysis.method.stats import Interval
 from harness.engine import load_cost_model
 from harness.errors import RecordsError, SpecError
 

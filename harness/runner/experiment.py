@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from harness.analysis.runfacts import COST_MODEL_FILE
+from harness.analysis.method.runfacts import COST_MODEL_FILE
 from harness.clock import NS_PER_S
 from harness.engine import load_cost_model
 from harness.engine.cost import find_cost_file

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from harness.analysis.observer import OBSERVER_FILE, load_observer
-from harness.analysis.stats import Interval, StatisticName, bootstrap_interval
+from harness.analysis.logs.observer import OBSERVER_FILE, load_observer
+from harness.analysis.method.stats import Interval, StatisticName, bootstrap_interval
 from harness.errors import RecordsError
 from harness.live.patches.check import OBSERVED, PLAIN
 from harness.records import SealedRun

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from harness.analysis import check_run, derive_tables
-from harness.analysis.runfacts import COST_MODEL_FILE
+from harness.analysis.method.runfacts import COST_MODEL_FILE
 from harness.clock import NS_PER_S, MonotonicClock, ScaledClock, clock_for, realtime_minus_monotonic_ns
 from harness.engine.cost import find_cost_file
 from harness.errors import HarnessError

@@ -9,7 +9,7 @@ import pytest
 
 from harness.advise import advise, diagnose
 from harness.advise.advise import Step, smallest_enough
-from harness.analysis.rules import load_rule
+from harness.analysis.method.rules import load_rule
 from harness.errors import SpecError
 from harness.plan import build_plan
 from harness.records import SealedRun

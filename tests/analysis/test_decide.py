@@ -6,10 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from harness.analysis import decide
-from harness.analysis.decide import Block, Costs, Outcome
-from harness.analysis.padding import Padding
-from harness.analysis.rules import CostRule, DirectionRule, NoTreatmentRule, SaturationRule, load_rule, parse_rule
+from harness.analysis.method import decide
+from harness.analysis.method.decide import Block, Costs, Outcome
+from harness.analysis.method.padding import Padding
+from harness.analysis.method.rules import (
+    CostRule,
+    DirectionRule,
+    NoTreatmentRule,
+    SaturationRule,
+    load_rule,
+    parse_rule,
+)
 from harness.errors import SpecError
 from harness.shipped import shipped_names
 

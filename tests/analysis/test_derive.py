@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from analysis_tables import GOLDEN, manifest, request_row, requests_table
 
-from harness.analysis.derive import Derived, ToRunClock, collect, derive_tables, metrics_table, rebuild
-from harness.analysis.logs import ParseCounts, parse_log
-from harness.analysis.reconstruct import join_request_id, step_contexts
+from harness.analysis.logs.derive import Derived, ToRunClock, collect, derive_tables, metrics_table, rebuild
+from harness.analysis.logs.parse import ParseCounts, parse_log
+from harness.analysis.method.reconstruct import join_request_id, step_contexts
 from harness.errors import RecordsError
 from harness.records import ClockRecord, RunWriter, SealedRun
 

@@ -11,9 +11,9 @@ from analysis_tables import request_row, requests_table, steps_table
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.analysis import padding as pad
-from harness.analysis import reconstruct as rec
-from harness.analysis import reuse
+from harness.analysis.method import padding as pad
+from harness.analysis.method import reconstruct as rec
+from harness.analysis.method import reuse
 from harness.engine import load_cost_model
 
 OLD = {n: next(b for b in (1, 2, 4, 8) if b >= n) for n in range(1, 9)}

@@ -7,8 +7,8 @@ from itertools import product
 import numpy as np
 import pytest
 
-from harness.analysis.fit import fit_decode, fit_decode_with_report, fit_prefill
-from harness.analysis.fit_points import PrefillPoint, StepPoint
+from harness.analysis.method.fit import fit_decode, fit_decode_with_report, fit_prefill
+from harness.analysis.method.fit_points import PrefillPoint, StepPoint
 from harness.engine import CostModel, load_cost_model
 from harness.errors import SpecError
 

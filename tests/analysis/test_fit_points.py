@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from harness.analysis.fit_points import (
+from harness.analysis.method.fit_points import (
     EDGE_STEPS,
     PointSource,
     log_stretches,

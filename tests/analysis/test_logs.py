@@ -14,9 +14,9 @@ from analysis_tables import GOLDEN
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.analysis import events as ev
-from harness.analysis.bench import bench_parser, log_chunks
-from harness.analysis.logs import MAX_LINE_BYTES, ParseCounts, parse_log
+from benchmarks.parser import bench_parser, log_chunks
+from harness.analysis.logs import events as ev
+from harness.analysis.logs.parse import MAX_LINE_BYTES, ParseCounts, parse_log
 
 PRECISE = (GOLDEN / "precise.log").read_bytes()
 DEFAULT = (GOLDEN / "default.log").read_bytes()

@@ -9,13 +9,13 @@ from itertools import product
 import paper_numbers as paper
 import pytest
 
-from harness.analysis import decide, padding, reuse, stats
-from harness.analysis import reconstruct as rec
-from harness.analysis.decide import Costs, Outcome
-from harness.analysis.rules import CostRule, load_rule
+from harness.analysis.method import decide, padding, reuse, stats
+from harness.analysis.method import reconstruct as rec
+from harness.analysis.method.decide import Costs, Outcome
+from harness.analysis.method.rules import CostRule, load_rule
 from harness.engine import load_cost_model
-from harness.report.padding_signs import TABLE_I
 from harness.sim.search.space import Candidate, DeviceSpec
+from harness.study.signs import TABLE_I
 
 MODEL = load_cost_model("paper")
 MS = 1e6

@@ -7,7 +7,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from harness.analysis import stats
+from harness.analysis.method import stats
 from harness.errors import SpecError
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from harness.analysis.interference import chunk_instants, prefill_elapsed_ms
-from harness.analysis.steptimes import steady_step_ns
+from harness.analysis.method.interference import chunk_instants, prefill_elapsed_ms
+from harness.analysis.method.steptimes import steady_step_ns
 from harness.records import schema
 
 

@@ -11,15 +11,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from harness.analysis.observer import FORMAT, OBSERVER_FILE, SCHEMA
-from harness.analysis.reconstruct import waiting_session_ns
-from harness.analysis.survival import exceptions_table
-from harness.analysis.verdicts import Evidence
-from harness.analysis.waiting import measured_waiting, waiting_table
+from harness.analysis.logs.observer import FORMAT, OBSERVER_FILE, SCHEMA
+from harness.analysis.method.reconstruct import waiting_session_ns
+from harness.analysis.method.verdicts import Evidence
 from harness.engine import load_cost_model
 from harness.records import SealedRun, schema
 from harness.runner import run_experiment
 from harness.spec import parse_experiment
+from harness.study.survival import exceptions_table
+from harness.study.waiting import measured_waiting, waiting_table
 
 EXPERIMENT = {
     "name": "crowd",

@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 
-from harness.emulator.bench import wait_for_address
+from benchmarks.emulator import wait_for_address
 from harness.emulator.trace import read_trace
 
 STOP_WITHIN_S = 20

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.analysis.observer import load_observer
+from harness.analysis.logs.observer import load_observer
 from harness.records import SealedRun
 
 BUCKET = re.compile(r"\[BUCKET\] request_nums=(\d+) padded_batch_size=(\d+)")

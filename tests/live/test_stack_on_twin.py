@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from stacks import linked_environment
 
-from harness.analysis.observer import load_observer
+from harness.analysis.logs.observer import load_observer
 from harness.errors import HarnessError
 from harness.live.compile import CompileSpec, Exporter, compile_artifact
 from harness.records import SealedRun

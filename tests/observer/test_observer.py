@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from little_stack import write_little_stack
 
-from harness.analysis.observer import OBSERVER_FILE, load_observer, read_observer
+from harness.analysis.logs.observer import OBSERVER_FILE, load_observer, read_observer
 from harness.errors import RecordsError
 from harness.observer import INSIDE, observer_variables
 
@@ -250,7 +250,7 @@ else:
 
 
 def _header_and(*rows: list[object]) -> bytes:
-    from harness.analysis.observer import SCHEMA
+    from harness.analysis.logs.observer import SCHEMA
 
     header = {"observer_format": 1, "columns": SCHEMA.names, "pid": 1}
     return b"".join(json.dumps(value).encode() + b"\n" for value in (header, *rows))

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from workplace import RULE, Workplace
 
-from harness.analysis.decide import Outcome
-from harness.analysis.figures import run_figures
-from harness.analysis.runfacts import COST_MODEL_FILE
+from harness.analysis.method.decide import Outcome
+from harness.analysis.method.figures import run_figures
+from harness.analysis.method.runfacts import COST_MODEL_FILE
 from harness.engine.cost import find_cost_file
 from harness.errors import RecordsError, RuleFailedError, SpecError
 from harness.prereg import FROZEN_COPY, Preregistration, check_sealed_runs, judge, ticket_for

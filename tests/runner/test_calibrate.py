@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from harness.analysis.fit_points import PointSource
+from harness.analysis.method.fit_points import PointSource
 from harness.cli import app
 from harness.engine import load_cost_model
 from harness.errors import SpecError

@@ -9,7 +9,7 @@ import pytest
 from experiments import small_experiment
 
 from harness.analysis import rebuild, run_figures, summarise
-from harness.analysis.interference import measured_waiting_session_ns
+from harness.analysis.method.interference import measured_waiting_session_ns
 from harness.errors import RunInvalidError
 from harness.plan import read_plan
 from harness.records import RunStore, SealedRun

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import TypeAlias
 
 from harness.analysis import ParseCounts, parse_log
-from harness.analysis.events import LogEvent
+from harness.analysis.logs.events import LogEvent
 
 NUM_RANDOM_CUTS = 300
 Said: TypeAlias = tuple[object, ...]

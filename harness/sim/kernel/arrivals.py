@@ -6,7 +6,7 @@ here. Next: ``events`` moves time from arrival to arrival.
 
 from __future__ import annotations
 
-from harness.engine.compiled import inner
+from harness.compiled import inner
 from harness.engine.state import C_BLOCK_TOKENS, C_HAS_BLOCKS, Q_OUTPUT, Q_PROMPT, EngineState, IntArray, reset
 from harness.engine.steps import submit
 from harness.sim.kernel.arrays import (

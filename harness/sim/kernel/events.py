@@ -6,7 +6,7 @@ It allocates nothing, so one call can run many plans. Next: ``harness.sim.simula
 
 from __future__ import annotations
 
-from harness.engine.compiled import compiled, inner
+from harness.compiled import compiled, inner
 from harness.engine.cost import FS_PER_NS, P_CALL_FS, P_CHUNK_TOKENS, P_CONTEXT_FS, P_POSITION_FS, P_TOKEN_FS
 from harness.engine.state import (
     C_HAS_BLOCKS,

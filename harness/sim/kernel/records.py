@@ -6,7 +6,7 @@ each step; ``simulate`` turns the records into tables.
 
 from __future__ import annotations
 
-from harness.engine.compiled import inner
+from harness.compiled import inner
 from harness.engine.state import R_NUM_EVICTED, STEP_DECODE, STEP_PREFILL, EngineState
 from harness.sim.kernel.arrays import (
     A_NUM_EVICTION_RECORDS,

@@ -9,8 +9,8 @@ from __future__ import annotations
 from functools import lru_cache
 
 from harness.clock import NS_PER_MS, NS_PER_US
-from harness.engine.compiled import compiled_viewing as compiled
-from harness.engine.compiled import inner_viewing as inner
+from harness.compiled import compiled_viewing as compiled
+from harness.compiled import inner_viewing as inner
 from harness.live.client.wire import layout as at
 from harness.live.client.wire import table
 from harness.live.client.wire.deadlines import plan_send, pop

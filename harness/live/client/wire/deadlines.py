@@ -6,7 +6,7 @@ Nothing here waits. Next: ``core`` takes the first deadline, ``receiving`` adds 
 from __future__ import annotations
 
 from harness.clock import NS_PER_MS, NS_PER_S
-from harness.engine.compiled import inner_viewing as inner
+from harness.compiled import inner_viewing as inner
 from harness.live.client.wire import layout as at
 from harness.live.client.wire import table
 from harness.live.client.wire.layout import IntArray

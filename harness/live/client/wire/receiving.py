@@ -6,7 +6,7 @@ An answer that ends as planned lets its session go on at once; everything else i
 from __future__ import annotations
 
 from harness.clock import NS_PER_S
-from harness.engine.compiled import inner_viewing as inner
+from harness.compiled import inner_viewing as inner
 from harness.live.client.wire import layout as at
 from harness.live.client.wire import table
 from harness.live.client.wire.deadlines import plan_send, to_clock_ns

@@ -6,7 +6,7 @@ difference fails the request. Unusual bytes set ``N_IS_ODD`` and are left to the
 
 from __future__ import annotations
 
-from harness.engine.compiled import inner_viewing as inner
+from harness.compiled import inner_viewing as inner
 from harness.live.client.wire import table
 from harness.live.client.wire.layout import (
     ABSENT,

@@ -5,7 +5,7 @@ A send is stamped before the call, never after. Next: ``core`` sends what is due
 
 from __future__ import annotations
 
-from harness.engine.compiled import inner_viewing as inner
+from harness.compiled import inner_viewing as inner
 from harness.live.client.wire import layout as at
 from harness.live.client.wire import table
 from harness.live.client.wire.layout import IntArray

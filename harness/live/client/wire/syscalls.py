@@ -16,7 +16,7 @@ from numba.core import types
 from numba.core.types.functions import ExternalFunction
 from numba.extending import intrinsic
 
-from harness.engine.compiled import inner_viewing as inner
+from harness.compiled import inner_viewing as inner
 from harness.live.client.wire.layout import (
     R_ARMED_NS,
     R_CONTROL,

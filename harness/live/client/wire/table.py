@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from harness.engine.compiled import inner_viewing as inner
+from harness.compiled import inner_viewing as inner
 from harness.live.client.wire import layout as at
 from harness.live.client.wire.layout import IntArray
 from harness.live.client.wire.syscalls import ints_at, table_at, words_at

@@ -1,7 +1,7 @@
 """The record of the step in progress, and the file it goes to: a header line, then one JSON array per engine step.
 
 All instants are CLOCK_MONOTONIC ns, the clock of vLLM's own events. Values are copied when seen; nothing of the server
-is kept. Next: ``observe`` fills it in; ``harness.analysis.observer`` reads the file.
+is kept. Next: ``observe`` fills it in; ``harness.analysis.logs.observer`` reads the file.
 """
 
 from __future__ import annotations

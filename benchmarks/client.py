@@ -1,0 +1,421 @@
+"""The replay clients measured against a server that stamps everything: lags, spreads, stamp errors, rates, CPU.
+
+`python -m benchmarks.client [--quick] [--client epoll]`. Every figure is a median over repetitions with its
+range, the two clients take turns in one sitting, and nothing here judges. Next: ``make bench`` prints this table beside
+the others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import platform
+import select
+import shutil
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.memory import replay_growth_bytes
+from benchmarks.peers import Peer, example, parse_peer, peer_spread_ms
+from harness.clock import NS_PER_MS, NS_PER_S, NS_PER_US, monotonic_ns, process_cpu_ns
+from harness.live.audit.nullserver import NullServer, NullServerConfig
+from harness.live.audit.replay import FloatArray, compare_with_server, replay_on_null, require_answered
+from harness.live.client.run import ReplayResult
+from harness.plan import Plan, RequestPlan, SessionPlan
+from harness.spec import ClientName, ClientSpec
+
+# A replay client, "bare", "C", or a peer's own name.
+Column = str
+
+CLIENTS: tuple[ClientName, ...] = ("epoll", "aiohttp")
+FLOOR_TIMEOUT_S = 60.0
+REQUEST_TIMEOUT_NS = 60 * NS_PER_S
+CHUNK_INTERVAL_NS = NS_PER_S // 80
+BYTES_PER_MB = 1_000_000
+
+
+class Quantity(NamedTuple):
+    """One row of the table: what, in which unit, and the goal on two shared cores."""
+
+    name: str
+    unit: str
+    goal: str
+
+
+@dataclass(slots=True)
+class Bench:
+    """Figures by (quantity, client), one value per repetition."""
+
+    server_command: list[str] | None
+    floor_command: list[str] | None = None
+    is_quick: bool = False
+    repetitions: int = 3
+    figures: dict[Quantity, dict[Column, list[float]]] = field(
+        default_factory=dict[Quantity, dict[Column, list[float]]]
+    )
+
+    def note(self, client: Column, quantity: Quantity, value: float) -> None:
+        """Keep one repetition's figure."""
+        self.figures.setdefault(quantity, {}).setdefault(client, []).append(value)
+
+    def run(
+        self, plan: Plan, options: ClientSpec, *, token_interval_ns: int = 0, sees: bool = True
+    ) -> tuple[ReplayResult, dict[str, FloatArray]]:
+        """One replay against a fresh null server; without ``sees`` its stamps are not fetched."""
+        config = NullServerConfig(token_interval_ns=token_interval_ns, keeps_stamps=sees)
+        with NullServer(config, self.server_command) as server:
+            result = replay_on_null(plan, server.host, server.port, options, request_timeout_ns=REQUEST_TIMEOUT_NS)
+            seen = server.stamps() if sees else {}
+        require_answered(result)
+        return result, compare_with_server(result, seen) if sees else {}
+
+
+def plan_of(
+    num_sessions: int,
+    num_requests: int,
+    *,
+    prompt_tokens: int,
+    generate_tokens: int,
+    wait_ns: Callable[[int, int], int] = lambda _session, _request: 0,
+    start_offset_ns: Callable[[int], int] = lambda _session: 0,
+    keeps: bool = True,
+) -> Plan:
+    """A plan of equal sessions. ``keeps``: re-arrivals carry their stream on, else every prompt is fresh and short."""
+    sessions: list[SessionPlan] = []
+    for index in range(num_sessions):
+        requests: list[RequestPlan] = []
+        keep = 0
+        for place in range(num_requests):
+            new = prompt_tokens if place == 0 or not keeps else 8
+            requests.append(RequestPlan(keep, new, generate_tokens, wait_ns(index, place)))
+            keep = keep + new + generate_tokens if keeps else 0
+        sessions.append(SessionPlan(index, start_offset_ns(index), None, None, tuple(requests)))
+    return Plan("bench", 1, 0, "as-drawn", 0, (1000, 150_000), tuple(sessions))
+
+
+def rearrival_plan(*, is_quick: bool) -> Plan:
+    """16 sessions whose waits never coincide."""
+    return plan_of(
+        16,
+        4 if is_quick else 12,
+        prompt_tokens=1000,
+        generate_tokens=8,
+        wait_ns=lambda session, request: (30 + (session * 7 + request * 11) % 37) * NS_PER_MS + session * 61_000,
+    )
+
+
+def bench_rearrival(bench: Bench, client: ClientName) -> None:
+    """Lag of a re-arrival as the server sees it, 16 sessions of streamed answers; and of a client in C, beside it."""
+    plan = rearrival_plan(is_quick=bench.is_quick)
+    _, figures = bench.run(plan, ClientSpec(name=client), token_interval_ns=5 * NS_PER_MS)
+    _note_rearrival(bench, client, figures["rearrival_lag_at_server_ns"])
+    if client == "epoll" and bench.floor_command is not None:
+        _note_rearrival(bench, "C", floor_rearrival(bench, plan))
+
+
+def bench_zero_wait(bench: Bench, client: ClientName) -> None:
+    """Sent minus completion of the previous request where the plan has no waits: what the client itself needs."""
+    plan = plan_of(6, 4 if bench.is_quick else 12, prompt_tokens=2000, generate_tokens=128)
+    result, _ = bench.run(plan, ClientSpec(name=client), token_interval_ns=2 * NS_PER_MS)
+    rows = [row for row in result.requests.to_pylist() if row["request"]]
+    lag_us = np.asarray([row["sent_ns"] - row["due_ns"] for row in rows], dtype=np.float64) / NS_PER_US
+    label = "re-arrival without a wait, N=6, 128 streamed tokens"
+    bench.note(client, Quantity(f"{label}, p50", "us", "<= 120"), float(np.median(lag_us)))
+    bench.note(client, Quantity(f"{label}, p99", "us", ""), float(np.percentile(lag_us, 99)))
+
+
+def _note_rearrival(bench: Bench, client: Column, lag_ns: FloatArray) -> None:
+    median, high = (float(value) / NS_PER_US for value in np.percentile(lag_ns, (50, 99)))
+    bench.note(client, Quantity("re-arrival lag at the server, N=16, p50", "us", "<= 350, 1.3 x C"), median)
+    bench.note(client, Quantity("re-arrival lag at the server, N=16, p99", "us", ""), high)
+
+
+def floor_rearrival(bench: Bench, plan: Plan) -> FloatArray:
+    """The same lag, ns, of the C client with the same sessions and waits."""
+    assert bench.floor_command is not None
+    first = plan.sessions[0].requests
+    waits = [request.wait_after_ns for session in plan.sessions for request in session.requests]
+    with NullServer(NullServerConfig(token_interval_ns=5 * NS_PER_MS), bench.server_command) as server:
+        shape = (server.port, plan.num_sessions, len(first), first[0].prompt_tokens, first[0].generate_tokens)
+        text = " ".join(map(str, (*shape, *waits)))
+        subprocess.run(bench.floor_command, input=text.encode(), check=True, timeout=FLOOR_TIMEOUT_S)
+        seen = server.stamps()
+    lags: list[int] = []
+    for session in plan.sessions:
+        for request, (before, after) in enumerate(pairwise_stamps(seen, session.index, len(session.requests))):
+            wait_ns = session.requests[request].wait_after_ns
+            lags.append(after["kernel_ns"] - before["chunk_ns"][-1] - wait_ns)
+    return np.asarray(lags, dtype=np.float64)
+
+
+def pairwise_stamps(
+    seen: dict[str, dict[str, Any]], session: int, num_requests: int
+) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """The server's stamps of each request of a C client's session with those of the next one."""
+    stamps = [seen[f"c-{session}-{request}"] for request in range(num_requests)]
+    return [(stamps[place], stamps[place + 1]) for place in range(num_requests - 1)]
+
+
+def bench_start(bench: Bench, client: ClientName) -> None:
+    """Latest minus earliest first send, prompts of 1,000 ids."""
+    for num_sessions, goal in ((8, "<= 0.3"), (64, "<= 1.2"), (1000, "<= 20")):
+        plan = plan_of(num_sessions, 1, prompt_tokens=1000, generate_tokens=1)
+        _, figures = bench.run(plan, ClientSpec(name=client))
+        spread_ms = float(figures["start_spread_at_server_ns"][0]) / NS_PER_MS
+        bench.note(client, Quantity(f"start spread at the server, N={num_sessions}", "ms", goal), spread_ms)
+
+
+def bench_chunks(bench: Bench, client: ClientName) -> None:
+    """Stamp error of chunks, and CPU, at 64 streams x 80 tokens/s."""
+    plan = plan_of(64, 1, prompt_tokens=200, generate_tokens=80 if bench.is_quick else 240)
+    result, figures = bench.run(plan, ClientSpec(name=client), token_interval_ns=CHUNK_INTERVAL_NS)
+    user_us = figures["chunk_user_error_ns"] / NS_PER_US
+    # The best stamp each client has: the kernel's, where there is one.
+    best_us = figures["chunk_kernel_error_ns"] / NS_PER_US if client == "epoll" else user_us
+    rate = "64 x 80/s"
+    bench.note(client, Quantity(f"chunk stamp error, {rate}, p50", "us", "<= 10"), float(np.median(best_us)))
+    bench.note(client, Quantity(f"chunk stamp error, {rate}, p99", "us", "<= 50"), float(np.percentile(best_us, 99)))
+    bench.note(client, Quantity(f"chunk user stamp error, {rate}, p50", "us", ""), float(np.median(user_us)))
+    cpu_s = result.audit["cpu_s"] * 10_000 / result.chunks.num_rows
+    bench.note(client, Quantity("CPU per 10,000 chunks", "s", "<= 0.15"), cpu_s)
+
+
+def bench_memory(bench: Bench, client: ClientName) -> None:
+    """What 1,000 streaming sessions of 240 chunks add to the memory of a client process."""
+    num_sessions = 50 if bench.is_quick else 1_000
+    plan = plan_of(num_sessions, 1, prompt_tokens=200, generate_tokens=240)
+    small = plan_of(2, 1, prompt_tokens=200, generate_tokens=2)
+    config = NullServerConfig(token_interval_ns=5 * CHUNK_INTERVAL_NS, keeps_stamps=False)
+    with NullServer(config, bench.server_command) as server:
+        growth_bytes = replay_growth_bytes(small, plan, server.host, server.port, ClientSpec(name=client))
+    label = f"memory growth, prompts included, N={num_sessions}, 240 chunks each"
+    bench.note(client, Quantity(label, "MB", "<= 100"), growth_bytes / BYTES_PER_MB)
+
+
+def bench_dispatch(bench: Bench, client: ClientName) -> None:
+    """Sent minus due, with dues scattered at random: 64 sessions with the spin, 1,000 without."""
+    span_ns = (1 if bench.is_quick else 3) * NS_PER_S
+    for num_sessions, spin_us, goals in ((64, 300, ("<= 20", "<= 150")), (1000, 0, ("<= 75", "<= 300"))):
+        offsets = np.random.default_rng(num_sessions).integers(50 * NS_PER_MS, span_ns, num_sessions)
+        waits = np.random.default_rng(2).integers(20 * NS_PER_MS, 200 * NS_PER_MS, (num_sessions, 4))
+        plan = plan_of(
+            num_sessions,
+            4 if num_sessions == 64 else 1,
+            prompt_tokens=1000,
+            generate_tokens=2,
+            start_offset_ns=lambda session, offsets=offsets: int(offsets[session]),
+            wait_ns=lambda session, request, waits=waits: int(waits[session, request]),
+        )
+        result, figures = bench.run(plan, ClientSpec(name=client, spin_us=spin_us))
+        lag_us = figures["dispatch_lag_ns"] / NS_PER_US
+        label = f"dispatch lag, N={num_sessions}, spin {spin_us} us"
+        bench.note(client, Quantity(f"{label}, p50", "us", goals[0]), float(np.median(lag_us)))
+        bench.note(client, Quantity(f"{label}, p99", "us", goals[1]), float(np.percentile(lag_us, 99)))
+        bench.note(client, Quantity("early sends", "", "0"), result.audit["num_early_sends"])
+
+
+def bench_rate(bench: Bench, client: ClientName) -> None:
+    """Requests per second and CPU at concurrency 64, non-streaming, without waits, with full records."""
+    num_requests = (40 if bench.is_quick else 600) if client == "epoll" else (20 if bench.is_quick else 80)
+    plan = plan_of(64, num_requests, prompt_tokens=8, generate_tokens=4, keeps=False)
+    result, _ = bench.run(plan, ClientSpec(name=client, stream=False), sees=False)
+    # The epoll client reads answers behind its loop: its time ends when the last row is written.
+    last_done_ns = int(result.requests["done_ns"].to_numpy().max()) - result.start_ns
+    wall_s = result.audit.get("replay_wall_ns", last_done_ns) / NS_PER_S
+    count = result.requests.num_rows
+    bench.note(client, Quantity("requests/s, concurrency 64", "1/s", ">= 50,000"), count / wall_s)
+    cpu_s = result.audit["cpu_s"] * 10_000 / count
+    bench.note(client, Quantity("CPU per 10,000 requests, saturated", "s", "<= 0.2"), cpu_s)
+    if client == "epoll":
+        rate, cpu_s = bare_loop(bench, 64, count)
+        bench.note("bare", Quantity("requests/s, concurrency 64", "1/s", ">= 50,000"), rate)
+        bench.note("bare", Quantity("CPU per 10,000 requests, saturated", "s", "<= 0.2"), cpu_s)
+
+
+def bare_loop(bench: Bench, num_connections: int, count: int) -> tuple[float, float]:
+    """Requests per second, and CPU seconds per 10,000, of a loop that sends one fixed request and ignores the answers:
+    what Python's own epoll, recv and send cost before anything is prepared, checked or recorded.
+    """
+    body = b'{"model":"null","prompt":[1,2,3,4,5,6,7,8],"max_tokens":4,"request_id":"bare-0-0","stream":false}'
+    request = b"POST /v1/completions HTTP/1.1\r\nHost: null\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+    with (
+        NullServer(NullServerConfig(keeps_stamps=False), bench.server_command) as server,
+        contextlib.ExitStack() as stack,
+        select.epoll() as epoll,
+    ):
+        peers: dict[int, socket.socket] = {}
+        for _ in range(num_connections):
+            peer = stack.enter_context(socket.create_connection((server.host, server.port)))
+            peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            epoll.register(peer, select.EPOLLIN)
+            peers[peer.fileno()] = peer
+        began_ns, began_cpu_ns = monotonic_ns(), process_cpu_ns()
+        for peer in peers.values():
+            peer.send(request)
+        left = count
+        while left > 0:
+            for fd, _ in epoll.poll():
+                peers[fd].recv(65_536)
+                peers[fd].send(request)
+                left -= 1
+        wall_s, cpu_s = (monotonic_ns() - began_ns) / NS_PER_S, (process_cpu_ns() - began_cpu_ns) / NS_PER_S
+    return count / wall_s, cpu_s * 10_000 / count
+
+
+def bench_processes(bench: Bench, client: ClientName) -> None:
+    """The common start of very many sessions, by one client process and by two."""
+    if client != "epoll" or bench.server_command is None:
+        return
+    for num_sessions in (1000,) if bench.is_quick else (1000, 5000):
+        plan = plan_of(num_sessions, 1, prompt_tokens=200, generate_tokens=1)
+        for processes in (1, 2):
+            result, figures = bench.run(plan, ClientSpec(processes=processes))
+            label = f"N={num_sessions}, short prompts, {processes} client process{'es' if processes > 1 else ''}"
+            spread_ms = float(figures["start_spread_at_server_ns"][0]) / NS_PER_MS
+            bench.note(client, Quantity(f"start spread, {label}", "ms", ""), spread_ms)
+            bench.note(client, Quantity("early sends", "", "0"), result.audit["num_early_sends"])
+
+
+SCENARIOS = (
+    bench_dispatch,
+    bench_rearrival,
+    bench_start,
+    bench_processes,
+    bench_zero_wait,
+    bench_chunks,
+    bench_rate,
+    bench_memory,
+)
+
+
+def bench_peers(bench: Bench, peers: Sequence[Peer]) -> None:
+    """The common start of 64 requests by other load generators."""
+    for peer in peers:
+        spread_ms = peer_spread_ms(peer, bench.server_command)
+        bench.note(peer.name, Quantity("start spread at the server, N=64", "ms", "<= 1.2"), spread_ms)
+
+
+@contextlib.contextmanager
+def c_programs() -> Generator[dict[str, list[str]]]:
+    """Commands of the C null server and the C client, built for the life of the block; empty without a compiler."""
+    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    with tempfile.TemporaryDirectory(prefix="harness-bench-") as folder:
+        commands: dict[str, list[str]] = {}
+        for name in ("nullserver", "floorclient") if compiler else ():
+            source, binary = Path(__file__).with_name(f"{name}.c"), Path(folder) / name
+            build = subprocess.run([str(compiler), "-O2", "-o", str(binary), str(source)], check=False)
+            if build.returncode == 0:
+                commands[name] = [str(binary)]
+        yield commands
+
+
+def run_bench(
+    *,
+    is_quick: bool = False,
+    clients: tuple[ClientName, ...] = CLIENTS,
+    peers: Sequence[Peer] = (),
+    on_step: Callable[[str], None] | None = None,
+) -> Bench:
+    """All scenarios, the clients and peers taking turns within every repetition."""
+    with c_programs() as commands:
+        bench = Bench(commands.get("nullserver"), commands.get("floorclient"), is_quick)
+        for repetition in range(bench.repetitions):
+            for scenario in SCENARIOS:
+                for client in clients:
+                    if on_step is not None:
+                        on_step(f"{repetition + 1}/{bench.repetitions} {scenario.__name__} {client}")
+                    scenario(bench, client)
+            if peers and on_step is not None:
+                on_step(f"{repetition + 1}/{bench.repetitions} {', '.join(peer.name for peer in peers)}")
+            bench_peers(bench, peers)
+        return bench
+
+
+def columns_of(bench: Bench, clients: tuple[ClientName, ...]) -> tuple[Column, ...]:
+    """The clients, then what was measured beside them."""
+    seen = dict.fromkeys(column for by_client in bench.figures.values() for column in by_client)
+    beside = [column for column in ("bare", "C") if column in seen]
+    return (*clients, *beside, *(column for column in seen if column not in (*clients, *beside)))
+
+
+def title_of(bench: Bench) -> str:
+    """What was measured against what."""
+    server = "nullserver.c" if bench.server_command else "nullserver.py (no C compiler: slower than the client)"
+    return f"Replay clients against {server}; median of {bench.repetitions} and range"
+
+
+def caption_of() -> str:
+    """Where, beside how much else, and what the columns mean."""
+    load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
+    machine = f"{os.cpu_count()} cores, load {load}, Python {platform.python_version()}, {platform.release()}"
+    return f"bare: a Python loop that only sends and receives; C: a client in C. {machine}"
+
+
+def to_table(bench: Bench, clients: tuple[ClientName, ...]) -> Table:
+    """Median and range of every quantity, beside its goal."""
+    table = Table(title=title_of(bench), caption=caption_of())
+    columns = columns_of(bench, clients)
+    for name in ("quantity", "unit", "goal, 2 shared cores"):
+        table.add_column(name)
+    for client in columns:
+        table.add_column(client, justify="right")
+    for quantity, by_client in bench.figures.items():
+        table.add_row(*quantity, *(_cell(by_client.get(client, [])) for client in columns))
+    return table
+
+
+def to_markdown(bench: Bench, clients: tuple[ClientName, ...]) -> str:
+    """The same table for a document."""
+    columns = columns_of(bench, clients)
+    lines = [f"{title_of(bench)}. {caption_of()}.", "", f"| quantity | unit | goal | {' | '.join(columns)} |"]
+    lines.append("|---|---|---|" + "--:|" * len(columns))
+    for quantity, by_client in bench.figures.items():
+        cells = [_cell(by_client.get(client, [])) for client in columns]
+        lines.append(f"| {' | '.join((*quantity, *cells))} |")
+    return "\n".join(lines)
+
+
+def _cell(values: list[float]) -> str:
+    if not values:
+        return "-"
+    return f"{_number(statistics.median(values))} [{_number(min(values))} .. {_number(max(values))}]"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value == int(value) or abs(value) >= 1000 else f"{value:.3g}"
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run and print."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.client", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="shorter scenarios, as many repetitions")
+    parser.add_argument("--client", choices=CLIENTS, action="append", help="only this one; default: both")
+    parser.add_argument("--markdown", action="store_true", help="the table as Markdown, for a document")
+    parser.add_argument("--peer", action="append", default=[], help=f"NAME=COMMAND of another client. {example()}")
+    options = parser.parse_args(arguments)
+    peers = [parse_peer(text) for text in options.peer]
+    clients: tuple[ClientName, ...] = tuple(options.client or CLIENTS)
+    note = Console(stderr=True)
+    bench = run_bench(
+        is_quick=options.quick, clients=clients, peers=peers, on_step=lambda step: note.print(f"[dim]{step}[/dim]")
+    )
+    if options.markdown:
+        print(to_markdown(bench, clients))
+        return
+    Console(width=None if sys.stdout.isatty() else 150).print(to_table(bench, clients))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,134 @@
+"""How fast the simulator and the search are on one core, beside their marks and a naive Python walk of the same plans.
+
+Counts CPU time of this process, since machines are shared. Judges nothing. Next: ``harness bench`` prints the figures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+import numpy as np
+
+from harness.clock import NS_PER_S, process_cpu_ns
+from harness.engine.config import EngineConfig
+from harness.engine.cost import load_cost_model
+from harness.plan import Plan, build_plan
+from harness.sim.search.evaluate import build_inputs, evaluator_of
+from harness.sim.search.run import search
+from harness.sim.search.space import load_space
+from harness.sim.simulate import plan_arrays, run_totals
+from harness.spec import WorkloadSpec
+from tests.sim.naive import naive_run
+from tests.sim.naive_paper import paper_run
+
+MARKS = {"paper": ">= 50,000 /s", "vendor-0.11.1": ">= 30,000 /s"}
+SIZES = (1_000, 10_000, 100_000)
+NAIVE_PLANS = 5
+
+
+class SimulatorFigure(NamedTuple):
+    """One line of the benchmark. ``mark``: the goal, "" where there is none."""
+
+    name: str
+    value: str
+    mark: str = ""
+    note: str = ""
+
+
+def simulator_figures() -> Iterator[SimulatorFigure]:
+    """Everything this file measures; about 20 s of one core."""
+    yield from rates()
+    yield from whole_search()
+    yield from linearity()
+
+
+def rates() -> Iterator[SimulatorFigure]:
+    """Simulated runs per second under both rules, and of the naive walk, on the same plans: N = 6..10, two requests
+    each.
+    """
+    plans = [
+        build_plan(WorkloadSpec(source="paper", num_sessions=n), 20260910, block)
+        for n in range(6, 11)
+        for block in range(12)
+    ]
+    arrays, model = plan_arrays(plans), load_cost_model("paper")
+    for rules, mark in MARKS.items():
+        config = EngineConfig(8, (1, 2, 4, 8), 8, rules=rules)
+        run_totals(arrays, config, model)
+        best = max(_rate(lambda config=config: len(run_totals(arrays, config, model)), NS_PER_S // 2) for _ in range(3))
+        naive = _naive_rate(rules, plans)
+        note = f"naive walk {naive:,.0f} /s, {best / naive:,.0f} times slower"
+        yield SimulatorFigure(f"simulated runs, rules {rules}", f"{best:,.0f} /s", mark, note)
+
+
+def whole_search() -> Iterator[SimulatorFigure]:
+    """The paper's search: plans built, 2,077 candidates x 54 plans, ledger written; and with nothing shared."""
+    for rules in MARKS:
+        space = load_space("paper").model_copy(update={"rules": rules, "title": f"{rules} {process_cpu_ns()}"})
+        with TemporaryDirectory() as folder:
+            began_ns = process_cpu_ns()
+            result = search(space, Path(folder) / "search")
+            shared_s = (process_cpu_ns() - began_ns) / NS_PER_S
+        began_ns = process_cpu_ns()
+        inputs = build_inputs(space.inputs)
+        evaluator = evaluator_of(space, inputs, is_sharing=False)
+        for candidate in space.candidates():
+            evaluator.evaluate(candidate, inputs.groups)
+        all_s = (process_cpu_ns() - began_ns) / NS_PER_S
+        yield SimulatorFigure(
+            f"the paper's search, rules {rules}",
+            f"{all_s:.2f} s",
+            "<= 3 s",
+            f"all {evaluator.num_simulated:,} simulations",
+        )
+        yield SimulatorFigure(
+            "  with equal simulations shared, ledger included",
+            f"{shared_s:.2f} s",
+            "<= 3 s",
+            f"{result.num_simulations:,} simulations for the same ledger",
+        )
+
+
+def linearity() -> Iterator[SimulatorFigure]:
+    """Time per request in one plan of up to 100,000 requests: a closed population of ten users."""
+    model = load_cost_model("paper")
+    for rules in MARKS:
+        config = EngineConfig(8, (1, 2, 4, 8), 8, rules=rules)
+        per_request: list[float] = []
+        for size in SIZES:
+            workload = WorkloadSpec(num_sessions=size // 4, concurrency=10, requests_per_session=4)
+            arrays = plan_arrays([build_plan(workload, 1, 0)])
+            run_totals(arrays, config, model)
+            spent: list[int] = []
+            for _ in range(3):
+                began_ns = process_cpu_ns()
+                run_totals(arrays, config, model)
+                spent.append(process_cpu_ns() - began_ns)
+            per_request.append(min(spent) / size)
+        value = ", ".join(f"{each / 1000:.2f}" for each in per_request)
+        growth = float(np.polyfit(np.log(SIZES), np.log(np.array(per_request) * SIZES), 1)[0])
+        sizes = ", ".join(f"{size:,}" for size in SIZES)
+        yield SimulatorFigure(
+            f"us per request, rules {rules}",
+            value,
+            "exponent <= 1",
+            f"plans of {sizes} requests; exponent {growth:.2f}",
+        )
+
+
+def _rate(run: Callable[[], int], at_least_ns: int) -> float:
+    began_ns, count = process_cpu_ns(), 0
+    while (spent_ns := process_cpu_ns() - began_ns) < at_least_ns:
+        count += run()
+    return count * NS_PER_S / spent_ns
+
+
+def _naive_rate(rules: str, plans: list[Plan]) -> float:
+    """Rate of the tests' own simulators."""
+    model, config = load_cost_model("paper"), EngineConfig(8, (1, 2, 4, 8), 8)
+    if rules == "paper":
+        return _rate(lambda: len([paper_run(plan, 8, 8, (1, 2, 4, 8)) for plan in plans[::12]]), NS_PER_S // 2)
+    return _rate(lambda: len([naive_run(plan, config, model) for plan in plans[::12]]), NS_PER_S // 2)

@@ -1,0 +1,355 @@
+"""Derived tables (steps, KV events, metrics) computed from a run's raw files, the same each time.
+
+The raw files are the record; these tables can be deleted and rebuilt at will. Nothing here judges a run. Next:
+``reconstruct`` computes figures from the tables, ``invariants`` judges them, ``harness derive`` rebuilds them.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from prometheus_client.parser import text_string_to_metric_families
+
+from harness.analysis.logs import events as ev
+from harness.analysis.logs.events import LogEvent
+from harness.analysis.logs.parse import ParseCounts, parse_log
+from harness.clock import ScaledClock
+from harness.errors import RecordsError
+from harness.records import Manifest, SealedRun, schema
+from harness.records.disk import write_parquet
+
+LOG_NAME, STAMPS_NAME, SCRAPES_NAME = "server.log", "server.log.stamps", "scrapes.jsonl"
+READ_BYTES = 1 << 20
+HTTP_OK = 200
+
+
+@dataclass(slots=True)
+class Derived:
+    """What a run's raw files say. tables: by name, in their schemas; the rest is what the tables cannot hold.
+
+    log_ns_source: "created" (microsecond stamps of the logging call), "received" (when the harness read the line) or
+    "none". steps_source: "bucket-log", "iteration-log" (then b is the smallest configured bucket >= n) or "none".
+    """
+
+    tables: dict[str, pa.Table]
+    counts: ParseCounts
+    log_ns_source: str = "none"
+    steps_source: str = "none"
+    num_bucket_lines: int = 0
+    num_iteration_lines: int = 0
+    num_kv_lines: int = 0
+    num_preemptions: int = 0
+    num_scrapes: int = 0
+    num_failed_scrapes: int = 0
+    faults: tuple[str, ...] = ()
+    settings: dict[str, str] = field(default_factory=dict[str, str])
+
+
+class ToRunClock:
+    """Instants of log lines as run-clock ns: from their own stamps where they have one, else from their receipt."""
+
+    def __init__(self, manifest: Manifest, stamps: bytes = b"") -> None:
+        self._clock = ScaledClock(manifest.clock.scale)
+        self._offset_ns = manifest.clock.realtime_minus_monotonic_ns
+        # A torn last pair is dropped: its bytes say nothing for certain.
+        pairs = np.frombuffer(stamps[: len(stamps) // 16 * 16], dtype="<i8").reshape(-1, 2)
+        self._read_offsets, self._received_ns = pairs[:, 0], pairs[:, 1]
+
+    def instant_ns(self, event: LogEvent) -> int | None:
+        """The event's instant; None when neither the line nor the stamps tell.
+
+        created: model = (realtime - offset) * scale. received: the read that brought the line's newline.
+        """
+        if event.created_ns is not None:
+            return self._clock.from_monotonic_ns(event.created_ns - self._offset_ns)
+        at = int(np.searchsorted(self._read_offsets, event.end_offset - 1, side="right")) - 1
+        return int(self._received_ns[at]) if at >= 0 else None
+
+
+def derive_tables(folder: Path, manifest: Manifest) -> Derived:
+    """Compute the derived tables of the run in ``folder`` (sealed or still being written).
+
+    manifest: for the clock and the configured buckets. Missing raw files give empty tables. Raises RecordsError when
+    a raw file cannot be read.
+    """
+    to_clock = ToRunClock(manifest, _read_optional(folder / STAMPS_NAME))
+    buckets = tuple(manifest.server_spec.get("decode_buckets", ()))
+    derived = collect(parse_log(_chunks(folder / LOG_NAME), counts := ParseCounts()), counts, to_clock, buckets)
+    metrics, derived.num_scrapes, derived.num_failed_scrapes = metrics_table(_lines(folder / SCRAPES_NAME))
+    derived.tables["metrics"] = metrics
+    return derived
+
+
+def derived_of(run: SealedRun) -> Derived:
+    """The derived tables of a sealed run, computed again from its raw files."""
+    return derive_tables(run.path, run.manifest)
+
+
+def rebuild(run: SealedRun) -> Derived:
+    """Delete derived/ of a sealed run and write it again.
+
+    Raises RecordsError when the rebuilt content is not what was sealed, that is, when the code or the raw files
+    changed since.
+    """
+    derived = derived_of(run)
+    shutil.rmtree(run.path / "derived", ignore_errors=True)
+    changed: list[str] = []
+    for name, table in derived.tables.items():
+        write_parquet(schema.conform(name, table), run.path / schema.table_path(name))
+        sealed = run.manifest.derived.get(name)
+        if sealed is not None and sealed.content_sha256 != schema.content_sha256(table):
+            changed.append(name)
+    if changed:
+        raise RecordsError(
+            f"rebuilt table(s) {', '.join(changed)} differ from what was sealed",
+            where=str(run.path),
+            hint="`harness verify` tells whether the raw files changed; if not, this version reads the log differently",
+        )
+    return derived
+
+
+def collect(
+    events: Iterable[LogEvent], counts: ParseCounts, to_clock: ToRunClock, buckets: tuple[int, ...] = ()
+) -> Derived:
+    """Steps and KV events of a stream of log events, causes of evictions read from their order."""
+    derived = Derived(tables={}, counts=counts)
+    steps = _StepRows(to_clock)
+    kv = _KvRows(to_clock)
+    faults: list[str] = []
+    for event in events:
+        if isinstance(event, ev.BucketEvent | ev.IterationEvent):
+            steps.add(event)
+            kv.end_schedule(steps.num_bucket_steps, steps.num_iteration_steps)
+        elif isinstance(event, ev.SettingEvent):
+            derived.settings[event.setting] = event.after
+        elif isinstance(event, ev.KvFaultEvent):
+            faults.append(f"{event.fault} slot {event.slot}")
+            kv.add(event)
+        else:
+            kv.add(event)
+    derived.tables["steps"] = steps.table(buckets)
+    derived.tables["kv_events"] = kv.table(has_bucket_lines=steps.num_bucket_steps > 0)
+    derived.steps_source = steps.source
+    derived.num_bucket_lines = steps.num_bucket_steps
+    derived.num_iteration_lines = steps.num_iterations
+    derived.num_kv_lines = kv.num_rows
+    derived.num_preemptions = kv.num_preemptions
+    derived.faults = tuple(faults)
+    stamped = derived.tables["steps" if derived.tables["steps"].num_rows else "kv_events"].column("log_ns")
+    if stamped.null_count < len(stamped):
+        derived.log_ns_source = "created" if steps.has_created or kv.has_created else "received"
+    return derived
+
+
+class _StepRows:
+    """Decode steps, from [BUCKET] lines where there are any, else from iteration lines."""
+
+    def __init__(self, to_clock: ToRunClock) -> None:
+        self._to_clock = to_clock
+        self._bucket_rows: list[tuple[int | None, int, int]] = []
+        self._iteration_rows: list[tuple[int | None, int]] = []
+        self.num_iterations = 0
+        self.has_created = False
+
+    @property
+    def num_bucket_steps(self) -> int:
+        return len(self._bucket_rows)
+
+    @property
+    def num_iteration_steps(self) -> int:
+        return len(self._iteration_rows)
+
+    @property
+    def source(self) -> str:
+        if self._bucket_rows:
+            return "bucket-log"
+        return "iteration-log" if self._iteration_rows else "none"
+
+    def add(self, event: ev.BucketEvent | ev.IterationEvent) -> None:
+        self.has_created |= event.created_ns is not None
+        if isinstance(event, ev.BucketEvent):
+            self._bucket_rows.append((self._to_clock.instant_ns(event), event.num_seqs, event.bucket))
+            return
+        self.num_iterations += 1
+        if event.generation_requests > 0:
+            self._iteration_rows.append((self._to_clock.instant_ns(event), event.generation_requests))
+
+    def table(self, buckets: tuple[int, ...]) -> pa.Table:
+        rows = self._bucket_rows
+        if not rows:
+            # b is a pure function of n: the smallest compiled batch size that holds it (stack facts C).
+            fitting = [(at_ns, n) for at_ns, n in self._iteration_rows if buckets and n <= buckets[-1]]
+            rows = [(at_ns, n, buckets[bisect_left(buckets, n)]) for at_ns, n in fitting]
+        log_ns, n, b = zip(*rows, strict=True) if rows else ((), (), ())
+        step = np.arange(len(rows), dtype=np.int32)
+        return pa.table(
+            [pa.array(step), pa.array(log_ns, pa.int64()), pa.array(n, pa.int32()), pa.array(b, pa.int32())],
+            schema=schema.STEPS,
+        )
+
+
+class _KvRows:
+    """KV events in log order, each eviction attributed when the log has said enough.
+
+    Inside one schedule() an eviction is followed by the ALLOC of that slot (request), or by nothing before the next
+    model step (dummy), or preceded by the FREE-REQUEST of a preemption (preempt). Without model-step lines the first
+    two cannot be told apart: a dummy's slot is exactly the one the next admission receives.
+    """
+
+    def __init__(self, to_clock: ToRunClock) -> None:
+        self._to_clock = to_clock
+        self._rows: list[dict[str, Any]] = []
+        self._open: dict[int, int] = {}
+        self._preempted_slots: set[int] = set()
+        self._num_steps = (0, 0)
+        self._has_step_lines = False
+        self.num_preemptions = 0
+        self.has_created = False
+
+    @property
+    def num_rows(self) -> int:
+        return len(self._rows)
+
+    def end_schedule(self, num_bucket_steps: int, num_iteration_steps: int) -> None:
+        """A model step began: evictions that no ALLOC has claimed were made for the dummy block."""
+        self._has_step_lines = True
+        self._num_steps = (num_bucket_steps, num_iteration_steps)
+        for row in self._open.values():
+            self._rows[row]["caller"] = "dummy"
+        self._open.clear()
+        self._preempted_slots.clear()
+
+    def add(self, event: LogEvent) -> None:
+        if isinstance(event, ev.AllocEvent):
+            for slot in event.slots:
+                if (row := self._open.pop(slot, None)) is not None:
+                    self._rows[row]["caller"] = "request"
+            self._append(event, "alloc", event.request_id, event.slots, event.num_blocks)
+        elif isinstance(event, ev.EvictionEvent):
+            is_preempt = event.slot in self._preempted_slots
+            if is_preempt:
+                self._preempted_slots.discard(event.slot)
+            else:
+                self._open[event.slot] = len(self._rows)
+            caller = "preempt" if is_preempt else ""
+            self._append(event, "eviction", "", (event.slot,), event.num_blocks, caller=caller)
+        elif isinstance(event, ev.CacheHitEvent):
+            reused_tokens = event.reused_tokens
+            self._append(event, "cache_hit", event.request_id, event.slots, event.num_blocks, reused=reused_tokens)
+        elif isinstance(event, ev.CachePartialEvent):
+            self._append(event, "cache_partial", event.request_id, (), 0, reused=event.reused_tokens)
+        elif isinstance(event, ev.FreeRequestEvent):
+            if event.is_preemption:
+                self._preempted_slots.update(event.slots)
+                self.num_preemptions += 1
+            caller = "preempt" if event.is_preemption else "request"
+            self._append(event, "free_request", event.request_id, event.slots, 0, caller=caller)
+        elif isinstance(event, ev.MappingRemoveEvent):
+            self._append(event, "mapping_remove", "", (event.slot,), event.num_blocks)
+        elif isinstance(event, ev.KvFaultEvent):
+            self._append(event, "fault", "", (event.slot,), 0)
+
+    def table(self, *, has_bucket_lines: bool) -> pa.Table:
+        for row in self._rows:
+            bucket_step, iteration_step = row.pop("steps")
+            row["step"] = bucket_step if has_bucket_lines else iteration_step
+            if row["kind"] == "eviction" and row["caller"] == "request" and not self._has_step_lines:
+                row["caller"] = ""
+        return pa.Table.from_pylist(self._rows, schema=schema.KV_EVENTS)
+
+    def _append(
+        self,
+        event: LogEvent,
+        kind: str,
+        request_id: str,
+        slots: tuple[int, ...],
+        num_blocks: int,
+        *,
+        caller: str = "",
+        reused: int = 0,
+    ) -> None:
+        self.has_created |= event.created_ns is not None
+        self._rows.append(
+            {
+                "index": len(self._rows),
+                "steps": self._num_steps,
+                "log_ns": self._to_clock.instant_ns(event),
+                "kind": kind,
+                "request_id": request_id,
+                "slots": slots,
+                "num_blocks": num_blocks,
+                "caller": caller,
+                "reused_tokens": reused,
+            }
+        )
+
+
+def metrics_table(lines: Iterable[bytes]) -> tuple[pa.Table, int, int]:
+    """(METRICS table, scrapes, scrapes without a readable body) of the lines of scrapes.jsonl."""
+    columns: dict[str, list[Any]] = {name: [] for name in schema.METRICS.names}
+    num_scrapes = num_failed = 0
+    for line in lines:
+        scrape = num_scrapes
+        num_scrapes += 1
+        try:
+            record = json.loads(line)
+            if record["status"] != HTTP_OK:
+                raise ValueError("no body")
+            samples = list(_samples(record["body"]))
+            at_ns, reason = int(record["at_ns"]), str(record["reason"])
+        except (ValueError, KeyError, TypeError):
+            num_failed += 1
+            continue
+        for name, labels, value in samples:
+            for column, cell in zip(columns.values(), (scrape, at_ns, reason, name, labels, value), strict=True):
+                column.append(cell)
+    return pa.table(columns, schema=schema.METRICS), num_scrapes, num_failed
+
+
+def _samples(body: str) -> Iterator[tuple[str, str, float]]:
+    # A body may hold bytes that were no UTF-8, kept as lone surrogates: Arrow strings cannot.
+    text = body.encode("utf-8", "replace").decode("utf-8")
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            labels = ",".join(f'{key}="{sample.labels[key]}"' for key in sorted(sample.labels))
+            yield sample.name, labels, float(sample.value)
+
+
+def _chunks(path: Path) -> Iterator[bytes]:
+    if not path.exists():
+        return
+    try:
+        with open(path, "rb") as file:
+            while block := file.read(READ_BYTES):
+                yield block
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    if not path.exists():
+        return
+    try:
+        with open(path, "rb") as file:
+            yield from file
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+def _read_optional(path: Path) -> bytes:
+    try:
+        return path.read_bytes() if path.exists() else b""
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: OSError) -> RecordsError:
+    return RecordsError(f"cannot be read ({error.strerror})", where=str(path), hint="Check the disk")

@@ -1,0 +1,277 @@
+"""The message forms of the serving stack's log, as a table: add a row when a version of the stack adds a line.
+
+A message either is one of these forms from its first byte to its last, with every number consistent, or it is not
+read at all. Nothing here knows about files, stamps or processes. Next: ``logs`` finds messages in a byte stream.
+Source of the forms: vllm 0.22.0, vllm-rbln 0.11.1 (module and line in each comment).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from harness.analysis.logs import events as ev
+from harness.analysis.logs.events import LineContent
+
+# Python's own rendering of a list of ints; a torn list lacks its last bracket.
+_LIST = rb"(\[(?:\d+(?:, \d+)*)?\])"
+_NESTED = rb"(\[(?:\[(?:\d+(?:, \d+)*)?\](?:, )?)*\])"
+_PERCENT = rb"\d+\.\d%"
+
+
+class LineForm(NamedTuple):
+    """One message form. ``build`` returns the event's own fields, or None when its numbers contradict each other."""
+
+    event: Any
+    pattern: re.Pattern[bytes]
+    build: Callable[[tuple[bytes, ...]], tuple[Any, ...] | None]
+
+
+def _ids(text: bytes) -> tuple[int, ...]:
+    inner = text[1:-1]
+    return tuple(map(int, inner.split(b", "))) if inner else ()
+
+
+def _count(text: bytes) -> int:
+    """Numbers in a flat or nested list, without converting them."""
+    return text.count(b",") + 1 if text[1:2].isdigit() or text[2:3].isdigit() else 0
+
+
+def _text(raw: bytes) -> str:
+    return raw.decode("utf-8", "backslashreplace")
+
+
+def _slots_and_blocks(groups: tuple[bytes, ...]) -> tuple[Any, ...] | None:
+    request_id, slot_count, slots_text, block_count, blocks_text = groups
+    slots, num_blocks = _ids(slots_text), int(block_count)
+    if len(slots) != int(slot_count) or _count(blocks_text) != num_blocks:
+        return None
+    return _text(request_id), slots, num_blocks
+
+
+def _eviction(groups: tuple[bytes, ...]) -> tuple[Any, ...] | None:
+    slot, num_blocks, free_after, inactive = groups
+    return int(slot), int(num_blocks), int(free_after), _ids(inactive)
+
+
+def _partial(groups: tuple[bytes, ...]) -> tuple[Any, ...] | None:
+    request_id, reused, hash_hit, missed = groups
+    numbers = int(reused), int(hash_hit), int(missed)
+    return (_text(request_id), *numbers) if numbers[0] + numbers[2] == numbers[1] else None
+
+
+def _free(groups: tuple[bytes, ...]) -> tuple[Any, ...] | None:
+    request_id, is_preemption, slots = groups
+    return _text(request_id), is_preemption == b"True", _ids(slots)
+
+
+def _mapping_remove(groups: tuple[bytes, ...]) -> tuple[Any, ...] | None:
+    slot, num_blocks, blocks = groups
+    return (int(slot), int(num_blocks)) if _count(blocks) == int(num_blocks) else None
+
+
+def _mapping_search(groups: tuple[bytes, ...]) -> tuple[Any, ...] | None:
+    query, size, segment, matched = groups
+    if _count(segment) != int(size):
+        return None
+    return int(query), int(size), None if matched == b"None" else int(matched)
+
+
+def _bucket(groups: tuple[bytes, ...]) -> tuple[Any, ...] | None:
+    num_seqs, bucket = int(groups[0]), int(groups[1])
+    # A bucket below the batch cannot be: such a line was cut inside its last number.
+    return (num_seqs, bucket) if 0 < num_seqs <= bucket else None
+
+
+def _id_and_ints(groups: tuple[bytes, ...]) -> tuple[Any, ...] | None:
+    return (_text(groups[0]), *map(int, groups[1:]))
+
+
+def _iteration(groups: tuple[bytes, ...]) -> tuple[Any, ...] | None:
+    return (*map(int, groups[:5]), float(groups[5]))
+
+
+def _stats(groups: tuple[bytes, ...]) -> tuple[Any, ...] | None:
+    running, waiting, preemptions, usage, hit_rate = groups
+    return int(running), int(waiting), int(preemptions or 0), float(usage), float(hit_rate)
+
+
+def _ints(groups: tuple[bytes, ...]) -> tuple[Any, ...] | None:
+    return tuple(map(int, groups))
+
+
+def _texts(groups: tuple[bytes, ...]) -> tuple[Any, ...] | None:
+    return tuple(map(_text, groups))
+
+
+def _fault(groups: tuple[bytes, ...]) -> tuple[Any, ...] | None:
+    return _text(groups[0]), int(groups[1])
+
+
+def _form(event: Any, pattern: bytes, build: Callable[[tuple[bytes, ...]], tuple[Any, ...] | None]) -> LineForm:
+    return LineForm(event, re.compile(pattern), build)
+
+
+# Bytes that open a message of ours -> its forms. A message with such an opening and no matching form is "unread".
+FORMS: dict[bytes, tuple[LineForm, ...]] = {
+    # Observation patch in models/optimum/model_base.py, preprocess_for_decoder.
+    b"[BUCKET] ": (_form(ev.BucketEvent, rb"\[BUCKET\] request_nums=(\d+) padded_batch_size=(\d+)", _bucket),),
+    # prefix_cache_manager/optimum_prefix_cache_manager.py:308
+    b"[PFX] [ALLOC]": (
+        _form(
+            ev.AllocEvent,
+            rb"\[PFX\] \[ALLOC\] REQUEST=(.+) \| OB_COUNT=(\d+) OB=" + _LIST + rb" \| IB_COUNT=(\d+) IB=" + _LIST,
+            _slots_and_blocks,
+        ),
+    ),
+    # :361
+    b"[PFX] [EVICTION]": (
+        _form(
+            ev.EvictionEvent,
+            rb"\[PFX\] \[EVICTION\] OB=(\d+) \| IB_COUNT=(\d+) \| FREE_BLOCKS_AFTER=(\d+) \| INACTIVE_MAPPINGS_AFTER="
+            + _LIST,
+            _eviction,
+        ),
+    ),
+    # :172; IB is a list with one list of inner blocks per slot.
+    b"[PFX] [CACHE-HIT]": (
+        _form(
+            ev.CacheHitEvent,
+            rb"\[PFX\] \[CACHE-HIT\] REQUEST=(.+) \| OB_COUNT=(\d+) OB=" + _LIST + rb" \| IB_COUNT=(\d+) IB=" + _NESTED,
+            _slots_and_blocks,
+        ),
+    ),
+    # :150
+    b"[PFX] [CACHE-PARTIAL]": (
+        _form(
+            ev.CachePartialEvent,
+            rb"\[PFX\] \[CACHE-PARTIAL\] REQUEST=(.+) \| REUSED=(\d+)/(\d+) tokens \("
+            + _PERCENT
+            + rb"\) \| MISSED=(\d+) tokens \("
+            + _PERCENT
+            + rb"\) \| REASON=partial_cache_miss",
+            _partial,
+        ),
+    ),
+    # :407
+    b"[PFX] [FREE-REQUEST]": (
+        _form(
+            ev.FreeRequestEvent,
+            rb"\[PFX\] \[FREE-REQUEST\] REQUEST=(.+) \| PREEMPTION=(True|False) \| OUTER_BLOCKS=" + _LIST,
+            _free,
+        ),
+    ),
+    # optimum_block_mapping_manager.py:106 and :176
+    b"[PFX] [MAPPING-REMOVE]": (
+        _form(
+            ev.MappingRemoveEvent,
+            rb"\[PFX\] \[MAPPING-REMOVE\] OB=(\d+) \| IB_COUNT=(\d+) IB=" + _LIST,
+            _mapping_remove,
+        ),
+    ),
+    b"[PFX] [MAPPING-SEARCH]": (
+        _form(
+            ev.MappingSearchEvent,
+            rb"\[PFX\] \[MAPPING-SEARCH\] QUERY_IB=(-?\d+) \| SEGMENT_SIZE=(\d+) SEGMENT="
+            + _LIST
+            + rb" \| MATCHED_OB=(\d+|None)",
+            _mapping_search,
+        ),
+    ),
+    # optimum_prefix_cache_manager.py:97 and :375
+    b"[PFX] [DEALLOCATE-WARNING]": (
+        _form(ev.KvFaultEvent, rb"\[PFX\] \[(DEALLOCATE-WARNING)\] BLOCK=(\d+) \| REASON=unallocated_block", _fault),
+    ),
+    b"[PFX] [EVICTION-ERROR]": (
+        _form(
+            ev.KvFaultEvent,
+            rb"\[PFX\] \[(EVICTION-ERROR)\] OB=(\d+) \| REASON=block_not_found_in_allocator",
+            _fault,
+        ),
+    ),
+    # optimum_scheduler.py:674, optimum_model_runner.py:638 and :845
+    b"Request ": (
+        _form(
+            ev.PreemptedEvent,
+            rb"Request (.+) is preempted\. Freed block\(s\): \[[-\d, ]*\] Already generated tokens: (\d+)",
+            _id_and_ints,
+        ),
+        _form(
+            ev.ScheduledEvent,
+            rb"Request (.+) is now scheduled\. Prompt tokens: (\d+), Already generated tokens: (\d+), "
+            rb"Allocated block\(s\): [\[(][-\d, \[\]()]*[\])]",
+            _id_and_ints,
+        ),
+        _form(
+            ev.FinishedEvent,
+            rb"Request (.+) is finished\. Prompt tokens: (\d+), Generated tokens: (\d+), "
+            rb"Freed block\(s\): [\[(][-\d, \[\]()]*[\])]",
+            _id_and_ints,
+        ),
+    ),
+    # models/optimum/model_base.py:452
+    b"Successfully copied KV cache ": (
+        _form(ev.KvCopyEvent, rb"Successfully copied KV cache from block (\d+) to block (\d+)", _ints),
+    ),
+    # vllm/v1/engine/core.py:407
+    b"Iteration(": (
+        _form(
+            ev.IterationEvent,
+            rb"Iteration\((\d+)\): (\d+) context requests, (\d+) context tokens, (\d+) generation requests, "
+            rb"(\d+) generation tokens, iteration elapsed time: (\d+\.\d\d) ms",
+            _iteration,
+        ),
+    ),
+    # vllm/v1/metrics/loggers.py:271
+    b"Engine ": (
+        _form(
+            ev.EngineStatsEvent,
+            rb"Engine \d+: Avg prompt throughput: [\d.]+ tokens/s, Avg generation throughput: [\d.]+ tokens/s, "
+            rb"Running: (\d+) reqs, Waiting: (\d+) reqs, (?:Deferred: \d+ reqs, )?(?:Preemptions: (\d+), )?"
+            rb"GPU KV cache usage: (\d+\.\d)%, Prefix cache hit rate: (\d+\.\d)%"
+            rb"(?:, (?:Corrupted: \d+ reqs|[A-Za-z ]+ rate: \d+\.\d%))*",
+            _stats,
+        ),
+    ),
+    # utils/optimum/converter/from_optimum.py:87
+    b"Updating ": (
+        _form(ev.SettingEvent, rb"Updating ([\w.]+) from (\S+) to (\S+) based on rbln_config\.json", _texts),
+    ),
+    # vllm, with --enable-log-requests
+    b"Received request ": (
+        _form(ev.RequestSeenEvent, rb"(Received) request (\S+): params: .*, lora_request: .*\.", _texts),
+    ),
+    b"Added request ": (_form(ev.RequestSeenEvent, rb"(Added) request (\S+)\.", _texts),),
+}
+
+# Openings that many foreign lines share: no matching form there means "not ours", not "unread".
+AMBIGUOUS_OPENINGS = (b"Request ", b"Engine ", b"Updating ", b"Received request ", b"Added request ")
+
+
+def opening_of(message: bytes) -> bytes | None:
+    """The key of FORMS that ``message`` starts with; an unknown [PFX] kind gives ``[PFX] ``; None for foreign text."""
+    if message.startswith(b"[PFX] ["):
+        opening = message[: message.find(b"]", 7) + 1]
+        return opening if opening in FORMS else b"[PFX] "
+    for opening in _BY_FIRST_BYTE.get(message[:1], ()):
+        if message.startswith(opening):
+            return opening
+    return None
+
+
+def _by_first_byte() -> dict[bytes, tuple[bytes, ...]]:
+    others = [opening for opening in FORMS if not opening.startswith(b"[PFX]")]
+    return {first: tuple(o for o in others if o[:1] == first) for first in {o[:1] for o in others}}
+
+
+_BY_FIRST_BYTE = _by_first_byte()
+
+
+def read_message(message: bytes) -> LineContent | None:
+    """The event class and fields of a whole message; None when it is not exactly one of the forms."""
+    for event, pattern, build in FORMS.get(opening_of(message) or b"", ()):
+        if match := pattern.fullmatch(message):
+            fields = build(match.groups())
+            return None if fields is None else (event, fields)
+    return None

@@ -1,0 +1,212 @@
+"""One parser for the server's log: bytes in, typed events out, in constant memory.
+
+Two header formats are read (the vendor's default and the precise one of a logging config), with process prefixes and
+colours. Only a line that is whole, from its header to its newline, becomes an event; anything else is counted and never
+guessed. Next: ``derive`` turns the events into tables.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from harness.analysis.logs.events import LineContent, LogEvent
+from harness.analysis.logs.grammar import AMBIGUOUS_OPENINGS, opening_of, read_message
+
+# A longer line is foreign (a traceback dump, a model listing): it is skipped, so that memory stays constant.
+MAX_LINE_BYTES = 1 << 20
+MAX_CACHED_LINES = 8192
+MAX_SAMPLES = 5
+
+_LEVEL = rb"(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)"
+# "1751364000.123456 12 DEBUG vllm_rbln.v1.core.x message": ten digits, so that a line cut inside its stamp is no line.
+_PRECISE_HEADER = rb"(?:\(\w+ pid=\d+\) )?(\d{10})\.(\d{6}) (\d+) " + _LEVEL + rb" [A-Za-z_][\w.]* "
+# "(EngineCore pid=12) [vllm-rbln] DEBUG 07-01 10:00:00 [core/x.py:308] message"; an overlay changes the file part.
+_DEFAULT_HEADER = (
+    rb"(?:\(\w+ pid=(\d+)\) )?(?:\[vllm-rbln\] )?" + _LEVEL + rb" \d\d-\d\d \d\d:\d\d:\d\d \[[^\]\s]+:\d+\] "
+)
+_HEADER = re.compile(_PRECISE_HEADER + rb"|" + _DEFAULT_HEADER)
+_ANY_HEADER = re.compile(rb"(?=(" + _HEADER.pattern + rb"))")
+_A_LEVEL = re.compile(_LEVEL + rb" ")
+_COLOUR = re.compile(rb"\x1b\[[0-9;]*m")
+_SURE_MARKERS = (b"[BUCKET] ", b"[PFX] ", b"Iteration(")
+
+
+# (created_ns, pid) of a line.
+Place = tuple[int | None, int]
+
+
+@dataclass(slots=True)
+class ParseCounts:
+    """What became of the bytes. lines = events + foreign + unread (an unterminated tail is no line).
+
+    unread: lines of ours that were torn, glued or inconsistent. glued: events found whole behind a torn fragment on the
+    same line (those fragments count in ``fragments``). tail_bytes: bytes after the last newline.
+    """
+
+    lines: int = 0
+    events: int = 0
+    foreign: int = 0
+    unread: int = 0
+    glued: int = 0
+    fragments: int = 0
+    overlong: int = 0
+    tail_bytes: int = 0
+    is_tail_ours: bool = False
+    unread_samples: list[str] = field(default_factory=list)
+
+
+class LogParser:
+    """Feed it a log in pieces of any size; it returns the events of the lines completed by each piece."""
+
+    def __init__(self) -> None:
+        self.counts = ParseCounts()
+        self._pending = b""
+        self._offset = 0
+        self._is_skipping = False
+        self._headers: dict[bytes, Place] = {}
+        self._bucket_lines: dict[bytes, LineContent | None] = {}
+
+    def feed(self, data: bytes) -> list[LogEvent]:
+        """Events of every line that ends within ``data``, in order."""
+        events: list[LogEvent] = []
+        lines = (self._pending + data).split(b"\n")
+        self._pending = lines.pop()
+        offset = self._offset
+        if self._is_skipping and lines:
+            # The end of an overlong line: it was counted when it was given up.
+            offset += len(lines.pop(0)) + 1
+            self._is_skipping = False
+        for line in lines:
+            offset += len(line) + 1
+            event = self._read_line(line, offset)
+            if event is not None:
+                events.append(event)
+        self.counts.lines += len(lines)
+        self.counts.events += len(events)
+        self._offset = offset
+        if len(self._pending) > MAX_LINE_BYTES:
+            self._give_up_pending()
+        return events
+
+    def close(self) -> None:
+        """Say that no more bytes come: what follows the last newline was torn off, and is only counted."""
+        self.counts.tail_bytes = len(self._pending)
+        self.counts.is_tail_ours = any(marker in self._pending for marker in _SURE_MARKERS)
+        self._pending = b""
+
+    def _give_up_pending(self) -> None:
+        if not self._is_skipping:
+            self.counts.lines += 1
+            self.counts.overlong += 1
+            self.counts.foreign += 1
+        self._offset += len(self._pending)
+        self._pending = b""
+        self._is_skipping = True
+
+    def _read_line(self, line: bytes, end_offset: int) -> LogEvent | None:
+        if not _may_be_ours(line):
+            self.counts.foreign += 1
+            return None
+        if b"\x1b" in line:
+            line = _COLOUR.sub(b"", line)
+        if line.endswith(b"\r"):
+            line = line[:-1]
+        place, message = self._read_header(line)
+        content = None if place is None else self._bucket_lines.get(message) or self._read_message(message)
+        if content is None or (_A_LEVEL.search(message) and _HEADER.search(message)):
+            # A line torn inside a request id, and the next one glued to it, would read as one with a strange id.
+            place, content = self._read_glued(line)
+        if place is None or content is None:
+            self._count_unread(line, message)
+            return None
+        event_class, fields = content
+        # What NamedTuple._make does, without its call: this line runs for every step of a run.
+        return tuple.__new__(event_class, (end_offset, *place, *fields))
+
+    def _read_header(self, line: bytes) -> tuple[Place | None, bytes]:
+        """(created_ns, pid) and the message; (None, b"") when the line does not start with a whole header."""
+        position = line.find(b"[BUCKET] ")
+        # Default headers repeat within their second, and within a step: the text before the message is read once.
+        if position > 0 and (place := self._headers.get(line[:position])):
+            return place, line[position:]
+        header = _HEADER.match(line)
+        if header is None:
+            return None, b""
+        place = _place(header)
+        if place[0] is None and position == header.end():
+            if len(self._headers) >= MAX_CACHED_LINES:
+                self._headers.clear()
+            self._headers[line[:position]] = place
+        return place, line[header.end() :]
+
+    def _read_message(self, message: bytes) -> LineContent | None:
+        content = read_message(message)
+        # Decode lines repeat endlessly ("6 requests in bucket 8"): each distinct one is read once.
+        is_repeating = content is not None and message.startswith(b"[BUCKET] ")
+        if is_repeating and len(self._bucket_lines) < MAX_CACHED_LINES:
+            self._bucket_lines[message] = content
+        return content
+
+    def _read_glued(self, line: bytes) -> tuple[Place | None, LineContent | None]:
+        """A whole line behind a torn one: the last header on the line, if a whole message follows it."""
+        # Overlapping matches: a torn header may swallow the start of the whole one behind it.
+        found = [(match.end(1), -match.start()) for match in _ANY_HEADER.finditer(line)]
+        if not found:
+            return None, None
+        end, minus_start = max(found)
+        content = read_message(line[end:])
+        header = _HEADER.match(line, -minus_start)
+        if content is None or header is None:
+            return None, None
+        self.counts.glued += 1
+        self.counts.fragments += any(marker in line[:-minus_start] for marker in _SURE_MARKERS)
+        return _place(header), content
+
+    def _count_unread(self, line: bytes, message: bytes) -> None:
+        is_ours = any(marker in line for marker in _SURE_MARKERS)
+        if message and not is_ours:
+            opening = opening_of(message)
+            is_ours = opening is not None and opening not in AMBIGUOUS_OPENINGS
+        if not is_ours:
+            self.counts.foreign += 1
+            return
+        self.counts.unread += 1
+        if len(self.counts.unread_samples) < MAX_SAMPLES:
+            self.counts.unread_samples.append(line[:200].decode("utf-8", "backslashreplace"))
+
+
+def parse_log(chunks: Iterable[bytes], counts: ParseCounts | None = None) -> Iterator[LogEvent]:
+    """Events of a log given as byte chunks of any size, in order.
+
+    counts: filled in when given, so that a caller learns what could not be read. Memory does not grow with the log.
+    """
+    parser = LogParser()
+    if counts is not None:
+        parser.counts = counts
+    for chunk in chunks:
+        yield from parser.feed(chunk)
+    parser.close()
+
+
+def _place(header: re.Match[bytes]) -> Place:
+    seconds, micros, pid, prefix_pid = header.groups()
+    if seconds is None:
+        return None, int(prefix_pid) if prefix_pid else 0
+    return int(seconds + micros) * 1_000, int(pid)
+
+
+def _may_be_ours(line: bytes) -> bool:
+    """Most foreign lines are told apart here, without looking at their header."""
+    # Written out: a loop over the markers would cost a microsecond a line.
+    return (
+        b"[BUCKET] " in line
+        or b"[PFX] " in line
+        or b"Iteration(" in line
+        or b"Request " in line
+        or b"Engine " in line
+        or b"KV cache " in line
+        or b"Updating " in line
+        or b"d request " in line
+    )

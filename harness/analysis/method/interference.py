@@ -1,0 +1,255 @@
+"""Prefill interference: long response intervals of background sessions while an injected request is in flight.
+
+From the client's chunk stamps and send and completion stamps; the elapsed time of the prefill from the server's metric.
+Cumulative waiting is session-time, never added to device time. Next: ``verdicts`` applies the rule to these.
+Definitions: paper 3-3, Table IV.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from harness.analysis.method import stats
+from harness.analysis.method.decide import Decision, Number, Outcome
+from harness.analysis.method.reconstruct import join_request_id
+from harness.analysis.method.rules import InterferenceRule
+from harness.analysis.method.runfacts import by_condition, group_sessions
+from harness.clock import NS_PER_MS, NS_PER_S
+from harness.records import SealedRun
+
+IntArray = NDArray[np.int64]
+PREFILL_SUM, PREFILL_COUNT = "vllm:request_prefill_time_seconds_sum", "vllm:request_prefill_time_seconds_count"
+
+
+class Spike(NamedTuple):
+    """One background session in one run. Instants ns of the run's clock, durations ms.
+
+    spike_ms: the longest interval that overlaps the injection, [start_ns, end_ns]; baseline_ms: the median of the rest.
+    """
+
+    session: int
+    baseline_ms: float
+    spike_ms: float
+    start_ns: int
+    end_ns: int
+
+    @property
+    def ratio(self) -> float:
+        return self.spike_ms / self.baseline_ms
+
+
+class Crossing(NamedTuple):
+    """An interval of a background session beyond the threshold. end_s: after the run's common start."""
+
+    session: int
+    length_ms: float
+    end_s: float
+
+
+class Injection(NamedTuple):
+    """One run with an injected request, or (length 0) without one.
+
+    prefill_ms: server-side elapsed time of the injected prefill; None when the metric did not move by exactly one
+    request around it. crossings: intervals above the threshold that do not overlap the injection.
+    """
+
+    condition: str
+    replicate: int
+    prompt_tokens: int
+    cached_tokens: int
+    spikes: tuple[Spike, ...]
+    crossings: tuple[Crossing, ...]
+    prefill_ms: float | None
+
+    @property
+    def spike_ms(self) -> float:
+        """Median over the background sessions."""
+        return stats.median(spike.spike_ms for spike in self.spikes)
+
+    @property
+    def baseline_ms(self) -> float:
+        return stats.median(spike.baseline_ms for spike in self.spikes)
+
+    @property
+    def is_simultaneous(self) -> bool:
+        """Whether a moment exists at which all spikes overlap."""
+        return max(spike.start_ns for spike in self.spikes) < min(spike.end_ns for spike in self.spikes)
+
+    @property
+    def start_spread_ms(self) -> float:
+        starts = [spike.start_ns for spike in self.spikes]
+        return (max(starts) - min(starts)) / NS_PER_MS
+
+    @property
+    def end_spread_ms(self) -> float:
+        ends = [spike.end_ns for spike in self.spikes]
+        return (max(ends) - min(ends)) / NS_PER_MS
+
+    @property
+    def waiting_session_s(self) -> float:
+        """Measured: what every background session waited beyond its usual interval, summed."""
+        return sum(spike.spike_ms - spike.baseline_ms for spike in self.spikes) / 1000
+
+
+def chunk_instants(chunks: pa.Table) -> dict[tuple[int, int], IntArray]:
+    """Reception instants by (session, request), ns, in order: the kernel's stamp where there is one."""
+    kernel, received = chunks.column("kernel_ns"), chunks.column("received_ns").to_numpy()
+    has_kernel = kernel.is_valid().to_numpy()
+    at_ns = np.where(has_kernel, kernel.fill_null(0).to_numpy(), received)
+    session, request = chunks.column("session").to_numpy(), chunks.column("request").to_numpy()
+    keys = {(int(s), int(r)) for s, r in zip(session, request, strict=True)}
+    return {key: np.sort(at_ns[(session == key[0]) & (request == key[1])]) for key in sorted(keys)}
+
+
+def injection_of(run: SealedRun, rule: InterferenceRule) -> Injection:
+    """Baseline intervals and spikes of one run."""
+    groups = group_sessions(run)
+    instants = chunk_instants(run.table("chunks"))
+    requests = run.table("requests").to_pylist()
+    start_ns = min(row["sent_ns"] for row in requests if row["sent_ns"] is not None)
+    injected = next((row for row in requests if row["session"] in groups.get(rule.injected_group, range(0))), None)
+    window = (0, -1) if injected is None else (injected["sent_ns"], injected["done_ns"])
+    spikes: list[Spike] = []
+    crossings: list[Crossing] = []
+    for session in groups[rule.background_group]:
+        at_ns = instants[session, 0]
+        lengths, begins, ends = np.diff(at_ns), at_ns[:-1], at_ns[1:]
+        overlaps = (begins < window[1]) & (ends > window[0])
+        baseline_ns = float(np.median(lengths[~overlaps]))
+        if injected is not None and overlaps.any():
+            place = int(np.flatnonzero(overlaps)[np.argmax(lengths[overlaps])])
+            length_ms = float(lengths[place]) / NS_PER_MS
+            spikes.append(Spike(session, baseline_ns / NS_PER_MS, length_ms, int(begins[place]), int(ends[place])))
+        for place in np.flatnonzero(~overlaps & (lengths > rule.threshold * baseline_ns)).tolist():
+            after_s = (int(ends[place]) - start_ns) / NS_PER_S
+            crossings.append(Crossing(session, float(lengths[place]) / NS_PER_MS, after_s))
+    return Injection(
+        condition=run.condition,
+        replicate=run.replicate,
+        prompt_tokens=0 if injected is None else int(injected["prompt_tokens"]),
+        cached_tokens=0 if injected is None else int(injected["cached_tokens"]),
+        spikes=tuple(spikes),
+        crossings=tuple(crossings),
+        prefill_ms=None if injected is None else prefill_elapsed_ms(run.table("metrics"), *window),
+    )
+
+
+def prefill_elapsed_ms(metrics: pa.Table, sent_ns: int, done_ns: int) -> float | None:
+    """Increment of the server's prefill time around one request, ms; None unless exactly one request was counted.
+
+    From the last scrape before it was sent to the first one after it was done.
+    """
+    sums, counts = _by_instant(metrics, PREFILL_SUM), _by_instant(metrics, PREFILL_COUNT)
+    before = max((at_ns for at_ns in sums if at_ns <= sent_ns), default=None)
+    after = min((at_ns for at_ns in sums if at_ns >= done_ns), default=None)
+    if before is None or after is None or round(counts[after] - counts[before]) != 1:
+        return None
+    return (sums[after] - sums[before]) * 1000
+
+
+def _by_instant(metrics: pa.Table, name: str) -> Mapping[int, float]:
+    found: dict[int, float] = {}
+    columns = [metrics.column(column).to_pylist() for column in ("at_ns", "name", "value")]
+    for at_ns, metric, value in zip(*columns, strict=True):
+        if metric == name:
+            found[at_ns] = found.get(at_ns, 0.0) + value
+    return found
+
+
+def injections(runs: Sequence[SealedRun], rule: InterferenceRule) -> dict[str, list[Injection]]:
+    """Every valid run's injection, by condition."""
+    return {name: [injection_of(run, rule) for run in group] for name, group in by_condition(runs).items()}
+
+
+def decide_interference(rule: InterferenceRule, found: Mapping[str, Sequence[Injection]]) -> list[Decision]:
+    """Existence, simultaneity and growth. Crossings in the control leave existence PARTIALLY CONFIRMED: withheld."""
+    injected = {name: group for name, group in found.items() if name != rule.control and group and group[0].spikes}
+    runs = [injection for group in injected.values() for injection in group]
+    if not runs or rule.control not in found:
+        reason = "needs runs with an injection and a control"
+        return [Decision(rule.name, "existence", Outcome.WITHHELD, reason)]
+    return [_existence(rule, runs, found[rule.control]), _simultaneity(rule, runs), _growth(rule, injected)]
+
+
+def _existence(rule: InterferenceRule, runs: Sequence[Injection], control: Sequence[Injection]) -> Decision:
+    ratios = [spike.ratio for injection in runs for spike in injection.spikes]
+    above = sum(ratio > rule.threshold for ratio in ratios)
+    crossed = [crossing for injection in control for crossing in injection.crossings]
+    numbers: dict[str, Number] = {
+        "num_cases": len(ratios),
+        "num_above": above,
+        "threshold": rule.threshold,
+        "smallest_ratio": min(ratios),
+        "num_control_crossings": len(crossed),
+        "last_control_crossing_s": max((one.end_s for one in crossed), default=None),
+    }
+    told = f"{above} of {len(ratios)} background sessions spike above {rule.threshold:g} times their baseline"
+    if above < len(ratios):
+        return Decision(rule.name, "existence", Outcome.FAIL, told, "NOT CONFIRMED", numbers)
+    if crossed:
+        last_s = numbers["last_control_crossing_s"]
+        told += f"; but {len(crossed)} intervals of the control do too, the last one {last_s:.3f} s after the start"
+        return Decision(rule.name, "existence", Outcome.WITHHELD, told, "PARTIALLY CONFIRMED", numbers)
+    return Decision(rule.name, "existence", Outcome.PASS, told, "CONFIRMED", numbers)
+
+
+def _simultaneity(rule: InterferenceRule, runs: Sequence[Injection]) -> Decision:
+    together = sum(injection.is_simultaneous for injection in runs)
+    numbers: dict[str, Number] = {
+        "num_runs": len(runs),
+        "num_simultaneous": together,
+        "largest_start_spread_ms": max(injection.start_spread_ms for injection in runs),
+        "largest_end_spread_ms": max(injection.end_spread_ms for injection in runs),
+    }
+    outcome = Outcome.PASS if together == len(runs) else Outcome.FAIL
+    told = f"all spikes of a run overlap in {together} of {len(runs)} runs"
+    return Decision(rule.name, "simultaneity", outcome, told, "", numbers)
+
+
+def _growth(rule: InterferenceRule, injected: Mapping[str, Sequence[Injection]]) -> Decision:
+    spikes = {
+        group[0].prompt_tokens: stats.median(injection.spike_ms for injection in group) for group in injected.values()
+    }
+    ordered = [spikes[length] for length in sorted(spikes)]
+    is_growing = all(later > earlier for earlier, later in pairwise(ordered))
+    numbers: dict[str, Number] = {f"spike_ms_{length}": spikes[length] for length in sorted(spikes)}
+    told = ", ".join(f"{length} tokens {spikes[length]:.1f} ms" for length in sorted(spikes))
+    return Decision(rule.name, "growth", Outcome.PASS if is_growing else Outcome.FAIL, told, "", numbers)
+
+
+def measured_waiting_session_ns(run: SealedRun) -> int | None:
+    """W of a run from stamps alone: over each prefill, the time other sessions spent between first and last token.
+
+    A prefill lasts from its allocation in the log to its first token at the client. None without stamps or streaming.
+    """
+    events, requests = run.table("kv_events"), run.table("requests").to_pylist()
+    last_ns = {key: int(instants[-1]) for key, instants in chunk_instants(run.table("chunks")).items()}
+    by_id = {row["response_id"]: row for row in requests if row["response_id"]}
+    if not last_ns or events.num_rows == 0 or not _is_streaming(run):
+        return None
+    decoding = [(row["first_byte_ns"], last_ns.get((row["session"], row["request"]))) for row in requests]
+    spans = np.array([(first, last) for first, last in decoding if first is not None and last is not None])
+    total_ns = 0
+    columns = [events.column(name).to_pylist() for name in ("kind", "request_id", "log_ns")]
+    seen: set[str] = set()
+    for kind, log_id, start_ns in zip(*columns, strict=True):
+        if kind != "alloc" or log_id in seen:
+            continue
+        seen.add(log_id)
+        response_id = join_request_id(log_id, by_id)
+        if response_id is None or start_ns is None or by_id[response_id]["first_byte_ns"] is None:
+            return None
+        end_ns = by_id[response_id]["first_byte_ns"]
+        overlap = np.minimum(spans[:, 1], end_ns) - np.maximum(spans[:, 0], start_ns)
+        total_ns += int(overlap[overlap > 0].sum())
+    return total_ns
+
+
+def _is_streaming(run: SealedRun) -> bool:
+    return bool(run.manifest.requested_client.get("stream", True))

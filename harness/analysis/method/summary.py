@@ -1,0 +1,380 @@
+"""An experiment's conditions: sums over replicates, cost ratios on both channels, and whether the channels agree.
+
+Ratios are ratios of sums over the replicates that both conditions have, valid runs only; nothing is averaged over
+ratios and nothing is decided. Next: ``harness.report`` and the command line show this.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from harness.analysis.method.figures import RunFigures, run_figures
+from harness.analysis.method.invariants import check_experiment
+from harness.analysis.method.padding import Padding, removed_slots, shapley_split
+from harness.analysis.method.reconstruct import StepCost, agreement_tolerance, channel_agreement, cost_ratio
+from harness.records import Finding, SealedRun
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One condition against its baseline: ratios of sums over ``replicates`` on both channels.
+
+    tau: max(0.02, r_BASE / B_BASE); tau_initial: the older rule. per_replicate: (replicate, ratio A, ratio B), for
+    reading only: the sum is what decides.
+    """
+
+    baseline: str
+    replicates: tuple[int, ...]
+    ratio_a: float
+    ratio_b: float
+    tau: float
+    tau_initial: float
+    per_replicate: tuple[tuple[int, float | None, float | None], ...]
+
+    @property
+    def difference(self) -> float:
+        """|ratio_A - ratio_B|."""
+        return channel_agreement(self.ratio_a, self.ratio_b, self.tau).difference
+
+    @property
+    def is_agreed(self) -> bool:
+        return self.difference <= self.tau
+
+    @property
+    def is_agreed_initial(self) -> bool:
+        return self.difference <= self.tau_initial
+
+
+@dataclass(frozen=True, slots=True)
+class BucketChange:
+    """How another bucket set changed the padding at the same h(n) (paper S5).
+
+    removed_slots: D_n; padding_shares: Shapley share of each n in p_old - p_new.
+    """
+
+    removed_slots: Mapping[int, int]
+    padding_shares: Mapping[int, float]
+
+
+@dataclass(frozen=True, slots=True)
+class ConditionFigures:
+    """One condition: its runs, and sums over the valid ones. Times in model ns.
+
+    comparison: None for a baseline, or when no replicate is valid in both. bucket_change: only where the bucket set is
+    all that changed h(n)'s padding, that is, where h(n) equals the baseline's.
+    """
+
+    name: str
+    treatment: str
+    baseline: str
+    buckets: tuple[int, ...]
+    runs: tuple[RunFigures, ...]
+    comparison: Comparison | None = None
+    bucket_change: BucketChange | None = None
+
+    @property
+    def valid_runs(self) -> tuple[RunFigures, ...]:
+        return tuple(run for run in self.runs if run.is_valid)
+
+    @property
+    def is_baseline(self) -> bool:
+        return self.name == self.baseline
+
+    @property
+    def a_ns(self) -> int | None:
+        return _sum_or_none(self.valid_runs, lambda run: None if run.a is None else run.a.total_ns)
+
+    @property
+    def decode_ns(self) -> int | None:
+        return _sum_or_none(self.valid_runs, lambda run: None if run.a is None else run.a.decode_ns)
+
+    @property
+    def prefill_ns(self) -> int | None:
+        return _sum_or_none(self.valid_runs, lambda run: None if run.a is None else run.a.prefill_ns)
+
+    @property
+    def b_ns(self) -> int | None:
+        return _sum_or_none(self.valid_runs, lambda run: run.b_ns)
+
+    @property
+    def r_ns(self) -> int | None:
+        return _sum_or_none(self.valid_runs, lambda run: run.r_ns)
+
+    @property
+    def waiting_session_ns(self) -> int | None:
+        return _sum_or_none(self.valid_runs, lambda run: run.waiting_session_ns)
+
+    @property
+    def padding(self) -> Padding:
+        """Numerators and denominators summed before dividing."""
+        runs = self.valid_runs
+        return Padding(sum(run.padding.padded_slots for run in runs), sum(run.padding.bucket_slots for run in runs))
+
+    @property
+    def steps_by_n_b(self) -> dict[tuple[int, int], int]:
+        total: Counter[tuple[int, int]] = Counter()
+        for run in self.valid_runs:
+            total.update(run.steps_by_n_b)
+        return dict(sorted(total.items()))
+
+    @property
+    def histogram(self) -> dict[int, int]:
+        """h(n) over all valid runs."""
+        total: Counter[int] = Counter()
+        for run in self.valid_runs:
+            total.update(run.histogram)
+        return dict(sorted(total.items()))
+
+    @property
+    def num_steps(self) -> int:
+        return sum(run.num_steps for run in self.valid_runs)
+
+    @property
+    def num_rearrivals(self) -> int:
+        return sum(run.reuse.num_rearrivals for run in self.valid_runs)
+
+    @property
+    def num_reused(self) -> int:
+        return sum(run.reuse.num_reused for run in self.valid_runs)
+
+    @property
+    def reused_tokens(self) -> int:
+        return sum(run.reuse.reused_tokens for run in self.valid_runs)
+
+    @property
+    def computed_prefill_tokens(self) -> int:
+        return sum(run.computed_prefill_tokens for run in self.valid_runs)
+
+    @property
+    def rearrival_p50_ms(self) -> float | None:
+        """The worst of the runs' medians, wall ms."""
+        return _worst(self.valid_runs, lambda run: run.lateness.rearrival_p50_ms)
+
+    @property
+    def rearrival_p99_ms(self) -> float | None:
+        return _worst(self.valid_runs, lambda run: run.lateness.rearrival_p99_ms)
+
+    @property
+    def start_spread_ms(self) -> float | None:
+        return _worst(self.valid_runs, lambda run: run.lateness.start_spread_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class ExperimentSummary:
+    """All conditions of an experiment, in the order of their first run. time_scale: model time per wall time."""
+
+    experiment: str
+    title: str
+    time_scale: float
+    conditions: tuple[ConditionFigures, ...]
+    findings: tuple[Finding, ...]
+
+    @property
+    def runs(self) -> tuple[RunFigures, ...]:
+        return tuple(run for condition in self.conditions for run in condition.runs)
+
+    def condition(self, name: str) -> ConditionFigures:
+        """The condition of that name; KeyError when there is none."""
+        return {condition.name: condition for condition in self.conditions}[name]
+
+    def to_arrow(self) -> pa.Table:
+        """One row per condition."""
+        return pa.Table.from_pylist([_condition_row(condition) for condition in self.conditions])
+
+    def runs_to_arrow(self) -> pa.Table:
+        """One row per run, invalid ones included."""
+        return pa.Table.from_pylist([_run_row(run) for run in self.runs])
+
+
+def summarise(runs: Sequence[SealedRun], cost_model: StepCost | None = None) -> ExperimentSummary:
+    """Figures of an experiment from its sealed runs.
+
+    runs: of one experiment, in any order. cost_model: prices channel A of every run; default: each run's own.
+    Raises ValueError when the runs belong to several experiments or there are none.
+    """
+    names = {run.experiment for run in runs}
+    if len(names) != 1:
+        raise ValueError(f"runs of exactly one experiment are needed, got {sorted(names)}")
+    ordered = sorted(runs, key=lambda run: (run.replicate, run.manifest.order_index))
+    figures = [run_figures(run, cost_model) for run in ordered]
+    grouped: dict[str, list[RunFigures]] = {}
+    for run in figures:
+        grouped.setdefault(run.condition, []).append(run)
+    buckets = {run.condition: tuple(run.manifest.server_spec.get("decode_buckets", ())) for run in ordered}
+    plain = {
+        name: ConditionFigures(name, group[0].treatment, group[0].baseline, buckets[name], tuple(group))
+        for name, group in grouped.items()
+    }
+    conditions = tuple(_compared(condition, plain.get(condition.baseline)) for condition in plain.values())
+    experiment = ordered[0].manifest.requested.get("experiment", {})
+    return ExperimentSummary(
+        experiment=names.pop(),
+        title=str(experiment.get("title") or ordered[0].experiment),
+        time_scale=ordered[0].manifest.clock.scale,
+        conditions=conditions,
+        findings=(*check_experiment(runs), *_check_channels(figures)),
+    )
+
+
+def _compared(condition: ConditionFigures, baseline: ConditionFigures | None) -> ConditionFigures:
+    if baseline is None or condition.is_baseline:
+        return condition
+    return ConditionFigures(
+        name=condition.name,
+        treatment=condition.treatment,
+        baseline=condition.baseline,
+        buckets=condition.buckets,
+        runs=condition.runs,
+        comparison=_comparison(condition, baseline),
+        bucket_change=_bucket_change(condition, baseline),
+    )
+
+
+def _comparison(condition: ConditionFigures, baseline: ConditionFigures) -> Comparison | None:
+    own = {run.replicate: run for run in condition.valid_runs}
+    base = {run.replicate: run for run in baseline.valid_runs}
+    replicates = tuple(sorted(own.keys() & base.keys()))
+    own_a, base_a = [_a_ns(own[k]) for k in replicates], [_a_ns(base[k]) for k in replicates]
+    own_b, base_b = [own[k].b_ns for k in replicates], [base[k].b_ns for k in replicates]
+    if not replicates or None in own_a or None in base_a:
+        return None
+    sums_a, base_sums_a = [a or 0 for a in own_a], [a or 0 for a in base_a]
+    ratio_a, ratio_b = cost_ratio(sums_a, base_sums_a), cost_ratio(own_b, base_b)
+    if ratio_a is None or ratio_b is None:
+        return None
+    return Comparison(
+        baseline=baseline.name,
+        replicates=replicates,
+        ratio_a=ratio_a,
+        ratio_b=ratio_b,
+        tau=agreement_tolerance(sum(base_sums_a), sum(base_b)),
+        tau_initial=agreement_tolerance(sum(base_sums_a), sum(base_b), rule="initial"),
+        per_replicate=tuple(
+            (k, cost_ratio([a], [base_a_k]), cost_ratio([b], [base_b_k]))
+            for k, a, base_a_k, b, base_b_k in zip(replicates, sums_a, base_sums_a, own_b, base_b, strict=True)
+        ),
+    )
+
+
+def _bucket_change(condition: ConditionFigures, baseline: ConditionFigures) -> BucketChange | None:
+    histogram = condition.histogram
+    is_comparable = histogram and histogram == baseline.histogram and condition.buckets and baseline.buckets
+    if not is_comparable or condition.buckets == baseline.buckets:
+        return None
+    old, new = _rule(baseline.buckets, histogram), _rule(condition.buckets, histogram)
+    return BucketChange(removed_slots(histogram, old, new), shapley_split(histogram, old, new))
+
+
+def _rule(buckets: tuple[int, ...], histogram: Mapping[int, int]) -> dict[int, int]:
+    return {n: buckets[bisect_left(buckets, n)] for n in histogram}
+
+
+def _check_channels(runs: Sequence[RunFigures]) -> list[Finding]:
+    findings: list[Finding] = []
+    for run in runs:
+        where = f"{run.condition}/{run.replicate}"
+        if run.is_valid and run.r_ns is not None and run.r_ns < 0:
+            findings.append(
+                Finding(
+                    code="residual-negative",
+                    severity="warning",
+                    evidence=f"{where}: channel A exceeds channel B by {-run.r_ns / 1e9:.6f} s",
+                    hint="The cost model asks more than the server took: calibrate it on this server",
+                )
+            )
+        if run.a is not None and run.a.context_problem:
+            findings.append(
+                Finding(
+                    code="context-unknown",
+                    severity="warning",
+                    evidence=f"{where}: steps were priced without their contexts ({run.a.context_problem})",
+                    hint="Turn the [PFX] log on, or use a cost model without a context term",
+                )
+            )
+        if run.a is not None and (run.a.num_extrapolated_steps or run.a.num_extrapolated_prefills):
+            findings.append(
+                Finding(
+                    code="cost-extrapolated",
+                    severity="info",
+                    evidence=f"{where}: {run.a.num_extrapolated_steps} steps and {run.a.num_extrapolated_prefills} "
+                    "prefills lie outside what the cost model was fitted on",
+                )
+            )
+    return findings
+
+
+def _a_ns(run: RunFigures) -> int | None:
+    return None if run.a is None else run.a.total_ns
+
+
+def _sum_or_none(runs: Sequence[RunFigures], of: Callable[[RunFigures], int | None]) -> int | None:
+    values = [of(run) for run in runs]
+    known = [value for value in values if value is not None]
+    return sum(known) if known and len(known) == len(values) else None
+
+
+def _worst(runs: Sequence[RunFigures], of: Callable[[RunFigures], float | None]) -> float | None:
+    return max((value for run in runs if (value := of(run)) is not None), default=None)
+
+
+def _condition_row(condition: ConditionFigures) -> dict[str, Any]:
+    compared = condition.comparison
+    return {
+        "condition": condition.name,
+        "treatment": condition.treatment,
+        "baseline": condition.baseline,
+        "buckets": list(condition.buckets),
+        "num_runs": len(condition.runs),
+        "num_valid_runs": len(condition.valid_runs),
+        "a_ns": condition.a_ns,
+        "decode_ns": condition.decode_ns,
+        "prefill_ns": condition.prefill_ns,
+        "b_ns": condition.b_ns,
+        "r_ns": condition.r_ns,
+        "waiting_session_ns": condition.waiting_session_ns,
+        "ratio_a": None if compared is None else compared.ratio_a,
+        "ratio_b": None if compared is None else compared.ratio_b,
+        "tau": None if compared is None else compared.tau,
+        "is_agreed": None if compared is None else compared.is_agreed,
+        "padding_ratio": condition.padding.ratio,
+        "num_steps": condition.num_steps,
+        "num_rearrivals": condition.num_rearrivals,
+        "num_reused": condition.num_reused,
+        "reused_tokens": condition.reused_tokens,
+        "computed_prefill_tokens": condition.computed_prefill_tokens,
+        "rearrival_p50_ms": condition.rearrival_p50_ms,
+        "rearrival_p99_ms": condition.rearrival_p99_ms,
+        "start_spread_ms": condition.start_spread_ms,
+    }
+
+
+def _run_row(run: RunFigures) -> dict[str, Any]:
+    return {
+        "condition": run.condition,
+        "replicate": run.replicate,
+        "is_valid": run.is_valid,
+        "a_ns": _a_ns(run),
+        "decode_ns": None if run.a is None else run.a.decode_ns,
+        "prefill_ns": None if run.a is None else run.a.prefill_ns,
+        "b_ns": run.b_ns,
+        "r_ns": run.r_ns,
+        "waiting_session_ns": run.waiting_session_ns,
+        "padding_ratio": run.padding.ratio,
+        "num_steps": run.num_steps,
+        "num_rearrivals": run.reuse.num_rearrivals,
+        "num_reused": run.reuse.num_reused,
+        "reused_tokens": run.reuse.reused_tokens,
+        "computed_prefill_tokens": run.computed_prefill_tokens,
+        "evictions": sum(run.evictions.values()),
+        "evictions_dummy": run.evictions.get("dummy", 0),
+        "rearrival_p50_ms": run.lateness.rearrival_p50_ms,
+        "rearrival_p99_ms": run.lateness.rearrival_p99_ms,
+        "start_spread_ms": run.lateness.start_spread_ms,
+        "num_failed": run.num_failed,
+    }

@@ -1,0 +1,284 @@
+"""Verdicts on an experiment: its rules applied to the numbers of its sealed valid runs.
+
+Runs that are exploratory, and conditions that a rule calls so, are computed and NOT SUBJECT. Nothing is read but
+records, rules and predictions. Next: ``harness decide`` prints them and sets the exit code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Literal, NamedTuple
+
+from harness.analysis.method import decide, stats
+from harness.analysis.method.decide import Block, Costs, Decision, Outcome, withheld
+from harness.analysis.method.figures import RunFigures, run_figures
+from harness.analysis.method.interference import decide_interference, injections
+from harness.analysis.method.predictions import Predictions
+from harness.analysis.method.rules import (
+    CostRule,
+    DecisionRule,
+    DirectionRule,
+    InterferenceRule,
+    NoTreatmentRule,
+    OccupancyPredictionRule,
+    RecompilationRule,
+    SaturationRule,
+    TimesSource,
+)
+from harness.analysis.method.runfacts import by_condition, experiment_of
+from harness.analysis.method.steptimes import full_bucket_ms, reported_model_ms
+from harness.clock import NS_PER_S
+from harness.records import SealedRun
+
+EXPLORATORY = "the runs are exploratory"
+Grouped = Mapping[str, Sequence[RunFigures]]
+
+
+class Evidence:
+    """The valid runs of one experiment, their figures computed once, and what was predicted for them."""
+
+    def __init__(self, runs: Sequence[SealedRun], predictions: Predictions | None = None) -> None:
+        self.runs = by_condition(runs)
+        self.predictions = predictions or {}
+        self._figures: dict[str, list[RunFigures]] = {}
+        first = next(iter(self.runs.values()), None)
+        spec = None if first is None else experiment_of(first[0])
+        conditions = () if spec is None else spec.condition
+        self.baselines = {one.name: spec.baseline_of(one) for one in conditions} if spec is not None else {}
+        self.treatments = {condition.name: condition.treatment for condition in conditions}
+
+    def figures(self, condition: str) -> list[RunFigures]:
+        """Figures of a condition's valid runs, by replicate."""
+        if condition not in self._figures:
+            self._figures[condition] = [run_figures(run) for run in self.runs.get(condition, ())]
+        return self._figures[condition]
+
+    def compared(self) -> Iterator[tuple[str, str]]:
+        """(condition, its baseline) of every condition that has another one as baseline."""
+        return ((name, baseline) for name, baseline in self.baselines.items() if name != baseline)
+
+    def pairs(self, condition: str, baseline: str) -> list[tuple[RunFigures, RunFigures]]:
+        """Figures of both conditions in the replicates where both are valid and have a step log."""
+        others = {run.replicate: run for run in self.figures(baseline) if run.a is not None}
+        own = (run for run in self.figures(condition) if run.a is not None and run.replicate in others)
+        return [(run, others[run.replicate]) for run in own]
+
+
+def decide_experiment(rules: Sequence[DecisionRule], evidence: Evidence, *, is_confirmatory: bool) -> list[Decision]:
+    """Every rule on everything it applies to, in the order of the rules and the conditions."""
+    found: list[Decision] = []
+    for rule in rules:
+        nothing = withheld(rule.name, "-", "it found no condition of this experiment to judge")
+        found.extend(list(_apply(rule, evidence)) or [nothing])
+    return found if is_confirmatory else [_without_standing(decision) for decision in found]
+
+
+def _without_standing(decision: Decision) -> Decision:
+    is_subject = decision.outcome in (Outcome.PASS, Outcome.FAIL)
+    return decision.not_subject(EXPLORATORY) if is_subject else decision
+
+
+def _apply(rule: DecisionRule, evidence: Evidence) -> Iterator[Decision]:
+    match rule:
+        case CostRule():
+            yield from _costs(rule, evidence)
+        case DirectionRule():
+            yield from _directions(rule, evidence)
+        case OccupancyPredictionRule():
+            yield from _occupancy_predictions(rule, evidence)
+        case SaturationRule():
+            yield from _saturations(rule, evidence)
+        case RecompilationRule():
+            yield from _recompilations(rule, evidence)
+        case NoTreatmentRule():
+            yield from _no_treatments(rule, evidence)
+        case InterferenceRule():
+            yield from _interference(rule, evidence)
+
+
+def _standing(rule: DecisionRule, condition: str, decision: Decision) -> Decision:
+    return decision.not_subject("exploratory condition") if rule.is_exploratory(condition) else decision
+
+
+def costs_of(evidence: Evidence, condition: str, baseline: str) -> Costs | str:
+    """Sums over the replicates that both conditions have; or, in words, what is missing."""
+    pairs = evidence.pairs(condition, baseline)
+    predicted = [evidence.predictions.get(name, {}) for name in (condition, baseline)]
+    replicates = [own.replicate for own, _base in pairs]
+    if not pairs:
+        return "no replicate is valid in both conditions"
+    if any(replicate not in table for table in predicted for replicate in replicates):
+        return "nothing was predicted for these runs"
+    own_s, base_s = (sum(table[k].device_ns for k in replicates) / NS_PER_S for table in predicted)
+    return Costs(
+        a_s=sum(own.a.total_ns for own, _ in pairs if own.a is not None) / NS_PER_S,
+        b_s=sum(own.b_ns for own, _ in pairs) / NS_PER_S,
+        baseline_a_s=sum(base.a.total_ns for _, base in pairs if base.a is not None) / NS_PER_S,
+        baseline_b_s=sum(base.b_ns for _, base in pairs) / NS_PER_S,
+        predicted_s=own_s,
+        baseline_predicted_s=base_s,
+    )
+
+
+def _costs(rule: CostRule, evidence: Evidence) -> Iterator[Decision]:
+    for condition, baseline in evidence.compared():
+        if not rule.applies_to(condition):
+            continue
+        costs = costs_of(evidence, condition, baseline)
+        if (few := _too_few(rule, condition, len(evidence.pairs(condition, baseline)))) is not None:
+            yield few
+        elif isinstance(costs, str):
+            yield withheld(rule.name, condition, costs)
+        else:
+            yield _standing(rule, condition, decide.decide_cost(rule, condition, costs))
+
+
+def _too_few(rule: DecisionRule, subject: str, found: int) -> Decision | None:
+    if found >= rule.min_replicates:
+        return None
+    reason = f"{found} valid replicates, the rule needs {rule.min_replicates}"
+    return withheld(rule.name, subject, reason, num_replicates=found)
+
+
+def waits_pairs(evidence: Evidence) -> Iterator[tuple[str, str]]:
+    """(condition with waits, condition without) wherever one is the other's baseline."""
+    for condition, baseline in evidence.compared():
+        treatments = (evidence.treatments[condition], evidence.treatments.get(baseline))
+        if treatments == ("as-drawn", "no-waits"):
+            yield condition, baseline
+        elif treatments == ("no-waits", "as-drawn"):
+            yield baseline, condition
+
+
+def blocks_of(evidence: Evidence, with_waits: str, without: str) -> list[Block]:
+    """Padding of both conditions, block by block."""
+    return [Block(own.padding, base.padding) for own, base in evidence.pairs(with_waits, without)]
+
+
+def _directions(rule: DirectionRule, evidence: Evidence) -> Iterator[Decision]:
+    for with_waits, without in waits_pairs(evidence):
+        if not rule.applies_to(with_waits):
+            continue
+        blocks = blocks_of(evidence, with_waits, without)
+        few = _too_few(rule, with_waits, len(blocks))
+        yield few or _standing(rule, with_waits, decide.decide_direction(rule, with_waits, blocks))
+
+
+def _occupancy_predictions(rule: OccupancyPredictionRule, evidence: Evidence) -> Iterator[Decision]:
+    for with_waits, without in waits_pairs(evidence):
+        if not rule.applies_to(with_waits):
+            continue
+        blocks = blocks_of(evidence, with_waits, without)
+        few = _too_few(rule, with_waits, len(blocks))
+        predicted = [evidence.predictions.get(name, {}) for name in (with_waits, without)]
+        replicates = [own.replicate for own, _ in evidence.pairs(with_waits, without)]
+        if few is not None:
+            yield few
+        elif any(k not in table for table in predicted for k in replicates):
+            yield withheld(rule.name, with_waits, "nothing was predicted for these runs")
+        else:
+            promised = decide.pooled([Block(predicted[0][k].padding, predicted[1][k].padding) for k in replicates])
+            measured = decide.pooled(blocks)
+            decision = decide.decide_occupancy_prediction(rule, with_waits, promised.occupancy, measured.occupancy)
+            yield _standing(rule, with_waits, decision)
+
+
+def adjacent_ratios(evidence: Evidence, smaller: str, larger: str) -> dict[str, list[float]]:
+    """A(larger) / A(smaller) per replicate, by stratum; conditions are called <stratum>-<level>."""
+    found: dict[str, list[float]] = {}
+    for condition in evidence.runs:
+        stratum, separator, level = condition.rpartition("-")
+        if not separator or level != larger:
+            continue
+        ratios = [
+            own.a.total_ns / base.a.total_ns
+            for own, base in evidence.pairs(condition, f"{stratum}-{smaller}")
+            if own.a is not None and base.a is not None
+        ]
+        if ratios:
+            found[stratum] = ratios
+    return found
+
+
+def _saturations(rule: SaturationRule, evidence: Evidence) -> Iterator[Decision]:
+    for smaller, larger in zip(rule.levels, rule.levels[1:], strict=False):
+        subject = f"{smaller} -> {larger}"
+        ratios = adjacent_ratios(evidence, smaller, larger)
+        fewest = min((len(values) for values in ratios.values()), default=0)
+        yield _too_few(rule, subject, fewest) or decide.decide_saturation(rule, subject, ratios)
+
+
+class ArtifactTimes(NamedTuple):
+    """bucket -> artifact -> one time per session, ms, and whose time that is."""
+
+    by_bucket: dict[int, dict[str, list[float]]]
+    source: TimesSource
+
+
+def artifact_times_ms(evidence: Evidence, times: Literal[TimesSource, "any"] = "any") -> ArtifactTimes:
+    """Time of a step with its bucket exactly full, of every session; conditions are called <artifact>-b<bucket>.
+
+    times: "reported", the model p50 of the server's own report; "steps", the median of whole step periods; "any":
+    reported where every session reported it, else steps, because the two differ by more than sessions do.
+    """
+    reported = _times_by_bucket(evidence, reported_model_ms)
+    if times == "reported":
+        return ArtifactTimes(reported, "reported")
+    steps = _times_by_bucket(evidence, full_bucket_ms)
+    is_reported = times == "any" and bool(steps) and _num_sessions(reported) == _num_sessions(steps)
+    return ArtifactTimes(reported, "reported") if is_reported else ArtifactTimes(steps, "steps")
+
+
+def _times_by_bucket(
+    evidence: Evidence, time_of: Callable[[SealedRun, int], float | None]
+) -> dict[int, dict[str, list[float]]]:
+    found: dict[int, dict[str, list[float]]] = {}
+    for condition, runs in evidence.runs.items():
+        artifact, separator, bucket = condition.rpartition("-b")
+        if not separator or not bucket.isdigit():
+            continue
+        sessions = [time_of(run, int(bucket)) for run in runs]
+        found.setdefault(int(bucket), {})[artifact] = [value for value in sessions if value is not None]
+    return dict(sorted(found.items()))
+
+
+def _num_sessions(times: Mapping[int, Mapping[str, Sequence[float]]]) -> dict[tuple[int, str], int]:
+    return {(bucket, name): len(values) for bucket, found in times.items() for name, values in found.items()}
+
+
+def _recompilations(rule: RecompilationRule, evidence: Evidence) -> Iterator[Decision]:
+    found = artifact_times_ms(evidence, rule.times)
+    for bucket, artifacts in found.by_bucket.items():
+        rounded = {
+            name: [_to_resolution(value, rule.resolution_ms) for value in values] for name, values in artifacts.items()
+        }
+        null_ms = stats.pooled_pair_differences(rounded.values())
+        for x, y in rule.comparisons:
+            subject = f"{x} vs {y}, bucket {bucket}"
+            few = _too_few(rule, subject, min(len(rounded.get(x, ())), len(rounded.get(y, ()))))
+            yield few or decide.decide_recompilation(rule, subject, rounded[x], rounded[y], null_ms, found.source)
+
+
+def _to_resolution(value: float, step: float) -> float:
+    return round(round(value / step) * step, 9) if step else value
+
+
+def _no_treatments(rule: NoTreatmentRule, evidence: Evidence) -> Iterator[Decision]:
+    for condition in evidence.runs:
+        if not rule.applies_to(condition):
+            continue
+        runs = [run for run in evidence.figures(condition) if run.a is not None]
+        few = _too_few(rule, condition, len(runs))
+        a_s = [run.a.total_ns / NS_PER_S for run in runs if run.a is not None]
+        b_s = [run.b_ns / NS_PER_S for run in runs]
+        yield few or _standing(rule, condition, decide.decide_no_treatment(rule, condition, a_s, b_s))
+
+
+def _interference(rule: InterferenceRule, evidence: Evidence) -> Iterator[Decision]:
+    smallest = min((len(runs) for runs in evidence.runs.values()), default=0)
+    few = _too_few(rule, "injections", smallest)
+    if few is not None:
+        yield few
+        return
+    runs = [run for group in evidence.runs.values() for run in group]
+    yield from decide_interference(rule, injections(runs, rule))

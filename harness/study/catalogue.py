@@ -1,0 +1,303 @@
+"""The analyses of the shipped experiments, by name: sealed runs in, a few small tables out.
+
+An experiment names its analysis; any other experiment gets the general one. Nothing is decided here. Next:
+``harness analyse`` prints the result; ``decide`` is separate.
+Definitions: paper 3 to 5, S1 to S9; methods 6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from harness.analysis.method import stats
+from harness.analysis.method.interference import Injection, injections
+from harness.analysis.method.predictions import Predictions
+from harness.analysis.method.rules import InterferenceRule
+from harness.analysis.method.runfacts import experiment_of, paired
+from harness.analysis.method.stats import Interval
+from harness.analysis.method.tabular import AnalysisResult, Cell, ResultTable, table_of
+from harness.analysis.method.verdicts import Evidence
+from harness.clock import NS_PER_S
+from harness.errors import SpecError
+from harness.records import SealedRun
+from harness.study import alignment, recompilation, repeats, survival
+from harness.study.waiting import measured_waiting, waiting_table
+
+Tables = tuple[ResultTable, ...]
+Found = tuple[Tables, dict[str, Interval], tuple[str, ...]]
+JOINED_FIGURES = (
+    "reuse_gained_tokens",
+    "prefill_saved_s",
+    "waiting_saved_session_s",
+    "waiting_saved_measured_session_s",
+)
+LEVELS = ("slots16", "slots24", "slots32")
+INTERFERENCE = InterferenceRule(name="interference", kind="interference")
+
+
+def analyse(runs: Sequence[SealedRun], predictions: Predictions | None = None, name: str = "") -> AnalysisResult:
+    """The analysis that an experiment names (or ``name``), over its valid runs.
+
+    predictions: needed only by tables that compare with them. Raises SpecError for an unknown name or no valid run.
+    """
+    if not any(run.is_valid for run in runs):
+        raise SpecError("no valid run to analyse", where="runs", hint="See `harness runs` for why they are invalid")
+    asked = name or experiment_of(runs[0]).analysis or "general"
+    if asked not in ANALYSES:
+        raise SpecError(
+            f"unknown analysis {asked!r}", where="analysis", hint=f"Use one of {', '.join(sorted(ANALYSES))}"
+        )
+    tables, intervals, notes = ANALYSES[asked](Evidence(runs, predictions))
+    invalid = sum(not run.is_valid for run in runs)
+    if invalid:
+        notes = (*notes, f"{invalid} invalid runs are left out")
+    kept = tuple(table for table in tables if table.rows)
+    return AnalysisResult(runs[0].experiment, asked, kept, notes, intervals)
+
+
+def _general(evidence: Evidence) -> Found:
+    tables = (
+        alignment.cost_table(evidence),
+        repeats.decomposition_table(evidence),
+        survival.formula_table(evidence),
+        survival.exceptions_table(evidence),
+    )
+    return tables, repeats.ratio_intervals(evidence), ()
+
+
+def _alignment(evidence: Evidence) -> Found:
+    tables = (
+        alignment.alignment_table(evidence),
+        alignment.block_table(evidence),
+        alignment.histogram_table(evidence),
+        alignment.cost_table(evidence),
+    )
+    notes = ("decode_time_ratio is channel A's decode part: it depends on the cost model",)
+    return tables, {}, notes
+
+
+def _bucket_intervention(evidence: Evidence) -> Found:
+    tables = (
+        alignment.grid_table(evidence),
+        alignment.contribution_table(evidence),
+        alignment.histogram_table(evidence),
+        alignment.cost_table(evidence),
+    )
+    return tables, {}, ("contributions are shown only where h(n) is the same on both grids",)
+
+
+def _sequential_survival(evidence: Evidence) -> Found:
+    critical = survival.critical_count(evidence)
+    count = "none" if critical is None else critical
+    note = f"critical request count: {count}; of this order of requests, no threshold on N"
+    tables = (survival.survival_table(evidence), survival.formula_table(evidence), survival.exceptions_table(evidence))
+    return tables, {}, (note,)
+
+
+def _slot_intervention(evidence: Evidence) -> Found:
+    tables = (
+        survival.prefill_kinds_table(evidence),
+        alignment.cost_table(evidence),
+        survival.formula_table(evidence),
+        survival.exceptions_table(evidence),
+        survival.lost_reuse_table(evidence),
+        waiting_table(evidence),
+        alignment.histogram_table(evidence),
+    )
+    notes = ("batch_size changes slots and limit together; kv_slots alone holds the limit",)
+    return tables, repeats.ratio_intervals(evidence), notes
+
+
+def _prefill_injection(evidence: Evidence) -> Found:
+    runs = [run for group in evidence.runs.values() for run in group]
+    found = injections(runs, INTERFERENCE)
+    return (_by_length(found), _by_run(found)), {}, (
+        "elapsed is the server's prefill metric: scheduling and host time included",
+        "intervals are between received chunks, which need not be tokens",
+    )  # fmt: skip
+
+
+def _by_length(found: dict[str, list[Injection]]) -> ResultTable:
+    rows: list[dict[str, Cell]] = []
+    for group in found.values():
+        if not group[0].spikes:
+            continue
+        elapsed = [one.prefill_ms for one in group if one.prefill_ms is not None]
+        spike_ms = stats.median(one.spike_ms for one in group)
+        elapsed_ms = stats.median(elapsed) if elapsed else None
+        rows.append(
+            {
+                "injected_tokens": group[0].prompt_tokens,
+                "elapsed_ms": elapsed_ms,
+                "baseline_ms": stats.median(one.baseline_ms for one in group),
+                "spike_ms": spike_ms,
+                "spike_over_elapsed": None if not elapsed_ms else spike_ms / elapsed_ms,
+                "simultaneous": sum(one.is_simultaneous for one in group),
+                "waiting_session_s": stats.median(one.waiting_session_s for one in group),
+                "runs": len(group),
+            }
+        )
+    caption = "Medians over runs; a run's spike is the median over its background sessions (Table IV)"
+    return table_of("injection", caption, sorted(rows, key=lambda row: int(row["injected_tokens"] or 0)))
+
+
+def _by_run(found: dict[str, list[Injection]]) -> ResultTable:
+    rows: list[dict[str, Cell]] = [
+        {
+            "condition": one.condition,
+            "replicate": one.replicate,
+            "cached_tokens": one.cached_tokens,
+            "elapsed_ms": one.prefill_ms,
+            "smallest_ratio": min((spike.ratio for spike in one.spikes), default=None),
+            "start_spread_ms": one.start_spread_ms if one.spikes else None,
+            "end_spread_ms": one.end_spread_ms if one.spikes else None,
+            "other_crossings": len(one.crossings),
+            "last_crossing_s": max((crossing.end_s for crossing in one.crossings), default=None),
+        }
+        for group in found.values()
+        for one in group
+    ]
+    return table_of(
+        "injection by run", "Ratios are spike / baseline interval; crossings lie outside the injection", rows
+    )
+
+
+def _joined(evidence: Evidence) -> Found:
+    rows: list[dict[str, Cell]] = []
+    intervals: dict[str, Interval] = {}
+    for condition, baseline in evidence.compared():
+        for own, base in paired(evidence.runs.get(condition, []), evidence.runs.get(baseline, [])):
+            rows.append({"condition": condition, "replicate": own.replicate, **_joint(evidence, own, base)})
+        own_rows = [row for row in rows if row["condition"] == condition]
+        for name in (
+            "reuse_gained_tokens",
+            "prefill_saved_s",
+            "waiting_saved_session_s",
+            "waiting_saved_measured_session_s",
+        ):
+            values = [float(value) for row in own_rows if isinstance(value := row[name], (int, float))]
+            if len(values) > 1:
+                intervals[f"{condition}: mean {name}"] = stats.bootstrap_interval(
+                    values, seed=repeats.INTERVAL_SEED, unit="replicates", statistic="mean"
+                )
+    caption = "Per replicate, against the baseline: reuse restored, prefill saved, waiting of other sessions saved"
+    tables = (
+        table_of("joined", caption, rows),
+        waiting_table(evidence),
+        survival.prefill_kinds_table(evidence),
+        alignment.cost_table(evidence),
+    )
+    notes = (
+        "waiting is modelled (T of each prefill times the requests held back) and measured (by the observer inside the "
+        "server, else from log stamps and streams)",
+        "waiting is session time: it is never added to device time",
+    )
+    return tables, intervals, notes
+
+
+def _joint(evidence: Evidence, own: SealedRun, base: SealedRun) -> dict[str, Cell]:
+    figures = [
+        next(one for one in evidence.figures(run.condition) if one.replicate == run.replicate) for run in (own, base)
+    ]
+    modelled = [one.waiting_session_ns for one in figures]
+    seen = [measured_waiting(run) for run in (own, base)]
+    measured = [None if one is None else one.session_ns for one in seen]
+    prefill_ns = [0 if one.a is None else one.a.prefill_ns for one in figures]
+    return {
+        "reused": f"{figures[1].reuse.num_reused} -> {figures[0].reuse.num_reused}",
+        "reuse_gained_tokens": figures[0].reuse.reused_tokens - figures[1].reuse.reused_tokens,
+        "computed_saved_tokens": figures[1].computed_prefill_tokens - figures[0].computed_prefill_tokens,
+        "prefill_saved_s": (prefill_ns[1] - prefill_ns[0]) / NS_PER_S,
+        "waiting_saved_session_s": _difference_s(modelled[1], modelled[0]),
+        "waiting_saved_measured_session_s": _difference_s(measured[1], measured[0]),
+        "ratio_A": _ratio_a(figures),
+    }
+
+
+def _ratio_a(figures: Sequence[object]) -> float | None:
+    a_ns = [getattr(getattr(one, "a", None), "total_ns", None) for one in figures]
+    return a_ns[0] / a_ns[1] if a_ns[0] is not None and a_ns[1] else None
+
+
+def _difference_s(left: int | None, right: int | None) -> float | None:
+    return None if left is None or right is None else (left - right) / NS_PER_S
+
+
+def _dummy_lifecycle(evidence: Evidence) -> Found:
+    notes = (
+        "a dummy request that finds a free slot leaves no line: without an observer the requests are derived, one in "
+        "every decode step with 0 < n < limit",
+    )
+    return (survival.lifecycle_table(evidence), survival.survival_table(evidence)), {}, notes
+
+
+def _step_cost(evidence: Evidence) -> Found:
+    decode, prefill = recompilation.step_table(evidence), recompilation.prefill_table(evidence)
+    errors = {
+        "decode": recompilation.largest_model_error_ms(decode, "median_ms"),
+        "prefill": recompilation.largest_model_error_ms(prefill, "elapsed_ms"),
+    }
+    notes = [
+        f"largest distance to the cost model, {kind}: {error:.3f} ms"
+        for kind, error in errors.items()
+        if error is not None
+    ]
+    return (decode, prefill), {}, tuple(notes)
+
+
+def _recompilation(evidence: Evidence) -> Found:
+    return (recompilation.session_table(evidence), recompilation.step_table(evidence)), {}, ()
+
+
+def _no_treatment(evidence: Evidence) -> Found:
+    tables = (
+        repeats.repeats_table(evidence),
+        repeats.repeat_sensitivity_table(evidence),
+        repeats.survival_variation_table(evidence),
+    )
+    return tables, {}, ("pairs share runs: they are not counted as independent samples",)
+
+
+def _configuration(evidence: Evidence) -> Found:
+    tables = (
+        repeats.prediction_table(evidence),
+        repeats.decomposition_table(evidence),
+        alignment.cost_table(evidence),
+        survival.prefill_kinds_table(evidence),
+        repeats.sensitivity_table(evidence),
+    )
+    return tables, repeats.ratio_intervals(evidence), ()
+
+
+def _saturation(evidence: Evidence) -> Found:
+    adjacent, intervals = repeats.adjacent_table(evidence, LEVELS)
+    tables = (adjacent, repeats.saturation_table(evidence), alignment.cost_table(evidence))
+    return tables, intervals, ("an operational classification, no equivalence test",)
+
+
+def _dispersion(evidence: Evidence) -> Found:
+    tables = (
+        survival.prefill_kinds_table(evidence),
+        repeats.decomposition_table(evidence),
+        alignment.cost_table(evidence),
+        alignment.histogram_table(evidence),
+    )
+    return tables, repeats.ratio_intervals(evidence), ("the total wait is the same in both conditions, to the ns",)
+
+
+ANALYSES: dict[str, Callable[[Evidence], Found]] = {
+    "general": _general,
+    "alignment": _alignment,
+    "bucket-intervention": _bucket_intervention,
+    "sequential-survival": _sequential_survival,
+    "slot-intervention": _slot_intervention,
+    "prefill-injection": _prefill_injection,
+    "joined": _joined,
+    "dummy-lifecycle": _dummy_lifecycle,
+    "step-cost": _step_cost,
+    "recompilation": _recompilation,
+    "no-treatment": _no_treatment,
+    "configuration": _configuration,
+    "saturation": _saturation,
+    "dispersion": _dispersion,
+}

@@ -1,0 +1,94 @@
+"""Where the paper's tables find their runs: one experiment of the catalogue each, computed once.
+
+Nothing is laid out here. A missing experiment is a NotRunError that names the command. Next: ``table`` makes tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from harness.analysis.method.decide import Decision
+from harness.analysis.method.rules import load_rule
+from harness.analysis.method.runfacts import experiment_of
+from harness.analysis.method.tabular import AnalysisResult, Cell
+from harness.analysis.method.verdicts import Evidence
+from harness.prereg import check_sealed_runs, judge, predict_runs
+from harness.records import RunStore, SealedRun
+from harness.study.catalogue import analyse
+
+
+class NotRunError(Exception):
+    """A table's runs are not there. command: what makes them."""
+
+    def __init__(self, command: str) -> None:
+        super().__init__(command)
+        self.command = command
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where tables find their runs: one experiment of the catalogue each, computed once.
+
+    search: folder of the configuration search; artifacts: folder of compiled artifacts (``harness compile``).
+    """
+
+    runs_root: Path
+    search: Path | None = None
+    artifacts: Path | None = None
+    _evidence: dict[str, Evidence] = field(default_factory=dict[str, Evidence], repr=False)
+    _analyses: dict[str, AnalysisResult] = field(default_factory=dict[str, AnalysisResult], repr=False)
+
+    @cached_property
+    def _sealed(self) -> Mapping[str, list[SealedRun]]:
+        found: dict[str, list[SealedRun]] = {}
+        for run in RunStore(self.runs_root).sealed():
+            found.setdefault(run.experiment, []).append(run)
+        return found
+
+    @cached_property
+    def _by_experiment(self) -> Mapping[str, list[SealedRun]]:
+        valid = {name: [run for run in runs if run.is_valid] for name, runs in self._sealed.items()}
+        return {name: runs for name, runs in valid.items() if runs}
+
+    def runs(self, experiment: str) -> list[SealedRun]:
+        """Valid runs; NotRunError when there is none."""
+        found = self._by_experiment.get(experiment)
+        if not found:
+            raise NotRunError(f"harness run plans/experiments/{experiment}.toml --runs {self.runs_root}")
+        return found
+
+    def has(self, experiment: str) -> bool:
+        return experiment in self._by_experiment
+
+    def evidence(self, experiment: str) -> Evidence:
+        """Runs with what was predicted for them: frozen before, or else predicted now from the plan in each run."""
+        if experiment not in self._evidence:
+            runs = self.runs(experiment)
+            frozen = check_sealed_runs(runs)
+            self._evidence[experiment] = Evidence(runs, predict_runs(runs) if frozen is None else frozen.predictions)
+        return self._evidence[experiment]
+
+    def is_confirmatory(self, experiment: str) -> bool:
+        return all(run.manifest.label == "confirmatory" for run in self.runs(experiment))
+
+    def decisions(self, experiment: str, rule: str) -> list[Decision]:
+        """What `harness decide` says by one rule: the frozen one where the runs are confirmatory."""
+        names = () if self.is_confirmatory(experiment) else (rule,)
+        return [one for one in judge(self._sealed[experiment], names).decisions if one.rule == rule]
+
+    def rows(self, experiment: str, table: str) -> list[dict[str, Cell]]:
+        """Rows of one table of the experiment's own analysis; none when it had nothing to show."""
+        if experiment not in self._analyses:
+            evidence = self.evidence(experiment)
+            self._analyses[experiment] = analyse(self.runs(experiment), evidence.predictions)
+        found = {one.name: one for one in self._analyses[experiment].tables}
+        return found[table].records() if table in found else []
+
+
+def cost_rules(source: Source, experiment: str) -> list[str]:
+    """Names of the cost rules that judge an experiment: the first one it names."""
+    names = experiment_of(source.runs(experiment)[0]).rules
+    return [name for name in names if load_rule(name).kind == "cost-validation"][:1]

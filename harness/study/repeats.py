@@ -1,0 +1,224 @@
+"""No-treatment repeats and per-replicate decompositions: how far channels move when nothing, or one thing, is changed.
+
+Pairs of repeats share runs and are no independent samples. A replicate's row shows the composition of a sum, it is no
+uncertainty interval. Next: ``catalogue`` names these analyses; ``verdicts`` decides on the sums.
+Definitions: paper S1, S6, S7, Tables S1, S8, S9.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from harness.analysis.method import decide, stats
+from harness.analysis.method.figures import RunFigures
+from harness.analysis.method.runfacts import server_of, workload_of
+from harness.analysis.method.stats import Interval
+from harness.analysis.method.tabular import Cell, ResultTable, table_of
+from harness.analysis.method.verdicts import Evidence, adjacent_ratios, costs_of
+from harness.clock import NS_PER_S
+
+TAU0_GRID = tuple(k / 1000 for k in range(5, 55, 5))
+INTERVAL_SEED = 20260912
+
+
+def channels_s(runs: Sequence[RunFigures]) -> tuple[list[float], list[float]]:
+    """Channels A and B of every run with a step log, seconds."""
+    observed = [run for run in runs if run.a is not None]
+    return [run.a.total_ns / NS_PER_S for run in observed if run.a], [run.b_ns / NS_PER_S for run in observed]
+
+
+def repeats_table(evidence: Evidence, sum_size: int = 3) -> ResultTable:
+    """Table S1: |A_i/A_j - B_i/B_j| over single pairs and over pairs of disjoint sums, and tau."""
+    rows: list[dict[str, Cell]] = []
+    for condition in evidence.runs:
+        a_s, b_s = channels_s(evidence.figures(condition))
+        units = {
+            "single run pair": stats.single_pair_differences(a_s, b_s),
+            f"{sum_size}-run summed pair": stats.disjoint_sum_pair_differences(a_s, b_s, sum_size).tolist(),
+        }
+        for unit, values in units.items():
+            if not values:
+                continue
+            one = stats.spread(values)
+            rows.append(
+                {
+                    "unit": unit,
+                    "condition": condition,
+                    "N": workload_of(evidence.runs[condition][0]).num_sessions,
+                    "pairs": one.num_values,
+                    "median": one.median,
+                    "q95": one.q95,
+                    "max": one.maximum,
+                    "tau": decide.agreement_tolerance_s(sum(a_s), sum(b_s), 0.02, is_revised=True),
+                    "cv_A": stats.coefficient_of_variation(a_s),
+                    "cv_B": stats.coefficient_of_variation(b_s),
+                }
+            )
+    return table_of("repeats", "Channel ratio differences between runs of the same input; pairs share runs", rows)
+
+
+def repeat_sensitivity_table(evidence: Evidence, sum_size: int = 3) -> ResultTable:
+    """What other defaults of the tolerance would cover of the same distributions (S1): tau0 from 0.005 to 0.05.
+
+    Where r/B of the runs lies above tau0 it is the tolerance, and tau0 changes nothing.
+    """
+    rows: list[dict[str, Cell]] = []
+    for condition in evidence.runs:
+        a_s, b_s = channels_s(evidence.figures(condition))
+        singles = stats.single_pair_differences(a_s, b_s)
+        sums = stats.disjoint_sum_pair_differences(a_s, b_s, sum_size).tolist()
+        if not singles or not sums:
+            continue
+        for tau0 in TAU0_GRID:
+            tau = decide.agreement_tolerance_s(sum(a_s), sum(b_s), tau0, is_revised=True)
+            rows.append(
+                {
+                    "condition": condition,
+                    "tau0": tau0,
+                    "tau": tau,
+                    "single_pairs_within": sum(value <= tau for value in singles) / len(singles),
+                    "sums_within": sum(value <= tau for value in sums) / len(sums),
+                    "covers_q95_of_sums": stats.spread(sums).q95 <= tau,
+                }
+            )
+    return table_of("tau sensitivity", "Share of pairs within tau = max(tau0, r / B of these runs)", rows)
+
+
+def survival_variation_table(evidence: Evidence) -> ResultTable:
+    """How many re-arrivals found their KV in each repeat of the same input."""
+    rows: list[dict[str, Cell]] = []
+    for condition in evidence.runs:
+        counts = [run.reuse.num_reused for run in evidence.figures(condition)]
+        rows.extend(
+            {"condition": condition, "reused": reused, "runs": counts.count(reused)} for reused in sorted(set(counts))
+        )
+    return table_of("survival by repeat", "Runs by number of re-arrivals that reused; the same input every time", rows)
+
+
+def decomposition_table(evidence: Evidence) -> ResultTable:
+    """Table S8: both channels of every replicate and of their sum, ratios, channel difference and savings."""
+    rows: list[dict[str, Cell]] = []
+    for condition, baseline in evidence.compared():
+        pairs = evidence.pairs(condition, baseline)
+        parts = [(str(own.replicate), [own], [base]) for own, base in pairs]
+        if pairs:
+            parts.append(("sum", [own for own, _ in pairs], [base for _, base in pairs]))
+        for replicate, own, base in parts:
+            (a_s, b_s), (base_a_s, base_b_s) = (tuple(map(sum, channels_s(runs))) for runs in (own, base))
+            ratio_a, ratio_b = a_s / base_a_s, b_s / base_b_s
+            rows.append(
+                {
+                    "condition": condition,
+                    "N": workload_of(evidence.runs[condition][0]).num_sessions,
+                    "replicate": replicate,
+                    "baseline_A_s": base_a_s,
+                    "changed_A_s": a_s,
+                    "ratio_A": ratio_a,
+                    "ratio_B": ratio_b,
+                    "difference": abs(ratio_a - ratio_b),
+                    "saving_A": 1 - ratio_a,
+                    "saving_B": 1 - ratio_b,
+                    "reused": sum(run.reuse.num_reused for run in own),
+                    "rearrivals": sum(run.reuse.num_rearrivals for run in own),
+                }
+            )
+    return table_of("decomposition", "The sum decides; a replicate shows its composition, it is no interval", rows)
+
+
+def prediction_table(evidence: Evidence) -> ResultTable:
+    """Table IX: predicted and observed cost ratio, error e, and reuse as predicted and as observed."""
+    rows: list[dict[str, Cell]] = []
+    for condition, baseline in evidence.compared():
+        costs = costs_of(evidence, condition, baseline)
+        if isinstance(costs, str):
+            continue
+        predicted = costs.predicted_s / costs.baseline_predicted_s
+        observed = costs.a_s / costs.baseline_a_s
+        replicates = [own.replicate for own, _ in evidence.pairs(condition, baseline)]
+        promised = [evidence.predictions[condition][k] for k in replicates]
+        rows.append(
+            {
+                "condition": condition,
+                "predicted_ratio": predicted,
+                "observed_ratio_A": observed,
+                "error": observed - predicted,
+                "predicted_reuse": sum(one.num_reused for one in promised),
+                "observed_reuse": sum(own.reuse.num_reused for own, _ in evidence.pairs(condition, baseline)),
+                "has_filled_in_buckets": any(one.filled_in_buckets for one in promised),
+            }
+        )
+    return table_of("predictions", "e > 0: the prediction promised too much", rows)
+
+
+def sensitivity_table(evidence: Evidence) -> ResultTable:
+    """Channel agreement of every comparison under other defaults of the tolerance (S1)."""
+    rows: list[dict[str, Cell]] = []
+    for condition, baseline in evidence.compared():
+        costs = costs_of(evidence, condition, baseline)
+        if isinstance(costs, str):
+            continue
+        for one in decide.tau_sensitivity(costs, TAU0_GRID):
+            rows.append({"condition": condition, "tau0": one.tau0, "tau": one.tau, "is_agreed": one.is_agreed})
+    return table_of("tau sensitivity", "tau = max(tau0, r / B of the baseline)", rows)
+
+
+def ratio_intervals(evidence: Evidence) -> dict[str, Interval]:
+    """Bootstrap interval of every cost ratio over its replicates; few replicates make it a rough one."""
+    found: dict[str, Interval] = {}
+    for condition, baseline in evidence.compared():
+        pairs = evidence.pairs(condition, baseline)
+        if len(pairs) > 1:
+            own, _ = channels_s([run for run, _ in pairs])
+            base, _ = channels_s([run for _, run in pairs])
+            found[f"{condition} / {baseline}, channel A"] = stats.ratio_interval(own, base, seed=INTERVAL_SEED)
+    return found
+
+
+def saturation_table(evidence: Evidence) -> ResultTable:
+    """Table S9: ratios to the baseline and reuse by stratum, replicate and level; and how much the top bucket ran."""
+    rows: list[dict[str, Cell]] = []
+    for condition, baseline in evidence.compared():
+        top = server_of(evidence.runs[condition][0]).decode_buckets[-1] if evidence.runs.get(condition) else 0
+        for own, base in evidence.pairs(condition, baseline):
+            steps = sum(count for (_n, b), count in own.steps_by_n_b.items() if b == top)
+            a_ratio = own.a.total_ns / base.a.total_ns if own.a is not None and base.a is not None else None
+            rows.append(
+                {
+                    "condition": condition,
+                    "replicate": own.replicate,
+                    "ratio_A": a_ratio,
+                    "ratio_B": own.b_ns / base.b_ns,
+                    "reused": f"{own.reuse.num_reused}/{own.reuse.num_rearrivals}",
+                    "share_of_top_bucket": steps / own.num_steps if own.num_steps else None,
+                }
+            )
+    return table_of("saturation by replicate", "Cost ratios to the baseline of the same N and replicate", rows)
+
+
+def adjacent_table(evidence: Evidence, levels: Sequence[str]) -> tuple[ResultTable, dict[str, Interval]]:
+    """Ratios between adjacent levels, pooled and stratified by N, with bootstrap intervals of the median."""
+    rows: list[dict[str, Cell]] = []
+    intervals: dict[str, Interval] = {}
+    for smaller, larger in pairwise(levels):
+        by_stratum = adjacent_ratios(evidence, smaller, larger)
+        pooled = [ratio for ratios in by_stratum.values() for ratio in ratios]
+        if not pooled:
+            continue
+        unit = "N x replicate comparisons"
+        plain = stats.bootstrap_interval(pooled, seed=INTERVAL_SEED, unit=unit)
+        name = f"{smaller} -> {larger}"
+        intervals[f"median {name}"] = plain
+        intervals[f"median {name}, by N"] = stats.stratified_bootstrap_interval(
+            by_stratum, seed=INTERVAL_SEED, unit=unit
+        )
+        row: dict[str, Cell] = {
+            "pair": name,
+            "comparisons": len(pooled),
+            "median": plain.estimate,
+            "low": plain.low,
+            "high": plain.high,
+            "width": plain.width,
+        }
+        rows.append(row | {f"median_{stratum}": stats.median(values) for stratum, values in by_stratum.items()})
+    return table_of("adjacent levels", "Cost ratio between adjacent slot counts", rows), intervals

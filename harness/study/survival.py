@@ -1,0 +1,267 @@
+"""KV survival: critical request count, evictions and who caused them, formula C against measurement, prefill by kind.
+
+From responses, the reuse log and the step log of sealed runs. Attribution of an eviction is the log's own order.
+Next: ``catalogue`` names these analyses.
+Definitions: paper 3-2, Tables III and S4, S3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from harness.analysis.method.reuse import critical_request_count, extra_prefill_ns, rearrivals, reusable_tokens
+from harness.analysis.method.runfacts import cost_model_of, server_of, workload_of
+from harness.analysis.method.tabular import Cell, ResultTable, table_of
+from harness.analysis.method.verdicts import Evidence
+from harness.clock import NS_PER_MS
+from harness.plan import Plan, read_plan
+from harness.records import SealedRun
+from harness.study.paper_sums import DummyRequests, dummy_requests
+
+PLAN_NAME = "plan.jsonl"
+
+
+class ReuseCheck(NamedTuple):
+    """One re-arrival. Tokens. by_formula: C; by_wider_formula: as if generated text counted too; cached: measured."""
+
+    condition: str
+    replicate: int
+    session: int
+    request: int
+    previous_prompt: int
+    previous_generated: int
+    prompt: int
+    by_formula: int
+    by_wider_formula: int
+    cached: int
+
+    @property
+    def is_reused(self) -> bool:
+        return self.cached > 0
+
+
+def plan_of(run: SealedRun) -> Plan:
+    """The plan that lies in a run."""
+    return read_plan(run.file(PLAN_NAME))
+
+
+def reuse_checks(run: SealedRun) -> list[ReuseCheck]:
+    """Every re-arrival of a run: what formula C and the wider formula predict, and what was measured."""
+    plan, requests = plan_of(run), run.table("requests")
+    generated = {
+        (row["session"], row["request"]): row["completion_tokens"] or 0
+        for row in requests.select(["session", "request", "completion_tokens"]).to_pylist()
+    }
+    checks: list[ReuseCheck] = []
+    for one in rearrivals(requests, plan):
+        parent = plan.sessions[one.session].continues
+        if one.request or parent is None:
+            previous = (one.session, one.request - 1)
+        else:
+            previous = (parent, len(plan.sessions[parent].requests) - 1)
+        answer = generated[previous]
+        # A prompt that leaves the previous answer out cannot share it.
+        kept = plan.request(one.session, one.request).keep_tokens
+        wider = reusable_tokens(min(one.previous_prompt_tokens + answer, kept), one.prompt_tokens)
+        checks.append(
+            ReuseCheck(
+                run.condition,
+                run.replicate,
+                one.session,
+                one.request,
+                one.previous_prompt_tokens,
+                answer,
+                one.prompt_tokens,
+                one.reusable_tokens,
+                wider,
+                one.cached_tokens,
+            )
+        )
+    return checks
+
+
+def formula_table(evidence: Evidence) -> ResultTable:
+    """How often formula C, and the one that counts generated text, equal the measured reuse of reused re-arrivals."""
+    rows: list[dict[str, Cell]] = []
+    for condition, runs in evidence.runs.items():
+        checks = [check for run in runs for check in reuse_checks(run)]
+        reused = [check for check in checks if check.is_reused]
+        diverging = [check for check in reused if check.by_formula != check.by_wider_formula]
+        rows.append(
+            {
+                "condition": condition,
+                "rearrivals": len(checks),
+                "reused": len(reused),
+                "formula_C_matches": sum(check.cached == check.by_formula for check in reused),
+                "wider_formula_matches": sum(check.cached == check.by_wider_formula for check in reused),
+                "formulas_differ": len(diverging),
+                "C_matches_where_they_differ": sum(check.cached == check.by_formula for check in diverging),
+                "partial": sum(0 < check.cached < check.by_formula for check in checks),
+                "lost_tokens": sum(check.by_formula for check in checks if not check.is_reused),
+            }
+        )
+    caption = "Measured reuse against C = 128 floor(min(p0, p1 - 1) / 128), and against counting generated text"
+    return table_of("formula", caption, rows)
+
+
+def exceptions_table(evidence: Evidence) -> ResultTable:
+    """Every re-arrival whose reuse is neither 0 nor what formula C gives: none, where the formula holds."""
+    rows: list[dict[str, Cell]] = [
+        {
+            "condition": check.condition,
+            "replicate": check.replicate,
+            "session": check.session,
+            "request": check.request,
+            "previous_prompt": check.previous_prompt,
+            "previous_generated": check.previous_generated,
+            "prompt": check.prompt,
+            "cached_tokens": check.cached,
+            "formula_C": check.by_formula,
+            "wider_formula": check.by_wider_formula,
+        }
+        for runs in evidence.runs.values()
+        for run in runs
+        for check in reuse_checks(run)
+        if check.cached not in (0, check.by_formula)
+    ]
+    return table_of("formula exceptions", "Re-arrivals with another reuse than nothing or formula C", rows)
+
+
+def lost_reuse_table(evidence: Evidence) -> ResultTable:
+    """What losing the reuse costs, T(L) - T(L - C), summed over the re-arrivals that lost it; ms."""
+    rows: list[dict[str, Cell]] = []
+    for condition, runs in evidence.runs.items():
+        model = cost_model_of(runs[0])
+        lost = [check for run in runs for check in reuse_checks(run) if not check.is_reused and check.by_formula]
+        extra_ms = [extra_prefill_ns(model, check.prompt, check.by_formula) / NS_PER_MS for check in lost]
+        rows.append(
+            {
+                "condition": condition,
+                "lost": len(lost),
+                "extra_prefill_ms": sum(extra_ms),
+                "smallest_ms": min(extra_ms, default=None),
+                "largest_ms": max(extra_ms, default=None),
+            }
+        )
+    return table_of("lost reuse", "Extra prefill of re-arrivals that found nothing, by the cost model", rows)
+
+
+def survival_table(evidence: Evidence) -> ResultTable:
+    """Sequential runs by number of background requests m: reuse, evictions by caller, against max(0, m - 5)."""
+    rows: list[dict[str, Cell]] = []
+    for condition, runs in evidence.runs.items():
+        workload = workload_of(runs[0])
+        if workload.source != "sequential":
+            continue
+        m = workload.num_background
+        slots = server_of(runs[0]).num_kv_slots
+        checks = [check for run in runs for check in reuse_checks(run)]
+        evictions = [sum(run.evictions.values()) for run in evidence.figures(condition)]
+        rows.append(
+            {
+                "condition": condition,
+                "m": m,
+                "runs": len(runs),
+                "reused": sum(check.is_reused for check in checks),
+                "cached_tokens": ", ".join(str(check.cached) for check in checks),
+                "formula_C": checks[0].by_formula if checks else None,
+                "evictions": ", ".join(map(str, evictions)),
+                "requests_alone": max(0, m + 2 - slots),
+                "with_dummy": max(0, m + 3 - slots),
+            }
+        )
+    caption = "One request at a time: target, m others, the target again; evictions as logged, and as two rules expect"
+    return table_of("survival", caption, sorted(rows, key=lambda row: int(row["m"] or 0)))
+
+
+def critical_count(evidence: Evidence) -> int | None:
+    """The critical request count over all sequential conditions; None when reuse is lost at the smallest m."""
+    by_count: dict[int, list[bool]] = {}
+    for runs in evidence.runs.values():
+        workload = workload_of(runs[0])
+        if workload.source == "sequential":
+            found = [check.is_reused for run in runs for check in reuse_checks(run)]
+            by_count.setdefault(workload.num_background, []).extend(found)
+    return critical_request_count(by_count)
+
+
+class Lifecycle(NamedTuple):
+    """Table S4 of one run. dummy_requests: seen by an observer or derived; None where neither is possible."""
+
+    decode_steps: int
+    partial_steps: int
+    dummy_requests: DummyRequests | None
+    steps_at_limit: int
+    evictions: dict[str, int]
+    never_reallocated: int
+
+
+def lifecycle(run: SealedRun) -> Lifecycle:
+    """Partial steps (0 < n < limit), evictions by caller, and evicted slots that nobody got afterwards."""
+    limit = server_of(run).max_num_seqs
+    n = run.table("steps").column("n").to_pylist()
+    events = run.table("kv_events").select(["kind", "caller", "slots"]).to_pylist()
+    callers: dict[str, int] = {}
+    never = 0
+    for place, event in enumerate(events):
+        if event["kind"] != "eviction":
+            continue
+        callers[event["caller"] or "unknown"] = callers.get(event["caller"] or "unknown", 0) + 1
+        slot = event["slots"][0]
+        later = (other for other in events[place + 1 :] if other["kind"] == "alloc")
+        never += not any(slot in other["slots"] for other in later)
+    partial = sum(0 < seqs < limit for seqs in n)
+    return Lifecycle(len(n), partial, dummy_requests(run), len(n) - partial, callers, never)
+
+
+def lifecycle_table(evidence: Evidence) -> ResultTable:
+    """Table S4: one row per run."""
+    rows: list[dict[str, Cell]] = []
+    for condition, runs in evidence.runs.items():
+        for run in runs:
+            one = lifecycle(run)
+            rows.append(
+                {
+                    "run": f"{condition}/{run.replicate}",
+                    "decode_steps": one.decode_steps,
+                    "partial_steps": one.partial_steps,
+                    "dummy_requests": None if one.dummy_requests is None else str(one.dummy_requests),
+                    "steps_at_limit": one.steps_at_limit,
+                    "evictions": sum(one.evictions.values()),
+                    "callers": ", ".join(f"{caller} {count}" for caller, count in sorted(one.evictions.items())),
+                    "never_reallocated": one.never_reallocated,
+                }
+            )
+    return table_of("dummy lifecycle", "The dummy block is asked for in every partial step (0 < n < limit)", rows)
+
+
+def prefill_kinds_table(evidence: Evidence) -> ResultTable:
+    """Tokens really computed by first requests and by re-arrivals, and what reuse saved of the latter."""
+    rows: list[dict[str, Cell]] = []
+    for condition, runs in evidence.runs.items():
+        checks = [check for run in runs for check in reuse_checks(run)]
+        total = sum(figures.computed_prefill_tokens for figures in evidence.figures(condition))
+        again = sum(check.prompt - check.cached for check in checks)
+        rows.append(
+            {
+                "condition": condition,
+                "reused": f"{sum(check.is_reused for check in checks)}/{len(checks)}",
+                "reused_tokens": sum(check.cached for check in checks),
+                "computed_all": total,
+                "computed_first": total - again,
+                "computed_rearrivals": again,
+                "largest_batch": _largest_batch(runs),
+                "decode_steps": sum(figures.num_steps for figures in evidence.figures(condition)),
+                "max_bucket": _largest_bucket(runs),
+            }
+        )
+    return table_of("prefill by kind", "Prompt tokens that were computed, by the kind of request (Table III)", rows)
+
+
+def _largest_batch(runs: Sequence[SealedRun]) -> int:
+    return max((max(run.table("steps").column("n").to_pylist(), default=0) for run in runs), default=0)
+
+
+def _largest_bucket(runs: Sequence[SealedRun]) -> int:
+    return max((max(run.table("steps").column("b").to_pylist(), default=0) for run in runs), default=0)

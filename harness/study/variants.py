@@ -1,0 +1,101 @@
+"""Predictions of sealed runs under another rule: other KV rules, or re-arrivals pinned to what was observed.
+
+Computed from the plans that lie in the runs; never compared as if a server behaved so. Next: Tables XI and S12 show
+them beside the observed ratios.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from harness.analysis.method.runfacts import cost_model_of, paired, server_of
+from harness.analysis.method.verdicts import Evidence
+from harness.engine import EngineConfig
+from harness.prereg import predict_runs
+from harness.records import SealedRun
+from harness.sim.kernel import arrays as layout
+from harness.sim.simulate import plan_arrays, run_batch
+from harness.spec import RulesName
+from harness.study.survival import plan_of
+
+
+@dataclass(frozen=True, slots=True)
+class VariantRatio:
+    """One comparison under one variant. error: its distance from the ratio observed on channel A; None: unobserved."""
+
+    ratio: float
+    num_reused: int
+    num_rearrivals: int
+    observed_ratio: float | None
+
+    @property
+    def error(self) -> float | None:
+        return None if self.observed_ratio is None else abs(self.ratio - self.observed_ratio)
+
+
+def observed_ratio(evidence: Evidence, condition: str, baseline: str) -> float | None:
+    """Channel A of a condition over its baseline's, sums over replicates."""
+    pairs = evidence.pairs(condition, baseline)
+    own_ns = sum(own.a.total_ns for own, _base in pairs if own.a is not None)
+    base_ns = sum(base.a.total_ns for _own, base in pairs if base.a is not None)
+    return own_ns / base_ns if base_ns else None
+
+
+def predicted_ratio(
+    evidence: Evidence, condition: str, baseline: str, rules: RulesName | None = None
+) -> VariantRatio | None:
+    """The full simulator under ``rules`` (default: what was predicted); None without runs of both."""
+    pairs = paired(evidence.runs.get(condition, []), evidence.runs.get(baseline, []))
+    if not pairs:
+        return None
+    if rules is None and evidence.predictions:
+        predictions = evidence.predictions
+    else:
+        predictions = predict_runs([run for pair in pairs for run in pair], rules)
+    own = [predictions[condition][run.replicate] for run, _base in pairs]
+    base = [predictions[baseline][run.replicate] for _own, run in pairs]
+    return VariantRatio(
+        ratio=sum(one.device_ns for one in own) / sum(one.device_ns for one in base),
+        num_reused=sum(one.num_reused for one in own),
+        num_rearrivals=sum(one.num_rearrivals for one in own),
+        observed_ratio=observed_ratio(evidence, condition, baseline),
+    )
+
+
+def fixed_arrival_ratio(evidence: Evidence, condition: str, baseline: str) -> VariantRatio | None:
+    """Every re-arrival comes when it came in the baseline's run of the same replicate, whatever completes when."""
+    pairs = paired(evidence.runs.get(condition, []), evidence.runs.get(baseline, []))
+    if not pairs:
+        return None
+    changed = [_device_ns(own, _arrivals(base)) for own, base in pairs]
+    unchanged = [_device_ns(base, None) for _own, base in pairs]
+    return VariantRatio(
+        ratio=sum(device for device, _ in changed) / sum(device for device, _ in unchanged),
+        num_reused=sum(reused for _, reused in changed),
+        num_rearrivals=sum(at_ns >= 0 for own, _ in pairs for at_ns in _arrivals(own)),
+        observed_ratio=observed_ratio(evidence, condition, baseline),
+    )
+
+
+def _arrivals(run: SealedRun) -> Sequence[int]:
+    """When each request of a run was sent, ns after its common start, in plan order; -1 for first requests."""
+    requests = run.table("requests").sort_by([("session", "ascending"), ("request", "ascending")])
+    rows: list[dict[str, Any]] = requests.to_pylist()
+    start_ns = min(row["trigger_ns"] for row in rows)
+    return [row["sent_ns"] - start_ns if row["request"] else -1 for row in rows]
+
+
+def _device_ns(run: SealedRun, pinned_ns: Sequence[int] | None) -> tuple[int, int]:
+    """(D, requests that reused) of a run's plan on its own configuration."""
+    server = server_of(run)
+    arrays = plan_arrays([plan_of(run)])
+    if pinned_ns is not None:
+        arrays = arrays._replace(pinned_ns=np.array(pinned_ns, dtype=np.int64))
+    outcome = run_batch(arrays, EngineConfig.from_server(server), cost_model_of(run))
+    totals = outcome.totals[0]
+    reused = int(np.count_nonzero(outcome.requests[:, layout.O_CACHED] > 0))
+    return int(totals[layout.A_DECODE_NS] + totals[layout.A_PREFILL_NS]), reused

@@ -1,0 +1,94 @@
+"""Machine code is kept between processes and never outlives the sources it was made of."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from harness.compiled import sources_digest
+
+PACKAGE = Path(__file__).parents[2] / "harness"
+
+CALLER = """
+from {package}.compiled import compiled
+from {package}.engine.callee import tripled
+
+@compiled
+def answer() -> int:
+    return tripled(14)
+"""
+CALLEE = """
+from {package}.compiled import inner
+from {package}.engine.factor import FACTOR
+
+@inner
+def tripled(number: int) -> int:
+    return number * FACTOR
+"""
+
+
+def little_package(folder: Path) -> Path:
+    """A copy of the decorator in a package of the same name, with a caller, its callee, and a constant of that."""
+    engine = folder / "harness" / "engine"
+    engine.mkdir(parents=True)
+    for package in (engine.parent, engine):
+        (package / "__init__.py").touch()
+    shutil.copytree(PACKAGE / "compiled", engine.parent / "compiled", ignore=shutil.ignore_patterns("__pycache__"))
+    for name, text in {"caller": CALLER, "callee": CALLEE, "factor": "FACTOR = 3\n"}.items():
+        (engine / f"{name}.py").write_text(text.format(package="harness"))
+    return engine
+
+
+def answer(engine: Path) -> tuple[int, int]:
+    """(what the caller returns in a process of its own, files of machine code kept until then)."""
+    program = "import harness.engine.caller as it; print(it.answer())"
+    environment = os.environ | {"PYTHONPATH": str(engine.parents[1]), "NUMBA_CACHE_DIR": str(engine / "cache")}
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=engine.parents[1],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return int(done.stdout), len(list((engine / "cache").rglob("*.nbc")))
+
+
+def test_an_edited_callee_or_constant_changes_what_a_cached_caller_returns(tmp_path: Path) -> None:
+    engine = little_package(tmp_path)
+    first = answer(engine)
+    assert first[0] == 42
+    assert answer(engine) == first, "the second process adds no machine code"
+    callee = engine / "callee.py"
+    callee.write_text(callee.read_text().replace("* FACTOR", "* FACTOR + 1"))
+    assert answer(engine)[0] == 43
+    (engine / "factor.py").write_text("FACTOR = 2\n")
+    assert answer(engine)[0] == 29
+
+
+def test_the_simulators_digest_covers_every_file_of_its_kernel_and_of_the_engine(tmp_path: Path) -> None:
+    shutil.copytree(PACKAGE, tmp_path / "harness", ignore=shutil.ignore_patterns("__pycache__", "_data"))
+    program = "import sys; from harness.compiled import sources_digest as d; print(d(sys.argv[1]))"
+
+    def digest() -> str:
+        source = str(tmp_path / "harness/sim/kernel/events.py")
+        done = subprocess.run(
+            [sys.executable, "-c", program, source], env=os.environ | {"PYTHONPATH": str(tmp_path)}, cwd=tmp_path,
+            capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        return done.stdout
+
+    seen = {digest()}
+    compiled = [path for path in (tmp_path / "harness/sim/kernel").glob("*.py") if path.name != "__init__.py"]
+    compiled += [tmp_path / "harness/engine" / name for name in ("steps.py", "vendor.py", "pools.py", "paper.py")]
+    for path in compiled:
+        path.write_text(path.read_text() + "\n# edited\n")
+        seen.add(digest())
+    assert len(seen) == 1 + len(compiled)
+
+
+def test_a_file_that_nothing_compiled_imports_leaves_the_digest_alone() -> None:
+    assert sources_digest(str(PACKAGE / "engine/steps.py")) != sources_digest(str(PACKAGE / "sim/kernel/events.py"))
