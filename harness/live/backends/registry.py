@@ -121,7 +121,7 @@ def check_host(backend: str, server: ServerSpec) -> None:
         require_fresh(Path(server.artifact), stack.versions)
         filled_env(server.env, os.environ)
     if backend == "twin":
-        check_installed(server, find_twin().site_packages)
+        check_installed(server, find_twin(server.environment).site_packages)
 
 
 def backend_named(name: str) -> Backend:

@@ -40,7 +40,7 @@ STAND_IN_SMI = INSIDE / "rbln_smi.py"
 class TwinBackend(Backend):
     """The real vLLM and vllm-rbln; only the device runtime is a stand-in.
 
-    folder: where the twin is installed (default: `harness.twin.environment.default_folder`). timing: "period" hides the
+    folder: where the twin is installed; default: what ``server.environment`` names, see `harness.twin.environment.find_twin`. timing: "period" hides the
     host's work inside the modelled step, "device" adds to it, "none" takes no time. faults: as
     ``twin_device.settings.Fault`` takes them.
     """
@@ -55,7 +55,7 @@ class TwinBackend(Backend):
 
     def _plan(self, server: ServerSpec, options: LaunchOptions) -> LaunchPlan:
         """The first launch of a configuration also writes its artifact (some 6 s)."""
-        twin = find_twin(self.folder)
+        twin = find_twin(self.folder or server.environment)
         chosen_port = require_port(LOOPBACK, options.port)
         artifact = Path(server.artifact).absolute() if server.artifact else cached_artifact(twin, artifact_spec(server))
         config = read_artifact(artifact)
