@@ -1,4 +1,4 @@
-"""What every written thing shares: models that refuse unknown keys, names that can be folders, TOML that names its file.
+"""What all written things share: models that refuse unknown keys, names that can be folders, TOML that names its file.
 
 Frozen once read; nothing here knows an experiment. Next: the other files of ``harness.spec`` define what people write.
 """
