@@ -15,14 +15,14 @@ from harness.clock import NS_PER_S
 from harness.engine import load_cost_model
 from harness.engine.cost import find_cost_file
 from harness.errors import RecordsError, RunInvalidError, SpecError
-from harness.live.backends.registry import check_host, check_server
+from harness.kinds import kind_named
 from harness.plan import Plan, build_plan, check_fits
 from harness.prereg import Ticket
 from harness.prereg.repository import file_sha256
 from harness.records import RunStore, SealedRun
+from harness.runner.backends import backend_named
 from harness.runner.progress import ExperimentStarted, ProgressSink, RunSealed, StopFlag, silent
-from harness.runner.run import RunRequest, perform_run
-from harness.runner.simulated import perform_simulated_run
+from harness.runner.run import RunRequest
 from harness.sim import simulate
 from harness.spec import ConditionSpec, ExperimentSpec, WorkloadSpec
 
@@ -126,20 +126,20 @@ def build_plans(spec: ExperimentSpec) -> dict[RunKey, Plan]:
         plans[key] = drawn[workload, block]
         load_cost_model(server.cost_model)
         check_fits(plans[key], server)
-        check_server(spec.backend, server)
+        backend_named(spec.backend).check_server(server)
     return plans
 
 
 def check_hosts(spec: ExperimentSpec, keys: Sequence[RunKey]) -> None:
     """Refuse, before anything starts, what a condition of ``keys`` needs and this host does not have now."""
     for server in {key.name: spec.server_of(key.condition) for key in keys}.values():
-        check_host(spec.backend, server)
+        backend_named(spec.backend).check_host(server)
 
 
 def predicted_replay_s(spec: ExperimentSpec, condition: ConditionSpec, plan: Plan) -> float:
     """Simulated wall seconds of one replay."""
     result = simulate(plan.with_treatment(condition.treatment), spec.server_of(condition))
-    return 0.0 if spec.backend == "sim" else result.end_ns / NS_PER_S / spec.time_scale
+    return 0.0 if kind_named(spec.backend).is_virtual else result.end_ns / NS_PER_S / spec.time_scale
 
 
 def run_experiment(
@@ -187,8 +187,9 @@ def run_experiment(
             spec_source=spec_source,
             ticket=ticket,
         )
-        perform = perform_simulated_run if spec.backend == "sim" else perform_run
-        sealed, wall_s = perform(request, runs_root=runs_root, on_progress=on_progress, stop=stop)
+        sealed, wall_s = backend_named(spec.backend).perform(
+            request, runs_root=runs_root, on_progress=on_progress, stop=stop
+        )
         if sealed is None:  # aborted by the person; nothing of it is kept as whole
             break
         performed += 1
@@ -229,7 +230,7 @@ def _require_same_inputs(run: SealedRun, spec: ExperimentSpec, key: RunKey, draw
     expected: dict[str, object] = {
         "plan": drawn.with_treatment(key.condition.treatment).hash,
         "server": spec.server_of(key.condition).model_dump(mode="json"),
-        "time_scale": 1.0 if spec.backend == "sim" else spec.time_scale,
+        "time_scale": 1.0 if kind_named(spec.backend).is_virtual else spec.time_scale,
         "backend": spec.backend,
         "client": spec.client.model_dump(mode="json"),
         "preregistration": None if ticket is None else ticket.record.sha256,

@@ -6,7 +6,7 @@ Next: ``harness.records`` seals; ``harness.analysis`` judges the invariants befo
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,6 @@ from harness.engine.cost import find_cost_file
 from harness.errors import HarnessError
 from harness.live import provenance
 from harness.live.audit.replay import self_audit
-from harness.live.backends.attached import start_server
-from harness.live.backends.launch_log import launch_findings, read_launch_files
-from harness.live.backends.registry import LaunchPlan, backend_named
 from harness.live.client.run import ReplayResult, replay
 from harness.live.devices.watch import (
     DEVICE_METRICS_FILE,
@@ -33,7 +30,10 @@ from harness.live.devices.watch import (
     from_driver,
     from_exporter,
 )
+from harness.live.launch import LaunchPlan
+from harness.live.launch_log import launch_findings, read_launch_files
 from harness.live.scrape import Scraper
+from harness.live.server.life import start_server
 from harness.live.server.process import ExitReport
 from harness.plan import Plan, write_plan
 from harness.prereg import FROZEN_COPY, Ticket
@@ -43,6 +43,7 @@ from harness.runner.progress import ProgressSink, RequestFinished, RunStarted, S
 from harness.spec import ConditionSpec, ExperimentSpec, ServerSpec
 
 PLAN_FILE = "plan.jsonl"
+Launch = Callable[..., LaunchPlan]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +90,13 @@ class _Measured:
 
 
 def perform_run(
-    request: RunRequest, *, runs_root: Path, on_progress: ProgressSink, stop: StopFlag
+    request: RunRequest, launch: Launch, *, runs_root: Path, on_progress: ProgressSink, stop: StopFlag
 ) -> tuple[SealedRun | None, float]:
     """Perform one run and seal it, valid or not; (None, seconds) when the person aborted it.
 
-    Returns the sealed run and the wall seconds of the whole lifecycle. Raises ServerError when the server never got
-    ready or could not be stopped, RecordsError when records cannot be written; then nothing of the run counts.
+    launch: makes the plan of a fresh server, its files in the run's folder. Returns the sealed run and the wall
+    seconds of the whole lifecycle. Raises ServerError when the server never got ready or could not be stopped,
+    RecordsError when records cannot be written; then nothing of the run counts.
     """
     wall_clock = MonotonicClock()
     began_ns = wall_clock.now_ns()
@@ -109,7 +111,7 @@ def perform_run(
         write_inputs(writer, plan, request)
         offset_before_ns = realtime_minus_monotonic_ns()
         facts = provenance.capture()
-        measured = _measure(request, plan, writer, clock, on_progress, stop)
+        measured = _measure(request, launch, plan, writer, clock, on_progress, stop)
         if measured is None:
             writer.discard()
             return None, (wall_clock.now_ns() - began_ns) / NS_PER_S
@@ -130,12 +132,18 @@ def perform_run(
 
 
 def _measure(
-    request: RunRequest, plan: Plan, writer: RunWriter, clock: ScaledClock, on_progress: ProgressSink, stop: StopFlag
+    request: RunRequest,
+    launch_server: Launch,
+    plan: Plan,
+    writer: RunWriter,
+    clock: ScaledClock,
+    on_progress: ProgressSink,
+    stop: StopFlag,
 ) -> _Measured | None:
     """Start the server, replay the plan against it and stop it; None when the person aborted the run."""
     spec, server = request.spec, request.server
     try:
-        launch = backend_named(spec.backend).launch(
+        launch = launch_server(
             server, port=server.port, run_folder=writer.folder, time_scale=spec.time_scale, log_format="precise"
         )
     except HarnessError:

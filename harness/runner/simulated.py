@@ -24,6 +24,7 @@ from harness.emulator.metrics import ServerMetrics
 from harness.emulator.tokens import ContextHash
 from harness.engine import DECODE, PREFILL, EngineConfig, KvEvent, Scheduler, load_cost_model
 from harness.engine.config import PREFILL_CHUNK_TOKENS
+from harness.kinds import kind_named
 from harness.live import provenance
 from harness.plan import BlockKeys, Plan
 from harness.records import ClockRecord, Observation, RawFile, RunWriter, SealedRun, ServerRecord, schema
@@ -43,7 +44,7 @@ def perform_simulated_run(
     """Simulate one run and seal it; the same contract as ``perform_run``."""
     wall_clock = MonotonicClock()
     began_ns = wall_clock.now_ns()
-    plan = request.plan
+    plan, kind = request.plan, kind_named(request.spec.backend)
     on_progress(
         RunStarted(request.label, request.position, request.num_planned, plan.num_requests, request.predicted_wall_s)
     )
@@ -63,7 +64,7 @@ def perform_simulated_run(
             plan,
             clock=ClockRecord(scale=1.0, realtime_minus_monotonic_ns=epoch_s * NS_PER_S),
             observation=Observation(),
-            server=ServerRecord(facts={"launch": {"backend": "sim", "label": "virtual time, no server process"}}),
+            server=ServerRecord(facts={"launch": {"backend": kind.name, "label": kind.label}}),
             provenance=provenance.capture(),
             timings={"replay_start_ns": 0, "replay_end_ns": end_ns},
         )
