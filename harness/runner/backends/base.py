@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from harness.errors import SpecError
+from harness.experiment import PlannedRun
 from harness.kinds import BackendKind
 from harness.live.artifacts import check_artifact, read_artifact
 from harness.live.doctor import Check
 from harness.live.launch import LaunchPlan, LogFormat
 from harness.records import SealedRun
-from harness.runner.progress import ProgressSink, StopFlag
-from harness.runner.run import RunRequest, perform_run
+from harness.runner.run import Invocation, perform_run
 from harness.spec import ServerSpec
 
 
@@ -42,10 +42,8 @@ class Backend(ABC):
         """Whether this machine can run this kind; only looks."""
 
     @abstractmethod
-    def perform(
-        self, request: RunRequest, *, runs_root: Path, on_progress: ProgressSink, stop: StopFlag
-    ) -> tuple[SealedRun | None, float]:
-        """Perform one run and seal it, valid or not: (the run, wall seconds); None when the person aborted it."""
+    def perform(self, run: PlannedRun, invocation: Invocation) -> SealedRun | None:
+        """Perform one run and seal it, valid or not; None when the person aborted it."""
 
 
 class LaunchOptions(NamedTuple):
@@ -82,10 +80,8 @@ class ServerBackend(Backend):
     def _plan(self, server: ServerSpec, options: LaunchOptions) -> LaunchPlan:
         """See ``launch``."""
 
-    def perform(
-        self, request: RunRequest, *, runs_root: Path, on_progress: ProgressSink, stop: StopFlag
-    ) -> tuple[SealedRun | None, float]:
-        return perform_run(request, self.launch, runs_root=runs_root, on_progress=on_progress, stop=stop)
+    def perform(self, run: PlannedRun, invocation: Invocation) -> SealedRun | None:
+        return perform_run(run, invocation, self.launch)
 
 
 def check_time_scale(kind: BackendKind, time_scale: float) -> None:

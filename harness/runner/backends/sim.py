@@ -6,14 +6,13 @@ Starts no process and waits for nothing, so it has nothing to check. Next: ``har
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
+from harness.experiment import PlannedRun
 from harness.kinds import KINDS, BackendKind
 from harness.live.doctor import Check
 from harness.records import SealedRun
 from harness.runner.backends.base import Backend
-from harness.runner.progress import ProgressSink, StopFlag
-from harness.runner.run import RunRequest
+from harness.runner.run import Invocation
 from harness.runner.simulated import perform_simulated_run
 
 
@@ -28,10 +27,8 @@ class SimulatedBackend(Backend):
             name="backend sim", ok=True, found="virtual time, no process, no device", need="nothing", how="Use it"
         )
 
-    def perform(
-        self, request: RunRequest, *, runs_root: Path, on_progress: ProgressSink, stop: StopFlag
-    ) -> tuple[SealedRun | None, float]:
-        return perform_simulated_run(request, runs_root=runs_root, on_progress=on_progress, stop=stop)
+    def perform(self, run: PlannedRun, invocation: Invocation) -> SealedRun | None:
+        return perform_simulated_run(run, invocation)
 
 
 BACKEND = SimulatedBackend()
