@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Annotated, Any, Literal, cast
 
-from pydantic import Field, ValidationError, field_serializer, field_validator, model_validator
+from pydantic import AfterValidator, Field, ValidationError, field_serializer, field_validator, model_validator
 
 from harness.errors import SpecError
+from harness.kinds import DEFAULT_BACKEND, KINDS
 from harness.redact import redacted_arguments, redacted_env
 from harness.shipped import find_shipped
 from harness.spec.base import Spec, check_name, describe_validation_error, load_toml
@@ -19,8 +20,16 @@ from harness.spec.server import ServerSpec
 from harness.spec.workload import WorkloadSpec
 
 Treatment = Literal["as-drawn", "no-waits", "equal-waits"]
-BackendName = Literal["emulator", "twin", "sim", "rbln", "attached"]
 ClientName = Literal["epoll", "aiohttp"]
+
+
+def _known_backend(name: str) -> str:
+    if name not in KINDS:
+        raise ValueError(f"unknown backend {name!r}; there are {', '.join(KINDS)}")
+    return name
+
+
+BackendName = Annotated[str, AfterValidator(_known_backend)]
 
 
 class ConditionSpec(Spec):
@@ -74,7 +83,7 @@ class ExperimentSpec(Spec):
     name: str
     title: str = ""
     question: str = ""
-    backend: BackendName = Field(default="emulator", description="'sim': virtual time, no server process")
+    backend: BackendName = Field(default=DEFAULT_BACKEND, description=f"one of {', '.join(KINDS)}")
     time_scale: float = Field(default=1.0, ge=0.1, le=100, description="model time / wall time; 1 on real servers")
     replicates: int = Field(default=3, ge=1, le=1000)
     base_seed: int = Field(ge=0)
