@@ -93,7 +93,7 @@ def config_of(geometry: Geometry, artifact: Path) -> VllmConfig:
 
 
 def _forget_synced(options: Any) -> None:
-    """Let the vendor's options be worked out anew: a dictionary in vllm-rbln 0.11, an object of its own from 0.12 on."""
+    """Let the vendor's options be worked out anew: a dictionary in vllm-rbln 0.11, an object from 0.12 on."""
     if isinstance(options, dict):
         options.pop("num_blocks_synced", None)
         options.pop("attn_block_size", None)

@@ -11,7 +11,8 @@ from harness.errors import HarnessError
 from harness.live.patches.check import verify_installed
 from harness.live.patches.observer_points import OUTPUT_FIELDS, POINTS, RUNTIME, missing_hooks
 from harness.observer import INSIDE
-from harness.twin.environment import TwinEnvironment, find_twin
+from harness.twin.environment import find_twin
+from harness.twin.stacks import known_stacks
 
 
 def _missing(root: Path) -> list[str]:
@@ -21,24 +22,14 @@ def _missing(root: Path) -> list[str]:
     return missing_hooks(read, (*POINTS, RUNTIME))
 
 
-@pytest.fixture(scope="module")
-def twin() -> TwinEnvironment:
+@pytest.mark.parametrize("version", [stack.version for stack in known_stacks()])
+def test_the_real_packages_of_a_twin_have_every_hook(version: str) -> None:
     try:
-        return find_twin()
+        twin = find_twin(version)
     except HarnessError as error:
         pytest.skip(str(error))
-
-
-def test_the_real_packages_of_the_twin_have_every_hook(twin: TwinEnvironment) -> None:
     assert _missing(twin.site_packages) == []
     assert "the observer's 8 hooks fit" in verify_installed(twin.site_packages)
-
-
-def test_another_release_that_is_installed_beside_it_has_them_too(twin: TwinEnvironment) -> None:
-    other = twin.other_stack("0.11.2")
-    if not (other / "vllm_rbln").is_dir():
-        pytest.skip("no vllm-rbln 0.11.2 beside the twin (harness twin install --also 0.11.2)")
-    assert [one for one in _missing(other) if not one.startswith("optimum/")] == []
 
 
 @pytest.mark.parametrize(
