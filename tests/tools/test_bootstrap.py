@@ -19,7 +19,8 @@ from types import ModuleType
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.checkout import ROOT
+
 BOOTSTRAP = ROOT / "tools" / "bootstrap.py"
 
 
