@@ -239,19 +239,18 @@ def _show_order(console: Console, spec: Any) -> None:
     from rich.table import Table
 
     from harness.cli.progress import format_duration
-    from harness.runner.experiment import build_plans, check_hosts, planned_order, predicted_replay_s
+    from harness.experiment import resolve
+    from harness.runner.experiment import check_hosts, checked, predicted_replay_s
 
-    plans = build_plans(spec)
-    check_hosts(spec, planned_order(spec))
+    planned = checked(resolve(spec))
+    check_hosts(planned)
     table = Table(header_style="bold", box=None, pad_edge=False)
     for heading in ("run", "plan", "requests", "buckets", "replay"):
         table.add_column(heading, justify="right" if heading in ("requests", "replay") else "left", overflow="fold")
-    for key in planned_order(spec):
-        drawn = plans[key]
-        treated = drawn.with_treatment(key.condition.treatment)
-        buckets = ",".join(str(bucket) for bucket in spec.server_of(key.condition).decode_buckets)
-        took = format_duration(predicted_replay_s(spec, key.condition, drawn))
-        table.add_row(key.label, treated.hash[:12], str(treated.num_requests), f"{{{buckets}}}", took)
+    for run in planned:
+        buckets = ",".join(str(bucket) for bucket in run.server.decode_buckets)
+        took = format_duration(predicted_replay_s(run))
+        table.add_row(run.label, run.plan.hash[:12], str(run.plan.num_requests), f"{{{buckets}}}", took)
     console.print(table)
 
 
