@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -23,6 +24,7 @@ from pydantic import (
 )
 
 from harness.errors import SpecError
+from harness.kinds import DEFAULT_BACKEND, KINDS
 from harness.redact import redacted_arguments, redacted_env
 from harness.shipped import find_shipped
 
@@ -33,11 +35,19 @@ else:
 
 NAME_PATTERN = re.compile(r"^[a-z0-9][a-z0-9._-]{0,63}$")
 Treatment = Literal["as-drawn", "no-waits", "equal-waits"]
-BackendName = Literal["emulator", "twin", "sim", "rbln", "attached"]
 ClientName = Literal["epoll", "aiohttp"]
 RulesName = Literal["vendor-0.11.1", "vendor-0.11.2", "paper", "paper+dummy"]
 PromptForm = Literal["token-ids", "text"]
 PatchMode = Literal["overlay", "in-place", "none"]
+
+
+def _known_backend(name: str) -> str:
+    if name not in KINDS:
+        raise ValueError(f"unknown backend {name!r}; there are {', '.join(KINDS)}")
+    return name
+
+
+BackendName = Annotated[str, AfterValidator(_known_backend)]
 
 
 class Spec(BaseModel):
@@ -368,7 +378,7 @@ class ExperimentSpec(Spec):
     name: str
     title: str = ""
     question: str = ""
-    backend: BackendName = Field(default="emulator", description="'sim': virtual time, no server process")
+    backend: BackendName = Field(default=DEFAULT_BACKEND, description=f"one of {', '.join(KINDS)}")
     time_scale: float = Field(default=1.0, ge=0.1, le=100, description="model time / wall time; 1 on real servers")
     replicates: int = Field(default=3, ge=1, le=1000)
     base_seed: int = Field(ge=0)

@@ -22,11 +22,11 @@ import pytest
 
 from harness.clock import NS_PER_MS, MonotonicClock, ScaledClock, realtime_minus_monotonic_ns
 from harness.errors import HarnessError, ServerError, SpecError
-from harness.live.backends.registry import backend_named
 from harness.live.launch import LaunchPlan
 from harness.live.patches.diff import parse_diff
 from harness.live.remote.host import SSH_LOG, RemoteHost
 from harness.live.server.process import ServerProcess
+from harness.runner.backends.rbln import RblnBackend
 from harness.spec import ServerSpec
 from tests.support import stand_in_ssh
 from tests.support.processes import comes_true, is_alive
@@ -117,7 +117,7 @@ def other_host(tmp_path: Path, ssh: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
 
 def _launch(tmp_path: Path, root: Path, **server: Any) -> LaunchPlan:
     table = {"ssh": "npu1", "environment": str(root), "artifact": str(root / "artifact"), **server}
-    return backend_named("rbln").launch(
+    return RblnBackend().launch(
         ServerSpec.model_validate(table), port=0, run_folder=tmp_path / "run", time_scale=1.0, log_format="precise"
     )
 
