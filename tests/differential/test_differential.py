@@ -13,9 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.errors import HarnessError
 from harness.twin.artifact import ArtifactSpec, cached_artifact
-from harness.twin.environment import TwinEnvironment, find_twin, twin_variables
+from harness.twin.environment import TwinEnvironment, twin_variables
 from tests.differential.million import RULES
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -40,20 +39,16 @@ def run_in_twin(twin: TwinEnvironment, *arguments: str) -> subprocess.CompletedP
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("version", sorted(SWEEP_STEPS))
-def test_engine_agrees_with_the_vendors_scheduler_on_every_step(version: str) -> None:
-    try:
-        twin = find_twin(version)
-    except HarnessError as error:
-        pytest.skip(str(error))
+@pytest.mark.parametrize("twin", sorted(SWEEP_STEPS), indirect=True)
+def test_engine_agrees_with_the_vendors_scheduler_on_every_step(twin: TwinEnvironment) -> None:
     artifact = cached_artifact(twin, ArtifactSpec())
-    least_steps = SWEEP_STEPS[version]
+    least_steps = SWEEP_STEPS[twin.version]
 
     done = run_in_twin(
         twin,
         "tests.differential",
         *("--artifact", str(artifact), "--seeds", "0:2000", "--until-steps", str(least_steps), "--workers", "2"),
-        *("--rules", RULES[version]),
+        *("--rules", RULES[twin.version]),
     )
 
     print(done.stdout)
