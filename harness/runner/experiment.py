@@ -24,7 +24,7 @@ from harness.runner.progress import ExperimentStarted, ProgressSink, RunSealed, 
 from harness.runner.run import RunRequest, perform_run
 from harness.runner.simulated import perform_simulated_run
 from harness.sim import simulate
-from harness.spec import ConditionSpec, ExperimentSpec, WorkloadSpec
+from harness.spec import ConditionSpec, ExperimentSpec, ServerSpec, WorkloadSpec
 
 # Wall seconds to start and stop one emulator process, before any run of this experiment has been timed.
 FIRST_GUESS_LIFECYCLE_S = 3.0
@@ -236,7 +236,8 @@ def _require_same_inputs(run: SealedRun, spec: ExperimentSpec, key: RunKey, draw
     }
     found: dict[str, object] = {
         "plan": run.manifest.plan_hash,
-        "server": run.manifest.requested_server,
+        # Keys that came later count with their defaults.
+        "server": ServerSpec.model_validate(run.manifest.requested_server).model_dump(mode="json"),
         "time_scale": run.manifest.time_scale,
         "backend": run.manifest.backend,
         "client": run.manifest.requested_client,
