@@ -107,7 +107,9 @@ def check_active_limit(active: int | None, limit: int, rules: RuleSet | None) ->
     if active is None:
         return
     if not 1 <= active <= limit:
-        raise ValueError(f"max_active_seqs ({active}) must lie in 1..max_num_seqs ({limit}): it can only lower the limit")
+        raise ValueError(
+            f"max_active_seqs ({active}) must lie in 1..max_num_seqs ({limit}): it can only lower the limit"
+        )
     if rules is not None and not rules.has_active_limit:
         known = ", ".join(one.name for one in _TABLE if one.has_active_limit)
         raise ValueError(f"the rules {rules.name!r} know no max_active_seqs; drop it, or choose one of {known}")

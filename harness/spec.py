@@ -24,6 +24,7 @@ from pydantic import (
 )
 
 from harness.errors import SpecError
+from harness.kinds import DEFAULT_BACKEND, KINDS
 from harness.kv_rules import AUTO, RuleSet, check_active_limit, check_rules, rule_set
 from harness.redact import redacted_arguments, redacted_env
 from harness.shipped import find_shipped
@@ -35,11 +36,19 @@ else:
 
 NAME_PATTERN = re.compile(r"^[a-z0-9][a-z0-9._-]{0,63}$")
 Treatment = Literal["as-drawn", "no-waits", "equal-waits"]
-BackendName = Literal["emulator", "twin", "sim", "rbln", "attached"]
 ClientName = Literal["epoll", "aiohttp"]
 RulesName = Annotated[str, AfterValidator(check_rules)]
 PromptForm = Literal["token-ids", "text"]
 PatchMode = Literal["overlay", "in-place", "none"]
+
+
+def _known_backend(name: str) -> str:
+    if name not in KINDS:
+        raise ValueError(f"unknown backend {name!r}; there are {', '.join(KINDS)}")
+    return name
+
+
+BackendName = Annotated[str, AfterValidator(_known_backend)]
 
 
 class Spec(BaseModel):
@@ -383,7 +392,7 @@ class ExperimentSpec(Spec):
     name: str
     title: str = ""
     question: str = ""
-    backend: BackendName = Field(default="emulator", description="'sim': virtual time, no server process")
+    backend: BackendName = Field(default=DEFAULT_BACKEND, description=f"one of {', '.join(KINDS)}")
     time_scale: float = Field(default=1.0, ge=0.1, le=100, description="model time / wall time; 1 on real servers")
     replicates: int = Field(default=3, ge=1, le=1000)
     base_seed: int = Field(ge=0)
