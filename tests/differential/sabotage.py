@@ -1,4 +1,4 @@
-"""Proof that the comparison sees and shrinks: a vendor's scheduler that evicts in another order than it was released with.
+"""Proof that the comparison sees and shrinks: a vendor's scheduler that evicts in another order than its release does.
 
 Prints the shrunk history; exit status 0 when a difference was found. Next: ``test_differential`` counts its operations.
 """
