@@ -26,7 +26,7 @@ from processes import (
 
 from harness.clock import NS_PER_MS
 from harness.errors import ServerError
-from harness.live.server.process import free_port, port_is_free
+from harness.live.server.ports import free_port, port_is_free
 
 pytestmark = pytest.mark.live
 

@@ -15,7 +15,8 @@ from processes import HOST, check_until_it_fails, child_named_in, clock, ends_wi
 
 from harness.clock import ScaledClock
 from harness.errors import ServerError
-from harness.live.server.process import ServerProcess, free_port, port_is_free, port_owner, require_port
+from harness.live.server.ports import free_port, port_is_free, port_owner, require_port
+from harness.live.server.process import ServerProcess
 
 pytestmark = pytest.mark.live
 
