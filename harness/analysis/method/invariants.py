@@ -2,7 +2,7 @@
 
 A finding of severity "invalid" makes a run INVALID; nothing here raises, stops or repairs. Next: the runner writes the
 findings into the manifest, ``harness.report`` shows them.
-Definitions: methods 3.
+Definitions: docs/method.md, "A run and its invariants".
 """
 
 from __future__ import annotations
