@@ -12,8 +12,8 @@ from tests.support.checkout import ROOT
 
 TESTS = ROOT / "tests"
 MIRRORED_OUTSIDE_THE_PACKAGE = {"benchmarks", "docker", "tools"}
-CROSS_CUTTING = {"differential", "support"}
-"""The engine against the vendor's classes; what tests share."""
+CROSS_CUTTING = {"differential", "recipes", "support"}
+"""The engine against the vendor's classes; what CONTRIBUTING.md promises; what tests share."""
 
 
 def counterparts(test: Path) -> list[Path]:
