@@ -5,6 +5,7 @@ It runs in threads of the test's own process and imports nothing of the harness.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import socket
@@ -68,10 +69,8 @@ class RawServer:
         self._ended.set()
         # A blocked accept is woken by the shutdown, not by the close.
         for sock in (self._listener, *self._open):
-            try:
+            with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass
             sock.close()
 
     def _accept(self) -> None:

@@ -89,7 +89,7 @@ def plan_send(reg: IntArray, row: int, due_ns: int, now_ns: int) -> bool:
     False when there is no room for it.
     """
     due_monotonic_ns = to_monotonic_ns(reg, due_ns)
+    is_told = push(reg, due_monotonic_ns, at.SEND, row)
     if due_monotonic_ns - now_ns > FRESH_AFTER_IDLE_NS:
-        if not push(reg, due_monotonic_ns - FRESH_LEAD_NS, at.REFRESH, row):
-            return False
-    return push(reg, due_monotonic_ns, at.SEND, row)
+        is_told = push(reg, due_monotonic_ns - FRESH_LEAD_NS, at.REFRESH, row) and is_told
+    return is_told
