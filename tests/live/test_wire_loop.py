@@ -55,6 +55,11 @@ class Scanned:
         self.stream = np.zeros(ROOM, dtype=np.uint8)
         self.tables.sess[0, at.S_STREAM], self.tables.sess[0, at.S_ROOM] = at.address_of(self.stream), ROOM
         self.line = self.tables.conn[FD]
+        self.begin()
+
+    def begin(self) -> None:
+        """Another answer."""
+        self.tables.sess[0, at.S_BYTES] = 0
         self.line[at.N_KEEPS_IDS] = 1
         begin_scan(self.line)
         self.num_used = 0

@@ -275,9 +275,9 @@ def parse_each(texts: Sequence[bytes]) -> list[dict[str, Any]] | None:
         elements = scan_json(b"[%b]" % _SEPARATOR.join(texts))
     except ValueError:
         return None
-    documents = elements[::2]
-    is_each_whole = len(documents) == len(texts) and elements[1::2].count(_BETWEEN) == len(texts) - 1
-    return documents if is_each_whole else None
+    num_between = len(texts) - 1
+    is_each_whole = len(elements) == num_between + len(texts) and elements[1::2].count(_BETWEEN) == num_between
+    return elements[::2] if is_each_whole else None
 
 
 def printable(text: str, max_chars: int = MAX_ERROR_CHARS) -> str:
