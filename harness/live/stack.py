@@ -1,0 +1,187 @@
+"""The real stack: where it is installed, and the exact ``vllm serve`` of a compiled artifact, seen by patch and plugin.
+
+``serve_plan`` alone knows the command, its environment and its log format; the twin uses it too, so that what is tested
+without an NPU is what runs on one. Next: ``harness.live.server`` starts the LaunchPlan, ``launch_log`` reads what is
+in force.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harness.errors import ServerError
+from harness.live.artifacts import ArtifactConfig, artifact_identity, blocks_override
+from harness.live.devices.smi import DeviceReport
+from harness.live.launch import LOOPBACK, LaunchPlan, LogFormat, write_config
+from harness.live.patches.install import in_place_record
+from harness.live.patches.shipped import make_overlay, patch_status, require_state
+from harness.live.serve_command import (
+    LOGGING_FILE,
+    QUIET,
+    SOCKET_FOLDER_VARIABLE,
+    logging_config,
+    serve_arguments,
+)
+from harness.observer import INSIDE, OBSERVER_FILE, observer_variables
+from harness.records import Observation
+from harness.redact import filled_env
+from harness.spec import ServerSpec
+
+FIND_TIMEOUT_S = 60.0
+_FIND = """
+import importlib.metadata, json
+found = {}
+for name in ("vllm", "vllm-rbln", "optimum-rbln", "rebel-compiler", "torch", "transformers"):
+    try:
+        found[name] = importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        pass
+try:
+    site = str(importlib.metadata.distribution("vllm-rbln").locate_file(""))
+except importlib.metadata.PackageNotFoundError:
+    site = ""
+print(json.dumps({"versions": found, "site_packages": site}))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """An installed serving stack. vllm: the command. versions: of its packages, those that are installed."""
+
+    vllm: Path
+    site_packages: Path
+    versions: Mapping[str, str]
+
+
+def find_stack(environment: str = "") -> Stack:
+    """The stack in a virtual environment, or the one whose ``vllm`` is on PATH; ServerError says what is missing."""
+    found = str(Path(environment).absolute() / "bin" / "vllm") if environment else shutil.which("vllm")
+    if not found or not Path(found).is_file():
+        raise ServerError(
+            f"no vllm command in {environment}" if environment else "no vllm command on PATH",
+            where="server.environment",
+            hint="Install vllm and vllm-rbln, and name their virtual environment (docs/ca25.md)",
+        )
+    python = Path(found).with_name("python")
+    try:
+        done = subprocess.run(
+            [str(python), "-c", _FIND], capture_output=True, text=True, timeout=FIND_TIMEOUT_S, check=True
+        )
+        facts: dict[str, Any] = json.loads(done.stdout)
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        raise ServerError(
+            f"its Python cannot be asked ({type(error).__name__})", where=str(python), hint="Check the environment"
+        ) from error
+    if not facts["site_packages"]:
+        raise ServerError(
+            "vllm is there, vllm-rbln is not",
+            where=str(python.parent.parent),
+            hint="pip install vllm-rbln==0.11.1 (docs/ca25.md)",
+        )
+    return Stack(Path(found), Path(facts["site_packages"]), facts["versions"])
+
+
+def serve_plan(
+    server: ServerSpec,
+    *,
+    backend: str,
+    stack: Stack,
+    artifact: Path,
+    config: ArtifactConfig,
+    model: str,
+    port: int,
+    run_folder: Path,
+    overlays: Path,
+    log_format: LogFormat,
+    paths: Sequence[Path] = (),
+    variables: Mapping[str, str] | None = None,
+    files: Mapping[str, Path] | None = None,
+    device_command: Sequence[str] = (),
+    devices: DeviceReport | None = None,
+    more: Mapping[str, Any] | None = None,
+) -> LaunchPlan:
+    """The command that serves ``artifact`` with the real stack, observed as ``server`` says.
+
+    overlays: where patched shadow copies are kept. paths: more of PYTHONPATH. variables: of the environment; the
+    experiment's own ``env`` wins over everything. devices: their state now. files, more: what the backend adds to the
+    plan's own. Raises SpecError when the installed package is not as declared.
+    """
+    patch_record, overlay = _patched(server, stack, overlays)
+    written = dict(files or {})
+    search = [] if overlay is None else [overlay]
+    env = {**QUIET, "VLLM_RBLN_METRICS": "1", **(variables or {})}
+    if server.observer:
+        written["observer"] = (run_folder / OBSERVER_FILE).absolute()
+        search.append(INSIDE)
+        env |= observer_variables(written["observer"], server.env.get("VLLM_PLUGINS", os.environ.get("VLLM_PLUGINS")))
+    if log_format == "precise":
+        written["logging"] = (run_folder / LOGGING_FILE).absolute()
+        write_config(written["logging"], logging_config())
+        env["VLLM_LOGGING_CONFIG_PATH"] = str(written["logging"])
+    else:
+        env["VLLM_LOGGING_LEVEL"] = "DEBUG"
+    given = filled_env(server.env, os.environ)
+    own = {key: value for key, value in given.items() if key not in {"PYTHONPATH", "VLLM_PLUGINS"}}
+    search += [*paths, *(Path(part) for part in server.env.get("PYTHONPATH", "").split(os.pathsep) if part)]
+    if search:
+        env["PYTHONPATH"] = os.pathsep.join(map(str, search))
+    override = blocks_override(config, server)
+    return LaunchPlan(
+        backend=backend,
+        argv=(str(stack.vllm), *serve_arguments(server, artifact, port, model, override)),
+        host=LOOPBACK,
+        port=port,
+        model=model,
+        env={**env, **own},
+        files=written,
+        requested={
+            "server": server.model_dump(mode="json"),
+            "num_gpu_blocks_override": override,
+            "versions": dict(stack.versions),
+            "artifact": {**artifact_identity(artifact), "config": config.to_json()},
+            "devices": None if devices is None else devices.raw,
+            **(more or {}),
+        },
+        observation=Observation(
+            steps="iteration-log" if server.patch == "none" else "bucket-log",
+            # Without prefix caching the stack keeps no slots, so it has nothing to log about them.
+            has_kv_log=server.prefix_caching,
+            patch=patch_record,
+        ),
+        tells_settings=True,
+        device_command=tuple(device_command),
+        scratch_variable="" if SOCKET_FOLDER_VARIABLE in {**os.environ, **own} else SOCKET_FOLDER_VARIABLE,
+    )
+
+
+def check_installed(server: ServerSpec, site_packages: Path) -> None:
+    """SpecError unless the installed package is as the patch mode of ``server`` needs it."""
+    status = patch_status(site_packages)
+    if server.patch == "in-place":
+        require_state(status, "patched")
+    elif server.patch == "overlay" or status.state in ("patched", "half-applied"):
+        require_state(status, "pristine")
+
+
+def _patched(server: ServerSpec, stack: Stack, overlays: Path) -> tuple[dict[str, Any], Path | None]:
+    """The manifest's record of the patch, and the folder that shadows the package."""
+    if server.patch == "in-place":
+        return in_place_record(stack.site_packages), None
+    if server.patch == "overlay":
+        overlay = make_overlay(stack.site_packages, overlays)
+        return overlay.to_json(), overlay.path
+    check_installed(server, stack.site_packages)
+    status = patch_status(stack.site_packages)
+    return {"mode": "none", "version": status.version, "found_sha256": status.found_sha256}, None
+
+
+def overlay_folder() -> Path:
+    """Where overlays are kept between runs: the user's cache folder."""
+    return Path.home() / ".cache" / "rbln-harness" / "overlays"

@@ -1,0 +1,140 @@
+"""The twin as a backend: ``vllm serve`` of the real stack on the stand-in device, launched as an NPU server is.
+
+Artifact and overlay are written once and reused; settings, log format and device trace belong to one run.
+Next: ``harness.live.server.process`` starts the LaunchPlan.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harness.engine import EngineConfig, load_cost_model
+from harness.engine.cost import CostModel
+from harness.errors import ServerError
+from harness.kinds import KINDS, BackendKind
+from harness.live.artifacts import check_artifact, read_artifact
+from harness.live.devices.smi import read_devices, require_idle
+from harness.live.doctor import Check
+from harness.live.launch import DEVICE_TRACE_FILE, LOOPBACK, LaunchPlan, write_config
+from harness.live.server.process import require_port
+from harness.live.stack import Stack, check_installed, serve_plan
+from harness.runner.backends.base import LaunchOptions, ServerBackend, check_named_artifact
+from harness.spec import ServerSpec
+from harness.twin.artifact import ArtifactSpec, cached_artifact
+from harness.twin.environment import INSIDE, find_twin, twin_variables
+
+SETTINGS_FILE = "twin.settings.json"
+TWIN_MODEL = "twin-qwen3-4b"
+NUM_DEVICES = 4
+STAND_IN_SMI = INSIDE / "rbln_smi.py"
+
+
+@dataclass(frozen=True, slots=True)
+class TwinBackend(ServerBackend):
+    """The real vLLM and vllm-rbln; only the device runtime is a stand-in.
+
+    folder: where the twin is installed (default: `harness.twin.environment.default_folder`). timing: "period" hides the
+    host's work inside the modelled step, "device" adds to it, "none" takes no time. faults: as
+    ``twin_device.settings.Fault`` takes them.
+    """
+
+    kind: BackendKind = KINDS["twin"]
+    folder: Path | None = None
+    timing: str = "period"
+    faults: tuple[dict[str, Any], ...] = ()
+    extra_flags: tuple[str, ...] = ()
+
+    def check_server(self, server: ServerSpec) -> None:
+        check_named_artifact(server)
+
+    def check_host(self, server: ServerSpec) -> None:
+        require_port(LOOPBACK, server.port)
+        check_installed(server, find_twin().site_packages)
+
+    def readiness(self) -> Check:
+        """Whether the twin is installed beside the harness, in an environment of its own."""
+        try:
+            found, ok = f"installed in {find_twin().folder}", True
+        except ServerError as error:
+            found, ok = f"{error.what} in {error.where}", None
+        return Check(
+            name="backend twin",
+            ok=ok,
+            found=found,
+            need="the real vLLM and vllm-rbln in an environment of their own; no device",
+            how="Run: harness twin install (downloads about 1 GB, takes about 3 GB)",
+        )
+
+    def _plan(self, server: ServerSpec, options: LaunchOptions) -> LaunchPlan:
+        """The first launch of a configuration also writes its artifact (some 6 s)."""
+        twin = find_twin(self.folder)
+        chosen_port = require_port(LOOPBACK, options.port)
+        artifact = Path(server.artifact).absolute() if server.artifact else cached_artifact(twin, artifact_spec(server))
+        config = read_artifact(artifact)
+        check_artifact(config, server, str(artifact))
+        files = {
+            "config": (options.run_folder / SETTINGS_FILE).absolute(),
+            "device_trace": (options.run_folder / DEVICE_TRACE_FILE).absolute(),
+        }
+        settings = self._settings(server, files["device_trace"])
+        write_config(files["config"], settings)
+        command = (sys.executable, str(STAND_IN_SMI), "-j")
+        return serve_plan(
+            server.model_copy(update={"extra_args": (*self.extra_flags, *server.extra_args)}),
+            backend=self.kind.name,
+            stack=Stack(twin.vllm, twin.site_packages, dict(twin.stamp.get("versions", {}))),
+            artifact=artifact,
+            config=config,
+            model=TWIN_MODEL,
+            port=chosen_port,
+            run_folder=options.run_folder,
+            overlays=twin.folder / "overlays",
+            log_format=options.log_format,
+            paths=(INSIDE,),
+            variables=twin_variables(files["config"]),
+            files=files,
+            device_command=command,
+            devices=require_idle(server.devices or tuple(range(config.num_devices)), read_devices(command)),
+            more={"settings": settings},
+        )
+
+    def _settings(self, server: ServerSpec, trace_path: Path) -> dict[str, Any]:
+        costs = step_costs(load_cost_model(server.cost_model), server.decode_buckets)
+        return {
+            "timing": self.timing,
+            "costs": costs,
+            "trace_path": str(trace_path),
+            "faults": list(self.faults),
+        }
+
+
+def artifact_spec(server: ServerSpec) -> ArtifactSpec:
+    """What would have to be compiled for a server."""
+    return ArtifactSpec(
+        batch_size=server.max_num_seqs,
+        decoder_batch_sizes=server.decode_buckets,
+        max_seq_len=server.slot_tokens,
+        kv_slots=EngineConfig.from_server(server).kv_slots,
+        num_devices=NUM_DEVICES,
+    )
+
+
+def step_costs(model: CostModel, buckets: Sequence[int]) -> dict[str, Any]:
+    """A cost model as the stand-in device reads it; femtoseconds, every bucket worked out."""
+    return {
+        "bucket_fs": {str(bucket): model.bucket_fs(bucket) for bucket in buckets},
+        "alpha_fs": model.alpha_fs,
+        "beta_fs": model.beta_fs,
+        "context_fs": model.context_fs,
+        "chunk_tokens": model.chunk_tokens,
+        "call_fs": model.call_fs,
+        "token_fs": model.token_fs,
+        "position_fs": model.position_fs,
+    }
+
+
+BACKEND = TwinBackend()

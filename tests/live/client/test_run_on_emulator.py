@@ -1,0 +1,62 @@
+"""Both replay clients on the emulator: the same plan gives the same tokens and the same reuse, streaming or not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.clock import NS_PER_S, clock_for
+from harness.live.client.run import ReplayResult, replay
+from harness.live.server.process import ServerProcess
+from harness.plan import Plan, build_plan
+from harness.runner.backends.emulator import EmulatorBackend
+from harness.spec import ClientSpec, ServerSpec, WorkloadSpec
+
+pytestmark = pytest.mark.live
+
+SCALE = 20.0
+
+
+def replay_on_emulator(plan: Plan, folder: Path, options: ClientSpec) -> ReplayResult:
+    folder.mkdir()
+    clock, server = clock_for(SCALE), ServerSpec()
+    launch = EmulatorBackend().launch(server, port=0, run_folder=folder, time_scale=SCALE)
+    with ServerProcess.start(
+        launch.argv, env=launch.env, log_path=folder / "log", stamps_path=folder / "stamps", clock=clock
+    ) as process:
+        process.wait_healthy(launch.host, launch.port, deadline_s=60)
+        return replay(
+            plan,
+            host=launch.host,
+            port=launch.port,
+            model=launch.model,
+            options=options,
+            clock=clock,
+            request_timeout_ns=600 * NS_PER_S,
+        )
+
+
+def counts(result: ReplayResult) -> list[tuple[Any, ...]]:
+    names = ("session", "request", "status", "prompt_tokens", "completion_tokens", "cached_tokens")
+    return list(zip(*(result.requests[name].to_pylist() for name in names), strict=True))
+
+
+@pytest.mark.parametrize(("num_background", "cached_tokens"), [(6, 1920), (7, 0)])
+def test_both_clients_see_the_same_reuse_of_a_sequential_plan(
+    tmp_path: Path, num_background: int, cached_tokens: int
+) -> None:
+    plan = build_plan(
+        WorkloadSpec(source="sequential", num_sessions=num_background + 2, num_background=num_background), 1, 0
+    )
+    seen = {
+        f"{name}-{stream}": counts(
+            replay_on_emulator(plan, tmp_path / f"{name}-{stream}", ClientSpec(name=name, stream=stream))
+        )
+        for name, stream in (("epoll", True), ("epoll", False), ("aiohttp", True))
+    }
+    assert len({tuple(rows) for rows in seen.values()}) == 1
+    rows = seen["epoll-True"]
+    assert {row[2] for row in rows} == {"ok"}
+    assert rows[-1][5] == cached_tokens

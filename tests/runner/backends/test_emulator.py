@@ -1,0 +1,76 @@
+"""A backend turns a server's configuration into one exact command, and starts nothing."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+
+from harness.clock import ScaledClock
+from harness.errors import ServerError
+from harness.live.launch import LOOPBACK
+from harness.live.server.process import ServerProcess, free_port
+from harness.runner.backends.emulator import EmulatorBackend
+from harness.spec import ServerSpec
+
+SERVER = ServerSpec(max_num_seqs=8, decode_buckets=(1, 2, 4, 6, 8))
+
+
+def test_the_emulator_is_launched_from_one_readable_file(tmp_path: Path) -> None:
+    port = free_port()
+    plan = EmulatorBackend().launch(SERVER, port=port, run_folder=tmp_path, time_scale=4.0, log_format="precise")
+    config_path = tmp_path / "server.config.json"
+    config = json.loads(config_path.read_text())
+    assert plan.argv == (sys.executable, "-m", "harness.emulator", "--config", str(config_path))
+    assert config["server"] == SERVER.model_dump(mode="json")
+    assert (config["time_scale"], config["port"], config["log_format"]) == (4.0, port, "precise")
+    assert (plan.host, plan.port, plan.model) == (LOOPBACK, port, config["model"])
+    assert config["trace_path"] == str(plan.files["device_trace"])
+    assert plan.requested == config
+
+
+def test_what_a_manifest_keeps_is_json_and_names_files_without_their_folder(tmp_path: Path) -> None:
+    plan = EmulatorBackend().launch(SERVER, port=0, run_folder=tmp_path)
+    record = plan.to_json()
+    assert json.loads(json.dumps(record)) == record
+    assert record["files"] == {"config": "server.config.json", "device_trace": "device_trace.jsonl"}
+
+
+def test_port_zero_becomes_a_free_port(tmp_path: Path) -> None:
+    first = EmulatorBackend().launch(SERVER, port=0, run_folder=tmp_path)
+    assert first.port != 0
+    assert json.loads((tmp_path / "server.config.json").read_text())["port"] == first.port
+
+
+def test_a_busy_port_stops_before_anything_is_written(tmp_path: Path) -> None:
+    with socket.socket() as listener:
+        listener.bind((LOOPBACK, 0))
+        listener.listen(1)
+        port = listener.getsockname()[1]
+        with pytest.raises(ServerError, match=f"port {port} is in use"):
+            EmulatorBackend().launch(SERVER, port=port, run_folder=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.live
+def test_the_emulator_starts_answers_logs_and_goes(tmp_path: Path) -> None:
+    plan = EmulatorBackend().launch(SERVER, port=0, run_folder=tmp_path, time_scale=4.0, log_format="precise")
+    with ServerProcess.start(
+        plan.argv,
+        env=plan.env,
+        log_path=tmp_path / "server.log",
+        stamps_path=tmp_path / "server.log.stamps",
+        clock=ScaledClock(4.0),
+    ) as server:
+        server.wait_healthy(plan.host, plan.port, deadline_s=60)
+        models = httpx.get(f"http://{plan.host}:{plan.port}/v1/models", trust_env=False).json()
+        assert models["data"][0]["id"] == plan.model
+        report = server.stop()
+    assert report.killed == ()
+    assert report.is_port_free
+    assert not Path(f"/proc/{server.pid}").exists()
+    assert b"Application startup complete" in (tmp_path / "server.log").read_bytes()

@@ -1,0 +1,96 @@
+"""A device that is slow, hangs or takes the engine down with it: the live path notices, says so and leaves nothing.
+
+Skipped where the twin is not installed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+import httpx
+import pytest
+
+from harness.clock import MonotonicClock
+from harness.errors import ServerError
+from harness.live.launch import LaunchPlan
+from harness.live.server.process import ServerProcess
+from harness.runner.backends.twin import TwinBackend
+from harness.spec import ServerSpec
+from harness.twin.environment import TwinEnvironment
+
+pytestmark = [pytest.mark.live, pytest.mark.timeout(600)]
+
+SERVER = ServerSpec(start_timeout_s=300.0, stop_grace_s=5.0)
+PROMPT = list(range(1000, 1200))
+
+
+def started(folder: Path, **fault: object) -> tuple[ServerProcess, LaunchPlan]:
+    launch = TwinBackend(timing="none", faults=(fault,)).launch(SERVER, port=0, run_folder=folder)
+    process = ServerProcess.start(
+        launch.argv,
+        env=launch.env,
+        log_path=folder / "server.log",
+        stamps_path=folder / "server.log.stamps",
+        clock=MonotonicClock(),
+    )
+    return process, launch
+
+
+def ask(launch: LaunchPlan, *, timeout_s: float) -> httpx.Response:
+    body = {"model": launch.model, "prompt": PROMPT, "max_tokens": 20, "temperature": 0, "ignore_eos": True}
+    return httpx.post(f"http://{launch.host}:{launch.port}/v1/completions", json=body, timeout=timeout_s)
+
+
+def processes_below(folder: Path) -> list[int]:
+    """Processes whose command line or environment names this run's folder."""
+    found: list[int] = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                words = (entry / "environ").read_bytes()
+            except OSError:
+                continue
+            if str(folder).encode() in words:
+                found.append(int(entry.name))
+    return found
+
+
+@pytest.fixture(autouse=True)
+def _installed(twin: TwinEnvironment) -> None:
+    del twin
+
+
+def test_a_server_that_is_not_ready_in_time_is_one_error_and_gone(tmp_path: Path) -> None:
+    process, launch = started(tmp_path, do="slow", call="start", seconds=600)
+
+    with process, pytest.raises(ServerError, match=r"not healthy|not ready|did not"):
+        process.wait_healthy(launch.host, launch.port, deadline_s=8)
+
+    assert processes_below(tmp_path) == []
+
+
+def test_an_engine_that_dies_in_a_step_ends_its_server_and_nothing_is_left(tmp_path: Path) -> None:
+    process, launch = started(tmp_path, do="crash", call="decode", at=3)
+    with process:
+        process.wait_healthy(launch.host, launch.port, deadline_s=SERVER.start_timeout_s)
+        with contextlib.suppress(httpx.TransportError):
+            assert ask(launch, timeout_s=120).status_code == 500
+        report = process.stop(grace_s=SERVER.stop_grace_s)
+
+    assert report.pid > 0
+    assert processes_below(tmp_path) == []
+    assert "EngineDeadError" in (tmp_path / "server.log").read_text() or not report.was_asked
+
+
+def test_a_step_that_hangs_is_a_timeout_for_the_client_and_the_server_can_still_be_stopped(tmp_path: Path) -> None:
+    process, launch = started(tmp_path, do="hang", call="decode", at=3)
+    with process:
+        process.wait_healthy(launch.host, launch.port, deadline_s=SERVER.start_timeout_s)
+        with pytest.raises(httpx.ReadTimeout):
+            ask(launch, timeout_s=5)
+        report = process.stop(grace_s=SERVER.stop_grace_s)
+
+    assert report.was_asked
+    assert processes_below(tmp_path) == []
