@@ -1,6 +1,6 @@
 """A server that answers with the very bytes a test gives it, in the pieces it gives them, and keeps what it was asked.
 
-It runs in threads of the test's own process and imports nothing of the harness. Next: tests of what clients make of it.
+It runs in threads of the test's own process. Next: tests of what clients make of it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import struct
 import threading
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
+
+from harness.plan import Plan, TokenStreams
 
 CONTENT_LENGTH = re.compile(rb"\r\ncontent-length:\s*(\d+)", re.IGNORECASE)
 TIMEOUT_S = 20.0
@@ -142,3 +144,13 @@ CHUNKED_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-
 def chunked(parts: Iterable[bytes], *, extension: bytes = b"", trailer: bytes = b"") -> list[bytes]:
     """A chunked body, one chunk a part, and the last chunk with its trailer."""
     return [*(b"%x%b\r\n%b\r\n" % (len(part), extension, part) for part in parts), b"0\r\n" + trailer + b"\r\n"]
+
+
+def expected_prompts(plan: Plan, generated: dict[int, list[list[int]]]) -> list[list[int]]:
+    """The prompts that a plan asks for, in plan order, when the server answers with these ids by session."""
+    streams = TokenStreams(plan)
+    return [
+        streams.prompt(item.index, request, generated[item.index]).tolist()
+        for item in plan.sessions
+        for request in range(len(item.requests))
+    ]

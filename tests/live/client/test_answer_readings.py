@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_wire_loop import Scanned, chunked
 
 from harness.live.client.answer import NO_KERNEL_STAMP, Answer, parse_each
 from harness.live.client.wire import layout as at
 from harness.live.client.wire.reading import hold_to, ids_text
+from tests.support.scanned import Scanned, chunked
 
 EXAMPLES = int(os.environ.get("ANSWER_EXAMPLES", "40000"))
 IDS_EVENT = '{"id":"a","choices":[{"index":0,"text":"x","token_ids":%s}]}'

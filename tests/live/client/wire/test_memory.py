@@ -6,26 +6,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from raw_server import CHUNKED_HEAD, Asked, RawServer, Reply, chunked, events
-from test_client import CLIENTS, plan_of, rows_of, run, session
 
 from harness.errors import HarnessError
 from harness.live.client.wire.memory import GUARD_BYTES, GuardedMemory
-from harness.plan import Plan, TokenStreams
-
-
-def expected_prompts(plan: Plan, generated: dict[int, list[list[int]]]) -> list[list[int]]:
-    """The prompts that a plan asks for, in plan order, when the server answers with these ids by session."""
-    streams = TokenStreams(plan)
-    return [
-        streams.prompt(item.index, request, generated[item.index]).tolist()
-        for item in plan.sessions
-        for request in range(len(item.requests))
-    ]
+from tests.support.raw_server import CHUNKED_HEAD, Asked, RawServer, Reply, chunked, events, expected_prompts
+from tests.support.replays import plan_of, rows_of, run, session
 
 
 @pytest.mark.live
-@pytest.mark.parametrize("client", CLIENTS)
+@pytest.mark.parametrize("client", ["epoll", "aiohttp"])
 @pytest.mark.parametrize("extension", [b"", b";sum=1"])
 def test_a_legal_trailer_is_understood_and_its_answer_is_carried_once(client: str, extension: bytes) -> None:
     def answer(asked: Asked) -> Reply:

@@ -12,14 +12,24 @@ from typing import Any, NamedTuple
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from raw_server import CHUNKED_HEAD, CLOSE, KEEP, RESET, Asked, RawServer, Reply, chunked, events
-from test_client import plan_of, rows_of, session
-from test_wire_memory import expected_prompts
 
 from harness.clock import NS_PER_S, clock_for
 from harness.live.client.single import ReplayResult, Target, replay_here
 from harness.plan import Plan
 from harness.spec import ClientSpec
+from tests.support.raw_server import (
+    CHUNKED_HEAD,
+    CLOSE,
+    KEEP,
+    RESET,
+    Asked,
+    RawServer,
+    Reply,
+    chunked,
+    events,
+    expected_prompts,
+)
+from tests.support.replays import plan_of, rows_of, session
 
 pytestmark = pytest.mark.live
 
