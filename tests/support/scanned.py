@@ -1,4 +1,4 @@
-"""The compiled loop's own reading of a chunked answer, without a socket: what it finds in the bytes that it is given."""
+"""The compiled loop's own reading of a chunked answer, without a socket: what it finds in the bytes it is given."""
 
 from __future__ import annotations
 
