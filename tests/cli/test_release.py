@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from release_wheels import SOURCE, empty_table, stack
 from typer.testing import CliRunner
 
 from harness.cli import app
-from tests.live.releases.wheels import SOURCE, empty_table, stack
 
 runner = CliRunner()
 

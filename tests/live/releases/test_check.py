@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from release_wheels import QUEUE, SCHEDULER, SOURCE, empty_table, stack, wheel
 
 from harness.errors import SpecError
 from harness.live.releases.check import ReleaseCheck, check_release
 from harness.live.releases.sources import open_sources, vllm_beside, wheel_beside
 from harness.live.releases.table import Table, load_table, recorded
-from tests.live.releases.wheels import QUEUE, SCHEDULER, SOURCE, empty_table, stack, wheel
 
 
 def _read(folder: Path, *wheels: Path) -> Table:

@@ -6,10 +6,10 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from release_wheels import SCHEDULER, SOURCE, stack
 
 from harness.errors import SpecError
 from harness.live.releases.sources import VLLM, open_sources, vllm_beside
-from tests.live.releases.wheels import SCHEDULER, SOURCE, stack
 
 
 def test_a_wheel_says_its_version_and_the_vllm_it_is_pinned_to(tmp_path: Path) -> None:
