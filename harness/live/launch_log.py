@@ -29,10 +29,8 @@ _ENGINE = "Initializing a V1 LLM engine"
 _OBSERVER = "[OBSERVER] "
 # The API server outlives its engine core for a while and answers every request with an error.
 _ENGINE_DEAD = "EngineDeadError: "
-# Behind these lines the engine core ends because it was asked to; the API server may still call that a death.
-_ASKED_TO_END = re.compile(
-    r"\[shutdown\] API server: shutdown triggered|\[shutdown\] EngineCore: trigger received|Shutdown initiated \("
-)
+# From vLLM 0.30 on it also says so of an engine core that it has just stopped itself.
+_STOPPED = "[shutdown] MPClient: engine manager stopped"
 _FATAL = re.compile(r"^\(EngineCore[^)]*\) (?:[\w.]+(?:Error|Exception): .*)$")
 _TITLE = re.compile(r"\bPERFORMANCE STATISTICS(?: \[([^\]]+)\])?\s*$")
 _PHASE = re.compile(
@@ -52,9 +50,9 @@ class LaunchFacts:
     """settings: last value of each setting the server said to have changed. engine: from its first configuration line.
 
     cache: labels of vllm:cache_config_info. pool_tokens: of the whole KV pool, vLLM's null block included.
-    device_metrics: tracker -> phase -> numbers; latencies in ms, averages in us. Trackers: "MODEL" and "SAMPLER" apart,
-    from vllm-rbln 0.12.1 on "MODEL + SAMPLE" in one and "E2E". unread: lines of statistics that are of no known form.
-    observer: the observer's own lines. engine_error: the last exception that the engine core itself named.
+    device_metrics: tracker ("MODEL", "SAMPLER") -> phase -> numbers; latencies in ms, averages in us. observer: the
+    observer's own lines. engine_error: the last exception that the engine core itself named.
+    is_stopped: the API server has ended its engine core, as asked.
     """
 
     settings: dict[str, str] = field(default_factory=dict[str, str])
@@ -69,6 +67,7 @@ class LaunchFacts:
     unread: list[str] = field(default_factory=list[str])
     engine_error: str = ""
     is_engine_dead: bool = False
+    is_stopped: bool = False
 
     @property
     def effective(self) -> dict[str, Any]:
@@ -112,7 +111,6 @@ def read_launch(log: Iterable[str], scrapes: Iterable[str] = (), reports: Iterab
     """The facts in a server's log lines, in the lines of scrapes.jsonl, and in its JSON reports of step statistics."""
     facts = LaunchFacts()
     statistics = _Statistics(facts)
-    is_asked_to_end = False
     for line in log:
         if match := _UPDATE.search(line):
             facts.settings[match[1]] = match[3]
@@ -122,10 +120,10 @@ def read_launch(log: Iterable[str], scrapes: Iterable[str] = (), reports: Iterab
             facts.version = match[1]
         elif match := _POOL.search(line):
             facts.pool_tokens = int(match[1].replace(",", ""))
-        elif _ASKED_TO_END.search(line):
-            is_asked_to_end = True
-        elif _ENGINE_DEAD in line:
-            facts.is_engine_dead |= not is_asked_to_end
+        elif _STOPPED in line:
+            facts.is_stopped = True
+        elif _ENGINE_DEAD in line and not facts.is_stopped:
+            facts.is_engine_dead = True
         elif match := _FATAL.match(line):
             facts.engine_error = line.strip()
         elif _OBSERVER in line:

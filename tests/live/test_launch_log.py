@@ -127,13 +127,6 @@ def test_statistics_of_a_form_that_nobody_knows_are_a_finding(log: list[str], re
     assert [code for code, _, _ in _findings(facts)] == ["statistics-unread"]
 
 
-def test_an_engine_that_ends_because_it_was_asked_to_did_not_die() -> None:
-    dead = "(APIServer pid=8) vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue."
-    asked = "(APIServer pid=8) 1795254190.1 8 INFO vllm.x [shutdown] API server: shutdown triggered"
-    assert not read_launch([*LOG, asked, dead]).is_engine_dead
-    assert read_launch([*LOG, dead, asked]).is_engine_dead
-
-
 @pytest.mark.parametrize(
     ("server", "evidence"),
     [
@@ -181,3 +174,9 @@ def test_an_engine_core_that_died_is_the_first_reason_of_an_invalid_run(last_wor
     dead = "(APIServer pid=8) vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue."
     findings = _findings(read_launch([*LOG, *last_words, dead], [SCRAPE]))
     assert findings[0] == ("engine-died", "invalid", evidence)
+
+
+def test_an_engine_core_that_the_server_stopped_itself_did_not_die() -> None:
+    stopped = "(APIServer pid=8) INFO vllm.v1.engine.core_client [shutdown] MPClient: engine manager stopped"
+    dead = "(APIServer pid=8) vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue."
+    assert _findings(read_launch([*LOG, stopped, dead], [SCRAPE])) == []
