@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from harness.analysis import rearrivals
 from harness.analysis.method.predictions import Prediction, Predictions
-from harness.analysis.method.runfacts import cost_model_of
+from harness.analysis.method.runfacts import cost_model_of, server_of
 from harness.engine import CostModel
 from harness.experiment import PlannedRuns
 from harness.plan import Plan, read_plan
@@ -75,6 +75,5 @@ def predict_runs(runs: Sequence[SealedRun], rules: RulesName | None = None) -> P
     found: dict[str, dict[int, Prediction]] = {}
     for run in runs:
         plan = read_plan(run.file("plan.jsonl"))
-        server = ServerSpec.model_validate(run.manifest.requested_server)
-        found.setdefault(run.condition, {})[run.replicate] = predict(plan, server, rules, cost_model_of(run))
+        found.setdefault(run.condition, {})[run.replicate] = predict(plan, server_of(run), rules, cost_model_of(run))
     return found

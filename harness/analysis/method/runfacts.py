@@ -47,8 +47,9 @@ def workload_of(run: SealedRun) -> WorkloadSpec:
 
 
 def server_of(run: SealedRun) -> ServerSpec:
-    """The server configuration that was asked for."""
-    return ServerSpec.model_validate(run.manifest.requested_server)
+    """The server configuration that was asked for, rules that it left open being those of the version that served."""
+    asked = ServerSpec.model_validate(run.manifest.requested_server)
+    return asked.model_copy(update={"rules": asked.rule_set(run.manifest.serving_version).name})
 
 
 def cost_model_of(run: SealedRun) -> CostModel:
