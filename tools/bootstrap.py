@@ -72,6 +72,8 @@ def set_up(level, venv):
     elif all(held.get(name) == wanted[name] for name in wanted):
         return
     say(f"installing the packages of {LOCKS[level].name}; the first time takes a minute or two")
+    if not (venv / "bin" / "pip").exists():
+        add_pip(venv)
     pip(venv, "install", "--require-hashes", "--only-binary", ":all:", "-r", str(LOCKS[level]))
     pip(venv, "install", "--no-build-isolation", "--no-deps", "--no-index", "--editable", str(ROOT))
     # Written last: an interrupted set-up is done again.
@@ -81,7 +83,7 @@ def set_up(level, venv):
 
 
 def make_environment(venv):
-    """A fresh environment with pip in it, by ensurepip or, without that, from the pinned wheel."""
+    """A fresh environment, empty."""
     say(f"Python {sys.version.split()[0]} ({sys.executable}) -> {venv}")
     if venv.is_dir():
         shutil.rmtree(str(venv))
@@ -91,6 +93,10 @@ def make_environment(venv):
         stop("this Python has no venv module", INSTALL_HINT)
     # Not through venv's own with_pip: on a split Python it fails with a page of advice and half an environment.
     venv_module.EnvBuilder(symlinks=True).create(str(venv))
+
+
+def add_pip(venv):
+    """pip by ensurepip or, without that, from the pinned wheel: for a new environment, or one that uv made."""
     try:
         import ensurepip  # noqa: F401
     except ImportError:
