@@ -19,7 +19,6 @@ from harness.spec import ServerSpec
 
 LogFormat = Literal["default", "precise"]
 LOOPBACK = "127.0.0.1"
-DEVICE_TRACE_FILE = "device_trace.jsonl"
 
 
 @dataclass(frozen=True, slots=True)

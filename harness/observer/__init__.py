@@ -11,7 +11,6 @@ from pathlib import Path
 INSIDE = Path(__file__).resolve().parent / "inside"
 FILE_VARIABLE = "RBLN_OBSERVER_FILE"
 PLUGIN_NAME = "rbln_observer"
-OBSERVER_FILE = "observer.jsonl"
 """In a run's folder."""
 
 

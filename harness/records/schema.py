@@ -114,14 +114,6 @@ RAW_TABLES: dict[str, pa.Schema] = {"requests": REQUESTS, "chunks": CHUNKS}
 DERIVED_TABLES: dict[str, pa.Schema] = {"steps": STEPS, "kv_events": KV_EVENTS, "metrics": METRICS}
 TABLES: dict[str, pa.Schema] = {**RAW_TABLES, **DERIVED_TABLES}
 
-# Lines of scrapes.jsonl: one object per scrape, the body as the server sent it.
-SCRAPE_KEYS = ("at_ns", "reason", "status", "body")
-
-
-def table_path(name: str) -> str:
-    """Where table ``name`` lies inside a run's folder."""
-    return f"derived/{name}.parquet" if name in DERIVED_TABLES else f"{name}.parquet"
-
 
 def conform(name: str, table: pa.Table) -> pa.Table:
     """``table`` cast to the schema of ``name``, its own metadata kept; raises RecordsError where it does not fit.

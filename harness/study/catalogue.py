@@ -13,13 +13,12 @@ from harness.analysis.method import stats
 from harness.analysis.method.interference import Injection, injections
 from harness.analysis.method.predictions import Predictions
 from harness.analysis.method.rules import InterferenceRule
-from harness.analysis.method.runfacts import experiment_of, paired
 from harness.analysis.method.stats import Interval
 from harness.analysis.method.tabular import AnalysisResult, Cell, ResultTable, table_of
 from harness.analysis.method.verdicts import Evidence
 from harness.clock import NS_PER_S
 from harness.errors import SpecError
-from harness.records import SealedRun
+from harness.records import SealedRun, paired
 from harness.study import alignment, recompilation, repeats, survival
 from harness.study.waiting import measured_waiting, waiting_table
 
@@ -42,7 +41,7 @@ def analyse(runs: Sequence[SealedRun], predictions: Predictions | None = None, n
     """
     if not any(run.is_valid for run in runs):
         raise SpecError("no valid run to analyse", where="runs", hint="See `harness runs` for why they are invalid")
-    asked = name or experiment_of(runs[0]).analysis or "general"
+    asked = name or runs[0].spec.analysis or "general"
     if asked not in ANALYSES:
         raise SpecError(
             f"unknown analysis {asked!r}", where="analysis", hint=f"Use one of {', '.join(sorted(ANALYSES))}"

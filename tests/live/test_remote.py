@@ -28,8 +28,9 @@ from harness.errors import HarnessError, ServerError, SpecError
 from harness.live.backends.registry import backend_named
 from harness.live.launch import LaunchPlan
 from harness.live.patches.diff import parse_diff
-from harness.live.remote.host import SSH_LOG, RemoteHost
+from harness.live.remote.host import RemoteHost
 from harness.live.server.process import ServerProcess
+from harness.records import layout
 from harness.spec import ServerSpec
 
 BEFORE = "import logging\nlogger = logging.getLogger(__name__)\ndef choose(n):\n    b = n\n    return b\n"
@@ -179,7 +180,7 @@ def test_its_log_holds_its_own_lines_alone_whole_and_in_order(tmp_path: Path, ot
     gate = tmp_path / "gate"
     os.mkfifo(gate)
     plan = _launch(tmp_path, other_host, extra_args=["--start-at", str(gate)])
-    said = tmp_path / "run" / SSH_LOG
+    said = tmp_path / "run" / layout.SSH_LOG
 
     def is_refused() -> bool:
         with pytest.raises(httpx.TransportError):

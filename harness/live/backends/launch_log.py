@@ -17,7 +17,7 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from harness.records import Finding
+from harness.records import Finding, layout
 
 _UPDATE = re.compile(r"Updating (\w+\.\w+) from (\S+) to (\S+) based on rbln_config\.json")
 _CONFIG = re.compile(r"\b(max_seq_len|enable_prefix_caching|tensor_parallel_size|pipeline_parallel_size)=(\w+)")
@@ -213,7 +213,7 @@ def launch_findings(requested: Mapping[str, Any], facts: LaunchFacts, *, needs_o
 
 def read_launch_files(folder: Path) -> LaunchFacts:
     """``read_launch`` of a run's folder; files that are not there give no facts."""
-    return read_launch(_lines(folder / "server.log"), _lines(folder / "scrapes.jsonl"))
+    return read_launch(_lines(folder / layout.SERVER_LOG), _lines(folder / layout.SCRAPES))
 
 
 def _lines(path: Path) -> Iterable[str]:

@@ -21,7 +21,6 @@ from harness.live.backends.rbln import RblnBackend, check_installed, find_stack
 from harness.live.backends.twin import TwinBackend
 from harness.live.compile import require_fresh
 from harness.live.launch import (
-    DEVICE_TRACE_FILE,
     LOOPBACK,
     Backend,
     LaunchOptions,
@@ -30,11 +29,11 @@ from harness.live.launch import (
     write_config,
 )
 from harness.live.server.process import require_port
+from harness.records import layout
 from harness.redact import filled_env
 from harness.spec import ServerSpec
 from harness.twin.environment import find_twin
 
-CONFIG_FILE = "server.config.json"
 EMULATED_MODEL = "emulated-qwen3-4b"
 
 __all__ = [
@@ -63,8 +62,8 @@ class EmulatorBackend(Backend):
         chosen_port = require_port(LOOPBACK, options.port)
         # Absolute: the server's working folder is its own business.
         files = {
-            "config": (options.run_folder / CONFIG_FILE).absolute(),
-            "device_trace": (options.run_folder / DEVICE_TRACE_FILE).absolute(),
+            "config": (options.run_folder / layout.SERVER_CONFIG).absolute(),
+            "device_trace": (options.run_folder / layout.DEVICE_TRACE).absolute(),
         }
         config = {
             "server": server.model_dump(mode="json"),
