@@ -18,6 +18,7 @@ import typer
 
 from harness.cli.overrides import override_table
 from harness.errors import ExitCode, SpecError
+from harness.kinds import kind_named
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from harness.runner import ExperimentOutcome, StopFlag
     from harness.spec import ExperimentSpec
 
-SCALED_BACKENDS = ("emulator", "sim")
 REAL_SERVER_KEYS = ("time_scale=1.0", "server.start_timeout_s=300.0", "server.stop_grace_s=30.0")
 
 RunsOption = Annotated[Path, typer.Option("--runs", help="Folder of sealed runs.")]
@@ -76,7 +76,7 @@ def run(
     if dry_run:
         _show_order(console, spec)
         return
-    load_engine(console, with_client=spec.backend != "sim" and spec.client.name == "epoll")
+    load_engine(console, with_client=not kind_named(spec.backend).is_virtual and spec.client.name == "epoll")
     stop = StopFlag()
     with TerminalProgress(console) as progress, interruptible(stop, console):
         outcome = run_experiment(
@@ -96,7 +96,7 @@ def run(
 
 def real_server_changes(backend: str | None) -> list[str]:
     """A real server runs in its own time and starts slowly, whatever the file says for the emulator."""
-    return list(REAL_SERVER_KEYS) if backend not in (None, *SCALED_BACKENDS) else []
+    return [] if backend is None or kind_named(backend).scales_time else list(REAL_SERVER_KEYS)
 
 
 def _what_to_run(

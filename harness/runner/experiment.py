@@ -13,13 +13,13 @@ from pathlib import Path
 from harness.clock import NS_PER_S, MonotonicClock
 from harness.errors import RecordsError, RunInvalidError, SpecError
 from harness.experiment import PlannedRun, PlannedRuns, resolve
-from harness.live.backends.registry import check_host, check_server
+from harness.kinds import kind_named
 from harness.prereg import Ticket
 from harness.prereg.repository import file_sha256
 from harness.records import RunKey, RunStore, SealedRun, layout
+from harness.runner.backends import backend_named
 from harness.runner.progress import ExperimentStarted, ProgressSink, RunSealed, RunStarted, StopFlag, silent
-from harness.runner.run import Invocation, perform_run
-from harness.runner.simulated import perform_simulated_run
+from harness.runner.run import Invocation
 from harness.sim import simulate
 from harness.spec import ExperimentSpec
 
@@ -88,20 +88,20 @@ class _Forecast:
 def checked(planned: PlannedRuns) -> PlannedRuns:
     """The same runs, unless a server asks for a compiled model that is not there or is another: then SpecError."""
     for runs in planned.by_condition.values():
-        check_server(planned.spec.backend, runs[0].server)
+        backend_named(planned.spec.backend).check_server(runs[0].server)
     return planned
 
 
 def check_hosts(runs: Iterable[PlannedRun]) -> None:
     """Refuse, before anything starts, what a condition of ``runs`` needs and this host does not have now."""
     for run in {run.condition.name: run for run in runs}.values():
-        check_host(run.spec.backend, run.server)
+        backend_named(run.spec.backend).check_host(run.server)
 
 
 def predicted_replay_s(run: PlannedRun) -> float:
     """Simulated wall seconds of one replay."""
     result = simulate(run.plan, run.server, run.cost_model)
-    return 0.0 if run.spec.backend == "sim" else result.end_ns / NS_PER_S / run.spec.time_scale
+    return 0.0 if kind_named(run.spec.backend).is_virtual else result.end_ns / NS_PER_S / run.spec.time_scale
 
 
 def run_experiment(
@@ -131,7 +131,7 @@ def run_experiment(
     forecast = _Forecast(todo)
     on_progress(ExperimentStarted(spec.name, len(planned), len(planned) - len(todo), forecast.left_s()))
     invocation = Invocation(store.root, spec_source, ticket, on_progress, stop)
-    perform = perform_simulated_run if spec.backend == "sim" else perform_run
+    backend = backend_named(spec.backend)
     clock = MonotonicClock()
     performed = 0
     for run in todo:
@@ -139,7 +139,7 @@ def run_experiment(
             break
         began_ns = clock.now_ns()
         on_progress(RunStarted(run.label, run.position, len(planned), run.plan.num_requests, forecast.of(run.key)))
-        sealed = perform(run, invocation)
+        sealed = backend.perform(run, invocation)
         if sealed is None:  # aborted by the person; nothing of it is kept as whole
             break
         wall_s = (clock.now_ns() - began_ns) / NS_PER_S
@@ -171,7 +171,7 @@ def _require_same_inputs(run: SealedRun, asked: PlannedRun, ticket: Ticket | Non
     expected: dict[str, object] = {
         "plan": asked.plan.hash,
         "server": asked.server.model_dump(mode="json"),
-        "time_scale": 1.0 if spec.backend == "sim" else spec.time_scale,
+        "time_scale": 1.0 if kind_named(spec.backend).is_virtual else spec.time_scale,
         "backend": spec.backend,
         "client": spec.client.model_dump(mode="json"),
         "preregistration": None if ticket is None else ticket.record.sha256,

@@ -6,7 +6,7 @@ Next: ``harness.records`` seals; ``harness.analysis`` judges the invariants befo
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +20,6 @@ from harness.errors import HarnessError
 from harness.experiment import PlannedRun
 from harness.live import provenance
 from harness.live.audit.replay import self_audit
-from harness.live.backends.attached import start_server
-from harness.live.backends.launch_log import launch_findings, read_launch_files
-from harness.live.backends.registry import LaunchPlan, backend_named
 from harness.live.client.run import ReplayResult, replay
 from harness.live.devices.watch import (
     DeviceWatch,
@@ -31,13 +28,18 @@ from harness.live.devices.watch import (
     from_driver,
     from_exporter,
 )
+from harness.live.launch import LaunchPlan
+from harness.live.launch_log import launch_findings, read_launch_files
 from harness.live.scrape import Scraper
+from harness.live.server.life import start_server
 from harness.live.server.process import ExitReport
 from harness.plan import Plan, write_plan
 from harness.prereg import Ticket
 from harness.records import ClockRecord, Finding, Manifest, RunWriter, SealedRun, ServerRecord, layout
 from harness.redact import redacted_arguments
 from harness.runner.progress import ProgressSink, RequestFinished, ServerReady, StopFlag
+
+Launch = Callable[..., LaunchPlan]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +81,10 @@ class _Measured:
     log_offsets: tuple[tuple[int, int], ...] = ()
 
 
-def perform_run(run: PlannedRun, invocation: Invocation) -> SealedRun | None:
+def perform_run(run: PlannedRun, invocation: Invocation, launch: Launch) -> SealedRun | None:
     """Perform one run and seal it, valid or not; None when the person aborted it.
 
+    launch: makes the plan of a fresh server, its files in the run's folder; starts nothing.
     Raises ServerError when the server never got ready or could not be stopped, RecordsError when records cannot be
     written; then nothing of the run counts.
     """
@@ -89,7 +92,7 @@ def perform_run(run: PlannedRun, invocation: Invocation) -> SealedRun | None:
     with invocation.writer(run) as writer:
         offset_before_ns = realtime_minus_monotonic_ns()
         facts = provenance.capture()
-        measured = _measure(run, invocation, writer, clock)
+        measured = _measure(run, invocation, launch, writer, clock)
         if measured is None:
             writer.discard()
             return None
@@ -108,12 +111,14 @@ def perform_run(run: PlannedRun, invocation: Invocation) -> SealedRun | None:
         return _seal(run, invocation, writer, measured, clock_record, facts)
 
 
-def _measure(run: PlannedRun, invocation: Invocation, writer: RunWriter, clock: ScaledClock) -> _Measured | None:
+def _measure(
+    run: PlannedRun, invocation: Invocation, launch_server: Launch, writer: RunWriter, clock: ScaledClock
+) -> _Measured | None:
     """Start the server, replay the plan against it and stop it; None when the person aborted the run."""
     spec, server, plan = run.spec, run.server, run.plan
     on_progress, stop = invocation.on_progress, invocation.stop
     try:
-        launch = backend_named(spec.backend).launch(
+        launch = launch_server(
             server, port=server.port, run_folder=writer.folder, time_scale=spec.time_scale, log_format="precise"
         )
     except HarnessError:

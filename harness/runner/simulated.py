@@ -24,6 +24,7 @@ from harness.emulator.tokens import ContextHash
 from harness.engine import DECODE, PREFILL, EngineConfig, KvEvent, Scheduler
 from harness.engine.config import PREFILL_CHUNK_TOKENS
 from harness.experiment import PlannedRun
+from harness.kinds import kind_named
 from harness.live import provenance
 from harness.plan import BlockKeys, Plan
 from harness.records import ClockRecord, Observation, RawFile, SealedRun, ServerRecord, layout, schema
@@ -43,7 +44,7 @@ def perform_simulated_run(planned: PlannedRun, invocation: Invocation) -> Sealed
         return None
     # Whole seconds, so that the microseconds of the log do not depend on when the run was made.
     epoch_s = int(utc_now().timestamp())
-    plan = planned.plan
+    plan, kind = planned.plan, kind_named(planned.spec.backend)
     with invocation.writer(planned) as writer:
         run = _VirtualRun(planned, _Log(writer.raw(layout.SERVER_LOG), epoch_s), writer.raw(layout.SCRAPES))
         end_ns = run.play()
@@ -53,7 +54,7 @@ def perform_simulated_run(planned: PlannedRun, invocation: Invocation) -> Sealed
             invocation,
             clock=ClockRecord(scale=1.0, realtime_minus_monotonic_ns=epoch_s * NS_PER_S),
             observation=Observation(),
-            server=ServerRecord(facts={"launch": {"backend": "sim", "label": "virtual time, no server process"}}),
+            server=ServerRecord(facts={"launch": {"backend": kind.name, "label": kind.label}}),
             provenance=provenance.capture(),
             timings={"replay_start_ns": 0, "replay_end_ns": end_ns},
         )
