@@ -343,10 +343,13 @@ def reported_f_ms(runs: Iterable[SealedRun]) -> dict[int, float]:
     """
     found: dict[int, dict[int, list[float]]] = {}
     for run in runs:
-        model_ms, sampler_ms = (run.launch.decode_p50_ms(tracker) for tracker in ("MODEL", "SAMPLER"))
-        if model_ms is None or sampler_ms is None:
+        # From vllm-rbln 0.12.1 on model and sampler are timed together.
+        together = "MODEL + SAMPLE" in run.launch.device_metrics
+        trackers = ("MODEL + SAMPLE",) if together else ("MODEL", "SAMPLER")
+        parts_ms = [run.launch.decode_p50_ms(tracker) for tracker in trackers]
+        if None in parts_ms:
             continue
-        f_ms = model_ms + sampler_ms
+        f_ms = sum(part_ms or 0.0 for part_ms in parts_ms)
         steps = run.table("steps")
         pairs = set(zip(steps.column("n").to_pylist(), steps.column("b").to_pylist(), strict=True))
         prompts = set(run.table("requests").column("planned_prompt_tokens").to_pylist())
