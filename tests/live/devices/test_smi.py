@@ -45,7 +45,8 @@ def test_a_newer_drivers_report_is_read() -> None:
     assert report.kmd_version == "3.2.2"
     assert report.devices[1] == Device(
         npu=1, name="RBLN-CA25", uuid="u1", device="rbln1", card="A1", status="normal", temperature_c=41.0,
-        card_power_w=57.3, utilisation=12.5, memory_used_bytes=1610612736, memory_total_bytes=int(15.7 * (1 << 30)), group="0",
+        card_power_w=57.3, utilisation=12.5, memory_used_bytes=1610612736,
+        memory_total_bytes=int(15.7 * (1 << 30)), group="0",
         units=(("temperature", "C"), ("card_power", "W"), ("memory", "GiB")),
     )  # fmt: skip
     assert [(use.npu, use.pid, use.process) for use in report.uses] == [(2, 4242, "python3")]
