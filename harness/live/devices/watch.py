@@ -17,12 +17,8 @@ from harness.clock import NS_PER_S, Clock
 from harness.errors import ServerError
 from harness.live.devices.exporter import device_samples, exporter_readings, read_exporter, unnamed_samples
 from harness.live.devices.smi import read_devices, readings
-<<<<<<< HEAD
 from harness.live.devices.units import ASSUMED
-from harness.records import Finding
-=======
 from harness.records import Finding, layout
->>>>>>> main
 
 INTERVAL_S = 5.0
 Reason = Literal["before", "interval", "after"]
@@ -140,11 +136,10 @@ def total_power_w(readings: Sequence[dict[str, Any]]) -> float | None:
 
 
 def device_findings(seen: dict[str, dict[str, Any]]) -> list[Finding]:
-<<<<<<< HEAD
     """A source that was asked for and never told of a device, told of none by name, or counts in an unusual unit."""
     findings: list[Finding] = []
     for name, facts in seen.items():
-        hint = "Check server.device_metrics_url" if name == DEVICE_METRICS_FILE else "Look at rbln-smi"
+        hint = "Check server.device_metrics_url" if name == layout.DEVICE_METRICS else "Look at rbln-smi"
         if not facts["devices"]:
             error = f"; first error: {facts['first_error']}" if facts["first_error"] else ""
             evidence = f"{name}: no report of a device in {facts['reports']}{error}"
@@ -163,20 +158,6 @@ def device_findings(seen: dict[str, dict[str, Any]]) -> list[Finding]:
                 Finding(code="devices-unit", severity="warning", evidence=evidence, hint="Compare with rbln-smi")
             )
     return findings
-=======
-    """A source that was asked for and never told anything of a device."""
-    return [
-        Finding(
-            code="devices-silent",
-            severity="warning",
-            evidence=f"{name}: no report of a device in {facts['reports']}"
-            + (f"; first error: {facts['first_error']}" if facts["first_error"] else ""),
-            hint="Check server.device_metrics_url" if name == layout.DEVICE_METRICS else "Look at rbln-smi",
-        )
-        for name, facts in seen.items()
-        if not facts["devices"]
-    ]
->>>>>>> main
 
 
 def _bounds(values: Iterable[float | None]) -> list[float] | None:

@@ -16,13 +16,8 @@ import pytest
 from harness.clock import VirtualClock
 from harness.errors import ServerError
 from harness.live.devices.exporter import device_samples, exporter_readings, read_exporter
-<<<<<<< HEAD
 from harness.live.devices.watch import DeviceWatch, device_findings, devices_seen, from_exporter, total_power_w
-from harness.live.server.process import free_port
-=======
-from harness.live.devices.watch import DeviceWatch, device_findings, devices_seen, from_exporter
 from harness.live.server.ports import free_port
->>>>>>> main
 from harness.runner import run_experiment
 from harness.spec import ExperimentSpec
 
