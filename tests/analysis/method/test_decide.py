@@ -9,7 +9,9 @@ import pytest
 from harness.analysis.method import decide
 from harness.analysis.method.decide import Block, Costs, Outcome
 from harness.analysis.method.padding import Padding
-from harness.analysis.method.rules import (
+from harness.errors import SpecError
+from harness.shipped import shipped_names
+from harness.spec.rules import (
     CostRule,
     DirectionRule,
     NoTreatmentRule,
@@ -17,8 +19,6 @@ from harness.analysis.method.rules import (
     load_rule,
     parse_rule,
 )
-from harness.errors import SpecError
-from harness.shipped import shipped_names
 
 COST = CostRule(name="c", kind="cost-validation")
 DIRECTION = DirectionRule(name="d", kind="direction")

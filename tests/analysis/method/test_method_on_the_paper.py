@@ -12,9 +12,9 @@ import pytest
 from harness.analysis.method import decide, padding, reuse, stats
 from harness.analysis.method import reconstruct as rec
 from harness.analysis.method.decide import Costs, Outcome
-from harness.analysis.method.rules import CostRule, load_rule
 from harness.engine import load_cost_model
 from harness.sim.search.space import Candidate, DeviceSpec
+from harness.spec.rules import CostRule, load_rule
 from harness.study.signs import TABLE_I
 
 MODEL = load_cost_model("paper")

@@ -1,14 +1,13 @@
 """Decision rules as data: one TOML file per rule, every limit in it, nothing hidden in code.
 
 A rule says what is compared, under which preconditions, and what is exploratory; it never changes after it was frozen.
-Nothing here decides. Next: ``decide`` applies a rule to sealed runs; ``harness.prereg`` freezes it.
-Definitions: paper 4-3, 5-4, S1, S2, S4; methods 5.
+Nothing here decides. Next: ``harness.analysis`` applies a rule to sealed runs; ``harness.prereg`` freezes it.
+Definitions: docs/method.md, "Decisions".
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from fnmatch import fnmatchcase
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -16,36 +15,49 @@ from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
 from harness.errors import SpecError
 from harness.shipped import find_shipped
-from harness.spec import Spec, describe_validation_error, load_toml
+from harness.spec.base import Spec, describe_validation_error, load_toml
+from harness.spec.factors import Factor, Factors, Selection, is_selected, unmatched
 
 Band = tuple[float, float]
 TimesSource = Literal["reported", "steps"]
+# Conditions of an experiment: name -> factors.
+Conditions = Mapping[str, Factors]
 
 
 class _Rule(Spec):
-    """What every rule has. conditions, exploratory: shell patterns over condition names.
+    """What every rule has. conditions, exploratory: which conditions, by the values of factors or by patterns of names.
 
-    A condition that matches ``exploratory`` is computed and reported, but NOT SUBJECT to the rule.
+    A condition that ``exploratory`` selects is computed and reported, but NOT SUBJECT to the rule.
     """
 
     name: str
     version: int = Field(default=1, ge=1)
     source: str = ""
     question: str = ""
-    conditions: tuple[str, ...] = ("*",)
-    exploratory: tuple[str, ...] = ()
+    conditions: Selection = ("*",)
+    exploratory: Selection = ()
     min_replicates: int = Field(default=1, ge=1, description="fewer valid ones: WITHHELD")
 
-    def applies_to(self, condition: str) -> bool:
+    def applies_to(self, condition: str, factors: Factors) -> bool:
         """Whether a condition is looked at under this rule at all."""
-        return any(fnmatchcase(condition, pattern) for pattern in (*self.conditions, *self.exploratory))
+        return is_selected(self.conditions, condition, factors) or self.is_exploratory(condition, factors)
 
-    def has_subject_in(self, conditions: Sequence[str]) -> bool:
+    def is_exploratory(self, condition: str, factors: Factors) -> bool:
+        return is_selected(self.exploratory, condition, factors)
+
+    def has_subject_in(self, conditions: Conditions) -> bool:
         """Whether an experiment with these conditions has anything for this rule to look at."""
-        return any(self.applies_to(condition) for condition in conditions)
+        return any(self.applies_to(name, factors) for name, factors in conditions.items())
 
-    def is_exploratory(self, condition: str) -> bool:
-        return any(fnmatchcase(condition, pattern) for pattern in self.exploratory)
+    def missing_from(self, conditions: Conditions) -> list[str]:
+        """What the rule asks for and no condition is: values of factors, or patterns of names."""
+        return unmatched(self.conditions, conditions)
+
+    @property
+    def factors_named(self) -> tuple[str, ...]:
+        """Factors that the rule cannot do without."""
+        selections = (self.conditions, self.exploratory)
+        return tuple(dict.fromkeys(name for one in selections if isinstance(one, dict) for name in one))
 
 
 class CostRule(_Rule):
@@ -81,28 +93,38 @@ class OccupancyPredictionRule(_Rule):
 class SaturationRule(_Rule):
     """Adjacent slot counts whose cost no longer differs (paper 5-4).
 
-    levels: ascending; conditions are called ``<stratum>-<level>``. is_stratified: resample within each stratum.
+    levels: values of ``factor``, ascending. strata: factors whose values must be equal in what is compared; their
+    defaults are what names told before conditions had factors. is_stratified: resample within each stratum.
     """
 
     kind: Literal["saturation"]
-    levels: tuple[str, ...] = Field(min_length=2)
+    factor: str = "configuration"
+    levels: tuple[Factor, ...] = Field(min_length=2)
+    strata: tuple[str, ...] = ("stratum",)
     confidence: float = Field(default=0.95, gt=0, lt=1)
     max_width: float = Field(default=0.04, gt=0)
     resamples: int = Field(default=10_000, ge=100)
     seed: int = Field(ge=0)
     is_stratified: bool = False
 
-    def has_subject_in(self, conditions: Sequence[str]) -> bool:
-        levels = {condition.rpartition("-")[2] for condition in conditions}
-        return len(levels & set(self.levels)) > 1
+    def has_subject_in(self, conditions: Conditions) -> bool:
+        return len({factors.get(self.factor) for factors in conditions.values()} & set(self.levels)) > 1
+
+    def missing_from(self, conditions: Conditions) -> list[str]:
+        return unmatched({self.factor: self.levels}, conditions)
+
+    @property
+    def factors_named(self) -> tuple[str, ...]:
+        return (self.factor, *self.strata)
 
 
 class RecompilationRule(_Rule):
     """Medians of two artifacts against the differences of session pairs of one artifact (paper S2).
 
-    Conditions are called ``<artifact>-b<bucket>``; replicates are its sessions. resolution_ms: step times are rounded
-    to it before anything is compared, as the paper's were recorded. times: the server's own report of its model time
-    ("reported", as in the paper), whole step periods ("steps"), or the report where every session has one ("any").
+    Conditions have the factors ``artifact`` and ``bucket``; replicates are an artifact's sessions. resolution_ms: step
+    times are rounded to it before anything is compared, as the paper's were recorded. times: the server's own report of
+    its model time ("reported", as in the paper), whole step periods ("steps"), or the report where every session has
+    one ("any").
     """
 
     kind: Literal["recompilation"]
@@ -111,9 +133,17 @@ class RecompilationRule(_Rule):
     resolution_ms: float = Field(default=0.01, ge=0)
     times: Literal[TimesSource, "any"] = "any"
 
-    def has_subject_in(self, conditions: Sequence[str]) -> bool:
-        artifacts = {condition.rpartition("-b")[0] for condition in conditions}
+    def has_subject_in(self, conditions: Conditions) -> bool:
+        artifacts = {factors.get("artifact") for factors in conditions.values()}
         return any({x, y} <= artifacts for x, y in self.comparisons)
+
+    def missing_from(self, conditions: Conditions) -> list[str]:
+        asked = dict.fromkeys(artifact for pair in self.comparisons for artifact in pair)
+        return unmatched({"artifact": tuple(asked)}, conditions)
+
+    @property
+    def factors_named(self) -> tuple[str, ...]:
+        return ("artifact", "bucket")
 
 
 class NoTreatmentRule(_Rule):
@@ -137,7 +167,7 @@ class InterferenceRule(_Rule):
     background_group: str = "background"
     injected_group: str = "injected"
 
-    def has_subject_in(self, conditions: Sequence[str]) -> bool:
+    def has_subject_in(self, conditions: Conditions) -> bool:
         return self.control in conditions and len(conditions) > 1
 
     @model_validator(mode="after")
