@@ -39,9 +39,8 @@ def find_shipped(kind: str, name_or_path: str, *, what: str) -> Path:
     names = shipped_names(kind)
     folder = shipped_folder(kind)
     if folder is None or name_or_path not in names:
-        raise SpecError(
-            f"unknown {what} {name_or_path!r}",
-            where=kind,
-            hint=f"Use one of {', '.join(names) or '(none shipped)'}, or give the path of a {SUFFIXES[kind == 'traces']} file",
-        )
+        suffix = SUFFIXES[kind == "traces"]
+        known = ", ".join(names) or "(none shipped)"
+        hint = f"Use one of {known}, or give the path of a {suffix} file"
+        raise SpecError(f"unknown {what} {name_or_path!r}", where=kind, hint=hint)
     return next(path for suffix in SUFFIXES if (path := folder / f"{name_or_path}{suffix}").is_file())

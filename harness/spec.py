@@ -166,7 +166,9 @@ class WorkloadSpec(Spec):
     max_context_tokens: int = Field(
         default=0, ge=0, description="source 'trace': leave out requests whose prompt and answer are longer; 0: none"
     )
-    human_waits: Literal["keep", "cap", "drop"] = Field(default="keep", description="source 'trace': waits for a person")
+    human_waits: Literal["keep", "cap", "drop"] = Field(
+        default="keep", description="source 'trace': waits for a person"
+    )
     human_wait_cap_s: float = Field(default=60.0, gt=0, description="source 'trace': with human_waits = 'cap'")
     arrivals: Literal["", "together", "recorded"] = Field(
         default="", description="source 'trace': how its sessions start; default: as the trace says"

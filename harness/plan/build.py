@@ -213,7 +213,7 @@ def _sequential(workload: WorkloadSpec, waits: _CappedWaits, base_seed: int, rep
         lambda: draw_length(workload.generate_tokens, rng),
     ]
     sessions = [
-        SessionPlan(index, 0, index - 1 if index else None, None, (RequestPlan(0, *(draw() for draw in lengths)),))
+        SessionPlan(index, 0, index - 1 if index else None, None, (RequestPlan(0, lengths[0](), lengths[1]()),))
         for index in range(workload.num_background + 1)
     ]
     target = sessions[0].requests[0]

@@ -138,7 +138,7 @@ def _plan_from(header: dict[str, Any], lines: list[bytes]) -> Plan:
     )
 
 
-_KINDS = {kind[0]: kind for kind in WAIT_KINDS}
+_KINDS: dict[str, WaitKind] = {kind[0]: kind for kind in WAIT_KINDS}
 
 
 def _session_from(record: dict[str, Any]) -> SessionPlan:

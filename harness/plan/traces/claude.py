@@ -1,4 +1,4 @@
-"""Claude Code's session logs (``~/.claude/projects/<project>/<session>.jsonl`` and ``subagents/agent-*.jsonl``) as rounds.
+"""Claude Code's session logs (``~/.claude/projects/<project>/*.jsonl`` and ``subagents/agent-*.jsonl``) as rounds.
 
 Reads types, ids, times, tool results' ids and usage counts; no content, path or command leaves a line. Rows of one
 assistant message share its id and repeat its usage. Next: ``rounds.recordings_of``.

@@ -15,7 +15,8 @@ from typing import Any, Literal, cast, get_args
 
 from harness.errors import PlanError, SpecError
 from harness.plan.files import write_atomic
-from harness.plan.traces.form import WAIT_KINDS, RecordedRequest, Recording, check_recording
+from harness.plan.model import WAIT_KINDS
+from harness.plan.traces.form import RecordedRequest, Recording, check_recording
 from harness.shipped import find_shipped
 
 FORMAT = "harness-trace/1"

@@ -1,7 +1,7 @@
 """The middle form of recorded sessions: who sent how many tokens after whom, and how long each wait was.
 
-Every reader makes it, every plan from a trace starts from it, and it is what ``harness trace import`` writes. Lengths in
-tokens, times in ns since the recording's own start. No text, path or command can be held by it.
+Every reader makes it, every plan from a trace starts from it, and it is what ``harness trace import`` writes. Lengths
+in tokens, times in ns since the recording's own start. No text, path or command can be held by it.
 Next: ``file`` stores it, ``lower`` makes a plan of it.
 """
 
@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from harness.errors import PlanError
-from harness.plan.model import WAIT_KINDS as WAIT_KINDS
-from harness.plan.model import WaitKind as WaitKind
+from harness.plan.model import WaitKind
 
 MOST_TOKENS = 1 << 31  # more is a miscount: no model has such a context
 
@@ -26,7 +25,7 @@ class RecordedRequest(NamedTuple):
     after: places of earlier requests of the same recording that had to end first; () for one that came by itself.
     wait_ns: from the end of the last of ``after`` to its sending; for one without, from the recording's start.
     keep_tokens: how much of ``base``'s prompt and answer that is.
-    blocks: names of the whole blocks its prompt begins with; equal names are equal tokens, in any recording of the file.
+    blocks: names of the whole blocks its prompt begins with; equal names are equal tokens, in every recording.
     """
 
     base: int | None
@@ -52,6 +51,7 @@ class Recording:
 class ReadNotes:
     """What a reader could not use, by reason, with the first place of each. Never a word of the recording's text."""
 
+    num_files: int = 0
     num_lines: int = 0
     broken: Counter[str] = field(default_factory=Counter[str])
     dropped: Counter[str] = field(default_factory=Counter[str])

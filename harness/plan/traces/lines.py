@@ -25,7 +25,7 @@ EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
 class TraceLine(NamedTuple):
-    """One JSON object. at: file name and line number, for notes."""
+    """One JSON object. at: which file and line, for notes; a file's name may tell of a person, so it is its number."""
 
     at: str
     record: Record
@@ -36,6 +36,7 @@ def json_lines(path: Path, notes: ReadNotes, progress: Progress | None = None) -
 
     Raises SpecError where the file cannot be read to its end.
     """
+    notes.num_files += 1
     try:
         with _opened(path) as stream:
             for number, line in enumerate(_bounded_lines(stream), 1):
@@ -44,7 +45,7 @@ def json_lines(path: Path, notes: ReadNotes, progress: Progress | None = None) -
                 if not line.strip():
                     continue
                 notes.num_lines += 1
-                at = f"{path.name}:{number}"
+                at = f"file {notes.num_files}, line {number}"
                 record = _parsed(line)
                 if isinstance(record, dict):
                     yield TraceLine(at, cast("Record", record))
@@ -128,7 +129,7 @@ def text_of(record: Record, *path: str) -> str:
     """The string at a path of keys, "" where there is none."""
     value: object = record
     for key in path:
-        value = cast("Record", value).get(key) if isinstance(value, dict) else None
+        value = record_of(value).get(key)
     return value if isinstance(value, str) else ""
 
 

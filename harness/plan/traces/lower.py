@@ -14,7 +14,7 @@ from typing import Literal
 
 from harness.plan.model import RequestPlan, SessionPlan
 from harness.plan.traces.file import Arrivals
-from harness.plan.traces.form import Recording, RecordedRequest
+from harness.plan.traces.form import RecordedRequest, Recording
 
 HumanWaits = Literal["keep", "cap", "drop"]
 
@@ -162,7 +162,9 @@ class _Segments:
             start_offset_ns=wait_ns,
             after=before[0] if before else None,
             continues=None if first.base is None else self._first_index + self._segment_of[first.base],
-            requests=tuple(self._request(place, follower) for place, follower in zip(places, [*places[1:], -1], strict=True)),
+            requests=tuple(
+                self._request(place, follower) for place, follower in zip(places, [*places[1:], -1], strict=True)
+            ),
             also_after=tuple(before[1:]),
             start_kind=first.wait_kind if first.after else "none",
             blocks=first.blocks[: first.prompt_tokens // self._named_tokens] if has_names else (),

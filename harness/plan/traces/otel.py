@@ -13,7 +13,8 @@ from pathlib import Path
 
 from pydantic_core import from_json
 
-from harness.plan.traces.form import ReadNotes, RecordedRequest, Recording, WaitKind, hidden_name
+from harness.plan.model import WaitKind
+from harness.plan.traces.form import ReadNotes, RecordedRequest, Recording, hidden_name
 from harness.plan.traces.lines import Progress, Record, instant_ns, list_of, record_of, text_of, tokens_of, whole_json
 
 CHARACTERS_PER_TOKEN = 4
@@ -44,7 +45,7 @@ def otel_recordings(files: Iterable[Path], notes: ReadNotes, progress: Progress 
         by_trace: dict[str, list[_Chat]] = {}
         for place, span in enumerate(list_of(record_of(whole_json(path)).get("spans"))):
             notes.num_lines += 1
-            at = f"{path.name}: span {place}"
+            at = f"span {place}"
             record = record_of(span)
             operation = text_of(record, "attributes", "gen_ai.operation.name")
             if operation not in CHATS:

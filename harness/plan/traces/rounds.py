@@ -10,7 +10,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from harness.plan.traces.form import ReadNotes, RecordedRequest, Recording, WaitKind, hidden_name
+from harness.plan.model import WaitKind
+from harness.plan.traces.form import ReadNotes, RecordedRequest, Recording, hidden_name
 from harness.plan.traces.lines import (
     Progress,
     Record,

@@ -1,17 +1,19 @@
 """Sessions as a table (CSV): TraceLab's replay columns, a plan one to one.
 
-session_id, arrival_time (ms), round_idx, prefix_len, input_len (new tokens), output_len, tool_wait_after_ms. A row whose
-numbers are missing or negative is counted and left out with the rest of its session. Next: ``form.Recording``.
+session_id, arrival_time (ms), round_idx, prefix_len, input_len (new tokens), output_len, tool_wait_after_ms. A row
+whose numbers are missing or negative is counted and left out with the rest of its session. Next: ``form.Recording``.
 """
 
 from __future__ import annotations
 
 import csv
+import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from harness.errors import SpecError
-from harness.plan.traces.form import ReadNotes, RecordedRequest, Recording, WaitKind, hidden_name
+from harness.plan.model import WaitKind
+from harness.plan.traces.form import ReadNotes, RecordedRequest, Recording, hidden_name
 from harness.plan.traces.lines import Progress, seconds_ns, tokens_of
 
 NS_PER_MS = 1_000_000
@@ -31,7 +33,7 @@ def table_recordings(files: Iterable[Path], notes: ReadNotes, progress: Progress
             else:
                 sessions.setdefault(name, []).append(row)
         for name in broken & set(sessions):
-            notes.drop("sessions with a broken row", path.name, 1)
+            notes.drop("sessions with a broken row", hidden_name(name))
             del sessions[name]
         first = min((rows[0][0] for rows in sessions.values()), default=0)
         for name, rows in sessions.items():
@@ -56,7 +58,7 @@ def _rows(path: Path, notes: ReadNotes, progress: Progress | None) -> Iterator[t
                 notes.num_lines += 1
                 if progress is not None:
                     progress(sum(len(cell) for cell in cells.values() if isinstance(cell, str)))
-                yield cells.get(key) or "", f"{path.name}:{reader.line_num}", _numbers(cells)
+                yield cells.get(key) or "", f"line {reader.line_num}", _numbers(cells)
     except (OSError, csv.Error) as error:
         raise SpecError(f"cannot be read as CSV ({error})", where=str(path), hint="Give TraceLab's columns") from error
 
@@ -68,7 +70,7 @@ def _numbers(cells: dict[str, str | None]) -> Row | None:
             value = float(cells.get(column) or "")
         except ValueError:
             return None
-        number = seconds_ns(value, 1) if value == value else None
+        number = None if math.isnan(value) else seconds_ns(value, 1)
         if number is None or number < 0:
             return None
         found.append(number)

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from harness.plan.model import WaitKind
 from harness.plan.traces.blocks import BlockNames, kept_tokens
-from harness.plan.traces.form import ReadNotes, RecordedRequest, Recording, WaitKind, hidden_name
+from harness.plan.traces.form import ReadNotes, RecordedRequest, Recording, hidden_name
 from harness.plan.traces.lines import Progress, Record, json_lines, list_of, record_of, seconds_ns, text_of, tokens_of
 
 MOST_INPUT_TOKENS = 1_000_000  # the publisher's own note: a longer one is an overcount
