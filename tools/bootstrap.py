@@ -71,6 +71,8 @@ def set_up(level, venv):
         held = place
     elif all(held.get(name) == wanted[name] for name in wanted):
         return
+    elif not (venv / "bin" / "pip").exists():  # an environment that another tool made
+        run([python_of(venv), "-I", "-m", "ensurepip", "--default-pip"], "ensurepip failed", INSTALL_HINT)
     say(f"installing the packages of {LOCKS[level].name}; the first time takes a minute or two")
     pip(venv, "install", "--require-hashes", "--only-binary", ":all:", "-r", str(LOCKS[level]))
     pip(venv, "install", "--no-build-isolation", "--no-deps", "--no-index", "--editable", str(ROOT))

@@ -15,6 +15,7 @@ import typer
 from harness.cli.overrides import override_table
 from harness.cli.run import RunsOption, interruptible, load_engine, sealed_runs
 from harness.errors import ExitCode, SpecError
+from harness.kinds import DEFAULT_BACKEND, KINDS, kind_named
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,7 +48,7 @@ def register(app: typer.Typer) -> None:
 
 def calibrate(
     name: Annotated[str, typer.Argument(help="Name of the cost model; the file becomes <name>-<number>.toml.")],
-    backend: Annotated[str, typer.Option(help="emulator, twin, sim, rbln or attached.")] = "emulator",
+    backend: Annotated[str, typer.Option(help=f"One of {', '.join(KINDS)}.")] = DEFAULT_BACKEND,
     runs: RunsOption = Path("runs"),
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder of cost models.")] = Path("plans/costs"),
     experiment: Annotated[
@@ -92,7 +93,7 @@ def calibrate(
     )
     path = write_cost_file(calibration, output, name)
     _show(console, calibration, path, runs)
-    if not fit_only and backend in ("emulator", "sim", "twin"):
+    if not fit_only and not kind_named(backend).has_device:
         _show_recovery(console, path, spec)
 
 
@@ -122,7 +123,7 @@ def _spec(
     scale = time_scale if time_scale is not None else float(table.get("time_scale", 1.0))
     return CalibrationSpec(
         name=name,
-        backend=backend,  # type: ignore[arg-type]  # the experiment's own check names the known ones
+        backend=backend,
         server=server,
         base_seed=seed,
         time_scale=scale,

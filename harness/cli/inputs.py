@@ -33,17 +33,16 @@ def plan_build(
 
     Example: `harness plan build plans/experiments/demo.toml -o plans/frozen`
     """
+    from harness.experiment import resolve
     from harness.plan import save_plan
-    from harness.runner.experiment import build_plans
+    from harness.runner.experiment import checked
     from harness.spec import load_experiment
 
-    spec = load_experiment(experiment)
     written: set[str] = set()
-    for key, drawn in build_plans(spec).items():
-        treated = drawn.with_treatment(key.condition.treatment)
-        if treated.hash not in written:
-            written.add(treated.hash)
-            print(f"{save_plan(treated, output)}  replicate {key.replicate}, {treated.treatment}")
+    for run in checked(resolve(load_experiment(experiment))):
+        if run.plan.hash not in written:
+            written.add(run.plan.hash)
+            print(f"{save_plan(run.plan, output)}  replicate {run.replicate}, {run.plan.treatment}")
 
 
 @plan_app.command(name="show")
@@ -134,7 +133,8 @@ def _simulate_experiment(path: Path) -> None:
     from rich.table import Table
 
     from harness.clock import NS_PER_S
-    from harness.runner.experiment import build_plans
+    from harness.experiment import resolve
+    from harness.runner.experiment import checked
     from harness.sim import simulate as run_simulation
     from harness.spec import load_experiment
 
@@ -142,11 +142,11 @@ def _simulate_experiment(path: Path) -> None:
     table = Table(header_style="bold", box=None, pad_edge=False)
     for heading in ("run", "device s", "decode s", "prefill s", "W s", "ends s", "cached", "evicted"):
         table.add_column(heading, justify="left" if heading == "run" else "right", no_wrap=True)
-    for key, drawn in build_plans(spec).items():
-        result = run_simulation(drawn.with_treatment(key.condition.treatment), spec.server_of(key.condition))
+    for run in checked(resolve(spec)):
+        result = run_simulation(run.plan, run.server, run.cost_model)
         seconds = (result.device_ns, result.decode_ns, result.prefill_ns, result.wait_session_ns, result.end_ns)
         counts = (str(result.cached_tokens), str(result.num_evictions))
-        table.add_row(key.label, *(f"{ns / NS_PER_S:.3f}" for ns in seconds), *counts)
+        table.add_row(run.label, *(f"{ns / NS_PER_S:.3f}" for ns in seconds), *counts)
     console = Console()
     console.print(f"{spec.name}: predicted, in model seconds; W: session seconds others waited for prefills")
     console.print(table)

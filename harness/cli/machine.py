@@ -32,9 +32,10 @@ def doctor(runs: RunsOption = Path("runs")) -> None:
 
     from harness.errors import ExitCode
     from harness.live.doctor import run_checks
+    from harness.runner.backends import readiness
 
     console = Console()
-    checks = run_checks(runs)
+    checks = [*run_checks(runs), *readiness()]
     marks = {True: "[green]ok[/]      ", False: "[red]missing[/] ", None: "[yellow]optional[/]"}
     width = max(len(check.name) for check in checks)
     for check in checks:

@@ -252,10 +252,11 @@ def _catalogue_files(only: list[str]) -> list[Path]:
 
 
 def _is_general(path: Path) -> bool:
-    """Whether an experiment can run on any backend; those of the twin alone cannot."""
+    """Whether an experiment can run on any backend; those that are about the real stack cannot."""
+    from harness.kinds import DEFAULT_BACKEND, kind_named
     from harness.spec import load_toml
 
-    return load_toml(path).get("backend") == "emulator"
+    return not kind_named(load_toml(path).get("backend", DEFAULT_BACKEND)).has_stack
 
 
 def _perform(spec: ExperimentSpec, runs: Path, source: str, *, resume: bool) -> int:

@@ -18,6 +18,7 @@ import typer
 
 from harness.cli.overrides import override_table
 from harness.errors import ExitCode, SpecError
+from harness.kinds import kind_named
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from harness.runner import ExperimentOutcome, StopFlag
     from harness.spec import ExperimentSpec
 
-SCALED_BACKENDS = ("emulator", "sim")
 REAL_SERVER_KEYS = ("time_scale=1.0", "server.start_timeout_s=300.0", "server.stop_grace_s=30.0")
 
 RunsOption = Annotated[Path, typer.Option("--runs", help="Folder of sealed runs.")]
@@ -76,7 +76,7 @@ def run(
     if dry_run:
         _show_order(console, spec)
         return
-    load_engine(console, with_client=spec.backend != "sim" and spec.client.name == "epoll")
+    load_engine(console, with_client=not kind_named(spec.backend).is_virtual and spec.client.name == "epoll")
     stop = StopFlag()
     with TerminalProgress(console) as progress, interruptible(stop, console):
         outcome = run_experiment(
@@ -96,7 +96,7 @@ def run(
 
 def real_server_changes(backend: str | None) -> list[str]:
     """A real server runs in its own time and starts slowly, whatever the file says for the emulator."""
-    return list(REAL_SERVER_KEYS) if backend not in (None, *SCALED_BACKENDS) else []
+    return [] if backend is None or kind_named(backend).scales_time else list(REAL_SERVER_KEYS)
 
 
 def _what_to_run(
@@ -239,19 +239,18 @@ def _show_order(console: Console, spec: Any) -> None:
     from rich.table import Table
 
     from harness.cli.progress import format_duration
-    from harness.runner.experiment import build_plans, check_hosts, planned_order, predicted_replay_s
+    from harness.experiment import resolve
+    from harness.runner.experiment import check_hosts, checked, predicted_replay_s
 
-    plans = build_plans(spec)
-    check_hosts(spec, planned_order(spec))
+    planned = checked(resolve(spec))
+    check_hosts(planned)
     table = Table(header_style="bold", box=None, pad_edge=False)
     for heading in ("run", "plan", "requests", "buckets", "replay"):
         table.add_column(heading, justify="right" if heading in ("requests", "replay") else "left", overflow="fold")
-    for key in planned_order(spec):
-        drawn = plans[key]
-        treated = drawn.with_treatment(key.condition.treatment)
-        buckets = ",".join(str(bucket) for bucket in spec.server_of(key.condition).decode_buckets)
-        took = format_duration(predicted_replay_s(spec, key.condition, drawn))
-        table.add_row(key.label, treated.hash[:12], str(treated.num_requests), f"{{{buckets}}}", took)
+    for run in planned:
+        buckets = ",".join(str(bucket) for bucket in run.server.decode_buckets)
+        took = format_duration(predicted_replay_s(run))
+        table.add_row(run.label, run.plan.hash[:12], str(run.plan.num_requests), f"{{{buckets}}}", took)
     console.print(table)
 
 

@@ -85,9 +85,9 @@ def patch_apply(
 
     Runs make their overlay themselves. Example: `harness patch apply`
     """
-    from harness.live.backends.rbln import overlay_folder
     from harness.live.patches.install import apply_in_place
     from harness.live.patches.shipped import make_overlay
+    from harness.live.stack import overlay_folder
 
     site_packages = _site_packages(environment, twin)
     if in_place:
@@ -206,15 +206,15 @@ def devices(
 
 
 def _site_packages(environment: Path | None, twin: bool) -> Path:
-    from harness.live.backends.rbln import find_stack
+    from harness.live.stack import find_stack
     from harness.twin.environment import find_twin
 
     return find_twin().site_packages if twin else find_stack(str(environment or "")).site_packages
 
 
 def _exporter(environment: Path | None, twin: bool) -> Exporter:
-    from harness.live.backends.rbln import find_stack
     from harness.live.compile import EXPORT, Exporter
+    from harness.live.stack import find_stack
     from harness.twin.artifact import WRITER
     from harness.twin.environment import find_twin, twin_variables
 

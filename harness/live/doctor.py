@@ -1,7 +1,7 @@
 """What this machine can run, what is missing, and how to get it: one Check per fact, found beside needed.
 
 A check looks and never installs, changes or keeps anything. ``ok`` is None for something optional that is absent.
-Next: ``harness.cli`` prints the list.
+Next: ``harness.cli`` prints the list, and each backend's own line (``harness.runner.backends``) after it.
 """
 
 from __future__ import annotations
@@ -12,19 +12,16 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
 from harness.clock import NS_PER_MS, MonotonicClock
 from harness.errors import ServerError
-from harness.live.backends.registry import BACKENDS
 from harness.live.client.kernel_stamps import ANCILLARY_BYTES, SO_TIMESTAMPNS, enable_kernel_stamps
 from harness.live.client.wire.timer import DeadlineTimer
 from harness.live.provenance import clock_source, memory_bytes, usable_cores
 from harness.live.server.process import FREE_PORT_RANGE, free_port
-from harness.twin.environment import find_twin
 
 GIB = 1 << 30
 PYTHON_RANGE = ((3, 10), (3, 14))
@@ -43,10 +40,6 @@ LIBRARIES = (
     "rich",
     "typer",
 )
-# The stack whose source the engine follows.
-VLLM_RBLN = "0.11.1"
-STACK = ("vllm", "vllm-rbln", "optimum-rbln")
-COMPILER = "rebel-compiler"
 GOOD_CLOCK_SOURCES = ("tsc", "kvm-clock", "arch_sys_counter", "hyperv_clocksource_tsc_page")
 # The kernel turns receive stamps on a moment after the first socket asks, so the first segments may carry none.
 STAMP_ATTEMPTS = 50
@@ -68,7 +61,7 @@ class Check:
 
 
 def run_checks(runs: Path = Path("runs")) -> list[Check]:
-    """All checks, what every run needs first, then each backend. runs: where sealed runs would be written."""
+    """What every run needs, whatever its backend. runs: where sealed runs would be written."""
     return [
         check_python(),
         check_libraries(),
@@ -81,7 +74,6 @@ def run_checks(runs: Path = Path("runs")) -> list[Check]:
         check_ports(),
         check_git(),
         check_c_compiler(),
-        *check_backends(),
     ]
 
 
@@ -219,81 +211,6 @@ def check_c_compiler() -> Check:
         need="the real vLLM stack compiles kernels at run time; the emulator does not",
         how="Run sudo apt install build-essential",
     )
-
-
-def check_backends() -> list[Check]:
-    """One line for each kind of server: can this machine run it?"""
-    return [check_emulator(), check_twin(), check_rbln(), check_attached()]
-
-
-def check_emulator() -> Check:
-    return Check(
-        name="backend emulator",
-        ok=sys.platform == "linux",
-        found=f"{platform.system()}, no device needed",
-        need="Linux",
-        how="Use Linux: process groups and /proc are needed to end a server for certain",
-    )
-
-
-def check_twin() -> Check:
-    """Whether the twin is installed beside the harness, in an environment of its own."""
-    try:
-        found, ok = f"installed in {find_twin().folder}", True
-    except ServerError as error:
-        found, ok = f"{error.what} in {error.where}", None
-    return Check(
-        name="backend twin",
-        ok=ok,
-        found=found,
-        need="the real vLLM and vllm-rbln in an environment of their own; no device",
-        how="Run: harness twin install (downloads about 1 GB, takes about 3 GB)",
-    )
-
-
-def check_rbln() -> Check:
-    """The vendor's packages, its device tool and its device files."""
-    devices = sorted(path.name for path in Path("/dev").glob("rbln*"))
-    tool = first_line_of("rbln-smi", "--version")
-    has_stack = version_of("vllm-rbln") is not None and version_of(COMPILER) is not None
-    facts = [
-        versions_found((*STACK, COMPILER)),
-        "rbln-smi present" if tool is not None else "rbln-smi absent",
-        f"{len(devices)} devices" if devices else "no /dev/rbln*",
-    ]
-    is_ready = has_stack and tool is not None and bool(devices)
-    return Check(
-        name="backend rbln",
-        ok=True if is_ready and is_driven("rbln") else None,
-        found="; ".join(facts) + not_driven("rbln"),
-        need=f"vllm-rbln {VLLM_RBLN}, {COMPILER}, rbln-smi, /dev/rbln*",
-        how="On a server with RBLN cards: install the vendor's driver (brings rbln-smi) and, with a portal account, "
-        f"{COMPILER} from the vendor's package index; then pip install vllm-rbln=={VLLM_RBLN}",
-    )
-
-
-def check_attached() -> Check:
-    return Check(
-        name="backend attached",
-        ok=True if is_driven("attached") else None,
-        found="a server that somebody else started" + not_driven("attached"),
-        need="its address; no restart between runs, and reports say so",
-        how="Use the emulator backend, whose server is fresh for every run",
-    )
-
-
-def is_driven(backend: str) -> bool:
-    """Whether this version of the harness can drive that kind of server at all."""
-    return backend in BACKENDS
-
-
-def not_driven(backend: str) -> str:
-    return "" if is_driven(backend) else "; this version of the harness does not drive it"
-
-
-def versions_found(names: Iterable[str]) -> str:
-    """ "vllm 0.22.0, vllm-rbln absent"."""
-    return ", ".join(f"{name} {version_of(name) or 'absent'}" for name in names)
 
 
 def version_of(package: str) -> str | None:

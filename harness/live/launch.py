@@ -1,21 +1,19 @@
 """What a backend hands over: the exact command of one server, its environment, the files it wrote.
 
-Nothing here knows a kind of server. Next: ``backends`` make LaunchPlans.
+Nothing here knows a kind of server. Next: ``harness.runner.backends`` make LaunchPlans, ``server`` starts them.
 """
 
 from __future__ import annotations
 
 import json
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
-from harness.errors import ServerError, SpecError
+from harness.errors import ServerError
 from harness.records import Finding, Observation
 from harness.redact import redacted_arguments, redacted_env
-from harness.spec import ServerSpec
 
 LogFormat = Literal["default", "precise"]
 LOOPBACK = "127.0.0.1"
@@ -63,58 +61,6 @@ class LaunchPlan:
             "requested": dict(self.requested),
             "is_ours": self.is_ours,
         }
-
-
-class LaunchOptions(NamedTuple):
-    """What a run says about one launch. port: 0 for any free one. run_folder: where the backend writes its files."""
-
-    port: int
-    run_folder: Path
-    time_scale: float
-    log_format: LogFormat
-
-
-class Backend(ABC):
-    """One kind of server that the harness can measure."""
-
-    __slots__ = ()
-
-    name: str
-    """As experiments write it: ``backend = "emulator"``."""
-    label: str
-    """As a report says it, so that no reader takes one kind of server for another."""
-    allows_time_scale: bool
-    """Whether model time may differ from wall time. Real devices keep their own time."""
-
-    def launch(
-        self,
-        server: ServerSpec,
-        *,
-        port: int,
-        run_folder: Path,
-        time_scale: float = 1.0,
-        log_format: LogFormat = "default",
-    ) -> LaunchPlan:
-        """The command for ``server``, with its files written into ``run_folder``.
-
-        port: 0 for any free one. Raises ServerError for a busy port, SpecError for what this kind cannot do.
-        """
-        check_time_scale(self, time_scale)
-        return self._plan(server, LaunchOptions(port, run_folder, time_scale, log_format))
-
-    @abstractmethod
-    def _plan(self, server: ServerSpec, options: LaunchOptions) -> LaunchPlan:
-        """See ``launch``."""
-
-
-def check_time_scale(backend: Backend, time_scale: float) -> None:
-    """Only a modelled device can run in scaled time."""
-    if time_scale != 1.0 and not backend.allows_time_scale:
-        raise SpecError(
-            f"{backend.name} runs in real time and cannot be scaled by {time_scale:g}",
-            where="time_scale",
-            hint="Remove time_scale",
-        )
 
 
 def write_config(path: Path, config: Mapping[str, Any]) -> None:

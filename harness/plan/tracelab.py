@@ -19,7 +19,7 @@ from harness.plan import files
 from harness.plan.latencies import LatencyCounts
 from harness.plan.trace_files import RoundLine, file_kind, read_duckdb_calls, read_round_lines, sha256_of
 from harness.plan.waits import parse_waits
-from harness.spec import tomllib
+from harness.spec.base import tomllib
 
 HUMAN_TOOLS = ("AskUserQuestion", "ExitPlanMode", "request_user_input", "TaskOutput")
 CREDIT = "TraceLab, SyFI Lab, University of Washington (CC BY 4.0)"

@@ -8,19 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from harness.analysis.method.rules import find_rule, load_rule
 from harness.clock import utc_now
-from harness.engine.cost import find_cost_file
 from harness.errors import SpecError
+from harness.experiment import PlannedRuns, resolve
 from harness.live.artifacts import artifact_identity
 from harness.live.patches.shipped import PATCH_ROOTS
 from harness.live.provenance import SOURCE_ROOT, source_facts, source_sha256
-from harness.plan import check_fits, save_plan
+from harness.plan import save_plan
 from harness.plan.files import write_atomic
 from harness.prereg.frozen import FrozenPlan, FrozenRule, NamedFile, Preregistration
-from harness.prereg.predict import planned_all, predict_experiment
+from harness.prereg.predict import predict_experiment
 from harness.prereg.repository import Commit, Repository, file_sha256
 from harness.prereg.seeds import used_seeds
 from harness.redact import redacted_arguments
@@ -82,7 +83,8 @@ def freeze(
                 where=frozen_rule.file.path,
                 hint="Check the condition patterns of the rule",
             )
-    plans, plan_paths = _save_plans(repository, spec, folder / spec.name)
+    planned = resolve(spec)
+    plans, plan_paths = _save_plans(repository, planned, folder / spec.name)
     preregistration = Preregistration(
         name=spec.name,
         frozen_at_utc=utc_now().isoformat(timespec="seconds"),
@@ -91,12 +93,12 @@ def freeze(
         experiment=spec,
         plans=tuple(plans),
         prediction_rules=options.prediction_rules or "",
-        predictions=predict_experiment(spec, options.prediction_rules),
+        predictions=predict_experiment(planned, options.prediction_rules),
         rules=tuple(rules),
         code_sha256=source_sha256(HARNESS_FOLDER),
         code_commit=source_facts().get("git_commit") or "",
-        files=tuple(named(repository, one) for one in sorted(set(_inputs(repository, spec)))),
-        artifacts=_artifacts(spec),
+        files=tuple(named(repository, one) for one in sorted(set(_inputs(repository, planned)))),
+        artifacts=_artifacts(planned),
         parent_commit=repository.head() or "",
         is_tree_dirty=bool(dirty),
         dirty_paths=tuple(dirty[:50]),
@@ -167,7 +169,7 @@ def named(repository: Repository, path: Path) -> NamedFile:
     raise SpecError(f"lies outside the repository {repository.root}", where=str(path), hint="Move it inside")
 
 
-def resolve(repository: Repository, file: NamedFile) -> Path:
+def located(repository: Repository, file: NamedFile) -> Path:
     """Where a named file lies now."""
     if file.path.startswith(SHIPPED):
         return SOURCE_ROOT / file.path.removeprefix(SHIPPED)
@@ -175,38 +177,41 @@ def resolve(repository: Repository, file: NamedFile) -> Path:
 
 
 def _save_plans(
-    repository: Repository, spec: ExperimentSpec, folder: Path
+    repository: Repository, planned: PlannedRuns, folder: Path
 ) -> tuple[list[FrozenPlan], dict[Path, None]]:
     plans: list[FrozenPlan] = []
     paths: dict[Path, None] = {}
-    conditions = {condition.name: condition for condition in spec.condition}
-    for (condition, replicate), plan in planned_all(spec).items():
-        check_fits(plan, spec.server_of(conditions[condition]))
+    for run in chain.from_iterable(planned.by_condition.values()):
+        plan = run.plan
         path = folder / f"{plan.hash}.jsonl"
         if path not in paths:
             paths[save_plan(plan, folder)] = None
-        relative = repository.relative(path)
         plans.append(
             FrozenPlan(
-                condition=condition, replicate=replicate, hash=plan.hash, drawn_hash=plan.drawn_hash, path=relative
+                condition=run.condition.name,
+                replicate=run.replicate,
+                hash=plan.hash,
+                drawn_hash=plan.drawn_hash,
+                path=repository.relative(path),
             )
         )
     return plans, paths
 
 
-def _inputs(repository: Repository, spec: ExperimentSpec) -> Iterator[Path]:
+def _inputs(repository: Repository, planned: PlannedRuns) -> Iterator[Path]:
     """Files that plans, predictions or the server rest on."""
+    spec = planned.spec
+    yield from {run.cost_file for run in planned}
     for condition in spec.condition:
-        yield find_cost_file(spec.server_of(condition).cost_model)
         yield find_shipped("waits", spec.workload_of(condition).waits, what="wait distribution")
     for patches in (repository.root / PATCHES, *PATCH_ROOTS):
         if patches.is_dir():
             yield from (path for path in patches.rglob("*") if path.is_file() and path.suffix != ".pyc")
 
 
-def _artifacts(spec: ExperimentSpec) -> dict[str, str]:
+def _artifacts(planned: PlannedRuns) -> dict[str, str]:
     """Compiled artifacts of the conditions that lie on this machine, by folder."""
-    folders = {spec.server_of(condition).artifact for condition in spec.condition} - {""}
+    folders = {run.server.artifact for run in planned} - {""}
     found = {folder: artifact_sha256(folder) for folder in sorted(folders)}
     return {folder: sha256 for folder, sha256 in found.items() if sha256 is not None}
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,6 +18,7 @@ from pydantic import Field, ValidationError
 from harness.analysis.method.predictions import Prediction
 from harness.analysis.method.rules import DecisionRule
 from harness.errors import SpecError
+from harness.experiment import PlannedRuns
 from harness.records import PreregistrationRecord
 from harness.spec import ExperimentSpec, Spec, describe_validation_error
 
@@ -97,10 +98,11 @@ class Preregistration(Spec):
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """What a confirmatory run holds: the record for its manifest, and the frozen file's bytes."""
+    """What a confirmatory run holds: the record for its manifest, the frozen file's bytes, and the runs it is for."""
 
     record: PreregistrationRecord
-    content: bytes
+    content: bytes = field(repr=False)
+    planned: PlannedRuns = field(repr=False)
 
 
 def parse_preregistration(content: bytes, *, where: str) -> Preregistration:

@@ -7,7 +7,7 @@ Next: ``freeze`` writes them down; ``harness decide`` compares them with sealed 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import pyarrow as pa
 
@@ -15,10 +15,11 @@ from harness.analysis import rearrivals
 from harness.analysis.method.predictions import Prediction, Predictions
 from harness.analysis.method.runfacts import cost_model_of
 from harness.engine import CostModel
-from harness.plan import Plan, build_plan, read_plan
+from harness.experiment import PlannedRuns
+from harness.plan import Plan, read_plan
 from harness.records import SealedRun
 from harness.sim import SimResult, simulate
-from harness.spec import ConditionSpec, ExperimentSpec, RulesName, ServerSpec
+from harness.spec import RulesName, ServerSpec
 
 
 def predict(
@@ -61,14 +62,11 @@ def _as_answered(requests: pa.Table) -> pa.Table:
     return requests.select(["session", "request", "prompt_tokens", "cached_tokens"])
 
 
-def predict_experiment(spec: ExperimentSpec, rules: RulesName | None = None) -> dict[str, dict[int, Prediction]]:
+def predict_experiment(planned: PlannedRuns, rules: RulesName | None = None) -> dict[str, dict[int, Prediction]]:
     """Every planned run of an experiment, by condition and replicate."""
     return {
-        condition.name: {
-            replicate: predict(planned(spec, condition, replicate), spec.server_of(condition), rules)
-            for replicate in range(spec.replicates)
-        }
-        for condition in spec.condition
+        name: {run.replicate: predict(run.plan, run.server, rules, run.cost_model) for run in runs}
+        for name, runs in planned.by_condition.items()
     }
 
 
@@ -80,18 +78,3 @@ def predict_runs(runs: Sequence[SealedRun], rules: RulesName | None = None) -> P
         server = ServerSpec.model_validate(run.manifest.requested_server)
         found.setdefault(run.condition, {})[run.replicate] = predict(plan, server, rules, cost_model_of(run))
     return found
-
-
-def planned(spec: ExperimentSpec, condition: ConditionSpec, replicate: int) -> Plan:
-    """What one condition sends in one replicate."""
-    drawn = build_plan(spec.workload_of(condition), spec.base_seed, spec.input_of(replicate))
-    return drawn.with_treatment(condition.treatment)
-
-
-def planned_all(spec: ExperimentSpec) -> Mapping[tuple[str, int], Plan]:
-    """What every run sends."""
-    return {
-        (condition.name, replicate): planned(spec, condition, replicate)
-        for condition in spec.condition
-        for replicate in range(spec.replicates)
-    }

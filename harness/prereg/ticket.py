@@ -13,9 +13,10 @@ from pathlib import Path
 from harness.analysis.method.runfacts import COST_MODEL_FILE
 from harness.clock import NS_PER_S, ScaledClock, utc_now
 from harness.errors import PlanError, RecordsError, SpecError
+from harness.experiment import PlannedRuns, resolve
 from harness.live.provenance import source_sha256
 from harness.plan import read_plan
-from harness.prereg.freeze import HARNESS_FOLDER, artifact_sha256, check_new_seed, resolve
+from harness.prereg.freeze import HARNESS_FOLDER, artifact_sha256, check_new_seed, located
 from harness.prereg.frozen import (
     FROZEN_COPY,
     NamedFile,
@@ -24,7 +25,6 @@ from harness.prereg.frozen import (
     parse_preregistration,
     read_frozen,
 )
-from harness.prereg.predict import planned_all
 from harness.prereg.repository import Commit, Repository, file_sha256
 from harness.records import PreregistrationRecord, SealedRun
 
@@ -45,8 +45,8 @@ def ticket_for(path: Path, *, runs_root: Path | None = None) -> tuple[Preregistr
         _check_unchanged(repository, file, what)
     _check_code(frozen)
     _check_artifacts(frozen)
-    _check_plans(repository, frozen)
-    own = [path, resolve(repository, frozen.experiment_file)]
+    planned = _checked_plans(repository, frozen)
+    own = [path, located(repository, frozen.experiment_file)]
     own += sorted({repository.root / plan.path for plan in frozen.plans})
     check_new_seed(repository, frozen.experiment.base_seed, leave_out=own, runs_root=runs_root)
     record = PreregistrationRecord(
@@ -56,7 +56,7 @@ def ticket_for(path: Path, *, runs_root: Path | None = None) -> tuple[Preregistr
         committed_at_s=commit.at_s,
         tag=repository.tag_at(commit.sha),
     )
-    return frozen, Ticket(record, content)
+    return frozen, Ticket(record, content, planned)
 
 
 def _check_committed(repository: Repository, path: Path) -> Commit:
@@ -93,7 +93,7 @@ def _kind(path: str) -> str:
 
 
 def _check_unchanged(repository: Repository, file: NamedFile, what: str) -> None:
-    path = resolve(repository, file)
+    path = located(repository, file)
     if not path.is_file():
         raise SpecError(f"{what} is gone since the freeze", where=str(path), hint=AGAIN)
     if file_sha256(path) != file.sha256:
@@ -117,8 +117,10 @@ def _check_artifacts(frozen: Preregistration) -> None:
             raise SpecError(f"the compiled artifact {what} since the freeze", where=folder, hint=AGAIN)
 
 
-def _check_plans(repository: Repository, frozen: Preregistration) -> None:
-    built = planned_all(frozen.experiment)
+def _checked_plans(repository: Repository, frozen: Preregistration) -> PlannedRuns:
+    """The frozen experiment's runs, each with the plan that was frozen for it."""
+    planned_runs = resolve(frozen.experiment)
+    built = {(run.condition.name, run.replicate): run.plan.hash for run in planned_runs}
     for planned in frozen.plans:
         path = repository.root / planned.path
         try:
@@ -129,12 +131,13 @@ def _check_plans(repository: Repository, frozen: Preregistration) -> None:
                 where=str(path),
                 hint=AGAIN,
             ) from error
-        if not found == planned.hash == built[planned.condition, planned.replicate].hash:
+        if not found == planned.hash == built.get((planned.condition, planned.replicate)):
             raise SpecError(
                 f"the plan of {planned.condition}/{planned.replicate} is not the frozen one ({planned.hash[:12]})",
                 where=str(path),
                 hint=AGAIN,
             )
+    return planned_runs
 
 
 def check_sealed_runs(runs: Sequence[SealedRun]) -> Preregistration | None:

@@ -16,6 +16,7 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
+from harness.kinds import kind_of_run
 from harness.report.figures import cost_ratio_plot, lateness_plot, reuse_plot, step_histograms
 from harness.report.gather import LAG_P99, START_SPREAD
 from harness.report.svg import Sheet, escape
@@ -96,7 +97,8 @@ def headline(view: ReportView) -> list[str]:
     replicates = len({run.replicate for run in view.runs})
     parts = [
         view.experiment,
-        f"backend {view.backend or 'not named'}" + (" (no NPU)" if view.backend == "emulator" else ""),
+        f"backend {view.backend or 'not named'}"
+        + (" (no NPU)" if kind_of_run(view.backend).has_device is False else ""),
         f"{_count(len(view.conditions), 'condition')} \u00d7 {_count(replicates, 'replicate')}",
         f"{_count(len(view.runs), 'run')}, {validity}",
     ]

@@ -4,7 +4,7 @@ This floor joins ``live`` (processes, sockets), ``sim`` (time estimates) and ``a
 meet below it. It never interprets results. Next: ``harness.report`` and ``harness.cli`` read what was sealed.
 """
 
-from harness.runner.experiment import ExperimentOutcome, RunKey, planned_order, run_experiment
+from harness.runner.experiment import ExperimentOutcome, run_experiment
 from harness.runner.progress import ProgressSink, StopFlag
 
-__all__ = ["ExperimentOutcome", "ProgressSink", "RunKey", "StopFlag", "planned_order", "run_experiment"]
+__all__ = ["ExperimentOutcome", "ProgressSink", "StopFlag", "run_experiment"]

@@ -26,8 +26,9 @@ from harness.analysis.method.fit_points import (
 from harness.clock import NS_PER_MS, NS_PER_S, utc_now
 from harness.engine import CostModel, EngineConfig, load_cost_model
 from harness.errors import SpecError
+from harness.kinds import kind_of_run
 from harness.records import SealedRun
-from harness.spec import BackendName, ExperimentSpec, ServerSpec, parse_experiment
+from harness.spec import ExperimentSpec, ServerSpec, parse_experiment
 
 Layout = Literal["separate", "joined"]
 CONTEXT_TOKENS = (512, 1500, 3000)
@@ -49,7 +50,7 @@ class CalibrationSpec:
     """
 
     name: str
-    backend: BackendName
+    backend: str
     server: ServerSpec
     base_seed: int
     time_scale: float = 1.0
@@ -212,7 +213,7 @@ def fit_runs(
     prefills = tuple(one for one in prefill_points(valid, prefill_source) if not one.cached_tokens)
     prefill = fit_prefill(prefills, seed=seed)
     backend = valid[0].manifest.backend
-    is_npu = backend in ("rbln", "attached")
+    is_npu = kind_of_run(backend).has_device
     notes = (
         f"Fitted by harness calibrate, {utc_now():%Y-%m-%d}.",
         "" if is_npu else f"No NPU was measured: the backend was {backend}.",

@@ -6,41 +6,26 @@ drawn plan. No progress file exists: what is sealed is done. Next: ``harness.run
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from harness.analysis.method.runfacts import COST_MODEL_FILE
-from harness.clock import NS_PER_S
-from harness.engine import load_cost_model
-from harness.engine.cost import find_cost_file
+from harness.clock import NS_PER_S, MonotonicClock
 from harness.errors import RecordsError, RunInvalidError, SpecError
-from harness.live.backends.registry import check_host, check_server
-from harness.plan import Plan, build_plan, check_fits
+from harness.experiment import PlannedRun, PlannedRuns, resolve
+from harness.kinds import kind_named
 from harness.prereg import Ticket
 from harness.prereg.repository import file_sha256
-from harness.records import RunStore, SealedRun
-from harness.runner.progress import ExperimentStarted, ProgressSink, RunSealed, StopFlag, silent
-from harness.runner.run import RunRequest, perform_run
-from harness.runner.simulated import perform_simulated_run
+from harness.records import RunKey, RunStore, SealedRun
+from harness.runner.backends import backend_named
+from harness.runner.progress import ExperimentStarted, ProgressSink, RunSealed, RunStarted, StopFlag, silent
+from harness.runner.run import Invocation
 from harness.sim import simulate
-from harness.spec import ConditionSpec, ExperimentSpec, WorkloadSpec
+from harness.spec import ExperimentSpec
 
 # Wall seconds to start and stop one emulator process, before any run of this experiment has been timed.
 FIRST_GUESS_LIFECYCLE_S = 3.0
-
-
-@dataclass(frozen=True, slots=True)
-class RunKey:
-    """One planned run. Condition names are unique in an experiment, so the name alone decides equality."""
-
-    condition: ConditionSpec = field(compare=False)
-    name: str
-    replicate: int
-
-    @property
-    def label(self) -> str:
-        return f"{self.name}/{self.replicate}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,23 +65,13 @@ class ExperimentOutcome:
         return self
 
 
-def planned_order(spec: ExperimentSpec) -> list[RunKey]:
-    """Every run of the experiment, replicate by replicate, the conditions rotated by one each time (paper 2-4)."""
-    order: list[RunKey] = []
-    for replicate in range(spec.replicates):
-        shift = replicate % len(spec.condition)
-        rotated = spec.condition[shift:] + spec.condition[:shift]
-        order.extend(RunKey(condition, condition.name, replicate) for condition in rotated)
-    return order
-
-
 class _Forecast:
     """Wall seconds still to go: simulated model time of each run, plus the lifecycle cost seen so far."""
 
-    def __init__(self, replay_s: dict[RunKey, float]) -> None:
-        self._replay_s = replay_s
+    def __init__(self, runs: Iterable[PlannedRun]) -> None:
+        self._replay_s = {run.key: predicted_replay_s(run) for run in runs}
         self._lifecycle_s = [FIRST_GUESS_LIFECYCLE_S]
-        self._pending = dict(replay_s)
+        self._pending = dict(self._replay_s)
 
     def of(self, key: RunKey) -> float:
         return self._replay_s[key] + sum(self._lifecycle_s) / len(self._lifecycle_s)
@@ -111,35 +86,23 @@ class _Forecast:
         self._lifecycle_s.append(max(0.0, wall_s - self._replay_s[key]))
 
 
-def build_plans(spec: ExperimentSpec) -> dict[RunKey, Plan]:
-    """The plan of every run as drawn, checked against its server; raises SpecError before anything starts.
-
-    Conditions with the same workload get the identical plan (the same object) in each replicate.
-    """
-    drawn: dict[tuple[WorkloadSpec, int], Plan] = {}
-    plans: dict[RunKey, Plan] = {}
-    for key in planned_order(spec):
-        workload, server = spec.workload_of(key.condition), spec.server_of(key.condition)
-        block = spec.input_of(key.replicate)
-        if (workload, block) not in drawn:
-            drawn[workload, block] = build_plan(workload, spec.base_seed, block)
-        plans[key] = drawn[workload, block]
-        load_cost_model(server.cost_model)
-        check_fits(plans[key], server)
-        check_server(spec.backend, server)
-    return plans
+def checked(planned: PlannedRuns) -> PlannedRuns:
+    """The same runs, unless a server asks for a compiled model that is not there or is another: then SpecError."""
+    for runs in planned.by_condition.values():
+        backend_named(planned.spec.backend).check_server(runs[0].server)
+    return planned
 
 
-def check_hosts(spec: ExperimentSpec, keys: Sequence[RunKey]) -> None:
-    """Refuse, before anything starts, what a condition of ``keys`` needs and this host does not have now."""
-    for server in {key.name: spec.server_of(key.condition) for key in keys}.values():
-        check_host(spec.backend, server)
+def check_hosts(runs: Iterable[PlannedRun]) -> None:
+    """Refuse, before anything starts, what a condition of ``runs`` needs and this host does not have now."""
+    for run in {run.condition.name: run for run in runs}.values():
+        backend_named(run.spec.backend).check_host(run.server)
 
 
-def predicted_replay_s(spec: ExperimentSpec, condition: ConditionSpec, plan: Plan) -> float:
+def predicted_replay_s(run: PlannedRun) -> float:
     """Simulated wall seconds of one replay."""
-    result = simulate(plan.with_treatment(condition.treatment), spec.server_of(condition))
-    return 0.0 if spec.backend == "sim" else result.end_ns / NS_PER_S / spec.time_scale
+    result = simulate(run.plan, run.server, run.cost_model)
+    return 0.0 if kind_named(run.spec.backend).is_virtual else result.end_ns / NS_PER_S / run.spec.time_scale
 
 
 def run_experiment(
@@ -161,75 +124,55 @@ def run_experiment(
     ticket: of a preregistration; makes every run confirmatory. Without one they are exploratory, for ever.
     """
     stop = stop or StopFlag()
-    runs_root = Path(runs_root)
-    store = RunStore(runs_root)
-    plans = build_plans(spec)
-    keys = planned_order(spec)
-    todo = _missing(store, spec, keys, plans, resume=resume, ticket=ticket)
-    check_hosts(spec, todo)
-    forecast = _Forecast({key: predicted_replay_s(spec, key.condition, plans[key]) for key in todo})
-    on_progress(ExperimentStarted(spec.name, len(keys), len(keys) - len(todo), forecast.left_s()))
+    store = RunStore(Path(runs_root))
+    # A ticket was given for runs that are resolved already.
+    planned = checked(ticket.planned if ticket is not None and ticket.planned.spec == spec else resolve(spec))
+    todo = _missing(store, planned, resume=resume, ticket=ticket)
+    check_hosts(todo)
+    forecast = _Forecast(todo)
+    on_progress(ExperimentStarted(spec.name, len(planned), len(planned) - len(todo), forecast.left_s()))
+    invocation = Invocation(store.root, spec_source, ticket, on_progress, stop)
+    backend = backend_named(spec.backend)
+    clock = MonotonicClock()
     performed = 0
-    for position, key in enumerate(keys):
-        if key not in todo:
-            continue
+    for run in todo:
         if stop.after_run:
             break
-        request = RunRequest(
-            spec=spec,
-            condition=key.condition,
-            replicate=key.replicate,
-            label=key.label,
-            drawn_plan=plans[key],
-            position=position,
-            num_planned=len(keys),
-            predicted_wall_s=forecast.of(key),
-            spec_source=spec_source,
-            ticket=ticket,
-        )
-        perform = perform_simulated_run if spec.backend == "sim" else perform_run
-        sealed, wall_s = perform(request, runs_root=runs_root, on_progress=on_progress, stop=stop)
+        began_ns = clock.now_ns()
+        on_progress(RunStarted(run.label, run.position, len(planned), run.plan.num_requests, forecast.of(run.key)))
+        sealed = backend.perform(run, invocation)
         if sealed is None:  # aborted by the person; nothing of it is kept as whole
             break
+        wall_s = (clock.now_ns() - began_ns) / NS_PER_S
         performed += 1
-        forecast.finished(key, wall_s)
-        on_progress(RunSealed(key.label, sealed.is_valid, tuple(sealed.invalid_reasons), wall_s, forecast.left_s()))
-    return ExperimentOutcome(spec, tuple(store.sealed(spec.name)), len(keys), performed, stop.after_run)
+        forecast.finished(run.key, wall_s)
+        on_progress(RunSealed(run.label, sealed.is_valid, tuple(sealed.invalid_reasons), wall_s, forecast.left_s()))
+    return ExperimentOutcome(spec, tuple(store.sealed(spec.name)), len(planned), performed, stop.after_run)
 
 
-def _missing(
-    store: RunStore,
-    spec: ExperimentSpec,
-    keys: list[RunKey],
-    plans: dict[RunKey, Plan],
-    *,
-    resume: bool,
-    ticket: Ticket | None,
-) -> list[RunKey]:
+def _missing(store: RunStore, planned: PlannedRuns, *, resume: bool, ticket: Ticket | None) -> list[PlannedRun]:
     """Planned keys minus sealed keys; refuses sealed runs that were made from another plan or configuration."""
-    sealed = {(run.condition, run.replicate): run for run in store.sealed(spec.name)}
+    name = planned.spec.name
+    sealed = {run.key: run for run in store.sealed(name)}
     if sealed and not resume:
         raise SpecError(
-            f"{len(sealed)} sealed runs of experiment {spec.name!r} are there already",
-            where=str(store.root / spec.name),
+            f"{len(sealed)} sealed runs of experiment {name!r} are there already",
+            where=str(store.root / name),
             hint="Use --resume to continue them, --runs to write elsewhere, or rename the experiment",
         )
-    todo: list[RunKey] = []
-    for key in keys:
-        run = sealed.get((key.name, key.replicate))
-        if run is None:
-            todo.append(key)
-        else:
-            _require_same_inputs(run, spec, key, plans[key], ticket)
-    return todo
+    for run in planned:
+        if run.key in sealed:
+            _require_same_inputs(sealed[run.key], run, ticket)
+    return [run for run in planned if run.key not in sealed]
 
 
-def _require_same_inputs(run: SealedRun, spec: ExperimentSpec, key: RunKey, drawn: Plan, ticket: Ticket | None) -> None:
+def _require_same_inputs(run: SealedRun, asked: PlannedRun, ticket: Ticket | None) -> None:
     """A sealed run counts only when it was made from the plan and the server that the spec asks for now."""
+    spec = asked.spec
     expected: dict[str, object] = {
-        "plan": drawn.with_treatment(key.condition.treatment).hash,
-        "server": spec.server_of(key.condition).model_dump(mode="json"),
-        "time_scale": 1.0 if spec.backend == "sim" else spec.time_scale,
+        "plan": asked.plan.hash,
+        "server": asked.server.model_dump(mode="json"),
+        "time_scale": 1.0 if kind_named(spec.backend).is_virtual else spec.time_scale,
         "backend": spec.backend,
         "client": spec.client.model_dump(mode="json"),
         "preregistration": None if ticket is None else ticket.record.sha256,
@@ -243,7 +186,7 @@ def _require_same_inputs(run: SealedRun, spec: ExperimentSpec, key: RunKey, draw
         "preregistration": None if run.manifest.preregistration is None else run.manifest.preregistration.sha256,
     }
     if (copy := run.manifest.files.get(COST_MODEL_FILE)) is not None:
-        expected["cost model"] = file_sha256(find_cost_file(spec.server_of(key.condition).cost_model))
+        expected["cost model"] = file_sha256(asked.cost_file)
         found["cost model"] = copy.sha256
     changed = sorted(name for name in expected if expected[name] != found[name])
     if changed:

@@ -6,7 +6,8 @@ Next: ``harness.records`` seals; ``harness.analysis`` judges the invariants befo
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,14 +16,11 @@ import pyarrow as pa
 
 from harness.analysis import check_run, derive_tables
 from harness.analysis.method.runfacts import COST_MODEL_FILE
-from harness.clock import NS_PER_S, MonotonicClock, ScaledClock, clock_for, realtime_minus_monotonic_ns
-from harness.engine.cost import find_cost_file
+from harness.clock import NS_PER_S, ScaledClock, clock_for, realtime_minus_monotonic_ns
 from harness.errors import HarnessError
+from harness.experiment import PlannedRun
 from harness.live import provenance
 from harness.live.audit.replay import self_audit
-from harness.live.backends.attached import start_server
-from harness.live.backends.launch_log import launch_findings, read_launch_files
-from harness.live.backends.registry import LaunchPlan, backend_named
 from harness.live.client.run import ReplayResult, replay
 from harness.live.devices.watch import (
     DEVICE_METRICS_FILE,
@@ -33,41 +31,40 @@ from harness.live.devices.watch import (
     from_driver,
     from_exporter,
 )
+from harness.live.launch import LaunchPlan
+from harness.live.launch_log import launch_findings, read_launch_files
 from harness.live.scrape import Scraper
+from harness.live.server.life import start_server
 from harness.live.server.process import ExitReport
 from harness.plan import Plan, write_plan
 from harness.prereg import FROZEN_COPY, Ticket
 from harness.records import ClockRecord, Finding, Manifest, RunWriter, SealedRun, ServerRecord
 from harness.redact import redacted_arguments
-from harness.runner.progress import ProgressSink, RequestFinished, RunStarted, ServerReady, StopFlag
-from harness.spec import ConditionSpec, ExperimentSpec, ServerSpec
+from harness.runner.progress import ProgressSink, RequestFinished, ServerReady, StopFlag
 
 PLAN_FILE = "plan.jsonl"
+Launch = Callable[..., LaunchPlan]
 
 
 @dataclass(frozen=True, slots=True)
-class RunRequest:
-    """Everything that decides one run."""
+class Invocation:
+    """What one call of ``run_experiment`` gives to each of its runs. spec_source: the file the experiment is from."""
 
-    spec: ExperimentSpec
-    condition: ConditionSpec
-    replicate: int
-    label: str
-    drawn_plan: Plan
-    position: int
-    num_planned: int
-    predicted_wall_s: float
+    runs_root: Path
     spec_source: str
-    ticket: Ticket | None = None
+    ticket: Ticket | None
+    on_progress: ProgressSink
+    stop: StopFlag
 
-    @property
-    def plan(self) -> Plan:
-        """The drawn plan under this condition's treatment."""
-        return self.drawn_plan.with_treatment(self.condition.treatment)
-
-    @property
-    def server(self) -> ServerSpec:
-        return self.spec.server_of(self.condition)
+    @contextmanager
+    def writer(self, run: PlannedRun) -> Generator[RunWriter]:
+        """A writer for ``run`` that holds its inputs already; what is not sealed in the end is set aside."""
+        with RunWriter(self.runs_root, *run.key, run.plan.num_requests) as writer:
+            write_plan(run.plan, writer.folder / PLAN_FILE)
+            writer.raw(COST_MODEL_FILE).write(run.cost_file.read_bytes())
+            if self.ticket is not None:
+                writer.raw(FROZEN_COPY).write(self.ticket.content)
+            yield writer
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,31 +85,21 @@ class _Measured:
     log_offsets: tuple[tuple[int, int], ...] = ()
 
 
-def perform_run(
-    request: RunRequest, *, runs_root: Path, on_progress: ProgressSink, stop: StopFlag
-) -> tuple[SealedRun | None, float]:
-    """Perform one run and seal it, valid or not; (None, seconds) when the person aborted it.
+def perform_run(run: PlannedRun, invocation: Invocation, launch: Launch) -> SealedRun | None:
+    """Perform one run and seal it, valid or not; None when the person aborted it.
 
-    Returns the sealed run and the wall seconds of the whole lifecycle. Raises ServerError when the server never got
-    ready or could not be stopped, RecordsError when records cannot be written; then nothing of the run counts.
+    launch: makes the plan of a fresh server, its files in the run's folder; starts nothing.
+    Raises ServerError when the server never got ready or could not be stopped, RecordsError when records cannot be
+    written; then nothing of the run counts.
     """
-    wall_clock = MonotonicClock()
-    began_ns = wall_clock.now_ns()
-    plan = request.plan
-    clock = clock_for(request.spec.time_scale)
-    on_progress(
-        RunStarted(request.label, request.position, request.num_planned, plan.num_requests, request.predicted_wall_s)
-    )
-    with RunWriter(
-        runs_root, request.spec.name, request.condition.name, request.replicate, plan.num_requests
-    ) as writer:
-        write_inputs(writer, plan, request)
+    clock = clock_for(run.spec.time_scale)
+    with invocation.writer(run) as writer:
         offset_before_ns = realtime_minus_monotonic_ns()
         facts = provenance.capture()
-        measured = _measure(request, plan, writer, clock, on_progress, stop)
+        measured = _measure(run, invocation, launch, writer, clock)
         if measured is None:
             writer.discard()
-            return None, (wall_clock.now_ns() - began_ns) / NS_PER_S
+            return None
         clock_record = ClockRecord(
             scale=clock.scale,
             realtime_minus_monotonic_ns=offset_before_ns,
@@ -125,17 +112,17 @@ def perform_run(
                     "realtime_minus_monotonic_after_ns": measured.log_offsets[-1][0],
                 }
             )
-        sealed = _seal(request, plan, writer, measured, clock_record, facts)
-    return sealed, (wall_clock.now_ns() - began_ns) / NS_PER_S
+        return _seal(run, invocation, writer, measured, clock_record, facts)
 
 
 def _measure(
-    request: RunRequest, plan: Plan, writer: RunWriter, clock: ScaledClock, on_progress: ProgressSink, stop: StopFlag
+    run: PlannedRun, invocation: Invocation, launch_server: Launch, writer: RunWriter, clock: ScaledClock
 ) -> _Measured | None:
     """Start the server, replay the plan against it and stop it; None when the person aborted the run."""
-    spec, server = request.spec, request.server
+    spec, server, plan = run.spec, run.server, run.plan
+    on_progress, stop = invocation.on_progress, invocation.stop
     try:
-        launch = backend_named(spec.backend).launch(
+        launch = launch_server(
             server, port=server.port, run_folder=writer.folder, time_scale=spec.time_scale, log_format="precise"
         )
     except HarnessError:
@@ -156,7 +143,7 @@ def _measure(
         DeviceWatch(writer.folder / DEVICE_METRICS_FILE, from_exporter(server.device_metrics_url), clock),
     ):
         startup_ns = process.wait_healthy(launch.host, launch.port, deadline_s=server.start_timeout_s)
-        on_progress(ServerReady(request.label, startup_ns / NS_PER_S))
+        on_progress(ServerReady(run.label, startup_ns / NS_PER_S))
         timings["healthy_ns"] = clock.now_ns()
         offsets = [] if launch.read_offset is None else [launch.read_offset()]
         if stop.now.is_set():
@@ -173,7 +160,7 @@ def _measure(
                 options=spec.client,
                 clock=clock,
                 request_timeout_ns=int(spec.limits.request_timeout_s * NS_PER_S),
-                on_event=_counter(request.label, plan.num_requests, on_progress),
+                on_event=_counter(run.label, plan.num_requests, on_progress),
                 stop=stop.now,
                 records=writer.folder,
             )
@@ -202,8 +189,8 @@ def _counter(label: str, num_requests: int, on_progress: ProgressSink) -> Any:
 
 
 def _seal(
-    request: RunRequest,
-    plan: Plan,
+    run: PlannedRun,
+    invocation: Invocation,
     writer: RunWriter,
     measured: _Measured,
     clock_record: ClockRecord,
@@ -213,8 +200,8 @@ def _seal(
     said = read_launch_files(writer.folder) if launch.tells_settings else None
     devices = devices_seen(writer.folder)
     manifest = manifest_of(
-        request,
-        plan,
+        run,
+        invocation,
         clock=clock_record,
         observation=launch.observation,
         effective={} if said is None else {"server": said.effective, "launch": said.to_json()},
@@ -240,8 +227,8 @@ def _seal(
             )
         )
     if said is not None:
-        found += launch_findings(manifest.requested_server, said, needs_observer=request.server.observer)
-    return seal_run(writer, manifest, plan, measured.replay.requests, measured.replay.chunks, found)
+        found += launch_findings(manifest.requested_server, said, needs_observer=run.server.observer)
+    return seal_run(writer, manifest, run.plan, measured.replay.requests, measured.replay.chunks, found)
 
 
 def seal_run(
@@ -267,35 +254,27 @@ def seal_run(
     return writer.seal(manifest.model_copy(update={"findings": tuple(found)}), reasons)
 
 
-def manifest_of(request: RunRequest, plan: Plan, **observed: Any) -> Manifest:
+def manifest_of(run: PlannedRun, invocation: Invocation, **observed: Any) -> Manifest:
     """What is known of a run before it is judged. observed: the manifest's own keys for what happened."""
-    spec = request.spec
+    spec = run.spec
     return Manifest(
         experiment=spec.name,
-        condition=request.condition.name,
-        replicate=request.replicate,
-        order_index=request.position % len(spec.condition),
-        baseline=spec.baseline_of(request.condition),
+        condition=run.condition.name,
+        replicate=run.replicate,
+        order_index=run.order_index,
+        baseline=spec.baseline_of(run.condition),
         backend=spec.backend,
-        plan_hash=plan.hash,
-        drawn_hash=plan.drawn_hash,
-        treatment=request.condition.treatment,
-        planned_requests=plan.num_requests,
+        plan_hash=run.plan.hash,
+        drawn_hash=run.plan.drawn_hash,
+        treatment=run.condition.treatment,
+        planned_requests=run.plan.num_requests,
         requested={
             "experiment": spec.model_dump(mode="json"),
-            "server": request.server.model_dump(mode="json"),
+            "server": run.server.model_dump(mode="json"),
             "client": spec.client.model_dump(mode="json"),
             "limits": spec.limits.model_dump(mode="json"),
-            "spec_source": request.spec_source,
+            "spec_source": invocation.spec_source,
         },
-        preregistration=None if request.ticket is None else request.ticket.record,
+        preregistration=None if invocation.ticket is None else invocation.ticket.record,
         **observed,
     )
-
-
-def write_inputs(writer: RunWriter, plan: Plan, request: RunRequest) -> None:
-    """What the run was made from, kept with it: plan, cost model, and the frozen file of a confirmatory run."""
-    write_plan(plan, writer.folder / PLAN_FILE)
-    writer.raw(COST_MODEL_FILE).write(find_cost_file(request.server.cost_model).read_bytes())
-    if request.ticket is not None:
-        writer.raw(FROZEN_COPY).write(request.ticket.content)

@@ -11,24 +11,25 @@ import heapq
 import json
 from array import array
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
-from harness.clock import NS_PER_S, NS_PER_US, MonotonicClock, utc_now
+from harness.clock import NS_PER_S, NS_PER_US, utc_now
 from harness.emulator import logs
 from harness.emulator.core import EmulatorCore, EngineRequest, StepEnd, StepStart
 from harness.emulator.logs import Site, kv_event_line
 from harness.emulator.metrics import ServerMetrics
 from harness.emulator.tokens import ContextHash
-from harness.engine import DECODE, PREFILL, EngineConfig, KvEvent, Scheduler, load_cost_model
+from harness.engine import DECODE, PREFILL, EngineConfig, KvEvent, Scheduler
 from harness.engine.config import PREFILL_CHUNK_TOKENS
+from harness.experiment import PlannedRun
+from harness.kinds import kind_named
 from harness.live import provenance
 from harness.plan import BlockKeys, Followers, Plan
-from harness.records import ClockRecord, Observation, RawFile, RunWriter, SealedRun, ServerRecord, schema
-from harness.runner.progress import ProgressSink, RequestFinished, RunStarted, StopFlag
-from harness.runner.run import RunRequest, manifest_of, seal_run, write_inputs
+from harness.records import ClockRecord, Observation, RawFile, SealedRun, ServerRecord, schema
+from harness.runner.progress import RequestFinished
+from harness.runner.run import Invocation, manifest_of, seal_run
 from harness.sim import simulate
 
 MODEL = "simulated-qwen3-4b"
@@ -37,38 +38,27 @@ LOG_PID = 0
 MAX_SCRAPES = 24
 
 
-def perform_simulated_run(
-    request: RunRequest, *, runs_root: Path, on_progress: ProgressSink, stop: StopFlag
-) -> tuple[SealedRun | None, float]:
+def perform_simulated_run(planned: PlannedRun, invocation: Invocation) -> SealedRun | None:
     """Simulate one run and seal it; the same contract as ``perform_run``."""
-    wall_clock = MonotonicClock()
-    began_ns = wall_clock.now_ns()
-    plan = request.plan
-    on_progress(
-        RunStarted(request.label, request.position, request.num_planned, plan.num_requests, request.predicted_wall_s)
-    )
-    if stop.now.is_set():
-        return None, 0.0
+    if invocation.stop.now.is_set():
+        return None
     # Whole seconds, so that the microseconds of the log do not depend on when the run was made.
     epoch_s = int(utc_now().timestamp())
-    with RunWriter(
-        runs_root, request.spec.name, request.condition.name, request.replicate, plan.num_requests
-    ) as writer:
-        write_inputs(writer, plan, request)
-        run = _VirtualRun(request, plan, _Log(writer.raw("server.log"), epoch_s), writer.raw("scrapes.jsonl"))
+    plan, kind = planned.plan, kind_named(planned.spec.backend)
+    with invocation.writer(planned) as writer:
+        run = _VirtualRun(planned, _Log(writer.raw("server.log"), epoch_s), writer.raw("scrapes.jsonl"))
         end_ns = run.play()
-        on_progress(RequestFinished(request.label, plan.num_requests, plan.num_requests))
+        invocation.on_progress(RequestFinished(planned.label, plan.num_requests, plan.num_requests))
         manifest = manifest_of(
-            request,
-            plan,
+            planned,
+            invocation,
             clock=ClockRecord(scale=1.0, realtime_minus_monotonic_ns=epoch_s * NS_PER_S),
             observation=Observation(),
-            server=ServerRecord(facts={"launch": {"backend": "sim", "label": "virtual time, no server process"}}),
+            server=ServerRecord(facts={"launch": {"backend": kind.name, "label": kind.label}}),
             provenance=provenance.capture(),
             timings={"replay_start_ns": 0, "replay_end_ns": end_ns},
         )
-        sealed = seal_run(writer, manifest, plan, run.rows.requests_table(), run.rows.chunks_table())
-    return sealed, (wall_clock.now_ns() - began_ns) / NS_PER_S
+        return seal_run(writer, manifest, plan, run.rows.requests_table(), run.rows.chunks_table())
 
 
 class _Log:
@@ -179,14 +169,14 @@ def _admission(start: StepStart) -> list[KvEvent]:
 class _VirtualRun:
     """One plan on one freshly started server, in virtual time."""
 
-    def __init__(self, request: RunRequest, plan: Plan, log: _Log, scrapes: RawFile) -> None:
-        server = request.server
+    def __init__(self, run: PlannedRun, log: _Log, scrapes: RawFile) -> None:
+        server, plan, client = run.server, run.plan, run.spec.client
         config = EngineConfig.from_server(server)
         # The paper's rules tell of evictions only; admissions, reuse and ends are added as the vendor would log them.
         self._is_laconic = not config.has_inner_blocks
-        self.rows = _Rows(plan, request.spec.client.stream)
+        self.rows = _Rows(plan, client.stream)
         self._plan, self._log, self._scrapes = plan, log, scrapes
-        self._core = EmulatorCore(Scheduler(config, load_cost_model(server.cost_model)))
+        self._core = EmulatorCore(Scheduler(config, run.cost_model))
         self._metrics = ServerMetrics(MODEL, config, server.num_kv_slots)
         self._keys, self._followers = BlockKeys(plan), Followers(plan)
         self._names: dict[int, tuple[int, int]] = {}
@@ -198,9 +188,11 @@ class _VirtualRun:
         heapq.heapify(self._due)
         for offset_ns, session, _request in self._due:
             self._plan_send((session, 0), 0, offset_ns)
-        interval_ns = round(request.spec.client.scrape_interval_s * NS_PER_S)
+        interval_ns = round(client.scrape_interval_s * NS_PER_S)
         has_late_start = any(one.start_offset_ns and one.after is None for one in plan.sessions)
-        is_scraped_between = has_late_start and simulate(plan, server).end_ns < MAX_SCRAPES * interval_ns
+        is_scraped_between = (
+            has_late_start and simulate(plan, server, run.cost_model).end_ns < MAX_SCRAPES * interval_ns
+        )
         self._scrape_every_ns = interval_ns if is_scraped_between else 1 << 62
 
     def play(self) -> int:

@@ -1,6 +1,6 @@
 """Where the twin lives and what its processes are told: its Python, its environment variables.
 
-Nothing is installed or started here. Next: ``install`` makes the environment; ``harness.live.backends.twin`` and the
+Nothing is installed or started here. Next: ``install`` makes the environment; ``harness.runner.backends.twin`` and the
 tests run programs in it.
 """
 

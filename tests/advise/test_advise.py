@@ -11,10 +11,10 @@ from harness.advise import advise, diagnose
 from harness.advise.advise import Step, smallest_enough
 from harness.analysis.method.rules import load_rule
 from harness.errors import SpecError
+from harness.experiment import resolve
 from harness.plan import build_plan
 from harness.records import SealedRun
 from harness.runner import run_experiment
-from harness.runner.experiment import build_plans
 from harness.sim import simulate
 from harness.sim.interval import Prediction
 from harness.sim.search.space import Candidate, candidate_of, parse_space
@@ -75,7 +75,7 @@ def test_the_written_experiment_and_criteria_are_ready_to_freeze_and_run(tmp_pat
     assert set(rule.conditions) == set(proposed) - {"baseline"}
     assert spec.base_seed != 771
     assert spec.base_seed not in advice.space.inputs.search_seeds
-    assert len(build_plans(spec)) == len(proposed) * spec.replicates
+    assert len(resolve(spec)) == len(proposed) * spec.replicates
 
 
 def test_a_baseline_that_keeps_its_reuse_gets_buckets_first(tmp_path: Path) -> None:

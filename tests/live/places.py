@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from harness.engine import load_cost_model
-from harness.live.backends.twin import step_costs
 from harness.records import RunStore, SealedRun
+from harness.runner.backends.twin import step_costs
 from harness.twin.artifact import ArtifactSpec, cached_artifact
 from harness.twin.environment import INSIDE, SETTINGS_VARIABLE, TwinEnvironment, twin_variables
 

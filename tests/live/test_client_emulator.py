@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from harness.clock import NS_PER_S, clock_for
-from harness.live.backends.registry import backend_named
 from harness.live.client.run import ReplayResult, replay
 from harness.live.server.process import ServerProcess
 from harness.plan import Plan, build_plan
+from harness.runner.backends.emulator import EmulatorBackend
 from harness.spec import ClientSpec, ServerSpec, WorkloadSpec
 
 pytestmark = pytest.mark.live
@@ -22,7 +22,7 @@ SCALE = 20.0
 def replay_on_emulator(plan: Plan, folder: Path, options: ClientSpec) -> ReplayResult:
     folder.mkdir()
     clock, server = clock_for(SCALE), ServerSpec()
-    launch = backend_named("emulator").launch(server, port=0, run_folder=folder, time_scale=SCALE)
+    launch = EmulatorBackend().launch(server, port=0, run_folder=folder, time_scale=SCALE)
     with ServerProcess.start(
         launch.argv, env=launch.env, log_path=folder / "log", stamps_path=folder / "stamps", clock=clock
     ) as process:

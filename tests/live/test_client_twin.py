@@ -12,10 +12,10 @@ import pytest
 
 from harness.clock import NS_PER_MS, NS_PER_S, clock_for
 from harness.errors import HarnessError
-from harness.live.backends.registry import backend_named
 from harness.live.client.run import replay
 from harness.live.server.process import ServerProcess
 from harness.plan import Plan, RequestPlan, SessionPlan
+from harness.runner.backends.twin import TwinBackend
 from harness.spec import ClientSpec, ServerSpec
 from harness.twin.environment import find_twin
 
@@ -46,7 +46,7 @@ def counts_on_twin(folder: Path, options: ClientSpec) -> list[dict[str, Any]]:
     folder.mkdir()
     clock = clock_for(1.0)
     server = ServerSpec(start_timeout_s=240)
-    launch = backend_named("twin").launch(server, port=0, run_folder=folder, time_scale=1.0, log_format="default")
+    launch = TwinBackend().launch(server, port=0, run_folder=folder, time_scale=1.0, log_format="default")
     with ServerProcess.start(
         launch.argv, env=launch.env, log_path=folder / "log", stamps_path=folder / "stamps", clock=clock
     ) as process:

@@ -29,14 +29,6 @@ def test_this_machine_which_runs_the_tests_can_run_the_emulator(checks: dict[str
     assert checks["Python"].ok
     assert checks["libraries"].ok
     assert checks["timerfd"].ok
-    assert checks["backend emulator"].ok
-
-
-def test_a_backend_that_is_not_here_is_optional_and_says_how_to_get_it(checks: dict[str, Check]) -> None:
-    backends = [check for name, check in checks.items() if name.startswith("backend ")]
-    assert [check.name.split()[1] for check in backends] == ["emulator", "twin", "rbln", "attached"]
-    assert all(check.ok is not False for check in backends)
-    assert f"vllm-rbln=={doctor.VLLM_RBLN}" in checks["backend rbln"].how
 
 
 def test_looking_makes_no_folder(tmp_path: Path) -> None:
@@ -59,11 +51,3 @@ def test_a_command_that_is_absent_or_fails_is_none() -> None:
     assert doctor.first_line_of("false") is None
     assert doctor.first_line_of("true") == ""
     assert doctor.first_line_of("echo", "one\ntwo") == "one"
-
-
-def test_a_device_tool_on_the_path_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tool = tmp_path / "rbln-smi"
-    tool.write_text("#!/bin/sh\necho rbln-smi 3.0.0\n")
-    tool.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    assert "rbln-smi present" in doctor.check_rbln().found

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from harness.live.backends.launch_log import LaunchFacts, launch_findings, read_launch
+from harness.live.launch_log import LaunchFacts, launch_findings, read_launch
 from harness.spec import ServerSpec
 
 RBLN = "(EngineCore pid=9) 1795254182.886212 9 INFO vllm_rbln.x"

@@ -25,11 +25,11 @@ from stacks import TARGET, write_artifact, write_environment
 
 from harness.clock import NS_PER_MS, MonotonicClock, ScaledClock, realtime_minus_monotonic_ns
 from harness.errors import HarnessError, ServerError, SpecError
-from harness.live.backends.registry import backend_named
 from harness.live.launch import LaunchPlan
 from harness.live.patches.diff import parse_diff
 from harness.live.remote.host import SSH_LOG, RemoteHost
 from harness.live.server.process import ServerProcess
+from harness.runner.backends.rbln import RblnBackend
 from harness.spec import ServerSpec
 
 BEFORE = "import logging\nlogger = logging.getLogger(__name__)\ndef choose(n):\n    b = n\n    return b\n"
@@ -116,7 +116,7 @@ def other_host(tmp_path: Path, ssh: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
 
 def _launch(tmp_path: Path, root: Path, **server: Any) -> LaunchPlan:
     table = {"ssh": "npu1", "environment": str(root), "artifact": str(root / "artifact"), **server}
-    return backend_named("rbln").launch(
+    return RblnBackend().launch(
         ServerSpec.model_validate(table), port=0, run_folder=tmp_path / "run", time_scale=1.0, log_format="precise"
     )
 

@@ -15,15 +15,17 @@ from stacks import TARGET, write_artifact, write_environment
 
 from harness.clock import ScaledClock
 from harness.errors import ServerError, SpecError
-from harness.live.backends.attached import start_server
-from harness.live.backends.registry import EmulatorBackend, backend_named
 from harness.live.launch import LaunchPlan
 from harness.live.patches.diff import parse_diff
 from harness.live.patches.install import apply_in_place
+from harness.live.server.life import start_server
 from harness.live.server.process import ServerProcess, free_port
 from harness.observer import INSIDE
 from harness.records import RunStore
 from harness.runner import run_experiment
+from harness.runner.backends.attached import AttachedBackend
+from harness.runner.backends.emulator import EmulatorBackend
+from harness.runner.backends.rbln import RblnBackend
 from harness.spec import ExperimentSpec, ServerSpec
 
 BEFORE = "import logging\nlogger = logging.getLogger(__name__)\ndef choose(n):\n    b = n\n    return b\n"
@@ -62,7 +64,7 @@ def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def _launch(tmp_path: Path, stack: Path, /, **server: Any) -> LaunchPlan:
     table = {"artifact": str(tmp_path / "artifact"), "environment": str(stack), **server}
     (tmp_path / "run").mkdir(exist_ok=True)
-    return backend_named("rbln").launch(
+    return RblnBackend().launch(
         ServerSpec.model_validate(table), port=0, run_folder=tmp_path / "run", time_scale=1.0, log_format="precise"
     )
 
@@ -231,9 +233,7 @@ def test_an_attached_server_is_measured_left_running_and_said_to_be_attached(
 def test_an_attached_server_that_is_not_there_is_refused(tmp_path: Path) -> None:
     url = f"http://{HOST}:{free_port()}"
     with pytest.raises(ServerError, match=r"no server answers there\. Start it, or change server\.url"):
-        backend_named("attached").launch(
-            ServerSpec(url=url), port=0, run_folder=tmp_path, time_scale=1.0, log_format="default"
-        )
+        AttachedBackend().launch(ServerSpec(url=url), port=0, run_folder=tmp_path, time_scale=1.0, log_format="default")
 
 
 @pytest.mark.parametrize(
@@ -241,9 +241,7 @@ def test_an_attached_server_that_is_not_there_is_refused(tmp_path: Path) -> None
 )
 def test_an_address_that_is_none_is_refused(tmp_path: Path, url: str) -> None:
     with pytest.raises(SpecError, match=r"server\.url: is .*, not http://HOST:PORT"):
-        backend_named("attached").launch(
-            ServerSpec(url=url), port=0, run_folder=tmp_path, time_scale=1.0, log_format="default"
-        )
+        AttachedBackend().launch(ServerSpec(url=url), port=0, run_folder=tmp_path, time_scale=1.0, log_format="default")
 
 
 def test_an_attached_server_that_stays_ill_is_given_up(tmp_path: Path) -> None:

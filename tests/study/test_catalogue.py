@@ -17,6 +17,7 @@ from harness.analysis.method.decide import Outcome
 from harness.analysis.method.rules import RecompilationRule, load_rule
 from harness.analysis.method.tabular import AnalysisResult
 from harness.analysis.method.verdicts import Evidence, decide_experiment
+from harness.experiment import resolve
 from harness.prereg import predict_experiment, predict_runs
 from harness.records import SealedRun
 from harness.runner import run_experiment
@@ -293,7 +294,7 @@ def test_the_papers_predictions_come_out_of_its_own_inputs() -> None:
         "n10-slots16": 0.9213, "n10-selected": 0.8899,
     }  # fmt: skip
     spec = shipped("configuration", workload={"source": "paper", "num_sessions": 6}, base_seed=20261000)
-    predictions = predict_experiment(spec, "paper")
+    predictions = predict_experiment(resolve(spec), "paper")
     cost = {name: sum(one.device_ns for one in runs.values()) for name, runs in predictions.items()}
     found = {name: round(cost[name] / cost[f"{name.split('-')[0]}-base"], 4) for name in printed}
     assert found == printed

@@ -17,8 +17,8 @@ from twin_follow import Asked, follow, log_messages
 
 from harness.clock import MonotonicClock
 from harness.engine import EngineConfig
-from harness.live.backends.registry import TwinBackend
 from harness.live.server.process import ServerProcess
+from harness.runner.backends.twin import TwinBackend
 from harness.spec import ServerSpec
 from harness.twin.environment import TwinEnvironment
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.engine import load_cost_model
-from harness.live.backends.twin import step_costs
+from harness.runner.backends.twin import step_costs
 from harness.twin.inside.twin_device.device import Device, DeviceError
 from harness.twin.inside.twin_device.pacing import costs_from, now_ns
 from harness.twin.inside.twin_device.rolling import expected_tokens

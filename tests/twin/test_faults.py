@@ -14,9 +14,9 @@ import pytest
 
 from harness.clock import MonotonicClock
 from harness.errors import ServerError
-from harness.live.backends.registry import TwinBackend
 from harness.live.launch import LaunchPlan
 from harness.live.server.process import ServerProcess
+from harness.runner.backends.twin import TwinBackend
 from harness.spec import ServerSpec
 from harness.twin.environment import TwinEnvironment
 

@@ -16,9 +16,9 @@ import pytest
 
 from harness.clock import MonotonicClock
 from harness.engine import EngineConfig, Scheduler, load_cost_model
-from harness.live.backends.registry import TwinBackend
 from harness.live.server.process import ServerProcess
 from harness.plan import token_block_keys
+from harness.runner.backends.twin import TwinBackend
 from harness.spec import ServerSpec
 from harness.twin.artifact import ArtifactSpec, cached_artifact
 from harness.twin.environment import TwinEnvironment

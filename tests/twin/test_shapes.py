@@ -20,8 +20,10 @@ from cut_logs import assert_no_cut_invents_or_loses
 
 from harness.analysis import ParseCounts, parse_log
 from harness.clock import MonotonicClock
-from harness.live.backends.registry import Backend, EmulatorBackend, TwinBackend
 from harness.live.server.process import ServerProcess
+from harness.runner.backends.base import ServerBackend
+from harness.runner.backends.emulator import EmulatorBackend
+from harness.runner.backends.twin import TwinBackend
 from harness.spec import ServerSpec
 from harness.twin.environment import TwinEnvironment
 
@@ -77,7 +79,7 @@ class Running:
 def servers(twin: TwinEnvironment, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Running, Running]]:
     """The real stack and the emulator, in the stack's default log format."""
     del twin
-    backends: tuple[Backend, ...] = (TwinBackend(), EmulatorBackend())
+    backends: tuple[ServerBackend, ...] = (TwinBackend(), EmulatorBackend())
     costs = tmp_path_factory.mktemp("costs") / "slow.toml"
     costs.write_text(COSTS)
     spec = SERVER.model_copy(update={"cost_model": str(costs)})

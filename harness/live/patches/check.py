@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import SpecError
+from harness.kinds import kind_named
 from harness.live.patches.observer_points import POINTS, RUNTIME, HookPoint, Read, missing_hooks
 from harness.live.patches.shipped import Patch, patch_status, read, require_state, sha256, shipped_patches
 from harness.spec import ConditionSpec, ExperimentSpec
 
 PLAIN, OBSERVED = "plain", "observed"
-PATCHABLE = ("rbln", "twin")
 
 
 def verify_installed(site_packages: Path) -> str:
@@ -75,10 +75,10 @@ def paired_spec(spec: ExperimentSpec, backend: str | None = None) -> ExperimentS
     The patch comes as an overlay whatever ``spec`` says: an installed file that is patched in place would be patched in
     both runs. The bytes that run are the same (``sha256_after``). Raises SpecError for a backend with nothing to patch.
     """
-    kind = backend or spec.backend
-    if kind not in PATCHABLE:
+    kind = kind_named(backend or spec.backend)
+    if not kind.has_stack:
         raise SpecError(
-            f"backend {kind!r} has no vllm-rbln of ours to patch and observe",
+            f"backend {kind.name!r} has no vllm-rbln of ours to patch and observe",
             where="patch check",
             hint="Use --backend rbln on an NPU server, or --backend twin anywhere",
         )
@@ -103,7 +103,7 @@ def paired_spec(spec: ExperimentSpec, backend: str | None = None) -> ExperimentS
         {
             **table,
             "name": f"{spec.name}-check"[:64],
-            "backend": kind,
+            "backend": kind.name,
             "replicates": 1,
             "rules": (),
             "condition": [one.model_dump() for one in pair],

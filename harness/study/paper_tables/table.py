@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from harness.kinds import kind_of_run
 from harness.study.paper_tables.source import NotRunError, Source
-
-NPU_BACKENDS = ("rbln", "attached")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,5 +65,5 @@ def _backend_notes(spec: TableSpec, source: Source) -> list[str]:
     if not backends:
         return []
     told = f"{len(runs)} sealed runs of {', '.join(spec.experiments)}, backend {', '.join(backends)}"
-    is_npu = all(backend in NPU_BACKENDS for backend in backends)
+    is_npu = all(kind_of_run(backend).has_device for backend in backends)
     return [told] if is_npu else [f"No NPU was measured. {told}"]

@@ -14,18 +14,15 @@ from typing import Any
 
 from harness.engine import EngineConfig, load_cost_model
 from harness.engine.cost import CostModel
+from harness.errors import ServerError
+from harness.kinds import KINDS, BackendKind
 from harness.live.artifacts import check_artifact, read_artifact
-from harness.live.backends.rbln import Stack, serve_plan
 from harness.live.devices.smi import read_devices, require_idle
-from harness.live.launch import (
-    DEVICE_TRACE_FILE,
-    LOOPBACK,
-    Backend,
-    LaunchOptions,
-    LaunchPlan,
-    write_config,
-)
+from harness.live.doctor import Check
+from harness.live.launch import DEVICE_TRACE_FILE, LOOPBACK, LaunchPlan, write_config
 from harness.live.server.process import require_port
+from harness.live.stack import Stack, check_installed, serve_plan
+from harness.runner.backends.base import LaunchOptions, ServerBackend, check_named_artifact
 from harness.spec import ServerSpec
 from harness.twin.artifact import ArtifactSpec, cached_artifact
 from harness.twin.environment import INSIDE, find_twin, twin_variables
@@ -37,7 +34,7 @@ STAND_IN_SMI = INSIDE / "rbln_smi.py"
 
 
 @dataclass(frozen=True, slots=True)
-class TwinBackend(Backend):
+class TwinBackend(ServerBackend):
     """The real vLLM and vllm-rbln; only the device runtime is a stand-in.
 
     folder: where the twin is installed (default: `harness.twin.environment.default_folder`). timing: "period" hides the
@@ -45,13 +42,32 @@ class TwinBackend(Backend):
     ``twin_device.settings.Fault`` takes them.
     """
 
-    name: str = "twin"
-    label: str = "twin (real vLLM and vllm-rbln on a stand-in device with modelled step times)"
-    allows_time_scale: bool = False
+    kind: BackendKind = KINDS["twin"]
     folder: Path | None = None
     timing: str = "period"
     faults: tuple[dict[str, Any], ...] = ()
     extra_flags: tuple[str, ...] = ()
+
+    def check_server(self, server: ServerSpec) -> None:
+        check_named_artifact(server)
+
+    def check_host(self, server: ServerSpec) -> None:
+        require_port(LOOPBACK, server.port)
+        check_installed(server, find_twin().site_packages)
+
+    def readiness(self) -> Check:
+        """Whether the twin is installed beside the harness, in an environment of its own."""
+        try:
+            found, ok = f"installed in {find_twin().folder}", True
+        except ServerError as error:
+            found, ok = f"{error.what} in {error.where}", None
+        return Check(
+            name="backend twin",
+            ok=ok,
+            found=found,
+            need="the real vLLM and vllm-rbln in an environment of their own; no device",
+            how="Run: harness twin install (downloads about 1 GB, takes about 3 GB)",
+        )
 
     def _plan(self, server: ServerSpec, options: LaunchOptions) -> LaunchPlan:
         """The first launch of a configuration also writes its artifact (some 6 s)."""
@@ -69,7 +85,7 @@ class TwinBackend(Backend):
         command = (sys.executable, str(STAND_IN_SMI), "-j")
         return serve_plan(
             server.model_copy(update={"extra_args": (*self.extra_flags, *server.extra_args)}),
-            backend=self.name,
+            backend=self.kind.name,
             stack=Stack(twin.vllm, twin.site_packages, dict(twin.stamp.get("versions", {}))),
             artifact=artifact,
             config=config,
@@ -119,3 +135,6 @@ def step_costs(model: CostModel, buckets: Sequence[int]) -> dict[str, Any]:
         "token_fs": model.token_fs,
         "position_fs": model.position_fs,
     }
+
+
+BACKEND = TwinBackend()

@@ -1,4 +1,4 @@
-"""The real stack as a backend: ``vllm serve`` of a compiled artifact on this host's NPUs, seen by patch and plugin.
+"""The real stack: where it is installed, and the exact ``vllm serve`` of a compiled artifact, seen by patch and plugin.
 
 ``serve_plan`` alone knows the command, its environment and its log format; the twin uses it too, so that what is tested
 without an NPU is what runs on one. Next: ``harness.live.server`` starts the LaunchPlan, ``launch_log`` reads what is
@@ -16,14 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.errors import ServerError, SpecError
-from harness.live.artifacts import ArtifactConfig, artifact_identity, blocks_override, check_artifact, read_artifact
-from harness.live.compile import require_fresh
-from harness.live.devices.smi import DeviceReport, find_command, require_idle
-from harness.live.launch import LOOPBACK, Backend, LaunchOptions, LaunchPlan, LogFormat, write_config
+from harness.errors import ServerError
+from harness.live.artifacts import ArtifactConfig, artifact_identity, blocks_override
+from harness.live.devices.smi import DeviceReport
+from harness.live.launch import LOOPBACK, LaunchPlan, LogFormat, write_config
 from harness.live.patches.install import in_place_record
 from harness.live.patches.shipped import make_overlay, patch_status, require_state
-from harness.live.remote.plan import remote_plan
 from harness.live.serve_command import (
     LOGGING_FILE,
     QUIET,
@@ -31,7 +29,6 @@ from harness.live.serve_command import (
     logging_config,
     serve_arguments,
 )
-from harness.live.server.process import require_port
 from harness.observer import INSIDE, OBSERVER_FILE, observer_variables
 from harness.records import Observation
 from harness.redact import filled_env
@@ -183,47 +180,6 @@ def _patched(server: ServerSpec, stack: Stack, overlays: Path) -> tuple[dict[str
     check_installed(server, stack.site_packages)
     status = patch_status(stack.site_packages)
     return {"mode": "none", "version": status.version, "found_sha256": status.found_sha256}, None
-
-
-@dataclass(frozen=True, slots=True)
-class RblnBackend(Backend):
-    """vllm-rbln on the NPUs of this host. The artifact is compiled before: ``harness compile``."""
-
-    name: str = "rbln"
-    label: str = "RBLN NPU (vLLM with vllm-rbln)"
-    allows_time_scale: bool = False
-
-    def _plan(self, server: ServerSpec, options: LaunchOptions) -> LaunchPlan:
-        """Refuses busy devices, and an artifact or a package that is not as declared."""
-        if not server.artifact:
-            raise SpecError("is missing", where="server.artifact", hint="Name the folder of the compiled model")
-        if server.ssh:
-            return remote_plan(
-                server, backend=self.name, port=require_port(LOOPBACK, options.port), run_folder=options.run_folder
-            )
-        artifact = Path(server.artifact).absolute()
-        config = read_artifact(artifact)
-        check_artifact(config, server, str(artifact))
-        stack = find_stack(server.environment)
-        record = require_fresh(artifact, stack.versions)
-        devices = server.devices or tuple(range(config.num_devices))
-        report = require_idle(devices)
-        return serve_plan(
-            server,
-            backend=self.name,
-            stack=stack,
-            artifact=artifact,
-            config=config,
-            model=artifact.name,
-            port=require_port(LOOPBACK, options.port),
-            run_folder=options.run_folder,
-            overlays=overlay_folder(),
-            log_format=options.log_format,
-            variables={"RBLN_DEVICES": ",".join(map(str, devices))},
-            device_command=find_command(),
-            devices=report,
-            more={"compiled": None if record is None else {key: record[key] for key in ("spec", "versions")}},
-        )
 
 
 def overlay_folder() -> Path:

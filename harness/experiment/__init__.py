@@ -1,0 +1,9 @@
+"""An experiment resolved: from what people wrote to the runs it means, each one value, made once.
+
+Nothing is run or predicted here. Next: ``harness.runner`` performs PlannedRuns; ``harness.prereg`` freezes and predicts
+them.
+"""
+
+from harness.experiment.planned import PlannedRun, PlannedRuns, resolve
+
+__all__ = ["PlannedRun", "PlannedRuns", "resolve"]

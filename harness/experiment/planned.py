@@ -1,0 +1,128 @@
+"""From an ExperimentSpec to its runs: server, plan, treatment and cost model of each, settled once.
+
+Whoever holds a PlannedRun validates no spec, derives no treatment and looks for no file again. Nothing is started,
+simulated or written. Next: ``harness.runner`` performs the runs; ``harness.prereg`` freezes and predicts them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from harness.engine import CostModel, load_cost_model
+from harness.engine.cost import find_cost_file
+from harness.plan import Plan, build_plan, check_fits
+from harness.records import RunKey
+from harness.spec import ConditionSpec, ExperimentSpec, ServerSpec, Treatment, WorkloadSpec
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlannedRun:
+    """Everything that decides one run: a condition of one replicate.
+
+    position: place in the experiment's order, from 0. server: the condition's changes applied. plan: what is sent, the
+    treatment applied; its ``drawn_hash`` is equal for all conditions of a replicate that share a workload.
+    cost_file: where ``cost_model`` was read from.
+    """
+
+    spec: ExperimentSpec
+    condition: ConditionSpec
+    replicate: int
+    position: int
+    server: ServerSpec
+    plan: Plan
+    cost_file: Path
+    cost_model: CostModel = field(repr=False)
+
+    @property
+    def key(self) -> RunKey:
+        return RunKey(self.spec.name, self.condition.name, self.replicate)
+
+    @property
+    def label(self) -> str:
+        return f"{self.condition.name}/{self.replicate}"
+
+    @property
+    def order_index(self) -> int:
+        """Place within the replicate's rotated order."""
+        return self.position % len(self.spec.condition)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlannedRuns:
+    """All runs of an experiment in the order in which they are performed."""
+
+    spec: ExperimentSpec
+    runs: tuple[PlannedRun, ...]
+
+    def __iter__(self) -> Iterator[PlannedRun]:
+        return iter(self.runs)
+
+    def __len__(self) -> int:
+        return len(self.runs)
+
+    @property
+    def by_condition(self) -> dict[str, tuple[PlannedRun, ...]]:
+        """Runs of each condition by replicate, the conditions in the order of the experiment."""
+        return {
+            condition.name: tuple(run for run in self.runs if run.condition is condition)
+            for condition in self.spec.condition
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class _Settled:
+    """What all replicates of a condition share."""
+
+    server: ServerSpec
+    workload: WorkloadSpec
+    cost_file: Path
+    cost_model: CostModel = field(repr=False)
+
+
+def resolve(spec: ExperimentSpec) -> PlannedRuns:
+    """Every run of an experiment: replicate by replicate, the conditions rotated by one each time (paper, 2-4).
+
+    Conditions with the same workload and treatment share one plan object in each replicate. Raises SpecError for an
+    unknown cost model or wait distribution, and for a request that no KV slot of its server holds.
+    """
+    settled = {condition.name: _settle(spec, condition) for condition in spec.condition}
+    plans = _Plans(spec.base_seed)
+    runs: list[PlannedRun] = []
+    for replicate in range(spec.replicates):
+        shift = replicate % len(spec.condition)
+        for condition in spec.condition[shift:] + spec.condition[:shift]:
+            own = settled[condition.name]
+            plan = plans.plan(own.workload, spec.input_of(replicate), condition.treatment)
+            check_fits(plan, own.server)
+            runs.append(
+                PlannedRun(
+                    spec, condition, replicate, len(runs), own.server, plan, own.cost_file, cost_model=own.cost_model
+                )
+            )
+    return PlannedRuns(spec, tuple(runs))
+
+
+def _settle(spec: ExperimentSpec, condition: ConditionSpec) -> _Settled:
+    server = spec.server_of(condition)
+    cost_file = find_cost_file(server.cost_model)
+    return _Settled(server, spec.workload_of(condition), cost_file, load_cost_model(cost_file))
+
+
+class _Plans:
+    """The plans of one experiment, each drawn and treated once."""
+
+    def __init__(self, base_seed: int) -> None:
+        self._base_seed = base_seed
+        self._made: dict[tuple[WorkloadSpec, int, Treatment], Plan] = {}
+
+    def plan(self, workload: WorkloadSpec, block: int, treatment: Treatment) -> Plan:
+        key = (workload, block, treatment)
+        if key not in self._made:
+            self._made[key] = (
+                build_plan(workload, self._base_seed, block)
+                if treatment == "as-drawn"
+                else self.plan(workload, block, "as-drawn").with_treatment(treatment)
+            )
+        return self._made[key]

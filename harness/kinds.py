@@ -1,0 +1,81 @@
+"""What every part of the harness may know of a backend: its name, its label, what it can. Nothing is started here.
+
+The only table of backends: specs are checked against it and reports take their words from it. A sealed run may name a
+kind that this version does not have; it still opens. Next: ``harness.runner.backends`` runs one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from harness.errors import SpecError
+
+
+@dataclass(frozen=True, slots=True)
+class BackendKind:
+    """One kind of server, as experiments and sealed runs name it.
+
+    label: as a report says it, so that no reader takes one kind for another. has_device: its times come from a device,
+    as far as anybody knows; None: that is not known. scales_time: model time may differ from wall time. is_virtual: no
+    process is started and no wall time passes. has_stack: the real vllm-rbln, which can be patched and observed.
+    is_restarted: every run gets a fresh server.
+    """
+
+    name: str
+    label: str
+    has_device: bool | None = False
+    scales_time: bool = False
+    is_virtual: bool = False
+    has_stack: bool = False
+    is_restarted: bool = True
+
+
+def _table(*kinds: BackendKind) -> Mapping[str, BackendKind]:
+    return MappingProxyType({kind.name: kind for kind in kinds})
+
+
+KINDS = _table(
+    BackendKind(
+        name="emulator",
+        label="embedded emulator (modelled step times, no device)",
+        scales_time=True,
+    ),
+    BackendKind(
+        name="twin",
+        label="twin (real vLLM and vllm-rbln on a stand-in device with modelled step times)",
+        has_stack=True,
+    ),
+    BackendKind(
+        name="sim",
+        label="virtual time, no server process",
+        scales_time=True,
+        is_virtual=True,
+    ),
+    BackendKind(
+        name="rbln",
+        label="RBLN NPU (vLLM with vllm-rbln)",
+        has_device=True,
+        has_stack=True,
+    ),
+    BackendKind(
+        name="attached",
+        label="attached server (started by somebody else, not restarted between runs)",
+        has_device=True,
+        is_restarted=False,
+    ),
+)
+DEFAULT_BACKEND = next(iter(KINDS))
+
+
+def kind_named(name: str) -> BackendKind:
+    """The kind that an experiment names; an unknown name is a SpecError that lists those there are."""
+    if name not in KINDS:
+        raise SpecError(f"unknown backend {name!r}", where="backend", hint=f"Use one of {', '.join(KINDS)}")
+    return KINDS[name]
+
+
+def kind_of_run(name: str) -> BackendKind:
+    """The kind that a sealed run names; for one that this version does not know, its bare name and no claim."""
+    return KINDS.get(name) or BackendKind(name=name, label=name or "not named", has_device=None)

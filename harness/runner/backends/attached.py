@@ -1,0 +1,98 @@
+"""A server that somebody else started, as a backend; every run on it says so.
+
+It is never started, restarted, stopped or configured. Next: ``harness.live.server.life`` looks at it during a run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from harness.errors import ServerError, SpecError
+from harness.kinds import KINDS, BackendKind
+from harness.live.doctor import Check
+from harness.live.launch import LaunchPlan
+from harness.live.server.life import get
+from harness.live.server.process import url_host
+from harness.records import Finding, Observation
+from harness.runner.backends.base import LaunchOptions, ServerBackend
+from harness.spec import ServerSpec
+
+ATTACHED = Finding(
+    code="server-attached",
+    severity="warning",
+    evidence="the server was started by somebody else and not restarted for this run",
+    hint="What it held or did before is part of this run; compare only with runs that say the same",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class AttachedBackend(ServerBackend):
+    """Somebody else's OpenAI-compatible server at ``server.url``; the model is the first one it lists."""
+
+    kind: BackendKind = KINDS["attached"]
+
+    def readiness(self) -> Check:
+        return Check(
+            name="backend attached",
+            ok=True,
+            found="a server that somebody else started",
+            need="its address; no restart between runs, and reports say so",
+            how="Use the emulator backend, whose server is fresh for every run",
+        )
+
+    def _plan(self, server: ServerSpec, options: LaunchOptions) -> LaunchPlan:
+        del options  # nothing is launched
+        host, number = _address(server.url)
+        url = f"http://{url_host(host)}:{number}"
+        return LaunchPlan(
+            backend=self.kind.name,
+            argv=(),
+            host=host,
+            port=number,
+            model=_first_model(url),
+            requested={"server": server.model_dump(mode="json"), "url": url, "version": _version(url)},
+            observation=Observation(steps="none", has_kv_log=False),
+            is_ours=False,
+            findings=(ATTACHED,),
+        )
+
+
+def _address(url: str) -> tuple[str, int]:
+    parts = urlsplit(url)
+    try:
+        port = parts.port
+    except ValueError:
+        port = None
+    if parts.scheme != "http" or not parts.hostname or not port or parts.path not in ("", "/"):
+        raise SpecError(
+            f"is {url!r}, not http://HOST:PORT", where="server.url", hint='Write for example "http://127.0.0.1:8000"'
+        )
+    return parts.hostname, port
+
+
+def _first_model(url: str) -> str:
+    response = get(f"{url}/v1/models")
+    if response is None:
+        raise ServerError("no server answers there", where=url, hint="Start it, or change server.url")
+    try:
+        return str(response.json()["data"][0]["id"])
+    except (ValueError, LookupError, TypeError):
+        raise ServerError(
+            f"GET /v1/models gives status {response.status_code} and no model",
+            where=url,
+            hint="Is it an OpenAI-compatible server?",
+        ) from None
+
+
+def _version(url: str) -> str:
+    response = get(f"{url}/version")
+    try:
+        answer: Any = {} if response is None else response.json()
+        return str(answer.get("version", ""))
+    except (ValueError, AttributeError):
+        return ""
+
+
+BACKEND = AttachedBackend()

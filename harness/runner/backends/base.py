@@ -1,0 +1,100 @@
+"""What a backend is: checks before anything starts, one line for the doctor, and how one run is performed.
+
+A backend of servers adds the exact command that starts one; every such server is started, watched and stopped by the
+same code (``harness.runner.run``). No kind is named here. Next: the modules beside this one.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import NamedTuple
+
+from harness.errors import SpecError
+from harness.experiment import PlannedRun
+from harness.kinds import BackendKind
+from harness.live.artifacts import check_artifact, read_artifact
+from harness.live.doctor import Check
+from harness.live.launch import LaunchPlan, LogFormat
+from harness.records import SealedRun
+from harness.runner.run import Invocation, perform_run
+from harness.spec import ServerSpec
+
+
+class Backend(ABC):
+    """One kind of server that the harness can measure."""
+
+    __slots__ = ()
+
+    kind: BackendKind
+
+    def check_server(self, server: ServerSpec) -> None:  # noqa: B027  # most kinds have nothing to refuse
+        """Refuse what no host could run, before an experiment is planned; raises SpecError."""
+
+    def check_host(self, server: ServerSpec) -> None:  # noqa: B027
+        """Refuse, before the first server of an experiment starts, what this host can already tell.
+
+        Raises as ``perform`` would: ServerError for a busy port or an absent stack, SpecError for a stale artifact.
+        """
+
+    @abstractmethod
+    def readiness(self) -> Check:
+        """Whether this machine can run this kind; only looks."""
+
+    @abstractmethod
+    def perform(self, run: PlannedRun, invocation: Invocation) -> SealedRun | None:
+        """Perform one run and seal it, valid or not; None when the person aborted it."""
+
+
+class LaunchOptions(NamedTuple):
+    """What a run says about one launch. port: 0 for any free one. run_folder: where the backend writes its files."""
+
+    port: int
+    run_folder: Path
+    time_scale: float
+    log_format: LogFormat
+
+
+class ServerBackend(Backend):
+    """A kind with a server process behind HTTP."""
+
+    __slots__ = ()
+
+    def launch(
+        self,
+        server: ServerSpec,
+        *,
+        port: int,
+        run_folder: Path,
+        time_scale: float = 1.0,
+        log_format: LogFormat = "default",
+    ) -> LaunchPlan:
+        """The command for ``server``, with its files written into ``run_folder``; starts nothing.
+
+        port: 0 for any free one. Raises ServerError for a busy port, SpecError for what this kind cannot do.
+        """
+        check_time_scale(self.kind, time_scale)
+        return self._plan(server, LaunchOptions(port, run_folder, time_scale, log_format))
+
+    @abstractmethod
+    def _plan(self, server: ServerSpec, options: LaunchOptions) -> LaunchPlan:
+        """See ``launch``."""
+
+    def perform(self, run: PlannedRun, invocation: Invocation) -> SealedRun | None:
+        return perform_run(run, invocation, self.launch)
+
+
+def check_time_scale(kind: BackendKind, time_scale: float) -> None:
+    """Only a modelled device can run in scaled time."""
+    if time_scale != 1.0 and not kind.scales_time:
+        raise SpecError(
+            f"{kind.name} runs in real time and cannot be scaled by {time_scale:g}",
+            where="time_scale",
+            hint="Remove time_scale",
+        )
+
+
+def check_named_artifact(server: ServerSpec) -> None:
+    """Refuse a compiled model that is not there or is not what the condition asks for; another host's is not seen."""
+    if server.artifact and not server.ssh:
+        check_artifact(read_artifact(Path(server.artifact)), server, server.artifact)

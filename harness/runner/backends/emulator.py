@@ -1,0 +1,73 @@
+"""The embedded emulator as a backend: the scheduler's rules in real time, a cost model instead of a device.
+
+Everything it is told stands in one file of the run folder. Next: ``harness.emulator`` reads that file.
+"""
+
+from __future__ import annotations
+
+import platform
+import sys
+from dataclasses import dataclass
+
+from harness.kinds import KINDS, BackendKind
+from harness.live.doctor import Check
+from harness.live.launch import DEVICE_TRACE_FILE, LOOPBACK, LaunchPlan, write_config
+from harness.live.server.process import require_port
+from harness.runner.backends.base import LaunchOptions, ServerBackend
+from harness.spec import ServerSpec
+
+CONFIG_FILE = "server.config.json"
+EMULATED_MODEL = "emulated-qwen3-4b"
+
+
+@dataclass(frozen=True, slots=True)
+class EmulatorBackend(ServerBackend):
+    """An OpenAI-compatible server that steps the simulator's engine in real time. seed: of its tokens."""
+
+    kind: BackendKind = KINDS["emulator"]
+    seed: int = 0
+
+    def check_host(self, server: ServerSpec) -> None:
+        require_port(LOOPBACK, server.port)
+
+    def readiness(self) -> Check:
+        return Check(
+            name="backend emulator",
+            ok=sys.platform == "linux",
+            found=f"{platform.system()}, no device needed",
+            need="Linux",
+            how="Use Linux: process groups and /proc are needed to end a server for certain",
+        )
+
+    def _plan(self, server: ServerSpec, options: LaunchOptions) -> LaunchPlan:
+        chosen_port = require_port(LOOPBACK, options.port)
+        # Absolute: the server's working folder is its own business.
+        files = {
+            "config": (options.run_folder / CONFIG_FILE).absolute(),
+            "device_trace": (options.run_folder / DEVICE_TRACE_FILE).absolute(),
+        }
+        config = {
+            "server": server.model_dump(mode="json"),
+            "time_scale": options.time_scale,
+            "host": LOOPBACK,
+            "port": chosen_port,
+            "model": EMULATED_MODEL,
+            "log_format": options.log_format,
+            "trace_path": str(files["device_trace"]),
+            "seed": self.seed,
+        }
+        write_config(files["config"], config)
+        return LaunchPlan(
+            backend=self.kind.name,
+            argv=(sys.executable, "-m", "harness.emulator", "--config", str(files["config"])),
+            # Lines must reach the log when they are written, not when a buffer is full.
+            env={"PYTHONUNBUFFERED": "1"},
+            host=LOOPBACK,
+            port=chosen_port,
+            model=EMULATED_MODEL,
+            files=files,
+            requested=config,
+        )
+
+
+BACKEND = EmulatorBackend()

@@ -1,0 +1,107 @@
+"""The NPUs of this host, or of another one over ssh, as a backend: ``vllm serve`` of a compiled artifact.
+
+Refuses busy devices, and an artifact or a package that is not as declared. Next: ``harness.live.stack`` knows the
+command, ``harness.live.remote`` takes it to another host.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.errors import SpecError
+from harness.kinds import KINDS, BackendKind
+from harness.live.artifacts import check_artifact, read_artifact
+from harness.live.compile import require_fresh
+from harness.live.devices.smi import find_command, require_idle
+from harness.live.doctor import Check, first_line_of, version_of
+from harness.live.launch import LOOPBACK, LaunchPlan
+from harness.live.remote.plan import remote_plan
+from harness.live.server.process import require_port
+from harness.live.stack import check_installed, find_stack, overlay_folder, serve_plan
+from harness.redact import filled_env
+from harness.runner.backends.base import LaunchOptions, ServerBackend, check_named_artifact
+from harness.spec import ServerSpec
+
+# The stack whose source the engine follows.
+VLLM_RBLN = "0.11.1"
+STACK = ("vllm", "vllm-rbln", "optimum-rbln")
+COMPILER = "rebel-compiler"
+
+
+@dataclass(frozen=True, slots=True)
+class RblnBackend(ServerBackend):
+    """vllm-rbln on RBLN NPUs. The artifact is compiled before: ``harness compile``."""
+
+    kind: BackendKind = KINDS["rbln"]
+
+    def check_server(self, server: ServerSpec) -> None:
+        check_named_artifact(server)
+
+    def check_host(self, server: ServerSpec) -> None:
+        if server.ssh:  # looked at when its server starts
+            return
+        require_port(LOOPBACK, server.port)
+        stack = find_stack(server.environment)
+        check_installed(server, stack.site_packages)
+        _require_artifact(server)
+        require_fresh(Path(server.artifact), stack.versions)
+        filled_env(server.env, os.environ)
+
+    def readiness(self) -> Check:
+        """The vendor's packages, its device tool and its device files."""
+        devices = sorted(path.name for path in Path("/dev").glob("rbln*"))
+        tool = first_line_of("rbln-smi", "--version")
+        versions = {name: version_of(name) for name in (*STACK, COMPILER)}
+        facts = [
+            ", ".join(f"{name} {version or 'absent'}" for name, version in versions.items()),
+            "rbln-smi present" if tool is not None else "rbln-smi absent",
+            f"{len(devices)} devices" if devices else "no /dev/rbln*",
+        ]
+        has_stack = versions["vllm-rbln"] is not None and versions[COMPILER] is not None
+        return Check(
+            name="backend rbln",
+            ok=True if has_stack and tool is not None and devices else None,
+            found="; ".join(facts),
+            need=f"vllm-rbln {VLLM_RBLN}, {COMPILER}, rbln-smi, /dev/rbln*",
+            how="On a server with RBLN cards: install the vendor's driver (brings rbln-smi) and, with a portal "
+            f"account, {COMPILER} from the vendor's package index; then pip install vllm-rbln=={VLLM_RBLN}",
+        )
+
+    def _plan(self, server: ServerSpec, options: LaunchOptions) -> LaunchPlan:
+        _require_artifact(server)
+        if server.ssh:
+            port = require_port(LOOPBACK, options.port)
+            return remote_plan(server, backend=self.kind.name, port=port, run_folder=options.run_folder)
+        artifact = Path(server.artifact).absolute()
+        config = read_artifact(artifact)
+        check_artifact(config, server, str(artifact))
+        stack = find_stack(server.environment)
+        record = require_fresh(artifact, stack.versions)
+        devices = server.devices or tuple(range(config.num_devices))
+        report = require_idle(devices)
+        return serve_plan(
+            server,
+            backend=self.kind.name,
+            stack=stack,
+            artifact=artifact,
+            config=config,
+            model=artifact.name,
+            port=require_port(LOOPBACK, options.port),
+            run_folder=options.run_folder,
+            overlays=overlay_folder(),
+            log_format=options.log_format,
+            variables={"RBLN_DEVICES": ",".join(map(str, devices))},
+            device_command=find_command(),
+            devices=report,
+            more={"compiled": None if record is None else {key: record[key] for key in ("spec", "versions")}},
+        )
+
+
+def _require_artifact(server: ServerSpec) -> None:
+    if not server.artifact:
+        raise SpecError("is missing", where="server.artifact", hint="Name the folder of the compiled model")
+
+
+BACKEND = RblnBackend()

@@ -1,0 +1,34 @@
+"""The simulator as a backend: a run in virtual time, with the same records as a measured one.
+
+Starts no process and waits for nothing, so it has nothing to check. Next: ``harness.runner.simulated``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from harness.experiment import PlannedRun
+from harness.kinds import KINDS, BackendKind
+from harness.live.doctor import Check
+from harness.records import SealedRun
+from harness.runner.backends.base import Backend
+from harness.runner.run import Invocation
+from harness.runner.simulated import perform_simulated_run
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedBackend(Backend):
+    """The emulator's engine loop on a clock that jumps."""
+
+    kind: BackendKind = KINDS["sim"]
+
+    def readiness(self) -> Check:
+        return Check(
+            name="backend sim", ok=True, found="virtual time, no process, no device", need="nothing", how="Use it"
+        )
+
+    def perform(self, run: PlannedRun, invocation: Invocation) -> SealedRun | None:
+        return perform_simulated_run(run, invocation)
+
+
+BACKEND = SimulatedBackend()

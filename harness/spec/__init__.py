@@ -1,0 +1,50 @@
+"""What people write: experiments, conditions, servers and workloads, as frozen objects read from TOML.
+
+Everything is checked at the door, unknown keys included; inside the harness a spec is never edited, only derived.
+Next: ``harness.plan`` builds the inputs a WorkloadSpec asks for; ``harness.runner`` runs an ExperimentSpec.
+"""
+
+from harness.spec.base import NAME_PATTERN, Spec, check_name, describe_validation_error, load_toml
+from harness.spec.experiment import (
+    BackendName,
+    ClientName,
+    ClientSpec,
+    ConditionSpec,
+    ExperimentSpec,
+    LimitsSpec,
+    Treatment,
+    experiment_file,
+    load_experiment,
+    parse_experiment,
+)
+from harness.spec.laws import FixedLaw, LengthLaw, LognormalLaw, UniformLaw
+from harness.spec.server import PatchMode, RulesName, ServerSpec
+from harness.spec.workload import PromptForm, SessionGroup, WorkloadSpec
+
+__all__ = [
+    "NAME_PATTERN",
+    "BackendName",
+    "ClientName",
+    "ClientSpec",
+    "ConditionSpec",
+    "ExperimentSpec",
+    "FixedLaw",
+    "LengthLaw",
+    "LimitsSpec",
+    "LognormalLaw",
+    "PatchMode",
+    "PromptForm",
+    "RulesName",
+    "ServerSpec",
+    "SessionGroup",
+    "Spec",
+    "Treatment",
+    "UniformLaw",
+    "WorkloadSpec",
+    "check_name",
+    "describe_validation_error",
+    "experiment_file",
+    "load_experiment",
+    "load_toml",
+    "parse_experiment",
+]

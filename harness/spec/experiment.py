@@ -1,0 +1,172 @@
+"""An experiment: conditions x replicates, what makes a run invalid, how it is replayed; read from TOML.
+
+Inside the harness a spec is never edited, only derived. Next: ``harness.runner`` runs an ExperimentSpec.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, cast
+
+from pydantic import AfterValidator, Field, ValidationError, field_serializer, field_validator, model_validator
+
+from harness.errors import SpecError
+from harness.kinds import DEFAULT_BACKEND, KINDS
+from harness.redact import redacted_arguments, redacted_env
+from harness.shipped import find_shipped
+from harness.spec.base import Spec, check_name, describe_validation_error, load_toml
+from harness.spec.server import ServerSpec
+from harness.spec.workload import WorkloadSpec
+
+Treatment = Literal["as-drawn", "no-waits", "equal-waits"]
+ClientName = Literal["epoll", "aiohttp"]
+
+
+def _known_backend(name: str) -> str:
+    if name not in KINDS:
+        raise ValueError(f"unknown backend {name!r}; there are {', '.join(KINDS)}")
+    return name
+
+
+BackendName = Annotated[str, AfterValidator(_known_backend)]
+
+
+class ConditionSpec(Spec):
+    """One condition: changes to the experiment's server, and a treatment of the plan's waits."""
+
+    name: str
+    treatment: Treatment = "as-drawn"
+    server: dict[str, Any] = Field(default_factory=dict, description="keys of [server] that this condition changes")
+    workload: dict[str, Any] = Field(
+        default_factory=dict,
+        description="keys of [workload] that this condition changes; it then has a plan of its own",
+    )
+    baseline: str = Field(default="", description="condition it is compared with; default: the experiment's baseline")
+
+    @field_serializer("server", when_used="json")
+    def _server_without_secrets(self, server: dict[str, Any]) -> dict[str, Any]:
+        kept = dict(server)
+        if isinstance(env := kept.get("env"), Mapping):
+            kept["env"] = redacted_env(cast("Mapping[str, str]", env))
+        if isinstance(words := kept.get("extra_args"), (list, tuple)):
+            kept["extra_args"] = list(redacted_arguments(cast("list[str]", words)))
+        return kept
+
+    @field_validator("name")
+    @classmethod
+    def _name(cls, name: str) -> str:
+        return check_name(name)
+
+
+class LimitsSpec(Spec):
+    """What makes a run INVALID. Times in wall milliseconds of the client's own machine."""
+
+    rearrival_lag_p99_ms: float = Field(default=10.0, gt=0)
+    start_spread_ms: float = Field(default=20.0, gt=0)
+    request_timeout_s: float = Field(default=600.0, gt=0, description="model seconds one request may take")
+
+
+class ClientSpec(Spec):
+    """How the plan is replayed."""
+
+    name: ClientName = "epoll"
+    stream: bool = True
+    spin_us: int = Field(default=300, ge=0, le=2000, description="longest busy-wait before a deadline; 0: none")
+    processes: int = Field(default=1, ge=1, le=64, description="client processes that share the sessions")
+    scrape_interval_s: float = Field(default=1.0, gt=0)
+
+
+class ExperimentSpec(Spec):
+    """An experiment: conditions x replicates, each run on a freshly started server."""
+
+    name: str
+    title: str = ""
+    question: str = ""
+    backend: BackendName = Field(default=DEFAULT_BACKEND, description=f"one of {', '.join(KINDS)}")
+    time_scale: float = Field(default=1.0, ge=0.1, le=100, description="model time / wall time; 1 on real servers")
+    replicates: int = Field(default=3, ge=1, le=1000)
+    base_seed: int = Field(ge=0)
+    same_input: bool = Field(
+        default=False, description="every replicate repeats the input of replicate 0: restarts only"
+    )
+    baseline: str = ""
+    workload: WorkloadSpec
+    server: ServerSpec = ServerSpec()
+    client: ClientSpec = ClientSpec()
+    limits: LimitsSpec = LimitsSpec()
+    analysis: str = Field(default="", description="what `harness analyse` computes; default: padding and cost")
+    rules: tuple[str, ...] = Field(default=(), description="decision rules that `harness decide` applies by default")
+    condition: tuple[ConditionSpec, ...] = Field(min_length=1)
+
+    @field_validator("name")
+    @classmethod
+    def _name(cls, name: str) -> str:
+        return check_name(name)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> ExperimentSpec:
+        names = [condition.name for condition in self.condition]
+        if len(set(names)) != len(names):
+            raise ValueError(f"condition names repeat: {names}")
+        if self.baseline and self.baseline not in names:
+            raise ValueError(f"baseline {self.baseline!r} is not one of the conditions {names}")
+        for condition in self.condition:
+            if condition.baseline and condition.baseline not in names:
+                raise ValueError(f"condition {condition.name}: baseline {condition.baseline!r} is not one of {names}")
+            self.server_of(condition)
+            self.workload_of(condition)
+        return self
+
+    @property
+    def baseline_name(self) -> str:
+        return self.baseline or self.condition[0].name
+
+    def baseline_of(self, condition: ConditionSpec) -> str:
+        """The name of the condition that ``condition`` is compared with (its own name for the baseline itself)."""
+        return condition.baseline or self.baseline_name
+
+    def input_of(self, replicate: int) -> int:
+        """Which draw a replicate gets: its own, or the first one's where only execution is repeated."""
+        return 0 if self.same_input else replicate
+
+    def workload_of(self, condition: ConditionSpec) -> WorkloadSpec:
+        """What one condition replays. Conditions that change no key of it share one plan in each replicate."""
+        if not condition.workload:
+            return self.workload
+        table = self.workload.model_dump(exclude_unset=True)
+        if {"num_background", "group"} & condition.workload.keys():
+            # Both decide the number of sessions.
+            table.pop("num_sessions", None)
+        return WorkloadSpec.model_validate({**table, **condition.workload})
+
+    def server_of(self, condition: ConditionSpec) -> ServerSpec:
+        """The whole server configuration of one condition."""
+        return ServerSpec.model_validate({**self.server.model_dump(), **condition.server})
+
+
+def parse_experiment(table: Mapping[str, Any], *, where: str) -> ExperimentSpec:
+    """An ExperimentSpec from a TOML table; raises SpecError naming every key that is wrong."""
+    try:
+        return ExperimentSpec.model_validate(table)
+    except ValidationError as error:
+        raise SpecError(
+            describe_validation_error(error), where=where, hint="See `harness explain experiment` for every key"
+        ) from error
+
+
+def experiment_file(name_or_path: Path | str) -> Path:
+    """The file as it is named; or, for a bare name that no file has, the experiment that ships under it.
+
+    Raises SpecError, with the names that there are, for a bare name of neither.
+    """
+    text = str(name_or_path)
+    if text.endswith(".toml") or "/" in text or Path(text).exists():
+        return Path(text)
+    return find_shipped("experiments", text, what="experiment")
+
+
+def load_experiment(name_or_path: Path | str) -> ExperimentSpec:
+    """The experiment in a TOML file, or the one that ships under a name."""
+    path = experiment_file(name_or_path)
+    return parse_experiment(load_toml(path), where=str(path))

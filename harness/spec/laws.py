@@ -1,0 +1,76 @@
+"""How token counts are drawn: fixed, uniform or lognormal, each within its own limits.
+
+A law is data; nothing is drawn here. Next: ``workload`` gives every length of a plan a law, ``harness.plan`` draws.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from harness.spec.base import Spec
+
+
+class FixedLaw(Spec):
+    """Always ``value`` tokens."""
+
+    law: Literal["fixed"] = "fixed"
+    value: int = Field(ge=1)
+
+    @property
+    def minimum(self) -> int:
+        return self.value
+
+    @property
+    def maximum(self) -> int:
+        return self.value
+
+
+class UniformLaw(Spec):
+    """A whole number of tokens, uniform on [low, high], both ends included."""
+
+    law: Literal["uniform"] = "uniform"
+    low: int = Field(ge=1)
+    high: int = Field(ge=1)
+
+    @model_validator(mode="after")
+    def _ordered(self) -> UniformLaw:
+        if self.high < self.low:
+            raise ValueError(f"high ({self.high}) is below low ({self.low})")
+        return self
+
+    @property
+    def minimum(self) -> int:
+        return self.low
+
+    @property
+    def maximum(self) -> int:
+        return self.high
+
+
+class LognormalLaw(Spec):
+    """exp(Normal(ln median, sigma)) tokens, rounded, clipped to [low, high]."""
+
+    law: Literal["lognormal"] = "lognormal"
+    median: float = Field(gt=0)
+    sigma: float = Field(ge=0)
+    low: int = Field(default=1, ge=1)
+    high: int = Field(ge=1)
+
+    @model_validator(mode="after")
+    def _ordered(self) -> LognormalLaw:
+        if self.high < self.low:
+            raise ValueError(f"high ({self.high}) is below low ({self.low})")
+        return self
+
+    @property
+    def minimum(self) -> int:
+        return self.low
+
+    @property
+    def maximum(self) -> int:
+        return self.high
+
+
+LengthLaw = Annotated[FixedLaw | UniformLaw | LognormalLaw, Field(discriminator="law")]

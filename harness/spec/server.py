@@ -1,0 +1,93 @@
+"""The server of a run: what is compiled into it, how it is started, and where it stands.
+
+Secrets in its environment and arguments reach the server and no record. Next: ``harness.live`` starts it,
+``harness.engine`` steps its rules.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+from pydantic import Field, field_serializer, field_validator, model_validator
+
+from harness.redact import redacted_arguments, redacted_env
+from harness.spec.base import Spec
+
+RulesName = Literal["vendor-0.11.1", "vendor-0.11.2", "paper", "paper+dummy"]
+PatchMode = Literal["overlay", "in-place", "none"]
+
+
+class ServerSpec(Spec):
+    """The server's compile-time configuration, and how it is launched."""
+
+    max_num_seqs: int = Field(default=8, ge=1, le=1024, description="the limit: most requests running at once")
+    decode_buckets: tuple[int, ...] = (1, 2, 4, 8)
+    kv_slots: int | None = Field(default=None, ge=1, description="physical KV slots; default: max_num_seqs")
+    slot_tokens: int = Field(default=8192, ge=256, le=32768, multiple_of=128, description="max_model_len")
+    cost_model: str = "paper"
+    prefix_caching: bool = True
+    rules: RulesName = "vendor-0.11.1"
+    start_timeout_s: float = Field(default=60.0, gt=0)
+    stop_grace_s: float = Field(default=10.0, gt=0)
+    port: int = Field(default=0, ge=0, le=65535, description="0: any free port")
+    artifact: str = Field(default="", description="backend 'rbln': folder of the compiled model")
+    environment: str = Field(default="", description="virtual environment that holds vllm; default: the one on PATH")
+    devices: tuple[int, ...] = Field(default=(), description="RBLN_DEVICES; default: what the artifact needs, from 0")
+    patch: PatchMode = Field(default="overlay", description="how the [BUCKET] line gets into a real stack")
+    observer: bool = Field(default=True, description="real stacks: one record per engine step, from inside")
+    extra_args: tuple[str, ...] = Field(default=(), description="more arguments of `vllm serve`; the last one counts")
+    env: dict[str, str] = Field(
+        default_factory=dict, description="more environment variables of the server; secrets are left out of records"
+    )
+    url: str = Field(default="", description="backend 'attached': the server somebody else started")
+    ssh: str = Field(default="", description="backend 'rbln': start the server on this host, over ssh")
+    device_metrics_url: str = Field(
+        default="", description="of rbln-metrics-exporter, e.g. http://127.0.0.1:9090/metrics; read through every run"
+    )
+
+    @field_serializer("env", when_used="json")
+    def _env_without_secrets(self, env: dict[str, str]) -> dict[str, str]:
+        return redacted_env(env)
+
+    @field_serializer("extra_args", when_used="json")
+    def _arguments_without_secrets(self, words: tuple[str, ...]) -> tuple[str, ...]:
+        return redacted_arguments(words)
+
+    @field_validator("device_metrics_url")
+    @classmethod
+    def _http_url(cls, url: str) -> str:
+        if url and not re.match(r"http://[^/@\s]+(/\S*)?$", url):
+            raise ValueError(f"device_metrics_url is {url!r}, not http://HOST:PORT/metrics")
+        return url
+
+    @field_validator("devices")
+    @classmethod
+    def _distinct_devices(cls, devices: tuple[int, ...]) -> tuple[int, ...]:
+        if len(set(devices)) != len(devices) or any(device < 0 for device in devices):
+            raise ValueError(f"devices must be distinct and not negative, got {list(devices)}")
+        return devices
+
+    @field_validator("decode_buckets")
+    @classmethod
+    def _ascending(cls, buckets: tuple[int, ...]) -> tuple[int, ...]:
+        if not buckets:
+            raise ValueError("decode_buckets is empty")
+        if min(buckets) < 1:
+            raise ValueError(f"decode_buckets must be positive, got {list(buckets)}")
+        if len(set(buckets)) != len(buckets):
+            raise ValueError(f"decode_buckets repeats a value: {list(buckets)}")
+        return tuple(sorted(buckets))
+
+    @model_validator(mode="after")
+    def _limit_is_a_bucket(self) -> ServerSpec:
+        if self.decode_buckets[-1] != self.max_num_seqs:
+            raise ValueError(
+                f"decode_buckets {list(self.decode_buckets)} must end with max_num_seqs ({self.max_num_seqs}), "
+                "or a full batch has no compiled step"
+            )
+        return self
+
+    @property
+    def num_kv_slots(self) -> int:
+        return self.max_num_seqs if self.kv_slots is None else self.kv_slots

@@ -1,0 +1,186 @@
+"""The workload of a replicate: how many sessions, what they send, how long they wait.
+
+Sources other than "drawn" fix some keys; a key that would silently count for nothing is refused. Next:
+``harness.plan`` builds the inputs that a WorkloadSpec asks for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, cast
+
+from pydantic import Field, field_validator, model_validator
+
+from harness.spec.base import Spec, check_name
+from harness.spec.laws import FixedLaw, LengthLaw, UniformLaw
+
+MOST_SESSIONS = 100_000
+PromptForm = Literal["token-ids", "text"]
+
+
+class SessionGroup(Spec):
+    """Some sessions of a drawn workload with laws of their own; what is left out is the workload's.
+
+    start_s: the group's sessions start so long after the common start (and stay start_offset_s apart among themselves).
+    """
+
+    name: str
+    num_sessions: int = Field(ge=1, le=100_000)
+    start_s: float = Field(default=0.0, ge=0)
+    start_offset_s: float = Field(default=0.0, ge=0)
+    requests_per_session: int | None = Field(default=None, ge=1, le=10_000)
+    prompt_tokens: LengthLaw | None = None
+    generate_tokens: LengthLaw | None = None
+    new_tokens: LengthLaw | None = None
+
+    @field_validator("name")
+    @classmethod
+    def _name(cls, name: str) -> str:
+        return check_name(name)
+
+
+class WorkloadSpec(Spec):
+    """How the sessions of one replicate are drawn (methods 2). Lengths in tokens, times in seconds.
+
+    source "drawn": this harness's own seeded draws. "paper": the paper's seeded inputs, bit for bit.
+    "sequential": one session after another (the survival experiment): a target, ``num_background`` others, and
+    the target's re-arrival; its lengths default to 2,000 + 8 generated, 8 new, and it has no waits. "trace": recorded
+    sessions as ``harness trace import`` wrote them, lengths and waits included.
+    """
+
+    source: Literal["drawn", "paper", "sequential", "trace"] = "drawn"
+    num_sessions: int = Field(
+        ge=1, le=MOST_SESSIONS, description="default with 'sequential': num_background + 2; with 'trace': all of it"
+    )
+    requests_per_session: int = Field(default=2, ge=1, le=10_000, description="'sequential': always 1")
+    prompt_tokens: LengthLaw = UniformLaw(low=800, high=1600)
+    generate_tokens: LengthLaw = UniformLaw(low=32, high=256)
+    new_tokens: LengthLaw = FixedLaw(value=8)
+    waits: str = Field(default="tracelab-v0.0.2", description="a shipped distribution, or the path of a TOML file")
+    wait_cap_s: float = Field(default=60.0, gt=0)
+    start_offset_s: float = Field(default=0.0, ge=0, description="session i starts i * start_offset_s after the start")
+    concurrency: int | None = Field(
+        default=None, ge=1, description="closed population: session i starts when session i - concurrency ends"
+    )
+    shared_prefix_tokens: int = Field(default=0, ge=0)
+    num_background: int = Field(default=0, ge=0, le=99_998, description="source 'sequential' only")
+    group: tuple[SessionGroup, ...] = Field(
+        default=(), description="source 'drawn': groups of sessions, numbered in this order; num_sessions is their sum"
+    )
+    trace: str = Field(default="", description="source 'trace': a shipped trace, or the path of an imported one")
+    scale: str = Field(
+        default="1", pattern=r"^1(/[1-9][0-9]{0,3})?$", description="source 'trace': '1/k' divides every length by k"
+    )
+    max_context_tokens: int = Field(
+        default=0, ge=0, description="source 'trace': leave out requests whose prompt and answer are longer; 0: none"
+    )
+    human_waits: Literal["keep", "cap", "drop"] = Field(
+        default="keep", description="source 'trace': waits for a person"
+    )
+    human_wait_cap_s: float = Field(default=60.0, gt=0, description="source 'trace': with human_waits = 'cap'")
+    arrivals: Literal["", "together", "recorded"] = Field(
+        default="", description="source 'trace': how its sessions start; default: as the trace says"
+    )
+    prompt_form: PromptForm = Field(default="token-ids", description="'text' for servers that re-tokenise")
+    token_id_range: tuple[int, int] = Field(default=(1000, 150_000), description="prompt ids lie in [low, high)")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _implied_defaults(cls, table: Any) -> Any:
+        if not isinstance(table, Mapping):
+            return table
+        given = dict(cast("Mapping[str, Any]", table))
+        if given.get("group") and "num_sessions" not in given:
+            # A group without a readable size gets its own error further down.
+            groups = [group if isinstance(group, Mapping) else vars(group) for group in given["group"]]
+            sizes = [size for group in groups if isinstance(size := group.get("num_sessions"), int)]
+            given["num_sessions"] = sum(sizes)
+        if given.get("source") == "trace":
+            # What a recording waited is kept: a cap would change how long its KV blocks have to live.
+            return {"num_sessions": MOST_SESSIONS, "wait_cap_s": 1e9, "waits": "none"} | given
+        background = given.get("num_background", 0)
+        if given.get("source") != "sequential" or not isinstance(background, int):
+            return given
+        defaults: dict[str, Any] = {
+            "num_sessions": background + 2,
+            "requests_per_session": 1,
+            "prompt_tokens": {"law": "fixed", "value": 2000},
+            "generate_tokens": {"law": "fixed", "value": 8},
+            "waits": "none",
+        }
+        return defaults | given
+
+    @model_validator(mode="after")
+    def _consistent(self) -> WorkloadSpec:
+        low, high = self.token_id_range
+        if low < 0 or high - low < 256:
+            raise ValueError(f"token_id_range [{low}, {high}) must hold at least 256 ids, none negative")
+        if self.shared_prefix_tokens and self.prompt_tokens.minimum <= self.shared_prefix_tokens:
+            raise ValueError(
+                f"prompt_tokens can be as low as {self.prompt_tokens.minimum}, which leaves nothing of a session's own "
+                f"beside shared_prefix_tokens ({self.shared_prefix_tokens})"
+            )
+        if self.group:
+            self._check_groups()
+        if self.source == "sequential":
+            self._check_sequential()
+        elif self.num_background:
+            raise ValueError(f"num_background belongs to source 'sequential', not to {self.source!r}")
+        if self.source == "paper":
+            self._check_paper()
+        self._check_trace()
+        return self
+
+    @property
+    def length_divisor(self) -> int:
+        """k of ``scale`` = 1/k."""
+        return int(self.scale.rpartition("/")[2])
+
+    def _check_trace(self) -> None:
+        own = ("trace", "scale", "max_context_tokens", "human_waits", "human_wait_cap_s", "arrivals")
+        drawn = ("requests_per_session", "prompt_tokens", "generate_tokens", "new_tokens", "shared_prefix_tokens")
+        strangers = (*drawn, "group", "start_offset_s") if self.source == "trace" else own
+        for name in strangers:
+            if getattr(self, name) != WorkloadSpec.model_fields[name].default:
+                raise ValueError(f"{name} does not belong to source {self.source!r}; leave it out")
+        if self.source == "trace" and not self.trace:
+            raise ValueError("source 'trace' needs trace = NAME, or the path of a file that harness trace import wrote")
+
+    def groups_or_self(self) -> tuple[tuple[SessionGroup, WorkloadSpec], ...]:
+        """Every group with the workload as it is for that group's sessions; one nameless group when there are none."""
+        if not self.group:
+            return ((SessionGroup(name="all", num_sessions=self.num_sessions), self),)
+        laws = ("requests_per_session", "prompt_tokens", "generate_tokens", "new_tokens")
+        return tuple(
+            (group, self.model_copy(update={law: own for law in laws if (own := getattr(group, law)) is not None}))
+            for group in self.group
+        )
+
+    def _check_groups(self) -> None:
+        names = [group.name for group in self.group]
+        if len(set(names)) != len(names):
+            raise ValueError(f"group names repeat: {names}")
+        if self.source != "drawn" or self.concurrency is not None or self.start_offset_s:
+            raise ValueError("groups belong to source 'drawn', without concurrency; each has its own start_offset_s")
+        total = sum(group.num_sessions for group in self.group)
+        if self.num_sessions != total:
+            raise ValueError(f"num_sessions is {self.num_sessions}, the groups have {total}; leave num_sessions out")
+
+    def _check_sequential(self) -> None:
+        if self.num_sessions != self.num_background + 2:
+            raise ValueError(
+                f"num_sessions is {self.num_sessions}, but a sequential workload has num_background + 2 = "
+                f"{self.num_background + 2}; leave num_sessions out"
+            )
+        if self.requests_per_session != 1 or self.concurrency or self.start_offset_s or self.waits != "none":
+            raise ValueError(
+                "a sequential workload has one request per session, one after the other and without waits; leave out "
+                "requests_per_session, concurrency, start_offset_s and waits"
+            )
+
+    def _check_paper(self) -> None:
+        """The paper's inputs exist for its own laws only; every other key would silently not be the paper's."""
+        free = {"source", "num_sessions", "prompt_form", "token_id_range"}
+        for name, info in WorkloadSpec.model_fields.items():
+            if name not in free and getattr(self, name) != info.default:
+                raise ValueError(f"source 'paper' fixes {name}; leave it out, or use source 'drawn'")

@@ -1,0 +1,22 @@
+"""The doctor's line of the NPU backend says what of the vendor's stack is here."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from harness.runner.backends.rbln import VLLM_RBLN, RblnBackend
+
+
+def test_the_version_that_the_engine_follows_is_named() -> None:
+    assert f"vllm-rbln=={VLLM_RBLN}" in RblnBackend().readiness().how
+
+
+def test_a_device_tool_on_the_path_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = tmp_path / "rbln-smi"
+    tool.write_text("#!/bin/sh\necho rbln-smi 3.0.0\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert "rbln-smi present" in RblnBackend().readiness().found

@@ -1,0 +1,80 @@
+"""One table says what each backend is; nothing else in the harness tells backends apart by name."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import harness
+from harness.errors import SpecError
+from harness.kinds import DEFAULT_BACKEND, KINDS, kind_named, kind_of_run
+from harness.runner.backends import backend_named, readiness
+from harness.runner.backends.base import check_time_scale
+
+PACKAGE = Path(harness.__file__).parent
+# The table, each backend's own file, and what lies inside a server's interpreter and stamps artifacts as its own.
+OWN_FILES = {"kinds.py", *(f"runner/backends/{name}.py" for name in KINDS)}
+
+
+def test_every_kind_has_a_backend_of_its_name_a_label_and_a_line_in_the_doctor() -> None:
+    for name, kind in KINDS.items():
+        assert kind.label
+        assert backend_named(name).kind is kind
+    assert [check.name for check in readiness()] == [f"backend {name}" for name in KINDS]
+
+
+def test_a_backend_that_is_not_here_is_optional_and_says_how_to_get_it() -> None:
+    checks = {check.name: check for check in readiness()}
+    assert all(check.ok is not False and check.found and check.need for check in checks.values())
+    assert checks["backend emulator"].ok
+    assert all(check.how[0].isupper() for check in checks.values())
+
+
+def test_an_unknown_backend_is_refused_with_those_there_are() -> None:
+    with pytest.raises(SpecError, match=r"unknown backend 'gpu'.*emulator"):
+        kind_named("gpu")
+
+
+def test_a_sealed_run_of_a_kind_that_is_not_known_keeps_its_name_and_claims_nothing() -> None:
+    kind = kind_of_run("next-years-card")
+    assert (kind.label, kind.has_device) == ("next-years-card", None)
+
+
+def test_a_real_device_keeps_its_own_time() -> None:
+    device = next(kind for kind in KINDS.values() if kind.has_device)
+    check_time_scale(device, 1.0)
+    with pytest.raises(SpecError, match=f"{device.name} runs in real time and cannot be scaled by 4"):
+        check_time_scale(device, 4.0)
+
+
+def test_what_people_get_without_choosing_needs_no_device() -> None:
+    assert kind_named(DEFAULT_BACKEND).has_device is False
+
+
+def test_no_file_but_its_own_compares_the_name_of_a_backend() -> None:
+    found = [
+        f"{path.relative_to(PACKAGE)}:{node.lineno}"
+        for path in sorted(PACKAGE.rglob("*.py"))
+        if str(path.relative_to(PACKAGE)) not in OWN_FILES and "inside" not in path.parts
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Compare) and _names(node)
+    ]
+    assert found == []
+
+
+def test_no_file_but_its_own_keeps_a_list_of_backends() -> None:
+    found = [
+        f"{path.relative_to(PACKAGE)}:{node.lineno}"
+        for path in sorted(PACKAGE.rglob("*.py"))
+        if str(path.relative_to(PACKAGE)) not in OWN_FILES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Tuple | ast.List | ast.Set | ast.Subscript) and len(_names(node)) > 1
+    ]
+    assert found == []
+
+
+def _names(node: ast.AST) -> set[str]:
+    """Names of backends that stand as text in an expression."""
+    return {one.value for one in ast.walk(node) if isinstance(one, ast.Constant) and one.value in KINDS}
