@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
-from harness.analysis.method.rules import find_rule, load_rule
 from harness.clock import utc_now
 from harness.errors import SpecError
 from harness.experiment import PlannedRuns, resolve
@@ -27,6 +26,7 @@ from harness.prereg.seeds import used_seeds
 from harness.redact import redacted_arguments
 from harness.shipped import find_shipped
 from harness.spec import ExperimentSpec, RulesName
+from harness.spec.rules import find_rule, load_rule
 
 PATCHES = "patches"
 # Where `harness run` writes unless told; exploratory runs anywhere below it have used their seeds.
@@ -77,11 +77,11 @@ def freeze(
     _refuse(repository, spec, experiment_file, path, dirty, options)
     rules = [freeze_rule(repository, name) for name in dict.fromkeys((*spec.rules, *options.rules))]
     for frozen_rule in rules:
-        if not frozen_rule.rule.has_subject_in([condition.name for condition in spec.condition]):
+        if not frozen_rule.rule.has_subject_in(spec.factors):
             raise SpecError(
                 f"criterion {frozen_rule.rule.name!r} finds no condition of experiment {spec.name!r} to judge",
                 where=frozen_rule.file.path,
-                hint="Check the condition patterns of the rule",
+                hint="Check which conditions the rule asks for",
             )
     planned = resolve(spec)
     plans, plan_paths = _save_plans(repository, planned, folder / spec.name)

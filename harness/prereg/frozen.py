@@ -16,11 +16,11 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError
 
 from harness.analysis.method.predictions import Prediction
-from harness.analysis.method.rules import DecisionRule
 from harness.errors import SpecError
 from harness.experiment import PlannedRuns
 from harness.records import PreregistrationRecord
 from harness.spec import ExperimentSpec, Spec, describe_validation_error
+from harness.spec.rules import DecisionRule
 
 FROZEN_COPY = "preregistration.json"
 FORMAT: Literal["harness-preregistration/1"] = "harness-preregistration/1"

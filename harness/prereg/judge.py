@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from harness.analysis.method.decide import Decision, Outcome
-from harness.analysis.method.rules import DecisionRule, load_rule
 from harness.analysis.method.runfacts import experiment_of
 from harness.analysis.method.verdicts import Evidence, decide_experiment
 from harness.errors import RuleFailedError, SpecError
@@ -18,6 +17,7 @@ from harness.prereg.frozen import Preregistration
 from harness.prereg.predict import predict_runs
 from harness.prereg.ticket import check_sealed_runs
 from harness.records import SealedRun
+from harness.spec.rules import DecisionRule, load_rule
 
 
 @dataclass(frozen=True, slots=True)

@@ -141,6 +141,12 @@ class Manifest(_Record):
         return "exploratory" if self.preregistration is None else "confirmatory"
 
     @property
+    def factors(self) -> dict[str, Any]:
+        """Factors that the experiment gives the run's condition; empty where it gives none."""
+        conditions: list[dict[str, Any]] = self.requested.get("experiment", {}).get("condition", [])
+        return next((dict(one.get("factors") or {}) for one in conditions if one.get("name") == self.condition), {})
+
+    @property
     def time_scale(self) -> float:
         """Model nanoseconds per wall nanosecond."""
         return self.clock.scale

@@ -196,6 +196,7 @@ def runs_table(runs: list[SealedRun]) -> pa.Table:
             "backend": run.manifest.backend,
             "label": run.manifest.label,
             "treatment": run.manifest.treatment,
+            "factors": json.dumps(run.manifest.factors),
             "plan_hash": run.manifest.plan_hash,
             "drawn_hash": run.manifest.drawn_hash,
             "planned_requests": run.manifest.planned_requests,
@@ -226,6 +227,8 @@ RUNS = pa.schema(
         # "confirmatory" or "exploratory".
         ("label", pa.string()),
         ("treatment", pa.string()),
+        # As the experiment gives them: a JSON object, e.g. factors->>'N'.
+        ("factors", pa.string()),
         ("plan_hash", pa.string()),
         ("drawn_hash", pa.string()),
         ("planned_requests", pa.int32()),

@@ -6,6 +6,7 @@ Next: ``harness.plan`` builds the inputs a WorkloadSpec asks for; ``harness.runn
 
 from harness.spec.base import NAME_PATTERN, Spec, check_name, describe_validation_error, load_toml
 from harness.spec.experiment import (
+    AnalysisName,
     BackendName,
     ClientName,
     ClientSpec,
@@ -17,17 +18,21 @@ from harness.spec.experiment import (
     load_experiment,
     parse_experiment,
 )
+from harness.spec.factors import Factor, Factors, factors_from_name, factors_text, level_text
 from harness.spec.laws import FixedLaw, LengthLaw, LognormalLaw, UniformLaw
 from harness.spec.server import PatchMode, RulesName, ServerSpec
 from harness.spec.workload import PromptForm, SessionGroup, WorkloadSpec
 
 __all__ = [
     "NAME_PATTERN",
+    "AnalysisName",
     "BackendName",
     "ClientName",
     "ClientSpec",
     "ConditionSpec",
     "ExperimentSpec",
+    "Factor",
+    "Factors",
     "FixedLaw",
     "LengthLaw",
     "LimitsSpec",
@@ -44,6 +49,9 @@ __all__ = [
     "check_name",
     "describe_validation_error",
     "experiment_file",
+    "factors_from_name",
+    "factors_text",
+    "level_text",
     "load_experiment",
     "load_toml",
     "parse_experiment",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal, cast, get_args
 
 from pydantic import AfterValidator, Field, ValidationError, field_serializer, field_validator, model_validator
 
@@ -16,11 +16,19 @@ from harness.kinds import DEFAULT_BACKEND, KINDS
 from harness.redact import redacted_arguments, redacted_env
 from harness.shipped import find_shipped
 from harness.spec.base import Spec, check_name, describe_validation_error, load_toml
+from harness.spec.factors import Factors, WrittenFactors, factor_names, factors_from_name
+from harness.spec.rules import load_rule
 from harness.spec.server import ServerSpec
 from harness.spec.workload import WorkloadSpec
 
 Treatment = Literal["as-drawn", "no-waits", "equal-waits"]
 ClientName = Literal["epoll", "aiohttp"]
+# What ``harness analyse`` can compute; ``harness.study.catalogue`` holds a function for each.
+AnalysisName = Literal[
+    "general", "alignment", "bucket-intervention", "sequential-survival", "slot-intervention", "prefill-injection",
+    "joined", "dummy-lifecycle", "step-cost", "recompilation", "no-treatment", "configuration", "saturation",
+    "dispersion",
+]  # fmt: skip
 
 
 def _known_backend(name: str) -> str:
@@ -43,6 +51,9 @@ class ConditionSpec(Spec):
         description="keys of [workload] that this condition changes; it then has a plan of its own",
     )
     baseline: str = Field(default="", description="condition it is compared with; default: the experiment's baseline")
+    factors: WrittenFactors = Field(
+        default_factory=dict, description="what it stands for, e.g. {N = 6, slots = 16}; rules and tables group by it"
+    )
 
     @field_serializer("server", when_used="json")
     def _server_without_secrets(self, server: dict[str, Any]) -> dict[str, Any]:
@@ -119,6 +130,12 @@ class ExperimentSpec(Spec):
         return self
 
     @property
+    def factors(self) -> Mapping[str, Factors]:
+        """Factors of every condition by its name; where none gives any, what their names tell."""
+        given = {condition.name: condition.factors for condition in self.condition}
+        return given if any(given.values()) else {name: factors_from_name(name) for name in given}
+
+    @property
     def baseline_name(self) -> str:
         return self.baseline or self.condition[0].name
 
@@ -148,11 +165,36 @@ class ExperimentSpec(Spec):
 def parse_experiment(table: Mapping[str, Any], *, where: str) -> ExperimentSpec:
     """An ExperimentSpec from a TOML table; raises SpecError naming every key that is wrong."""
     try:
-        return ExperimentSpec.model_validate(table)
+        spec = ExperimentSpec.model_validate(table)
     except ValidationError as error:
         raise SpecError(
             describe_validation_error(error), where=where, hint="See `harness explain experiment` for every key"
         ) from error
+    _check_analysis(spec, where)
+    _check_rules(spec, where)
+    return spec
+
+
+def _check_analysis(spec: ExperimentSpec, where: str) -> None:
+    """Only what somebody writes now is held to the analyses of this version; a sealed run may name another."""
+    if spec.analysis and spec.analysis not in get_args(AnalysisName):
+        known = ", ".join(get_args(AnalysisName))
+        raise SpecError(f"unknown analysis {spec.analysis!r}", where=f"{where}: analysis", hint=f"Use one of {known}")
+
+
+def _check_rules(spec: ExperimentSpec, where: str) -> None:
+    """Every rule is there and names only factors that some condition has, where the conditions give factors at all."""
+    known = factor_names(condition.factors for condition in spec.condition)
+    for name in spec.rules:
+        if ("/" in name or name.endswith(".toml")) and not Path(name).exists():
+            continue  # its place is another working directory: `decide` and `freeze` look for it there
+        rule = load_rule(name)
+        if known and (unknown := [factor for factor in rule.factors_named if factor not in known]):
+            raise SpecError(
+                f"rule {name!r} goes by factor {unknown[0]!r}, which no condition has",
+                where=f"{where}: rules",
+                hint=f"The conditions have {', '.join(known)}",
+            )
 
 
 def experiment_file(name_or_path: Path | str) -> Path:

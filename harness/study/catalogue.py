@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from harness.analysis.method import stats
 from harness.analysis.method.interference import Injection, injections
 from harness.analysis.method.predictions import Predictions
-from harness.analysis.method.rules import InterferenceRule
 from harness.analysis.method.runfacts import experiment_of, paired
 from harness.analysis.method.stats import Interval
 from harness.analysis.method.tabular import AnalysisResult, Cell, ResultTable, table_of
@@ -20,18 +19,13 @@ from harness.analysis.method.verdicts import Evidence
 from harness.clock import NS_PER_S
 from harness.errors import SpecError
 from harness.records import SealedRun
+from harness.spec import AnalysisName
+from harness.spec.rules import InterferenceRule
 from harness.study import alignment, recompilation, repeats, survival
 from harness.study.waiting import measured_waiting, waiting_table
 
 Tables = tuple[ResultTable, ...]
 Found = tuple[Tables, dict[str, Interval], tuple[str, ...]]
-JOINED_FIGURES = (
-    "reuse_gained_tokens",
-    "prefill_saved_s",
-    "waiting_saved_session_s",
-    "waiting_saved_measured_session_s",
-)
-LEVELS = ("slots16", "slots24", "slots32")
 INTERFERENCE = InterferenceRule(name="interference", kind="interference")
 
 
@@ -43,11 +37,12 @@ def analyse(runs: Sequence[SealedRun], predictions: Predictions | None = None, n
     if not any(run.is_valid for run in runs):
         raise SpecError("no valid run to analyse", where="runs", hint="See `harness runs` for why they are invalid")
     asked = name or experiment_of(runs[0]).analysis or "general"
-    if asked not in ANALYSES:
+    compute = next((function for known, function in ANALYSES.items() if known == asked), None)
+    if compute is None:
         raise SpecError(
             f"unknown analysis {asked!r}", where="analysis", hint=f"Use one of {', '.join(sorted(ANALYSES))}"
         )
-    tables, intervals, notes = ANALYSES[asked](Evidence(runs, predictions))
+    tables, intervals, notes = compute(Evidence(runs, predictions))
     invalid = sum(not run.is_valid for run in runs)
     if invalid:
         notes = (*notes, f"{invalid} invalid runs are left out")
@@ -270,7 +265,7 @@ def _configuration(evidence: Evidence) -> Found:
 
 
 def _saturation(evidence: Evidence) -> Found:
-    adjacent, intervals = repeats.adjacent_table(evidence, LEVELS)
+    adjacent, intervals = repeats.adjacent_table(evidence)
     tables = (adjacent, repeats.saturation_table(evidence), alignment.cost_table(evidence))
     return tables, intervals, ("an operational classification, no equivalence test",)
 
@@ -285,7 +280,7 @@ def _dispersion(evidence: Evidence) -> Found:
     return tables, repeats.ratio_intervals(evidence), ("the total wait is the same in both conditions, to the ns",)
 
 
-ANALYSES: dict[str, Callable[[Evidence], Found]] = {
+ANALYSES: dict[AnalysisName, Callable[[Evidence], Found]] = {
     "general": _general,
     "alignment": _alignment,
     "bucket-intervention": _bucket_intervention,

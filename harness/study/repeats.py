@@ -15,7 +15,7 @@ from harness.analysis.method.figures import RunFigures
 from harness.analysis.method.runfacts import server_of, workload_of
 from harness.analysis.method.stats import Interval
 from harness.analysis.method.tabular import Cell, ResultTable, table_of
-from harness.analysis.method.verdicts import Evidence, adjacent_ratios, costs_of
+from harness.analysis.method.verdicts import Contrast, Evidence, adjacent_ratios, costs_of
 from harness.clock import NS_PER_S
 
 TAU0_GRID = tuple(k / 1000 for k in range(5, 55, 5))
@@ -196,18 +196,25 @@ def saturation_table(evidence: Evidence) -> ResultTable:
     return table_of("saturation by replicate", "Cost ratios to the baseline of the same N and replicate", rows)
 
 
-def adjacent_table(evidence: Evidence, levels: Sequence[str]) -> tuple[ResultTable, dict[str, Interval]]:
-    """Ratios between adjacent levels, pooled and stratified by N, with bootstrap intervals of the median."""
+def adjacent_table(evidence: Evidence) -> tuple[ResultTable, dict[str, Interval]]:
+    """Ratios between adjacent slot counts, pooled and stratified by N, with bootstrap intervals of the median.
+
+    Slot counts: the values of the factor ``slots`` that conditions other than baselines have.
+    """
+    contrast = Contrast("slots", ("N",))
+    changed = (evidence.factors[condition].get("slots") for condition, _baseline in evidence.compared())
+    levels = sorted({value for value in changed if isinstance(value, int)})
     rows: list[dict[str, Cell]] = []
     intervals: dict[str, Interval] = {}
     for smaller, larger in pairwise(levels):
-        by_stratum = adjacent_ratios(evidence, smaller, larger)
+        every = adjacent_ratios(evidence, contrast, smaller, larger)
+        by_stratum = {stratum: ratios for stratum, ratios in every.items() if ratios}
         pooled = [ratio for ratios in by_stratum.values() for ratio in ratios]
         if not pooled:
             continue
         unit = "N x replicate comparisons"
         plain = stats.bootstrap_interval(pooled, seed=INTERVAL_SEED, unit=unit)
-        name = f"{smaller} -> {larger}"
+        name = f"slots{smaller} -> slots{larger}"
         intervals[f"median {name}"] = plain
         intervals[f"median {name}, by N"] = stats.stratified_bootstrap_interval(
             by_stratum, seed=INTERVAL_SEED, unit=unit

@@ -9,7 +9,6 @@ import pytest
 
 from harness.advise import advise, diagnose
 from harness.advise.advise import Step, smallest_enough
-from harness.analysis.method.rules import load_rule
 from harness.errors import SpecError
 from harness.experiment import resolve
 from harness.plan import build_plan
@@ -19,6 +18,7 @@ from harness.sim import simulate
 from harness.sim.interval import Prediction
 from harness.sim.search.space import Candidate, candidate_of, parse_space
 from harness.spec import load_experiment, parse_experiment
+from harness.spec.rules import load_rule
 
 
 def measured(folder: Path, **changes: Any) -> tuple[SealedRun, ...]:

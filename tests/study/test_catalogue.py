@@ -8,13 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from harness.analysis.method.decide import Outcome
-from harness.analysis.method.rules import RecompilationRule, load_rule
 from harness.analysis.method.tabular import AnalysisResult
 from harness.analysis.method.verdicts import Evidence, decide_experiment
 from harness.experiment import resolve
@@ -22,8 +20,10 @@ from harness.prereg import predict_experiment, predict_runs
 from harness.records import SealedRun
 from harness.runner import run_experiment
 from harness.shipped import find_shipped, shipped_names
-from harness.spec import ExperimentSpec, load_experiment, load_toml, parse_experiment
+from harness.spec import AnalysisName, ExperimentSpec, load_experiment, load_toml, parse_experiment
+from harness.spec.rules import RecompilationRule, load_rule
 from harness.study.catalogue import ANALYSES, analyse
+from tests.support.checkout import ROOT
 
 CATALOGUE = [
     name
@@ -64,12 +64,13 @@ def test_a_shipped_experiment_names_an_analysis_rules_and_a_question(name: str) 
     assert spec.analysis in ANALYSES
     assert spec.question.endswith("?")
     for rule in spec.rules:
-        assert load_rule(rule).has_subject_in([condition.name for condition in spec.condition])
+        assert load_rule(rule).has_subject_in(spec.factors)
+        assert not load_rule(rule).missing_from(spec.factors)
 
 
 @pytest.mark.parametrize("name", CATALOGUE)
 def test_a_shipped_experiment_has_a_page(name: str) -> None:
-    page = Path(__file__).parents[2] / "docs" / "experiments" / f"{name}.md"
+    page = ROOT / "docs" / "experiments" / f"{name}.md"
     text = page.read_text()
     for heading in ("## Question", "## Conditions", "## What is computed", "## How to read it"):
         assert heading in text
@@ -80,7 +81,7 @@ SHORT = {"alignment": ("n3-nowaits", "n3-waits"), "saturation": ("n6-base", "n6-
 
 @pytest.mark.parametrize("name", CATALOGUE)
 def test_every_table_that_an_experiment_prints_is_explained_on_its_page(simulated: Runs, name: str) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "experiments" / f"{name}.md").read_text()
+    page = (ROOT / "docs" / "experiments" / f"{name}.md").read_text()
     printed = analysed(simulated(name, 1, SHORT.get(name, ()))).tables
     assert printed
     for table in printed:
@@ -304,8 +305,10 @@ def test_a_cost_is_validated_against_predictions_made_by_other_rules(simulated: 
     runs = simulated("configuration", 3, ("n8-base", "n8-slots16", "n8-selected"))
     evidence = Evidence(runs, predict_runs(runs, "paper"))
     decisions = decide_experiment([load_rule("cost-validation")], evidence, is_confirmatory=True)
-    assert [one.subject for one in decisions] == ["n8-slots16", "n8-selected"]
-    for one in decisions:
+    # The rule asks for N = 6 too; that nothing of it was run is said.
+    assert [one.subject for one in decisions] == ["n8-slots16", "n8-selected", "N = 6"]
+    assert decisions[-1].outcome is Outcome.WITHHELD
+    for one in decisions[:-1]:
         assert one.outcome in (Outcome.PASS, Outcome.FAIL)
         assert one.numbers["predicted_ratio"] != one.numbers["ratio_a"]
 
@@ -332,7 +335,7 @@ def test_exploratory_runs_have_no_verdict_only_a_computation(simulated: Runs) ->
 
 def test_an_exploratory_condition_has_none_even_in_confirmatory_runs(simulated: Runs) -> None:
     runs = simulated("configuration", 3, ("n8-base", "n8-slots16", "n8-selected"))
-    rule = load_rule("cost-validation").model_copy(update={"conditions": (), "exploratory": ("n8-*",)})
+    rule = load_rule("cost-validation").model_copy(update={"conditions": (), "exploratory": {"N": (8,)}})
     decisions = decide_experiment([rule], Evidence(runs, predict_runs(runs)), is_confirmatory=True)
     assert {one.outcome for one in decisions} == {Outcome.NOT_SUBJECT}
 
@@ -348,3 +351,7 @@ def test_results_render_as_json_and_markdown(simulated: Runs) -> None:
     result = analysed(simulated("sequential-survival", 1))
     assert "| m | runs |" in result.to_markdown()
     assert '"critical request count: 6' in result.to_json()
+
+
+def test_every_analysis_that_an_experiment_may_name_is_there() -> None:
+    assert list(ANALYSES) == list(get_args(AnalysisName))

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from harness.analysis.method import stats
 from harness.analysis.method.padding import Padding, direction, occupancy_ratio
 from harness.analysis.method.reconstruct import agreement_tolerance
-from harness.analysis.method.rules import (
+from harness.spec.rules import (
     CostRule,
     DirectionRule,
     NoTreatmentRule,

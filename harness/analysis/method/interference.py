@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from harness.analysis.method import stats
 from harness.analysis.method.decide import Decision, Number, Outcome
 from harness.analysis.method.reconstruct import join_request_id
-from harness.analysis.method.rules import InterferenceRule
 from harness.analysis.method.runfacts import by_condition, group_sessions
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.records import SealedRun
+from harness.spec.rules import InterferenceRule
 
 IntArray = NDArray[np.int64]
 PREFILL_SUM, PREFILL_COUNT = "vllm:request_prefill_time_seconds_sum", "vllm:request_prefill_time_seconds_count"

@@ -7,6 +7,7 @@ records, rules and predictions. Next: ``harness decide`` prints them and sets th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Literal, NamedTuple
 
 from harness.analysis.method import decide, stats
@@ -14,7 +15,14 @@ from harness.analysis.method.decide import Block, Costs, Decision, Outcome, with
 from harness.analysis.method.figures import RunFigures, run_figures
 from harness.analysis.method.interference import decide_interference, injections
 from harness.analysis.method.predictions import Predictions
-from harness.analysis.method.rules import (
+from harness.analysis.method.runfacts import by_condition, experiment_of
+from harness.analysis.method.steptimes import full_bucket_ms, reported_model_ms
+from harness.clock import NS_PER_S
+from harness.errors import SpecError
+from harness.records import SealedRun
+from harness.spec import Factor, level_text
+from harness.spec.rules import (
+    Conditions,
     CostRule,
     DecisionRule,
     DirectionRule,
@@ -25,10 +33,6 @@ from harness.analysis.method.rules import (
     SaturationRule,
     TimesSource,
 )
-from harness.analysis.method.runfacts import by_condition, experiment_of
-from harness.analysis.method.steptimes import full_bucket_ms, reported_model_ms
-from harness.clock import NS_PER_S
-from harness.records import SealedRun
 
 EXPLORATORY = "the runs are exploratory"
 Grouped = Mapping[str, Sequence[RunFigures]]
@@ -46,6 +50,7 @@ class Evidence:
         conditions = () if spec is None else spec.condition
         self.baselines = {one.name: spec.baseline_of(one) for one in conditions} if spec is not None else {}
         self.treatments = {condition.name: condition.treatment for condition in conditions}
+        self.factors: Conditions = {} if spec is None else spec.factors
 
     def figures(self, condition: str) -> list[RunFigures]:
         """Figures of a condition's valid runs, by replicate."""
@@ -69,7 +74,10 @@ def decide_experiment(rules: Sequence[DecisionRule], evidence: Evidence, *, is_c
     found: list[Decision] = []
     for rule in rules:
         nothing = withheld(rule.name, "-", "it found no condition of this experiment to judge")
-        found.extend(list(_apply(rule, evidence)) or [nothing])
+        judged = list(_apply(rule, evidence)) or [nothing]
+        missing = rule.missing_from(evidence.factors) if judged != [nothing] else []
+        found += judged
+        found += [withheld(rule.name, what, "no condition of this experiment is that") for what in missing]
     return found if is_confirmatory else [_without_standing(decision) for decision in found]
 
 
@@ -96,8 +104,13 @@ def _apply(rule: DecisionRule, evidence: Evidence) -> Iterator[Decision]:
             yield from _interference(rule, evidence)
 
 
-def _standing(rule: DecisionRule, condition: str, decision: Decision) -> Decision:
-    return decision.not_subject("exploratory condition") if rule.is_exploratory(condition) else decision
+def _applies(rule: DecisionRule, evidence: Evidence, condition: str) -> bool:
+    return rule.applies_to(condition, evidence.factors[condition])
+
+
+def _standing(rule: DecisionRule, evidence: Evidence, condition: str, decision: Decision) -> Decision:
+    is_exploratory = rule.is_exploratory(condition, evidence.factors[condition])
+    return decision.not_subject("exploratory condition") if is_exploratory else decision
 
 
 def costs_of(evidence: Evidence, condition: str, baseline: str) -> Costs | str:
@@ -122,7 +135,7 @@ def costs_of(evidence: Evidence, condition: str, baseline: str) -> Costs | str:
 
 def _costs(rule: CostRule, evidence: Evidence) -> Iterator[Decision]:
     for condition, baseline in evidence.compared():
-        if not rule.applies_to(condition):
+        if not _applies(rule, evidence, condition):
             continue
         costs = costs_of(evidence, condition, baseline)
         if (few := _too_few(rule, condition, len(evidence.pairs(condition, baseline)))) is not None:
@@ -130,7 +143,7 @@ def _costs(rule: CostRule, evidence: Evidence) -> Iterator[Decision]:
         elif isinstance(costs, str):
             yield withheld(rule.name, condition, costs)
         else:
-            yield _standing(rule, condition, decide.decide_cost(rule, condition, costs))
+            yield _standing(rule, evidence, condition, decide.decide_cost(rule, condition, costs))
 
 
 def _too_few(rule: DecisionRule, subject: str, found: int) -> Decision | None:
@@ -157,16 +170,16 @@ def blocks_of(evidence: Evidence, with_waits: str, without: str) -> list[Block]:
 
 def _directions(rule: DirectionRule, evidence: Evidence) -> Iterator[Decision]:
     for with_waits, without in waits_pairs(evidence):
-        if not rule.applies_to(with_waits):
+        if not _applies(rule, evidence, with_waits):
             continue
         blocks = blocks_of(evidence, with_waits, without)
         few = _too_few(rule, with_waits, len(blocks))
-        yield few or _standing(rule, with_waits, decide.decide_direction(rule, with_waits, blocks))
+        yield few or _standing(rule, evidence, with_waits, decide.decide_direction(rule, with_waits, blocks))
 
 
 def _occupancy_predictions(rule: OccupancyPredictionRule, evidence: Evidence) -> Iterator[Decision]:
     for with_waits, without in waits_pairs(evidence):
-        if not rule.applies_to(with_waits):
+        if not _applies(rule, evidence, with_waits):
             continue
         blocks = blocks_of(evidence, with_waits, without)
         few = _too_few(rule, with_waits, len(blocks))
@@ -180,30 +193,51 @@ def _occupancy_predictions(rule: OccupancyPredictionRule, evidence: Evidence) ->
             promised = decide.pooled([Block(predicted[0][k].padding, predicted[1][k].padding) for k in replicates])
             measured = decide.pooled(blocks)
             decision = decide.decide_occupancy_prediction(rule, with_waits, promised.occupancy, measured.occupancy)
-            yield _standing(rule, with_waits, decision)
+            yield _standing(rule, evidence, with_waits, decision)
 
 
-def adjacent_ratios(evidence: Evidence, smaller: str, larger: str) -> dict[str, list[float]]:
-    """A(larger) / A(smaller) per replicate, by stratum; conditions are called <stratum>-<level>."""
-    found: dict[str, list[float]] = {}
-    for condition in evidence.runs:
-        stratum, separator, level = condition.rpartition("-")
-        if not separator or level != larger:
-            continue
-        ratios = [
+class Contrast(NamedTuple):
+    """One factor that varies while the factors of ``strata`` stay equal."""
+
+    factor: str
+    strata: tuple[str, ...]
+
+    def conditions_at(self, evidence: Evidence, level: Factor) -> dict[str, str]:
+        """The condition of every stratum at one value; SpecError where two are the same in all that is asked for."""
+        found: dict[str, str] = {}
+        for condition, factors in evidence.factors.items():
+            if self.factor not in factors or factors[self.factor] != level:
+                continue
+            stratum = " ".join(level_text(name, factors[name]) for name in self.strata if name in factors)
+            if stratum in found:
+                raise SpecError(
+                    f"conditions {found[stratum]!r} and {condition!r} have the same {self.factor} and {self.strata}",
+                    where="factors",
+                    hint="Give them a factor in which they differ, and name it in the rule's strata",
+                )
+            found[stratum] = condition
+        return found
+
+
+def adjacent_ratios(evidence: Evidence, contrast: Contrast, smaller: Factor, larger: Factor) -> dict[str, list[float]]:
+    """A(larger) / A(smaller) per replicate, by stratum; none where no replicate is valid in both."""
+    below, above = (contrast.conditions_at(evidence, level) for level in (smaller, larger))
+    return {
+        stratum: [
             own.a.total_ns / base.a.total_ns
-            for own, base in evidence.pairs(condition, f"{stratum}-{smaller}")
+            for own, base in evidence.pairs(condition, below[stratum])
             if own.a is not None and base.a is not None
         ]
-        if ratios:
-            found[stratum] = ratios
-    return found
+        for stratum, condition in above.items()
+        if stratum in below
+    }
 
 
 def _saturations(rule: SaturationRule, evidence: Evidence) -> Iterator[Decision]:
-    for smaller, larger in zip(rule.levels, rule.levels[1:], strict=False):
-        subject = f"{smaller} -> {larger}"
-        ratios = adjacent_ratios(evidence, smaller, larger)
+    contrast = Contrast(rule.factor, rule.strata)
+    for smaller, larger in pairwise(rule.levels):
+        subject = f"{level_text(rule.factor, smaller)} -> {level_text(rule.factor, larger)}"
+        ratios = adjacent_ratios(evidence, contrast, smaller, larger)
         fewest = min((len(values) for values in ratios.values()), default=0)
         yield _too_few(rule, subject, fewest) or decide.decide_saturation(rule, subject, ratios)
 
@@ -216,7 +250,7 @@ class ArtifactTimes(NamedTuple):
 
 
 def artifact_times_ms(evidence: Evidence, times: Literal[TimesSource, "any"] = "any") -> ArtifactTimes:
-    """Time of a step with its bucket exactly full, of every session; conditions are called <artifact>-b<bucket>.
+    """Time of a step with its bucket exactly full, of every session, by the factors bucket and artifact.
 
     times: "reported", the model p50 of the server's own report; "steps", the median of whole step periods; "any":
     reported where every session reported it, else steps, because the two differ by more than sessions do.
@@ -233,12 +267,12 @@ def _times_by_bucket(
     evidence: Evidence, time_of: Callable[[SealedRun, int], float | None]
 ) -> dict[int, dict[str, list[float]]]:
     found: dict[int, dict[str, list[float]]] = {}
-    for condition, runs in evidence.runs.items():
-        artifact, separator, bucket = condition.rpartition("-b")
-        if not separator or not bucket.isdigit():
+    for condition, factors in evidence.factors.items():
+        artifact, bucket = factors.get("artifact"), factors.get("bucket")
+        if artifact is None or not isinstance(bucket, int):
             continue
-        sessions = [time_of(run, int(bucket)) for run in runs]
-        found.setdefault(int(bucket), {})[artifact] = [value for value in sessions if value is not None]
+        sessions = [time_of(run, bucket) for run in evidence.runs.get(condition, ())]
+        found.setdefault(bucket, {})[str(artifact)] = [value for value in sessions if value is not None]
     return dict(sorted(found.items()))
 
 
@@ -264,18 +298,18 @@ def _to_resolution(value: float, step: float) -> float:
 
 
 def _no_treatments(rule: NoTreatmentRule, evidence: Evidence) -> Iterator[Decision]:
-    for condition in evidence.runs:
-        if not rule.applies_to(condition):
+    for condition in evidence.factors:
+        if not _applies(rule, evidence, condition):
             continue
         runs = [run for run in evidence.figures(condition) if run.a is not None]
         few = _too_few(rule, condition, len(runs))
         a_s = [run.a.total_ns / NS_PER_S for run in runs if run.a is not None]
         b_s = [run.b_ns / NS_PER_S for run in runs]
-        yield few or _standing(rule, condition, decide.decide_no_treatment(rule, condition, a_s, b_s))
+        yield few or _standing(rule, evidence, condition, decide.decide_no_treatment(rule, condition, a_s, b_s))
 
 
 def _interference(rule: InterferenceRule, evidence: Evidence) -> Iterator[Decision]:
-    smallest = min((len(runs) for runs in evidence.runs.values()), default=0)
+    smallest = min((len(evidence.runs.get(condition, ())) for condition in evidence.factors), default=0)
     few = _too_few(rule, "injections", smallest)
     if few is not None:
         yield few

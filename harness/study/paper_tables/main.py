@@ -12,6 +12,7 @@ from typing import Any
 
 from harness.analysis.method.decide import Decision, Outcome
 from harness.analysis.method.runfacts import server_of
+from harness.analysis.method.tabular import Cell
 from harness.live.compile import list_artifacts
 from harness.runner.calibrate import fit_runs
 from harness.sim.search.space import Candidate, DeviceSpec
@@ -139,7 +140,7 @@ def coefficients(source: Source) -> Rows:
 def configurations(source: Source) -> Rows:
     found: dict[str, tuple[str, str]] = {}
     for run in source.runs("configuration"):
-        server, name = server_of(run), run.condition.rpartition("-")[2]
+        server, name = server_of(run), source.factor("configuration", run.condition, "configuration")
         slots = "" if server.num_kv_slots == server.max_num_seqs else f" ({server.num_kv_slots} slots)"
         found[name] = (f"{server.max_num_seqs}{slots}", "{" + ", ".join(map(str, server.decode_buckets)) + "}")
     return [(label, *found[name]) for name, label in CONFIGURATIONS.items() if name in found]
@@ -148,8 +149,8 @@ def configurations(source: Source) -> Rows:
 def _changed(source: Source) -> Iterator[tuple[str, str, str, str]]:
     """(condition, its baseline, N, what was changed) of the validation, in the paper's order."""
     for condition, baseline in source.evidence("configuration").compared():
-        stratum, _, name = condition.rpartition("-")
-        yield condition, baseline, stratum.removeprefix("n"), CONFIGURATIONS.get(name, name)
+        name = source.factor("configuration", condition, "configuration")
+        yield condition, baseline, source.factor("configuration", condition, "N"), CONFIGURATIONS.get(name, name)
 
 
 def measurement(source: Source, experiment: str = "configuration") -> str:
@@ -195,7 +196,7 @@ def channels(source: Source) -> Rows:
     return [
         (
             measurement(source),
-            str(row["condition"]).rpartition("-")[0].removeprefix("n"),
+            source.factor("configuration", str(row["condition"]), "N"),
             *(f"{decimals(row[key], 3)} s" for key in ("A_s", "B_s", "r_s")),
         )
         for row in source.rows("configuration", "costs")
@@ -237,13 +238,15 @@ def savings(source: Source) -> Rows:
 
 
 def saturation(source: Source) -> Rows:
-    rows = {str(row["condition"]): row for row in source.rows("saturation", "costs")}
-    strata = dict.fromkeys(name.rpartition("-")[0] for name in rows)
+    by_n: dict[str, dict[str, Mapping[str, Cell]]] = {}
+    for row in source.rows("saturation", "costs"):
+        n, slots = (source.factor("saturation", str(row["condition"]), name) for name in ("N", "slots"))
+        by_n.setdefault(n, {})[slots] = row
     found: list[tuple[str, ...]] = []
-    for stratum in strata:
-        levels = [rows.get(f"{stratum}-slots{slots}", {}) for slots in SATURATION_SLOTS]
+    for n, by_slots in by_n.items():
+        levels: list[Mapping[str, Cell]] = [by_slots.get(str(slots), {}) for slots in SATURATION_SLOTS]
         reuse = " -> ".join(f"{level.get('reused', NONE)}/{level.get('rearrivals', NONE)}" for level in levels)
-        found.append((stratum.removeprefix("n"), *(decimals(level.get("ratio_A"), 4) for level in levels), reuse))
+        found.append((n, *(decimals(level.get("ratio_A"), 4) for level in levels), reuse))
     return found
 
 

@@ -11,13 +11,15 @@ from functools import cached_property
 from pathlib import Path
 
 from harness.analysis.method.decide import Decision
-from harness.analysis.method.rules import load_rule
 from harness.analysis.method.runfacts import experiment_of
 from harness.analysis.method.tabular import AnalysisResult, Cell
 from harness.analysis.method.verdicts import Evidence
 from harness.prereg import check_sealed_runs, judge, predict_runs
 from harness.records import RunStore, SealedRun
+from harness.spec.factors import value_text
+from harness.spec.rules import load_rule
 from harness.study.catalogue import analyse
+from harness.study.paper_tables.cells import NONE
 
 
 class NotRunError(Exception):
@@ -59,6 +61,11 @@ class Source:
         if not found:
             raise NotRunError(f"harness run plans/experiments/{experiment}.toml --runs {self.runs_root}")
         return found
+
+    def factor(self, experiment: str, condition: str, name: str) -> str:
+        """A factor of a condition as a cell; a dash where it has none."""
+        value = self.evidence(experiment).factors.get(condition, {}).get(name)
+        return NONE if value is None else value_text(value)
 
     def has(self, experiment: str) -> bool:
         return experiment in self._by_experiment

@@ -10,12 +10,12 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from harness.analysis.method.rules import load_rule
 from harness.analysis.method.tabular import Cell
 from harness.analysis.method.verdicts import decide_experiment
 from harness.sim.search.rank import SensitivityRow, sensitivity
 from harness.sim.search.run import SearchResult, search
 from harness.sim.search.space import SpaceSpec
+from harness.spec.rules import load_rule
 from harness.study.paper_sums import contributions
 from harness.study.paper_tables.cells import NONE, decimals, percent, text, whole
 from harness.study.paper_tables.main import CONFIGURATIONS, SATURATION_SLOTS, measurement
@@ -165,7 +165,9 @@ def decomposition(source: Source) -> Rows:
         (
             measurement(source),
             text(row["N"]),
-            CONFIGURATIONS.get(str(row["condition"]).rpartition("-")[2], text(row["condition"])),
+            CONFIGURATIONS.get(
+                source.factor("configuration", str(row["condition"]), "configuration"), text(row["condition"])
+            ),
             "Sum" if row["replicate"] == "sum" else str(int(str(row["replicate"])) + 1),
             decimals(row["baseline_A_s"], 3),
             decimals(row["changed_A_s"], 3),
@@ -180,14 +182,14 @@ def decomposition(source: Source) -> Rows:
 def saturation_by_replicate(source: Source) -> Rows:
     found: dict[tuple[str, int], dict[str, Mapping[str, Cell]]] = {}
     for row in source.rows("saturation", "saturation by replicate"):
-        stratum, _, level = str(row["condition"]).rpartition("-")
-        found.setdefault((stratum, int(str(row["replicate"]))), {})[level] = row
+        n, slots = (source.factor("saturation", str(row["condition"]), name) for name in ("N", "slots"))
+        found.setdefault((n, int(str(row["replicate"]))), {})[slots] = row
     rows: list[tuple[str, ...]] = []
-    for (stratum, replicate), by_level in found.items():
-        levels: list[Mapping[str, Cell]] = [by_level.get(f"slots{slots}", {}) for slots in SATURATION_SLOTS]
+    for (n, replicate), by_slots in found.items():
+        levels: list[Mapping[str, Cell]] = [by_slots.get(str(slots), {}) for slots in SATURATION_SLOTS]
         ratios = (decimals(level.get(key), 4) for level in levels for key in ("ratio_A", "ratio_B"))
         reuse = " / ".join(text(level.get("reused")) for level in levels)
-        rows.append((stratum.removeprefix("n"), str(replicate + 1), *ratios, reuse))
+        rows.append((n, str(replicate + 1), *ratios, reuse))
     return rows
 
 
@@ -248,14 +250,14 @@ def dummy_rule(source: Source) -> Rows:
         dummy = predicted_ratio(evidence, condition, baseline, "paper+dummy")
         if plain is None or dummy is None:
             continue
-        stratum, _, name = condition.rpartition("-")
+        name = source.factor("configuration", condition, "configuration")
         figures = evidence.figures(condition)
         measured = f"{sum(run.reuse.num_reused for run in figures)}/{sum(run.reuse.num_rearrivals for run in figures)}"
         is_baseline = condition == baseline
         found.append(
             (
                 measurement(source),
-                stratum.removeprefix("n"),
+                source.factor("configuration", condition, "N"),
                 CONFIGURATIONS.get(name, name),
                 decimals(plain.observed_ratio, 4),
                 *_ratio_and_error(plain, is_baseline),

@@ -1,0 +1,211 @@
+"""Decision rules as data: one TOML file per rule, every limit in it, nothing hidden in code.
+
+A rule says what is compared, under which preconditions, and what is exploratory; it never changes after it was frozen.
+Nothing here decides. Next: ``harness.analysis`` applies a rule to sealed runs; ``harness.prereg`` freezes it.
+Definitions: paper 4-3, 5-4, S1, S2, S4; methods 5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, TypeAdapter, ValidationError, model_validator
+
+from harness.errors import SpecError
+from harness.shipped import find_shipped
+from harness.spec.base import Spec, describe_validation_error, load_toml
+from harness.spec.factors import Factor, Factors, Selection, is_selected, unmatched
+
+Band = tuple[float, float]
+TimesSource = Literal["reported", "steps"]
+# Conditions of an experiment: name -> factors.
+Conditions = Mapping[str, Factors]
+
+
+class _Rule(Spec):
+    """What every rule has. conditions, exploratory: which conditions, by the values of factors or by patterns of names.
+
+    A condition that ``exploratory`` selects is computed and reported, but NOT SUBJECT to the rule.
+    """
+
+    name: str
+    version: int = Field(default=1, ge=1)
+    source: str = ""
+    question: str = ""
+    conditions: Selection = ("*",)
+    exploratory: Selection = ()
+    min_replicates: int = Field(default=1, ge=1, description="fewer valid ones: WITHHELD")
+
+    def applies_to(self, condition: str, factors: Factors) -> bool:
+        """Whether a condition is looked at under this rule at all."""
+        return is_selected(self.conditions, condition, factors) or self.is_exploratory(condition, factors)
+
+    def is_exploratory(self, condition: str, factors: Factors) -> bool:
+        return is_selected(self.exploratory, condition, factors)
+
+    def has_subject_in(self, conditions: Conditions) -> bool:
+        """Whether an experiment with these conditions has anything for this rule to look at."""
+        return any(self.applies_to(name, factors) for name, factors in conditions.items())
+
+    def missing_from(self, conditions: Conditions) -> list[str]:
+        """What the rule asks for and no condition is: values of factors, or patterns of names."""
+        return unmatched(self.conditions, conditions)
+
+    @property
+    def factors_named(self) -> tuple[str, ...]:
+        """Factors that the rule cannot do without."""
+        selections = (self.conditions, self.exploratory)
+        return tuple(dict.fromkeys(name for one in selections if isinstance(one, dict) for name in one))
+
+
+class CostRule(_Rule):
+    """Predicted against measured cost ratio of a condition to its baseline (paper 4-3).
+
+    tolerance: which rule of channel agreement decides; the other one is reported beside it.
+    """
+
+    kind: Literal["cost-validation"]
+    tau0: float = Field(default=0.02, gt=0)
+    tolerance: Literal["revised", "initial"] = "revised"
+    max_error: float = Field(default=0.03, gt=0)
+    equivalence_band: Band = (0.98, 1.02)
+
+
+class DirectionRule(_Rule):
+    """Occupancy ratio R = (1 - p_A) / (1 - p_C) of a condition with waits to its baseline without (paper S4)."""
+
+    kind: Literal["direction"]
+    band: Band = (0.97, 1.03)
+    min_blocks_outside: int = Field(default=5, ge=1)
+    num_blocks: int = Field(default=6, ge=1)
+
+
+class OccupancyPredictionRule(_Rule):
+    """Predicted against measured R, blocks pooled (paper S4)."""
+
+    kind: Literal["occupancy-prediction"]
+    max_error: float = Field(default=0.05, gt=0)
+    equivalence_band: Band = (0.97, 1.03)
+
+
+class SaturationRule(_Rule):
+    """Adjacent slot counts whose cost no longer differs (paper 5-4).
+
+    levels: values of ``factor``, ascending. strata: factors whose values must be equal in what is compared; their
+    defaults are what names told before conditions had factors. is_stratified: resample within each stratum.
+    """
+
+    kind: Literal["saturation"]
+    factor: str = "configuration"
+    levels: tuple[Factor, ...] = Field(min_length=2)
+    strata: tuple[str, ...] = ("stratum",)
+    confidence: float = Field(default=0.95, gt=0, lt=1)
+    max_width: float = Field(default=0.04, gt=0)
+    resamples: int = Field(default=10_000, ge=100)
+    seed: int = Field(ge=0)
+    is_stratified: bool = False
+
+    def has_subject_in(self, conditions: Conditions) -> bool:
+        return len({factors.get(self.factor) for factors in conditions.values()} & set(self.levels)) > 1
+
+    def missing_from(self, conditions: Conditions) -> list[str]:
+        return unmatched({self.factor: self.levels}, conditions)
+
+    @property
+    def factors_named(self) -> tuple[str, ...]:
+        return (self.factor, *self.strata)
+
+
+class RecompilationRule(_Rule):
+    """Medians of two artifacts against the differences of session pairs of one artifact (paper S2).
+
+    Conditions have the factors ``artifact`` and ``bucket``; replicates are an artifact's sessions. resolution_ms: step
+    times are rounded to it before anything is compared, as the paper's were recorded. times: the server's own report of
+    its model time ("reported", as in the paper), whole step periods ("steps"), or the report where every session has
+    one ("any").
+    """
+
+    kind: Literal["recompilation"]
+    comparisons: tuple[tuple[str, str], ...] = Field(min_length=1)
+    null_quantile: float = Field(default=0.95, gt=0, lt=1)
+    resolution_ms: float = Field(default=0.01, ge=0)
+    times: Literal[TimesSource, "any"] = "any"
+
+    def has_subject_in(self, conditions: Conditions) -> bool:
+        artifacts = {factors.get("artifact") for factors in conditions.values()}
+        return any({x, y} <= artifacts for x, y in self.comparisons)
+
+    def missing_from(self, conditions: Conditions) -> list[str]:
+        asked = dict.fromkeys(artifact for pair in self.comparisons for artifact in pair)
+        return unmatched({"artifact": tuple(asked)}, conditions)
+
+    @property
+    def factors_named(self) -> tuple[str, ...]:
+        return ("artifact", "bucket")
+
+
+class NoTreatmentRule(_Rule):
+    """Whether tau covers the run-to-run difference of the two channels for the same input (paper S1)."""
+
+    kind: Literal["no-treatment"]
+    tau0: float = Field(default=0.02, gt=0)
+    sum_size: int = Field(default=3, ge=1)
+    tau0_grid: tuple[float, ...] = (0.005, 0.01, 0.015, 0.02, 0.025, 0.03, 0.035, 0.04, 0.045, 0.05)
+
+
+class InterferenceRule(_Rule):
+    """Injected prefill against background sessions (paper 3-3): existence, simultaneity, growth with length.
+
+    control: the condition without an injection. A control that crosses the threshold makes existence PARTIAL.
+    """
+
+    kind: Literal["interference"]
+    control: str = "control"
+    threshold: float = Field(default=5.0, gt=1, description="spike / baseline interval")
+    background_group: str = "background"
+    injected_group: str = "injected"
+
+    def has_subject_in(self, conditions: Conditions) -> bool:
+        return self.control in conditions and len(conditions) > 1
+
+    @model_validator(mode="after")
+    def _distinct(self) -> InterferenceRule:
+        if self.background_group == self.injected_group:
+            raise ValueError("background_group and injected_group are the same")
+        return self
+
+
+DecisionRule = Annotated[
+    CostRule
+    | DirectionRule
+    | OccupancyPredictionRule
+    | SaturationRule
+    | RecompilationRule
+    | NoTreatmentRule
+    | InterferenceRule,
+    Field(discriminator="kind"),
+]
+_ADAPTER: TypeAdapter[DecisionRule] = TypeAdapter(DecisionRule)
+
+
+def parse_rule(table: dict[str, Any], *, where: str) -> DecisionRule:
+    """A rule from a TOML table; raises SpecError naming every key that is wrong."""
+    try:
+        return _ADAPTER.validate_python(table)
+    except ValidationError as error:
+        raise SpecError(
+            describe_validation_error(error), where=where, hint="Compare with plans/rules/*.toml"
+        ) from error
+
+
+def find_rule(name_or_path: str) -> Path:
+    """The file of a shipped rule, or of a user's own."""
+    return find_shipped("rules", name_or_path, what="decision rule")
+
+
+def load_rule(name_or_path: str) -> DecisionRule:
+    """The rule in a file."""
+    path = find_rule(name_or_path)
+    return parse_rule(load_toml(path), where=str(path))
