@@ -1,4 +1,4 @@
-"""Plans from traces in virtual time: joins and named blocks, by three simulators that share no code, to the nanosecond."""
+"""Plans from traces in virtual time: joins and named blocks, the same to the nanosecond in every simulator."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from harness.plan.traces.form import RecordedRequest, Recording
 from harness.plan.traces.lower import Lowering, sessions_of
 from harness.sim import simulate
 from harness.spec import ServerSpec, WorkloadSpec
-from tests.sim.naive import naive_run
+from tests.support.naive import naive_run
 
 SERVER = ServerSpec(rules="vendor-0.11.1")
 

@@ -72,8 +72,8 @@ class PlanArrays(NamedTuple):
     the plan, -1: none), root (the session whose stream it goes on with, for rules that go by session),
     num_before (how many sessions must have completed before it starts). first_follower (sessions + 1,), follower: who
     waits for each session. first_name (sessions + 1,), name: the named blocks that each fresh stream begins with, as
-    numbers of chains of names; named_tokens (plans,): their size. Per request: keep, new, generate (tokens), wait_ns, session (within
-    the plan). shared_prefix (plans,): tokens. pinned_ns (requests,): when a re-arrival comes, whatever the completion
+    numbers of chains of names; named_tokens (plans,): their size. Per request: keep, new, generate (tokens), wait_ns,
+    session (within the plan). shared_prefix (plans,): tokens. pinned_ns (requests,): when a re-arrival comes, whatever the completion
     before it, but not earlier than that; -1: so long after it as the wait says.
     """
 
@@ -111,7 +111,10 @@ class CostArrays(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """Working memory for the largest plan. heap, arrival_ns, next_request, num_missing (sessions,); owner (sessions, blocks)."""
+    """Working memory for the largest plan. heap, arrival_ns, next_request, num_missing (sessions,).
+
+    owner: (sessions, blocks).
+    """
 
     heap: IntArray
     arrival_ns: IntArray
