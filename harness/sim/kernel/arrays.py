@@ -73,8 +73,8 @@ class PlanArrays(NamedTuple):
     num_before (how many sessions must have completed before it starts). first_follower (sessions + 1,), follower: who
     waits for each session. first_name (sessions + 1,), name: the named blocks that each fresh stream begins with, as
     numbers of chains of names; named_tokens (plans,): their size. Per request: keep, new, generate (tokens), wait_ns,
-    session (within the plan). shared_prefix (plans,): tokens. pinned_ns (requests,): when a re-arrival comes, whatever the completion
-    before it, but not earlier than that; -1: so long after it as the wait says.
+    session (within the plan). shared_prefix (plans,): tokens. pinned_ns (requests,): when a re-arrival comes, whatever
+    the completion before it, but not earlier than that; -1: so long after it as the wait says.
     """
 
     first_session: IntArray
