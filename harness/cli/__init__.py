@@ -12,7 +12,21 @@ from typing import NoReturn
 
 import typer
 
-from harness.cli import bench, calibrate, data, inputs, machine, method, run, search, stack, tables, trace, twin
+from harness.cli import (
+    bench,
+    calibrate,
+    data,
+    inputs,
+    machine,
+    method,
+    release,
+    run,
+    search,
+    stack,
+    tables,
+    trace,
+    twin,
+)
 from harness.errors import ExitCode, HarnessError
 
 app = typer.Typer(
@@ -36,6 +50,7 @@ twin.register(app)
 calibrate.register(app)
 tables.register(app)
 stack.register(app)
+release.register(app)
 
 _DISK_ERRORS = {errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EACCES, errno.EPERM}
 
