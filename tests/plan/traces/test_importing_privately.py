@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from harness.cli import app
 from harness.errors import HarnessError
 from harness.plan.traces.importing import TRACE_FORMATS, import_trace
-from tests.plan.traces.test_rounds import SECRET, assistant, result, text, tool, user
+from tests.support.agent_logs import SECRET, assistant, result, text, tool, user
 
 
 def planted(folder: Path) -> Path:
