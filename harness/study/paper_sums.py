@@ -1,7 +1,7 @@
 """What the paper prints and no other module counts: totals under rows, dummy requests, loaded memory.
 
 Sums and counts only; a total of shares is the share of the total. Next: ``harness.report`` lays them out.
-Definitions: paper, Tables XV, S4 and S7.
+Definitions: docs/method.md, "Decomposition of a bucket change"; Tables XV, S4 and S7.
 """
 
 from __future__ import annotations
