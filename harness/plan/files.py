@@ -142,15 +142,16 @@ _KINDS: dict[str, WaitKind] = {kind[0]: kind for kind in WAIT_KINDS}
 
 
 def _session_from(record: dict[str, Any]) -> SessionPlan:
-    start_kind, *kinds = (_KINDS[letter] for letter in record.get("kinds", "n" * (len(record["requests"]) + 1)))
+    letters: str = record.get("kinds", "n" * (len(record["requests"]) + 1))
+    kinds: list[WaitKind] = [_KINDS[letter] for letter in letters]
     return SessionPlan(
         index=record["session"],
         start_offset_ns=record["start_offset_ns"],
         after=record.get("after"),
         continues=record.get("continues"),
-        requests=tuple(_request_from(row, kind) for row, kind in zip(record["requests"], kinds, strict=True)),
+        requests=tuple(_request_from(row, kind) for row, kind in zip(record["requests"], kinds[1:], strict=True)),
         also_after=tuple(record.get("also_after", ())),
-        start_kind=start_kind,
+        start_kind=kinds[0],
         blocks=tuple(record.get("blocks", ())),
     )
 
