@@ -54,7 +54,7 @@ class AttachedBackend(ServerBackend):
             model=_first_model(url),
             requested={"server": server.model_dump(mode="json"), "url": url, "version": _version(url)},
             observation=Observation(steps="none", has_kv_log=False),
-            is_ours=False,
+            is_ours=self.kind.is_restarted,
             findings=(ATTACHED,),
         )
 
