@@ -98,7 +98,7 @@ class SealedRun:
     @cached_property
     def server(self) -> ServerSpec:
         """The server configuration that was asked for; rules that it left open are those of the version that served."""
-        asked = ServerSpec.model_validate(self.manifest.requested_server)
+        asked = self._parsed(ServerSpec, self.manifest.requested_server, "server")
         return asked.model_copy(update={"rules": asked.rule_set(self.manifest.serving_version).name})
 
     @cached_property
