@@ -219,7 +219,8 @@ def test_a_prediction_frozen_under_other_rules_than_the_server_followed_decides_
     runs = place.run_confirmatory(place.freeze(prediction_rules="vendor-0.11.1").path)
     manifest = runs[0].path / "manifest.json"
     table = json.loads(manifest.read_text())
-    table["server"]["facts"]["launch"]["requested"]["versions"] = {"vllm-rbln": "0.12.0"}
+    launch = {"requested": {"versions": {"vllm-rbln": "0.12.0"}}}
+    table["server"] = {**(table.get("server") or {}), "facts": {"launch": launch}}
     manifest.write_text(json.dumps(table))
     with pytest.raises(RecordsError, match=r"follows vendor-0\.12\.0.* frozen under vendor-0\.11\.1"):
         check_sealed_runs(RunStore(place.runs).sealed("small"))
