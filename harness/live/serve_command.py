@@ -18,7 +18,6 @@ from harness.records import Observation
 from harness.redact import filled_env
 from harness.spec import ServerSpec
 
-LOGGING_FILE = "server.logging.json"
 PRECISE_FORMAT = "%(created).6f %(process)d %(levelname)s %(name)s %(message)s"
 DEBUG_LOGGERS = (
     "vllm_rbln.v1.core.prefix_cache_manager",

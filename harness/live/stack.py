@@ -23,14 +23,14 @@ from harness.live.launch import LOOPBACK, LaunchPlan, LogFormat, write_config
 from harness.live.patches.install import in_place_record
 from harness.live.patches.shipped import make_overlay, patch_status, require_state
 from harness.live.serve_command import (
-    LOGGING_FILE,
     SOCKET_FOLDER_VARIABLE,
     declared,
     logging_config,
     serve_arguments,
     server_env,
 )
-from harness.observer import INSIDE, OBSERVER_FILE
+from harness.observer import INSIDE
+from harness.records import layout
 from harness.spec import ServerSpec
 
 FIND_TIMEOUT_S = 60.0
@@ -115,10 +115,10 @@ def serve_plan(
     patch_record, overlay = _patched(server, stack, overlays)
     written = dict(files or {})
     if server.observer:
-        written["observer"] = (run_folder / OBSERVER_FILE).absolute()
+        written["observer"] = (run_folder / layout.OBSERVER).absolute()
     logs = {"VLLM_LOGGING_LEVEL": "DEBUG"}
     if log_format == "precise":
-        written["logging"] = (run_folder / LOGGING_FILE).absolute()
+        written["logging"] = (run_folder / layout.SERVER_LOGGING).absolute()
         write_config(written["logging"], logging_config())
         logs = {"VLLM_LOGGING_CONFIG_PATH": str(written["logging"])}
     search = [*([] if overlay is None else [overlay]), *([INSIDE] if server.observer else []), *paths]

@@ -17,7 +17,6 @@ from harness.live.launch import LOOPBACK, LaunchPlan
 from harness.live.patches.shipped import Patch
 from harness.live.remote import host as remote
 from harness.live.serve_command import (
-    LOGGING_FILE,
     SOCKET_FOLDER_VARIABLE,
     declared,
     logging_config,
@@ -25,7 +24,8 @@ from harness.live.serve_command import (
     server_env,
     visible_devices,
 )
-from harness.observer import INSIDE, OBSERVER_FILE
+from harness.observer import INSIDE
+from harness.records import layout
 from harness.redact import redacted_arguments, redacted_env
 from harness.spec import ServerSpec
 
@@ -50,11 +50,11 @@ def remote_plan(server: ServerSpec, *, backend: str, port: int, run_folder: Path
         server,
         {
             **visible_devices(stack.versions.get("vllm-rbln", ""), devices),
-            "VLLM_LOGGING_CONFIG_PATH": f"{folder}/{LOGGING_FILE}",
+            "VLLM_LOGGING_CONFIG_PATH": f"{folder}/{layout.SERVER_LOGGING}",
             SOCKET_FOLDER_VARIABLE: folder,
         },
         [*([] if content is None else [f"{folder}/overlay"]), *([f"{folder}/observer"] if server.observer else [])],
-        Path(folder) / OBSERVER_FILE if server.observer else None,
+        Path(folder) / layout.OBSERVER if server.observer else None,
     )
     override = blocks_override(stack.config, server)
     arguments = serve_arguments(server, Path(server.artifact), remote_port, model, override)
@@ -65,7 +65,7 @@ def remote_plan(server: ServerSpec, *, backend: str, port: int, run_folder: Path
         "silence_s": SILENCE_S,
     }
     host.call("write", {"path": f"{folder}/job.json", "text": json.dumps(job)})
-    files = {"remote": (run_folder / "remote.json").absolute()}
+    files = {"remote": (run_folder / layout.REMOTE).absolute()}
     remote.write_job(
         files["remote"],
         {
@@ -75,10 +75,10 @@ def remote_plan(server: ServerSpec, *, backend: str, port: int, run_folder: Path
             "folder": folder,
             "local_port": port,
             "remote_port": remote_port,
-            "observer": OBSERVER_FILE,
-            "observer_path": str((run_folder / OBSERVER_FILE).absolute()),
+            "observer": layout.OBSERVER,
+            "observer_path": str((run_folder / layout.OBSERVER).absolute()),
             "silence_s": SILENCE_S,
-            "ssh_log_path": str((run_folder / remote.SSH_LOG).absolute()),
+            "ssh_log_path": str((run_folder / layout.SSH_LOG).absolute()),
         },
     )
     return LaunchPlan(
@@ -118,7 +118,7 @@ def _prepared(stack: remote.RemoteStack, patch: Patch | None, content: bytes | N
                 name: base64.b64encode(body).decode()
                 for name, body in (
                     ("remote_host.py", remote.HOST_SCRIPT.read_bytes()),
-                    (LOGGING_FILE, json.dumps(logging_config()).encode()),
+                    (layout.SERVER_LOGGING, json.dumps(logging_config()).encode()),
                 )
             },
         },

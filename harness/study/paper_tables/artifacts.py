@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from harness.analysis.method.runfacts import server_of
 from harness.live.compile import list_artifacts
 from harness.sim.search.space import Candidate, DeviceSpec
 from harness.study.paper_sums import loaded_memory_gib
@@ -72,6 +71,6 @@ def memory(source: Source) -> Rows:
 
 def _loaded(source: Source, slots: int) -> str:
     runs = source.runs("saturation") if source.has("saturation") else []
-    spans = [loaded_memory_gib(run) for run in runs if server_of(run).num_kv_slots == slots]
+    spans = [loaded_memory_gib(run) for run in runs if run.server.num_kv_slots == slots]
     known = [span for span in spans if span is not None]
     return f"{min(low for low, _ in known):.1f}-{max(high for _, high in known):.1f} GiB" if known else NONE
