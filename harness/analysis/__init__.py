@@ -5,6 +5,7 @@ Pure functions of records: no server, no socket, no clock. Next: ``harness.repor
 
 from harness.analysis.logs.derive import Derived, derive_tables, derived_of, rebuild
 from harness.analysis.logs.parse import LogParser, ParseCounts, parse_log
+from harness.analysis.method.compare import Comparison, Verdict
 from harness.analysis.method.figures import ReuseFigures, RunFigures, run_figures
 from harness.analysis.method.invariants import check_experiment, check_run, counter_increment
 from harness.analysis.method.lateness import Lateness
@@ -36,7 +37,7 @@ from harness.analysis.method.reuse import (
     rearrivals,
     reusable_tokens,
 )
-from harness.analysis.method.summary import BucketChange, Comparison, ConditionFigures, ExperimentSummary, summarise
+from harness.analysis.method.summary import BucketChange, ConditionFigures, ExperimentSummary, summarise
 from harness.records import Finding
 
 __all__ = [
@@ -54,6 +55,7 @@ __all__ = [
     "Rearrival",
     "ReuseFigures",
     "RunFigures",
+    "Verdict",
     "agreement_tolerance",
     "channel_a",
     "channel_agreement",

@@ -78,6 +78,7 @@ class RunFigures:
     lateness: LatenessFigures
     num_requests: int
     num_failed: int
+    generated_tokens: int = 0
     invalid_reasons: tuple[str, ...] = field(default=())
 
     @property
@@ -108,7 +109,8 @@ def run_figures(run: SealedRun, cost_model: StepCost | None = None) -> RunFigure
     model = cost_model or cost_model_of(run)
     requests, steps, kv_events = run.table("requests"), run.table("steps"), run.table("kv_events")
     statuses = Counter(requests.column("status").to_pylist())
-    has_decoded = any((tokens or 0) > 1 for tokens in requests.column("completion_tokens").to_pylist())
+    generated = requests.column("completion_tokens").to_pylist()
+    has_decoded = any((tokens or 0) > 1 for tokens in generated)
     is_observed = steps.num_rows > 0 or not has_decoded
     late = lateness(requests, manifest.clock.scale)
     return RunFigures(
@@ -136,6 +138,7 @@ def run_figures(run: SealedRun, cost_model: StepCost | None = None) -> RunFigure
         ),
         num_requests=requests.num_rows,
         num_failed=requests.num_rows - statuses["ok"],
+        generated_tokens=sum(tokens or 0 for tokens in generated),
         invalid_reasons=run.invalid_reasons,
     )
 
