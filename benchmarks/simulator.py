@@ -21,8 +21,8 @@ from harness.sim.search.run import search
 from harness.sim.search.space import load_space
 from harness.sim.simulate import plan_arrays, run_totals
 from harness.spec import WorkloadSpec
-from tests.sim.naive import naive_run
-from tests.sim.naive_paper import paper_run
+from tests.support.naive import naive_run
+from tests.support.naive_paper import paper_run
 
 MARKS = {"paper": ">= 50,000 /s", "vendor-0.11.1": ">= 30,000 /s"}
 SIZES = (1_000, 10_000, 100_000)

@@ -1,8 +1,8 @@
 """Makes the project's own virtual environment from a lock, and leaves it alone while the lock stays the same.
 
 Runs on the bare interpreter of the machine: the standard library alone, and syntax that Python 3.6 can read, so that an
-old one can say that it is too old. It never installs anything outside the environment and never builds from source.
-Next: the Makefile runs it before every target that needs the environment.
+old one can say that it is too old. It never installs anything outside the environment, never builds from source, and
+names no package index: pip's settings do. Next: the Makefile runs it before every target that needs the environment.
 
     python3 tools/bootstrap.py runtime|dev [--venv .venv]
 """
@@ -28,7 +28,7 @@ MARKER = "rbln-harness.json"
 # For a Python whose distribution left out ensurepip (Debian and Ubuntu without python3-venv).
 PIP_WHEEL = "pip-26.3-py3-none-any.whl"
 PIP_SHA256 = "f3b60b20ffaadd4415ed7957212a38ac63fa4c5fa375bd0f4a797777940fad13"
-DEFAULT_INDEX = "https://pypi.org/simple"
+MACHINE_SETTINGS = "/etc/pip.conf"
 INSTALL_HINT = "Install it (Debian, Ubuntu): sudo apt install python3 python3-venv"
 
 
@@ -52,7 +52,7 @@ def use_a_supported_python(any_python):
         return
     for minor in range(NEWEST[1], OLDEST[1] - 1, -1) if any_python else ():
         other = shutil.which(f"python3.{minor}")
-        if other and subprocess.call([other, "-c", ""], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) == 0:
+        if other and try_run([other, "-c", ""]):
             os.execv(other, [other, *sys.argv])
     version = ".".join(map(str, sys.version_info[:2]))
     stop(
@@ -71,11 +71,13 @@ def set_up(level, venv):
         held = place
     elif all(held.get(name) == wanted[name] for name in wanted):
         return
-    elif not (venv / "bin" / "pip").exists():  # an environment that another tool made
-        run([python_of(venv), "-I", "-m", "ensurepip", "--default-pip"], "ensurepip failed", INSTALL_HINT)
-    say(f"installing the packages of {LOCKS[level].name}; the first time takes a minute or two")
-    pip(venv, "install", "--require-hashes", "--only-binary", ":all:", "-r", str(LOCKS[level]))
-    pip(venv, "install", "--no-build-isolation", "--no-deps", "--no-index", "--editable", str(ROOT))
+    say(f"installing the packages of {LOCKS[level].name}; the first time takes up to a minute")
+    provide_pip(venv)
+    install(
+        venv,
+        ["--require-hashes", "--only-binary", ":all:", "-r", str(LOCKS[level])],
+        ["--no-build-isolation", "--no-deps", "--no-index", "--editable", str(ROOT)],
+    )
     # Written last: an interrupted set-up is done again.
     held.update(wanted)
     (venv / MARKER).write_text(json.dumps(held, indent=2))
@@ -83,7 +85,7 @@ def set_up(level, venv):
 
 
 def make_environment(venv):
-    """A fresh environment with pip in it, by ensurepip or, without that, from the pinned wheel."""
+    """A fresh environment without packages."""
     say(f"Python {sys.version.split()[0]} ({sys.executable}) -> {venv}")
     if venv.is_dir():
         shutil.rmtree(str(venv))
@@ -93,17 +95,38 @@ def make_environment(venv):
         stop("this Python has no venv module", INSTALL_HINT)
     # Not through venv's own with_pip: on a split Python it fails with a page of advice and half an environment.
     venv_module.EnvBuilder(symlinks=True).create(str(venv))
+
+
+def provide_pip(venv):
+    """pip in the environment: there already, by ensurepip, by a tool at hand that knows an index, or by hand."""
+    if try_run([python_of(venv), "-I", "-c", "import pip"]):
+        return
     try:
         import ensurepip  # noqa: F401
     except ImportError:
-        install_pip_wheel(venv)
+        provide_pip_without_ensurepip(venv)
     else:
         run([python_of(venv), "-I", "-m", "ensurepip", "--default-pip"], "ensurepip failed", INSTALL_HINT)
 
 
-def install_pip_wheel(venv):
-    """pip without ensurepip: the pinned wheel, fetched, checked and run from inside itself."""
+def provide_pip_without_ensurepip(venv):
+    """The pinned wheel, by the pip of this Python, by pip or uv on the path, or from the index that pip is set to."""
     say(f"this Python has no ensurepip; fetching {PIP_WHEEL}")
+    lock = venv / "pip.lock"
+    lock.write_text("pip=={} --hash=sha256:{}\n".format(PIP_WHEEL.split("-")[1], PIP_SHA256))
+    wanted = ["install", "--quiet", "--require-hashes", "--only-binary", ":all:", "-r", str(lock)]
+    python = python_of(venv)
+    for tool in ([sys.executable, "-m", "pip", "--python", python], ["pip3", "--python", python]):
+        if try_run([*tool, *wanted]):
+            break
+    else:
+        if not try_run(["uv", "pip", *wanted, "--python", python]):
+            install_pip_wheel(venv)
+    lock.unlink()
+
+
+def install_pip_wheel(venv):
+    """pip by itself: the pinned wheel, fetched, checked and run from inside itself."""
     wheel = venv / PIP_WHEEL
     wheel.write_bytes(fetch_pip_wheel())
     arguments = ["install", "--quiet", "--no-index", "--no-deps", str(wheel)]
@@ -112,8 +135,11 @@ def install_pip_wheel(venv):
 
 
 def fetch_pip_wheel():
-    """The bytes of PIP_WHEEL from the index that pip is configured to use, checked against PIP_SHA256."""
-    page_url = pip_index().rstrip("/") + "/pip/"
+    """The bytes of PIP_WHEEL from the index that pip is set to, checked against PIP_SHA256."""
+    index = pip_index()
+    if not index:
+        stop("this Python has neither ensurepip nor pip, and pip is set to no index", INSTALL_HINT)
+    page_url = index.rstrip("/") + "/pip/"
     try:
         with urllib.request.urlopen(page_url, timeout=60) as response:
             page = response.read().decode("utf-8", "replace")
@@ -130,25 +156,45 @@ def fetch_pip_wheel():
 
 
 def pip_index():
-    """The package index of this machine's pip settings: environment, then the user's file, then the machine's."""
+    """The package index of this machine's pip settings: environment, the user's file, the machine's; "" when none."""
     if os.environ.get("PIP_INDEX_URL"):
         return os.environ["PIP_INDEX_URL"]
     config_home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
     named = [Path(os.environ["PIP_CONFIG_FILE"])] if os.environ.get("PIP_CONFIG_FILE") else []
-    for path in [*named, config_home / "pip/pip.conf", Path.home() / ".pip/pip.conf", Path("/etc/pip.conf")]:
+    for path in [*named, config_home / "pip/pip.conf", Path.home() / ".pip/pip.conf", Path(MACHINE_SETTINGS)]:
         settings = configparser.RawConfigParser()
         try:
             settings.read(str(path))
             return settings.get("global", "index-url")
         except configparser.Error:
             continue
-    return DEFAULT_INDEX
+    return ""
 
 
-def pip(venv, *arguments):
-    """pip inside the environment, silent unless it fails."""
-    command = [python_of(venv), "-I", "-m", "pip", "--disable-pip-version-check", "--no-input", "--quiet"]
-    run([*command, *arguments], f"pip {arguments[0]} failed", "Check the network, then run make again")
+def install(venv, *installs):
+    """One ``pip install`` after another: uv is several times as fast, pip takes over where it fails."""
+    if str(ROOT) not in sys.path:
+        sys.path.append(str(ROOT))
+    from harness.uv import uv_install
+
+    try:
+        uv_install(python_of(venv), *installs)
+    except (OSError, subprocess.CalledProcessError):
+        say("uv did not do it; pip takes over, which takes longer")
+        command = [python_of(venv), "-I", "-m", "pip", "--disable-pip-version-check", "--no-input", "--quiet"]
+        for arguments in installs:
+            run([*command, "install", *arguments], "pip install failed", "Check the network, then run make again")
+
+
+def try_run(command):
+    """Whether ``command`` is there and ends well; nobody sees what it says."""
+    try:
+        return (
+            subprocess.call(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            == 0
+        )
+    except OSError:
+        return False
 
 
 def run(command, what, hint):

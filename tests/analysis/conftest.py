@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from analysis_tables import GOLDEN
+
+from tests.support.analysis_tables import GOLDEN
 
 
 @pytest.fixture(params=["default", "precise"])

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from emulator_process import Emulator, Start, end, start_ready
+
+from tests.support.emulator_process import Emulator, Start, end, start_ready
 
 
 @pytest.fixture

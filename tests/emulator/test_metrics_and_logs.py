@@ -9,7 +9,6 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from emulator_process import Emulator, Start
 from prometheus_client.parser import text_string_to_metric_families
 
 from harness.clock import NS_PER_MS, MonotonicClock
@@ -17,6 +16,7 @@ from harness.emulator.core import EmulatorCore, EngineRequest
 from harness.emulator.tokens import ContextHash
 from harness.engine import EngineConfig, Scheduler, load_cost_model
 from harness.plan import token_block_keys
+from tests.support.emulator_process import Emulator, Start
 
 pytestmark = pytest.mark.live
 

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stacks import write_artifact
 
 from harness.errors import SpecError
 from harness.live.artifacts import artifact_identity, blocks_override, check_artifact, read_artifact
 from harness.spec import ServerSpec
+from tests.support.stacks import write_artifact
 
 
 def test_what_it_was_compiled_for_is_read_from_its_own_file(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import comes_true, ends_within
 
 from harness.errors import ServerError, SpecError
 from harness.live.compile import (
@@ -26,14 +25,16 @@ from harness.live.compile import (
     registered_artifact,
     require_fresh,
 )
+from tests.support.checkout import ROOT
+from tests.support.processes import comes_true, ends_within
 
 SPEC = CompileSpec(model="Qwen/Qwen3-4B")
 # Exports as the real script does: specification in, folder out; counts how often it was called.
 SCRIPT = """
 import json, sys
 from pathlib import Path
-sys.path.insert(0, {tests!r})
-from stacks import write_artifact
+sys.path.insert(0, {checkout!r})
+from tests.support.stacks import write_artifact
 spec, folder = json.loads(sys.argv[1]), Path(sys.argv[2])
 with open({calls!r}, "a") as calls:
     calls.write("x")
@@ -51,8 +52,7 @@ write_artifact(
 
 def _exporter(tmp_path: Path, extra: str = "") -> Exporter:
     script = tmp_path / "export.py"
-    tests = str(Path(__file__).parent)
-    script.write_text(SCRIPT.format(tests=tests, calls=str(tmp_path / "calls"), extra=extra))
+    script.write_text(SCRIPT.format(checkout=str(ROOT), calls=str(tmp_path / "calls"), extra=extra))
     return Exporter(
         Path(sys.executable), script, {"optimum-rbln": "0.11.1", "rebel-compiler": "0.11.1"}, {}, free_gib=0.001
     )

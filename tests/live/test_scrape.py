@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import HOST, start_tiny_server
 
 from harness.clock import NS_PER_MS, NS_PER_S, MonotonicClock, ScaledClock
 from harness.errors import RecordsError
 from harness.live.scrape import Scraper
 from harness.live.server.process import free_port
+from tests.support.processes import HOST, start_tiny_server
 
 pytestmark = pytest.mark.live
 METRICS = 'requests_total{word="café"} 7\n'

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from little_stack import write_little_stack
 
 from harness.analysis.logs.observer import OBSERVER_FILE, load_observer, read_observer
 from harness.errors import RecordsError
 from harness.observer import INSIDE, observer_variables
+from tests.support.little_stack import write_little_stack
 
 # Loads plugins as vLLM does, then runs an engine core of five steps with the names of the real one.
 ENGINE = """

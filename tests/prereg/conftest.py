@@ -3,7 +3,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from workplace import Workplace, new_workplace
+
+from tests.support.workplace import Workplace, new_workplace
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ from pathlib import Path
 from shutil import which
 
 import pytest
-from workplace import Workplace
 
 from harness.errors import SpecError
 from harness.plan import read_plan
@@ -16,6 +15,7 @@ from harness.prereg import load_preregistration, ticket_for, used_seeds
 from harness.prereg.freeze import HARNESS_FOLDER, FreezeOptions, freeze
 from harness.prereg.repository import Repository
 from harness.prereg.seeds import seeds_in
+from tests.support.workplace import Workplace
 
 
 def test_a_frozen_file_fixes_plans_predictions_criteria_code_and_inputs(place: Workplace) -> None:

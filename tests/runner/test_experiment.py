@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 import pytest
-from experiments import small_experiment
 
 from harness.analysis import run_figures, summarise
 from harness.errors import RecordsError, SpecError
@@ -12,6 +11,7 @@ from harness.plan import read_plan
 from harness.records import RunStore
 from harness.runner import StopFlag, run_experiment
 from harness.runner.progress import ExperimentStarted, RequestFinished, RunSealed, RunStarted, ServerReady
+from tests.support.experiments import small_experiment
 
 pytestmark = pytest.mark.live
 

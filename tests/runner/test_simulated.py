@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from experiments import small_experiment
 
 from harness.analysis import rebuild, run_figures, summarise
 from harness.analysis.method.interference import measured_waiting_session_ns
@@ -16,6 +15,7 @@ from harness.records import RunStore, SealedRun
 from harness.runner import run_experiment
 from harness.sim import simulate
 from harness.spec import ServerSpec
+from tests.support.experiments import small_experiment
 
 RULES = ("vendor-0.11.1", "vendor-0.11.2", "paper", "paper+dummy")
 CROWDED = {"num_sessions": 10, "wait_cap_s": 2.0}

@@ -12,7 +12,7 @@ from harness.plan import Plan, RequestPlan, SessionPlan, build_plan
 from harness.sim import SimResult, plan_arrays, run_totals, simulate
 from harness.sim.kernel import arrays as layout
 from harness.spec import ServerSpec, UniformLaw, WorkloadSpec
-from tests.sim.naive import naive_run
+from tests.support.naive import naive_run
 
 BASELINE = ServerSpec(rules="paper")
 MORE_SLOTS = ServerSpec(rules="paper", max_num_seqs=16, decode_buckets=(1, 2, 4, 8, 16))

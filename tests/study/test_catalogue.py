@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from typing import Any, get_args
 
 import pytest
@@ -24,6 +23,7 @@ from harness.shipped import find_shipped, shipped_names
 from harness.spec import AnalysisName, ExperimentSpec, load_experiment, load_toml, parse_experiment
 from harness.spec.rules import RecompilationRule, load_rule
 from harness.study.catalogue import ANALYSES, analyse
+from tests.support.checkout import ROOT
 
 CATALOGUE = [
     name
@@ -70,7 +70,7 @@ def test_a_shipped_experiment_names_an_analysis_rules_and_a_question(name: str) 
 
 @pytest.mark.parametrize("name", CATALOGUE)
 def test_a_shipped_experiment_has_a_page(name: str) -> None:
-    page = Path(__file__).parents[2] / "docs" / "experiments" / f"{name}.md"
+    page = ROOT / "docs" / "experiments" / f"{name}.md"
     text = page.read_text()
     for heading in ("## Question", "## Conditions", "## What is computed", "## How to read it"):
         assert heading in text
@@ -81,7 +81,7 @@ SHORT = {"alignment": ("n3-nowaits", "n3-waits"), "saturation": ("n6-base", "n6-
 
 @pytest.mark.parametrize("name", CATALOGUE)
 def test_every_table_that_an_experiment_prints_is_explained_on_its_page(simulated: Runs, name: str) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "experiments" / f"{name}.md").read_text()
+    page = (ROOT / "docs" / "experiments" / f"{name}.md").read_text()
     printed = analysed(simulated(name, 1, SHORT.get(name, ()))).tables
     assert printed
     for table in printed:

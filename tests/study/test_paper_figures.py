@@ -4,8 +4,6 @@ beside them.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from harness.study.paper_figures import (
@@ -22,6 +20,7 @@ from harness.study.paper_figures import (
     top_sets_equal,
 )
 from harness.study.paper_page import page
+from tests.support.checkout import ROOT
 
 
 @pytest.mark.parametrize("rules", ["paper", "paper+dummy"])
@@ -67,5 +66,5 @@ def test_the_predictions_under_the_vendors_rules(users: int, seed: int, more_slo
 
 
 def test_the_page_in_docs_is_what_the_command_writes_today() -> None:
-    written = Path(__file__).resolve().parents[2] / "docs" / "paper-rules.md"
+    written = ROOT / "docs" / "paper-rules.md"
     assert written.read_text(encoding="utf-8") == page()

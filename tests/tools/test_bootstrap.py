@@ -16,10 +16,12 @@ from collections.abc import Iterator
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import ModuleType
+from zipfile import ZipFile
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.checkout import ROOT
+
 BOOTSTRAP = ROOT / "tools" / "bootstrap.py"
 
 
@@ -143,3 +145,45 @@ def test_an_environment_that_already_holds_the_lock_is_left_alone(bootstrap: Mod
     assert done.stdout + done.stderr == ""
     assert marker.stat().st_mtime_ns == before
     assert [path.name for path in tmp_path.iterdir()] == [bootstrap.MARKER]
+
+
+def test_no_index_is_known_where_pip_is_set_to_none(
+    bootstrap: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "absent.conf"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("PIP_INDEX_URL", raising=False)
+    monkeypatch.setattr(bootstrap, "MACHINE_SETTINGS", str(tmp_path / "absent.conf"))
+    with pytest.raises(SystemExit, match=r"^set-up: this Python has neither ensurepip nor pip, .*sudo apt install"):
+        bootstrap.fetch_pip_wheel()
+
+
+def test_pip_installs_where_uv_cannot_be_had(tmp_path: Path) -> None:
+    """No index at all, so not even uv: what pip finds in a folder is installed, and one line says so."""
+    wheel = tmp_path / "wheels" / "small-1.0-py3-none-any.whl"
+    wheel.parent.mkdir()
+    with ZipFile(wheel, "w") as archive:
+        archive.writestr("small.py", "SIZE = 1\n")
+        archive.writestr("small-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: small\nVersion: 1.0\n")
+        archive.writestr("small-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr("small-1.0.dist-info/RECORD", "")
+    lock = tmp_path / "small.lock"
+    lock.write_text(f"small==1.0 --hash=sha256:{hashlib.sha256(wheel.read_bytes()).hexdigest()}\n")
+    script = f"""
+import sys
+sys.path.insert(0, {str(BOOTSTRAP.parent)!r})
+import bootstrap
+from pathlib import Path
+venv = Path({str(tmp_path / "venv")!r})
+bootstrap.make_environment(venv)
+bootstrap.provide_pip(venv)
+bootstrap.install(venv, ["--require-hashes", "-r", {str(lock)!r}])
+"""
+    settings = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(wheel.parent), "PIP_CONFIG_FILE": os.devnull}
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=os.environ | settings, check=True, capture_output=True, text=True
+    )
+    assert "uv did not do it; pip takes over" in done.stdout
+    found = [str(tmp_path / "venv" / "bin" / "python"), "-c", "import small; print(small.SIZE)"]
+    assert subprocess.run(found, check=True, capture_output=True, text=True).stdout == "1\n"

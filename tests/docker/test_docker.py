@@ -1,0 +1,239 @@
+"""The container files: pinned bases, no secret in a layer, a dashboard of metrics that the server really has."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from harness.emulator.metrics import ServerMetrics
+from harness.engine import EngineConfig
+from harness.redact import is_secret
+from harness.spec import ServerSpec, load_toml
+from tests.support.checkout import ROOT
+
+DOCKER = ROOT / "docker"
+DOCKERFILES = (DOCKER / "Dockerfile", DOCKER / "rbln.Dockerfile")
+PINNED = re.compile(r"(@sha256:[0-9a-f]{64}|:v?\d+\.\d+\.\d+(-[a-z0-9.-]+)?)$")
+SERVICE_KEYS = {
+    "image", "build", "devices", "shm_size", "ulimits", "entrypoint", "command", "environment", "volumes", "ports",
+    "stop_grace_period", "healthcheck", "profiles", "depends_on", "extra_hosts",
+}  # fmt: skip
+
+
+def _instructions(path: Path) -> list[str]:
+    """Logical lines, comments and continuation marks gone."""
+    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if not line.lstrip().startswith("#")]
+    return [line for line in re.sub(r"\\\n\s*", "", "\n".join(lines)).splitlines() if line.strip()]
+
+
+@pytest.fixture(scope="module")
+def compose() -> dict[str, Any]:
+    yaml = pytest.importorskip("yaml")
+    table: dict[str, Any] = yaml.safe_load((DOCKER / "compose.yaml").read_text(encoding="utf-8"))
+    return table
+
+
+@pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.name)
+def test_every_base_image_has_an_exact_tag(path: Path) -> None:
+    bases = [line.split()[1] for line in _instructions(path) if line.startswith("FROM")]
+    assert bases
+    assert all(PINNED.search(base) for base in bases), bases
+    assert re.match(r"# syntax=docker/dockerfile:\d+\.\d+\.\d+\n", path.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.name)
+def test_what_is_copied_exists_and_is_let_in_by_the_ignore_file(path: Path) -> None:
+    let_in = {line[1:] for line in (DOCKER / f"{path.name}.dockerignore").read_text().splitlines() if line[:1] == "!"}
+    for line in _instructions(path):
+        if line.startswith("COPY") and "--from" not in line:
+            for source in line.split()[1:-1]:
+                assert (ROOT / source.removeprefix("./")).exists(), source
+                assert source.removeprefix("./") in let_in, source
+
+
+def test_everything_the_package_is_built_from_is_copied() -> None:
+    project = load_toml(ROOT / "pyproject.toml")
+    included = project["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
+    for path in DOCKERFILES:
+        text = path.read_text(encoding="utf-8")
+        for source in {name.split("/")[0] for name in included}:
+            assert f"COPY {source} ./{source}" in text, (path.name, source)
+
+
+def test_the_vendors_credentials_are_mounted_for_one_command_and_kept_nowhere() -> None:
+    lines = _instructions(DOCKER / "rbln.Dockerfile")
+    using = [line for line in lines if "rbln_index_url" in line or "rbln_netrc" in line]
+    (install,) = using
+    assert install.startswith("RUN --mount=type=secret,id=rbln_index_url,required=true")
+    assert "--mount=type=secret,id=rbln_netrc" in install
+    assert not any(re.match(r"(ARG|ENV|COPY)\b.*(secret|token|password|netrc|index)", line, re.I) for line in lines)
+    assert any("PIP_NO_CACHE_DIR=1" in line for line in lines)
+    assert "secrets/" in (DOCKER / ".gitignore").read_text()
+
+
+def test_no_address_of_a_private_index_is_in_any_file() -> None:
+    for path in sorted(DOCKER.rglob("*")):
+        if path.is_file():
+            hosts = set(re.findall(r"https?://([^/\s\"':]+)", path.read_text(encoding="utf-8")))
+            assert hosts <= {"127.0.0.1", "prometheus", "server"}, (path.name, hosts)
+
+
+def _tool(name: str) -> str | None:
+    """A command of the development environment, or on PATH."""
+    beside = Path(sys.executable).with_name(name)
+    return str(beside) if beside.is_file() else shutil.which(name)
+
+
+def test_the_linter_finds_nothing() -> None:
+    linter = _tool("hadolint")
+    if linter is None:
+        pytest.skip("no hadolint here (make setup installs it)")
+    done = subprocess.run([linter, *map(str, DOCKERFILES)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    assert not done.stdout
+
+
+def _check_compose(path: Path) -> subprocess.CompletedProcess[str]:
+    """Held to the schema of the compose specification, which the checker brings along."""
+    if importlib.util.find_spec("check_jsonschema") is None:
+        pytest.skip("no check-jsonschema here (make setup installs it)")
+    words = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec", str(path)]
+    return subprocess.run(words, capture_output=True, text=True, check=False)
+
+
+def test_the_compose_file_is_one_by_the_specification() -> None:
+    done = _check_compose(DOCKER / "compose.yaml")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_schema_would_find_a_mistake(tmp_path: Path) -> None:
+    text = (DOCKER / "compose.yaml").read_text(encoding="utf-8")
+    (tmp_path / "compose.yaml").write_text(text.replace("    stop_grace_period: 45s", "    stop_grace_periods: 45s"))
+    done = _check_compose(tmp_path / "compose.yaml")
+    assert done.returncode == 1
+    assert "stop_grace_periods" in done.stdout
+
+
+def test_every_service_is_pinned_and_listens_on_this_host_only(compose: dict[str, Any]) -> None:
+    assert set(compose["services"]) == {"server", "measure", "harness", "prometheus", "grafana"}
+    for name, service in compose["services"].items():
+        assert service.keys() <= SERVICE_KEYS, (name, service.keys() - SERVICE_KEYS)
+        assert PINNED.search(service["image"]), service["image"]
+        assert all(str(port).startswith("127.0.0.1:") for port in service.get("ports", [])), name
+        assert not service.get("privileged")
+
+
+def test_what_a_service_mounts_or_builds_from_is_there(compose: dict[str, Any]) -> None:
+    for service in compose["services"].values():
+        if "build" in service:
+            assert (DOCKER / service["build"]["context"] / service["build"]["dockerfile"]).resolve().is_file()
+            assert set(service["build"].get("secrets", [])) <= set(compose["secrets"])
+        for volume in service.get("volumes", []):
+            source = volume.split(":")[0]
+            if source.startswith("./"):
+                assert (DOCKER / source).exists(), source
+            elif re.match(r"^[a-z]", source):
+                assert source in compose["volumes"], source
+
+
+def test_no_password_stands_in_the_file(compose: dict[str, Any]) -> None:
+    secrets = [
+        (name, value)
+        for service in compose["services"].values()
+        for name, value in service.get("environment", {}).items()
+        if is_secret(name)
+    ]
+    assert [name for name, _ in secrets] == ["GF_SECURITY_ADMIN_PASSWORD"]
+    assert all(re.match(r"\$\{\w+:\?", value) for _, value in secrets)
+    assert all(list(secret) == ["file"] for secret in compose["secrets"].values())
+
+
+@pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.name)
+def test_no_layer_keeps_a_credential(path: Path) -> None:
+    for line in _instructions(path):
+        word, _, rest = line.partition(" ")
+        if word in ("ARG", "ENV"):
+            assert not any(is_secret(one.split("=")[0]) for one in rest.split()), line
+        if word == "COPY" and "--from" not in line:
+            assert not re.search(r"secret|netrc|\.pypirc|pip\.conf|\s\.\s", rest), line
+        # A mounted secret may be read by one command; nothing may write it anywhere.
+        assert not re.search(r"/run/secrets/\w+\s*(>|\|)|(cp|mv|install|tee)\s+\S*(secrets|netrc)", rest), line
+        assert "--build-arg" not in line
+
+
+def test_the_server_is_started_with_what_the_harness_reads(compose: dict[str, Any]) -> None:
+    command = compose["services"]["server"]["command"]
+    assert {"--enable-prompt-tokens-details", "--shutdown-timeout=30"} <= set(command)
+    assert compose["services"]["server"]["stop_grace_period"] == "45s", "longer than the shutdown timeout"
+
+
+EXPORTER_MEMBERS = {"TEMPERATURE", "CARD_POWER", "DRAM_USED", "DRAM_TOTAL", "UTILIZATION", "HEALTH"}
+"""Of the gauge family RBLN_DEVICE_STATUS (the vendor's public documentation)."""
+
+
+def _panels() -> list[dict[str, Any]]:
+    board = json.loads((DOCKER / "grafana" / "dashboards" / "run.json").read_text(encoding="utf-8"))
+    panels: list[dict[str, Any]] = board["panels"]
+    return panels
+
+
+def test_every_panel_asks_for_metrics_that_the_server_or_the_exporter_has() -> None:
+    config = EngineConfig.from_server(ServerSpec())
+    body = ServerMetrics("model", config, num_gpu_blocks=513).render().decode()
+    samples = [sample for family in text_string_to_metric_families(body) for sample in family.samples]
+    served = {sample.name for sample in samples}
+    labels = {(sample.name, key, value) for sample in samples for key, value in sample.labels.items()}
+    panels = _panels()
+    assert len({panel["id"] for panel in panels}) == len(panels) >= 8
+    for panel in panels:
+        assert panel["datasource"]["uid"] == "prometheus"
+        assert panel["targets"], panel["title"]
+        for target in panel["targets"]:
+            asked = re.findall(r"vllm:\w+", target["expr"])
+            members = re.findall(r"RBLN_DEVICE_STATUS:(\w+)", target["expr"])
+            assert asked or members, target["expr"]
+            assert set(asked) <= served, set(asked) - served
+            assert set(members) <= EXPORTER_MEMBERS, target["expr"]
+            for name, key, value in re.findall(r'(vllm:\w+)\{(\w+)="([^"]*)"\}', target["expr"]):
+                assert (name, key, value) in labels, target["expr"]
+
+
+def test_prometheus_asks_the_server_and_the_exporter_where_they_are(compose: dict[str, Any]) -> None:
+    yaml = pytest.importorskip("yaml")
+    config = yaml.safe_load((DOCKER / "prometheus" / "prometheus.yml").read_text(encoding="utf-8"))
+    assert config.keys() == {"global", "scrape_configs"}
+    assert re.fullmatch(r"\d+s", config["global"]["scrape_interval"])
+    jobs = {job["job_name"]: job for job in config["scrape_configs"]}
+    assert jobs.keys() == {"vllm", "rbln-devices"}
+    for job in jobs.values():
+        assert job.keys() <= {"job_name", "static_configs", "metrics_path", "scrape_interval"}
+        (group,) = job["static_configs"]
+        assert all(re.fullmatch(r"[\w.-]+:\d+", target) for target in group["targets"])
+    (server,) = jobs["vllm"]["static_configs"][0]["targets"]
+    assert server == "server:8000"
+    assert "--port=8000" in compose["services"]["server"]["command"]
+    (exporter,) = jobs["rbln-devices"]["static_configs"][0]["targets"]
+    assert f"{exporter.split(':')[0]}:host-gateway" in compose["services"]["prometheus"]["extra_hosts"]
+    mounted = [volume.split(":")[1] for volume in compose["services"]["prometheus"]["volumes"]]
+    (path,) = [word.split("=")[1] for word in compose["services"]["prometheus"]["command"] if "config.file" in word]
+    assert path in mounted
+
+
+def test_the_dashboard_is_provisioned_where_it_is_mounted(compose: dict[str, Any]) -> None:
+    yaml = pytest.importorskip("yaml")
+    provisioning = DOCKER / "grafana" / "provisioning"
+    (provider,) = yaml.safe_load((provisioning / "dashboards" / "harness.yml").read_text())["providers"]
+    (source,) = yaml.safe_load((provisioning / "datasources" / "prometheus.yml").read_text())["datasources"]
+    mounts = [volume.split(":")[1] for volume in compose["services"]["grafana"]["volumes"]]
+    assert provider["options"]["path"] in mounts
+    assert source["uid"] == "prometheus"
+    assert source["url"] == "http://prometheus:9090"

@@ -1,0 +1,272 @@
+"""What clients see: answers, streams, ids, usage and errors, in the shapes of vLLM 0.22."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import openai
+import pytest
+
+from tests.support.emulator_process import Emulator
+
+pytestmark = pytest.mark.live
+MODEL = "emulated-qwen3-4b"
+
+
+def prompt_of(start: int, length: int) -> list[int]:
+    """Token ids that no other test sends."""
+    return [1000 + (start * 10_000 + place) % 140_000 for place in range(length)]
+
+
+def test_an_unmodified_openai_client_completes(emulator: Emulator) -> None:
+    with openai.OpenAI(base_url=f"{emulator.address}/v1", api_key="none", max_retries=0) as client:
+        assert [model.id for model in client.models.list()] == [MODEL]
+        answer = client.completions.create(model=MODEL, prompt="Say something", max_tokens=7)
+        assert answer.usage is not None
+        assert (answer.usage.completion_tokens, answer.choices[0].finish_reason) == (7, "length")
+        chunks = list(
+            client.completions.create(
+                model=MODEL,
+                prompt="Say something",
+                max_tokens=7,
+                stream=True,
+                stream_options={"include_usage": True},
+            )
+        )
+        assert "".join(chunk.choices[0].text for chunk in chunks[:-1]) == answer.choices[0].text
+        assert chunks[-1].usage == answer.usage
+
+
+def test_an_unmodified_openai_client_chats(emulator: Emulator) -> None:
+    messages: Any = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello?"}]
+    with openai.OpenAI(base_url=f"{emulator.address}/v1", api_key="none", max_retries=0) as client:
+        answer = client.chat.completions.create(model=MODEL, messages=messages, max_completion_tokens=5)
+        stream = client.chat.completions.create(model=MODEL, messages=messages, max_tokens=5, stream=True)
+        deltas = [chunk.choices[0].delta for chunk in stream]
+        assert deltas[0].role == "assistant"
+        assert "".join(delta.content or "" for delta in deltas) == answer.choices[0].message.content
+        with pytest.raises(openai.NotFoundError, match="does not exist"):
+            client.chat.completions.create(model="another", messages=messages)
+
+
+def test_the_same_prompt_gives_the_same_tokens_cached_or_not(emulator: Emulator) -> None:
+    prompt = prompt_of(1, 300)
+    first = emulator.complete(prompt, max_tokens=20, return_token_ids=True)
+    second = emulator.complete(prompt, max_tokens=20, return_token_ids=True)
+    assert first["choices"] == second["choices"]
+    assert first["choices"][0]["prompt_token_ids"] == prompt
+    assert len(first["choices"][0]["token_ids"]) == 20
+    assert first["usage"]["prompt_tokens_details"] is None
+    assert second["usage"]["prompt_tokens_details"] == {"cached_tokens": 256}
+
+
+def test_token_details_are_absent_from_a_stream_without_reuse(emulator: Emulator) -> None:
+    body = {"prompt": prompt_of(2, 200), "max_tokens": 2, "stream_options": {"include_usage": True}}
+    cold, warm = (emulator.stream("/v1/completions", **body)[-1] for _ in range(2))
+    assert cold["choices"] == []
+    assert cold["usage"] == {"prompt_tokens": 200, "total_tokens": 202, "completion_tokens": 2}
+    assert warm["usage"]["prompt_tokens_details"] == {"cached_tokens": 128}
+
+
+def test_a_stream_has_one_event_per_token_and_the_prompt_once(emulator: Emulator) -> None:
+    prompt = prompt_of(3, 50)
+    events = emulator.stream(
+        "/v1/completions",
+        prompt=prompt,
+        max_tokens=6,
+        return_token_ids=True,
+        stream_options={"include_usage": True, "continuous_usage_stats": True},
+    )
+    choices = [event["choices"][0] for event in events[:-1]]
+    assert [len(choice["token_ids"]) for choice in choices] == [1] * 6
+    assert [choice["prompt_token_ids"] for choice in choices] == [prompt, *[None] * 5]
+    assert [choice["finish_reason"] for choice in choices] == [*[None] * 5, "length"]
+    assert [event["usage"]["completion_tokens"] for event in events[:-1]] == [1, 2, 3, 4, 5, 6]
+    assert all("prompt_tokens_details" not in event["usage"] for event in events[:-1])
+
+
+def test_a_chat_stream_opens_with_the_role(emulator: Emulator) -> None:
+    messages = [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]
+    events = emulator.stream("/v1/chat/completions", messages=messages, max_tokens=2, return_token_ids=True)
+    assert events[0]["object"] == "chat.completion.chunk"
+    assert events[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert len(events[0]["prompt_token_ids"]) > 5
+    assert [len(event["choices"][0]["token_ids"]) for event in events[1:]] == [1, 1]
+    assert events[-1]["system_fingerprint"]
+
+
+def test_several_prompts_are_several_engine_requests(emulator: Emulator) -> None:
+    prompts = [prompt_of(4, 20), prompt_of(5, 30), prompt_of(6, 40)]
+    answer = emulator.complete(prompts, max_tokens=3, return_token_ids=True)
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2]
+    assert [choice["prompt_token_ids"] for choice in answer["choices"]] == prompts
+    assert answer["usage"]["prompt_tokens"] == 90
+    assert answer["usage"]["completion_tokens"] == 9
+    texts = emulator.complete(["one", "two"], max_tokens=1)
+    assert texts["usage"]["prompt_tokens"] == 6
+
+
+def test_text_sent_back_reuses_what_was_generated_before(emulator: Emulator) -> None:
+    prompt = "A question about step times. " * 8
+    first = emulator.complete(prompt, max_tokens=40)
+    again = emulator.complete(prompt + first["choices"][0]["text"] + " And then?", max_tokens=1)
+    prompt_tokens = first["usage"]["prompt_tokens"]
+    assert again["usage"]["prompt_tokens"] == prompt_tokens + 40 + len(" And then?")
+    assert again["usage"]["prompt_tokens_details"] == {"cached_tokens": prompt_tokens // 128 * 128}
+
+
+def test_a_salt_keeps_prefixes_apart(emulator: Emulator) -> None:
+    prompt = prompt_of(7, 260)
+    for salt, cached in (("one", None), ("two", None), ("one", {"cached_tokens": 256})):
+        answer = emulator.complete(prompt, max_tokens=1, cache_salt=salt)
+        assert answer["usage"]["prompt_tokens_details"] == cached
+
+
+def test_max_tokens_defaults_to_16_for_completions(emulator: Emulator) -> None:
+    assert emulator.complete("x")["usage"]["completion_tokens"] == 16
+
+
+def test_stop_texts_and_stop_tokens_end_an_answer(emulator: Emulator) -> None:
+    whole = emulator.complete("tell me", max_tokens=12, return_token_ids=True)["choices"][0]
+    word = whole["text"].split()[4]
+    stopped = emulator.complete("tell me", max_tokens=12, stop=word)["choices"][0]
+    assert (stopped["finish_reason"], stopped["stop_reason"]) == ("stop", word)
+    assert stopped["text"] == whole["text"][: whole["text"].index(word)]
+    events = emulator.stream("/v1/completions", prompt="tell me", max_tokens=12, stop=[word])
+    assert "".join(event["choices"][0]["text"] for event in events) == stopped["text"]
+    token = whole["token_ids"][2]
+    by_token = emulator.complete("tell me", max_tokens=12, stop_token_ids=[token])
+    assert (by_token["choices"][0]["stop_reason"], by_token["usage"]["completion_tokens"]) == (token, 3)
+
+
+def test_response_ids_lead_to_the_ids_in_the_log(emulator: Emulator) -> None:
+    header = {"X-Request-Id": "from-header"}
+    ids = [
+        emulator.client.post(path, json=body, headers=headers).json()["id"]
+        for path, body, headers in (
+            ("/v1/completions", {"prompt": "x", "max_tokens": 1, "request_id": "from-body"}, {}),
+            ("/v1/completions", {"prompt": "x", "max_tokens": 1, "request_id": "from-body"}, header),
+            ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1}, header),
+        )
+    ]
+    assert ids == ["cmpl-from-body", "cmpl-from-header", "chatcmpl-from-header"]
+    assert emulator.complete("x", max_tokens=1)["id"].startswith("cmpl-")
+
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+BAD_REQUESTS: list[tuple[str, Any, int, str, str | None]] = [
+    (COMPLETIONS, {"prompt": "x", "model": "other"}, 404, "NotFoundError", "model"),
+    (CHAT, {"messages": [], "model": "other"}, 404, "NotFoundError", "model"),
+    (COMPLETIONS, {}, 400, "Bad Request", None),
+    (COMPLETIONS, {"prompt": ""}, 400, "Bad Request", None),
+    (COMPLETIONS, {"prompt": []}, 400, "BadRequestError", None),
+    (COMPLETIONS, {"prompt": {"a": 1}}, 400, "Bad Request", None),
+    (COMPLETIONS, {"prompt": [-1]}, 400, "Bad Request", None),
+    (COMPLETIONS, {"prompt": [10**6]}, 400, "BadRequestError", None),
+    (COMPLETIONS, {"prompt": "x", "max_tokens": "many"}, 400, "Bad Request", None),
+    (COMPLETIONS, {"prompt": "x", "max_tokens": -1}, 400, "BadRequestError", "max_tokens"),
+    (COMPLETIONS, {"prompt": "x", "max_tokens": 0}, 400, "BadRequestError", "max_tokens"),
+    (COMPLETIONS, {"prompt": "x", "max_tokens": 9000}, 400, "BadRequestError", "max_tokens"),
+    (
+        CHAT,
+        {"messages": [{"role": "user", "content": "x"}], "max_completion_tokens": 9000},
+        400,
+        "BadRequestError",
+        "max_completion_tokens",
+    ),
+    (COMPLETIONS, {"prompt": [7] * 8190, "max_tokens": 5}, 400, "BadRequestError", "input_tokens"),
+    (COMPLETIONS, {"prompt": [7] * 8192, "max_tokens": None}, 400, "BadRequestError", "max_tokens"),
+    (COMPLETIONS, {"prompt": "x", "min_tokens": 17}, 400, "BadRequestError", None),
+    (COMPLETIONS, {"prompt": "x", "min_tokens": -1}, 400, "BadRequestError", None),
+    (COMPLETIONS, {"prompt": "x", "temperature": -1}, 400, "BadRequestError", "temperature"),
+    (COMPLETIONS, {"prompt": "x", "top_p": 0}, 400, "BadRequestError", "top_p"),
+    (COMPLETIONS, {"prompt": "x", "n": 2, "temperature": 0}, 400, "BadRequestError", None),
+    (COMPLETIONS, {"prompt": "x", "n": 0}, 400, "BadRequestError", None),
+    (COMPLETIONS, {"prompt": "x", "n": 16_385, "temperature": 1}, 400, "BadRequestError", None),
+    (COMPLETIONS, {"prompt": "x", "logprobs": -1}, 400, "Bad Request", "logprobs"),
+    (COMPLETIONS, {"prompt": "x", "logprobs": 21}, 400, "BadRequestError", "logprobs"),
+    (COMPLETIONS, {"prompt": "x", "echo": True, "logprobs": 1}, 501, "NotImplementedError", "logprobs"),
+    (COMPLETIONS, {"prompt": "x", "prompt_logprobs": 1}, 501, "NotImplementedError", "prompt_logprobs"),
+    (COMPLETIONS, {"prompt": "x", "prompt_logprobs": 1, "stream": True}, 400, "Bad Request", "prompt_logprobs"),
+    (CHAT, {"messages": [{"role": "user", "content": "x"}], "top_logprobs": 2}, 400, "Bad Request", "top_logprobs"),
+    (
+        CHAT,
+        {"messages": [{"role": "user", "content": "x"}], "logprobs": True, "top_logprobs": -1},
+        400,
+        "BadRequestError",
+        "logprobs",
+    ),
+    (COMPLETIONS, {"prompt": "x", "stop": [""]}, 400, "BadRequestError", None),
+    (COMPLETIONS, {"prompt": "x", "cache_salt": ""}, 400, "Bad Request", None),
+    (COMPLETIONS, {"prompt": "x", "stream_options": {"include_usage": True}}, 400, "Bad Request", "stream_options"),
+    (CHAT, {}, 400, "Bad Request", None),
+    (CHAT, {"messages": []}, 400, "BadRequestError", None),
+    (COMPLETIONS, {"prompt": "\ud800"}, 400, "BadRequestError", None),
+    (COMPLETIONS, {"prompt": ["a", ""]}, 400, "BadRequestError", None),
+    (COMPLETIONS, [], 500, "InternalServerError", None),
+    (COMPLETIONS, None, 400, "Bad Request", None),
+    (CHAT, {"messages": "hi"}, 400, "Bad Request", None),
+    (CHAT, {"messages": [{"content": "x"}]}, 400, "Bad Request", None),
+    (CHAT, {"messages": [], "tools": []}, 400, "Bad Request", None),
+    (CHAT, {"messages": [], "tool_choice": "auto"}, 400, "Bad Request", None),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "status", "kind", "param"), BAD_REQUESTS)
+def test_a_bad_request_gets_the_status_and_shape_that_vllm_gives(
+    emulator: Emulator, path: str, body: Any, status: int, kind: str, param: str | None
+) -> None:
+    answer = emulator.client.post(path, content=json.dumps(body), headers={"Content-Type": "application/json"})
+    error = answer.json()["error"]
+    assert answer.status_code == status
+    assert set(error) == {"message", "type", "param", "code"}
+    assert (error["type"], error["param"], error["code"]) == (kind, param, status)
+    assert error["message"]
+
+
+@pytest.mark.parametrize(
+    ("content", "content_type"),
+    [(b"{not json", "application/json"), (b"\xff\xfe", "application/json"), (b'{"prompt": "x"}', "text/plain")],
+)
+def test_a_body_that_is_not_json_is_a_bad_request(emulator: Emulator, content: bytes, content_type: str) -> None:
+    answer = emulator.client.post(COMPLETIONS, content=content, headers={"Content-Type": content_type})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["code"] == 400
+
+
+def test_unknown_paths_and_methods_are_starlettes(emulator: Emulator) -> None:
+    missing, wrong = emulator.client.get("/v1/nothing"), emulator.client.get(COMPLETIONS)
+    assert (missing.status_code, missing.json()) == (404, {"detail": "Not Found"})
+    assert (wrong.status_code, wrong.json()) == (405, {"detail": "Method Not Allowed"})
+
+
+def test_the_small_paths_answer(emulator: Emulator) -> None:
+    assert emulator.client.get("/health").status_code == 200
+    assert emulator.client.get("/health").content == b""
+    assert emulator.client.get("/ping").status_code == emulator.client.post("/ping").status_code == 200
+    assert emulator.client.get("/version").json() == {"version": "0.22.0"}
+    assert emulator.client.get("/load").json() == {"server_load": 0}
+    assert emulator.client.get("/v1/models").json()["data"][0]["max_model_len"] == 8192
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b'{"prompt": "x", "max_tokens": 1, "request_id": "a\\ud800\\nb"}',
+        b'{"prompt": "x", "max_tokens": 1, "unknown": {"deep": [1]}}',
+        b'{"prompt": "x", "max_tokens": 1, "temperature": 0.7, "seed": -5, "user": "me", "priority": 3}',
+        b'{"prompt": ["\\u0000"], "max_tokens": 1, "stream": true, "request_id": "\\u0000text"}',
+    ],
+)
+def test_odd_but_valid_bodies_are_answered(emulator: Emulator, content: bytes) -> None:
+    answer = emulator.client.post(COMPLETIONS, content=content, headers={"Content-Type": "application/json"})
+    assert answer.status_code == 200, answer.text
+
+
+@pytest.mark.parametrize("content", [b"[]", b"3", b"null", b'"prompt"', b"", b"[" * 100_000])
+def test_json_that_is_no_request_is_an_error_and_the_server_goes_on(emulator: Emulator, content: bytes) -> None:
+    answer = emulator.client.post(COMPLETIONS, content=content, headers={"Content-Type": "application/json"})
+    assert answer.status_code in (400, 500)
+    assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+    assert emulator.client.get("/health").status_code == 200

@@ -1,0 +1,304 @@
+"""The HTML report through its public door: what it says, and that it opens anywhere."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from harness.analysis import summarise
+from harness.errors import RecordsError, SpecError
+from harness.records import Finding, SealedRun
+from harness.report import write_report
+from tests.support.report_runs import Shape, seal_demo, seal_run
+
+VOID = {"area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "track", "wbr"}
+SECTION_IDS = ("conditions", "steps", "timeline", "reuse", "harness", "what", "reproduce", "findings", "glossary")
+
+
+class Page(HTMLParser):
+    """A parsed report: fails on tags that do not nest; keeps ids, references and the text that people see."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.html = html
+        self.open_tags: list[str] = []
+        self.ids: list[str] = []
+        self.references: list[str] = []
+        self.words: list[str] = []
+        self.feed(html)
+        self.close()
+        assert not self.open_tags, f"never closed: {self.open_tags}"
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        for name, value in attrs:
+            if name == "id":
+                self.ids.append(value or "")
+            if name in ("href", "src", "xlink:href", "action", "data", "poster"):
+                self.references.append(value or "")
+        if tag not in VOID:
+            self.open_tags.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag not in VOID:
+            self.open_tags.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open_tags, f"</{tag}> closes nothing"
+        assert self.open_tags[-1] == tag, f"</{tag}> closes <{self.open_tags[-1]}>"
+        self.open_tags.pop()
+
+    def handle_data(self, data: str) -> None:
+        if not self.open_tags or self.open_tags[-1] not in ("script", "style"):
+            self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+
+def report(runs: list[SealedRun], folder: Path, **options: str) -> Page:
+    path = write_report(runs, folder / "report.html", **options)
+    return Page(path.read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def demo_runs(tmp_path_factory: pytest.TempPathFactory) -> list[SealedRun]:
+    return seal_demo(tmp_path_factory.mktemp("demo"))
+
+
+@pytest.fixture(scope="module")
+def demo(demo_runs: list[SealedRun], tmp_path_factory: pytest.TempPathFactory) -> Page:
+    return report(demo_runs, tmp_path_factory.mktemp("page"))
+
+
+def test_every_section_is_there_and_reachable(demo: Page) -> None:
+    assert set(SECTION_IDS) <= set(demo.ids)
+    assert {f"#{section}" for section in SECTION_IDS} <= set(demo.references)
+
+
+def test_nothing_outside_the_file_is_referenced(demo: Page) -> None:
+    assert all(reference.startswith("#") for reference in demo.references)
+    assert not re.findall(r"https?:|@import|//[a-z]+\.", demo.html)
+    assert all(target.startswith("#") for target in re.findall(r"url\(([^)]*)\)", demo.html))
+
+
+def test_ids_are_unique_and_references_resolve(demo: Page) -> None:
+    assert len(demo.ids) == len(set(demo.ids))
+    assert {reference[1:] for reference in demo.references} <= set(demo.ids)
+    assert set(re.findall(r"url\(#([^)]*)\)", demo.html)) <= set(demo.ids)
+
+
+def test_plots_follow_the_theme(demo: Page) -> None:
+    plots = re.findall(r"<svg.*?</svg>", demo.html, flags=re.DOTALL)
+    assert [color for plot in plots for color in re.findall(r"#[0-9a-fA-F]{6}\b", plot)] == []
+    assert "prefers-color-scheme: dark" in demo.html
+    assert "@media print" in demo.html
+
+
+def test_plots_are_described_for_those_who_cannot_see_them(demo: Page) -> None:
+    plots = re.findall(r'<svg role="img"[^>]*>', demo.html)
+    assert len(plots) == 4 + 4  # cost, steps, reuse, lateness, and a timeline per condition
+    assert all(re.search(r'aria-label="[^"]{20,}"', plot) for plot in plots)
+
+
+def test_figures_of_the_analysis_appear(demo: Page, demo_runs: list[SealedRun]) -> None:
+    for condition in summarise(demo_runs).conditions:
+        assert condition.a_ns is not None
+        assert condition.b_ns is not None
+        assert condition.padding.ratio is not None
+        expected = [condition.name, f"{condition.a_ns / 1e9:,.3f}", f"{condition.b_ns / 1e9:,.3f}"]
+        expected += [f"{condition.padding.ratio:.4f}", f"{condition.num_steps:,}", f"{condition.reused_tokens:,}"]
+        expected += [f"{condition.num_reused} of {condition.num_rearrivals}", f"{condition.computed_prefill_tokens:,}"]
+        if condition.comparison is not None:
+            expected += [f"{condition.comparison.ratio_a:.4f}", f"{condition.comparison.ratio_b:.4f}"]
+        assert [figure for figure in expected if figure not in demo.text] == []
+
+
+def test_the_answer_compares_each_condition_with_its_own_baseline(demo: Page) -> None:
+    assert re.search(r"bucket6-waits costs .{3,40} less than base-waits", demo.text)
+    assert re.search(r"bucket6-nowaits costs .{3,40} less than base-nowaits", demo.text)
+    assert "The channels agree" in demo.text
+
+
+def test_scaled_time_is_said_everywhere(demo: Page) -> None:
+    assert "Time is scaled: model time, \u00d74." in demo.text
+    captions = re.findall(r"<figcaption>(.*?)</figcaption>", demo.html, flags=re.DOTALL)
+    assert len(captions) == 4
+    assert all("Model time, \u00d74" in caption or "Wall time" in caption for caption in captions)
+    assert "time since the start [model s, \u00d74]" in demo.text
+
+
+def test_the_emulator_is_never_taken_for_a_device(demo: Page) -> None:
+    assert "No NPU was measured." in demo.text
+
+
+def test_padding_at_equal_step_counts_is_traced_to_request_counts(demo: Page) -> None:
+    assert "Where the padding of bucket6-nowaits changed" in demo.text
+    assert "Where the padding of bucket6-waits changed" not in demo.text
+
+
+def test_what_was_run_names_changes_hashes_and_machine(demo: Page, demo_runs: list[SealedRun]) -> None:
+    assert "decode_buckets {1,2,4,8} \u2192 {1,2,4,6,8}" in demo.text
+    assert all(run.manifest.plan_hash[:12] in demo.text for run in demo_runs)
+    assert "base_seed 20260101" in demo.text
+    assert "harness run plans/experiments/demo.toml" in demo.text
+
+
+def test_the_harness_reports_on_itself(demo: Page) -> None:
+    assert "What the harness itself did to this measurement" in demo.text
+    for name in ("re-arrival lag p99", "start spread", "early sends", "requests in a stall", "floor p50"):
+        assert name in demo.text
+    assert "\u2264 10" in demo.text  # the limit itself, beside what it was held against
+
+
+def test_stalls_of_the_machine_are_marked_on_the_timeline(demo_runs: list[SealedRun], tmp_path: Path) -> None:
+    with_stall = write_report(demo_runs[:1], tmp_path / "r.html").read_text(encoding="utf-8")
+    without = write_report([seal_run(tmp_path, Shape(has_audit=False))], tmp_path / "q.html").read_text(
+        encoding="utf-8"
+    )
+    assert with_stall.count('class="t-stall"') == 1 + without.count('class="t-stall"')
+
+
+def test_a_run_on_a_real_server_is_not_called_emulated_or_scaled(tmp_path: Path) -> None:
+    page = report([seal_run(tmp_path, Shape(time_scale=1.0, backend="rbln"))], tmp_path)
+    assert "No NPU was measured" not in page.text
+    assert "model time" not in page.text.lower()
+
+
+def test_a_single_run_is_reported_without_comparison(tmp_path: Path) -> None:
+    page = report([seal_run(tmp_path)], tmp_path)
+    assert "there is no baseline to compare it with" in page.text
+    assert "Ratio to the baseline" not in page.text
+
+
+def test_a_condition_whose_baseline_never_ran_is_said_to_lack_it(tmp_path: Path) -> None:
+    page = report([seal_run(tmp_path, Shape(condition="treated", baseline="base-waits"))], tmp_path)
+    assert "treated cannot be compared with base-waits" in page.text
+
+
+def test_channels_that_disagree_withhold_the_answer(tmp_path: Path) -> None:
+    # Half a second before every first token is activity that channel B sees and the models of channel A do not explain.
+    runs = [seal_run(tmp_path), seal_run(tmp_path, Shape(condition="slow", slow_start_ns=500_000_000))]
+    page = report(runs, tmp_path)
+    assert "Withheld: slow against base-waits" in page.text
+    assert "costs" not in page.text.split("Withheld")[1].split("\u03c4 =")[0]
+
+
+def test_invalid_runs_are_named_with_their_reasons_and_not_counted(tmp_path: Path) -> None:
+    reason = "request-failed: session 5 request 1 got HTTP 500"
+    runs = [
+        seal_run(tmp_path),
+        seal_run(tmp_path, Shape(replicate=1, fails=True, invalid_reasons=(reason,))),
+    ]
+    page = report(runs, tmp_path)
+    assert "1 of 2 runs is INVALID and not counted: base-waits/1" in page.text
+    assert reason in page.text
+    only_valid = summarise(runs[:1]).conditions[0]
+    assert only_valid.a_ns is not None
+    assert f"base-waits costs {only_valid.a_ns / 1e9:.3f} model s on channel A" in page.text
+
+
+def test_nothing_but_invalid_runs_still_makes_a_report(tmp_path: Path) -> None:
+    shape = Shape(has_steps=False, has_chunks=False, fails=True, invalid_reasons=("server-died: exit status -9",))
+    page = report([seal_run(tmp_path, shape)], tmp_path)
+    assert "base-waits has no valid run, so no cost is known." in page.text
+    assert "server-died: exit status -9" in page.text
+
+
+def test_missing_observations_are_dashes_and_words_not_zeros(tmp_path: Path) -> None:
+    shape = Shape(has_chunks=False, has_audit=False, has_steps=False, num_requests=1)
+    page = report([seal_run(tmp_path, shape)], tmp_path)
+    assert "No run has a step log, so padding is not known." in page.text
+    assert "No session re-arrived" in page.text
+    assert "No self-audit ran with these runs" in page.text
+    assert "the log carries no usable step times" in page.text
+    assert "0.000 s on channel A" not in page.text
+
+
+def test_sixty_four_sessions_and_a_dozen_runs_stay_a_small_file(tmp_path: Path) -> None:
+    buckets = (1, 2, 4, 8, 16)
+    runs = [
+        seal_run(
+            tmp_path,
+            Shape(condition=name, replicate=k, num_sessions=64, num_requests=3, buckets=buckets, reuse_share=0.5),
+        )
+        for k in range(2)
+        for name in ("base-waits", "other")
+    ]
+    path = write_report(runs, tmp_path / "report.html")
+    assert path.stat().st_size < 3_000_000
+    page = Page(path.read_text(encoding="utf-8"))
+    assert "64 sessions, 192 requests" in page.text
+
+
+def test_findings_of_one_kind_are_gathered(tmp_path: Path) -> None:
+    runs = [
+        seal_run(
+            tmp_path,
+            Shape(
+                replicate=k,
+                findings=(Finding(code="log-torn", severity="warning", evidence=f"{k} lines torn", hint="Look"),),
+            ),
+        )
+        for k in range(6)
+    ]
+    page = report(runs, tmp_path)
+    assert page.html.count("<code>log-torn</code>") == 1
+    assert "base-waits/5: 5 lines torn" in page.text
+
+
+def test_text_from_records_cannot_become_markup(tmp_path: Path) -> None:
+    nasty = '<script>alert("x")</script> & </h1>'
+    shape = Shape(
+        title=nasty,
+        invalid_reasons=(nasty,),
+        findings=(Finding(code="odd", severity="info", evidence=nasty, hint=nasty),),
+        manifest={"provenance": {"argv": ["harness", nasty], "host": {nasty: nasty}}},
+    )
+    page = report([seal_run(tmp_path, shape)], tmp_path)
+    assert "<script>alert" not in page.html
+    assert nasty in page.text
+
+
+def test_a_title_and_the_timelines_can_be_chosen(demo_runs: list[SealedRun], tmp_path: Path) -> None:
+    path = write_report(demo_runs, tmp_path / "r.html", title="My title", timelines=["base-nowaits/2"])
+    page = Page(path.read_text(encoding="utf-8"))
+    assert "My title" in page.text
+    assert page.html.count('class="plot timeline"') == 1
+    assert "base-nowaits , replicate 2" in page.text
+
+
+def test_an_unknown_timeline_is_refused_by_name(demo_runs: list[SealedRun], tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"no sealed run 'nothing/0'.*base-waits/0"):
+        write_report(demo_runs, tmp_path / "r.html", timelines=["nothing/0"])
+
+
+def test_no_runs_and_runs_of_two_experiments_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="exactly one experiment"):
+        write_report([], tmp_path / "r.html")
+    two = [seal_run(tmp_path), seal_run(tmp_path, Shape(experiment="other"))]
+    with pytest.raises(SpecError, match="got demo, other"):
+        write_report(two, tmp_path / "r.html")
+
+
+def test_a_report_that_cannot_be_written_says_where(demo_runs: list[SealedRun], tmp_path: Path) -> None:
+    in_the_way = tmp_path / "file"
+    in_the_way.write_text("not a folder")
+    with pytest.raises(RecordsError, match="cannot write the report") as caught:
+        write_report(demo_runs[:1], in_the_way / "r.html")
+    assert str(in_the_way) in str(caught.value)
+    assert in_the_way.read_text() == "not a folder"
+
+
+def test_writing_again_replaces_the_report_and_leaves_nothing_beside_it(
+    demo_runs: list[SealedRun], tmp_path: Path
+) -> None:
+    path = tmp_path / "deep" / "r.html"
+    write_report(demo_runs[:1], path, title="first")
+    write_report(demo_runs[:1], path, title="second")
+    assert "second" in path.read_text(encoding="utf-8")
+    assert [entry.name for entry in path.parent.iterdir()] == ["r.html"]

@@ -1,0 +1,102 @@
+"""The table of conditions on a terminal, the Perfetto trace, and how steps become lanes."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from harness.analysis import summarise
+from harness.records import SealedRun
+from harness.report import conditions_table, perfetto_trace
+from harness.report.tables import requests_in_stalls
+from harness.report.timeline import nice_stride, step_segments
+from harness.report.view import TimelineView
+from tests.support.report_runs import MS, Shape, seal_demo, seal_run
+
+
+def printed(runs: list[SealedRun], width: int) -> str:
+    console = Console(width=width, file=io.StringIO(), color_system=None)
+    console.print(conditions_table(summarise(runs)))
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_the_table_shows_costs_ratios_and_the_verdict(tmp_path: Path) -> None:
+    runs = seal_demo(tmp_path, num_replicates=1)
+    text = printed(runs, 100)
+    compared = summarise(runs).condition("bucket6-nowaits").comparison
+    assert compared is not None
+    assert f"{compared.ratio_a:.4f}" in text
+    assert "agree" in text
+    assert "baseline" in text
+    assert "model s, \u00d74" in text
+
+
+def test_invalid_runs_are_counted_in_the_title(tmp_path: Path) -> None:
+    runs = [seal_run(tmp_path), seal_run(tmp_path, Shape(replicate=1, invalid_reasons=("late",)))]
+    assert "2 runs, 1 INVALID and not counted" in " ".join(printed(runs, 100).split())
+
+
+def test_a_narrow_terminal_loses_no_column(tmp_path: Path) -> None:
+    text = printed(seal_demo(tmp_path, num_replicates=1), 60)
+    letters = "".join(text.split())
+    assert "bucke" in letters
+    assert all(len(line) <= 60 for line in text.splitlines())
+
+
+def test_the_trace_holds_every_request_and_the_steps(tmp_path: Path) -> None:
+    run = seal_run(tmp_path)
+    trace = json.loads(perfetto_trace(run))
+    events = trace["traceEvents"]
+    requests = [event for event in events if event["ph"] == "X" and event["name"].startswith("request")]
+    assert len(requests) == run.table("requests").num_rows
+    assert {event["tid"] for event in requests} == set(range(1, 7))
+    assert all(event["dur"] > 0 for event in requests)
+    counters = [event for event in events if event["ph"] == "C"]
+    assert max(event["args"]["n"] + event["args"]["padding"] for event in counters) == 8
+    assert [event["ts"] for event in counters] == sorted(event["ts"] for event in counters)
+    assert trace["otherData"]["time_scale"] == 4.0
+
+
+def test_a_trace_without_steps_still_holds_the_requests(tmp_path: Path) -> None:
+    run = seal_run(tmp_path, Shape(has_steps=False, has_chunks=False))
+    events = json.loads(perfetto_trace(run))["traceEvents"]
+    assert not [event for event in events if event["ph"] == "C"]
+    assert sum(event["ph"] == "X" for event in events) == run.table("requests").num_rows
+
+
+def timeline_of(step_s: list[float], n: list[int], b: list[int]) -> TimelineView:
+    return TimelineView("c/0", "c", 0, 1, (), np.array(step_s), np.array(n), np.array(b), 10.0)
+
+
+def test_equal_steps_join_and_a_prefill_between_them_separates() -> None:
+    view = timeline_of([0.00, 0.01, 0.02, 0.30, 0.31, 0.32], [3, 3, 2, 2, 2, 2], [4, 4, 2, 2, 2, 2])
+    segments = step_segments(view)
+    assert [(s.n, s.b) for s in segments] == [(3, 4), (2, 2), (2, 2)]
+    assert segments[0].end_s == pytest.approx(0.02)
+    assert segments[1].end_s == pytest.approx(0.03)  # one usual step, not the prefill behind it
+    assert segments[2].start_s == 0.30
+
+
+def test_stamps_that_are_too_coarse_place_no_steps() -> None:
+    assert step_segments(timeline_of([1.0, 1.0, 1.0, 2.0], [1, 1, 1, 1], [1, 1, 1, 1])) == []
+    assert step_segments(timeline_of([], [], [])) == []
+
+
+@pytest.mark.parametrize(("span", "stride"), [(10.0, 1.0), (10.9, 2.0), (27.2, 5.0), (0.4, 0.05), (600.0, 100.0)])
+def test_ticks_are_round_and_at_most_ten(span: float, stride: float) -> None:
+    assert nice_stride(span, 10) == pytest.approx(stride)
+
+
+def test_only_requests_that_met_a_stall_are_counted(tmp_path: Path) -> None:
+    requests = seal_run(tmp_path).table("requests")
+    rows = requests.to_pylist()
+    first_done_ns = min(row["done_ns"] for row in rows)
+    assert requests_in_stalls(requests, []) == 0
+    assert requests_in_stalls(requests, [[first_done_ns - MS // 10, MS // 5]]) == 1
+    assert requests_in_stalls(requests, [[rows[0]["due_ns"] - 2 * MS, MS]]) == 0

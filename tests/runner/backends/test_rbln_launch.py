@@ -1,0 +1,254 @@
+"""The command of a real stack is exact, refusals come before any start, and an attached server is only looked at."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.clock import ScaledClock
+from harness.errors import ServerError, SpecError
+from harness.live.launch import LaunchPlan
+from harness.live.patches.diff import parse_diff
+from harness.live.patches.install import apply_in_place
+from harness.live.server.life import start_server
+from harness.live.server.process import ServerProcess, free_port
+from harness.observer import INSIDE
+from harness.records import RunStore
+from harness.runner import run_experiment
+from harness.runner.backends.attached import AttachedBackend
+from harness.runner.backends.emulator import EmulatorBackend
+from harness.runner.backends.rbln import RblnBackend
+from harness.spec import ExperimentSpec, ServerSpec
+from tests.support.processes import HOST
+from tests.support.stacks import TARGET, write_artifact, write_environment
+
+BEFORE = "import logging\nlogger = logging.getLogger(__name__)\ndef choose(n):\n    b = n\n    return b\n"
+DIFF = f"""--- a/{TARGET}
++++ b/{TARGET}
+@@ -4,2 +4,3 @@
+     b = n
++    logger.debug("[BUCKET] request_nums=%d padded_batch_size=%d", n, b)
+     return b
+"""
+
+
+@pytest.fixture
+def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A stack whose vllm-rbln is one little file, with a release whose patch fits it; no driver, a cache of its own."""
+    root = write_environment(tmp_path / "stack")
+    target = root / "site" / TARGET
+    target.parent.mkdir(parents=True)
+    target.write_text(BEFORE)
+    patches = tmp_path / "patches" / "vllm_rbln-0.11.1"
+    patches.mkdir(parents=True)
+    (patches / "bucket_log.patch").write_text(DIFF)
+    hashes = [hashlib.sha256(text.encode()).hexdigest() for text in (BEFORE, DIFF, parse_diff(DIFF).apply(BEFORE))]
+    (patches / "manifest.toml").write_text(
+        'package = "vllm_rbln"\nversions = ["0.11.1"]\n[[patch]]\nname = "bucket_log"\nfile = "bucket_log.patch"\n'
+        f'target = "{TARGET}"\nobserves = "n"\nsha256_before = "{hashes[0]}"\nsha256_patch = "{hashes[1]}"\n'
+        f'sha256_after = "{hashes[2]}"\n'
+    )
+    monkeypatch.setattr("harness.live.patches.shipped.PATCH_ROOTS", (tmp_path / "patches",))
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    monkeypatch.delenv("VLLM_PLUGINS", raising=False)
+    return root
+
+
+def _launch(tmp_path: Path, stack: Path, /, **server: Any) -> LaunchPlan:
+    table = {"artifact": str(tmp_path / "artifact"), "environment": str(stack), **server}
+    (tmp_path / "run").mkdir(exist_ok=True)
+    return RblnBackend().launch(
+        ServerSpec.model_validate(table), port=0, run_folder=tmp_path / "run", time_scale=1.0, log_format="precise"
+    )
+
+
+def test_the_command_says_everything_that_counts(tmp_path: Path, environment: Path) -> None:
+    write_artifact(tmp_path / "artifact")
+    plan = _launch(tmp_path, environment, stop_grace_s=30.0)
+    assert plan.argv == (
+        str(environment / "bin" / "vllm"), "serve", str(tmp_path / "artifact"),
+        "--host", HOST, "--port", str(plan.port), "--served-model-name", "artifact",
+        "--enable-prompt-tokens-details", "--enable-logging-iteration-details", "--enable-log-requests",
+        "--enable-prefix-caching", "--generation-config", "vllm", "--shutdown-timeout", "30",
+    )  # fmt: skip
+    assert plan.env["RBLN_DEVICES"] == "0,1,2,3"
+    assert plan.env["VLLM_RBLN_METRICS"] == "1"
+    assert plan.env["RBLN_OBSERVER_FILE"] == str(tmp_path / "run" / "observer.jsonl")
+    overlay, plugin = plan.env["PYTHONPATH"].split(os.pathsep)
+    assert "[BUCKET]" in (Path(overlay) / TARGET).read_text()
+    assert plugin == str(INSIDE)
+    assert plan.observation.steps == "bucket-log"
+    assert plan.observation.patch["mode"] == "overlay"
+    assert plan.tells_settings
+    assert json.loads(json.dumps(plan.to_json()))["requested"]["versions"]["vllm-rbln"] == "0.11.1"
+
+
+def test_the_log_has_microseconds_and_debug_only_where_it_is_read(tmp_path: Path, environment: Path) -> None:
+    write_artifact(tmp_path / "artifact")
+    plan = _launch(tmp_path, environment)
+    config = json.loads(Path(plan.env["VLLM_LOGGING_CONFIG_PATH"]).read_text())
+    assert config["formatters"]["precise"]["format"].startswith("%(created).6f")
+    assert {name for name, one in config["loggers"].items() if one["level"] == "DEBUG"} == {
+        "vllm_rbln.v1.core.prefix_cache_manager",
+        "vllm_rbln.model_executor.models.optimum.model_base",
+        "vllm_rbln.v1.worker.optimum_model_runner",
+    }
+    assert config["loggers"].keys() >= {"vllm", "vllm_rbln"}
+
+
+def test_the_experiment_file_has_the_last_word(tmp_path: Path, environment: Path) -> None:
+    write_artifact(tmp_path / "artifact", kvcache_num_blocks=16)
+    plan = _launch(
+        tmp_path,
+        environment,
+        kv_slots=12,
+        prefix_caching=False,
+        observer=False,
+        patch="none",
+        devices=[4, 5, 6, 7],
+        extra_args=["--shutdown-timeout", "60"],
+        env={"VLLM_RBLN_METRICS": "0", "PYTHONPATH": "/mine"},
+    )
+    assert plan.argv[-4:] == ("--num-gpu-blocks-override", "12", "--shutdown-timeout", "60")
+    assert "--no-enable-prefix-caching" in plan.argv
+    assert (plan.env["VLLM_RBLN_METRICS"], plan.env["PYTHONPATH"]) == ("0", "/mine")
+    assert plan.env["RBLN_DEVICES"] == "4,5,6,7"
+    assert "RBLN_OBSERVER_FILE" not in plan.env
+    assert (plan.observation.steps, plan.observation.has_kv_log) == ("iteration-log", False)
+    assert plan.observation.patch["mode"] == "none"
+
+
+def test_in_place_needs_the_patch_to_be_there_and_overlay_and_none_need_it_not_to(
+    tmp_path: Path, environment: Path
+) -> None:
+    write_artifact(tmp_path / "artifact")
+    with pytest.raises(SpecError, match="is pristine, not patched"):
+        _launch(tmp_path, environment, patch="in-place")
+    apply_in_place(environment / "site")
+    assert _launch(tmp_path, environment, patch="in-place").observation.patch["mode"] == "in-place"
+    for mode in ("overlay", "none"):
+        with pytest.raises(SpecError, match="is patched, not pristine"):
+            _launch(tmp_path, environment, patch=mode)
+
+
+def test_plugins_that_are_allowed_by_name_get_the_observer_added(tmp_path: Path, environment: Path) -> None:
+    write_artifact(tmp_path / "artifact")
+    plan = _launch(tmp_path, environment, env={"VLLM_PLUGINS": "rbln"})
+    assert plan.env["VLLM_PLUGINS"] == "rbln,rbln_observer"
+
+
+@pytest.mark.parametrize(
+    ("server", "kind", "message"),
+    [
+        ({"artifact": ""}, SpecError, r"server\.artifact: is missing\. Name the folder"),
+        ({"artifact": "/nowhere"}, SpecError, "/nowhere: no such artifact"),
+        ({"max_num_seqs": 4, "decode_buckets": [4]}, SpecError, "does not fit the experiment: max_num_seqs is 4"),
+        ({"environment": "/nowhere"}, ServerError, r"server\.environment: no vllm command in /nowhere"),
+        ({"environment": ""}, ServerError, "no vllm command on PATH"),
+    ],
+)
+def test_what_is_missing_is_refused_before_anything_starts(
+    tmp_path: Path, environment: Path, server: dict[str, Any], kind: type[Exception], message: str
+) -> None:
+    write_artifact(tmp_path / "artifact")
+    with pytest.raises(kind, match=message):
+        _launch(tmp_path, environment, **server)
+    assert list((tmp_path / "run").iterdir()) == []
+
+
+def test_an_environment_without_vllm_rbln_is_refused(tmp_path: Path, environment: Path) -> None:
+    write_artifact(tmp_path / "artifact")
+    del environment
+    other = write_environment(tmp_path / "other", versions={"vllm": "0.22.0"})
+    with pytest.raises(ServerError, match=r"vllm is there, vllm-rbln is not\. pip install vllm-rbln==0\.11\.1"):
+        _launch(tmp_path, other)
+
+
+def test_busy_devices_are_refused(tmp_path: Path, environment: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_artifact(tmp_path / "artifact")
+    devices = [{"npu": npu, "status": "normal"} for npu in range(4)]
+    report = {"devices": devices, "contexts": [{"npu": 1, "pid": 7, "process": "vllm"}]}
+    (tmp_path / "driver").mkdir()
+    command = tmp_path / "driver" / "rbln-smi"
+    command.write_text(f"#!/bin/sh\ncat <<'X'\n{json.dumps(report)}\nX\n")
+    command.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{command.parent}:/usr/bin:/bin")
+    with pytest.raises(ServerError, match=r"the chosen devices are busy: device 1 by pid 7 \(vllm\)"):
+        _launch(tmp_path, environment)
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[LaunchPlan]:
+    """An emulator that somebody else has started."""
+    plan = EmulatorBackend().launch(
+        ServerSpec(), port=free_port(), run_folder=tmp_path, time_scale=1.0, log_format="precise"
+    )
+    with ServerProcess.start(
+        plan.argv, env=plan.env, log_path=tmp_path / "x.log", stamps_path=tmp_path / "x.stamps", clock=ScaledClock(1.0)
+    ) as process:
+        process.wait_healthy(plan.host, plan.port, deadline_s=60)
+        yield plan
+        assert not process.has_exited, "the attached server was ended"
+
+
+@pytest.mark.live
+def test_an_attached_server_is_measured_left_running_and_said_to_be_attached(
+    tmp_path: Path, running: LaunchPlan
+) -> None:
+    spec = ExperimentSpec.model_validate(
+        {
+            "name": "attached",
+            "backend": "attached",
+            "replicates": 1,
+            "base_seed": 1,
+            "workload": {
+                "num_sessions": 2,
+                "waits": "none",
+                "generate_tokens": {"law": "fixed", "value": 4},
+                "prompt_tokens": {"law": "fixed", "value": 200},
+            },
+            "server": {"url": f"http://{running.host}:{running.port}"},
+            "limits": {"rearrival_lag_p99_ms": 2000.0, "start_spread_ms": 2000.0},
+            "condition": [{"name": "only"}],
+        }
+    )
+    outcome = run_experiment(spec, runs_root=tmp_path / "runs")
+    (run,) = RunStore(tmp_path / "runs").sealed("attached")
+    assert outcome.is_complete
+    assert run.is_valid, run.invalid_reasons
+    assert run.table("requests")["status"].to_pylist() == ["ok"] * 4
+    (finding,) = [one for one in run.manifest.findings if one.code == "server-attached"]
+    assert finding.evidence == "the server was started by somebody else and not restarted for this run"
+    assert run.manifest.server.argv == ()
+    assert run.manifest.observation.steps == "none"
+
+
+def test_an_attached_server_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    url = f"http://{HOST}:{free_port()}"
+    with pytest.raises(ServerError, match=r"no server answers there\. Start it, or change server\.url"):
+        AttachedBackend().launch(ServerSpec(url=url), port=0, run_folder=tmp_path, time_scale=1.0, log_format="default")
+
+
+@pytest.mark.parametrize(
+    "url", ["", "127.0.0.1:8000", "https://host:1", "http://host", "http://host:x", "http://h:1/v1"]
+)
+def test_an_address_that_is_none_is_refused(tmp_path: Path, url: str) -> None:
+    with pytest.raises(SpecError, match=r"server\.url: is .*, not http://HOST:PORT"):
+        AttachedBackend().launch(ServerSpec(url=url), port=0, run_folder=tmp_path, time_scale=1.0, log_format="default")
+
+
+def test_an_attached_server_that_stays_ill_is_given_up(tmp_path: Path) -> None:
+    plan = LaunchPlan("attached", (), HOST, free_port(), "m", is_ours=False)
+    with (
+        start_server(plan, log_path=tmp_path / "l", stamps_path=tmp_path / "s", clock=ScaledClock(1.0)) as server,
+        pytest.raises(ServerError, match=r"does not answer GET /health with 200 within 0\.3 s"),
+    ):
+        server.wait_healthy(plan.host, plan.port, deadline_s=0.3)
+    assert server.has_exited

@@ -1,0 +1,80 @@
+"""A simulator one can read in a minute: the oracle stepped once at a time over a sorted list of arrivals."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from harness.engine import CostModel, EngineConfig
+from harness.plan import BlockKeys, Plan
+from tests.support.oracle import Oracle
+
+
+@dataclass
+class NaiveRun:
+    """Times in ns. requests: (session, request) -> cached, arrival, admitted, first token, completed."""
+
+    requests: dict[tuple[int, int], list[int]] = field(default_factory=dict)
+    steps: list[tuple[int, str, int, int]] = field(default_factory=list)  # start, kind, n, duration
+    evictions: list[tuple[int, int, str]] = field(default_factory=list)  # start of the step, slot, caller
+    decode_ns: int = 0
+    prefill_ns: int = 0
+    wait_session_ns: int = 0
+
+
+def naive_run(plan: Plan, config: EngineConfig, cost: CostModel) -> NaiveRun:
+    """Simulate ``plan`` under the vendor's rules, one engine step after another."""
+    run = NaiveRun()
+    keys = BlockKeys(plan)
+    oracle = Oracle(
+        config.max_num_seqs,
+        config.kv_slots,
+        config.slot_tokens,
+        slot_tokens=config.region_tokens,
+        prefix_caching=config.prefix_caching,
+    )
+    arrivals = [(session.start_offset_ns, session.index, 0) for session in plan.sessions if session.after is None]
+    names: dict[int, tuple[int, int]] = {}
+    now = 0
+    while arrivals or oracle.requests:
+        if not oracle.requests:
+            now = max(now, min(arrivals)[0])
+        for arrival in sorted(entry for entry in arrivals if entry[0] <= now):
+            arrivals.remove(arrival)
+            at, session, number = arrival
+            request = plan.request(session, number)
+            handle = len(names)
+            names[handle] = (session, number)
+            run.requests[session, number] = [0, at, -1, -1, -1]
+            oracle.submit(handle, request.prompt_tokens, request.generate_tokens, keys.stream(session, number).tolist())
+        step = oracle.schedule()
+        run.evictions += [(now, slot, caller) for slot, caller in step.evicted]
+        if step.kind == "PREFILL":
+            duration = cost.prefill_ns(step.computed_tokens, sum(step.cached_lengths))
+            record = run.requests[names[step.requests[0]]]
+            if record[2] < 0:
+                record[0], record[2], record[3] = sum(step.cached_lengths), now, now + duration
+            run.prefill_ns += duration
+            run.wait_session_ns += (len(oracle.running) - 1) * duration
+        elif step.kind == "DECODE":
+            num_seqs = len(step.requests)
+            duration = cost.decode_step_ns(config.bucket_of(num_seqs), num_seqs, step.context_tokens)
+            run.decode_ns += duration
+        else:
+            assert step.preempted, "stuck"
+            duration = 1_000_000
+        if step.kind != "IDLE":
+            run.steps.append((now, step.kind.lower(), len(step.requests), duration))
+        now += duration
+        for handle in oracle.finish_step():
+            session, number = names[handle]
+            run.requests[session, number][4] = now
+            plan_session = plan.sessions[session]
+            if number + 1 < len(plan_session.requests):
+                arrivals.append((now + plan_session.requests[number].wait_after_ns, session, number + 1))
+            else:
+                arrivals += [
+                    (now + follower.start_offset_ns, follower.index, 0)
+                    for follower in plan.sessions
+                    if follower.after == session
+                ]
+    return run
