@@ -17,6 +17,8 @@ help:  ## this list
 
 # A folder of its own each time: sealed runs are never overwritten.
 DEMO_RUNS ?= runs/demo-$(shell date +%Y%m%d-%H%M%S)
+# The newest stable release is the default; the rest is compared with it.
+TWIN_ALSO ?= --also 0.12.1a8 --also 0.11.1 --also 0.11.2
 TWIN_RUNS ?= runs/twin-$(shell date +%Y%m%d-%H%M%S)
 
 demo: runtime  ## a real paired experiment on the emulator, and its report
@@ -43,13 +45,13 @@ pytest: dev
 	@echo "== tests"
 	@$(BIN)/python -m pytest -n $(WORKERS) $(PYTEST_ARGS)
 
-twin-venv: dev  ## install the real vLLM + vllm-rbln for the twin (.venv-twin, about 3 GB)
-	@$(BIN)/harness twin install --also 0.11.2
+twin-venv: dev  ## install the real vLLM + vllm-rbln for the twin (.venv-twin-0.12.0 and those beside it, 2.5 GB each)
+	@$(BIN)/harness twin install $(TWIN_ALSO)
 
 # What the tests of the twin skip without it, they skip by name; a machine without room or wheels still passes.
 twin-try: dev
 	@echo "== twin"
-	@$(BIN)/harness twin install --also 0.11.2 || echo "twin: not installed, its tests are skipped"
+	@$(BIN)/harness twin install $(TWIN_ALSO) || echo "twin: not installed, its tests are skipped"
 
 twin: runtime  ## the demo's experiment on the twin (install it first: make twin-venv)
 	@$(BIN)/harness run plans/experiments/twin-demo.toml --runs $(TWIN_RUNS) --report $(TWIN_RUNS)/report.html

@@ -9,10 +9,10 @@ from harness.twin.environment import TwinEnvironment, find_twin
 
 
 @pytest.fixture(scope="session")
-def twin() -> TwinEnvironment:
-    """The twin of this checkout."""
+def twin(request: pytest.FixtureRequest) -> TwinEnvironment:
+    """A twin of this checkout: the newest stable one, or that of the version which a test is parametrised with."""
     try:
-        return find_twin()
+        return find_twin(getattr(request, "param", None))
     except HarnessError as error:
         pytest.skip(str(error))
 

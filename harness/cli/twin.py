@@ -10,7 +10,9 @@ from typing import Annotated
 
 import typer
 
-PathOption = Annotated[Path | None, typer.Option("--path", help="where the twin is, or is to be; default: .venv-twin")]
+PathOption = Annotated[
+    Path | None, typer.Option("--path", help="where the twin is, or is to be; default: .venv-twin-VERSION")
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -26,23 +28,28 @@ def register(app: typer.Typer) -> None:
 
 def install(
     path: PathOption = None,
+    stack: Annotated[str, typer.Option(help="version of vllm-rbln; default: the newest stable one")] = "",
     python: Annotated[str | None, typer.Option(help="interpreter, 3.10 to 3.13; default: the first that works")] = None,
     torch_wheel: Annotated[str | None, typer.Option(help="a CPU wheel of torch 2.13.0, as a file")] = None,
     torch_index: Annotated[str | None, typer.Option(help="index to take torch's CPU build from")] = None,
-    also: Annotated[list[str] | None, typer.Option(help="another vllm-rbln version, for comparing: 0.11.2")] = None,
+    also: Annotated[
+        list[str] | None, typer.Option(help="one more version, in an environment beside it: 0.11.2")
+    ] = None,
 ) -> None:
     """Install the twin into an environment of its own; run it again to continue.
 
-    Example: `harness twin install`
+    Example: `harness twin install --stack 0.12.0`
     """
-    from harness.twin.install import check_other_stack, install_other_stack, install_twin
+    from harness.twin.install import install_twin
+    from harness.twin.stacks import stack_named
 
-    for version in also or ():
-        check_other_stack(version)
+    versions = [stack_named(version).version for version in (stack, *(also or ()))]
     try:
-        twin = install_twin(path, python=python, torch_wheel=torch_wheel, torch_index=torch_index, say=typer.echo)
-        for version in also or ():
-            install_other_stack(twin, version, say=typer.echo)
+        for place, version in enumerate(versions):
+            folder = path if place == 0 or path is None else path.with_name(f"{path.name}-{version}")
+            install_twin(
+                folder, version=version, python=python, torch_wheel=torch_wheel, torch_index=torch_index, say=typer.echo
+            )
     except KeyboardInterrupt:
         typer.echo("interrupted: what is done stays, the same command continues", err=True)
         raise

@@ -27,6 +27,8 @@ _ENGINE = "Initializing a V1 LLM engine"
 _OBSERVER = "[OBSERVER] "
 # The API server outlives its engine core for a while and answers every request with an error.
 _ENGINE_DEAD = "EngineDeadError: "
+# From vLLM 0.30 on it also says so of an engine core that it has just stopped itself.
+_STOPPED = "[shutdown] MPClient: engine manager stopped"
 _FATAL = re.compile(r"^\(EngineCore[^)]*\) (?:[\w.]+(?:Error|Exception): .*)$")
 _TITLE = re.compile(r"FINAL PERFORMANCE STATISTICS(?: \[(\w+)\])?\s*$")
 _PHASE = re.compile(r"\b(PREFILL|PADDED DECODE|DECODE) METRICS:(?: (No data) recorded)?")
@@ -42,6 +44,7 @@ class LaunchFacts:
     cache: labels of vllm:cache_config_info. pool_tokens: of the whole KV pool, vLLM's null block included.
     device_metrics: tracker ("MODEL", "SAMPLER") -> phase -> numbers; latencies in ms, averages in us. observer: the
     observer's own lines. engine_error: the last exception that the engine core itself named.
+    is_stopped: the API server has ended its engine core, as asked.
     """
 
     settings: dict[str, str] = field(default_factory=dict[str, str])
@@ -55,6 +58,7 @@ class LaunchFacts:
     observer: list[str] = field(default_factory=list[str])
     engine_error: str = ""
     is_engine_dead: bool = False
+    is_stopped: bool = False
 
     @property
     def effective(self) -> dict[str, Any]:
@@ -107,7 +111,9 @@ def read_launch(log: Iterable[str], scrapes: Iterable[str] = ()) -> LaunchFacts:
             facts.version = match[1]
         elif match := _POOL.search(line):
             facts.pool_tokens = int(match[1].replace(",", ""))
-        elif _ENGINE_DEAD in line:
+        elif _STOPPED in line:
+            facts.is_stopped = True
+        elif _ENGINE_DEAD in line and not facts.is_stopped:
             facts.is_engine_dead = True
         elif match := _FATAL.match(line):
             facts.engine_error = line.strip()

@@ -6,6 +6,8 @@ Source: vllm 0.22.0, vllm-rbln 0.11.1.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,13 @@ QUIET = {
     "VLLM_LOGGING_COLOR": "0",
     "NO_COLOR": "1",
 }
+
+
+def visible_devices(vllm_rbln: str, devices: Iterable[int]) -> dict[str, str]:
+    """The variable that names a server's NPUs: RBLN_DEVICES, from vllm-rbln 0.12 on RBLN_VISIBLE_DEVICES."""
+    release = tuple(map(int, re.findall(r"\d+", vllm_rbln)[:2]))
+    name = "RBLN_VISIBLE_DEVICES" if release >= (0, 12) else "RBLN_DEVICES"
+    return {name: ",".join(map(str, devices))}
 
 
 def logging_config() -> dict[str, Any]:

@@ -32,8 +32,13 @@ class ServerSpec(Spec):
     stop_grace_s: float = Field(default=10.0, gt=0)
     port: int = Field(default=0, ge=0, le=65535, description="0: any free port")
     artifact: str = Field(default="", description="backend 'rbln': folder of the compiled model")
-    environment: str = Field(default="", description="virtual environment that holds vllm; default: the one on PATH")
-    devices: tuple[int, ...] = Field(default=(), description="RBLN_DEVICES; default: what the artifact needs, from 0")
+    environment: str = Field(
+        default="",
+        description="virtual environment that holds vllm; default: the one on PATH. Twin: or a version",
+    )
+    devices: tuple[int, ...] = Field(
+        default=(), description="NPUs that the server sees; default: what the artifact needs, from 0"
+    )
     patch: PatchMode = Field(default="overlay", description="how the [BUCKET] line gets into a real stack")
     observer: bool = Field(default=True, description="real stacks: one record per engine step, from inside")
     extra_args: tuple[str, ...] = Field(default=(), description="more arguments of `vllm serve`; the last one counts")

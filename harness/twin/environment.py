@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import ServerError
+from harness.twin.stacks import is_stable, known_stacks, release_order
 
 INSIDE = Path(__file__).resolve().parent / "inside"
 """On the server's PYTHONPATH: the stand-in runtime and what makes torchvision importable."""
-DEFAULT_FOLDER = ".venv-twin"
+FOLDER_PREFIX = ".venv-twin"
 STAMP_FILE = "twin-install.json"
 SETTINGS_VARIABLE = "RBLN_TWIN_SETTINGS"
 
@@ -45,27 +46,64 @@ class TwinEnvironment:
             raise ServerError("has no site-packages", where=str(self.folder), hint="Run harness twin install")
         return found[0]
 
-    def other_stack(self, version: str) -> Path:
-        """Where another vllm-rbln version lies, if it was installed; to be put first on PYTHONPATH."""
-        return self.folder / "stacks" / version
+    @property
+    def version(self) -> str:
+        """Of its vllm-rbln."""
+        return str(self.stamp.get("versions", {}).get("vllm-rbln", ""))
 
 
-def default_folder() -> Path:
-    """``.venv-twin`` in the checkout that this package lies in, or below the current folder when it is installed."""
+def twin_root() -> Path:
+    """Where twins are kept: the checkout that this package lies in, or the current folder when it is installed."""
     checkout = Path(__file__).resolve().parents[2]
-    return (checkout if (checkout / "pyproject.toml").is_file() else Path.cwd()) / DEFAULT_FOLDER
+    return checkout if (checkout / "pyproject.toml").is_file() else Path.cwd()
 
 
-def find_twin(folder: Path | None = None) -> TwinEnvironment:
-    """The twin installed in ``folder`` (default: `default_folder`); ServerError says how to get one."""
-    where = default_folder() if folder is None else folder
-    try:
-        stamp = json.loads((where / STAMP_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        stamp = {}
+def default_folder(version: str) -> Path:
+    """``.venv-twin-VERSION``; before several could be had it was ``.venv-twin``, which is still found."""
+    return twin_root() / f"{FOLDER_PREFIX}-{version}"
+
+
+def installed_twins() -> tuple[TwinEnvironment, ...]:
+    """The complete twins of this checkout, oldest vllm-rbln first, one of each version."""
+    stamped = [
+        (path.parent, _stamp_of(path.parent)) for path in sorted(twin_root().glob(f"{FOLDER_PREFIX}*/{STAMP_FILE}"))
+    ]
+    twins = {twin.version: twin for twin in (TwinEnvironment(*one) for one in stamped) if twin.stamp.get("complete")}
+    return tuple(twins[version] for version in sorted(twins, key=release_order))
+
+
+def find_twin(which: Path | str | None = None) -> TwinEnvironment:
+    """An installed twin; ServerError says how to get one.
+
+    which: its folder, or a version of vllm-rbln; default: the newest stable one that is installed, else the newest.
+    """
+    if not which:
+        installed = installed_twins()
+        chosen = [twin for twin in installed if is_stable(twin.version)] or installed
+        if not chosen:
+            raise ServerError("no installed twin", where=str(twin_root()), hint="Run harness twin install")
+        return chosen[-1]
+    if isinstance(which, str) and any(stack.version == which for stack in known_stacks()):
+        found = next((twin for twin in installed_twins() if twin.version == which), None)
+        if found is None:
+            raise ServerError(
+                f"no installed twin of {which}",
+                where=str(twin_root()),
+                hint=f"Run harness twin install --stack {which}",
+            )
+        return found
+    folder = Path(which).absolute()
+    stamp = _stamp_of(folder)
     if not stamp.get("complete"):
-        raise ServerError("no installed twin", where=str(where), hint="Run harness twin install")
-    return TwinEnvironment(where, stamp)
+        raise ServerError("no installed twin", where=str(folder), hint="Run harness twin install")
+    return TwinEnvironment(folder, stamp)
+
+
+def _stamp_of(folder: Path) -> dict[str, Any]:
+    try:
+        return json.loads((folder / STAMP_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
 
 
 def twin_variables(settings: Path | None = None, *, overlay: Path | None = None) -> dict[str, str]:

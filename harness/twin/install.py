@@ -6,7 +6,6 @@ no package index: pip's own configuration decides. Next: ``harness twin artifact
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -18,20 +17,20 @@ from typing import Any
 
 from harness.errors import ServerError, SpecError
 from harness.twin.environment import STAMP_FILE, TwinEnvironment, default_folder, find_twin, twin_variables
+from harness.twin.stacks import COMMON_LOCK, UV_LOCK, TwinStack, release_order, stack_named
 
 TORCH = "2.13.0"
-STACK = ("vllm", "vllm_rbln", "optimum_rbln")
-LOCKS = ("requirements-twin.lock", "requirements-stack.lock")
-OTHER_STACKS = {"0.11.2": "requirements-stack-0.11.2.lock"}
-"""vllm-rbln versions that can be had beside 0.11.1, for comparing schedulers only: some 700 MiB each."""
+PACKAGES = ("vllm", "vllm_rbln", "optimum_rbln")
 PYTHONS = ("3.11", "3.12", "3.10", "3.13")
 """Versions the wheels exist for, in the order they are tried."""
-DOWNLOAD_MIB = {"torch (CPU wheel)": 183, "vllm": 249, "the other 190 packages": 420}
+DOWNLOAD_MIB = {"torch (CPU wheel)": 183, "vllm": 310, "the other 190 packages": 420}
 """torch and vllm as measured on Linux x86-64, Python 3.11; the rest is an estimate."""
 DISK_MIB = 2900
 FREE_MIB = 4500
 """Asked for before anything is downloaded: what it takes, and room for pip to unpack."""
 MIB = 1024 * 1024
+UV_OPTIONS = ("--quiet", "--compile-bytecode")
+"""Compiled here, as pip does: where Python may not write its caches, every start of the server would compile anew."""
 NO_NETWORK_SIGNS = ("NewConnectionError", "NameResolutionError", "ConnectTimeoutError", "ProxyError", "Max retries")
 CPU_WHEEL_HINT = "Give a CPU build of torch: --torch-wheel FILE, or --torch-index ADDRESS of PyTorch's CPU wheels"
 
@@ -45,30 +44,34 @@ class TwinInstallError(ServerError):
 def install_twin(
     folder: Path | None = None,
     *,
+    version: str = "",
     python: str | None = None,
     torch_wheel: str | None = None,
     torch_index: str | None = None,
     say: Say = print,
 ) -> TwinEnvironment:
-    """The twin in ``folder`` (default: .venv-twin), installed or completed as needed.
+    """The twin of one vllm-rbln version in ``folder`` (default: .venv-twin-VERSION), installed or completed as needed.
 
-    python: an interpreter; default: the first at hand for which a CPU build of torch can be had.
-    torch_wheel, torch_index: where torch comes from when pip's configured indexes have no CPU build.
+    version: default: the newest stable one. python: an interpreter; default: the first at hand for which a CPU build of
+    torch can be had. torch_wheel, torch_index: where torch comes from when pip's configured indexes have no CPU build.
     Raises TwinInstallError naming what this machine lacks; what was done so far stays and is not done again.
     """
-    where = (default_folder() if folder is None else folder).absolute()
-    locks_hash = _hash_of_locks()
+    stack = stack_named(version)
+    where = (default_folder(stack.version) if folder is None else folder).absolute()
     stamp = _read_stamp(where)
-    if stamp.get("complete") and stamp.get("locks_sha256") == locks_hash:
+    if stamp.get("complete") and stamp.get("locks_sha256") == stack.locks_sha256:
         say(f"{where}: already installed")
         return TwinEnvironment(where, stamp)
     if where.exists() and not stamp and any(where.iterdir()):
         raise SpecError("is not a twin environment", where=str(where), hint="Choose an empty folder with --path")
-    _say_what_comes(where, say)
+    if stamp.get("stack", stack.version) != stack.version:
+        raise SpecError(f"holds {stamp['stack']}", where=str(where), hint="Choose another folder with --path")
+    _say_what_comes(stack, where, say)
     check_disk(where, FREE_MIB // 2 if "torch" in stamp else FREE_MIB)
     torch_options = _torch_options(torch_wheel, torch_index)
-    if stamp.get("locks_sha256") != locks_hash:
-        stamp = {key: stamp[key] for key in ("python", "torch") if key in stamp} | {"locks_sha256": locks_hash}
+    if stamp.get("locks_sha256") != stack.locks_sha256:
+        kept = {key: stamp[key] for key in ("python", "torch") if key in stamp}
+        stamp = kept | {"stack": stack.version, "locks_sha256": stack.locks_sha256}
     if "python" not in stamp:
         chosen = choose_python(python, torch_options, say)
         say(f"environment: {where} with {chosen}")
@@ -78,11 +81,10 @@ def install_twin(
         say(f"torch {TORCH}")
         _pip(where, "install", "--no-deps", *torch_options)
         _record(where, stamp, torch=_version(where, "torch"))
-    for lock in LOCKS:
-        if lock not in stamp:
-            say(f"packages of {lock}")
-            _pip(where, "install", "--no-deps", "--require-hashes", "-r", str(_lock_path(lock)))
-            _record(where, stamp, **{lock: True})
+    if "packages" not in stamp:
+        _install_packages(where, stack, say)
+        _declare_stand_in(TwinEnvironment(where, stamp), stack)
+        _record(where, stamp, packages=True)
     say("checking that the installed files are the released ones, and that they load")
     twin = TwinEnvironment(where, stamp)
     num_files = check_released_files(twin)
@@ -93,33 +95,27 @@ def install_twin(
     return find_twin(where)
 
 
-def check_other_stack(version: str) -> None:
-    """Raise SpecError for a version that is not locked here."""
-    if version not in OTHER_STACKS:
-        raise SpecError(
-            "is not a version this release has locked", where=version, hint=f"Choose {', '.join(sorted(OTHER_STACKS))}"
-        )
+def _install_packages(where: Path, stack: TwinStack, say: Say) -> None:
+    """Every package but torch, by the locks' hashes: with uv, several times as fast, or with pip where uv fails."""
+    locks = [word for lock in (COMMON_LOCK, stack.lock) for word in ("-r", str(lock))]
+    say(f"packages of {COMMON_LOCK.name} and {stack.lock.name}")
+    wanted = ["install", "--no-deps", "--require-hashes", *locks]
+    try:
+        _pip(where, "install", "--no-deps", "--require-hashes", "-r", str(UV_LOCK))
+        _run([str(where / "bin" / "uv"), "pip", *wanted, *UV_OPTIONS, "--python", str(where / "bin" / "python")], "uv")
+    except TwinInstallError as error:
+        # uv does not read pip's configuration, which may know the only index that this machine reaches.
+        say(f"pip installs them, uv could not ({error})")
+        _pip(where, *wanted)
 
 
-def install_other_stack(twin: TwinEnvironment, version: str, say: Say = print) -> Path:
-    """Another vllm-rbln version and its vLLM, in a folder of their own that shadows the installed ones on PYTHONPATH.
-
-    Raises SpecError for a version that is not locked here.
-    """
-    check_other_stack(version)
-    folder = twin.other_stack(version)
-    lock = _lock_path(OTHER_STACKS[version])
-    wanted = hashlib.sha256(lock.read_bytes()).hexdigest()
-    done = folder / "complete"
-    if done.is_file() and done.read_text(encoding="utf-8") == wanted:
-        say(f"{folder}: already installed")
-        return folder
-    check_disk(folder, FREE_MIB // 2)
-    say(f"vllm-rbln {version} and its vLLM, in {folder}: at most about 260 MiB to download, 700 MiB on disk")
-    shutil.rmtree(folder, ignore_errors=True)
-    _pip(twin.folder, "install", "--no-deps", "--require-hashes", "--target", str(folder), "-r", str(lock))
-    done.write_text(wanted, encoding="utf-8")
-    return folder
+def _declare_stand_in(twin: TwinEnvironment, stack: TwinStack) -> None:
+    """Metadata of the device runtime's stand-in: the stack compares its version with its own."""
+    release = ".".join(map(str, release_order(stack.version)[0]))
+    folder = twin.site_packages / f"rebel_compiler-{release}.dist-info"
+    folder.mkdir(exist_ok=True)
+    text = f"Metadata-Version: 2.1\nName: rebel-compiler\nVersion: {release}\nSummary: Stand-in: no compiler inside\n"
+    (folder / "METADATA").write_text(text, encoding="utf-8")
 
 
 def choose_python(wanted: str | None, torch_options: Sequence[str], say: Say = print) -> str:
@@ -177,7 +173,7 @@ def check_released_files(twin: TwinEnvironment) -> int:
         "        if base64.urlsafe_b64encode(found).rstrip(b'=').decode() != digest[7:]: wrong.append(path)\n"
         "print(json.dumps([count, wrong]))\n"
     )
-    output = _run([str(twin.python), "-c", script, *STACK], "cannot read the installed files")
+    output = _run([str(twin.python), "-c", script, *PACKAGES], "cannot read the installed files")
     count, wrong = json.loads(output.splitlines()[-1])
     if wrong:
         raise ServerError(
@@ -220,10 +216,10 @@ def _torch_options(wheel: str | None, index: str | None) -> list[str]:
     return [f"torch=={TORCH}", *(["--index-url", index] if index else [])]
 
 
-def _say_what_comes(where: Path, say: Say) -> None:
+def _say_what_comes(stack: TwinStack, where: Path, say: Say) -> None:
     total = sum(DOWNLOAD_MIB.values())
     parts = ", ".join(f"{name} {size} MiB" for name, size in DOWNLOAD_MIB.items())
-    say(f"the twin: the real vLLM 0.22.0 and vllm-rbln 0.11.1 on a stand-in device, in {where}")
+    say(f"the twin: the real vLLM {stack.vllm} and vllm-rbln {stack.version} on a stand-in device, in {where}")
     say(f"to download at most about {total} MiB ({parts}); about {DISK_MIB:,} MiB on disk")
 
 
@@ -273,14 +269,6 @@ def _version(where: Path, name: str) -> str:
 
 def _size_mib(where: Path) -> int:
     return sum(path.lstat().st_size for path in where.rglob("*") if not path.is_dir()) // MIB
-
-
-def _lock_path(name: str) -> Path:
-    return Path(__file__).resolve().parent / name
-
-
-def _hash_of_locks() -> str:
-    return hashlib.sha256(b"".join(_lock_path(name).read_bytes() for name in LOCKS)).hexdigest()
 
 
 def _read_stamp(where: Path) -> dict[str, Any]:

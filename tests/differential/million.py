@@ -21,37 +21,43 @@ MANY_SEEDS = "0:1000000"
 LEDGERS = CHECKOUT / "runs" / "differential"
 
 
-def main(num_steps: str = "1000000") -> int:
-    """Compare ``num_steps`` steps for each vllm-rbln version that is installed; 0 when none differs."""
-    try:
-        twin = find_twin()
-    except HarnessError as error:
-        sys.exit(f"differential: {error}")
-    artifact, clock = cached_artifact(twin, ArtifactSpec()), MonotonicClock()
+RULES = {
+    "0.11.1": "vendor-0.11.1",
+    "0.11.2": "vendor-0.11.2",
+    "0.12.0": "vendor-0.11.2",
+    "0.12.1a8": "vendor-0.11.2",
+}
+"""The engine's rule set of each release that a twin can be of."""
+
+
+def main(num_steps: str = "1000000", *versions: str) -> int:
+    """Compare ``num_steps`` steps for each vllm-rbln version (default: all) that is installed; 0 when none differs."""
     worst = 0
-    for version in ("0.11.1", "0.11.2"):
-        variables = {**os.environ, **twin_variables(), "VLLM_LOGGING_LEVEL": "CRITICAL"}
-        paths = [variables["PYTHONPATH"], str(CHECKOUT)]
-        if version != "0.11.1":
-            if not (twin.other_stack(version) / "complete").is_file():
-                print(f"vllm-rbln {version}: not installed (harness twin install --also {version})")
-                continue
-            paths.insert(0, str(twin.other_stack(version)))
-        variables["PYTHONPATH"] = os.pathsep.join(paths)
-        ledger = LEDGERS / f"{version}.jsonl"
-        arguments = ["--artifact", str(artifact), "--seeds", MANY_SEEDS, "--until-steps", num_steps]
-        arguments += ["--rules", f"vendor-{version}", "--ledger", str(ledger), "--progress"]
-        began_ns = clock.now_ns()
-        print(f"vllm-rbln {version}, rules vendor-{version} (what is done is kept in {ledger}):", flush=True)
-        # optimum-rbln 0.11.2 says that the stand-in runtime is of 0.11.1.
-        command = [str(twin.python), "-W", "ignore::ImportWarning", "-m", "tests.differential", *arguments]
+    for version in versions or RULES:
         try:
-            worst = max(worst, subprocess.run(command, cwd=CHECKOUT, env=variables, check=False).returncode)
+            worst = max(worst, play_version(version, num_steps))
+        except HarnessError as error:
+            print(f"vllm-rbln {version}: {error}")
         except KeyboardInterrupt:
             sys.exit("differential: interrupted; the same command continues")
-        print(f"took {(clock.now_ns() - began_ns) / NS_PER_S / 60:.1f} min", flush=True)
     return worst
 
 
+def play_version(version: str, num_steps: str) -> int:
+    """Compare the rules of one version with its own classes; the exit status. HarnessError: it is not installed."""
+    twin, clock = find_twin(version), MonotonicClock()
+    variables = {**os.environ, **twin_variables(), "VLLM_LOGGING_LEVEL": "CRITICAL"}
+    variables["PYTHONPATH"] = os.pathsep.join([variables["PYTHONPATH"], str(CHECKOUT)])
+    ledger = LEDGERS / f"{version}.jsonl"
+    arguments = ["--artifact", str(cached_artifact(twin, ArtifactSpec())), "--seeds", MANY_SEEDS]
+    arguments += ["--rules", RULES[version], "--ledger", str(ledger), "--until-steps", num_steps, "--progress"]
+    print(f"vllm-rbln {version}, rules {RULES[version]} (what is done is kept in {ledger}):", flush=True)
+    began_ns = clock.now_ns()
+    command = [str(twin.python), "-m", "tests.differential", *arguments]
+    status = subprocess.run(command, cwd=CHECKOUT, env=variables, check=False).returncode
+    print(f"took {(clock.now_ns() - began_ns) / NS_PER_S / 60:.1f} min", flush=True)
+    return status
+
+
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:2]))
+    sys.exit(main(*sys.argv[1:]))

@@ -15,20 +15,17 @@ import pytest
 
 from harness.twin.artifact import ArtifactSpec, cached_artifact
 from harness.twin.environment import TwinEnvironment, twin_variables
+from tests.differential.million import RULES
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-SWEEP_STEPS = {"0.11.1": 30_000, "0.11.2": 20_000}
+SWEEP_STEPS = {"0.11.1": 10_000, "0.11.2": 5_000, "0.12.0": 20_000, "0.12.1a8": 10_000}
 """Steps compared per vllm-rbln version; the long run is 1,000,000."""
 
 
-def run_in_twin(
-    twin: TwinEnvironment, *arguments: str, other_stack: str | None = None
-) -> subprocess.CompletedProcess[str]:
+def run_in_twin(twin: TwinEnvironment, *arguments: str) -> subprocess.CompletedProcess[str]:
     """A module of this checkout, run by the twin's Python with the stand-in runtime and the harness importable."""
     variables = twin_variables()
     paths = [variables["PYTHONPATH"], str(CHECKOUT)]
-    if other_stack is not None:
-        paths.insert(0, str(twin.other_stack(other_stack)))
     variables["PYTHONPATH"] = os.pathsep.join(paths)
     variables["VLLM_LOGGING_LEVEL"] = "CRITICAL"
     return subprocess.run(
@@ -42,20 +39,16 @@ def run_in_twin(
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("version", sorted(SWEEP_STEPS))
-def test_engine_agrees_with_the_vendors_scheduler_on_every_step(twin: TwinEnvironment, version: str) -> None:
-    other_stack = None if version == "0.11.1" else version
-    if other_stack and not (twin.other_stack(other_stack) / "complete").is_file():
-        pytest.skip(f"vllm-rbln {version} is not installed: harness twin install --also {version}")
+@pytest.mark.parametrize("twin", sorted(SWEEP_STEPS), indirect=True)
+def test_engine_agrees_with_the_vendors_scheduler_on_every_step(twin: TwinEnvironment) -> None:
     artifact = cached_artifact(twin, ArtifactSpec())
-    least_steps = SWEEP_STEPS[version]
+    least_steps = SWEEP_STEPS[twin.version]
 
     done = run_in_twin(
         twin,
         "tests.differential",
         *("--artifact", str(artifact), "--seeds", "0:2000", "--until-steps", str(least_steps), "--workers", "2"),
-        *("--rules", f"vendor-{version}"),
-        other_stack=other_stack,
+        *("--rules", RULES[twin.version]),
     )
 
     print(done.stdout)

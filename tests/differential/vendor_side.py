@@ -76,8 +76,7 @@ def config_of(geometry: Geometry, artifact: Path) -> VllmConfig:
     """The server configuration of a geometry, worked out by the vendor's own reading of rbln_config.json."""
     config = copy.deepcopy(base_config(artifact))
     config.cache_config.enable_prefix_caching = geometry.prefix_caching
-    config.additional_config.pop("num_blocks_synced", None)
-    config.additional_config.pop("attn_block_size", None)
+    _forget_synced(config.additional_config)
     region = geometry.partition_tokens or geometry.slot_tokens
     sync_from_optimum(
         config,
@@ -91,6 +90,16 @@ def config_of(geometry: Geometry, artifact: Path) -> VllmConfig:
         },
     )
     return config
+
+
+def _forget_synced(options: Any) -> None:
+    """Let the vendor's options be worked out anew: a dictionary in vllm-rbln 0.11, an object from 0.12 on."""
+    if isinstance(options, dict):
+        options.pop("num_blocks_synced", None)
+        options.pop("attn_block_size", None)
+    else:
+        options.num_blocks_synced = False
+        options.attn_block_size = None
 
 
 def chain_hasher(block_tokens: int) -> Any:

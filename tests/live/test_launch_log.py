@@ -120,3 +120,9 @@ def test_an_engine_core_that_died_is_the_first_reason_of_an_invalid_run(last_wor
     dead = "(APIServer pid=8) vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue."
     findings = _findings(read_launch([*LOG, *last_words, dead], [SCRAPE]))
     assert findings[0] == ("engine-died", "invalid", evidence)
+
+
+def test_an_engine_core_that_the_server_stopped_itself_did_not_die() -> None:
+    stopped = "(APIServer pid=8) INFO vllm.v1.engine.core_client [shutdown] MPClient: engine manager stopped"
+    dead = "(APIServer pid=8) vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue."
+    assert _findings(read_launch([*LOG, stopped, dead], [SCRAPE])) == []

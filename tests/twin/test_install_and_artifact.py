@@ -14,17 +14,15 @@ import pytest
 from harness.errors import ExitCode, HarnessError, SpecError
 from harness.live.serve_command import logging_config
 from harness.twin.artifact import SPEC_FILE, ArtifactSpec, cached_artifact, write_artifact
-from harness.twin.environment import STAMP_FILE, TwinEnvironment, find_twin
+from harness.twin.environment import STAMP_FILE, TwinEnvironment, find_twin, installed_twins
 from harness.twin.install import (
-    LOCKS,
-    OTHER_STACKS,
     TwinInstallError,
     check_disk,
     check_released_files,
     choose_python,
-    install_other_stack,
     install_twin,
 )
+from harness.twin.stacks import COMMON_LOCK, UV_LOCK, known_stacks, newest_stable
 
 NOWHERE = (
     ("PIP_CONFIG_FILE", os.devnull),
@@ -34,12 +32,11 @@ NOWHERE = (
 )
 """pip's configuration on a machine without a network."""
 INTERRUPTIBLE = "import signal, harness.cli as c; signal.signal(signal.SIGINT, signal.default_int_handler); c.main()"
-TWIN_PACKAGE = Path(__file__).resolve().parents[2] / "harness" / "twin"
 
 
 def test_no_lock_names_a_package_index() -> None:
-    for lock in (*LOCKS, *OTHER_STACKS.values()):
-        text = (TWIN_PACKAGE / lock).read_text(encoding="utf-8")
+    for lock in (COMMON_LOCK, UV_LOCK, *(stack.lock for stack in known_stacks())):
+        text = lock.read_text(encoding="utf-8")
         assert "://" not in text
         assert "--hash=sha256:" in text
 
@@ -103,7 +100,7 @@ def test_a_half_installed_twin_is_not_found(tmp_path: Path) -> None:
 def test_installing_again_does_nothing(twin: TwinEnvironment) -> None:
     said: list[str] = []
 
-    assert install_twin(twin.folder, say=said.append).stamp == twin.stamp
+    assert install_twin(twin.folder, version=twin.version, say=said.append).stamp == twin.stamp
 
     assert said == [f"{twin.folder}: already installed"]
 
@@ -112,9 +109,40 @@ def test_the_installed_stack_is_the_released_one(twin: TwinEnvironment) -> None:
     assert check_released_files(twin) > 3000
 
 
-def test_an_unknown_other_version_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match=r"9\.9\.9: is not a version this release has locked"):
-        install_other_stack(TwinEnvironment(tmp_path, {}), "9.9.9", say=lambda _: None)
+def test_an_unknown_version_is_refused_with_those_there_are(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"9\.9\.9: is not a version this release has locked\. Choose 0\.11\.1, "):
+        install_twin(tmp_path, version="9.9.9", say=lambda _: None)
+
+
+def test_stacks_are_known_in_the_order_of_their_releases_and_a_preview_is_never_the_default() -> None:
+    assert [stack.version for stack in known_stacks()] == ["0.11.1", "0.11.2", "0.12.0", "0.12.1a8"]
+    assert newest_stable() == "0.12.0"
+    assert {stack.version: stack.vllm for stack in known_stacks()}["0.12.0"] == "0.30.0"
+
+
+def _pretend_twin(folder: Path, version: str) -> None:
+    folder.mkdir()
+    (folder / STAMP_FILE).write_text(json.dumps({"complete": True, "versions": {"vllm-rbln": version}}))
+
+
+def test_the_newest_stable_twin_is_found_and_any_other_by_its_version_or_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("harness.twin.environment.twin_root", lambda: tmp_path)
+    # As the harness named it before several could be had.
+    _pretend_twin(tmp_path / ".venv-twin", "0.11.1")
+    _pretend_twin(tmp_path / ".venv-twin-0.12.1a8", "0.12.1a8")
+    assert find_twin().version == "0.11.1"
+    _pretend_twin(tmp_path / ".venv-twin-0.12.0", "0.12.0")
+
+    assert [twin.version for twin in installed_twins()] == ["0.11.1", "0.12.0", "0.12.1a8"]
+    assert find_twin().version == "0.12.0"
+    assert find_twin("0.12.1a8").folder == tmp_path / ".venv-twin-0.12.1a8"
+    assert find_twin(str(tmp_path / ".venv-twin")).version == "0.11.1"
+    with pytest.raises(
+        HarnessError, match=r"no installed twin of 0\.11\.2\. Run harness twin install --stack 0\.11\.2"
+    ):
+        find_twin("0.11.2")
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from harness.live.serve_command import (
     SOCKET_FOLDER_VARIABLE,
     logging_config,
     serve_arguments,
+    visible_devices,
 )
 from harness.observer import INSIDE, OBSERVER_FILE, observer_variables
 from harness.records import Observation
@@ -68,7 +69,7 @@ def remote_plan(server: ServerSpec, *, backend: str, port: int, run_folder: Path
     search = ([] if content is None else [f"{folder}/overlay"]) + ([f"{folder}/observer"] if server.observer else [])
     given = filled_env(server.env, os.environ)
     own = {key: value for key, value in given.items() if key not in {"PYTHONPATH", "VLLM_PLUGINS"}}
-    env = {**QUIET, "VLLM_RBLN_METRICS": "1", "RBLN_DEVICES": ",".join(map(str, devices))}
+    env = {**QUIET, "VLLM_RBLN_METRICS": "1", **visible_devices(stack.versions.get("vllm-rbln", ""), devices)}
     env["VLLM_LOGGING_CONFIG_PATH"] = f"{folder}/{LOGGING_FILE}"
     env[SOCKET_FOLDER_VARIABLE] = folder
     if server.observer:

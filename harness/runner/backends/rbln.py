@@ -18,6 +18,7 @@ from harness.live.devices.smi import find_command, require_idle
 from harness.live.doctor import Check, first_line_of, version_of
 from harness.live.launch import LOOPBACK, LaunchPlan
 from harness.live.remote.plan import remote_plan
+from harness.live.serve_command import visible_devices
 from harness.live.server.process import require_port
 from harness.live.stack import check_installed, find_stack, overlay_folder, serve_plan
 from harness.redact import filled_env
@@ -92,7 +93,7 @@ class RblnBackend(ServerBackend):
             run_folder=options.run_folder,
             overlays=overlay_folder(),
             log_format=options.log_format,
-            variables={"RBLN_DEVICES": ",".join(map(str, devices))},
+            variables=visible_devices(stack.versions.get("vllm-rbln", ""), devices),
             device_command=find_command(),
             devices=report,
             more={"compiled": None if record is None else {key: record[key] for key in ("spec", "versions")}},

@@ -25,7 +25,7 @@ from harness.live.stack import Stack, check_installed, serve_plan
 from harness.runner.backends.base import LaunchOptions, ServerBackend, check_named_artifact
 from harness.spec import ServerSpec
 from harness.twin.artifact import ArtifactSpec, cached_artifact
-from harness.twin.environment import INSIDE, find_twin, twin_variables
+from harness.twin.environment import INSIDE, find_twin, installed_twins, twin_variables
 
 SETTINGS_FILE = "twin.settings.json"
 TWIN_MODEL = "twin-qwen3-4b"
@@ -37,9 +37,9 @@ STAND_IN_SMI = INSIDE / "rbln_smi.py"
 class TwinBackend(ServerBackend):
     """The real vLLM and vllm-rbln; only the device runtime is a stand-in.
 
-    folder: where the twin is installed (default: `harness.twin.environment.default_folder`). timing: "period" hides the
-    host's work inside the modelled step, "device" adds to it, "none" takes no time. faults: as
-    ``twin_device.settings.Fault`` takes them.
+    folder: where the twin is installed; default: what ``server.environment`` names, a folder or a vllm-rbln version, or
+    `harness.twin.environment.find_twin`'s choice. timing: "period" hides the host's work inside the modelled step,
+    "device" adds to it, "none" takes no time. faults: as ``twin_device.settings.Fault`` takes them.
     """
 
     kind: BackendKind = KINDS["twin"]
@@ -53,12 +53,15 @@ class TwinBackend(ServerBackend):
 
     def check_host(self, server: ServerSpec) -> None:
         require_port(LOOPBACK, server.port)
-        check_installed(server, find_twin().site_packages)
+        check_installed(server, find_twin(self.folder or server.environment).site_packages)
 
     def readiness(self) -> Check:
         """Whether the twin is installed beside the harness, in an environment of its own."""
         try:
-            found, ok = f"installed in {find_twin().folder}", True
+            twin = find_twin()
+            others = ", ".join(one.version for one in installed_twins() if one.version != twin.version)
+            found = f"vllm-rbln {twin.version} in {twin.folder}" + (f"; beside it {others}" if others else "")
+            ok = True
         except ServerError as error:
             found, ok = f"{error.what} in {error.where}", None
         return Check(
@@ -71,7 +74,7 @@ class TwinBackend(ServerBackend):
 
     def _plan(self, server: ServerSpec, options: LaunchOptions) -> LaunchPlan:
         """The first launch of a configuration also writes its artifact (some 6 s)."""
-        twin = find_twin(self.folder)
+        twin = find_twin(self.folder or server.environment)
         chosen_port = require_port(LOOPBACK, options.port)
         artifact = Path(server.artifact).absolute() if server.artifact else cached_artifact(twin, artifact_spec(server))
         config = read_artifact(artifact)

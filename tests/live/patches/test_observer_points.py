@@ -10,6 +10,7 @@ from harness.live.patches.check import verify_installed
 from harness.live.patches.observer_points import OUTPUT_FIELDS, POINTS, RUNTIME, missing_hooks
 from harness.observer import INSIDE
 from harness.twin.environment import TwinEnvironment
+from harness.twin.stacks import known_stacks
 from tests.support.little_stack import write_little_stack
 
 
@@ -20,16 +21,10 @@ def _missing(root: Path) -> list[str]:
     return missing_hooks(read, (*POINTS, RUNTIME))
 
 
-def test_the_real_packages_of_the_twin_have_every_hook(twin: TwinEnvironment) -> None:
+@pytest.mark.parametrize("twin", [stack.version for stack in known_stacks()], indirect=True)
+def test_the_real_packages_of_a_twin_have_every_hook(twin: TwinEnvironment) -> None:
     assert _missing(twin.site_packages) == []
     assert "the observer's 8 hooks fit" in verify_installed(twin.site_packages)
-
-
-def test_another_release_that_is_installed_beside_it_has_them_too(twin: TwinEnvironment) -> None:
-    other = twin.other_stack("0.11.2")
-    if not (other / "vllm_rbln").is_dir():
-        pytest.skip("no vllm-rbln 0.11.2 beside the twin (harness twin install --also 0.11.2)")
-    assert [one for one in _missing(other) if not one.startswith("optimum/")] == []
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from harness.errors import ServerError, SpecError
 from harness.live.launch import LaunchPlan
 from harness.live.patches.diff import parse_diff
 from harness.live.patches.install import apply_in_place
+from harness.live.serve_command import visible_devices
 from harness.live.server.life import start_server
 from harness.live.server.process import ServerProcess, free_port
 from harness.observer import INSIDE
@@ -252,3 +253,11 @@ def test_an_attached_server_that_stays_ill_is_given_up(tmp_path: Path) -> None:
     ):
         server.wait_healthy(plan.host, plan.port, deadline_s=0.3)
     assert server.has_exited
+
+
+@pytest.mark.parametrize(
+    ("version", "variable"),
+    [("0.11.2.post1", "RBLN_DEVICES"), ("0.12.0", "RBLN_VISIBLE_DEVICES"), ("0.12.1a8", "RBLN_VISIBLE_DEVICES")],
+)
+def test_devices_are_named_to_a_server_as_its_version_reads_them(version: str, variable: str) -> None:
+    assert visible_devices(version, (2, 3)) == {variable: "2,3"}

@@ -1,4 +1,4 @@
-"""A stand-in for Rebellions' closed device runtime: the calls that optimum-rbln 0.11.1 and vllm-rbln 0.11.1 make.
+"""A stand-in for Rebellions' closed device runtime: the calls that optimum-rbln and vllm-rbln 0.11.1 to 0.12.1 make.
 
 It compiles nothing and computes nothing; the device behind it is ``twin_device``. Next: ``rebel.runtime`` translates
 tensors, ``rebel.ops`` defines the two sampling operators that the real compiler brings along.
@@ -6,13 +6,20 @@ tensors, ``rebel.ops`` defines the two sampling operators that the real compiler
 
 from __future__ import annotations
 
+from importlib import metadata
+
 from twin_device.settings import read_settings
 
 from . import accelerator, kv_cache, ops
 from .compile_context import CompileContext
 from .runtime import RBLNCompiledModel, Runtime
 
-__version__ = "0.11.1"
+try:
+    __version__ = metadata.version("rebel-compiler")
+except metadata.PackageNotFoundError:
+    # A twin that an older harness installed.
+    __version__ = "0.11.1"
+
 __all__ = [
     "CompileContext",
     "RBLNCompiledModel",
