@@ -160,7 +160,7 @@ def _interval(comparison: Comparison | None, channel: str) -> str:
     """The interval of one channel's ratio, or why there is none."""
     interval = None if comparison is None else getattr(comparison, f"interval_{channel}")
     if interval is not None:
-        return f"{interval.low:.4f}\u2013{interval.high:.4f}"
+        return f"{interval.low:.3f}\u2013{interval.high:.3f}"
     return "" if comparison is None else "too few"
 
 

@@ -72,8 +72,8 @@ def conditions_table(summary: ExperimentSummary) -> Table:
     table = Table(
         title=Text(f"{summary.title} ({counted})" + (f"\n{origin}" if origin else "")),
         caption=Text(
-            f"A, B: cost on both channels, sum over replicates [{unit}]; reused: of all re-arrivals; below a ratio: "
-            "its 95 % t interval, from three replicates on; \u2020: per generated token, because the work differs"
+            f"A, B: cost on both channels, sum over replicates [{unit}]; reused: of all re-arrivals; "
+            "below A/base: its 95 % t interval, from three on; \u2020: per generated token, as the work differs"
         ),
         title_justify="left",
         caption_justify="left",
@@ -84,17 +84,16 @@ def conditions_table(summary: ExperimentSummary) -> Table:
     )
     # Every column is needed to read a row: on a narrow terminal cells wrap rather than lose a name or a digit.
     table.add_column("condition", overflow="fold")
-    has_factors = any(condition.factors for condition in summary.conditions)
-    if has_factors:
-        table.add_column("factors", overflow="fold")
+    has_intervals = any(one.comparison is not None and one.comparison.interval_a for one in summary.conditions)
     for name in ("A", "B", "A/base", "B/base"):
-        table.add_column(name, justify="right", overflow="fold")
+        # Half an interval reads as another number; names fold before it does.
+        is_whole = has_intervals and name == "A/base"
+        table.add_column(name, justify="right", overflow="fold", no_wrap=is_whole)
     table.add_column("channels", overflow="fold")
     for name in ("steps", "padding", "reused"):
         table.add_column(name, justify="right", overflow="fold")
     for condition in summary.conditions:
-        name, *cells = _cells(condition)
-        table.add_row(name, *([factors_text(condition.factors)] if has_factors else []), *cells)
+        table.add_row(*_cells(condition))
     return table
 
 
@@ -105,12 +104,12 @@ def _cells(condition: ConditionFigures) -> tuple[str, ...]:
         mark = "" if compared.is_same_work else "\u2020"
         ratios = (
             _ratio(compared.ratio_a, mark, compared.interval_a),
-            _ratio(compared.ratio_b, mark, compared.interval_b),
+            f"{compared.ratio_b:.4f}{mark}",
         )
     else:
         verdict, ratios = ("baseline" if condition.is_baseline else DASH), ("", "")
     return (
-        condition.name,
+        condition.name + (f"\n[dim]{factors_text(condition.factors)}[/]" if condition.factors else ""),
         _seconds(condition.a_ns),
         _seconds(condition.b_ns),
         *ratios,
@@ -122,7 +121,7 @@ def _cells(condition: ConditionFigures) -> tuple[str, ...]:
 
 
 def _ratio(ratio: float, mark: str, interval: Interval | None) -> str:
-    return f"{ratio:.4f}{mark}" + ("" if interval is None else f"\n{interval.low:.4f}\u2013{interval.high:.4f}")
+    return f"{ratio:.4f}{mark}" + ("" if interval is None else f"\n{interval.low:.3f}\u2013{interval.high:.3f}")
 
 
 def _seconds(duration_ns: int | None) -> str:

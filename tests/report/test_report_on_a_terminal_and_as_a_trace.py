@@ -51,7 +51,7 @@ def test_the_terminal_says_where_its_figures_come_from(tmp_path: Path) -> None:
     compared = summarise(seal_demo(tmp_path / "again", num_replicates=3)).condition("bucket6-nowaits").comparison
     assert compared is not None
     assert compared.interval_a is not None
-    assert f"{compared.interval_a.low:.4f}\u2013{compared.interval_a.high:.4f}" in emulated
+    assert f"{compared.interval_a.low:.3f}\u2013{compared.interval_a.high:.3f}" in emulated
 
 
 def test_a_narrow_terminal_loses_no_column(tmp_path: Path) -> None:
