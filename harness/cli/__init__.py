@@ -12,7 +12,7 @@ from typing import NoReturn
 
 import typer
 
-from harness.cli import bench, calibrate, data, inputs, machine, method, run, search, stack, tables, twin
+from harness.cli import bench, calibrate, data, inputs, machine, method, release, run, search, stack, tables, twin
 from harness.errors import ExitCode, HarnessError
 
 app = typer.Typer(
@@ -35,6 +35,7 @@ twin.register(app)
 calibrate.register(app)
 tables.register(app)
 stack.register(app)
+release.register(app)
 
 _DISK_ERRORS = {errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EACCES, errno.EPERM}
 

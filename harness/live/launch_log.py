@@ -2,7 +2,8 @@
 
 Requested and effective are kept apart; where they differ, a Finding makes the run INVALID. Lines that are not there are
 absent, never guessed. Next: the runner puts the facts into the manifest and the findings beside the invariants.
-Source: vllm 0.22.0, vllm-rbln 0.11.1 (converter/from_optimum.py, v1/worker/metrics.py).
+Source: vllm 0.22.0 to 0.31.0; vllm-rbln 0.11.1 to 0.12.1a8 (converter/from_optimum.py, v1/worker/metrics.py, and
+v1/metrics/performance.py from 0.12.1 on).
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from harness.records import Finding
 
 _UPDATE = re.compile(r"Updating (\w+\.\w+) from (\S+) to (\S+) based on rbln_config\.json")
 _CONFIG = re.compile(r"\b(max_seq_len|enable_prefix_caching|tensor_parallel_size|pipeline_parallel_size)=(\w+)")
 _VERSION = re.compile(r"vLLM server version (\S+?),")
-_POOL = re.compile(r"KV cache size: ([\d,]+) tokens")
+_POOL = re.compile(r"KV cache size: (\d[\d,]{0,20}) tokens")
 _ENGINE = "Initializing a V1 LLM engine"
 _OBSERVER = "[OBSERVER] "
 # The API server outlives its engine core for a while and answers every request with an error.
@@ -30,11 +32,17 @@ _ENGINE_DEAD = "EngineDeadError: "
 # From vLLM 0.30 on it also says so of an engine core that it has just stopped itself.
 _STOPPED = "[shutdown] MPClient: engine manager stopped"
 _FATAL = re.compile(r"^\(EngineCore[^)]*\) (?:[\w.]+(?:Error|Exception): .*)$")
-_TITLE = re.compile(r"FINAL PERFORMANCE STATISTICS(?: \[(\w+)\])?\s*$")
-_PHASE = re.compile(r"\b(PREFILL|PADDED DECODE|DECODE) METRICS:(?: (No data) recorded)?")
-_CALLS = re.compile(r"  Total call counts: (\d+)")
+_TITLE = re.compile(r"\bPERFORMANCE STATISTICS(?: \[([^\]]+)\])?\s*$")
+_PHASE = re.compile(
+    r"(?:(MODEL \+ SAMPLE|E2E) \()?\b(PREFILL|PADDED DECODE|DECODE)\)? METRICS:(?: (No data) recorded)?"
+)
+_CALLS = re.compile(r"  Total call counts *: (\d{1,18})\s*$")
 _LATENCY = re.compile(r"  Latency \(ms\): (mean .*)$")
-_AVERAGE = re.compile(r"  Average (host|device|ccl|prepare) time: ([\d.]+) us")
+_ONE_LATENCY = re.compile(r"  (Mean|Median|P\d+) latency \(ms\) *: (\d{1,18}\.\d+)\s*$")
+_AVERAGE = re.compile(r"  Average (host|device|ccl|prepare) time: (\d{1,18}(?:\.\d+)?) us")
+_STATISTIC = re.compile(r"(mean|p\d+|max) (\d{1,18}(?:\.\d+)?)")
+METRICS_FILES = "metrics*.json"
+"""What VLLM_RBLN_METRICS_DIR is filled with, one file per rank, from vllm-rbln 0.12.1 on."""
 
 
 @dataclass(slots=True)
@@ -56,6 +64,7 @@ class LaunchFacts:
         default_factory=dict[str, "dict[str, dict[str, float]]"]
     )
     observer: list[str] = field(default_factory=list[str])
+    unread: list[str] = field(default_factory=list[str])
     engine_error: str = ""
     is_engine_dead: bool = False
     is_stopped: bool = False
@@ -98,10 +107,10 @@ class LaunchFacts:
         }
 
 
-def read_launch(log: Iterable[str], scrapes: Iterable[str] = ()) -> LaunchFacts:
-    """The facts in a server's log lines and in the lines of scrapes.jsonl."""
+def read_launch(log: Iterable[str], scrapes: Iterable[str] = (), reports: Iterable[str] = ()) -> LaunchFacts:
+    """The facts in a server's log lines, in the lines of scrapes.jsonl, and in its JSON reports of step statistics."""
     facts = LaunchFacts()
-    tracker, phase = "", ""
+    statistics = _Statistics(facts)
     for line in log:
         if match := _UPDATE.search(line):
             facts.settings[match[1]] = match[3]
@@ -119,44 +128,94 @@ def read_launch(log: Iterable[str], scrapes: Iterable[str] = ()) -> LaunchFacts:
             facts.engine_error = line.strip()
         elif _OBSERVER in line:
             facts.observer.append(line[line.index(_OBSERVER) :].strip())
-        elif match := _TITLE.search(line):
-            tracker, phase = match[1] or "all", ""
-            facts.device_metrics.setdefault(tracker, {})
-        elif tracker:
-            phase = _read_metric(line, facts.device_metrics[tracker], phase)
+        else:
+            statistics.take(line)
+    for report in reports:
+        _read_report(report, facts)
     facts.cache = _cache_info(scrapes)
     return facts
 
 
-def _read_metric(line: str, phases: dict[str, dict[str, float]], phase: str) -> str:
-    """Take one line of the final statistics in; the phase that the next lines are about."""
-    if match := _PHASE.search(line):
-        phase = match[1].lower()
-        phases[phase] = {"calls": 0.0} if match[2] else {}
-    elif phase and (match := _CALLS.search(line)):
-        phases[phase]["calls"] = float(match[1])
-    elif phase and (match := _LATENCY.search(line)):
-        for part in match[1].split(" | "):
-            name, value = part.split()
-            phases[phase][f"{name}_ms"] = float(value)
-    elif phase and (match := _AVERAGE.search(line)):
-        phases[phase][f"{match[1]}_us"] = float(match[2])
-    return phase
+class _Statistics:
+    """Reads the step statistics that a worker logs at its end, in either of their two forms."""
+
+    def __init__(self, facts: LaunchFacts) -> None:
+        self._facts = facts
+        self._title = ""
+        self._phase: dict[str, float] | None = None
+
+    def take(self, line: str) -> None:
+        if match := _TITLE.search(line):
+            self._title, self._phase = match[1] or "all", None
+        elif not self._title:
+            return
+        elif match := _PHASE.search(line):
+            tracker = self._facts.device_metrics.setdefault(match[1] or self._title, {})
+            self._phase = tracker[match[2].lower()] = {"calls": 0.0} if match[3] else {}
+        elif self._phase is not None:
+            self._take_number(line, self._phase)
+
+    def _take_number(self, line: str, numbers: dict[str, float]) -> None:
+        if match := _CALLS.search(line):
+            numbers["calls"] = float(match[1])
+        elif match := _LATENCY.search(line):
+            parts = match[1].strip().split(" | ")
+            found = [one for part in parts if (one := _STATISTIC.fullmatch(part))]
+            numbers.update((f"{one[1]}_ms", float(one[2])) for one in found)
+            if len(found) < len(parts):
+                self._facts.unread.append(line.strip())
+        elif match := _ONE_LATENCY.search(line):
+            numbers[f"{'p50' if match[1] == 'Median' else match[1].lower()}_ms"] = float(match[2])
+        elif match := _AVERAGE.search(line):
+            numbers[f"{match[1]}_us"] = float(match[2])
+        elif "atency" in line and "(ms)" in line and "Per-request prefill" not in line:
+            self._facts.unread.append(line.strip())
+
+
+def _read_report(text: str, facts: LaunchFacts) -> None:
+    """One JSON report of step statistics; it counts where the log, which may be cut short, has none."""
+    try:
+        sections = _Report.model_validate_json(text).sections
+    except ValidationError as error:
+        facts.unread.append(f"a report of step statistics: {error.errors()[0]['msg']}")
+        return
+    for label, section in sections.items():
+        match = re.fullmatch(r"(.+) \((PREFILL|PADDED DECODE|DECODE)\)", label)
+        if match is None:
+            facts.unread.append(f"a report of step statistics: section {label[:80]!r}")
+            continue
+        numbers = {"calls": float(section.call_count), "mean_ms": section.mean_latency_ms}
+        numbers |= {f"{name}_ms": value for name, value in section.latency_percentiles_ms.items()}
+        facts.device_metrics.setdefault(match[1], {}).setdefault(match[2].lower(), numbers)
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(allow_inf_nan=False)
+    call_count: int = Field(ge=0, le=2**62)
+    mean_latency_ms: float
+    latency_percentiles_ms: dict[str, float] = {}
+
+
+class _Report(BaseModel):
+    """metrics.json of VLLM_RBLN_METRICS_DIR. Source: vllm-rbln 0.12.1a8, v1/metrics/performance.py."""
+
+    sections: dict[str, _Section]
 
 
 def _cache_info(scrapes: Iterable[str]) -> dict[str, str]:
     """Labels of vllm:cache_config_info in the first scrape that has it."""
     for line in scrapes:
+        if "vllm:cache_config_info" not in line:
+            continue
         try:
-            body = str(json.loads(line).get("body", ""))
-        except ValueError:
+            body = str(json.loads(line)["body"])
+            only = "\n".join(one for one in body.splitlines() if "cache_config_info" in one) + "\n"
+            samples = [sample for family in text_string_to_metric_families(only) for sample in family.samples]
+        # Whatever a server says instead of metrics is a scrape without them.
+        except (ValueError, KeyError, TypeError, IndexError, RecursionError):
             continue
-        if "vllm:cache_config_info" not in body:
-            continue
-        only = "\n".join(one for one in body.splitlines() if "cache_config_info" in one) + "\n"
-        for family in text_string_to_metric_families(only):
-            for sample in family.samples:
-                return {key: str(value) for key, value in sample.labels.items()}
+        if samples:
+            return {key: str(value) for key, value in samples[0].labels.items()}
     return {}
 
 
@@ -204,6 +263,15 @@ def launch_findings(requested: Mapping[str, Any], facts: LaunchFacts, *, needs_o
                 hint="Read server.log where the first EngineDeadError stands",
             ),
         )
+    if facts.unread:
+        findings.append(
+            Finding(
+                code="statistics-unread",
+                severity="warning",
+                evidence=f"{len(facts.unread)} step statistics are of no known form, e.g. {facts.unread[0][:160]!r}",
+                hint="`harness stack check` says what this release changed",
+            )
+        )
     said = " ".join(facts.observer)
     if needs_observer and ("one record per step" not in said or "stopped after" in said):
         findings.append(
@@ -219,7 +287,8 @@ def launch_findings(requested: Mapping[str, Any], facts: LaunchFacts, *, needs_o
 
 def read_launch_files(folder: Path) -> LaunchFacts:
     """``read_launch`` of a run's folder; files that are not there give no facts."""
-    return read_launch(_lines(folder / "server.log"), _lines(folder / "scrapes.jsonl"))
+    reports = (path.read_text(encoding="utf-8", errors="replace") for path in sorted(folder.glob(METRICS_FILES)))
+    return read_launch(_lines(folder / "server.log"), _lines(folder / "scrapes.jsonl"), reports)
 
 
 def _lines(path: Path) -> Iterable[str]:

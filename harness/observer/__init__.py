@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 INSIDE = Path(__file__).resolve().parent / "inside"
+OBSERVE_FILE = INSIDE / "rbln_observer" / "observe.py"
 FILE_VARIABLE = "RBLN_OBSERVER_FILE"
 PLUGIN_NAME = "rbln_observer"
 OBSERVER_FILE = "observer.jsonl"

@@ -73,6 +73,60 @@ def test_the_step_statistics_of_the_worker_are_read() -> None:
     assert metrics["SAMPLER"] == {"decode": {"calls": 528}}
 
 
+# vllm-rbln 0.12.1: one message of many lines, of which only the first has a header.
+REPORT = """{head} INFO vllm_rbln.v1.metrics.performance ==================================================
+(EngineCore pid=9) PERFORMANCE STATISTICS [runner]
+(EngineCore pid=9) ==================================================
+(EngineCore pid=9) MODEL + SAMPLE (PREFILL) METRICS:
+(EngineCore pid=9)   Total call counts        : 20
+(EngineCore pid=9)   Mean latency (ms)        : 227.15
+(EngineCore pid=9)   Median latency (ms)      : 239.99
+(EngineCore pid=9)   P90 latency (ms)         : 281.17
+(EngineCore pid=9)   P99 latency (ms)         : 313.64
+(EngineCore pid=9) --------------------------------------------------
+(EngineCore pid=9) E2E (DECODE) METRICS:
+(EngineCore pid=9)   Total call counts        : 528
+(EngineCore pid=9)   Median latency (ms)      : 9.85
+(EngineCore pid=9) E2E (PADDED DECODE) METRICS: No data recorded
+""".format(head="(EngineCore pid=9) 1795254182.886212 9").splitlines()
+
+
+def test_the_one_report_of_later_releases_is_read() -> None:
+    facts = read_launch([*LOG[:6], *REPORT])
+    assert facts.device_metrics == {
+        "MODEL + SAMPLE": {
+            "prefill": {"calls": 20, "mean_ms": 227.15, "p50_ms": 239.99, "p90_ms": 281.17, "p99_ms": 313.64}
+        },
+        "E2E": {"decode": {"calls": 528, "p50_ms": 9.85}, "padded decode": {"calls": 0}},
+    }
+    assert facts.unread == []
+
+
+def test_a_json_report_fills_what_the_log_lacks() -> None:
+    section = {"call_count": 3, "mean_latency_ms": 1.5, "latency_percentiles_ms": {"p50": 1.4, "p90": 1.9}}
+    report = json.dumps({"name": "runner", "rank": "", "sections": {"MODEL + SAMPLE (DECODE)": section}})
+    facts = read_launch(REPORT, (), [report])
+    assert facts.device_metrics["MODEL + SAMPLE"]["decode"] == {
+        "calls": 3, "mean_ms": 1.5, "p50_ms": 1.4, "p90_ms": 1.9,
+    }  # fmt: skip
+    assert "prefill" in facts.device_metrics["MODEL + SAMPLE"]
+
+
+@pytest.mark.parametrize(
+    ("log", "report"),
+    [
+        ([f"{RBLN}   Latency (ms): average 1.0 | p50 2.0"], None),
+        ([f"{RBLN}   Latency in total (ms): 3.0"], None),
+        ([], "{"),
+        ([], '{"sections": {"MODEL": {"call_count": 1, "mean_latency_ms": 1e999}}}'),
+        ([], '{"sections": {"SOMETHING NEW": {"call_count": 1, "mean_latency_ms": 1.0}}}'),
+    ],
+)
+def test_statistics_of_a_form_that_nobody_knows_are_a_finding(log: list[str], report: str | None) -> None:
+    facts = read_launch([*LOG[:9], *log, *LOG[9:]], [SCRAPE], [] if report is None else [report])
+    assert [code for code, _, _ in _findings(facts)] == ["statistics-unread"]
+
+
 @pytest.mark.parametrize(
     ("server", "evidence"),
     [

@@ -50,6 +50,7 @@ class Derived:
     num_scrapes: int = 0
     num_failed_scrapes: int = 0
     faults: tuple[str, ...] = ()
+    failed_copies: tuple[str, ...] = ()
     settings: dict[str, str] = field(default_factory=dict[str, str])
 
 
@@ -124,10 +125,17 @@ def collect(
     steps = _StepRows(to_clock)
     kv = _KvRows(to_clock)
     faults: list[str] = []
+    failed_copies: list[str] = []
     for event in events:
         if isinstance(event, ev.BucketEvent | ev.IterationEvent):
             steps.add(event)
-            kv.end_schedule(steps.num_bucket_steps, steps.num_iteration_steps)
+            if isinstance(event, ev.BucketEvent) or event.is_from_engine:
+                kv.end_schedule(steps.num_bucket_steps, steps.num_iteration_steps)
+            else:
+                kv.count_steps(steps.num_bucket_steps, steps.num_iteration_steps)
+        elif isinstance(event, ev.KvCopyFailedEvent):
+            failed_copies += event.request_ids
+            kv.add(event)
         elif isinstance(event, ev.SettingEvent):
             derived.settings[event.setting] = event.after
         elif isinstance(event, ev.KvFaultEvent):
@@ -143,6 +151,7 @@ def collect(
     derived.num_kv_lines = kv.num_rows
     derived.num_preemptions = kv.num_preemptions
     derived.faults = tuple(faults)
+    derived.failed_copies = tuple(failed_copies)
     stamped = derived.tables["steps" if derived.tables["steps"].num_rows else "kv_events"].column("log_ns")
     if stamped.null_count < len(stamped):
         derived.log_ns_source = "created" if steps.has_created or kv.has_created else "received"
@@ -178,6 +187,8 @@ class _StepRows:
         if isinstance(event, ev.BucketEvent):
             self._bucket_rows.append((self._to_clock.instant_ns(event), event.num_seqs, event.bucket))
             return
+        if event.is_dummy:
+            return  # another rank's step
         self.num_iterations += 1
         if event.generation_requests > 0:
             self._iteration_rows.append((self._to_clock.instant_ns(event), event.generation_requests))
@@ -218,10 +229,14 @@ class _KvRows:
     def num_rows(self) -> int:
         return len(self._rows)
 
+    def count_steps(self, num_bucket_steps: int, num_iteration_steps: int) -> None:
+        """A step was reported by another process: how many there were, not when, is known."""
+        self._num_steps = (num_bucket_steps, num_iteration_steps)
+
     def end_schedule(self, num_bucket_steps: int, num_iteration_steps: int) -> None:
         """A model step began: evictions that no ALLOC has claimed were made for the dummy block."""
         self._has_step_lines = True
-        self._num_steps = (num_bucket_steps, num_iteration_steps)
+        self.count_steps(num_bucket_steps, num_iteration_steps)
         for row in self._open.values():
             self._rows[row]["caller"] = "dummy"
         self._open.clear()
@@ -256,6 +271,9 @@ class _KvRows:
             self._append(event, "mapping_remove", "", (event.slot,), event.num_blocks)
         elif isinstance(event, ev.KvFaultEvent):
             self._append(event, "fault", "", (event.slot,), 0)
+        elif isinstance(event, ev.KvCopyFailedEvent):
+            for request_id in event.request_ids:
+                self._append(event, "copy_failed", request_id, (), 0)
 
     def table(self, *, has_bucket_lines: bool) -> pa.Table:
         for row in self._rows:

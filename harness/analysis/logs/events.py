@@ -156,8 +156,21 @@ class KvCopyEvent(NamedTuple):
     target_slot: int
 
 
+class KvCopyFailedEvent(NamedTuple):
+    """Reused KV could not be copied: these requests were prefilled in full, while every counter keeps the hit."""
+
+    end_offset: int
+    created_ns: int | None
+    pid: int
+    request_ids: tuple[str, ...]
+
+
 class IterationEvent(NamedTuple):
-    """One engine iteration. ``elapsed_ms`` covers only sampling on this stack: use the counts, never the time."""
+    """One engine iteration. ``elapsed_ms`` covers only sampling on this stack: use the counts, never the time.
+
+    is_from_engine: the engine core wrote it in the step's own order. From vLLM 0.30 on the API server does, whose lines
+    reach the log before or after what the engine core writes next. is_dummy: a step of another data-parallel rank.
+    """
 
     end_offset: int
     created_ns: int | None
@@ -168,10 +181,12 @@ class IterationEvent(NamedTuple):
     generation_requests: int
     generation_tokens: int
     elapsed_ms: float
+    is_dummy: bool
+    is_from_engine: bool
 
 
 class EngineStatsEvent(NamedTuple):
-    """The periodic summary line of the API server."""
+    """The periodic summary line of the API server. prefix_hit_rate_percent: None before the first look-up."""
 
     end_offset: int
     created_ns: int | None
@@ -180,7 +195,7 @@ class EngineStatsEvent(NamedTuple):
     waiting: int
     preemptions: int
     kv_cache_usage_percent: float
-    prefix_hit_rate_percent: float
+    prefix_hit_rate_percent: float | None
 
 
 class SettingEvent(NamedTuple):
@@ -218,6 +233,7 @@ LogEvent = (
     | ScheduledEvent
     | FinishedEvent
     | KvCopyEvent
+    | KvCopyFailedEvent
     | IterationEvent
     | EngineStatsEvent
     | SettingEvent

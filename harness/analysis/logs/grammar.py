@@ -2,7 +2,7 @@
 
 A message either is one of these forms from its first byte to its last, with every number consistent, or it is not
 read at all. Nothing here knows about files, stamps or processes. Next: ``logs`` finds messages in a byte stream.
-Source of the forms: vllm 0.22.0, vllm-rbln 0.11.1 (module and line in each comment).
+Source of the forms: vllm 0.22.0 to 0.31.0, vllm-rbln 0.11.1 to 0.12.1a8 (module and line as in the oldest that has it).
 """
 
 from __future__ import annotations
@@ -18,6 +18,11 @@ from harness.analysis.logs.events import LineContent
 _LIST = rb"(\[(?:\d+(?:, \d+)*)?\])"
 _NESTED = rb"(\[(?:\[(?:\d+(?:, \d+)*)?\](?:, )?)*\])"
 _PERCENT = rb"\d+\.\d%"
+_QUOTED = re.compile(rb"'([^']*)'")
+_ITERATION = (
+    rb"Iteration\((\d+)\): (\d+) context requests, (\d+) context tokens, (\d+) generation requests, "
+    rb"(\d+) generation tokens, iteration elapsed time: (\d+\.\d\d) ms( \(dummy\))?"
+)
 
 
 class LineForm(NamedTuple):
@@ -88,13 +93,25 @@ def _id_and_ints(groups: tuple[bytes, ...]) -> tuple[Any, ...] | None:
     return (_text(groups[0]), *map(int, groups[1:]))
 
 
-def _iteration(groups: tuple[bytes, ...]) -> tuple[Any, ...] | None:
-    return (*map(int, groups[:5]), float(groups[5]))
+def _iteration(groups: tuple[bytes, ...], *, is_from_engine: bool) -> tuple[Any, ...] | None:
+    return (*map(int, groups[:5]), float(groups[5]), bool(groups[6]), is_from_engine)
+
+
+def _engine_iteration(groups: tuple[bytes, ...]) -> tuple[Any, ...] | None:
+    return _iteration(groups, is_from_engine=True)
+
+
+def _server_iteration(groups: tuple[bytes, ...]) -> tuple[Any, ...] | None:
+    return _iteration(groups, is_from_engine=False)
 
 
 def _stats(groups: tuple[bytes, ...]) -> tuple[Any, ...] | None:
     running, waiting, preemptions, usage, hit_rate = groups
-    return int(running), int(waiting), int(preemptions or 0), float(usage), float(hit_rate)
+    return int(running), int(waiting), int(preemptions or 0), float(usage), float(hit_rate) if hit_rate else None
+
+
+def _failed_copy(groups: tuple[bytes, ...]) -> tuple[Any, ...] | None:
+    return (tuple(_text(one) for one in _QUOTED.findall(groups[0])),)
 
 
 def _ints(groups: tuple[bytes, ...]) -> tuple[Any, ...] | None:
@@ -110,7 +127,8 @@ def _fault(groups: tuple[bytes, ...]) -> tuple[Any, ...] | None:
 
 
 def _form(event: Any, pattern: bytes, build: Callable[[tuple[bytes, ...]], tuple[Any, ...] | None]) -> LineForm:
-    return LineForm(event, re.compile(pattern), build)
+    # Nine digits: every count fits the tables' 32 bits, and a damaged line with thousands of them is no number.
+    return LineForm(event, re.compile(pattern.replace(rb"\d+", rb"\d{1,9}")), build)
 
 
 # Bytes that open a message of ours -> its forms. A message with such an opening and no matching form is "unread".
@@ -214,22 +232,33 @@ FORMS: dict[bytes, tuple[LineForm, ...]] = {
     b"Successfully copied KV cache ": (
         _form(ev.KvCopyEvent, rb"Successfully copied KV cache from block (\d+) to block (\d+)", _ints),
     ),
-    # vllm/v1/engine/core.py:407
-    b"Iteration(": (
+    # v1/worker/optimum_model_runner.py:481 of 0.12.0; a traceback follows on lines of its own
+    b"Copying prefix-cached KV failed ": (
         _form(
-            ev.IterationEvent,
-            rb"Iteration\((\d+)\): (\d+) context requests, (\d+) context tokens, (\d+) generation requests, "
-            rb"(\d+) generation tokens, iteration elapsed time: (\d+\.\d\d) ms",
-            _iteration,
+            ev.KvCopyFailedEvent,
+            rb"Copying prefix-cached KV failed for request\(s\) (\['[^']+'(?:, '[^']+')*\])\. "
+            rb"Falling back to a full prefill without prefix-cache reuse\.",
+            _failed_copy,
         ),
     ),
-    # vllm/v1/metrics/loggers.py:271
+    # vllm/v1/engine/core.py:407, to vLLM 0.24
+    b"Iteration(": (_form(ev.IterationEvent, _ITERATION, _engine_iteration),),
+    # vllm/v1/metrics/loggers.py:271; the iteration line from vLLM 0.30 on, :185
     b"Engine ": (
+        _form(
+            ev.IterationEvent,
+            rb"Engine \d+: "
+            + _ITERATION
+            + rb", [A-Z]+ KV cache usage: "
+            + _PERCENT
+            + rb"(?:, encoder inputs: \d+, encoder output embeddings: \d+)?",
+            _server_iteration,
+        ),
         _form(
             ev.EngineStatsEvent,
             rb"Engine \d+: Avg prompt throughput: [\d.]+ tokens/s, Avg generation throughput: [\d.]+ tokens/s, "
             rb"Running: (\d+) reqs, Waiting: (\d+) reqs, (?:Deferred: \d+ reqs, )?(?:Preemptions: (\d+), )?"
-            rb"GPU KV cache usage: (\d+\.\d)%, Prefix cache hit rate: (\d+\.\d)%"
+            rb"[A-Z]+ KV cache usage: (\d+\.\d)%(?:, Prefix cache hit rate: (\d+\.\d)%)?"
             rb"(?:, (?:Corrupted: \d+ reqs|[A-Za-z ]+ rate: \d+\.\d%))*",
             _stats,
         ),
@@ -245,8 +274,24 @@ FORMS: dict[bytes, tuple[LineForm, ...]] = {
     b"Added request ": (_form(ev.RequestSeenEvent, rb"(Added) request (\S+)\.", _texts),),
 }
 
-# Openings that many foreign lines share: no matching form there means "not ours", not "unread".
-AMBIGUOUS_OPENINGS = (b"Request ", b"Engine ", b"Updating ", b"Received request ", b"Added request ")
+# Openings that many foreign lines share, each with what only a line of ours holds: without that, no matching form means
+# "not ours", not "unread".
+AMBIGUOUS_OPENINGS = {
+    b"Request ": re.compile(rb"Request \S+ is (?:preempted\. |now scheduled\. |finished\. )"),
+    b"Engine ": re.compile(rb"Engine \d+: (?:Avg prompt throughput|Iteration\()"),
+    b"Updating ": re.compile(rb"Updating .* based on rbln_config\.json"),
+    b"Received request ": re.compile(rb"Received request \S+: params: "),
+    b"Added request ": None,
+}
+
+
+def looks_needed(message: bytes) -> bool:
+    """Whether a message that no form fits begins like one that is needed, so that it must be told of."""
+    opening = opening_of(message)
+    if opening is None:
+        return False
+    hint = AMBIGUOUS_OPENINGS.get(opening)
+    return opening not in AMBIGUOUS_OPENINGS or (hint is not None and hint.match(message) is not None)
 
 
 def opening_of(message: bytes) -> bytes | None:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from harness.analysis.logs.events import LineContent, LogEvent
-from harness.analysis.logs.grammar import AMBIGUOUS_OPENINGS, opening_of, read_message
+from harness.analysis.logs.grammar import looks_needed, read_message
 
 # A longer line is foreign (a traceback dump, a model listing): it is skipped, so that memory stays constant.
 MAX_LINE_BYTES = 1 << 20
@@ -21,10 +21,10 @@ MAX_SAMPLES = 5
 
 _LEVEL = rb"(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)"
 # "1751364000.123456 12 DEBUG vllm_rbln.v1.core.x message": ten digits, so that a line cut inside its stamp is no line.
-_PRECISE_HEADER = rb"(?:\(\w+ pid=\d+\) )?(\d{10})\.(\d{6}) (\d+) " + _LEVEL + rb" [A-Za-z_][\w.]* "
+_PRECISE_HEADER = rb"(?:\(\w+ pid=\d+\) )?(\d{10})\.(\d{6}) (\d{1,10}) " + _LEVEL + rb" [A-Za-z_][\w.]* "
 # "(EngineCore pid=12) [vllm-rbln] DEBUG 07-01 10:00:00 [core/x.py:308] message"; an overlay changes the file part.
 _DEFAULT_HEADER = (
-    rb"(?:\(\w+ pid=(\d+)\) )?(?:\[vllm-rbln\] )?" + _LEVEL + rb" \d\d-\d\d \d\d:\d\d:\d\d \[[^\]\s]+:\d+\] "
+    rb"(?:\(\w+ pid=(\d{1,10})\) )?(?:\[vllm-rbln\] )?" + _LEVEL + rb" \d\d-\d\d \d\d:\d\d:\d\d \[[^\]\s]+:\d+\] "
 )
 _HEADER = re.compile(_PRECISE_HEADER + rb"|" + _DEFAULT_HEADER)
 _ANY_HEADER = re.compile(rb"(?=(" + _HEADER.pattern + rb"))")
@@ -166,9 +166,7 @@ class LogParser:
 
     def _count_unread(self, line: bytes, message: bytes) -> None:
         is_ours = any(marker in line for marker in _SURE_MARKERS)
-        if message and not is_ours:
-            opening = opening_of(message)
-            is_ours = opening is not None and opening not in AMBIGUOUS_OPENINGS
+        is_ours = is_ours or looks_needed(message)
         if not is_ours:
             self.counts.foreign += 1
             return
@@ -209,4 +207,5 @@ def _may_be_ours(line: bytes) -> bool:
         or b"KV cache " in line
         or b"Updating " in line
         or b"d request " in line
+        or b"-cached KV " in line
     )

@@ -346,7 +346,9 @@ def reported_f_ms(runs: Iterable[SealedRun]) -> dict[int, float]:
         launch: dict[str, Any] = run.manifest.effective.get("launch", {})
         reports: dict[str, dict[str, dict[str, float]]] = launch.get("device_metrics", {})
         try:
-            f_ms = sum(reports[tracker]["decode"]["p50_ms"] for tracker in ("MODEL", "SAMPLER"))
+            # From vllm-rbln 0.12.1 on model and sampler are timed together.
+            trackers = ("MODEL + SAMPLE",) if "MODEL + SAMPLE" in reports else ("MODEL", "SAMPLER")
+            f_ms = sum(reports[tracker]["decode"]["p50_ms"] for tracker in trackers)
         except KeyError:
             continue
         steps = run.table("steps")

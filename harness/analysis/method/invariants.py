@@ -173,6 +173,13 @@ def _check_observation(manifest: Manifest, requests: pa.Table, derived: Derived)
         yield _invalid("metrics-missing", f"none of {derived.num_scrapes} scrapes has a readable body")
     if derived.faults:
         yield _invalid("kv-fault", f"the server reported inconsistent KV bookkeeping: {', '.join(derived.faults[:3])}")
+    if derived.failed_copies:
+        yield _invalid(
+            "kv-copy-failed",
+            f"reused KV could not be copied for {len(derived.failed_copies)} requests: they were prefilled in full, "
+            "while the counters keep the hit",
+            "Read the traceback in server.log",
+        )
     counts = derived.counts
     if counts.unread or counts.fragments or counts.is_tail_ours:
         sample = f", e.g. {counts.unread_samples[0]!r}" if counts.unread_samples else ""

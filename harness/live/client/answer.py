@@ -6,8 +6,10 @@ from chunks or text. No socket and no clock here. Next: ``script`` decides what 
 
 from __future__ import annotations
 
-import json
+import os
+import re
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import pydantic_core
@@ -18,10 +20,24 @@ PLAIN_EVENT = b"data: {"
 DATA_PREFIX = b"data:"
 DONE_MARK = b"[DONE]"
 MAX_ERROR_CHARS = 300
+MAX_ID_CHARS = 256
+# Token ids and counts are 32-bit in every record; what does not fit is no token id and no count.
+MAX_COUNT = 2**31 - 1
+# Far above what 100,000 tokens, or the ids of as long a prompt, take: what is longer is no answer.
+MAX_ANSWER_BYTES = 64 << 20
+MAX_EVENT_BYTES = 4 << 20
+# Control characters, escapes among them, and surrogates: nothing of a server's words may steer a terminal.
+NOT_PRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 # What stands for a kernel stamp where there is none.
 NO_KERNEL_STAMP = -1
-# Strict, and twice as fast as ``json.loads`` on the short documents of a stream.
-scan_json: Any = pydantic_core.from_json
+# Strict, and twice as fast as ``json.loads`` on the short documents of a stream. It knows no lone surrogates, and its
+# depth is bounded.
+_from_json: Any = pydantic_core.from_json
+scan_json: Any = partial(_from_json, allow_inf_nan=False, cache_strings="keys")
+# Stands between documents that are parsed in one go. No server can know it, so each document is whole by itself where
+# every second element is this one: a text that closes what another opened would swallow it.
+_BETWEEN = os.urandom(16).hex()
+_SEPARATOR = f',"{_BETWEEN}",'.encode()
 
 # One receive: CLOCK_MONOTONIC ns after the call, the kernel's stamp (CLOCK_REALTIME ns), bytes. A plain tuple, because
 # there is one per chunk of the run.
@@ -42,6 +58,7 @@ class Answer:
     __slots__ = (
         "_is_done",
         "_lacks_token_ids",
+        "_num_bytes",
         "_rest",
         "cached_tokens",
         "chunks",
@@ -70,18 +87,13 @@ class Answer:
         self.completion_tokens: int | None = None
         self.cached_tokens = 0
         self.chunks: list[ChunkStamp] = []
-        self._rest = b""
+        self._rest = bytearray()
+        self._num_bytes = 0
         self._is_done = self._lacks_token_ids = False
 
     def feed(self, piece: Piece) -> None:
         """Take the next received piece of the body."""
-        body = self._rest + piece[2] if self._rest else piece[2]
-        if not self.stream:
-            self._rest = body
-            return
-        if b"\r" in body:
-            body = body.replace(b"\r\n", b"\n")
-        *events, self._rest = body.split(EVENT_END)
+        events = self._events_with(piece[2])
         is_coalesced = len(events) > 1
         for event in events:
             self._take_event(event, piece, is_coalesced)
@@ -92,49 +104,60 @@ class Answer:
         The same as feeding them one by one, at half the cost; where the numbers do not fit the bytes, all events get
         the last stamps and count as coalesced.
         """
-        body = self._rest + body if self._rest else body
-        if not self.stream:
-            self._rest = body
-            return
-        if b"\r" in body:
-            body = body.replace(b"\r\n", b"\n")
-        *events, self._rest = body.split(EVENT_END)
+        events = self._events_with(body)
         pieces = [(received_ns, kernel, b"", count > 1) for received_ns, kernel, count in stamps for _ in range(count)]
         if len(pieces) != len(events):
             pieces = [(*stamps[-1][:2], b"", True)] * len(events)
-        datas = [event[6:] for event in events if event.startswith(PLAIN_EVENT)]
-        try:
-            documents = scan_json(b"[%b]" % b",".join(datas), cache_strings="keys")
-        except ValueError:
-            documents = []
-        # One of them is no document: each on its own then, so that the text of the problem names it.
-        is_plain = len(documents) == len(datas)
-        left = iter(documents)
-        for event, (received_ns, kernel, data, is_coalesced) in zip(events, pieces, strict=True):
-            if is_plain and event.startswith(PLAIN_EVENT):
-                self._take_document(next(left), (received_ns, kernel, data), is_coalesced)
-            else:
+        is_plain = [event.startswith(PLAIN_EVENT) and b"\n" not in event for event in events]
+        documents = parse_each([event[6:] for event, plain in zip(events, is_plain, strict=True) if plain])
+        left = iter(documents or ())
+        for event, plain, (received_ns, kernel, data, is_coalesced) in zip(events, is_plain, pieces, strict=True):
+            document = next(left) if plain and documents else None
+            if document is None or self._is_done:
                 self._take_event(event, (received_ns, kernel, data), is_coalesced)
+            else:
+                self._take_document(document, (received_ns, kernel, data), is_coalesced)
+
+    def _events_with(self, body: bytes) -> list[bytes]:
+        """The events that these bytes complete; the others are kept, as all bytes of an answer that is no stream."""
+        rest = self._rest
+        self._num_bytes += len(body)
+        if self._num_bytes > MAX_ANSWER_BYTES or (self.stream and len(rest) > MAX_EVENT_BYTES):
+            self.problem = self.problem or "the answer is longer than any answer can be"
+            rest.clear()
+            return []
+        if not self.stream:
+            rest += body
+            return []
+        if rest:
+            # Where an event may end that has begun before; nothing is copied while none does.
+            seen = max(0, len(rest) - 3)
+            rest += body
+            if rest.find(b"\n\n", seen) < 0 and rest.find(b"\n\r\n", seen) < 0:
+                return []
+            body = bytes(rest)
+            rest.clear()
+        if b"\r" in body:
+            body = body.replace(b"\r\n", b"\n")
+        *events, last = body.split(EVENT_END)
+        rest += last
+        return events
 
     def take_whole(self, piece: Piece) -> None:
         """Take a whole answer that came in one receive; ``close`` is not called then."""
-        if self.stream:
-            self.feed(piece)
-            self.close(piece)
-        else:
-            self._take_data(piece[2].strip(), piece, False)
-            self._check_counts()
+        self.feed(piece)
+        self.close(piece)
 
     def close(self, last: Piece) -> None:
         """The body is complete; ``last`` is its last receive."""
-        if self.stream:
-            if self._rest.strip():
-                self._take_event(self._rest, last, True)
-            if not self._is_done and not self.problem:
-                self.problem = "the stream ended without [DONE]"
-        else:
-            self._take_data(self._rest.strip(), last, False)
-        self._rest = b""
+        rest = bytes(self._rest).strip()
+        self._rest.clear()
+        if not self.stream:
+            self._take_data(rest, last, False)
+        elif rest:
+            self._take_event(rest, last, True)
+        if self.stream and not self._is_done and not self.problem:
+            self.problem = "the stream ended without [DONE]"
         self._check_counts()
 
     def _take_event(self, event: bytes, piece: Piece, is_coalesced: bool) -> None:
@@ -142,14 +165,16 @@ class Answer:
             if not line.startswith(DATA_PREFIX):
                 continue  # comments (keep-alive pings) and other fields of the event stream
             data = line[5:].strip()
-            if data == DONE_MARK:
+            if self._is_done:
+                self.problem = self.problem or "the stream goes on after [DONE]"
+            elif data == DONE_MARK:
                 self._is_done = True
             else:
                 self._take_data(data, piece, is_coalesced)
 
     def _take_data(self, data: bytes, piece: Piece, is_coalesced: bool) -> None:
         try:
-            document = scan_json(data, cache_strings="keys")
+            document = scan_json(data)
         except ValueError:
             document = None
         if type(document) is dict:
@@ -159,17 +184,22 @@ class Answer:
 
     def _take_document(self, document: dict[str, Any], piece: Piece, is_coalesced: bool) -> None:
         if "error" in document:
-            self.problem = self.problem or error_message(document)
+            self.problem = self.problem or error_message(document) or "an error without a word"
             return
         try:
             self._read_fields(document, piece, is_coalesced)
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-            self.problem = self.problem or f"unexpected shape of the answer ({type(error).__name__}: {error})"
+            shape = printable(f"{type(error).__name__}: {error}")
+            self.problem = self.problem or f"unexpected shape of the answer ({shape})"
 
     def _read_fields(self, document: dict[str, Any], piece: Piece, is_coalesced: bool) -> None:
-        if not self.response_id:
-            self.response_id = str(document.get("id") or "")
-        for choice in document.get("choices") or ():
+        response_id = document.get("id")
+        if response_id != self.response_id or not response_id:
+            self._note_id(response_id)
+        choices = document.get("choices") or ()
+        for choice in choices:
+            if len(choices) > 1 or choice.get("index"):
+                raise ValueError("more than the one choice that was asked for")
             ids = choice.get("token_ids")
             if ids is None:
                 # A last chunk that only states the finish reason carries no text and needs no ids.
@@ -181,24 +211,44 @@ class Answer:
                 self.texts.append(str(choice.get("text") or ""))
             self.chunks.append((piece[0], piece[1], len(ids), is_coalesced))
             if choice.get("finish_reason"):
-                self.finish_reason = str(choice["finish_reason"])
+                self.finish_reason = printable(str(choice["finish_reason"]), MAX_ID_CHARS)
         usage = document.get("usage")
         if usage:
-            self.prompt_tokens = int(usage["prompt_tokens"])
-            self.completion_tokens = int(usage.get("completion_tokens") or 0)
-            # Absent and null both mean that nothing was cached.
-            details = usage.get("prompt_tokens_details") or {}
-            self.cached_tokens = int(details.get("cached_tokens") or 0)
+            self._take_usage(usage)
 
-    def _take_ids(self, ids: list[Any]) -> None:
-        self.token_ids.extend(ids)
+    def _note_id(self, response_id: object) -> None:
+        """The id joins a row to the server's log, so an answer has one."""
+        if type(response_id) is not str or not 0 < len(response_id) <= MAX_ID_CHARS or not response_id.isprintable():
+            raise ValueError(f"id {response_id!r:.80} is no name")
+        if self.response_id:
+            raise ValueError(f"id {response_id!r:.80} after {self.response_id!r:.80}")
+        self.response_id = response_id
+
+    def _take_ids(self, ids: object) -> None:
+        if type(ids) is not list:
+            raise TypeError("token_ids are no list")
         for token_id in ids:
             # ``type`` and not ``isinstance``: true and false are ints too.
-            if type(token_id) is not int:
-                self.problem = self.problem or "token_ids are not all integers"
+            if type(token_id) is not int or not 0 <= token_id <= MAX_COUNT:
+                self.problem = self.problem or "token_ids are not all token ids"
                 return
+        self.token_ids.extend(ids)
         if self.keeps_id_text:
             self.id_texts.extend(map(str, ids))
+
+    def _take_usage(self, usage: dict[str, Any]) -> None:
+        # Absent and null both mean that nothing was cached.
+        details = usage.get("prompt_tokens_details") or {}
+        counts = (usage["prompt_tokens"], usage.get("completion_tokens") or 0, details.get("cached_tokens") or 0)
+        for count in counts:
+            if type(count) is not int or not 0 <= count <= MAX_COUNT:
+                raise ValueError(f"usage counts {count!r:.40}")
+        if counts[2] > counts[0]:
+            raise ValueError(f"usage counts {counts[2]} cached of {counts[0]} prompt tokens")
+        told_before = (self.prompt_tokens, self.completion_tokens, self.cached_tokens)
+        if self.prompt_tokens is not None and counts != told_before:
+            raise ValueError("usage is told twice, and differs")
+        self.prompt_tokens, self.completion_tokens, self.cached_tokens = counts
 
     @property
     def num_tokens(self) -> int | None:
@@ -217,19 +267,38 @@ class Answer:
             self.problem = f"usage says {self.completion_tokens} tokens, token_ids hold {len(self.token_ids)}"
 
 
+def parse_each(texts: Sequence[bytes]) -> list[dict[str, Any]] | None:
+    """The documents that these texts are, each by itself; None when one of them is no JSON, so that each must be looked
+    at.
+    """
+    try:
+        elements = scan_json(b"[%b]" % _SEPARATOR.join(texts))
+    except ValueError:
+        return None
+    num_between = len(texts) - 1
+    is_each_whole = len(elements) == num_between + len(texts) and elements[1::2].count(_BETWEEN) == num_between
+    return elements[::2] if is_each_whole else None
+
+
+def printable(text: str, max_chars: int = MAX_ERROR_CHARS) -> str:
+    """A server's words on one line that any terminal and any table can hold: what cannot be printed is spelled out."""
+    line = NOT_PRINTABLE.sub(lambda found: ascii(found[0])[1:-1], " ".join(text[: 4 * max_chars].split()))
+    return line if len(line) <= max_chars else line[: max_chars - 1] + "…"
+
+
 def error_message(document: dict[str, Any]) -> str:
     """The message of an OpenAI-style error body, shortened to a row's width."""
     error = document.get("error", document)
     message = error.get("message", error) if isinstance(error, dict) else error
-    return str(message)[:MAX_ERROR_CHARS]
+    return printable(str(message))
 
 
 def describe_error_body(body: bytes) -> str:
     """One line that says what a non-200 body said, whatever its form."""
     try:
-        document = json.loads(body)
+        document = scan_json(body)
     except ValueError:
         document = None
     if isinstance(document, dict):
         return error_message(document)  # pyright: ignore[reportUnknownArgumentType]
-    return body.decode("utf-8", "replace").strip()[:MAX_ERROR_CHARS]
+    return printable(body[: 4 * MAX_ERROR_CHARS].decode("utf-8", "replace"))

@@ -65,7 +65,13 @@ class PortableReplay:
         self._failures: list[BaseException] = []
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S)
         timeout = aiohttp.ClientTimeout(total=self._timeout_s)
-        async with aiohttp.ClientSession(connector=connector, timeout=timeout, read_bufsize=1 << 20) as self._http:
+        async with aiohttp.ClientSession(
+            connector=connector,
+            timeout=timeout,
+            read_bufsize=1 << 20,
+            # A body that nobody asked to be compressed is no answer, and a small one can become a large one.
+            auto_decompress=False,
+        ) as self._http:
             start_ns = monotonic_ns() + START_LEAD_NS
             self._start(script.release(script.clock.from_monotonic_ns(start_ns)))
             while not script.is_finished and not self._failures:

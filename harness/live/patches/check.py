@@ -12,7 +12,7 @@ from typing import Any
 
 from harness.errors import SpecError
 from harness.kinds import kind_named
-from harness.live.patches.observer_points import POINTS, RUNTIME, HookPoint, Read, missing_hooks
+from harness.live.patches.observer_points import POINTS, RUNTIME, HookPoint, Read, known_versions, missing_hooks
 from harness.live.patches.shipped import Patch, patch_status, read, require_state, sha256, shipped_patches
 from harness.spec import ConditionSpec, ExperimentSpec
 
@@ -36,15 +36,36 @@ def verify_wheel(wheel: Path) -> str:
     """Prove the patch that fits the package in a wheel, and the observer's hooks, without installing it; one line."""
     try:
         with zipfile.ZipFile(wheel) as archive:
-            for target in dict.fromkeys(patch.target for patch in shipped_patches()):
-                before = archive.read(target)
-                for patch in shipped_patches():
-                    if patch.sha256_before == sha256(before):
-                        return f"{_proof(patch, before, wheel / target)}; {_hooks(_reader(archive), POINTS)}"
-                raise SpecError(f"no patch fits {target}, SHA-256 {sha256(before)[:16]}", where=str(wheel))
+            source = _reader(archive)
+            patch, why = fitting_patch(source)
+            if patch is None:
+                raise SpecError(why, where=str(wheel))
+            before = archive.read(patch.target)
+            return f"{_proof(patch, before, wheel / patch.target)}; {_hooks(source, POINTS)}"
     except (OSError, KeyError, zipfile.BadZipFile) as error:
         raise SpecError(f"is no wheel of vllm-rbln ({error})", where=str(wheel)) from error
-    raise SpecError("this release ships no patches", where=str(wheel))
+
+
+def fitting_patch(source: Read) -> tuple[Patch | None, str]:
+    """The patch made for exactly what stands in a release, or None and why there is none."""
+    reasons: list[str] = []
+    for patch in shipped_patches():
+        text = source(patch.target)
+        if text is None:
+            reasons.append(f"{patch.target} is not there")
+        elif sha256(text.encode()) == patch.sha256_before:
+            return patch, ""
+        else:
+            reasons.append(f"no patch fits {patch.target}, SHA-256 {sha256(text.encode())[:16]}")
+    return None, reasons[-1] if reasons else "this release ships no patches"
+
+
+def why_no_observer(source: Read, version: str) -> str:
+    """Why the observer would refuse a release; "" when it fits."""
+    known = known_versions()
+    if not version.startswith(known):
+        return f"it takes {', '.join(f'{one}x' for one in known)} only"
+    return "; ".join(missing_hooks(source))
 
 
 def _proof(patch: Patch, before: bytes, where: Path) -> str:

@@ -11,6 +11,8 @@ import ast
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from harness.observer import OBSERVE_FILE
+
 Read = Callable[[str], "str | None"]
 """The source of a file below site-packages; None when it is not there."""
 
@@ -41,6 +43,14 @@ RUNTIME = HookPoint("optimum/rbln/utils/runtime_utils.py", "RBLNPytorchRuntime",
 """Of optimum-rbln, so not in a wheel of vllm-rbln."""
 OUTPUT_FIELDS = ("cached_length", "dummy_block")
 """What vllm-rbln adds to vLLM's scheduler output, as the observer reads it."""
+
+
+def known_versions() -> tuple[str, ...]:
+    """How the versions begin that the observer takes, from its own source: it runs where the harness is not."""
+    for node in ast.parse(OBSERVE_FILE.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "KNOWN_VERSIONS":
+            return tuple(ast.literal_eval(node.value))
+    raise LookupError(f"{OBSERVE_FILE} names no KNOWN_VERSIONS")
 
 
 def missing_hooks(read: Read, points: Sequence[HookPoint] = POINTS) -> list[str]:

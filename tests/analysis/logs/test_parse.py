@@ -72,6 +72,73 @@ def test_every_line_form_is_read_in_both_formats(golden_log: bytes) -> None:
     assert (counts.lines, counts.foreign, counts.unread, counts.tail_bytes) == (41, 2, 0, 0)
 
 
+def test_a_recorded_log_of_the_next_family_is_read_to_the_last_line() -> None:
+    """vllm-rbln 0.12.0 with vLLM 0.30.0 on the stand-in device, two of nine requests, as it was written."""
+    events, counts = parse((GOLDEN / "twin-0.12.0.log").read_bytes())
+    assert (counts.unread, counts.fragments, counts.unread_samples) == (0, 0, [])
+    steps = [event for event in events if isinstance(event, ev.IterationEvent)]
+    assert [step.iteration for step in steps] == [*range(8), *range(64, 72)]
+    assert {step.is_from_engine for step in steps} == {False}
+    assert sum(step.generation_tokens for step in steps) == sum(isinstance(one, ev.BucketEvent) for one in events) == 14
+    (stats,) = [event for event in events if isinstance(event, ev.EngineStatsEvent)]
+    assert (stats.running, stats.kv_cache_usage_percent, stats.prefix_hit_rate_percent) == (0, 0.0, 10.7)
+
+
+PARTS = "Engine 000: Avg prompt throughput: 1.0 tokens/s, Avg generation throughput: 2.0 tokens/s, Running: 3 reqs, "
+STEP = (
+    "Iteration(7): 0 context requests, 0 context tokens, 2 generation requests, 2 generation tokens, "
+    "iteration elapsed time: 0.55 ms"
+)
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        (f"{PARTS}Waiting: 4 reqs, RBLN KV cache usage: 5.5%", (3, 4, 0, 5.5, None)),
+        (
+            f"{PARTS}Waiting: 4 reqs, Deferred: 1 reqs, Preemptions: 2, CPU KV cache usage: 5.5%, "
+            "Prefix cache hit rate: 6.0%, Corrupted: 0 reqs, External prefix cache hit rate: 1.0%, "
+            "MM cache hit rate: 0.0%",
+            (3, 4, 2, 5.5, 6.0),
+        ),
+        (f"{PARTS}Waiting: 0 reqs, CPU KV cache usage: 5.5%, MM cache hit rate: 0.0%", (3, 0, 0, 5.5, None)),
+        (STEP, (7, 0, 0, 2, 2, 0.55, False, True)),
+        (f"{STEP} (dummy)", (7, 0, 0, 2, 2, 0.55, True, True)),
+        (f"Engine 000: {STEP}, CPU KV cache usage: 3.1%", (7, 0, 0, 2, 2, 0.55, False, False)),
+        (
+            f"Engine 001: {STEP} (dummy), RBLN KV cache usage: 3.1%, encoder inputs: 1, encoder output embeddings: 64",
+            (7, 0, 0, 2, 2, 0.55, True, False),
+        ),
+        (
+            "Copying prefix-cached KV failed for request(s) ['cmpl-a-0-0-1', 'cmpl-b-0-0-2']. "
+            "Falling back to a full prefill without prefix-cache reuse.",
+            (("cmpl-a-0-0-1", "cmpl-b-0-0-2"),),
+        ),
+    ],
+)
+def test_every_optional_part_of_both_families_is_read(message: str, expected: tuple[Any, ...]) -> None:
+    events, counts = parse(f"1751364000.000250 7 INFO vllm.x {message}\n".encode())
+    assert ([event[3:] for event in events], counts.unread) == ([expected], 0)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        f"{PARTS}Waiting: 0 reqs, CPU KV cache use: 5.5%",
+        f"Engine 000: {STEP}, KV: 3.1%",
+        f"{STEP} and more",
+        "Copying prefix-cached KV failed for request cmpl-a. Falling back",
+        "Request cmpl-a is preempted. Freed: [1]",
+        "Updating scheduler_config.max_num_seqs to 8 based on rbln_config.json",
+        "[PFX] [TOUCH] OB=3",
+        f"[BUCKET] request_nums={'9' * 5000} padded_batch_size={'9' * 5000}",
+    ],
+)
+def test_a_line_that_looks_needed_but_fits_no_form_is_told_of(message: str) -> None:
+    events, counts = parse(f"1751364000.000250 7 INFO vllm.x {message}\n".encode())
+    assert (events, counts.unread) == ([], 1)
+
+
 def test_both_formats_tell_the_same_story() -> None:
     default, precise = said(parse(DEFAULT)[0]), said(parse(PRECISE)[0])
     assert [(event[0], *event[3:]) for event in default] == [(event[0], *event[3:]) for event in precise]

@@ -91,7 +91,7 @@ def handle_events(reg: IntArray, count: int) -> int:
         if fd == reg[at.R_TIMER_FD]:
             arm_timer(reg, 0)
             continue
-        mode = table.conns(reg)[fd, at.N_MODE] if fd < reg[at.R_NUM_CONN] else at.ABSENT_MODE
+        mode = table.conns(reg)[fd, at.N_MODE] if 0 <= fd < reg[at.R_NUM_CONN] else at.ABSENT_MODE
         if mask == EPOLLIN and mode >= at.IDLE:
             event = on_readable(reg, fd)
         else:
@@ -163,18 +163,22 @@ LOOP, PLAN_SEND, PREPARE, SEND_NOW, SEND_MORE, TAKE_AGAIN, RECEIVE_NOW = range(7
 def drive(reg: IntArray, what: int, subject: int) -> int:
     """Do one thing; why the interpreter is needed after it (E_...), with the subject in R_FD, R_ABOUT and R_DETAIL.
 
+    E_NO_ROOM, for any of them: something would have been written outside its table, and was not.
+
     LOOP: send, take and go on until the interpreter is needed. PLAN_SEND: queue row ``subject`` for its due instant,
-    which is written. PREPARE: build the row's prompt from its session's text; GO_ON, or E_NOT_READY when the text is
-    shorter than what it keeps. SEND_NOW: send the row. SEND_MORE: go on with a request that the kernel took in part, on
+    which is written. PREPARE: build the row's prompt from its session's text; E_NOT_READY when the text is shorter than
+    what it keeps. SEND_NOW: send the row. SEND_MORE: go on with a request that the kernel took in part, on
     descriptor ``subject``. TAKE_AGAIN: look again at the descriptor's last receive. RECEIVE_NOW: take what it received.
     """
     if what == LOOP:
         return run_loop(reg)
+    of_row = what in (PLAN_SEND, PREPARE, SEND_NOW)
+    if subject < 0 or subject >= (reg[at.R_NUM_ROW] if of_row else reg[at.R_NUM_CONN]):
+        return at.E_NO_ROOM
     if what == PLAN_SEND:
-        plan_send(reg, subject, table.due_ns(reg)[subject], clock_ns(reg))
-        return at.GO_ON
+        return at.GO_ON if plan_send(reg, subject, table.due_ns(reg)[subject], clock_ns(reg)) else at.E_NO_ROOM
     if what == PREPARE:
-        return at.GO_ON if build_prompt(reg, subject) else at.E_NOT_READY
+        return build_prompt(reg, subject)
     if what == SEND_NOW:
         return send_row(reg, subject)
     reg[at.R_FD] = subject

@@ -50,14 +50,17 @@ def swap(heap: IntArray, one: int, other: int) -> None:
 
 
 @inner
-def push(reg: IntArray, at_ns: int, kind: int, row: int) -> None:
-    """Add a deadline; each row has at most one of each kind at a time."""
+def push(reg: IntArray, at_ns: int, kind: int, row: int) -> bool:
+    """Add a deadline; False when there is no room, which one of each kind for each row always have."""
     heap, place = table.deadlines(reg), reg[at.R_HEAP_LEN]
+    if place >= len(heap):
+        return False
     reg[at.R_HEAP_LEN] = place + 1
     heap[place, at.H_AT_NS], heap[place, at.H_KIND], heap[place, at.H_ROW] = at_ns, kind, row
     while place and is_before(heap, place, (place - 1) // 2):
         swap(heap, place, (place - 1) // 2)
         place = (place - 1) // 2
+    return True
 
 
 @inner
@@ -80,9 +83,13 @@ def pop(reg: IntArray) -> None:
 
 
 @inner
-def plan_send(reg: IntArray, row: int, due_ns: int, now_ns: int) -> None:
-    """A send at ``due_ns`` (clock), and a fresh connection before it when the old one would idle for long."""
+def plan_send(reg: IntArray, row: int, due_ns: int, now_ns: int) -> bool:
+    """A send at ``due_ns`` (clock), and a fresh connection before it when the old one would idle for long.
+
+    False when there is no room for it.
+    """
     due_monotonic_ns = to_monotonic_ns(reg, due_ns)
-    push(reg, due_monotonic_ns, at.SEND, row)
+    is_told = push(reg, due_monotonic_ns, at.SEND, row)
     if due_monotonic_ns - now_ns > FRESH_AFTER_IDLE_NS:
-        push(reg, due_monotonic_ns - FRESH_LEAD_NS, at.REFRESH, row)
+        is_told = push(reg, due_monotonic_ns - FRESH_LEAD_NS, at.REFRESH, row) and is_told
+    return is_told

@@ -6,6 +6,7 @@ the full parser, piece by piece. Next: ``core`` looks for the end that the head 
 
 from __future__ import annotations
 
+import contextlib
 from typing import NamedTuple
 
 import httptools
@@ -64,7 +65,8 @@ def read_framing(head: bytes) -> Framing | None:
     """The framing of a final answer with one Content-Length or a plain chunked body; None for everything else."""
     reader = _HeadReader()
     parser = httptools.HttpResponseParser(reader)
-    parser.feed_data(head)
+    with contextlib.suppress(httptools.HttpParserUpgrade):  # the status says so too
+        parser.feed_data(head)
     status = parser.get_status_code()
     if not reader.is_complete or status < MIN_FINAL_STATUS:
         return None

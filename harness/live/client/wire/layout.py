@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from harness.live.client.wire.memory import GuardedMemory
+
 IntArray = NDArray[np.int64]
 BytesArray = NDArray[np.uint8]
 
@@ -36,7 +38,7 @@ R_HEADS = 10
 R_TRIGGER, R_DUE, R_SENT, R_FIRST_BYTE, R_DONE, R_HTTP_STATUS = 11, 12, 13, 14, 15, 16
 R_EPOLL_EVENTS = 17
 # Scratch for one request's head and tail; the fixed texts that they are made of, (address, length) each.
-R_OUT = 18
+R_OUT, R_OUT_BYTES = 18, 19
 R_TEXT_POST, R_TEXT_LENGTH, R_TEXT_PROMPT, R_TEXT_TOKENS, R_TEXT_OPTIONS, R_TEXT_END, R_TEXT_NONCE = (
     20,
     22,
@@ -186,24 +188,28 @@ HEAD_STRIDE = 8 * HEAD_FIELDS + MAX_HEAD_BYTES
     E_TOO_MUCH,
     E_COMPLETE,
     E_FULL,
-) = range(19)
+    E_NO_ROOM,
+) = range(20)
 
 
 class SharedTables:
     """The memory itself, for a plan of ``num_sessions`` and ``num_rows``; ``reg`` tells the loop where it is."""
 
     def __init__(self, num_sessions: int, num_rows: int) -> None:
-        self.reg = np.zeros(NUM_REGISTERS, dtype=np.int64)
-        self.sess = np.zeros((num_sessions, SESS_WIDTH), dtype=np.int64)
+        self.memory = memory = GuardedMemory()
+        self.reg = memory.table("registers", NUM_REGISTERS, np.int64)
+        self.sess = memory.table("sessions", (num_sessions, SESS_WIDTH), np.int64)
         self.sess[:, S_FD] = ABSENT
-        self.row = np.zeros((num_rows, ROW_WIDTH), dtype=np.int64)
-        self.heap = np.zeros((2 * num_rows + 1, HEAP_WIDTH), dtype=np.int64)
-        self.journal = np.zeros((JOURNAL_ENTRIES, JOURNAL_WIDTH), dtype=np.int64)
+        self.row = memory.table("requests", (num_rows, ROW_WIDTH), np.int64)
+        self.heap = memory.table("deadlines", (2 * num_rows + 1, HEAP_WIDTH), np.int64)
+        self.journal = memory.table("receives", (JOURNAL_ENTRIES, JOURNAL_WIDTH), np.int64)
+        self.ring = memory.table("received bytes", RING_BYTES, np.uint8)
         # Written once here, so that the kernel need not find its pages during the run.
-        self.ring = np.full(RING_BYTES, 0xFF, dtype=np.uint8)
-        self._heads = np.zeros(MAX_HEADS * HEAD_STRIDE, dtype=np.uint8)
-        self._epoll_events = np.zeros(2 * MAX_EVENTS, dtype=np.int64)
+        self.ring[:] = 0xFF
+        self._heads = memory.table("heads", MAX_HEADS * HEAD_STRIDE, np.uint8)
+        self._epoll_events = memory.table("events", 2 * MAX_EVENTS, np.int64)
         self._kept: dict[int, NDArray[Any]] = {}
+        self.conn: NDArray[np.int64] = np.zeros((0, CONN_WIDTH), dtype=np.int64)
         self.reg[R_SELF] = address_of(self.reg)
         for register, memory in (
             (R_SESS, self.sess),
@@ -216,7 +222,6 @@ class SharedTables:
         ):
             self.share(register, memory)
         self.reg[R_NUM_SESS], self.reg[R_NUM_ROW] = num_sessions, num_rows
-        self.conn = np.zeros((0, CONN_WIDTH), dtype=np.int64)
         self.make_room_for(255)
 
     def share(self, register: int, memory: NDArray[Any]) -> None:
@@ -231,10 +236,12 @@ class SharedTables:
 
     def make_room_for(self, fd: int) -> None:
         """Have a line for a file descriptor; only while the compiled side does not run."""
-        if fd < len(self.conn):
+        old = self.conn
+        if fd < len(old):
             return
-        grown = np.zeros((max(2 * len(self.conn), fd + 1), CONN_WIDTH), dtype=np.int64)
-        grown[: len(self.conn)] = self.conn
+        self.memory.give_up("connections")
+        grown = self.memory.table("connections", (max(2 * len(old), fd + 1), CONN_WIDTH), np.int64)
+        grown[: len(old)] = old
         self.conn = grown
         self.share(R_CONN, grown)
         self.reg[R_NUM_CONN] = len(grown)

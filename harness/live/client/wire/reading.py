@@ -15,6 +15,10 @@ from harness.live.client.wire.heads import HEAD_END
 from harness.live.client.wire.layout import CHUNKED, COUNTED, FOREIGN
 
 MIN_FINAL_STATUS = 200
+MAX_HEAD_BYTES = 64 << 10
+# More of a refusal is not kept: its first words are what a row has room for.
+MAX_ERROR_BYTES = 64 << 10
+FRAMING_HEADERS = (b"content-length", b"transfer-encoding")
 # Receives of one answer that are interpreted together: about 30 us of work.
 MAX_WAITING = 8
 
@@ -35,7 +39,8 @@ class Reading:
 
     __slots__ = (
         "_body",
-        "_head",
+        "_has_framing",
+        "_head_bytes",
         "_is_counted",
         "_is_head_complete",
         "_last",
@@ -58,8 +63,9 @@ class Reading:
         self.error_body = b""
         self.is_over = self.is_kept_alive = False
         self._body: list[bytes] = []
-        self._head = b""
-        self._is_counted = self._is_head_complete = False
+        # Of all heads: an interim answer has one too.
+        self._head_bytes = 0
+        self._has_framing = self._is_counted = self._is_head_complete = False
         self._last: Piece | None = None
         self._pieces: list[Piece] = []
         self._num_events: list[int] = []
@@ -67,6 +73,14 @@ class Reading:
         self._parser: httptools.HttpResponseParser | None = None
 
     # -- called by httptools -----------------------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        if self.is_over:
+            self.problem = self.problem or "not HTTP: more bytes than the answer's end allows"
+        self._has_framing = False
+
+    def on_header(self, name: bytes, _value: bytes) -> None:
+        self._has_framing = self._has_framing or name.lower() in FRAMING_HEADERS
 
     def on_headers_complete(self) -> None:
         self._is_head_complete = True
@@ -126,11 +140,16 @@ class Reading:
         if self._parser is None:
             self._parser = httptools.HttpResponseParser(self)
         if not self._is_head_complete:
-            self._head += data
+            self._head_bytes += len(data)
         try:
-            self._parser.feed_data(data)
+            if not self.problem:
+                self._parser.feed_data(data)
         except httptools.HttpParserError as error:
             self.problem = self.problem or f"not HTTP: {error}"
+        except httptools.HttpParserUpgrade:
+            self.problem = self.problem or "not HTTP: the server changes to another protocol"
+        if not self._is_head_complete and self._head_bytes > MAX_HEAD_BYTES:
+            self.problem = self.problem or "not HTTP: a head without an end"
         if self._is_head_complete and not self.status:
             self.status = self._parser.get_status_code()
         body = b"".join(self._body)
@@ -144,7 +163,7 @@ class Reading:
             self._last = piece
             self.answer.feed(piece)
         else:
-            self.error_body += piece[2]
+            self.error_body += piece[2][: MAX_ERROR_BYTES - len(self.error_body)]
 
     def close(self, first_byte_ns: int, status: int) -> Answer:
         """The whole answer, once it is complete, with what speaks against it in ``answer.problem``."""
@@ -164,10 +183,7 @@ class Reading:
 
     def ends_at_close(self) -> bool:
         """True when the end of the connection is what marks the answer's end."""
-        if not self._is_head_complete or self._is_counted:
-            return False
-        head = self._head.split(HEAD_END, 1)[0].lower()
-        return b"\r\ncontent-length:" not in head and b"\r\ntransfer-encoding:" not in head
+        return self._is_head_complete and not self._is_counted and not self._has_framing
 
     @property
     def has_head(self) -> bool:

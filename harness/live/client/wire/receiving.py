@@ -108,7 +108,7 @@ def take_piece(reg: IntArray, fd: int) -> int:
     body_at, body_bytes = address + head_bytes, count - head_bytes
     if mode == at.COUNTED:
         if body_bytes > conn[at.N_LEFT]:
-            return at.E_TOO_MUCH
+            return hand_over(reg, conn, at.E_TOO_MUCH)
         take_counted(reg, fd, body_at, body_bytes)
         return finish(reg, fd) if conn[at.N_LEFT] == 0 else at.GO_ON
     used = take_chunked(reg, fd, body_at, body_bytes)
@@ -120,8 +120,17 @@ def take_piece(reg: IntArray, fd: int) -> int:
         return at.GO_ON
     if conn[at.N_CHUNK_MODE] == at.CHUNK_ODD:
         conn[at.N_MODE] = at.FOREIGN
-        return at.E_FOREIGN
-    return finish(reg, fd) if used == body_bytes else at.E_TOO_MUCH
+        return hand_over(reg, conn, at.E_FOREIGN)
+    return finish(reg, fd) if used == body_bytes else hand_over(reg, conn, at.E_TOO_MUCH)
+
+
+@inner
+def hand_over(reg: IntArray, conn: IntArray, event: int) -> int:
+    """Leave an answer to the interpreter, which carries its ids itself: what the scanner appended is forgotten."""
+    session = table.sessions(reg)[conn[at.N_SESSION]]
+    session[at.S_BYTES] = session[at.S_ANSWER_AT]
+    conn[at.N_KEEPS_IDS] = 0
+    return event
 
 
 @inner
@@ -183,11 +192,12 @@ def finish(reg: IntArray, fd: int) -> int:
         # Behind a prompt the ids begin with a comma.
         answer_at = session[at.S_ANSWER_AT] + (1 if session[at.S_ANSWER_AT] else 0)
         size = session[at.S_BYTES] - answer_at
-        place = room_in_ring(reg, size)
+        place = room_in_ring(reg, size) if size > 0 else -1
         if place < 0:
             is_planned = False
         else:
-            put(reg[at.R_RING] + place % at.RING_BYTES, session[at.S_STREAM] + answer_at, size)
+            ring_end = reg[at.R_RING] + at.RING_BYTES
+            put(reg[at.R_RING] + place % at.RING_BYTES, ring_end, session[at.S_STREAM] + answer_at, size)
             reg[at.R_RING_WRITTEN] += size
             entry[at.J_IDS_AT], entry[at.J_IDS_BYTES] = place, size
             entry[at.J_RING_END] = reg[at.R_RING_WRITTEN]
@@ -204,9 +214,12 @@ def finish(reg: IntArray, fd: int) -> int:
 
 @inner
 def go_on(reg: IntArray, row: int, done_ns: int) -> bool:
-    """Make the session's next request due and build it; False when its fresh part has not been drawn yet."""
+    """Make the session's next request due and build it; False when that needs the interpreter."""
     following = table.rows(reg)[row + 1]
-    if following[at.Q_FRESH] == 0 or not build_prompt(reg, row + 1):
+    # Both deadlines of a row may need room.
+    if following[at.Q_FRESH] == 0 or reg[at.R_HEAP_LEN] + 2 > 2 * reg[at.R_NUM_ROW] + 1:
+        return False
+    if build_prompt(reg, row + 1) != at.GO_ON:
         return False
     trigger_ns = to_clock_ns(reg, done_ns)
     due_ns = trigger_ns + table.rows(reg)[row, at.Q_WAIT_NS]

@@ -35,6 +35,7 @@ from harness.live.client.wire.core import (
 from harness.live.client.wire.deadlines import FRESH_AFTER_IDLE_NS
 from harness.live.client.wire.heads import KnownHeads
 from harness.live.client.wire.journal import BLOCK_ENTRIES, JournalReader
+from harness.live.client.wire.memory import refuse_to_write
 from harness.live.client.wire.pool import ConnectionPool, allow_sockets
 from harness.live.client.wire.reading import Reading, hold_to
 from harness.live.client.wire.share import share_script
@@ -120,6 +121,7 @@ class WireReplay:
             at.E_TOO_MUCH: self._on_too_much,
             at.E_COMPLETE: self._on_complete,
             at.E_FULL: self._on_full,
+            at.E_NO_ROOM: refuse_to_write,
         }
 
     @property
@@ -162,6 +164,7 @@ class WireReplay:
             self._pool.close()
             self._timer.close()
             self._epoll.close()
+        self._tables.memory.require_intact()
         return start_ns
 
     def _to_monotonic(self, clock_ns: int) -> int:
@@ -279,7 +282,7 @@ class WireReplay:
     def _schedule(self, due: Due) -> None:
         """Queue a send; see to it that its connection will be there, and fresh, before."""
         now_ns = monotonic_ns()
-        drive(self._reg, PLAN_SEND, due.row)
+        self._answer(drive(self._reg, PLAN_SEND, due.row))
         due_ns = self._to_monotonic(due.due_ns)
         session = self._rows.session[due.row]
         if now_ns < due_ns <= now_ns + FRESH_AFTER_IDLE_NS and session not in self._pool.of_session:

@@ -46,7 +46,7 @@ from harness.live.client.wire.layout import (
     BytesArray,
     IntArray,
 )
-from harness.live.client.wire.syscalls import bytes_at, put_number
+from harness.live.client.wire.syscalls import NO_ROOM, bytes_at, put_byte, put_number
 
 
 def window_of(text: bytes) -> int:
@@ -65,7 +65,6 @@ PROMPT_BEFORE, COMPLETION_BEFORE = window_of(b'"prompt_'), window_of(b"pletion_"
 DONE_WINDOW = window_of(b": [DONE]")
 # What ends an event of a stream.
 BLANK_LINE, BLANK_LINE_CRLF = window_of(b"\n\n"), window_of(b"\n\r\n")
-MAX_ID_BYTES = 12
 MAX_ID = 1 << 31
 MAX_CHUNK_BYTES = 1 << 40
 
@@ -86,16 +85,16 @@ def take_id(line: IntArray, session: IntArray) -> None:
     """One more token id: count it and, when a later prompt goes on from it, append it to the session's text."""
     line[N_NUM_IDS] += 1
     if line[N_KEEPS_IDS]:
-        used = session[S_BYTES]
-        if used + MAX_ID_BYTES > session[S_ROOM]:
+        to = session[S_STREAM] + session[S_BYTES]
+        end = session[S_STREAM] + session[S_ROOM]
+        if session[S_BYTES]:
+            to = put_byte(to, end, COMMA)
+        to = put_number(to, end, line[N_VALUE])
+        if to == NO_ROOM:
             line[N_IS_ODD] = 1
             line[N_KEEPS_IDS] = 0
             return
-        to = session[S_STREAM] + used
-        if used:
-            bytes_at(to, 1)[0] = COMMA
-            to += 1
-        session[S_BYTES] = put_number(to, line[N_VALUE]) - session[S_STREAM]
+        session[S_BYTES] = to - session[S_STREAM]
     line[N_VALUE] = ABSENT
 
 

@@ -12,53 +12,62 @@ from harness.live.client.wire.layout import IntArray
 from harness.live.client.wire.scan import begin_scan
 from harness.live.client.wire.syscalls import (
     EAGAIN,
-    bytes_at,
+    NO_ROOM,
     clock_ns,
     errno,
     memchr,
     put,
+    put_byte,
     put_number,
     send_parts,
 )
 
-COMMA = 44
+COMMA, DASH = 44, 45
 
 
 @inner
-def cut_stream(session: IntArray, keep_tokens: int) -> None:
-    """Keep the first ids of a session's text."""
+def cut_stream(session: IntArray, keep_tokens: int) -> bool:
+    """Keep the first ids of a session's text; False when they are not there."""
+    if keep_tokens < 0 or keep_tokens > session[at.S_TOKENS]:
+        return False
     if keep_tokens == 0:
         session[at.S_BYTES] = 0
     elif keep_tokens < session[at.S_TOKENS]:
         place, end = session[at.S_STREAM], session[at.S_STREAM] + session[at.S_BYTES]
         for _ in range(keep_tokens):
-            place = memchr(place, COMMA, end - place) + 1
+            comma = memchr(place, COMMA, end - place)
+            if comma == 0:
+                return False
+            place = comma + 1
         session[at.S_BYTES] = place - 1 - session[at.S_STREAM]
     session[at.S_TOKENS] = keep_tokens
+    return True
 
 
 @inner
-def build_prompt(reg: IntArray, row: int) -> bool:
-    """Bring a session's text to what this request sends; False when the text is shorter than what it keeps.
+def build_prompt(reg: IntArray, row: int) -> int:
+    """Bring a session's text to what this request sends: GO_ON, or E_NOT_READY when the text is shorter than what it
+    keeps, or E_NO_ROOM.
 
     The text holds everything up to the answer before. The request's fresh part must have been drawn.
     """
     line = table.rows(reg)[row]
     session = table.sessions(reg)[line[at.Q_SESSION]]
-    if line[at.Q_KEEP_TOKENS] > session[at.S_TOKENS]:
-        return False
-    cut_stream(session, line[at.Q_KEEP_TOKENS])
+    if not cut_stream(session, line[at.Q_KEEP_TOKENS]):
+        return at.E_NOT_READY
     to = session[at.S_STREAM] + session[at.S_BYTES]
+    end = session[at.S_STREAM] + session[at.S_ROOM]
     if line[at.Q_FRESH_BYTES]:
         if session[at.S_BYTES]:
-            bytes_at(to, 1)[0] = COMMA
-            to += 1
-        to = put(to, line[at.Q_FRESH], line[at.Q_FRESH_BYTES])
+            to = put_byte(to, end, COMMA)
+        to = put(to, end, line[at.Q_FRESH], line[at.Q_FRESH_BYTES])
+        if to == NO_ROOM:
+            return at.E_NO_ROOM
     session[at.S_BYTES] = to - session[at.S_STREAM]
     session[at.S_TOKENS] += line[at.Q_FRESH_TOKENS]
     line[at.Q_PROMPT], line[at.Q_PROMPT_BYTES] = session[at.S_STREAM], session[at.S_BYTES]
     line[at.Q_STATE] = at.READY
-    return True
+    return at.GO_ON
 
 
 @inner
@@ -70,27 +79,25 @@ def set_urgent(reg: IntArray, conn: IntArray, is_urgent: int) -> None:
 
 @inner
 def put_text(reg: IntArray, to: int, which: int) -> int:
-    """One of the fixed texts of a request; the address after it."""
-    return put(to, reg[which], reg[which + 1])
+    """One of the fixed texts of a request; as ``put``."""
+    return put(to, reg[at.R_OUT] + reg[at.R_OUT_BYTES], reg[which], reg[which + 1])
 
 
 @inner
 def put_request_id(reg: IntArray, to: int, line: IntArray) -> int:
-    """``<nonce>-<session>-<request>``; the address after it."""
-    dash = 45
-    to = put_text(reg, to, at.R_TEXT_NONCE)
-    bytes_at(to, 1)[0] = dash
-    to = put_number(to + 1, line[at.Q_SESSION])
-    bytes_at(to, 1)[0] = dash
-    return put_number(to + 1, line[at.Q_REQUEST])
+    """``<nonce>-<session>-<request>``; as ``put``."""
+    room_end = reg[at.R_OUT] + reg[at.R_OUT_BYTES]
+    to = put_byte(put_text(reg, to, at.R_TEXT_NONCE), room_end, DASH)
+    to = put_byte(put_number(to, room_end, line[at.Q_SESSION]), room_end, DASH)
+    return put_number(to, room_end, line[at.Q_REQUEST])
 
 
 @inner
 def write_request(reg: IntArray, line: IntArray) -> int:
-    """Describe a request in R_IOV as head, prompt and tail; all its bytes."""
-    tail_at = reg[at.R_OUT]
+    """Describe a request in R_IOV as head, prompt and tail; all its bytes, or NO_ROOM."""
+    tail_at, room_end = reg[at.R_OUT], reg[at.R_OUT] + reg[at.R_OUT_BYTES]
     end = put_text(reg, tail_at, at.R_TEXT_TOKENS)
-    end = put_number(end, line[at.Q_GENERATE_TOKENS])
+    end = put_number(end, room_end, line[at.Q_GENERATE_TOKENS])
     end = put_text(reg, end, at.R_TEXT_OPTIONS)
     end = put_request_id(reg, end, line)
     end = put_text(reg, end, at.R_TEXT_END)
@@ -99,9 +106,11 @@ def write_request(reg: IntArray, line: IntArray) -> int:
     to = put_text(reg, head_at, at.R_TEXT_POST)
     to = put_request_id(reg, to, line)
     to = put_text(reg, to, at.R_TEXT_LENGTH)
-    to = put_number(to, reg[at.R_TEXT_PROMPT + 1] - 4 + line[at.Q_PROMPT_BYTES] + tail_bytes)
+    to = put_number(to, room_end, reg[at.R_TEXT_PROMPT + 1] - 4 + line[at.Q_PROMPT_BYTES] + tail_bytes)
     # The blank line, which ends the head, and the beginning of the body.
     to = put_text(reg, to, at.R_TEXT_PROMPT)
+    if to == NO_ROOM:
+        return NO_ROOM
     reg[at.R_IOV], reg[at.R_IOV + 1] = head_at, to - head_at
     reg[at.R_IOV + 2], reg[at.R_IOV + 3] = line[at.Q_PROMPT], line[at.Q_PROMPT_BYTES]
     reg[at.R_IOV + 4], reg[at.R_IOV + 5] = tail_at, tail_bytes
@@ -112,15 +121,17 @@ def write_request(reg: IntArray, line: IntArray) -> int:
 def send_rest(reg: IntArray, fd: int) -> int:
     """Hand the kernel what it has not taken of a connection's request."""
     conn = table.conns(reg)[fd]
+    reg[at.R_FD], reg[at.R_ABOUT] = fd, conn[at.N_ROW]
     total = write_request(reg, table.rows(reg)[conn[at.N_ROW]])
     skip, first = conn[at.N_TAKEN_BYTES], 0
+    if total == NO_ROOM or skip > total:
+        return at.E_NO_ROOM
     while first < 2 and skip >= reg[at.R_IOV + 2 * first + 1]:
         skip -= reg[at.R_IOV + 2 * first + 1]
         first += 1
     reg[at.R_IOV + 2 * first] += skip
     reg[at.R_IOV + 2 * first + 1] -= skip
     taken = send_parts(reg, fd, first, 3 - first)
-    reg[at.R_FD], reg[at.R_ABOUT] = fd, conn[at.N_ROW]
     if taken < 0:
         reason = errno()
         if reason != EAGAIN:
@@ -143,7 +154,7 @@ def send_row(reg: IntArray, row: int) -> int:
         return at.E_NOT_READY
     session = line[at.Q_SESSION]
     fd = table.sessions(reg)[session, at.S_FD]
-    if fd < 0 or table.conns(reg)[fd, at.N_MODE] != at.IDLE:
+    if fd < 0 or fd >= reg[at.R_NUM_CONN] or table.conns(reg)[fd, at.N_MODE] != at.IDLE:
         return at.E_NO_CONNECTION
     conn = table.conns(reg)[fd]
     conn[at.N_ROW] = row

@@ -52,7 +52,9 @@ def share_script(script: Script, tables: SharedTables, host_header: str, spin_us
     for register, text in texts:
         tables.share_text(register, text)
     room_for_numbers = 512
-    tables.share(at.R_OUT, np.zeros(sum(len(text) for _, text in texts) + room_for_numbers, dtype=np.uint8))
+    room = sum(len(text) for _, text in texts) + len(script.nonce) + room_for_numbers
+    tables.share(at.R_OUT, tables.memory.table("request texts", room, np.uint8))
+    reg[at.R_OUT_BYTES] = room
     reg[at.R_SPIN_NS] = spin_us * NS_PER_US
     reg[at.R_NUMERATOR], reg[at.R_DENOMINATOR] = script.clock.ratio
     reg[at.R_STREAMS], reg[at.R_HAS_TOKEN_IDS] = script.stream, script.needs_token_ids

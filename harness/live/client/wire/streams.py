@@ -17,6 +17,7 @@ from harness.live.client.prompts import prefetch_in_turns, text_piece
 from harness.live.client.wire import layout as at
 from harness.live.client.wire.core import PREPARE, drive, warm_up
 from harness.live.client.wire.layout import BytesArray, SharedTables, address_of
+from harness.live.client.wire.memory import refuse_to_write
 from harness.plan import TokenStreams
 
 if TYPE_CHECKING:
@@ -96,6 +97,8 @@ class WireStreams:
             line = self.tables.sess[session]
             used = int(line[at.S_BYTES])
             text = (b"," + text) if used and text else text
+            if used + len(text) > line[at.S_ROOM]:
+                refuse_to_write()
             self._buffers[session][used : used + len(text)] = np.frombuffer(text, dtype=np.uint8)
             line[at.S_BYTES] = used + len(text)
             line[at.S_TOKENS] += num_tokens
@@ -105,8 +108,14 @@ class WireStreams:
         self._generated[session] = []
         self._prompts.pop(session, None)
         self._buffers.pop(session, None)
-        self.tables.sess[session, at.S_STREAM] = self.tables.sess[session, at.S_ROOM] = 0
-        for row in range(self._first_row[session], self._first_row[session + 1]):
+        self.tables.memory.give_up(f"session {session}")
+        # No address may outlive what it points to.
+        line = self.tables.sess[session]
+        line[at.S_STREAM] = line[at.S_ROOM] = line[at.S_BYTES] = line[at.S_TOKENS] = line[at.S_ANSWER_AT] = 0
+        first, end = self._first_row[session], self._first_row[session + 1]
+        for column in (at.Q_FRESH, at.Q_FRESH_BYTES, at.Q_PROMPT, at.Q_PROMPT_BYTES):
+            self.tables.row[first:end, column] = 0
+        for row in range(first, end):
             self._fresh.pop(row, None)
 
     # -- what the replay needs -----------------------------------------------------------------------------------
@@ -128,7 +137,10 @@ class WireStreams:
         self.prefetch(session, request)
         if request == 0:
             self._begin_stream(session)
-        if drive(self.tables.reg, PREPARE, row) != at.GO_ON:
+        event = drive(self.tables.reg, PREPARE, row)
+        if event == at.E_NO_ROOM:
+            refuse_to_write()
+        if event != at.GO_ON:
             keep_tokens, has_tokens = int(self.tables.row[row, at.Q_KEEP_TOKENS]), int(self.tables.sess[session, 4])
             raise PlanError(
                 f"keeps {keep_tokens} tokens of a stream that is {keep_tokens - has_tokens} tokens shorter",
@@ -149,7 +161,7 @@ class WireStreams:
         parent = None if plan.continues is None else self.tables.sess[plan.continues]
         num_tokens = max(item.prompt_tokens + item.generate_tokens for item in plan.requests)
         num_tokens = max(num_tokens, 0 if parent is None else int(parent[at.S_TOKENS]))
-        buffer = np.empty((num_tokens + 1) * BYTES_PER_TOKEN, dtype=np.uint8)
+        buffer = self.tables.memory.table(f"session {session}", (num_tokens + 1) * BYTES_PER_TOKEN, np.uint8)
         line[at.S_STREAM], line[at.S_ROOM] = address_of(buffer), len(buffer)
         line[at.S_BYTES] = line[at.S_TOKENS] = 0
         if parent is not None and plan.continues in self._buffers:

@@ -163,21 +163,39 @@ def send_parts(reg: IntArray, fd: int, first: int, count: int) -> int:
     return sendmsg(fd, base + 8 * R_MESSAGE, MSG_DONTWAIT | MSG_NOSIGNAL)
 
 
+# What stands for an address when there was no room; whatever is put there is refused too, so that one look at the last
+# address tells whether all was written.
+NO_ROOM = -1
+
+
 @inner
-def put(to: int, source: int, count: int) -> int:
-    """Copy bytes; the address after the copy."""
+def put(to: int, end: int, source: int, count: int) -> int:
+    """Copy bytes, up to the address ``end``; the address after the copy, NO_ROOM when nothing was written."""
+    if to == NO_ROOM or count < 0 or to + count > end:
+        return NO_ROOM
     memcpy(to, source, count)
     return to + count
 
 
 @inner
-def put_number(to: int, number: int) -> int:
-    """Write a non-negative number in decimal; the address after it."""
+def put_byte(to: int, end: int, byte: int) -> int:
+    """Write one byte; as ``put``."""
+    if to == NO_ROOM or to >= end:
+        return NO_ROOM
+    bytes_at(to, 1)[0] = byte
+    return to + 1
+
+
+@inner
+def put_number(to: int, end: int, number: int) -> int:
+    """Write a non-negative number in decimal; as ``put``."""
     digits = 1
     rest = number // 10
-    while rest:
+    while rest > 0:
         digits += 1
         rest //= 10
+    if to == NO_ROOM or number < 0 or to + digits > end:
+        return NO_ROOM
     text = bytes_at(to, digits)
     for place in range(digits - 1, -1, -1):
         text[place] = 48 + number % 10

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numba
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,23 +12,11 @@ from hypothesis import strategies as st
 from harness.clock import NS_PER_MS, ScaledClock
 from harness.live.audit.nullserver import NullServer, NullServerConfig
 from harness.live.client.answer import NO_KERNEL_STAMP, Answer
-from harness.live.client.wire import deadlines, scan
+from harness.live.client.wire import deadlines
 from harness.live.client.wire import layout as at
 from harness.live.client.wire.reading import ids_text
 from tests.support.replays import plan_of, rows_of, run, session
-
-FD = 7
-ROOM = 4_096
-
-
-@numba.njit
-def take_chunked(reg: Any, fd: int, address: int, count: int) -> int:
-    return scan.take_chunked(reg, fd, address, count)
-
-
-@numba.njit
-def begin_scan(line: Any) -> None:
-    scan.begin_scan(line)
+from tests.support.scanned import ROOM, Scanned, chunked
 
 
 @numba.njit
@@ -45,27 +32,6 @@ def push(reg: Any, at_ns: int, kind: int, row: int) -> None:
 @numba.njit
 def pop(reg: Any) -> None:
     deadlines.pop(reg)
-
-
-class Scanned:
-    """A connection's line and a session's text, fed with the pieces of one chunked answer."""
-
-    def __init__(self) -> None:
-        self.tables = at.SharedTables(1, 1)
-        self.stream = np.zeros(ROOM, dtype=np.uint8)
-        self.tables.sess[0, at.S_STREAM], self.tables.sess[0, at.S_ROOM] = at.address_of(self.stream), ROOM
-        self.line = self.tables.conn[FD]
-        self.line[at.N_KEEPS_IDS] = 1
-        begin_scan(self.line)
-        self.num_used = 0
-
-    def take(self, data: bytes) -> None:
-        piece = np.frombuffer(data, dtype=np.uint8)
-        self.num_used += take_chunked(self.tables.reg, FD, at.address_of(piece), len(piece))
-
-    @property
-    def ids(self) -> bytes:
-        return self.stream[: self.tables.sess[0, at.S_BYTES]].tobytes()
 
 
 def event(ids: list[int], text: str, newline: str, *, with_prompt_ids: bool, spaced: bool) -> str:
@@ -84,19 +50,6 @@ TEXTS = st.one_of(
 EVENTS = st.lists(
     st.tuples(st.lists(st.integers(0, 151_935), max_size=5), TEXTS, st.booleans(), st.booleans()), max_size=6
 )
-
-
-def chunked(body: bytes, sizes: list[int], extension: bytes) -> bytes:
-    """The body in chunks of these sizes, in turn."""
-    parts: list[bytes] = []
-    place = turn = 0
-    while place < len(body):
-        size = sizes[turn % len(sizes)]
-        data = body[place : place + size]
-        parts += [b"%X%b\r\n" % (len(data), extension), data, b"\r\n"]
-        place += size
-        turn += 1
-    return b"".join([*parts, b"0\r\n\r\n"])
 
 
 @settings(max_examples=300, deadline=None)

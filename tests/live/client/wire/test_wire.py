@@ -29,7 +29,7 @@ STREAM = (
     b": ping\n\n"
     b'data: {"id":"cmpl-a","choices":[{"text":"yz","token_ids":[6,7],"finish_reason":"length"}]}\n\n'
     b'data: {"id":"cmpl-a","choices":[],"usage":{"prompt_tokens":9,"completion_tokens":3,'
-    b'"prompt_tokens_details":{"cached_tokens":128}}}\n\n'
+    b'"prompt_tokens_details":{"cached_tokens":8}}}\n\n'
     b"data: [DONE]\n\n"
 )
 
@@ -113,7 +113,7 @@ class TestAnswers:
         answer.close(pieces[-1])
         assert answer.problem == ""
         assert answer.token_ids == [5, 6, 7]
-        assert (answer.prompt_tokens, answer.completion_tokens, answer.cached_tokens) == (9, 3, 128)
+        assert (answer.prompt_tokens, answer.completion_tokens, answer.cached_tokens) == (9, 3, 8)
         assert (answer.response_id, answer.finish_reason) == ("cmpl-a", "length")
         assert [num_tokens for _, _, num_tokens, _ in answer.chunks] == [1, 2]
 
@@ -142,7 +142,7 @@ class TestAnswers:
             (b"data: [1]\n\n", "not a JSON object"),
             (b'data: {"choices":[{"token_ids":7}]}\n\n', "unexpected shape"),
             (b'data: {"error":{"message":"engine died"}}\n\n', "engine died"),
-            (b'data: {"choices":[]}\n\n', "without [DONE]"),
+            (b'data: {"id":"a","choices":[]}\n\n', "without [DONE]"),
         ],
     )
     def test_what_is_no_answer_says_why(self, body: bytes, says: str) -> None:

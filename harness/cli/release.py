@@ -1,0 +1,144 @@
+"""``harness stack``: what of a release of the vendor's stack may be used, and how a new one is written into the table.
+
+Needs no device and no torch, starts and changes nothing but the table it is told to write.
+Next: ``harness.live.releases``.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+if TYPE_CHECKING:
+    from harness.live.releases.check import ReleaseCheck
+    from harness.live.releases.sources import Sources
+
+ReleaseArgument = Annotated[
+    Path, typer.Argument(help="Wheel or zip of vllm-rbln, virtual environment, or site-packages folder.")
+]
+VllmOption = Annotated[
+    Path | None, typer.Option("--vllm", help="The same for vLLM. Default: beside the release; else what is recorded.")
+]
+TableOption = Annotated[Path | None, typer.Option("--table", help="Table of facts. Default: the one of this harness.")]
+
+
+def register(app: typer.Typer) -> None:
+    stack = typer.Typer(
+        name="stack", help="A release of vllm-rbln: what still holds there, and what may be used.", no_args_is_help=True
+    )
+    stack.command(name="check")(check)
+    stack.command(name="record")(record)
+    app.add_typer(stack)
+
+
+def check(
+    release: ReleaseArgument,
+    vllm: VllmOption = None,
+    against: Annotated[
+        str, typer.Option(help="Compare with this release (0.12.0, or its wheel) as if no other were known.")
+    ] = "",
+    table: TableOption = None,
+    output: Annotated[Literal["text", "json"], typer.Option("--format", help="How to print it.")] = "text",
+) -> None:
+    """Say which facts that rules, patch, observer, log grammar and metrics rest on still hold in a release.
+
+    Exit code 0 when all hold, 3 when something changed that matters, 2 for what is no release. Example:
+    `harness stack check vllm_rbln-0.12.1a8-py3-none-any.whl --against 0.12.0`
+    """
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from harness.errors import ExitCode, SpecError
+    from harness.live.releases.check import check_release
+    from harness.live.releases.sources import RBLN, open_sources, wheel_beside
+    from harness.live.releases.table import load_table
+
+    _place, facts = load_table(table)
+    rbln = open_sources(release)
+    engine = _vllm_of(rbln, vllm)
+    places = [rbln.place]
+    if against and Path(against).exists():
+        places.insert(0, Path(against))
+        against = open_sources(Path(against)).version
+    if against and against not in facts.releases:
+        raise SpecError(
+            f"{against} is not recorded", where="--against", hint=f"Recorded are {', '.join(facts.releases)}"
+        )
+
+    def find(package: str, version: str) -> Sources | None:
+        if package == RBLN and version == rbln.version:
+            return None
+        return next((one for place in places if (one := wheel_beside(place, package, version))), None)
+
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(f"vllm-rbln {rbln.version}", total=len(facts.facts))
+        found = check_release(
+            facts, rbln, engine, against=against, find=find, on_fact=lambda _name: progress.advance(task)
+        )
+    typer.echo(_as_json(found) if output == "json" else _as_text(found))
+    raise typer.Exit(int(ExitCode.PASS if found.holds else ExitCode.RUN_INVALID))
+
+
+def record(release: ReleaseArgument, vllm: VllmOption = None, table: TableOption = None) -> None:
+    """Write a release that somebody has read into the table of facts: what stands in it now counts as known.
+
+    Read what `harness stack check` shows first. Example: `harness stack record vllm_rbln-0.12.0-py3-none-any.whl`
+    """
+    from harness.live.releases.sources import open_sources
+    from harness.live.releases.table import load_table, recorded, write_table
+
+    place, facts = load_table(table)
+    rbln = open_sources(release)
+    engine = _vllm_of(rbln, vllm)
+    write_table(recorded(facts, rbln, engine), place)
+    engine_said = f"vLLM {engine.version}" if engine else f"vLLM {rbln.vllm_pin or 'of no version'}, not read"
+    typer.echo(f"{place}: vllm-rbln {rbln.version} with {engine_said}, {len(facts.facts)} facts")
+
+
+def _vllm_of(rbln: Sources, given: Path | None) -> Sources | None:
+    from harness.live.releases.sources import VLLM, open_sources, vllm_beside
+
+    return vllm_beside(rbln) if given is None else open_sources(given, VLLM)
+
+
+def _as_text(found: ReleaseCheck) -> str:
+    how = {"read": "read", "recorded": "not read; its record counts", "not found": "neither found nor recorded"}
+    lines = [
+        f"vllm-rbln {found.version} with vLLM {found.vllm_version or '?'} ({how[found.vllm_source]}): "
+        f"{len(found.facts) - len(found.changed)} of {len(found.facts)} facts as in {found.compared_with}"
+    ]
+    for one in found.changed:
+        known = f"; as in {', '.join(one.known_in)}" if one.known_in else ""
+        lines.append(f"{one.state}: {one.fact.name} ({', '.join(one.fact.bears)}){known}")
+        lines.append(f"    {one.fact.file}")
+        lines += [f"    {line}" for line in one.diff]
+    lines += [f"{use.what}: {use.verdict} ({use.why})" for use in found.uses]
+    return "\n".join(lines)
+
+
+def _as_json(found: ReleaseCheck) -> str:
+    import json
+
+    return json.dumps(
+        {
+            "release": found.version,
+            "vllm": {"version": found.vllm_version, "source": found.vllm_source},
+            "compared_with": found.compared_with,
+            "holds": found.holds,
+            "uses": [{"what": use.what, "verdict": use.verdict, "why": use.why} for use in found.uses],
+            "facts": [
+                {
+                    "name": one.fact.name,
+                    "file": one.fact.file,
+                    "bears": list(one.fact.bears),
+                    "state": one.state,
+                    "known_in": list(one.known_in),
+                    "diff": list(one.diff),
+                }
+                for one in found.facts
+            ],
+        },
+        indent=2,
+    )

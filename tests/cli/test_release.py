@@ -1,0 +1,45 @@
+"""``harness stack``: exit codes, JSON, and a release that is recorded holds afterwards."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from release_wheels import SOURCE, empty_table, stack
+from typer.testing import CliRunner
+
+from harness.cli import app
+
+runner = CliRunner()
+
+
+def test_a_changed_release_ends_with_3_and_what_may_be_used(tmp_path: Path) -> None:
+    table = str(empty_table(tmp_path))
+    old = stack(tmp_path, "0.12.0")
+    new = stack(tmp_path, "0.12.1", SOURCE.replace("waiting[0]", "waiting[-1]"))
+    assert runner.invoke(app, ["stack", "record", str(old), "--table", table]).exit_code == 0
+    done = runner.invoke(app, ["stack", "check", str(new), "--table", table])
+    assert done.exit_code == 3
+    assert "changed: order (rules)" in done.stdout
+    assert "    + request = waiting[-1]" in done.stdout
+    assert "rules: unknown" in done.stdout
+
+
+def test_json_holds_the_same_and_a_recorded_release_has_no_change(tmp_path: Path) -> None:
+    table = str(empty_table(tmp_path))
+    release = str(stack(tmp_path, "0.12.0"))
+    runner.invoke(app, ["stack", "record", release, "--table", table])
+    done = runner.invoke(app, ["stack", "check", release, "--table", table, "--format", "json"])
+    said = json.loads(done.stdout)
+    assert (said["release"], said["compared_with"], said["vllm"]["source"]) == ("0.12.0", "0.12.0", "read")
+    assert {fact["state"] for fact in said["facts"]} == {"holds"}
+    assert {use["what"]: use["verdict"] for use in said["uses"]}["rules"] == "yes"
+
+
+def test_recording_twice_changes_nothing(tmp_path: Path) -> None:
+    table = empty_table(tmp_path)
+    release = str(stack(tmp_path, "0.12.0"))
+    runner.invoke(app, ["stack", "record", release, "--table", str(table)])
+    first = table.read_bytes()
+    runner.invoke(app, ["stack", "record", release, "--table", str(table)])
+    assert table.read_bytes() == first
