@@ -12,8 +12,8 @@ from tests.support.checkout import ROOT
 
 TESTS = ROOT / "tests"
 MIRRORED_OUTSIDE_THE_PACKAGE = {"benchmarks", "docker", "tools"}
-CROSS_CUTTING = {"differential", "support"}
-"""The engine against the vendor's classes; what tests share."""
+CROSS_CUTTING = {"differential", "recipes", "support"}
+"""The engine against the vendor's classes; what CONTRIBUTING.md promises; what tests share."""
 
 
 def counterparts(test: Path) -> list[Path]:
@@ -56,3 +56,40 @@ def test_every_package_and_module_stands_on_a_floor() -> None:
         path.stem for path in (ROOT / "harness").iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()
     }
     assert parts - on_a_floor == {"__init__", "__main__"}
+
+
+CITED = re.compile(r'docs/(\w[\w-]*\.md)((?:,? (?:and )?"[^"]+")*)')
+
+
+def test_every_section_of_the_docs_that_the_code_cites_is_there() -> None:
+    headings = {
+        page.name: set(re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE))
+        for page in (ROOT / "docs").glob("*.md")
+    }
+    missing = [
+        f"{path.relative_to(ROOT)}: {page} {section}"
+        for path in sorted((ROOT / "harness").rglob("*.py"))
+        for page, sections in CITED.findall(path.read_text())
+        for section in (re.findall('"([^"]+)"', sections) or [None])
+        if page not in headings or section not in {None, *headings[page]}
+    ]
+    assert missing == []
+
+
+def test_the_code_cites_no_document_that_is_not_in_the_repository() -> None:
+    elsewhere = re.compile(r"\bmethods \d|[Ss]tack[ -]facts|twin-facts|\bhouse\.md|methods\.md")
+    found = [
+        f"{path.relative_to(ROOT)}: {words[0]}"
+        for folder in ("harness", "benchmarks", "plans", "docs")
+        for path in sorted((ROOT / folder).rglob("*"))
+        if path.suffix in {".py", ".md", ".toml"} and (words := elsewhere.search(path.read_text()))
+    ]
+    assert found == []
+
+
+def test_the_method_names_the_code_of_every_figure() -> None:
+    page = (ROOT / "docs" / "method.md").read_text()
+    modules = set(re.findall(r"`harness\.([\w.]+)`", page))
+    assert modules
+    homes = [ROOT / "harness" / name.replace(".", "/") for name in modules]
+    assert [str(home) for home in homes if not (home.is_dir() or home.with_suffix(".py").is_file())] == []

@@ -50,7 +50,7 @@ class Diagnosis:
 
     @property
     def is_reuse_first(self) -> bool:
-        """Whether lost reuse costs more than padding: then slots have priority over buckets (paper 5-3)."""
+        """Whether lost reuse costs more than padding: then slots come before buckets (docs/method.md, "Search")."""
         return self.lost_prefill_ns >= self.padding_ns
 
     def lines(self) -> Iterator[str]:

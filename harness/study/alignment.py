@@ -2,7 +2,7 @@
 
 Ratios are of sums over replicates that both conditions have; shares of single n only where h(n) is equal. Next:
 ``catalogue`` names these analyses; ``verdicts`` decides directions.
-Definitions: paper 3-1, Tables I and II, S4, S5.
+Definitions: docs/method.md, "Padding", "Decomposition of a bucket change"; Tables I and II.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 An experiment names its analysis; any other experiment gets the general one. Nothing is decided here. Next:
 ``harness analyse`` prints the result; ``decide`` is separate.
-Definitions: paper 3 to 5, S1 to S9; methods 6.
+Definitions: docs/method.md, "Experiments".
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What the paper prints and no other module counts: totals under rows, dummy requests, loaded memory.
 
 Sums and counts only; a total of shares is the share of the total. Next: ``harness.report`` lays them out.
-Definitions: paper, Tables XV, S4 and S7.
+Definitions: docs/method.md, "Decomposition of a bucket change"; Tables XV, S4 and S7.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def dummy_requests(run: SealedRun) -> DummyRequests | None:
         return DummyRequests(sum(slot is not None and slot >= 0 for slot in slots), is_derived=False)
     server = server_of(run)
     n = run.table("steps").column("n").to_pylist()
-    if not n or not server.prefix_caching or not server.rules.startswith("vendor-"):
+    if not n or not server.prefix_caching or not server.rule_set().has_inner_blocks:
         return None
     return DummyRequests(sum(0 < seqs < server.max_num_seqs for seqs in n), is_derived=True)
 

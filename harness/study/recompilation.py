@@ -2,7 +2,7 @@
 
 Step times are intervals of the step log where nothing else ran; prefill times are answer times of one-token requests
 that ran alone. Nothing is fitted here. Next: ``catalogue`` names these analyses; a calibration fits what they show.
-Definitions: paper 3-1, 3-3, Tables S2 and S3.
+Definitions: docs/method.md, "Decisions"; Tables S2 and S3.
 """
 
 from __future__ import annotations

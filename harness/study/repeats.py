@@ -2,7 +2,7 @@
 
 Pairs of repeats share runs and are no independent samples. A replicate's row shows the composition of a sum, it is no
 uncertainty interval. Next: ``catalogue`` names these analyses; ``verdicts`` decides on the sums.
-Definitions: paper S1, S6, S7, Tables S1, S8, S9.
+Definitions: docs/method.md, "Decisions"; Tables S1, S8, S9.
 """
 
 from __future__ import annotations

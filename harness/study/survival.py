@@ -2,7 +2,7 @@
 
 From responses, the reuse log and the step log of sealed runs. Attribution of an eviction is the log's own order.
 Next: ``catalogue`` names these analyses.
-Definitions: paper 3-2, Tables III and S4, S3.
+Definitions: docs/method.md, "Reuse"; Tables III and S4.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The observer inside a server gives it exactly; stamps of log and streams give it where clients streamed. It is session
 time and never part of device time. Next: ``catalogue`` shows it per condition and per pair of runs.
-Definition: paper 3-3, W_j = integral of K_j(t) dt over a prefill.
+Definition: docs/method.md, "Waiting": W_j = integral of K_j(t) dt over a prefill.
 """
 
 from __future__ import annotations

@@ -196,7 +196,7 @@ class _StepRows:
     def table(self, buckets: tuple[int, ...]) -> pa.Table:
         rows = self._bucket_rows
         if not rows:
-            # b is a pure function of n: the smallest compiled batch size that holds it (stack facts C).
+            # b is a pure function of n: the smallest compiled batch size that holds it (docs/stack.md, "Buckets").
             fitting = [(at_ns, n) for at_ns, n in self._iteration_rows if buckets and n <= buckets[-1]]
             rows = [(at_ns, n, buckets[bisect_left(buckets, n)]) for at_ns, n in fitting]
         log_ns, n, b = zip(*rows, strict=True) if rows else ((), (), ())

@@ -2,7 +2,7 @@
 
 From the client's chunk stamps and send and completion stamps; the elapsed time of the prefill from the server's metric.
 Cumulative waiting is session-time, never added to device time. Next: ``verdicts`` applies the rule to these.
-Definitions: paper 3-3, Table IV.
+Definitions: docs/method.md, "Waiting".
 """
 
 from __future__ import annotations

@@ -35,7 +35,6 @@ from harness.spec.rules import (
 )
 
 EXPLORATORY = "the runs are exploratory"
-Grouped = Mapping[str, Sequence[RunFigures]]
 
 
 class Evidence:

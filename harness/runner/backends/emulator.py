@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from harness.kinds import KINDS, BackendKind
 from harness.live.doctor import Check
 from harness.live.launch import DEVICE_TRACE_FILE, LOOPBACK, LaunchPlan, write_config
-from harness.live.server.process import require_port
+from harness.live.server.ports import require_port
 from harness.runner.backends.base import LaunchOptions, ServerBackend
 from harness.spec import ServerSpec
 

@@ -20,7 +20,7 @@ from harness.live.artifacts import check_artifact, read_artifact
 from harness.live.devices.smi import read_devices, require_idle
 from harness.live.doctor import Check
 from harness.live.launch import DEVICE_TRACE_FILE, LOOPBACK, LaunchPlan, write_config
-from harness.live.server.process import require_port
+from harness.live.server.ports import require_port
 from harness.live.stack import Stack, check_installed, serve_plan
 from harness.runner.backends.base import LaunchOptions, ServerBackend, check_named_artifact
 from harness.spec import ServerSpec

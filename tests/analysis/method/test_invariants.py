@@ -9,7 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from harness.analysis import Verdict, check_experiment, check_run, derive_tables, summarise
+from harness.analysis import check_experiment, check_run, derive_tables, summarise
+from harness.analysis.method.compare import Verdict
 from harness.engine import load_cost_model
 from harness.records import ClockRecord, Manifest, Observation, RunWriter, SealedRun, ServerRecord
 from tests.support.analysis_tables import manifest, request_row, requests_table
