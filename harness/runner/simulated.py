@@ -27,7 +27,7 @@ from harness.experiment import PlannedRun
 from harness.kinds import kind_named
 from harness.live import provenance
 from harness.plan import BlockKeys, Plan
-from harness.records import ClockRecord, Observation, RawFile, SealedRun, ServerRecord, schema
+from harness.records import ClockRecord, Observation, RawFile, SealedRun, ServerRecord, layout, schema
 from harness.runner.progress import RequestFinished
 from harness.runner.run import Invocation, manifest_of, seal_run
 from harness.sim import simulate
@@ -46,7 +46,7 @@ def perform_simulated_run(planned: PlannedRun, invocation: Invocation) -> Sealed
     epoch_s = int(utc_now().timestamp())
     plan, kind = planned.plan, kind_named(planned.spec.backend)
     with invocation.writer(planned) as writer:
-        run = _VirtualRun(planned, _Log(writer.raw("server.log"), epoch_s), writer.raw("scrapes.jsonl"))
+        run = _VirtualRun(planned, _Log(writer.raw(layout.SERVER_LOG), epoch_s), writer.raw(layout.SCRAPES))
         end_ns = run.play()
         invocation.on_progress(RequestFinished(planned.label, plan.num_requests, plan.num_requests))
         manifest = manifest_of(

@@ -54,10 +54,6 @@ class WindowFigures(NamedTuple):
         return self.reused / self.rearrivals if self.rearrivals else 1.0
 
     @property
-    def device_s_per_request(self) -> float:
-        return self.device_ns / NS_PER_S / max(self.completed, 1)
-
-    @property
     def padding_ratio(self) -> float:
         """p = sum(b - n) / sum(b) over the decode steps."""
         return (self.decode_slots - self.decode_requests) / self.decode_slots if self.decode_slots else 0.0
@@ -194,17 +190,6 @@ def _waited(requests: Records[layout.RequestResult], prefills: Records[layout.St
     begin = prefills["start_ns"]
     others = np.searchsorted(admitted, begin, "left") - np.searchsorted(completed, begin, "right")
     return int((others * inside).sum())
-
-
-def steadiness(
-    arrays: layout.PlanArrays, plan: int, config: EngineConfig, model: CostModel, window: WindowSpec, parts: int = 2
-) -> list[WindowFigures]:
-    """The window cut into ``parts`` equal parts: what a test of steady state compares."""
-    whole = window_figures(arrays, plan, config, model, window)
-    alone = one_plan(arrays, plan)
-    outcome = run_arrays(alone, config, model)
-    edges = np.linspace(whole.start_ns, whole.end_ns, parts + 1).astype(np.int64).tolist()
-    return [look(alone, outcome, config, edges[part], edges[part + 1]) for part in range(parts)]
 
 
 def median_of_paired_ratios(changed: Sequence[float], baseline: Sequence[float]) -> float:

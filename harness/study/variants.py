@@ -12,16 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from harness.analysis.method.runfacts import cost_model_of, paired, server_of
 from harness.analysis.method.verdicts import Evidence
 from harness.compiled.records import record_at
 from harness.engine import EngineConfig
 from harness.prereg import predict_runs
-from harness.records import SealedRun
+from harness.records import SealedRun, paired
 from harness.sim.kernel.arrays import with_column
 from harness.sim.simulate import plan_arrays, run_batch
 from harness.spec import RulesName
-from harness.study.survival import plan_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +90,11 @@ def _arrivals(run: SealedRun) -> Sequence[int]:
 
 def _device_ns(run: SealedRun, pinned_ns: Sequence[int] | None) -> tuple[int, int]:
     """(D, requests that reused) of a run's plan on its own configuration."""
-    server = server_of(run)
-    arrays = plan_arrays([plan_of(run)])
+    server = run.server
+    arrays = plan_arrays([run.plan])
     if pinned_ns is not None:
         arrays = with_column(arrays, "pinned_ns", np.array(pinned_ns, dtype=np.int64))
-    outcome = run_batch(arrays, EngineConfig.from_server(server), cost_model_of(run))
+    outcome = run_batch(arrays, EngineConfig.from_server(server), run.cost_model)
     totals = record_at(outcome.totals, 0)
     reused = int(np.count_nonzero(outcome.requests["cached_tokens"] > 0))
     return totals["decode_ns"] + totals["prefill_ns"], reused

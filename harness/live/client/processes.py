@@ -28,6 +28,7 @@ from harness.live.client.meters import CpuMeter
 from harness.live.client.script import ReplayEvent
 from harness.live.client.single import ReplayResult, Target, replay_here
 from harness.plan import Plan, read_plan, write_plan
+from harness.records import layout
 from harness.spec import ClientSpec
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ def replay_in_processes(
     cpu = CpuMeter()
     with tempfile.TemporaryDirectory(prefix="harness-client-", dir=target.records) as name:
         folder = Path(name)
-        plan_path = write_plan(plan, folder / "plan.jsonl")
+        plan_path = write_plan(plan, folder / layout.PLAN)
         with ExitStack() as stack:
             parts = [
                 stack.enter_context(_part(plan_path, folder / str(place), target, sessions, tells=on_event is not None))

@@ -15,7 +15,8 @@ import httpx
 from harness.clock import NS_PER_MS, NS_PER_S, Clock, MonotonicClock
 from harness.errors import ServerError
 from harness.live.launch import LaunchPlan
-from harness.live.server.process import ExitReport, ServerProcess, url_host
+from harness.live.server.ports import url_host
+from harness.live.server.process import ExitReport, ServerProcess
 
 ANSWER_TIMEOUT_S = 10.0
 POLL_NS = 200 * NS_PER_MS

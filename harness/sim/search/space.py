@@ -135,7 +135,7 @@ class WindowSpec(Spec):
 
 
 class DeviceSpec(Spec):
-    """Memory and compile arithmetic. Defaults: Qwen3-4B on 4 devices, vllm-rbln 0.11.1, the paper's section 5-5.
+    """Memory and compile arithmetic. Defaults: Qwen3-4B on 4 devices, vllm-rbln 0.11.1, docs/method.md, "Search".
 
     Compile: compile_base_s + compile_call_s (buckets + 1) fits the observed 349-486 s. Overhead: what a device holds
     beside the KV slots after loading, the most that was measured (6.6-7.0 GiB with 4.5 GiB of KV).
