@@ -73,8 +73,8 @@ def _compile(function: Callable[Parameters, Result], extra: dict[str, Any]) -> C
 def cache_folder(source: str) -> Path | None:
     """Where the machine code of ``source`` is kept; None where no folder can hold it.
 
-    It is named by that file and by every file of this package which it imports, however far: numba looks only at the
-    file of the function it caches, not at those of the functions and constants inlined into it.
+    It is named by that file, by every file of this package which it imports, however far, and by the decorators' own:
+    numba looks only at the file of the function it caches, not at those of the functions and constants linked into it.
     """
     return _folder_named(sources_digest(source))
 
@@ -99,14 +99,17 @@ def _folder_named(digest: str) -> Path | None:
 def sources_digest(source: str) -> str:
     """SHA-256, shortened, over a file and the files of this package that it imports, directly or through others."""
     digest = hashlib.sha256()
-    for path in sorted(_with_imported(Path(source).resolve())):
+    for path in sorted(imported_files(Path(source).resolve())):
         digest.update(f"{path.relative_to(_ROOT) if path.is_relative_to(_ROOT) else path.name}\0".encode())
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
 
 
-def _with_imported(source: Path) -> set[Path]:
-    found, new = {source}, [source]
+def imported_files(source: Path) -> set[Path]:
+    """A file, the files of this package that it imports, directly or through others, and the decorators'."""
+    # The decorators decide what becomes of every function.
+    found = {source, *Path(__file__).resolve().parent.glob("*.py")}
+    new = list(found)
     while new:
         imported = _imports(new.pop()) - found
         found |= imported

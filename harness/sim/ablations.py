@@ -16,9 +16,9 @@ from harness.engine.cost import CostModel
 from harness.engine.memory import new_state
 from harness.engine.steps import FAR
 from harness.errors import PlanError, SpecError
+from harness.sim import memory
 from harness.sim.kernel import arrays as layout
 from harness.sim.kernel import events as kernel
-from harness.sim.kernel import memory
 from harness.sim.simulate import check_slots
 from harness.spec import Treatment
 

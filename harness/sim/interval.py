@@ -23,11 +23,11 @@ from harness.engine.memory import new_state
 from harness.engine.steps import FAR
 from harness.errors import PlanError, SpecError
 from harness.plan import Plan, build_plan
+from harness.sim import memory
 from harness.sim.ablations import Ablation
 from harness.sim.calibrated import calibrated_uncertainty
 from harness.sim.kernel import arrays as layout
 from harness.sim.kernel import events as kernel
-from harness.sim.kernel import memory
 from harness.sim.search.space import Candidate, SpaceSpec, UncertaintySpec, candidate_of
 from harness.sim.simulate import check_slots, plan_arrays
 from harness.sim.windows import median_of_paired_ratios, ratio_of_sums, window_figures

@@ -22,9 +22,9 @@ from harness.engine.scheduler import CALLERS, STEP_KINDS
 from harness.engine.steps import FAR
 from harness.errors import PlanError
 from harness.plan import Plan, SessionPlan
+from harness.sim import memory
 from harness.sim.kernel import arrays as layout
 from harness.sim.kernel import events as kernel
-from harness.sim.kernel import memory
 from harness.spec import ServerSpec
 
 

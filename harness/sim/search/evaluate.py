@@ -22,9 +22,9 @@ from harness.engine.state import EngineState
 from harness.engine.steps import FAR
 from harness.errors import PlanError, SpecError
 from harness.plan import Plan, build_plan
+from harness.sim import memory
 from harness.sim.kernel import arrays as layout
 from harness.sim.kernel import events as kernel
-from harness.sim.kernel import memory
 from harness.sim.search.space import Candidate, InputSpec, SpaceSpec, WindowSpec
 from harness.sim.simulate import check_slots, plan_arrays
 from harness.sim.windows import window_figures
