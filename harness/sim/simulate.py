@@ -65,12 +65,17 @@ class SimResult:
 
 
 class SessionRow(NamedTuple):
-    """One session as numbers, see SessionPlan. after, continues: -1: none. requests: keep, new, generate, wait_ns."""
+    """One session as numbers, see SessionPlan. after, continues: -1: none. requests: keep, new, generate, wait_ns.
+
+    before: every session that must have completed, ``after`` first. blocks: names of the blocks it begins with.
+    """
 
     start_ns: int
     after: int
     continues: int
     requests: Sequence[tuple[int, int, int, int]]
+    before: Sequence[int] = ()
+    blocks: Sequence[int] = ()
 
 
 def plan_arrays(plans: Sequence[Plan]) -> layout.PlanArrays:
@@ -78,6 +83,7 @@ def plan_arrays(plans: Sequence[Plan]) -> layout.PlanArrays:
     return pack(
         [[_session_row(session) for session in plan.sessions] for plan in plans],
         [plan.shared_prefix_tokens for plan in plans],
+        [plan.block_tokens for plan in plans],
     )
 
 
@@ -90,32 +96,52 @@ def _session_row(session: SessionPlan) -> SessionRow:
             (request.keep_tokens, request.new_tokens, request.generate_tokens, request.wait_after_ns)
             for request in session.requests
         ],
+        session.predecessors,
+        session.blocks,
     )
 
 
-def pack(plans: Sequence[Sequence[SessionRow]], shared_prefix_tokens: Sequence[int]) -> layout.PlanArrays:
+def pack(
+    plans: Sequence[Sequence[SessionRow]],
+    shared_prefix_tokens: Sequence[int],
+    named_tokens: Sequence[int] | None = None,
+) -> layout.PlanArrays:
     """Sessions of one or more plans end to end. A session must continue one with a lower index."""
     plan_rows: list[tuple[int, ...]] = []
     sessions: list[tuple[int, ...]] = []
     requests: list[tuple[int, ...]] = []
-    for plan, shared in zip(plans, shared_prefix_tokens, strict=True):
-        first_child, next_sibling, roots = [-1] * len(plan), [-1] * len(plan), list(range(len(plan)))
+    followers: list[int] = []
+    names: list[int] = []
+    for plan, shared, named in zip(plans, shared_prefix_tokens, named_tokens or [0] * len(plans), strict=True):
+        first_session, first_request = len(sessions), len(requests)
+        roots, chains = list(range(len(plan))), dict[tuple[int, int], int]()
+        waiting: list[list[int]] = [[] for _ in plan]
         for place, session in enumerate(plan):
             if session.continues >= 0:
                 roots[place] = roots[session.continues]
-            if session.after >= 0:
-                next_sibling[place], first_child[session.after] = first_child[session.after], place
-        first_session, first_request = len(sessions), len(requests)
+            for before in _before(session):
+                waiting[before].append(place)
         for place, session in enumerate(plan):
-            links = (*session[:3], roots[place], first_child[place], next_sibling[place])
-            sessions.append((len(requests), len(session.requests), *links))
+            first_name, chain = len(names), -1
+            for name in session.blocks:
+                chain = chains.setdefault((chain, name), len(chains))
+                names.append(chain)
+            links = (*session[:3], roots[place], len(_before(session)), len(followers), len(waiting[place]))
+            sessions.append((len(requests), len(session.requests), *links, first_name, len(session.blocks)))
+            followers += waiting[place]
             requests += [(*request, place, -1) for request in session.requests]
-        plan_rows.append((first_session, len(plan), first_request, len(requests) - first_request, shared))
+        plan_rows.append((first_session, len(plan), first_request, len(requests) - first_request, shared, named))
     return layout.PlanArrays(
         plans=records_from(layout.PlanRecord, plan_rows),
         sessions=records_from(layout.SessionRecord, sessions),
         requests=records_from(layout.RequestRecord, requests),
+        followers=np.array(followers, dtype=np.int64),
+        names=np.array(names, dtype=np.int64),
     )
+
+
+def _before(session: SessionRow) -> set[int]:
+    return set(session.before) or ({session.after} if session.after >= 0 else set())
 
 
 def simulate(

@@ -76,6 +76,8 @@ def one_plan(arrays: layout.PlanArrays, plan: int) -> layout.PlanArrays:
         plans=arrays.plans[plan : plan + 1].copy(),
         sessions=arrays.sessions[first : first + one["num_sessions"]].copy(),
         requests=arrays.requests[first_request : first_request + one["num_requests"]].copy(),
+        followers=arrays.followers,
+        names=arrays.names,
     )
     alone.plans["first_session"][:] = 0
     alone.plans["first_request"][:] = 0

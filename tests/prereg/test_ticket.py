@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +20,7 @@ from harness.records import RunStore, layout
 from harness.runner import StopFlag, run_experiment
 from harness.runner.progress import RunSealed
 from harness.spec import ServerSpec
+from tests.support import command_line
 from tests.support.workplace import RULE, Workplace
 
 
@@ -278,15 +277,7 @@ def test_what_is_no_frozen_file_says_so(place: Workplace) -> None:
 
 
 def harness(place: Workplace, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "harness", *arguments],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=200,
-        cwd=place.root,
-        env={**os.environ, "COLUMNS": "200"},
-    )
+    return command_line.harness(*arguments, cwd=place.root, environment={"COLUMNS": "200"})
 
 
 def test_freeze_run_and_decide_from_the_command_line(place: Workplace) -> None:

@@ -11,24 +11,30 @@ from typing import NamedTuple
 from harness.compiled.records import IntArray, Records
 
 OWNER_STRIDE = 1 << 20
-"""Block i of a stream that request r wrote has key (r + 2) * OWNER_STRIDE + i; r = -1: the shared prefix."""
+"""Block i of a stream that request r wrote has key (r + 2) * OWNER_STRIDE + i; r = -1: the shared prefix;
+r = number of requests + c: the named blocks up to the end of chain c."""
 
 
 class PlanRecord:
-    """One plan: its sessions and requests, in the tables of all plans. shared_prefix: tokens."""
+    """One plan: its sessions and requests, in the tables of all plans. shared_prefix: tokens.
+
+    named_tokens: size of a named block.
+    """
 
     first_session: int
     num_sessions: int
     first_request: int
     num_requests: int
     shared_prefix: int
+    named_tokens: int
 
 
 class SessionRecord:
-    """One session; after, continues, root, first_child, next_sibling are indices within the plan, -1: none.
+    """One session; after, continues, root are indices within the plan, -1: none.
 
-    root: the session whose stream it goes on with, for rules that go by session. first_child, next_sibling: who starts
-    after whom.
+    root: the session whose stream it goes on with, for rules that go by session. num_before: sessions that must have
+    completed before it starts. first_follower, num_followers: who waits for it. first_name, num_names: the named
+    blocks that its fresh stream begins with.
     """
 
     first_request: int
@@ -37,8 +43,11 @@ class SessionRecord:
     after: int
     continues: int
     root: int
-    first_child: int
-    next_sibling: int
+    num_before: int
+    first_follower: int
+    num_followers: int
+    first_name: int
+    num_names: int
 
 
 class RequestRecord:
@@ -57,11 +66,16 @@ class RequestRecord:
 
 
 class PlanArrays(NamedTuple):
-    """One or more plans, end to end: plans (plans,), sessions (all sessions,), requests (all requests,)."""
+    """One or more plans, end to end: plans (plans,), sessions (all sessions,), requests (all requests,).
+
+    followers: sessions, within their plan. names: numbers of chains of names.
+    """
 
     plans: Records[PlanRecord]
     sessions: Records[SessionRecord]
     requests: Records[RequestRecord]
+    followers: IntArray
+    names: IntArray
 
 
 def with_column(plans: PlanArrays, name: str, values: IntArray) -> PlanArrays:
@@ -100,11 +114,15 @@ class CostArrays(NamedTuple):
 
 
 class SessionScratch:
-    """heap: sessions by next arrival; arrival_ns, next_request: of the session at this place."""
+    """heap: sessions by next arrival; the others are of the session at this place.
+
+    num_missing: sessions that it still waits for.
+    """
 
     heap: int
     arrival_ns: int
     next_request: int
+    num_missing: int
 
 
 class Scratch(NamedTuple):

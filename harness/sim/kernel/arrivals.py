@@ -7,7 +7,7 @@ here. Next: ``events`` moves time from arrival to arrival.
 from __future__ import annotations
 
 from harness.compiled import inner
-from harness.compiled.records import Records
+from harness.compiled.records import IntArray, Records
 from harness.engine.state import EngineState
 from harness.engine.steps import reset, submit
 from harness.sim.kernel.arrays import OWNER_STRIDE, Outcome, PlanArrays, PlanTotals, Scratch, SessionScratch
@@ -81,10 +81,26 @@ def write_owners(
         shared_blocks = min(plans.plans[plan].shared_prefix, plans.requests[request].new) // block_tokens
         for i in range(shared_blocks):
             owner[session, i] = -1
+        shared_blocks += write_named(plans, plan, owner, block_tokens, session, request, shared_blocks)
     row = request - plans.sessions[first_session].first_request
     stream_blocks = (keep + plans.requests[request].new + plans.requests[request].generate) // block_tokens
     for i in range(max(kept_blocks, shared_blocks), min(stream_blocks, owner.shape[1])):
         owner[session, i] = row
+
+
+@inner
+def write_named(
+    plans: PlanArrays, plan: int, owner: IntArray, block_tokens: int, session: int, request: int, begin: int
+) -> int:
+    """Owners of the blocks wholly inside the named blocks that a session's first prompt begins with; how many."""
+    own, its_plan = plans.sessions[plans.plans[plan].first_session + session], plans.plans[plan]
+    if own.num_names == 0 or request != own.first_request:
+        return 0
+    num_blocks = min(own.num_names * its_plan.named_tokens // block_tokens, owner.shape[1])
+    for i in range(begin, num_blocks):
+        last_name = ((i + 1) * block_tokens - 1) // its_plan.named_tokens
+        owner[session, i] = its_plan.num_requests + plans.names[own.first_name + last_name]
+    return max(0, num_blocks - begin)
 
 
 @inner
@@ -131,12 +147,13 @@ def complete(
         )
         heap_push(scratch.sessions, waiting, session)
         return waiting + 1
-    child = int(plans.sessions[first_session + session].first_child)
-    while child >= 0:
-        scratch.sessions[child].arrival_ns = now_ns + plans.sessions[first_session + child].start_ns
-        heap_push(scratch.sessions, waiting, child)
-        waiting += 1
-        child = int(plans.sessions[first_session + child].next_sibling)
+    for edge in range(own.first_follower, own.first_follower + own.num_followers):
+        follower = plans.followers[edge]
+        scratch.sessions[follower].num_missing -= 1
+        if scratch.sessions[follower].num_missing == 0:
+            scratch.sessions[follower].arrival_ns = now_ns + plans.sessions[first_session + follower].start_ns
+            heap_push(scratch.sessions, waiting, follower)
+            waiting += 1
     return waiting
 
 
@@ -169,7 +186,8 @@ def begin(plans: PlanArrays, plan: int, scratch: Scratch, state: EngineState, ou
     waiting = 0
     for session in range(plans.plans[plan].num_sessions):
         scratch.sessions[session].next_request = 0
-        if plans.sessions[first_session + session].after < 0:
+        scratch.sessions[session].num_missing = plans.sessions[first_session + session].num_before
+        if scratch.sessions[session].num_missing == 0:
             scratch.sessions[session].arrival_ns = plans.sessions[first_session + session].start_ns
             heap_push(scratch.sessions, waiting, session)
             waiting += 1

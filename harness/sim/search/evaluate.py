@@ -94,8 +94,8 @@ def most_at_once(arrays: layout.PlanArrays, group: Group) -> int:
     most = 0
     for plan in range(group.first, group.last):
         first = int(arrays.plans["first_session"][plan])
-        children = arrays.sessions["first_child"][first : first + int(arrays.plans["num_sessions"][plan])]
-        most = max(most, int((children < 0).sum()))
+        children = arrays.sessions["num_followers"][first : first + int(arrays.plans["num_sessions"][plan])]
+        most = max(most, int((children == 0).sum()))
     return most
 
 
