@@ -39,7 +39,6 @@ def register(app: typer.Typer) -> None:
     app.command(name="run")(run)
     app.command(name="report")(report)
     app.command(name="table")(table)
-    app.command(name="trace")(trace)
 
 
 def run(
@@ -151,25 +150,6 @@ def table(
     from harness.report import conditions_table
 
     Console().print(conditions_table(summarise(sealed_runs(runs, experiment))))
-
-
-def trace(
-    experiment: Annotated[str, typer.Argument(help="Name of an experiment with sealed runs.")],
-    run: Annotated[str, typer.Argument(help="One run: condition/replicate.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The trace file to write (JSON).")],
-    runs: RunsOption = Path("runs"),
-) -> None:
-    """Write one run as a trace for ui.perfetto.dev: sessions as tracks, n and padding as counters.
-
-    Example: `harness trace demo base-waits/0 -o trace.json --runs runs/today`
-    """
-    from harness.report import perfetto_trace
-
-    labels = {f"{sealed.condition}/{sealed.replicate}": sealed for sealed in sealed_runs(runs, experiment)}
-    if run not in labels:
-        raise SpecError(f"no sealed run {run!r}", where=experiment, hint=f"Runs: {', '.join(labels)}")
-    output.write_bytes(perfetto_trace(labels[run]))
-    print(f"trace: {output}")
 
 
 def sealed_runs(runs: Path, experiment: str) -> list[SealedRun]:
