@@ -6,7 +6,7 @@ Writes only the file it is told to; prints counts, never a word of a recording. 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class TraceGroup(TyperGroup):
     """``harness trace EXPERIMENT RUN`` goes on meaning the viewer's trace of that run."""
 
-    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if args and not args[0].startswith("-") and args[0] not in self.commands:
             args = ["perfetto", *args]
         return super().parse_args(ctx, args)

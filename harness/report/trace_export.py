@@ -105,11 +105,14 @@ def _table(run: SealedRun) -> bytes:
 
 
 def _spans(run: SealedRun) -> bytes:
-    plan, rows = run.plan, run.table("requests").to_pylist()
+    plan = run.plan
+    rows: list[dict[str, Any]] = (
+        run.table("requests").sort_by([("session", "ascending"), ("request", "ascending")]).to_pylist()
+    )
     sent = [row["sent_ns"] for row in rows if row["sent_ns"] is not None]
     start_ns = min(sent, default=0)
     spans = [_run_span(run, start_ns, max((row["done_ns"] or 0 for row in rows), default=0))]
-    for row in sorted(rows, key=lambda row: (row["session"], row["request"])):
+    for row in rows:
         if row["sent_ns"] is None or row["done_ns"] is None:
             continue
         session, place = row["session"], row["request"]
