@@ -75,6 +75,11 @@ class LimitsSpec(Spec):
 
     rearrival_lag_p99_ms: float = Field(default=10.0, gt=0)
     start_spread_ms: float = Field(default=20.0, gt=0)
+    stall_ms: float = Field(default=1000.0, gt=0, description="longest host stall that may touch a request")
+    stamp_lag_ms: float = Field(
+        default=1000.0, gt=0, description="longest time from the kernel's stamp to the client's"
+    )
+    needs_stall_meter: bool = Field(default=True, description="a run whose stall meter was lost is INVALID")
     request_timeout_s: float = Field(default=600.0, gt=0, description="model seconds one request may take")
 
 
