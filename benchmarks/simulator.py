@@ -26,7 +26,6 @@ from tests.support.naive_paper import paper_run
 
 MARKS = {"paper": ">= 50,000 /s", "vendor-0.11.1": ">= 30,000 /s"}
 SIZES = (1_000, 10_000, 100_000)
-NAIVE_PLANS = 5
 
 
 class SimulatorFigure(NamedTuple):

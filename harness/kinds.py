@@ -6,9 +6,7 @@ kind that this version does not have; it still opens. Next: ``harness.runner.bac
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from harness.errors import SpecError
 
@@ -32,11 +30,7 @@ class BackendKind:
     is_restarted: bool = True
 
 
-def _table(*kinds: BackendKind) -> Mapping[str, BackendKind]:
-    return MappingProxyType({kind.name: kind for kind in kinds})
-
-
-KINDS = _table(
+_TABLE = (
     BackendKind(
         name="emulator",
         label="embedded emulator (modelled step times, no device)",
@@ -66,7 +60,8 @@ KINDS = _table(
         is_restarted=False,
     ),
 )
-DEFAULT_BACKEND = next(iter(KINDS))
+KINDS = {kind.name: kind for kind in _TABLE}
+DEFAULT_BACKEND = _TABLE[0].name
 
 
 def kind_named(name: str) -> BackendKind:

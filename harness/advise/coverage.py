@@ -15,6 +15,7 @@ from harness.clock import NS_PER_MS
 from harness.emulator.virtual import run_virtually
 from harness.engine import CostModel, load_cost_model
 from harness.errors import SpecError
+from harness.kv_rules import NEWEST_STABLE, rule_set
 from harness.plan import Plan, build_plan
 from harness.plan.build import derive_seed
 from harness.sim.interval import ORDER_NS, perturbed, predict
@@ -61,11 +62,11 @@ def check_coverage(space: SpaceSpec, trials: int, *, users: int | None = None, n
     """
     if not space.named:
         raise SpecError("the space names no configuration", where="coverage", hint="Add a [named.<name>] table")
-    if not space.rules.startswith("vendor"):
+    if not rule_set(space.rules).has_inner_blocks:
         raise SpecError(
             f"the emulator does not run the rules {space.rules!r}",
             where="coverage",
-            hint="Say --set rules=vendor-0.11.1",
+            hint=f"Say --set rules={NEWEST_STABLE}",
         )
     chosen = name or next(iter(space.named))
     count = space.inputs.users[0] if users is None else users

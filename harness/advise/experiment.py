@@ -6,10 +6,11 @@ Next: ``harness freeze`` fixes both files before anything is measured.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+import tomli_w
 
 from harness.errors import RecordsError
 from harness.sim.search.space import Candidate, candidate_of
@@ -44,69 +45,58 @@ def _experiment(
     criteria: Path,
 ) -> str:
     base = candidate_of(server)
-    lines = [
-        f"# Written by `harness advise` from the sealed runs of {measured.name!r}: new inputs of the same workload.",
-        f"# Baseline {base.label}; proposed: " + "; ".join(candidate.label for candidate in proposed.values()) + ".",
-        f"name = {_toml(name)}",
-        f"title = {_toml(f'Validation of a change to {measured.name}')}",
-        'question = "Does the proposed configuration save what the simulator promises?"',
-        f"backend = {_toml(measured.backend)}",
-        f"time_scale = {_toml(measured.time_scale)}",
-        f"replicates = {max(REPLICATES, measured.replicates)}",
-        f"base_seed = {seed}",
-        'baseline = "baseline"',
-        f"rules = [{_toml(str(criteria))}]",
-        "",
-        "[workload]",
-        *_table(measured.workload.model_dump(mode="json", exclude_defaults=True, exclude_none=True)),
-        "",
-        "[server]",
-        *_table(server.model_dump(mode="json", exclude_defaults=True, exclude_none=True)),
-    ]
-    for section, values in (("client", measured.client), ("limits", measured.limits)):
-        table = values.model_dump(mode="json", exclude_defaults=True, exclude_none=True)
-        if table:
-            lines += ["", f"[{section}]", *_table(table)]
-    lines += ["", "[[condition]]", 'name = "baseline"']
-    for condition, candidate in proposed.items():
-        lines += ["", "[[condition]]", f"name = {_toml(condition)}"]
-        if candidate.buckets != base.buckets:
-            lines.append(f"server.decode_buckets = {_toml(list(candidate.buckets))}")
-        if candidate.limit != base.limit:
-            lines.append(f"server.max_num_seqs = {candidate.limit}")
-        if candidate.kv_slots != base.kv_slots:
-            lines.append(f"server.kv_slots = {candidate.kv_slots}")
-    return "\n".join(lines) + "\n"
-
-
-def _criteria(name: str, proposed: Mapping[str, Candidate]) -> str:
-    return "\n".join(
-        [
-            "# The paper's criteria of cost validation, for the proposed conditions; freeze before measuring.",
-            f"name = {_toml(f'{name}-criteria'[:64])}",
-            "version = 1",
-            'kind = "cost-validation"',
-            'source = "paper 4-3"',
-            'question = "Is the predicted cost ratio right, and on the right side of 1?"',
-            f"conditions = {_toml(list(proposed))}",
-            f"min_replicates = {REPLICATES}",
-            'tolerance = "revised"',
-            "tau0 = 0.02",
-            "max_error = 0.03",
-            "equivalence_band = [0.98, 1.02]",
-            "",
-        ]
+    parts = {"workload": measured.workload, "server": server, "client": measured.client, "limits": measured.limits}
+    written = {
+        key: part.model_dump(mode="json", exclude_defaults=True, exclude_none=True) for key, part in parts.items()
+    }
+    table = {
+        "name": name,
+        "title": f"Validation of a change to {measured.name}",
+        "question": "Does the proposed configuration save what the simulator promises?",
+        "backend": measured.backend,
+        "time_scale": measured.time_scale,
+        "replicates": max(REPLICATES, measured.replicates),
+        "base_seed": seed,
+        "baseline": "baseline",
+        "rules": [str(criteria)],
+        **{key: keys for key, keys in written.items() if keys or key in ("workload", "server")},
+        "condition": [
+            {"name": "baseline"},
+            *(
+                {"name": condition, **({"server": changes} if (changes := _changes(candidate, base)) else {})}
+                for condition, candidate in proposed.items()
+            ),
+        ],
+    }
+    return (
+        f"# Written by `harness advise` from the sealed runs of {measured.name!r}: new inputs of the same workload.\n"
+        f"# Baseline {base.label}; proposed: {'; '.join(candidate.label for candidate in proposed.values())}.\n"
+        f"{tomli_w.dumps(table)}"
     )
 
 
-def _table(values: Mapping[str, Any]) -> list[str]:
-    return [f"{key} = {_toml(value)}" for key, value in values.items()]
+def _changes(candidate: Candidate, base: Candidate) -> dict[str, Any]:
+    """Keys of [server] in which a proposal differs from the baseline."""
+    sides = [
+        {"decode_buckets": one.buckets, "max_num_seqs": one.limit, "kv_slots": one.kv_slots}
+        for one in (candidate, base)
+    ]
+    return {key: value for key, value in sides[0].items() if value != sides[1][key]}
 
 
-def _toml(value: Any) -> str:
-    """A TOML value on one line; strings as JSON writes them, which TOML reads alike."""
-    if isinstance(value, Mapping):
-        return "{ " + ", ".join(f"{key} = {_toml(each)}" for key, each in value.items()) + " }"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(_toml(each) for each in value) + "]"
-    return json.dumps(value, ensure_ascii=False)
+def _criteria(name: str, proposed: Mapping[str, Candidate]) -> str:
+    table = {
+        "name": f"{name}-criteria"[:64],
+        "version": 1,
+        "kind": "cost-validation",
+        "source": "paper 4-3",
+        "question": "Is the predicted cost ratio right, and on the right side of 1?",
+        "conditions": list(proposed),
+        "min_replicates": REPLICATES,
+        "tolerance": "revised",
+        "tau0": 0.02,
+        "max_error": 0.03,
+        "equivalence_band": [0.98, 1.02],
+    }
+    head = "# The paper's criteria of cost validation, for the proposed conditions; freeze before measuring.\n"
+    return head + tomli_w.dumps(table)

@@ -139,16 +139,19 @@ def _simulate_experiment(path: Path) -> None:
     from harness.spec import load_experiment
 
     spec = load_experiment(path)
+    rules: dict[str, None] = {}
     table = Table(header_style="bold", box=None, pad_edge=False)
     for heading in ("run", "device s", "decode s", "prefill s", "W s", "ends s", "cached", "evicted"):
         table.add_column(heading, justify="left" if heading == "run" else "right", no_wrap=True)
     for run in checked(resolve(spec)):
         result = run_simulation(run.plan, run.server, run.cost_model)
+        rules[run.server.rule_set().name] = None
         seconds = (result.device_ns, result.decode_ns, result.prefill_ns, result.wait_session_ns, result.end_ns)
         counts = (str(result.cached_tokens), str(result.num_evictions))
         table.add_row(run.label, *(f"{ns / NS_PER_S:.3f}" for ns in seconds), *counts)
     console = Console()
     console.print(f"{spec.name}: predicted, in model seconds; W: session seconds others waited for prefills")
+    console.print(f"rules: {', '.join(rules)}")
     console.print(table)
 
 
@@ -158,6 +161,7 @@ def explain(topic: Annotated[str, typer.Argument(help="`experiment`, or one of i
     Example: `harness explain workload`
     """
     from harness import spec
+    from harness.kv_rules import rules_in_words
 
     models: dict[str, Any] = {
         "experiment": spec.ExperimentSpec,
@@ -174,6 +178,8 @@ def explain(topic: Annotated[str, typer.Argument(help="`experiment`, or one of i
     for name, field in model.model_fields.items():
         default = "required" if field.is_required() else json.dumps(field.default, default=_jsonable)
         print(f"{name} = {default}" + (f"    # {field.description}" if field.description else ""))
+    if topic == "server":
+        print(f"\nRules:\n{rules_in_words()}")
     if topic == "experiment":
         print("\nTables: harness explain " + " | ".join(name for name in models if name != "experiment"))
 

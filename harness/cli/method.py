@@ -66,14 +66,16 @@ def freeze(
 
     Example: `harness freeze plans/experiments/configuration.toml --seed 20270101 --commit`
     """
-    from typing import get_args
-
+    from harness.kv_rules import check_rules
     from harness.prereg import FreezeOptions
     from harness.prereg import freeze as freeze_experiment
-    from harness.spec import RulesName, load_toml, parse_experiment
+    from harness.spec import load_toml, parse_experiment
 
-    if predict_with is not None and predict_with not in get_args(RulesName):
-        raise SpecError(f"unknown KV rules {predict_with!r}", where="--predict-with", hint=f"Use {get_args(RulesName)}")
+    if predict_with is not None:
+        try:
+            check_rules(predict_with)
+        except ValueError as error:
+            raise SpecError(str(error), where="--predict-with") from error
     overrides = [*(changes or []), *([f"base_seed={seed}"] if seed is not None else [])]
     spec = parse_experiment(override_table(load_toml(experiment), overrides), where=str(experiment))
     options: Any = {

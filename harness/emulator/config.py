@@ -121,6 +121,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--model", help="served model name (emulated-qwen3-4b)")
     add("--time-scale", type=float, dest="time_scale", help="model time per wall time (1)")
     add("--max-num-seqs", type=int, dest="max_num_seqs", help="most requests running at once (8)")
+    add("--max-num-active-seqs", type=int, dest="max_active_seqs", help="most requests admitted at once (max-num-seqs)")
+    add("--rules", help="scheduler and KV rules, see `harness explain server` (auto)")
     add("--decode-buckets", dest="decode_buckets", help="compiled decode batch sizes, e.g. 1,2,4,8")
     add("--kv-slots", type=int, dest="kv_slots", help="KV slots (max-num-seqs)")
     add("--slot-tokens", type=int, dest="slot_tokens", help="tokens per slot = max_model_len (8192)")
@@ -140,7 +142,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-SERVER_FLAGS = ("max_num_seqs", "decode_buckets", "kv_slots", "slot_tokens", "cost_model")
+SERVER_FLAGS = ("max_num_seqs", "max_active_seqs", "rules", "decode_buckets", "kv_slots", "slot_tokens", "cost_model")
 
 
 def config_from_arguments(arguments: Sequence[str] | None = None) -> EmulatorConfig:

@@ -6,7 +6,7 @@ the same functions, in virtual and in real time.
 
 from __future__ import annotations
 
-from harness.engine.config import RULES, EngineConfig, check_buckets, decode_bucket
+from harness.engine.config import EngineConfig, check_buckets, decode_bucket
 from harness.engine.cost import CostModel, cost_model_names, load_cost_model
 from harness.engine.scheduler import DECODE, IDLE, PREFILL, KvEvent, Scheduler, Step, warm_up
 
@@ -14,7 +14,6 @@ __all__ = [
     "DECODE",
     "IDLE",
     "PREFILL",
-    "RULES",
     "CostModel",
     "EngineConfig",
     "KvEvent",

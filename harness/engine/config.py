@@ -12,12 +12,11 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from harness.errors import SpecError
+from harness.kv_rules import AUTO, RULE_SETS, RuleSet, check_active_limit, rule_set
 
 if TYPE_CHECKING:
     from harness.spec import ServerSpec
 
-VENDOR_RULES: tuple[str, ...] = ("vendor-0.11.1", "vendor-0.11.2")
-RULES: tuple[str, ...] = (*VENDOR_RULES, "paper", "paper+dummy")
 PREFILL_CHUNK_TOKENS = 128
 """Tokens of one prefill device call on RBLN-CA; also the size of an inner block. Source: vllm-rbln 0.11.1."""
 
@@ -27,6 +26,8 @@ class EngineConfig:
     """One server configuration, in the vendor's terms.
 
     max_num_seqs: the limit, most requests running at once (the artifact's batch_size).
+    max_active_seqs: most requests admitted at once (--max-num-active-seqs), at most the limit; None: the limit.
+    rules: a name of ``harness.kv_rules``; "auto" becomes the newest stable release's.
     decode_buckets: ascending compiled decode batch sizes; the last is the limit.
     kv_slots: physical KV regions (kvcache_num_blocks, or --num-gpu-blocks-override).
     slot_tokens: longest request, prompt and output together (max_model_len).
@@ -41,7 +42,8 @@ class EngineConfig:
     block_tokens: int = PREFILL_CHUNK_TOKENS
     partition_tokens: int | None = None
     prefix_caching: bool = True
-    rules: str = "vendor-0.11.1"
+    rules: str = AUTO
+    max_active_seqs: int | None = None
 
     def __post_init__(self) -> None:
         if self.max_num_seqs < 1:
@@ -63,8 +65,11 @@ class EngineConfig:
                 f"block_tokens ({self.block_tokens}), and needs prefix caching",
                 where="engine",
             )
-        if self.rules not in RULES:
-            raise SpecError(f"unknown rules {self.rules!r}", where="engine", hint=f"Choose one of {', '.join(RULES)}")
+        try:
+            object.__setattr__(self, "rules", rule_set(self.rules).name)
+            check_active_limit(self.max_active_seqs, self.max_num_seqs, self.rule_set)
+        except ValueError as error:
+            raise SpecError(str(error), where="engine") from error
         if self.num_usable_slots < 1:
             raise SpecError(
                 "one KV slot below the limit leaves no usable slot: it is reserved for padding",
@@ -82,7 +87,18 @@ class EngineConfig:
             slot_tokens=server.slot_tokens,
             prefix_caching=server.prefix_caching,
             rules=server.rules,
+            max_active_seqs=server.max_active_seqs,
         )
+
+    @property
+    def rule_set(self) -> RuleSet:
+        """What the rules' name stands for."""
+        return RULE_SETS[self.rules]
+
+    @property
+    def active_limit(self) -> int:
+        """Most requests that admission lets run at once; the dummy rule still goes by ``max_num_seqs``."""
+        return self.max_num_seqs if self.max_active_seqs is None else self.max_active_seqs
 
     @property
     def region_tokens(self) -> int:
@@ -113,7 +129,7 @@ class EngineConfig:
     @property
     def has_inner_blocks(self) -> bool:
         """Whether the rules know the vendor's inner blocks; the paper's keep one prompt length per slot."""
-        return self.rules in VENDOR_RULES
+        return self.rule_set.has_inner_blocks
 
     def bucket_of(self, num_seqs: int) -> int:
         """The compiled batch size that a decode step of ``num_seqs`` requests pays for."""

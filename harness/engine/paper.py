@@ -11,7 +11,7 @@ from harness.engine.pools import evict_slot, note_use, oldest_inactive, take_slo
 from harness.engine.state import (
     C_BLOCK_TOKENS,
     C_LIMIT,
-    C_RULES,
+    C_SETS_SLOT_ASIDE,
     CALLER_REQUEST,
     Q_COMPUTED,
     Q_PROMPT,
@@ -26,7 +26,6 @@ from harness.engine.state import (
     R_NUM_CACHED_SLOTS,
     R_NUM_RUNNING,
     R_PENDING_RELEASES,
-    RULES_PAPER_DUMMY,
     S_ACTIVE,
     S_NEXT,
     S_PROMPT,
@@ -55,7 +54,7 @@ def paper_admit(state: EngineState, row: int) -> bool:
     """Choose a victim if no slot is free, settle releases, look the session up, take a slot; False: no slot to take."""
     cfg, reg, slots = state.cfg, state.reg, state.slots
     needed = 1
-    if cfg[C_RULES] == RULES_PAPER_DUMMY and 0 < reg[R_NUM_RUNNING] < cfg[C_LIMIT]:
+    if cfg[C_SETS_SLOT_ASIDE] and 0 < reg[R_NUM_RUNNING] < cfg[C_LIMIT]:
         needed = 2
     while reg[R_FREE_SLOTS] < needed:
         victim = oldest_inactive(state)

@@ -22,6 +22,8 @@ from harness.engine.state import (
     C_TABLE_MASK,
     CALLER_DUMMY,
     CALLER_REQUEST,
+    HASHED_MATCHED,
+    HASHED_UNLINKED,
     R_CALLER,
     R_EVICTIONS_DUMMY,
     R_EVICTIONS_PREEMPT,
@@ -148,6 +150,29 @@ def push_free_block(state: EngineState, block: int) -> None:
         state.blocks[reg[R_FREE_BLOCK_TAIL], B_NEXT_FREE] = block
     reg[R_FREE_BLOCK_TAIL] = block
     reg[R_FREE_BLOCKS] += 1
+
+
+@inner
+def unlink_matched(state: EngineState) -> None:
+    """Take the matched blocks out of the free queue, wherever they stand; they have a hash, so none is at its front."""
+    reg, blocks = state.reg, state.blocks
+    last = 0
+    block = int(reg[R_FREE_BLOCK_HEAD])
+    while block != 0:
+        after = 0 if block == reg[R_FREE_BLOCK_TAIL] else int(blocks[block, B_NEXT_FREE])
+        if blocks[block, B_HASHED] == HASHED_MATCHED:
+            blocks[block, B_HASHED] = HASHED_UNLINKED
+            reg[R_FREE_BLOCKS] -= 1
+        else:
+            if last == 0:
+                reg[R_FREE_BLOCK_HEAD] = block
+            else:
+                blocks[last, B_NEXT_FREE] = block
+            last = block
+        block = after
+    if last == 0:
+        reg[R_FREE_BLOCK_HEAD] = 0
+    reg[R_FREE_BLOCK_TAIL] = last
 
 
 @inner

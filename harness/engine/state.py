@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.compiled import compiled
-from harness.engine.config import RULES, EngineConfig
+from harness.engine.config import EngineConfig
 
 IntArray = npt.NDArray[np.int64]
 
@@ -25,19 +25,15 @@ C_MAX_MODEL_LEN = 4
 C_IS_FULL = 5
 C_CACHING = 6
 C_NUM_BLOCKS = 7
-C_RULES = 8
+C_SETS_SLOT_ASIDE = 8
 C_TABLE_MASK = 9
 C_EVENT_LEVEL = 10
 C_HAS_BLOCKS = 11
 C_INDEX_REPAIRED = 12
 C_LRU_SLOTS = 13
-NUM_CFG = 14
-
-# Values of C_RULES: places in config.RULES.
-RULES_VENDOR_0_11_1 = 0
-RULES_VENDOR_0_11_2 = 1
-RULES_PAPER = 2
-RULES_PAPER_DUMMY = 3
+C_ACTIVE_LIMIT = 14
+C_KEEPS_MATCHED = 15
+NUM_CFG = 16
 
 # Places in EngineState.reg: the scalars that change.
 R_NUM_RUNNING = 0
@@ -119,6 +115,10 @@ B_OLDER = 3
 B_NEWER = 4
 B_SLOT = 5
 NUM_B = 6
+
+# Values of B_HASHED beside 0 and 1, only while a look-up moves what it matched.
+HASHED_MATCHED = 2
+HASHED_UNLINKED = 3
 
 # Kinds of records in EngineState.events, and who asked for an eviction.
 EV_ALLOC = 0
@@ -214,10 +214,13 @@ def new_state(config: EngineConfig, num_rows: int, *, with_events: bool) -> Engi
     cfg[C_IS_FULL] = config.is_full
     cfg[C_CACHING] = config.prefix_caching
     cfg[C_NUM_BLOCKS] = num_blocks
-    cfg[C_RULES] = RULES.index(config.rules)
+    cfg[C_SETS_SLOT_ASIDE] = config.rule_set.sets_slot_aside
     cfg[C_TABLE_MASK] = table_size - 1
     cfg[C_HAS_BLOCKS] = config.has_inner_blocks
-    cfg[C_INDEX_REPAIRED] = cfg[C_RULES] == RULES_VENDOR_0_11_2
+    cfg[C_INDEX_REPAIRED] = config.rule_set.is_index_repaired
+    cfg[C_LRU_SLOTS] = config.rule_set.evicts_by_last_use
+    cfg[C_KEEPS_MATCHED] = config.rule_set.keeps_matched_blocks
+    cfg[C_ACTIVE_LIMIT] = config.active_limit
     cfg[C_EVENT_LEVEL] = EVENTS_ON if with_events else EVENTS_OFF
     state = EngineState(
         cfg=cfg,

@@ -11,6 +11,7 @@ from harness.engine.events import log_free_request
 from harness.engine.paper import paper_admit, paper_release
 from harness.engine.pools import make_room
 from harness.engine.state import (
+    C_ACTIVE_LIMIT,
     C_BLOCK_TOKENS,
     C_CACHING,
     C_HAS_BLOCKS,
@@ -158,12 +159,12 @@ def schedule(state: EngineState) -> int:
     """Decide the next step and return its kind; its particulars are in ``state.reg`` and ``state.batch``.
 
     Source: vllm-rbln 0.11.1, v1/core/optimum_scheduler.py, schedule(). ``state.keys`` must hold the chain keys of the
-    request at the head of the queue when fewer than the limit are running.
+    request at the head of the queue when fewer run than the active limit.
     """
     cfg, reg, rows = state.cfg, state.reg, state.rows
     forget_last_step(state)
     row = reg[R_WAIT_HEAD]
-    if row >= 0 and reg[R_NUM_RUNNING] < cfg[C_LIMIT] and admit(state, row):
+    if row >= 0 and reg[R_NUM_RUNNING] < cfg[C_ACTIVE_LIMIT] and admit(state, row):
         unqueue(state, row)
         rows[row, Q_STATUS] = ROW_RUNNING
         state.running[reg[R_NUM_RUNNING]] = row

@@ -18,6 +18,7 @@ from harness.engine.pools import (
     push_free_block,
     push_free_block_first,
     take_slot,
+    unlink_matched,
 )
 from harness.engine.state import (
     B_HASHED,
@@ -27,9 +28,12 @@ from harness.engine.state import (
     C_BLOCKS_PER_SLOT,
     C_CACHING,
     C_INDEX_REPAIRED,
+    C_KEEPS_MATCHED,
     C_MAX_MODEL_LEN,
     CALLER_PREEMPT,
     CALLER_REQUEST,
+    HASHED_MATCHED,
+    HASHED_UNLINKED,
     Q_COMPUTED,
     Q_OUTPUT,
     Q_PROMPT,
@@ -120,7 +124,6 @@ def look_up(state: EngineState, row: int, seat: int, most_blocks: int) -> None:
             common += 1
         if common == 0:
             break
-        note_use(state, slot)
         state.cached_slots[matched, 0] = slot
         state.cached_slots[matched, 1] = common * block_tokens
         matched += 1
@@ -130,7 +133,27 @@ def look_up(state: EngineState, row: int, seat: int, most_blocks: int) -> None:
     reg[R_HIT_TOKENS] = num_hits * block_tokens
     reg[R_NUM_CACHED_SLOTS] = matched
     reg[R_CACHED] = cached
+    for i in range(matched - 1, -1, -1):
+        note_use(state, int(state.cached_slots[i, 0]))
+    if state.cfg[C_KEEPS_MATCHED]:
+        keep_matched_blocks(state, matched)
     log_lookup(state, row, cached, block_tokens)
+
+
+@inner
+def keep_matched_blocks(state: EngineState, num_slots: int) -> None:
+    """Move the inner blocks just matched to the tail of the free queue, those that nobody holds, in reverse order."""
+    block_tokens, per_slot = state.cfg[C_BLOCK_TOKENS], state.cfg[C_BLOCKS_PER_SLOT]
+    for i in range(num_slots):
+        for j in range(state.cached_slots[i, 1] // block_tokens):
+            state.blocks[state.hits[i * per_slot + j], B_HASHED] = HASHED_MATCHED
+    unlink_matched(state)
+    for i in range(num_slots - 1, -1, -1):
+        for j in range(state.cached_slots[i, 1] // block_tokens - 1, -1, -1):
+            block = int(state.hits[i * per_slot + j])
+            if state.blocks[block, B_HASHED] == HASHED_UNLINKED:
+                push_free_block(state, block)
+            state.blocks[block, B_HASHED] = 1
 
 
 @inner
@@ -181,6 +204,8 @@ def vendor_release(state: EngineState, row: int, is_preemption: int) -> None:
                 evict_slot(state, int(state.seat_slots[seat, i]))
             else:
                 state.slots[state.seat_slots[seat, i], S_ACTIVE] = SLOT_INACTIVE
+        for i in range(num_slots - 1, -1, -1):
+            if not is_preemption:
                 note_use(state, int(state.seat_slots[seat, i]))
     if is_preemption:
         log_preempt(state, row, seat, num_blocks, state.rows[row, Q_OUTPUT])

@@ -82,7 +82,9 @@ class _Settled:
 
 
 def resolve(spec: ExperimentSpec) -> PlannedRuns:
-    """Every run of an experiment: replicate by replicate, the conditions rotated by one each time (paper, 2-4).
+    """Every run of an experiment: replicate by replicate, the conditions rotated by one each time.
+
+    Source: docs/method.md, "A run and its invariants".
 
     Conditions with the same workload and treatment share one plan object in each replicate. Raises SpecError for an
     unknown cost model or wait distribution, and for a request that no KV slot of its server holds.

@@ -21,7 +21,7 @@ from harness.errors import ServerError
 from harness.live.client.kernel_stamps import ANCILLARY_BYTES, SO_TIMESTAMPNS, enable_kernel_stamps
 from harness.live.client.wire.timer import DeadlineTimer
 from harness.live.provenance import clock_source, memory_bytes, usable_cores
-from harness.live.server.process import FREE_PORT_RANGE, free_port
+from harness.live.server.ports import FREE_PORT_RANGE, free_port
 
 GIB = 1 << 30
 PYTHON_RANGE = ((3, 10), (3, 14))
@@ -34,6 +34,8 @@ LIBRARIES = (
     "httpx",
     "aiohttp",
     "httptools",
+    "psutil",
+    "tomli-w",
     "prometheus-client",
     "jinja2",
     "matplotlib",

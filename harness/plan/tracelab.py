@@ -7,12 +7,13 @@ Next: the TOML file it writes is loaded by ``harness.plan.waits``.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, cast
+
+import tomli_w
 
 from harness.errors import SpecError
 from harness.plan import files
@@ -279,57 +280,30 @@ def wait_file_text(summary: ImportSummary, name: str) -> str:
         "malformed_rows": summary.malformed,
         "quantiles": QUANTILE_RULE,
     }
-    rows = [
-        f"  {{ name = {_toml_text(tool.name)}, calls = {tool.calls}, p50_ms = {_toml_number(tool.p50_ms)}, "
-        f"p90_ms = {_toml_number(tool.p90_ms)}, p99_ms = {_toml_number(tool.p99_ms)} }},"
-        for tool in summary.tools
-    ]
-    excluded = [
-        f"\n[[excluded]]\nname = {_toml_text(tool)}\ncalls = {calls}"
-        for tool, calls in sorted(summary.excluded.items())
-    ]
-    apart = [
-        f"\n[provenance.{key}]\n"
-        + "\n".join(f"{_toml_text(tool)} = {calls}" for tool, calls in sorted(by_tool.items()))
-        for key, by_tool in (("zero_or_less_by_tool", summary.non_positive), ("missing_by_tool", summary.missing))
-        if by_tool
-    ]
-    return "\n".join(
-        [
-            f"# Tool waits counted from {_comment(summary.source)}. Credit: {CREDIT}.",
-            "# Latency: as the executor reported it where it did, else the wall difference.",
-            "# Between p50, p90 and p99 the inverse CDF is log-linear; above flat; below p50 log-normal.",
-            "",
-            f"name = {_toml_text(name)}",
-            f"description = {_toml_text(f'tool calls of {summary.source}')}",
-            "",
-            "[provenance]",
-            *(f"{key} = {value if isinstance(value, int) else _toml_text(value)}" for key, value in provenance.items()),
-            *apart,
-            "",
-            "[waits]",
-            'law = "mixture"',
-            "tool = [",
-            *rows,
-            "]",
-            *excluded,
-            "",
-        ]
+    apart = {"zero_or_less_by_tool": summary.non_positive, "missing_by_tool": summary.missing}
+    table: dict[str, Any] = {
+        "name": name,
+        "description": f"tool calls of {summary.source}",
+        "provenance": {**provenance, **{key: dict(sorted(tools.items())) for key, tools in apart.items() if tools}},
+        "waits": {"law": "mixture", "tool": [asdict(tool) for tool in summary.tools]},
+        "excluded": [{"name": tool, "calls": calls} for tool, calls in sorted(summary.excluded.items())],
+    }
+    return (
+        f"# Tool waits counted from {_comment(summary.source)}. Credit: {CREDIT}.\n"
+        "# Latency: as the executor reported it where it did, else the wall difference.\n"
+        "# Between p50, p90 and p99 the inverse CDF is log-linear; above flat; below p50 log-normal.\n\n"
+        f"{tomli_w.dumps(_encodable(table))}"
     )
 
 
-def _toml_number(value: float) -> str:
-    return str(int(value)) if value == math.floor(value) else repr(value)
-
-
-def _toml_text(text: str) -> str:
-    """A TOML basic string: control characters and what UTF-8 cannot hold are escaped or replaced."""
-    clean = text.encode("utf-8", "replace").decode()
-    escaped = "".join(
-        f"\\u{ord(letter):04x}" if ord(letter) < 32 or ord(letter) == 127 or letter in '"\\' else letter
-        for letter in clean
-    )
-    return f'"{escaped}"'
+def _encodable(value: Any) -> Any:
+    """The same value with what UTF-8 cannot hold (lone surrogates of a trace's JSON) replaced."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    if isinstance(value, dict):
+        members: dict[Any, Any] = value
+        return {_encodable(key): _encodable(member) for key, member in members.items()}
+    return [_encodable(member) for member in value] if isinstance(value, list) else value
 
 
 def _comment(text: str) -> str:

@@ -11,7 +11,6 @@ import json
 import math
 import random
 from bisect import bisect_left
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -279,14 +278,6 @@ class WaitDistribution:
             first += weight * float(waits_s.mean())
             second += weight * float((waits_s**2).mean())
         return first, math.sqrt(max(second - first**2, 0.0))
-
-    def median_bands(self, edges_ms: Sequence[float]) -> list[float]:
-        """Share of calls by the median of their tool, for the bands between ``edges_ms`` (half-open, ascending)."""
-        shares = [0.0] * (len(edges_ms) + 1)
-        for calls, law in zip(self.calls, self.laws, strict=True):
-            band = sum(law.quantile_ms(0.5) >= edge for edge in edges_ms)
-            shares[band] += calls / self.total_calls
-        return shares
 
 
 def load_waits(name_or_path: str) -> WaitDistribution:

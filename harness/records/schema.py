@@ -16,17 +16,6 @@ from harness.errors import RecordsError
 
 SCHEMA_VERSION = 1
 
-# A request's status. Everything but "ok" makes a run invalid; none of them is an exception.
-REQUEST_STATUSES = (
-    "ok",
-    "http_error",
-    "timeout",
-    "connection",
-    "bad_response",
-    "wrong_length",
-    "not_sent",
-)
-
 REQUESTS = pa.schema(
     [
         pa.field("session", pa.int32(), nullable=False),
@@ -38,6 +27,7 @@ REQUESTS = pa.schema(
         pa.field("sent_ns", pa.int64()),
         pa.field("first_byte_ns", pa.int64()),
         pa.field("done_ns", pa.int64()),
+        # ok, http_error, timeout, connection, bad_response, wrong_length, not_sent; all but "ok" make a run invalid.
         pa.field("status", pa.string(), nullable=False),
         pa.field("http_status", pa.int16()),
         pa.field("error", pa.string(), nullable=False),
@@ -113,14 +103,6 @@ METRICS = pa.schema(
 RAW_TABLES: dict[str, pa.Schema] = {"requests": REQUESTS, "chunks": CHUNKS}
 DERIVED_TABLES: dict[str, pa.Schema] = {"steps": STEPS, "kv_events": KV_EVENTS, "metrics": METRICS}
 TABLES: dict[str, pa.Schema] = {**RAW_TABLES, **DERIVED_TABLES}
-
-# Lines of scrapes.jsonl: one object per scrape, the body as the server sent it.
-SCRAPE_KEYS = ("at_ns", "reason", "status", "body")
-
-
-def table_path(name: str) -> str:
-    """Where table ``name`` lies inside a run's folder."""
-    return f"derived/{name}.parquet" if name in DERIVED_TABLES else f"{name}.parquet"
 
 
 def conform(name: str, table: pa.Table) -> pa.Table:

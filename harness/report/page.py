@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from html import escape
 from importlib.resources import files
 from typing import Any
 
@@ -19,7 +20,7 @@ from markupsafe import Markup
 from harness.kinds import kind_of_run
 from harness.report.figures import cost_ratio_plot, lateness_plot, reuse_plot, step_histograms
 from harness.report.gather import LAG_P99, START_SPREAD
-from harness.report.svg import Sheet, escape
+from harness.report.svg import Sheet
 from harness.report.timeline import MAX_LANES, step_segments, timeline_svg
 from harness.report.view import Check, ConditionView, ReplicateRatio, ReportView, RunView, TimelineView
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import re
+from html import escape
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -139,8 +140,3 @@ def _inline(document: str, *, name: str, label: str) -> str:
 
 def _font(match: re.Match[str]) -> str:
     return f"font: {match.group(2)}var(--sans)" if match.group(2) else "font-family: var(--sans)"
-
-
-def escape(text: str) -> str:
-    """Text as HTML or SVG content or attribute value."""
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace('"', "&quot;")

@@ -9,10 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from html import escape
 
 import numpy as np
 
-from harness.report.svg import NUM_CONDITION_COLORS, escape
+from harness.report.svg import NUM_CONDITION_COLORS
 from harness.report.view import Bar, TimelineView
 
 WIDTH = 1000.0

@@ -6,11 +6,12 @@ for ever. Nothing is fitted here. Next: ``harness.engine.load_cost_model`` reads
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import tomli_w
 
 from harness.analysis.method.stats import Interval
 from harness.engine import load_cost_model
@@ -56,39 +57,56 @@ def write_cost_file(calibration: Calibration, folder: Path, name: str) -> Path:
 def cost_file_text(calibration: Calibration, name: str) -> str:
     """The text of a cost-model file."""
     decode, prefill = calibration.decode, calibration.prefill
-    tables: dict[str, Mapping[str, Any]] = {
-        "": {
-            "name": name,
-            "artifact": calibration.artifact,
-            "source": calibration.source,
-            "note": " ".join((*calibration.notes, *decode.notes)),
-        },
+    table = {
+        "name": name,
+        "artifact": calibration.artifact,
+        "source": calibration.source,
+        "note": " ".join((*calibration.notes, *decode.notes)),
         "decode": {
             "alpha_ms": decode.alpha_ms,
             "beta_ms_per_request": decode.beta_ms_per_request,
             "context_us_per_token": decode.context_us_per_token,
             "fitted_context_tokens": decode.fitted_context_tokens,
+            "f_ms": {str(bucket): f_ms for bucket, f_ms in decode.f_ms.items()},
         },
-        "decode.f_ms": {str(bucket): f_ms for bucket, f_ms in decode.f_ms.items()},
         "prefill": {
             "chunk_tokens": prefill.chunk_tokens,
             "per_call_ms": prefill.per_call_ms,
             "per_call_us_per_token": prefill.per_call_us_per_token,
             "fitted_tokens": prefill.fitted_tokens,
         },
-        "calibration": {"format": FILE_FORMAT, **calibration.provenance},
-        "calibration.packages": calibration.packages,
-        "calibration.decode": {"method": decode.method, "points": decode.num_points, **asdict(decode.error)},
-        "calibration.decode.intervals": _intervals(decode.intervals),
-        "calibration.prefill": {
-            "method": "least squares on the median time of each length",
-            "points": prefill.num_points,
-            **asdict(prefill.error),
+        "calibration": {
+            "format": FILE_FORMAT,
+            **calibration.provenance,
+            "packages": calibration.packages,
+            "decode": {
+                "method": decode.method,
+                "points": decode.num_points,
+                **asdict(decode.error),
+                "intervals": _intervals(decode.intervals),
+            },
+            "prefill": {
+                "method": "least squares on the median time of each length",
+                "points": prefill.num_points,
+                **asdict(prefill.error),
+                "intervals": _intervals(prefill.intervals),
+            },
+            "runs": calibration.run_hashes,
         },
-        "calibration.prefill.intervals": _intervals(prefill.intervals),
-        "calibration.runs": calibration.run_hashes,
     }
-    return "\n".join(_table(header, table) for header, table in tables.items())
+    return tomli_w.dumps(_rounded(table))
+
+
+def _rounded(value: Any) -> Any:
+    """The same value with every float rounded to DECIMALS, and without what is absent."""
+    if isinstance(value, float):
+        return round(value, DECIMALS)
+    if isinstance(value, Mapping):
+        members: Mapping[Any, Any] = value  # pyright: ignore[reportUnknownVariableType]
+        return {str(key): _rounded(member) for key, member in members.items() if member is not None and member != ""}
+    if isinstance(value, list | tuple):
+        return [_rounded(member) for member in value]  # pyright: ignore[reportUnknownVariableType]
+    return value
 
 
 def _intervals(intervals: Mapping[str, Interval]) -> dict[str, str]:
@@ -100,27 +118,3 @@ def _interval(interval: Interval) -> str:
         f"[{interval.low:.{DECIMALS}f}, {interval.high:.{DECIMALS}f}] {interval.level:.0%} {interval.method}; "
         f"{interval.num_units} {interval.unit}, {interval.resamples} resamples, seed {interval.seed}"
     )
-
-
-def _table(header: str, table: Mapping[str, Any]) -> str:
-    lines = [f"[{header}]"] if header else []
-    lines += [f"{_key(key)} = {_value(value)}" for key, value in table.items() if value is not None and value != ""]
-    return "\n".join(lines) + "\n"
-
-
-def _key(key: str) -> str:
-    return key if key.replace("_", "").replace("-", "").isalnum() and key.isascii() else json.dumps(key)
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, float):
-        return f"{value:.{DECIMALS}f}"
-    if isinstance(value, int):
-        return str(value)
-    if isinstance(value, list | tuple):
-        members: list[Any] = list(value)  # pyright: ignore[reportUnknownArgumentType]
-        return f"[{', '.join(_value(member) for member in members)}]"
-    # A JSON string is a TOML basic string.
-    return json.dumps(str(value), ensure_ascii=False)

@@ -10,19 +10,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.analysis.method.runfacts import COST_MODEL_FILE
 from harness.clock import NS_PER_S, MonotonicClock
 from harness.errors import RecordsError, RunInvalidError, SpecError
 from harness.experiment import PlannedRun, PlannedRuns, resolve
 from harness.kinds import kind_named
 from harness.prereg import Ticket
 from harness.prereg.repository import file_sha256
-from harness.records import RunKey, RunStore, SealedRun
+from harness.records import RunKey, RunStore, SealedRun, layout
 from harness.runner.backends import backend_named
 from harness.runner.progress import ExperimentStarted, ProgressSink, RunSealed, RunStarted, StopFlag, silent
 from harness.runner.run import Invocation
 from harness.sim import simulate
-from harness.spec import ExperimentSpec
+from harness.spec import ExperimentSpec, ServerSpec
 
 # Wall seconds to start and stop one emulator process, before any run of this experiment has been timed.
 FIRST_GUESS_LIFECYCLE_S = 3.0
@@ -179,13 +178,14 @@ def _require_same_inputs(run: SealedRun, asked: PlannedRun, ticket: Ticket | Non
     }
     found: dict[str, object] = {
         "plan": run.manifest.plan_hash,
-        "server": run.manifest.requested_server,
+        # Keys that came later count with their defaults.
+        "server": ServerSpec.model_validate(run.manifest.requested_server).model_dump(mode="json"),
         "time_scale": run.manifest.time_scale,
         "backend": run.manifest.backend,
         "client": run.manifest.requested_client,
         "preregistration": None if run.manifest.preregistration is None else run.manifest.preregistration.sha256,
     }
-    if (copy := run.manifest.files.get(COST_MODEL_FILE)) is not None:
+    if (copy := run.manifest.files.get(layout.COST_MODEL)) is not None:
         expected["cost model"] = file_sha256(asked.cost_file)
         found["cost model"] = copy.sha256
     changed = sorted(name for name in expected if expected[name] != found[name])

@@ -89,7 +89,7 @@ def _run(plans: layout.PlanArrays, config: EngineConfig, model: CostModel, chang
     most_sessions = int(np.diff(plans.first_session).max())
     most_requests = int(np.diff(plans.first_request[plans.first_session]).max())
     state = new_state(config, most_requests, with_events=False)
-    state.cfg[C_LRU_SLOTS] = changed.is_lru_slots
+    state.cfg[C_LRU_SLOTS] |= changed.is_lru_slots
     cost = layout.cost_arrays(config, model)
     cost.chunked[0] = changed.chunked_prefill_calls
     outcome = layout.new_outcome(plans, config)

@@ -17,8 +17,10 @@ from harness.engine.config import EngineConfig
 from harness.engine.cost import FS_PER_S, CostModel, check_magnitudes, to_fs
 from harness.engine.state import STEP_DECODE
 from harness.errors import HarnessError
+from harness.kv_rules import AUTO
 from harness.sim.kernel import arrays as layout
 from harness.sim.simulate import SessionRow, check_slots, pack, run_arrays
+from harness.spec import RulesName
 
 NS_PER_S = 1_000_000_000
 LONGEST_S = 1e8
@@ -80,7 +82,7 @@ class Case(_Part):
     """One simulation: sessions on a configuration at given costs. Times in seconds."""
 
     id: str
-    rules: Literal["paper", "paper+dummy", "vendor-0.11.1", "vendor-0.11.2"] = "vendor-0.11.1"
+    rules: RulesName = AUTO
     sessions: tuple[CaseSession, ...] = Field(min_length=1)
     config: CaseConfig
     cost: CaseCost
@@ -199,6 +201,7 @@ def _case_result(
     totals = [int(value) for value in outcome.totals[0]]
     result: dict[str, Any] = {
         "id": case.id,
+        "rules": config.rules,
         "requests": [_request(arrays, outcome, place) for place in range(len(arrays.keep))],
         "decode_steps": {
             f"{num_seqs}->{config.bucket_of(num_seqs)}": int(count)

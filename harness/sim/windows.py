@@ -53,10 +53,6 @@ class WindowFigures(NamedTuple):
         return self.reused / self.rearrivals if self.rearrivals else 1.0
 
     @property
-    def device_s_per_request(self) -> float:
-        return self.device_ns / NS_PER_S / max(self.completed, 1)
-
-    @property
     def padding_ratio(self) -> float:
         """p = sum(b - n) / sum(b) over the decode steps."""
         return (self.decode_slots - self.decode_requests) / self.decode_slots if self.decode_slots else 0.0
@@ -76,9 +72,12 @@ def one_plan(arrays: layout.PlanArrays, plan: int) -> layout.PlanArrays:
     first, last = (int(arrays.first_session[place]) for place in (plan, plan + 1))
     first_request, last_request = (int(arrays.first_request[place]) for place in (first, last))
     per_session = {
-        name: getattr(arrays, name)[first:last]
-        for name in ("start_ns", "after", "continues", "root", "first_child", "next_sibling")
+        name: getattr(arrays, name)[first:last] for name in ("start_ns", "after", "continues", "root", "num_before")
     }
+    lists: dict[str, IntArray] = {}
+    for start, values in (("first_follower", "follower"), ("first_name", "name")):
+        starts = getattr(arrays, start)[first : last + 1]
+        lists |= {start: starts - starts[0], values: getattr(arrays, values)[starts[0] : starts[-1]]}
     per_request = {
         name: getattr(arrays, name)[first_request:last_request]
         for name in ("keep", "new", "generate", "wait_ns", "session", "pinned_ns")
@@ -87,6 +86,8 @@ def one_plan(arrays: layout.PlanArrays, plan: int) -> layout.PlanArrays:
         first_session=np.array([0, last - first], dtype=np.int64),
         first_request=arrays.first_request[first : last + 1] - first_request,
         shared_prefix=arrays.shared_prefix[plan : plan + 1],
+        named_tokens=arrays.named_tokens[plan : plan + 1],
+        **lists,
         **per_session,
         **per_request,
     )
@@ -199,17 +200,6 @@ def _waited(requests: IntArray, prefills: IntArray, inside: IntArray) -> int:
     begin = prefills[:, layout.T_START]
     others = np.searchsorted(admitted, begin, "left") - np.searchsorted(completed, begin, "right")
     return int((others * inside).sum())
-
-
-def steadiness(
-    arrays: layout.PlanArrays, plan: int, config: EngineConfig, model: CostModel, window: WindowSpec, parts: int = 2
-) -> list[WindowFigures]:
-    """The window cut into ``parts`` equal parts: what a test of steady state compares."""
-    whole = window_figures(arrays, plan, config, model, window)
-    alone = one_plan(arrays, plan)
-    outcome = run_arrays(alone, config, model)
-    edges = np.linspace(whole.start_ns, whole.end_ns, parts + 1).astype(np.int64).tolist()
-    return [look(alone, outcome, config, edges[part], edges[part + 1]) for part in range(parts)]
 
 
 def median_of_paired_ratios(changed: Sequence[float], baseline: Sequence[float]) -> float:

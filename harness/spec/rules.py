@@ -2,7 +2,7 @@
 
 A rule says what is compared, under which preconditions, and what is exploratory; it never changes after it was frozen.
 Nothing here decides. Next: ``harness.analysis`` applies a rule to sealed runs; ``harness.prereg`` freezes it.
-Definitions: paper 4-3, 5-4, S1, S2, S4; methods 5.
+Definitions: docs/method.md, "Decisions".
 """
 
 from __future__ import annotations

@@ -7,14 +7,15 @@ Secrets in its environment and arguments reach the server and no record. Next: `
 from __future__ import annotations
 
 import re
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, field_serializer, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_serializer, field_validator, model_validator
 
+from harness.kv_rules import AUTO, RuleSet, check_active_limit, check_rules, rule_set
 from harness.redact import redacted_arguments, redacted_env
 from harness.spec.base import Spec
 
-RulesName = Literal["vendor-0.11.1", "vendor-0.11.2", "paper", "paper+dummy"]
+RulesName = Annotated[str, AfterValidator(check_rules)]
 PatchMode = Literal["overlay", "in-place", "none"]
 
 
@@ -27,7 +28,10 @@ class ServerSpec(Spec):
     slot_tokens: int = Field(default=8192, ge=256, le=32768, multiple_of=128, description="max_model_len")
     cost_model: str = "paper"
     prefix_caching: bool = True
-    rules: RulesName = "vendor-0.11.1"
+    rules: RulesName = Field(default=AUTO, description="scheduler and KV rules; auto: those of the version that serves")
+    max_active_seqs: int | None = Field(
+        default=None, ge=1, description="--max-num-active-seqs: admits fewer than max_num_seqs without recompiling"
+    )
     start_timeout_s: float = Field(default=60.0, gt=0)
     stop_grace_s: float = Field(default=10.0, gt=0)
     port: int = Field(default=0, ge=0, le=65535, description="0: any free port")
@@ -92,6 +96,16 @@ class ServerSpec(Spec):
                 "or a full batch has no compiled step"
             )
         return self
+
+    @model_validator(mode="after")
+    def _active_limit_is_known(self) -> ServerSpec:
+        # With "auto" the version that serves is not known yet: what is launched or simulated is checked by then.
+        check_active_limit(self.max_active_seqs, self.max_num_seqs, None if self.rules == AUTO else self.rule_set())
+        return self
+
+    def rule_set(self, version: str = "") -> RuleSet:
+        """The rules it follows; ``auto``: those of the vllm-rbln ``version`` that serves, else the newest stable."""
+        return rule_set(self.rules, version)
 
     @property
     def num_kv_slots(self) -> int:

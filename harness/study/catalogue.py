@@ -2,7 +2,7 @@
 
 An experiment names its analysis; any other experiment gets the general one. Nothing is decided here. Next:
 ``harness analyse`` prints the result; ``decide`` is separate.
-Definitions: paper 3 to 5, S1 to S9; methods 6.
+Definitions: docs/method.md, "Experiments".
 """
 
 from __future__ import annotations
@@ -12,13 +12,12 @@ from collections.abc import Callable, Sequence
 from harness.analysis.method import stats
 from harness.analysis.method.interference import Injection, injections
 from harness.analysis.method.predictions import Predictions
-from harness.analysis.method.runfacts import experiment_of, paired
 from harness.analysis.method.stats import Interval
 from harness.analysis.method.tabular import AnalysisResult, Cell, ResultTable, table_of
 from harness.analysis.method.verdicts import Evidence
 from harness.clock import NS_PER_S
 from harness.errors import SpecError
-from harness.records import SealedRun
+from harness.records import SealedRun, paired
 from harness.spec import AnalysisName
 from harness.spec.rules import InterferenceRule
 from harness.study import alignment, recompilation, repeats, survival
@@ -36,7 +35,7 @@ def analyse(runs: Sequence[SealedRun], predictions: Predictions | None = None, n
     """
     if not any(run.is_valid for run in runs):
         raise SpecError("no valid run to analyse", where="runs", hint="See `harness runs` for why they are invalid")
-    asked = name or experiment_of(runs[0]).analysis or "general"
+    asked = name or runs[0].spec.analysis or "general"
     compute = next((function for known, function in ANALYSES.items() if known == asked), None)
     if compute is None:
         raise SpecError(

@@ -2,7 +2,7 @@
 
 Step times are intervals of the step log where nothing else ran; prefill times are answer times of one-token requests
 that ran alone. Nothing is fitted here. Next: ``catalogue`` names these analyses; a calibration fits what they show.
-Definitions: paper 3-1, 3-3, Tables S2 and S3.
+Definitions: docs/method.md, "Decisions"; Tables S2 and S3.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import numpy as np
 
 from harness.analysis.method import stats
-from harness.analysis.method.runfacts import cost_model_of
 from harness.analysis.method.steptimes import run_steady_step_ns
 from harness.analysis.method.tabular import Cell, ResultTable, table_of
 from harness.analysis.method.verdicts import Evidence, artifact_times_ms
@@ -54,7 +53,7 @@ def step_table(evidence: Evidence) -> ResultTable:
         for run in runs:
             for pair, durations in run_steady_step_ns(run).items():
                 found.setdefault(pair, []).extend((durations / NS_PER_MS).tolist())
-    model = cost_model_of(next(iter(evidence.runs.values()))[0])
+    model = next(iter(evidence.runs.values()))[0].cost_model
     rows: list[dict[str, Cell]] = [
         {
             "n": n,
@@ -85,7 +84,7 @@ def prefill_times(run: SealedRun) -> list[tuple[int, float]]:
 def prefill_table(evidence: Evidence) -> ResultTable:
     """Answer times of one-token requests against T(q), ascending q."""
     pairs = [pair for runs in evidence.runs.values() for run in runs for pair in prefill_times(run)]
-    model = cost_model_of(next(iter(evidence.runs.values()))[0])
+    model = next(iter(evidence.runs.values()))[0].cost_model
     rows: list[dict[str, Cell]] = [
         {
             "computed_tokens": tokens,

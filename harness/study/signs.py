@@ -2,7 +2,7 @@
 
 Simulated with the same plans, rules and costs as the experiments ``alignment`` and ``bucket-intervention``; nothing is
 measured, and no printed value is used but to be compared. Next: ``padding_signs_page`` writes what is found.
-Definitions: paper 3-1, Tables I and II.
+Definitions: docs/method.md, "Padding"; Tables I and II.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.engine import CostModel, EngineConfig, Scheduler, load_cost_model
+from harness.kv_rules import RULE_SETS
 from tests.support.oracle import Oracle
 
 BLOCK = 128
@@ -28,6 +29,7 @@ class Setting:
     longest: int = 1000
     longest_output: int = 300
     rules: str = "vendor-0.11.1"
+    active: int | None = None
 
     @property
     def config(self) -> EngineConfig:
@@ -39,6 +41,7 @@ class Setting:
             partition_tokens=self.partition_tokens,
             prefix_caching=self.prefix_caching,
             rules=self.rules,
+            max_active_seqs=self.active,
         )
 
 
@@ -102,7 +105,10 @@ def compare(setting: Setting, seed: int, steps: int, cost_model: CostModel) -> i
         setting.slot_tokens,
         slot_tokens=setting.partition_tokens,
         prefix_caching=setting.prefix_caching,
-        is_repaired=setting.rules == "vendor-0.11.2",
+        is_repaired=setting.rules != "vendor-0.11.1",
+        active_limit=setting.active,
+        is_by_last_use=setting.rules == "upstream-lru",
+        keeps_matched=setting.rules == "upstream-lru",
     )
     next_request, arrivals = 0, rng.choice([0.02, 0.1, 0.5])
     alive: set[int] = set()
@@ -164,10 +170,13 @@ def check_state(engine: Scheduler, oracle: Oracle) -> None:
     assert len(held) + engine.free_blocks == engine.num_blocks
 
 
-@pytest.mark.parametrize("rules", ["vendor-0.11.1", "vendor-0.11.2"])
+VENDOR_RULES = [name for name, rules in RULE_SETS.items() if rules.has_inner_blocks]
+
+
+@pytest.mark.parametrize("rules", VENDOR_RULES)
 @pytest.mark.parametrize("name", sorted(SETTINGS))
 def test_engine_decides_as_the_oracle(name: str, rules: str, cost_model: CostModel) -> None:
-    for seed in range(5):
+    for seed in range(3):
         compare(replace(SETTINGS[name], rules=rules), seed, 500, cost_model)
 
 
@@ -178,11 +187,19 @@ def test_engine_decides_as_the_oracle(name: str, rules: str, cost_model: CostMod
     blocks_per_slot=st.integers(2, 8),
     partitions=st.integers(1, 4),
     longest_output=st.sampled_from([1, 3, 40, 300]),
-    rules=st.sampled_from(["vendor-0.11.1", "vendor-0.11.2"]),
+    rules=st.sampled_from(VENDOR_RULES),
+    active=st.integers(1, 6) | st.none(),
     seed=st.integers(0, 2**32),
 )
 def test_engine_decides_as_the_oracle_on_any_configuration(
-    limit: int, slots: int, blocks_per_slot: int, partitions: int, longest_output: int, rules: str, seed: int
+    limit: int,
+    slots: int,
+    blocks_per_slot: int,
+    partitions: int,
+    longest_output: int,
+    rules: str,
+    active: int | None,
+    seed: int,
 ) -> None:
     slot_tokens = blocks_per_slot * partitions * BLOCK
     setting = Setting(
@@ -193,5 +210,6 @@ def test_engine_decides_as_the_oracle_on_any_configuration(
         longest=slot_tokens - 1,
         longest_output=longest_output,
         rules=rules,
+        active=min(active, limit) if active is not None and RULE_SETS[rules].has_active_limit else None,
     )
     compare(setting, seed, 120, load_cost_model("paper"))

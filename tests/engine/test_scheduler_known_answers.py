@@ -226,7 +226,7 @@ def test_a_preempted_request_loses_its_memory_and_returns_to_the_head() -> None:
 
 
 def test_prefix_caching_off_recomputes_every_prompt() -> None:
-    engine = Scheduler(EngineConfig(2, (1, 2), 2, slot_tokens=2048, prefix_caching=False), COST)
+    engine = Scheduler(EngineConfig(2, (1, 2), 2, slot_tokens=2048, prefix_caching=False, rules="vendor-0.11.1"), COST)
     for request in range(3):
         step = prefill(engine, request, 1000, [])
         assert (step.cached_tokens, step.computed_tokens) == (0, 1000)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from harness.live.ask import HTTP_OK, NO_ANSWER, ask
-from harness.live.server.process import free_port
+from harness.live.server.ports import free_port
 from tests.support.raw_server import CLOSE, HANG, KEEP, RESET, Asked, RawServer, Reply
 
 pytestmark = pytest.mark.live

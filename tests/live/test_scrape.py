@@ -14,7 +14,7 @@ import pytest
 from harness.clock import NS_PER_MS, NS_PER_S, MonotonicClock, ScaledClock
 from harness.errors import RecordsError
 from harness.live.scrape import Scraper
-from harness.live.server.process import free_port
+from harness.live.server.ports import free_port
 from tests.support.processes import HOST, start_tiny_server
 
 pytestmark = pytest.mark.live

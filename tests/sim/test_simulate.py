@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from harness.engine import EngineConfig, load_cost_model
 from harness.errors import PlanError
+from harness.kv_rules import RULE_SETS
 from harness.plan import Plan, RequestPlan, SessionPlan, build_plan
 from harness.sim import SimResult, plan_arrays, run_totals, simulate
 from harness.sim.kernel import arrays as layout
@@ -166,21 +167,36 @@ def plans(draw: st.DrawFn, longest_stream: int = 2000) -> Plan:
     return plan_of(sessions, shared)
 
 
-@settings(max_examples=60, deadline=None)
+VENDOR_RULES = [name for name, rules in RULE_SETS.items() if rules.has_inner_blocks]
+ACTIVE = [name for name, rules in RULE_SETS.items() if rules.has_active_limit]
+
+
+@settings(max_examples=80, deadline=None)
 @given(
     plan=plans(),
     limit=st.integers(1, 5),
     slots=st.integers(2, 7),
+    rules=st.sampled_from(VENDOR_RULES),
     cost_name=st.sampled_from(["paper", "context-1-2-4-8"]),
 )
-def test_the_simulator_walks_as_the_naive_one(plan: Plan, limit: int, slots: int, cost_name: str) -> None:
-    check_against_naive(plan, EngineConfig(limit, (limit,), slots, slot_tokens=2048), cost_name)
+def test_the_simulator_walks_as_the_naive_one(plan: Plan, limit: int, slots: int, rules: str, cost_name: str) -> None:
+    check_against_naive(plan, EngineConfig(limit, (limit,), slots, slot_tokens=2048, rules=rules), cost_name)
 
 
-@settings(max_examples=30, deadline=None)
-@given(plan=plans(), limit=st.integers(1, 5), slots=st.integers(9, 24))
-def test_the_simulator_walks_as_the_naive_one_over_partitions(plan: Plan, limit: int, slots: int) -> None:
-    config = EngineConfig(limit, (limit,), slots, slot_tokens=2048, partition_tokens=256)
+@settings(max_examples=40, deadline=None)
+@given(plan=plans(), limit=st.integers(1, 5), slots=st.integers(2, 7), rules=st.sampled_from(ACTIVE), data=st.data())
+def test_the_simulator_walks_as_the_naive_one_with_fewer_active_than_compiled(
+    plan: Plan, limit: int, slots: int, rules: str, data: st.DataObject
+) -> None:
+    active = data.draw(st.integers(1, limit))
+    config = EngineConfig(limit, (limit,), slots, slot_tokens=2048, rules=rules, max_active_seqs=active)
+    check_against_naive(plan, config, "paper")
+
+
+@settings(max_examples=40, deadline=None)
+@given(plan=plans(), limit=st.integers(1, 5), slots=st.integers(9, 24), rules=st.sampled_from(VENDOR_RULES))
+def test_the_simulator_walks_as_the_naive_one_over_partitions(plan: Plan, limit: int, slots: int, rules: str) -> None:
+    config = EngineConfig(limit, (limit,), slots, slot_tokens=2048, partition_tokens=256, rules=rules)
     check_against_naive(plan, config, "paper")
 
 
@@ -189,7 +205,7 @@ def test_the_simulator_walks_as_the_naive_one_over_partitions(plan: Plan, limit:
     plan=plans(),
     limit=st.integers(1, 5),
     slots=st.integers(2, 7),
-    rules=st.sampled_from(["vendor-0.11.1", "paper", "paper+dummy"]),
+    rules=st.sampled_from(list(RULE_SETS)),
     cost_name=st.sampled_from(["paper", "context-1-2-4-8"]),
     most=st.integers(1, 9),
 )
@@ -226,6 +242,15 @@ def test_w_counts_those_who_were_ready_to_decode() -> None:
     second = SessionPlan(1, 1_000_000_000, None, None, (RequestPlan(0, 100, 10, 0),))
     result = simulate(plan_of([first, second]), ServerSpec())
     assert result.wait_session_ns == load_cost_model("paper").prefill_ns(100)
+
+
+def test_an_active_limit_lowers_the_batch_and_nothing_else() -> None:
+    plan = paper_plan(10, 20261000, 0)
+    compiled = simulate(plan, ServerSpec(rules="vendor-0.12.1"))
+    limited = simulate(plan, ServerSpec(rules="vendor-0.12.1", max_active_seqs=5))
+    assert max(n for n, steps in enumerate(compiled.decode_histogram) if steps) == 8
+    assert max(n for n, steps in enumerate(limited.decode_histogram) if steps) == 5
+    assert sum(n * steps for n, steps in enumerate(limited.decode_histogram)) == plan.decode_tokens
 
 
 def test_filled_in_buckets_are_named() -> None:

@@ -17,7 +17,7 @@ from harness.sim.kernel import arrays as layout
 from harness.sim.search.run import search
 from harness.sim.search.space import WindowSpec, parse_space
 from harness.sim.simulate import run_arrays
-from harness.sim.windows import look, median_of_paired_ratios, ratio_of_sums, steadiness, users_of, window_figures
+from harness.sim.windows import look, median_of_paired_ratios, ratio_of_sums, users_of, window_figures
 from harness.spec import WorkloadSpec
 
 COST = load_cost_model("paper")
@@ -78,16 +78,16 @@ def test_a_window_that_outlasts_a_user_is_refused() -> None:
         window_figures(arrays, 0, EIGHT, COST, WindowSpec(after_requests=7, seconds=1.0))
 
 
+def device_s_per_request_of_halves(arrays: layout.PlanArrays) -> list[float]:
+    whole = window_figures(arrays, 0, EIGHT, COST, WindowSpec(after_requests=6, seconds=60))
+    outcome = run_arrays(arrays, EIGHT, COST)
+    edges = np.linspace(whole.start_ns, whole.end_ns, 3).astype(np.int64).tolist()
+    halves = [look(arrays, outcome, EIGHT, *part) for part in pairwise(edges)]
+    return [half.device_ns / NS_PER_S / half.completed for half in halves]
+
+
 def test_a_closed_population_is_steady_after_its_first_requests() -> None:
-    halves = np.array(
-        [
-            [
-                half.device_s_per_request
-                for half in steadiness(arrays, 0, EIGHT, COST, WindowSpec(after_requests=6, seconds=60))
-            ]
-            for arrays in (plan_arrays([closed(6, 25, seed)]) for seed in range(8))
-        ]
-    )
+    halves = np.array([device_s_per_request_of_halves(plan_arrays([closed(6, 25, seed)])) for seed in range(8)])
     first, second = halves.mean(axis=0)
     spread = halves.std(axis=0, ddof=1).max() / np.sqrt(len(halves))
     assert abs(first - second) < 3 * spread

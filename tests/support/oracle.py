@@ -58,9 +58,13 @@ class Oracle:
         slot_tokens: int | None = None,
         prefix_caching: bool = True,
         is_repaired: bool = False,
+        active_limit: int | None = None,
+        is_by_last_use: bool = False,
+        keeps_matched: bool = False,
     ) -> None:
         self.limit, self.max_model_len, self.prefix_caching = limit, max_model_len, prefix_caching
-        self.is_repaired = is_repaired
+        self.is_repaired, self.is_by_last_use, self.keeps_matched = is_repaired, is_by_last_use, keeps_matched
+        self.active_limit = limit if active_limit is None else active_limit
         self.slot_tokens = slot_tokens or max_model_len
         self.block_tokens = block_tokens if prefix_caching else self.slot_tokens
         self.ratio = self.slot_tokens // self.block_tokens
@@ -74,7 +78,7 @@ class Oracle:
         self.hash_of: dict[int, int] = {}
         self.holders: dict[int, list[int]] = {}
         self.free_slots = list(range(self.num_slots))
-        self.mappings: dict[int, OracleMapping] = {}  # in order of allocation
+        self.mappings: dict[int, OracleMapping] = {}  # in order of eviction: of allocation, or of last use
         self.slot_of_block: dict[int, int] = {}
         self.evicted: list[tuple[int, str]] = []
 
@@ -96,7 +100,7 @@ class Oracle:
 
     def schedule(self) -> OracleStep:
         self.evicted, self.batch = [], []
-        if self.waiting and len(self.running) < self.limit:
+        if self.waiting and len(self.running) < self.active_limit:
             request = self.waiting[0]
             state = self.requests[request]
             state.computed_tokens = 0
@@ -240,6 +244,8 @@ class Oracle:
                 self.evict(slot, "preempt")
             else:
                 self.mappings[slot].is_active = False
+        if not is_preemption:
+            self.use(state.slots)
         freed = list(reversed(state.blocks))
         if self.is_repaired:
             self.free_blocks = [block for block in freed if block not in self.hash_of] + self.free_blocks
@@ -277,4 +283,18 @@ class Oracle:
                 break
             slots.append(slot)
             lengths.append(common * self.block_tokens)
+        self.use(slots)
+        if self.keeps_matched:
+            for place in range(len(slots) - 1, -1, -1):
+                first = place * self.ratio
+                for block in reversed(hits[first : first + lengths[place] // self.block_tokens]):
+                    if block in self.free_blocks:
+                        self.free_blocks.remove(block)
+                        self.free_blocks.append(block)
         return slots, lengths
+
+    def use(self, slots: list[int]) -> None:
+        """Slots were read or given back: by last use they leave last, the first of a prefix the latest."""
+        if self.is_by_last_use:
+            for slot in reversed(slots):
+                self.mappings[slot] = self.mappings.pop(slot)

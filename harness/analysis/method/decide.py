@@ -2,7 +2,7 @@
 
 Pure functions; the limits come from the rule, the numbers from sealed valid runs. A precondition that does not hold
 withholds, it never fails. Next: ``verdicts`` gathers the numbers of an experiment; ``harness decide`` prints them.
-Definitions: paper 3-1, 4-3, 5-4, S1, S2, S4; methods 5.
+Definitions: docs/method.md, "Decisions".
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ class TauSensitivity(NamedTuple):
 
 
 def tau_sensitivity(costs: Costs, grid: Sequence[float]) -> list[TauSensitivity]:
-    """How channel agreement depends on the default of the tolerance (paper S1)."""
+    """How channel agreement depends on the default of the tolerance (docs/method.md, "Decisions")."""
     difference = abs(costs.a_s / costs.baseline_a_s - costs.b_s / costs.baseline_b_s)
     taus = [agreement_tolerance_s(costs.baseline_a_s, costs.baseline_b_s, tau0, is_revised=True) for tau0 in grid]
     return [TauSensitivity(tau0, tau, difference <= tau + ROUNDING) for tau0, tau in zip(grid, taus, strict=True)]

@@ -3,7 +3,7 @@
 Every coefficient comes with an interval that names its method, unit and seed; every fit with its residuals and its
 error on points it did not see. Nothing is tuned to a result. Next: ``harness.runner.calibrate`` writes a cost-model
 file from this.
-Forms: paper 3-1, 3-3, 4-1; decode f(b) + alpha + beta n + c (sum of contexts), prefill ceil(q/128) (a + b q).
+Forms: docs/method.md, "Step time", "Prefill time".
 """
 
 from __future__ import annotations

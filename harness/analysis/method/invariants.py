@@ -2,7 +2,7 @@
 
 A finding of severity "invalid" makes a run INVALID; nothing here raises, stops or repairs. Next: the runner writes the
 findings into the manifest, ``harness.report`` shows them.
-Definitions: methods 3.
+Definitions: docs/method.md, "A run and its invariants".
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def _check_answers(manifest: Manifest, requests: pa.Table, plan: Plan | None) ->
         yield _invalid(
             "wrong-length",
             f"{len(wrong)} answers have another number of tokens than planned, first {_names(wrong)}",
-            "The server must honour ignore_eos and min_tokens",
+            "The server must honour ignore_eos and max_tokens",
         )
     if drifted := [row for row in answered if row["prompt_tokens"] != row["planned_prompt_tokens"]]:
         is_text = plan is not None and plan.prompt_form == "text"

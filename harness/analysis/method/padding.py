@@ -1,7 +1,7 @@
 """Padding of decode steps: h(n), the padding ratio, and how much of its change each request count accounts for.
 
 Pure arithmetic over (n, b) pairs: no model, no time. Next: ``summary`` sums these over replicates.
-Definitions: paper 3-1, S4, S5.
+Definitions: docs/method.md, "Padding", "Decomposition of a bucket change".
 """
 
 from __future__ import annotations

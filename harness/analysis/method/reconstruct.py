@@ -2,7 +2,7 @@
 
 Pure functions over Arrow tables; times in integer ns of the run's clock. Nothing here decides anything. Next:
 ``summary`` sums the channels over replicates and compares conditions.
-Definitions: paper 2-4; methods 4.
+Definitions: docs/method.md, "Channel A and channel B".
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 IntArray = NDArray[np.int64]
 ToleranceRule = Literal["revised", "initial"]
 DEFAULT_TAU = 0.02
-# What the engine adds to a response id (stack facts D.3): the prompt's index (always for completions, for a chat only
-# when it has several prompts), then 8 random hex digits unless randomisation is off.
+# What the engine adds to a response id (docs/stack.md, "Request ids"): the prompt's index (always for completions,
+# for a chat only when it has several prompts), then 8 random hex digits unless randomisation is off.
 _COMPLETION_SUFFIX = re.compile(r"-\d+(?:-[0-9a-f]{8})?")
 _OTHER_SUFFIX = re.compile(r"(?:_\d+)?(?:-[0-9a-f]{8})?")
 

@@ -1,7 +1,7 @@
 """KV reuse of re-arrivals: what formula C allows, what the server reported, and what losing it costs.
 
 Pure arithmetic over the requests table. Next: ``summary`` sums these; ``invariants`` compares the three witnesses.
-Definitions: paper 3-2.
+Definitions: docs/method.md, "Reuse".
 """
 
 from __future__ import annotations

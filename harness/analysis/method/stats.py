@@ -2,7 +2,7 @@
 
 Pure numpy on small samples; a seed is always given, never taken from the machine. No p-value is computed: none of the
 method's rules needs one. Next: ``decide`` compares these with the limits of a rule.
-Definitions: paper 5-4, S1, S2.
+Definitions: docs/method.md, "Intervals".
 """
 
 from __future__ import annotations

@@ -17,10 +17,8 @@ from harness.clock import NS_PER_S, Clock
 from harness.errors import ServerError
 from harness.live.devices.exporter import device_samples, exporter_readings, read_exporter
 from harness.live.devices.smi import read_devices, readings
-from harness.records import Finding
+from harness.records import Finding, layout
 
-DEVICES_FILE = "devices.jsonl"
-DEVICE_METRICS_FILE = "device_metrics.jsonl"
 INTERVAL_S = 5.0
 Reason = Literal["before", "interval", "after"]
 Ask = Callable[[Reason], dict[str, Any]]
@@ -99,7 +97,7 @@ class DeviceWatch:
 def devices_seen(folder: Path) -> dict[str, dict[str, Any]]:
     """What each file of a run's folder says in short, by file: lines, errors, and least and most of every quantity."""
     found: dict[str, dict[str, Any]] = {}
-    for name in (DEVICES_FILE, DEVICE_METRICS_FILE):
+    for name in (layout.DEVICES, layout.DEVICE_METRICS):
         path = folder / name
         if path.is_file():
             lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
@@ -124,7 +122,7 @@ def device_findings(seen: dict[str, dict[str, Any]]) -> list[Finding]:
             severity="warning",
             evidence=f"{name}: no report of a device in {facts['reports']}"
             + (f"; first error: {facts['first_error']}" if facts["first_error"] else ""),
-            hint="Check server.device_metrics_url" if name == DEVICE_METRICS_FILE else "Look at rbln-smi",
+            hint="Check server.device_metrics_url" if name == layout.DEVICE_METRICS else "Look at rbln-smi",
         )
         for name, facts in seen.items()
         if not facts["devices"]

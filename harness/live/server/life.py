@@ -14,7 +14,8 @@ from harness.clock import NS_PER_MS, NS_PER_S, Clock, MonotonicClock
 from harness.errors import ServerError
 from harness.live.ask import HTTP_OK, NO_ANSWER, Reply, ask
 from harness.live.launch import LaunchPlan
-from harness.live.server.process import ExitReport, ServerProcess, url_host
+from harness.live.server.ports import url_host
+from harness.live.server.process import ExitReport, ServerProcess
 
 ANSWER_TIMEOUT_S = 10.0
 POLL_NS = 200 * NS_PER_MS

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import random
 import re
 import select
 import shutil
@@ -25,10 +24,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import psutil
+
 from harness.clock import NS_PER_MS, NS_PER_S, Clock, MonotonicClock
 from harness.errors import ServerError
 from harness.live.ask import HTTP_OK, ask
-from harness.live.server.supervisor import Job, process_table
+from harness.live.server.ports import port_is_free
+from harness.live.server.supervisor import Job
 
 HEALTH_POLL_NS = 20 * NS_PER_MS
 HEALTH_TIMEOUT_S = 2.0
@@ -44,9 +46,6 @@ _EXCEPTION = re.compile(r"(?:^|[\s.])([A-Z]\w*(?:Error|Exception|Interrupt|Exit)
 SCRATCH_PREFIX = "rbln-harness-"
 # A socket's address holds 107 bytes, of which a server may use 40 for a name.
 LONGEST_SCRATCH_PARENT = 50
-# Below the range from which Linux draws ports for outgoing connections, so that no client of ours takes one by chance.
-FREE_PORT_RANGE = (20_000, 32_000)
-
 _wall_clock = MonotonicClock()
 
 
@@ -361,79 +360,6 @@ class ServerProcess:
             shutil.rmtree(self._scratch, ignore_errors=True)
 
 
-def free_port(host: str = "127.0.0.1") -> int:
-    """A port of ``host`` that nobody listens on now, drawn at random below the kernel's own range."""
-    generator = random.SystemRandom()
-    for _ in range(1000):
-        port = generator.randrange(*FREE_PORT_RANGE)
-        if port_is_free(host, port):
-            return port
-    raise ServerError(f"no free port in {FREE_PORT_RANGE}", where=host, hint="Close servers that are not needed")
-
-
-def port_is_free(host: str, port: int) -> bool:
-    """Whether a server could bind ``port`` now. Connections in TIME_WAIT do not count, as for the server itself."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-            probe.listen(1)
-        except OSError:
-            return False
-    return True
-
-
-def require_port(host: str, port: int) -> int:
-    """``port`` itself, or any free one for 0. Raises ServerError that names a busy port and its owner."""
-    if port == 0:
-        return free_port(host)
-    if port_is_free(host, port):
-        return port
-    owner = port_owner(port)
-    by = f" by pid {owner[0]} ({owner[1]})" if owner else ""
-    raise ServerError(
-        f"port {port} is in use{by}", where=f"{host}:{port}", hint="End that process, or set port = 0 for any free port"
-    )
-
-
-def port_owner(port: int) -> tuple[int, str] | None:
-    """(pid, command) of the process that listens on ``port``; None when /proc does not tell."""
-    inodes = _listening_inodes(port)
-    if not inodes:
-        return None
-    wanted = {f"socket:[{inode}]" for inode in inodes}
-    for process in Path("/proc").iterdir():
-        if not process.name.isdigit():
-            continue
-        try:
-            if any(str(descriptor.readlink()) in wanted for descriptor in (process / "fd").iterdir()):
-                return int(process.name), (process / "comm").read_text().strip()
-        except OSError:
-            continue
-    return None
-
-
-def url_host(host: str) -> str:
-    """``host`` as it stands in a URL: an IPv6 address gets brackets."""
-    return f"[{host}]" if ":" in host else host
-
-
-def _listening_inodes(port: int) -> set[str]:
-    inodes: set[str] = set()
-    for table in (Path("/proc/net/tcp"), Path("/proc/net/tcp6")):
-        try:
-            lines = table.read_text().splitlines()[1:]
-        except OSError:
-            continue
-        for line in lines:
-            fields = line.split()
-            # local_address is HEX:PORT, state 0A is LISTEN (Linux include/net/tcp_states.h).
-            if fields[3] == "0A" and int(fields[1].rpartition(":")[2], 16) == port:
-                inodes.add(fields[9])
-    return inodes
-
-
 def _scratch_folder() -> str:
     parent = tempfile.gettempdir()
     return tempfile.mkdtemp(prefix=SCRATCH_PREFIX, dir=parent if len(parent) <= LONGEST_SCRATCH_PARENT else "/tmp")
@@ -454,5 +380,9 @@ def _signal_group(group: int, number: int) -> None:
 
 
 def _group_exists(group: int) -> bool:
-    """Whether a process of ``group`` lives."""
-    return any(row.group == group and not row.is_zombie for row in process_table())
+    """Whether a process of ``group`` lives; a zombie has ended and waits for its parent."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, ProcessLookupError):
+            if os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE:
+                return True
+    return False

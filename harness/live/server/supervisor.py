@@ -27,11 +27,13 @@ import signal
 import socket
 import struct
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
-from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any
+
+import psutil
 
 from harness.clock import NS_PER_MS, NS_PER_S, MonotonicClock, ScaledClock
 
@@ -320,40 +322,11 @@ def write_all(descriptor: int, data: bytes) -> None:
         view = view[os.write(descriptor, view) :]
 
 
-class ProcessRow(NamedTuple):
-    """One line of the process table; a zombie has ended and waits for its parent."""
-
-    pid: int
-    parent_pid: int
-    group: int
-    is_zombie: bool
-
-
-def process_table() -> list[ProcessRow]:
-    """Every process that /proc shows now."""
-    rows: list[ProcessRow] = []
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
-            stat = (entry / "stat").read_bytes()
-        except OSError:
-            continue
-        # The command name may hold spaces and brackets; the fields start after the last one.
-        state, parent_pid, group = stat.rpartition(b") ")[2].split(b" ", 3)[:3]
-        rows.append(ProcessRow(int(entry.name), int(parent_pid), int(group), state in (b"Z", b"X")))
-    return rows
-
-
 def living_descendants(root_pid: int) -> list[int]:
     """Pids of all processes below ``root_pid`` that are not zombies, parents first."""
-    children: dict[int, list[ProcessRow]] = {}
-    for row in process_table():
-        children.setdefault(row.parent_pid, []).append(row)
     found: list[int] = []
-    frontier = [root_pid]
-    while frontier:
-        below = [child for parent in frontier for child in children.get(parent, [])]
-        found += [child.pid for child in below if not child.is_zombie]
-        frontier = [child.pid for child in below]
+    for process in psutil.Process(root_pid).children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            if process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process.pid)
     return found

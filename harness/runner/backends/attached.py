@@ -14,7 +14,7 @@ from harness.kinds import KINDS, BackendKind
 from harness.live.doctor import Check
 from harness.live.launch import LaunchPlan
 from harness.live.server.life import get
-from harness.live.server.process import url_host
+from harness.live.server.ports import url_host
 from harness.records import Finding, Observation
 from harness.runner.backends.base import LaunchOptions, ServerBackend
 from harness.spec import ServerSpec
@@ -54,7 +54,7 @@ class AttachedBackend(ServerBackend):
             model=_first_model(host, number),
             requested={"server": server.model_dump(mode="json"), "url": url, "version": _version(host, number)},
             observation=Observation(steps="none", has_kv_log=False),
-            is_ours=False,
+            is_ours=self.kind.is_restarted,
             findings=(ATTACHED,),
         )
 

@@ -19,7 +19,7 @@ from harness.live.doctor import Check, first_line_of, version_of
 from harness.live.launch import LOOPBACK, LaunchPlan
 from harness.live.remote.plan import remote_plan
 from harness.live.serve_command import visible_devices
-from harness.live.server.process import require_port
+from harness.live.server.ports import require_port
 from harness.live.stack import check_installed, find_stack, overlay_folder, serve_plan
 from harness.redact import filled_env
 from harness.runner.backends.base import LaunchOptions, ServerBackend, check_named_artifact

@@ -9,8 +9,8 @@ from __future__ import annotations
 from harness.compiled import compiled, inner
 from harness.engine.cost import FS_PER_NS, P_CALL_FS, P_CHUNK_TOKENS, P_CONTEXT_FS, P_POSITION_FS, P_TOKEN_FS
 from harness.engine.state import (
+    C_ACTIVE_LIMIT,
     C_HAS_BLOCKS,
-    C_LIMIT,
     R_BATCH,
     R_CACHED,
     R_COMPUTED,
@@ -162,7 +162,7 @@ def run_chunked_prefill(
 def steps_ahead(state: EngineState, max_steps: int) -> int:
     """How many equal decode steps may be taken before any decision can change, arrivals apart."""
     reg = state.reg
-    if reg[R_NUM_WAITING] > 0 and reg[R_NUM_RUNNING] < state.cfg[C_LIMIT]:
+    if reg[R_NUM_WAITING] > 0 and reg[R_NUM_RUNNING] < state.cfg[C_ACTIVE_LIMIT]:
         # The head was refused in this very schedule(). It will be again while memory does not change, but the paper's
         # rules settle releases on a refusal, and a preemption or an eviction did change memory.
         is_settled = state.cfg[C_HAS_BLOCKS] and reg[R_NUM_PREEMPTED] == 0 and reg[R_NUM_EVICTED] == 0
@@ -236,7 +236,7 @@ def run_plan(
                 break
             now_ns = int(scratch.arrival_ns[scratch.heap[0]])
             continue
-        if is_vendor and reg[R_NUM_WAITING] > 0 and reg[R_NUM_RUNNING] < state.cfg[C_LIMIT]:
+        if is_vendor and reg[R_NUM_WAITING] > 0 and reg[R_NUM_RUNNING] < state.cfg[C_ACTIVE_LIMIT]:
             load_keys(plans, first_request, scratch, state, int(reg[R_WAIT_HEAD]))
         kind = schedule(state)
         if reg[R_NUM_EVICTED] > 0:
@@ -252,7 +252,7 @@ def run_plan(
             now_ns += run_prefill(plans, plan, state, cost, outcome, now_ns)
         elif kind == STEP_DECODE:
             until_ns = FAR
-            if reg[R_NUM_WAITING] == 0 and reg[R_NUM_RUNNING] < state.cfg[C_LIMIT] and expected > 0:
+            if reg[R_NUM_WAITING] == 0 and reg[R_NUM_RUNNING] < state.cfg[C_ACTIVE_LIMIT] and expected > 0:
                 until_ns = int(scratch.arrival_ns[scratch.heap[0]])
             taken, spent_ns = run_decode(plan, state, cost, outcome, now_ns, until_ns, max_steps)
             now_ns += spent_ns

@@ -10,12 +10,13 @@ from collections.abc import Iterator
 from itertools import combinations
 from math import comb
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, Field, ValidationError, field_validator, model_validator
 
 from harness.engine.config import EngineConfig
 from harness.errors import SpecError
+from harness.kv_rules import AUTO, rule_set
 from harness.shipped import find_shipped
 from harness.spec import RulesName, ServerSpec, Spec, Treatment, WorkloadSpec, check_name, describe_validation_error
 from harness.spec import load_toml as load_table
@@ -26,6 +27,7 @@ GIB = 1 << 30
 Score = Literal["sum-seconds", "per-n"]
 Objective = Literal["device-seconds", "waiting", "p99-completion", "memory", "compile-seconds", "artifact-size"]
 Place = int | Literal["limit"]
+SimulatedRules = Annotated[RulesName, AfterValidator(lambda name: rule_set(name).name)]
 
 
 class Candidate(NamedTuple):
@@ -133,7 +135,7 @@ class WindowSpec(Spec):
 
 
 class DeviceSpec(Spec):
-    """Memory and compile arithmetic. Defaults: Qwen3-4B on 4 devices, vllm-rbln 0.11.1, the paper's section 5-5.
+    """Memory and compile arithmetic. Defaults: Qwen3-4B on 4 devices, vllm-rbln 0.11.1, docs/method.md, "Search".
 
     Compile: compile_base_s + compile_call_s (buckets + 1) fits the observed 349-486 s. Overhead: what a device holds
     beside the KV slots after loading, the most that was measured (6.6-7.0 GiB with 4.5 GiB of KV).
@@ -204,7 +206,7 @@ class SpaceSpec(Spec):
 
     name: str
     title: str = ""
-    rules: RulesName = "vendor-0.11.1"
+    rules: SimulatedRules = Field(default=AUTO, validate_default=True)
     cost_model: str = "paper"
     limits: tuple[int, ...] = Field(min_length=1, description="batch_size: most requests running at once")
     kv_slots: tuple[Place, ...] = Field(default=("limit",), min_length=1, description="numbers apart from the limit")
@@ -270,7 +272,9 @@ class SpaceSpec(Spec):
 
 
 def candidate_of(server: ServerSpec) -> Candidate:
-    """A server specification's compile-time part."""
+    """A server specification's compile-time part; SpecError when it has an admission limit of its own."""
+    if server.max_active_seqs is not None:
+        raise SpecError("a search varies compiled limits only", where="max_active_seqs", hint="Leave it out")
     return Candidate(server.max_num_seqs, tuple(server.decode_buckets), server.num_kv_slots, server.slot_tokens)
 
 

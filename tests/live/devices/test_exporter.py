@@ -17,7 +17,7 @@ from harness.clock import VirtualClock
 from harness.errors import ServerError
 from harness.live.devices.exporter import device_samples, exporter_readings, read_exporter
 from harness.live.devices.watch import DeviceWatch, device_findings, devices_seen, from_exporter
-from harness.live.server.process import free_port
+from harness.live.server.ports import free_port
 from harness.runner import run_experiment
 from harness.spec import ExperimentSpec
 

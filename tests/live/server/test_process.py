@@ -14,7 +14,8 @@ import pytest
 
 from harness.clock import ScaledClock
 from harness.errors import ServerError
-from harness.live.server.process import ServerProcess, free_port, port_is_free, port_owner, require_port
+from harness.live.server.ports import free_port, port_is_free, port_owner, require_port
+from harness.live.server.process import ServerProcess
 from tests.support.processes import (
     HOST,
     check_until_it_fails,

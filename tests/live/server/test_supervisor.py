@@ -16,7 +16,7 @@ import pytest
 
 from harness.clock import NS_PER_MS
 from harness.errors import ServerError
-from harness.live.server.process import free_port, port_is_free
+from harness.live.server.ports import free_port, port_is_free
 from tests.support.processes import (
     HOST,
     check_until_it_fails,

@@ -13,7 +13,8 @@ import pytest
 from harness.clock import ScaledClock
 from harness.errors import ServerError
 from harness.live.launch import LOOPBACK
-from harness.live.server.process import ServerProcess, free_port
+from harness.live.server.ports import free_port
+from harness.live.server.process import ServerProcess
 from harness.runner.backends.emulator import EmulatorBackend
 from harness.spec import ServerSpec
 

@@ -18,7 +18,8 @@ from harness.live.patches.diff import parse_diff
 from harness.live.patches.install import apply_in_place
 from harness.live.serve_command import visible_devices
 from harness.live.server.life import start_server
-from harness.live.server.process import ServerProcess, free_port
+from harness.live.server.ports import free_port
+from harness.live.server.process import ServerProcess
 from harness.observer import INSIDE
 from harness.records import RunStore
 from harness.runner import run_experiment

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.errors import RecordsError, SpecError
+from harness.kv_rules import RULE_SETS
 from harness.plan import build_plan
 from harness.shipped import shipped_names
 from harness.sim import simulate
@@ -94,7 +95,7 @@ def test_figures_are_those_of_simulating_each_plan_alone(tmp_path: Path) -> None
 
 @settings(max_examples=25, deadline=None)
 @given(
-    rules=st.sampled_from(["vendor-0.11.1", "vendor-0.11.2", "paper", "paper+dummy"]),
+    rules=st.sampled_from(list(RULE_SETS)),
     limit=st.integers(1, 9),
     slots=st.integers(2, 12),
     users=st.sets(st.integers(1, 7), min_size=1, max_size=3),
