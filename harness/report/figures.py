@@ -46,7 +46,9 @@ def cost_ratio_plot(sheet: Sheet, conditions: Sequence[ConditionView], model_sec
     values.tick_params(axis="y", length=0)
     values.spines["right"].set_visible(False)
     axes.grid(visible=True, axis="x")
-    axes.set_xlabel("cost ratio to the baseline (below 1: costs less)")
+    is_predicted = any(c.comparison is not None and c.comparison.is_predicted for c in compared)
+    told = "predicted cost ratio" if is_predicted else "cost ratio"
+    axes.set_xlabel(f"{told} to the baseline (below 1: costs less)")
     _pad_limits(axes, include=1.0)
     handles = [
         axes.plot([], [], marker="o", color=INK, linestyle="none", markersize=7, label="channel A (reconstructed)")[0],
@@ -58,7 +60,7 @@ def cost_ratio_plot(sheet: Sheet, conditions: Sequence[ConditionView], model_sec
             markerfacecolor="none",
             linestyle="none",
             markersize=6.5,
-            label="channel B (observed)",
+            label="channel B (simulated)" if is_predicted else "channel B (observed)",
         )[0],
         axes.plot([], [], marker="o", color=INK, alpha=0.45, linestyle="none", markersize=3, label="one replicate")[0],
     ]
@@ -75,6 +77,11 @@ def _ratio_row(axes: Axes, row: int, condition: ConditionView, ratio_a: float) -
     ):
         known = [ratio for ratio in ratios if ratio is not None]
         axes.plot(known, [row + offset] * len(known), "o", color=color, alpha=0.45, markersize=3.4, zorder=2)
+    if (compared := condition.comparison) is not None:
+        for offset, interval in ((-0.14, compared.interval_a), (0.14, compared.interval_b)):
+            if interval is not None:
+                ends = [interval.low, interval.high]
+                axes.plot(ends, [row + offset] * 2, "|-", color=color, linewidth=1.3, markersize=7, zorder=2)
     axes.plot([ratio_a], [row - 0.14], "o", color=color, markersize=8, zorder=3)
     if condition.ratio_b is None:
         return

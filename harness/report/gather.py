@@ -15,7 +15,14 @@ from harness.analysis.method.summary import ConditionFigures
 from harness.clock import NS_PER_S, utc_now
 from harness.errors import SpecError
 from harness.records import Finding, SealedRun
-from harness.report.facts import gather_facts, reproduce_command, server_changes, spec_text
+from harness.report.facts import (
+    changes,
+    changes_from_experiment,
+    gather_facts,
+    reproduce_command,
+    spec_text,
+    written_workload,
+)
 from harness.report.tables import requests_in_stalls, timeline
 from harness.report.view import (
     BucketShift,
@@ -28,6 +35,7 @@ from harness.report.view import (
     RunView,
     TimelineView,
 )
+from harness.spec import factors_text
 
 MAX_TIMELINES = 6
 LAG_P99 = "re-arrival lag p99"
@@ -111,6 +119,12 @@ def _checks(run: SealedRun, figures: RunFigures) -> tuple[Check, ...]:
         Check(LAG_P99, late.rearrival_p99_ms, "wall ms", limits.rearrival_lag_p99_ms),
         Check("re-arrival lag max", late.rearrival_quantile_ms(1.0), "wall ms"),
         Check(START_SPREAD, late.start_spread_ms, "wall ms", limits.start_spread_ms),
+        Check(
+            "r / B",
+            None if figures.r_ns is None or not figures.b_ns else figures.r_ns / figures.b_ns,
+            "share",
+            limits.residual_share,
+        ),
         Check("early sends", late.num_early, "", 0),
         Check("floor p50", float(np.median(floor_ms)) if floor_ms else None, "wall ms"),
         Check("stalls", audit.num_stalls, ""),
@@ -148,7 +162,8 @@ def _condition_view(
         ratio_a=None if compared is None else compared.ratio_a,
         ratio_b=None if compared is None else compared.ratio_b,
         tau=None if compared is None else compared.tau,
-        agrees=None if compared is None else compared.is_agreed,
+        comparison=compared,
+        factors=factors_text(condition.factors),
         replicate_ratios=()
         if compared is None
         else tuple(ReplicateRatio(replicate, a, b) for replicate, a, b in compared.per_replicate),
@@ -158,7 +173,7 @@ def _condition_view(
         num_rearrivals=condition.num_rearrivals,
         reused_tokens=condition.reused_tokens if condition.valid_runs else None,
         computed_prefill_tokens=condition.computed_prefill_tokens if condition.valid_runs else None,
-        server_changes=_changes(condition, sealed),
+        changes=_changes(condition, sealed),
         bucket_shifts=_bucket_shifts(condition),
     )
 
@@ -172,7 +187,12 @@ def _changes(
 ) -> tuple[tuple[str, str, str], ...]:
     mine = sealed[condition.name, condition.runs[0].replicate]
     base = next((run for (name, _), run in sealed.items() if name == condition.baseline), mine)
-    return server_changes(mine.manifest.server_spec, base.manifest.server_spec)
+    if base is mine or condition.is_baseline:
+        return changes_from_experiment(mine.manifest)
+    return (
+        *changes(mine.manifest.server_spec, base.manifest.server_spec),
+        *changes(written_workload(mine.manifest), written_workload(base.manifest), "workload."),
+    )
 
 
 def _bucket_shifts(condition: ConditionFigures) -> tuple[BucketShift, ...]:

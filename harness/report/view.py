@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from harness.analysis.method.compare import Comparison
+
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
@@ -109,7 +111,10 @@ class BucketShift:
 
 @dataclass(frozen=True, slots=True)
 class ConditionView:
-    """One condition over its valid runs. ``baseline`` is empty for a condition that is only compared against."""
+    """One condition over its valid runs. ``baseline`` is empty for a condition that is only compared against.
+
+    changes: (key, value before, value now) against its baseline; of a baseline, against the experiment's own tables.
+    """
 
     name: str
     color: int
@@ -125,7 +130,8 @@ class ConditionView:
     ratio_a: float | None = None
     ratio_b: float | None = None
     tau: float | None = None
-    agrees: bool | None = None
+    comparison: Comparison | None = None
+    factors: str = ""
     replicate_ratios: tuple[ReplicateRatio, ...] = ()
     padding: float | None = None
     decode_steps: int | None = None
@@ -133,7 +139,7 @@ class ConditionView:
     num_rearrivals: int | None = None
     reused_tokens: int | None = None
     computed_prefill_tokens: int | None = None
-    server_changes: tuple[tuple[str, str, str], ...] = ()
+    changes: tuple[tuple[str, str, str], ...] = ()
     bucket_shifts: tuple[BucketShift, ...] = ()
 
     @property

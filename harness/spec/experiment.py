@@ -80,6 +80,9 @@ class LimitsSpec(Spec):
         default=1000.0, gt=0, description="longest time from the kernel's stamp to the client's"
     )
     needs_stall_meter: bool = Field(default=True, description="a run whose stall meter was lost is INVALID")
+    residual_share: float | None = Field(
+        default=None, gt=0, le=1, description="largest (B - A) / B of a run; without it, only a finding above 0.05"
+    )
     request_timeout_s: float = Field(default=600.0, gt=0, description="model seconds one request may take")
 
 

@@ -20,7 +20,7 @@ from harness.clock import ScaledClock
 from harness.live.client.answer import Answer
 from harness.live.client.prompts import prompts_of
 from harness.live.client.rows import ChunkRows, RequestRows
-from harness.plan import Followers
+from harness.plan.followers import Followers
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
