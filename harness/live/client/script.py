@@ -20,13 +20,14 @@ from harness.clock import ScaledClock
 from harness.live.client.answer import Answer
 from harness.live.client.prompts import prompts_of
 from harness.live.client.rows import ChunkRows, RequestRows
+from harness.plan import Followers
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
     from pathlib import Path
 
     from harness.live.client.prompts import Prompts
-    from harness.plan import Followers, Plan
+    from harness.plan import Plan
 
 
 class Due(NamedTuple):
