@@ -176,9 +176,11 @@ def _conclude(console: Console, sealed: Sequence[SealedRun], path: Path, title: 
 
 
 def _exit_code(console: Console, outcome: ExperimentOutcome, experiment: str, runs: Path) -> ExitCode:
+    from harness.cli.words import said
+
     for invalid in outcome.invalid_runs:
         console.print(
-            f"[red]INVALID[/] {invalid.condition}/{invalid.replicate}: {'; '.join(invalid.invalid_reasons)}",
+            f"[red]INVALID[/] {invalid.condition}/{invalid.replicate}: {said('; '.join(invalid.invalid_reasons))}",
             highlight=False,
         )
     if not outcome.is_complete:
