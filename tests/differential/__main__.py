@@ -31,7 +31,6 @@ BATCH_SEEDS = 64
 def history_of(seed: int, num_steps: int, rules: str) -> History:
     """The history of a seed, with an admission limit now and then where the rules know one."""
     from harness.kv_rules import RULE_SETS
-
     from tests.differential.histories import draw_history
 
     return draw_history(seed, num_steps, with_active_limit=RULE_SETS[rules].has_active_limit)

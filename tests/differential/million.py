@@ -11,10 +11,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from harness.kv_rules import AUTO, rule_set
-
 from harness.clock import NS_PER_S, MonotonicClock
 from harness.errors import HarnessError
+from harness.kv_rules import AUTO, rule_set
 from harness.twin.artifact import ArtifactSpec, cached_artifact
 from harness.twin.environment import find_twin, twin_variables
 from harness.twin.stacks import known_stacks

@@ -12,8 +12,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from harness.kv_rules import AUTO, rule_set
 
+from harness.kv_rules import AUTO, rule_set
 from harness.twin.artifact import ArtifactSpec, cached_artifact
 from harness.twin.environment import TwinEnvironment, twin_variables
 

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness.kv_rules import AUTO, rule_set
 
 from harness.analysis import ParseCounts, parse_log
 from harness.engine import EngineConfig
+from harness.kv_rules import AUTO, rule_set
 from harness.live.client.script import token_digest
 from harness.plan import Plan, read_plan
 from harness.records import SealedRun
