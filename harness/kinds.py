@@ -71,6 +71,17 @@ def kind_named(name: str) -> BackendKind:
     return KINDS[name]
 
 
+def origin_note(name: str) -> str:
+    """What must stand beside a figure of such a run, so that nobody takes it for a device's; "" where nothing must."""
+    kind = kind_of_run(name)
+    if kind.is_virtual:
+        return "Predicted: simulated in virtual time; no server ran and no NPU was measured."
+    if kind.has_device is not False:
+        return ""
+    what = "On the twin, the real stack" if kind.has_stack else "Emulated"
+    return f"{what} with modelled step times; no NPU was measured."
+
+
 def kind_of_run(name: str) -> BackendKind:
     """The kind that a sealed run names; for one that this version does not know, its bare name and no claim."""
     return KINDS.get(name) or BackendKind(name=name, label=name or "not named", has_device=None)

@@ -8,10 +8,9 @@ from harness.analysis.logs.parse import ParseCounts, parse_log
 from harness.analysis.method.figures import RunFigures, run_figures
 from harness.analysis.method.invariants import check_experiment, check_run
 from harness.analysis.method.reuse import extra_prefill_ns, rearrivals
-from harness.analysis.method.summary import Comparison, ConditionFigures, ExperimentSummary, summarise
+from harness.analysis.method.summary import ConditionFigures, ExperimentSummary, summarise
 
 __all__ = [
-    "Comparison",
     "ConditionFigures",
     "ExperimentSummary",
     "ParseCounts",

@@ -117,6 +117,7 @@ def decide(
 
     Example: `harness decide configuration --runs runs/today`
     """
+    from harness.kinds import origin_note
     from harness.prereg import judge
 
     sealed = sealed_runs(runs, experiment)
@@ -126,6 +127,8 @@ def decide(
     else:
         standing = "confirmatory" if judgement.is_confirmatory else "exploratory"
         num_invalid = sum(not run.is_valid for run in sealed)
+        if origin := origin_note(sealed[0].manifest.backend):
+            print(origin)
         _show(judgement.decisions, standing, num_invalid, is_full=output is ResultFormat.markdown)
     judgement.require_passed()
 
@@ -194,6 +197,8 @@ def _print_tables(result: AnalysisResult) -> None:
     """Aligned columns without borders; wide tables run on, so that nothing is cut."""
     from harness.analysis.method.tabular import rows_as_text
 
+    if result.origin:
+        print(f"{result.origin}\n")
     for table in result.tables:
         rows = [list(table.columns), *rows_as_text(table.rows)]
         widths = [max(len(row[place]) for row in rows) for place in range(len(table.columns))]

@@ -1,17 +1,21 @@
 """Words, environment and log format of ``vllm serve``: the same on this host, on another one and on the twin.
 
-Nothing is written or started here. Next: ``backends.rbln`` and ``remote.plan`` make LaunchPlans of it.
+Nothing is written or started here. Next: ``stack`` and ``remote.plan`` make LaunchPlans of it.
 Source: vllm 0.22.0, vllm-rbln 0.11.1.
 """
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from harness.live.launch import LOOPBACK
+from harness.observer import observer_variables
+from harness.records import Observation
+from harness.redact import filled_env
 from harness.spec import ServerSpec
 
 PRECISE_FORMAT = "%(created).6f %(process)d %(levelname)s %(name)s %(message)s"
@@ -37,6 +41,38 @@ def visible_devices(vllm_rbln: str, devices: Iterable[int]) -> dict[str, str]:
     release = tuple(map(int, re.findall(r"\d+", vllm_rbln)[:2]))
     name = "RBLN_VISIBLE_DEVICES" if release >= (0, 12) else "RBLN_DEVICES"
     return {name: ",".join(map(str, devices))}
+
+
+def server_env(
+    server: ServerSpec,
+    variables: Mapping[str, str],
+    search: Sequence[str],
+    observer: Path | None,
+    plugins: str | None = None,
+) -> dict[str, str]:
+    """The environment of a served stack; what the experiment itself sets wins over everything.
+
+    search: folders before the PYTHONPATH that the experiment asks for. observer: file of its records, None without it.
+    plugins: VLLM_PLUGINS of the host, where the experiment sets none.
+    """
+    env = {**QUIET, "VLLM_RBLN_METRICS": "1", **variables}
+    if observer is not None:
+        env |= observer_variables(observer, server.env.get("VLLM_PLUGINS", plugins))
+    asked = server.env.get("PYTHONPATH", "").split(os.pathsep)
+    if path := [*search, *(folder for folder in asked if folder)]:
+        env["PYTHONPATH"] = os.pathsep.join(path)
+    given = filled_env(server.env, os.environ)
+    return {**env, **{key: value for key, value in given.items() if key not in {"PYTHONPATH", "VLLM_PLUGINS"}}}
+
+
+def declared(server: ServerSpec, patch: dict[str, Any]) -> Observation:
+    """What the log of a served stack will show. patch: the record of what was patched."""
+    return Observation(
+        steps="iteration-log" if server.patch == "none" else "bucket-log",
+        # Without prefix caching the stack keeps no slots, so it has nothing to log about them.
+        has_kv_log=server.prefix_caching,
+        patch=patch,
+    )
 
 
 def logging_config() -> dict[str, Any]:

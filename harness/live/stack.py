@@ -23,14 +23,14 @@ from harness.live.launch import LOOPBACK, LaunchPlan, LogFormat, write_config
 from harness.live.patches.install import in_place_record
 from harness.live.patches.shipped import make_overlay, patch_status, require_state
 from harness.live.serve_command import (
-    QUIET,
     SOCKET_FOLDER_VARIABLE,
+    declared,
     logging_config,
     serve_arguments,
+    server_env,
 )
-from harness.observer import INSIDE, observer_variables
-from harness.records import Observation, layout
-from harness.redact import filled_env
+from harness.observer import INSIDE
+from harness.records import layout
 from harness.spec import ServerSpec
 
 FIND_TIMEOUT_S = 60.0
@@ -114,23 +114,21 @@ def serve_plan(
     """
     patch_record, overlay = _patched(server, stack, overlays)
     written = dict(files or {})
-    search = [] if overlay is None else [overlay]
-    env = {**QUIET, "VLLM_RBLN_METRICS": "1", **(variables or {})}
     if server.observer:
         written["observer"] = (run_folder / layout.OBSERVER).absolute()
-        search.append(INSIDE)
-        env |= observer_variables(written["observer"], server.env.get("VLLM_PLUGINS", os.environ.get("VLLM_PLUGINS")))
+    logs = {"VLLM_LOGGING_LEVEL": "DEBUG"}
     if log_format == "precise":
         written["logging"] = (run_folder / layout.SERVER_LOGGING).absolute()
         write_config(written["logging"], logging_config())
-        env["VLLM_LOGGING_CONFIG_PATH"] = str(written["logging"])
-    else:
-        env["VLLM_LOGGING_LEVEL"] = "DEBUG"
-    given = filled_env(server.env, os.environ)
-    own = {key: value for key, value in given.items() if key not in {"PYTHONPATH", "VLLM_PLUGINS"}}
-    search += [*paths, *(Path(part) for part in server.env.get("PYTHONPATH", "").split(os.pathsep) if part)]
-    if search:
-        env["PYTHONPATH"] = os.pathsep.join(map(str, search))
+        logs = {"VLLM_LOGGING_CONFIG_PATH": str(written["logging"])}
+    search = [*([] if overlay is None else [overlay]), *([INSIDE] if server.observer else []), *paths]
+    env = server_env(
+        server,
+        {**(variables or {}), **logs},
+        [str(folder) for folder in search],
+        written.get("observer"),
+        os.environ.get("VLLM_PLUGINS"),
+    )
     override = blocks_override(config, server)
     return LaunchPlan(
         backend=backend,
@@ -138,7 +136,7 @@ def serve_plan(
         host=LOOPBACK,
         port=port,
         model=model,
-        env={**env, **own},
+        env=env,
         files=written,
         requested={
             "server": server.model_dump(mode="json"),
@@ -148,15 +146,10 @@ def serve_plan(
             "devices": None if devices is None else devices.raw,
             **(more or {}),
         },
-        observation=Observation(
-            steps="iteration-log" if server.patch == "none" else "bucket-log",
-            # Without prefix caching the stack keeps no slots, so it has nothing to log about them.
-            has_kv_log=server.prefix_caching,
-            patch=patch_record,
-        ),
+        observation=declared(server, patch_record),
         tells_settings=True,
         device_command=tuple(device_command),
-        scratch_variable="" if SOCKET_FOLDER_VARIABLE in {**os.environ, **own} else SOCKET_FOLDER_VARIABLE,
+        scratch_variable="" if SOCKET_FOLDER_VARIABLE in {**os.environ, **env} else SOCKET_FOLDER_VARIABLE,
     )
 
 

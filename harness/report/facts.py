@@ -96,16 +96,32 @@ def fact_text(value: Any) -> str:
         return "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:g}"
+    if isinstance(value, Mapping):
+        return " ".join(f"{key} {fact_text(item)}" for key, item in value.items())
     is_list = isinstance(value, (list, tuple))
     text = "{" + ",".join(fact_text(item) for item in value) + "}" if is_list else str(value)
     return text if len(text) <= MAX_FACT_LENGTH else text[: MAX_FACT_LENGTH - 1] + "\u2026"
 
 
-def server_changes(this: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[tuple[str, str, str], ...]:
-    """(key, value of the baseline, value of the condition) wherever two server configurations differ."""
+def written_workload(manifest: Manifest) -> Mapping[str, Any]:
+    """What a run's condition replayed: the experiment's workload with the condition's own keys."""
+    return {**_part(manifest, "workload", inner=True), **(manifest.requested_condition.get("workload") or {})}
+
+
+def changes_from_experiment(manifest: Manifest) -> tuple[tuple[str, str, str], ...]:
+    """What a condition that is its own baseline changes in the experiment's server and workload."""
+    server = _part(manifest, "server", inner=True)
+    return (
+        *changes({**server, **(manifest.requested_condition.get("server") or {})}, server),
+        *changes(written_workload(manifest), _part(manifest, "workload", inner=True), "workload."),
+    )
+
+
+def changes(this: Mapping[str, Any], other: Mapping[str, Any], prefix: str = "") -> tuple[tuple[str, str, str], ...]:
+    """(key, value before, value now) wherever two tables differ."""
     keys = list(dict.fromkeys([*other, *this]))
     return tuple(
-        (key, fact_text(other.get(key)) or "default", fact_text(this.get(key)) or "default")
+        (prefix + key, fact_text(other.get(key)) or "default", fact_text(this.get(key)) or "default")
         for key in keys
         if this.get(key) != other.get(key)
     )
@@ -130,5 +146,5 @@ def reproduce_command(run: SealedRun) -> str:
 
 def spec_text(run: SealedRun) -> str:
     """The requested experiment as JSON, defaults filled in; empty when the manifest holds none."""
-    experiment = run.manifest.requested.get("experiment")
+    experiment = run.manifest.requested_experiment
     return json.dumps(experiment, indent=2, ensure_ascii=False) if experiment else ""

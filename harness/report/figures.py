@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from harness.analysis import Comparison, ConditionFigures, RunFigures
+from harness.analysis import ConditionFigures, RunFigures
+from harness.analysis.method.compare import Comparison
 from harness.clock import NS_PER_S
 from harness.report.svg import GRID, INK, MUTED, SURFACE, WARN, Sheet, bucket_color, condition_color
 from harness.report.view import FloatArray, ReportView
@@ -47,7 +48,9 @@ def cost_ratio_plot(sheet: Sheet, view: ReportView, model_seconds: str) -> str:
     values.tick_params(axis="y", length=0)
     values.spines["right"].set_visible(False)
     axes.grid(visible=True, axis="x")
-    axes.set_xlabel("cost ratio to the baseline (below 1: costs less)")
+    is_predicted = any(comparison.is_predicted for _, comparison in compared)
+    told = "predicted cost ratio" if is_predicted else "cost ratio"
+    axes.set_xlabel(f"{told} to the baseline (below 1: costs less)")
     _pad_limits(axes, include=1.0)
     handles = [
         axes.plot([], [], marker="o", color=INK, linestyle="none", markersize=7, label="channel A (reconstructed)")[0],
@@ -59,7 +62,7 @@ def cost_ratio_plot(sheet: Sheet, view: ReportView, model_seconds: str) -> str:
             markerfacecolor="none",
             linestyle="none",
             markersize=6.5,
-            label="channel B (observed)",
+            label="channel B (simulated)" if is_predicted else "channel B (observed)",
         )[0],
         axes.plot([], [], marker="o", color=INK, alpha=0.45, linestyle="none", markersize=3, label="one replicate")[0],
     ]
@@ -80,6 +83,10 @@ def _ratio_row(axes: Axes, row: int, comparison: Comparison, color: str) -> None
     ):
         known = [ratio for ratio in ratios if ratio is not None]
         axes.plot(known, [row + offset] * len(known), "o", color=color, alpha=0.45, markersize=3.4, zorder=2)
+    for offset, interval in ((-0.14, comparison.interval_a), (0.14, comparison.interval_b)):
+        if interval is not None:
+            ends = [interval.low, interval.high]
+            axes.plot(ends, [row + offset] * 2, "|-", color=color, linewidth=1.3, markersize=7, zorder=2)
     axes.plot([ratio_a], [row - 0.14], "o", color=color, markersize=8, zorder=3)
     axes.plot([ratio_a, ratio_b], [row - 0.14, row + 0.14], color=color, linewidth=0.9, zorder=2)
     axes.plot(

@@ -14,7 +14,14 @@ from harness.analysis import ConditionFigures, ExperimentSummary, RunFigures, su
 from harness.clock import utc_now
 from harness.errors import SpecError
 from harness.records import Finding, RunKey, SealedRun
-from harness.report.facts import gather_facts, reproduce_command, server_changes, spec_text
+from harness.report.facts import (
+    changes,
+    changes_from_experiment,
+    gather_facts,
+    reproduce_command,
+    spec_text,
+    written_workload,
+)
 from harness.report.tables import requests_in_stalls, timeline
 from harness.report.view import Check, FindingView, ReportView, TimelineView
 
@@ -46,7 +53,7 @@ def gather(
         summary=summary,
         sealed=sealed,
         checks={run.key: _checks(sealed[run.key], run) for run in summary.runs},
-        server_changes={condition.name: _server_changes(condition, runs) for condition in summary.conditions},
+        changes={condition.name: _changes(condition, runs) for condition in summary.conditions},
         timelines=_timelines(summary, sealed, timelines),
         findings=gather_findings(runs, summary.findings),
         facts=gather_facts(runs),
@@ -66,6 +73,12 @@ def _checks(run: SealedRun, figures: RunFigures) -> tuple[Check, ...]:
         Check(LAG_P99, late.rearrival_p99_ms, "wall ms", limits.rearrival_lag_p99_ms),
         Check("re-arrival lag max", late.rearrival_quantile_ms(1.0), "wall ms"),
         Check(START_SPREAD, late.start_spread_ms, "wall ms", limits.start_spread_ms),
+        Check(
+            "r / B",
+            None if figures.r_ns is None or not figures.b_ns else figures.r_ns / figures.b_ns,
+            "share",
+            limits.residual_share,
+        ),
         Check("early sends", late.num_early, "", 0),
         Check("floor p50", float(np.median(floor_ms)) if floor_ms else None, "wall ms"),
         Check("stalls", audit.num_stalls, ""),
@@ -80,10 +93,15 @@ def _checks(run: SealedRun, figures: RunFigures) -> tuple[Check, ...]:
     )
 
 
-def _server_changes(condition: ConditionFigures, runs: Sequence[SealedRun]) -> tuple[tuple[str, str, str], ...]:
+def _changes(condition: ConditionFigures, runs: Sequence[SealedRun]) -> tuple[tuple[str, str, str], ...]:
     mine = next(run for run in runs if run.condition == condition.name)
     base = next((run for run in runs if run.condition == condition.baseline), mine)
-    return server_changes(mine.manifest.server_spec, base.manifest.server_spec)
+    if base is mine:
+        return changes_from_experiment(mine.manifest)
+    return (
+        *changes(mine.manifest.server_spec, base.manifest.server_spec),
+        *changes(written_workload(mine.manifest), written_workload(base.manifest), "workload."),
+    )
 
 
 def _timelines(

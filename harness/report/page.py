@@ -18,6 +18,8 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from harness.analysis import ConditionFigures, RunFigures
+from harness.analysis.method.compare import MAX_TAU, Comparison, Verdict
+from harness.analysis.method.stats import Interval
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.kinds import kind_of_run
 from harness.report.figures import cost_ratio_plot, lateness_plot, reuse_plot, step_histograms
@@ -25,6 +27,7 @@ from harness.report.gather import LAG_P99, START_SPREAD
 from harness.report.svg import Sheet
 from harness.report.timeline import MAX_LANES, step_segments, timeline_svg
 from harness.report.view import Check, ReportView, TimelineView
+from harness.spec import factors_text
 
 DASH = "\u2013"
 SECTIONS = (
@@ -40,7 +43,8 @@ SECTIONS = (
 )
 SHOWN_CASES = 4
 COMPARED_CAPTION = (
-    "Large markers: ratio of sums over replicates; small dots: single replicates; the line at 1: the baseline."
+    "Large markers: ratio of sums over replicates; small dots: single replicates; bars: 95 % t interval of the mean "
+    "log ratio, from three replicates on; the line at 1: the baseline."
 )
 ALONE_CAPTION = "Filled: channel A, rebuilt from steps and cost models; open: channel B, seen by the client."
 
@@ -65,6 +69,8 @@ def render_page(view: ReportView) -> str:
         sections=SECTIONS,
         color_of=view.summary.place_of,
         has_comparisons=view.is_compared,
+        kind=kind_of_run(view.backend),
+        has_factors=any(condition.factors for condition in view.conditions),
         has_audit=any(run.audit.floor_lag_ms for run in view.sealed.values()),
         scale=f"{view.time_scale:g}",
         time_note=time_note(view),
@@ -95,6 +101,7 @@ def time_note(view: ReportView) -> str:
 def headline(view: ReportView) -> list[str]:
     """What was run, where and how much of it counts, as short clauses."""
     num_invalid = len(view.invalid_runs)
+    noun = "predicted run" if kind_of_run(view.backend).is_virtual else "run"
     validity = "all valid" if not num_invalid else f"{num_invalid} invalid"
     replicates = len({run.replicate for run in view.runs})
     parts = [
@@ -102,7 +109,7 @@ def headline(view: ReportView) -> list[str]:
         f"backend {view.backend or 'not named'}"
         + (" (no NPU)" if kind_of_run(view.backend).has_device is False else ""),
         f"{_count(len(view.conditions), 'condition')} \u00d7 {_count(replicates, 'replicate')}",
-        f"{_count(len(view.runs), 'run')}, {validity}",
+        f"{_count(len(view.runs), noun)}, {validity}",
     ]
     return [*parts, time_note(view)] if view.is_scaled else parts
 
@@ -118,20 +125,58 @@ def answers(view: ReportView) -> list[Answer]:
 
 
 def compare(condition: ConditionFigures) -> str:
-    """One comparison as an HTML sentence; withheld when the channels do not agree within tau."""
+    """One comparison as an HTML sentence; what the channels cannot bear out is withheld."""
     this, other = f"<b>{escape(condition.name)}</b>", f"<b>{escape(condition.baseline)}</b>"
     found = condition.comparison
     if found is None:
         return f"{this} cannot be compared with {other}: a valid pair of runs with both channels is missing."
-    ratios = f"ratio {found.ratio_a:.4f} on channel A, {found.ratio_b:.4f} on channel B"
-    if not found.is_agreed:
+    a, b = _with_interval(found.ratio_a, found.interval_a), _with_interval(found.ratio_b, found.interval_b)
+    few = "" if found.interval_a is not None else f" ({_too_few(len(found.replicates))})"
+    work = _other_work(found)
+    if found.verdict is Verdict.PREDICTED:
         return (
-            f"<b>Withheld:</b> {this} against {other}. The channels disagree ({ratios}): they differ by "
+            f"<b>Predicted:</b> {this} costs {_change(found.ratio_a, found.ratio_a)} {other}{work}: ratio {a}{few}. "
+            "Nothing was measured; both channels are one model's, so neither bears out the other."
+        )
+    ratios = f"ratio {a} on channel A, {b} on channel B{few}"
+    if found.verdict is Verdict.CANNOT_TELL:
+        return (
+            f"<b>Cannot tell:</b> {this} against {other}{work} ({ratios}). In the baseline's own runs the channels lie "
+            f"{found.residual_share:.4f} of B apart, above {MAX_TAU:g}: that they agree here would mean nothing."
+        )
+    if found.verdict is Verdict.DIFFER:
+        return (
+            f"<b>Withheld:</b> {this} against {other}{work}. The channels disagree ({ratios}): they differ by "
             f"{found.difference:.4f}, more than \u03c4 = {found.tau:.4f}."
         )
     return (
-        f"{this} costs {_change(found.ratio_a, found.ratio_b)} {other}: {ratios}. The channels agree: "
+        f"{this} costs {_change(found.ratio_a, found.ratio_b)} {other}{work}: {ratios}. The channels agree: "
         f"they differ by {found.difference:.4f}, within \u03c4 = {found.tau:.4f}."
+    )
+
+
+def _with_interval(ratio: float, interval: Interval | None) -> str:
+    return f"{ratio:.4f}" + ("" if interval is None else f" [{interval.low:.4f}, {interval.high:.4f}]")
+
+
+def _interval(interval: Interval | None) -> str:
+    """The interval of one channel's ratio, or why there is none."""
+    return "too few" if interval is None else f"{interval.low:.3f}\u2013{interval.high:.3f}"
+
+
+def _too_few(num_replicates: int) -> str:
+    return f"{_count(num_replicates, 'replicate')}: too few for an interval"
+
+
+def _other_work(found: Comparison) -> str:
+    """How conditions that did different work are compared; empty where they did the same."""
+    if found.is_same_work:
+        return ""
+    own, base = found.work, found.baseline_work
+    return (
+        f" <b>per generated token</b> (it did other work: {own.num_requests:,} requests and {own.generated_tokens:,} "
+        f"generated tokens against {base.num_requests:,} and {base.generated_tokens:,}; per request the ratio is "
+        f"{found.request_ratio_a:.4f} on A, {found.request_ratio_b:.4f} on B)"
     )
 
 
@@ -299,6 +344,8 @@ def _environment() -> Environment:
         "fixed": _fixed,
         "whole": _whole,
         "share": _share,
+        "factors": factors_text,
+        "interval": _interval,
         "seconds": _seconds,
         "milliseconds": _milliseconds,
         "check_value": _check_value,

@@ -91,8 +91,9 @@ class TimelineView:
 class ReportView:
     """All of a report: the figures as analysis has them, and what is said beside them.
 
-    sealed: the run that each figure is of. checks: what the harness did in each run. server_changes: by condition,
-    (key, value of the baseline, value of the condition). facts: (group, ((name, value), ...)) in the order shown.
+    sealed: the run that each figure is of. checks: what the harness did in each run. changes: by condition, (key,
+    value before, value now) against its baseline; of a baseline, against the experiment's own tables.
+    facts: (group, ((name, value), ...)) in the order shown.
     """
 
     title: str
@@ -101,7 +102,7 @@ class ReportView:
     summary: ExperimentSummary
     sealed: Mapping[RunKey, SealedRun]
     checks: Mapping[RunKey, tuple[Check, ...]]
-    server_changes: Mapping[str, tuple[tuple[str, str, str], ...]]
+    changes: Mapping[str, tuple[tuple[str, str, str], ...]]
     timelines: tuple[TimelineView, ...]
     findings: tuple[FindingView, ...]
     facts: tuple[tuple[str, tuple[tuple[str, str], ...]], ...]

@@ -11,16 +11,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.analysis import ExperimentSummary
+from harness.analysis.method.compare import Verdict
+from harness.analysis.method.stats import Interval
 from harness.analysis.method.summary import ConditionFigures
 from harness.clock import NS_PER_S
 from harness.errors import RecordsError
+from harness.kinds import origin_note
 from harness.records import SealedRun
 from harness.records.disk import write_synced
+from harness.spec import factors_text
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 DASH = "\u2013"
+VERDICTS = {
+    Verdict.AGREE: "agree",
+    Verdict.DIFFER: "[red]withheld[/]",
+    Verdict.CANNOT_TELL: "[yellow]cannot tell[/]",
+    Verdict.PREDICTED: "predicted",
+}
 
 
 def write_report(
@@ -55,12 +65,16 @@ def conditions_table(summary: ExperimentSummary) -> Table:
     from rich.table import Table
     from rich.text import Text
 
+    origin = origin_note(summary.backend)
     unit = "s" if summary.time_scale == 1 else f"model s, \u00d7{summary.time_scale:g}"
     num_invalid = sum(not run.is_valid for run in summary.runs)
     counted = f"{len(summary.runs)} runs" + (f", {num_invalid} INVALID and not counted" if num_invalid else "")
     table = Table(
-        title=Text(f"{summary.title} ({counted})"),
-        caption=Text(f"A, B: cost on both channels, sum over replicates [{unit}]; reused: of all re-arrivals"),
+        title=Text(f"{summary.title} ({counted})" + (f"\n{origin}" if origin else "")),
+        caption=Text(
+            f"A, B: cost on both channels, sum over replicates [{unit}]; reused: of all re-arrivals; "
+            "below A/base: its 95 % t interval, from three on; \u2020: per generated token, as the work differs"
+        ),
         title_justify="left",
         caption_justify="left",
         box=box.SIMPLE_HEAD,
@@ -70,8 +84,11 @@ def conditions_table(summary: ExperimentSummary) -> Table:
     )
     # Every column is needed to read a row: on a narrow terminal cells wrap rather than lose a name or a digit.
     table.add_column("condition", overflow="fold")
+    has_intervals = any(one.comparison is not None and one.comparison.interval_a for one in summary.conditions)
     for name in ("A", "B", "A/base", "B/base"):
-        table.add_column(name, justify="right", overflow="fold")
+        # Half an interval reads as another number; names fold before it does.
+        is_whole = has_intervals and name == "A/base"
+        table.add_column(name, justify="right", overflow="fold", no_wrap=is_whole)
     table.add_column("channels", overflow="fold")
     for name in ("steps", "padding", "reused"):
         table.add_column(name, justify="right", overflow="fold")
@@ -83,12 +100,16 @@ def conditions_table(summary: ExperimentSummary) -> Table:
 def _cells(condition: ConditionFigures) -> tuple[str, ...]:
     compared = condition.comparison
     if compared is not None:
-        verdict = "agree" if compared.is_agreed else "[red]withheld[/]"
-        ratios = (f"{compared.ratio_a:.4f}", f"{compared.ratio_b:.4f}")
+        verdict = VERDICTS[compared.verdict]
+        mark = "" if compared.is_same_work else "\u2020"
+        ratios = (
+            _ratio(compared.ratio_a, mark, compared.interval_a),
+            f"{compared.ratio_b:.4f}{mark}",
+        )
     else:
         verdict, ratios = ("baseline" if condition.is_baseline else DASH), ("", "")
     return (
-        condition.name,
+        condition.name + (f"\n[dim]{factors_text(condition.factors)}[/]" if condition.factors else ""),
         _seconds(condition.a_ns),
         _seconds(condition.b_ns),
         *ratios,
@@ -97,6 +118,10 @@ def _cells(condition: ConditionFigures) -> tuple[str, ...]:
         DASH if condition.padding.ratio is None else f"{condition.padding.ratio:.4f}",
         f"{condition.reuse.num_reused}/{condition.reuse.num_rearrivals}" if condition.reuse.num_rearrivals else DASH,
     )
+
+
+def _ratio(ratio: float, mark: str, interval: Interval | None) -> str:
+    return f"{ratio:.4f}{mark}" + ("" if interval is None else f"\n{interval.low:.3f}\u2013{interval.high:.3f}")
 
 
 def _seconds(duration_ns: int | None) -> str:

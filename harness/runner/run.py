@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from harness.analysis import check_run, derive_tables
 from harness.clock import NS_PER_S, ScaledClock, clock_for, realtime_minus_monotonic_ns
+from harness.engine import CostModel
 from harness.errors import HarnessError
 from harness.experiment import PlannedRun
 from harness.live import provenance
@@ -224,7 +225,7 @@ def _seal(
         )
     if said is not None:
         found += launch_findings(manifest.requested_server, said, needs_observer=run.server.observer)
-    return seal_run(writer, manifest, run.plan, measured.replay.requests, measured.replay.chunks, found)
+    return seal_run(writer, manifest, run.plan, measured.replay.requests, measured.replay.chunks, found, run.cost_model)
 
 
 def seal_run(
@@ -234,10 +235,11 @@ def seal_run(
     requests: pa.Table,
     chunks: pa.Table,
     findings: Sequence[Finding] = (),
+    cost_model: CostModel | None = None,
 ) -> SealedRun:
     """Write the tables, derive what the raw files say, judge the invariants, seal.
 
-    findings: what the launch itself showed, beside the invariants.
+    findings: what the launch itself showed, beside the invariants. cost_model: prices channel A for a limit on it.
     """
     writer.close_raw()
     writer.write("requests", requests)
@@ -245,7 +247,7 @@ def seal_run(
     derived = derive_tables(writer.folder, manifest)
     for name, table in derived.tables.items():
         writer.write(name, table)
-    found = [*findings, *check_run(manifest, plan=plan, requests=requests, derived=derived)]
+    found = [*findings, *check_run(manifest, plan=plan, requests=requests, derived=derived, cost_model=cost_model)]
     reasons = [f"{finding.code}: {finding.evidence}" for finding in found if finding.severity == "invalid"]
     return writer.seal(manifest.model_copy(update={"findings": tuple(found)}), reasons)
 

@@ -75,6 +75,9 @@ class LimitsSpec(Spec):
 
     rearrival_lag_p99_ms: float = Field(default=10.0, gt=0)
     start_spread_ms: float = Field(default=20.0, gt=0)
+    residual_share: float | None = Field(
+        default=None, gt=0, le=1, description="largest (B - A) / B of a run; without it, only a finding above 0.05"
+    )
     request_timeout_s: float = Field(default=600.0, gt=0, description="model seconds one request may take")
 
 

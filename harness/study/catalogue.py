@@ -17,6 +17,7 @@ from harness.analysis.method.tabular import AnalysisResult, Cell, ResultTable, t
 from harness.analysis.method.verdicts import Evidence
 from harness.clock import NS_PER_S
 from harness.errors import SpecError
+from harness.kinds import origin_note
 from harness.records import SealedRun, paired
 from harness.spec import AnalysisName
 from harness.spec.rules import InterferenceRule
@@ -41,12 +42,16 @@ def analyse(runs: Sequence[SealedRun], predictions: Predictions | None = None, n
         raise SpecError(
             f"unknown analysis {asked!r}", where="analysis", hint=f"Use one of {', '.join(sorted(ANALYSES))}"
         )
-    tables, intervals, notes = compute(Evidence(runs, predictions))
+    evidence = Evidence(runs, predictions)
+    tables, intervals, notes = compute(evidence)
+    fewest = min(len({run.replicate for run in group}) for group in evidence.runs.values())
+    if fewest < stats.MIN_REPLICATES:
+        notes = (*notes, f"{fewest} valid replicates of a condition: too few for an interval of a ratio or a mean")
     invalid = sum(not run.is_valid for run in runs)
     if invalid:
         notes = (*notes, f"{invalid} invalid runs are left out")
     kept = tuple(table for table in tables if table.rows)
-    return AnalysisResult(runs[0].experiment, asked, kept, notes, intervals)
+    return AnalysisResult(runs[0].experiment, asked, kept, notes, intervals, origin_note(runs[0].manifest.backend))
 
 
 def _general(evidence: Evidence) -> Found:
@@ -170,10 +175,8 @@ def _joined(evidence: Evidence) -> Found:
             "waiting_saved_measured_session_s",
         ):
             values = [float(value) for row in own_rows if isinstance(value := row[name], (int, float))]
-            if len(values) > 1:
-                intervals[f"{condition}: mean {name}"] = stats.bootstrap_interval(
-                    values, seed=repeats.INTERVAL_SEED, unit="replicates", statistic="mean"
-                )
+            if (interval := stats.mean_interval(values, unit="replicates")) is not None:
+                intervals[f"{condition}: mean {name}"] = interval
     caption = "Per replicate, against the baseline: reuse restored, prefill saved, waiting of other sessions saved"
     tables = (
         table_of("joined", caption, rows),

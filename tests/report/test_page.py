@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -305,3 +306,59 @@ def test_writing_again_replaces_the_report_and_leaves_nothing_beside_it(
     write_report(demo_runs[:1], path, title="second")
     assert "second" in path.read_text(encoding="utf-8")
     assert [entry.name for entry in path.parent.iterdir()] == ["r.html"]
+
+
+def test_a_simulated_run_is_called_predicted_and_its_channels_never_agree(tmp_path: Path) -> None:
+    page = report(seal_demo(tmp_path, num_replicates=1, backend="sim", time_scale=1.0), tmp_path)
+    assert "Predicted, not measured." in page.text
+    assert "4 predicted runs, all valid" in page.text
+    assert "Predicted: bucket6-waits costs" in page.text
+    assert "agree" not in page.text.split("Glossary")[1].split("agreement, \u03c4")[0]
+    assert "The channels agree" not in page.text
+    assert "predicted cost ratio" in page.html
+
+
+def test_the_twin_is_never_taken_for_a_device(tmp_path: Path) -> None:
+    page = report([seal_run(tmp_path, Shape(time_scale=1.0, backend="twin"))], tmp_path)
+    assert "No NPU was measured. The server was the twin" in page.text
+
+
+def test_a_noisy_baseline_means_that_nobody_can_tell(tmp_path: Path) -> None:
+    # Half a second before every first token in both: the baseline's channels lie far apart, the ratios do not.
+    slow = [Shape(slow_start_ns=500_000_000), Shape(condition="slow", slow_start_ns=500_000_000)]
+    runs = [seal_run(tmp_path, shape) for shape in slow]
+    page = report(runs, tmp_path)
+    assert "Cannot tell: slow against base-waits" in page.text
+    assert "The channels agree" not in page.text
+    assert "channels-apart" in page.text
+
+
+def test_conditions_that_did_other_work_are_compared_per_token_and_per_request(tmp_path: Path) -> None:
+    runs = [seal_run(tmp_path), seal_run(tmp_path, Shape(condition="more", num_sessions=12))]
+    page = report(runs, tmp_path)
+    assert re.search(r"more (costs|against).*per generated token \(it did other work: 24 requests", page.text)
+    assert re.search(r"per request the ratio is \d", page.text)
+
+
+def test_intervals_stand_beside_ratios_from_three_replicates_on(demo: Page, tmp_path: Path) -> None:
+    assert re.search(r"ratio \d\.\d{4} \[\d\.\d{4}, \d\.\d{4}\] on channel A", demo.text)
+    few = report(seal_demo(tmp_path, num_replicates=2), tmp_path)
+    assert "2 replicates: too few for an interval" in few.text
+    assert not re.search(r"ratio \d\.\d{4} \[", few.text)
+
+
+def test_a_condition_that_changes_the_workload_says_so(tmp_path: Path) -> None:
+    conditions = [
+        {"name": "base-waits", "factors": {"N": 6}},
+        {"name": "more", "factors": {"N": 12}, "workload": {"num_sessions": 12}},
+    ]
+    asked = {"experiment": {"name": "demo", "base_seed": 1, "workload": {"num_sessions": 6}, "condition": conditions}}
+    shapes = [Shape(), Shape(condition="more", num_sessions=12)]
+    runs = [seal_run(tmp_path, shape) for shape in shapes]
+    told = [
+        replace(run, manifest=run.manifest.model_copy(update={"requested": {**run.manifest.requested, **asked}}))
+        for run in runs
+    ]
+    page = report(told, tmp_path)
+    assert "workload.num_sessions 6 \u2192 12" in page.text
+    assert "N=12" in page.text

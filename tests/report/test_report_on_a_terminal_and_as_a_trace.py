@@ -42,6 +42,18 @@ def test_invalid_runs_are_counted_in_the_title(tmp_path: Path) -> None:
     assert "2 runs, 1 INVALID and not counted" in " ".join(printed(runs, 100).split())
 
 
+def test_the_terminal_says_where_its_figures_come_from(tmp_path: Path) -> None:
+    predicted = printed(seal_demo(tmp_path / "sim", num_replicates=3, backend="sim", time_scale=1.0), 120)
+    assert "Predicted: simulated in virtual time" in predicted
+    assert "agree" not in predicted
+    emulated = printed(seal_demo(tmp_path / "emulator", num_replicates=3, time_scale=1.0), 120)
+    assert "Emulated with modelled step times; no NPU was measured." in emulated
+    compared = summarise(seal_demo(tmp_path / "again", num_replicates=3)).condition("bucket6-nowaits").comparison
+    assert compared is not None
+    assert compared.interval_a is not None
+    assert f"{compared.interval_a.low:.3f}\u2013{compared.interval_a.high:.3f}" in emulated
+
+
 def test_a_narrow_terminal_loses_no_column(tmp_path: Path) -> None:
     text = printed(seal_demo(tmp_path, num_replicates=1), 60)
     letters = "".join(text.split())

@@ -79,6 +79,7 @@ class RunFigures:
     lateness: Lateness
     num_requests: int
     num_failed: int
+    generated_tokens: int = 0
     invalid_reasons: tuple[str, ...] = field(default=())
 
     @property
@@ -125,7 +126,8 @@ def figures_at(run: SealedRun, cost_model: StepCost) -> RunFigures:
     """
     requests, steps, kv_events = run.table("requests"), run.table("steps"), run.table("kv_events")
     statuses = Counter(requests.column("status").to_pylist())
-    has_decoded = any((tokens or 0) > 1 for tokens in requests.column("completion_tokens").to_pylist())
+    generated = requests.column("completion_tokens").to_pylist()
+    has_decoded = any((tokens or 0) > 1 for tokens in generated)
     is_observed = steps.num_rows > 0 or not has_decoded
     return RunFigures(
         experiment=run.experiment,
@@ -146,6 +148,7 @@ def figures_at(run: SealedRun, cost_model: StepCost) -> RunFigures:
         lateness=lateness(requests, run.manifest.time_scale),
         num_requests=requests.num_rows,
         num_failed=requests.num_rows - statuses["ok"],
+        generated_tokens=sum(tokens or 0 for tokens in generated),
         invalid_reasons=run.invalid_reasons,
     )
 

@@ -16,9 +16,9 @@ import pyarrow as pa
 
 from harness.analysis.logs.derive import Derived
 from harness.analysis.method.lateness import lateness
-from harness.analysis.method.reconstruct import join_request_id
+from harness.analysis.method.reconstruct import StepCost, channel_a, channel_b, join_request_id, residual_ns
 from harness.analysis.method.reuse import cached_tokens
-from harness.clock import NS_PER_MS
+from harness.clock import NS_PER_MS, NS_PER_S
 from harness.records import Finding, Manifest, SealedRun
 from harness.spec import LimitsSpec
 
@@ -30,11 +30,18 @@ MAX_NAMED = 3
 MAX_CLOCK_STEP_NS = NS_PER_MS
 
 
-def check_run(manifest: Manifest, *, requests: pa.Table, derived: Derived, plan: Plan | None = None) -> list[Finding]:
+def check_run(
+    manifest: Manifest,
+    *,
+    requests: pa.Table,
+    derived: Derived,
+    plan: Plan | None = None,
+    cost_model: StepCost | None = None,
+) -> list[Finding]:
     """Findings of one run, the invalid ones first.
 
     requests: REQUESTS schema. derived: of the same run. plan: what was to be sent; without it, the planned columns of
-    ``requests`` and the manifest's own counts stand for it.
+    ``requests`` and the manifest's own counts stand for it. cost_model: prices channel A where a limit asks for it.
     """
     findings = [
         *_check_server(manifest),
@@ -43,6 +50,7 @@ def check_run(manifest: Manifest, *, requests: pa.Table, derived: Derived, plan:
         *_check_decode_tokens(requests, derived),
         *_check_reuse(manifest, requests, derived),
         *_check_lateness(manifest, requests),
+        *_check_residual(manifest, requests, derived, cost_model),
         *_check_clock(manifest),
     ]
     order = ("invalid", "warning", "info")
@@ -291,6 +299,25 @@ def _check_lateness(manifest: Manifest, requests: pa.Table) -> Iterator[Finding]
         )
     if late.num_early:
         yield _invalid("sent-early", f"{late.num_early} requests left before they were due")
+
+
+def _check_residual(
+    manifest: Manifest, requests: pa.Table, derived: Derived, cost_model: StepCost | None
+) -> Iterator[Finding]:
+    """A and B apart within one run, by the experiment's own limit; without one the summary only tells."""
+    limit = LimitsSpec.model_validate(manifest.requested.get("limits", {})).residual_share
+    b_ns = channel_b(requests)
+    if limit is None or cost_model is None or not b_ns or not derived.tables["steps"].num_rows:
+        return
+    a_ns = channel_a(derived.tables["steps"], requests, cost_model, derived.tables["kv_events"]).total_ns
+    share = residual_ns(b_ns, a_ns) / b_ns
+    if share > limit:
+        yield _invalid(
+            "channels-apart",
+            f"channel A explains {a_ns / NS_PER_S:.3f} s of {b_ns / NS_PER_S:.3f} s that channel B saw: r/B = "
+            f"{share:.3f}, the limit is {limit:g}",
+            "Calibrate the cost model on this server, or look for what else kept it busy",
+        )
 
 
 def _check_clock(manifest: Manifest) -> Iterator[Finding]:

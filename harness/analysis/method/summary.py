@@ -6,49 +6,24 @@ ratios and nothing is decided. Next: ``harness.report`` and the command line sho
 
 from __future__ import annotations
 
+import json
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
 
+from harness.analysis.method.compare import MAX_TAU, Comparison, compare
 from harness.analysis.method.figures import ReuseFigures, RunFigures, figures_at, run_figures
 from harness.analysis.method.invariants import check_experiment
 from harness.analysis.method.padding import Padding, removed_slots, shapley_split
-from harness.analysis.method.reconstruct import StepCost, agreement_tolerance, channel_agreement, cost_ratio
+from harness.analysis.method.reconstruct import StepCost
+from harness.analysis.method.stats import Interval
+from harness.kinds import kind_of_run
 from harness.records import Finding, SealedRun
-
-
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """One condition against its baseline: ratios of sums over ``replicates`` on both channels.
-
-    tau: max(0.02, r_BASE / B_BASE); tau_initial: the older rule. per_replicate: (replicate, ratio A, ratio B), for
-    reading only: the sum is what decides.
-    """
-
-    baseline: str
-    replicates: tuple[int, ...]
-    ratio_a: float
-    ratio_b: float
-    tau: float
-    tau_initial: float
-    per_replicate: tuple[tuple[int, float | None, float | None], ...]
-
-    @property
-    def difference(self) -> float:
-        """|ratio_A - ratio_B|."""
-        return channel_agreement(self.ratio_a, self.ratio_b, self.tau).difference
-
-    @property
-    def is_agreed(self) -> bool:
-        return self.difference <= self.tau
-
-    @property
-    def is_agreed_initial(self) -> bool:
-        return self.difference <= self.tau_initial
+from harness.spec import Factor, Factors
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +52,7 @@ class ConditionFigures:
     runs: tuple[RunFigures, ...]
     comparison: Comparison | None = None
     bucket_change: BucketChange | None = None
+    factors: Factors = field(default_factory=dict[str, Factor])
 
     @property
     def valid_runs(self) -> tuple[RunFigures, ...]:
@@ -195,6 +171,7 @@ class ExperimentSummary:
     time_scale: float
     conditions: tuple[ConditionFigures, ...]
     findings: tuple[Finding, ...]
+    backend: str = ""
 
     @property
     def runs(self) -> tuple[RunFigures, ...]:
@@ -233,51 +210,37 @@ def summarise(runs: Sequence[SealedRun], cost_model: StepCost | None = None) -> 
     for run in figures:
         grouped.setdefault(run.condition, []).append(run)
     buckets = {run.condition: run.manifest.decode_buckets for run in ordered}
+    factors = {run.condition: run.manifest.factors for run in ordered}
     plain = {
-        name: ConditionFigures(name, group[0].treatment, group[0].baseline, buckets[name], tuple(group))
+        name: ConditionFigures(
+            name, group[0].treatment, group[0].baseline, buckets[name], tuple(group), factors=factors[name]
+        )
         for name, group in grouped.items()
     }
-    conditions = tuple(_compared(condition, plain.get(condition.baseline)) for condition in plain.values())
+    backend = ordered[0].manifest.backend
+    is_predicted = kind_of_run(backend).is_virtual
+    conditions = tuple(
+        _compared(condition, plain.get(condition.baseline), is_predicted=is_predicted) for condition in plain.values()
+    )
     return ExperimentSummary(
         experiment=names.pop(),
         title=ordered[0].manifest.title,
         time_scale=ordered[0].manifest.clock.scale,
         conditions=conditions,
         findings=(*check_experiment(runs), *_check_channels(figures)),
+        backend=backend,
     )
 
 
-def _compared(condition: ConditionFigures, baseline: ConditionFigures | None) -> ConditionFigures:
+def _compared(
+    condition: ConditionFigures, baseline: ConditionFigures | None, *, is_predicted: bool
+) -> ConditionFigures:
     if baseline is None or condition.is_baseline:
         return condition
     return replace(
-        condition, comparison=_comparison(condition, baseline), bucket_change=_bucket_change(condition, baseline)
-    )
-
-
-def _comparison(condition: ConditionFigures, baseline: ConditionFigures) -> Comparison | None:
-    own = {run.replicate: run for run in condition.valid_runs}
-    base = {run.replicate: run for run in baseline.valid_runs}
-    replicates = tuple(sorted(own.keys() & base.keys()))
-    own_a, base_a = [own[k].a_ns for k in replicates], [base[k].a_ns for k in replicates]
-    own_b, base_b = [own[k].b_ns for k in replicates], [base[k].b_ns for k in replicates]
-    if not replicates or None in own_a or None in base_a:
-        return None
-    sums_a, base_sums_a = [a or 0 for a in own_a], [a or 0 for a in base_a]
-    ratio_a, ratio_b = cost_ratio(sums_a, base_sums_a), cost_ratio(own_b, base_b)
-    if ratio_a is None or ratio_b is None:
-        return None
-    return Comparison(
-        baseline=baseline.name,
-        replicates=replicates,
-        ratio_a=ratio_a,
-        ratio_b=ratio_b,
-        tau=agreement_tolerance(sum(base_sums_a), sum(base_b)),
-        tau_initial=agreement_tolerance(sum(base_sums_a), sum(base_b), rule="initial"),
-        per_replicate=tuple(
-            (k, cost_ratio([a], [base_a_k]), cost_ratio([b], [base_b_k]))
-            for k, a, base_a_k, b, base_b_k in zip(replicates, sums_a, base_sums_a, own_b, base_b, strict=True)
-        ),
+        condition,
+        comparison=compare(baseline.name, condition.valid_runs, baseline.valid_runs, is_predicted=is_predicted),
+        bucket_change=_bucket_change(condition, baseline),
     )
 
 
@@ -304,6 +267,17 @@ def _check_channels(runs: Sequence[RunFigures]) -> list[Finding]:
                     severity="warning",
                     evidence=f"{run.label}: channel A exceeds channel B by {-run.r_ns / 1e9:.6f} s",
                     hint="The cost model asks more than the server took: calibrate it on this server",
+                )
+            )
+        if run.is_valid and run.r_ns is not None and run.r_ns > MAX_TAU * run.b_ns:
+            findings.append(
+                Finding(
+                    code="channels-apart",
+                    severity="warning",
+                    evidence=f"{run.label}: channel A explains {(run.b_ns - run.r_ns) / 1e9:.3f} s of {run.b_ns / 1e9:.3f}"
+                    f" s that channel B saw; r/B = {run.r_ns / run.b_ns:.3f}, above {MAX_TAU:g}",
+                    hint="No comparison with it can say that the channels agree. Calibrate the cost model on this "
+                    "server; limits.residual_share makes such runs INVALID",
                 )
             )
         if run.a is not None and run.a.context_problem:
@@ -341,6 +315,7 @@ def _condition_row(condition: ConditionFigures) -> dict[str, Any]:
     compared = condition.comparison
     return {
         "condition": condition.name,
+        "factors": json.dumps(dict(condition.factors)),
         "treatment": condition.treatment,
         "baseline": condition.baseline,
         "buckets": list(condition.buckets),
@@ -354,7 +329,11 @@ def _condition_row(condition: ConditionFigures) -> dict[str, Any]:
         "waiting_session_ns": condition.waiting_session_ns,
         "ratio_a": None if compared is None else compared.ratio_a,
         "ratio_b": None if compared is None else compared.ratio_b,
+        **_interval_cells("ratio_a", None if compared is None else compared.interval_a),
+        **_interval_cells("ratio_b", None if compared is None else compared.interval_b),
+        "ratio_of": None if compared is None else "total" if compared.is_same_work else "generated token",
         "tau": None if compared is None else compared.tau,
+        "channels": None if compared is None else compared.verdict.value,
         "is_agreed": None if compared is None else compared.is_agreed,
         "padding_ratio": condition.padding.ratio,
         "num_steps": condition.num_steps,
@@ -366,6 +345,12 @@ def _condition_row(condition: ConditionFigures) -> dict[str, Any]:
         "rearrival_p99_ms": condition.rearrival_p99_ms,
         "start_spread_ms": condition.start_spread_ms,
     }
+
+
+def _interval_cells(name: str, interval: Interval | None) -> dict[str, float | None]:
+    """Ends of an interval as columns; None below three replicates."""
+    ends = (None, None) if interval is None else (interval.low, interval.high)
+    return dict(zip((f"{name}_low", f"{name}_high"), ends, strict=True))
 
 
 def _run_row(run: RunFigures) -> dict[str, Any]:

@@ -53,13 +53,17 @@ def table_of(name: str, caption: str, records: Iterable[Mapping[str, Cell]]) -> 
 
 @dataclass(frozen=True, slots=True)
 class AnalysisResult:
-    """What an analysis of one experiment found. notes: what limits it. intervals: by name, self-describing."""
+    """What an analysis of one experiment found. notes: what limits it. intervals: by name, self-describing.
+
+    origin: what must stand beside its figures where no device was measured.
+    """
 
     experiment: str
     analysis: str
     tables: tuple[ResultTable, ...]
     notes: tuple[str, ...] = ()
     intervals: Mapping[str, Interval] = field(default_factory=dict[str, Interval])
+    origin: str = ""
 
     def table(self, name: str) -> ResultTable:
         """The table of that name; KeyError when there is none."""
@@ -67,7 +71,8 @@ class AnalysisResult:
 
     def to_markdown(self) -> str:
         """The whole result as one page."""
-        parts = [f"# {self.experiment}: {self.analysis}", *(table.to_markdown() for table in self.tables)]
+        told = [self.origin] if self.origin else []
+        parts = [f"# {self.experiment}: {self.analysis}", *told, *(table.to_markdown() for table in self.tables)]
         if self.intervals:
             parts.append("\n".join(f"- {name}: {interval}" for name, interval in self.intervals.items()))
         if self.notes:
@@ -79,6 +84,7 @@ class AnalysisResult:
         content = {
             "experiment": self.experiment,
             "analysis": self.analysis,
+            "origin": self.origin,
             "tables": [
                 {"name": table.name, "caption": table.caption, "rows": table.records()} for table in self.tables
             ],

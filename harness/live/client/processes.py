@@ -47,11 +47,10 @@ def deal_sessions(plan: Plan, num_processes: int) -> list[list[int]]:
     """
     chain_of = list(range(plan.num_sessions))
     for session in plan.sessions:  # what a session follows or continues comes before it in the plan
-        for other in (session.after, session.continues):
-            if other is not None:
-                old, new = chain_of[session.index], chain_of[other]
-                chain_of = [new if chain == old else chain for chain in chain_of] if old != session.index else chain_of
-                chain_of[session.index] = new
+        for other in {*session.predecessors, *(() if session.continues is None else (session.continues,))}:
+            old, new = chain_of[session.index], chain_of[other]
+            chain_of = [new if chain == old else chain for chain in chain_of] if old != session.index else chain_of
+            chain_of[session.index] = new
     chains: dict[int, list[int]] = {}
     for session, chain in enumerate(chain_of):
         chains.setdefault(chain, []).append(session)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 from dataclasses import astuple
 from pathlib import Path
 from typing import Any
@@ -15,17 +14,19 @@ from typing import Any
 from harness.errors import SpecError
 from harness.live.artifacts import blocks_override
 from harness.live.launch import LOOPBACK, LaunchPlan
+from harness.live.patches.shipped import Patch
 from harness.live.remote import host as remote
 from harness.live.serve_command import (
-    QUIET,
     SOCKET_FOLDER_VARIABLE,
+    declared,
     logging_config,
     serve_arguments,
+    server_env,
     visible_devices,
 )
-from harness.observer import INSIDE, observer_variables
-from harness.records import Observation, layout
-from harness.redact import filled_env, redacted_arguments, redacted_env
+from harness.observer import INSIDE
+from harness.records import layout
+from harness.redact import redacted_arguments, redacted_env
 from harness.spec import ServerSpec
 
 # A path that died without a word is given up by the other side after so long. ssh's own end notices after 30 s.
@@ -43,44 +44,23 @@ def remote_plan(server: ServerSpec, *, backend: str, port: int, run_folder: Path
     devices = remote.check_remote(stack, server, host)
     patch_record, patch, content = remote.patch_for(stack, server.patch, host.name)
     model = Path(server.artifact).name
-    prepared = {
-        "files": {
-            **remote.packed(INSIDE, "observer"),
-            **{
-                name: base64.b64encode(body).decode()
-                for name, body in (
-                    ("remote_host.py", remote.HOST_SCRIPT.read_bytes()),
-                    (layout.SERVER_LOGGING, json.dumps(logging_config()).encode()),
-                )
-            },
-        },
-        "overlay": None
-        if patch is None or content is None
-        else {
-            "site_packages": stack.site_packages,
-            "package": patch.package,
-            "target": patch.target,
-            "content": base64.b64encode(content).decode(),
-        },
-    }
-    laid_out = host.call("prepare", prepared)
+    laid_out = host.call("prepare", _prepared(stack, patch, content))
     folder, remote_port = str(laid_out["folder"]), int(laid_out["port"])
-    search = ([] if content is None else [f"{folder}/overlay"]) + ([f"{folder}/observer"] if server.observer else [])
-    given = filled_env(server.env, os.environ)
-    own = {key: value for key, value in given.items() if key not in {"PYTHONPATH", "VLLM_PLUGINS"}}
-    env = {**QUIET, "VLLM_RBLN_METRICS": "1", **visible_devices(stack.versions.get("vllm-rbln", ""), devices)}
-    env["VLLM_LOGGING_CONFIG_PATH"] = f"{folder}/{layout.SERVER_LOGGING}"
-    env[SOCKET_FOLDER_VARIABLE] = folder
-    if server.observer:
-        env |= observer_variables(Path(folder) / layout.OBSERVER, server.env.get("VLLM_PLUGINS"))
-    search += [part for part in server.env.get("PYTHONPATH", "").split(os.pathsep) if part]
-    if search:
-        env["PYTHONPATH"] = os.pathsep.join(search)
+    env = server_env(
+        server,
+        {
+            **visible_devices(stack.versions.get("vllm-rbln", ""), devices),
+            "VLLM_LOGGING_CONFIG_PATH": f"{folder}/{layout.SERVER_LOGGING}",
+            SOCKET_FOLDER_VARIABLE: folder,
+        },
+        [*([] if content is None else [f"{folder}/overlay"]), *([f"{folder}/observer"] if server.observer else [])],
+        Path(folder) / layout.OBSERVER if server.observer else None,
+    )
     override = blocks_override(stack.config, server)
     arguments = serve_arguments(server, Path(server.artifact), remote_port, model, override)
     job: dict[str, Any] = {
         "argv": [f"{server.environment}/bin/vllm", *arguments],
-        "env": {**env, **own},
+        "env": env,
         "grace_s": server.stop_grace_s,
         "silence_s": SILENCE_S,
     }
@@ -122,12 +102,32 @@ def remote_plan(server: ServerSpec, *, backend: str, port: int, run_folder: Path
                 "env": redacted_env(job["env"]),
             },
         },
-        observation=Observation(
-            steps="iteration-log" if server.patch == "none" else "bucket-log",
-            has_kv_log=server.prefix_caching,
-            patch=patch_record,
-        ),
+        observation=declared(server, patch_record),
         tells_settings=True,
         device_command=() if stack.devices is None else tuple(host.command("rbln-smi", "-j")),
         read_offset=lambda: astuple(host.read_clock()),
     )
+
+
+def _prepared(stack: remote.RemoteStack, patch: Patch | None, content: bytes | None) -> dict[str, Any]:
+    """What is laid out there first: the observer, the script of that host, the logging set-up, the overlay."""
+    return {
+        "files": {
+            **remote.packed(INSIDE, "observer"),
+            **{
+                name: base64.b64encode(body).decode()
+                for name, body in (
+                    ("remote_host.py", remote.HOST_SCRIPT.read_bytes()),
+                    (layout.SERVER_LOGGING, json.dumps(logging_config()).encode()),
+                )
+            },
+        },
+        "overlay": None
+        if patch is None or content is None
+        else {
+            "site_packages": stack.site_packages,
+            "package": patch.package,
+            "target": patch.target,
+            "content": base64.b64encode(content).decode(),
+        },
+    }

@@ -17,8 +17,9 @@ from harness.sim.search.run import SearchResult, search
 from harness.sim.search.space import SpaceSpec
 from harness.spec.rules import load_rule
 from harness.study.paper_sums import contributions
+from harness.study.paper_tables.artifacts import SATURATION_SLOTS
 from harness.study.paper_tables.cells import NONE, decimals, percent, text, whole
-from harness.study.paper_tables.main import CONFIGURATIONS, SATURATION_SLOTS, measurement
+from harness.study.paper_tables.main import CONFIGURATIONS, measurement
 from harness.study.paper_tables.source import NotRunError, Source
 from harness.study.paper_tables.table import Rows, TableSpec
 from harness.study.variants import VariantRatio, predicted_ratio

@@ -66,4 +66,7 @@ def _backend_notes(spec: TableSpec, source: Source) -> list[str]:
         return []
     told = f"{len(runs)} sealed runs of {', '.join(spec.experiments)}, backend {', '.join(backends)}"
     is_npu = all(kind_of_run(backend).has_device for backend in backends)
-    return [told] if is_npu else [f"No NPU was measured. {told}"]
+    if is_npu:
+        return [told]
+    is_predicted = any(kind_of_run(backend).is_virtual for backend in backends)
+    return [f"No NPU was measured{': predicted in virtual time' if is_predicted else ''}. {told}"]

@@ -10,6 +10,8 @@ import pyarrow as pa
 import pytest
 
 from harness.analysis import check_experiment, check_run, derive_tables, summarise
+from harness.analysis.method.compare import Verdict
+from harness.engine import load_cost_model
 from harness.records import ClockRecord, Manifest, Observation, RunWriter, SealedRun, ServerRecord
 from tests.support.analysis_tables import manifest, request_row, requests_table
 
@@ -87,6 +89,22 @@ def test_sessions_that_start_apart_make_the_run_invalid(tmp_path: Path) -> None:
     raw_files(tmp_path)
     rows = (ROWS[0], ROWS[1], request_row(1, 0, due_ns=0, trigger_ns=0, sent_ns=21_000_000))
     assert "start-spread" in codes(tmp_path, rows)
+
+
+@pytest.mark.parametrize(("limit", "expected"), [(None, []), (0.95, []), (0.5, ["channels-apart"])])
+def test_channels_apart_within_a_run_are_invalid_by_the_experiments_own_limit(
+    tmp_path: Path, limit: float | None, expected: list[str]
+) -> None:
+    raw_files(tmp_path)
+    asked = manifest().requested | {"limits": {"residual_share": limit}}
+    run_manifest = manifest(planned_requests=2, requested=asked)
+    found = check_run(
+        run_manifest,
+        requests=requests_table(*ROWS),
+        derived=derive_tables(tmp_path, run_manifest),
+        cost_model=load_cost_model("paper"),
+    )
+    assert [finding.code for finding in found if finding.severity == "invalid"] == expected
 
 
 def test_a_lost_decode_step_makes_the_run_invalid(tmp_path: Path) -> None:
@@ -175,9 +193,9 @@ def test_a_summary_compares_conditions_on_both_channels(tmp_path: Path) -> None:
     assert base.b_ns == 2_000_000_000
     assert slow.comparison is not None
     assert (slow.comparison.ratio_a, slow.comparison.ratio_b) == (1.0, 1.25)
-    # r/B of the baseline is far above 0.02 here, so the revised rule agrees where the older one does not.
-    assert slow.comparison.is_agreed
-    assert not slow.comparison.is_agreed_initial
+    # The baseline's channels lie 94 % apart: the published tolerance would call any ratio agreement.
+    assert slow.comparison.verdict is Verdict.CANNOT_TELL
+    assert [finding.code for finding in summary.findings].count("channels-apart") == 2
     assert summary.to_arrow().num_rows == summary.runs_to_arrow().num_rows == 2
 
 

@@ -66,10 +66,40 @@ def test_stratified_resampling_keeps_every_stratum() -> None:
     assert pooled.width > 0.5
 
 
-def test_the_interval_of_a_ratio_of_sums_draws_replicates_in_pairs() -> None:
-    baseline = [10.0, 20.0, 40.0]
-    interval = stats.ratio_interval([0.9 * cost for cost in baseline], baseline, seed=3)
+# Student's t, two-sided, as every textbook prints it.
+@pytest.mark.parametrize(
+    ("level", "degrees", "printed"),
+    [(0.95, 1, 12.706), (0.95, 2, 4.303), (0.95, 3, 3.182), (0.95, 9, 2.262), (0.95, 30, 2.042), (0.99, 5, 4.032)],
+)
+def test_t_quantiles_are_the_printed_ones(level: float, degrees: int, printed: float) -> None:
+    assert stats.t_quantile(level, degrees) == pytest.approx(printed, abs=5e-4)
+
+
+def test_a_constant_ratio_has_an_interval_of_no_width() -> None:
+    baseline = [1.0, 5.0, 9.0]
+    interval = stats.log_ratio_interval([0.9 * cost for cost in baseline], baseline)
+    assert interval is not None
     assert (interval.low, interval.estimate, interval.high) == pytest.approx((0.9, 0.9, 0.9))
+    assert str(interval) == "0.9000 [0.9000, 0.9000] (95% t interval of the mean log ratio over 3 replicates)"
+
+
+def test_a_log_ratio_interval_by_hand() -> None:
+    ratios = [0.8, 1.0, 1.25]  # logs -0.2231, 0, 0.2231: mean 0, standard deviation 0.2231
+    interval = stats.log_ratio_interval(ratios, [1.0, 1.0, 1.0])
+    assert interval is not None
+    half = 4.302653 * np.log(1.25) / np.sqrt(3)
+    assert (interval.low, interval.high) == pytest.approx((np.exp(-half), np.exp(half)), rel=1e-5)
+
+
+def test_two_replicates_are_too_few_for_an_interval() -> None:
+    assert stats.log_ratio_interval([1.0, 2.0], [1.0, 1.0]) is None
+    assert stats.mean_interval([1.0, 2.0], unit="replicates") is None
+
+
+def test_t_intervals_hold_the_truth_as_often_as_they_say() -> None:
+    rng = np.random.default_rng(11)
+    found = [stats.mean_interval(rng.normal(3.0, 1.0, size=4).tolist(), unit="runs") for _ in range(2000)]
+    assert np.mean([one is not None and one.contains(3.0) for one in found]) == pytest.approx(0.95, abs=0.015)
 
 
 def test_bootstrap_covers_the_median_about_as_often_as_it_says() -> None:

@@ -1,0 +1,167 @@
+"""One condition against its baseline: ratios of what is comparable, their intervals, and whether both channels agree.
+
+Totals are compared only where both did the same work, else cost per generated token. Agreement means something only
+below MAX_TAU; what lies above is "cannot tell". Next: ``summary`` compares every condition, reports show the words.
+Definitions: docs/method.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
+
+from harness.analysis.method.figures import RunFigures
+from harness.analysis.method.reconstruct import agreement_tolerance
+from harness.analysis.method.stats import Interval, log_ratio_interval
+
+# Channels that differ by more are never said to agree, however far apart the baseline's own are: the paper's effects
+# are 1 to 14 %, and a tolerance of that size would call anything agreement.
+MAX_TAU = 0.05
+
+
+class Verdict(str, Enum):
+    """Whether the two channels say the same of a comparison."""
+
+    AGREE = "agree"
+    DIFFER = "differ"
+    CANNOT_TELL = "cannot tell"
+    PREDICTED = "predicted"
+
+
+class Work(NamedTuple):
+    """What a condition was asked for and gave, summed over the replicates that are compared."""
+
+    num_requests: int
+    prompt_tokens: int
+    generated_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One condition against its baseline over ``replicates`` on both channels.
+
+    ratio_a, ratio_b: ratios of sums; per generated token where ``is_same_work`` is false, as are intervals and
+    per_replicate, (replicate, ratio A, ratio B). request_ratio_a, request_ratio_b: per request. residual_share:
+    r_BASE / B_BASE. intervals: of the mean log ratio over replicates; None below three. is_predicted: simulated, so
+    that both channels are one model's.
+    """
+
+    baseline: str
+    replicates: tuple[int, ...]
+    ratio_a: float
+    ratio_b: float
+    request_ratio_a: float
+    request_ratio_b: float
+    work: Work
+    baseline_work: Work
+    residual_share: float
+    published_tau: float
+    per_replicate: tuple[tuple[int, float | None, float | None], ...]
+    interval_a: Interval | None = None
+    interval_b: Interval | None = None
+    is_predicted: bool = False
+
+    @property
+    def tau(self) -> float:
+        """The paper's tolerance max(0.02, r_BASE / B_BASE), never above MAX_TAU."""
+        return min(self.published_tau, MAX_TAU)
+
+    @property
+    def difference(self) -> float:
+        """|ratio_A - ratio_B|."""
+        return abs(self.ratio_a - self.ratio_b)
+
+    @property
+    def verdict(self) -> Verdict:
+        """What may be said of the channels; "cannot tell" where the baseline's own lie further apart than MAX_TAU."""
+        if self.is_predicted:
+            return Verdict.PREDICTED
+        if self.published_tau > MAX_TAU and self.difference <= self.published_tau:
+            return Verdict.CANNOT_TELL
+        return Verdict.AGREE if self.difference <= self.tau else Verdict.DIFFER
+
+    @property
+    def is_agreed(self) -> bool:
+        return self.verdict is Verdict.AGREE
+
+    @property
+    def is_same_work(self) -> bool:
+        return self.work == self.baseline_work
+
+
+def compare(
+    baseline: str, own: Sequence[RunFigures], base: Sequence[RunFigures], *, is_predicted: bool = False
+) -> Comparison | None:
+    """Compare valid runs of a condition with those of its baseline, over the replicates that both have.
+
+    None without a common replicate, without a step log in one of them, or where the baseline cost nothing.
+    """
+    others = {run.replicate: run for run in base}
+    pairs = sorted(((run, others[run.replicate]) for run in own if run.replicate in others), key=_replicate)
+    if not pairs or any(run.a is None for pair in pairs for run in pair):
+        return None
+    own_runs, base_runs = [run for run, _ in pairs], [run for _, run in pairs]
+    sums = [_sums_ns(runs) for runs in (own_runs, base_runs)]
+    work, base_work = _work(own_runs), _work(base_runs)
+    if not all(sums[1]) or not all(work) or not all(base_work):
+        return None
+    by_token = [_tokens(runs) if work != base_work else [1.0] * len(pairs) for runs in (own_runs, base_runs)]
+    per_unit = sum(by_token[1]) / sum(by_token[0])
+    per_request = base_work.num_requests / work.num_requests
+    costs = {
+        channel: [[of(run) / units for run, units in zip(runs, by_token[side], strict=True)]
+                  for side, runs in enumerate((own_runs, base_runs))]
+        for channel, of in (("a", _a_ns), ("b", _b_ns))
+    }  # fmt: skip
+    return Comparison(
+        baseline=baseline,
+        replicates=tuple(run.replicate for run in own_runs),
+        ratio_a=sums[0][0] / sums[1][0] * per_unit,
+        ratio_b=sums[0][1] / sums[1][1] * per_unit,
+        request_ratio_a=sums[0][0] / sums[1][0] * per_request,
+        request_ratio_b=sums[0][1] / sums[1][1] * per_request,
+        work=work,
+        baseline_work=base_work,
+        residual_share=(sums[1][1] - sums[1][0]) / sums[1][1],
+        published_tau=agreement_tolerance(*sums[1]),
+        per_replicate=tuple(
+            (run.replicate, _ratio(costs["a"], place), _ratio(costs["b"], place)) for place, run in enumerate(own_runs)
+        ),
+        interval_a=log_ratio_interval(*costs["a"]),
+        interval_b=log_ratio_interval(*costs["b"]),
+        is_predicted=is_predicted,
+    )
+
+
+def _replicate(pair: tuple[RunFigures, RunFigures]) -> int:
+    return pair[0].replicate
+
+
+def _a_ns(run: RunFigures) -> int:
+    return 0 if run.a is None else run.a.total_ns
+
+
+def _b_ns(run: RunFigures) -> int:
+    return run.b_ns
+
+
+def _sums_ns(runs: Sequence[RunFigures]) -> tuple[int, int]:
+    return sum(map(_a_ns, runs)), sum(map(_b_ns, runs))
+
+
+def _work(runs: Sequence[RunFigures]) -> Work:
+    return Work(
+        sum(run.num_requests for run in runs),
+        sum(run.computed_prefill_tokens + run.cached_tokens for run in runs),
+        sum(run.generated_tokens for run in runs),
+    )
+
+
+def _tokens(runs: Sequence[RunFigures]) -> list[float]:
+    return [float(run.generated_tokens) for run in runs]
+
+
+def _ratio(costs: Sequence[Sequence[float]], place: int) -> float | None:
+    return costs[0][place] / costs[1][place] if costs[1][place] else None
