@@ -56,7 +56,9 @@ _DISK_ERRORS = {errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EACCES, errno.EPE
 
 
 def _fail(message: str, code: ExitCode) -> NoReturn:
-    print(f"harness: {message}", file=sys.stderr)
+    from harness.cli.words import said_plainly
+
+    print(f"harness: {said_plainly(message)}", file=sys.stderr)
     raise SystemExit(int(code))
 
 

@@ -133,6 +133,7 @@ def _spec(
 
 def _measure(console: Console, spec: CalibrationSpec, runs: Path, *, resume: bool) -> Sequence[SealedRun]:
     from harness.cli.progress import TerminalProgress
+    from harness.cli.words import said
     from harness.runner import StopFlag, run_experiment
     from harness.runner.calibrate import calibration_experiment
 
@@ -144,7 +145,9 @@ def _measure(console: Console, spec: CalibrationSpec, runs: Path, *, resume: boo
             planned, runs_root=runs, resume=resume, on_progress=progress, stop=stop, spec_source="harness calibrate"
         )
     for invalid in outcome.invalid_runs:
-        console.print(f"[red]INVALID[/] {invalid.condition}: {'; '.join(invalid.invalid_reasons)}", highlight=False)
+        console.print(
+            f"[red]INVALID[/] {invalid.condition}: {said('; '.join(invalid.invalid_reasons))}", highlight=False
+        )
     if not outcome.is_complete:
         console.print(f"{len(outcome.runs)} of {outcome.num_planned} runs are sealed; continue with --resume")
         raise typer.Exit(int(ExitCode.INTERRUPTED))

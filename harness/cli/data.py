@@ -55,9 +55,11 @@ def query(
         from rich.console import Console
         from rich.table import Table
 
-        shown = Table(*rows.column_names, header_style="bold")
+        from harness.cli.words import said
+
+        shown = Table(*map(said, rows.column_names), header_style="bold")
         for row in rows.to_pylist():
-            shown.add_row(*("" if value is None else str(value) for value in row.values()))
+            shown.add_row(*("" if value is None else said(value) for value in row.values()))
         Console().print(shown)
 
 
@@ -68,12 +70,13 @@ def list_runs(runs: RunsOption = Path("runs")) -> None:
     """
     from rich.console import Console
 
+    from harness.cli.words import said
     from harness.records import RunStore
 
     console = Console()
     store = RunStore(runs)
     for run in store.sealed():
-        verdict = "valid" if run.is_valid else f"INVALID: {'; '.join(run.invalid_reasons)}"
+        verdict = "valid" if run.is_valid else f"INVALID: {said('; '.join(run.invalid_reasons))}"
         console.print(f"{run.experiment}/{run.condition}/{run.replicate}  {verdict}", highlight=False, soft_wrap=True)
     for folder in store.unsealed():
         console.print(f"{folder.relative_to(runs)}  never sealed, not counted", style="dim", highlight=False)

@@ -10,6 +10,7 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
+from harness.cli.words import said
 from harness.runner.progress import (
     ExperimentStarted,
     ProgressEvent,
@@ -97,7 +98,7 @@ class TerminalProgress:
         left = f"{format_duration(event.left_s)} left"
         if self._runs_task is not None:
             self._bars.update(self._runs_task, completed=self._num_sealed, note=left)
-        verdict = "[green]valid[/]" if event.is_valid else f"[red]INVALID[/]: {'; '.join(event.reasons)}"
+        verdict = "[green]valid[/]" if event.is_valid else f"[red]INVALID[/]: {said('; '.join(event.reasons))}"
         count = f"{self._num_sealed:>{len(str(self._num_planned))}}/{self._num_planned}"
         self._console.print(
             f"  {count}  {event.label:<28} {verdict}  in {format_duration(event.wall_s)}, {left}", highlight=False

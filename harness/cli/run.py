@@ -39,7 +39,6 @@ def register(app: typer.Typer) -> None:
     app.command(name="run")(run)
     app.command(name="report")(report)
     app.command(name="table")(table)
-    app.command(name="trace")(trace)
 
 
 def run(
@@ -153,25 +152,6 @@ def table(
     Console().print(conditions_table(summarise(sealed_runs(runs, experiment))))
 
 
-def trace(
-    experiment: Annotated[str, typer.Argument(help="Name of an experiment with sealed runs.")],
-    run: Annotated[str, typer.Argument(help="One run: condition/replicate.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The trace file to write (JSON).")],
-    runs: RunsOption = Path("runs"),
-) -> None:
-    """Write one run as a trace for ui.perfetto.dev: sessions as tracks, n and padding as counters.
-
-    Example: `harness trace demo base-waits/0 -o trace.json --runs runs/today`
-    """
-    from harness.report import perfetto_trace
-
-    labels = {f"{sealed.condition}/{sealed.replicate}": sealed for sealed in sealed_runs(runs, experiment)}
-    if run not in labels:
-        raise SpecError(f"no sealed run {run!r}", where=experiment, hint=f"Runs: {', '.join(labels)}")
-    output.write_bytes(perfetto_trace(labels[run]))
-    print(f"trace: {output}")
-
-
 def sealed_runs(runs: Path, experiment: str) -> list[SealedRun]:
     """The sealed runs of one experiment; a SpecError that names what is there when there are none."""
     from harness.records import RunStore
@@ -196,9 +176,11 @@ def _conclude(console: Console, sealed: Sequence[SealedRun], path: Path, title: 
 
 
 def _exit_code(console: Console, outcome: ExperimentOutcome, experiment: str, runs: Path) -> ExitCode:
+    from harness.cli.words import said
+
     for invalid in outcome.invalid_runs:
         console.print(
-            f"[red]INVALID[/] {invalid.condition}/{invalid.replicate}: {'; '.join(invalid.invalid_reasons)}",
+            f"[red]INVALID[/] {invalid.condition}/{invalid.replicate}: {said('; '.join(invalid.invalid_reasons))}",
             highlight=False,
         )
     if not outcome.is_complete:

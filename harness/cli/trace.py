@@ -6,13 +6,30 @@ Writes only the file it is told to; prints counts, never a word of a recording. 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
+from harness.cli.run import RunsOption, sealed_runs
 from harness.errors import SpecError
 
-trace_app = typer.Typer(no_args_is_help=True, help="Import recorded agents; look at imported traces.")
+if TYPE_CHECKING:
+    from harness.records import SealedRun
+
+
+class TraceGroup(TyperGroup):
+    """``harness trace EXPERIMENT RUN`` goes on meaning the viewer's trace of that run."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and not args[0].startswith("-") and args[0] not in self.commands:
+            args = ["perfetto", *args]
+        return super().parse_args(ctx, args)
+
+
+trace_app = typer.Typer(
+    cls=TraceGroup, no_args_is_help=True, help="Recorded agents in, runs out: import, show, export, perfetto."
+)
 
 
 def register(app: typer.Typer) -> None:
@@ -75,6 +92,48 @@ def trace_show(
 
         draw_trace(load_trace(trace), picture)
         print(f"wrote {picture}")
+
+
+@trace_app.command(name="export")
+def trace_export(
+    experiment: Annotated[str, typer.Argument(help="Name of an experiment with sealed runs.")],
+    run: Annotated[str, typer.Argument(help="One run: condition/replicate.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.")],
+    form: Annotated[str, typer.Option("--format", help="agentic-mooncake, otel or csv.")] = "agentic-mooncake",
+    runs: RunsOption = Path("runs"),
+) -> None:
+    """Write one sealed run as a trace that others replay; nothing of a prompt is in it.
+
+    Example: `harness trace export agents slots8/0 --format otel -o spans.json --runs runs/today`
+    """
+    from harness.report.trace_export import export_trace
+
+    output.write_bytes(export_trace(_run(experiment, run, runs), form))
+    print(f"wrote {output}")
+
+
+@trace_app.command(name="perfetto")
+def perfetto(
+    experiment: Annotated[str, typer.Argument(help="Name of an experiment with sealed runs.")],
+    run: Annotated[str, typer.Argument(help="One run: condition/replicate.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The trace file to write (JSON).")],
+    runs: RunsOption = Path("runs"),
+) -> None:
+    """Write one run as a trace for ui.perfetto.dev: sessions as tracks, n and padding as counters.
+
+    Example: `harness trace perfetto demo base-waits/0 -o trace.json --runs runs/today`
+    """
+    from harness.report import perfetto_trace
+
+    output.write_bytes(perfetto_trace(_run(experiment, run, runs)))
+    print(f"trace: {output}")
+
+
+def _run(experiment: str, run: str, runs: Path) -> SealedRun:
+    labels = {sealed.label: sealed for sealed in sealed_runs(runs, experiment)}
+    if run not in labels:
+        raise SpecError(f"no sealed run {run!r}", where=experiment, hint=f"Runs: {', '.join(labels)}")
+    return labels[run]
 
 
 def _show(trace: Path | str) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, cast
@@ -19,12 +19,17 @@ from typing import Any, ParamSpec, TypeVar, cast
 import numba
 import numba.core.config
 
+from harness.compiled.linked import linked
+
 _ROOT = Path(__file__).resolve().parents[2]
 _IMPORT = re.compile(r"^ *from (harness[.\w]*) import (\([^)]*\)|[^\n(]*)", re.MULTILINE)
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
+# Arrays are owned by the caller for the whole call: counting references in the inner loops made them 4x slower. Nothing
+# divides by what may be zero, so nothing checks for it.
+OPTIONS: Mapping[str, Any] = {"nogil": True, "_nrt": False, "error_model": "numpy"}
 _jit: Any = numba.njit
 _settings: Any = numba.core.config
 
@@ -35,8 +40,8 @@ def compiled(function: Callable[Parameters, Result]) -> Callable[Parameters, Res
 
 
 def inner(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """Compile a function that only compiled functions call; without a door for Python it compiles much faster."""
-    return _compile(function, {"no_cpython_wrapper": True, "no_cfunc_wrapper": True})
+    """Compile a function that only compiled functions call; made into machine code only as a part of those."""
+    return linked(function, OPTIONS)
 
 
 def compiled_viewing(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
@@ -50,8 +55,7 @@ def inner_viewing(function: Callable[Parameters, Result]) -> Callable[Parameters
 
 
 def _compile(function: Callable[Parameters, Result], extra: dict[str, Any]) -> Callable[Parameters, Result]:
-    # Arrays are owned by the caller for the whole call: counting references in the inner loops made them 4x slower.
-    options: dict[str, Any] = {"nogil": True, "_nrt": False, **extra}
+    options: dict[str, Any] = {**OPTIONS, **extra}
     folder = cache_folder(function.__code__.co_filename)
     if folder is None:
         return cast("Callable[Parameters, Result]", _jit(**options)(function))
@@ -69,8 +73,8 @@ def _compile(function: Callable[Parameters, Result], extra: dict[str, Any]) -> C
 def cache_folder(source: str) -> Path | None:
     """Where the machine code of ``source`` is kept; None where no folder can hold it.
 
-    It is named by that file and by every file of this package which it imports, however far: numba looks only at the
-    file of the function it caches, not at those of the functions and constants inlined into it.
+    It is named by that file, by every file of this package which it imports, however far, and by the decorators' own:
+    numba looks only at the file of the function it caches, not at those of the functions and constants linked into it.
     """
     return _folder_named(sources_digest(source))
 
@@ -95,14 +99,17 @@ def _folder_named(digest: str) -> Path | None:
 def sources_digest(source: str) -> str:
     """SHA-256, shortened, over a file and the files of this package that it imports, directly or through others."""
     digest = hashlib.sha256()
-    for path in sorted(_with_imported(Path(source).resolve())):
+    for path in sorted(imported_files(Path(source).resolve())):
         digest.update(f"{path.relative_to(_ROOT) if path.is_relative_to(_ROOT) else path.name}\0".encode())
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
 
 
-def _with_imported(source: Path) -> set[Path]:
-    found, new = {source}, [source]
+def imported_files(source: Path) -> set[Path]:
+    """A file, the files of this package that it imports, directly or through others, and the decorators'."""
+    # The decorators decide what becomes of every function.
+    found = {source, *Path(__file__).resolve().parent.glob("*.py")}
+    new = list(found)
     while new:
         imported = _imports(new.pop()) - found
         found |= imported

@@ -17,8 +17,9 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from harness.compiled.records import IntArray
 from harness.engine.config import PREFILL_CHUNK_TOKENS, EngineConfig
-from harness.engine.state import IntArray
+from harness.engine.units import FS_PER_MS, FS_PER_NS, FS_PER_S, FS_PER_US
 from harness.errors import SpecError
 
 if sys.version_info >= (3, 11):
@@ -26,10 +27,6 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-FS_PER_NS = 1_000_000
-FS_PER_US = 1_000_000_000
-FS_PER_MS = 1_000_000_000_000
-FS_PER_S = 1_000_000_000_000_000
 LARGEST_FS = 10**15
 """A coefficient above one second is a slip of units; it also keeps every sum far inside int64."""
 
@@ -38,14 +35,6 @@ COST_FOLDERS = (
     Path(__file__).resolve().parents[2] / "plans" / "costs",
     Path(__file__).resolve().parents[1] / "_data" / "costs",
 )
-
-# Places in the array that `CostModel.prefill_array` gives.
-P_CHUNK_TOKENS = 0
-P_CALL_FS = 1
-P_TOKEN_FS = 2
-P_POSITION_FS = 3
-P_CONTEXT_FS = 4
-NUM_P = 5
 
 
 def to_fs(value: Decimal | float | int | str, unit_fs: int) -> int:
@@ -132,12 +121,6 @@ class CostModel:
             bucket = config.bucket_of(num_seqs)
             base_fs[num_seqs] = self.bucket_fs(bucket) + self.alpha_fs + self.beta_fs * num_seqs
         return base_fs
-
-    def prefill_array(self) -> IntArray:
-        """Shape (NUM_P,): the remaining coefficients for compiled code, see P_*."""
-        return np.array(
-            [self.chunk_tokens, self.call_fs, self.token_fs, self.position_fs, self.context_fs], dtype=np.int64
-        )
 
 
 def _fill_in(measured: Mapping[int, int], bucket: int) -> int:

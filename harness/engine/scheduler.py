@@ -11,11 +11,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from harness.engine import steps
+from harness.compiled.records import IntArray, new_records, record_at, record_fields
+from harness.engine import doors
 from harness.engine.config import PREFILL_CHUNK_TOKENS, EngineConfig
 from harness.engine.cost import CostModel, fs_to_ns
+from harness.engine.memory import new_state
 from harness.engine.state import (
-    C_BLOCK_TOKENS,
     EV_CACHE_HIT,
     EV_CACHE_PARTIAL,
     EV_EVICTION,
@@ -23,33 +24,11 @@ from harness.engine.state import (
     EV_MAPPING_SEARCH,
     EV_PREEMPT,
     EVENT_HEADER,
-    Q_OUTPUT,
-    Q_PROMPT,
-    Q_SEAT,
-    Q_STATUS,
-    R_CACHED,
-    R_COMPUTED,
-    R_CONTEXT,
-    R_DUMMY,
-    R_EVENTS_LEN,
-    R_EVICTIONS_DUMMY,
-    R_EVICTIONS_PREEMPT,
-    R_EVICTIONS_REQUEST,
-    R_FREE_BLOCKS,
-    R_FREE_SLOTS,
-    R_HIT_TOKENS,
-    R_NUM_CACHED_SLOTS,
-    R_NUM_EVICTED,
-    R_NUM_PREEMPTED,
-    R_NUM_RUNNING,
-    R_NUM_WAITING,
-    R_WAIT_HEAD,
     ROW_GONE,
     STEP_DECODE,
     STEP_IDLE,
     EngineState,
-    IntArray,
-    new_state,
+    Row,
 )
 from harness.errors import PlanError
 
@@ -132,7 +111,7 @@ class Scheduler:
         self.config = config
         self.cost_model = cost_model
         self._state: EngineState = new_state(config, FIRST_ROWS, with_events=with_events)
-        self._block_tokens = int(self._state.cfg[C_BLOCK_TOKENS])
+        self._block_tokens = int(self._state.server["block_tokens"][0])
         self._base_fs = [int(value) for value in cost_model.decode_base_fs(config)]
         self._rows: dict[int, int] = {}
         self._handles: list[int] = [-1] * FIRST_ROWS
@@ -176,7 +155,7 @@ class Scheduler:
         if session is None:
             # Distinct per request when there is no block to share.
             session = int(keys[0]) if len(keys) else -2 - request
-        steps.submit(
+        doors.submit(
             self._state, row, prompt_tokens, max_tokens, max_tokens if stop_tokens is None else stop_tokens, session
         )
 
@@ -191,53 +170,53 @@ class Scheduler:
         if row is None:
             return
         # An abort inside a step must not lose the step's own batch.
-        steps.abort(self._state, row)
+        doors.abort(self._state, row)
         self._late_events.extend(self._read_events())
         self._drop_row(request)
 
     def schedule(self) -> Step:
         """Decide the next step. Its requests stay in it until finish_step()."""
         state = self._state
-        head = int(state.reg[R_WAIT_HEAD])
+        head = int(state.server["wait_head"][0])
         if head >= 0 and self.config.prefix_caching:
             self._load_keys(head)
-        kind = steps.schedule(state)
-        reg = state.reg.tolist()
-        events = self._read_events() if reg[R_EVENTS_LEN] else ()
-        preempted = tuple(self._handles[row] for row in state.preempted[: reg[R_NUM_PREEMPTED]].tolist())
-        evicted = tuple(state.evicted[: reg[R_NUM_EVICTED], 0].tolist()) if reg[R_NUM_EVICTED] else ()
+        kind = doors.schedule(state)
+        last = record_at(state.server, 0)
+        events = self._read_events() if last["events_len"] else ()
+        preempted = tuple(self._handles[row] for row in state.places["preempted"][: last["num_preempted"]].tolist())
+        evicted = tuple(state.evicted["slot"][: last["num_evicted"]].tolist()) if last["num_evicted"] else ()
         if kind == STEP_IDLE:
             self._batch = ()
             return Step(IDLE, preempted=preempted, kv_events=events, evicted_slots=evicted)
-        count = reg[steps.R_BATCH]
-        self._batch = tuple(self._handles[row] for row in state.batch[:count].tolist())
+        count = last["num_batch"]
+        self._batch = tuple(self._handles[row] for row in state.places["batch"][:count].tolist())
         if kind == STEP_DECODE:
-            duration_ns = fs_to_ns(self._base_fs[count] + self.cost_model.context_fs * reg[R_CONTEXT])
+            duration_ns = fs_to_ns(self._base_fs[count] + self.cost_model.context_fs * last["context_tokens"])
             return Step(
                 DECODE,
                 num_seqs=count,
                 bucket=self.config.bucket_of(count),
                 requests=self._batch,
-                context_tokens=reg[R_CONTEXT],
+                context_tokens=last["context_tokens"],
                 duration_ns=duration_ns,
                 preempted=preempted,
-                dummy_slot=reg[R_DUMMY],
+                dummy_slot=last["dummy_slot"],
                 kv_events=events,
                 evicted_slots=evicted,
             )
-        matched = state.cached_slots[: reg[R_NUM_CACHED_SLOTS]].tolist()
+        matched = last["num_cached_slots"]
         return Step(
             PREFILL,
             num_seqs=1,
             requests=self._batch,
-            cached_tokens=reg[R_CACHED],
-            computed_tokens=reg[R_COMPUTED],
-            hash_hit_tokens=reg[R_HIT_TOKENS],
-            context_tokens=reg[R_CONTEXT],
-            duration_ns=self.cost_model.prefill_ns(reg[R_COMPUTED], reg[R_CACHED]),
+            cached_tokens=last["cached_tokens"],
+            computed_tokens=last["computed_tokens"],
+            hash_hit_tokens=last["hit_tokens"],
+            context_tokens=last["context_tokens"],
+            duration_ns=self.cost_model.prefill_ns(last["computed_tokens"], last["cached_tokens"]),
             kv_events=events,
-            cached_slots=tuple(slot for slot, _ in matched),
-            cached_lengths=tuple(length for _, length in matched),
+            cached_slots=tuple(state.prefix["cached_slot"][:matched].tolist()),
+            cached_lengths=tuple(state.prefix["cached_tokens"][:matched].tolist()),
             evicted_slots=evicted,
         )
 
@@ -247,7 +226,7 @@ class Scheduler:
         Valid after schedule() gave DECODE, as long as nobody is submitted or aborted and no head of the queue is
         waiting for memory; with a context-dependent cost model their durations still differ.
         """
-        return steps.equal_steps(self._state)
+        return doors.equal_steps(self._state)
 
     def finish_step(self, num_steps: int = 1) -> tuple[int, ...]:
         """The step ran: give everyone in it a token, free the finished, return their handles in batch order.
@@ -255,12 +234,12 @@ class Scheduler:
         num_steps: 1, or up to equal_steps() to take that many equal decode steps at once.
         """
         state = self._state
-        count = steps.finish_steps(state, num_steps)
+        count = doors.finish_steps(state, num_steps)
         self._batch = ()
         if count == 0:
             return ()
-        finished = tuple(self._handles[row] for row in state.finished[:count].tolist())
-        if state.reg[R_EVENTS_LEN]:
+        finished = tuple(self._handles[row] for row in state.places["finished"][:count].tolist())
+        if state.server["events_len"][0]:
             self._late_events.extend(self._read_events())
         for request in finished:
             self._drop_row(request)
@@ -274,11 +253,11 @@ class Scheduler:
 
     @property
     def num_running(self) -> int:
-        return int(self._state.reg[R_NUM_RUNNING])
+        return int(self._state.server["num_running"][0])
 
     @property
     def num_waiting(self) -> int:
-        return int(self._state.reg[R_NUM_WAITING])
+        return int(self._state.server["num_waiting"][0])
 
     @property
     def has_work(self) -> bool:
@@ -288,27 +267,27 @@ class Scheduler:
     @property
     def running(self) -> tuple[int, ...]:
         """Running requests in admission order."""
-        return tuple(self._handles[row] for row in self._state.running[: self.num_running].tolist())
+        return tuple(self._handles[row] for row in self._state.places["running"][: self.num_running].tolist())
 
     @property
     def waiting(self) -> tuple[int, ...]:
         """Waiting requests, head first."""
         rows: list[int] = []
-        row = int(self._state.reg[R_WAIT_HEAD])
+        row = int(self._state.server["wait_head"][0])
         while row >= 0:
             rows.append(row)
-            row = int(self._state.rows[row, steps.Q_NEXT])
+            row = int(self._state.rows["next"][row])
         return tuple(self._handles[row] for row in rows)
 
     @property
     def free_slots(self) -> int:
         """Slots that hold nothing."""
-        return int(self._state.reg[R_FREE_SLOTS])
+        return int(self._state.server["free_slots"][0])
 
     @property
     def free_blocks(self) -> int:
         """Inner blocks that no running request holds."""
-        return int(self._state.reg[R_FREE_BLOCKS])
+        return int(self._state.server["free_blocks"][0])
 
     @property
     def num_blocks(self) -> int:
@@ -318,38 +297,39 @@ class Scheduler:
     @property
     def evictions(self) -> dict[str, int]:
         """Slots evicted since the start, by who asked."""
-        reg = self._state.reg
+        server = self._state.server
         return {
-            "request": int(reg[R_EVICTIONS_REQUEST]),
-            "dummy": int(reg[R_EVICTIONS_DUMMY]),
-            "preempt": int(reg[R_EVICTIONS_PREEMPT]),
+            "request": int(server["evictions_request"][0]),
+            "dummy": int(server["evictions_dummy"][0]),
+            "preempt": int(server["evictions_preempt"][0]),
         }
 
     def output_tokens(self, request: int) -> int:
         """Tokens generated so far by a request that waits or runs."""
-        return int(self._state.rows[self._rows[request], Q_OUTPUT])
+        return int(self._state.rows["output"][self._rows[request]])
 
     def block_table(self, request: int) -> tuple[int, ...]:
         """Slots of a running request in order (prefix caching off: its block ids less one, as the runner sees them)."""
-        seat = int(self._state.rows[self._rows[request], Q_SEAT])
+        seat = int(self._state.rows["seat"][self._rows[request]])
         if seat < 0:
             return ()
         if not self.config.prefix_caching:
             return tuple(block - 1 for block in self.inner_blocks(request))
-        return tuple(self._state.seat_slots[seat, : self._state.seat_fill[seat, 1]].tolist())
+        return tuple(self._state.seat_slots[seat, : self._state.places["num_slots"][seat]].tolist())
 
     def inner_blocks(self, request: int) -> tuple[int, ...]:
         """Inner block ids of a running request in order."""
-        seat = int(self._state.rows[self._rows[request], Q_SEAT])
+        seat = int(self._state.rows["seat"][self._rows[request]])
         if seat < 0:
             return ()
-        return tuple(self._state.seat_blocks[seat, : self._state.seat_fill[seat, 0]].tolist())
+        return tuple(self._state.seat_blocks[seat, : self._state.places["num_blocks"][seat]].tolist())
 
     def _new_row(self, request: int) -> int:
         if not self._free_rows:
             old = len(self._handles)
-            rows = np.zeros((2 * old, self._state.rows.shape[1]), dtype=np.int64)
-            rows[:old] = self._state.rows
+            rows = new_records(Row, 2 * old)
+            for name in record_fields(Row):
+                rows[name][:old] = self._state.rows[name]
             self._state = self._state._replace(rows=rows)
             self._handles += [-1] * old
             self._keys += [np.zeros(0, dtype=np.int64)] * old
@@ -361,11 +341,11 @@ class Scheduler:
 
     def _drop_row(self, request: int) -> None:
         row = self._rows.pop(request)
-        self._state.rows[row, Q_STATUS] = ROW_GONE
+        self._state.rows["status"][row] = ROW_GONE
         self._free_rows.append(row)
 
     def _load_keys(self, row: int) -> None:
-        num_tokens = int(self._state.rows[row, Q_PROMPT] + self._state.rows[row, Q_OUTPUT])
+        num_tokens = int(self._state.rows["prompt"][row] + self._state.rows["output"][row])
         needed = num_tokens // self._block_tokens
         keys = self._keys[row]
         if len(keys) < needed:
@@ -374,10 +354,10 @@ class Scheduler:
                 where=f"request {self._handles[row]}",
                 hint="Call append_block_key for every full block of generated text",
             )
-        self._state.keys[:needed] = keys[:needed]
+        self._state.prefix["key"][:needed] = keys[:needed]
 
     def _read_events(self) -> tuple[KvEvent, ...]:
-        length = int(self._state.reg[R_EVENTS_LEN])
+        length = int(self._state.server["events_len"][0])
         numbers: list[int] = self._state.events[:length].tolist()
         events: list[KvEvent] = []
         at = 0

@@ -21,32 +21,10 @@ from harness.engine.pools import (
     unlink_matched,
 )
 from harness.engine.state import (
-    B_HASHED,
-    B_OLDER,
-    B_SLOT,
-    C_BLOCK_TOKENS,
-    C_BLOCKS_PER_SLOT,
-    C_CACHING,
-    C_INDEX_REPAIRED,
-    C_KEEPS_MATCHED,
-    C_MAX_MODEL_LEN,
     CALLER_PREEMPT,
     CALLER_REQUEST,
     HASHED_MATCHED,
     HASHED_UNLINKED,
-    Q_COMPUTED,
-    Q_OUTPUT,
-    Q_PROMPT,
-    Q_SEAT,
-    R_CACHED,
-    R_CALLER,
-    R_FREE_BLOCKS,
-    R_FREE_SEATS,
-    R_HIT_TOKENS,
-    R_NUM_CACHED_SLOTS,
-    R_NUM_HIT_BLOCKS,
-    S_ACTIVE,
-    S_LEN,
     SLOT_INACTIVE,
     EngineState,
 )
@@ -56,32 +34,32 @@ from harness.engine.state import (
 def vendor_admit(state: EngineState, row: int) -> bool:
     """Give a waiting request its blocks and slots and look up what it can reuse; False changes nothing.
 
-    ``state.keys`` holds the chain keys of its full blocks.
+    ``state.prefix`` holds the chain keys of its full blocks.
     """
-    cfg, reg, rows = state.cfg, state.reg, state.rows
-    block_tokens, per_slot = cfg[C_BLOCK_TOKENS], cfg[C_BLOCKS_PER_SLOT]
-    num_tokens = rows[row, Q_PROMPT] + rows[row, Q_OUTPUT]
-    num_blocks = (min(num_tokens, cfg[C_MAX_MODEL_LEN]) + block_tokens - 1) // block_tokens
-    if num_blocks > reg[R_FREE_BLOCKS]:
+    server, rows = state.server[0], state.rows
+    block_tokens, per_slot = server.block_tokens, server.blocks_per_slot
+    num_tokens = rows[row].prompt + rows[row].output
+    num_blocks = (min(num_tokens, server.max_model_len) + block_tokens - 1) // block_tokens
+    if num_blocks > server.free_blocks:
         return False
     num_slots = 0
-    if cfg[C_CACHING]:
+    if server.is_caching:
         num_slots = (num_blocks + per_slot - 1) // per_slot
-        reg[R_CALLER] = CALLER_REQUEST
+        server.caller = CALLER_REQUEST
         if not make_room(state, int(num_slots)):
             return False
-    reg[R_FREE_SEATS] -= 1
-    seat = int(state.free_seats[reg[R_FREE_SEATS]])
-    rows[row, Q_SEAT] = seat
-    rows[row, Q_COMPUTED] = 0
-    state.seat_fill[seat, 0] = num_blocks
-    state.seat_fill[seat, 1] = num_slots
-    reg[R_CACHED] = 0
-    reg[R_HIT_TOKENS] = 0
-    reg[R_NUM_CACHED_SLOTS] = 0
+    server.free_seats -= 1
+    seat = int(state.places[server.free_seats].free_seat)
+    rows[row].seat = seat
+    rows[row].computed = 0
+    state.places[seat].num_blocks = num_blocks
+    state.places[seat].num_slots = num_slots
+    server.cached_tokens = 0
+    server.hit_tokens = 0
+    server.num_cached_slots = 0
     for i in range(num_blocks):
         state.seat_blocks[seat, i] = pop_block(state)
-    if cfg[C_CACHING]:
+    if server.is_caching:
         for i in range(num_slots):
             slot = take_slot(state, row)
             state.seat_slots[seat, i] = slot
@@ -89,7 +67,7 @@ def vendor_admit(state: EngineState, row: int) -> bool:
                 append_to_slot(state, slot, state.seat_blocks[seat, j])
         log_alloc(state, row, seat, 0, num_slots, 0, num_blocks)
         for i in range(num_tokens // block_tokens):
-            hash_block(state, state.seat_blocks[seat, i], state.keys[i])
+            hash_block(state, state.seat_blocks[seat, i], state.prefix[i].key)
         look_up(state, row, seat, (num_tokens - 1) // block_tokens)
     return True
 
@@ -100,42 +78,41 @@ def look_up(state: EngineState, row: int, seat: int, most_blocks: int) -> None:
 
     Groups of one slot's blocks are matched independently, so a partial match followed by a full one leaves a hole.
     """
-    reg, block_tokens = state.reg, state.cfg[C_BLOCK_TOKENS]
+    server, block_tokens = state.server[0], state.server[0].block_tokens
     num_hits = 0
     # The request's own block was registered last, so the other holder is the one just older.
     while num_hits < most_blocks:
-        other = state.blocks[state.seat_blocks[seat, num_hits], B_OLDER]
+        other = state.blocks[state.seat_blocks[seat, num_hits]].older
         if other == 0:
             break
-        state.hits[num_hits] = other
+        state.prefix[num_hits].hit = other
         num_hits += 1
     cached = 0
     matched = 0
     first = 0
     while first < num_hits:
-        length = min(state.cfg[C_BLOCKS_PER_SLOT], num_hits - first)
-        slot = int(state.blocks[state.hits[first], B_SLOT])
+        length = min(state.server[0].blocks_per_slot, num_hits - first)
+        slot = int(state.blocks[state.prefix[first].hit].slot)
         log_mapping_search(state, row, first, length, slot)
         if slot < 0:
             break
         common = 0
-        longest = min(length, state.slots[slot, S_LEN])
-        while common < longest and state.slot_blocks[slot, common] == state.hits[first + common]:
+        longest = min(length, state.slots[slot].length)
+        while common < longest and state.slot_blocks[slot, common] == state.prefix[first + common].hit:
             common += 1
         if common == 0:
             break
-        state.cached_slots[matched, 0] = slot
-        state.cached_slots[matched, 1] = common * block_tokens
+        state.prefix[matched].cached_slot = slot
+        state.prefix[matched].cached_tokens = common * block_tokens
         matched += 1
         cached += common * block_tokens
         first += length
-    reg[R_NUM_HIT_BLOCKS] = num_hits
-    reg[R_HIT_TOKENS] = num_hits * block_tokens
-    reg[R_NUM_CACHED_SLOTS] = matched
-    reg[R_CACHED] = cached
+    server.hit_tokens = num_hits * block_tokens
+    server.num_cached_slots = matched
+    server.cached_tokens = cached
     for i in range(matched - 1, -1, -1):
-        note_use(state, int(state.cached_slots[i, 0]))
-    if state.cfg[C_KEEPS_MATCHED]:
+        note_use(state, int(state.prefix[i].cached_slot))
+    if state.server[0].keeps_matched_blocks:
         keep_matched_blocks(state, matched)
     log_lookup(state, row, cached, block_tokens)
 
@@ -143,46 +120,46 @@ def look_up(state: EngineState, row: int, seat: int, most_blocks: int) -> None:
 @inner
 def keep_matched_blocks(state: EngineState, num_slots: int) -> None:
     """Move the inner blocks just matched to the tail of the free queue, those that nobody holds, in reverse order."""
-    block_tokens, per_slot = state.cfg[C_BLOCK_TOKENS], state.cfg[C_BLOCKS_PER_SLOT]
+    block_tokens, per_slot = state.server[0].block_tokens, state.server[0].blocks_per_slot
     for i in range(num_slots):
-        for j in range(state.cached_slots[i, 1] // block_tokens):
-            state.blocks[state.hits[i * per_slot + j], B_HASHED] = HASHED_MATCHED
+        for j in range(state.prefix[i].cached_tokens // block_tokens):
+            state.blocks[state.prefix[i * per_slot + j].hit].hashed = HASHED_MATCHED
     unlink_matched(state)
     for i in range(num_slots - 1, -1, -1):
-        for j in range(state.cached_slots[i, 1] // block_tokens - 1, -1, -1):
-            block = int(state.hits[i * per_slot + j])
-            if state.blocks[block, B_HASHED] == HASHED_UNLINKED:
+        for j in range(state.prefix[i].cached_tokens // block_tokens - 1, -1, -1):
+            block = int(state.prefix[i * per_slot + j].hit)
+            if state.blocks[block].hashed == HASHED_UNLINKED:
                 push_free_block(state, block)
-            state.blocks[block, B_HASHED] = 1
+            state.blocks[block].hashed = 1
 
 
 @inner
 def vendor_grow(state: EngineState, row: int) -> bool:
     """Room for one more token of a running request: most often nothing, else one inner block, rarely a slot."""
-    cfg, rows = state.cfg, state.rows
-    seat = rows[row, Q_SEAT]
-    num_tokens = min(rows[row, Q_PROMPT] + rows[row, Q_OUTPUT], cfg[C_MAX_MODEL_LEN])
-    have = state.seat_fill[seat, 0]
-    if num_tokens <= have * cfg[C_BLOCK_TOKENS]:
+    server, rows = state.server[0], state.rows
+    seat = rows[row].seat
+    num_tokens = min(rows[row].prompt + rows[row].output, server.max_model_len)
+    have = state.places[seat].num_blocks
+    if num_tokens <= have * server.block_tokens:
         return True
-    if state.reg[R_FREE_BLOCKS] == 0:
+    if state.server[0].free_blocks == 0:
         return False
-    if not cfg[C_CACHING]:
+    if not server.is_caching:
         state.seat_blocks[seat, have] = pop_block(state)
-        state.seat_fill[seat, 0] = have + 1
+        state.places[seat].num_blocks = have + 1
         return True
-    starts_slot = (rows[row, Q_COMPUTED] // cfg[C_BLOCK_TOKENS]) % cfg[C_BLOCKS_PER_SLOT] == 0
+    starts_slot = (rows[row].computed // server.block_tokens) % server.blocks_per_slot == 0
     if starts_slot:
-        state.reg[R_CALLER] = CALLER_REQUEST
+        state.server[0].caller = CALLER_REQUEST
         if not make_room(state, 1):
             return False
     block = pop_block(state)
     state.seat_blocks[seat, have] = block
-    state.seat_fill[seat, 0] = have + 1
-    last = state.seat_fill[seat, 1]
+    state.places[seat].num_blocks = have + 1
+    last = state.places[seat].num_slots
     if starts_slot:
         state.seat_slots[seat, last] = take_slot(state, row)
-        state.seat_fill[seat, 1] = last + 1
+        state.places[seat].num_slots = last + 1
         append_to_slot(state, int(state.seat_slots[seat, last]), block)
         log_alloc(state, row, seat, last, 1, have, 1)
     else:
@@ -193,30 +170,30 @@ def vendor_grow(state: EngineState, row: int) -> bool:
 @inner
 def vendor_release(state: EngineState, row: int, is_preemption: int) -> None:
     """A running request gives its memory back: its slots stay mapped for reuse, unless it is preempted."""
-    reg = state.reg
-    seat = state.rows[row, Q_SEAT]
-    num_blocks, num_slots = state.seat_fill[seat, 0], state.seat_fill[seat, 1]
-    if state.cfg[C_CACHING]:
+    server = state.server[0]
+    seat = state.rows[row].seat
+    num_blocks, num_slots = state.places[seat].num_blocks, state.places[seat].num_slots
+    if state.server[0].is_caching:
         log_free_request(state, row, seat, num_slots, is_preemption)
         for i in range(num_slots):
             if is_preemption:
-                reg[R_CALLER] = CALLER_PREEMPT
+                server.caller = CALLER_PREEMPT
                 evict_slot(state, int(state.seat_slots[seat, i]))
             else:
-                state.slots[state.seat_slots[seat, i], S_ACTIVE] = SLOT_INACTIVE
+                state.slots[state.seat_slots[seat, i]].status = SLOT_INACTIVE
         for i in range(num_slots - 1, -1, -1):
             if not is_preemption:
                 note_use(state, int(state.seat_slots[seat, i]))
     if is_preemption:
-        log_preempt(state, row, seat, num_blocks, state.rows[row, Q_OUTPUT])
-    unhashed_first = state.cfg[C_INDEX_REPAIRED]
+        log_preempt(state, row, seat, num_blocks, state.rows[row].output)
+    unhashed_first = state.server[0].is_index_repaired
     if unhashed_first:
         for i in range(num_blocks):
-            if not state.blocks[state.seat_blocks[seat, i], B_HASHED]:
+            if not state.blocks[state.seat_blocks[seat, i]].hashed:
                 push_free_block_first(state, state.seat_blocks[seat, i])
     for i in range(num_blocks - 1, -1, -1):
-        if not unhashed_first or state.blocks[state.seat_blocks[seat, i], B_HASHED]:
+        if not unhashed_first or state.blocks[state.seat_blocks[seat, i]].hashed:
             push_free_block(state, state.seat_blocks[seat, i])
-    state.free_seats[reg[R_FREE_SEATS]] = seat
-    reg[R_FREE_SEATS] += 1
-    state.rows[row, Q_SEAT] = -1
+    state.places[server.free_seats].free_seat = seat
+    server.free_seats += 1
+    state.rows[row].seat = -1

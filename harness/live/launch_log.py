@@ -19,6 +19,7 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from harness.kv_rules import AUTO, rule_set, rules_for_version
 from harness.records import Finding, layout
 
 _UPDATE = re.compile(r"Updating (\w+\.\w+) from (\S+) to (\S+) based on rbln_config\.json")
@@ -283,6 +284,20 @@ def launch_findings(requested: Mapping[str, Any], facts: LaunchFacts, *, needs_o
             )
         )
     return findings
+
+
+def rules_findings(rules: str, version: str) -> list[Finding]:
+    """What the requested ``rules`` have to do with the vllm-rbln ``version`` that serves ("": none, or unknown)."""
+    served = rules_for_version(version)
+    if not version or (served is not None and rules in (AUTO, served.name)):
+        return []
+    if served is None:
+        said = f"nobody has read the rules of vllm-rbln {version}; predictions follow {rule_set(rules).name}"
+        hint = "Run harness stack check on its wheel: it says what still holds"
+    else:
+        said = f"the server is vllm-rbln {version}, which follows {served.name}; the rules asked for are {rules}"
+        hint = 'Set server.rules = "auto"'
+    return [Finding(code="rules-differ", severity="warning", evidence=said, hint=hint)]
 
 
 def read_launch_files(folder: Path) -> LaunchFacts:

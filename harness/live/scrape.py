@@ -7,7 +7,6 @@ Next: ``harness.analysis`` parses the bodies into the METRICS table.
 
 from __future__ import annotations
 
-import http.client
 import json
 import threading
 from types import TracebackType
@@ -15,11 +14,11 @@ from typing import Any, BinaryIO, Literal
 
 from harness.clock import NS_PER_S, Clock
 from harness.errors import RecordsError
+from harness.live.ask import ask
 
 Reason = Literal["before", "interval", "after"]
 # Short: a server too busy to answer within this is a fact worth a line, and the next scrape is due.
 SCRAPE_TIMEOUT_S = 2.0
-NO_ANSWER = 0
 
 
 class Scraper:
@@ -89,16 +88,17 @@ class Scraper:
     def scrape(self, reason: Reason) -> int:
         """Scrape now from the calling thread; returns the HTTP status, 0 for no answer."""
         at_ns = self._clock.now_ns()
-        status, body, error = self._get()
+        reply = ask(self._host, self._port, self._path, deadline_s=self._timeout_s)
+        status = reply.status
         line: dict[str, Any] = {
             "at_ns": at_ns,
             "done_ns": self._clock.now_ns(),
             "reason": reason,
             "status": status,
-            "body": body.decode("utf-8", "surrogateescape"),
+            "body": reply.body.decode("utf-8", "surrogateescape"),
         }
-        if error:
-            line["error"] = error
+        if reply.error:
+            line["error"] = reply.error
         with self._sink_lock:
             self.num_scrapes += 1
             self.num_failed += status != 200
@@ -108,22 +108,6 @@ class Scraper:
             except OSError as failure:
                 self._sink_error = failure
         return status
-
-    def _get(self) -> tuple[int, bytes, str]:
-        """(status, body, error) of one request on a connection of its own.
-
-        http.client and not httpx: this thread shares an interpreter lock with the replay, and a request of httpx holds
-        it several times longer.
-        """
-        connection = http.client.HTTPConnection(self._host, self._port, timeout=self._timeout_s)
-        try:
-            connection.request("GET", self._path, headers={"Connection": "close"})
-            response = connection.getresponse()
-            return response.status, response.read(), ""
-        except (OSError, http.client.HTTPException) as error:
-            return NO_ANSWER, b"", f"{type(error).__name__}: {error}"
-        finally:
-            connection.close()
 
     def _keep_scraping(self) -> None:
         due_ns = self._clock.now_ns()

@@ -93,6 +93,13 @@ def logging_config() -> dict[str, Any]:
     }
 
 
+def _active_limit(server: ServerSpec) -> tuple[str, ...]:
+    """Words that lower admission; vLLM compares them with a limit that it would else only learn from the artifact."""
+    if server.max_active_seqs is None:
+        return ()
+    return ("--max-num-seqs", str(server.max_num_seqs), "--max-num-active-seqs", str(server.max_active_seqs))
+
+
 def serve_arguments(server: ServerSpec, artifact: Path, port: int, model: str, override: int | None) -> tuple[str, ...]:
     """The words after ``vllm``. extra_args come last, so that they win."""
     return (
@@ -106,6 +113,7 @@ def serve_arguments(server: ServerSpec, artifact: Path, port: int, model: str, o
         *("--generation-config", "vllm"),
         # 0 would let the API server kill the engine before it prints its step statistics.
         *("--shutdown-timeout", str(max(1, int(server.stop_grace_s)))),
+        *_active_limit(server),
         *(() if override is None else ("--num-gpu-blocks-override", str(override))),
         *server.extra_args,
     )

@@ -14,6 +14,7 @@ from pathlib import Path
 from harness.clock import utc_now
 from harness.errors import SpecError
 from harness.experiment import PlannedRuns, resolve
+from harness.kv_rules import AUTO, rule_set
 from harness.live.artifacts import artifact_identity
 from harness.live.patches.shipped import PATCH_ROOTS
 from harness.live.provenance import SOURCE_ROOT, source_facts, source_sha256
@@ -84,6 +85,7 @@ def freeze(
                 hint="Check which conditions the rule asks for",
             )
     planned = resolve(spec)
+    prediction_rules = _prediction_rules(planned, options)
     plans, plan_paths = _save_plans(repository, planned, folder / spec.name)
     preregistration = Preregistration(
         name=spec.name,
@@ -92,8 +94,8 @@ def freeze(
         overrides=redacted_arguments(overrides),
         experiment=spec,
         plans=tuple(plans),
-        prediction_rules=options.prediction_rules or "",
-        predictions=predict_experiment(planned, options.prediction_rules),
+        prediction_rules=prediction_rules,
+        predictions=predict_experiment(planned, prediction_rules or None),
         rules=tuple(rules),
         code_sha256=source_sha256(HARNESS_FOLDER),
         code_commit=source_facts().get("git_commit") or "",
@@ -106,6 +108,13 @@ def freeze(
     write_atomic(path, iter([preregistration.to_json().encode()]), what="the frozen file")
     paths = (path, *plan_paths)
     return Frozen(path, paths, preregistration, _commit(repository, paths, spec, options))
+
+
+def _prediction_rules(planned: PlannedRuns, options: FreezeOptions) -> str:
+    """The rules that all predictions are made with, written down where no condition names any; "": each its own."""
+    named = {run.server.rules for runs in planned.by_condition.values() for run in runs}
+    left_open = rule_set(AUTO).name if named == {AUTO} else ""
+    return rule_set(options.prediction_rules).name if options.prediction_rules else left_open
 
 
 def _refuse(

@@ -13,6 +13,7 @@ from pathlib import Path
 from harness.clock import NS_PER_S, ScaledClock, utc_now
 from harness.errors import PlanError, RecordsError, SpecError
 from harness.experiment import PlannedRuns, resolve
+from harness.kv_rules import AUTO, rule_set, rules_for_version
 from harness.live.provenance import source_sha256
 from harness.plan import read_plan
 from harness.prereg.freeze import HARNESS_FOLDER, artifact_sha256, check_new_seed, located
@@ -179,6 +180,7 @@ def _check_run(run: SealedRun) -> Preregistration:
             hint="Perform the run again from the frozen file",
         )
     _check_cost_model(run, frozen)
+    _check_served_rules(run, frozen)
     first_s = first_request_s(run)
     if first_s is not None and first_s < record.committed_at_s:
         raise RecordsError(
@@ -187,6 +189,19 @@ def _check_run(run: SealedRun) -> Preregistration:
             hint="It cannot count as confirmatory; perform it again",
         )
     return frozen
+
+
+def _check_served_rules(run: SealedRun, frozen: Preregistration) -> None:
+    """RecordsError when another release served than the one whose rules its predictions follow; computed rules may."""
+    served = rules_for_version(run.manifest.serving_version)
+    predicted = rule_set(frozen.prediction_rules or str(run.manifest.requested_server.get("rules", AUTO)))
+    if served is not None and predicted.releases and predicted != served:
+        raise RecordsError(
+            f"was served by vllm-rbln {run.manifest.serving_version}, which follows {served.name}, and its prediction "
+            f"was frozen under {predicted.name}",
+            where=str(run.path),
+            hint=f"Freeze again with --predict-with {served.name}, or serve a release of those rules",
+        )
 
 
 def _check_cost_model(run: SealedRun, frozen: Preregistration) -> None:

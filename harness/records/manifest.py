@@ -184,6 +184,12 @@ class Manifest(_Record):
         return asked
 
     @property
+    def serving_version(self) -> str:
+        """Version of the vllm-rbln that served, as the launch found it; "" where none did or nobody could tell."""
+        requested: dict[str, Any] = self.server.facts.get("launch", {}).get("requested", {})
+        return str((requested.get("versions") or {}).get("vllm-rbln", ""))
+
+    @property
     def server_spec(self) -> dict[str, Any]:
         """The server configuration in force: effective where known, else requested."""
         merged: dict[str, Any] = {**self.requested_server, **self.effective.get("server", {})}

@@ -97,8 +97,9 @@ class SealedRun:
 
     @cached_property
     def server(self) -> ServerSpec:
-        """The server configuration that was asked for; a valid run's server had no other."""
-        return self._parsed(ServerSpec, self.manifest.requested_server, "server")
+        """The server configuration that was asked for; rules that it left open are those of the version that served."""
+        asked = self._parsed(ServerSpec, self.manifest.requested_server, "server")
+        return asked.model_copy(update={"rules": asked.rule_set(self.manifest.serving_version).name})
 
     @cached_property
     def client(self) -> ClientSpec:

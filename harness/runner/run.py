@@ -30,7 +30,7 @@ from harness.live.devices.watch import (
     from_exporter,
 )
 from harness.live.launch import LaunchPlan
-from harness.live.launch_log import launch_findings, read_launch_files
+from harness.live.launch_log import launch_findings, read_launch_files, rules_findings
 from harness.live.scrape import Scraper
 from harness.live.server.life import start_server
 from harness.live.server.process import ExitReport
@@ -225,6 +225,7 @@ def _seal(
         )
     if said is not None:
         found += launch_findings(manifest.requested_server, said, needs_observer=run.server.observer)
+    found += rules_findings(run.server.rules, manifest.serving_version)
     return seal_run(writer, manifest, run.plan, measured.replay.requests, measured.replay.chunks, found, run.cost_model)
 
 

@@ -10,11 +10,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from harness.compiled.records import IntArray
 from harness.engine.config import EngineConfig
 from harness.engine.cost import CostModel
-from harness.engine.state import C_LRU_SLOTS, IntArray, new_state
+from harness.engine.memory import new_state
 from harness.engine.steps import FAR
 from harness.errors import PlanError, SpecError
+from harness.sim import memory
 from harness.sim.kernel import arrays as layout
 from harness.sim.kernel import events as kernel
 from harness.sim.simulate import check_slots
@@ -74,27 +76,24 @@ def ablated_totals(
     baseline: the configuration whose arrivals are kept, for fixed arrivals. Raises PlanError as ``simulate`` does.
     """
     if changed.is_fixed_arrivals and baseline is not None:
-        plans = plans._replace(pinned_ns=_arrivals(plans, baseline, model))
+        plans = layout.with_column(plans, "pinned_ns", _arrivals(plans, baseline, model))
     return _run(plans, config, model, changed)
 
 
 def _arrivals(plans: layout.PlanArrays, baseline: EngineConfig, model: CostModel) -> IntArray:
     """When each request arrives under the baseline, unablated."""
     outcome = _run(plans, baseline, model, Ablation("", ""))
-    return np.ascontiguousarray(outcome.requests[:, layout.O_ARRIVAL])
+    return np.ascontiguousarray(outcome.requests["arrival_ns"])
 
 
 def _run(plans: layout.PlanArrays, config: EngineConfig, model: CostModel, changed: Ablation) -> layout.Outcome:
     check_slots(plans, config)
-    most_sessions = int(np.diff(plans.first_session).max())
-    most_requests = int(np.diff(plans.first_request[plans.first_session]).max())
-    state = new_state(config, most_requests, with_events=False)
-    state.cfg[C_LRU_SLOTS] |= changed.is_lru_slots
-    cost = layout.cost_arrays(config, model)
-    cost.chunked[0] = changed.chunked_prefill_calls
-    outcome = layout.new_outcome(plans, config)
-    kernel.run_plans(plans, state, cost, layout.new_scratch(config, most_sessions), outcome, FAR)
-    stuck = outcome.totals[:, layout.A_STUCK_SESSION]
+    most_requests = int(plans.plans["num_requests"].max())
+    state = new_state(config, most_requests, evicts_by_last_use=changed.is_lru_slots)
+    cost = memory.cost_arrays(config, model, changed.chunked_prefill_calls)
+    outcome = memory.new_outcome(plans, config)
+    kernel.run_plans(plans, 0, len(plans.plans), state, cost, memory.new_scratch(config, plans), outcome, FAR)
+    stuck = outcome.totals["stuck_session"]
     if np.any(stuck >= 0):
         plan = int(np.argmax(stuck >= 0))
         raise PlanError("its request can never be admitted", where=f"plan {plan}, session {int(stuck[plan])}")

@@ -13,9 +13,11 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from harness.compiled.records import Records, record_at
 from harness.engine.config import EngineConfig
-from harness.engine.cost import FS_PER_S, CostModel, check_magnitudes, to_fs
+from harness.engine.cost import CostModel, check_magnitudes, to_fs
 from harness.engine.state import STEP_DECODE
+from harness.engine.units import FS_PER_S
 from harness.errors import HarnessError
 from harness.kv_rules import AUTO
 from harness.sim.kernel import arrays as layout
@@ -139,9 +141,11 @@ def run_case(case: Case) -> dict[str, Any]:
     arrays = pack([_session_rows(case)], [0])
     check_slots(arrays, config)
     outcome = run_arrays(arrays, config, model)
-    never = np.flatnonzero(outcome.requests[:, layout.O_COMPLETED] == 0)
+    never = np.flatnonzero(outcome.requests["completed_ns"] == 0)
     if never.size:
-        raise ValueError(f"sessions.{int(arrays.session[never[0]])}: never starts, its 'after' chain has no beginning")
+        raise ValueError(
+            f"sessions.{int(arrays.requests['session'][never[0]])}: never starts, its 'after' chain has no beginning"
+        )
     return _case_result(case, config, arrays, outcome)
 
 
@@ -198,55 +202,53 @@ def _ns(seconds: float) -> int:
 def _case_result(
     case: Case, config: EngineConfig, arrays: layout.PlanArrays, outcome: layout.Outcome
 ) -> dict[str, Any]:
-    totals = [int(value) for value in outcome.totals[0]]
+    totals = record_at(outcome.totals, 0)
     result: dict[str, Any] = {
         "id": case.id,
         "rules": config.rules,
-        "requests": [_request(arrays, outcome, place) for place in range(len(arrays.keep))],
+        "requests": [_request(arrays, outcome, place) for place in range(len(arrays.requests))],
         "decode_steps": {
             f"{num_seqs}->{config.bucket_of(num_seqs)}": int(count)
             for num_seqs, count in enumerate(outcome.histogram[0])
             if count
         },
-        "decode_s": totals[layout.A_DECODE_NS] / NS_PER_S,
-        "prefill_s": totals[layout.A_PREFILL_NS] / NS_PER_S,
-        "device_s": (totals[layout.A_DECODE_NS] + totals[layout.A_PREFILL_NS]) / NS_PER_S,
-        "wait_session_s": totals[layout.A_WAIT_NS] / NS_PER_S,
-        "evictions": totals[layout.A_EVICTIONS],
+        "decode_s": totals["decode_ns"] / NS_PER_S,
+        "prefill_s": totals["prefill_ns"] / NS_PER_S,
+        "device_s": (totals["decode_ns"] + totals["prefill_ns"]) / NS_PER_S,
+        "wait_session_s": totals["wait_ns"] / NS_PER_S,
+        "evictions": totals["evictions"],
     }
     if "steps" in case.emit:
-        result["steps"] = _steps(outcome.steps[: totals[layout.A_NUM_STEP_RECORDS]].tolist())
+        result["steps"] = _steps(outcome.steps[: totals["num_step_records"]])
     return result
 
 
 def _request(arrays: layout.PlanArrays, outcome: layout.Outcome, place: int) -> dict[str, Any]:
-    session = int(arrays.session[place])
-    record = [int(value) for value in outcome.requests[place]]
+    session = int(arrays.requests["session"][place])
+    record = record_at(outcome.requests, place)
     return {
         "session": session,
-        "request": place - int(arrays.first_request[session]),
-        "prompt_tokens": int(arrays.keep[place] + arrays.new[place]),
-        "cached_tokens": record[layout.O_CACHED],
-        "arrival_s": record[layout.O_ARRIVAL] / NS_PER_S,
-        "admitted_s": record[layout.O_ADMITTED] / NS_PER_S,
-        "first_token_s": record[layout.O_FIRST_TOKEN] / NS_PER_S,
-        "completed_s": record[layout.O_COMPLETED] / NS_PER_S,
+        "request": place - int(arrays.sessions["first_request"][session]),
+        "prompt_tokens": int(arrays.requests["keep"][place] + arrays.requests["new"][place]),
+        "cached_tokens": record["cached_tokens"],
+        "arrival_s": record["arrival_ns"] / NS_PER_S,
+        "admitted_s": record["admitted_ns"] / NS_PER_S,
+        "first_token_s": record["first_token_ns"] / NS_PER_S,
+        "completed_s": record["completed_ns"] / NS_PER_S,
     }
 
 
-def _steps(records: list[list[int]]) -> list[list[Any]]:
+def _steps(records: Records[layout.StepRecord]) -> list[list[Any]]:
     """Consecutive decode steps of the same n and b become one row, also where context makes them differ in time."""
     steps: list[list[Any]] = []
     end_ns = -1
-    for record in records:
-        start_ns, kind, num_seqs, bucket, count = record[: layout.T_COUNT + 1]
+    for start_ns, kind, num_seqs, bucket, count, session, request, computed, duration_ns in records.tolist():
         if kind == STEP_DECODE:
             if steps and start_ns == end_ns and steps[-1][1:4] == ["decode", num_seqs, bucket]:
                 steps[-1][4] += count
             else:
                 steps.append([start_ns / NS_PER_S, "decode", num_seqs, bucket, count, None, None, None])
         else:
-            owner = record[layout.T_SESSION : layout.T_COMPUTED + 1]
-            steps.append([start_ns / NS_PER_S, "prefill", 1, 1, 1, *owner])
-        end_ns = start_ns + count * record[layout.T_DURATION]
+            steps.append([start_ns / NS_PER_S, "prefill", 1, 1, 1, session, request, computed])
+        end_ns = start_ns + count * duration_ns
     return steps

@@ -16,12 +16,14 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.clock import NS_PER_MS
+from harness.compiled.records import IntArray
 from harness.engine.config import EngineConfig
 from harness.engine.cost import CostModel, load_cost_model
-from harness.engine.state import C_LRU_SLOTS, IntArray, new_state
+from harness.engine.memory import new_state
 from harness.engine.steps import FAR
 from harness.errors import PlanError, SpecError
 from harness.plan import Plan, build_plan
+from harness.sim import memory
 from harness.sim.ablations import Ablation
 from harness.sim.calibrated import calibrated_uncertainty
 from harness.sim.kernel import arrays as layout
@@ -193,10 +195,13 @@ def jitter(arrays: layout.PlanArrays, uncertainty: UncertaintySpec, role: int) -
     Starts get at least ORDER_NS of spread, so that simultaneous arrivals come in any order.
     """
     generator = np.random.default_rng([uncertainty.seed, role, zlib.crc32(b"jitter")])
-    starts = generator.integers(0, ORDER_NS, size=len(arrays.start_ns))
+    starts = generator.integers(0, ORDER_NS, size=len(arrays.sessions))
     starts += generator.exponential(uncertainty.start_jitter_ms * NS_PER_MS, size=len(starts)).astype(np.int64)
-    waits = generator.exponential(uncertainty.rearrival_lag_ms * NS_PER_MS, size=len(arrays.wait_ns)).astype(np.int64)
-    return arrays._replace(start_ns=arrays.start_ns + starts, wait_ns=arrays.wait_ns + waits)
+    waits = generator.exponential(uncertainty.rearrival_lag_ms * NS_PER_MS, size=len(arrays.requests)).astype(np.int64)
+    late = layout.with_column(arrays, "wait_ns", arrays.requests["wait_ns"] + waits)
+    sessions = arrays.sessions.copy()
+    sessions["start_ns"][:] += starts
+    return late._replace(sessions=sessions)
 
 
 def perturbed(model: CostModel, uncertainty: UncertaintySpec, sample: int) -> CostModel:
@@ -238,11 +243,10 @@ class _Runner:
     def __init__(self, arrays: layout.PlanArrays, config: EngineConfig, changed: Ablation, space: SpaceSpec) -> None:
         check_slots(arrays, config)
         self._arrays, self._config, self._changed, self._window = arrays, config, changed, space.window
-        most_requests = int(np.diff(arrays.first_request[arrays.first_session]).max())
-        self._state = new_state(config, most_requests, with_events=False)
-        self._state.cfg[C_LRU_SLOTS] = changed.is_lru_slots
-        self._scratch = layout.new_scratch(config, int(np.diff(arrays.first_session).max()))
-        self._outcome = layout.new_outcome(arrays, config)
+        most_requests = int(arrays.plans["num_requests"].max())
+        self._state = new_state(config, most_requests, evicts_by_last_use=changed.is_lru_slots)
+        self._scratch = memory.new_scratch(config, arrays)
+        self._outcome = memory.new_outcome(arrays, config)
 
     def cost(self, first: int, last: int, model: CostModel) -> float:
         """Device ns of plans [first, last); with a window, per completed request."""
@@ -255,18 +259,17 @@ class _Runner:
 
     def device_ns(self, first: int, last: int, model: CostModel) -> IntArray:
         """Device ns of each of plans [first, last)."""
-        cost = layout.cost_arrays(self._config, model)
-        cost.chunked[0] = self._changed.chunked_prefill_calls
-        kernel.run_range(self._arrays, first, last, self._state, cost, self._scratch, self._outcome, FAR)
+        cost = memory.cost_arrays(self._config, model, self._changed.chunked_prefill_calls)
+        kernel.run_plans(self._arrays, first, last, self._state, cost, self._scratch, self._outcome, FAR)
         totals = self._outcome.totals[first:last]
-        if totals[:, layout.A_STUCK_SESSION].max() >= 0:
+        if totals["stuck_session"].max() >= 0:
             raise PlanError("a request can never be admitted", where=f"{self._config.kv_slots} slots")
-        return totals[:, layout.A_DECODE_NS] + totals[:, layout.A_PREFILL_NS]
+        return totals["decode_ns"] + totals["prefill_ns"]
 
     def arrivals(self, model: CostModel) -> IntArray:
         """When every request arrives, all plans."""
-        self.device_ns(0, len(self._arrays.first_session) - 1, model)
-        return self._outcome.requests[:, layout.O_ARRIVAL].copy()
+        self.device_ns(0, len(self._arrays.plans), model)
+        return self._outcome.requests["arrival_ns"].copy()
 
 
 def _pin(arrays: layout.PlanArrays, baseline: Candidate, space: SpaceSpec, changed: Ablation) -> layout.PlanArrays:
@@ -274,7 +277,7 @@ def _pin(arrays: layout.PlanArrays, baseline: Candidate, space: SpaceSpec, chang
     if not changed.is_fixed_arrivals:
         return arrays
     runner = _Runner(arrays, baseline.config(changed.rules or space.rules), PLAIN, space)
-    return arrays._replace(pinned_ns=runner.arrivals(load_cost_model(space.cost_model)))
+    return layout.with_column(arrays, "pinned_ns", runner.arrivals(load_cost_model(space.cost_model)))
 
 
 def _treatment(space: SpaceSpec, changed: Ablation) -> Treatment:

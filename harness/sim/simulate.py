@@ -14,26 +14,18 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from harness.compiled.records import Records, record_at, record_fields, records_from
 from harness.engine.config import EngineConfig
 from harness.engine.cost import CostModel, load_cost_model
+from harness.engine.memory import new_state
 from harness.engine.scheduler import CALLERS, STEP_KINDS
-from harness.engine.state import IntArray, new_state
 from harness.engine.steps import FAR
 from harness.errors import PlanError
 from harness.plan import Plan, SessionPlan
+from harness.sim import memory
 from harness.sim.kernel import arrays as layout
 from harness.sim.kernel import events as kernel
 from harness.spec import ServerSpec
-
-REQUEST_COLUMNS = (
-    ("cached_tokens", layout.O_CACHED),
-    ("hash_hit_tokens", layout.O_HIT_TOKENS),
-    ("arrival_ns", layout.O_ARRIVAL),
-    ("admitted_ns", layout.O_ADMITTED),
-    ("first_token_ns", layout.O_FIRST_TOKEN),
-    ("completed_ns", layout.O_COMPLETED),
-    ("preemptions", layout.O_PREEMPTIONS),
-)
 
 
 @dataclass(frozen=True)
@@ -115,54 +107,41 @@ def pack(
     named_tokens: Sequence[int] | None = None,
 ) -> layout.PlanArrays:
     """Sessions of one or more plans end to end. A session must continue one with a lower index."""
-    first_session, first_request, first_follower, first_name = [0], [0], [0], [0]
-    followers: list[int] = []
-    names: list[int] = []
+    plan_rows: list[tuple[int, ...]] = []
     sessions: list[tuple[int, ...]] = []
     requests: list[tuple[int, ...]] = []
-    for plan in plans:
+    followers: list[int] = []
+    names: list[int] = []
+    for plan, shared, named in zip(plans, shared_prefix_tokens, named_tokens or [0] * len(plans), strict=True):
+        first_session, first_request = len(sessions), len(requests)
         roots, chains = list(range(len(plan))), dict[tuple[int, int], int]()
         waiting: list[list[int]] = [[] for _ in plan]
         for place, session in enumerate(plan):
             if session.continues >= 0:
                 roots[place] = roots[session.continues]
-            for before in set(_before(session)):
+            for before in _before(session):
                 waiting[before].append(place)
-            chain = -1
+        for place, session in enumerate(plan):
+            first_name, chain = len(names), -1
             for name in session.blocks:
                 chain = chains.setdefault((chain, name), len(chains))
                 names.append(chain)
-            first_name.append(len(names))
-            requests += [(*request, place) for request in session.requests]
-            first_request.append(len(requests))
-        sessions += [
-            (*session[:3], root, len(set(_before(session)))) for session, root in zip(plan, roots, strict=True)
-        ]
-        for group in waiting:
-            followers += group
-            first_follower.append(len(followers))
-        first_session.append(len(sessions))
-    session_table = np.array(sessions, dtype=np.int64).reshape(-1, 5)
-    request_table = np.array(requests, dtype=np.int64).reshape(-1, 5)
-    return layout.PlanArrays._make(
-        [
-            np.array(first_session, dtype=np.int64),
-            np.array(first_request, dtype=np.int64),
-            *(np.ascontiguousarray(session_table[:, column]) for column in range(5)),
-            np.array(first_follower, dtype=np.int64),
-            np.array(followers, dtype=np.int64),
-            np.array(first_name, dtype=np.int64),
-            np.array(names, dtype=np.int64),
-            np.array(named_tokens or [0] * len(plans), dtype=np.int64),
-            *(np.ascontiguousarray(request_table[:, column]) for column in range(5)),
-            np.array(shared_prefix_tokens, dtype=np.int64),
-            np.full(len(request_table), -1, dtype=np.int64),
-        ]
+            links = (*session[:3], roots[place], len(_before(session)), len(followers), len(waiting[place]))
+            sessions.append((len(requests), len(session.requests), *links, first_name, len(session.blocks)))
+            followers += waiting[place]
+            requests += [(*request, place, -1) for request in session.requests]
+        plan_rows.append((first_session, len(plan), first_request, len(requests) - first_request, shared, named))
+    return layout.PlanArrays(
+        plans=records_from(layout.PlanRecord, plan_rows),
+        sessions=records_from(layout.SessionRecord, sessions),
+        requests=records_from(layout.RequestRecord, requests),
+        followers=np.array(followers, dtype=np.int64),
+        names=np.array(names, dtype=np.int64),
     )
 
 
-def _before(session: SessionRow) -> Sequence[int]:
-    return session.before or ((session.after,) if session.after >= 0 else ())
+def _before(session: SessionRow) -> set[int]:
+    return set(session.before) or ({session.after} if session.after >= 0 else set())
 
 
 def simulate(
@@ -190,8 +169,8 @@ def simulate(
     return _result(arrays, outcome, model.filled_in_buckets(config.decode_buckets))
 
 
-def run_totals(arrays: layout.PlanArrays, config: EngineConfig, model: CostModel) -> IntArray:
-    """Sums of many plans, each on a fresh server: shape (plans, NUM_A), columns A_*; nothing else is kept.
+def run_totals(arrays: layout.PlanArrays, config: EngineConfig, model: CostModel) -> Records[layout.PlanTotals]:
+    """Sums of many plans, each on a fresh server: shape (plans,); nothing else is kept.
 
     Raises PlanError when a request does not fit a slot or can never be admitted.
     """
@@ -204,18 +183,19 @@ def run_batch(arrays: layout.PlanArrays, config: EngineConfig, model: CostModel)
     Raises PlanError when a request does not fit a slot or can never be admitted.
     """
     check_slots(arrays, config)
-    most_sessions = int(np.diff(arrays.first_session).max())
-    most_requests = int(np.diff(arrays.first_request[arrays.first_session]).max())
-    outcome = layout.new_outcome(arrays, config)
+    most_requests = int(arrays.plans["num_requests"].max())
+    outcome = memory.new_outcome(arrays, config)
     kernel.run_plans(
         arrays,
+        0,
+        len(arrays.plans),
         new_state(config, most_requests, with_events=False),
-        layout.cost_arrays(config, model),
-        layout.new_scratch(config, most_sessions),
+        memory.cost_arrays(config, model),
+        memory.new_scratch(config, arrays),
         outcome,
         FAR,
     )
-    stuck = outcome.totals[:, layout.A_STUCK_SESSION]
+    stuck = outcome.totals["stuck_session"]
     if np.any(stuck >= 0):
         plan = int(np.argmax(stuck >= 0))
         raise PlanError("its request can never be admitted", where=f"plan {plan}, session {int(stuck[plan])}")
@@ -224,17 +204,19 @@ def run_batch(arrays: layout.PlanArrays, config: EngineConfig, model: CostModel)
 
 def check_slots(arrays: layout.PlanArrays, config: EngineConfig) -> None:
     """Raise PlanError naming the first request of a plan that is too long for ``slot_tokens``."""
-    prompt = arrays.keep + arrays.new
-    total = prompt + arrays.generate
-    wrong = np.flatnonzero((prompt >= config.slot_tokens) | (total > config.slot_tokens) | (arrays.generate < 1))
+    prompt = arrays.requests["keep"] + arrays.requests["new"]
+    total = prompt + arrays.requests["generate"]
+    wrong = np.flatnonzero(
+        (prompt >= config.slot_tokens) | (total > config.slot_tokens) | (arrays.requests["generate"] < 1)
+    )
     if wrong.size == 0:
         return
     place = int(wrong[0])
-    session = int(arrays.session[place])
+    session = int(arrays.requests["session"][place])
     raise PlanError(
-        f"{int(prompt[place])} prompt and {int(arrays.generate[place])} generated tokens do not fit a slot of "
+        f"{int(prompt[place])} prompt and {int(total[place] - prompt[place])} generated tokens do not fit a slot of "
         f"{config.slot_tokens} tokens",
-        where=f"session {session}, request {place - int(arrays.first_request[session])}",
+        where=f"session {session}, request {place - int(arrays.sessions['first_request'][session])}",
         hint="Shorten the session or raise slot_tokens",
     )
 
@@ -243,93 +225,93 @@ def run_arrays(
     arrays: layout.PlanArrays, config: EngineConfig, model: CostModel, max_steps: int | None = None
 ) -> layout.Outcome:
     """Run one plan with every step and eviction recorded; raises PlanError when a request can never be admitted."""
-    num_requests, num_sessions = len(arrays.keep), len(arrays.start_ns)
+    num_requests = len(arrays.requests)
     state = new_state(config, num_requests, with_events=False)
-    cost = layout.cost_arrays(config, model)
-    scratch = layout.new_scratch(config, num_sessions)
+    cost = memory.cost_arrays(config, model)
+    scratch = memory.new_scratch(config, arrays)
     step_room, eviction_room = 8 * num_requests + 64, 2 * num_requests + 64
     while True:
-        outcome = layout.new_outcome(arrays, config, step_room, eviction_room)
-        kernel.run_plan(arrays, 0, state, cost, scratch, outcome, FAR if max_steps is None else max_steps)
-        totals = outcome.totals[0]
-        if totals[layout.A_STUCK_SESSION] >= 0:
+        outcome = memory.new_outcome(arrays, config, step_room, eviction_room)
+        kernel.run_plans(arrays, 0, 1, state, cost, scratch, outcome, FAR if max_steps is None else max_steps)
+        totals = record_at(outcome.totals, 0)
+        if totals["stuck_session"] >= 0:
             raise PlanError(
                 "its request can never be admitted: the KV memory is too small for it",
-                where=f"session {int(totals[layout.A_STUCK_SESSION])}",
+                where=f"session {totals['stuck_session']}",
                 hint="Give more kv_slots or shorter prompts",
             )
-        steps, evictions = int(totals[layout.A_NUM_STEP_RECORDS]), int(totals[layout.A_NUM_EVICTION_RECORDS])
+        steps, evictions = totals["num_step_records"], totals["num_eviction_records"]
         if steps <= step_room and evictions <= eviction_room:
             return outcome
         step_room, eviction_room = max(step_room, steps), max(eviction_room, evictions)
 
 
 def _result(arrays: layout.PlanArrays, outcome: layout.Outcome, filled_in: tuple[int, ...]) -> SimResult:
-    totals = [int(value) for value in outcome.totals[0]]
+    totals = record_at(outcome.totals, 0)
     return SimResult(
         requests=_request_table(arrays, outcome.requests),
-        steps=_step_table(outcome.steps[: totals[layout.A_NUM_STEP_RECORDS]]),
-        evictions=_eviction_table(outcome.evictions[: totals[layout.A_NUM_EVICTION_RECORDS]]),
+        steps=_step_table(outcome.steps[: totals["num_step_records"]]),
+        evictions=_eviction_table(outcome.evictions[: totals["num_eviction_records"]]),
         decode_histogram=tuple(int(value) for value in outcome.histogram[0]),
-        decode_ns=totals[layout.A_DECODE_NS],
-        prefill_ns=totals[layout.A_PREFILL_NS],
-        wait_session_ns=totals[layout.A_WAIT_NS],
-        end_ns=totals[layout.A_END_NS],
-        num_decode_steps=totals[layout.A_DECODE_STEPS],
-        computed_tokens=totals[layout.A_COMPUTED],
-        cached_tokens=totals[layout.A_CACHED],
-        preemptions=totals[layout.A_PREEMPTIONS],
+        decode_ns=totals["decode_ns"],
+        prefill_ns=totals["prefill_ns"],
+        wait_session_ns=totals["wait_ns"],
+        end_ns=totals["end_ns"],
+        num_decode_steps=totals["decode_steps"],
+        computed_tokens=totals["computed_tokens"],
+        cached_tokens=totals["cached_tokens"],
+        preemptions=totals["preemptions"],
         filled_in_buckets=filled_in,
     )
 
 
-def _request_table(arrays: layout.PlanArrays, requests: IntArray) -> pa.Table:
-    number = np.arange(len(arrays.keep), dtype=np.int64) - arrays.first_request[arrays.session]
+def _request_table(arrays: layout.PlanArrays, requests: Records[layout.RequestResult]) -> pa.Table:
+    number = (
+        np.arange(len(arrays.requests), dtype=np.int64) - arrays.sessions["first_request"][arrays.requests["session"]]
+    )
     columns: dict[str, pa.Array] = {
-        "session": pa.array(arrays.session, pa.int32()),
+        "session": pa.array(arrays.requests["session"], pa.int32()),
         "request": pa.array(number, pa.int32()),
-        "prompt_tokens": pa.array(arrays.keep + arrays.new, pa.int32()),
-        "generate_tokens": pa.array(arrays.generate, pa.int32()),
+        "prompt_tokens": pa.array(arrays.requests["keep"] + arrays.requests["new"], pa.int32()),
+        "generate_tokens": pa.array(arrays.requests["generate"], pa.int32()),
     }
-    for name, column in REQUEST_COLUMNS:
-        columns[name] = pa.array(requests[:, column], pa.int64() if name.endswith("_ns") else pa.int32())
+    for name in record_fields(layout.RequestResult):
+        columns[name] = pa.array(requests[name], pa.int64() if name.endswith("_ns") else pa.int32())
     return pa.table(columns)
 
 
-def _step_table(steps: IntArray) -> pa.Table:
-    is_decode = steps[:, layout.T_COMPUTED] < 0
+def _step_table(steps: Records[layout.StepRecord]) -> pa.Table:
+    is_decode = steps["computed_tokens"] < 0
     kinds = pa.DictionaryArray.from_arrays(
-        pa.array(steps[:, layout.T_KIND], pa.int8()), pa.array([kind.lower() for kind in STEP_KINDS])
+        pa.array(steps["kind"], pa.int8()), pa.array([kind.lower() for kind in STEP_KINDS])
     )
 
-    def nullable(column: int, nulls: npt.NDArray[np.bool_]) -> pa.Array:
-        return pa.array(steps[:, column], pa.int32(), mask=nulls)
+    def nullable(column: str, nulls: npt.NDArray[np.bool_]) -> pa.Array:
+        return pa.array(steps[column], pa.int32(), mask=nulls)
 
     return pa.table(
         {
-            "start_ns": pa.array(steps[:, layout.T_START], pa.int64()),
+            "start_ns": pa.array(steps["start_ns"], pa.int64()),
             "kind": kinds.cast(pa.string()),
-            "n": pa.array(steps[:, layout.T_NUM_SEQS], pa.int32()),
-            "b": nullable(layout.T_BUCKET, ~is_decode),
-            "count": pa.array(steps[:, layout.T_COUNT], pa.int64()),
-            "session": nullable(layout.T_SESSION, is_decode),
-            "request": nullable(layout.T_REQUEST, is_decode),
-            "computed_tokens": nullable(layout.T_COMPUTED, is_decode),
-            "duration_ns": pa.array(steps[:, layout.T_DURATION], pa.int64()),
+            "n": pa.array(steps["num_seqs"], pa.int32()),
+            "b": nullable("bucket", ~is_decode),
+            "count": pa.array(steps["count"], pa.int64()),
+            "session": nullable("session", is_decode),
+            "request": nullable("request", is_decode),
+            "computed_tokens": nullable("computed_tokens", is_decode),
+            "duration_ns": pa.array(steps["duration_ns"], pa.int64()),
         }
     )
 
 
-def _eviction_table(evictions: IntArray) -> pa.Table:
-    callers = pa.DictionaryArray.from_arrays(
-        pa.array(evictions[:, layout.V_CALLER], pa.int8()), pa.array(list(CALLERS))
-    )
+def _eviction_table(evictions: Records[layout.EvictionRecord]) -> pa.Table:
+    callers = pa.DictionaryArray.from_arrays(pa.array(evictions["caller"], pa.int8()), pa.array(list(CALLERS)))
     return pa.table(
         {
-            "at_ns": pa.array(evictions[:, layout.V_AT], pa.int64()),
-            "slot": pa.array(evictions[:, layout.V_SLOT], pa.int32()),
+            "at_ns": pa.array(evictions["at_ns"], pa.int64()),
+            "slot": pa.array(evictions["slot"], pa.int32()),
             "caller": callers.cast(pa.string()),
-            "session": pa.array(evictions[:, layout.V_SESSION], pa.int32()),
-            "request": pa.array(evictions[:, layout.V_REQUEST], pa.int32()),
+            "session": pa.array(evictions["session"], pa.int32()),
+            "request": pa.array(evictions["request"], pa.int32()),
         }
     )

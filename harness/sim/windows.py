@@ -13,9 +13,10 @@ from typing import NamedTuple
 import numpy as np
 
 from harness.clock import NS_PER_S
+from harness.compiled.records import IntArray, Records, record_at
 from harness.engine.config import EngineConfig
 from harness.engine.cost import CostModel
-from harness.engine.state import STEP_PREFILL, IntArray
+from harness.engine.state import STEP_PREFILL
 from harness.errors import PlanError
 from harness.sim.kernel import arrays as layout
 from harness.sim.search.space import WindowSpec
@@ -60,8 +61,8 @@ class WindowFigures(NamedTuple):
 
 def users_of(arrays: layout.PlanArrays) -> IntArray:
     """The user behind each session of a single plan: a session that starts after another is the same user's next."""
-    users = np.arange(len(arrays.after), dtype=np.int64)
-    for place, before in enumerate(arrays.after.tolist()):
+    users = np.arange(len(arrays.sessions), dtype=np.int64)
+    for place, before in enumerate(arrays.sessions["after"].tolist()):
         if before >= 0:
             users[place] = users[before]
     return users
@@ -69,28 +70,19 @@ def users_of(arrays: layout.PlanArrays) -> IntArray:
 
 def one_plan(arrays: layout.PlanArrays, plan: int) -> layout.PlanArrays:
     """The arrays of one of several plans, alone."""
-    first, last = (int(arrays.first_session[place]) for place in (plan, plan + 1))
-    first_request, last_request = (int(arrays.first_request[place]) for place in (first, last))
-    per_session = {
-        name: getattr(arrays, name)[first:last] for name in ("start_ns", "after", "continues", "root", "num_before")
-    }
-    lists: dict[str, IntArray] = {}
-    for start, values in (("first_follower", "follower"), ("first_name", "name")):
-        starts = getattr(arrays, start)[first : last + 1]
-        lists |= {start: starts - starts[0], values: getattr(arrays, values)[starts[0] : starts[-1]]}
-    per_request = {
-        name: getattr(arrays, name)[first_request:last_request]
-        for name in ("keep", "new", "generate", "wait_ns", "session", "pinned_ns")
-    }
-    return arrays._replace(
-        first_session=np.array([0, last - first], dtype=np.int64),
-        first_request=arrays.first_request[first : last + 1] - first_request,
-        shared_prefix=arrays.shared_prefix[plan : plan + 1],
-        named_tokens=arrays.named_tokens[plan : plan + 1],
-        **lists,
-        **per_session,
-        **per_request,
+    one = record_at(arrays.plans, plan)
+    first, first_request = one["first_session"], one["first_request"]
+    alone = layout.PlanArrays(
+        plans=arrays.plans[plan : plan + 1].copy(),
+        sessions=arrays.sessions[first : first + one["num_sessions"]].copy(),
+        requests=arrays.requests[first_request : first_request + one["num_requests"]].copy(),
+        followers=arrays.followers,
+        names=arrays.names,
     )
+    alone.plans["first_session"][:] = 0
+    alone.plans["first_request"][:] = 0
+    alone.sessions["first_request"][:] -= first_request
+    return alone
 
 
 def window_figures(
@@ -120,8 +112,8 @@ def window_start(arrays: layout.PlanArrays, outcome: layout.Outcome, after_reque
     """The instant from which every user has finished ``after_requests`` requests."""
     if after_requests == 0:
         return 0
-    user = users_of(arrays)[arrays.session]
-    completed = outcome.requests[:, layout.O_COMPLETED]
+    user = users_of(arrays)[arrays.requests["session"]]
+    completed = outcome.requests["completed_ns"]
     starts: list[int] = []
     for one in np.unique(user).tolist():
         own = np.sort(completed[user == one])
@@ -137,8 +129,8 @@ def window_start(arrays: layout.PlanArrays, outcome: layout.Outcome, after_reque
 
 def last_full_ns(arrays: layout.PlanArrays, outcome: layout.Outcome) -> int:
     """The instant at which the first user has nothing left to do: after it the population shrinks."""
-    user = users_of(arrays)[arrays.session]
-    completed = outcome.requests[:, layout.O_COMPLETED]
+    user = users_of(arrays)[arrays.requests["session"]]
+    completed = outcome.requests["completed_ns"]
     return min(int(completed[user == one].max()) for one in np.unique(user).tolist())
 
 
@@ -147,24 +139,24 @@ def look(
 ) -> WindowFigures:
     """Count what a simulated plan did in [start_ns, end_ns)."""
     requests = outcome.requests
-    steps = outcome.steps[: outcome.totals[0, layout.A_NUM_STEP_RECORDS]]
-    begin = steps[:, layout.T_START]
-    each = steps[:, layout.T_DURATION]
-    over = begin + each * steps[:, layout.T_COUNT]
+    steps = outcome.steps[: outcome.totals["num_step_records"][0]]
+    begin = steps["start_ns"]
+    each = steps["duration_ns"]
+    over = begin + each * steps["count"]
     inside = np.clip(np.minimum(over, end_ns) - np.maximum(begin, start_ns), 0, None)
-    is_prefill = steps[:, layout.T_KIND] == STEP_PREFILL
+    is_prefill = steps["kind"] == STEP_PREFILL
     decode_inside = _steps_inside(steps[~is_prefill], start_ns, end_ns)
-    num_seqs, bucket = (steps[~is_prefill][:, column] for column in (layout.T_NUM_SEQS, layout.T_BUCKET))
+    num_seqs, bucket = steps["num_seqs"][~is_prefill], steps["bucket"][~is_prefill]
     histogram = np.bincount(num_seqs, weights=decode_inside, minlength=config.max_num_seqs + 1).astype(np.int64)
-    completed = requests[:, layout.O_COMPLETED]
+    completed = requests["completed_ns"]
     done = (start_ns <= completed) & (completed < end_ns)
-    number = np.arange(len(requests)) - arrays.first_request[arrays.session]
-    admitted = requests[:, layout.O_ADMITTED]
+    number = np.arange(len(requests)) - arrays.sessions["first_request"][arrays.requests["session"]]
+    admitted = requests["admitted_ns"]
     again = (number > 0) & (start_ns <= admitted) & (admitted < end_ns)
-    prompt = arrays.keep + arrays.new
+    prompt = arrays.requests["keep"] + arrays.requests["new"]
     block = config.block_tokens
     reusable = np.minimum(np.roll(prompt, 1), prompt - 1) // block * block
-    evicted_at = outcome.evictions[: outcome.totals[0, layout.A_NUM_EVICTION_RECORDS], layout.V_AT]
+    evicted_at = outcome.evictions["at_ns"][: outcome.totals["num_eviction_records"][0]]
     return WindowFigures(
         start_ns=start_ns,
         end_ns=end_ns,
@@ -173,31 +165,31 @@ def look(
         decode_ns=int(inside[~is_prefill].sum()),
         wait_session_ns=_waited(requests, steps[is_prefill], inside[is_prefill]),
         rearrivals=int(again.sum()),
-        reused=int((requests[again, layout.O_CACHED] > 0).sum()),
-        cached_tokens=int(requests[again, layout.O_CACHED].sum()),
+        reused=int((requests["cached_tokens"][again] > 0).sum()),
+        cached_tokens=int(requests["cached_tokens"][again].sum()),
         reusable_tokens=int(reusable[again].sum()),
         decode_slots=int((bucket * decode_inside).sum()),
         decode_requests=int((num_seqs * decode_inside).sum()),
         histogram=tuple(int(count) for count in histogram),
         evictions=int(((start_ns <= evicted_at) & (evicted_at < end_ns)).sum()),
-        latencies_ns=(completed - requests[:, layout.O_ARRIVAL])[done],
+        latencies_ns=(completed - requests["arrival_ns"])[done],
     )
 
 
-def _steps_inside(steps: IntArray, start_ns: int, end_ns: int) -> IntArray:
+def _steps_inside(steps: Records[layout.StepRecord], start_ns: int, end_ns: int) -> IntArray:
     """How many of each record's equal steps start in [start_ns, end_ns)."""
-    begin, each, count = (steps[:, column] for column in (layout.T_START, layout.T_DURATION, layout.T_COUNT))
-    each = np.maximum(each, 1)
+    begin, count = steps["start_ns"], steps["count"]
+    each = np.maximum(steps["duration_ns"], 1)
     before = np.clip(-((begin - start_ns) // each), 0, count)
     until = np.clip(-((begin - end_ns) // each), 0, count)
     return until - before
 
 
-def _waited(requests: IntArray, prefills: IntArray, inside: IntArray) -> int:
+def _waited(requests: Records[layout.RequestResult], prefills: Records[layout.StepRecord], inside: IntArray) -> int:
     """W: session ns that others, admitted and not yet complete, waited while these prefills ran."""
-    admitted = np.sort(requests[:, layout.O_ADMITTED])
-    completed = np.sort(requests[:, layout.O_COMPLETED])
-    begin = prefills[:, layout.T_START]
+    admitted = np.sort(requests["admitted_ns"])
+    completed = np.sort(requests["completed_ns"])
+    begin = prefills["start_ns"]
     others = np.searchsorted(admitted, begin, "left") - np.searchsorted(completed, begin, "right")
     return int((others * inside).sum())
 

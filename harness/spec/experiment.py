@@ -75,6 +75,11 @@ class LimitsSpec(Spec):
 
     rearrival_lag_p99_ms: float = Field(default=10.0, gt=0)
     start_spread_ms: float = Field(default=20.0, gt=0)
+    stall_ms: float = Field(default=1000.0, gt=0, description="longest host stall that may touch a request")
+    stamp_lag_ms: float = Field(
+        default=1000.0, gt=0, description="longest time from the kernel's stamp to the client's"
+    )
+    needs_stall_meter: bool = Field(default=True, description="a run whose stall meter was lost is INVALID")
     residual_share: float | None = Field(
         default=None, gt=0, le=1, description="largest (B - A) / B of a run; without it, only a finding above 0.05"
     )

@@ -15,7 +15,6 @@ from typing import NamedTuple
 from harness.engine.config import EngineConfig
 from harness.engine.cost import load_cost_model
 from harness.plan import build_plan
-from harness.sim.kernel import arrays as layout
 from harness.sim.search.rank import TOP, sensitivity
 from harness.sim.search.run import SearchResult, search
 from harness.sim.search.space import Candidate, load_space
@@ -130,9 +129,8 @@ def sums(candidate: Candidate, users: int, seed: int, rules: str) -> Sums:
     arrays = plan_arrays([build_plan(workload, seed, block) for block in range(3)])
     config = EngineConfig(*candidate[:2], candidate.kv_slots, candidate.slot_tokens, rules=rules)
     outcome = run_batch(arrays, config, load_cost_model("paper"))
-    totals = outcome.totals.sum(axis=0)
-    decode, prefill = int(totals[layout.A_DECODE_NS]), int(totals[layout.A_PREFILL_NS])
-    return Sums(decode + prefill, decode, prefill, int((outcome.requests[:, layout.O_CACHED] > 0).sum()))
+    decode, prefill = (int(outcome.totals[name].sum()) for name in ("decode_ns", "prefill_ns"))
+    return Sums(decode + prefill, decode, prefill, int((outcome.requests["cached_tokens"] > 0).sum()))
 
 
 def ratio(candidate: Candidate, users: int, seed: int, rules: str) -> float:

@@ -13,7 +13,6 @@ from harness.engine.config import EngineConfig
 from harness.engine.cost import load_cost_model
 from harness.plan import build_plan
 from harness.sim.ablations import ABLATIONS, LABEL, ablated_totals
-from harness.sim.kernel.arrays import A_DECODE_NS, A_EVICTIONS, A_PREFILL_NS
 from harness.sim.search.space import Candidate
 from harness.sim.simulate import plan_arrays, run_totals
 from harness.spec import WorkloadSpec
@@ -114,7 +113,7 @@ def _device_rows() -> Iterator[str]:
             )
             for rules in RULES:
                 found = sums(candidate, users, 20261000, rules)
-                evictions = int(run_totals(arrays, candidate.config(rules), cost)[:, A_EVICTIONS].sum())
+                evictions = int(run_totals(arrays, candidate.config(rules), cost)["evictions"].sum())
                 yield (
                     f"| {candidate.label} | {users} | {rules} | {found.device_ns / NS_PER_S:.3f} | {evictions} | "
                     f"{found.reused}/{3 * users} |"
@@ -144,7 +143,7 @@ def _ablation_rows() -> Iterator[str]:
 
             def seconds(candidate: Candidate, base: EngineConfig = base) -> float:
                 outcome = ablated_totals(arrays, candidate.config(base.rules), cost, changed, base)  # noqa: B023
-                return float(outcome.totals[:, [A_DECODE_NS, A_PREFILL_NS]].sum()) / NS_PER_S
+                return float(outcome.totals["decode_ns"].sum() + outcome.totals["prefill_ns"].sum()) / NS_PER_S
 
             baseline_s = seconds(BASELINE)
             ratios = [f"{seconds(candidate) / baseline_s:.4f}" for candidate in (MORE_SLOTS, SELECTED)]

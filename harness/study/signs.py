@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from harness.engine.config import EngineConfig
 from harness.engine.cost import load_cost_model
 from harness.plan import build_plan
-from harness.sim.kernel import arrays as layout
 from harness.sim.simulate import plan_arrays, run_batch
 from harness.spec import RulesName, Treatment, WorkloadSpec
 
@@ -183,7 +182,7 @@ def draw(
     for treatment in (variant.treatment, "no-waits"):
         outcome = run_batch(plan_arrays([plan.with_treatment(treatment) for plan in plans]), config, model)
         slots = outcome.histogram @ bucket_of
-        counts.append((slots - outcome.histogram @ n, slots, outcome.totals[:, layout.A_DECODE_NS]))
+        counts.append((slots - outcome.histogram @ n, slots, outcome.totals["decode_ns"]))
     padded, slots, decode_ns = (np.stack(pair) for pair in zip(*counts, strict=True))
     return Draws(padded, slots, decode_ns).grouped(PLANS_IN_A_SUM)
 

@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 
 from harness.analysis.method.verdicts import Evidence
+from harness.compiled.records import record_at
 from harness.engine import EngineConfig
 from harness.prereg import predict_runs
 from harness.records import SealedRun, paired
-from harness.sim.kernel import arrays as layout
+from harness.sim.kernel.arrays import with_column
 from harness.sim.simulate import plan_arrays, run_batch
 from harness.spec import RulesName
 
@@ -92,8 +93,8 @@ def _device_ns(run: SealedRun, pinned_ns: Sequence[int] | None) -> tuple[int, in
     server = run.server
     arrays = plan_arrays([run.plan])
     if pinned_ns is not None:
-        arrays = arrays._replace(pinned_ns=np.array(pinned_ns, dtype=np.int64))
+        arrays = with_column(arrays, "pinned_ns", np.array(pinned_ns, dtype=np.int64))
     outcome = run_batch(arrays, EngineConfig.from_server(server), run.cost_model)
-    totals = outcome.totals[0]
-    reused = int(np.count_nonzero(outcome.requests[:, layout.O_CACHED] > 0))
-    return int(totals[layout.A_DECODE_NS] + totals[layout.A_PREFILL_NS]), reused
+    totals = record_at(outcome.totals, 0)
+    reused = int(np.count_nonzero(outcome.requests["cached_tokens"] > 0))
+    return totals["decode_ns"] + totals["prefill_ns"], reused

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from harness.compiled import sources_digest
+from harness.compiled import imported_files, sources_digest
 
 PACKAGE = Path(__file__).parents[2] / "harness"
 
@@ -67,6 +67,13 @@ def test_an_edited_callee_or_constant_changes_what_a_cached_caller_returns(tmp_p
     assert answer(engine)[0] == 43
     (engine / "factor.py").write_text("FACTOR = 2\n")
     assert answer(engine)[0] == 29
+
+
+def test_neither_kernel_nor_engine_is_compiled_anew_when_a_specification_or_a_rule_sets_name_changes() -> None:
+    kernel = PACKAGE / "sim/kernel/events.py"
+    read = {path.relative_to(PACKAGE).as_posix() for path in imported_files(kernel)}
+    assert {"engine/steps.py", "engine/state.py", "compiled/records.py", "compiled/linked.py"} <= read
+    assert not {"kv_rules.py", "spec/server.py", "engine/config.py", "engine/cost.py"} & read
 
 
 def test_the_simulators_digest_covers_every_file_of_its_kernel_and_of_the_engine(tmp_path: Path) -> None:

@@ -21,19 +21,27 @@ from tests.differential.ledger import Ledger, Tally, code_hash
 
 if TYPE_CHECKING:
     from tests.differential.compare import Outcome
+    from tests.differential.histories import History
 
 DIFFERENCE_STATUS = 1
 INTERRUPTED_STATUS = 130
 BATCH_SEEDS = 64
 
 
+def history_of(seed: int, num_steps: int, rules: str) -> History:
+    """The history of a seed, with an admission limit now and then where the rules know one."""
+    from harness.kv_rules import RULE_SETS
+    from tests.differential.histories import draw_history
+
+    return draw_history(seed, num_steps, with_active_limit=RULE_SETS[rules].has_active_limit)
+
+
 def outcome_of(seed: int, num_steps: int, artifact: Path, rules: str) -> tuple[int, str, Outcome]:
     """Play the history of one seed; the vendor's packages are imported in the worker only."""
     from tests.differential.compare import play
     from tests.differential.engine_side import EngineServer
-    from tests.differential.histories import draw_history
 
-    history = draw_history(seed, num_steps)
+    history = history_of(seed, num_steps, rules)
     return seed, history.geometry.kind, play(history, artifact, partial(EngineServer, rules=rules))
 
 
@@ -41,7 +49,6 @@ def report_difference(seed: int, num_steps: int, artifact: Path, rules: str) -> 
     """Print the difference and the smallest history that shows it."""
     from tests.differential.compare import as_text, play, shrink
     from tests.differential.engine_side import EngineServer
-    from tests.differential.histories import History, draw_history
 
     engine = partial(EngineServer, rules=rules)
 
@@ -49,7 +56,7 @@ def report_difference(seed: int, num_steps: int, artifact: Path, rules: str) -> 
         played = play(history, artifact, engine)
         return played.at_operation if played.differences else -1
 
-    history = draw_history(seed, num_steps)
+    history = history_of(seed, num_steps, rules)
     outcome = play(history, artifact, engine)
     print(f"seed {seed}: differs at operation {outcome.at_operation}:", *outcome.differences, sep="\n  ", flush=True)
     smallest = shrink(history, differs)

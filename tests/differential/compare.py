@@ -28,10 +28,15 @@ class Outcome:
     vendor_error: str = ""
 
 
-def play(history: History, artifact: Path, make_engine: Callable[[Geometry], EngineServer] = EngineServer) -> Outcome:
+def play(
+    history: History,
+    artifact: Path,
+    make_engine: Callable[[Geometry], EngineServer] = EngineServer,
+    make_vendor: Callable[[Geometry, Path], VendorServer] = VendorServer,
+) -> Outcome:
     """Compare after every operation; stops at the first difference."""
     outcome = Outcome()
-    vendor = VendorServer(history.geometry, artifact)
+    vendor = make_vendor(history.geometry, artifact)
     engine = make_engine(history.geometry)
     for index, operation in enumerate(history.operations):
         outcome.at_operation = index

@@ -32,6 +32,7 @@ def config_of(geometry: Geometry, rules: str) -> EngineConfig:
         block_tokens=geometry.block_tokens,
         prefix_caching=geometry.prefix_caching,
         rules=rules,
+        max_active_seqs=geometry.max_active_seqs,
     )
 
 

@@ -31,7 +31,10 @@ MOST_SLOT_TOKENS = 8192
 
 @dataclass(frozen=True)
 class Geometry:
-    """One server configuration of a history. partition_tokens: None when a slot holds a whole request."""
+    """One server configuration of a history. partition_tokens: None when a slot holds a whole request.
+
+    max_active_seqs: an admission limit below max_num_seqs, None for none.
+    """
 
     max_num_seqs: int
     kv_slots: int
@@ -39,6 +42,7 @@ class Geometry:
     partition_tokens: int | None = None
     prefix_caching: bool = True
     block_tokens: int = BLOCK_TOKENS
+    max_active_seqs: int | None = None
 
     @property
     def slots_per_seq(self) -> int:
@@ -52,7 +56,8 @@ class Geometry:
         needed = self.max_num_seqs * self.slots_per_seq
         relation = "below" if self.kv_slots < needed else "equal to" if self.kv_slots == needed else "above"
         shape = "several partitions" if self.slots_per_seq > 1 else "one partition"
-        return f"{shape}, slots {relation} the limit"
+        lowered = self.max_active_seqs is not None and self.max_active_seqs < self.max_num_seqs
+        return f"{shape}, slots {relation} the limit" + (", admission below it" if lowered else "")
 
 
 class Submit(NamedTuple):
@@ -288,10 +293,12 @@ def _partitioned(chosen: random.Random, limit: int, block: int) -> Geometry:
     return Geometry(limit, max(least, slots), partition * per_seq, partition, block_tokens=block)
 
 
-def draw_history(seed: int, num_steps: int) -> History:
-    """The history of a seed."""
+def draw_history(seed: int, num_steps: int, *, with_active_limit: bool = False) -> History:
+    """The history of a seed; half of those with_active_limit are of servers that admit fewer than they could."""
     chosen = random.Random(seed)
     geometry = draw_geometry(chosen)
+    if with_active_limit and chosen.random() < 0.5:
+        geometry = replace(geometry, max_active_seqs=chosen.randint(1, geometry.max_num_seqs))
     return History(geometry, tuple(_Writer(chosen, geometry).operations(num_steps)), seed)
 
 

@@ -13,27 +13,20 @@ from pathlib import Path
 
 from harness.clock import NS_PER_S, MonotonicClock
 from harness.errors import HarnessError
+from harness.kv_rules import AUTO, rule_set
 from harness.twin.artifact import ArtifactSpec, cached_artifact
 from harness.twin.environment import find_twin, twin_variables
+from harness.twin.stacks import known_stacks
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 MANY_SEEDS = "0:1000000"
 LEDGERS = CHECKOUT / "runs" / "differential"
 
 
-RULES = {
-    "0.11.1": "vendor-0.11.1",
-    "0.11.2": "vendor-0.11.2",
-    "0.12.0": "vendor-0.11.2",
-    "0.12.1a8": "vendor-0.11.2",
-}
-"""The engine's rule set of each release that a twin can be of."""
-
-
 def main(num_steps: str = "1000000", *versions: str) -> int:
     """Compare ``num_steps`` steps for each vllm-rbln version (default: all) that is installed; 0 when none differs."""
     worst = 0
-    for version in versions or RULES:
+    for version in versions or [stack.version for stack in known_stacks()]:
         try:
             worst = max(worst, play_version(version, num_steps))
         except HarnessError as error:
@@ -45,13 +38,13 @@ def main(num_steps: str = "1000000", *versions: str) -> int:
 
 def play_version(version: str, num_steps: str) -> int:
     """Compare the rules of one version with its own classes; the exit status. HarnessError: it is not installed."""
-    twin, clock = find_twin(version), MonotonicClock()
+    twin, clock, rules = find_twin(version), MonotonicClock(), rule_set(AUTO, version).name
     variables = {**os.environ, **twin_variables(), "VLLM_LOGGING_LEVEL": "CRITICAL"}
     variables["PYTHONPATH"] = os.pathsep.join([variables["PYTHONPATH"], str(CHECKOUT)])
     ledger = LEDGERS / f"{version}.jsonl"
     arguments = ["--artifact", str(cached_artifact(twin, ArtifactSpec())), "--seeds", MANY_SEEDS]
-    arguments += ["--rules", RULES[version], "--ledger", str(ledger), "--until-steps", num_steps, "--progress"]
-    print(f"vllm-rbln {version}, rules {RULES[version]} (what is done is kept in {ledger}):", flush=True)
+    arguments += ["--rules", rules, "--ledger", str(ledger), "--until-steps", num_steps, "--progress"]
+    print(f"vllm-rbln {version}, rules {rules} (what is done is kept in {ledger}):", flush=True)
     began_ns = clock.now_ns()
     command = [str(twin.python), "-m", "tests.differential", *arguments]
     status = subprocess.run(command, cwd=CHECKOUT, env=variables, check=False).returncode

@@ -1,4 +1,4 @@
-"""Proof that the comparison sees and shrinks: an engine that never recognises the third block of a prompt.
+"""Proof that the comparison sees and shrinks: a vendor's scheduler that evicts in another order than its release does.
 
 Prints the shrunk history; exit status 0 when a difference was found. Next: ``test_differential`` counts its operations.
 """
@@ -6,35 +6,35 @@ Prints the shrunk history; exit status 0 when a difference was found. Next: ``te
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
+
+from vllm_rbln.v1.core.prefix_cache_manager.optimum_eviction_policy import LRUEvictionPolicy
 
 from tests.differential import compare
 from tests.differential.engine_side import EngineServer
-from tests.differential.histories import FRESH, History, Submit, draw_history, head
-
-BLIND_BLOCK = 2
-
-
-class ThirdBlockBlind(EngineServer):
-    """An engine that is wrong about one thing: it sees another text in the third block of every prompt."""
-
-    def submit(self, request: Submit) -> bool:
-        kept = self._block_tokens * BLIND_BLOCK
-        if request.prompt_tokens > kept:
-            # Never the same text twice, so that its hash is never found.
-            own = (FRESH + (1 << 18) + request.handle, 0, request.prompt_tokens - kept)
-            request = request._replace(prompt=(*head(request.prompt, kept), own))
-        return super().submit(request)
+from tests.differential.histories import Geometry, History, draw_history
+from tests.differential.vendor_side import VendorServer
 
 
-def main(artifact: Path) -> int:
-    """Find a history on which the wrong engine differs, and shrink it."""
+class LastUsedFirst(VendorServer):
+    """The vendor with its own other policy, which it ships and never builds: slots leave by last use."""
+
+    def __init__(self, geometry: Geometry, artifact: Path) -> None:
+        super().__init__(geometry, artifact)
+        if geometry.prefix_caching:
+            self.scheduler.kv_cache_manager.prefix_cache_manager._eviction_policy = LRUEvictionPolicy()
+
+
+def main(artifact: Path, rules: str) -> int:
+    """Find a history on which the changed vendor differs from the engine, and shrink it."""
+    engine = partial(EngineServer, rules=rules)
 
     def differs(history: History) -> int:
-        outcome = compare.play(history, artifact, ThirdBlockBlind)
+        outcome = compare.play(history, artifact, engine, LastUsedFirst)
         return outcome.at_operation if outcome.differences else -1
 
-    for seed in range(20):
+    for seed in range(40):
         history = draw_history(seed, 150)
         if differs(history) >= 0:
             smallest = compare.shrink(history, differs, budget=300)
@@ -46,4 +46,4 @@ def main(artifact: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    sys.exit(main(Path(sys.argv[1]), sys.argv[2]))

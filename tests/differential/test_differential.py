@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from harness.kv_rules import AUTO, rule_set
 from harness.twin.artifact import ArtifactSpec, cached_artifact
 from harness.twin.environment import TwinEnvironment, twin_variables
-from tests.differential.million import RULES
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 SWEEP_STEPS = {"0.11.1": 10_000, "0.11.2": 5_000, "0.12.0": 20_000, "0.12.1a8": 10_000}
@@ -48,7 +48,7 @@ def test_engine_agrees_with_the_vendors_scheduler_on_every_step(twin: TwinEnviro
         twin,
         "tests.differential",
         *("--artifact", str(artifact), "--seeds", "0:2000", "--until-steps", str(least_steps), "--workers", "2"),
-        *("--rules", RULES[twin.version]),
+        *("--rules", rule_set(AUTO, twin.version).name),
     )
 
     print(done.stdout)
@@ -62,10 +62,10 @@ def test_engine_agrees_with_the_vendors_scheduler_on_every_step(twin: TwinEnviro
 
 
 @pytest.mark.timeout(300)
-def test_a_wrong_engine_is_caught_and_shrunk_to_a_few_operations(twin: TwinEnvironment) -> None:
+def test_a_vendor_that_evicts_in_another_order_is_caught_and_shrunk_to_a_few_operations(twin: TwinEnvironment) -> None:
     artifact = cached_artifact(twin, ArtifactSpec())
 
-    done = run_in_twin(twin, "tests.differential.sabotage", str(artifact))
+    done = run_in_twin(twin, "tests.differential.sabotage", str(artifact), rule_set(AUTO, twin.version).name)
 
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
     operations = int(re.search(r"(\d+) operations", done.stdout)[1])

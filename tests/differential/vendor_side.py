@@ -77,6 +77,8 @@ def config_of(geometry: Geometry, artifact: Path) -> VllmConfig:
     config = copy.deepcopy(base_config(artifact))
     config.cache_config.enable_prefix_caching = geometry.prefix_caching
     _forget_synced(config.additional_config)
+    if geometry.max_active_seqs is not None:
+        config.scheduler_config.max_num_active_seqs = geometry.max_active_seqs
     region = geometry.partition_tokens or geometry.slot_tokens
     sync_from_optimum(
         config,
@@ -200,7 +202,7 @@ class VendorServer:
             finish_lines=finish_lines,
             finished=finished,
             running=tuple(int(request.request_id) for request in scheduler.running),
-            waiting=tuple(int(request.request_id) for request in scheduler.waiting),
+            waiting=tuple(int(request.request_id) for request in _queued(scheduler)),
             free_slots=self._free_slots(),
             free_blocks=pool.get_num_free_blocks(),
         )
@@ -216,13 +218,24 @@ class VendorServer:
 
     def _block_table(self, output: Any, name: str) -> tuple[int, ...]:
         if self._geometry.prefix_caching:
-            return tuple(slot for slot in output.block_table_dict[name].tolist() if slot >= 0)
+            table = output.block_table_dict[name].tolist()
+            slots = self.scheduler.kv_cache_manager.prefix_cache_manager.get_block_ids(name)
+            # Entries that no slot fills: the kernel of 0.12.1 reads them too, so they must be a real block there.
+            unused = 0 if hasattr(self.scheduler, "kv_holding_waiting") else -1
+            assert table == slots + [unused] * (len(table) - len(slots)), table
+            return tuple(slots)
         return tuple(block - 1 for block in self.scheduler.kv_cache_manager.get_block_ids(name)[0])
 
     def _free_slots(self) -> int:
         if not self._geometry.prefix_caching:
             return -1
         return self.scheduler.kv_cache_manager.prefix_cache_manager._allocator.get_free_count()
+
+
+def _queued(scheduler: Any) -> list[Any]:
+    """Everybody who waits, first to be admitted first: two queues, of which 0.12.1 has others than its forerunners."""
+    first = scheduler.kv_holding_waiting if hasattr(scheduler, "kv_holding_waiting") else scheduler.skipped_waiting
+    return [*first, *scheduler.waiting]
 
 
 def _finished_and_hits(per_client: dict[int, Any]) -> tuple[tuple[int, ...], int]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from harness.live.launch_log import LaunchFacts, launch_findings, read_launch
+from harness.live.launch_log import LaunchFacts, launch_findings, read_launch, rules_findings
 from harness.spec import ServerSpec
 
 RBLN = "(EngineCore pid=9) 1795254182.886212 9 INFO vllm_rbln.x"
@@ -180,3 +180,19 @@ def test_an_engine_core_that_the_server_stopped_itself_did_not_die() -> None:
     stopped = "(APIServer pid=8) INFO vllm.v1.engine.core_client [shutdown] MPClient: engine manager stopped"
     dead = "(APIServer pid=8) vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue."
     assert _findings(read_launch([*LOG, stopped, dead], [SCRAPE])) == []
+
+
+@pytest.mark.parametrize(
+    ("rules", "version", "said"),
+    [
+        ("auto", "0.12.1a8", None),
+        ("vendor-0.12.0", "0.12.0", None),
+        ("vendor-0.11.1", "", None),
+        ("vendor-0.11.1", "0.12.0", "which follows vendor-0.12.0; the rules asked for are vendor-0.11.1"),
+        ("auto", "0.99.0", "nobody has read the rules of vllm-rbln 0.99.0; predictions follow vendor-0.12.0"),
+    ],
+)
+def test_a_server_of_another_version_than_the_rules_is_said_so(rules: str, version: str, said: str | None) -> None:
+    found = rules_findings(rules, version)
+    assert [one.code for one in found] == (["rules-differ"] if said else [])
+    assert all(said is not None and said in one.evidence for one in found)

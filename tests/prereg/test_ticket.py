@@ -215,6 +215,17 @@ def test_runs_made_with_another_cost_model_than_the_frozen_one_decide_nothing(pl
         check_sealed_runs(RunStore(place.runs).sealed("small"))
 
 
+def test_a_prediction_frozen_under_other_rules_than_the_server_followed_decides_nothing(place: Workplace) -> None:
+    runs = place.run_confirmatory(place.freeze(prediction_rules="vendor-0.11.1").path)
+    manifest = runs[0].path / "manifest.json"
+    table = json.loads(manifest.read_text())
+    launch = {"requested": {"versions": {"vllm-rbln": "0.12.0"}}}
+    table["server"] = {**(table.get("server") or {}), "facts": {"launch": launch}}
+    manifest.write_text(json.dumps(table))
+    with pytest.raises(RecordsError, match=r"follows vendor-0\.12\.0.* frozen under vendor-0\.11\.1"):
+        check_sealed_runs(RunStore(place.runs).sealed("small"))
+
+
 def test_an_edited_copy_of_the_cost_model_decides_nothing(place: Workplace) -> None:
     runs = place.run_confirmatory(place.freeze().path)
     copy = runs[0].file(layout.COST_MODEL)

@@ -91,11 +91,11 @@ def test_common_costs_cancel_in_a_ratio_of_the_same_steps() -> None:
 def test_jitter_only_delays_and_breaks_every_tie() -> None:
     arrays = plan_arrays([build_plan(WorkloadSpec(num_sessions=8), 1, 0)])
     moved = jitter(arrays, UncertaintySpec(start_jitter_ms=0, rearrival_lag_ms=2), 0)
-    assert (moved.start_ns >= arrays.start_ns).all()
-    assert (moved.wait_ns >= arrays.wait_ns).all()
-    assert len(set(moved.start_ns.tolist())) == 8
+    assert (moved.sessions["start_ns"] >= arrays.sessions["start_ns"]).all()
+    assert (moved.requests["wait_ns"] >= arrays.requests["wait_ns"]).all()
+    assert len(set(moved.sessions["start_ns"].tolist())) == 8
     other = jitter(arrays, UncertaintySpec(start_jitter_ms=0, rearrival_lag_ms=2), 1)
-    assert not np.array_equal(moved.start_ns, other.start_ns)
+    assert not np.array_equal(moved.sessions["start_ns"], other.sessions["start_ns"])
 
 
 def test_a_perturbed_cost_model_without_uncertainty_is_the_model() -> None:

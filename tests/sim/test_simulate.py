@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harness.compiled.records import record_at
 from harness.engine import EngineConfig, load_cost_model
 from harness.errors import PlanError
 from harness.kv_rules import RULE_SETS
 from harness.plan import Plan, RequestPlan, SessionPlan, build_plan
 from harness.sim import SimResult, plan_arrays, run_totals, simulate
-from harness.sim.kernel import arrays as layout
 from harness.spec import ServerSpec, UniformLaw, WorkloadSpec
 from tests.support.naive import naive_run
 
@@ -71,8 +71,8 @@ def summed_ratio(server: ServerSpec, seeds: tuple[int, ...], counts: tuple[int, 
     arrays = plan_arrays([paper_plan(n, seed, block) for seed in seeds for n in counts for block in range(3)])
     cost = load_cost_model("paper")
     changed, baseline = (
-        run_totals(arrays, EngineConfig.from_server(spec), cost)[:, [layout.A_DECODE_NS, layout.A_PREFILL_NS]].sum()
-        for spec in (server, BASELINE)
+        totals["decode_ns"].sum() + totals["prefill_ns"].sum()
+        for totals in (run_totals(arrays, EngineConfig.from_server(spec), cost) for spec in (server, BASELINE))
     )
     return float(changed / baseline)
 
@@ -99,10 +99,10 @@ def test_many_plans_at_once_give_what_each_gives_alone() -> None:
     plans_ = [paper_plan(n, 5, block) for n in (1, 6, 10) for block in range(2)]
     for server in (BASELINE, ServerSpec(), ServerSpec(kv_slots=4)):
         totals = run_totals(plan_arrays(plans_), EngineConfig.from_server(server), load_cost_model("paper"))
-        for plan, total in zip(plans_, totals, strict=True):
-            alone = simulate(plan, server)
-            assert (total[layout.A_DECODE_NS], total[layout.A_PREFILL_NS]) == (alone.decode_ns, alone.prefill_ns)
-            assert total[layout.A_EVICTIONS] == alone.num_evictions
+        for place, plan in enumerate(plans_):
+            alone, total = simulate(plan, server), record_at(totals, place)
+            assert (total["decode_ns"], total["prefill_ns"]) == (alone.decode_ns, alone.prefill_ns)
+            assert total["evictions"] == alone.num_evictions
 
 
 def everything(result: SimResult) -> tuple[object, ...]:

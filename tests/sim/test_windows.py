@@ -13,7 +13,7 @@ from harness.engine import EngineConfig, load_cost_model
 from harness.errors import PlanError
 from harness.plan import Plan, build_plan
 from harness.sim import plan_arrays, simulate
-from harness.sim.kernel import arrays as layout
+from harness.sim.kernel.arrays import PlanArrays
 from harness.sim.search.run import search
 from harness.sim.search.space import WindowSpec, parse_space
 from harness.sim.simulate import run_arrays
@@ -63,8 +63,8 @@ def test_the_window_begins_when_every_user_has_finished_so_many_requests() -> No
     plan = closed(5, 6)
     arrays = plan_arrays([plan])
     found = window_figures(arrays, 0, EIGHT, COST, WindowSpec(after_requests=4, seconds=3.0))
-    user = users_of(arrays)[arrays.session]
-    completed = run_arrays(arrays, EIGHT, COST).requests[:, layout.O_COMPLETED]
+    user = users_of(arrays)[arrays.requests["session"]]
+    completed = run_arrays(arrays, EIGHT, COST).requests["completed_ns"]
     finished = [int((completed[user == one] <= found.start_ns).sum()) for one in range(5)]
     assert min(finished) == 4
     assert found.end_ns - found.start_ns == 3 * NS_PER_S
@@ -78,7 +78,7 @@ def test_a_window_that_outlasts_a_user_is_refused() -> None:
         window_figures(arrays, 0, EIGHT, COST, WindowSpec(after_requests=7, seconds=1.0))
 
 
-def device_s_per_request_of_halves(arrays: layout.PlanArrays) -> list[float]:
+def device_s_per_request_of_halves(arrays: PlanArrays) -> list[float]:
     whole = window_figures(arrays, 0, EIGHT, COST, WindowSpec(after_requests=6, seconds=60))
     outcome = run_arrays(arrays, EIGHT, COST)
     edges = np.linspace(whole.start_ns, whole.end_ns, 3).astype(np.int64).tolist()

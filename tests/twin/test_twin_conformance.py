@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,14 @@ import pytest
 
 from harness.analysis import ParseCounts, parse_log
 from harness.engine import EngineConfig
+from harness.kv_rules import AUTO, rule_set
 from harness.live.client.script import token_digest
 from harness.plan import Plan, read_plan
 from harness.records import SealedRun
 from harness.spec import ServerSpec
+from harness.twin.environment import TwinEnvironment
 from tests.support.cut_logs import assert_no_cut_invents_or_loses
+from tests.support.observed import check_observed
 from tests.support.twin_follow import Asked, Followed, follow, log_messages
 from tests.support.twin_runs import Turn, counters, device_trace, faultless_turns, increase, run_on_twin
 
@@ -104,21 +108,30 @@ def assert_every_line_is_read(run: SealedRun) -> None:
     print(f"cuts: {', '.join(f'{count} {kind}' for kind, count in cuts.items())}")
 
 
-def assert_another_order_of_arrival_is_noticed(run: SealedRun) -> None:
+def assert_another_order_of_arrival_is_noticed(run: SealedRun, server: ServerSpec) -> None:
     """The comparison is of the scheduler's choices: two requests that came in the other order make a difference."""
     trace = device_trace(run)
     first, second = [record for record in trace if record["kind"] == "arrival"][:2]
     for name in ("request", "prompt_tokens"):
         first[name], second[name] = second[name], first[name]
-    assert "requests of schedule()" in follow_run(run, trace, ServerSpec()).difference
+    assert "requests of schedule()" in follow_run(run, trace, server).difference
 
 
-@pytest.mark.parametrize("num_background", sorted(SURVIVAL))
-@pytest.mark.usefixtures("twin")
-def test_a_sessions_kv_survives_as_long_as_the_paper_saw(tmp_path: Path, num_background: int) -> None:
+def survivals() -> Iterator[tuple[str, int]]:
+    """Every release that users install, and those before it at the two m around the limit."""
+    for version in ("0.12.0", "0.12.1a8"):
+        yield from ((version, num_background) for num_background in sorted(SURVIVAL))
+    yield from (("0.11.1", num_background) for num_background in (6, 7))
+
+
+@pytest.mark.parametrize(("twin", "num_background"), survivals(), indirect=["twin"])
+def test_a_sessions_kv_survives_as_long_as_the_paper_saw(
+    twin: TwinEnvironment, tmp_path: Path, num_background: int
+) -> None:
     cached, evictions, hits = SURVIVAL[num_background]
+    workload = {"source": "sequential", "num_background": num_background}
 
-    run = run_on_twin(tmp_path, "survival", {"source": "sequential", "num_background": num_background})
+    run = run_on_twin(tmp_path, "survival", workload, {"environment": twin.version})
 
     assert run.is_valid, run.invalid_reasons
     rows = run.table("requests").to_pylist()
@@ -128,19 +141,22 @@ def test_a_sessions_kv_survives_as_long_as_the_paper_saw(tmp_path: Path, num_bac
     assert increase(run, "vllm:prompt_tokens_cached_total") == cached
     assert len(device_trace(run, "copy")) == bool(cached)
     assert_no_wrong_token(run)
-    followed = assert_engine_follows(run, ServerSpec())
+    print(f"{twin.version}: {check_observed(run, run.file('device_trace.jsonl'))}")
+    followed = assert_engine_follows(run, ServerSpec(rules=rule_set(AUTO, twin.version).name))
     assert (followed.reuses, followed.evictions) == (bool(cached), evictions)
     assert followed.false_hits == (hits > cached)
 
 
-@pytest.mark.parametrize("num_sessions", [8, 12])
-@pytest.mark.usefixtures("twin")
+@pytest.mark.parametrize(
+    ("twin", "num_sessions"), [("0.12.0", 8), ("0.12.0", 12), ("0.12.1a8", 12), ("0.11.1", 12)], indirect=["twin"]
+)
 def test_concurrent_sessions_are_scheduled_reused_and_logged_as_the_engine_says(
-    tmp_path: Path, num_sessions: int
+    twin: TwinEnvironment, tmp_path: Path, num_sessions: int
 ) -> None:
     workload = {"num_sessions": num_sessions, "wait_cap_s": 3.0}
+    server = ServerSpec(rules=rule_set(AUTO, twin.version).name)
 
-    run = run_on_twin(tmp_path, "concurrent", workload)
+    run = run_on_twin(tmp_path, "concurrent", workload, {"environment": twin.version})
 
     assert run.is_valid, run.invalid_reasons
     rows = run.table("requests").to_pylist()
@@ -151,10 +167,11 @@ def test_concurrent_sessions_are_scheduled_reused_and_logged_as_the_engine_says(
     assert counters(run, "after")["vllm:num_requests_running"] == 0
     assert all(record["unwritten_reads"] == 0 for record in device_trace(run, "decode"))
     assert_no_wrong_token(run)
-    followed = assert_engine_follows(run, ServerSpec())
+    print(f"{twin.version}: {check_observed(run, run.file('device_trace.jsonl'))}")
+    followed = assert_engine_follows(run, server)
     assert followed.reuses > 0
     assert followed.evictions > 0
     # More sessions than the limit: whom a finished request makes room for is the scheduler's choice.
-    assert (followed.queued_admissions > 0) == (num_sessions > ServerSpec().max_num_seqs)
-    assert_another_order_of_arrival_is_noticed(run)
+    assert (followed.queued_admissions > 0) == (num_sessions > server.max_num_seqs)
+    assert_another_order_of_arrival_is_noticed(run, server)
     assert_every_line_is_read(run)

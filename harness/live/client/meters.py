@@ -64,7 +64,8 @@ def stall_facts(stalls: StallMeter, requests: pa.Table) -> dict[str, Any]:
     kept and compared.
 
     stall_intervals_ns: [start, duration] in clock ns, in time order. stalled_sends: [session, request] of those that
-    were due but not yet sent during a mark. num_stalled_requests: those with a mark anywhere between due and done.
+    were due but not yet sent during a mark. num_stalled_requests: those with a mark anywhere between due and done;
+    touching_stall_max_ms: the longest such mark, wall.
     """
     longest = sorted(stalls.intervals, key=lambda interval: -interval[1])[:MAX_KEPT_INTERVALS]
     due, sent, done = (
@@ -72,18 +73,33 @@ def stall_facts(stalls: StallMeter, requests: pa.Table) -> dict[str, Any]:
     )
     is_held = np.zeros(len(due), dtype=np.bool_)
     is_touched = np.zeros(len(due), dtype=np.bool_)
+    longest_touching_ns = 0
     for start_ns, duration_ns in longest:
         has_begun = (due < start_ns + duration_ns) & (sent >= 0)
+        touches = has_begun & (done > start_ns)
         is_held |= has_begun & (sent > start_ns)
-        is_touched |= has_begun & (done > start_ns)
+        is_touched |= touches
+        if touches.any():
+            longest_touching_ns = max(longest_touching_ns, duration_ns)
     session, request = requests["session"].to_numpy(), requests["request"].to_numpy()
     held = np.flatnonzero(is_held)[:MAX_KEPT_INTERVALS]
     return {
         "is_stall_meter_complete": stalls.is_complete,
         "num_stalls": len(stalls.intervals),
         "stall_max_ms": (longest[0][1] if longest else 0) / stalls.scale / NS_PER_MS,
+        "touching_stall_max_ms": longest_touching_ns / stalls.scale / NS_PER_MS,
         "stall_intervals_ns": sorted(longest),
         "num_stalled_requests": int(is_touched.sum()),
         "stalled_sends": [[int(session[row]), int(request[row])] for row in held],
         "stall_meter_cpu_s": stalls.cpu_s,
     }
+
+
+def stamp_facts(chunks: pa.Table, scale: float) -> dict[str, Any]:
+    """How long what the kernel had received waited for this client: one that was frozen, or had no CPU, shows here.
+
+    chunks: CHUNKS schema, of a clock of that scale. stamp_lag_max_ms: wall, None where no chunk has a kernel stamp.
+    """
+    stamped = chunks.filter(chunks["kernel_ns"].is_valid())
+    lag_ns = stamped["received_ns"].to_numpy() - stamped["kernel_ns"].to_numpy()
+    return {"stamp_lag_max_ms": float(lag_ns.max()) / scale / NS_PER_MS if len(lag_ns) else None}

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from harness.clock import ScaledClock
-from harness.live.client.meters import stall_facts
+from harness.live.client.meters import stall_facts, stamp_facts
 from harness.live.client.script import ReplayEvent
 from harness.live.client.single import ReplayResult, Target, replay_here
 from harness.live.client.stall import StallMeter
@@ -60,6 +60,7 @@ def replay(
         else:
             result = replay_here(plan, target, on_event=on_event, is_stopped=is_stopped)
     result.audit.update(stall_facts(stalls, result.requests))
+    result.audit.update(stamp_facts(result.chunks, clock.scale))
     return result
 
 

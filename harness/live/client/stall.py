@@ -21,7 +21,8 @@ PERIOD_NS = 2 * NS_PER_MS
 THRESHOLD_NS = 2 * NS_PER_MS
 MAX_INTERVALS = 100_000
 READY_TIMEOUT_S = 10.0
-END_TIMEOUT_S = 5.0
+# Long, for a machine that is busy: a run without its stall marks is INVALID by default.
+END_TIMEOUT_S = 20.0
 
 
 class StallMeter:
@@ -48,6 +49,11 @@ class StallMeter:
         if ready:
             self._process.stdout.readline()
         return self
+
+    @property
+    def pid(self) -> int:
+        """Process id of the watching process."""
+        return self._process.pid
 
     def __exit__(self, *_exception: object) -> None:
         try:

@@ -8,7 +8,6 @@ Source: the vendor's public documentation; never run against an exporter of a de
 
 from __future__ import annotations
 
-import http.client
 import math
 import re
 from collections.abc import Mapping
@@ -17,11 +16,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from harness.errors import ServerError
+from harness.live.ask import HTTP_OK, ask
 from harness.live.devices.units import memory_bytes, power_w, temperature_c
 
 TIMEOUT_S = 4.0
-HTTP_OK = 200
-MAX_BODY_BYTES = 4 << 20
 Reading = dict[str, Any]
 _SAMPLE = re.compile(r"([A-Za-z_:][\w:.]*)\s*(?:\{(.*)\})?\s+([-+]?[\w.+-]+)(?:\s+-?\d+)?$")
 _LABEL = re.compile(r'(\w+)\s*=\s*"((?:[^"\\]|\\.)*)"')
@@ -57,21 +55,14 @@ class Sample:
 def read_exporter(url: str, timeout_s: float = TIMEOUT_S) -> str:
     """The exporter's answer as text; ServerError when there is none or it is no success."""
     parts = urlsplit(url)
-    # http.client and not httpx: the thread that asks shares an interpreter lock with the replay.
-    connection = http.client.HTTPConnection(parts.hostname or "", parts.port or 80, timeout=timeout_s)
-    try:
-        connection.request("GET", parts.path or "/metrics", headers={"Connection": "close"})
-        response = connection.getresponse()
-        body = response.read(MAX_BODY_BYTES)
-    except (OSError, http.client.HTTPException) as error:
+    reply = ask(parts.hostname or "", parts.port or 80, parts.path or "/metrics", deadline_s=timeout_s)
+    if reply.error:
         raise ServerError(
-            f"gives no answer ({type(error).__name__})", where=url, hint="Check server.device_metrics_url"
-        ) from error
-    finally:
-        connection.close()
-    if response.status != HTTP_OK:
-        raise ServerError(f"answers with status {response.status}", where=url, hint="Check server.device_metrics_url")
-    return body.decode("utf-8", "replace")
+            f"gives no answer ({reply.error.split(':')[0]})", where=url, hint="Check server.device_metrics_url"
+        )
+    if reply.status != HTTP_OK:
+        raise ServerError(f"answers with status {reply.status}", where=url, hint="Check server.device_metrics_url")
+    return reply.body.decode("utf-8", "replace")
 
 
 def device_samples(text: str) -> list[Sample]:

@@ -10,17 +10,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol
 
-import httpx
-
 from harness.clock import NS_PER_MS, NS_PER_S, Clock, MonotonicClock
 from harness.errors import ServerError
+from harness.live.ask import HTTP_OK, NO_ANSWER, Reply, ask
 from harness.live.launch import LaunchPlan
 from harness.live.server.ports import url_host
 from harness.live.server.process import ExitReport, ServerProcess
 
 ANSWER_TIMEOUT_S = 10.0
 POLL_NS = 200 * NS_PER_MS
-HTTP_OK = 200
 
 
 class ServerLife(Protocol):
@@ -67,6 +65,7 @@ class AttachedServer:
     pid = 0
 
     def __init__(self, launch: LaunchPlan) -> None:
+        self._host, self._port = launch.host, launch.port
         self._url = f"http://{url_host(launch.host)}:{launch.port}"
         self._clock = MonotonicClock()
 
@@ -81,15 +80,14 @@ class AttachedServer:
     @property
     def has_exited(self) -> bool:
         """Whether it has stopped answering."""
-        return get(f"{self._url}/health") is None
+        return get(self._host, self._port, "/health").status == NO_ANSWER
 
     def wait_healthy(self, host: str, port: int, *, deadline_s: float, path: str = "/health") -> int:
         """Wall ns until it answered; it should at once, but it may be starting."""
         del host, port
         started_ns = self._clock.now_ns()
         while (waited_ns := self._clock.now_ns() - started_ns) < int(deadline_s * NS_PER_S):
-            response = get(f"{self._url}{path}")
-            if response is not None and response.status_code == HTTP_OK:
+            if get(self._host, self._port, path).status == HTTP_OK:
                 return waited_ns
             self._clock.sleep_until_ns(self._clock.now_ns() + POLL_NS)
         raise ServerError(
@@ -104,10 +102,6 @@ class AttachedServer:
         return self.stop()
 
 
-def get(url: str) -> httpx.Response | None:
-    """The answer, or None when there is none; no proxy of the environment stands between."""
-    try:
-        with httpx.Client(timeout=ANSWER_TIMEOUT_S, trust_env=False, verify=False) as http:
-            return http.get(url)
-    except httpx.HTTPError:
-        return None
+def get(host: str, port: int, path: str) -> Reply:
+    """What the server says to GET ``path``, within the time that a server which is there needs."""
+    return ask(host, port, path, deadline_s=ANSWER_TIMEOUT_S)

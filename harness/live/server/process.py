@@ -24,12 +24,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import httpx
 import psutil
 
 from harness.clock import NS_PER_MS, NS_PER_S, Clock, MonotonicClock
 from harness.errors import ServerError
-from harness.live.server.ports import port_is_free, url_host
+from harness.live.ask import HTTP_OK, ask
+from harness.live.server.ports import port_is_free
 from harness.live.server.supervisor import Job
 
 HEALTH_POLL_NS = 20 * NS_PER_MS
@@ -216,23 +216,15 @@ class ServerProcess:
         deadline_ns = started_ns + int(deadline_s * NS_PER_S)
         answer = "no connection"
         self._address = (host, port)
-        url = f"http://{url_host(host)}:{port}"
-        # trust_env: a proxy of the environment must never stand between the harness and the server.
-        # verify: there is no TLS here, and loading the certificates costs more than a health check.
-        with httpx.Client(base_url=url, timeout=HEALTH_TIMEOUT_S, trust_env=False, verify=False) as http:
-            while _wall_clock.now_ns() < deadline_ns:
+        while _wall_clock.now_ns() < deadline_ns:
+            self.check()
+            reply = ask(host, port, path, deadline_s=HEALTH_TIMEOUT_S)
+            if reply.status == HTTP_OK:
                 self.check()
-                try:
-                    response = http.get(path)
-                except httpx.HTTPError as error:
-                    answer = type(error).__name__
-                else:
-                    if response.status_code == 200:
-                        self.check()
-                        return _wall_clock.now_ns() - started_ns
-                    answer = f"HTTP {response.status_code}"
-                # Waiting on the supervisor, not on the clock: a death is seen at once.
-                self._read_events(HEALTH_POLL_NS)
+                return _wall_clock.now_ns() - started_ns
+            answer = reply.error or f"HTTP {reply.status}"
+            # Waiting on the supervisor, not on the clock: a death is seen at once.
+            self._read_events(HEALTH_POLL_NS)
         self.kill()
         raise ServerError(
             f"not healthy after {deadline_s:g} s ({path} on port {port}: {answer})",

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from harness.plan.model import WAIT_KINDS, WaitKind
 from harness.plan.traces.form import ReadNotes, RecordedRequest, Recording, hidden_name
 from harness.plan.traces.lines import Progress, Record, json_lines, list_of, seconds_ns, text_of, tokens_of
 
@@ -102,6 +103,8 @@ class _Call:
     generate: int
     blocks: tuple[int, ...]
     is_reset: bool
+    kind: WaitKind | None
+    keep: int | None
     place: int = -1
     after: list[_Call] = field(default_factory=list["_Call"])
 
@@ -144,6 +147,8 @@ def _call(record: Record, names: BlockNames) -> _Call | None:
         generate=generate,
         blocks=blocks[: prompt // FORMATS["agentic-mooncake"].block_tokens],
         is_reset=record.get("prefix_reset") is True,
+        keep=tokens_of(record.get("keep_tokens")),
+        kind=next((kind for kind in WAIT_KINDS if kind == record.get("wait_kind")), None),
     )
 
 
@@ -191,6 +196,18 @@ def _sorted(calls: list[_Call]) -> list[_Call]:
     return order
 
 
+def _waited_for(one: _Call, earlier: _Call) -> bool:
+    open_calls, seen = list(one.after), set[str]()
+    while open_calls:
+        call = open_calls.pop()
+        if call is earlier:
+            return True
+        if call.place > earlier.place and call.name not in seen:
+            seen.add(call.name)
+            open_calls.extend(call.after)
+    return False
+
+
 def _recording(tree: list[_Call]) -> Recording:
     block_tokens = FORMATS["agentic-mooncake"].block_tokens
     places = {one.name: place for place, one in enumerate(tree)}
@@ -200,13 +217,14 @@ def _recording(tree: list[_Call]) -> Recording:
     for one in tree:
         before = last.get(one.session)
         keep, base = 0, None
-        # Only what it waited for is sure to have ended.
-        if before is not None and before in one.after and not one.is_reset:
+        # Only what it waited for, however far, is sure to have ended.
+        if before is not None and not one.is_reset and _waited_for(one, before):
             streamed = before.prompt + before.generate
             keep, base = kept_tokens(one.blocks, before.blocks, block_tokens, streamed, one.prompt), places[before.name]
+            keep = keep if one.keep is None else min(one.keep, streamed, one.prompt)
         after = tuple(sorted(places[other.name] for other in one.after))
         wait_ns = one.wait_ns if after else max(one.at_ns - start_ns, 0) + one.wait_ns
-        kind = "tool" if after and wait_ns else "none"
+        kind = one.kind or ("tool" if after and wait_ns else "none")
         requests.append(RecordedRequest(base, after, wait_ns, kind, one.prompt, keep, one.generate, one.blocks))
         last[one.session] = one
     return Recording(hidden_name(tree[0].name), start_ns, tuple(requests))

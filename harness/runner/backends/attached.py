@@ -51,8 +51,8 @@ class AttachedBackend(ServerBackend):
             argv=(),
             host=host,
             port=number,
-            model=_first_model(url),
-            requested={"server": server.model_dump(mode="json"), "url": url, "version": _version(url)},
+            model=_first_model(host, number),
+            requested={"server": server.model_dump(mode="json"), "url": url, "version": _version(host, number)},
             observation=Observation(steps="none", has_kv_log=False),
             is_ours=self.kind.is_restarted,
             findings=(ATTACHED,),
@@ -72,27 +72,24 @@ def _address(url: str) -> tuple[str, int]:
     return parts.hostname, port
 
 
-def _first_model(url: str) -> str:
-    response = get(f"{url}/v1/models")
-    if response is None:
-        raise ServerError("no server answers there", where=url, hint="Start it, or change server.url")
+def _first_model(host: str, port: int) -> str:
+    reply = get(host, port, "/v1/models")
+    url = f"http://{url_host(host)}:{port}"
+    if reply.error:
+        raise ServerError(f"no server answers there ({reply.error})", where=url, hint="Start it, or change server.url")
     try:
-        return str(response.json()["data"][0]["id"])
-    except (ValueError, LookupError, TypeError):
+        return str(reply.json()["data"][0]["id"])
+    except (LookupError, TypeError):
         raise ServerError(
-            f"GET /v1/models gives status {response.status_code} and no model",
+            f"GET /v1/models gives status {reply.status} and no model",
             where=url,
             hint="Is it an OpenAI-compatible server?",
         ) from None
 
 
-def _version(url: str) -> str:
-    response = get(f"{url}/version")
-    try:
-        answer: Any = {} if response is None else response.json()
-        return str(answer.get("version", ""))
-    except (ValueError, AttributeError):
-        return ""
+def _version(host: str, port: int) -> str:
+    answer: Any = get(host, port, "/version").json()
+    return str(answer.get("version", "")) if isinstance(answer, dict) else ""
 
 
 BACKEND = AttachedBackend()

@@ -7,43 +7,15 @@ It allocates nothing, so one call can run many plans. Next: ``harness.sim.simula
 from __future__ import annotations
 
 from harness.compiled import compiled, inner
-from harness.engine.cost import FS_PER_NS, P_CALL_FS, P_CHUNK_TOKENS, P_CONTEXT_FS, P_POSITION_FS, P_TOKEN_FS
 from harness.engine.state import (
-    C_ACTIVE_LIMIT,
-    C_HAS_BLOCKS,
-    R_BATCH,
-    R_CACHED,
-    R_COMPUTED,
-    R_CONTEXT,
-    R_HIT_TOKENS,
-    R_NUM_EVICTED,
-    R_NUM_PREEMPTED,
-    R_NUM_RUNNING,
-    R_NUM_WAITING,
-    R_WAIT_HEAD,
     STEP_DECODE,
     STEP_IDLE,
     STEP_PREFILL,
     EngineState,
 )
 from harness.engine.steps import FAR, IDLE_STEP_NS, equal_steps, finish_steps, schedule, schedule_decode_only
+from harness.engine.units import FS_PER_NS
 from harness.sim.kernel.arrays import (
-    A_CACHED,
-    A_COMPUTED,
-    A_DECODE_NS,
-    A_DECODE_STEPS,
-    A_END_NS,
-    A_EVICTIONS,
-    A_PREEMPTIONS,
-    A_PREFILL_NS,
-    A_PREFILLS,
-    A_STUCK_SESSION,
-    A_WAIT_NS,
-    O_ADMITTED,
-    O_CACHED,
-    O_FIRST_TOKEN,
-    O_HIT_TOKENS,
-    O_PREEMPTIONS,
     CostArrays,
     Outcome,
     PlanArrays,
@@ -56,11 +28,11 @@ from harness.sim.kernel.records import record_decode, record_evictions, record_p
 @inner
 def prefill_duration_ns(cost: CostArrays, computed: int, cached: int) -> int:
     """CostModel.prefill_ns."""
-    other = cost.other
-    chunk = other[P_CHUNK_TOKENS]
+    other = cost.other[0]
+    chunk = other.chunk_tokens
     calls = (computed + chunk - 1) // chunk
     positions = calls * cached + chunk * (calls * (calls - 1) // 2)
-    total_fs = calls * (other[P_CALL_FS] + other[P_TOKEN_FS] * computed) + other[P_POSITION_FS] * positions
+    total_fs = calls * (other.call_fs + other.token_fs * computed) + other.position_fs * positions
     return int((total_fs + FS_PER_NS // 2) // FS_PER_NS)
 
 
@@ -69,26 +41,26 @@ def run_prefill(
     plans: PlanArrays, plan: int, state: EngineState, cost: CostArrays, outcome: Outcome, now_ns: int
 ) -> int:
     """The duration of the prefill just scheduled, after noting who was admitted and who had to wait for it."""
-    reg, totals = state.reg, outcome.totals
-    first_request = plans.first_request[plans.first_session[plan]]
-    request = first_request + state.batch[0]
-    computed, cached = int(reg[R_COMPUTED]), int(reg[R_CACHED])
+    server, totals = state.server[0], outcome.totals
+    first_request = plans.plans[plan].first_request
+    request = first_request + state.places[0].batch
+    computed, cached = int(server.computed_tokens), int(server.cached_tokens)
     duration_ns = prefill_duration_ns(cost, computed, cached)
     result = outcome.requests[request]
-    if result[O_ADMITTED] < 0:
-        result[O_ADMITTED] = now_ns
-        result[O_CACHED] = cached
-        result[O_HIT_TOKENS] = reg[R_HIT_TOKENS]
-        result[O_FIRST_TOKEN] = now_ns + duration_ns
-    session = int(plans.session[request])
-    number = int(request - plans.first_request[plans.first_session[plan] + session])
+    if result.admitted_ns < 0:
+        result.admitted_ns = now_ns
+        result.cached_tokens = cached
+        result.hash_hit_tokens = server.hit_tokens
+        result.first_token_ns = now_ns + duration_ns
+    session = int(plans.requests[request].session)
+    number = int(request - plans.sessions[plans.plans[plan].first_session + session].first_request)
     record_prefill(outcome, plan, now_ns, session, number, computed, duration_ns)
-    totals[plan, A_PREFILLS] += 1
-    totals[plan, A_PREFILL_NS] += duration_ns
-    totals[plan, A_COMPUTED] += computed
-    totals[plan, A_CACHED] += cached
+    totals[plan].prefills += 1
+    totals[plan].prefill_ns += duration_ns
+    totals[plan].computed_tokens += computed
+    totals[plan].cached_tokens += cached
     # Everyone else who runs is ready to decode and waits for this prefill.
-    totals[plan, A_WAIT_NS] += (reg[R_NUM_RUNNING] - 1) * duration_ns
+    totals[plan].wait_ns += (server.num_running - 1) * duration_ns
     return duration_ns
 
 
@@ -103,69 +75,69 @@ def run_chunked_prefill(
     expected: int,
     now_ns: int,
 ) -> tuple[int, int]:
-    """The prefill just scheduled, in parts of ``cost.chunked`` device calls, with a decode step after each but the
+    """The prefill just scheduled, in parts of ``chunked_calls`` device calls, with a decode step after each but the
     last.
 
     An ablation: the served stack never does so. The prefilled request is set aside from the running ones until its
     last part; nobody is admitted meanwhile. Returns the instant of its end and the number of expected arrivals.
     """
-    reg, totals, other = state.reg, outcome.totals, cost.other
-    first_request = plans.first_request[plans.first_session[plan]]
-    row = int(state.batch[0])
+    server, totals, other = state.server[0], outcome.totals, cost.other[0]
+    first_request = plans.plans[plan].first_request
+    row = int(state.places[0].batch)
     request = int(first_request + row)
-    computed, cached = int(reg[R_COMPUTED]), int(reg[R_CACHED])
+    computed, cached = int(server.computed_tokens), int(server.cached_tokens)
     result = outcome.requests[request]
-    if result[O_ADMITTED] < 0:
-        result[O_ADMITTED] = now_ns
-        result[O_CACHED] = cached
-        result[O_HIT_TOKENS] = reg[R_HIT_TOKENS]
-    session = int(plans.session[request])
-    number = int(request - plans.first_request[plans.first_session[plan] + session])
-    totals[plan, A_PREFILLS] += 1
-    totals[plan, A_COMPUTED] += computed
-    totals[plan, A_CACHED] += cached
-    chunk = int(other[P_CHUNK_TOKENS])
+    if result.admitted_ns < 0:
+        result.admitted_ns = now_ns
+        result.cached_tokens = cached
+        result.hash_hit_tokens = server.hit_tokens
+    session = int(plans.requests[request].session)
+    number = int(request - plans.sessions[plans.plans[plan].first_session + session].first_request)
+    totals[plan].prefills += 1
+    totals[plan].computed_tokens += computed
+    totals[plan].cached_tokens += cached
+    chunk = int(other.chunk_tokens)
     calls = (computed + chunk - 1) // chunk
-    call_fs = int(other[P_CALL_FS] + other[P_TOKEN_FS] * computed)
-    reg[R_NUM_RUNNING] -= 1
+    call_fs = int(other.call_fs + other.token_fs * computed)
+    server.num_running -= 1
     done, spent_ns = 0, 0
     while True:
-        part_end = min(done + cost.chunked[0], calls)
+        part_end = min(done + cost.other[0].chunked_calls, calls)
         positions = part_end * cached + chunk * (part_end * (part_end - 1) // 2)
-        until_ns = int((part_end * call_fs + other[P_POSITION_FS] * positions + FS_PER_NS // 2) // FS_PER_NS)
+        until_ns = int((part_end * call_fs + other.position_fs * positions + FS_PER_NS // 2) // FS_PER_NS)
         part_ns = until_ns - spent_ns
         tokens = min(part_end * chunk, computed) - done * chunk
         record_prefill(outcome, plan, now_ns, session, number, int(tokens), part_ns)
-        totals[plan, A_PREFILL_NS] += part_ns
-        totals[plan, A_WAIT_NS] += reg[R_NUM_RUNNING] * part_ns
+        totals[plan].prefill_ns += part_ns
+        totals[plan].wait_ns += server.num_running * part_ns
         now_ns += part_ns
         done, spent_ns = int(part_end), until_ns
         if done >= calls:
             break
-        if reg[R_NUM_RUNNING] > 0 and schedule_decode_only(state) == STEP_DECODE:
-            totals[plan, A_EVICTIONS] += reg[R_NUM_EVICTED]
+        if server.num_running > 0 and schedule_decode_only(state) == STEP_DECODE:
+            totals[plan].evictions += server.num_evicted
             record_evictions(outcome, plans, plan, state, now_ns)
             taken, decode_ns = run_decode(plan, state, cost, outcome, now_ns, now_ns + 1, done)
             now_ns += decode_ns
             for i in range(finish_steps(state, taken)):
-                expected = complete(plans, plan, scratch, outcome, expected, int(state.finished[i]), now_ns)
-    if result[O_FIRST_TOKEN] < 0:
-        result[O_FIRST_TOKEN] = now_ns
-    state.running[reg[R_NUM_RUNNING]] = row
-    reg[R_NUM_RUNNING] += 1
-    state.batch[0] = row
-    reg[R_BATCH] = 1
+                expected = complete(plans, plan, scratch, outcome, expected, int(state.places[i].finished), now_ns)
+    if result.first_token_ns < 0:
+        result.first_token_ns = now_ns
+    state.places[server.num_running].running = row
+    server.num_running += 1
+    state.places[0].batch = row
+    server.num_batch = 1
     return now_ns, expected
 
 
 @inner
 def steps_ahead(state: EngineState, max_steps: int) -> int:
     """How many equal decode steps may be taken before any decision can change, arrivals apart."""
-    reg = state.reg
-    if reg[R_NUM_WAITING] > 0 and reg[R_NUM_RUNNING] < state.cfg[C_ACTIVE_LIMIT]:
+    server = state.server[0]
+    if server.num_waiting > 0 and server.num_running < state.server[0].active_limit:
         # The head was refused in this very schedule(). It will be again while memory does not change, but the paper's
         # rules settle releases on a refusal, and a preemption or an eviction did change memory.
-        is_settled = state.cfg[C_HAS_BLOCKS] and reg[R_NUM_PREEMPTED] == 0 and reg[R_NUM_EVICTED] == 0
+        is_settled = state.server[0].has_inner_blocks and server.num_preempted == 0 and server.num_evicted == 0
         if not is_settled:
             return 1
     return min(equal_steps(state), max_steps)
@@ -179,12 +151,12 @@ def run_decode(
 
     Returns how many steps were taken and how long they took.
     """
-    reg = state.reg
-    count = int(reg[R_BATCH])
-    bucket = int(cost.bucket[count])
+    server = state.server[0]
+    count = int(server.num_batch)
+    bucket = int(cost.batch[count].bucket)
     most = steps_ahead(state, max_steps)
-    context_fs = cost.other[P_CONTEXT_FS]
-    step_fs = cost.base_fs[count] + context_fs * reg[R_CONTEXT] + FS_PER_NS // 2
+    context_fs = cost.other[0].context_fs
+    step_fs = cost.batch[count].base_fs + context_fs * server.context_tokens + FS_PER_NS // 2
     taken, spent_ns = 0, 0
     if context_fs == 0:
         each_ns = int(step_fs // FS_PER_NS)
@@ -200,13 +172,13 @@ def run_decode(
             spent_ns += each_ns
             taken += 1
             step_fs += context_fs * count
-    outcome.totals[plan, A_DECODE_STEPS] += taken
-    outcome.totals[plan, A_DECODE_NS] += spent_ns
+    outcome.totals[plan].decode_steps += taken
+    outcome.totals[plan].decode_ns += spent_ns
     outcome.histogram[plan, count] += taken
     return taken, spent_ns
 
 
-@compiled
+@inner
 def run_plan(
     plans: PlanArrays,
     plan: int,
@@ -218,56 +190,56 @@ def run_plan(
 ) -> None:
     """Simulate one plan from a fresh server to its last completion.
 
-    totals[A_STUCK_SESSION] is the session whose request can never be admitted, or -1.
+    Its totals name the session whose request can never be admitted, or -1.
     """
-    reg, totals = state.reg, outcome.totals
-    first_request = int(plans.first_request[plans.first_session[plan]])
+    server, totals = state.server[0], outcome.totals
+    first_request = int(plans.plans[plan].first_request)
     expected = begin(plans, plan, scratch, state, outcome)
-    is_vendor = state.cfg[C_HAS_BLOCKS]
+    is_vendor = state.server[0].has_inner_blocks
     # Read, not written as 0: numba would compile everything it is passed to a second time for the constant.
-    now_ns = int(totals[plan, A_END_NS])
+    now_ns = int(totals[plan].end_ns)
     while True:
-        while expected > 0 and scratch.arrival_ns[scratch.heap[0]] <= now_ns:
-            session = heap_pop(scratch.heap, expected, scratch.arrival_ns)
+        while expected > 0 and scratch.sessions[scratch.sessions[0].heap].arrival_ns <= now_ns:
+            session = heap_pop(scratch.sessions, expected)
             expected -= 1
             arrive(plans, plan, scratch, state, outcome, session)
-        if reg[R_NUM_RUNNING] + reg[R_NUM_WAITING] == 0:
+        if server.num_running + server.num_waiting == 0:
             if expected == 0:
                 break
-            now_ns = int(scratch.arrival_ns[scratch.heap[0]])
+            now_ns = int(scratch.sessions[scratch.sessions[0].heap].arrival_ns)
             continue
-        if is_vendor and reg[R_NUM_WAITING] > 0 and reg[R_NUM_RUNNING] < state.cfg[C_ACTIVE_LIMIT]:
-            load_keys(plans, first_request, scratch, state, int(reg[R_WAIT_HEAD]))
+        if is_vendor and server.num_waiting > 0 and server.num_running < state.server[0].active_limit:
+            load_keys(plans, first_request, scratch, state, int(server.wait_head))
         kind = schedule(state)
-        if reg[R_NUM_EVICTED] > 0:
-            totals[plan, A_EVICTIONS] += reg[R_NUM_EVICTED]
+        if server.num_evicted > 0:
+            totals[plan].evictions += server.num_evicted
             record_evictions(outcome, plans, plan, state, now_ns)
-        for i in range(reg[R_NUM_PREEMPTED]):
-            totals[plan, A_PREEMPTIONS] += 1
-            outcome.requests[first_request + state.preempted[i], O_PREEMPTIONS] += 1
+        for i in range(server.num_preempted):
+            totals[plan].preemptions += 1
+            outcome.requests[first_request + state.places[i].preempted].preemptions += 1
         taken = 1
-        if kind == STEP_PREFILL and cost.chunked[0] > 0 and reg[R_COMPUTED] > 0:
+        if kind == STEP_PREFILL and cost.other[0].chunked_calls > 0 and server.computed_tokens > 0:
             now_ns, expected = run_chunked_prefill(plans, plan, state, cost, scratch, outcome, expected, now_ns)
         elif kind == STEP_PREFILL:
             now_ns += run_prefill(plans, plan, state, cost, outcome, now_ns)
         elif kind == STEP_DECODE:
             until_ns = FAR
-            if reg[R_NUM_WAITING] == 0 and reg[R_NUM_RUNNING] < state.cfg[C_ACTIVE_LIMIT] and expected > 0:
-                until_ns = int(scratch.arrival_ns[scratch.heap[0]])
+            if server.num_waiting == 0 and server.num_running < state.server[0].active_limit and expected > 0:
+                until_ns = int(scratch.sessions[scratch.sessions[0].heap].arrival_ns)
             taken, spent_ns = run_decode(plan, state, cost, outcome, now_ns, until_ns, max_steps)
             now_ns += spent_ns
         else:
-            if kind == STEP_IDLE and reg[R_NUM_PREEMPTED] == 0:
-                totals[plan, A_STUCK_SESSION] = plans.session[first_request + reg[R_WAIT_HEAD]]
+            if kind == STEP_IDLE and server.num_preempted == 0:
+                totals[plan].stuck_session = plans.requests[first_request + server.wait_head].session
                 break
             now_ns += IDLE_STEP_NS
         for i in range(finish_steps(state, taken)):
-            expected = complete(plans, plan, scratch, outcome, expected, int(state.finished[i]), now_ns)
-    totals[plan, A_END_NS] = now_ns
+            expected = complete(plans, plan, scratch, outcome, expected, int(state.places[i].finished), now_ns)
+    totals[plan].end_ns = now_ns
 
 
 @compiled
-def run_range(
+def run_plans(
     plans: PlanArrays,
     first_plan: int,
     last_plan: int,
@@ -277,14 +249,6 @@ def run_range(
     outcome: Outcome,
     max_steps: int,
 ) -> None:
-    """Simulate plans [first_plan, last_plan), each on a fresh server."""
+    """Simulate plans [first_plan, last_plan), each on a fresh server: the kernel's only door."""
     for plan in range(first_plan, last_plan):
         run_plan(plans, plan, state, cost, scratch, outcome, max_steps)
-
-
-@compiled
-def run_plans(
-    plans: PlanArrays, state: EngineState, cost: CostArrays, scratch: Scratch, outcome: Outcome, max_steps: int
-) -> None:
-    """Simulate every plan, each on a fresh server."""
-    run_range(plans, 0, len(plans.first_session) - 1, state, cost, scratch, outcome, max_steps)

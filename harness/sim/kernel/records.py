@@ -7,24 +7,8 @@ each step; ``simulate`` turns the records into tables.
 from __future__ import annotations
 
 from harness.compiled import inner
-from harness.engine.state import R_NUM_EVICTED, STEP_DECODE, STEP_PREFILL, EngineState
+from harness.engine.state import STEP_DECODE, STEP_PREFILL, EngineState
 from harness.sim.kernel.arrays import (
-    A_NUM_EVICTION_RECORDS,
-    A_NUM_STEP_RECORDS,
-    T_BUCKET,
-    T_COMPUTED,
-    T_COUNT,
-    T_DURATION,
-    T_KIND,
-    T_NUM_SEQS,
-    T_REQUEST,
-    T_SESSION,
-    T_START,
-    V_AT,
-    V_CALLER,
-    V_REQUEST,
-    V_SESSION,
-    V_SLOT,
     Outcome,
     PlanArrays,
 )
@@ -35,32 +19,32 @@ def record_decode(
     outcome: Outcome, plan: int, start_ns: int, num_seqs: int, bucket: int, count: int, each_ns: int
 ) -> None:
     """Note ``count`` equal decode steps, joined to the last record when they go on from it unchanged."""
-    room = outcome.steps.shape[0]
+    room = len(outcome.steps)
     if room == 0:
         return
-    used = outcome.totals[plan, A_NUM_STEP_RECORDS]
+    used = outcome.totals[plan].num_step_records
     if 0 < used <= room:
         last = outcome.steps[used - 1]
         if (
-            last[T_KIND] == STEP_DECODE
-            and last[T_NUM_SEQS] == num_seqs
-            and last[T_DURATION] == each_ns
-            and last[T_START] + last[T_COUNT] * each_ns == start_ns
+            last.kind == STEP_DECODE
+            and last.num_seqs == num_seqs
+            and last.duration_ns == each_ns
+            and last.start_ns + last.count * each_ns == start_ns
         ):
-            last[T_COUNT] += count
+            last.count += count
             return
-    outcome.totals[plan, A_NUM_STEP_RECORDS] = used + 1
+    outcome.totals[plan].num_step_records = used + 1
     if used < room:
         step = outcome.steps[used]
-        step[T_START] = start_ns
-        step[T_KIND] = STEP_DECODE
-        step[T_NUM_SEQS] = num_seqs
-        step[T_BUCKET] = bucket
-        step[T_COUNT] = count
-        step[T_SESSION] = -1
-        step[T_REQUEST] = -1
-        step[T_COMPUTED] = -1
-        step[T_DURATION] = each_ns
+        step.start_ns = start_ns
+        step.kind = STEP_DECODE
+        step.num_seqs = num_seqs
+        step.bucket = bucket
+        step.count = count
+        step.session = -1
+        step.request = -1
+        step.computed_tokens = -1
+        step.duration_ns = each_ns
 
 
 @inner
@@ -68,39 +52,39 @@ def record_prefill(
     outcome: Outcome, plan: int, start_ns: int, session: int, request: int, computed: int, each_ns: int
 ) -> None:
     """Note one prefill step; ``request`` is its number within the session."""
-    room = outcome.steps.shape[0]
+    room = len(outcome.steps)
     if room == 0:
         return
-    used = outcome.totals[plan, A_NUM_STEP_RECORDS]
-    outcome.totals[plan, A_NUM_STEP_RECORDS] = used + 1
+    used = outcome.totals[plan].num_step_records
+    outcome.totals[plan].num_step_records = used + 1
     if used < room:
         step = outcome.steps[used]
-        step[T_START] = start_ns
-        step[T_KIND] = STEP_PREFILL
-        step[T_NUM_SEQS] = 1
-        step[T_BUCKET] = 0
-        step[T_COUNT] = 1
-        step[T_SESSION] = session
-        step[T_REQUEST] = request
-        step[T_COMPUTED] = computed
-        step[T_DURATION] = each_ns
+        step.start_ns = start_ns
+        step.kind = STEP_PREFILL
+        step.num_seqs = 1
+        step.bucket = 0
+        step.count = 1
+        step.session = session
+        step.request = request
+        step.computed_tokens = computed
+        step.duration_ns = each_ns
 
 
 @inner
 def record_evictions(outcome: Outcome, plans: PlanArrays, plan: int, state: EngineState, at_ns: int) -> None:
     """Note the slots that the last schedule() evicted."""
-    room = outcome.evictions.shape[0]
-    first_request = plans.first_request[plans.first_session[plan]]
-    for i in range(state.reg[R_NUM_EVICTED]):
-        used = outcome.totals[plan, A_NUM_EVICTION_RECORDS]
-        outcome.totals[plan, A_NUM_EVICTION_RECORDS] = used + 1
+    room = len(outcome.evictions)
+    first_request = plans.plans[plan].first_request
+    for i in range(state.server[0].num_evicted):
+        used = outcome.totals[plan].num_eviction_records
+        outcome.totals[plan].num_eviction_records = used + 1
         if used >= room:
             continue
-        request = first_request + state.evicted[i, 2]
-        session = plans.session[request]
+        request = first_request + state.evicted[i].row
+        session = plans.requests[request].session
         record = outcome.evictions[used]
-        record[V_AT] = at_ns
-        record[V_SLOT] = state.evicted[i, 0]
-        record[V_CALLER] = state.evicted[i, 1]
-        record[V_SESSION] = session
-        record[V_REQUEST] = request - plans.first_request[plans.first_session[plan] + session]
+        record.at_ns = at_ns
+        record.slot = state.evicted[i].slot
+        record.caller = state.evicted[i].caller
+        record.session = session
+        record.request = request - plans.sessions[plans.plans[plan].first_session + session].first_request

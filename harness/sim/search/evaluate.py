@@ -14,12 +14,15 @@ from typing import NamedTuple
 
 import numpy as np
 
+from harness.compiled.records import IntArray
 from harness.engine.config import EngineConfig
 from harness.engine.cost import CostModel, load_cost_model
-from harness.engine.state import EngineState, IntArray, new_state
+from harness.engine.memory import new_state
+from harness.engine.state import EngineState
 from harness.engine.steps import FAR
 from harness.errors import PlanError, SpecError
 from harness.plan import Plan, build_plan
+from harness.sim import memory
 from harness.sim.kernel import arrays as layout
 from harness.sim.kernel import events as kernel
 from harness.sim.search.space import Candidate, InputSpec, SpaceSpec, WindowSpec
@@ -88,10 +91,12 @@ def build_inputs(inputs: InputSpec) -> Inputs:
 
 def most_at_once(arrays: layout.PlanArrays, group: Group) -> int:
     """Most sessions of any plan of the group that can be alive together: the leaves of its "after" forest."""
-    sessions = slice(int(arrays.first_session[group.first]), int(arrays.first_session[group.last]))
-    plan_of = np.repeat(np.arange(group.first, group.last), np.diff(arrays.first_session[group.first : group.last + 1]))
-    leaves = np.diff(arrays.first_follower[sessions.start : sessions.stop + 1]) == 0
-    return int(np.bincount(plan_of[leaves] - group.first).max())
+    most = 0
+    for plan in range(group.first, group.last):
+        first = int(arrays.plans["first_session"][plan])
+        children = arrays.sessions["num_followers"][first : first + int(arrays.plans["num_sessions"][plan])]
+        most = max(most, int((children == 0).sum()))
+    return most
 
 
 class Evaluator:
@@ -121,16 +126,15 @@ class Evaluator:
         )
         self._shared: dict[tuple[object, ...], GroupFigures] = {}
         arrays = inputs.arrays
-        self._most_requests = int(np.diff(arrays.first_request[arrays.first_session]).max())
-        self._most_sessions = int(np.diff(arrays.first_session).max())
-        self._longest = int((arrays.keep + arrays.new + arrays.generate).max())
+        self._most_requests = int(arrays.plans["num_requests"].max())
+        self._longest = int((arrays.requests["keep"] + arrays.requests["new"] + arrays.requests["generate"]).max())
 
     def evaluate(self, candidate: Candidate, groups: Sequence[Group]) -> list[GroupFigures]:
         """The figures of a candidate on ``groups``; raises PlanError when a request does not fit its slots."""
         config = candidate.config(self._rules)
         if self._longest > config.slot_tokens:
             check_slots(self.inputs.arrays, config)
-        cost = layout.cost_arrays(config, self._cost_model)
+        cost = memory.cost_arrays(config, self._cost_model)
         keys = self.share_keys(config, cost, groups) if self._is_sharing else []
         figures: list[GroupFigures | None] = [None] * len(groups)
         if self._is_sharing:
@@ -161,8 +165,8 @@ class Evaluator:
                 limit = min(config.max_num_seqs, width + 1)
                 steps = min(limit, width) + 1
                 # With a window, padding is among the figures, and it shows the buckets themselves.
-                bucket = b"" if self._window is None else cost.bucket[:steps].tobytes()
-                parts[width] = (limit, *server, cost.base_fs[:steps].tobytes(), bucket)
+                bucket = b"" if self._window is None else cost.batch["bucket"][:steps].tobytes()
+                parts[width] = (limit, *server, cost.batch["base_fs"][:steps].tobytes(), bucket)
             keys.append((group, *parts[width]))
         return keys
 
@@ -172,26 +176,26 @@ class Evaluator:
         if self._window is not None:
             return [self._windows(config, group, self._window) for group in groups]
         state, scratch, outcome = self._memory(config)
-        kernel.run_range(arrays, groups[0].first, groups[-1].last, state, cost, scratch, outcome, FAR)
-        stuck = outcome.totals[groups[0].first : groups[-1].last, layout.A_STUCK_SESSION]
+        kernel.run_plans(arrays, groups[0].first, groups[-1].last, state, cost, scratch, outcome, FAR)
+        stuck = outcome.totals["stuck_session"][groups[0].first : groups[-1].last]
         if stuck.max() >= 0:
             raise PlanError("its KV memory is too small for a request of the inputs", where=str(config.kv_slots))
         return [self._sums(outcome, group) for group in groups]
 
     def _sums(self, outcome: layout.Outcome, group: Group) -> GroupFigures:
         arrays = self.inputs.arrays
-        totals = outcome.totals[group.first : group.last].sum(axis=0)
-        first = int(arrays.first_request[arrays.first_session[group.first]])
-        last = int(arrays.first_request[arrays.first_session[group.last]])
+        totals = outcome.totals[group.first : group.last]
+        first = int(arrays.plans["first_request"][group.first])
+        last = first + int(arrays.plans["num_requests"][group.first : group.last].sum())
         requests = outcome.requests[first:last]
         return GroupFigures(
-            device_ns=int(totals[layout.A_DECODE_NS] + totals[layout.A_PREFILL_NS]),
-            decode_ns=int(totals[layout.A_DECODE_NS]),
-            wait_ns=int(totals[layout.A_WAIT_NS]),
-            p99_ns=nearest_rank(requests[:, layout.O_COMPLETED] - requests[:, layout.O_ARRIVAL], 0.99),
+            device_ns=int(totals["decode_ns"].sum() + totals["prefill_ns"].sum()),
+            decode_ns=int(totals["decode_ns"].sum()),
+            wait_ns=int(totals["wait_ns"].sum()),
+            p99_ns=nearest_rank(requests["completed_ns"] - requests["arrival_ns"], 0.99),
             completed=last - first,
-            cached_tokens=int(totals[layout.A_CACHED]),
-            evictions=int(totals[layout.A_EVICTIONS]),
+            cached_tokens=int(totals["cached_tokens"].sum()),
+            evictions=int(totals["evictions"].sum()),
         )
 
     def _windows(self, config: EngineConfig, group: Group, window: WindowSpec) -> GroupFigures:
@@ -216,9 +220,9 @@ class Evaluator:
             if len(self._states) >= MOST_STATES:
                 self._states.popitem(last=False)
             self._states[key] = (
-                new_state(config, self._most_requests, with_events=False),
-                layout.new_scratch(config, self._most_sessions),
-                layout.new_outcome(self.inputs.arrays, config),
+                new_state(config, self._most_requests),
+                memory.new_scratch(config, self.inputs.arrays),
+                memory.new_outcome(self.inputs.arrays, config),
             )
         self._states.move_to_end(key)
         return self._states[key]

@@ -21,7 +21,7 @@ from harness.clock import NS_PER_S, Clock, MonotonicClock
 from harness.engine.cost import load_cost_model
 from harness.errors import RecordsError, SpecError
 from harness.records.disk import disk_errors, write_parquet, write_synced
-from harness.sim.kernel.arrays import cost_arrays
+from harness.sim.memory import cost_arrays
 from harness.sim.search.chunks import (
     LEDGER_SCHEMA,
     Chunk,

@@ -11,6 +11,7 @@ import pytest
 
 from harness.analysis import check_experiment, check_run, derive_tables, summarise
 from harness.analysis.method.compare import Verdict
+from harness.analysis.method.invariants import check_freezes
 from harness.engine import load_cost_model
 from harness.records import ClockRecord, Manifest, Observation, RunWriter, SealedRun, ServerRecord
 from tests.support.analysis_tables import manifest, request_row, requests_table
@@ -89,6 +90,30 @@ def test_sessions_that_start_apart_make_the_run_invalid(tmp_path: Path) -> None:
     raw_files(tmp_path)
     rows = (ROWS[0], ROWS[1], request_row(1, 0, due_ns=0, trigger_ns=0, sent_ns=21_000_000))
     assert "start-spread" in codes(tmp_path, rows)
+
+
+@pytest.mark.parametrize(
+    ("audit", "code"),
+    [
+        ({"touching_stall_max_ms": 2000.0}, "host-stalled"),
+        ({"stamp_lag_max_ms": 1800.0}, "client-stalled"),
+        ({"is_stall_meter_complete": False}, "stall-meter-lost"),
+    ],
+)
+def test_a_freeze_of_two_seconds_or_a_lost_meter_makes_the_run_invalid_unless_its_limits_say_otherwise(
+    audit: dict[str, Any], code: str
+) -> None:
+    (finding,) = check_freezes(manifest(client_audit=audit))
+    assert (finding.code, finding.severity) == (code, "invalid")
+    limits = {"stall_ms": 5000.0, "stamp_lag_ms": 5000.0, "needs_stall_meter": False}
+    kept = list(check_freezes(manifest(client_audit=audit, requested={"limits": limits})))
+    assert [one.severity for one in kept] == (["warning"] if code == "stall-meter-lost" else [])
+
+
+def test_a_calm_machine_and_a_run_without_a_client_have_no_finding_of_a_freeze() -> None:
+    calm = {"touching_stall_max_ms": 8.0, "stamp_lag_max_ms": None, "is_stall_meter_complete": True}
+    assert list(check_freezes(manifest(client_audit=calm))) == []
+    assert list(check_freezes(manifest(client_audit={}))) == []
 
 
 @pytest.mark.parametrize(("limit", "expected"), [(None, []), (0.95, []), (0.5, ["channels-apart"])])

@@ -10,7 +10,7 @@ from importlib import metadata
 
 from twin_device.settings import read_settings
 
-from . import accelerator, kv_cache, ops
+from . import accelerator, flags, kv_cache, ops, profiler
 from .compile_context import CompileContext
 from .runtime import RBLNCompiledModel, Runtime
 
@@ -28,11 +28,13 @@ __all__ = [
     "compile",
     "compile_from_torch",
     "device_count",
+    "flags",
     "get_npu_name",
     "kv_cache",
     "manual_seed",
     "npu_is_available",
     "ops",
+    "profiler",
 ]
 
 

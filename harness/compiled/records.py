@@ -1,0 +1,72 @@
+"""Tables of named int64 fields, one record a place: what compiled functions read and write by name.
+
+A record is declared as a class of annotated fields; the array of it is a numpy structured array, which numba indexes
+as ``table[place].field``. Nothing is computed here. Next: ``harness.engine.state`` and ``harness.sim.kernel.arrays``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, TypeVar, cast, overload
+
+import numpy as np
+import numpy.typing as npt
+
+IntArray = npt.NDArray[np.int64]
+Record = TypeVar("Record")
+
+
+class Records(Protocol[Record]):
+    """A structured array. ``[int].field`` in compiled code; ``["field"]``, a view of one column, elsewhere."""
+
+    @overload
+    def __getitem__(self, place: int | np.int64) -> Record: ...
+    @overload
+    def __getitem__(self, place: str) -> IntArray: ...
+    @overload
+    def __getitem__(self, place: slice) -> Records[Record]: ...
+    @overload
+    def __getitem__(self, place: npt.NDArray[np.bool_]) -> Records[Record]: ...
+    def __setitem__(self, place: int, value: Record) -> None: ...
+    def __len__(self) -> int: ...
+    def copy(self) -> Records[Record]:
+        """The same records in memory of their own."""
+        ...
+
+    def tolist(self) -> list[tuple[int, ...]]:
+        """Every record as a tuple, in the order of the fields."""
+        ...
+
+
+def record_fields(record: type) -> tuple[str, ...]:
+    """Names of a record's fields, in order."""
+    return tuple(record.__annotations__)
+
+
+def new_records(record: type[Record], count: int) -> Records[Record]:
+    """``count`` records of zeros."""
+    dtype = np.dtype([(name, np.int64) for name in record_fields(record)])
+    return cast("Records[Record]", np.zeros(count, dtype=dtype))
+
+
+def records_of(record: type[Record], columns: dict[str, npt.ArrayLike], count: int) -> Records[Record]:
+    """``count`` records with these columns; a field that is not given is zero."""
+    records = new_records(record, count)
+    for name, values in columns.items():
+        records[name][:] = values
+    return records
+
+
+def records_from(record: type[Record], rows: Sequence[tuple[int, ...]]) -> Records[Record]:
+    """One record per row, values in the order of the fields."""
+    records = new_records(record, len(rows))
+    table = np.array(rows, dtype=np.int64).reshape(len(rows), -1)
+    for place, name in enumerate(record_fields(record)):
+        records[name][:] = table[:, place]
+    return records
+
+
+def record_at(records: Records[Record], place: int) -> dict[str, int]:
+    """One record by name, as Python integers."""
+    names = cast("npt.NDArray[np.void]", records).dtype.names or ()
+    return dict(zip(names, records[place : place + 1].tolist()[0], strict=True))

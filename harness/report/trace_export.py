@@ -1,0 +1,179 @@
+"""A sealed run as a trace that others replay: agentic Mooncake, OpenTelemetry GenAI spans, or TraceLab's columns.
+
+The first and the last come from the run's plan and give it back when read again; the spans carry what was measured, and
+every engine step as an event. Nothing of a prompt is in any of them. This is where the flow ends.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+from harness.clock import NS_PER_MS
+from harness.errors import SpecError
+from harness.plan import BlockKeys, Plan
+from harness.plan.traces.blocks import FORMATS
+from harness.plan.traces.table import COLUMNS
+from harness.records import SealedRun
+
+EPOCH = datetime(2000, 1, 1, tzinfo=timezone.utc)
+"""Instants of a run have no date of their own: spans count from here."""
+
+
+def export_trace(run: SealedRun, form: str) -> bytes:
+    """The run as ``form``; raises SpecError for a form that is not there or cannot hold this run."""
+    if form not in EXPORTS:
+        raise SpecError(f"unknown format {form!r}", where="--format", hint=f"Use {', '.join(EXPORTS)}")
+    return EXPORTS[form](run)
+
+
+def _agentic(run: SealedRun) -> bytes:
+    return b"".join(json.dumps(row, separators=(",", ":")).encode() + b"\n" for row in _calls(run.plan))
+
+
+def _calls(plan: Plan) -> Iterator[dict[str, Any]]:
+    """One row a request; block names by the plan's own keys, so that equal beginnings have equal names."""
+    keys = BlockKeys(plan, FORMATS["agentic-mooncake"].block_tokens)
+    names: dict[int, int] = {}
+    for session in plan.sessions:
+        agent = _agent(plan, session.index)
+        for place, request in enumerate(session.requests):
+            if place:
+                before = [_name(session.index, place - 1)]
+                wait_ns, kind = session.requests[place - 1].wait_after_ns, session.requests[place - 1].wait_kind
+            else:
+                before = [_name(one, len(plan.sessions[one].requests) - 1) for one in session.predecessors]
+                wait_ns, kind = session.start_offset_ns, session.start_kind
+            blocks = [names.setdefault(int(key), len(names)) for key in keys.prompt(session.index, place)]
+            yield {
+                "request_id": _name(session.index, place),
+                "session_id": agent,
+                "timestamp": 0 if before else wait_ns / NS_PER_MS,
+                "wait_for": before,
+                "delay": wait_ns / NS_PER_MS if before and kind == "none" else 0,
+                "tool_wait_ms": wait_ns / NS_PER_MS if before and kind != "none" else 0,
+                "wait_kind": kind,
+                "prefix_reset": request.keep_tokens == 0,
+                "keep_tokens": request.keep_tokens,
+                "input_length": request.prompt_tokens,
+                "output_length": request.generate_tokens,
+                "hash_ids": blocks,
+            }
+
+
+def _name(session: int, request: int) -> str:
+    return f"s{session}r{request}"
+
+
+def _agent(plan: Plan, session: int) -> str:
+    """The conversation that a session goes on with: named by its first session."""
+    while (ancestor := plan.sessions[session].continues) is not None:
+        session = ancestor
+    return f"agent-{session}"
+
+
+def _conversation(plan: Plan, session: int) -> int:
+    """The session that a tree of agents began with; one that only takes over a free place begins its own."""
+    while plan.sessions[session].is_start_waited:
+        session = plan.sessions[session].predecessors[0]
+    return session
+
+
+def _table(run: SealedRun) -> bytes:
+    plan = run.plan
+    if any(session.predecessors for session in plan.sessions):
+        raise SpecError("sessions wait for one another, which columns cannot say", hint="Use agentic-mooncake or otel")
+    text = io.StringIO()
+    writer = csv.DictWriter(text, ["session_id", *COLUMNS])
+    writer.writeheader()
+    for session in plan.sessions:
+        for place, request in enumerate(session.requests):
+            numbers = (
+                request.new_tokens,
+                request.generate_tokens,
+                session.start_offset_ns // NS_PER_MS,
+                place,
+                request.wait_after_ns / NS_PER_MS,
+                request.keep_tokens,
+            )
+            writer.writerow({"session_id": session.index, **dict(zip(COLUMNS, numbers, strict=True))})
+    return text.getvalue().encode()
+
+
+def _spans(run: SealedRun) -> bytes:
+    plan = run.plan
+    rows: list[dict[str, Any]] = (
+        run.table("requests").sort_by([("session", "ascending"), ("request", "ascending")]).to_pylist()
+    )
+    sent = [row["sent_ns"] for row in rows if row["sent_ns"] is not None]
+    start_ns = min(sent, default=0)
+    spans = [_run_span(run, start_ns, max((row["done_ns"] or 0 for row in rows), default=0))]
+    for row in rows:
+        if row["sent_ns"] is None or row["done_ns"] is None:
+            continue
+        session, place = row["session"], row["request"]
+        planned = plan.request(session, place)
+        spans.append(
+            {
+                "trace_id": run.manifest.plan_hash[:32],
+                "span_id": _name(session, place),
+                "parent_span_id": "run",
+                "name": "chat",
+                "start_time": _instant(row["sent_ns"] - start_ns),
+                "end_time": _instant(row["done_ns"] - start_ns),
+                "attributes": {
+                    "gen_ai.operation.name": "chat",
+                    "gen_ai.conversation.id": f"{run.label}/{_conversation(plan, session)}",
+                    "gen_ai.agent.name": _agent(plan, session),
+                    "gen_ai.usage.input_tokens": row["prompt_tokens"] or planned.prompt_tokens,
+                    "gen_ai.usage.output_tokens": row["completion_tokens"] or planned.generate_tokens,
+                    "gen_ai.usage.cache_read.input_tokens": row["cached_tokens"] or 0,
+                },
+            }
+        )
+        if place + 1 < len(plan.sessions[session].requests) and planned.wait_after_ns:
+            spans.append(_tool_span(run, row, session, place, planned.wait_after_ns, start_ns))
+    return json.dumps({"spans": spans}, separators=(",", ":")).encode()
+
+
+def _run_span(run: SealedRun, start_ns: int, end_ns: int) -> dict[str, Any]:
+    """The whole run, with every decode step as an event."""
+    events: list[dict[str, Any]] = []
+    for row in run.table("steps").to_pylist():
+        step = {"name": "step", "attributes": {"rbln.n": row["n"], "rbln.b": row["b"]}}
+        # A log without stamps says what was in a step, not when it was.
+        events.append(step if row["log_ns"] is None else {**step, "time": _instant(row["log_ns"] - start_ns)})
+    return {
+        "trace_id": run.manifest.plan_hash[:32],
+        "span_id": "run",
+        "name": f"{run.experiment}/{run.label} ({run.manifest.backend})",
+        "start_time": _instant(0),
+        "end_time": _instant(max(end_ns - start_ns, 0)),
+        "attributes": {"gen_ai.operation.name": "invoke_agent"},
+        "events": events,
+    }
+
+
+def _tool_span(
+    run: SealedRun, row: dict[str, Any], session: int, place: int, wait_ns: int, start_ns: int
+) -> dict[str, Any]:
+    return {
+        "trace_id": run.manifest.plan_hash[:32],
+        "span_id": f"{_name(session, place)}-tool",
+        "parent_span_id": "run",
+        "name": "execute_tool",
+        "start_time": _instant(row["done_ns"] - start_ns),
+        "end_time": _instant(row["done_ns"] + wait_ns - start_ns),
+        "attributes": {"gen_ai.operation.name": "execute_tool"},
+    }
+
+
+def _instant(since_start_ns: int) -> str:
+    return (EPOCH + timedelta(microseconds=since_start_ns // 1000)).isoformat()
+
+
+EXPORTS: dict[str, Callable[[SealedRun], bytes]] = {"agentic-mooncake": _agentic, "otel": _spans, "csv": _table}

@@ -1,0 +1,148 @@
+"""What a server may do wrong with one answer, as data: how it answers, what becomes of the request, and why.
+
+Each entry is tried with both clients. ``refused``: the request fails with that status and those words. ``harmless``: it
+counts, for the reason that stands there. Next: ``tests/live/client/test_run_misbehaviours.py``.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from tests.support.raw_server import CHUNKED_HEAD, CLOSE, Asked, Reply, chunked, events
+
+Answering = Callable[[Asked], Reply]
+
+
+class Misbehaviour(NamedTuple):
+    """One way to answer. status: of the row; says: part of its error; why: where it is harmless."""
+
+    name: str
+    answer: Answering
+    status: str = "bad_response"
+    says: str = ""
+    why: str = ""
+
+
+def streamed(parts: list[bytes]) -> Reply:
+    return Reply([CHUNKED_HEAD, *chunked(parts)])
+
+
+def edited(old: str, new: str, *, count: int = -1) -> Answering:
+    """The legal stream with one text in place of another; {ids} stands for the first id in both."""
+
+    def answer(asked: Asked) -> Reply:
+        first = str(asked.ids[0])
+        body = b"".join(events(asked)).decode()
+        changed = body.replace(old.replace("{id}", first), new.replace("{id}", first), count)
+        assert changed != body
+        return streamed([changed.encode("utf-8", "surrogatepass")])
+
+    return answer
+
+
+def rearranged(change: Callable[[list[bytes]], list[bytes]]) -> Answering:
+    return lambda asked: streamed(change(events(asked)))
+
+
+def with_head(head: bytes, *, after: str = CLOSE, body: Callable[[bytes], bytes] = bytes) -> Answering:
+    """The legal stream behind another head; %d in it stands for the length."""
+
+    def answer(asked: Asked) -> Reply:
+        sent = body(b"".join(events(asked)))
+        return Reply([head.replace(b"%d", b"%d" % len(sent)) + sent], after)
+
+    return answer
+
+
+def usage(**counts: Any) -> bytes:
+    return b'data: {"id":"cmpl-x","choices":[],"usage":%b}\n\n' % json.dumps(counts).encode()
+
+
+DONE = b"data: [DONE]\n\n"
+ID = '"id": "cmpl-'
+COUNTED = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n"
+SAME_WORK = "the tokens are exactly those that were planned; what the server says of them stands in the row"
+
+CATALOGUE = (
+    Misbehaviour("[DONE] twice", rearranged(lambda e: [*e, DONE]), says="after [DONE]"),
+    Misbehaviour("[DONE] first", rearranged(lambda e: [DONE, *e]), says="after [DONE]"),
+    Misbehaviour("an event after [DONE]", rearranged(lambda e: [*e, e[0]]), says="after [DONE]"),
+    Misbehaviour("no [DONE]", rearranged(lambda e: e[:-1]), says="without [DONE]"),
+    Misbehaviour(
+        "usage wrong, then right",
+        edited(
+            '"choices": [], "usage"',
+            '"choices": [], "usage": {"prompt_tokens": 1, '
+            '"completion_tokens": 6}}\n\ndata: {"id": "cmpl-x", "choices": [], "usage"',
+        ),
+        says="unexpected shape",
+    ),
+    Misbehaviour("usage a fraction", edited('"completion_tokens": 6', '"completion_tokens": 6.0'), says="usage counts"),
+    Misbehaviour("usage negative", edited('"completion_tokens": 6', '"completion_tokens": -6'), says="usage counts"),
+    Misbehaviour("usage true", edited('"completion_tokens": 6', '"completion_tokens": true'), says="usage counts"),
+    Misbehaviour(
+        "usage of 2^31", edited('"completion_tokens": 6', '"completion_tokens": 2147483648'), says="usage counts"
+    ),
+    Misbehaviour(
+        "usage of 2^63", edited('"prompt_tokens": 40', '"prompt_tokens": 9223372036854775808'), says="usage counts"
+    ),
+    Misbehaviour("usage 1e400", edited('"prompt_tokens": 40', '"prompt_tokens": 1e400'), says="usage counts"),
+    Misbehaviour(
+        "usage Infinity", edited('"prompt_tokens": 40', '"prompt_tokens": Infinity'), says="not a JSON object"
+    ),
+    Misbehaviour("no usage", rearranged(lambda e: [*e[:-2], DONE]), says="no usage"),
+    Misbehaviour(
+        "more cached than prompt",
+        edited('"prompt_tokens": 40', '"prompt_tokens": 40, "prompt_tokens_details": {"cached_tokens": 41}'),
+        says="cached",
+    ),
+    Misbehaviour("token id 2^31", edited("[{id}]", "[2147483648]"), says="not all token ids"),
+    Misbehaviour("token id 2^63", edited("[{id}]", "[9223372036854775808]"), says="not all token ids"),
+    Misbehaviour("token id -1", edited("[{id}]", "[-1]"), says="not all token ids"),
+    Misbehaviour("token id 1e400", edited("[{id}]", "[1e400]"), says="not all token ids"),
+    Misbehaviour("token id of 5000 digits", edited("[{id}]", f"[{'9' * 5000}]"), says="not a JSON object"),
+    Misbehaviour("token ids as text", edited("[{id}]", '"{id}"'), says="token_ids are no list"),
+    Misbehaviour("token ids as an object", edited("[{id}]", '{"0": {id}}'), says="token_ids are no list"),
+    Misbehaviour("token ids null", edited('"token_ids": [{id}]', '"token_ids": null'), says="no token_ids"),
+    Misbehaviour("id null", edited('"id": "cmpl-', '"id": null, "was": "'), says="is no name"),
+    Misbehaviour("id an object", edited('"id": "cmpl-', '"id": {}, "was": "'), says="is no name"),
+    Misbehaviour("id changes", edited('"id": "cmpl-', '"id": "other-', count=1), says="after"),
+    Misbehaviour("id of 1 MB", edited('"id": "cmpl-', f'"id": "{"x" * (1 << 20)}'), says="is no name"),
+    Misbehaviour("two choices", edited('"choices": [{', '"choices": [{"index": 0}, {'), says="one choice"),
+    Misbehaviour("choice index 1", edited('"index": 0', '"index": 1'), says="one choice"),
+    Misbehaviour("a lone surrogate", edited('" x"', '"\\ud800"'), says="not a JSON object"),
+    Misbehaviour("depth 100,000", edited('" x"', "[" * 100_000), says="not a JSON object"),
+    Misbehaviour("two events torn into each other", edited(", ", "\n\ndata: ", count=1), says="not a JSON object"),
+    Misbehaviour(
+        "markup and escapes in an error",
+        rearranged(lambda e: [e[0], b'data: {"error": {"message": "[/x] \\u001b[2J [type=missing]"}}\n\n']),
+        says=r"[/x] \x1b[2J [type=missing]",
+    ),
+    Misbehaviour(
+        "status 101", with_head(b"HTTP/1.1 101 Switching\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n"), says="not HTTP"
+    ),
+    Misbehaviour("status 204", with_head(b"HTTP/1.1 204 No Content\r\n\r\n", body=lambda _: b""), status="http_error"),
+    Misbehaviour(
+        "gzip",
+        with_head(b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n", body=gzip.compress),
+        says="",
+    ),
+    Misbehaviour("stop at the exact length", edited('"length"', '"stop"'), status="ok", why=SAME_WORK),
+    Misbehaviour("no finish reason", edited('"length"', "null"), status="ok", why=SAME_WORK),
+    Misbehaviour(
+        "a trailer",
+        lambda asked: Reply([CHUNKED_HEAD, *chunked(events(asked), trailer=b"A: b\r\n")]),
+        status="ok",
+        why="legal HTTP, read by the full parser",
+    ),
+    Misbehaviour(
+        "comments between events",
+        rearranged(lambda e: [b": ping\n\n", *e[:1], b": ping\n\n", *e[1:]]),
+        status="ok",
+        why="the form of an event stream allows them",
+    ),
+    Misbehaviour("Content-Length on a stream", with_head(COUNTED), status="ok", why="legal HTTP; the end is known"),
+)
