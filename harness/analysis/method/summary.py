@@ -274,8 +274,8 @@ def _check_channels(runs: Sequence[RunFigures]) -> list[Finding]:
                 Finding(
                     code="channels-apart",
                     severity="warning",
-                    evidence=f"{run.label}: channel A explains {(run.b_ns - run.r_ns) / 1e9:.3f} s of {run.b_ns / 1e9:.3f}"
-                    f" s that channel B saw; r/B = {run.r_ns / run.b_ns:.3f}, above {MAX_TAU:g}",
+                    evidence=f"{run.label}: channel A explains {(run.b_ns - run.r_ns) / 1e9:.3f} s of "
+                    f"{run.b_ns / 1e9:.3f} s that channel B saw; r/B = {run.r_ns / run.b_ns:.3f}, above {MAX_TAU:g}",
                     hint="No comparison with it can say that the channels agree. Calibrate the cost model on this "
                     "server; limits.residual_share makes such runs INVALID",
                 )
