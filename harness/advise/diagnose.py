@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from harness.analysis import ConditionFigures, extra_prefill_ns, run_figures, summarise
+from harness.analysis import extra_prefill_ns, run_figures, summarise
 from harness.clock import NS_PER_S
 from harness.errors import SpecError
 from harness.records import SealedRun
@@ -112,14 +112,14 @@ def diagnose(runs: Sequence[SealedRun], condition: str = "") -> Diagnosis:
         condition=name,
         server=server,
         num_runs=len(own),
-        num_rearrivals=figures.num_rearrivals,
-        num_reused=figures.num_reused,
+        num_rearrivals=figures.reuse.num_rearrivals,
+        num_reused=figures.reuse.num_reused,
         lost_tokens=lost_tokens,
         lost_prefill_ns=lost_ns,
         padding_ns=padding_ns,
         padding_ratio=figures.padding.ratio or 0.0,
         steps_by_n_b=tuple((n, b, count) for (n, b), count in figures.steps_by_n_b.items()),
-        evictions=_evictions(figures),
+        evictions=tuple(sorted(figures.evictions.items())),
         waiting_session_ns=figures.waiting_session_ns,
         queue_ns=tuple(sorted(queues.items(), key=lambda item: -item[1])),
         device_ns=figures.a_ns,
@@ -128,11 +128,3 @@ def diagnose(runs: Sequence[SealedRun], condition: str = "") -> Diagnosis:
         start_jitter_ms=(figures.start_spread_ms or 0.0) / 2 * summary.time_scale,
         rearrival_lag_ms=(figures.rearrival_p50_ms or 0.0) / math.log(2) * summary.time_scale,
     )
-
-
-def _evictions(figures: ConditionFigures) -> tuple[tuple[str, int], ...]:
-    total: dict[str, int] = {}
-    for run in figures.valid_runs:
-        for caller, count in run.evictions.items():
-            total[caller] = total.get(caller, 0) + count
-    return tuple(sorted(total.items()))

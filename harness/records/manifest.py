@@ -140,10 +140,31 @@ class Manifest(_Record):
         return "exploratory" if self.preregistration is None else "confirmatory"
 
     @property
+    def requested_experiment(self) -> dict[str, Any]:
+        """The experiment that was asked for (a dumped ExperimentSpec); empty where the manifest holds none."""
+        asked: dict[str, Any] = self.requested.get("experiment", {})
+        return asked
+
+    @property
+    def title(self) -> str:
+        """The experiment's title; its name where it has none."""
+        return str(self.requested_experiment.get("title") or self.experiment)
+
+    @property
+    def question(self) -> str:
+        """What the experiment asks; empty where it does not say."""
+        return str(self.requested_experiment.get("question", ""))
+
+    @property
+    def requested_condition(self) -> dict[str, Any]:
+        """The run's condition as it was asked for (a dumped ConditionSpec); empty where the manifest holds none."""
+        conditions: list[dict[str, Any]] = self.requested_experiment.get("condition", [])
+        return next((one for one in conditions if one.get("name") == self.condition), {})
+
+    @property
     def factors(self) -> dict[str, Any]:
         """Factors that the experiment gives the run's condition; empty where it gives none."""
-        conditions: list[dict[str, Any]] = self.requested.get("experiment", {}).get("condition", [])
-        return next((dict(one.get("factors") or {}) for one in conditions if one.get("name") == self.condition), {})
+        return dict(self.requested_condition.get("factors") or {})
 
     @property
     def time_scale(self) -> float:

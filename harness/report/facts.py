@@ -105,22 +105,16 @@ def fact_text(value: Any) -> str:
 
 def written_workload(manifest: Manifest) -> Mapping[str, Any]:
     """What a run's condition replayed: the experiment's workload with the condition's own keys."""
-    return {**_part(manifest, "workload", inner=True), **_own(manifest, "workload")}
+    return {**_part(manifest, "workload", inner=True), **(manifest.requested_condition.get("workload") or {})}
 
 
 def changes_from_experiment(manifest: Manifest) -> tuple[tuple[str, str, str], ...]:
     """What a condition that is its own baseline changes in the experiment's server and workload."""
     server = _part(manifest, "server", inner=True)
     return (
-        *changes({**server, **_own(manifest, "server")}, server),
+        *changes({**server, **(manifest.requested_condition.get("server") or {})}, server),
         *changes(written_workload(manifest), _part(manifest, "workload", inner=True), "workload."),
     )
-
-
-def _own(manifest: Manifest, table: str) -> Mapping[str, Any]:
-    """Keys of a table that the run's condition changes."""
-    conditions: Sequence[Mapping[str, Any]] = manifest.requested.get("experiment", {}).get("condition", ())
-    return next((one.get(table) or {} for one in conditions if one.get("name") == manifest.condition), {})
 
 
 def changes(this: Mapping[str, Any], other: Mapping[str, Any], prefix: str = "") -> tuple[tuple[str, str, str], ...]:
@@ -152,5 +146,5 @@ def reproduce_command(run: SealedRun) -> str:
 
 def spec_text(run: SealedRun) -> str:
     """The requested experiment as JSON, defaults filled in; empty when the manifest holds none."""
-    experiment = run.manifest.requested.get("experiment")
+    experiment = run.manifest.requested_experiment
     return json.dumps(experiment, indent=2, ensure_ascii=False) if experiment else ""

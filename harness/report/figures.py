@@ -11,8 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from harness.analysis import ConditionFigures, RunFigures
+from harness.analysis.method.compare import Comparison
+from harness.clock import NS_PER_S
 from harness.report.svg import GRID, INK, MUTED, SURFACE, WARN, Sheet, bucket_color, condition_color
-from harness.report.view import ConditionView, FloatArray, Rearrival, RunView
+from harness.report.view import FloatArray, ReportView
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,30 +26,29 @@ MAX_REUSE_BARS = 72  # above this many re-arrivals, bars are thinner than a hatc
 MAX_ECDF_POINTS = 400
 
 
-def cost_ratio_plot(sheet: Sheet, conditions: Sequence[ConditionView], model_seconds: str) -> str:
+def cost_ratio_plot(sheet: Sheet, view: ReportView, model_seconds: str) -> str:
     """Cost ratio of each compared condition on channels A and B, with the ratio of every replicate.
 
     Without any comparison: the cost itself, in ``model_seconds`` (the label of that unit).
     """
-    compared = [condition for condition in conditions if condition.baseline and condition.ratio_a is not None]
+    compared = [(one, one.comparison) for one in view.conditions if one.comparison is not None]
     if not compared:
-        return _cost_plot(sheet, conditions, model_seconds)
+        return _cost_plot(sheet, view, model_seconds)
     figure = sheet.figure(PAGE_WIDTH_IN, 0.75 + 0.62 * len(compared))
     axes = figure.subplots()
     axes.axvline(1.0, color=INK, linewidth=0.9, zorder=1)
-    for row, condition in enumerate(compared):
-        if condition.ratio_a is not None:
-            _ratio_row(axes, row, condition, condition.ratio_a)
-    axes.set_yticks(range(len(compared)), [f"{c.name}\nvs {c.baseline}" for c in compared])
+    for row, (condition, comparison) in enumerate(compared):
+        _ratio_row(axes, row, comparison, _color(view, condition.name))
+    axes.set_yticks(range(len(compared)), [f"{condition.name}\nvs {condition.baseline}" for condition, _ in compared])
     axes.set_ylim(len(compared) - 0.45, -0.55)
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)
     values = axes.secondary_yaxis("right")
-    values.set_yticks(range(len(compared)), [f"A {c.ratio_a:.4f}\nB {_number(c.ratio_b, 4)}" for c in compared])
+    values.set_yticks(range(len(compared)), [f"A {c.ratio_a:.4f}\nB {c.ratio_b:.4f}" for _, c in compared])
     values.tick_params(axis="y", length=0)
     values.spines["right"].set_visible(False)
     axes.grid(visible=True, axis="x")
-    is_predicted = any(c.comparison is not None and c.comparison.is_predicted for c in compared)
+    is_predicted = any(comparison.is_predicted for _, comparison in compared)
     told = "predicted cost ratio" if is_predicted else "cost ratio"
     axes.set_xlabel(f"{told} to the baseline (below 1: costs less)")
     _pad_limits(axes, include=1.0)
@@ -65,29 +67,30 @@ def cost_ratio_plot(sheet: Sheet, conditions: Sequence[ConditionView], model_sec
         axes.plot([], [], marker="o", color=INK, alpha=0.45, linestyle="none", markersize=3, label="one replicate")[0],
     ]
     figure.legend(handles=handles, loc="outside upper left", ncols=3, handletextpad=0.3, columnspacing=1.6)
-    names = ", ".join(f"{c.name}: A {c.ratio_a:.3f}, B {_number(c.ratio_b)}" for c in compared)
+    names = ", ".join(f"{condition.name}: A {c.ratio_a:.3f}, B {c.ratio_b:.3f}" for condition, c in compared)
     return sheet.render(figure, name="cost", label=f"Cost ratios to the baseline on both channels. {names}.")
 
 
-def _ratio_row(axes: Axes, row: int, condition: ConditionView, ratio_a: float) -> None:
-    color = condition_color(condition.color)
+def _color(view: ReportView, condition: str) -> str:
+    return condition_color(view.summary.place_of[condition])
+
+
+def _ratio_row(axes: Axes, row: int, comparison: Comparison, color: str) -> None:
+    ratio_a, ratio_b = comparison.ratio_a, comparison.ratio_b
     for offset, ratios in (
-        (-0.14, [r.a for r in condition.replicate_ratios]),
-        (0.14, [r.b for r in condition.replicate_ratios]),
+        (-0.14, [a for _, a, _ in comparison.per_replicate]),
+        (0.14, [b for _, _, b in comparison.per_replicate]),
     ):
         known = [ratio for ratio in ratios if ratio is not None]
         axes.plot(known, [row + offset] * len(known), "o", color=color, alpha=0.45, markersize=3.4, zorder=2)
-    if (compared := condition.comparison) is not None:
-        for offset, interval in ((-0.14, compared.interval_a), (0.14, compared.interval_b)):
-            if interval is not None:
-                ends = [interval.low, interval.high]
-                axes.plot(ends, [row + offset] * 2, "|-", color=color, linewidth=1.3, markersize=7, zorder=2)
+    for offset, interval in ((-0.14, comparison.interval_a), (0.14, comparison.interval_b)):
+        if interval is not None:
+            ends = [interval.low, interval.high]
+            axes.plot(ends, [row + offset] * 2, "|-", color=color, linewidth=1.3, markersize=7, zorder=2)
     axes.plot([ratio_a], [row - 0.14], "o", color=color, markersize=8, zorder=3)
-    if condition.ratio_b is None:
-        return
-    axes.plot([ratio_a, condition.ratio_b], [row - 0.14, row + 0.14], color=color, linewidth=0.9, zorder=2)
+    axes.plot([ratio_a, ratio_b], [row - 0.14, row + 0.14], color=color, linewidth=0.9, zorder=2)
     axes.plot(
-        [condition.ratio_b],
+        [ratio_b],
         [row + 0.14],
         "D",
         color=color,
@@ -98,14 +101,16 @@ def _ratio_row(axes: Axes, row: int, condition: ConditionView, ratio_a: float) -
     )
 
 
-def _cost_plot(sheet: Sheet, conditions: Sequence[ConditionView], model_seconds: str) -> str:
+def _cost_plot(sheet: Sheet, view: ReportView, model_seconds: str) -> str:
+    conditions = view.conditions
     figure = sheet.figure(PAGE_WIDTH_IN, 0.9 + 0.5 * max(1, len(conditions)))
     axes = figure.subplots()
     for row, condition in enumerate(conditions):
-        color = condition_color(condition.color)
-        for offset, value, style in ((-0.12, condition.a_s, "o"), (0.12, condition.b_s, "D")):
-            if value is None:
+        color = _color(view, condition.name)
+        for offset, cost_ns, style in ((-0.12, condition.a_ns, "o"), (0.12, condition.b_ns, "D")):
+            if cost_ns is None:
                 continue
+            value = cost_ns / NS_PER_S
             axes.plot([0, value], [row + offset] * 2, color=color, linewidth=1.0)
             face = color if style == "o" else SURFACE
             axes.plot([value], [row + offset], style, color=color, markerfacecolor=face, markersize=7)
@@ -118,9 +123,9 @@ def _cost_plot(sheet: Sheet, conditions: Sequence[ConditionView], model_seconds:
     return sheet.render(figure, name="cost", label="Cost of each condition on channels A and B; nothing to compare.")
 
 
-def step_histograms(sheet: Sheet, conditions: Sequence[ConditionView], buckets: Sequence[int]) -> str:
+def step_histograms(sheet: Sheet, view: ReportView) -> str:
     """h(n) of each condition as small multiples on one scale; shade = bucket, hatched = its padded positions."""
-    shown = [condition for condition in conditions if condition.steps_by_n_b]
+    shown = [condition for condition in view.conditions if condition.steps_by_n_b]
     if not shown:
         return ""
     columns = min(MAX_PANELS_PER_ROW, len(shown))
@@ -129,8 +134,8 @@ def step_histograms(sheet: Sheet, conditions: Sequence[ConditionView], buckets: 
     grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
     widest = max(n for condition in shown for n, _ in condition.steps_by_n_b)
     for axes, condition in zip(grid.flat, shown, strict=False):
-        _step_histogram(axes, condition, buckets, widest)
-    grid.flat[0].set_ylim(0, 1.06 * max(_tallest(condition) for condition in shown))
+        _step_histogram(axes, condition, _color(view, condition.name), view.buckets, widest)
+    grid.flat[0].set_ylim(0, 1.06 * max(max(condition.histogram.values()) for condition in shown))
     for index, axes in enumerate(grid.flat):
         if index >= len(shown):
             axes.set_visible(False)
@@ -140,18 +145,20 @@ def step_histograms(sheet: Sheet, conditions: Sequence[ConditionView], buckets: 
     for axes in grid[:, 0]:
         axes.set_ylabel("h(n), decode steps")
     figure.legend(
-        handles=_bucket_handles(buckets),
+        handles=_bucket_handles(view.buckets),
         loc="outside upper left",
-        ncols=len(buckets) + 1,
+        ncols=len(view.buckets) + 1,
         handlelength=1.2,
         handleheight=1.0,
         columnspacing=1.2,
     )
-    text = "; ".join(f"{c.name}: {c.decode_steps} steps, padding {_number(c.padding)}" for c in shown)
+    text = "; ".join(f"{c.name}: {c.num_steps} steps, padding {_padding(c)}" for c in shown)
     return sheet.render(figure, name="steps", label=f"Histograms of decode steps by number of requests. {text}.")
 
 
-def _step_histogram(axes: Axes, condition: ConditionView, buckets: Sequence[int], widest: int) -> None:
+def _step_histogram(
+    axes: Axes, condition: ConditionFigures, title_color: str, buckets: Sequence[int], widest: int
+) -> None:
     base: dict[int, float] = {}
     for (n, b), count in sorted(condition.steps_by_n_b.items()):
         color = bucket_color(list(buckets).index(b), len(buckets))
@@ -169,10 +176,9 @@ def _step_histogram(axes: Axes, condition: ConditionView, buckets: Sequence[int]
             hatch="//////",
         )
         base[n] = bottom + count
-    padding = "" if condition.padding is None else f" \u00b7 p = {condition.padding:.3f}"
-    axes.set_title(condition.name, color=condition_color(condition.color), fontweight="bold", pad=16)
+    axes.set_title(condition.name, color=title_color, fontweight="bold", pad=16)
     axes.annotate(
-        f"{condition.decode_steps or 0:,} steps{padding}",
+        f"{condition.num_steps:,} steps \u00b7 p = {_padding(condition)}",
         (0, 1),
         xytext=(0, 5),
         xycoords="axes fraction",
@@ -186,11 +192,9 @@ def _step_histogram(axes: Axes, condition: ConditionView, buckets: Sequence[int]
     axes.grid(visible=True, axis="y")
 
 
-def _tallest(condition: ConditionView) -> int:
-    h: dict[int, int] = {}
-    for (n, _), count in condition.steps_by_n_b.items():
-        h[n] = h.get(n, 0) + count
-    return max(h.values())
+def _padding(condition: ConditionFigures) -> str:
+    ratio = condition.padding.ratio
+    return "not known" if ratio is None else f"{ratio:.3f}"
 
 
 def _bucket_handles(buckets: Sequence[int]) -> list[Any]:
@@ -200,24 +204,22 @@ def _bucket_handles(buckets: Sequence[int]) -> list[Any]:
     return [*solid, Patch(facecolor="none", edgecolor=MUTED, hatch="//////", label="share padded")]
 
 
-def reuse_plot(sheet: Sheet, conditions: Sequence[ConditionView]) -> str:
+def reuse_plot(sheet: Sheet, view: ReportView) -> str:
     """Reused tokens of every re-arrival of the valid runs against what formula C allows, one panel per condition."""
-    shown = [condition for condition in conditions if any(run.rearrivals for run in condition.runs)]
+    shown = [condition for condition in view.conditions if condition.reuse.num_rearrivals]
     if not shown:
         return ""
     columns = min(MAX_PANELS_PER_ROW if len(shown) > 2 else 2, len(shown))
     rows = -(-len(shown) // columns)
     figure = sheet.figure(PAGE_WIDTH_IN if columns > 1 else PAGE_WIDTH_IN * 0.6, 0.3 + 1.85 * rows)
     grid = figure.subplots(rows, columns, sharey=True, squeeze=False)
-    most = max(sum(len(run.rearrivals) for run in condition.runs) for condition in shown)
+    most = max(condition.reuse.num_rearrivals for condition in shown)
+    draw = _reuse_bars if most <= MAX_REUSE_BARS else _reuse_points
     for index, axes in enumerate(grid.flat):
         if index >= len(shown):
             axes.set_visible(False)
             continue
-        if most <= MAX_REUSE_BARS:
-            _reuse_bars(axes, shown[index])
-        else:
-            _reuse_points(axes, shown[index])
+        draw(axes, shown[index], _color(view, shown[index].name))
     for axes in grid[:, 0]:
         axes.set_ylabel("reused tokens")
     return sheet.render(
@@ -225,63 +227,57 @@ def reuse_plot(sheet: Sheet, conditions: Sequence[ConditionView]) -> str:
     )
 
 
-def _reuse_bars(axes: Axes, condition: ConditionView) -> None:
-    color = condition_color(condition.color)
+def _reuse_bars(axes: Axes, condition: ConditionFigures, color: str) -> None:
     position, ticks, labels = 0, list[float](), list[str]()
-    for run in condition.runs:
-        if not run.rearrivals:
+    for run in condition.valid_runs:
+        rearrivals = run.reuse.rearrivals
+        if not rearrivals:
             continue
-        where = np.arange(position, position + len(run.rearrivals))
-        expected = [rearrival.expected_tokens for rearrival in run.rearrivals]
-        axes.bar(where, [r.cached_tokens for r in run.rearrivals], width=0.8, color=color)
+        where = np.arange(position, position + len(rearrivals))
+        expected = [rearrival.reusable_tokens for rearrival in rearrivals]
+        axes.bar(where, [rearrival.cached_tokens for rearrival in rearrivals], width=0.8, color=color)
         axes.bar(where, expected, width=0.8, facecolor="none", edgecolor=color, linewidth=0.9)
         ticks.append(float(where.mean()))
         labels.append(str(run.replicate))
-        position += len(run.rearrivals) + 1
+        position += len(rearrivals) + 1
     axes.set_xticks(ticks, labels)
     axes.tick_params(axis="x", length=0)
     axes.set_xlabel("replicate (one bar per re-arrival)")
-    _reuse_title(axes, condition)
+    _reuse_title(axes, condition, color)
 
 
-def _reuse_points(axes: Axes, condition: ConditionView) -> None:
-    rearrivals: list[Rearrival] = [rearrival for run in condition.runs for rearrival in run.rearrivals]
-    expected = np.array([rearrival.expected_tokens for rearrival in rearrivals])
+def _reuse_points(axes: Axes, condition: ConditionFigures, color: str) -> None:
+    rearrivals = condition.reuse.rearrivals
+    expected = np.array([rearrival.reusable_tokens for rearrival in rearrivals])
     cached = np.array([rearrival.cached_tokens for rearrival in rearrivals])
     pairs, counts = np.unique(np.stack([expected, cached], axis=1), axis=0, return_counts=True)
     ceiling = float(max(1, pairs.max()))
     axes.plot([0, ceiling], [0, ceiling], color=GRID, linewidth=1.0, zorder=1)
     size = 8 + 60 * counts / counts.max()
-    axes.scatter(pairs[:, 0], pairs[:, 1], s=size, color=condition_color(condition.color), alpha=0.6, linewidths=0)
+    axes.scatter(pairs[:, 0], pairs[:, 1], s=size, color=color, alpha=0.6, linewidths=0)
     axes.set_xlabel("formula C [tokens]")
-    _reuse_title(axes, condition)
+    _reuse_title(axes, condition, color)
 
 
-def _reuse_title(axes: Axes, condition: ConditionView) -> None:
-    axes.set_title(condition.name, color=condition_color(condition.color), fontweight="bold", pad=16)
-    if condition.num_rearrivals is not None:
-        text = f"{condition.reused_rearrivals or 0} of {condition.num_rearrivals} reused"
-        axes.annotate(text, (0, 1), xytext=(0, 5), xycoords="axes fraction", textcoords="offset points", fontsize=8.5)
+def _reuse_title(axes: Axes, condition: ConditionFigures, color: str) -> None:
+    axes.set_title(condition.name, color=color, fontweight="bold", pad=16)
+    text = f"{condition.reuse.num_reused} of {condition.reuse.num_rearrivals} reused"
+    axes.annotate(text, (0, 1), xytext=(0, 5), xycoords="axes fraction", textcoords="offset points", fontsize=8.5)
     axes.grid(visible=True, axis="y")
 
 
-def lateness_plot(
-    sheet: Sheet,
-    conditions: Sequence[ConditionView],
-    runs: Sequence[RunView],
-    limits_ms: tuple[float | None, float | None],
-) -> str:
-    """What the harness did late: ECDF of the re-arrival lag, and the start spread of each run [wall ms].
+def lateness_plot(sheet: Sheet, view: ReportView, limits_ms: tuple[float | None, float | None]) -> str:
+    """What the harness did late in every run, invalid ones too: ECDF of the re-arrival lag, start spreads [wall ms].
 
-    runs: all runs, invalid ones too. limits_ms: (re-arrival lag p99, start spread), None where there is no limit.
+    limits_ms: (re-arrival lag p99, start spread), None where there is no limit.
     """
-    color_of = {condition.name: condition.color for condition in conditions}
-    samples = {name: _joined([run.rearrival_lag_ms for run in runs if run.condition == name]) for name in color_of}
+    color_of = {condition.name: _color(view, condition.name) for condition in view.conditions}
+    samples = {one.name: _joined([run.lateness.rearrival_ms for run in one.runs]) for one in view.conditions}
     samples = {name: lags for name, lags in samples.items() if lags.size}
-    spreads = [run for run in runs if run.start_spread_ms is not None]
+    spreads = [run for run in view.runs if run.lateness.start_spread_ms is not None]
     if not samples and not spreads:
         return ""
-    floor_ms = _joined([run.audit_lag_ms for run in runs])
+    floor_ms = _joined([np.asarray(run.audit.floor_lag_ms) for run in view.sealed.values()])
     if not samples:  # nothing re-arrived: an empty plot would only look like a fault
         figure = sheet.figure(PAGE_WIDTH_IN * 0.5, 2.6)
         _spread_points(figure.subplots(), spreads, color_of, limits_ms[1])
@@ -302,12 +298,12 @@ def _joined(parts: Sequence[FloatArray]) -> FloatArray:
 
 
 def _lag_ecdf(
-    axes: Axes, samples: dict[str, FloatArray], color_of: dict[str, int], floor_ms: FloatArray, limit_ms: float | None
+    axes: Axes, samples: dict[str, FloatArray], color_of: dict[str, str], floor_ms: FloatArray, limit_ms: float | None
 ) -> None:
     axes.set_title("Re-arrival lag: sent \u2212 (completion + planned wait)")
     everything = _joined([*samples.values(), floor_ms])
     for name, lags in samples.items():
-        _ecdf_line(axes, lags, color=condition_color(color_of[name]), label=name)
+        _ecdf_line(axes, lags, color=color_of[name], label=name)
     if floor_ms.size:
         _ecdf_line(axes, floor_ms, color=MUTED, label="self-audit floor", linestyle=(0, (4, 2)))
     if everything.size:
@@ -357,8 +353,8 @@ def _limit_line(axes: Axes, limit_ms: float, text: str) -> None:
     )
 
 
-def _spread_points(axes: Axes, runs: Sequence[RunView], color_of: dict[str, int], limit_ms: float | None) -> None:
-    largest_ms = max(run.start_spread_ms or 0.0 for run in runs) if runs else 0.0
+def _spread_points(axes: Axes, runs: Sequence[RunFigures], color_of: dict[str, str], limit_ms: float | None) -> None:
+    largest_ms = max(run.lateness.start_spread_ms or 0.0 for run in runs) if runs else 0.0
     # A limit far beyond every run would squeeze the runs into one spot; then it is named, not drawn.
     is_limit_near = limit_ms is not None and largest_ms > 0.1 * limit_ms
     limit_note = "" if limit_ms is None or is_limit_near else f" (limit {limit_ms:g} ms)"
@@ -368,9 +364,7 @@ def _spread_points(axes: Axes, runs: Sequence[RunView], color_of: dict[str, int]
         mine = [run for run in runs if run.condition == name]
         for run in mine:
             marker = "o" if run.is_valid else "X"
-            axes.plot(
-                [run.start_spread_ms or 0.0], [row], marker, color=condition_color(color_of.get(name, 0)), alpha=0.8
-            )
+            axes.plot([run.lateness.start_spread_ms or 0.0], [row], marker, color=color_of[name], alpha=0.8)
     axes.set_yticks(range(len(names)), names)
     axes.tick_params(axis="y", length=0)
     axes.set_ylim(len(names) - 0.5, -0.5)
@@ -386,7 +380,3 @@ def _pad_limits(axes: Axes, include: float) -> None:
     low, high = min(low, include), max(high, include)
     margin = max(0.04 * (high - low), 0.01)
     axes.set_xlim(low - margin, high + margin)
-
-
-def _number(value: float | None, decimals: int = 3) -> str:
-    return "not known" if value is None else f"{value:.{decimals}f}"

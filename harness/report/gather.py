@@ -1,4 +1,4 @@
-"""Sealed runs and their summary, turned into a ReportView: who is compared with whom, in which colour, with what facts.
+"""Sealed runs and their summary, turned into a ReportView: the figures, and what is said beside them.
 
 Figures come from ``harness.analysis``; only what a plot needs is picked from tables here. Nothing is written.
 Next: ``page`` renders the view.
@@ -10,11 +10,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from harness.analysis import ExperimentSummary, RunFigures, summarise
-from harness.analysis.method.summary import ConditionFigures
-from harness.clock import NS_PER_S, utc_now
+from harness.analysis import ConditionFigures, ExperimentSummary, RunFigures, summarise
+from harness.clock import utc_now
 from harness.errors import SpecError
-from harness.records import Finding, SealedRun
+from harness.records import Finding, RunKey, SealedRun
 from harness.report.facts import (
     changes,
     changes_from_experiment,
@@ -24,18 +23,7 @@ from harness.report.facts import (
     written_workload,
 )
 from harness.report.tables import requests_in_stalls, timeline
-from harness.report.view import (
-    BucketShift,
-    Check,
-    ConditionView,
-    FindingView,
-    Rearrival,
-    ReplicateRatio,
-    ReportView,
-    RunView,
-    TimelineView,
-)
-from harness.spec import factors_text
+from harness.report.view import Check, FindingView, ReportView, TimelineView
 
 MAX_TIMELINES = 6
 LAG_P99 = "re-arrival lag p99"
@@ -56,57 +44,23 @@ def gather(
         found = ", ".join(names) or "none"
         raise SpecError(f"a report needs runs of exactly one experiment, got {found}", hint="Name one experiment")
     summary = summarise(runs)
-    colors = {condition.name: index for index, condition in enumerate(summary.conditions)}
-    sealed = {(run.condition, run.replicate): run for run in runs}
-    views = {
-        (run.condition, run.replicate): run_view(sealed[run.condition, run.replicate], run) for run in summary.runs
-    }
-    first = sealed[summary.runs[0].condition, summary.runs[0].replicate]
-    experiment = dict(first.manifest.requested.get("experiment", {}))
+    sealed = {run.key: run for run in runs}
+    first = sealed[summary.runs[0].key]
     return ReportView(
-        title=title or summary.title or summary.experiment,
-        experiment=summary.experiment,
-        question=str(experiment.get("question", "")),
+        title=title or summary.title,
+        question=first.manifest.question,
         backend=first.manifest.backend,
-        time_scale=summary.time_scale,
-        conditions=tuple(_condition_view(condition, colors, views, sealed) for condition in summary.conditions),
-        runs=tuple(sorted(views.values(), key=lambda run: (run.replicate, colors[run.condition]))),
-        timelines=_timelines(summary, sealed, colors, timelines),
+        summary=summary,
+        sealed=sealed,
+        checks={run.key: _checks(sealed[run.key], run) for run in summary.runs},
+        changes={condition.name: _changes(condition, runs) for condition in summary.conditions},
+        timelines=_timelines(summary, sealed, timelines),
         findings=gather_findings(runs, summary.findings),
         facts=gather_facts(runs),
         spec_text=spec_text(first),
         command=reproduce_command(first),
         records_root=str(first.path.parent.parent.parent),
         written_utc=utc_now().strftime("%Y-%m-%d %H:%M:%S UTC"),
-    )
-
-
-def run_view(run: SealedRun, figures: RunFigures) -> RunView:
-    """One run as the report shows it."""
-    return RunView(
-        condition=run.condition,
-        replicate=run.replicate,
-        is_valid=run.is_valid,
-        invalid_reasons=run.invalid_reasons,
-        folder=str(run.path),
-        plan_hash=run.manifest.plan_hash,
-        drawn_hash=run.manifest.drawn_hash,
-        a_s=None if figures.a is None else figures.a.total_ns / NS_PER_S,
-        b_s=figures.b_ns / NS_PER_S,
-        padding=figures.padding.ratio,
-        steps_by_n_b=figures.steps_by_n_b,
-        computed_prefill_tokens=figures.computed_prefill_tokens,
-        num_requests=figures.num_requests,
-        num_failed=figures.num_failed,
-        rearrivals=tuple(
-            Rearrival(one.session, one.request, one.prompt_tokens, one.reusable_tokens, one.cached_tokens)
-            for one in figures.reuse.rearrivals
-        ),
-        evictions=figures.evictions,
-        rearrival_lag_ms=figures.lateness.rearrival_ms,
-        start_spread_ms=figures.lateness.start_spread_ms,
-        checks=_checks(run, figures),
-        audit_lag_ms=np.asarray(run.audit.floor_lag_ms, dtype=np.float64),
     )
 
 
@@ -139,55 +93,10 @@ def _checks(run: SealedRun, figures: RunFigures) -> tuple[Check, ...]:
     )
 
 
-def _condition_view(
-    condition: ConditionFigures,
-    colors: Mapping[str, int],
-    views: Mapping[tuple[str, int], RunView],
-    sealed: Mapping[tuple[str, int], SealedRun],
-) -> ConditionView:
-    compared = condition.comparison
-    has_steps = condition.num_steps > 0
-    return ConditionView(
-        name=condition.name,
-        color=colors[condition.name],
-        treatment=condition.treatment,
-        baseline="" if condition.is_baseline else condition.baseline,
-        runs=tuple(views[condition.name, run.replicate] for run in condition.valid_runs),
-        a_s=_seconds(condition.a_ns),
-        b_s=_seconds(condition.b_ns),
-        r_s=_seconds(condition.r_ns),
-        decode_s=_seconds(condition.decode_ns) if has_steps else None,
-        prefill_s=_seconds(condition.prefill_ns),
-        waiting_session_s=_seconds(condition.waiting_session_ns),
-        ratio_a=None if compared is None else compared.ratio_a,
-        ratio_b=None if compared is None else compared.ratio_b,
-        tau=None if compared is None else compared.tau,
-        comparison=compared,
-        factors=factors_text(condition.factors),
-        replicate_ratios=()
-        if compared is None
-        else tuple(ReplicateRatio(replicate, a, b) for replicate, a, b in compared.per_replicate),
-        padding=condition.padding.ratio,
-        decode_steps=condition.num_steps if has_steps else None,
-        reused_rearrivals=condition.num_reused,
-        num_rearrivals=condition.num_rearrivals,
-        reused_tokens=condition.reused_tokens if condition.valid_runs else None,
-        computed_prefill_tokens=condition.computed_prefill_tokens if condition.valid_runs else None,
-        changes=_changes(condition, sealed),
-        bucket_shifts=_bucket_shifts(condition),
-    )
-
-
-def _seconds(duration_ns: int | None) -> float | None:
-    return None if duration_ns is None else duration_ns / NS_PER_S
-
-
-def _changes(
-    condition: ConditionFigures, sealed: Mapping[tuple[str, int], SealedRun]
-) -> tuple[tuple[str, str, str], ...]:
-    mine = sealed[condition.name, condition.runs[0].replicate]
-    base = next((run for (name, _), run in sealed.items() if name == condition.baseline), mine)
-    if base is mine or condition.is_baseline:
+def _changes(condition: ConditionFigures, runs: Sequence[SealedRun]) -> tuple[tuple[str, str, str], ...]:
+    mine = next(run for run in runs if run.condition == condition.name)
+    base = next((run for run in runs if run.condition == condition.baseline), mine)
+    if base is mine:
         return changes_from_experiment(mine.manifest)
     return (
         *changes(mine.manifest.server_spec, base.manifest.server_spec),
@@ -195,39 +104,25 @@ def _changes(
     )
 
 
-def _bucket_shifts(condition: ConditionFigures) -> tuple[BucketShift, ...]:
-    change = condition.bucket_change
-    if change is None:
-        return ()
-    h = condition.histogram
-    return tuple(
-        BucketShift(n, h[n], removed, change.padding_shares[n]) for n, removed in sorted(change.removed_slots.items())
-    )
-
-
 def _timelines(
-    summary: ExperimentSummary,
-    sealed: Mapping[tuple[str, int], SealedRun],
-    colors: Mapping[str, int],
-    labels: Sequence[str] | None,
+    summary: ExperimentSummary, sealed: Mapping[RunKey, SealedRun], labels: Sequence[str] | None
 ) -> tuple[TimelineView, ...]:
     if labels is None:
         keys = [_shown_run(condition) for condition in summary.conditions[:MAX_TIMELINES]]
     else:
-        known = {f"{condition}/{replicate}": (condition, replicate) for condition, replicate in sealed}
+        known = {run.label: key for key, run in sealed.items()}
         if unknown := [label for label in labels if label not in known]:
             raise SpecError(
                 f"no sealed run {unknown[0]!r} to draw a timeline of", hint=f"Runs there: {', '.join(sorted(known))}"
             )
         keys = [known[label] for label in labels]
-    drawn = [timeline(sealed[key], colors[key[0]]) for key in keys]
+    drawn = [timeline(sealed[key], summary.place_of[key.condition]) for key in keys]
     return tuple(view for view in drawn if view is not None)
 
 
-def _shown_run(condition: ConditionFigures) -> tuple[str, int]:
+def _shown_run(condition: ConditionFigures) -> RunKey:
     """The first valid run of a condition, or its first one when none is valid."""
-    runs = condition.valid_runs or condition.runs
-    return condition.name, min(run.replicate for run in runs)
+    return min(condition.valid_runs or condition.runs, key=lambda run: run.replicate).key
 
 
 def gather_findings(runs: Sequence[SealedRun], of_experiment: Sequence[Finding] = ()) -> tuple[FindingView, ...]:
@@ -235,7 +130,7 @@ def gather_findings(runs: Sequence[SealedRun], of_experiment: Sequence[Finding] 
     places: dict[Finding, list[str]] = {finding: [] for finding in of_experiment}
     for run in runs:
         for finding in run.manifest.findings:
-            places.setdefault(finding, []).append(f"{run.condition}/{run.replicate}")
+            places.setdefault(finding, []).append(run.label)
     kinds: dict[tuple[str, str, str], list[str]] = {}
     for finding, where in places.items():
         cases = kinds.setdefault((finding.severity, finding.code, finding.hint), [])

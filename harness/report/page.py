@@ -1,13 +1,13 @@
-"""The HTML page of a report: words, formats and the template; one string that needs no network.
+"""The HTML page of a report: words, units, formats and the template; one string that needs no network.
 
-Everything shown comes from a ReportView; this decides how it is said. Nothing is read or written here.
+Everything shown comes from a ReportView, in ns; the template's filters write seconds. Nothing is read or written here.
 Next: ``write`` puts the page on disk.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from html import escape
@@ -17,14 +17,17 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
+from harness.analysis import ConditionFigures, RunFigures
 from harness.analysis.method.compare import MAX_TAU, Comparison, Verdict
 from harness.analysis.method.stats import Interval
+from harness.clock import NS_PER_MS, NS_PER_S
 from harness.kinds import kind_of_run
 from harness.report.figures import cost_ratio_plot, lateness_plot, reuse_plot, step_histograms
 from harness.report.gather import LAG_P99, START_SPREAD
 from harness.report.svg import Sheet
 from harness.report.timeline import MAX_LANES, step_segments, timeline_svg
-from harness.report.view import Check, ConditionView, ReplicateRatio, ReportView, RunView, TimelineView
+from harness.report.view import Check, ReportView, TimelineView
+from harness.spec import factors_text
 
 DASH = "\u2013"
 SECTIONS = (
@@ -64,12 +67,11 @@ def render_page(view: ReportView) -> str:
         headline=headline(view),
         answers=answers(view),
         sections=SECTIONS,
-        color_of={condition.name: condition.color for condition in view.conditions},
-        has_comparisons=_is_compared(view),
+        color_of=view.summary.place_of,
+        has_comparisons=view.is_compared,
         kind=kind_of_run(view.backend),
         has_factors=any(condition.factors for condition in view.conditions),
-        interval_of=_interval,
-        has_audit=any(run.audit_lag_ms.size for run in view.runs),
+        has_audit=any(run.audit.floor_lag_ms for run in view.sealed.values()),
         scale=f"{view.time_scale:g}",
         time_note=time_note(view),
         time_caption=Markup(f"<b>{escape(time_note(view)).capitalize()}.</b> ") if view.is_scaled else "",
@@ -78,7 +80,6 @@ def render_page(view: ReportView) -> str:
         plots=_plots(view),
         timelines=[_timeline(view, timeline, index) for index, timeline in enumerate(view.timelines)],
         ratio_of=_ratio_of,
-        reuse_rows=[_reuse_row(condition) for condition in view.conditions],
         callers=_callers(view),
         check_names=_check_names(view),
         check_of=_check_of,
@@ -104,7 +105,7 @@ def headline(view: ReportView) -> list[str]:
     validity = "all valid" if not num_invalid else f"{num_invalid} invalid"
     replicates = len({run.replicate for run in view.runs})
     parts = [
-        view.experiment,
+        view.summary.experiment,
         f"backend {view.backend or 'not named'}"
         + (" (no NPU)" if kind_of_run(view.backend).has_device is False else ""),
         f"{_count(len(view.conditions), 'condition')} \u00d7 {_count(replicates, 'replicate')}",
@@ -115,14 +116,15 @@ def headline(view: ReportView) -> list[str]:
 
 def answers(view: ReportView) -> list[Answer]:
     """The answer in plain words: what each compared condition costs, or why that is not said."""
-    compared = [condition for condition in view.conditions if condition.baseline]
-    if compared:
-        return [Answer(compare(condition), condition.color) for condition in compared]
     unit = "model s" if view.is_scaled else "s"
-    return [Answer(_cost_alone(condition, unit), condition.color) for condition in view.conditions]
+    return [
+        Answer(compare(condition) if view.is_compared else _cost_alone(condition, unit), place)
+        for place, condition in enumerate(view.conditions)
+        if condition.is_compared or not view.is_compared
+    ]
 
 
-def compare(condition: ConditionView) -> str:
+def compare(condition: ConditionFigures) -> str:
     """One comparison as an HTML sentence; what the channels cannot bear out is withheld."""
     this, other = f"<b>{escape(condition.name)}</b>", f"<b>{escape(condition.baseline)}</b>"
     found = condition.comparison
@@ -157,12 +159,9 @@ def _with_interval(ratio: float, interval: Interval | None) -> str:
     return f"{ratio:.4f}" + ("" if interval is None else f" [{interval.low:.4f}, {interval.high:.4f}]")
 
 
-def _interval(comparison: Comparison | None, channel: str) -> str:
+def _interval(interval: Interval | None) -> str:
     """The interval of one channel's ratio, or why there is none."""
-    interval = None if comparison is None else getattr(comparison, f"interval_{channel}")
-    if interval is not None:
-        return f"{interval.low:.3f}\u2013{interval.high:.3f}"
-    return "" if comparison is None else "too few"
+    return "too few" if interval is None else f"{interval.low:.3f}\u2013{interval.high:.3f}"
 
 
 def _too_few(num_replicates: int) -> str:
@@ -192,14 +191,13 @@ def _change(a: float, b: float) -> str:
     return f"{amount} {'more' if percent_a + percent_b > 0 else 'less'} than"
 
 
-def _cost_alone(condition: ConditionView, unit: str) -> str:
+def _cost_alone(condition: ConditionFigures, unit: str) -> str:
     name = f"<b>{escape(condition.name)}</b>"
-    if condition.a_s is None and condition.b_s is None:
+    if condition.a_ns is None and condition.b_ns is None:
         return f"{name} has no valid run, so no cost is known."
-    costs = f"{_fixed(condition.a_s, 3)} {unit} on channel A and {_fixed(condition.b_s, 3)} {unit} on channel B"
-    return (
-        f"{name} costs {costs} ({_count(len(condition.runs), 'valid run')}); there is no baseline to compare it with."
-    )
+    costs = f"{_seconds(condition.a_ns)} {unit} on channel A and {_seconds(condition.b_ns)} {unit} on channel B"
+    runs = _count(len(condition.valid_runs), "valid run")
+    return f"{name} costs {costs} ({runs}); there is no baseline to compare it with."
 
 
 def _plots(view: ReportView) -> dict[str, str]:
@@ -207,14 +205,14 @@ def _plots(view: ReportView) -> dict[str, str]:
     limits = (_limit(view, LAG_P99), _limit(view, START_SPREAD))
     with Sheet() as sheet:
         plots = {
-            "cost": cost_ratio_plot(sheet, view.conditions, seconds_unit(view)),
-            "steps": step_histograms(sheet, view.conditions, view.buckets),
-            "reuse": reuse_plot(sheet, view.conditions),
-            "lateness": lateness_plot(sheet, view.conditions, view.runs, limits),
+            "cost": cost_ratio_plot(sheet, view, seconds_unit(view)),
+            "steps": step_histograms(sheet, view),
+            "reuse": reuse_plot(sheet, view),
+            "lateness": lateness_plot(sheet, view, limits),
         }
     return {
         **plots,
-        "cost_caption": note + (COMPARED_CAPTION if _is_compared(view) else ALONE_CAPTION),
+        "cost_caption": note + (COMPARED_CAPTION if view.is_compared else ALONE_CAPTION),
         "steps_caption": f"{note}Steps of all valid runs by n, the requests really in the step; shade: the bucket it "
         "ran in; hatched: the share of that bucket's positions that was padding. One scale for all panels.",
         "reuse_caption": f"{note}Outline: tokens that formula C allows; filled: tokens that the server reused. "
@@ -225,10 +223,6 @@ def _plots(view: ReportView) -> dict[str, str]:
         "together; the dotted line marks p99. Right: how far apart the first requests of a run left; "
         "a cross is an invalid run.",
     }
-
-
-def _is_compared(view: ReportView) -> bool:
-    return any(condition.baseline for condition in view.conditions)
 
 
 def _timeline(view: ReportView, timeline: TimelineView, index: int) -> dict[str, Any]:
@@ -268,33 +262,14 @@ def _shared_end(view: ReportView, timeline: TimelineView) -> float:
     return max(other.end_s for other in view.timelines if treatment.get(other.condition) == mine)
 
 
-def _ratio_of(condition: ConditionView, replicate: int) -> ReplicateRatio:
-    found = [ratio for ratio in condition.replicate_ratios if ratio.replicate == replicate]
-    return found[0] if found else ReplicateRatio(replicate, None, None)
-
-
-def _reuse_row(condition: ConditionView) -> dict[str, Any]:
-    rearrivals = [rearrival for run in condition.runs for rearrival in run.rearrivals]
-    evictions: dict[str, int] = {}
-    for run in condition.runs:
-        for caller, count in run.evictions.items():
-            evictions[caller] = evictions.get(caller, 0) + count
-    return {
-        "name": condition.name,
-        "all": len(rearrivals),
-        "full": sum(0 < r.expected_tokens <= r.cached_tokens for r in rearrivals),
-        "part": sum(0 < r.cached_tokens < r.expected_tokens for r in rearrivals),
-        "none": sum(r.cached_tokens == 0 for r in rearrivals),
-        "expected": sum(r.expected_tokens for r in rearrivals),
-        "cached": sum(r.cached_tokens for r in rearrivals),
-        "evictions": evictions,
-        "prefill_s": condition.prefill_s,
-        "waiting_session_s": condition.waiting_session_s,
-    }
+def _ratio_of(condition: ConditionFigures, run: RunFigures) -> tuple[float | None, float | None]:
+    """Ratios of one replicate on channels A and B; None where the baseline has no valid run of it."""
+    ratios = () if condition.comparison is None else condition.comparison.per_replicate
+    return next(((a, b) for replicate, a, b in ratios if replicate == run.replicate), (None, None))
 
 
 def _callers(view: ReportView) -> list[str]:
-    found = {caller for condition in view.conditions for run in condition.runs for caller in run.evictions}
+    found = {caller for condition in view.conditions for caller in condition.evictions}
     order = {"request": 0, "dummy": 1, "preempt": 2}
     return sorted(found, key=lambda caller: (order.get(caller, 3), caller))
 
@@ -302,8 +277,8 @@ def _callers(view: ReportView) -> list[str]:
 def _check_names(view: ReportView) -> list[dict[str, str]]:
     """Columns of the harness table, in order of first appearance; checks no run has a value for are left out."""
     columns: dict[str, dict[str, str]] = {}
-    for run in view.runs:
-        for check in run.checks:
+    for checks in view.checks.values():
+        for check in checks:
             if check.value is None and check.limit is None:
                 continue
             limit = "" if check.limit is None else f"\u2264 {check.limit:g}"
@@ -311,20 +286,20 @@ def _check_names(view: ReportView) -> list[dict[str, str]]:
     return list(columns.values())
 
 
-def _check_of(run: RunView, name: str) -> Check | None:
-    return next((check for check in run.checks if check.name == name), None)
+def _check_of(checks: Iterable[Check], name: str) -> Check | None:
+    return next((check for check in checks if check.name == name), None)
 
 
 def _limit(view: ReportView, name: str) -> float | None:
-    limits = {check.limit for run in view.runs for check in run.checks if check.name == name}
+    limits = {check.limit for checks in view.checks.values() for check in checks if check.name == name}
     return limits.pop() if len(limits) == 1 else None  # runs held to different limits share no line
 
 
-def _verdict(run: RunView) -> str:
-    broken = [check.name for check in run.checks if check.is_met is False]
+def _verdict(checks: Iterable[Check]) -> str:
+    broken = [check.name for check in checks if check.is_met is False]
     if broken:
         return f'<span class="bad">broken: {escape(", ".join(broken))}</span>'
-    held = any(check.is_met for check in run.checks)
+    held = any(check.is_met for check in checks)
     return '<span class="yes">met</span>' if held else '<span class="dim">none set</span>'
 
 
@@ -346,16 +321,12 @@ def _share(part: int | None, whole: int | None) -> str:
     return DASH if not whole or part is None else f"{part:,} of {whole:,}"
 
 
-def _residual(run: RunView) -> float | None:
-    return None if run.a_s is None or run.b_s is None else run.b_s - run.a_s
+def _seconds(duration_ns: int | None) -> str:
+    return _fixed(None if duration_ns is None else duration_ns / NS_PER_S, 3)
 
 
-def _reused_count(run: RunView) -> int:
-    return sum(rearrival.cached_tokens > 0 for rearrival in run.rearrivals)
-
-
-def _reused_tokens(run: RunView) -> int:
-    return sum(rearrival.cached_tokens for rearrival in run.rearrivals)
+def _milliseconds(duration_ns: float | None) -> str:
+    return _fixed(None if duration_ns is None else duration_ns / NS_PER_MS, 3)
 
 
 def _count(number: int, noun: str) -> str:
@@ -373,9 +344,10 @@ def _environment() -> Environment:
         "fixed": _fixed,
         "whole": _whole,
         "share": _share,
-        "residual": _residual,
-        "reused_count": _reused_count,
-        "reused_tokens": _reused_tokens,
+        "factors": factors_text,
+        "interval": _interval,
+        "seconds": _seconds,
+        "milliseconds": _milliseconds,
         "check_value": _check_value,
     }
     environment.filters.update(filters)

@@ -54,8 +54,8 @@ def timeline(run: SealedRun, color: int) -> TimelineView | None:
     step_s = (timed.column("log_ns").to_numpy() - start_ns) / NS_PER_S
     ends = [bar.done_s for bar in bars if bar.done_s is not None] + [float(value) for value in step_s[-1:]]
     return TimelineView(
-        label=f"{run.manifest.condition}/{run.manifest.replicate}",
-        condition=run.manifest.condition,
+        label=run.label,
+        condition=run.condition,
         color=color,
         num_sessions=1 + max(row["session"] for row in requests),
         bars=tuple(bars),
@@ -66,7 +66,7 @@ def timeline(run: SealedRun, color: int) -> TimelineView | None:
         start_ns=start_ns,
         stalls_s=tuple(
             ((at_ns - start_ns) / NS_PER_S, duration_ns / NS_PER_S)
-            for at_ns, duration_ns in run.manifest.client_audit.get("stall_intervals_ns", ())
+            for at_ns, duration_ns in run.audit.stall_intervals_ns or ()
             if at_ns + duration_ns > start_ns  # the meter also watches the preparations
         ),
     )

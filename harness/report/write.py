@@ -116,7 +116,7 @@ def _cells(condition: ConditionFigures) -> tuple[str, ...]:
         verdict,
         f"{condition.num_steps:,}" if condition.num_steps else DASH,
         DASH if condition.padding.ratio is None else f"{condition.padding.ratio:.4f}",
-        f"{condition.num_reused}/{condition.num_rearrivals}" if condition.num_rearrivals else DASH,
+        f"{condition.reuse.num_reused}/{condition.reuse.num_rearrivals}" if condition.reuse.num_rearrivals else DASH,
     )
 
 

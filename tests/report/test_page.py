@@ -112,8 +112,11 @@ def test_figures_of_the_analysis_appear(demo: Page, demo_runs: list[SealedRun]) 
         assert condition.b_ns is not None
         assert condition.padding.ratio is not None
         expected = [condition.name, f"{condition.a_ns / 1e9:,.3f}", f"{condition.b_ns / 1e9:,.3f}"]
-        expected += [f"{condition.padding.ratio:.4f}", f"{condition.num_steps:,}", f"{condition.reused_tokens:,}"]
-        expected += [f"{condition.num_reused} of {condition.num_rearrivals}", f"{condition.computed_prefill_tokens:,}"]
+        expected += [f"{condition.padding.ratio:.4f}", f"{condition.num_steps:,}", f"{condition.reuse.reused_tokens:,}"]
+        expected += [
+            f"{condition.reuse.num_reused} of {condition.reuse.num_rearrivals}",
+            f"{condition.computed_prefill_tokens:,}",
+        ]
         if condition.comparison is not None:
             expected += [f"{condition.comparison.ratio_a:.4f}", f"{condition.comparison.ratio_b:.4f}"]
         assert [figure for figure in expected if figure not in demo.text] == []

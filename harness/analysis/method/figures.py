@@ -23,7 +23,7 @@ from harness.analysis.method.reconstruct import (
     waiting_session_ns,
 )
 from harness.analysis.method.reuse import Rearrival, cached_tokens, computed_prefill_tokens, rearrivals
-from harness.records import SealedRun, once_per_run
+from harness.records import RunKey, SealedRun, once_per_run
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +83,19 @@ class RunFigures:
     invalid_reasons: tuple[str, ...] = field(default=())
 
     @property
+    def key(self) -> RunKey:
+        return RunKey(self.experiment, self.condition, self.replicate)
+
+    @property
+    def label(self) -> str:
+        return f"{self.condition}/{self.replicate}"
+
+    @property
+    def a_ns(self) -> int | None:
+        """Channel A; None without a step log."""
+        return None if self.a is None else self.a.total_ns
+
+    @property
     def num_steps(self) -> int:
         return sum(self.steps_by_n_b.values())
 
@@ -97,7 +110,7 @@ class RunFigures:
     @property
     def r_ns(self) -> int | None:
         """r = B - A; None without a step log."""
-        return None if self.a is None else residual_ns(self.b_ns, self.a.total_ns)
+        return None if self.a_ns is None else residual_ns(self.b_ns, self.a_ns)
 
 
 @once_per_run

@@ -76,9 +76,7 @@ def check_experiment(runs: Sequence[SealedRun]) -> list[Finding]:
 
 def _workload_changes(run: SealedRun) -> str:
     """What the run's condition changes in the experiment's workload, as text that compares."""
-    conditions = run.manifest.requested.get("experiment", {}).get("condition", ())
-    changes = [entry.get("workload", {}) for entry in conditions if entry.get("name") == run.condition]
-    return json.dumps(changes, sort_keys=True)
+    return json.dumps(run.manifest.requested_condition.get("workload", {}), sort_keys=True)
 
 
 def _check_server(manifest: Manifest) -> Iterator[Finding]:

@@ -10,13 +10,13 @@ import json
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
 
 from harness.analysis.method.compare import MAX_TAU, Comparison, compare
-from harness.analysis.method.figures import RunFigures, figures_at, run_figures
+from harness.analysis.method.figures import ReuseFigures, RunFigures, figures_at, run_figures
 from harness.analysis.method.invariants import check_experiment
 from harness.analysis.method.padding import Padding, removed_slots, shapley_split
 from harness.analysis.method.reconstruct import StepCost
@@ -63,8 +63,13 @@ class ConditionFigures:
         return self.name == self.baseline
 
     @property
+    def is_compared(self) -> bool:
+        """Whether it names another condition as its baseline, which may have no valid run."""
+        return self.baseline not in ("", self.name)
+
+    @property
     def a_ns(self) -> int | None:
-        return _sum_or_none(self.valid_runs, lambda run: None if run.a is None else run.a.total_ns)
+        return _sum_or_none(self.valid_runs, lambda run: run.a_ns)
 
     @property
     def decode_ns(self) -> int | None:
@@ -112,16 +117,32 @@ class ConditionFigures:
         return sum(run.num_steps for run in self.valid_runs)
 
     @property
-    def num_rearrivals(self) -> int:
-        return sum(run.reuse.num_rearrivals for run in self.valid_runs)
+    def mean_n(self) -> float | None:
+        """Requests per decode step."""
+        slots = self.padding
+        return (slots.bucket_slots - slots.padded_slots) / self.num_steps if self.num_steps else None
 
     @property
-    def num_reused(self) -> int:
-        return sum(run.reuse.num_reused for run in self.valid_runs)
+    def mean_b(self) -> float | None:
+        """Bucket positions per decode step."""
+        return self.padding.bucket_slots / self.num_steps if self.num_steps else None
 
     @property
-    def reused_tokens(self) -> int:
-        return sum(run.reuse.reused_tokens for run in self.valid_runs)
+    def mean_step_ns(self) -> float | None:
+        """Mean duration of a decode step in channel A."""
+        return None if self.decode_ns is None or not self.num_steps else self.decode_ns / self.num_steps
+
+    @property
+    def reuse(self) -> ReuseFigures:
+        return ReuseFigures(tuple(one for run in self.valid_runs for one in run.reuse.rearrivals))
+
+    @property
+    def evictions(self) -> Counter[str]:
+        """By who caused them."""
+        total: Counter[str] = Counter()
+        for run in self.valid_runs:
+            total.update(run.evictions)
+        return total
 
     @property
     def computed_prefill_tokens(self) -> int:
@@ -155,6 +176,11 @@ class ExperimentSummary:
     @property
     def runs(self) -> tuple[RunFigures, ...]:
         return tuple(run for condition in self.conditions for run in condition.runs)
+
+    @property
+    def place_of(self) -> dict[str, int]:
+        """Place of each condition in that order, from 0."""
+        return {condition.name: place for place, condition in enumerate(self.conditions)}
 
     def condition(self, name: str) -> ConditionFigures:
         """The condition of that name; KeyError when there is none."""
@@ -196,10 +222,9 @@ def summarise(runs: Sequence[SealedRun], cost_model: StepCost | None = None) -> 
     conditions = tuple(
         _compared(condition, plain.get(condition.baseline), is_predicted=is_predicted) for condition in plain.values()
     )
-    experiment = ordered[0].manifest.requested.get("experiment", {})
     return ExperimentSummary(
         experiment=names.pop(),
-        title=str(experiment.get("title") or ordered[0].experiment),
+        title=ordered[0].manifest.title,
         time_scale=ordered[0].manifest.clock.scale,
         conditions=conditions,
         findings=(*check_experiment(runs), *_check_channels(figures)),
@@ -212,14 +237,9 @@ def _compared(
 ) -> ConditionFigures:
     if baseline is None or condition.is_baseline:
         return condition
-    return ConditionFigures(
-        name=condition.name,
-        treatment=condition.treatment,
-        baseline=condition.baseline,
-        buckets=condition.buckets,
-        runs=condition.runs,
+    return replace(
+        condition,
         comparison=compare(baseline.name, condition.valid_runs, baseline.valid_runs, is_predicted=is_predicted),
-        factors=condition.factors,
         bucket_change=_bucket_change(condition, baseline),
     )
 
@@ -240,13 +260,12 @@ def _rule(buckets: tuple[int, ...], histogram: Mapping[int, int]) -> dict[int, i
 def _check_channels(runs: Sequence[RunFigures]) -> list[Finding]:
     findings: list[Finding] = []
     for run in runs:
-        where = f"{run.condition}/{run.replicate}"
         if run.is_valid and run.r_ns is not None and run.r_ns < 0:
             findings.append(
                 Finding(
                     code="residual-negative",
                     severity="warning",
-                    evidence=f"{where}: channel A exceeds channel B by {-run.r_ns / 1e9:.6f} s",
+                    evidence=f"{run.label}: channel A exceeds channel B by {-run.r_ns / 1e9:.6f} s",
                     hint="The cost model asks more than the server took: calibrate it on this server",
                 )
             )
@@ -255,8 +274,8 @@ def _check_channels(runs: Sequence[RunFigures]) -> list[Finding]:
                 Finding(
                     code="channels-apart",
                     severity="warning",
-                    evidence=f"{where}: channel A explains {(run.b_ns - run.r_ns) / 1e9:.3f} s of {run.b_ns / 1e9:.3f}"
-                    f" s that channel B saw; r/B = {run.r_ns / run.b_ns:.3f}, above {MAX_TAU:g}",
+                    evidence=f"{run.label}: channel A explains {(run.b_ns - run.r_ns) / 1e9:.3f} s of "
+                    f"{run.b_ns / 1e9:.3f} s that channel B saw; r/B = {run.r_ns / run.b_ns:.3f}, above {MAX_TAU:g}",
                     hint="No comparison with it can say that the channels agree. Calibrate the cost model on this "
                     "server; limits.residual_share makes such runs INVALID",
                 )
@@ -266,7 +285,7 @@ def _check_channels(runs: Sequence[RunFigures]) -> list[Finding]:
                 Finding(
                     code="context-unknown",
                     severity="warning",
-                    evidence=f"{where}: steps were priced without their contexts ({run.a.context_problem})",
+                    evidence=f"{run.label}: steps were priced without their contexts ({run.a.context_problem})",
                     hint="Turn the [PFX] log on, or use a cost model without a context term",
                 )
             )
@@ -275,15 +294,11 @@ def _check_channels(runs: Sequence[RunFigures]) -> list[Finding]:
                 Finding(
                     code="cost-extrapolated",
                     severity="info",
-                    evidence=f"{where}: {run.a.num_extrapolated_steps} steps and {run.a.num_extrapolated_prefills} "
+                    evidence=f"{run.label}: {run.a.num_extrapolated_steps} steps and {run.a.num_extrapolated_prefills} "
                     "prefills lie outside what the cost model was fitted on",
                 )
             )
     return findings
-
-
-def _a_ns(run: RunFigures) -> int | None:
-    return None if run.a is None else run.a.total_ns
 
 
 def _sum_or_none(runs: Sequence[RunFigures], of: Callable[[RunFigures], int | None]) -> int | None:
@@ -322,9 +337,9 @@ def _condition_row(condition: ConditionFigures) -> dict[str, Any]:
         "is_agreed": None if compared is None else compared.is_agreed,
         "padding_ratio": condition.padding.ratio,
         "num_steps": condition.num_steps,
-        "num_rearrivals": condition.num_rearrivals,
-        "num_reused": condition.num_reused,
-        "reused_tokens": condition.reused_tokens,
+        "num_rearrivals": condition.reuse.num_rearrivals,
+        "num_reused": condition.reuse.num_reused,
+        "reused_tokens": condition.reuse.reused_tokens,
         "computed_prefill_tokens": condition.computed_prefill_tokens,
         "rearrival_p50_ms": condition.rearrival_p50_ms,
         "rearrival_p99_ms": condition.rearrival_p99_ms,
@@ -343,7 +358,7 @@ def _run_row(run: RunFigures) -> dict[str, Any]:
         "condition": run.condition,
         "replicate": run.replicate,
         "is_valid": run.is_valid,
-        "a_ns": _a_ns(run),
+        "a_ns": run.a_ns,
         "decode_ns": None if run.a is None else run.a.decode_ns,
         "prefill_ns": None if run.a is None else run.a.prefill_ns,
         "b_ns": run.b_ns,

@@ -213,7 +213,7 @@ def test_a_summary_compares_conditions_on_both_channels(tmp_path: Path) -> None:
     summary = summarise(runs)
     base, slow = summary.condition("base"), summary.condition("slow")
     assert base.comparison is None
-    assert (base.num_rearrivals, base.num_reused, base.reused_tokens) == (1, 1, 256)
+    assert (base.reuse.num_rearrivals, base.reuse.num_reused, base.reuse.reused_tokens) == (1, 1, 256)
     assert base.histogram == {1: 4}
     assert base.b_ns == 2_000_000_000
     assert slow.comparison is not None
