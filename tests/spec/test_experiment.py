@@ -1,0 +1,79 @@
+"""An experiment as people write it: what is derived for a condition, what is refused, and with which words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.errors import SpecError
+from harness.spec import load_experiment, parse_experiment
+
+TABLE: dict[str, Any] = {
+    "name": "mine",
+    "base_seed": 1,
+    "workload": {"num_sessions": 4},
+    "condition": [
+        {"name": "base"},
+        {"name": "slots", "server": {"kv_slots": 12}},
+        {"name": "more", "workload": {"num_sessions": 6}, "baseline": "slots"},
+    ],
+}
+
+
+def refused(**changes: Any) -> str:
+    with pytest.raises(SpecError) as error:
+        parse_experiment({**TABLE, **changes}, where="mine.toml")
+    return str(error.value)
+
+
+def test_a_condition_changes_only_what_it_names() -> None:
+    spec = parse_experiment(TABLE, where="mine.toml")
+    base, slots, more = spec.condition
+    assert spec.server_of(base) == spec.server
+    assert spec.server_of(slots) == spec.server.model_copy(update={"kv_slots": 12})
+    assert spec.workload_of(more).num_sessions == 6
+    assert spec.workload_of(slots) is spec.workload
+
+
+def test_the_first_condition_is_the_baseline_unless_another_is_named() -> None:
+    spec = parse_experiment(TABLE, where="mine.toml")
+    assert [spec.baseline_of(condition) for condition in spec.condition] == ["base", "base", "slots"]
+    assert parse_experiment({**TABLE, "baseline": "slots"}, where="x").baseline_name == "slots"
+
+
+def test_repeated_input_is_the_first_replicates() -> None:
+    assert parse_experiment({**TABLE, "same_input": True}, where="x").input_of(5) == 0
+    assert parse_experiment(TABLE, where="x").input_of(5) == 5
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"replicate": 3}, "replicate: unknown key"),
+        ({"baseline": "nobody"}, "baseline 'nobody' is not one of the conditions"),
+        ({"condition": [{"name": "a"}, {"name": "a"}]}, "condition names repeat"),
+        ({"condition": [{"name": "a", "server": {"kv_slot": 1}}]}, "kv_slot: unknown key"),
+        ({"condition": [{"name": "Big"}]}, "name 'Big' must match"),
+        ({"backend": "gpu"}, "unknown backend 'gpu'"),
+        ({"limits": {"residual_share": 2}}, "limits.residual_share"),
+    ],
+)
+def test_what_is_wrong_is_named(changes: dict[str, Any], words: str) -> None:
+    assert words in refused(**changes)
+
+
+def test_secrets_of_a_condition_are_not_dumped() -> None:
+    condition = {"name": "a", "server": {"env": {"HF_TOKEN": "geheim"}}}
+    spec = parse_experiment({**TABLE, "condition": [condition]}, where="x")
+    assert "geheim" not in spec.model_dump_json()
+    assert spec.server_of(spec.condition[0]).env["HF_TOKEN"] == "geheim"
+
+
+def test_a_file_that_is_no_toml_is_named_with_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "broken.toml"
+    path.write_text("name = \n")
+    with pytest.raises(SpecError, match="line 1") as error:
+        load_experiment(path)
+    assert str(path) in str(error.value)
