@@ -24,7 +24,7 @@ TWIN_RUNS ?= runs/twin-$(shell date +%Y%m%d-%H%M%S)
 demo: runtime  ## a real paired experiment on the emulator, and its report
 	@$(BIN)/harness run plans/experiments/demo.toml --runs $(DEMO_RUNS) --report $(DEMO_RUNS)/report.html
 
-test: check $(if $(CI),twin-try) pytest  ## lint, types, import contracts, tests
+test: check pytest  ## lint, types, import contracts, tests
 
 check: lint types imports  ## lint, types, import contracts
 
@@ -43,7 +43,7 @@ imports: dev
 
 pytest: dev
 	@echo "== tests"
-	@$(BIN)/python -m pytest -n $(WORKERS) $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 
 twin-venv: dev  ## install the real vLLM + vllm-rbln for the twin (.venv-twin-0.12.0 and those beside it, 2.5 GB each)
 	@$(BIN)/harness twin install $(TWIN_ALSO)

@@ -40,9 +40,10 @@ COPY --from=stack /opt/stack /opt/stack
 COPY --from=harness /opt/harness /opt/harness
 COPY plans /opt/plans
 # The stack's vllm is found on PATH, the harness by its full name below.
-ENV PATH=/opt/harness/bin:/opt/stack/bin:$PATH PYTHONUNBUFFERED=1 VLLM_NO_USAGE_STATS=1
+ENV PATH=/opt/harness/bin:/opt/stack/bin:$PATH PYTHONUNBUFFERED=1 VLLM_NO_USAGE_STATS=1 \
+    HOME=/cache XDG_CACHE_HOME=/cache
 # Device files belong to root unless the host says otherwise; run as another user with --user where it does.
-RUN mkdir /work
+RUN mkdir --mode=1777 /work /cache
 WORKDIR /work
 ENTRYPOINT ["harness"]
 CMD ["doctor"]

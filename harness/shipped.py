@@ -11,6 +11,7 @@ from pathlib import Path
 from harness.errors import SpecError
 
 _PACKAGE = Path(__file__).resolve().parent
+SUFFIXES = (".toml", ".jsonl")
 SHIPPED_ROOTS = (_PACKAGE.parent / "plans", _PACKAGE / "_data")
 
 
@@ -22,15 +23,15 @@ def shipped_folder(kind: str) -> Path | None:
 def shipped_names(kind: str) -> list[str]:
     """Names of the shipped files of one kind, sorted."""
     folder = shipped_folder(kind)
-    return sorted(path.stem for path in folder.glob("*.toml")) if folder is not None else []
+    return sorted(path.stem for path in folder.iterdir() if path.suffix in SUFFIXES) if folder is not None else []
 
 
 def find_shipped(kind: str, name_or_path: str, *, what: str) -> Path:
-    """The shipped file ``<kind>/<name>.toml``; or, for text with a slash or ending in .toml, that file itself.
+    """The shipped file ``<kind>/<name>``; or, for text with a slash or a suffix, that file itself.
 
     what: how to call such a thing in an error. Raises SpecError when there is no such file.
     """
-    if name_or_path.endswith(".toml") or "/" in name_or_path:
+    if name_or_path.endswith(SUFFIXES) or "/" in name_or_path:
         path = Path(name_or_path).expanduser()
         if not path.is_file():
             raise SpecError(f"there is no such {what} file", where=name_or_path, hint="Check the path")
@@ -38,9 +39,8 @@ def find_shipped(kind: str, name_or_path: str, *, what: str) -> Path:
     names = shipped_names(kind)
     folder = shipped_folder(kind)
     if folder is None or name_or_path not in names:
-        raise SpecError(
-            f"unknown {what} {name_or_path!r}",
-            where=kind,
-            hint=f"Use one of {', '.join(names) or '(none shipped)'}, or give the path of a .toml file",
-        )
-    return folder / f"{name_or_path}.toml"
+        suffix = SUFFIXES[kind == "traces"]
+        known = ", ".join(names) or "(none shipped)"
+        hint = f"Use one of {known}, or give the path of a {suffix} file"
+        raise SpecError(f"unknown {what} {name_or_path!r}", where=kind, hint=hint)
+    return next(path for suffix in SUFFIXES if (path := folder / f"{name_or_path}{suffix}").is_file())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from harness.errors import HarnessError
@@ -17,8 +19,15 @@ def twin(request: pytest.FixtureRequest) -> TwinEnvironment:
         pytest.skip(str(error))
 
 
+SAME_EVERYWHERE = {"benchmarks", "docker", "sim", "study"}
+"""Folders about compiled integer arithmetic and pages made of it, C programs, container files: a second interpreter
+runs the same machine code, and ``test_house`` imports every module on each."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Whatever asks for the twin bears its mark: ``-m twin`` are the tests that need the real stack."""
+    """Marks by what a test asks for and where it lies: ``-m twin`` are the tests that need the real stack."""
     for item in items:
+        if item.path.relative_to(Path(__file__).parent).parts[0] in SAME_EVERYWHERE:
+            item.add_marker("same_everywhere")
         if isinstance(item, pytest.Function) and "twin" in item.fixturenames:
             item.add_marker("twin")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -56,6 +59,68 @@ def test_every_package_and_module_stands_on_a_floor() -> None:
         path.stem for path in (ROOT / "harness").iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()
     }
     assert parts - on_a_floor == {"__init__", "__main__"}
+
+
+MOST_LINES_OF_A_FILE, MOST_LINES_OF_A_FUNCTION = 450, 60
+OUTGROWN = {
+    "emulator/metrics.py:__init__",
+    "engine/state.py:new_state",
+    "live/client/script.py:__init__",
+    "live/client/wire/replay.py",
+    "live/client/wire/scan.py:scan",
+    "live/launch_log.py:launch_findings",
+    "live/remote/plan.py:remote_plan",
+    "live/stack.py:serve_plan",
+    "sim/kernel/events.py:run_chunked_prefill",
+    "study/paper_tables/main.py",
+}
+"""What is longer than that today. This list only shrinks: who mends one takes it out, and nothing is put in."""
+
+
+def test_no_file_and_no_function_is_longer_than_a_reader_can_hold() -> None:
+    package = ROOT / "harness"
+    outgrown: set[str] = set()
+    for path in sorted(package.rglob("*.py")):
+        text, name = path.read_text(encoding="utf-8"), str(path.relative_to(package))
+        if len(text.splitlines()) > MOST_LINES_OF_A_FILE:
+            outgrown.add(name)
+        for node in ast.walk(ast.parse(text)):
+            is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+            if is_function and (node.end_lineno or node.lineno) - node.lineno >= MOST_LINES_OF_A_FUNCTION:
+                outgrown.add(f"{name}:{node.name}")
+    assert outgrown <= OUTGROWN, "too long"
+
+
+def tracked_text() -> dict[str, str]:
+    """Every tracked text file of the checkout, by its name; a test outside of git has none to read."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False)
+    if listed.returncode:
+        pytest.skip("not a git checkout")
+    names = [name for name in listed.stdout.split("\0") if name and (ROOT / name).is_file()]
+    return {name: (ROOT / name).read_text(encoding="utf-8", errors="replace") for name in names}
+
+
+def test_no_file_names_a_package_index() -> None:
+    # Written apart, or this file would name one.
+    address = re.compile(r"py" + r"pi\.org|python" + r"hosted\.org|download\.pytorch" + r"\.org")
+    assert [name for name, text in tracked_text().items() if address.search(text)] == []
+
+
+def test_no_file_names_a_place_on_a_developers_machine() -> None:
+    place = re.compile(r"(?<![\w.$}/-])/(?:home/(?!user|somebody)\w|Users/\w|root/(?!\.netrc)|tmp/bash_)")
+    assert [name for name, text in tracked_text().items() if place.search(text)] == []
+
+
+def test_every_module_loads_on_this_interpreter() -> None:
+    """What runs in a server's own interpreter (``inside``) is loaded there, not here."""
+    names = [
+        ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        for path in sorted((ROOT / "harness").rglob("*.py"))
+        if "inside" not in path.parts and path.name != "__main__.py"
+    ]
+    script = f"import importlib\nfor name in {names}: importlib.import_module(name)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 CITED = re.compile(r'docs/(\w[\w-]*\.md)((?:,? (?:and )?"[^"]+")*)')

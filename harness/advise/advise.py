@@ -21,7 +21,7 @@ from harness.sim.calibrated import calibrated_uncertainty
 from harness.sim.interval import Prediction, predict
 from harness.sim.search.run import search
 from harness.sim.search.space import Candidate, SpaceSpec, UncertaintySpec, candidate_of
-from harness.spec import ExperimentSpec, ServerSpec, WorkloadSpec
+from harness.spec import ExperimentSpec, WorkloadSpec
 
 ENOUGH = 0.8
 """A smaller change is proposed when it keeps this share of the largest predicted saving."""
@@ -95,7 +95,7 @@ def advise(runs: Sequence[SealedRun], output: Path, *, condition: str = "", spac
     space: default, slots up to four times the baseline's and buckets up to two more than it has, under its own limit.
     """
     diagnosis = diagnose(runs, condition)
-    experiment = _experiment_of(runs, diagnosis.condition)
+    experiment = next(run for run in runs if run.condition == diagnosis.condition).spec
     chosen = space or default_space(experiment, diagnosis)
     if space is not None and candidate_of(space.baseline) != candidate_of(diagnosis.server):
         raise SpecError(
@@ -230,14 +230,3 @@ def smallest_enough(steps: Sequence[Step], *, is_reuse_first: bool) -> Step | No
     good = [step for step in by_size if step.prediction.is_told_apart and step.saving > 0]
     most = max((step.saving for step in good), default=0.0)
     return next((step for step in good if step.saving >= ENOUGH * most), None)
-
-
-def _experiment_of(runs: Sequence[SealedRun], condition: str) -> ExperimentSpec:
-    """The experiment as it was asked for, from the records themselves."""
-    run = next(run for run in runs if run.condition == condition)
-    asked = run.manifest.requested.get("experiment")
-    if not asked:
-        raise SpecError(
-            "the records do not say which experiment was asked for", where=str(run.path), hint="Run it again"
-        )
-    return ExperimentSpec.model_validate({**asked, "server": ServerSpec.model_validate(asked["server"])})

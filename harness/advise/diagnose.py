@@ -10,11 +10,9 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from harness.analysis import ConditionFigures, extra_prefill_ns, rearrivals, summarise
-from harness.analysis.method.runfacts import cost_model_of
+from harness.analysis import ConditionFigures, extra_prefill_ns, run_figures, summarise
 from harness.clock import NS_PER_S
 from harness.errors import SpecError
-from harness.plan import read_plan
 from harness.records import SealedRun
 from harness.sim import simulate
 from harness.spec import ServerSpec
@@ -91,14 +89,12 @@ def diagnose(runs: Sequence[SealedRun], condition: str = "") -> Diagnosis:
     own = [run for run in runs if run.condition == name and run.is_valid]
     if not own:
         raise SpecError(f"condition {name!r} has no valid run", where="advise", hint="Run the baseline first")
-    server = ServerSpec.model_validate(own[0].manifest.server_spec)
-    model = cost_model_of(own[0])
+    server, model = own[0].server, own[0].cost_model
     lost_tokens, lost_ns, simulated_ns = 0, 0, 0
     queues: dict[int, int] = {}
     for run in own:
-        plan = read_plan(run.file("plan.jsonl"))
-        simulated_ns += simulate(plan, server, model).device_ns
-        for again in rearrivals(run.table("requests"), plan):
+        simulated_ns += simulate(run.plan, server, model).device_ns
+        for again in run_figures(run).reuse.rearrivals:
             lost = again.reusable_tokens - again.cached_tokens
             lost_tokens += lost
             lost_ns += extra_prefill_ns(model, again.prompt_tokens - again.cached_tokens, lost)

@@ -12,7 +12,21 @@ from typing import NoReturn
 
 import typer
 
-from harness.cli import bench, calibrate, data, inputs, machine, method, release, run, search, stack, tables, twin
+from harness.cli import (
+    bench,
+    calibrate,
+    data,
+    inputs,
+    machine,
+    method,
+    release,
+    run,
+    search,
+    stack,
+    tables,
+    trace,
+    twin,
+)
 from harness.errors import ExitCode, HarnessError
 
 app = typer.Typer(
@@ -26,6 +40,7 @@ app = typer.Typer(
 )
 run.register(app)
 inputs.register(app)
+trace.register(app)
 data.register(app)
 method.register(app)
 machine.register(app)

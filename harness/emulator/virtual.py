@@ -13,7 +13,7 @@ from harness.clock import VirtualClock
 from harness.emulator.core import EmulatorCore, EngineRequest, StepEnd
 from harness.emulator.tokens import ContextHash
 from harness.engine import CostModel, EngineConfig, Scheduler, load_cost_model
-from harness.plan import Plan, TokenStreams, token_block_keys
+from harness.plan import Followers, Plan, TokenStreams, token_block_keys
 from harness.spec import ServerSpec
 
 
@@ -28,7 +28,7 @@ class VirtualClient:
     answers: dict[int, list[list[int]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._streams = TokenStreams(self.plan)
+        self._streams, self._followers = TokenStreams(self.plan), Followers(self.plan)
         for session in self.plan.sessions:
             if session.after is None:
                 self.due.append((session.start_offset_ns, session.index, 0))
@@ -72,9 +72,8 @@ class VirtualClient:
         if index + 1 < len(requests):
             heapq.heappush(self.due, (done_ns + requests[index].wait_after_ns, session, index + 1))
             return
-        for follower in self.plan.sessions:
-            if follower.after == session:
-                heapq.heappush(self.due, (done_ns + follower.start_offset_ns, follower.index, 0))
+        for follower in self._followers.completed(session):
+            heapq.heappush(self.due, (done_ns + self.plan.sessions[follower].start_offset_ns, follower, 0))
 
 
 def run_virtually(plan: Plan, server: ServerSpec, cost_model: CostModel | None = None) -> list[StepEnd]:

@@ -17,7 +17,6 @@ from harness.redact import redacted_arguments, redacted_env
 
 LogFormat = Literal["default", "precise"]
 LOOPBACK = "127.0.0.1"
-DEVICE_TRACE_FILE = "device_trace.jsonl"
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from harness.records import Finding
+from harness.records import Finding, layout
 
 _UPDATE = re.compile(r"Updating (\w+\.\w+) from (\S+) to (\S+) based on rbln_config\.json")
 _CONFIG = re.compile(r"\b(max_seq_len|enable_prefix_caching|tensor_parallel_size|pipeline_parallel_size)=(\w+)")
@@ -288,7 +288,7 @@ def launch_findings(requested: Mapping[str, Any], facts: LaunchFacts, *, needs_o
 def read_launch_files(folder: Path) -> LaunchFacts:
     """``read_launch`` of a run's folder; files that are not there give no facts."""
     reports = (path.read_text(encoding="utf-8", errors="replace") for path in sorted(folder.glob(METRICS_FILES)))
-    return read_launch(_lines(folder / "server.log"), _lines(folder / "scrapes.jsonl"), reports)
+    return read_launch(_lines(folder / layout.SERVER_LOG), _lines(folder / layout.SCRAPES), reports)
 
 
 def _lines(path: Path) -> Iterable[str]:

@@ -14,7 +14,6 @@ from typing import Any
 from harness.live.launch import LOOPBACK
 from harness.spec import ServerSpec
 
-LOGGING_FILE = "server.logging.json"
 PRECISE_FORMAT = "%(created).6f %(process)d %(levelname)s %(name)s %(message)s"
 DEBUG_LOGGERS = (
     "vllm_rbln.v1.core.prefix_cache_manager",

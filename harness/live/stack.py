@@ -23,14 +23,13 @@ from harness.live.launch import LOOPBACK, LaunchPlan, LogFormat, write_config
 from harness.live.patches.install import in_place_record
 from harness.live.patches.shipped import make_overlay, patch_status, require_state
 from harness.live.serve_command import (
-    LOGGING_FILE,
     QUIET,
     SOCKET_FOLDER_VARIABLE,
     logging_config,
     serve_arguments,
 )
-from harness.observer import INSIDE, OBSERVER_FILE, observer_variables
-from harness.records import Observation
+from harness.observer import INSIDE, observer_variables
+from harness.records import Observation, layout
 from harness.redact import filled_env
 from harness.spec import ServerSpec
 
@@ -118,11 +117,11 @@ def serve_plan(
     search = [] if overlay is None else [overlay]
     env = {**QUIET, "VLLM_RBLN_METRICS": "1", **(variables or {})}
     if server.observer:
-        written["observer"] = (run_folder / OBSERVER_FILE).absolute()
+        written["observer"] = (run_folder / layout.OBSERVER).absolute()
         search.append(INSIDE)
         env |= observer_variables(written["observer"], server.env.get("VLLM_PLUGINS", os.environ.get("VLLM_PLUGINS")))
     if log_format == "precise":
-        written["logging"] = (run_folder / LOGGING_FILE).absolute()
+        written["logging"] = (run_folder / layout.SERVER_LOGGING).absolute()
         write_config(written["logging"], logging_config())
         env["VLLM_LOGGING_CONFIG_PATH"] = str(written["logging"])
     else:

@@ -12,7 +12,6 @@ INSIDE = Path(__file__).resolve().parent / "inside"
 OBSERVE_FILE = INSIDE / "rbln_observer" / "observe.py"
 FILE_VARIABLE = "RBLN_OBSERVER_FILE"
 PLUGIN_NAME = "rbln_observer"
-OBSERVER_FILE = "observer.jsonl"
 """In a run's folder."""
 
 

@@ -6,12 +6,14 @@ Nothing here reads a clock or opens a socket. Next: ``harness.sim`` and ``harnes
 from harness.plan.blocks import BlockKeys, block_keys, token_block_keys
 from harness.plan.build import build_plan, check_fits, derive_seed, describe
 from harness.plan.files import read_plan, save_plan, write_plan
+from harness.plan.followers import Followers
 from harness.plan.model import Plan, RequestPlan, SessionPlan
 from harness.plan.tokens import TokenStreams
 from harness.plan.waits import WaitDistribution, load_waits
 
 __all__ = [
     "BlockKeys",
+    "Followers",
     "Plan",
     "RequestPlan",
     "SessionPlan",

@@ -18,6 +18,7 @@ from harness.plan.tokens import MASK64, mix64, stream_key
 
 KeyArray = NDArray[np.int64]
 BLOCK_TOKENS = 128
+NAMED_BLOCK = 1 << 63  # set in no origin of a request: session << 33 stays below it
 
 
 class _Segment(NamedTuple):
@@ -131,8 +132,13 @@ class BlockKeys:
     def _send(self, stream: _Stream, session: int, position: int, request: RequestPlan) -> None:
         shared = min(self._plan.shared_prefix_tokens, request.new_tokens) if request.keep_tokens == 0 else 0
         stream.extend(shared, self._origin(self._plan.num_sessions, 0, is_generated=False), self._seed)
+        named = 0
+        if position == 0 and request.keep_tokens == 0:
+            for name in self._plan.sessions[session].blocks:
+                stream.extend(self._plan.block_tokens, mix64(NAMED_BLOCK ^ name), self._seed)
+                named += self._plan.block_tokens
         own = self._origin(session, position, is_generated=False)
-        stream.extend(request.new_tokens - shared, own, self._seed)
+        stream.extend(request.new_tokens - shared - named, own, self._seed)
 
     @staticmethod
     def _origin(session: int, request: int, *, is_generated: bool) -> int:

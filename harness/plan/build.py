@@ -11,13 +11,15 @@ import hashlib
 import json
 import math
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
 from statistics import NormalDist
 
 from harness.clock import NS_PER_S
 from harness.errors import SpecError
 from harness.plan.model import Plan, RequestPlan, SessionPlan
+from harness.plan.traces.file import load_trace
+from harness.plan.traces.lower import Lowering, sessions_of
 from harness.plan.waits import HIGHEST_QUANTILE, LOWEST_QUANTILE, WaitDistribution, load_waits
 from harness.spec import FixedLaw, LengthLaw, ServerSpec, SessionGroup, UniformLaw, WorkloadSpec
 
@@ -50,6 +52,8 @@ def build_plan(workload: WorkloadSpec, base_seed: int, replicate: int) -> Plan:
         raise SpecError(
             f"base seed {base_seed} and replicate {replicate} must not be negative", where="plan", hint="Give 0 or more"
         )
+    if workload.source == "trace":
+        return _traced(workload, base_seed, replicate)
     waits = _CappedWaits(load_waits(workload.waits), workload.wait_cap_s)
     build = {"drawn": _drawn, "paper": _paper, "sequential": _sequential}[workload.source]
     sessions = build(workload, waits, base_seed, replicate)
@@ -77,6 +81,56 @@ def _what_was_asked(workload: WorkloadSpec) -> str:
     """The keys that differ from their defaults, as JSON: a key that a later version adds changes no hash."""
     asked = workload.model_dump(mode="json", exclude_defaults=True, exclude={"waits"})
     return json.dumps(asked, sort_keys=True, separators=(",", ":"))
+
+
+def _traced(workload: WorkloadSpec, base_seed: int, replicate: int) -> Plan:
+    """A recorded trace as it is, or a sample of its sessions; what is left out is in the provenance."""
+    trace = load_trace(workload.trace)
+    is_whole = workload.num_sessions >= len(trace.recordings)
+    how = Lowering(
+        shrink=workload.length_divisor,
+        max_context_tokens=workload.max_context_tokens,
+        num_recordings=0 if is_whole else workload.num_sessions,
+        concurrency=workload.concurrency,
+        arrivals=workload.arrivals or trace.head.arrivals,
+        human_waits=workload.human_waits,
+        wait_cap_ns=round(workload.wait_cap_s * NS_PER_S),
+        human_wait_cap_ns=round(workload.human_wait_cap_s * NS_PER_S),
+    )
+    rng = random.Random(derive_seed(base_seed, f"trace/r{replicate}/sample"))
+    sessions, block_tokens, left = sessions_of(trace.recordings, trace.head.block_tokens, how, rng)
+    if not sessions:
+        raise SpecError(
+            f"no request of the trace fits ({_counted(left.counts)})",
+            where=workload.trace,
+            hint="Raise max_context_tokens, or shrink the lengths: scale = '1/4'",
+        )
+    provenance: dict[str, str | int | float] = {
+        "workload": _what_was_asked(workload),
+        "trace": trace.head.name,
+        "trace_sha256": trace.sha256,
+        "trace_format": trace.head.source_format,
+        "trace_arrivals": how.arrivals,
+        "left_out": _counted(left.counts),
+        "dropped_at_import": _counted(trace.head.dropped),
+        "assumed_at_import": "; ".join(trace.head.labels),
+    }
+    return Plan(
+        source="trace",
+        seed=base_seed,
+        replicate=replicate,
+        treatment="as-drawn",
+        shared_prefix_tokens=0,
+        token_id_range=workload.token_id_range,
+        sessions=sessions,
+        provenance=provenance,
+        prompt_form=workload.prompt_form,
+        block_tokens=block_tokens,
+    )
+
+
+def _counted(counts: Mapping[str, int]) -> str:
+    return "; ".join(f"{count} {what}" for what, count in sorted(counts.items()))
 
 
 class _CappedWaits:
@@ -159,7 +213,7 @@ def _sequential(workload: WorkloadSpec, waits: _CappedWaits, base_seed: int, rep
         lambda: draw_length(workload.generate_tokens, rng),
     ]
     sessions = [
-        SessionPlan(index, 0, index - 1 if index else None, None, (RequestPlan(0, *(draw() for draw in lengths)),))
+        SessionPlan(index, 0, index - 1 if index else None, None, (RequestPlan(0, lengths[0](), lengths[1]()),))
         for index in range(workload.num_background + 1)
     ]
     target = sessions[0].requests[0]
@@ -216,11 +270,16 @@ def describe(plan: Plan) -> dict[str, str | int | float]:
         "shared prefix tokens": plan.shared_prefix_tokens,
         "prompt form": plan.prompt_form,
         "sessions that follow another": sum(session.after is not None for session in plan.sessions),
+        "sessions that wait for several": sum(bool(session.also_after) for session in plan.sessions),
+        "named blocks": sum(len(session.blocks) for session in plan.sessions),
         "waits": len(waited_s),
         "waits, total s": plan.total_wait_ns / NS_PER_S,
     }
     if waited_s:
         summary["wait p50 s"] = waited_s[(len(waited_s) - 1) // 2]
         summary["wait max s"] = waited_s[-1]
+    for kind, waits_ns in plan.waits_by_kind_ns().items():
+        if kind != "none":
+            summary[f"waits for a {kind}"] = f"{len(waits_ns)}, total {sum(waits_ns) / NS_PER_S:.1f} s"
     provenance = {f"provenance: {key}": value for key, value in plan.provenance.items()}
     return dict(chain(summary.items(), provenance.items()))

@@ -14,7 +14,16 @@ from pathlib import Path
 from typing import Any, cast
 
 from harness.errors import PlanError, RecordsError
-from harness.plan.model import FORMAT, REQUEST_COLUMNS, Plan, RequestPlan, SessionPlan, canonical_lines
+from harness.plan.model import (
+    FORMAT,
+    REQUEST_COLUMNS,
+    WAIT_KINDS,
+    Plan,
+    RequestPlan,
+    SessionPlan,
+    WaitKind,
+    canonical_lines,
+)
 
 
 def save_plan(plan: Plan, folder: Path) -> Path:
@@ -125,20 +134,29 @@ def _plan_from(header: dict[str, Any], lines: list[bytes]) -> Plan:
         provenance=header["provenance"],
         prompt_form=header["prompt_form"],
         drawn_parent=header["drawn_parent"],
+        block_tokens=header.get("block_tokens", 0),
     )
 
 
+_KINDS: dict[str, WaitKind] = {kind[0]: kind for kind in WAIT_KINDS}
+
+
 def _session_from(record: dict[str, Any]) -> SessionPlan:
+    letters: str = record.get("kinds", "n" * (len(record["requests"]) + 1))
+    kinds: list[WaitKind] = [_KINDS[letter] for letter in letters]
     return SessionPlan(
         index=record["session"],
         start_offset_ns=record["start_offset_ns"],
         after=record.get("after"),
         continues=record.get("continues"),
-        requests=tuple(_request_from(columns) for columns in record["requests"]),
+        requests=tuple(_request_from(row, kind) for row, kind in zip(record["requests"], kinds[1:], strict=True)),
+        also_after=tuple(record.get("also_after", ())),
+        start_kind=kinds[0],
+        blocks=tuple(record.get("blocks", ())),
     )
 
 
-def _request_from(columns: list[int]) -> RequestPlan:
+def _request_from(columns: list[int], kind: WaitKind) -> RequestPlan:
     if len(columns) != len(REQUEST_COLUMNS) or not all(type(column) is int for column in columns):
         raise ValueError(f"{columns} is not [{', '.join(REQUEST_COLUMNS)}]")
-    return RequestPlan(*columns)
+    return RequestPlan(*columns, wait_kind=kind)

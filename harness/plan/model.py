@@ -12,13 +12,15 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn, get_args
 
 from harness.errors import PlanError
 from harness.spec import PromptForm, Treatment
 
 TokenIdRange = tuple[int, int]
 FORMAT = "harness-plan/1"
+WaitKind = Literal["none", "tool", "human"]
+WAIT_KINDS: tuple[WaitKind, ...] = get_args(WaitKind)
 REQUEST_COLUMNS = ("keep_tokens", "new_tokens", "generate_tokens", "wait_after_ns")
 
 
@@ -28,13 +30,15 @@ class RequestPlan:
 
     The stream so far is everything earlier requests of the session sent and got back, in order; after this request
     it is this prompt plus ``generate_tokens`` generated ones. A re-arrival keeps all of it; fewer is a truncation.
-    wait_after_ns: the tool wait that follows, in model ns; on a session's last request it is kept, never waited.
+    wait_after_ns: the wait that follows, in model ns; on a session's last request it is kept, never waited.
+    wait_kind: for what it waits, where a recording says so.
     """
 
     keep_tokens: int
     new_tokens: int
     generate_tokens: int
     wait_after_ns: int = 0
+    wait_kind: WaitKind = "none"
 
     @property
     def prompt_tokens(self) -> int:
@@ -51,8 +55,12 @@ class SessionPlan:
     """One session: its requests, in order, and when it starts.
 
     It starts ``start_offset_ns`` after the common start, or, with ``after`` = k, that long after session k completed
-    its last request. With ``continues`` = k its stream begins as the whole stream of session k, which must have
-    finished before: k is ``after`` or earlier in that chain.
+    its last request; ``also_after`` names more sessions that must have completed theirs (a join of sub-agents). With
+    ``continues`` = k its stream begins as the whole stream of session k, which must have finished before: k is one of
+    those, or one that they waited for.
+    start_kind: what start_offset_ns waits for; a "tool" or "human" start is a wait of the session's agent.
+    blocks: names of the whole blocks of ``Plan.block_tokens`` tokens that a fresh stream begins with; equal names are
+    equal tokens in every session.
     """
 
     index: int
@@ -60,6 +68,19 @@ class SessionPlan:
     after: int | None
     continues: int | None
     requests: tuple[RequestPlan, ...]
+    also_after: tuple[int, ...] = ()
+    start_kind: WaitKind = "none"
+    blocks: tuple[int, ...] = ()
+
+    @property
+    def predecessors(self) -> tuple[int, ...]:
+        """Every session that must have completed before this one starts; () for one that starts by itself."""
+        return () if self.after is None else (self.after, *self.also_after)
+
+    @property
+    def is_start_waited(self) -> bool:
+        """Whether start_offset_ns is a wait of an agent, as the waits between its requests are."""
+        return self.after is not None and self.start_kind != "none"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,6 +90,7 @@ class Plan:
     seed: the base seed; with ``replicate`` it names all draws. token_id_range: [low, high), prompt ids lie in it.
     drawn_parent: hash of the as-drawn plan this one is a treatment of, "" for that plan itself.
     provenance: where the numbers come from, for people and reports; part of the hash.
+    block_tokens: size of the blocks that sessions name, 0 where none does.
     Raises PlanError when the parts contradict each other.
     """
 
@@ -82,6 +104,7 @@ class Plan:
     provenance: Mapping[str, str | int | float] = field(default_factory=dict[str, "str | int | float"])
     prompt_form: PromptForm = "token-ids"
     drawn_parent: str = ""
+    block_tokens: int = 0
     _hash: list[str] = field(default_factory=list[str], init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -112,8 +135,8 @@ class Plan:
 
     @property
     def num_waits(self) -> int:
-        """Waits that are really waited: one fewer than the requests of each session."""
-        return self.num_requests - len(self.sessions)
+        """Waits that are really waited: between the requests of each session, and before an agent goes on."""
+        return self.num_requests - len(self.sessions) + sum(session.is_start_waited for session in self.sessions)
 
     @property
     def total_wait_ns(self) -> int:
@@ -127,7 +150,20 @@ class Plan:
 
     def waited_ns(self) -> Iterator[int]:
         """The waits that are really waited, by session and request."""
-        return (request.wait_after_ns for session in self.sessions for request in session.requests[:-1])
+        for session in self.sessions:
+            if session.is_start_waited:
+                yield session.start_offset_ns
+            yield from (request.wait_after_ns for request in session.requests[:-1])
+
+    def waits_by_kind_ns(self) -> dict[WaitKind, list[int]]:
+        """The waits that are really waited, by what they wait for; kinds without one are left out."""
+        found: dict[WaitKind, list[int]] = {}
+        for session in self.sessions:
+            if session.is_start_waited:
+                found.setdefault(session.start_kind, []).append(session.start_offset_ns)
+            for request in session.requests[:-1]:
+                found.setdefault(request.wait_kind, []).append(request.wait_after_ns)
+        return found
 
     def request(self, session: int, request: int) -> RequestPlan:
         """One request by its two indices; raises IndexError when there is none."""
@@ -160,7 +196,11 @@ class Plan:
 
 def _without_waits(sessions: tuple[SessionPlan, ...]) -> tuple[SessionPlan, ...]:
     return tuple(
-        replace(session, requests=tuple(replace(request, wait_after_ns=0) for request in session.requests))
+        replace(
+            session,
+            start_offset_ns=0 if session.is_start_waited else session.start_offset_ns,
+            requests=tuple(replace(request, wait_after_ns=0) for request in session.requests),
+        )
         for session in sessions
     )
 
@@ -173,12 +213,16 @@ def _with_equal_waits(plan: Plan) -> tuple[SessionPlan, ...]:
     sessions: list[SessionPlan] = []
     waits_before = 0
     for session in plan.sessions:
+        start_ns = session.start_offset_ns
+        if session.is_start_waited:
+            start_ns = mean_ns + (1 if waits_before < remainder else 0)
+            waits_before += 1
         waited = [
             replace(request, wait_after_ns=mean_ns + (1 if waits_before + position < remainder else 0))
             for position, request in enumerate(session.requests[:-1])
         ]
         waits_before += len(waited)
-        sessions.append(replace(session, requests=(*waited, session.requests[-1])))
+        sessions.append(replace(session, start_offset_ns=start_ns, requests=(*waited, session.requests[-1])))
     return tuple(sessions)
 
 
@@ -204,8 +248,12 @@ def _check_start(plan: Plan, position: int, session: SessionPlan) -> None:
         _refuse(where, f"its index is {session.index}", "Number the sessions 0, 1, 2, ... in order")
     if session.start_offset_ns < 0:
         _refuse(where, f"start_offset_ns is negative ({session.start_offset_ns})", "Give 0 or more")
-    if session.after is not None and not 0 <= session.after < position:
-        _refuse(where, f"it starts after session {session.after}", "Let it follow a session with a lower index")
+    if wrong := [before for before in session.predecessors if not 0 <= before < position]:
+        _refuse(where, f"it starts after session {wrong[0]}", "Let it follow a session with a lower index")
+    if session.also_after and session.after is None:
+        _refuse(where, "it has also_after without after", "Name the first of them in after")
+    if session.blocks and (session.continues is not None or len(session.blocks) * plan.block_tokens > _fresh(session)):
+        _refuse(where, f"{len(session.blocks)} named blocks are not the beginning of a fresh prompt", "Name fewer")
     if session.continues is not None and not _is_finished_before(plan, session, session.continues):
         _refuse(
             where,
@@ -215,10 +263,20 @@ def _check_start(plan: Plan, position: int, session: SessionPlan) -> None:
 
 
 def _is_finished_before(plan: Plan, session: SessionPlan, ancestor: int) -> bool:
-    link = session.after
-    while link is not None and link != ancestor:
-        link = plan.sessions[link].after
-    return link is not None
+    open_sessions, seen = list(session.predecessors), set[int]()
+    while open_sessions:
+        link = open_sessions.pop()
+        if link == ancestor:
+            return True
+        if link not in seen:
+            seen.add(link)
+            open_sessions.extend(plan.sessions[link].predecessors)
+    return False
+
+
+def _fresh(session: SessionPlan) -> int:
+    """Prompt tokens of a session's first request; 0 where it has none or keeps some."""
+    return 0 if not session.requests or session.requests[0].keep_tokens else session.requests[0].prompt_tokens
 
 
 def _check_requests(session: SessionPlan, begins_with: int) -> int:
@@ -274,6 +332,8 @@ def canonical_lines(plan: Plan, plan_hash: str | None = None) -> Iterator[bytes]
         "provenance": dict(sorted(plan.provenance.items())),
         "requests": list(REQUEST_COLUMNS),
     }
+    if plan.block_tokens:
+        header["block_tokens"] = plan.block_tokens
     yield _line(header)
     for session in plan.sessions:
         yield _line(_session_record(session))
@@ -287,8 +347,16 @@ def _session_record(session: SessionPlan) -> dict[str, Any]:
     record: dict[str, Any] = {"session": session.index, "start_offset_ns": session.start_offset_ns}
     if session.after is not None:
         record["after"] = session.after
+    if session.also_after:
+        record["also_after"] = session.also_after
     if session.continues is not None:
         record["continues"] = session.continues
+    if session.blocks:
+        record["blocks"] = session.blocks
+    kinds = [session.start_kind, *(request.wait_kind for request in session.requests)]
+    if any(kind != "none" for kind in kinds):
+        # One letter each: what the start waits for, then what is waited for after each request.
+        record["kinds"] = "".join(kind[0] for kind in kinds)
     record["requests"] = [
         (request.keep_tokens, request.new_tokens, request.generate_tokens, request.wait_after_ns)
         for request in session.requests

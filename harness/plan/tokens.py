@@ -108,8 +108,10 @@ class TokenStreams:
         low, high = plan.token_id_range
         self._low, self._span = low, high - low
         self._most_requests = max(len(session.requests) for session in plan.sessions)
-        self._marks = _Marks(self._mark(plan.num_sessions, 0), self._span, self._key)
-        self._word_marks = _Marks(self._mark(plan.num_sessions, 0), len(WORDS), self._key)
+        named = max((name for session in plan.sessions for name in session.blocks), default=-1)
+        highest = self._mark(plan.num_sessions, 0) if named < 0 else self._mark(plan.num_sessions + 1, 0) + named
+        self._marks = _Marks(highest, self._span, self._key)
+        self._word_marks = _Marks(highest, len(WORDS), self._key)
 
     def fresh_tokens(self, session: int, request: int) -> TokenArray:
         """The request's new ids: int32, shape (new_tokens,)."""
@@ -154,7 +156,17 @@ class TokenStreams:
             shared = self._draw(self._plan.num_sessions, 0, 0, min(self._plan.shared_prefix_tokens, stop), span)
             marks.write(shared, 0, self._mark(self._plan.num_sessions, 0))
             own[: len(shared)] = shared
+        if request == 0 and start == 0:
+            for place, name in enumerate(self._plan.sessions[session].blocks):
+                self._write_block(own, place * self._plan.block_tokens, name, span, marks)
         return own
+
+    def _write_block(self, numbers: NDArray[np.int64], start: int, name: int, span: int, marks: _Marks) -> None:
+        """Overwrite ``block_tokens`` numbers from ``start`` with those of a named block."""
+        stop = start + self._plan.block_tokens
+        block = self._draw(self._plan.num_sessions + 1 + name, 0, start, stop, span)
+        marks.write(block, start, self._mark(self._plan.num_sessions + 1, 0) + name)
+        numbers[start:stop] = block
 
     def _mark(self, session: int, request: int) -> int:
         """The number of a request; the one after the last session's marks the shared prefix."""

@@ -7,14 +7,13 @@ decides. Next: ``harness.runner`` keeps a copy of the file in every run; ``harne
 from __future__ import annotations
 
 from harness.prereg.freeze import FreezeOptions, freeze
-from harness.prereg.frozen import FROZEN_COPY, FrozenRule, Preregistration, Ticket, load_preregistration
+from harness.prereg.frozen import FrozenRule, Preregistration, Ticket, load_preregistration
 from harness.prereg.judge import Judgement, judge
 from harness.prereg.predict import predict_experiment, predict_runs
 from harness.prereg.seeds import SeedUse, used_seeds
 from harness.prereg.ticket import check_sealed_runs, ticket_for
 
 __all__ = [
-    "FROZEN_COPY",
     "FreezeOptions",
     "FrozenRule",
     "Judgement",

@@ -22,7 +22,6 @@ from harness.records import PreregistrationRecord
 from harness.spec import ExperimentSpec, Spec, describe_validation_error
 from harness.spec.rules import DecisionRule
 
-FROZEN_COPY = "preregistration.json"
 FORMAT: Literal["harness-preregistration/1"] = "harness-preregistration/1"
 
 

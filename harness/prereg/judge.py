@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from harness.analysis.method.decide import Decision, Outcome
-from harness.analysis.method.runfacts import experiment_of
 from harness.analysis.method.verdicts import Evidence, decide_experiment
 from harness.errors import RuleFailedError, SpecError
 from harness.prereg.frozen import Preregistration
@@ -80,7 +79,7 @@ def _chosen_rules(
 ) -> list[DecisionRule]:
     """The frozen rules of confirmatory runs, else the named ones; one that differs from its frozen self is refused."""
     if frozen is None:
-        asked = names or experiment_of(runs[0]).rules
+        asked = names or runs[0].spec.rules
         if not asked:
             raise SpecError("the experiment names no rules", where=runs[0].experiment, hint="Name one with --rule")
         return [load_rule(name) for name in asked]

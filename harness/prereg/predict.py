@@ -13,10 +13,9 @@ import pyarrow as pa
 
 from harness.analysis import rearrivals
 from harness.analysis.method.predictions import Prediction, Predictions
-from harness.analysis.method.runfacts import cost_model_of
 from harness.engine import CostModel
 from harness.experiment import PlannedRuns
-from harness.plan import Plan, read_plan
+from harness.plan import Plan
 from harness.records import SealedRun
 from harness.sim import SimResult, simulate
 from harness.spec import RulesName, ServerSpec
@@ -74,7 +73,5 @@ def predict_runs(runs: Sequence[SealedRun], rules: RulesName | None = None) -> P
     """Predictions of runs that were sealed without any: from the plan that lies in each."""
     found: dict[str, dict[int, Prediction]] = {}
     for run in runs:
-        plan = read_plan(run.file("plan.jsonl"))
-        server = ServerSpec.model_validate(run.manifest.requested_server)
-        found.setdefault(run.condition, {})[run.replicate] = predict(plan, server, rules, cost_model_of(run))
+        found.setdefault(run.condition, {})[run.replicate] = predict(run.plan, run.server, rules, run.cost_model)
     return found

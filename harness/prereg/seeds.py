@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, cast
 
 from harness.errors import SpecError
 from harness.prereg.repository import Repository
-from harness.records.manifest import MANIFEST_NAME
+from harness.records import layout
 from harness.spec import load_toml
 
 SEED_KEY = re.compile(r"(?:^|_)seeds?$")
@@ -122,7 +122,7 @@ def _in_runs(runs_root: Path) -> Iterator[SeedUse]:
     for path in sorted(runs_root.rglob(SEARCH_FILE)):
         for seed in seeds_in(_object(path)):
             yield SeedUse(seed, f"search {path.parent.relative_to(runs_root).as_posix()}")
-    for path in sorted(runs_root.rglob(MANIFEST_NAME)):
+    for path in sorted(runs_root.rglob(layout.MANIFEST)):
         manifest = _object(path)
         seed = manifest.get("requested", {}).get("experiment", {}).get("base_seed")
         if isinstance(seed, int) and manifest.get("preregistration") is None:

@@ -10,7 +10,6 @@ import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness.analysis.method.runfacts import COST_MODEL_FILE
 from harness.clock import NS_PER_S, ScaledClock, utc_now
 from harness.errors import PlanError, RecordsError, SpecError
 from harness.experiment import PlannedRuns, resolve
@@ -18,7 +17,6 @@ from harness.live.provenance import source_sha256
 from harness.plan import read_plan
 from harness.prereg.freeze import HARNESS_FOLDER, artifact_sha256, check_new_seed, located
 from harness.prereg.frozen import (
-    FROZEN_COPY,
     NamedFile,
     Preregistration,
     Ticket,
@@ -26,7 +24,7 @@ from harness.prereg.frozen import (
     read_frozen,
 )
 from harness.prereg.repository import Commit, Repository, file_sha256
-from harness.records import PreregistrationRecord, SealedRun
+from harness.records import PreregistrationRecord, SealedRun, layout
 
 AGAIN = "Restore it, or freeze the changed experiment under a new name"
 
@@ -166,14 +164,14 @@ def check_sealed_runs(runs: Sequence[SealedRun]) -> Preregistration | None:
 def _check_run(run: SealedRun) -> Preregistration:
     record = run.manifest.preregistration
     assert record is not None, "only confirmatory runs come here"
-    content = read_frozen(run.file(FROZEN_COPY))
+    content = read_frozen(run.file(layout.FROZEN))
     if hashlib.sha256(content).hexdigest() != record.sha256:
         raise RecordsError(
             "its copy of the frozen file is not the one its manifest names",
-            where=str(run.file(FROZEN_COPY)),
+            where=str(run.file(layout.FROZEN)),
             hint="Restore the run from a copy",
         )
-    frozen = parse_preregistration(content, where=str(run.file(FROZEN_COPY)))
+    frozen = parse_preregistration(content, where=str(run.file(layout.FROZEN)))
     if frozen.plan_hashes.get((run.condition, run.replicate)) != run.manifest.plan_hash:
         raise RecordsError(
             f"was made from plan {run.manifest.plan_hash[:12]}, which its preregistration does not name for it",
@@ -193,7 +191,7 @@ def _check_run(run: SealedRun) -> Preregistration:
 
 def _check_cost_model(run: SealedRun, frozen: Preregistration) -> None:
     """The copy in the run prices its channel A: it must be the frozen file (runs older than copies have none)."""
-    copy = run.manifest.files.get(COST_MODEL_FILE)
+    copy = run.manifest.files.get(layout.COST_MODEL)
     if copy is None:
         return
     if copy.sha256 not in {file.sha256 for file in frozen.files}:
@@ -202,10 +200,10 @@ def _check_cost_model(run: SealedRun, frozen: Preregistration) -> None:
             where=str(run.path),
             hint="Restore the frozen file and perform the run again",
         )
-    if file_sha256(run.file(COST_MODEL_FILE)) != copy.sha256:
+    if file_sha256(run.file(layout.COST_MODEL)) != copy.sha256:
         raise RecordsError(
             "its copy of the cost model is not the one its manifest names",
-            where=str(run.file(COST_MODEL_FILE)),
+            where=str(run.file(layout.COST_MODEL)),
             hint="Restore the run from a copy",
         )
 

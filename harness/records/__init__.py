@@ -14,7 +14,8 @@ from harness.records.manifest import (
     PreregistrationRecord,
     ServerRecord,
 )
-from harness.records.store import RunKey, RunStore, SealedRun
+from harness.records.run import RunKey, SealedRun, by_condition, once_per_run, paired
+from harness.records.store import RunStore
 from harness.records.writer import RawFile, RunWriter
 
 __all__ = [
@@ -31,4 +32,7 @@ __all__ = [
     "RunWriter",
     "SealedRun",
     "ServerRecord",
+    "by_condition",
+    "once_per_run",
+    "paired",
 ]

@@ -14,7 +14,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from harness.errors import RecordsError
 from harness.records.schema import SCHEMA_VERSION
 
-MANIFEST_NAME = "manifest.json"
 Severity = Literal["invalid", "warning", "info"]
 StepSource = Literal["bucket-log", "iteration-log", "none"]
 
@@ -168,6 +167,11 @@ class Manifest(_Record):
         """The server configuration in force: effective where known, else requested."""
         merged: dict[str, Any] = {**self.requested_server, **self.effective.get("server", {})}
         return merged
+
+    @property
+    def decode_buckets(self) -> tuple[int, ...]:
+        """The compiled decode buckets; () where the manifest does not tell."""
+        return tuple(self.server_spec.get("decode_buckets", ()))
 
     def to_json(self) -> str:
         """The text of manifest.json."""

@@ -105,11 +105,6 @@ DERIVED_TABLES: dict[str, pa.Schema] = {"steps": STEPS, "kv_events": KV_EVENTS, 
 TABLES: dict[str, pa.Schema] = {**RAW_TABLES, **DERIVED_TABLES}
 
 
-def table_path(name: str) -> str:
-    """Where table ``name`` lies inside a run's folder."""
-    return f"derived/{name}.parquet" if name in DERIVED_TABLES else f"{name}.parquet"
-
-
 def conform(name: str, table: pa.Table) -> pa.Table:
     """``table`` cast to the schema of ``name``, its own metadata kept; raises RecordsError where it does not fit.
 

@@ -7,102 +7,19 @@ what this returns; ``harness query`` hands SQL to ``RunStore.query``.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import cast
 
 import duckdb
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from harness.errors import RecordsError, SpecError
-from harness.records import schema
-from harness.records.disk import file_entry
-from harness.records.manifest import MANIFEST_NAME, Manifest, load_manifest
+from harness.records import layout, schema
+from harness.records.manifest import load_manifest
+from harness.records.run import RunKey, SealedRun, damaged
 
 MAX_SCRAPE_BYTES = 64 << 20
 RUN_COLUMNS = ("experiment", "condition", "replicate", "is_valid")
-
-
-class RunKey(NamedTuple):
-    """What names a run: one condition of one replicate of an experiment."""
-
-    experiment: str
-    condition: str
-    replicate: int
-
-
-@dataclass(frozen=True, slots=True)
-class SealedRun:
-    """One sealed run: its folder and its manifest; tables are read when asked for."""
-
-    path: Path
-    manifest: Manifest
-
-    @property
-    def experiment(self) -> str:
-        return self.manifest.experiment
-
-    @property
-    def condition(self) -> str:
-        return self.manifest.condition
-
-    @property
-    def replicate(self) -> int:
-        return self.manifest.replicate
-
-    @property
-    def invalid_reasons(self) -> tuple[str, ...]:
-        return self.manifest.invalid_reasons
-
-    @property
-    def key(self) -> RunKey:
-        return RunKey(self.manifest.experiment, self.manifest.condition, self.manifest.replicate)
-
-    @property
-    def is_valid(self) -> bool:
-        return self.manifest.is_valid
-
-    def file(self, name: str) -> Path:
-        """Path of a file of this run, e.g. "server.log"."""
-        return self.path / name
-
-    def table(self, name: str) -> pa.Table:
-        """Table ``name`` of this run (a key of schema.TABLES), empty when the run has none."""
-        path = self.path / schema.table_path(name)
-        if not path.exists():
-            return schema.empty(name)
-        try:
-            # One file, not a dataset: a folder named key=value above it must not become a column.
-            return pq.ParquetFile(path).read()
-        except (OSError, pa.ArrowException) as error:
-            raise _damaged(path, f"cannot be read ({error})") from error
-
-    def check_sizes(self) -> None:
-        """Raise RecordsError when a file of the manifest is missing or has another size (cheap: no bytes read)."""
-        for name, entry in self.manifest.files.items():
-            path = self.path / name
-            try:
-                size_bytes = path.stat().st_size
-            except OSError as error:
-                raise _damaged(path, f"is missing ({error.strerror})") from error
-            if size_bytes != entry.size_bytes:
-                raise _damaged(path, f"has {size_bytes} bytes, {entry.size_bytes} were sealed")
-
-    def verify(self) -> None:
-        """Raise RecordsError naming the first file whose bytes differ from what was sealed, or that was added."""
-        self.check_sizes()
-        for name, entry in self.manifest.files.items():
-            if file_entry(self.path / name).sha256 != entry.sha256:
-                raise _damaged(self.path / name, "differs from what was sealed (SHA-256)")
-        for name, derived in self.manifest.derived.items():
-            if schema.content_sha256(self.table(name)) != derived.content_sha256:
-                path = self.path / schema.table_path(name)
-                raise _damaged(path, "differs from what was sealed", hint="`harness derive` rebuilds derived tables")
-        known = {*self.manifest.files, MANIFEST_NAME, *(schema.table_path(name) for name in schema.TABLES)}
-        for path in sorted(self.path.rglob("*")):
-            if path.is_file() and str(path.relative_to(self.path)) not in known:
-                raise _damaged(path, "was added after sealing")
 
 
 class RunStore:
@@ -120,14 +37,14 @@ class RunStore:
 
     def run(self, experiment: str, condition: str, replicate: int) -> SealedRun:
         """One sealed run; SpecError when there is none."""
-        folder = self.root / experiment / condition / str(replicate)
+        folder = layout.run_folder(self.root, experiment, condition, replicate)
         if not folder.is_dir():
             raise SpecError("there is no sealed run of that name", where=str(folder), hint="See `harness query`")
         return self._load(folder)
 
     def unsealed(self) -> list[Path]:
         """Folders of runs that are being written, or were cut short."""
-        found = [*self.root.glob("*/*/*.partial/"), *self.root.glob("*/*/*.aborted-*/")]
+        found = [*self.root.glob(f"*/*/*{layout.PARTIAL}/"), *self.root.glob(f"*/*/*{layout.ABORTED}*/")]
         return sorted(folder for folder in found if folder.is_dir())
 
     def verify(self) -> int:
@@ -175,10 +92,10 @@ class RunStore:
             connection.close()
 
     def _load(self, folder: Path) -> SealedRun:
-        run = SealedRun(folder, load_manifest(folder / MANIFEST_NAME))
+        run = SealedRun(folder, load_manifest(folder / layout.MANIFEST))
         named = RunKey(folder.parent.parent.name, folder.parent.name, int(folder.name))
         if run.key != named:
-            raise _damaged(folder / MANIFEST_NAME, f"belongs to run {'/'.join(map(str, run.key))}")
+            raise damaged(folder / layout.MANIFEST, f"belongs to run {'/'.join(map(str, run.key))}")
         run.check_sizes()
         return run
 
@@ -244,7 +161,7 @@ RUNS = pa.schema(
 
 
 def _create_table_view(connection: duckdb.DuckDBPyConnection, name: str, runs: list[SealedRun]) -> None:
-    paths = {run.path / schema.table_path(name): run for run in runs}
+    paths = {run.path / layout.table_path(name): run for run in runs}
     present = {path: run for path, run in paths.items() if path.exists()}
     if not present:
         connection.register("arrow_empty", _with_run_columns(schema.empty(name)))
@@ -255,7 +172,7 @@ def _create_table_view(connection: duckdb.DuckDBPyConnection, name: str, runs: l
 
 
 def _create_scrapes_view(connection: duckdb.DuckDBPyConnection, runs: list[SealedRun]) -> None:
-    present = {run.file("scrapes.jsonl"): run for run in runs if "scrapes.jsonl" in run.manifest.files}
+    present = {run.file(layout.SCRAPES): run for run in runs if layout.SCRAPES in run.manifest.files}
     columns = "{at_ns: 'BIGINT', reason: 'VARCHAR', status: 'INTEGER', body: 'VARCHAR'}"
     if not present:
         connection.execute(
@@ -311,9 +228,3 @@ def _require_one_statement(connection: duckdb.DuckDBPyConnection, sql: str) -> N
 
 def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())[:300]
-
-
-def _damaged(
-    path: Path, what: str, *, hint: str = "Restore the file from a copy, or move the run away"
-) -> RecordsError:
-    return RecordsError(what, where=str(path), hint=hint)

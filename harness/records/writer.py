@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import re
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
@@ -20,14 +19,11 @@ import pyarrow as pa
 from pydantic import ValidationError
 
 from harness.errors import RecordsError, SpecError
-from harness.records import schema
+from harness.records import layout, schema
 from harness.records.disk import disk_errors, file_entry, sync_file, sync_folder, sync_tree, write_parquet, write_synced
-from harness.records.manifest import MANIFEST_NAME, DerivedEntry, Manifest
-from harness.records.store import SealedRun
+from harness.records.manifest import DerivedEntry, Manifest
+from harness.records.run import SealedRun
 from harness.spec import check_name
-
-LOCK_NAME = "writer.lock"
-RAW_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
 
 
 class RawFile:
@@ -78,15 +74,14 @@ class RunWriter:
             raise SpecError(f"replicate must not be negative, got {replicate}")
         self.key = (experiment, condition, replicate)
         self.planned_requests = planned_requests
-        parent = Path(root) / experiment / condition
-        self.final_folder = parent / str(replicate)
-        self.folder = parent / f"{replicate}.partial"
+        self.final_folder = layout.run_folder(Path(root), experiment, condition, replicate)
+        self.folder = self.final_folder.with_name(f"{replicate}{layout.PARTIAL}")
         self._raw_files: dict[str, RawFile] = {}
         self._num_requests: int | None = None
         self._derived: dict[str, DerivedEntry] = {}
         self._is_open = False
         with disk_errors(self.folder):
-            self._open_folder(parent)
+            self._open_folder(self.folder.parent)
         self._is_open = True
 
     def _open_folder(self, parent: Path) -> None:
@@ -105,7 +100,7 @@ class RunWriter:
     def raw(self, name: str) -> RawFile:
         """The append-only raw file ``name`` of this run, opened on first use."""
         self._require_open()
-        if not RAW_NAME.match(name) or name in (LOCK_NAME, MANIFEST_NAME) or name.endswith(".parquet"):
+        if not layout.is_raw_name(name):
             raise RecordsError(f"{name!r} cannot name a raw file of a run")
         if name not in self._raw_files:
             self._raw_files[name] = RawFile(self.folder / name)
@@ -122,7 +117,7 @@ class RunWriter:
         if name not in schema.TABLES:
             raise RecordsError(f"{name!r} is not a table of a run: {', '.join(schema.TABLES)}")
         table = schema.conform(name, table)
-        path = write_parquet(table, self.folder / schema.table_path(name))
+        path = write_parquet(table, self.folder / layout.table_path(name))
         if name == "requests":
             self._num_requests = table.num_rows
         if name in schema.DERIVED_TABLES:
@@ -141,8 +136,8 @@ class RunWriter:
         self.close_raw()
         sealed = self._complete(manifest, tuple(invalid_reasons))
         with disk_errors(self.folder):
-            write_synced(self.folder / MANIFEST_NAME, sealed.to_json().encode())
-            (self.folder / LOCK_NAME).unlink()
+            write_synced(self.folder / layout.MANIFEST, sealed.to_json().encode())
+            (self.folder / layout.LOCK).unlink()
             sync_tree(self.folder)
             # rename() onto an existing sealed folder fails: it is not empty.
             self.folder.rename(self.final_folder)
@@ -156,7 +151,7 @@ class RunWriter:
             return None
         self._close()
         with disk_errors(self.folder):
-            (self.folder / LOCK_NAME).unlink(missing_ok=True)
+            (self.folder / layout.LOCK).unlink(missing_ok=True)
             return set_aside(self.folder)
 
     def discard(self) -> None:
@@ -205,12 +200,14 @@ class RunWriter:
             derived=self._derived,
         )
         with disk_errors(self.folder):
-            files = [path for path in sorted(self.folder.rglob("*")) if path.is_file() and path.name != LOCK_NAME]
+            files = [path for path in sorted(self.folder.rglob("*")) if path.is_file() and path.name != layout.LOCK]
             for path in files:
                 # Other processes wrote some of these (the server's log): on disk before the manifest vouches for them.
                 sync_file(path)
             facts["files"] = {
-                str(path.relative_to(self.folder)): file_entry(path) for path in files if path.parent.name != "derived"
+                str(path.relative_to(self.folder)): file_entry(path)
+                for path in files
+                if path.parent.name != layout.DERIVED
             }
         try:
             return Manifest.model_validate(facts)
@@ -244,12 +241,12 @@ def set_aside(partial: Path) -> Path:
     """
     lock = _lock_folder(partial)
     try:
-        stem = partial.name.removesuffix(".partial")
+        stem = partial.name.removesuffix(layout.PARTIAL)
         for k in range(1, 1_000_000):
-            aborted = partial.with_name(f"{stem}.aborted-{k}")
+            aborted = partial.with_name(f"{stem}{layout.ABORTED}{k}")
             if not aborted.exists():
                 partial.rename(aborted)
-                (aborted / LOCK_NAME).unlink()
+                (aborted / layout.LOCK).unlink()
                 return aborted
     finally:
         os.close(lock)
@@ -258,7 +255,7 @@ def set_aside(partial: Path) -> Path:
 
 def _lock_folder(folder: Path) -> int:
     # flock dies with its process, so a killed harness never leaves a lock behind.
-    descriptor = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    descriptor = os.open(folder / layout.LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:

@@ -7,16 +7,13 @@ Next: ``page`` renders the view.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
-from harness.analysis import ExperimentSummary, RunFigures, rearrivals, summarise
-from harness.analysis.method.lateness import lateness
+from harness.analysis import ExperimentSummary, RunFigures, summarise
 from harness.analysis.method.summary import ConditionFigures
 from harness.clock import NS_PER_S, utc_now
-from harness.errors import PlanError, SpecError
-from harness.plan import Plan, read_plan
+from harness.errors import SpecError
 from harness.records import Finding, SealedRun
 from harness.report.facts import (
     changes,
@@ -32,7 +29,6 @@ from harness.report.view import (
     Check,
     ConditionView,
     FindingView,
-    FloatArray,
     Rearrival,
     ReplicateRatio,
     ReportView,
@@ -42,7 +38,6 @@ from harness.report.view import (
 from harness.spec import factors_text
 
 MAX_TIMELINES = 6
-PLAN_NAME = "plan.jsonl"
 LAG_P99 = "re-arrival lag p99"
 START_SPREAD = "start spread"
 
@@ -88,9 +83,6 @@ def gather(
 
 def run_view(run: SealedRun, figures: RunFigures) -> RunView:
     """One run as the report shows it."""
-    requests, scale = run.table("requests"), run.manifest.clock.scale
-    late = lateness(requests, scale)
-    found = rearrivals(requests, _plan_of(run))
     return RunView(
         condition=run.condition,
         replicate=run.replicate,
@@ -108,76 +100,43 @@ def run_view(run: SealedRun, figures: RunFigures) -> RunView:
         num_failed=figures.num_failed,
         rearrivals=tuple(
             Rearrival(one.session, one.request, one.prompt_tokens, one.reusable_tokens, one.cached_tokens)
-            for one in found
+            for one in figures.reuse.rearrivals
         ),
         evictions=figures.evictions,
-        rearrival_lag_ms=late.rearrival_ms,
+        rearrival_lag_ms=figures.lateness.rearrival_ms,
         start_spread_ms=figures.lateness.start_spread_ms,
         checks=_checks(run, figures),
-        audit_lag_ms=_floor(run.manifest.client_audit),
+        audit_lag_ms=np.asarray(run.audit.floor_lag_ms, dtype=np.float64),
     )
 
 
 def _checks(run: SealedRun, figures: RunFigures) -> tuple[Check, ...]:
     """What the harness did in this run, each against its limit; what was not recorded has no value."""
-    audit, late = run.manifest.client_audit, figures.lateness
-    limits: Mapping[str, Any] = run.manifest.requested.get("limits", {})
-    stalls = audit.get("stall_intervals_ns")
+    audit, late, limits = run.audit, figures.lateness, run.limits
+    floor_ms, stalls = audit.floor_lag_ms, audit.stall_intervals_ns
     return (
         Check("re-arrival lag p50", late.rearrival_p50_ms, "wall ms"),
-        Check(LAG_P99, late.rearrival_p99_ms, "wall ms", _number(limits, "rearrival_lag_p99_ms")),
-        Check("re-arrival lag max", late.rearrival_max_ms, "wall ms"),
-        Check(START_SPREAD, late.start_spread_ms, "wall ms", _number(limits, "start_spread_ms")),
+        Check(LAG_P99, late.rearrival_p99_ms, "wall ms", limits.rearrival_lag_p99_ms),
+        Check("re-arrival lag max", late.rearrival_quantile_ms(1.0), "wall ms"),
+        Check(START_SPREAD, late.start_spread_ms, "wall ms", limits.start_spread_ms),
         Check(
             "r / B",
             None if figures.r_ns is None or not figures.b_ns else figures.r_ns / figures.b_ns,
             "share",
-            _number(limits, "residual_share"),
+            limits.residual_share,
         ),
         Check("early sends", late.num_early, "", 0),
-        Check("floor p50", _floor_p50(audit), "wall ms"),
-        Check("stalls", _number(audit, "num_stalls"), ""),
-        Check("longest stall", _number(audit, "stall_max_ms"), "wall ms"),
+        Check("floor p50", float(np.median(floor_ms)) if floor_ms else None, "wall ms"),
+        Check("stalls", audit.num_stalls, ""),
+        Check("longest stall", audit.stall_max_ms, "wall ms"),
         Check(
             "requests in a stall",
             None if stalls is None else requests_in_stalls(run.table("requests"), stalls),
             "",
         ),
-        Check("CPU client", _number(audit, "cpu_s"), "s"),
-        Check("CPU others", _number(audit, "cpu_others_s"), "s"),
+        Check("CPU client", audit.cpu_s, "s"),
+        Check("CPU others", audit.cpu_others_s, "s"),
     )
-
-
-def _number(table: Mapping[str, Any], key: str) -> float | None:
-    value = table.get(key)
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
-
-
-def _floor(audit: Mapping[str, Any]) -> FloatArray:
-    """Dispatch lags of the self-audit's re-arrivals, wall ms; empty when none ran.
-
-    Runs of older versions recorded only all sends together.
-    """
-    found: Any = audit.get("self_audit") or {}
-    lags: Any = ()
-    if isinstance(found, Mapping):
-        lags = found.get("floor_rearrival_lag_ms", found.get("floor_lag_ms", ()))  # pyright: ignore[reportUnknownMemberType]
-    return np.asarray(lags, dtype=np.float64)
-
-
-def _floor_p50(audit: Mapping[str, Any]) -> float | None:
-    floor_ms = _floor(audit)
-    return float(np.median(floor_ms)) if floor_ms.size else None
-
-
-def _plan_of(run: SealedRun) -> Plan | None:
-    path = run.file(PLAN_NAME)
-    if not path.exists():
-        return None
-    try:
-        return read_plan(path)
-    except PlanError:  # sealed with the run, so it is of another version; the records still tell nearly everything
-        return None
 
 
 def _condition_view(

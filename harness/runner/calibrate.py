@@ -27,7 +27,7 @@ from harness.clock import NS_PER_MS, NS_PER_S, utc_now
 from harness.engine import CostModel, EngineConfig, load_cost_model
 from harness.errors import SpecError
 from harness.kinds import kind_of_run
-from harness.records import SealedRun
+from harness.records import SealedRun, layout
 from harness.spec import ExperimentSpec, ServerSpec, parse_experiment
 
 Layout = Literal["separate", "joined"]
@@ -236,7 +236,7 @@ def fit_runs(
         },
         packages=dict(valid[0].manifest.provenance.get("packages", {})),
         run_hashes={f"{run.condition}/{run.replicate}": manifest_sha256(run) for run in valid},
-        buckets=tuple(int(bucket) for bucket in valid[0].manifest.server_spec.get("decode_buckets", ())),
+        buckets=valid[0].manifest.decode_buckets,
         step_points=points,
         prefill_points=prefills,
     )
@@ -248,7 +248,7 @@ def _left_out(num_invalid: int) -> str:
 
 def manifest_sha256(run: SealedRun) -> str:
     """SHA-256 of a run's manifest, which names every other file of the run by its own."""
-    return hashlib.sha256(run.file("manifest.json").read_bytes()).hexdigest()
+    return hashlib.sha256(run.file(layout.MANIFEST).read_bytes()).hexdigest()
 
 
 def _one_artifact(runs: Sequence[SealedRun]) -> str:

@@ -10,14 +10,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.analysis.method.runfacts import COST_MODEL_FILE
 from harness.clock import NS_PER_S, MonotonicClock
 from harness.errors import RecordsError, RunInvalidError, SpecError
 from harness.experiment import PlannedRun, PlannedRuns, resolve
 from harness.kinds import kind_named
 from harness.prereg import Ticket
 from harness.prereg.repository import file_sha256
-from harness.records import RunKey, RunStore, SealedRun
+from harness.records import RunKey, RunStore, SealedRun, layout
 from harness.runner.backends import backend_named
 from harness.runner.progress import ExperimentStarted, ProgressSink, RunSealed, RunStarted, StopFlag, silent
 from harness.runner.run import Invocation
@@ -186,7 +185,7 @@ def _require_same_inputs(run: SealedRun, asked: PlannedRun, ticket: Ticket | Non
         "client": run.manifest.requested_client,
         "preregistration": None if run.manifest.preregistration is None else run.manifest.preregistration.sha256,
     }
-    if (copy := run.manifest.files.get(COST_MODEL_FILE)) is not None:
+    if (copy := run.manifest.files.get(layout.COST_MODEL)) is not None:
         expected["cost model"] = file_sha256(asked.cost_file)
         found["cost model"] = copy.sha256
     changed = sorted(name for name in expected if expected[name] != found[name])

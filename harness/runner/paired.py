@@ -9,15 +9,14 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from harness.analysis.logs.observer import OBSERVER_FILE, load_observer
+from harness.analysis.logs.observer import load_observer
 from harness.analysis.method.stats import Interval, StatisticName, bootstrap_interval
 from harness.errors import RecordsError
 from harness.live.patches.check import OBSERVED, PLAIN
-from harness.records import SealedRun
+from harness.records import SealedRun, layout
 from harness.runner.experiment import run_experiment
 from harness.runner.progress import ProgressSink, StopFlag, silent
 from harness.spec import ExperimentSpec
@@ -96,7 +95,7 @@ def _decode_steps(run: SealedRun) -> list[tuple[int, int]]:
 def _costs(plain: SealedRun, observed: SealedRun) -> list[str]:
     """What observing took: the observer's own account, and the token period with and without."""
     lines: list[str] = []
-    path = observed.path / OBSERVER_FILE
+    path = observed.file(layout.OBSERVER)
     if path.is_file():
         records = load_observer(path)
         costs_us = [cost / 1000 for cost in records.steps["observer_ns"].to_pylist()[1:]]
@@ -120,7 +119,7 @@ def _costs(plain: SealedRun, observed: SealedRun) -> list[str]:
             f"[{change.low:+.2f}%, {change.high:+.2f}%] (95% bootstrap interval, {len(both)} answers each with itself)"
         )
     for tracker in ("MODEL", "SAMPLER"):
-        p50 = [_metric(run, tracker) for run in (plain, observed)]
+        p50 = [run.launch.decode_p50_ms(tracker) for run in (plain, observed)]
         if None not in p50:
             lines.append(f"{tracker} decode p50: {p50[0]} ms plain, {p50[1]} ms observed")
     return lines
@@ -145,8 +144,3 @@ def _token_periods_ms(run: SealedRun) -> dict[Place, float]:
     for at in np.flatnonzero(same):
         gaps[int(session[at]), int(request[at])].append(float(received_ns[at + 1] - received_ns[at]) / 1e6)
     return {place: float(np.median(own)) for place, own in gaps.items() if len(own) > 1}
-
-
-def _metric(run: SealedRun, tracker: str) -> Any:
-    launch: dict[str, Any] = run.manifest.effective.get("launch", {})
-    return launch.get("device_metrics", {}).get(tracker, {}).get("decode", {}).get("p50_ms")

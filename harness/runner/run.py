@@ -15,7 +15,6 @@ from typing import Any
 import pyarrow as pa
 
 from harness.analysis import check_run, derive_tables
-from harness.analysis.method.runfacts import COST_MODEL_FILE
 from harness.clock import NS_PER_S, ScaledClock, clock_for, realtime_minus_monotonic_ns
 from harness.engine import CostModel
 from harness.errors import HarnessError
@@ -24,8 +23,6 @@ from harness.live import provenance
 from harness.live.audit.replay import self_audit
 from harness.live.client.run import ReplayResult, replay
 from harness.live.devices.watch import (
-    DEVICE_METRICS_FILE,
-    DEVICES_FILE,
     DeviceWatch,
     device_findings,
     devices_seen,
@@ -38,12 +35,11 @@ from harness.live.scrape import Scraper
 from harness.live.server.life import start_server
 from harness.live.server.process import ExitReport
 from harness.plan import Plan, write_plan
-from harness.prereg import FROZEN_COPY, Ticket
-from harness.records import ClockRecord, Finding, Manifest, RunWriter, SealedRun, ServerRecord
+from harness.prereg import Ticket
+from harness.records import ClockRecord, Finding, Manifest, RunWriter, SealedRun, ServerRecord, layout
 from harness.redact import redacted_arguments
 from harness.runner.progress import ProgressSink, RequestFinished, ServerReady, StopFlag
 
-PLAN_FILE = "plan.jsonl"
 Launch = Callable[..., LaunchPlan]
 
 
@@ -61,10 +57,10 @@ class Invocation:
     def writer(self, run: PlannedRun) -> Generator[RunWriter]:
         """A writer for ``run`` that holds its inputs already; what is not sealed in the end is set aside."""
         with RunWriter(self.runs_root, *run.key, run.plan.num_requests) as writer:
-            write_plan(run.plan, writer.folder / PLAN_FILE)
-            writer.raw(COST_MODEL_FILE).write(run.cost_file.read_bytes())
+            write_plan(run.plan, writer.folder / layout.PLAN)
+            writer.raw(layout.COST_MODEL).write(run.cost_file.read_bytes())
             if self.ticket is not None:
-                writer.raw(FROZEN_COPY).write(self.ticket.content)
+                writer.raw(layout.FROZEN).write(self.ticket.content)
             yield writer
 
 
@@ -135,13 +131,13 @@ def _measure(
     with (
         start_server(
             launch,
-            log_path=writer.folder / "server.log",
-            stamps_path=writer.folder / "server.log.stamps",
+            log_path=writer.folder / layout.SERVER_LOG,
+            stamps_path=writer.folder / layout.LOG_STAMPS,
             clock=clock,
         ) as process,
-        open(writer.folder / "scrapes.jsonl", "ab") as scrapes,
-        DeviceWatch(writer.folder / DEVICES_FILE, from_driver(launch.device_command), clock),
-        DeviceWatch(writer.folder / DEVICE_METRICS_FILE, from_exporter(server.device_metrics_url), clock),
+        open(writer.folder / layout.SCRAPES, "ab") as scrapes,
+        DeviceWatch(writer.folder / layout.DEVICES, from_driver(launch.device_command), clock),
+        DeviceWatch(writer.folder / layout.DEVICE_METRICS, from_exporter(server.device_metrics_url), clock),
     ):
         startup_ns = process.wait_healthy(launch.host, launch.port, deadline_s=server.start_timeout_s)
         on_progress(ServerReady(run.label, startup_ns / NS_PER_S))

@@ -26,8 +26,8 @@ from harness.engine.config import PREFILL_CHUNK_TOKENS
 from harness.experiment import PlannedRun
 from harness.kinds import kind_named
 from harness.live import provenance
-from harness.plan import BlockKeys, Plan
-from harness.records import ClockRecord, Observation, RawFile, SealedRun, ServerRecord, schema
+from harness.plan import BlockKeys, Followers, Plan
+from harness.records import ClockRecord, Observation, RawFile, SealedRun, ServerRecord, layout, schema
 from harness.runner.progress import RequestFinished
 from harness.runner.run import Invocation, manifest_of, seal_run
 from harness.sim import simulate
@@ -46,7 +46,7 @@ def perform_simulated_run(planned: PlannedRun, invocation: Invocation) -> Sealed
     epoch_s = int(utc_now().timestamp())
     plan, kind = planned.plan, kind_named(planned.spec.backend)
     with invocation.writer(planned) as writer:
-        run = _VirtualRun(planned, _Log(writer.raw("server.log"), epoch_s), writer.raw("scrapes.jsonl"))
+        run = _VirtualRun(planned, _Log(writer.raw(layout.SERVER_LOG), epoch_s), writer.raw(layout.SCRAPES))
         end_ns = run.play()
         invocation.on_progress(RequestFinished(planned.label, plan.num_requests, plan.num_requests))
         manifest = manifest_of(
@@ -178,7 +178,7 @@ class _VirtualRun:
         self._plan, self._log, self._scrapes = plan, log, scrapes
         self._core = EmulatorCore(Scheduler(config, run.cost_model))
         self._metrics = ServerMetrics(MODEL, config, server.num_kv_slots)
-        self._keys = BlockKeys(plan)
+        self._keys, self._followers = BlockKeys(plan), Followers(plan)
         self._names: dict[int, tuple[int, int]] = {}
         longest = max(one.prompt_tokens for session in plan.sessions for one in session.requests)
         # Only the length of a prompt matters here: its blocks are named by the plan.
@@ -272,9 +272,8 @@ class _VirtualRun:
         if index + 1 < len(requests):
             self._follow((session, index + 1), done_ns, requests[index].wait_after_ns)
             return
-        for follower in self._plan.sessions:
-            if follower.after == session:
-                self._follow((follower.index, 0), done_ns, follower.start_offset_ns)
+        for follower in self._followers.completed(session):
+            self._follow((follower, 0), done_ns, self._plan.sessions[follower].start_offset_ns)
 
     def _follow(self, key: tuple[int, int], done_ns: int, wait_ns: int) -> None:
         self._plan_send(key, done_ns, done_ns + wait_ns)

@@ -73,12 +73,17 @@ class SimResult:
 
 
 class SessionRow(NamedTuple):
-    """One session as numbers, see SessionPlan. after, continues: -1: none. requests: keep, new, generate, wait_ns."""
+    """One session as numbers, see SessionPlan. after, continues: -1: none. requests: keep, new, generate, wait_ns.
+
+    before: every session that must have completed, ``after`` first. blocks: names of the blocks it begins with.
+    """
 
     start_ns: int
     after: int
     continues: int
     requests: Sequence[tuple[int, int, int, int]]
+    before: Sequence[int] = ()
+    blocks: Sequence[int] = ()
 
 
 def plan_arrays(plans: Sequence[Plan]) -> layout.PlanArrays:
@@ -86,6 +91,7 @@ def plan_arrays(plans: Sequence[Plan]) -> layout.PlanArrays:
     return pack(
         [[_session_row(session) for session in plan.sessions] for plan in plans],
         [plan.shared_prefix_tokens for plan in plans],
+        [plan.block_tokens for plan in plans],
     )
 
 
@@ -98,40 +104,65 @@ def _session_row(session: SessionPlan) -> SessionRow:
             (request.keep_tokens, request.new_tokens, request.generate_tokens, request.wait_after_ns)
             for request in session.requests
         ],
+        session.predecessors,
+        session.blocks,
     )
 
 
-def pack(plans: Sequence[Sequence[SessionRow]], shared_prefix_tokens: Sequence[int]) -> layout.PlanArrays:
+def pack(
+    plans: Sequence[Sequence[SessionRow]],
+    shared_prefix_tokens: Sequence[int],
+    named_tokens: Sequence[int] | None = None,
+) -> layout.PlanArrays:
     """Sessions of one or more plans end to end. A session must continue one with a lower index."""
-    first_session, first_request = [0], [0]
+    first_session, first_request, first_follower, first_name = [0], [0], [0], [0]
+    followers: list[int] = []
+    names: list[int] = []
     sessions: list[tuple[int, ...]] = []
     requests: list[tuple[int, ...]] = []
     for plan in plans:
-        first_child, next_sibling, roots = [-1] * len(plan), [-1] * len(plan), list(range(len(plan)))
+        roots, chains = list(range(len(plan))), dict[tuple[int, int], int]()
+        waiting: list[list[int]] = [[] for _ in plan]
         for place, session in enumerate(plan):
             if session.continues >= 0:
                 roots[place] = roots[session.continues]
-            if session.after >= 0:
-                next_sibling[place], first_child[session.after] = first_child[session.after], place
+            for before in set(_before(session)):
+                waiting[before].append(place)
+            chain = -1
+            for name in session.blocks:
+                chain = chains.setdefault((chain, name), len(chains))
+                names.append(chain)
+            first_name.append(len(names))
             requests += [(*request, place) for request in session.requests]
             first_request.append(len(requests))
         sessions += [
-            (*session[:3], root, child, sibling)
-            for session, root, child, sibling in zip(plan, roots, first_child, next_sibling, strict=True)
+            (*session[:3], root, len(set(_before(session)))) for session, root in zip(plan, roots, strict=True)
         ]
+        for group in waiting:
+            followers += group
+            first_follower.append(len(followers))
         first_session.append(len(sessions))
-    session_table = np.array(sessions, dtype=np.int64).reshape(-1, 6)
+    session_table = np.array(sessions, dtype=np.int64).reshape(-1, 5)
     request_table = np.array(requests, dtype=np.int64).reshape(-1, 5)
     return layout.PlanArrays._make(
         [
             np.array(first_session, dtype=np.int64),
             np.array(first_request, dtype=np.int64),
-            *(np.ascontiguousarray(session_table[:, column]) for column in range(6)),
+            *(np.ascontiguousarray(session_table[:, column]) for column in range(5)),
+            np.array(first_follower, dtype=np.int64),
+            np.array(followers, dtype=np.int64),
+            np.array(first_name, dtype=np.int64),
+            np.array(names, dtype=np.int64),
+            np.array(named_tokens or [0] * len(plans), dtype=np.int64),
             *(np.ascontiguousarray(request_table[:, column]) for column in range(5)),
             np.array(shared_prefix_tokens, dtype=np.int64),
             np.full(len(request_table), -1, dtype=np.int64),
         ]
     )
+
+
+def _before(session: SessionRow) -> Sequence[int]:
+    return session.before or ((session.after,) if session.after >= 0 else ())
 
 
 def simulate(

@@ -72,9 +72,12 @@ def one_plan(arrays: layout.PlanArrays, plan: int) -> layout.PlanArrays:
     first, last = (int(arrays.first_session[place]) for place in (plan, plan + 1))
     first_request, last_request = (int(arrays.first_request[place]) for place in (first, last))
     per_session = {
-        name: getattr(arrays, name)[first:last]
-        for name in ("start_ns", "after", "continues", "root", "first_child", "next_sibling")
+        name: getattr(arrays, name)[first:last] for name in ("start_ns", "after", "continues", "root", "num_before")
     }
+    lists: dict[str, IntArray] = {}
+    for start, values in (("first_follower", "follower"), ("first_name", "name")):
+        starts = getattr(arrays, start)[first : last + 1]
+        lists |= {start: starts - starts[0], values: getattr(arrays, values)[starts[0] : starts[-1]]}
     per_request = {
         name: getattr(arrays, name)[first_request:last_request]
         for name in ("keep", "new", "generate", "wait_ns", "session", "pinned_ns")
@@ -83,6 +86,8 @@ def one_plan(arrays: layout.PlanArrays, plan: int) -> layout.PlanArrays:
         first_session=np.array([0, last - first], dtype=np.int64),
         first_request=arrays.first_request[first : last + 1] - first_request,
         shared_prefix=arrays.shared_prefix[plan : plan + 1],
+        named_tokens=arrays.named_tokens[plan : plan + 1],
+        **lists,
         **per_session,
         **per_request,
     )

@@ -14,6 +14,7 @@ from pydantic import Field, field_validator, model_validator
 from harness.spec.base import Spec, check_name
 from harness.spec.laws import FixedLaw, LengthLaw, UniformLaw
 
+MOST_SESSIONS = 100_000
 PromptForm = Literal["token-ids", "text"]
 
 
@@ -43,11 +44,14 @@ class WorkloadSpec(Spec):
 
     source "drawn": this harness's own seeded draws. "paper": the paper's seeded inputs, bit for bit.
     "sequential": one session after another (the survival experiment): a target, ``num_background`` others, and
-    the target's re-arrival; its lengths default to 2,000 + 8 generated, 8 new, and it has no waits.
+    the target's re-arrival; its lengths default to 2,000 + 8 generated, 8 new, and it has no waits. "trace": recorded
+    sessions as ``harness trace import`` wrote them, lengths and waits included.
     """
 
-    source: Literal["drawn", "paper", "sequential"] = "drawn"
-    num_sessions: int = Field(ge=1, le=100_000, description="default with 'sequential': num_background + 2")
+    source: Literal["drawn", "paper", "sequential", "trace"] = "drawn"
+    num_sessions: int = Field(
+        ge=1, le=MOST_SESSIONS, description="default with 'sequential': num_background + 2; with 'trace': all of it"
+    )
     requests_per_session: int = Field(default=2, ge=1, le=10_000, description="'sequential': always 1")
     prompt_tokens: LengthLaw = UniformLaw(low=800, high=1600)
     generate_tokens: LengthLaw = UniformLaw(low=32, high=256)
@@ -63,6 +67,20 @@ class WorkloadSpec(Spec):
     group: tuple[SessionGroup, ...] = Field(
         default=(), description="source 'drawn': groups of sessions, numbered in this order; num_sessions is their sum"
     )
+    trace: str = Field(default="", description="source 'trace': a shipped trace, or the path of an imported one")
+    scale: str = Field(
+        default="1", pattern=r"^1(/[1-9][0-9]{0,3})?$", description="source 'trace': '1/k' divides every length by k"
+    )
+    max_context_tokens: int = Field(
+        default=0, ge=0, description="source 'trace': leave out requests whose prompt and answer are longer; 0: none"
+    )
+    human_waits: Literal["keep", "cap", "drop"] = Field(
+        default="keep", description="source 'trace': waits for a person"
+    )
+    human_wait_cap_s: float = Field(default=60.0, gt=0, description="source 'trace': with human_waits = 'cap'")
+    arrivals: Literal["", "together", "recorded"] = Field(
+        default="", description="source 'trace': how its sessions start; default: as the trace says"
+    )
     prompt_form: PromptForm = Field(default="token-ids", description="'text' for servers that re-tokenise")
     token_id_range: tuple[int, int] = Field(default=(1000, 150_000), description="prompt ids lie in [low, high)")
 
@@ -77,6 +95,9 @@ class WorkloadSpec(Spec):
             groups = [group if isinstance(group, Mapping) else vars(group) for group in given["group"]]
             sizes = [size for group in groups if isinstance(size := group.get("num_sessions"), int)]
             given["num_sessions"] = sum(sizes)
+        if given.get("source") == "trace":
+            # What a recording waited is kept: a cap would change how long its KV blocks have to live.
+            return {"num_sessions": MOST_SESSIONS, "wait_cap_s": 1e9, "waits": "none"} | given
         background = given.get("num_background", 0)
         if given.get("source") != "sequential" or not isinstance(background, int):
             return given
@@ -107,7 +128,23 @@ class WorkloadSpec(Spec):
             raise ValueError(f"num_background belongs to source 'sequential', not to {self.source!r}")
         if self.source == "paper":
             self._check_paper()
+        self._check_trace()
         return self
+
+    @property
+    def length_divisor(self) -> int:
+        """k of ``scale`` = 1/k."""
+        return int(self.scale.rpartition("/")[2])
+
+    def _check_trace(self) -> None:
+        own = ("trace", "scale", "max_context_tokens", "human_waits", "human_wait_cap_s", "arrivals")
+        drawn = ("requests_per_session", "prompt_tokens", "generate_tokens", "new_tokens", "shared_prefix_tokens")
+        strangers = (*drawn, "group", "start_offset_s") if self.source == "trace" else own
+        for name in strangers:
+            if getattr(self, name) != WorkloadSpec.model_fields[name].default:
+                raise ValueError(f"{name} does not belong to source {self.source!r}; leave it out")
+        if self.source == "trace" and not self.trace:
+            raise ValueError("source 'trace' needs trace = NAME, or the path of a file that harness trace import wrote")
 
     def groups_or_self(self) -> tuple[tuple[SessionGroup, WorkloadSpec], ...]:
         """Every group with the workload as it is for that group's sessions; one nameless group when there are none."""

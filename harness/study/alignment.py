@@ -15,7 +15,6 @@ from harness.analysis.method import decide
 from harness.analysis.method.decide import Block
 from harness.analysis.method.figures import RunFigures
 from harness.analysis.method.padding import Padding, direction, removed_slots, shapley_split
-from harness.analysis.method.runfacts import server_of, workload_of
 from harness.analysis.method.tabular import Cell, ResultTable, table_of
 from harness.analysis.method.verdicts import Evidence, blocks_of, waits_pairs
 from harness.clock import NS_PER_S
@@ -23,12 +22,12 @@ from harness.clock import NS_PER_S
 
 def num_sessions(evidence: Evidence, condition: str) -> int:
     """N of a condition."""
-    return workload_of(evidence.runs[condition][0]).num_sessions
+    return evidence.runs[condition][0].workload.num_sessions
 
 
 def grid_text(evidence: Evidence, condition: str) -> str:
     """The compiled decode batch sizes, {1,2,4,8}."""
-    buckets = server_of(evidence.runs[condition][0]).decode_buckets
+    buckets = evidence.runs[condition][0].server.decode_buckets
     return "{" + ",".join(map(str, buckets)) + "}"
 
 
@@ -145,7 +144,7 @@ def contribution_table(evidence: Evidence) -> ResultTable:
     rows: list[dict[str, Cell]] = []
     for condition, baseline in evidence.compared():
         pairs = evidence.pairs(condition, baseline)
-        old, new = (server_of(evidence.runs[name][0]).decode_buckets for name in (baseline, condition))
+        old, new = (evidence.runs[name][0].server.decode_buckets for name in (baseline, condition))
         own, base = (_summed([pair[side].histogram for pair in pairs]) for side in (0, 1))
         if not pairs or old == new or own != base:
             continue

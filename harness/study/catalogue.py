@@ -12,14 +12,13 @@ from collections.abc import Callable, Sequence
 from harness.analysis.method import stats
 from harness.analysis.method.interference import Injection, injections
 from harness.analysis.method.predictions import Predictions
-from harness.analysis.method.runfacts import experiment_of, paired
 from harness.analysis.method.stats import Interval
 from harness.analysis.method.tabular import AnalysisResult, Cell, ResultTable, table_of
 from harness.analysis.method.verdicts import Evidence
 from harness.clock import NS_PER_S
 from harness.errors import SpecError
 from harness.kinds import origin_note
-from harness.records import SealedRun
+from harness.records import SealedRun, paired
 from harness.spec import AnalysisName
 from harness.spec.rules import InterferenceRule
 from harness.study import alignment, recompilation, repeats, survival
@@ -37,7 +36,7 @@ def analyse(runs: Sequence[SealedRun], predictions: Predictions | None = None, n
     """
     if not any(run.is_valid for run in runs):
         raise SpecError("no valid run to analyse", where="runs", hint="See `harness runs` for why they are invalid")
-    asked = name or experiment_of(runs[0]).analysis or "general"
+    asked = name or runs[0].spec.analysis or "general"
     compute = next((function for known, function in ANALYSES.items() if known == asked), None)
     if compute is None:
         raise SpecError(

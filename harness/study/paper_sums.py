@@ -10,12 +10,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from harness.analysis.logs.observer import OBSERVER_FILE, load_observer
-from harness.analysis.method.runfacts import server_of
+from harness.analysis.logs.observer import load_observer
 from harness.analysis.method.tabular import Cell
-from harness.records import SealedRun
+from harness.records import SealedRun, layout
 
-DEVICES_FILE = "devices.jsonl"
 GIB = 1 << 30
 SERVING_SHARE = 0.5
 
@@ -79,11 +77,11 @@ def dummy_requests(run: SealedRun) -> DummyRequests | None:
     and 0.11.2, optimum_scheduler.py). A request that finds a free slot leaves no line in the log, so without an
     observer the rule is all there is. None where it does not apply: no prefix caching, the paper's own rules, no steps.
     """
-    path = run.file(OBSERVER_FILE)
+    path = run.file(layout.OBSERVER)
     if path.exists():
         slots = load_observer(path).steps.column("dummy_slot").to_pylist()
         return DummyRequests(sum(slot is not None and slot >= 0 for slot in slots), is_derived=False)
-    server = server_of(run)
+    server = run.server
     n = run.table("steps").column("n").to_pylist()
     if not n or not server.prefix_caching or not server.rule_set().has_inner_blocks:
         return None
@@ -95,7 +93,7 @@ def loaded_memory_gib(run: SealedRun) -> tuple[float, float] | None:
 
     A device serves when it holds more than half of what the fullest one holds: the model lies evenly on its devices.
     """
-    path = run.file(DEVICES_FILE)
+    path = run.file(layout.DEVICES)
     if not path.exists():
         return None
     reports = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]

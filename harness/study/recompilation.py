@@ -10,7 +10,6 @@ from __future__ import annotations
 import numpy as np
 
 from harness.analysis.method import stats
-from harness.analysis.method.runfacts import cost_model_of
 from harness.analysis.method.steptimes import run_steady_step_ns
 from harness.analysis.method.tabular import Cell, ResultTable, table_of
 from harness.analysis.method.verdicts import Evidence, artifact_times_ms
@@ -54,7 +53,7 @@ def step_table(evidence: Evidence) -> ResultTable:
         for run in runs:
             for pair, durations in run_steady_step_ns(run).items():
                 found.setdefault(pair, []).extend((durations / NS_PER_MS).tolist())
-    model = cost_model_of(next(iter(evidence.runs.values()))[0])
+    model = next(iter(evidence.runs.values()))[0].cost_model
     rows: list[dict[str, Cell]] = [
         {
             "n": n,
@@ -85,7 +84,7 @@ def prefill_times(run: SealedRun) -> list[tuple[int, float]]:
 def prefill_table(evidence: Evidence) -> ResultTable:
     """Answer times of one-token requests against T(q), ascending q."""
     pairs = [pair for runs in evidence.runs.values() for run in runs for pair in prefill_times(run)]
-    model = cost_model_of(next(iter(evidence.runs.values()))[0])
+    model = next(iter(evidence.runs.values()))[0].cost_model
     rows: list[dict[str, Cell]] = [
         {
             "computed_tokens": tokens,

@@ -12,7 +12,6 @@ from itertools import pairwise
 
 from harness.analysis.method import decide, stats
 from harness.analysis.method.figures import RunFigures
-from harness.analysis.method.runfacts import server_of, workload_of
 from harness.analysis.method.stats import Interval
 from harness.analysis.method.tabular import Cell, ResultTable, table_of
 from harness.analysis.method.verdicts import Contrast, Evidence, adjacent_ratios, costs_of
@@ -45,7 +44,7 @@ def repeats_table(evidence: Evidence, sum_size: int = 3) -> ResultTable:
                 {
                     "unit": unit,
                     "condition": condition,
-                    "N": workload_of(evidence.runs[condition][0]).num_sessions,
+                    "N": evidence.runs[condition][0].workload.num_sessions,
                     "pairs": one.num_values,
                     "median": one.median,
                     "q95": one.q95,
@@ -110,7 +109,7 @@ def decomposition_table(evidence: Evidence) -> ResultTable:
             rows.append(
                 {
                     "condition": condition,
-                    "N": workload_of(evidence.runs[condition][0]).num_sessions,
+                    "N": evidence.runs[condition][0].workload.num_sessions,
                     "replicate": replicate,
                     "baseline_A_s": base_a_s,
                     "changed_A_s": a_s,
@@ -179,7 +178,7 @@ def saturation_table(evidence: Evidence) -> ResultTable:
     """Table S9: ratios to the baseline and reuse by stratum, replicate and level; and how much the top bucket ran."""
     rows: list[dict[str, Cell]] = []
     for condition, baseline in evidence.compared():
-        top = server_of(evidence.runs[condition][0]).decode_buckets[-1] if evidence.runs.get(condition) else 0
+        top = evidence.runs[condition][0].server.decode_buckets[-1] if evidence.runs.get(condition) else 0
         for own, base in evidence.pairs(condition, baseline):
             steps = sum(count for (_n, b), count in own.steps_by_n_b.items() if b == top)
             a_ratio = own.a.total_ns / base.a.total_ns if own.a is not None and base.a is not None else None

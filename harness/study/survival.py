@@ -11,15 +11,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from harness.analysis.method.reuse import critical_request_count, extra_prefill_ns, rearrivals, reusable_tokens
-from harness.analysis.method.runfacts import cost_model_of, server_of, workload_of
 from harness.analysis.method.tabular import Cell, ResultTable, table_of
 from harness.analysis.method.verdicts import Evidence
 from harness.clock import NS_PER_MS
-from harness.plan import Plan, read_plan
 from harness.records import SealedRun
 from harness.study.paper_sums import DummyRequests, dummy_requests
-
-PLAN_NAME = "plan.jsonl"
 
 
 class ReuseCheck(NamedTuple):
@@ -41,14 +37,9 @@ class ReuseCheck(NamedTuple):
         return self.cached > 0
 
 
-def plan_of(run: SealedRun) -> Plan:
-    """The plan that lies in a run."""
-    return read_plan(run.file(PLAN_NAME))
-
-
 def reuse_checks(run: SealedRun) -> list[ReuseCheck]:
     """Every re-arrival of a run: what formula C and the wider formula predict, and what was measured."""
-    plan, requests = plan_of(run), run.table("requests")
+    plan, requests = run.plan, run.table("requests")
     generated = {
         (row["session"], row["request"]): row["completion_tokens"] or 0
         for row in requests.select(["session", "request", "completion_tokens"]).to_pylist()
@@ -132,7 +123,7 @@ def lost_reuse_table(evidence: Evidence) -> ResultTable:
     """What losing the reuse costs, T(L) - T(L - C), summed over the re-arrivals that lost it; ms."""
     rows: list[dict[str, Cell]] = []
     for condition, runs in evidence.runs.items():
-        model = cost_model_of(runs[0])
+        model = runs[0].cost_model
         lost = [check for run in runs for check in reuse_checks(run) if not check.is_reused and check.by_formula]
         extra_ms = [extra_prefill_ns(model, check.prompt, check.by_formula) / NS_PER_MS for check in lost]
         rows.append(
@@ -151,11 +142,11 @@ def survival_table(evidence: Evidence) -> ResultTable:
     """Sequential runs by number of background requests m: reuse, evictions by caller, against max(0, m - 5)."""
     rows: list[dict[str, Cell]] = []
     for condition, runs in evidence.runs.items():
-        workload = workload_of(runs[0])
+        workload = runs[0].workload
         if workload.source != "sequential":
             continue
         m = workload.num_background
-        slots = server_of(runs[0]).num_kv_slots
+        slots = runs[0].server.num_kv_slots
         checks = [check for run in runs for check in reuse_checks(run)]
         evictions = [sum(run.evictions.values()) for run in evidence.figures(condition)]
         rows.append(
@@ -179,7 +170,7 @@ def critical_count(evidence: Evidence) -> int | None:
     """The critical request count over all sequential conditions; None when reuse is lost at the smallest m."""
     by_count: dict[int, list[bool]] = {}
     for runs in evidence.runs.values():
-        workload = workload_of(runs[0])
+        workload = runs[0].workload
         if workload.source == "sequential":
             found = [check.is_reused for run in runs for check in reuse_checks(run)]
             by_count.setdefault(workload.num_background, []).extend(found)
@@ -199,7 +190,7 @@ class Lifecycle(NamedTuple):
 
 def lifecycle(run: SealedRun) -> Lifecycle:
     """Partial steps (0 < n < limit), evictions by caller, and evicted slots that nobody got afterwards."""
-    limit = server_of(run).max_num_seqs
+    limit = run.server.max_num_seqs
     n = run.table("steps").column("n").to_pylist()
     events = run.table("kv_events").select(["kind", "caller", "slots"]).to_pylist()
     callers: dict[str, int] = {}

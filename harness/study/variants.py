@@ -12,15 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from harness.analysis.method.runfacts import cost_model_of, paired, server_of
 from harness.analysis.method.verdicts import Evidence
 from harness.engine import EngineConfig
 from harness.prereg import predict_runs
-from harness.records import SealedRun
+from harness.records import SealedRun, paired
 from harness.sim.kernel import arrays as layout
 from harness.sim.simulate import plan_arrays, run_batch
 from harness.spec import RulesName
-from harness.study.survival import plan_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +89,11 @@ def _arrivals(run: SealedRun) -> Sequence[int]:
 
 def _device_ns(run: SealedRun, pinned_ns: Sequence[int] | None) -> tuple[int, int]:
     """(D, requests that reused) of a run's plan on its own configuration."""
-    server = server_of(run)
-    arrays = plan_arrays([plan_of(run)])
+    server = run.server
+    arrays = plan_arrays([run.plan])
     if pinned_ns is not None:
         arrays = arrays._replace(pinned_ns=np.array(pinned_ns, dtype=np.int64))
-    outcome = run_batch(arrays, EngineConfig.from_server(server), cost_model_of(run))
+    outcome = run_batch(arrays, EngineConfig.from_server(server), run.cost_model)
     totals = outcome.totals[0]
     reused = int(np.count_nonzero(outcome.requests[:, layout.O_CACHED] > 0))
     return int(totals[layout.A_DECODE_NS] + totals[layout.A_PREFILL_NS]), reused

@@ -11,12 +11,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from harness.analysis.logs.observer import OBSERVER_FILE, held_back, load_observer
+from harness.analysis.logs.observer import held_back, load_observer
 from harness.analysis.method.interference import measured_waiting_session_ns
 from harness.analysis.method.tabular import Cell, ResultTable, table_of
 from harness.analysis.method.verdicts import Evidence
 from harness.clock import NS_PER_S
-from harness.records import SealedRun
+from harness.records import SealedRun, layout
 
 
 class MeasuredWaiting(NamedTuple):
@@ -32,7 +32,7 @@ def measured_waiting(run: SealedRun) -> MeasuredWaiting | None:
     Observer: over each prefill step, its duration times the requests that were running beside it; its instants are the
     machine's own clock, so they are scaled to the run's.
     """
-    path = run.file(OBSERVER_FILE)
+    path = run.file(layout.OBSERVER)
     if path.exists():
         prefills = held_back(load_observer(path).steps)
         wall_ns = np.asarray(prefills["duration_ns"]) * np.asarray(prefills["others"])

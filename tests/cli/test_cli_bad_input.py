@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.support.command_line import harness
 
 EXPERIMENT = """
 name = "bad"
@@ -25,17 +25,6 @@ num_sessions = 2
 name = "only"
 {condition}
 """
-
-
-def harness(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "harness", *arguments],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        cwd=cwd,
-    )
 
 
 def write(tmp_path: Path, *, top: str = "", workload: str = "", server: str = "", condition: str = "") -> Path:

@@ -16,10 +16,12 @@ from harness.records import RunStore
 
 pytestmark = pytest.mark.live
 
+MORE_MOMENTS = [pytest.param(seed, marks=pytest.mark.same_everywhere) for seed in (2, 3)]
+"""More random moments, tried once: what a kill leaves behind is the operating system's doing."""
 SLOW_EXPERIMENT = """
 name = "slow"
 base_seed = 3
-replicates = 2
+replicates = 3
 time_scale = 10
 
 [workload]
@@ -34,9 +36,6 @@ start_spread_ms = 1000
 
 [[condition]]
 name = "a"
-
-[[condition]]
-name = "b"
 """
 
 
@@ -96,7 +95,7 @@ def eventually(condition, attempts: int = 200) -> bool:
 
 def test_the_first_ctrl_c_ends_after_the_current_run_and_resume_completes(tmp_path: Path):
     harness = Harness(tmp_path)
-    harness.wait_for("1/4")
+    harness.wait_for("1/3")
     harness.process.send_signal(signal.SIGINT)
     code, output = harness.finish()
     assert code == 130
@@ -108,12 +107,12 @@ def test_the_first_ctrl_c_ends_after_the_current_run_and_resume_completes(tmp_pa
     assert harness.servers() == []
     code, output = Harness(tmp_path, "--resume").finish()
     assert code == 0, output
-    assert len(RunStore(tmp_path / "runs").sealed("slow")) == 4
+    assert len(RunStore(tmp_path / "runs").sealed("slow")) == 3
 
 
 def test_the_second_ctrl_c_aborts_the_run(tmp_path: Path):
     harness = Harness(tmp_path)
-    harness.wait_for("1/4")
+    harness.wait_for("1/3")
     pause_ms(1500)
     harness.process.send_signal(signal.SIGINT)
     pause_ms(100)
@@ -124,7 +123,7 @@ def test_the_second_ctrl_c_aborts_the_run(tmp_path: Path):
     assert harness.servers() == []
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, *MORE_MOMENTS])
 def test_a_harness_killed_at_a_random_moment_leaves_no_server_and_no_false_run(tmp_path: Path, seed: int):
     harness = Harness(tmp_path)
     harness.wait_for("to go")
@@ -137,10 +136,10 @@ def test_a_harness_killed_at_a_random_moment_leaves_no_server_and_no_false_run(t
     assert all(run.is_valid for run in store.sealed())
     code, output = Harness(tmp_path, "--resume").finish()
     assert code == 0, output
-    assert len(store.sealed("slow")) == 4
+    assert len(store.sealed("slow")) == 3
 
 
-@pytest.mark.parametrize("seed", [4, 5])
+@pytest.mark.parametrize("seed", [4, pytest.param(5, marks=pytest.mark.same_everywhere)])
 def test_a_server_killed_at_a_random_moment_makes_its_run_invalid_or_ends_with_one_error(tmp_path: Path, seed: int):
     harness = Harness(tmp_path)
     harness.wait_for("to go")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import zipfile
@@ -11,14 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.command_line import harness
+
 TARGET = "vllm_rbln/model_executor/models/optimum/model_base.py"
 
 
 def _harness(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", "from harness.cli import main; main()", *words],
-        env={**os.environ, **environment}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    return harness(*words, environment=environment)
 
 
 @pytest.fixture

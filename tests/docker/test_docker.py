@@ -25,7 +25,7 @@ DOCKERFILES = (DOCKER / "Dockerfile", DOCKER / "rbln.Dockerfile")
 PINNED = re.compile(r"(@sha256:[0-9a-f]{64}|:v?\d+\.\d+\.\d+(-[a-z0-9.-]+)?)$")
 SERVICE_KEYS = {
     "image", "build", "devices", "shm_size", "ulimits", "entrypoint", "command", "environment", "volumes", "ports",
-    "stop_grace_period", "healthcheck", "profiles", "depends_on", "extra_hosts",
+    "stop_grace_period", "healthcheck", "profiles", "depends_on", "extra_hosts", "user", "secrets",
 }  # fmt: skip
 
 
@@ -137,8 +137,8 @@ def test_what_a_service_mounts_or_builds_from_is_there(compose: dict[str, Any]) 
         if "build" in service:
             assert (DOCKER / service["build"]["context"] / service["build"]["dockerfile"]).resolve().is_file()
             assert set(service["build"].get("secrets", [])) <= set(compose["secrets"])
-        for volume in service.get("volumes", []):
-            source = volume.split(":")[0]
+        assert set(service.get("secrets", [])) <= set(compose["secrets"])
+        for source in (volume.split(":")[0] for volume in service.get("volumes", []) if isinstance(volume, str)):
             if source.startswith("./"):
                 assert (DOCKER / source).exists(), source
             elif re.match(r"^[a-z]", source):
@@ -152,9 +152,32 @@ def test_no_password_stands_in_the_file(compose: dict[str, Any]) -> None:
         for name, value in service.get("environment", {}).items()
         if is_secret(name)
     ]
-    assert [name for name, _ in secrets] == ["GF_SECURITY_ADMIN_PASSWORD"]
-    assert all(re.match(r"\$\{\w+:\?", value) for _, value in secrets)
-    assert all(list(secret) == ["file"] for secret in compose["secrets"].values())
+    assert all(value.startswith("/run/secrets/") for _, value in secrets), secrets
+    assert all(list(secret) in (["file"], ["environment"]) for secret in compose["secrets"].values())
+
+
+def test_a_service_asks_only_for_what_it_uses(compose: dict[str, Any]) -> None:
+    """A variable that must be set would be wanted whichever service is started."""
+    assert "?" not in "".join(re.findall(r"\$\{[^}]*\}", (DOCKER / "compose.yaml").read_text(encoding="utf-8")))
+    wants = {name: str(service) for name, service in compose["services"].items()}
+    assert [name for name, text in wants.items() if "ARTIFACT" in text] == ["server", "measure"]
+    assert [name for name, text in wants.items() if "grafana_password" in text] == ["grafana"]
+    assert compose["secrets"]["grafana_password"] == {"environment": "GRAFANA_PASSWORD"}
+
+
+@pytest.mark.parametrize("name", ["harness", "measure"])
+def test_results_lie_in_runs_and_belong_to_who_started_it(compose: dict[str, Any], name: str) -> None:
+    service = compose["services"][name]
+    assert "../runs:/work/runs" in service["volumes"], "the harness writes to runs/ in /work"
+    assert not any(str(volume).endswith(":/work") for volume in service["volumes"])
+    assert service["user"].startswith("${HARNESS_USER:-")
+
+
+@pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.name)
+def test_any_user_may_run_the_image(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert "RUN mkdir --mode=1777 /work /cache" in text
+    assert "HOME=/cache XDG_CACHE_HOME=/cache" in text
 
 
 @pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.name)

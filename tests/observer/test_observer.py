@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from harness.analysis.logs.observer import OBSERVER_FILE, load_observer, read_observer
+from harness.analysis.logs.observer import load_observer, read_observer
 from harness.errors import RecordsError
 from harness.observer import INSIDE, observer_variables
+from harness.records import layout
 from tests.support.little_stack import write_little_stack
 
 # Loads plugins as vLLM does, then runs an engine core of five steps with the names of the real one.
@@ -67,7 +68,7 @@ class Engine:
 
 def _run(tmp_path: Path, *, before: str = "", during: str = "", is_on: bool = True, **stack: str) -> Engine:
     root = write_little_stack(tmp_path / "stack", **stack)
-    file = tmp_path / OBSERVER_FILE
+    file = tmp_path / layout.OBSERVER
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(INSIDE), str(root)])}
     environment |= observer_variables(file) if is_on else {}
     code = ENGINE.replace("{before}", before).replace("{during}", during)
@@ -120,7 +121,7 @@ def test_it_attaches_when_the_scheduler_was_imported_before_the_plugin(tmp_path:
     code = ENGINE.replace("import importlib.metadata", "import vllm_rbln.v1.core.optimum_scheduler, importlib.metadata")
     code = "\n".join(line for line in code.splitlines() if not line.startswith("assert "))
     root = write_little_stack(tmp_path / "stack")
-    file = tmp_path / OBSERVER_FILE
+    file = tmp_path / layout.OBSERVER
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(INSIDE), str(root)]), **observer_variables(file)}
     code = code.replace("{before}", "").replace("{during}", "")
     subprocess.run([sys.executable, "-c", code], env=environment, check=True, capture_output=True)
@@ -202,7 +203,7 @@ def test_a_server_on_another_path_of_the_stack_is_refused_with_one_line(tmp_path
 
 
 def test_a_file_that_cannot_be_written_is_one_line_and_the_server_goes_on(tmp_path: Path) -> None:
-    (tmp_path / OBSERVER_FILE).mkdir()
+    (tmp_path / layout.OBSERVER).mkdir()
     engine = _run(tmp_path)
     assert engine.made == EXPECTED
     (line,) = engine.lines

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,15 +12,15 @@ import pytest
 
 from harness.analysis.method.decide import Outcome
 from harness.analysis.method.figures import run_figures
-from harness.analysis.method.runfacts import COST_MODEL_FILE
 from harness.engine.cost import find_cost_file
 from harness.errors import RecordsError, RuleFailedError, SpecError
-from harness.prereg import FROZEN_COPY, Preregistration, check_sealed_runs, judge, ticket_for
+from harness.prereg import Preregistration, check_sealed_runs, judge, ticket_for
 from harness.prereg.frozen import parse_preregistration
-from harness.records import RunStore
+from harness.records import RunStore, layout
 from harness.runner import StopFlag, run_experiment
 from harness.runner.progress import RunSealed
 from harness.spec import ServerSpec
+from tests.support import command_line
 from tests.support.workplace import RULE, Workplace
 
 
@@ -36,7 +34,7 @@ def test_confirmatory_runs_carry_their_preregistration(place: Workplace) -> None
         assert run.manifest.preregistration is not None
         assert frozen.commit is not None
         assert run.manifest.preregistration.commit == frozen.commit.sha
-        assert run.file(FROZEN_COPY).read_bytes() == frozen.path.read_bytes()
+        assert run.file(layout.FROZEN).read_bytes() == frozen.path.read_bytes()
     assert check_sealed_runs(runs) == frozen.preregistration
 
 
@@ -199,18 +197,19 @@ def test_a_seed_of_exploratory_runs_is_refused_at_the_freeze_too(place: Workplac
 def test_a_run_keeps_the_cost_model_that_prices_it(place: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
     runs = place.run_confirmatory(place.freeze().path)
     before = run_figures(runs[0])
-    assert runs[0].file(COST_MODEL_FILE).read_bytes() == find_cost_file("paper").read_bytes()
+    assert runs[0].file(layout.COST_MODEL).read_bytes() == find_cost_file("paper").read_bytes()
     # The file that the name means is another one now: the run's figures stay.
     changed = place.write("costs/paper.toml", find_cost_file("paper").read_text().replace("9.870", "19.870"))
     monkeypatch.setattr("harness.engine.cost.COST_FOLDERS", (changed.parent,))
-    assert run_figures(runs[0]).a == before.a
+    reopened = RunStore(place.runs).run(*runs[0].key)
+    assert run_figures(reopened).a == before.a
 
 
 def test_runs_made_with_another_cost_model_than_the_frozen_one_decide_nothing(place: Workplace) -> None:
     runs = place.run_confirmatory(place.freeze().path)
     manifest = runs[0].path / "manifest.json"
     table = json.loads(manifest.read_text())
-    table["files"][COST_MODEL_FILE]["sha256"] = "0" * 64
+    table["files"][layout.COST_MODEL]["sha256"] = "0" * 64
     manifest.write_text(json.dumps(table))
     with pytest.raises(RecordsError, match="was made with another cost model"):
         check_sealed_runs(RunStore(place.runs).sealed("small"))
@@ -218,7 +217,7 @@ def test_runs_made_with_another_cost_model_than_the_frozen_one_decide_nothing(pl
 
 def test_an_edited_copy_of_the_cost_model_decides_nothing(place: Workplace) -> None:
     runs = place.run_confirmatory(place.freeze().path)
-    copy = runs[0].file(COST_MODEL_FILE)
+    copy = runs[0].file(layout.COST_MODEL)
     copy.write_text(copy.read_text().replace("9.870", "8.870"))
     with pytest.raises(RecordsError, match="copy of the cost model is not the one"):
         check_sealed_runs(runs)
@@ -266,7 +265,7 @@ def test_mixed_standing_is_refused(place: Workplace) -> None:
 
 def test_a_copy_that_is_not_the_named_file_is_refused(place: Workplace) -> None:
     runs = place.run_confirmatory(place.freeze().path)
-    copy = runs[0].file(FROZEN_COPY)
+    copy = runs[0].file(layout.FROZEN)
     copy.write_bytes(copy.read_bytes().replace(b"0.03", b"0.04"))
     with pytest.raises(RecordsError, match="not the one its manifest names"):
         check_sealed_runs(runs)
@@ -278,15 +277,7 @@ def test_what_is_no_frozen_file_says_so(place: Workplace) -> None:
 
 
 def harness(place: Workplace, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "harness", *arguments],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=200,
-        cwd=place.root,
-        env={**os.environ, "COLUMNS": "200"},
-    )
+    return command_line.harness(*arguments, cwd=place.root, environment={"COLUMNS": "200"})
 
 
 def test_freeze_run_and_decide_from_the_command_line(place: Workplace) -> None:

@@ -349,11 +349,13 @@ def test_a_condition_that_changes_the_workload_says_so(tmp_path: Path) -> None:
         {"name": "base-waits", "factors": {"N": 6}},
         {"name": "more", "factors": {"N": 12}, "workload": {"num_sessions": 12}},
     ]
-    experiment = {"name": "demo", "workload": {"num_sessions": 6}, "condition": conditions}
+    asked = {"experiment": {"name": "demo", "base_seed": 1, "workload": {"num_sessions": 6}, "condition": conditions}}
     shapes = [Shape(), Shape(condition="more", num_sessions=12)]
     runs = [seal_run(tmp_path, shape) for shape in shapes]
-    told = [replace(run, manifest=run.manifest.model_copy(update={"requested": {"experiment": experiment}}))
-            for run in runs]  # fmt: skip
+    told = [
+        replace(run, manifest=run.manifest.model_copy(update={"requested": {**run.manifest.requested, **asked}}))
+        for run in runs
+    ]
     page = report(told, tmp_path)
     assert "workload.num_sessions 6 \u2192 12" in page.text
     assert "N=12" in page.text

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -10,10 +11,32 @@ from harness.errors import RecordsError, SpecError
 from harness.plan import read_plan
 from harness.records import RunStore
 from harness.runner import StopFlag, run_experiment
-from harness.runner.progress import ExperimentStarted, RequestFinished, RunSealed, RunStarted, ServerReady
+from harness.runner.experiment import ExperimentOutcome
+from harness.runner.progress import (
+    ExperimentStarted,
+    ProgressEvent,
+    RequestFinished,
+    RunSealed,
+    RunStarted,
+    ServerReady,
+)
 from tests.support.experiments import small_experiment
 
 pytestmark = pytest.mark.live
+
+
+class Performed(NamedTuple):
+    """``small_experiment()`` as it was performed once, for all tests that only look at it."""
+
+    root: Path
+    outcome: ExperimentOutcome
+    events: list[ProgressEvent]
+
+
+@pytest.fixture(scope="module")
+def performed(tmp_path_factory: pytest.TempPathFactory) -> Performed:
+    root, events = tmp_path_factory.mktemp("performed"), list[ProgressEvent]()
+    return Performed(root, run_experiment(small_experiment(), runs_root=root, on_progress=events.append), events)
 
 
 def device_ns(run) -> int:
@@ -22,10 +45,9 @@ def device_ns(run) -> int:
     return sum(record["duration_ns"] for record in records if record.get("kind") in ("PREFILL", "DECODE"))
 
 
-def test_channel_a_equals_the_emulators_own_step_times_and_channel_b_lies_above(tmp_path: Path):
-    outcome = run_experiment(small_experiment(), runs_root=tmp_path)
-    assert outcome.is_complete
-    for run in outcome.runs:
+def test_channel_a_equals_the_emulators_own_step_times_and_channel_b_lies_above(performed: Performed):
+    assert performed.outcome.is_complete
+    for run in performed.outcome.runs:
         figures = run_figures(run)
         truth_ns = device_ns(run)
         assert figures.a is not None
@@ -71,21 +93,21 @@ def test_sequential_survival_through_the_live_path(
     assert run.table("steps").num_rows == decode_steps
 
 
-def test_the_progress_events_tell_the_whole_story_in_order(tmp_path: Path):
-    events: list[object] = []
-    run_experiment(small_experiment(condition=[{"name": "only"}]), runs_root=tmp_path, on_progress=events.append)
-    kinds = [type(event) for event in events]
-    assert kinds == [ExperimentStarted, RunStarted, ServerReady, *[RequestFinished] * 6, RunSealed]
-    assert [event.num_finished for event in events if isinstance(event, RequestFinished)] == [1, 2, 3, 4, 5, 6]
+def test_the_progress_events_tell_the_whole_story_in_order(performed: Performed):
+    kinds = [type(event) for event in performed.events]
+    one_run = [RunStarted, ServerReady, *[RequestFinished] * 6, RunSealed]
+    assert kinds == [ExperimentStarted, *one_run, *one_run]
+    finished = [event.num_finished for event in performed.events if isinstance(event, RequestFinished)]
+    assert finished == [1, 2, 3, 4, 5, 6] * 2
 
 
-def test_a_run_carries_the_plan_it_replayed(tmp_path: Path):
-    [run] = run_experiment(small_experiment(condition=[{"name": "only"}]), runs_root=tmp_path).runs
-    assert read_plan(run.file("plan.jsonl")).hash == run.manifest.plan_hash
+def test_a_run_carries_the_plan_it_replayed(performed: Performed):
+    for run in performed.outcome.runs:
+        assert read_plan(run.file("plan.jsonl")).hash == run.manifest.plan_hash
 
 
 def test_resume_performs_only_what_is_missing(tmp_path: Path):
-    spec = small_experiment(replicates=2)
+    spec = small_experiment(replicates=3, condition=[{"name": "only"}])
     stop = StopFlag()
 
     def stop_after_the_first_run(event: object) -> None:
@@ -96,7 +118,7 @@ def test_resume_performs_only_what_is_missing(tmp_path: Path):
     assert (first.num_performed, len(first.runs), first.is_complete) == (1, 1, False)
     sealed_before = first.runs[0].file("manifest.json").stat().st_mtime_ns
     second = run_experiment(spec, runs_root=tmp_path, resume=True)
-    assert (second.num_performed, len(second.runs), second.is_complete) == (3, 4, True)
+    assert (second.num_performed, len(second.runs), second.is_complete) == (2, 3, True)
     assert first.runs[0].file("manifest.json").stat().st_mtime_ns == sealed_before
 
 
@@ -113,14 +135,11 @@ def test_an_aborted_run_leaves_nothing_that_looks_whole(tmp_path: Path):
     assert RunStore(tmp_path).sealed() == []
 
 
-def test_sealed_runs_are_not_silently_mixed_with_new_ones(tmp_path: Path):
-    spec = small_experiment(condition=[{"name": "only"}])
-    run_experiment(spec, runs_root=tmp_path)
+def test_sealed_runs_are_not_silently_mixed_with_new_ones(performed: Performed):
     with pytest.raises(SpecError, match="--resume"):
-        run_experiment(spec, runs_root=tmp_path)
-    changed = small_experiment(condition=[{"name": "only"}], base_seed=8)
+        run_experiment(small_experiment(), runs_root=performed.root)
     with pytest.raises(RecordsError, match="another plan"):
-        run_experiment(changed, runs_root=tmp_path, resume=True)
+        run_experiment(small_experiment(base_seed=8), runs_root=performed.root, resume=True)
 
 
 def test_a_run_over_its_lateness_limit_is_kept_and_named_invalid(tmp_path: Path):

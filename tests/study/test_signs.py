@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from harness.analysis.method.runfacts import experiment_of
 from harness.cli import app
 from harness.records import RunStore
 from harness.runner import run_experiment
@@ -93,7 +92,7 @@ def test_the_first_plans_are_those_of_the_shipped_experiment(tmp_path: Path) -> 
         n, b = (run.table("steps").column(name).to_numpy() for name in ("n", "b"))
         place = 0 if run.condition == "n5-waits" else 1
         assert (int((b - n).sum()), int(b.sum())) == (single.padded[place, 0], single.slots[place, 0])
-        assert experiment_of(run).workload_of(kept[0]).num_sessions == 5
+        assert run.spec.workload_of(kept[0]).num_sessions == 5
 
 
 def test_the_published_seeds_are_those_that_no_confirmatory_plan_may_have() -> None:

@@ -11,11 +11,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from harness.analysis.logs.observer import FORMAT, OBSERVER_FILE, SCHEMA
+from harness.analysis.logs.observer import FORMAT, SCHEMA
 from harness.analysis.method.reconstruct import waiting_session_ns
 from harness.analysis.method.verdicts import Evidence
 from harness.engine import load_cost_model
-from harness.records import SealedRun, schema
+from harness.records import SealedRun, layout, schema
 from harness.runner import run_experiment
 from harness.spec import parse_experiment
 from harness.study.survival import exceptions_table
@@ -52,7 +52,7 @@ def observed(run: SealedRun, folder: Path, *steps: tuple[str, int, int, int]) ->
         *([row[name] for name in SCHEMA.names] for row in rows),
     ]
     folder.mkdir()
-    (folder / OBSERVER_FILE).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / layout.OBSERVER).write_text("".join(json.dumps(line) + "\n" for line in lines))
     return replace(run, path=folder)
 
 

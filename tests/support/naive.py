@@ -39,6 +39,11 @@ def naive_run(plan: Plan, config: EngineConfig, cost: CostModel) -> NaiveRun:
     arrivals = [(session.start_offset_ns, session.index, 0) for session in plan.sessions if session.after is None]
     names: dict[int, tuple[int, int]] = {}
     now = 0
+
+    def ended(session: int) -> bool:
+        last = (session, len(plan.sessions[session].requests) - 1)
+        return last in run.requests and run.requests[last][4] >= 0
+
     while arrivals or oracle.requests:
         if not oracle.requests:
             now = max(now, min(arrivals)[0])
@@ -79,6 +84,6 @@ def naive_run(plan: Plan, config: EngineConfig, cost: CostModel) -> NaiveRun:
                 arrivals += [
                     (now + follower.start_offset_ns, follower.index, 0)
                     for follower in plan.sessions
-                    if follower.after == session
+                    if session in follower.predecessors and all(ended(before) for before in follower.predecessors)
                 ]
     return run

@@ -23,10 +23,9 @@ from harness.analysis.logs.events import LogEvent
 from harness.analysis.logs.parse import ParseCounts, parse_log
 from harness.clock import ScaledClock
 from harness.errors import RecordsError
-from harness.records import Manifest, SealedRun, schema
+from harness.records import Manifest, SealedRun, layout, schema
 from harness.records.disk import write_parquet
 
-LOG_NAME, STAMPS_NAME, SCRAPES_NAME = "server.log", "server.log.stamps", "scrapes.jsonl"
 READ_BYTES = 1 << 20
 HTTP_OK = 200
 
@@ -81,10 +80,12 @@ def derive_tables(folder: Path, manifest: Manifest) -> Derived:
     manifest: for the clock and the configured buckets. Missing raw files give empty tables. Raises RecordsError when
     a raw file cannot be read.
     """
-    to_clock = ToRunClock(manifest, _read_optional(folder / STAMPS_NAME))
-    buckets = tuple(manifest.server_spec.get("decode_buckets", ()))
-    derived = collect(parse_log(_chunks(folder / LOG_NAME), counts := ParseCounts()), counts, to_clock, buckets)
-    metrics, derived.num_scrapes, derived.num_failed_scrapes = metrics_table(_lines(folder / SCRAPES_NAME))
+    to_clock = ToRunClock(manifest, _read_optional(folder / layout.LOG_STAMPS))
+    buckets = manifest.decode_buckets
+    derived = collect(
+        parse_log(_chunks(folder / layout.SERVER_LOG), counts := ParseCounts()), counts, to_clock, buckets
+    )
+    metrics, derived.num_scrapes, derived.num_failed_scrapes = metrics_table(_lines(folder / layout.SCRAPES))
     derived.tables["metrics"] = metrics
     return derived
 
@@ -101,10 +102,11 @@ def rebuild(run: SealedRun) -> Derived:
     changed since.
     """
     derived = derived_of(run)
-    shutil.rmtree(run.path / "derived", ignore_errors=True)
+    shutil.rmtree(run.path / layout.DERIVED, ignore_errors=True)
+    run.forget()
     changed: list[str] = []
     for name, table in derived.tables.items():
-        write_parquet(schema.conform(name, table), run.path / schema.table_path(name))
+        write_parquet(schema.conform(name, table), run.path / layout.table_path(name))
         sealed = run.manifest.derived.get(name)
         if sealed is not None and sealed.content_sha256 != schema.content_sha256(table):
             changed.append(name)
@@ -311,7 +313,7 @@ class _KvRows:
 
 
 def metrics_table(lines: Iterable[bytes]) -> tuple[pa.Table, int, int]:
-    """(METRICS table, scrapes, scrapes without a readable body) of the lines of scrapes.jsonl."""
+    """(METRICS table, scrapes, scrapes without a readable body) of the lines of the scrapes' file."""
     columns: dict[str, list[Any]] = {name: [] for name in schema.METRICS.names}
     num_scrapes = num_failed = 0
     for line in lines:

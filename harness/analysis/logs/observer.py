@@ -16,9 +16,9 @@ import numpy as np
 import pyarrow as pa
 
 from harness.errors import RecordsError
+from harness.records import layout
 
 FORMAT = 1
-OBSERVER_FILE = "observer.jsonl"
 _EVICTION = pa.struct([("slot", pa.int32()), ("caller", pa.string())])
 SCHEMA = pa.schema(
     [
@@ -71,7 +71,7 @@ class ObserverRecords:
         return {"mean": float(costs.mean()), "p50": float(np.median(costs)), "max": float(costs.max())}
 
 
-def read_observer(content: bytes, *, where: str = OBSERVER_FILE) -> ObserverRecords:
+def read_observer(content: bytes, *, where: str = layout.OBSERVER) -> ObserverRecords:
     """The records in an observer's file; RecordsError for what no observer of this format wrote."""
     lines = content.split(b"\n")
     is_torn = bool(lines.pop())

@@ -12,7 +12,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -195,7 +195,7 @@ def chunk_stretches(run: SealedRun, *, kernel_stamps: bool = True) -> Iterator[S
     kernel_stamps: use the kernel's receive stamps where every chunk of a stream has one. Nothing comes of runs that
     did not stream.
     """
-    buckets = tuple(int(bucket) for bucket in run.manifest.server_spec.get("decode_buckets", ()))
+    buckets = run.manifest.decode_buckets
     streams = _streams(run, kernel_stamps)
     others = _unfollowed(run)
     borders = sorted(
@@ -343,14 +343,13 @@ def reported_f_ms(runs: Iterable[SealedRun]) -> dict[int, float]:
     """
     found: dict[int, dict[int, list[float]]] = {}
     for run in runs:
-        launch: dict[str, Any] = run.manifest.effective.get("launch", {})
-        reports: dict[str, dict[str, dict[str, float]]] = launch.get("device_metrics", {})
-        try:
-            # From vllm-rbln 0.12.1 on model and sampler are timed together.
-            trackers = ("MODEL + SAMPLE",) if "MODEL + SAMPLE" in reports else ("MODEL", "SAMPLER")
-            f_ms = sum(reports[tracker]["decode"]["p50_ms"] for tracker in trackers)
-        except KeyError:
+        # From vllm-rbln 0.12.1 on model and sampler are timed together.
+        together = "MODEL + SAMPLE" in run.launch.device_metrics
+        trackers = ("MODEL + SAMPLE",) if together else ("MODEL", "SAMPLER")
+        parts_ms = [run.launch.decode_p50_ms(tracker) for tracker in trackers]
+        if None in parts_ms:
             continue
+        f_ms = sum(part_ms or 0.0 for part_ms in parts_ms)
         steps = run.table("steps")
         pairs = set(zip(steps.column("n").to_pylist(), steps.column("b").to_pylist(), strict=True))
         prompts = set(run.table("requests").column("planned_prompt_tokens").to_pylist())

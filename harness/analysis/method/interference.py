@@ -18,9 +18,8 @@ from numpy.typing import NDArray
 from harness.analysis.method import stats
 from harness.analysis.method.decide import Decision, Number, Outcome
 from harness.analysis.method.reconstruct import join_request_id
-from harness.analysis.method.runfacts import by_condition, group_sessions
 from harness.clock import NS_PER_MS, NS_PER_S
-from harness.records import SealedRun
+from harness.records import SealedRun, by_condition
 from harness.spec.rules import InterferenceRule
 
 IntArray = NDArray[np.int64]
@@ -109,7 +108,7 @@ def chunk_instants(chunks: pa.Table) -> dict[tuple[int, int], IntArray]:
 
 def injection_of(run: SealedRun, rule: InterferenceRule) -> Injection:
     """Baseline intervals and spikes of one run."""
-    groups = group_sessions(run)
+    groups = run.group_sessions()
     instants = chunk_instants(run.table("chunks"))
     requests = run.table("requests").to_pylist()
     start_ns = min(row["sent_ns"] for row in requests if row["sent_ns"] is not None)
@@ -252,4 +251,4 @@ def measured_waiting_session_ns(run: SealedRun) -> int | None:
 
 
 def _is_streaming(run: SealedRun) -> bool:
-    return bool(run.manifest.requested_client.get("stream", True))
+    return run.client.stream

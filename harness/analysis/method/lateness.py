@@ -35,6 +35,14 @@ class Lateness:
         """Latest minus earliest start of the sessions that start together; None when none started."""
         return float(self.start_ms.max() - self.start_ms.min()) if len(self.start_ms) else None
 
+    @property
+    def rearrival_p50_ms(self) -> float | None:
+        return self.rearrival_quantile_ms(0.5)
+
+    @property
+    def rearrival_p99_ms(self) -> float | None:
+        return self.rearrival_quantile_ms(0.99)
+
     def rearrival_quantile_ms(self, quantile: float) -> float | None:
         """The quantile as a value that occurred, the next one up: with few re-arrivals p99 is the largest."""
         if not len(self.rearrival_ms):

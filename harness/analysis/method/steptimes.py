@@ -8,7 +8,6 @@ calibration fits them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -59,8 +58,7 @@ def reported_model_ms(run: SealedRun, bucket: int) -> float | None:
     The report (VLLM_RBLN_METRICS) pools all decode steps of a server's life, so it tells of a bucket only when every
     step of the run had it full. Its resolution is 0.01 ms; the paper's Tables S2 and S3 print this figure.
     """
-    launch: dict[str, Any] = run.manifest.effective.get("launch", {})
-    reported: float | None = launch.get("device_metrics", {}).get("MODEL", {}).get("decode", {}).get("p50_ms")
+    reported = run.launch.decode_p50_ms("MODEL")
     if reported is None:
         return None
     steps = run.table("steps")

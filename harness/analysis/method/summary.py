@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from harness.analysis.method.compare import MAX_TAU, Comparison, compare
-from harness.analysis.method.figures import RunFigures, run_figures
+from harness.analysis.method.figures import RunFigures, figures_at, run_figures
 from harness.analysis.method.invariants import check_experiment
 from harness.analysis.method.padding import Padding, removed_slots, shapley_split
 from harness.analysis.method.reconstruct import StepCost
@@ -179,11 +179,11 @@ def summarise(runs: Sequence[SealedRun], cost_model: StepCost | None = None) -> 
     if len(names) != 1:
         raise ValueError(f"runs of exactly one experiment are needed, got {sorted(names)}")
     ordered = sorted(runs, key=lambda run: (run.replicate, run.manifest.order_index))
-    figures = [run_figures(run, cost_model) for run in ordered]
+    figures = [run_figures(run) if cost_model is None else figures_at(run, cost_model) for run in ordered]
     grouped: dict[str, list[RunFigures]] = {}
     for run in figures:
         grouped.setdefault(run.condition, []).append(run)
-    buckets = {run.condition: tuple(run.manifest.server_spec.get("decode_buckets", ())) for run in ordered}
+    buckets = {run.condition: run.manifest.decode_buckets for run in ordered}
     factors = {run.condition: run.manifest.factors for run in ordered}
     plain = {
         name: ConditionFigures(

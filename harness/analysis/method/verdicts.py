@@ -15,11 +15,10 @@ from harness.analysis.method.decide import Block, Costs, Decision, Outcome, with
 from harness.analysis.method.figures import RunFigures, run_figures
 from harness.analysis.method.interference import decide_interference, injections
 from harness.analysis.method.predictions import Predictions
-from harness.analysis.method.runfacts import by_condition, experiment_of
 from harness.analysis.method.steptimes import full_bucket_ms, reported_model_ms
 from harness.clock import NS_PER_S
 from harness.errors import SpecError
-from harness.records import SealedRun
+from harness.records import SealedRun, by_condition
 from harness.spec import Factor, level_text
 from harness.spec.rules import (
     Conditions,
@@ -45,7 +44,7 @@ class Evidence:
         self.predictions = predictions or {}
         self._figures: dict[str, list[RunFigures]] = {}
         first = next(iter(self.runs.values()), None)
-        spec = None if first is None else experiment_of(first[0])
+        spec = None if first is None else first[0].spec
         conditions = () if spec is None else spec.condition
         self.baselines = {one.name: spec.baseline_of(one) for one in conditions} if spec is not None else {}
         self.treatments = {condition.name: condition.treatment for condition in conditions}

@@ -28,6 +28,7 @@ from harness.live.client.meters import CpuMeter
 from harness.live.client.script import ReplayEvent
 from harness.live.client.single import ReplayResult, Target, replay_here
 from harness.plan import Plan, read_plan, write_plan
+from harness.records import layout
 from harness.spec import ClientSpec
 
 if TYPE_CHECKING:
@@ -46,11 +47,10 @@ def deal_sessions(plan: Plan, num_processes: int) -> list[list[int]]:
     """
     chain_of = list(range(plan.num_sessions))
     for session in plan.sessions:  # what a session follows or continues comes before it in the plan
-        for other in (session.after, session.continues):
-            if other is not None:
-                old, new = chain_of[session.index], chain_of[other]
-                chain_of = [new if chain == old else chain for chain in chain_of] if old != session.index else chain_of
-                chain_of[session.index] = new
+        for other in {*session.predecessors, *(() if session.continues is None else (session.continues,))}:
+            old, new = chain_of[session.index], chain_of[other]
+            chain_of = [new if chain == old else chain for chain in chain_of] if old != session.index else chain_of
+            chain_of[session.index] = new
     chains: dict[int, list[int]] = {}
     for session, chain in enumerate(chain_of):
         chains.setdefault(chain, []).append(session)
@@ -78,7 +78,7 @@ def replay_in_processes(
     cpu = CpuMeter()
     with tempfile.TemporaryDirectory(prefix="harness-client-", dir=target.records) as name:
         folder = Path(name)
-        plan_path = write_plan(plan, folder / "plan.jsonl")
+        plan_path = write_plan(plan, folder / layout.PLAN)
         with ExitStack() as stack:
             parts = [
                 stack.enter_context(_part(plan_path, folder / str(place), target, sessions, tells=on_event is not None))

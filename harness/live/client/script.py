@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from harness.live.client.prompts import Prompts
-    from harness.plan import Plan
+    from harness.plan import Followers, Plan
 
 
 class Due(NamedTuple):
@@ -103,11 +103,9 @@ class Script:
         for session in plan.sessions:
             self._first_row.append(self._first_row[-1] + len(session.requests))
         self._has_failed = [False] * len(plan.sessions)
-        self._followers: list[list[int]] = [[] for _ in plan.sessions]
+        self._followers = Followers(plan)
         self._keeps_stream = [False] * len(plan.sessions)
         for session in plan.sessions:
-            if session.after is not None:
-                self._followers[session.after].append(session.index)
             if session.continues is not None:
                 self._keeps_stream[session.continues] = True
         self._is_last = [False] * self.rows.count
@@ -174,7 +172,7 @@ class Script:
     def _start_followers(self, session: int, trigger_ns: int) -> list[Due]:
         return [
             self._make_due(self._first_row[follower], trigger_ns, self.plan.sessions[follower].start_offset_ns)
-            for follower in self._followers[session]
+            for follower in self._followers.completed(session)
         ]
 
     def _make_due(self, row: int, trigger_ns: int, wait_ns: int) -> Due:

@@ -16,20 +16,23 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from harness.errors import ServerError
+from harness.live.devices.units import memory_bytes, number_of, power_w, temperature_c
 
 COMMANDS = ("rbln-smi", "rbln-stat")
 TIMEOUT_S = 20.0
-_NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
-_UNITS = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One logical NPU; None where the driver did not tell. card: the board, whose devices share one power meter."""
+    """One logical NPU; None where the driver did not tell. card: the board, whose devices share one power meter.
+
+    device: "rbln0", which with the uuid is what tells two dies of a card apart. units: what each quantity was read as.
+    """
 
     npu: int
     name: str = ""
     uuid: str = ""
+    device: str = ""
     card: str = ""
     status: str = ""
     temperature_c: float | None = None
@@ -38,6 +41,7 @@ class Device:
     memory_used_bytes: int | None = None
     memory_total_bytes: int | None = None
     group: str = ""
+    units: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,14 +94,20 @@ def parse_devices(text: str, *, where: str = "rbln-smi") -> DeviceReport:
     try:
         # Some drivers print a header line before the JSON.
         table: Any = json.loads(text[text.index("{") :])
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ServerError("its output is not JSON", where=where, hint="Update the driver, or report this") from error
     raw = cast("dict[str, Any]", table)
-    devices = [_device(one, at) for at, one in enumerate(_rows(raw, "devices"))]
+    # With -g some drivers list the devices below their groups.
+    grouped = [
+        {"group_id": group.get("group_id", group.get("id")), **row}
+        for group in _rows(raw, "groups")
+        for row in _rows(group, "devices")
+    ]
+    devices = [_device(one, at) for at, one in enumerate(_rows(raw, "devices") or grouped)]
     uses = [
         DeviceUse(npu, _whole(one.get("pid")), str(one.get("process") or one.get("name") or ""))
         for one in _rows(raw, "contexts")
-        for npu in _numbers(one.get("npu"))
+        for npu in _numbers(one.get("npu", one.get("device")))
     ]
     return DeviceReport(str(raw.get("KMD_version") or raw.get("kmd_version") or ""), tuple(devices), tuple(uses), raw)
 
@@ -133,15 +143,18 @@ def require_idle(devices: Sequence[int], report: DeviceReport | None = None) -> 
     return report
 
 
-def readings(report: DeviceReport) -> list[dict[str, float | int | None]]:
+def readings(report: DeviceReport) -> list[dict[str, Any]]:
     """Temperature, power, load and memory of every device, for a series through a run."""
     return [
         {
+            "device": device.device or device.uuid or f"rbln{device.npu}",
             "npu": device.npu,
+            "card": device.card,
             "temperature_c": device.temperature_c,
             "card_power_w": device.card_power_w,
             "utilisation": device.utilisation,
             "memory_used_bytes": device.memory_used_bytes,
+            "units": dict(device.units),
         }
         for device in report.devices
     ]
@@ -150,37 +163,42 @@ def readings(report: DeviceReport) -> list[dict[str, float | int | None]]:
 def _device(row: dict[str, Any], at: int) -> Device:
     memory = row.get("memory")
     sizes = cast("dict[str, Any]", memory) if isinstance(memory, dict) else {}
-    npus = _numbers(row.get("npu"))
+    warmth, power = temperature_c(row.get("temperature")), power_w(row.get("card_power", row.get("power")))
+    used, total = memory_bytes(
+        sizes.get("used", row.get("memory_used")), sizes.get("total", row.get("memory_total", memory))
+    )
+    npus = _numbers(row.get("npu", row.get("device")))
+    read = {"temperature": warmth.unit, "card_power": power.unit, "memory": total.unit or used.unit}
     return Device(
         npu=npus[0] if npus else at,
         name=str(row.get("name") or ""),
         uuid=str(row.get("uuid") or ""),
+        device=str(row.get("device") or ""),
         card=str(row.get("sid") or ""),
         status=str(row.get("status") or ""),
-        temperature_c=_number(row.get("temperature")),
-        card_power_w=_power(row.get("card_power")),
-        utilisation=_number(row.get("util")),
-        memory_used_bytes=_bytes(sizes.get("used")),
-        memory_total_bytes=_bytes(sizes.get("total")),
+        temperature_c=warmth.value,
+        card_power_w=power.value,
+        utilisation=number_of(row.get("util")),
+        memory_used_bytes=None if used.value is None else int(used.value),
+        memory_total_bytes=None if total.value is None else int(total.value),
         group=str(row["group_id"]) if row.get("group_id") is not None else "",
+        units=tuple((name, unit) for name, unit in read.items() if unit),
     )
 
 
 def _rows(table: dict[str, Any], key: str) -> list[dict[str, Any]]:
+    """The rows below ``key``: a list, or a table by device, whose names then count as its rows' "device"."""
     rows: Any = table.get(key)
+    if isinstance(rows, dict):
+        named = cast("dict[str, Any]", rows)
+        rows = [{"device": name, **row} for name, row in named.items() if isinstance(row, dict)]
     if not isinstance(rows, list):
         return []
     return [cast("dict[str, Any]", row) for row in cast("list[Any]", rows) if isinstance(row, dict)]
 
 
-def _number(value: object) -> float | None:
-    """The first number in "45C", "23.5 W", 45 or "45"."""
-    found = _NUMBER.search(str(value)) if value is not None and not isinstance(value, bool) else None
-    return float(found[0]) if found else None
-
-
 def _whole(value: object) -> int | None:
-    number = _number(value)
+    number = number_of(value)
     return None if number is None else int(number)
 
 
@@ -188,22 +206,11 @@ def _numbers(value: object) -> list[int]:
     """Device numbers in 3, "3", "rbln3", "0,1,2,3" or [0, 1]."""
     if isinstance(value, list):
         return [number for one in cast("list[object]", value) for number in _numbers(one)]
-    return [] if value is None or isinstance(value, bool) else [int(one) for one in re.findall(r"\d+", str(value))]
-
-
-def _power(value: object) -> float | None:
-    """Watts; milliwatts are told apart by their unit."""
-    number = _number(value)
-    return None if number is None else number / 1000 if str(value).strip().lower().endswith("mw") else number
-
-
-def _bytes(value: object) -> int | None:
-    """Bytes of "15.7GiB", "512 MB" (also 2^20: that is how drivers mean it), 1024 or "1024"."""
-    number = _number(value)
-    if number is None:
-        return None
-    unit = re.sub(r"[\d.\s-]", "", str(value)).lower()[:1]
-    return int(number * _UNITS.get(unit, 1))
+    return (
+        []
+        if value is None or isinstance(value, bool)
+        else [int(one) for one in re.findall(r"\d{1,6}", str(value)[:256])]
+    )
 
 
 def _list(numbers: Sequence[int]) -> str:

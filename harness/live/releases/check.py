@@ -13,6 +13,7 @@ from itertools import takewhile
 from typing import Literal
 
 from harness.errors import SpecError
+from harness.kv_rules import rules_for_version
 from harness.live.patches.check import fitting_patch, why_no_observer
 from harness.live.releases.sources import RBLN, VLLM, Sources
 from harness.live.releases.syntax import Statement, digest_of
@@ -224,9 +225,12 @@ def _use(
 
 def _rules(table: Table, own: Sequence[FactCheck], digests: Mapping[str, str | None], releases: Sequence[str]) -> Use:
     facts = [one.fact for one in own]
-    for release in reversed(releases):
-        if not _changed(facts, table, digests, release):
-            return Use("rules", "yes", f"{len(facts)} facts as in {release}")
+    same = [one for one in reversed(releases) if not _changed(facts, table, digests, one)]
+    for release in same:
+        if (rules := rules_for_version(release)) is not None:
+            return Use("rules", "yes", f"{rules.name}: {len(facts)} facts as in {release}")
+    if same:
+        return Use("rules", "unknown", f"as in {same[0]}, whose rules are not among this harness's")
     if any(one.state == "unseen" for one in own):
         return Use("rules", "unknown", "the vLLM it is pinned to was neither found nor recorded")
     named = ", ".join(one.fact.name for one in own if one.state == "changed")

@@ -26,7 +26,6 @@ from harness.spec import ServerSpec
 
 HOST_SCRIPT = Path(__file__).resolve().parents[1] / "inside" / "remote_host.py"
 SSH_OPTIONS = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=15", "-o", "ServerAliveInterval=10")
-SSH_LOG = "ssh.log"
 CALL_TIMEOUT_S = 180.0
 CLOCK_ROUNDS = 25
 

@@ -17,15 +17,14 @@ from harness.live.artifacts import blocks_override
 from harness.live.launch import LOOPBACK, LaunchPlan
 from harness.live.remote import host as remote
 from harness.live.serve_command import (
-    LOGGING_FILE,
     QUIET,
     SOCKET_FOLDER_VARIABLE,
     logging_config,
     serve_arguments,
     visible_devices,
 )
-from harness.observer import INSIDE, OBSERVER_FILE, observer_variables
-from harness.records import Observation
+from harness.observer import INSIDE, observer_variables
+from harness.records import Observation, layout
 from harness.redact import filled_env, redacted_arguments, redacted_env
 from harness.spec import ServerSpec
 
@@ -51,7 +50,7 @@ def remote_plan(server: ServerSpec, *, backend: str, port: int, run_folder: Path
                 name: base64.b64encode(body).decode()
                 for name, body in (
                     ("remote_host.py", remote.HOST_SCRIPT.read_bytes()),
-                    (LOGGING_FILE, json.dumps(logging_config()).encode()),
+                    (layout.SERVER_LOGGING, json.dumps(logging_config()).encode()),
                 )
             },
         },
@@ -70,10 +69,10 @@ def remote_plan(server: ServerSpec, *, backend: str, port: int, run_folder: Path
     given = filled_env(server.env, os.environ)
     own = {key: value for key, value in given.items() if key not in {"PYTHONPATH", "VLLM_PLUGINS"}}
     env = {**QUIET, "VLLM_RBLN_METRICS": "1", **visible_devices(stack.versions.get("vllm-rbln", ""), devices)}
-    env["VLLM_LOGGING_CONFIG_PATH"] = f"{folder}/{LOGGING_FILE}"
+    env["VLLM_LOGGING_CONFIG_PATH"] = f"{folder}/{layout.SERVER_LOGGING}"
     env[SOCKET_FOLDER_VARIABLE] = folder
     if server.observer:
-        env |= observer_variables(Path(folder) / OBSERVER_FILE, server.env.get("VLLM_PLUGINS"))
+        env |= observer_variables(Path(folder) / layout.OBSERVER, server.env.get("VLLM_PLUGINS"))
     search += [part for part in server.env.get("PYTHONPATH", "").split(os.pathsep) if part]
     if search:
         env["PYTHONPATH"] = os.pathsep.join(search)
@@ -86,7 +85,7 @@ def remote_plan(server: ServerSpec, *, backend: str, port: int, run_folder: Path
         "silence_s": SILENCE_S,
     }
     host.call("write", {"path": f"{folder}/job.json", "text": json.dumps(job)})
-    files = {"remote": (run_folder / "remote.json").absolute()}
+    files = {"remote": (run_folder / layout.REMOTE).absolute()}
     remote.write_job(
         files["remote"],
         {
@@ -96,10 +95,10 @@ def remote_plan(server: ServerSpec, *, backend: str, port: int, run_folder: Path
             "folder": folder,
             "local_port": port,
             "remote_port": remote_port,
-            "observer": OBSERVER_FILE,
-            "observer_path": str((run_folder / OBSERVER_FILE).absolute()),
+            "observer": layout.OBSERVER,
+            "observer_path": str((run_folder / layout.OBSERVER).absolute()),
             "silence_s": SILENCE_S,
-            "ssh_log_path": str((run_folder / remote.SSH_LOG).absolute()),
+            "ssh_log_path": str((run_folder / layout.SSH_LOG).absolute()),
         },
     )
     return LaunchPlan(

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 from harness.kinds import KINDS, BackendKind
 from harness.live.doctor import Check
-from harness.live.launch import DEVICE_TRACE_FILE, LOOPBACK, LaunchPlan, write_config
+from harness.live.launch import LOOPBACK, LaunchPlan, write_config
 from harness.live.server.ports import require_port
+from harness.records import layout
 from harness.runner.backends.base import LaunchOptions, ServerBackend
 from harness.spec import ServerSpec
 
-CONFIG_FILE = "server.config.json"
 EMULATED_MODEL = "emulated-qwen3-4b"
 
 
@@ -43,8 +43,8 @@ class EmulatorBackend(ServerBackend):
         chosen_port = require_port(LOOPBACK, options.port)
         # Absolute: the server's working folder is its own business.
         files = {
-            "config": (options.run_folder / CONFIG_FILE).absolute(),
-            "device_trace": (options.run_folder / DEVICE_TRACE_FILE).absolute(),
+            "config": (options.run_folder / layout.SERVER_CONFIG).absolute(),
+            "device_trace": (options.run_folder / layout.DEVICE_TRACE).absolute(),
         }
         config = {
             "server": server.model_dump(mode="json"),

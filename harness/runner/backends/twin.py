@@ -19,15 +19,15 @@ from harness.kinds import KINDS, BackendKind
 from harness.live.artifacts import check_artifact, read_artifact
 from harness.live.devices.smi import read_devices, require_idle
 from harness.live.doctor import Check
-from harness.live.launch import DEVICE_TRACE_FILE, LOOPBACK, LaunchPlan, write_config
+from harness.live.launch import LOOPBACK, LaunchPlan, write_config
 from harness.live.server.ports import require_port
 from harness.live.stack import Stack, check_installed, serve_plan
+from harness.records import layout
 from harness.runner.backends.base import LaunchOptions, ServerBackend, check_named_artifact
 from harness.spec import ServerSpec
 from harness.twin.artifact import ArtifactSpec, cached_artifact
 from harness.twin.environment import INSIDE, find_twin, installed_twins, twin_variables
 
-SETTINGS_FILE = "twin.settings.json"
 TWIN_MODEL = "twin-qwen3-4b"
 NUM_DEVICES = 4
 STAND_IN_SMI = INSIDE / "rbln_smi.py"
@@ -80,8 +80,8 @@ class TwinBackend(ServerBackend):
         config = read_artifact(artifact)
         check_artifact(config, server, str(artifact))
         files = {
-            "config": (options.run_folder / SETTINGS_FILE).absolute(),
-            "device_trace": (options.run_folder / DEVICE_TRACE_FILE).absolute(),
+            "config": (options.run_folder / layout.TWIN_SETTINGS).absolute(),
+            "device_trace": (options.run_folder / layout.DEVICE_TRACE).absolute(),
         }
         settings = self._settings(server, files["device_trace"])
         write_config(files["config"], settings)

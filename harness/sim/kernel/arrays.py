@@ -61,17 +61,20 @@ A_STUCK_SESSION = 12
 NUM_A = 13
 
 OWNER_STRIDE = 1 << 20
-"""Block i of a stream that request r wrote has key (r + 2) * OWNER_STRIDE + i; r = -1: the shared prefix."""
+"""Block i of a stream that request r wrote has key (r + 2) * OWNER_STRIDE + i; r = -1: the shared prefix;
+r = number of requests + c: the named blocks up to the end of chain c."""
 
 
 class PlanArrays(NamedTuple):
     """One or more plans, end to end. All int64.
 
     first_session (plans + 1,). Per session: first_request (sessions + 1,), start_ns, after, continues (indices within
-    the plan, -1: none), root (the session whose stream it goes on with, for rules that go by session), first_child,
-    next_sibling (who starts after whom; -1: none). Per request: keep, new, generate (tokens), wait_ns, session (within
-    the plan). shared_prefix (plans,): tokens. pinned_ns (requests,): when a re-arrival comes, whatever the completion
-    before it, but not earlier than that; -1: so long after it as the wait says.
+    the plan, -1: none), root (the session whose stream it goes on with, for rules that go by session),
+    num_before (how many sessions must have completed before it starts). first_follower (sessions + 1,), follower: who
+    waits for each session. first_name (sessions + 1,), name: the named blocks that each fresh stream begins with, as
+    numbers of chains of names; named_tokens (plans,): their size. Per request: keep, new, generate (tokens), wait_ns,
+    session (within the plan). shared_prefix (plans,): tokens. pinned_ns (requests,): when a re-arrival comes, whatever
+    the completion before it, but not earlier than that; -1: so long after it as the wait says.
     """
 
     first_session: IntArray
@@ -80,8 +83,12 @@ class PlanArrays(NamedTuple):
     after: IntArray
     continues: IntArray
     root: IntArray
-    first_child: IntArray
-    next_sibling: IntArray
+    num_before: IntArray
+    first_follower: IntArray
+    follower: IntArray
+    first_name: IntArray
+    name: IntArray
+    named_tokens: IntArray
     keep: IntArray
     new: IntArray
     generate: IntArray
@@ -104,11 +111,15 @@ class CostArrays(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """Working memory for the largest plan. heap, arrival_ns, next_request (sessions,); owner (sessions, blocks)."""
+    """Working memory for the largest plan. heap, arrival_ns, next_request, num_missing (sessions,).
+
+    owner: (sessions, blocks).
+    """
 
     heap: IntArray
     arrival_ns: IntArray
     next_request: IntArray
+    num_missing: IntArray
     owner: IntArray
 
 
@@ -142,6 +153,7 @@ def new_scratch(config: EngineConfig, num_sessions: int) -> Scratch:
         heap=np.zeros(num_sessions, dtype=np.int64),
         arrival_ns=np.zeros(num_sessions, dtype=np.int64),
         next_request=np.zeros(num_sessions, dtype=np.int64),
+        num_missing=np.zeros(num_sessions, dtype=np.int64),
         owner=np.zeros((num_sessions, blocks), dtype=np.int64),
     )
 

@@ -91,10 +91,30 @@ def write_owners(
         shared_blocks = min(plans.shared_prefix[plan], plans.new[request]) // block_tokens
         for i in range(shared_blocks):
             owner[session, i] = -1
+        shared_blocks += write_named(plans, plan, owner, block_tokens, session, request, shared_blocks)
     row = request - plans.first_request[first_session]
     stream_blocks = (keep + plans.new[request] + plans.generate[request]) // block_tokens
     for i in range(max(kept_blocks, shared_blocks), min(stream_blocks, owner.shape[1])):
         owner[session, i] = row
+
+
+@inner
+def write_named(
+    plans: PlanArrays, plan: int, owner: IntArray, block_tokens: int, session: int, request: int, begin: int
+) -> int:
+    """Owners of the blocks wholly inside the named blocks that a session's first prompt begins with; how many."""
+    place = plans.first_session[plan] + session
+    first_name = plans.first_name[place]
+    num_names = plans.first_name[place + 1] - first_name
+    if num_names == 0 or request != plans.first_request[place]:
+        return 0
+    named_tokens = plans.named_tokens[plan]
+    num_requests = plans.first_request[plans.first_session[plan + 1]] - plans.first_request[plans.first_session[plan]]
+    num_blocks = min(num_names * named_tokens // block_tokens, owner.shape[1])
+    for i in range(begin, num_blocks):
+        last_name = ((i + 1) * block_tokens - 1) // named_tokens
+        owner[session, i] = num_requests + plans.name[first_name + last_name]
+    return max(0, num_blocks - begin)
 
 
 @inner
@@ -138,12 +158,14 @@ def complete(
         scratch.arrival_ns[session] = now_ns + plans.wait_ns[request] if pinned_ns < 0 else max(now_ns, pinned_ns)
         heap_push(scratch.heap, waiting, scratch.arrival_ns, session)
         return waiting + 1
-    child = int(plans.first_child[first_session + session])
-    while child >= 0:
-        scratch.arrival_ns[child] = now_ns + plans.start_ns[first_session + child]
-        heap_push(scratch.heap, waiting, scratch.arrival_ns, child)
-        waiting += 1
-        child = int(plans.next_sibling[first_session + child])
+    place = first_session + session
+    for edge in range(plans.first_follower[place], plans.first_follower[place + 1]):
+        follower = int(plans.follower[edge])
+        scratch.num_missing[follower] -= 1
+        if scratch.num_missing[follower] == 0:
+            scratch.arrival_ns[follower] = now_ns + plans.start_ns[first_session + follower]
+            heap_push(scratch.heap, waiting, scratch.arrival_ns, follower)
+            waiting += 1
     return waiting
 
 
@@ -160,7 +182,8 @@ def begin(plans: PlanArrays, plan: int, scratch: Scratch, state: EngineState, ou
     waiting = int(outcome.totals[plan, A_PREFILLS])
     for session in range(plans.first_session[plan + 1] - first_session):
         scratch.next_request[session] = 0
-        if plans.after[first_session + session] < 0:
+        scratch.num_missing[session] = plans.num_before[first_session + session]
+        if scratch.num_missing[session] == 0:
             scratch.arrival_ns[session] = plans.start_ns[first_session + session]
             heap_push(scratch.heap, waiting, scratch.arrival_ns, session)
             waiting += 1

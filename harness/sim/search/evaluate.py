@@ -90,7 +90,7 @@ def most_at_once(arrays: layout.PlanArrays, group: Group) -> int:
     """Most sessions of any plan of the group that can be alive together: the leaves of its "after" forest."""
     sessions = slice(int(arrays.first_session[group.first]), int(arrays.first_session[group.last]))
     plan_of = np.repeat(np.arange(group.first, group.last), np.diff(arrays.first_session[group.first : group.last + 1]))
-    leaves = arrays.first_child[sessions] < 0
+    leaves = np.diff(arrays.first_follower[sessions.start : sessions.stop + 1]) == 0
     return int(np.bincount(plan_of[leaves] - group.first).max())
 
 

@@ -11,7 +11,6 @@ from functools import cache
 from typing import Any
 
 from harness.analysis.method.decide import Decision, Outcome
-from harness.analysis.method.runfacts import server_of
 from harness.analysis.method.tabular import Cell
 from harness.live.compile import list_artifacts
 from harness.runner.calibrate import fit_runs
@@ -140,7 +139,7 @@ def coefficients(source: Source) -> Rows:
 def configurations(source: Source) -> Rows:
     found: dict[str, tuple[str, str]] = {}
     for run in source.runs("configuration"):
-        server, name = server_of(run), source.factor("configuration", run.condition, "configuration")
+        server, name = run.server, source.factor("configuration", run.condition, "configuration")
         slots = "" if server.num_kv_slots == server.max_num_seqs else f" ({server.num_kv_slots} slots)"
         found[name] = (f"{server.max_num_seqs}{slots}", "{" + ", ".join(map(str, server.decode_buckets)) + "}")
     return [(label, *found[name]) for name, label in CONFIGURATIONS.items() if name in found]
@@ -299,7 +298,7 @@ def memory(source: Source) -> Rows:
 
 def _loaded(source: Source, slots: int) -> str:
     runs = source.runs("saturation") if source.has("saturation") else []
-    spans = [loaded_memory_gib(run) for run in runs if server_of(run).num_kv_slots == slots]
+    spans = [loaded_memory_gib(run) for run in runs if run.server.num_kv_slots == slots]
     known = [span for span in spans if span is not None]
     return f"{min(low for low, _ in known):.1f}-{max(high for _, high in known):.1f} GiB" if known else NONE
 

@@ -11,7 +11,6 @@ from functools import cached_property
 from pathlib import Path
 
 from harness.analysis.method.decide import Decision
-from harness.analysis.method.runfacts import experiment_of
 from harness.analysis.method.tabular import AnalysisResult, Cell
 from harness.analysis.method.verdicts import Evidence
 from harness.prereg import check_sealed_runs, judge, predict_runs
@@ -97,5 +96,5 @@ class Source:
 
 def cost_rules(source: Source, experiment: str) -> list[str]:
     """Names of the cost rules that judge an experiment: the first one it names."""
-    names = experiment_of(source.runs(experiment)[0]).rules
+    names = source.runs(experiment)[0].spec.rules
     return [name for name in names if load_rule(name).kind == "cost-validation"][:1]

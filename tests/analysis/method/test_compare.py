@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from harness.analysis.method.compare import MAX_TAU, Verdict, compare
-from harness.analysis.method.figures import LatenessFigures, ReuseFigures, RunFigures
+from harness.analysis.method.figures import ReuseFigures, RunFigures
+from harness.analysis.method.lateness import Lateness
 from harness.analysis.method.padding import Padding
 from harness.analysis.method.reconstruct import ChannelA
 
-LATE = LatenessFigures(None, None, None, None, 0)
+LATE = Lateness(np.zeros(0), np.zeros(0), 0)
 
 
 def run(

@@ -16,12 +16,14 @@ import pytest
 from harness.clock import VirtualClock
 from harness.errors import ServerError
 from harness.live.devices.exporter import device_samples, exporter_readings, read_exporter
-from harness.live.devices.watch import DeviceWatch, device_findings, devices_seen, from_exporter
+from harness.live.devices.watch import DeviceWatch, device_findings, devices_seen, from_exporter, total_power_w
 from harness.live.server.ports import free_port
 from harness.runner import run_experiment
 from harness.spec import ExperimentSpec
 
-LABELS = 'name="RBLN-CA25",uuid="u{0}",card="0",deviceID="{0}",hostname="h",driver_version="3.2.2",firmware_version="1"'
+LABELS = (
+    'name="RBLN-CA25",uuid="u{0}",sid="A1",deviceID="1250",hostname="h",driver_version="3.2.2",firmware_version="1"'
+)
 GOLDEN = "\n".join(
     [
         "# HELP RBLN_DEVICE_STATUS:TEMPERATURE Device temperature",
@@ -76,14 +78,54 @@ def exporter() -> Iterator[Exporter]:
     one.server.server_close()
 
 
-def test_public_names_become_readings_by_device() -> None:
+def test_dies_of_one_card_are_told_apart_by_uuid_though_they_share_their_device_id() -> None:
     assert exporter_readings(device_samples(GOLDEN)) == [
         {
-            "npu": 0, "temperature_c": 41.0, "card_power_w": 57.3, "dram_used": 1.2e9, "dram_total": 16843096064.0,
-            "utilisation": 12.5, "health": 1.0,
+            "device": "u0", "card": "A1", "temperature_c": 41.0, "card_power_w": 57.3, "memory_used_bytes": 1.2e9,
+            "memory_total_bytes": 16843096064.0, "utilisation": 12.5, "health": 1.0,
+            "units": {"temperature": "C", "card_power": "W", "memory": "B"},
         },
-        {"npu": 1, "temperature_c": 43.5},
+        {"device": "u1", "card": "A1", "temperature_c": 43.5, "units": {"temperature": "C"}},
     ]  # fmt: skip
+
+
+def _family(prefix: str, members: dict[str, float]) -> str:
+    names = [(f"{prefix}{member}", value) for member, value in members.items()]
+    label = '{{name="rbln{0}",sid="A{1}",deviceID="1250"}}'
+    return "\n".join(f"{name}{label.format(die, die // 2)} {value}" for name, value in names for die in range(4))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        _family("RBLN_DEVICE_STATUS:", {"TEMPERATURE": 41, "CARD_POWER": 60, "DRAM_USED": 1, "DRAM_TOTAL": 16}),
+        _family("rbln_npu_", {"temperature": 41, "power": 60, "memory_used": 1, "memory_total": 16}),
+    ],
+)
+def test_both_families_say_the_same_of_four_dies_on_two_cards(text: str) -> None:
+    readings = exporter_readings(device_samples(text))
+    assert [(one["device"], one["card"]) for one in readings] == [(f"rbln{die}", f"A{die // 2}") for die in range(4)]
+    assert {(one["temperature_c"], one["memory_total_bytes"]) for one in readings} == {(41.0, float(16 << 30))}
+    assert total_power_w(readings) == 120.0
+
+
+def test_samples_without_a_name_or_uuid_are_counted_and_said(exporter: Exporter, tmp_path: Path) -> None:
+    exporter.body = 'RBLN_DEVICE_STATUS:TEMPERATURE{deviceID="1250"} 41\n' * 2
+    with DeviceWatch(tmp_path / "device_metrics.jsonl", from_exporter(exporter.url), VirtualClock(), interval_s=1e6):
+        pass
+    findings = device_findings(devices_seen(tmp_path))
+    assert [one.code for one in findings] == ["devices-silent", "devices-unnamed"]
+    assert "2 samples say neither name nor uuid" in findings[1].evidence
+
+
+def test_an_unusual_unit_is_taken_by_magnitude_and_said(exporter: Exporter, tmp_path: Path) -> None:
+    exporter.body = _family("rbln_npu_", {"temperature": 41_500, "power": 60_000_000})
+    with DeviceWatch(tmp_path / "device_metrics.jsonl", from_exporter(exporter.url), VirtualClock(), interval_s=1e6):
+        pass
+    seen = devices_seen(tmp_path)["device_metrics.jsonl"]
+    assert (seen["temperature_c"], seen["power_w"], seen["devices"]) == ([41.5, 41.5], [120.0, 120.0], 4)
+    (finding,) = device_findings({"device_metrics.jsonl": seen})
+    assert "card_power was read as uW by magnitude; temperature was read as mC by magnitude" in finding.evidence
 
 
 @pytest.mark.parametrize(
@@ -95,7 +137,8 @@ def test_public_names_become_readings_by_device() -> None:
     ],
 )
 def test_other_names_are_read_by_their_endings(line: str) -> None:
-    assert exporter_readings(device_samples(line)) == [{"npu": 3, "temperature_c": 40.0}]
+    (reading,) = exporter_readings(device_samples(line))
+    assert (reading["device"], reading["temperature_c"]) == ("rbln3", 40.0)
 
 
 @pytest.mark.parametrize("text", ["", "<html>not metrics</html>", "RBLN_X{", 'a{deviceID="0"} b', 'a{deviceID="?"} 1'])

@@ -11,8 +11,8 @@ import pytest
 
 from harness.clock import VirtualClock
 from harness.errors import ServerError
-from harness.live.devices.smi import Device, parse_devices, read_devices, require_idle
-from harness.live.devices.watch import DeviceWatch, from_driver
+from harness.live.devices.smi import Device, parse_devices, read_devices, readings, require_idle
+from harness.live.devices.watch import DeviceWatch, from_driver, total_power_w
 
 # Keys and units as public readers of the format describe them, for two generations of drivers.
 NEWER: dict[str, Any] = {
@@ -28,6 +28,7 @@ NEWER: dict[str, Any] = {
     ],
     "contexts": [{"ctx_id": "1", "npu": "2", "process": "python3", "pid": "4242", "memalloc": "1.5GiB"}],
 }  # fmt: skip
+ROWS: list[dict[str, Any]] = NEWER["devices"]
 OLDER: dict[str, Any] = {
     "KMD_version": "1.1.0",
     "devices": [
@@ -43,8 +44,10 @@ def test_a_newer_drivers_report_is_read() -> None:
     report = parse_devices(json.dumps(NEWER))
     assert report.kmd_version == "3.2.2"
     assert report.devices[1] == Device(
-        npu=1, name="RBLN-CA25", uuid="u1", card="A1", status="normal", temperature_c=41.0, card_power_w=57.3,
-        utilisation=12.5, memory_used_bytes=1610612736, memory_total_bytes=int(15.7 * (1 << 30)), group="0",
+        npu=1, name="RBLN-CA25", uuid="u1", device="rbln1", card="A1", status="normal", temperature_c=41.0,
+        card_power_w=57.3, utilisation=12.5, memory_used_bytes=1610612736,
+        memory_total_bytes=int(15.7 * (1 << 30)), group="0",
+        units=(("temperature", "C"), ("card_power", "W"), ("memory", "GiB")),
     )  # fmt: skip
     assert [(use.npu, use.pid, use.process) for use in report.uses] == [(2, 4242, "python3")]
     assert report.raw == NEWER
@@ -54,6 +57,33 @@ def test_an_older_drivers_types_are_read_too_and_what_is_missing_is_absent() -> 
     first, second = parse_devices(f"== header of some drivers ==\n{json.dumps(OLDER)}").devices
     assert (first.npu, first.temperature_c, first.card_power_w, first.memory_total_bytes) == (0, 38.0, 34.14, 1 << 34)
     assert (second.npu, second.temperature_c, second.memory_used_bytes, second.group) == (1, None, None, "")
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {"devices": {row["device"]: {k: v for k, v in row.items() if k != "device"} for row in NEWER["devices"]}},
+        {"groups": [{"group_id": 0, "devices": NEWER["devices"]}]},
+        {
+            "devices": [
+                {**row, "memory": None, "memory_used": "1.5GiB", "memory_total": "15.7GiB"} for row in NEWER["devices"]
+            ]
+        },
+    ],
+)
+def test_the_same_devices_in_another_shape_are_the_same_devices(shape: dict[str, Any]) -> None:
+    assert parse_devices(json.dumps(shape)).devices == parse_devices(json.dumps(NEWER)).devices
+
+
+def test_the_power_of_a_card_counts_once_for_its_four_dies() -> None:
+    two_cards = [{**row, "sid": f"A{at // 2}"} for at, row in enumerate(NEWER["devices"])]
+    assert total_power_w(readings(parse_devices(json.dumps(NEWER)))) == 57.3
+    assert total_power_w(readings(parse_devices(json.dumps({"devices": two_cards})))) == pytest.approx(114.6)
+
+
+def test_without_a_board_nobody_adds_powers_up() -> None:
+    rows = [{**row, "sid": ""} for row in NEWER["devices"]]
+    assert total_power_w(readings(parse_devices(json.dumps({"devices": rows})))) is None
 
 
 @pytest.mark.parametrize("text", ["{}", '{"devices": null, "contexts": "none"}', '{"devices": [3, null]}'])

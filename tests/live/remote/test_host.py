@@ -24,8 +24,9 @@ from harness.clock import NS_PER_MS, MonotonicClock, ScaledClock, realtime_minus
 from harness.errors import HarnessError, ServerError, SpecError
 from harness.live.launch import LaunchPlan
 from harness.live.patches.diff import parse_diff
-from harness.live.remote.host import SSH_LOG, RemoteHost
+from harness.live.remote.host import RemoteHost
 from harness.live.server.process import ServerProcess
+from harness.records import layout
 from harness.runner.backends.rbln import RblnBackend
 from harness.spec import ServerSpec
 from tests.support import stand_in_ssh
@@ -180,7 +181,7 @@ def test_its_log_holds_its_own_lines_alone_whole_and_in_order(tmp_path: Path, ot
     gate = tmp_path / "gate"
     os.mkfifo(gate)
     plan = _launch(tmp_path, other_host, extra_args=["--start-at", str(gate)])
-    said = tmp_path / "run" / SSH_LOG
+    said = tmp_path / "run" / layout.SSH_LOG
 
     def is_refused() -> bool:
         with pytest.raises(httpx.TransportError):

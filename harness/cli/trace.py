@@ -1,0 +1,87 @@
+"""``harness trace``: recorded agents in, and what a trace holds.
+
+Writes only the file it is told to; prints counts, never a word of a recording. Next: ``harness.plan.traces``.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from harness.errors import SpecError
+
+trace_app = typer.Typer(no_args_is_help=True, help="Import recorded agents; look at imported traces.")
+
+
+def register(app: typer.Typer) -> None:
+    app.add_typer(trace_app, name="trace")
+
+
+@trace_app.command(name="import")
+def trace_import(
+    sources: Annotated[list[Path], typer.Argument(help="Recorded files, or folders that are searched for them.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The trace file to write (.jsonl).")],
+    kind: Annotated[str, typer.Option("--format", help="Format of the files; `auto` looks at them.")] = "auto",
+    name: Annotated[str, typer.Option(help="Name of the trace; default: the file's stem.")] = "",
+) -> None:
+    """Read recorded agents and write one trace: counts, times and waits only, no text, path or command.
+
+    Formats: weka, tracelab, claude, codex, mooncake, agentic-mooncake, bailian, otel, csv.
+
+    Example: `harness trace import ~/.claude/projects -o my-agents.jsonl`
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
+
+    from harness.plan.traces.importing import TRACE_FORMATS, import_trace
+
+    if kind != "auto" and kind not in TRACE_FORMATS:
+        raise SpecError(f"unknown format {kind!r}", where="--format", hint=f"Use auto, {', '.join(TRACE_FORMATS)}")
+    total = sum(path.stat().st_size for source in sources for path in _files(source))
+    console = Console(stderr=True)
+    with Progress(BarColumn(), DownloadColumn(), TimeRemainingColumn(), console=console, transient=True) as bar:
+        task = bar.add_task("", total=total)
+        head, notes = import_trace(
+            sources, output, name=name or output.stem, kind=kind, progress=lambda done: bar.advance(task, done)
+        )
+    print(f"{output}: {head.source_format}, {notes.num_lines} lines read")
+    for what, counts in (("broken", notes.broken), ("dropped", notes.dropped)):
+        for reason, count in counts.most_common():
+            print(f"  {what}: {count} x {reason}, first at {notes.first_at[reason]}")
+    for label in head.labels:
+        print(f"  assumed: {label}")
+    _show(output)
+
+
+def _files(source: Path) -> list[Path]:
+    return [path for path in source.rglob("*") if path.is_file()] if source.is_dir() else [source] * source.is_file()
+
+
+@trace_app.command(name="show")
+def trace_show(
+    trace: Annotated[str, typer.Argument(help="A trace file, or a shipped trace by name.")],
+    picture: Annotated[Path | None, typer.Option("--picture", help="Also draw it: .svg, .png or .pdf.")] = None,
+) -> None:
+    """Sessions, requests, lengths, waits by kind, sharing and ceilings of a trace.
+
+    Example: `harness trace show coding-agent --picture coding-agent.svg`
+    """
+    _show(Path(trace) if Path(trace).is_file() else trace)
+    if picture is not None:
+        from harness.plan.traces.file import load_trace
+        from harness.report.trace_picture import draw_trace
+
+        draw_trace(load_trace(trace), picture)
+        print(f"wrote {picture}")
+
+
+def _show(trace: Path | str) -> None:
+    from harness.plan.traces.file import load_trace, read_trace
+    from harness.plan.traces.summary import describe_trace
+
+    facts = describe_trace(read_trace(trace) if isinstance(trace, Path) else load_trace(trace))
+    width = max(len(key) for key in facts)
+    for key, value in facts.items():
+        print(f"{key:<{width}}  {value}")

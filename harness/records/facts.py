@@ -1,0 +1,71 @@
+"""What a manifest says of launch and client, as typed values: parsed once, and tolerant of what older versions wrote.
+
+Absent stays None or empty, never zero; an unreadable part is absent, and the rest stands. Nothing is judged here.
+Next: ``run`` hands these out; ``harness.analysis`` and ``harness.report`` read them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+Facts = TypeVar("Facts", bound="_Facts")
+
+
+class _Facts(BaseModel):
+    """Base: frozen; keys that this version does not know are left alone."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    @classmethod
+    def tolerant(cls: type[Facts], found: Any) -> Facts:
+        """The facts in a part of a manifest; a key that does not read is as if it were not there."""
+        table: dict[str, Any] = dict(found) if isinstance(found, Mapping) else {}
+        try:
+            return cls.model_validate(table)
+        except ValidationError as error:
+            broken = {str(item["loc"][0]) for item in error.errors()}
+            return cls.model_validate({key: value for key, value in table.items() if key not in broken})
+
+
+class LaunchReport(_Facts):
+    """What a server said about itself.
+
+    device_metrics: tracker ("MODEL", "SAMPLER") -> phase ("decode", "prefill") -> numbers; latencies in ms.
+    """
+
+    vllm: str = ""
+    pool_tokens: int | None = None
+    device_metrics: dict[str, dict[str, dict[str, float]]] = Field(default_factory=dict)
+
+    def decode_p50_ms(self, tracker: str) -> float | None:
+        """Median of one tracker over all decode steps of the server's life; None where it reported none."""
+        return self.device_metrics.get(tracker, {}).get("decode", {}).get("p50_ms")
+
+
+class SelfAudit(_Facts):
+    """Dispatch lags of the replay against the null server, wall ms: of re-arrivals, and of all sends."""
+
+    floor_rearrival_lag_ms: tuple[float, ...] | None = None
+    floor_lag_ms: tuple[float, ...] = ()
+
+
+class ClientAudit(_Facts):
+    """The client's own account. Times in wall units, except stall_intervals_ns: (start, duration), model ns."""
+
+    num_stalls: float | None = None
+    stall_max_ms: float | None = None
+    stall_intervals_ns: tuple[tuple[int, int], ...] | None = None
+    cpu_s: float | None = None
+    cpu_others_s: float | None = None
+    self_audit: SelfAudit | None = None
+
+    @property
+    def floor_lag_ms(self) -> tuple[float, ...]:
+        """Lags of the self-audit's re-arrivals; older runs recorded only all sends together."""
+        if self.self_audit is None:
+            return ()
+        own = self.self_audit.floor_rearrival_lag_ms
+        return self.self_audit.floor_lag_ms if own is None else own

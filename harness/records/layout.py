@@ -1,0 +1,59 @@
+"""The folder of a run: the name of every file in it, and of the folder itself.
+
+The only module that spells these names; writers and readers of a file share its constant. Nothing is read or written
+here. Next: ``writer`` fills such a folder, ``run`` reads a sealed one.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from harness.records.schema import DERIVED_TABLES
+
+# Written last; without it a folder is not a run.
+MANIFEST = "manifest.json"
+LOCK = "writer.lock"
+
+# What the run was made from: the plan, a copy of the cost-model file, the frozen file of a confirmatory run.
+PLAN = "plan.jsonl"
+# A copy, as the file was when the run was made: the run's channel A never changes with a checkout.
+COST_MODEL = "cost_model.toml"
+FROZEN = "preregistration.json"
+
+# Raw, as bytes: the server's log, (offset, instant) of each read of it, scrapes, devices, the observer's records.
+SERVER_LOG = "server.log"
+LOG_STAMPS = "server.log.stamps"
+SCRAPES = "scrapes.jsonl"
+DEVICES = "devices.jsonl"
+DEVICE_METRICS = "device_metrics.jsonl"
+DEVICE_TRACE = "device_trace.jsonl"
+OBSERVER = "observer.jsonl"
+SSH_LOG = "ssh.log"
+
+# What a server was started with.
+SERVER_CONFIG = "server.config.json"
+SERVER_LOGGING = "server.logging.json"
+TWIN_SETTINGS = "twin.settings.json"
+REMOTE = "remote.json"
+
+DERIVED = "derived"
+
+PARTIAL = ".partial"
+ABORTED = ".aborted-"
+_RAW_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+
+
+def run_folder(root: Path, experiment: str, condition: str, replicate: int) -> Path:
+    """Where a sealed run lies."""
+    return Path(root) / experiment / condition / str(replicate)
+
+
+def table_path(name: str) -> str:
+    """Path of a table within the run's folder: what can be rebuilt from raw files lies in ``derived``."""
+    return f"{DERIVED}/{name}.parquet" if name in DERIVED_TABLES else f"{name}.parquet"
+
+
+def is_raw_name(name: str) -> bool:
+    """Whether ``name`` may name a raw file of a run."""
+    return bool(_RAW_NAME.match(name)) and name not in (LOCK, MANIFEST) and not name.endswith(".parquet")

@@ -1,0 +1,85 @@
+"""A trace as one picture: lengths, waits by kind, and when the requests of its first recordings came.
+
+Draws what ``plan.traces`` read; nothing of it was measured by this harness. This is where the flow ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from harness.clock import NS_PER_S
+from harness.errors import RecordsError, SpecError
+from harness.plan.model import WAIT_KINDS
+from harness.plan.traces.file import TraceFile
+from harness.plan.traces.form import Recording
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+SUFFIXES = (".svg", ".png", ".pdf")
+MOST_RECORDINGS = 24
+SECONDS_PER_TOKEN = 0.02  # only to give a bar its length: about one decode step a token
+
+
+def draw_trace(trace: TraceFile, path: Path) -> None:
+    """Write the picture to ``path``; raises SpecError for another suffix, RecordsError when the disk refuses."""
+    if path.suffix not in SUFFIXES:
+        raise SpecError("is no picture's name", where=str(path), hint=f"End it with one of {', '.join(SUFFIXES)}")
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10.5, 6.4), layout="constrained")
+    lengths, waits, lanes = figure.subplot_mosaic([["lengths", "waits"], ["lanes", "lanes"]]).values()
+    requests = [one for recording in trace.recordings for one in recording.requests]
+    _distribution(lengths, [one.prompt_tokens for one in requests], "prompt")
+    _distribution(lengths, [one.generate_tokens for one in requests], "generated")
+    lengths.set(xlabel="tokens", ylabel="share of requests", title="Lengths")
+    lengths.legend(frameon=False)
+    for kind in WAIT_KINDS[1:]:
+        waits_s = [max(one.wait_ns / NS_PER_S, 1e-3) for one in requests if one.wait_kind == kind]
+        if waits_s:
+            _distribution(waits, waits_s, f"{kind} ({len(waits_s)})")
+    waits.set(xlabel="seconds", ylabel="share of waits", title="Waits, by what is waited for")
+    if waits.lines:
+        waits.legend(frameon=False)
+    else:
+        waits.text(0.5, 0.5, "no waits: replayed by arrivals", ha="center", transform=waits.transAxes)
+    shown = trace.recordings[:MOST_RECORDINGS]
+    for row, recording in enumerate(shown):
+        _lane(lanes, row, recording)
+    lanes.set(xlabel=f"seconds of the recording, answers drawn at {SECONDS_PER_TOKEN * 1000:g} ms a token")
+    lanes.set_title(f"{trace.head.name}: the first {len(shown)} of {len(trace.recordings)} recordings")
+    lanes.set_yticks([])
+    lanes.invert_yaxis()
+    try:
+        figure.savefig(path, dpi=110)
+    except OSError as error:
+        raise RecordsError(f"cannot be written ({error.strerror})", where=str(path), hint="Make room") from error
+
+
+def _distribution(axes: Axes, values: Sequence[float], label: str) -> None:
+    ordered = sorted(values)
+    axes.step(ordered, [(place + 1) / len(ordered) for place in range(len(ordered))], where="post", label=label)
+    axes.set_xscale("log")
+    axes.set_ylim(0, 1.02)
+    axes.grid(visible=True, alpha=0.3)
+
+
+def _lane(axes: Axes, row: int, recording: Recording) -> None:
+    """One recording: a bar a request; what runs beside another has a row of its own within the lane."""
+    ends: list[float] = []
+    spans: list[tuple[float, float, int]] = []
+    free_at: list[float] = []
+    for one in recording.requests:
+        began = max((ends[before] for before in one.after), default=recording.start_ns / NS_PER_S)
+        start = began + one.wait_ns / NS_PER_S
+        ends.append(start + one.generate_tokens * SECONDS_PER_TOKEN)
+        place = next((place for place, free in enumerate(free_at) if free <= start), len(free_at))
+        free_at[place : place + 1] = [ends[-1]]
+        spans.append((start, ends[-1], place))
+    height = 0.8 / len(free_at)
+    for start, end, place in spans:
+        axes.barh(
+            row - 0.4 + (place + 0.5) * height, end - start, left=start, height=height * 0.9, color=f"C{place % 10}"
+        )

@@ -1,0 +1,93 @@
+"""How a sealed run is read; ``sealed/by-0.1.0.zip`` holds two that an earlier version sealed (backend sim)."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from harness.analysis import rebuild, run_figures, summarise
+from harness.errors import PlanError, RecordsError
+from harness.prereg import predict_runs
+from harness.records import RunStore, SealedRun, by_condition, layout, paired
+from harness.report import conditions_table, write_report
+from harness.study.catalogue import analyse
+
+SEALED = Path(__file__).parent / "sealed" / "by-0.1.0.zip"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> RunStore:
+    with zipfile.ZipFile(SEALED) as archive:
+        archive.extractall(tmp_path)
+    return RunStore(tmp_path)
+
+
+@pytest.fixture
+def run(store: RunStore) -> SealedRun:
+    return store.run("tiny", "base", 0)
+
+
+def test_runs_of_an_earlier_version_verify_and_their_tables_rebuild_to_what_was_sealed(store: RunStore):
+    assert store.verify() == 2
+    for run in store.sealed():
+        rebuild(run)
+    assert store.verify() == 2
+
+
+def test_runs_of_an_earlier_version_answer_queries(store: RunStore):
+    rows = store.query("select condition, sum(cached_tokens) as cached from requests group by all order by all")
+    assert rows.to_pylist() == [{"condition": "base", "cached": 512}, {"condition": "one-bucket", "cached": 512}]
+
+
+def test_runs_of_an_earlier_version_are_reported_with_the_figures_of_then(store: RunStore, tmp_path: Path):
+    summary = summarise(store.sealed())
+    compared = summary.condition("one-bucket").comparison
+    assert compared is not None
+    assert f"{compared.ratio_a:.4f}" == f"{compared.ratio_b:.4f}" == "1.0986"
+    assert summary.condition("one-bucket").padding.ratio == pytest.approx(0.8333, abs=5e-5)
+    assert conditions_table(summary).row_count == 2
+    assert "one-bucket" in write_report(store.sealed(), tmp_path / "page.html").read_text(encoding="utf-8")
+
+
+def test_runs_of_an_earlier_version_are_analysed(store: RunStore):
+    assert analyse(store.sealed(), predict_runs(store.sealed())).tables
+
+
+def test_a_run_hands_out_what_it_was_made_from(run: SealedRun):
+    assert run.label == "base/0"
+    assert run.spec.base_seed == 11
+    assert run.server.decode_buckets == (1, 2, 4, 8)
+    assert run.workload.num_sessions == 2
+    assert run.plan.hash == run.manifest.plan_hash
+    assert run.cost_model.decode_step_ns(8, 1) > 0
+    assert run.group_sessions() == {"all": range(2)}
+
+
+def test_a_file_is_parsed_once_and_a_figure_computed_once(run: SealedRun):
+    first = (run.plan, run.server, run.table("requests"), run_figures(run))
+    for name in (layout.PLAN, layout.table_path("requests")):
+        run.file(name).unlink()
+    again = (run.plan, run.server, run.table("requests"), run_figures(run))
+    assert all(one is other for one, other in zip(first, again, strict=True))
+
+
+def test_a_run_whose_plan_is_gone_keeps_its_other_figures(run: SealedRun):
+    run.file(layout.PLAN).unlink()
+    with pytest.raises(PlanError):
+        _ = run.plan
+    assert run_figures(run).num_requests == 4
+
+
+def test_a_manifest_without_an_experiment_is_one_clear_line(run: SealedRun):
+    bare = SealedRun(run.path, run.manifest.model_copy(update={"requested": {}}))
+    with pytest.raises(RecordsError, match="holds no experiment that this version reads"):
+        _ = bare.spec
+
+
+def test_runs_are_grouped_in_the_order_of_the_experiment_and_paired_by_replicate(store: RunStore):
+    grouped = by_condition(reversed(store.sealed()))
+    assert list(grouped) == ["base", "one-bucket"]
+    [(own, base)] = paired(grouped["one-bucket"], grouped["base"])
+    assert (own.condition, base.condition, own.replicate) == ("one-bucket", "base", base.replicate)

@@ -1,0 +1,50 @@
+"""``harness`` as a person runs it: each call a process of its own, forked from one that has loaded everything already.
+
+What a call changes (folder, environment, streams) ends with it. Starting Python and its packages anew for each call
+took most of the time of such tests; those about starting and dying start a real interpreter.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+_processes = multiprocessing.get_context("forkserver")
+_processes.set_forkserver_preload(["harness.cli", "harness.study.catalogue", "harness.prereg", "harness.live.doctor"])
+GIVEN_UP_AFTER_S = 200
+
+
+def harness(
+    *words: str, cwd: Path | None = None, environment: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """The exit code and both outputs of ``harness WORDS``; environment: variables beside those of the test."""
+    with tempfile.TemporaryDirectory() as folder:
+        out, err = Path(folder) / "out", Path(folder) / "err"
+        variables = {**os.environ, **(environment or {})}
+        process = _processes.Process(target=_call, args=(words, str(cwd or Path.cwd()), variables, str(out), str(err)))
+        process.start()
+        process.join(GIVEN_UP_AFTER_S)
+        if process.exitcode is None:
+            process.kill()
+            raise subprocess.TimeoutExpired(["harness", *words], GIVEN_UP_AFTER_S)
+        return subprocess.CompletedProcess(
+            ["harness", *words], process.exitcode, out.read_text(encoding="utf-8"), err.read_text(encoding="utf-8")
+        )
+
+
+def _call(words: tuple[str, ...], cwd: str, variables: Mapping[str, str], out: str, err: str) -> None:
+    for descriptor, path in ((1, out), (2, err)):
+        file = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+        os.dup2(file, descriptor)
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(variables)
+    sys.argv = ["harness", *words]
+    from harness.cli import main
+
+    main()
