@@ -21,7 +21,7 @@ from harness.runner.backends import backend_named
 from harness.runner.progress import ExperimentStarted, ProgressSink, RunSealed, RunStarted, StopFlag, silent
 from harness.runner.run import Invocation
 from harness.sim import simulate
-from harness.spec import ExperimentSpec, ServerSpec
+from harness.spec import ExperimentSpec
 
 # Wall seconds to start and stop one emulator process, before any run of this experiment has been timed.
 FIRST_GUESS_LIFECYCLE_S = 3.0
@@ -178,11 +178,11 @@ def _require_same_inputs(run: SealedRun, asked: PlannedRun, ticket: Ticket | Non
     }
     found: dict[str, object] = {
         "plan": run.manifest.plan_hash,
-        # Keys that came later count with their defaults.
-        "server": ServerSpec.model_validate(run.manifest.requested_server).model_dump(mode="json"),
+        # Read as specs: keys that came later count with their defaults.
+        "server": run.server.model_dump(mode="json"),
         "time_scale": run.manifest.time_scale,
         "backend": run.manifest.backend,
-        "client": run.manifest.requested_client,
+        "client": run.client.model_dump(mode="json"),
         "preregistration": None if run.manifest.preregistration is None else run.manifest.preregistration.sha256,
     }
     if (copy := run.manifest.files.get(layout.COST_MODEL)) is not None:
