@@ -21,7 +21,7 @@ from harness.runner.backends import backend_named
 from harness.runner.progress import ExperimentStarted, ProgressSink, RunSealed, RunStarted, StopFlag, silent
 from harness.runner.run import Invocation
 from harness.sim import simulate
-from harness.spec import ExperimentSpec
+from harness.spec import ExperimentSpec, ServerSpec
 
 # Wall seconds to start and stop one emulator process, before any run of this experiment has been timed.
 FIRST_GUESS_LIFECYCLE_S = 3.0
@@ -178,8 +178,8 @@ def _require_same_inputs(run: SealedRun, asked: PlannedRun, ticket: Ticket | Non
     }
     found: dict[str, object] = {
         "plan": run.manifest.plan_hash,
-        # Read as specs: keys that came later count with their defaults.
-        "server": run.server.model_dump(mode="json"),
+        # As it was asked for, rules left open included; keys that came later count with their defaults.
+        "server": ServerSpec.model_validate(run.manifest.requested_server).model_dump(mode="json"),
         "time_scale": run.manifest.time_scale,
         "backend": run.manifest.backend,
         "client": run.client.model_dump(mode="json"),
