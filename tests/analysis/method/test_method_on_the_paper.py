@@ -115,7 +115,7 @@ def test_the_eight_decisions_of_the_paper(key: tuple[str, int, str], printed: tu
     rule = load_rule("cost-validation" if measurement == "new" else "cost-validation-initial")
     assert isinstance(rule, CostRule)
     decision = decide.decide_cost(rule, f"n{n}-{changed}", costs_of(*key))
-    if rule.is_exploratory(f"n{n}-{changed}"):
+    if rule.is_exploratory(f"n{n}-{changed}", {"N": n}):
         decision = decision.not_subject("exploratory")
     assert decision.outcome.value == outcome
     # e is printed from unrounded ratios: 0.9028 - 0.8971 = 0.0057, printed 0.0058; 0.9941 - 0.9874 = 0.0067, 0.0066.

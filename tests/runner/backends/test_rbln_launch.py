@@ -234,7 +234,7 @@ def test_an_attached_server_is_measured_left_running_and_said_to_be_attached(
 
 def test_an_attached_server_that_is_not_there_is_refused(tmp_path: Path) -> None:
     url = f"http://{HOST}:{free_port()}"
-    with pytest.raises(ServerError, match=r"no server answers there\. Start it, or change server\.url"):
+    with pytest.raises(ServerError, match=r"no server answers there \(.*\)\. Start it, or change server\.url"):
         AttachedBackend().launch(ServerSpec(url=url), port=0, run_folder=tmp_path, time_scale=1.0, log_format="default")
 
 
