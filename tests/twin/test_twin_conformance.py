@@ -124,7 +124,7 @@ def survivals() -> Iterator[tuple[str, int]]:
     yield from (("0.11.1", num_background) for num_background in (6, 7))
 
 
-@pytest.mark.parametrize(("twin", "num_background"), survivals(), indirect=["twin"])
+@pytest.mark.parametrize(("twin", "num_background"), list(survivals()), indirect=["twin"])
 def test_a_sessions_kv_survives_as_long_as_the_paper_saw(
     twin: TwinEnvironment, tmp_path: Path, num_background: int
 ) -> None:

@@ -49,7 +49,7 @@ def _in_place(place: Place, name: str, workload: str, conditions: Mapping[str, d
     """The conditions on the package patched in place, by the commands that a person would give; then taken back."""
     pristine = tree_sha256(place.site / "vllm_rbln")
     assert "patched in place" in place.patched("apply", "--in-place")
-    assert ": patched (vllm-rbln 0.11.1)" in place.patched("status")
+    assert f": patched (vllm-rbln {place.twin.version})" in place.patched("status")
     assert "agrees in all three hashes and adds only logging" in place.patched("verify")
     runs = place.run(name, place.write(name, workload, conditions, server='patch = "in-place"'))
     assert place.patched("revert") == "the original is restored\n"

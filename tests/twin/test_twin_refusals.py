@@ -43,10 +43,11 @@ def refusal(place: Place, code: int, **server: object) -> str:
 
 
 def test_a_version_that_nobody_has_read(place: Place) -> None:
-    installed = place.site / "vllm_rbln-0.11.1.dist-info"
+    version = place.twin.version
+    installed = place.site / f"vllm_rbln-{version}.dist-info"
     newer = place.site / "vllm_rbln-0.13.0.dist-info"
     newer.mkdir()
-    text = (installed / "METADATA").read_text().replace("Version: 0.11.1", "Version: 0.13.0", 1)
+    text = (installed / "METADATA").read_text().replace(f"Version: {version}", "Version: 0.13.0", 1)
     (newer / "METADATA").write_text(text)
     installed.unlink()
     target = place.site / TARGET
@@ -62,7 +63,7 @@ def test_a_target_that_somebody_changed(place: Place) -> None:
     target = place.site / TARGET
     target.write_text(target.read_text() + "# changed\n")
     assert refusal(place, 2).endswith(
-        "The file was changed; reinstall: pip install --force-reinstall --no-deps vllm-rbln==0.11.1"
+        f"The file was changed; reinstall: pip install --force-reinstall --no-deps vllm-rbln=={place.twin.version}"
     )
 
 
@@ -72,8 +73,9 @@ def test_a_patch_that_was_applied_in_half(place: Place) -> None:
     assert said.endswith("`harness patch revert` clears it")
     place.patched("revert")
     (place.site / TARGET).write_text((place.site / TARGET).read_text() + '# logger.debug("[BUCKET] request_nums=%d\n')
-    assert refusal(place, 2).endswith("It holds part of a patch; reinstall: pip install --force-reinstall --no-deps "
-                                      "vllm-rbln==0.11.1")  # fmt: skip
+    assert refusal(place, 2).endswith(
+        f"It holds part of a patch; reinstall: pip install --force-reinstall --no-deps vllm-rbln=={place.twin.version}"
+    )
 
 
 def test_a_package_that_is_not_patched_as_declared(place: Place) -> None:

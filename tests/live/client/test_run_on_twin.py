@@ -17,7 +17,7 @@ from harness.plan import Plan, RequestPlan, SessionPlan
 from harness.runner.backends.twin import TwinBackend
 from harness.spec import ClientSpec, ServerSpec
 
-pytestmark = [pytest.mark.live, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.live, pytest.mark.timeout(600), pytest.mark.usefixtures("twin")]
 
 # A first prompt of two blocks and a half, and a re-arrival that carries it on.
 FIRST, AGAIN = RequestPlan(0, 320, 12, 30 * NS_PER_MS), RequestPlan(332, 60, 12, 0)
