@@ -51,6 +51,15 @@ def test_the_design_and_the_import_contract_tell_the_same_floors() -> None:
     assert floors == [[name.strip().removeprefix("harness.") for name in floor.split("|")] for floor in checked]
 
 
+def test_the_walk_of_an_experiment_names_functions_that_are_there() -> None:
+    walk = re.findall(r"^\d+\. `([\w/]+\.py):(\w+)`", (ROOT / "DESIGN.md").read_text(), re.MULTILINE)
+    assert 0 < len(walk) <= 12
+    assert len({path for path, _ in walk}) == len(walk)
+    for path, name in walk:
+        tree = ast.parse((ROOT / "harness" / path).read_text())
+        assert name in {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}, f"{path}:{name}"
+
+
 def test_every_package_and_module_stands_on_a_floor() -> None:
     contracts = load_toml(ROOT / "pyproject.toml")["tool"]["importlinter"]["contracts"]
     checked = next(one["layers"] for one in contracts if one["type"] == "layers")

@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from harness.kv_rules import AUTO, rule_set, rules_for_version
 from harness.records import Finding, layout
+from harness.records.facts import DeviceMetrics, LaunchReport
 
 _UPDATE = re.compile(r"Updating (\w+\.\w+) from (\S+) to (\S+) based on rbln_config\.json")
 _CONFIG = re.compile(r"\b(max_seq_len|enable_prefix_caching|tensor_parallel_size|pipeline_parallel_size)=(\w+)")
@@ -42,17 +43,13 @@ _LATENCY = re.compile(r"  Latency \(ms\): (mean .*)$")
 _ONE_LATENCY = re.compile(r"  (Mean|Median|P\d+) latency \(ms\) *: (\d{1,18}\.\d+)\s*$")
 _AVERAGE = re.compile(r"  Average (host|device|ccl|prepare) time: (\d{1,18}(?:\.\d+)?) us")
 _STATISTIC = re.compile(r"(mean|p\d+|max) (\d{1,18}(?:\.\d+)?)")
-METRICS_FILES = "metrics*.json"
-"""What VLLM_RBLN_METRICS_DIR is filled with, one file per rank, from vllm-rbln 0.12.1 on."""
 
 
 @dataclass(slots=True)
 class LaunchFacts:
-    """settings: last value of each setting the server said to have changed. engine: from its first configuration line.
+    """What is kept in the manifest (see LaunchReport), and what only judges the run.
 
-    cache: labels of vllm:cache_config_info. pool_tokens: of the whole KV pool, vLLM's null block included.
-    device_metrics: tracker ("MODEL", "SAMPLER") -> phase -> numbers; latencies in ms, averages in us. observer: the
-    observer's own lines. engine_error: the last exception that the engine core itself named.
+    unread: lines of statistics of no known form. engine_error: the last exception that the engine core itself named.
     is_stopped: the API server has ended its engine core, as asked.
     """
 
@@ -61,9 +58,7 @@ class LaunchFacts:
     cache: dict[str, str] = field(default_factory=dict[str, str])
     version: str = ""
     pool_tokens: int | None = None
-    device_metrics: dict[str, dict[str, dict[str, float]]] = field(
-        default_factory=dict[str, "dict[str, dict[str, float]]"]
-    )
+    device_metrics: DeviceMetrics = field(default_factory=DeviceMetrics)
     observer: list[str] = field(default_factory=list[str])
     unread: list[str] = field(default_factory=list[str])
     engine_error: str = ""
@@ -96,16 +91,18 @@ class LaunchFacts:
         blocks = self.pool_tokens // int(block_tokens)
         return math.ceil((blocks - 1) / max(1, slot_tokens // int(block_tokens)))
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "settings": self.settings,
-            "engine": self.engine,
-            "cache_config_info": self.cache,
-            "vllm": self.version,
-            "pool_tokens": self.pool_tokens,
-            "device_metrics": self.device_metrics,
-            "observer": self.observer,
-        }
+    @property
+    def report(self) -> LaunchReport:
+        """What the manifest keeps."""
+        return LaunchReport(
+            settings=self.settings,
+            engine=self.engine,
+            cache_config_info=self.cache,
+            vllm=self.version,
+            pool_tokens=self.pool_tokens,
+            device_metrics=self.device_metrics,
+            observer=tuple(self.observer),
+        )
 
 
 def read_launch(log: Iterable[str], scrapes: Iterable[str] = (), reports: Iterable[str] = ()) -> LaunchFacts:
@@ -302,7 +299,7 @@ def rules_findings(rules: str, version: str) -> list[Finding]:
 
 def read_launch_files(folder: Path) -> LaunchFacts:
     """``read_launch`` of a run's folder; files that are not there give no facts."""
-    reports = (path.read_text(encoding="utf-8", errors="replace") for path in sorted(folder.glob(METRICS_FILES)))
+    reports = (path.read_text(encoding="utf-8", errors="replace") for path in layout.step_reports(folder))
     return read_launch(_lines(folder / layout.SERVER_LOG), _lines(folder / layout.SCRAPES), reports)
 
 

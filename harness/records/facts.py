@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+DeviceMetrics = dict[str, dict[str, dict[str, float]]]
 Facts = TypeVar("Facts", bound="_Facts")
 
 
@@ -31,14 +32,21 @@ class _Facts(BaseModel):
 
 
 class LaunchReport(_Facts):
-    """What a server said about itself.
+    """What a server said about itself, as a manifest keeps it.
 
-    device_metrics: tracker ("MODEL", "SAMPLER") -> phase ("decode", "prefill") -> numbers; latencies in ms.
+    settings: last value of each setting that it said to have changed. engine: from its first configuration line.
+    cache_config_info: labels of that gauge. vllm: its version. pool_tokens: of the whole KV pool, vLLM's null block
+    included. device_metrics: tracker ("MODEL", "SAMPLER") -> phase ("decode", "prefill") -> numbers; latencies in ms,
+    averages in us. observer: the observer's own lines.
     """
 
+    settings: dict[str, str] = Field(default_factory=dict)
+    engine: dict[str, str] = Field(default_factory=dict)
+    cache_config_info: dict[str, str] = Field(default_factory=dict)
     vllm: str = ""
     pool_tokens: int | None = None
-    device_metrics: dict[str, dict[str, dict[str, float]]] = Field(default_factory=dict)
+    device_metrics: DeviceMetrics = Field(default_factory=dict)
+    observer: tuple[str, ...] = ()
 
     def decode_p50_ms(self, tracker: str) -> float | None:
         """Median of one tracker over all decode steps of the server's life; None where it reported none."""

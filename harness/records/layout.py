@@ -54,6 +54,11 @@ def table_path(name: str) -> str:
     return f"{DERIVED}/{name}.parquet" if name in DERIVED_TABLES else f"{name}.parquet"
 
 
+def step_reports(folder: Path) -> list[Path]:
+    """A server's own step statistics, one file per rank (VLLM_RBLN_METRICS_DIR, from vllm-rbln 0.12.1 on)."""
+    return sorted(folder.glob("metrics*.json"))
+
+
 def is_raw_name(name: str) -> bool:
     """Whether ``name`` may name a raw file of a run."""
     return bool(_RAW_NAME.match(name)) and name not in (LOCK, MANIFEST) and not name.endswith(".parquet")

@@ -162,6 +162,11 @@ class Manifest(_Record):
         return next((one for one in conditions if one.get("name") == self.condition), {})
 
     @property
+    def packages(self) -> dict[str, str]:
+        """Versions of the packages that the harness ran with; empty where none were noted."""
+        return dict(self.provenance.get("packages", {}))
+
+    @property
     def factors(self) -> dict[str, Any]:
         """Factors that the experiment gives the run's condition; empty where it gives none."""
         return dict(self.requested_condition.get("factors") or {})

@@ -234,7 +234,7 @@ def fit_runs(
             "block_steps": block_steps,
             "seed": seed,
         },
-        packages=dict(valid[0].manifest.provenance.get("packages", {})),
+        packages=valid[0].manifest.packages,
         run_hashes={f"{run.condition}/{run.replicate}": manifest_sha256(run) for run in valid},
         buckets=valid[0].manifest.decode_buckets,
         step_points=points,
@@ -251,10 +251,15 @@ def manifest_sha256(run: SealedRun) -> str:
     return hashlib.sha256(run.file(layout.MANIFEST).read_bytes()).hexdigest()
 
 
+def _compiled(run: SealedRun) -> tuple[object, ...]:
+    server = run.server
+    sizes = (server.max_num_seqs, server.kv_slots, server.slot_tokens)
+    return (run.manifest.backend, server.decode_buckets, *sizes, server.artifact)
+
+
 def _one_artifact(runs: Sequence[SealedRun]) -> str:
     """What the runs' server was compiled to; SpecError when they differ."""
-    keys = ("decode_buckets", "max_num_seqs", "kv_slots", "slot_tokens", "artifact")
-    found = {(run.manifest.backend, *(str(run.manifest.server_spec.get(key, "")) for key in keys)): run for run in runs}
+    found = {_compiled(run): run for run in runs}
     if len(found) > 1:
         conditions = ", ".join(sorted(run.condition for run in found.values()))
         raise SpecError(
@@ -262,10 +267,10 @@ def _one_artifact(runs: Sequence[SealedRun]) -> str:
             where="calibration",
             hint="Fit each compiled artifact by itself",
         )
-    server = runs[0].manifest.server_spec
-    buckets = ",".join(str(bucket) for bucket in server.get("decode_buckets", ()))
-    name = str(server.get("artifact") or runs[0].manifest.backend)
-    return f"{name}, buckets {{{buckets}}}, limit {server.get('max_num_seqs')}, {server.get('slot_tokens')} tokens"
+    server = runs[0].server
+    buckets = ",".join(map(str, server.decode_buckets))
+    name = server.artifact or runs[0].manifest.backend
+    return f"{name}, buckets {{{buckets}}}, limit {server.max_num_seqs}, {server.slot_tokens} tokens"
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,8 @@ from harness.errors import RecordsError, SpecError
 if TYPE_CHECKING:
     from harness.runner.calibrate import Calibration
 
-FILE_FORMAT = 1
+# 2: intervals are tables of numbers; in format 1 each was a line of text.
+FILE_FORMAT = 2
 # A nanosecond of a step, and 1e-6 us (with 100,000 tokens of context: 0.1 us).
 DECIMALS = 6
 
@@ -83,13 +84,13 @@ def cost_file_text(calibration: Calibration, name: str) -> str:
                 "method": decode.method,
                 "points": decode.num_points,
                 **asdict(decode.error),
-                "intervals": _intervals(decode.intervals),
+                "intervals": _ends(decode.intervals),
             },
             "prefill": {
                 "method": "least squares on the median time of each length",
                 "points": prefill.num_points,
                 **asdict(prefill.error),
-                "intervals": _intervals(prefill.intervals),
+                "intervals": _ends(prefill.intervals),
             },
             "runs": calibration.run_hashes,
         },
@@ -109,12 +110,9 @@ def _rounded(value: Any) -> Any:
     return value
 
 
-def _intervals(intervals: Mapping[str, Interval]) -> dict[str, str]:
-    return {name: _interval(interval) for name, interval in intervals.items()}
-
-
-def _interval(interval: Interval) -> str:
-    return (
-        f"[{interval.low:.{DECIMALS}f}, {interval.high:.{DECIMALS}f}] {interval.level:.0%} {interval.method}; "
-        f"{interval.num_units} {interval.unit}, {interval.resamples} resamples, seed {interval.seed}"
-    )
+def _ends(intervals: Mapping[str, Interval]) -> dict[str, dict[str, Any]]:
+    """Intervals without their estimates, which are the coefficients themselves."""
+    return {
+        name: {key: value for key, value in asdict(interval).items() if key != "estimate"}
+        for name, interval in intervals.items()
+    }

@@ -178,11 +178,11 @@ def _require_same_inputs(run: SealedRun, asked: PlannedRun, ticket: Ticket | Non
     }
     found: dict[str, object] = {
         "plan": run.manifest.plan_hash,
-        # Keys that came later count with their defaults.
+        # As it was asked for, rules left open included; keys that came later count with their defaults.
         "server": ServerSpec.model_validate(run.manifest.requested_server).model_dump(mode="json"),
         "time_scale": run.manifest.time_scale,
         "backend": run.manifest.backend,
-        "client": run.manifest.requested_client,
+        "client": run.client.model_dump(mode="json"),
         "preregistration": None if run.manifest.preregistration is None else run.manifest.preregistration.sha256,
     }
     if (copy := run.manifest.files.get(layout.COST_MODEL)) is not None:

@@ -201,7 +201,7 @@ def _seal(
         invocation,
         clock=clock_record,
         observation=launch.observation,
-        effective={} if said is None else {"server": said.effective, "launch": said.to_json()},
+        effective={} if said is None else {"server": said.effective, "launch": said.report.model_dump(mode="json")},
         server=ServerRecord(
             pid=measured.pid,
             is_alive_until_stop=measured.is_alive_until_stop,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -128,10 +129,21 @@ def test_ablations_are_predicted_like_everything_else() -> None:
     assert predict(space(), MORE_SLOTS, 8, ABLATIONS["no-waits"]).ratio_of_sums != plain.ratio_of_sums
 
 
-def test_a_calibrated_cost_file_brings_its_own_deviations(tmp_path: Path) -> None:
+def of_format_1(low: float, high: float) -> str:
+    return f'"[{low}, {high}] 95% percentile bootstrap; 9 blocks, 10000 resamples, seed 1"'
+
+
+def of_format_2(low: float, high: float) -> str:
+    return f'{{low = {low}, high = {high}, level = 0.95, method = "percentile bootstrap", seed = 1}}'
+
+
+@pytest.mark.parametrize("written", [of_format_1, of_format_2])
+def test_a_calibrated_cost_file_brings_its_own_deviations(
+    tmp_path: Path, written: Callable[[float, float], str]
+) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(
-        """
+        f"""
 name = "mine"
 source = "calibration"
 [decode]
@@ -142,10 +154,10 @@ alpha_ms = 0.5
 [prefill]
 per_call_ms = 20.0
 [calibration.decode.intervals]
-"f(1)" = "[9.804, 10.196] 95% percentile bootstrap"
-"f(8)" = "[12.7452, 13.2548] 95% percentile bootstrap"
+"f(1)" = {written(9.804, 10.196)}
+"f(8)" = {written(12.7452, 13.2548)}
 [calibration.prefill.intervals]
-per_call_ms = "[19.608, 20.392] 95% percentile bootstrap"
+per_call_ms = {written(19.608, 20.392)}
 """,
         encoding="utf-8",
     )
@@ -157,3 +169,6 @@ per_call_ms = "[19.608, 20.392] 95% percentile bootstrap"
         space(**{**CERTAIN, "is_calibrated": True}).model_copy(update={"cost_model": str(path)}), MORE_SLOTS, 8
     )
     assert wide.low < wide.high
+    path.write_text(path.read_text(encoding="utf-8").replace(written(9.804, 10.196), '"about ten"'), encoding="utf-8")
+    with pytest.raises(SpecError, match=r"its interval of f\(1\) cannot be read"):
+        calibrated_uncertainty(UncertaintySpec(), str(path))
