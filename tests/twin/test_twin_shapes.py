@@ -295,7 +295,9 @@ def metric_shapes(text: str) -> dict[str, tuple[str, frozenset[str]]]:
 
 
 def test_the_default_log_of_the_real_stack_is_read_whole_and_cut_anywhere(servers: tuple[Running, Running]) -> None:
-    """Runs last: the calls above filled the log. An overlay shortens the file part of its lines."""
+    """An overlay shortens the file part of its lines."""
+    for name in ("completion", "completion again, from cache", "the longest prompt", "two choices of two prompts"):
+        assert servers[0].call(*GOOD[name]).status_code == 200
     content = servers[0].log_path.read_bytes()
     counts = ParseCounts()
 
