@@ -86,7 +86,7 @@ def servers(twin: TwinEnvironment, tmp_path_factory: pytest.TempPathFactory) -> 
     with ExitStack() as stack:
         started: list[tuple[ServerProcess, Running]] = []
         for backend in backends:
-            folder = tmp_path_factory.mktemp(backend.name)
+            folder = tmp_path_factory.mktemp(backend.kind.name)
             launch = backend.launch(spec, port=0, run_folder=folder, time_scale=1.0, log_format="default")
             process = stack.enter_context(
                 ServerProcess.start(
