@@ -19,6 +19,7 @@ import typer
 from harness.cli.overrides import override_table
 from harness.errors import ExitCode, SpecError
 from harness.kinds import kind_named
+from harness.outputs import check_output
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -72,6 +73,7 @@ def run(
     extra += [f'backend="{backend}"'] if backend is not None else []
     extra += [f"replicates={replicates}"] if replicates is not None else []
     spec, source, ticket = _what_to_run(experiment, confirmatory, extra, runs)
+    page = check_output(report_path or runs / f"{spec.name}.html")
     if dry_run:
         _show_order(console, spec)
         return
@@ -89,7 +91,7 @@ def run(
         )
     again = str(source) if ticket is None else f"--confirmatory {source}"
     if outcome.runs:
-        _conclude(console, outcome.runs, report_path or runs / f"{spec.name}.html", spec.title or spec.name)
+        _conclude(console, outcome.runs, page, spec.title or spec.name)
     raise typer.Exit(int(_exit_code(console, outcome, again, runs)))
 
 

@@ -16,6 +16,7 @@ import typer
 from harness.cli.overrides import override_table
 from harness.cli.run import RunsOption
 from harness.errors import ExitCode
+from harness.outputs import write_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -156,7 +157,7 @@ def paper_rules(
     if output is None:
         print(text)
     else:
-        output.write_text(text, encoding="utf-8")
+        write_text(output, text)
         print(f"wrote {output}")
 
 

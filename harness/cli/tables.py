@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from harness.cli.run import RunsOption
+from harness.outputs import check_output, write_text
 
 
 class TableForm(str, Enum):
@@ -48,12 +49,13 @@ def tables(
     from harness.study.paper_tables import Source, paper_tables
     from harness.study.paper_tables.render import render
 
+    if output is not None:
+        check_output(output)  # before minutes of work, not after
     written = render(paper_tables(Source(runs, search, artifacts), numbers or ()), form.value)
     if output is None:
         print(written, end="")
         return
-    output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(written, encoding="utf-8")
+    write_text(output, written)
     print(f"tables: {output}")
 
 
@@ -67,9 +69,11 @@ def signs(
     """
     from harness.study.signs_page import page
 
+    if output is not None:
+        check_output(output)
     text = page(sums)
     if output is None:
         print(text, end="")
         return
-    output.write_text(text, encoding="utf-8")
+    write_text(output, text)
     print(f"wrote {output}")

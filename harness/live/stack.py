@@ -82,7 +82,7 @@ def find_stack(environment: str = "") -> Stack:
         raise ServerError(
             "vllm is there, vllm-rbln is not",
             where=str(python.parent.parent),
-            hint="pip install vllm-rbln==0.11.1 (docs/ca25.md)",
+            hint="pip install vllm-rbln, of the release that fits the cards' driver (docs/ca25.md)",
         )
     return Stack(Path(found), Path(facts["site_packages"]), facts["versions"])
 

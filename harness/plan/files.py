@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from harness.errors import PlanError, RecordsError
+from harness.outputs import check_output
 from harness.plan.model import (
     FORMAT,
     REQUEST_COLUMNS,
@@ -41,6 +42,7 @@ def write_plan(plan: Plan, path: Path) -> Path:
 
 def write_atomic(path: Path, lines: Iterator[bytes], *, what: str) -> Path:
     """Write ``lines`` to a temporary file beside ``path``, flush it to the disk, and give it its name."""
+    check_output(path)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -18,6 +18,10 @@ from harness.records import layout, schema
 from harness.records.manifest import load_manifest
 from harness.records.run import RunKey, SealedRun, damaged
 
+# "multi" is what DuckDB makes of a pivot.
+READING_STATEMENTS = (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN, duckdb.StatementType.MULTI)
+# In this order: nothing can be changed after the last one.
+LOCKED_SETTINGS = {"python_enable_replacements": False, "enable_external_access": False, "lock_configuration": True}
 MAX_SCRAPE_BYTES = 64 << 20
 RUN_COLUMNS = ("experiment", "condition", "replicate", "is_valid")
 
@@ -86,13 +90,22 @@ class RunStore:
         return connection
 
     def query(self, sql: str) -> pa.Table:
-        """Rows of a SQL statement over all sealed runs; SpecError says what is wrong with the statement."""
+        """Rows of one reading SQL statement over all sealed runs, which sees their tables and no other file.
+
+        SpecError says what is wrong with the statement.
+        """
         connection = self.connect()
         try:
-            _require_one_statement(connection, sql)
-            # None: a statement without rows, such as "create table".
+            _require_one_reading_statement(connection, sql)
+            self._lock(connection)
+            # None: a statement without rows.
             relation = cast("duckdb.DuckDBPyRelation | None", connection.sql(sql))
             return pa.table({}) if relation is None else relation.to_arrow_table()
+        except duckdb.PermissionException as error:
+            raise SpecError(
+                f"the query is refused: {_one_line(error)}",
+                hint="It reads the tables of the runs and nothing else; for more, harness.RunStore(...).connect()",
+            ) from error
         except (duckdb.IOException, duckdb.InvalidInputException) as error:
             raise RecordsError(
                 f"a record cannot be read: {_one_line(error)}", hint="`harness verify` names the damaged file"
@@ -104,6 +117,16 @@ class RunStore:
             ) from error
         finally:
             connection.close()
+
+    def _lock(self, connection: duckdb.DuckDBPyConnection) -> None:
+        """Leave ``connection`` the files that its views read: no other file, no network, no extension, no setting."""
+        files = [run.path / layout.table_path(name) for run in self.sealed() for name in schema.TABLES]
+        files += [run.file(layout.SCRAPES) for run in self.sealed()]
+        # A path is asked for as the view words it, and again as it was found.
+        allowed = [_quoted(form) for path in files for form in dict.fromkeys((str(path), _glob_literal(str(path))))]
+        connection.execute(f"set allowed_paths = [{', '.join(allowed)}]")
+        for setting, value in LOCKED_SETTINGS.items():
+            connection.execute(f"set {setting} = {value}")
 
     def _load(self, folder: Path) -> SealedRun:
         if folder.is_symlink():
@@ -227,7 +250,11 @@ def _with_run_columns(table: pa.Table) -> pa.Table:
 
 
 def _path_list(paths: dict[Path, SealedRun]) -> str:
-    return "[" + ", ".join("'" + _glob_literal(str(path)).replace("'", "''") + "'" for path in paths) + "]"
+    return "[" + ", ".join(_quoted(_glob_literal(str(path))) for path in paths) + "]"
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
 
 
 def _glob_literal(path: str) -> str:
@@ -235,10 +262,13 @@ def _glob_literal(path: str) -> str:
     return "".join(f"[{char}]" if char in "*?[" else char for char in path)
 
 
-def _require_one_statement(connection: duckdb.DuckDBPyConnection, sql: str) -> None:
+def _require_one_reading_statement(connection: duckdb.DuckDBPyConnection, sql: str) -> None:
     statements = connection.extract_statements(sql)
     if len(statements) != 1:
         raise SpecError(f"one SQL statement is needed, got {len(statements)}", hint="Leave out extra semicolons")
+    if statements[0].type not in READING_STATEMENTS:
+        kind = statements[0].type.name.lower()
+        raise SpecError(f"the query is refused: {kind} does not only read", hint="Write select, describe or explain")
 
 
 def _one_line(error: Exception) -> str:

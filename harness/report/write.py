@@ -17,6 +17,7 @@ from harness.analysis.method.summary import ConditionFigures
 from harness.clock import NS_PER_S
 from harness.errors import RecordsError
 from harness.kinds import origin_note
+from harness.outputs import check_output
 from harness.records import SealedRun
 from harness.records.disk import write_synced
 from harness.spec import factors_text
@@ -45,8 +46,8 @@ def write_report(
     from harness.report.gather import gather
     from harness.report.page import render_page
 
+    path = check_output(Path(path))
     page = render_page(gather(runs, title=title, timelines=timelines))
-    path = Path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_synced(path, page.encode("utf-8"))

@@ -16,6 +16,7 @@ from harness.redact import redacted_arguments, redacted_env
 from harness.spec.base import Spec
 
 RulesName = Annotated[str, AfterValidator(check_rules)]
+SSH_DESTINATION = re.compile(r"(ssh://)?(\w[\w.+-]*@)?([\w:][\w.:%-]*|\[[0-9a-fA-F:.%]+\](:\d+)?)/?")
 PatchMode = Literal["overlay", "in-place", "none"]
 
 
@@ -69,6 +70,21 @@ class ServerSpec(Spec):
         if url and not re.match(r"http://[^/@\s]+(/\S*)?$", url):
             raise ValueError(f"device_metrics_url is {url!r}, not http://HOST:PORT/metrics")
         return url
+
+    @field_validator("ssh")
+    @classmethod
+    def _destination(cls, destination: str) -> str:
+        # It becomes a word of ssh's command line, where "-oProxyCommand=..." would be a command to run here.
+        if destination and not SSH_DESTINATION.fullmatch(destination):
+            raise ValueError("ssh is not HOST, USER@HOST or ssh://USER@HOST:PORT")
+        return destination
+
+    @field_validator("artifact", "environment")
+    @classmethod
+    def _no_option(cls, name: str) -> str:
+        if name.startswith("-"):
+            raise ValueError("a name that starts with '-' would be read as an option; write ./ before it")
+        return name
 
     @field_validator("devices")
     @classmethod

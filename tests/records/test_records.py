@@ -304,3 +304,34 @@ def test_a_manifest_survives_its_own_json() -> None:
     read = Manifest.model_validate_json(manifest.to_json())
     assert read.model_copy(update={"seal": ""}) == manifest
     assert read.to_json() == manifest.to_json()
+
+
+REFUSED = (
+    "drop table runs", "create table mine (a int)", "insert into runs select * from runs", "delete from runs",
+    "copy runs to '{0}/out.csv'", "attach '{0}/out.db'", "export database '{0}/out'", "install httpfs", "load httpfs",
+    "set threads = 1", "pragma database_list", "call duckdb_settings()", "select 1; drop table runs",
+    "select * from read_text('{0}/near.txt')", "select * from glob('{0}/*')",
+    "select * from read_text('{0}/runs/**/manifest.json')", "select * from '{0}/near.csv'",
+    "explain analyze copy runs to '{0}/out.csv'", "select * from read_parquet('https://127.0.0.1/x.parquet')",
+    "select * from read_blob('/etc/hostname')",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("sql", REFUSED)
+def test_a_query_only_reads_the_tables_of_its_runs(tmp_path: Path, sql: str) -> None:
+    write_run(tmp_path / "runs")
+    for name in ("near.txt", "near.csv"):
+        (tmp_path / name).write_text("a\nnear\n")
+    with pytest.raises(SpecError) as error:
+        RunStore(tmp_path / "runs").query(sql.format(tmp_path))
+    assert "\n" not in str(error.value)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["near.csv", "near.txt", "runs"]
+
+
+@pytest.mark.parametrize(
+    "sql",
+    ["describe runs", "explain select * from steps", "pivot steps on b using count(*)", "with x as (from runs) from x"],
+)
+def test_a_query_that_reads_in_other_words_is_answered(tmp_path: Path, sql: str) -> None:
+    write_run(tmp_path)
+    assert RunStore(tmp_path).query(sql).num_rows > 0

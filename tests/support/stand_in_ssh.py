@@ -1,6 +1,6 @@
 """What tests run as ``ssh``: the "other host" is this one. Options are those the real client takes; -L forwards.
 
-Usage: stand_in_ssh.py [-o OPTION]... [-L address:port:address:port] HOST COMMAND
+Usage: stand_in_ssh.py [-o OPTION]... [-L address:port:address:port] -- HOST COMMAND
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ def main(words: list[str]) -> int:
             local, remote = int(value.split(":")[1]), int(value.split(":")[3])
             listener = socket.create_server(("127.0.0.1", local))
             threading.Thread(target=_forward, args=(listener, remote), daemon=True).start()
-    host, command = words
+    assert words[0] == "--"
+    host, command = words[1:]
     if host == "nowhere":
         print("ssh: connect to host nowhere port 22: No route to host", file=sys.stderr)
         return 255

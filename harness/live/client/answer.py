@@ -301,4 +301,5 @@ def describe_error_body(body: bytes) -> str:
         document = None
     if isinstance(document, dict):
         return error_message(document)  # pyright: ignore[reportUnknownArgumentType]
-    return printable(body[: 4 * MAX_ERROR_CHARS].decode("utf-8", "replace"))
+    said = printable(body[: 4 * MAX_ERROR_CHARS].decode("utf-8", "replace"))
+    return said or "no words came with the status"

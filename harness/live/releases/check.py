@@ -10,14 +10,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from itertools import takewhile
+from pathlib import Path
 from typing import Literal
 
 from harness.errors import SpecError
 from harness.kv_rules import rules_for_version
 from harness.live.patches.check import fitting_patch, why_no_observer
-from harness.live.releases.sources import RBLN, VLLM, Sources
+from harness.live.releases.sources import RBLN, VLLM, Sources, open_sources, vllm_beside
 from harness.live.releases.syntax import Statement, digest_of
-from harness.live.releases.table import USES, Fact, Known, Table, marks_of
+from harness.live.releases.table import USES, Fact, Known, Table, load_table, marks_of
 
 MAX_DIFF_LINES = 8
 MAX_SHOWN_CHARS = 110
@@ -115,6 +116,18 @@ def check_release(
         facts=tuple(checks),
         uses=tuple(_use(what, table, checks, digests, releases, rbln) for what in USES),
     )
+
+
+def usable_with(site_packages: Path) -> str:
+    """What may be used with the release installed there, on one line; what may not is named with the reason."""
+    try:
+        rbln = open_sources(site_packages)
+        uses = check_release(load_table()[1], rbln, vllm_beside(rbln)).uses
+    except SpecError as error:
+        return str(error)
+    usable = ", ".join(use.what for use in uses if use.verdict == "yes")
+    refused = "".join(f"; {use.what}: {use.verdict} ({use.why})" for use in uses if use.verdict != "yes")
+    return f"usable: {usable or 'nothing'}{refused}"
 
 
 def _distance(table: Table, digests: Mapping[str, str | None], release: str, version: str) -> tuple[int, bool]:

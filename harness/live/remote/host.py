@@ -61,7 +61,7 @@ class RemoteHost:
 
     def command(self, *remote: str, options: tuple[str, ...] = ()) -> list[str]:
         """The local command that runs ``remote`` words there, quoted for its shell."""
-        return [*self.ssh, *SSH_OPTIONS, *options, self.name, shlex.join(remote)]
+        return [*self.ssh, *SSH_OPTIONS, *options, "--", self.name, shlex.join(remote)]
 
     def call(self, action: str, job: dict[str, Any]) -> dict[str, Any]:
         """Run one action of the host script there; its answer. ServerError with what ssh or Python said."""

@@ -10,13 +10,14 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.errors import SpecError
+from harness.errors import ServerError, SpecError
 from harness.kinds import KINDS, BackendKind
 from harness.live.artifacts import check_artifact, read_artifact
 from harness.live.compile import require_fresh
 from harness.live.devices.smi import find_command, require_idle
-from harness.live.doctor import Check, first_line_of, version_of
+from harness.live.doctor import Check, first_line_of
 from harness.live.launch import LOOPBACK, LaunchPlan
+from harness.live.releases.check import usable_with
 from harness.live.remote.plan import remote_plan
 from harness.live.serve_command import visible_devices
 from harness.live.server.ports import require_port
@@ -24,9 +25,9 @@ from harness.live.stack import check_installed, find_stack, overlay_folder, serv
 from harness.redact import filled_env
 from harness.runner.backends.base import LaunchOptions, ServerBackend, check_named_artifact
 from harness.spec import ServerSpec
+from harness.twin.stacks import newest_stable
 
-# The stack whose source the engine follows.
-VLLM_RBLN = "0.11.1"
+VLLM_RBLN = newest_stable()
 STACK = ("vllm", "vllm-rbln", "optimum-rbln")
 COMPILER = "rebel-compiler"
 
@@ -54,13 +55,18 @@ class RblnBackend(ServerBackend):
         """The vendor's packages, its device tool and its device files."""
         devices = sorted(path.name for path in Path("/dev").glob("rbln*"))
         tool = first_line_of("rbln-smi", "--version")
-        versions = {name: version_of(name) for name in (*STACK, COMPILER)}
-        facts = [
-            ", ".join(f"{name} {version or 'absent'}" for name, version in versions.items()),
+        try:
+            stack = find_stack()
+            versions = {name: stack.versions.get(name) for name in (*STACK, COMPILER)}
+            found = ", ".join(f"{name} {version or 'absent'}" for name, version in versions.items())
+            has_stack = versions[COMPILER] is not None
+            facts = [found, usable_with(stack.site_packages)]
+        except ServerError as error:
+            has_stack, facts = False, [error.what]
+        facts += [
             "rbln-smi present" if tool is not None else "rbln-smi absent",
             f"{len(devices)} devices" if devices else "no /dev/rbln*",
         ]
-        has_stack = versions["vllm-rbln"] is not None and versions[COMPILER] is not None
         return Check(
             name="backend rbln",
             ok=True if has_stack and tool is not None and devices else None,

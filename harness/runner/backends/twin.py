@@ -20,6 +20,7 @@ from harness.live.artifacts import check_artifact, read_artifact
 from harness.live.devices.smi import read_devices, require_idle
 from harness.live.doctor import Check
 from harness.live.launch import LOOPBACK, LaunchPlan, write_config
+from harness.live.releases.check import usable_with
 from harness.live.server.ports import require_port
 from harness.live.stack import Stack, check_installed, serve_plan
 from harness.records import layout
@@ -60,7 +61,9 @@ class TwinBackend(ServerBackend):
         try:
             twin = find_twin()
             others = ", ".join(one.version for one in installed_twins() if one.version != twin.version)
-            found = f"vllm-rbln {twin.version} in {twin.folder}" + (f"; beside it {others}" if others else "")
+            usable = usable_with(twin.site_packages)
+            beside = f"; beside it {others}" if others else ""
+            found = f"vllm-rbln {twin.version} in {twin.folder}, {usable}{beside}"
             ok = True
         except ServerError as error:
             found, ok = f"{error.what} in {error.where}", None

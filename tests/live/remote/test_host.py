@@ -313,3 +313,8 @@ def test_the_job_there_is_readable_by_its_user_alone(tmp_path: Path, other_host:
     job = json.loads((folder / "job.json").read_text())
     assert job["env"]["HF_TOKEN"] == "secret"
     assert "HF_TOKEN" not in json.dumps(json.loads(plan.files["remote"].read_text()))
+
+
+def test_the_host_is_never_read_as_an_option_of_ssh() -> None:
+    words = RemoteHost("-oProxyCommand=x", "python").command("true")
+    assert words[words.index("-oProxyCommand=x") - 1] == "--"

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.runner.backends.rbln import VLLM_RBLN, RblnBackend
+from tests.support.stacks import write_environment
 
 
 def test_the_version_that_the_engine_follows_is_named() -> None:
@@ -20,3 +21,12 @@ def test_a_device_tool_on_the_path_is_found(tmp_path: Path, monkeypatch: pytest.
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     assert "rbln-smi present" in RblnBackend().readiness().found
+
+
+def test_a_stack_on_the_path_is_named_with_what_may_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    environment = write_environment(tmp_path / "stack")
+    monkeypatch.setenv("PATH", f"{environment / 'bin'}:{os.environ['PATH']}")
+    found = RblnBackend().readiness().found
+    assert "vllm-rbln 0.11.1" in found
+    # The little stack holds no sources to be read.
+    assert "holds no vllm_rbln" in found

@@ -1,0 +1,35 @@
+"""Where a person's output may go: a new name or a regular file, and nothing else.
+
+A link or a device is never written through nor renamed over. Next: whoever writes a named file asks here first.
+"""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+from harness.errors import SpecError
+
+
+def check_output(path: Path) -> Path:
+    """``path`` again when it is new or a regular file; SpecError for a link, a device, a pipe or a folder."""
+    try:
+        mode = path.lstat().st_mode
+    except OSError:
+        return path  # new, or in a place that the writing itself will refuse with its reason
+    if not stat.S_ISREG(mode):
+        what = "a link" if stat.S_ISLNK(mode) else "a folder" if stat.S_ISDIR(mode) else "a device or a pipe"
+        raise SpecError(f"is {what}, not a file that can be replaced", where=str(path), hint="Name a new file")
+    return path
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write UTF-8 ``text`` to a new or regular file; SpecError with the reason where that cannot be."""
+    check_output(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise SpecError(
+            f"cannot be written ({error.strerror})", where=str(path), hint="Name a file in a folder that can be written"
+        ) from error
