@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import aiohttp
 
 from harness.clock import NS_PER_MS, NS_PER_S, monotonic_ns
+from harness.live.ask import MIN_FINAL_STATUS
 from harness.live.client.answer import NO_KERNEL_STAMP, Answer, describe_error_body
 
 if TYPE_CHECKING:
@@ -161,6 +162,8 @@ class PortableReplay:
             else:
                 refused.append(data)
         self._rows.done_ns[row] = monotonic_ns()
+        if response.status < MIN_FINAL_STATUS:
+            return "bad_response", f"not HTTP: status {response.status} is no answer"
         if response.status != 200:
             return "http_error", describe_error_body(b"".join(refused))
         answer.close(last)

@@ -126,7 +126,8 @@ class ServerProcess:
         scratch = _scratch_folder() if scratch_variable else ""
         job = Job(
             argv=[str(word) for word in argv],
-            env={**os.environ, **(env or {}), **({scratch_variable: scratch} if scratch else {})},
+            # An engine that dies leaves what it put into its temporary folder, so that is the same one.
+            env={**os.environ, **(env or {}), **({scratch_variable: scratch, "TMPDIR": scratch} if scratch else {})},
             cwd=str(cwd or Path.cwd()),
             log_path=str(log_path.absolute()),
             stamps_path=str(stamps_path.absolute()),

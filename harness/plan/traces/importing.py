@@ -41,18 +41,11 @@ def _blocks(kind: str) -> Read:
     return lambda files, notes, progress: arrivals_of(files, kind, notes, progress)
 
 
-def _weka(files: list[Path], notes: ReadNotes, progress: Progress | None) -> Iterator[Recording]:
-    sizes: set[int] = set()
-    for block_tokens, recording in weka_recordings(files, notes, progress):
-        sizes.add(block_tokens)
-        # Names are a session's own, so that no block is shared between recordings: what repeats is in keep_tokens.
-        requests = tuple(one._replace(blocks=()) for one in recording.requests)
-        yield Recording(recording.name, recording.start_ns, requests)
-
-
 TRACE_FORMATS: dict[str, TraceFormat] = {
     "weka": TraceFormat(
-        "agent sessions with chained block hashes (cc-traces)", _weka, (frozenset({"requests", "hash_id_scope"}),)
+        "agent sessions with chained block hashes (cc-traces)",
+        weka_recordings,
+        (frozenset({"requests", "hash_id_scope"}),),
     ),
     "tracelab": TraceFormat(
         "rounds of TraceLab's releases",

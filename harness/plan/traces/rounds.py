@@ -52,16 +52,6 @@ class Round:
     index: int = 0
 
 
-def union_ns(spans: Iterable[Span]) -> int:
-    """Length of the union of spans: tools that ran beside each other count once."""
-    total = 0
-    reached = -(1 << 62)
-    for start, end in sorted(spans):
-        total += max(0, end - max(start, reached))
-        reached = max(reached, end)
-    return total
-
-
 def recordings_of(rounds: Iterable[Round], notes: ReadNotes) -> Iterator[Recording]:
     """Every root session with its sub-agents, in order of their first submission; times from the first of all."""
     by_session: dict[str, list[Round]] = {}

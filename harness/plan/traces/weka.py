@@ -19,10 +19,8 @@ DEEPEST = 32
 AFTER: dict[str, WaitKind] = {"tool_use": "tool", "end_turn": "human"}
 
 
-def weka_recordings(
-    files: Iterable[Path], notes: ReadNotes, progress: Progress | None = None
-) -> Iterator[tuple[int, Recording]]:
-    """(block_tokens, recording) of each line."""
+def weka_recordings(files: Iterable[Path], notes: ReadNotes, progress: Progress | None = None) -> Iterator[Recording]:
+    """One recording a line. Block names are its own: what repeats is in keep_tokens, none is shared."""
     for path in files:
         for at, record in json_lines(path, notes, progress):
             block_tokens = tokens_of(record.get("block_size", 64))
@@ -31,7 +29,8 @@ def weka_recordings(
                 continue
             requests = _Session(block_tokens, at, notes).requests(record)
             if requests:
-                yield block_tokens, Recording(hidden_name(text_of(record, "id") or at), 0, tuple(requests))
+                unnamed = tuple(one._replace(blocks=()) for one in requests)
+                yield Recording(hidden_name(text_of(record, "id") or at), 0, unnamed)
 
 
 class _Session:

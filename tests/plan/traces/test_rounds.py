@@ -12,7 +12,7 @@ from harness.clock import NS_PER_MS, NS_PER_S
 from harness.plan.traces.claude import claude_rounds
 from harness.plan.traces.codex import codex_rounds
 from harness.plan.traces.form import ReadNotes, Recording, check_recording
-from harness.plan.traces.rounds import Round, recordings_of, rounds_of_files, union_ns
+from harness.plan.traces.rounds import Round, recordings_of, rounds_of_files
 from tests.support.agent_logs import SECRET, assistant, at, result, text, tool, user
 
 RECORDED = Path(__file__).parents[4] / "shared" / "traces" / "agent-logs"
@@ -82,11 +82,6 @@ def test_a_parent_waits_for_its_sub_agent_and_then_for_the_rest_of_the_tool(tmp_
     assert joined.base == 0
     assert joined.wait_ns == 750 * NS_PER_MS, "the residual after the child's end"
     assert parent.after == ()
-
-
-def test_parallel_tools_count_as_the_union_of_their_spans() -> None:
-    assert union_ns([(0, 10), (5, 12), (20, 25), (21, 22)]) == 17
-    assert union_ns([]) == 0
 
 
 def test_rows_of_an_agent_that_names_itself_in_a_circle_end(tmp_path: Path) -> None:

@@ -45,7 +45,9 @@ def _traced_abort(original: Callable[..., Any], note: Note) -> Callable[..., Any
         dropped = original(scheduler, *args, **options)
         # Several at once are freed in the order of a set of texts, which only the answer tells.
         if dropped:
-            note("abort", start_ns, requests=[name for name, _ in dropped])
+            # vLLM 0.22 and 0.24 answer with (id, client) pairs, 0.30 and later with the requests.
+            names = [one[0] if isinstance(one, tuple) else one.request_id for one in dropped]
+            note("abort", start_ns, requests=names)
         return dropped
 
     return finish_requests
