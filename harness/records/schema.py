@@ -14,7 +14,9 @@ import pyarrow as pa
 
 from harness.errors import RecordsError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+# From this version on a manifest carries a hash of itself.
+SEALED_SINCE = 2
 
 REQUESTS = pa.schema(
     [
