@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from harness.cli.trace import check_trace_format
 from harness.errors import SpecError
 
 plan_app = typer.Typer(no_args_is_help=True, help="Build, show and check session plans.")
@@ -79,17 +80,28 @@ def waits_show(
 
 @waits_app.command(name="import")
 def waits_import(
-    source: Annotated[Path, typer.Argument(help="TraceLab release: .duckdb, .jsonl or .jsonl.gz")],
+    source: Annotated[Path, typer.Argument(help="TraceLab release (.duckdb, .jsonl, .jsonl.gz), or recorded agents.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The wait file to write (TOML).")],
+    kind: Annotated[
+        str, typer.Option("--format", help="tracelab: tool by tool; else as `harness trace import`, tools as one.")
+    ] = "tracelab",
     name: Annotated[str, typer.Option(help="Name of the distribution; default: the file's stem.")] = "",
     tables: Annotated[
         list[str] | None, typer.Option("--table", help="Which table of a DuckDB file holds the tools. Repeatable.")
     ] = None,
 ) -> None:
-    """Make a tool-wait distribution from a TraceLab release; streams through files larger than memory.
+    """Make a tool-wait distribution from a TraceLab release, or from any recording that `harness trace import` reads.
 
-    Example: `harness waits import round_trace.jsonl.gz -o plans/waits/mine.toml`
+    Example: `harness waits import ~/.claude/projects --format claude -o plans/waits/mine.toml`
     """
+    if kind != "tracelab":
+        from harness.plan.traces.waits import import_recorded_waits
+
+        check_trace_format(kind)
+        counted = import_recorded_waits([source], output, name=name or output.stem, kind=kind)
+        print(f"{counted.source_format}: {counted.num_waits} waits for tools; {counted.num_zero} of nothing left out")
+        print(f"wrote {output}")
+        return
     from harness.plan.tracelab import import_tracelab
 
     summary = import_tracelab(source, output, name=name or output.stem, tables=tuple(tables or ()))

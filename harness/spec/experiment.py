@@ -14,7 +14,7 @@ from pydantic import AfterValidator, Field, ValidationError, field_serializer, f
 from harness.clock import NS_PER_S
 from harness.errors import SpecError
 from harness.kinds import DEFAULT_BACKEND, KINDS
-from harness.redact import redacted_arguments, redacted_env
+from harness.redact import redacted_value
 from harness.shipped import find_shipped
 from harness.spec.base import Spec, check_name, describe_validation_error, load_toml
 from harness.spec.factors import Factors, WrittenFactors, factor_names, factors_from_name
@@ -58,12 +58,7 @@ class ConditionSpec(Spec):
 
     @field_serializer("server", when_used="json")
     def _server_without_secrets(self, server: dict[str, Any]) -> dict[str, Any]:
-        kept = dict(server)
-        if isinstance(env := kept.get("env"), Mapping):
-            kept["env"] = redacted_env(cast("Mapping[str, str]", env))
-        if isinstance(words := kept.get("extra_args"), (list, tuple)):
-            kept["extra_args"] = list(redacted_arguments(cast("list[str]", words)))
-        return kept
+        return cast("dict[str, Any]", redacted_value(server, frozenset(ServerSpec.model_fields)))
 
     @field_validator("name")
     @classmethod
