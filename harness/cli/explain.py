@@ -105,7 +105,8 @@ def _allowed(key: Mapping[str, Any]) -> str:
         if "enum" in option:
             return "one of " + ", ".join(str(choice) or '""' for choice in option["enum"])
         if "discriminator" in option:
-            return "a law of " + ", ".join(option["discriminator"]["mapping"]) + ": harness explain laws"
+            laws = option["discriminator"]["mapping"]
+            return f"a law of {', '.join(laws)}" + (": harness explain laws" if "uniform" in laws else "")
     ends = [
         f"{sign} {option[word]:g}"
         for option in options

@@ -153,7 +153,7 @@ def table(
     from harness.report import conditions_table, serving_table, serving_tables
 
     out, summary = terminal(), summarise(sealed_runs(runs, experiment))
-    for shown in serving_tables(summary) if serving else [conditions_table(summary), serving_table(summary)]:
+    for shown in serving_tables(summary) if serving else [conditions_table(summary, out.width), serving_table(summary)]:
         out.print(shown)
         out.print()
 
@@ -176,7 +176,7 @@ def _conclude(console: Console, sealed: Sequence[SealedRun], path: Path, title: 
     from harness.report import conditions_table, serving_table, write_report
 
     summary = summarise(sealed)
-    for shown in (conditions_table(summary), serving_table(summary)):
+    for shown in (conditions_table(summary, console.width), serving_table(summary)):
         console.print()
         console.print(shown)
     written = write_report(sealed, path, title=title)

@@ -27,12 +27,18 @@ VERDICTS = {
     Verdict.CANNOT_TELL: "[yellow]cannot tell[/]",
     Verdict.PREDICTED: "predicted",
 }
+# Characters that every number of the table of conditions fits in, beside a name.
+ROOMY = 76
 # (metric, percentile) of the short table.
 SHOWN = (("ttft", 0.5), ("ttft", 0.99), ("itl", 0.5), ("itl", 0.99), ("e2e", 0.5), ("e2e", 0.99), ("queue", 0.99))
 
 
-def conditions_table(summary: ExperimentSummary) -> Table:
-    """The conditions of an experiment as a table for the terminal; costs in seconds of the run's clock."""
+def conditions_table(summary: ExperimentSummary, width: int = 0) -> Table:
+    """The conditions of an experiment as a table for the terminal; costs in seconds of the run's clock.
+
+    width: of that terminal, characters. From ROOMY on only names fold; below, a number folds rather than lose a digit.
+    """
+    is_roomy = width >= ROOMY
     origin = origin_note(summary.backend)
     unit = "s" if summary.time_scale == 1 else f"model s, \u00d7{summary.time_scale:g}"
     num_invalid = sum(not run.is_valid for run in summary.runs)
@@ -45,10 +51,11 @@ def conditions_table(summary: ExperimentSummary) -> Table:
     )
     table.add_column("condition", overflow="fold")
     for name in ("A", "B", "A/base", "B/base"):
-        table.add_column(name, justify="right", no_wrap=True)
+        # Half an interval reads as another number; names fold before it does.
+        table.add_column(name, justify="right", overflow="fold", no_wrap=is_roomy or name == "A/base")
     table.add_column("channels", overflow="fold")
     for name in ("steps", "padding", "reused"):
-        table.add_column(name, justify="right", no_wrap=True)
+        table.add_column(name, justify="right", overflow="fold", no_wrap=is_roomy)
     for condition in summary.conditions:
         table.add_row(*_cells(condition))
     return table
