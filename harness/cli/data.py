@@ -129,6 +129,9 @@ def list_runs(runs: RunsOption = Path("runs")) -> None:
     for run in store.sealed():
         verdict = "valid" if run.is_valid else f"INVALID: {said('; '.join(run.invalid_reasons))}"
         console.print(f"{run.experiment}/{run.condition}/{run.replicate}  {verdict}", highlight=False, soft_wrap=True)
+    for folder in store.foreign():
+        name = said(str(folder.relative_to(runs)))
+        console.print(f"{name}  foreign: the name of no run, not counted", style="dim", highlight=False)
     for folder in store.unsealed():
         console.print(f"{folder.relative_to(runs)}  never sealed, not counted", style="dim", highlight=False)
 
@@ -145,7 +148,7 @@ def derive(
     experiment: Annotated[str, typer.Argument(help="Name of an experiment with sealed runs.")],
     runs: RunsOption = Path("runs"),
 ) -> None:
-    """Delete and rebuild every derived table from the raw logs and scrapes.
+    """Rebuild every derived table from the raw logs and scrapes.
 
     Example: `harness derive demo --runs runs/today`
     """

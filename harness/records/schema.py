@@ -14,8 +14,11 @@ import pyarrow as pa
 
 from harness.errors import RecordsError
 
-# 2: the instant of the response's head is called so; it was "first_byte_ns" before.
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
+# From this version on a manifest carries a hash of itself.
+SEALED_SINCE = 2
+# From this version on the instant of the response's head is called so.
+RENAMED_SINCE = 3
 EARLIER_NAMES = {"first_byte_ns": "response_head_ns"}
 
 _INT16, _INT32, _INT64 = pa.int16(), pa.int32(), pa.int64()

@@ -36,11 +36,19 @@ class RunStore:
         self.root = Path(root)
 
     def sealed(self, experiment: str | None = None) -> list[SealedRun]:
-        """Sealed runs, sorted by key; raises RecordsError naming the file when one is damaged (sizes are checked)."""
-        pattern = f"{experiment or '*'}/*/*/"
-        folders = [folder for folder in self.root.glob(pattern) if folder.name.isdigit() and folder.is_dir()]
-        runs = [self._load(folder) for folder in folders]
-        return sorted(runs, key=lambda run: run.key)
+        """Sealed runs, sorted by key; raises RecordsError naming the file when one is damaged (no bytes are read)."""
+        folders = [folder for folder in self._folders() if layout.is_replicate_name(folder.name)]
+        wanted = [folder for folder in folders if experiment in (None, folder.parent.parent.name)]
+        return sorted((self._load(folder) for folder in wanted), key=lambda run: run.key)
+
+    def foreign(self) -> list[Path]:
+        """Folders where runs lie whose names no run has, such as 00 beside 0: never read, never counted."""
+        marks = (layout.PARTIAL, layout.ABORTED)
+        named = [folder for folder in self._folders() if not any(mark in folder.name for mark in marks)]
+        return sorted(folder for folder in named if not layout.is_replicate_name(folder.name))
+
+    def _folders(self) -> list[Path]:
+        return [folder for folder in self.root.glob("*/*/*") if folder.is_dir() or folder.is_symlink()]
 
     def run(self, experiment: str, condition: str, replicate: int) -> SealedRun:
         """One sealed run; SpecError when there is none."""
@@ -55,7 +63,13 @@ class RunStore:
         return sorted(folder for folder in found if folder.is_dir())
 
     def verify(self) -> int:
-        """Verify every sealed run by hash and return how many there are; RecordsError names the first damage."""
+        """Verify every sealed run by hash and return how many there are; RecordsError names the first damage.
+
+        A foreign folder that holds a manifest is damage: a run that somebody copied or renamed.
+        """
+        for folder in self.foreign():
+            if (folder / layout.MANIFEST).exists():
+                raise damaged(folder, "is not the name of a run", hint="A replicate is named 0, 1, 2; move it away")
         runs = self.sealed()
         for run in runs:
             run.verify()
@@ -100,11 +114,13 @@ class RunStore:
             connection.close()
 
     def _load(self, folder: Path) -> SealedRun:
+        if folder.is_symlink():
+            raise damaged(folder, "is a symbolic link", hint="Copy the run to where it is read")
         run = SealedRun(folder, load_manifest(folder / layout.MANIFEST))
         named = RunKey(folder.parent.parent.name, folder.parent.name, int(folder.name))
         if run.key != named:
             raise damaged(folder / layout.MANIFEST, f"belongs to run {'/'.join(map(str, run.key))}")
-        run.check_sizes()
+        run.check_listing()
         return run
 
 
@@ -195,10 +211,14 @@ where r.status = 'ok'
 
 
 def _create_table_view(connection: duckdb.DuckDBPyConnection, name: str, runs: list[SealedRun]) -> None:
-    present = {path: run for run in runs if (path := run.path / layout.table_path(name)).exists()}
+    present = {path: run for run in runs if (path := run.table_file(name)) is not None}
     sources: list[str] = []
     for is_earlier in (True, False):
-        paths = {path: run for path, run in present.items() if (run.manifest.schema_version < 2) == is_earlier}
+        paths = {
+            path: run
+            for path, run in present.items()
+            if (run.manifest.schema_version < schema.RENAMED_SINCE) == is_earlier
+        }
         if paths:
             renamed = ", ".join(
                 f"{old} as {new}" for old, new in schema.EARLIER_NAMES.items() if new in schema.TABLES[name].names
