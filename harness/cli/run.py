@@ -207,12 +207,11 @@ def load_engine(console: Console, *, with_client: bool = False) -> None:
 
     with_client: the epoll client's loop too, beside it in a process of its own.
     """
-    from harness.compiled import cache_folder
-    from harness.engine import steps
+    from harness.compiled import has_machine_code
+    from harness.engine import doors
     from harness.engine.scheduler import warm_up
 
-    folder = cache_folder(steps.__file__)
-    is_first = folder is None or next(folder.rglob("*.nbc"), None) is None
+    is_first = not has_machine_code(doors.__file__)
     if is_first:
         console.print("compiling the engine for this machine (about 20 s, once)")
     # What two processes compile at once is done in half the time; later runs load it in a fraction of a second.
