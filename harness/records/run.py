@@ -213,9 +213,10 @@ class SealedRun:
     def _parquet(self, path: Path) -> pa.Table:
         try:
             # One file, not a dataset: a folder named key=value above it must not become a column.
-            return pq.ParquetFile(path).read()
+            table = pq.ParquetFile(path).read()
         except (OSError, pa.ArrowException) as error:
             raise damaged(path, f"cannot be read ({error})") from error
+        return table.rename_columns([schema.EARLIER_NAMES.get(column, column) for column in table.column_names])
 
     def _parsed(self, model: type[Parsed], asked: Mapping[str, Any], what: str) -> Parsed:
         try:
