@@ -24,9 +24,9 @@ from harness.prereg.frozen import FrozenPlan, FrozenRule, NamedFile, Preregistra
 from harness.prereg.predict import predict_experiment
 from harness.prereg.repository import Commit, Repository, file_sha256
 from harness.prereg.seeds import used_seeds
-from harness.redact import redacted_arguments
 from harness.shipped import find_shipped
 from harness.spec import ExperimentSpec, RulesName
+from harness.spec.recorded import recorded_changes
 from harness.spec.rules import find_rule, load_rule
 
 PATCHES = "patches"
@@ -91,7 +91,7 @@ def freeze(
         name=spec.name,
         frozen_at_utc=utc_now().isoformat(timespec="seconds"),
         experiment_file=named(repository, experiment_file),
-        overrides=redacted_arguments(overrides),
+        overrides=recorded_changes(overrides),
         experiment=spec,
         plans=tuple(plans),
         prediction_rules=prediction_rules,
@@ -150,9 +150,9 @@ def _refuse(
         raise SpecError("a tag needs the commit it is put on", where="--tag", hint="Add --commit")
     if spec != ExperimentSpec.model_validate(spec.model_dump(mode="json")):
         raise SpecError(
-            "server.env or server.extra_args holds a secret, which a frozen file cannot keep",
+            "server.env, extra_args or an address holds what may be a secret, which a frozen file cannot keep",
             where=str(experiment_file),
-            hint="Set it in the environment that harness runs in",
+            hint='Write NAME = "redacted" in server.env and export NAME, or set it only in the environment',
         )
     check_new_seed(repository, spec.base_seed, leave_out=[experiment_file], runs_root=repository.root / RUNS)
 

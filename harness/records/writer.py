@@ -121,7 +121,10 @@ class RunWriter:
         if name == "requests":
             self._num_requests = table.num_rows
         if name in schema.DERIVED_TABLES:
-            self._derived[name] = DerivedEntry(rows=table.num_rows, content_sha256=schema.content_sha256(table))
+            content = schema.content_sha256(table)
+            self._derived[name] = DerivedEntry(
+                rows=table.num_rows, content_sha256=content, file_sha256=file_entry(path).sha256
+            )
         return path
 
     def seal(self, manifest: Manifest | dict[str, Any], invalid_reasons: Iterable[str] = ()) -> SealedRun:
@@ -134,16 +137,16 @@ class RunWriter:
         self._require_open()
         self._check_conservation()
         self.close_raw()
-        sealed = self._complete(manifest, tuple(invalid_reasons))
+        text = self._complete(manifest, tuple(invalid_reasons)).to_json()
         with disk_errors(self.folder):
-            write_synced(self.folder / layout.MANIFEST, sealed.to_json().encode())
+            write_synced(self.folder / layout.MANIFEST, text.encode())
             (self.folder / layout.LOCK).unlink()
             sync_tree(self.folder)
             # rename() onto an existing sealed folder fails: it is not empty.
             self.folder.rename(self.final_folder)
             sync_folder(self.final_folder.parent)
         self._close()
-        return SealedRun(self.final_folder, sealed)
+        return SealedRun(self.final_folder, Manifest.model_validate_json(text))
 
     def abort(self) -> Path | None:
         """Set the unfinished run aside as evidence; returns where it lies, None when it was sealed or discarded."""
@@ -198,6 +201,7 @@ class RunWriter:
             status="invalid" if invalid_reasons else "valid",
             invalid_reasons=invalid_reasons,
             derived=self._derived,
+            schema_version=schema.SCHEMA_VERSION,
         )
         with disk_errors(self.folder):
             files = [path for path in sorted(self.folder.rglob("*")) if path.is_file() and path.name != layout.LOCK]

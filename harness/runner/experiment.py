@@ -161,6 +161,8 @@ def _missing(store: RunStore, planned: PlannedRuns, *, resume: bool, ticket: Tic
         )
     for run in planned:
         if run.key in sealed:
+            # A run that is kept counts like one that is made now: each of its bytes is as it was sealed.
+            sealed[run.key].verify()
             _require_same_inputs(sealed[run.key], run, ticket)
     return [run for run in planned if run.key not in sealed]
 

@@ -38,7 +38,7 @@ from harness.live.server.process import ExitReport
 from harness.plan import Plan, write_plan
 from harness.prereg import Ticket
 from harness.records import ClockRecord, Finding, Manifest, RunWriter, SealedRun, ServerRecord, layout
-from harness.redact import redacted_arguments
+from harness.redact import redacted_arguments, redacted_text
 from harness.runner.progress import ProgressSink, RequestFinished, ServerReady, StopFlag
 
 Launch = Callable[..., LaunchPlan]
@@ -273,7 +273,7 @@ def manifest_of(run: PlannedRun, invocation: Invocation, **observed: Any) -> Man
             "server": run.server.model_dump(mode="json"),
             "client": spec.client.model_dump(mode="json"),
             "limits": spec.limits.model_dump(mode="json"),
-            "spec_source": invocation.spec_source,
+            "spec_source": redacted_text(invocation.spec_source),
         },
         preregistration=None if invocation.ticket is None else invocation.ticket.record,
         **observed,

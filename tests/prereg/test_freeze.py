@@ -89,7 +89,7 @@ def test_a_compiled_artifact_that_changes_after_the_freeze_is_refused(place: Wor
 
 def test_a_secret_of_the_server_is_not_frozen(place: Workplace) -> None:
     server = place.spec.server.model_copy(update={"env": {"HF_TOKEN": "hf_secret"}})
-    with pytest.raises(SpecError, match="holds a secret, which a frozen file cannot keep"):
+    with pytest.raises(SpecError, match="holds what may be a secret, which a frozen file cannot keep"):
         freeze(place.spec.model_copy(update={"server": server}), place.experiment_file)
     assert not (place.root / "plans" / "frozen").exists()
 

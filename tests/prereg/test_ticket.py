@@ -16,7 +16,7 @@ from harness.engine.cost import find_cost_file
 from harness.errors import RecordsError, RuleFailedError, SpecError
 from harness.prereg import Preregistration, check_sealed_runs, judge, ticket_for
 from harness.prereg.frozen import parse_preregistration
-from harness.records import RunStore, layout
+from harness.records import Manifest, RunStore, layout
 from harness.runner import StopFlag, run_experiment
 from harness.runner.progress import RunSealed
 from harness.spec import ServerSpec
@@ -175,7 +175,7 @@ def test_sealed_runs_that_began_before_their_freeze_decide_nothing(place: Workpl
     manifest = runs[0].path / "manifest.json"
     table = json.loads(manifest.read_text())
     table["preregistration"]["committed_at_s"] += 10**9
-    manifest.write_text(json.dumps(table))
+    manifest.write_text(Manifest.model_validate(table).to_json())
     with pytest.raises(RecordsError, match="before its freeze was committed"):
         check_sealed_runs(RunStore(place.runs).sealed("small"))
 
@@ -210,7 +210,7 @@ def test_runs_made_with_another_cost_model_than_the_frozen_one_decide_nothing(pl
     manifest = runs[0].path / "manifest.json"
     table = json.loads(manifest.read_text())
     table["files"][layout.COST_MODEL]["sha256"] = "0" * 64
-    manifest.write_text(json.dumps(table))
+    manifest.write_text(Manifest.model_validate(table).to_json())
     with pytest.raises(RecordsError, match="was made with another cost model"):
         check_sealed_runs(RunStore(place.runs).sealed("small"))
 
@@ -221,7 +221,7 @@ def test_a_prediction_frozen_under_other_rules_than_the_server_followed_decides_
     table = json.loads(manifest.read_text())
     launch = {"requested": {"versions": {"vllm-rbln": "0.12.0"}}}
     table["server"] = {**(table.get("server") or {}), "facts": {"launch": launch}}
-    manifest.write_text(json.dumps(table))
+    manifest.write_text(Manifest.model_validate(table).to_json())
     with pytest.raises(RecordsError, match=r"follows vendor-0\.12\.0.* frozen under vendor-0\.11\.1"):
         check_sealed_runs(RunStore(place.runs).sealed("small"))
 
@@ -230,7 +230,7 @@ def test_an_edited_copy_of_the_cost_model_decides_nothing(place: Workplace) -> N
     runs = place.run_confirmatory(place.freeze().path)
     copy = runs[0].file(layout.COST_MODEL)
     copy.write_text(copy.read_text().replace("9.870", "8.870"))
-    with pytest.raises(RecordsError, match="copy of the cost model is not the one"):
+    with pytest.raises(RecordsError, match="differs from what was sealed"):
         check_sealed_runs(runs)
 
 
@@ -269,7 +269,7 @@ def test_mixed_standing_is_refused(place: Workplace) -> None:
     manifest = runs[0].path / "manifest.json"
     table = json.loads(manifest.read_text())
     table["preregistration"] = None
-    manifest.write_text(json.dumps(table))
+    manifest.write_text(Manifest.model_validate(table).to_json())
     with pytest.raises(RecordsError, match="different preregistrations"):
         check_sealed_runs(RunStore(place.runs).sealed("small"))
 
@@ -278,7 +278,7 @@ def test_a_copy_that_is_not_the_named_file_is_refused(place: Workplace) -> None:
     runs = place.run_confirmatory(place.freeze().path)
     copy = runs[0].file(layout.FROZEN)
     copy.write_bytes(copy.read_bytes().replace(b"0.03", b"0.04"))
-    with pytest.raises(RecordsError, match="not the one its manifest names"):
+    with pytest.raises(RecordsError, match="differs from what was sealed"):
         check_sealed_runs(runs)
 
 

@@ -39,7 +39,7 @@ def test_requests_and_steps_are_the_simulators(tmp_path: Path, rules: str) -> No
         assert run.is_valid, run.invalid_reasons
         assert requests.column("done_ns").to_pylist() == expected.requests.column("completed_ns").to_pylist()
         assert requests.column("cached_tokens").to_pylist() == expected.requests.column("cached_tokens").to_pylist()
-        assert requests.column("first_byte_ns").to_pylist() == expected.requests.column("first_token_ns").to_pylist()
+        assert requests.column("response_head_ns").to_pylist() == expected.requests.column("first_token_ns").to_pylist()
         assert steps.num_rows == expected.num_decode_steps
         assert sum(steps.column("n").to_pylist()) == sum(n * h for n, h in enumerate(expected.decode_histogram))
 
@@ -79,7 +79,7 @@ def test_every_token_is_a_chunk_when_streaming_and_an_answer_is_one_when_not(tmp
     assert streamed.table("chunks").num_rows == tokens
     assert whole.table("chunks").num_rows == whole.table("requests").num_rows
     assert sum(whole.table("chunks").column("num_tokens").to_pylist()) == tokens
-    assert whole.table("requests").column("first_byte_ns") == whole.table("requests").column("done_ns")
+    assert whole.table("requests").column("response_head_ns") == whole.table("requests").column("done_ns")
 
 
 def test_waiting_measured_from_stamps_and_streams_is_the_modelled_one(tmp_path: Path) -> None:
@@ -135,3 +135,12 @@ def test_a_library_user_can_insist_on_valid_runs(tmp_path: Path) -> None:
     spoilt = replace(outcome, runs=(replace(outcome.runs[0], manifest=manifest), *outcome.runs[1:]))
     with pytest.raises(RunInvalidError, match=r"1 of \d+ runs are invalid, first base/0: late: 7 ms"):
         spoilt.require_valid()
+
+
+def test_a_condition_without_prefix_caching_is_a_valid_ablation(tmp_path: Path) -> None:
+    conditions = [{"name": "base"}, {"name": "off", "server": {"prefix_caching": False}}]
+    base, off = simulated(tmp_path, workload={"num_sessions": 4, "wait_cap_s": 2.0}, condition=conditions)
+    assert off.is_valid, off.invalid_reasons
+    assert run_figures(base).cached_tokens > run_figures(off).cached_tokens == 0
+    assert not off.manifest.observation.has_kv_log
+    assert off.table("kv_events").num_rows == 0
