@@ -63,12 +63,11 @@ def run(
 
     Example: `harness run plans/experiments/demo.toml --runs runs/today`
     """
-    from rich.console import Console
-
     from harness.cli.progress import TerminalProgress
+    from harness.cli.words import terminal
     from harness.runner import StopFlag, run_experiment
 
-    console = Console()
+    console = terminal()
     extra = [*real_server_changes(backend), *(changes or [])]
     extra += [f'backend="{backend}"'] if backend is not None else []
     extra += [f"replicates={replicates}"] if replicates is not None else []
@@ -132,26 +131,31 @@ def report(
 
     Example: `harness report demo --runs runs/today -o demo.html`
     """
-    from rich.console import Console
+    from harness.cli.words import terminal
 
     sealed = sealed_runs(runs, experiment)
-    _conclude(Console(), sealed, output or runs / f"{experiment}.html", None)
+    _conclude(terminal(), sealed, output or runs / f"{experiment}.html", None)
 
 
 def table(
     experiment: Annotated[str, typer.Argument(help="Name of an experiment with sealed runs.")],
     runs: RunsOption = Path("runs"),
+    serving: Annotated[
+        bool, typer.Option("--serving", help="Every latency: by turn and prefix, with intervals and certified bounds.")
+    ] = False,
 ) -> None:
-    """Print the table of conditions of an experiment.
+    """Print the conditions of an experiment: what they cost, and what their users felt.
 
-    Example: `harness table demo --runs runs/today`
+    Example: `harness table demo --runs runs/today --serving`
     """
-    from rich.console import Console
-
     from harness.analysis import summarise
-    from harness.report import conditions_table
+    from harness.cli.words import terminal
+    from harness.report import conditions_table, serving_table, serving_tables
 
-    Console().print(conditions_table(summarise(sealed_runs(runs, experiment))))
+    out, summary = terminal(), summarise(sealed_runs(runs, experiment))
+    for shown in serving_tables(summary) if serving else [conditions_table(summary, out.width), serving_table(summary)]:
+        out.print(shown)
+        out.print()
 
 
 def sealed_runs(runs: Path, experiment: str) -> list[SealedRun]:
@@ -169,10 +173,12 @@ def sealed_runs(runs: Path, experiment: str) -> list[SealedRun]:
 
 def _conclude(console: Console, sealed: Sequence[SealedRun], path: Path, title: str | None) -> None:
     from harness.analysis import summarise
-    from harness.report import conditions_table, write_report
+    from harness.report import conditions_table, serving_table, write_report
 
-    console.print()
-    console.print(conditions_table(summarise(sealed)))
+    summary = summarise(sealed)
+    for shown in (conditions_table(summary, console.width), serving_table(summary)):
+        console.print()
+        console.print(shown)
     written = write_report(sealed, path, title=title)
     console.print(f"report: {written}", highlight=False, soft_wrap=True)
 
