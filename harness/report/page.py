@@ -81,6 +81,7 @@ def render_page(view: ReportView) -> str:
         timelines=[_timeline(view, timeline, index) for index, timeline in enumerate(view.timelines)],
         ratio_of=_ratio_of,
         callers=_callers(view),
+        causes=list(dict.fromkeys(cause for c in view.conditions if c.ceilings for cause in sorted(c.ceilings.lost))),
         check_names=_check_names(view),
         check_of=_check_of,
         verdict_of=_verdict,

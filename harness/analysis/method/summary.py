@@ -15,6 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from harness.analysis.method.ceilings import Ceilings, total
 from harness.analysis.method.compare import MAX_TAU, Comparison, compare
 from harness.analysis.method.figures import ReuseFigures, RunFigures, figures_at, run_figures
 from harness.analysis.method.invariants import check_experiment
@@ -136,6 +137,12 @@ class ConditionFigures:
     @property
     def reuse(self) -> ReuseFigures:
         return ReuseFigures(tuple(one for run in self.valid_runs for one in run.reuse.rearrivals))
+
+    @property
+    def ceilings(self) -> Ceilings | None:
+        """Sums over the valid runs; None where the plan of one cannot be read."""
+        found = [run.ceilings for run in self.valid_runs if run.ceilings is not None]
+        return total(found) if found and len(found) == len(self.valid_runs) else None
 
     @property
     def evictions(self) -> Counter[str]:
