@@ -2,7 +2,7 @@
 
 Every effect is a mean over replicates with its t interval; none where there are fewer than three. Nothing is judged
 here. Next: ``catalogue`` shows the table for experiments whose question is one effect, such as ``upstream-lru``.
-Definitions: docs/method.md, "Statistics".
+Definitions: docs/method.md, "Intervals".
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ def effects_table(evidence: Evidence) -> ResultTable:
     rows: list[dict[str, Cell]] = []
     for condition, baseline in evidence.compared():
         pairs = evidence.pairs(condition, baseline)
-        if not pairs:
+        # Without a plan in common, the difference would be one of inputs.
+        plans = [{run.manifest.drawn_hash for run in evidence.runs.get(name, ())} for name in (condition, baseline)]
+        if not pairs or not plans[0] & plans[1]:
             continue
         row: dict[str, Cell] = {"condition": condition, **evidence.runs[condition][0].manifest.factors}
         for name, values in effects_of(pairs).items():
