@@ -1,4 +1,4 @@
-"""``harness freeze``, ``decide``, ``analyse``, ``catalogue``: fix criteria beforehand, and apply them to sealed runs.
+"""``harness freeze``, ``decide``, ``publish``, ``analyse``, ``catalogue``: criteria fixed beforehand, then applied.
 
 Thin commands; nothing is computed here. A rule that says FAIL ends the process with its own exit code.
 Next: ``harness.prereg`` and ``harness.analysis``.
@@ -45,6 +45,7 @@ FormatOption = Annotated[ResultFormat, typer.Option("--format", help="How the re
 def register(app: typer.Typer) -> None:
     app.command(name="freeze")(freeze)
     app.command(name="decide")(decide)
+    app.command(name="publish")(publish)
     app.command(name="analyse")(analyse)
     app.command(name="catalogue")(catalogue)
 
@@ -178,6 +179,43 @@ def _show(decisions: Sequence[Decision], standing: str, num_invalid: int, *, is_
         if is_full:
             for name, number in decision.numbers.items():
                 print(f"    {name}: {cell_text(number)}")
+
+
+def publish(
+    experiment: Annotated[str, typer.Argument(help="Name of a frozen experiment; with --check, an archive.")],
+    runs: RunsOption = Path("runs"),
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Default: <experiment>.zip")] = None,
+    repository: RepositoryOption = None,
+    sign_key: Annotated[Path | None, typer.Option("--sign-key", help="SSH key that signs the checksums.")] = None,
+    check: Annotated[bool, typer.Option("--check", help="Check an archive, by what is in it alone.")] = False,
+    signers: Annotated[
+        Path | None, typer.Option("--signers", help="With --check: ssh's file of allowed signers.")
+    ] = None,
+) -> None:
+    """Pack a decided experiment so that a stranger can check it: runs, freeze, ledger, verdict, checksums, signature.
+
+    With --check, says what an archive proves, by whom and since when, and what it cannot prove.
+
+    Example: `harness publish configuration --runs runs/main -o configuration.zip --sign-key ~/.ssh/id_ed25519`
+    """
+    from harness.prereg import check_published
+    from harness.prereg import publish as publish_runs
+
+    if not check:
+        archive = output or Path(f"{experiment}.zip")
+        judgement = publish_runs(sealed_runs(runs, experiment), archive, repository=repository, signing_key=sign_key)
+        _show(judgement.decisions, "confirmatory", 0, is_full=False)
+        print(f"{archive}\n  a stranger checks it: harness publish --check {archive.name}")
+        return
+    found = check_published(Path(experiment), signers)
+    _show(found.judgement.decisions, "confirmatory", 0, is_full=False)
+    for abort in found.judgement.aborts:
+        print(f"started and not sealed: {abort}")
+    for told in found.proven:
+        print(f"proven: {told}")
+    for told in found.unproven:
+        print(f"not proven: {told}")
+    found.judgement.require_passed()
 
 
 def analyse(

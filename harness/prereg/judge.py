@@ -97,7 +97,7 @@ def _until_proven(decisions: Sequence[Decision], doubts: Sequence[str]) -> list[
     told = f"{doubts[0]} (and {len(doubts) - 1} more doubts: {doubts[1]})" if len(doubts) > 1 else doubts[0]
     return [
         replace(one, outcome=Outcome.WITHHELD, reason=f"{told}; so far {one.outcome.value}: {one.reason}")
-        if one.outcome in (Outcome.PASS, Outcome.FAIL)
+        if one.outcome is not Outcome.NOT_SUBJECT
         else one
         for one in decisions
     ]
