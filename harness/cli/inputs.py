@@ -1,13 +1,12 @@
-"""``harness plan``, ``waits``, ``simulate``, ``explain``: make and look at inputs, before any server is started.
+"""``harness plan``, ``waits``, ``simulate``: make and look at inputs, before any server is started.
 
 Writes only the file it is told to. Next: ``harness.plan`` and ``harness.sim``.
 """
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -22,7 +21,6 @@ def register(app: typer.Typer) -> None:
     app.add_typer(plan_app, name="plan")
     app.add_typer(waits_app, name="waits")
     app.command(name="simulate")(simulate)
-    app.command(name="explain")(explain)
 
 
 @plan_app.command(name="build")
@@ -141,9 +139,9 @@ def simulate(
 
 
 def _simulate_experiment(path: Path) -> None:
-    from rich.console import Console
     from rich.table import Table
 
+    from harness.cli.words import terminal
     from harness.clock import NS_PER_S
     from harness.experiment import resolve
     from harness.runner.experiment import checked
@@ -161,40 +159,7 @@ def _simulate_experiment(path: Path) -> None:
         seconds = (result.device_ns, result.decode_ns, result.prefill_ns, result.wait_session_ns, result.end_ns)
         counts = (str(result.cached_tokens), str(result.num_evictions))
         table.add_row(run.label, *(f"{ns / NS_PER_S:.3f}" for ns in seconds), *counts)
-    console = Console()
+    console = terminal()
     console.print(f"{spec.name}: predicted, in model seconds; W: session seconds others waited for prefills")
     console.print(f"rules: {', '.join(rules)}")
     console.print(table)
-
-
-def explain(topic: Annotated[str, typer.Argument(help="`experiment`, or one of its tables.")] = "experiment") -> None:
-    """Every key of an experiment file, with its meaning and default.
-
-    Example: `harness explain workload`
-    """
-    from harness import spec
-    from harness.kv_rules import rules_in_words
-
-    models: dict[str, Any] = {
-        "experiment": spec.ExperimentSpec,
-        "workload": spec.WorkloadSpec,
-        "server": spec.ServerSpec,
-        "condition": spec.ConditionSpec,
-        "client": spec.ClientSpec,
-        "limits": spec.LimitsSpec,
-    }
-    if topic not in models:
-        raise SpecError(f"nothing is known of {topic!r}", where="explain", hint=f"Topics: {', '.join(models)}")
-    model = models[topic]
-    print(f"[{topic}]  {(model.__doc__ or '').strip()}\n")
-    for name, field in model.model_fields.items():
-        default = "required" if field.is_required() else json.dumps(field.default, default=_jsonable)
-        print(f"{name} = {default}" + (f"    # {field.description}" if field.description else ""))
-    if topic == "server":
-        print(f"\nRules:\n{rules_in_words()}")
-    if topic == "experiment":
-        print("\nTables: harness explain " + " | ".join(name for name in models if name != "experiment"))
-
-
-def _jsonable(value: Any) -> Any:
-    return value.model_dump() if hasattr(value, "model_dump") else str(value)

@@ -98,6 +98,7 @@ def freeze(
         experiment=spec,
         plans=tuple(plans),
         prediction_rules=prediction_rules,
+        condition_rules=_condition_rules(planned, prediction_rules),
         predictions=predict_experiment(planned, prediction_rules or None),
         rules=tuple(rules),
         code_sha256=source_sha256(HARNESS_FOLDER),
@@ -119,6 +120,12 @@ def _prediction_rules(planned: PlannedRuns, options: FreezeOptions) -> str:
     named = {run.server.rules for runs in planned.by_condition.values() for run in runs}
     left_open = rule_set(AUTO).name if named == {AUTO} else ""
     return rule_set(options.prediction_rules).name if options.prediction_rules else left_open
+
+
+def _condition_rules(planned: PlannedRuns, prediction_rules: str) -> dict[str, str]:
+    """What each condition is predicted with, by name: what "auto" stands for changes with every release."""
+    found = {name: prediction_rules or runs[0].server.rules for name, runs in planned.by_condition.items()}
+    return {name: rule_set(rules).name for name, rules in found.items()}
 
 
 def _refuse(

@@ -55,9 +55,9 @@ class Preregistration(Spec):
 
     code_sha256: of the harness's own Python files; code_commit: where those were checked out. files: what plans and
     predictions rest on (cost models, wait distributions, patches). artifacts: folder of every compiled artifact that
-    was on this machine -> what identified it. prediction_rules: the KV rules the predictions were made with, "" for
-    each server's own. is_tree_dirty: frozen although other files were uncommitted. digest: SHA-256 of everything else
-    in this file.
+    was on this machine -> what identified it. prediction_rules: the KV rules all predictions were made with, "" for
+    each server's own; condition_rules: these by condition, "auto" resolved. is_tree_dirty: frozen although other files
+    were uncommitted. digest: SHA-256 of everything else in this file.
     """
 
     format: Literal["harness-preregistration/1"] = FORMAT
@@ -68,6 +68,7 @@ class Preregistration(Spec):
     experiment: ExperimentSpec
     plans: tuple[FrozenPlan, ...]
     prediction_rules: str = ""
+    condition_rules: dict[str, str] = Field(default_factory=dict)
     predictions: dict[str, dict[int, Prediction]]
     rules: tuple[FrozenRule, ...]
     code_sha256: str

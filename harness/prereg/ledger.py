@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -20,6 +20,7 @@ from harness.errors import RecordsError, SpecError
 from harness.experiment import PlannedRun
 from harness.prereg.repository import Repository, file_sha256
 from harness.records import RunKey, SealedRun, layout
+from harness.records.manifest import load_manifest
 from harness.spec import Spec
 
 REF = "refs/harness/ledger/"
@@ -31,7 +32,7 @@ _START_AGAIN = "Restore that run from a copy, or freeze the experiment again und
 class Entry(Spec):
     """One entry. number: place in the chain, from 0. plan: the plan's hash; start: the commit of the start that ends.
 
-    manifest: SHA-256 of the sealed manifest; is_late: added on the next start, the process had ended before it could.
+    manifest: SHA-256 of the sealed manifest; is_valid: what it says of its run; is_late: added on the next start, the process had ended before it could.
     """
 
     event: Literal["start", "sealed", "aborted"]
@@ -44,6 +45,7 @@ class Entry(Spec):
     plan: str = ""
     start: str = ""
     manifest: str = ""
+    is_valid: bool = False
     reason: str = ""
     is_late: bool = False
 
@@ -88,20 +90,30 @@ class Ledger:
 
     def sealed(self, start: str, key: RunKey, manifest: Path, *, is_late: bool = False) -> None:
         """Note how a start ended: the manifest that was sealed."""
-        self._append(key, event="sealed", start=start, manifest=file_sha256(manifest), is_late=is_late)
+        is_valid = load_manifest(manifest).is_valid
+        sha256 = file_sha256(manifest)
+        self._append(key, event="sealed", start=start, manifest=sha256, is_valid=is_valid, is_late=is_late)
 
     def aborted(self, start: str, key: RunKey, reason: str) -> None:
         """Note how a start ended: nothing was sealed, and why."""
         self._append(key, event="aborted", start=start, reason=reason[:200])
 
-    def admit(self, todo: Iterable[PlannedRun], sealed: Sequence[SealedRun]) -> None:
-        """Refuse to start what was sealed before, here or elsewhere; note late what was sealed and never noted."""
+    def admit(self, todo: Sequence[PlannedRun], sealed: Sequence[SealedRun]) -> None:
+        """Refuse to start what was sealed before, here or elsewhere; note late what was sealed and never noted.
+
+        An INVALID run may be made again as often as the frozen limits allow.
+        """
         links = self.chain()
-        ended = {link.entry.key: link.entry for link in links if link.entry.event == "sealed"}
+        ended: dict[RunKey, list[Entry]] = {}
+        for link in links:
+            if link.entry.event == "sealed":
+                ended.setdefault(link.entry.key, []).append(link.entry)
         for run in todo:
-            if (entry := ended.get(run.key)) is not None:
+            entries = ended.get(run.key, [])
+            if any(entry.is_valid for entry in entries) or len(entries) > run.spec.limits.retries:
                 raise SpecError(
-                    f"{run.label} was sealed already on {entry.host} at {entry.at_utc}: a frozen run is made once",
+                    f"{run.label} was sealed already on {entries[-1].host} at {entries[-1].at_utc}: "
+                    "a frozen run is made once",
                     where=self.ref,
                     hint=_START_AGAIN,
                 )

@@ -87,7 +87,9 @@ def doubts_of(proof: Proof, frozen: Preregistration, runs: Sequence[SealedRun]) 
     if proof.lost:
         yield f"{len(proof.lost)} entries were taken out of the ledger, first {proof.lost[-1][:12]}"
     yield from _doubts_of_chain([link.entry for link in links], frozen)
-    by_start = {link.entry.start: link.entry for link in links if link.entry.event == "sealed"}
+    # Of a run that was made again, the last one counts.
+    last = {link.entry.key: link.entry for link in links if link.entry.event == "sealed"}
+    by_start = {entry.start: entry for entry in last.values()}
     starts = {link.sha: link.entry for link in links if link.entry.event == "start"}
     for run in runs:
         yield from _doubts_of_run(run, starts, by_start)
@@ -162,25 +164,25 @@ def _doubts_of_chain(entries: Sequence[Entry], frozen: Preregistration) -> Itera
     if not entries:
         yield "its ledger is not here: nothing shows that these are all of its runs"
     starts: dict[tuple[str, int], int] = {}
-    is_sealed: set[tuple[str, int]] = set()
+    seals: dict[tuple[str, int], list[Entry]] = {}
+    retries = frozen.experiment.limits.retries
     for entry in entries:
         key = (entry.condition, entry.replicate)
         name = f"{entry.condition}/{entry.replicate}"
+        before = seals.setdefault(key, [])
         if entry.experiment != frozen.name or key not in frozen.plan_hashes:
             yield f"the ledger names {name}, which was not frozen"
         elif entry.event == "start":
             starts[key] = starts.get(key, 0) + 1
             if entry.plan != frozen.plan_hashes[key]:
                 yield f"{name} was started with another plan"
-            if key in is_sealed:
+            if any(one.is_valid for one in before) or len(before) > retries:
                 yield f"{name} was started again on {entry.host} after it was sealed"
         elif entry.event == "sealed":
-            if key in is_sealed:
-                yield f"{name} was sealed twice"
-            is_sealed.add(key)
+            before.append(entry)
     for (condition, replicate), count in starts.items():
-        if count > MAX_STARTS:
-            yield f"{condition}/{replicate} was started {count} times, the limit is {MAX_STARTS}"
+        if count > MAX_STARTS + retries:
+            yield f"{condition}/{replicate} was started {count} times, the limit is {MAX_STARTS + retries}"
 
 
 def _doubts_of_run(run: SealedRun, starts: Mapping[str, Entry], ends: Mapping[str, Entry]) -> Iterator[str]:

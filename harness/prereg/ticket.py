@@ -229,7 +229,8 @@ def _check_configuration(run: SealedRun, frozen: Preregistration) -> None:
 def _check_served_rules(run: SealedRun, frozen: Preregistration) -> None:
     """RecordsError when another release served than the one whose rules its predictions follow; computed rules may."""
     served = rules_for_version(run.manifest.serving_version)
-    predicted = rule_set(frozen.prediction_rules or str(run.manifest.requested_server.get("rules", AUTO)))
+    asked = frozen.condition_rules.get(run.condition) or str(run.manifest.requested_server.get("rules", AUTO))
+    predicted = rule_set(frozen.prediction_rules or asked)
     if served is not None and predicted.releases and predicted != served:
         raise RecordsError(
             f"was served by vllm-rbln {run.manifest.serving_version}, which follows {served.name}, and its prediction "

@@ -105,6 +105,14 @@ class PreregistrationRecord(_Record):
     start: str = ""
 
 
+class EarlierTry(_Record):
+    """An INVALID run that was repeated: it lies beside the one that took its name. seal: of its manifest."""
+
+    folder: str
+    seal: str
+    invalid_reasons: tuple[str, ...]
+
+
 class Manifest(_Record):
     """Everything needed to judge a run and to compute its figures again, except the tables themselves."""
 
@@ -118,6 +126,7 @@ class Manifest(_Record):
     status: Literal["valid", "invalid"] = "valid"
     invalid_reasons: tuple[str, ...] = ()
     findings: tuple[Finding, ...] = ()
+    earlier_tries: tuple[EarlierTry, ...] = Field(default=(), description="INVALID runs that this one repeats")
     plan_hash: str
     drawn_hash: str = Field(default="", description="hash of the plan before its treatment: equal in a replicate")
     treatment: str = "as-drawn"

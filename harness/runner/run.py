@@ -19,6 +19,7 @@ from harness.clock import NS_PER_S, ScaledClock, clock_for, realtime_minus_monot
 from harness.engine import CostModel
 from harness.errors import HarnessError
 from harness.experiment import PlannedRun
+from harness.kv_rules import rules_in_force
 from harness.live import provenance
 from harness.live.audit.replay import self_audit
 from harness.live.client.run import ReplayResult, replay
@@ -297,7 +298,7 @@ def seal_run(
 def manifest_of(run: PlannedRun, invocation: Invocation, **observed: Any) -> Manifest:
     """What is known of a run before it is judged. observed: the manifest's own keys for what happened."""
     spec = run.spec
-    return Manifest(
+    manifest = Manifest(
         experiment=spec.name,
         condition=run.condition.name,
         replicate=run.replicate,
@@ -318,3 +319,7 @@ def manifest_of(run: PlannedRun, invocation: Invocation, **observed: Any) -> Man
         preregistration=invocation.record_of(run),
         **observed,
     )
+    # By name: what "auto" stands for changes with every release.
+    rules = rules_in_force(run.server.rules, manifest.serving_version).name
+    in_force = {**manifest.effective.get("server", {}), "rules": rules}
+    return manifest.model_copy(update={"effective": {**manifest.effective, "server": in_force}})

@@ -10,6 +10,7 @@ from shutil import which
 import pytest
 
 from harness.errors import RecordsError, SpecError
+from harness.kv_rules import NEWEST_STABLE
 from harness.plan import read_plan
 from harness.prereg import load_preregistration, ticket_for, used_seeds
 from harness.prereg.freeze import HARNESS_FOLDER, FreezeOptions, freeze
@@ -147,6 +148,12 @@ def test_an_experiment_outside_any_repository_is_refused(place: Workplace, tmp_p
 def test_predictions_can_be_made_with_the_papers_rules(place: Workplace) -> None:
     frozen = place.freeze(prediction_rules="paper")
     assert frozen.preregistration.prediction_rules == "paper"
+    assert set(frozen.preregistration.condition_rules.values()) == {"paper"}
+
+
+def test_a_frozen_file_names_the_rules_of_each_condition(place: Workplace) -> None:
+    content = json.loads(place.freeze().path.read_text())
+    assert content["condition_rules"] == dict.fromkeys(content["predictions"], NEWEST_STABLE)
 
 
 def test_a_criterion_that_judges_nothing_is_refused(place: Workplace) -> None:

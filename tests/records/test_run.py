@@ -42,6 +42,12 @@ def test_runs_of_an_earlier_version_answer_queries(store: RunStore):
     assert rows.to_pylist() == [{"condition": "base", "cached": 512}, {"condition": "one-bucket", "cached": 512}]
 
 
+def test_the_earlier_name_of_a_column_is_read_as_todays(store: RunStore, run: SealedRun):
+    heads = store.query("select response_head_ns from requests where condition = 'base'").column(0)
+    assert heads.to_pylist() == run.table("requests").column("response_head_ns").to_pylist()
+    assert heads.null_count == 0
+
+
 def test_runs_of_an_earlier_version_are_reported_with_the_figures_of_then(store: RunStore, tmp_path: Path):
     summary = summarise(store.sealed())
     compared = summary.condition("one-bucket").comparison

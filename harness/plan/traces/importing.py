@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.errors import SpecError
+from harness.errors import PlanError, SpecError
 from harness.plan.traces.blocks import FORMATS, agentic_of, arrivals_of
 from harness.plan.traces.claude import claude_rounds
 from harness.plan.traces.codex import codex_rounds
 from harness.plan.traces.file import Arrivals, TraceHead, write_trace
-from harness.plan.traces.form import ReadNotes, Recording
+from harness.plan.traces.form import ReadNotes, Recording, check_recording
 from harness.plan.traces.lines import Progress, Record, json_lines, record_of, whole_json
 from harness.plan.traces.otel import otel_recordings
 from harness.plan.traces.rounds import recordings_of, rounds_of_files
@@ -128,11 +128,22 @@ def read_recordings(
         )
     chosen = next(iter(kinds.values()))
     notes = ReadNotes()
-    recordings = list(TRACE_FORMATS[chosen].read(found, notes, progress))
+    recordings = list(_sound(TRACE_FORMATS[chosen].read(found, notes, progress), notes))
     if not recordings:
         reasons = "; ".join(f"{count} x {reason}" for reason, count in (notes.broken + notes.dropped).most_common(3))
         raise SpecError(f"no request could be read as {chosen} ({reasons or 'it is empty'})", where=str(found[0]))
     return chosen, recordings, notes
+
+
+def _sound(recordings: Iterable[Recording], notes: ReadNotes) -> Iterator[Recording]:
+    """What a trace file may hold: a reader takes a line's numbers one by one, and their sums can be absurd."""
+    for place, recording in enumerate(recordings):
+        try:
+            check_recording(recording)
+        except PlanError:
+            notes.drop("a recording whose numbers make no request", f"recording {place}")
+        else:
+            yield recording
 
 
 def _files(sources: Iterable[Path], kind: str) -> Iterator[Path]:

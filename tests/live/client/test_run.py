@@ -73,7 +73,7 @@ class TestAWellBehavedServer:
             before = done.get((row["session"], row["request"] - 1))
             assert row["trigger_ns"] == (result.start_ns if before is None else before)
             assert row["due_ns"] == row["trigger_ns"] + (0 if before is None else 7 * NS_PER_MS + row["session"])
-            assert row["due_ns"] <= row["sent_ns"] < row["first_byte_ns"] <= row["done_ns"]
+            assert row["due_ns"] <= row["sent_ns"] < row["response_head_ns"] <= row["done_ns"]
         assert result.audit["num_early_sends"] == 0
         for chunk in result.chunks.to_pylist():
             assert chunk["kernel_ns"] is None or chunk["kernel_ns"] <= chunk["received_ns"]
