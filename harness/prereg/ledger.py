@@ -32,7 +32,8 @@ _START_AGAIN = "Restore that run from a copy, or freeze the experiment again und
 class Entry(Spec):
     """One entry. number: place in the chain, from 0. plan: the plan's hash; start: the commit of the start that ends.
 
-    manifest: SHA-256 of the sealed manifest; is_valid: what it says of its run; is_late: added on the next start, the process had ended before it could.
+    manifest: SHA-256 of the sealed manifest; is_valid: what it says of its run; is_late: noted on the next start, since
+    the process had ended before it could.
     """
 
     event: Literal["start", "sealed", "aborted"]
