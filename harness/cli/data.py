@@ -128,7 +128,10 @@ def list_runs(runs: RunsOption = Path("runs")) -> None:
     store = store_at(runs)
     for run in store.sealed():
         verdict = "valid" if run.is_valid else f"INVALID: {said('; '.join(run.invalid_reasons))}"
-        console.print(f"{run.experiment}/{run.condition}/{run.replicate}  {verdict}", highlight=False, soft_wrap=True)
+        tries = "".join(f"; repeats {one.folder}, INVALID" for one in run.manifest.earlier_tries)
+        console.print(
+            f"{run.experiment}/{run.condition}/{run.replicate}  {verdict}{tries}", highlight=False, soft_wrap=True
+        )
     for folder in store.foreign():
         name = said(str(folder.relative_to(runs)))
         console.print(f"{name}  foreign: the name of no run, not counted", style="dim", highlight=False)

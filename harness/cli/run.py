@@ -52,6 +52,9 @@ def run(
         Path | None, typer.Option("--report", help="Where the HTML report goes. Default: <runs>/<experiment>.html")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue: perform only what is not sealed yet.")] = False,
+    retry_invalid: Annotated[
+        bool, typer.Option("--retry-invalid", help="With --resume: repeat INVALID runs too; the old ones are kept.")
+    ] = False,
     backend: Annotated[str | None, typer.Option(help="Use this backend instead of the file's.")] = None,
     replicates: Annotated[int | None, typer.Option(help="Use this number of replicates.")] = None,
     changes: Annotated[
@@ -68,6 +71,10 @@ def run(
     from harness.runner import StopFlag, run_experiment
 
     console = terminal()
+    if retry_invalid and not resume:
+        raise SpecError(
+            "goes with --resume", where="--retry-invalid", hint="Say: harness run ... --resume --retry-invalid"
+        )
     extra = [*real_server_changes(backend), *(changes or [])]
     extra += [f'backend="{backend}"'] if backend is not None else []
     extra += [f"replicates={replicates}"] if replicates is not None else []
@@ -87,6 +94,7 @@ def run(
             stop=stop,
             spec_source=str(source),
             ticket=ticket,
+            retry_invalid=retry_invalid,
         )
     again = str(source) if ticket is None else f"--confirmatory {source}"
     if outcome.runs:
@@ -190,6 +198,12 @@ def _exit_code(console: Console, outcome: ExperimentOutcome, experiment: str, ru
         console.print(
             f"[red]INVALID[/] {invalid.condition}/{invalid.replicate}: {said('; '.join(invalid.invalid_reasons))}",
             highlight=False,
+        )
+    if outcome.invalid_runs and outcome.is_complete:
+        console.print(
+            f"repeat them, the old ones kept: harness run {experiment} --runs {runs} --resume --retry-invalid",
+            highlight=False,
+            soft_wrap=True,
         )
     if not outcome.is_complete:
         console.print(

@@ -41,6 +41,8 @@ DERIVED = "derived"
 
 PARTIAL = ".partial"
 ABORTED = ".aborted-"
+# An INVALID run that was repeated: sealed as it was, beside the run that took its name.
+RETRIED = ".retried-"
 _RAW_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 # Plain ASCII, no leading zero: 0 and 00, or digits of another script, never name the same replicate.
 _REPLICATE = re.compile(r"0|[1-9][0-9]{0,8}")

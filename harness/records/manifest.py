@@ -94,6 +94,7 @@ class PreregistrationRecord(_Record):
     """The frozen file that a confirmatory run was made under; the run keeps a copy of it.
 
     sha256: of the file's bytes. committed_at_s: committer time of ``commit``, seconds since the epoch (UTC).
+    start: the ledger's entry of this run's start; "" in runs older than ledgers.
     """
 
     path: str
@@ -101,6 +102,15 @@ class PreregistrationRecord(_Record):
     commit: str
     committed_at_s: int
     tag: str = ""
+    start: str = ""
+
+
+class EarlierTry(_Record):
+    """An INVALID run that was repeated: it lies beside the one that took its name. seal: of its manifest."""
+
+    folder: str
+    seal: str
+    invalid_reasons: tuple[str, ...]
 
 
 class Manifest(_Record):
@@ -116,6 +126,7 @@ class Manifest(_Record):
     status: Literal["valid", "invalid"] = "valid"
     invalid_reasons: tuple[str, ...] = ()
     findings: tuple[Finding, ...] = ()
+    earlier_tries: tuple[EarlierTry, ...] = Field(default=(), description="INVALID runs that this one repeats")
     plan_hash: str
     drawn_hash: str = Field(default="", description="hash of the plan before its treatment: equal in a replicate")
     treatment: str = "as-drawn"

@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 from pydantic import BaseModel, ValidationError
 
 from harness.errors import PlanError, RecordsError
+from harness.kv_rules import AUTO, rule_set
 from harness.records import layout, schema
 from harness.records.disk import is_unfinished, known_entry
 from harness.records.facts import ClientAudit, LaunchReport
@@ -104,7 +105,8 @@ class SealedRun:
     def server(self) -> ServerSpec:
         """The server configuration that was asked for; rules that it left open are those of the version that served."""
         asked = self._parsed(ServerSpec, self.manifest.requested_server, "server")
-        return asked.model_copy(update={"rules": asked.rule_set(self.manifest.serving_version).name})
+        named = asked.rules if asked.rules != AUTO else str(self.manifest.server_spec.get("rules", AUTO))
+        return asked.model_copy(update={"rules": rule_set(named, self.manifest.serving_version).name})
 
     @cached_property
     def client(self) -> ClientSpec:

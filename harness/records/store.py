@@ -43,7 +43,7 @@ class RunStore:
 
     def foreign(self) -> list[Path]:
         """Folders where runs lie whose names no run has, such as 00 beside 0: never read, never counted."""
-        marks = (layout.PARTIAL, layout.ABORTED)
+        marks = (layout.PARTIAL, layout.ABORTED, layout.RETRIED)
         named = [folder for folder in self._folders() if not any(mark in folder.name for mark in marks)]
         return sorted(folder for folder in named if not layout.is_replicate_name(folder.name))
 
@@ -70,10 +70,21 @@ class RunStore:
         for folder in self.foreign():
             if (folder / layout.MANIFEST).exists():
                 raise damaged(folder, "is not the name of a run", hint="A replicate is named 0, 1, 2; move it away")
-        runs = self.sealed()
+        runs = [kept for run in self.sealed() for kept in (run, *self.earlier_tries(run))]
         for run in runs:
             run.verify()
         return len(runs)
+
+    def earlier_tries(self, run: SealedRun) -> list[SealedRun]:
+        """The INVALID runs that ``run`` repeats, as they were sealed; RecordsError where one is gone or another."""
+        kept: list[SealedRun] = []
+        for told in run.manifest.earlier_tries:
+            folder = run.path.with_name(told.folder)
+            found = SealedRun(folder, load_manifest(folder / layout.MANIFEST))
+            if (found.key, found.manifest.seal) != (run.key, told.seal):
+                raise damaged(folder, f"is not the earlier try that {run.label} names")
+            kept.append(found)
+        return kept
 
     def connect(self) -> duckdb.DuckDBPyConnection:
         """An in-memory DuckDB connection with a view for each of VIEWS, and ``valid_`` before each of their names.
@@ -133,6 +144,7 @@ def runs_table(runs: list[SealedRun]) -> pa.Table:
             "invalid_reasons": list(run.manifest.invalid_reasons),
             "findings": json.dumps([finding.model_dump() for finding in run.manifest.findings]),
             "order_index": run.manifest.order_index,
+            "num_earlier_tries": len(run.manifest.earlier_tries),
             "is_baseline": run.manifest.condition == run.manifest.baseline,
             "backend": run.manifest.backend,
             "label": run.manifest.label,

@@ -45,9 +45,10 @@ def gather_facts(runs: Sequence[SealedRun]) -> tuple[Facts, ...]:
 
 
 def _standing(manifest: Manifest) -> Mapping[str, Any]:
-    """Exploratory, or confirmatory and by which frozen file."""
+    """Exploratory, or confirmatory and by which frozen file; the scheduler rules that the server followed."""
     record = manifest.preregistration
-    return {"runs are": manifest.label} | ({} if record is None else record.model_dump())
+    standing = {"runs are": manifest.label, "rules in force": manifest.server_spec.get("rules", "")}
+    return standing | ({} if record is None else record.model_dump())
 
 
 def _plans(runs: Sequence[SealedRun]) -> Mapping[str, Any]:

@@ -104,6 +104,8 @@ def headline(view: ReportView) -> list[str]:
     num_invalid = len(view.invalid_runs)
     noun = "predicted run" if kind_of_run(view.backend).is_virtual else "run"
     validity = "all valid" if not num_invalid else f"{num_invalid} invalid"
+    if repeated := len(view.repeated_runs):
+        validity += f", {repeated} repeated"
     replicates = len({run.replicate for run in view.runs})
     parts = [
         view.summary.experiment,

@@ -79,6 +79,9 @@ class LimitsSpec(Spec):
     residual_share: float | None = Field(
         default=None, gt=0, le=1, description="largest (B - A) / B of a run; without it, only a finding above 0.05"
     )
+    retries: int = Field(
+        default=0, ge=0, le=100, description="times that an INVALID run may be repeated under a freeze, which fixes it"
+    )
     request_timeout_s: float = Field(default=600.0, gt=0, description="model seconds one request may take")
 
 

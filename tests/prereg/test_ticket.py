@@ -80,7 +80,7 @@ def _edit_code_hash(place: Workplace, frozen: Path) -> None:
     # The code cannot be edited under a running test; what it was frozen with can be another.
     content = Preregistration.model_validate_json(frozen.read_text())
     frozen.write_text(content.model_copy(update={"code_sha256": "0" * 64, "digest": ""}).sealed().to_json())
-    place.commit_all()
+    place.amend_all()
 
 
 def _add_patch_change(place: Workplace, frozen: Path) -> None:
@@ -98,7 +98,7 @@ def _edit_patch_of_the_installation(place: Workplace, frozen: Path) -> None:
     )
     assert files != content.files
     frozen.write_text(content.model_copy(update={"files": files, "digest": ""}).sealed().to_json())
-    place.commit_all()
+    place.amend_all()
 
 
 def _edit_cost_model(place: Workplace, frozen: Path) -> None:
@@ -239,7 +239,7 @@ def test_resuming_with_a_changed_cost_model_is_refused(place: Workplace) -> None
     spec = place.spec.model_copy(update={"server": ServerSpec(cost_model="plans/costs/mine.toml"), "replicates": 1})
     run_experiment(spec, runs_root=place.runs)
     mine.write_text(mine.read_text().replace("9.870", "9.970"))
-    with pytest.raises(RecordsError, match="was sealed with another cost model than"):
+    with pytest.raises(SpecError, match="was sealed with another cost model than"):
         run_experiment(spec, runs_root=place.runs, resume=True)
 
 
@@ -262,6 +262,17 @@ def test_an_interrupted_confirmatory_experiment_is_resumed_under_its_ticket(plac
     done = run_experiment(experiment, runs_root=place.runs, ticket=ticket, resume=True)
     assert len(done.runs) == 6
     assert check_sealed_runs(done.runs) == preregistration
+
+
+def test_an_invalid_confirmatory_run_is_repeated_only_as_often_as_was_frozen(place: Workplace) -> None:
+    frozen = place.freeze()
+    manifest = place.run_confirmatory(frozen.path)[0].path / "manifest.json"
+    table = json.loads(manifest.read_text()) | {"status": "invalid", "invalid_reasons": ["late"]}
+    manifest.write_text(Manifest.model_validate(table).to_json())
+    preregistration, ticket = ticket_for(frozen.path, runs_root=place.runs)
+    with pytest.raises(SpecError, match="may be repeated 0 times under this freeze"):
+        run_experiment(preregistration.experiment, runs_root=place.runs, ticket=ticket, resume=True, retry_invalid=True)
+    assert manifest.is_file()
 
 
 def test_mixed_standing_is_refused(place: Workplace) -> None:

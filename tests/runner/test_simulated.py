@@ -10,8 +10,10 @@ import pytest
 from harness.analysis import rebuild, run_figures, summarise
 from harness.analysis.method.interference import measured_waiting_session_ns
 from harness.errors import RunInvalidError
+from harness.kv_rules import AUTO, NEWEST_STABLE
 from harness.plan import read_plan
 from harness.records import RunStore, SealedRun
+from harness.report.facts import gather_facts
 from harness.runner import run_experiment
 from harness.sim import simulate
 from harness.spec import ServerSpec
@@ -52,6 +54,14 @@ def test_figures_are_the_simulators(tmp_path: Path, rules: str) -> None:
         assert sum(figures.evictions.values()) == expected.num_evictions
         # Channel B is what a perfect client sees of a server without overhead: the steps and nothing else.
         assert figures.b_ns == figures.a.total_ns
+
+
+def test_a_run_records_the_rules_it_followed_by_name(tmp_path: Path) -> None:
+    for run in simulated(tmp_path):
+        assert run.manifest.requested_server["rules"] == AUTO
+        assert run.manifest.effective["server"]["rules"] == run.server.rules == NEWEST_STABLE
+        standing = dict(dict(gather_facts([run]))["Standing"])
+        assert standing["rules in force"] == NEWEST_STABLE
 
 
 def test_evictions_name_their_callers(tmp_path: Path) -> None:

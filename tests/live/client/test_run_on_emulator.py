@@ -44,7 +44,9 @@ def counts(result: ReplayResult) -> list[tuple[Any, ...]]:
     return list(zip(*(result.requests[name].to_pylist() for name in names), strict=True))
 
 
-@pytest.mark.parametrize(("num_background", "cached_tokens"), [(6, 1920), (7, 0)])
+@pytest.mark.parametrize(
+    ("num_background", "cached_tokens"), [(6, 1920), pytest.param(7, 0, marks=pytest.mark.same_everywhere)]
+)
 def test_both_clients_see_the_same_reuse_of_a_sequential_plan(
     tmp_path: Path, num_background: int, cached_tokens: int
 ) -> None:
