@@ -417,7 +417,8 @@ def _milliseconds(duration_ns: float | None) -> str:
 
 
 def _short_ms(duration_ns: float | None) -> str:
-    return _fixed(None if duration_ns is None else duration_ns / NS_PER_MS, 1)
+    value = None if duration_ns is None else duration_ns / NS_PER_MS
+    return _fixed(value, 1 if value is None or value < 1000 else 0)
 
 
 def _count(number: int, noun: str) -> str:
