@@ -21,7 +21,7 @@ from harness.kinds import origin_note
 from harness.records import SealedRun, paired
 from harness.spec import AnalysisName
 from harness.spec.rules import InterferenceRule
-from harness.study import alignment, recompilation, repeats, survival
+from harness.study import alignment, effects, recompilation, repeats, survival
 from harness.study.ceilings import ceilings_table
 from harness.study.waiting import measured_waiting, waiting_table
 
@@ -285,6 +285,11 @@ def _dispersion(evidence: Evidence) -> Found:
     return tables, repeats.ratio_intervals(evidence), ("the total wait is the same in both conditions, to the ns",)
 
 
+def _effects(evidence: Evidence) -> Found:
+    tables = (effects.effects_table(evidence), survival.prefill_kinds_table(evidence), alignment.cost_table(evidence))
+    return tables, repeats.ratio_intervals(evidence), ("an interval that holds 0 (a cost ratio: 1) shows no effect",)
+
+
 ANALYSES: dict[AnalysisName, Callable[[Evidence], Found]] = {
     "general": _general,
     "alignment": _alignment,
@@ -300,4 +305,5 @@ ANALYSES: dict[AnalysisName, Callable[[Evidence], Found]] = {
     "configuration": _configuration,
     "saturation": _saturation,
     "dispersion": _dispersion,
+    "effects": _effects,
 }
