@@ -25,7 +25,7 @@ from harness.runner.backends.emulator import EmulatorBackend
 from harness.runner.backends.twin import TwinBackend
 from harness.spec import ServerSpec
 from harness.twin.environment import TwinEnvironment
-from tests.support.cut_logs import assert_no_cut_invents_or_loses
+from tests.support.cut_logs import assert_no_cut_invents_or_loses, kind_of
 
 pytestmark = [
     pytest.mark.live,
@@ -306,4 +306,4 @@ def test_the_default_log_of_the_real_stack_is_read_whole_and_cut_anywhere(server
     assert counts.unread == 0, counts.unread_samples
     assert {type(event).__name__ for event in whole} >= {"BucketEvent", "AllocEvent", "FreeRequestEvent"}
     cuts = assert_no_cut_invents_or_loses(content)
-    assert {kind.__name__ for kind in map(type, whole)} - set(cuts) <= {type(whole[-1]).__name__}
+    assert {kind_of(event) for event in whole} - set(cuts) <= {kind_of(whole[-1])}
