@@ -12,10 +12,10 @@ import pytest
 
 from harness.clock import NS_PER_MS, NS_PER_S, clock_for
 from harness.live.client.run import replay
-from harness.live.server.process import ServerProcess
 from harness.plan import Plan, RequestPlan, SessionPlan
 from harness.runner.backends.twin import TwinBackend
 from harness.spec import ClientSpec, ServerSpec
+from tests.support.processes import serving
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(600), pytest.mark.usefixtures("twin")]
 
@@ -37,10 +37,7 @@ def counts_on_twin(folder: Path, options: ClientSpec) -> list[dict[str, Any]]:
     clock = clock_for(1.0)
     server = ServerSpec(start_timeout_s=240)
     launch = TwinBackend().launch(server, port=0, run_folder=folder, time_scale=1.0, log_format="default")
-    with ServerProcess.start(
-        launch.argv, env=launch.env, log_path=folder / "log", stamps_path=folder / "stamps", clock=clock
-    ) as process:
-        process.wait_healthy(launch.host, launch.port, deadline_s=240)
+    with serving(launch, folder, clock):
         result = replay(
             PLAN,
             host=launch.host,
