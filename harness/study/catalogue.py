@@ -21,7 +21,7 @@ from harness.kinds import origin_note
 from harness.records import SealedRun, paired
 from harness.spec import AnalysisName
 from harness.spec.rules import InterferenceRule
-from harness.study import alignment, recompilation, repeats, survival
+from harness.study import alignment, effects, recompilation, repeats, survival
 from harness.study.ceilings import ceilings_table
 from harness.study.waiting import measured_waiting, waiting_table
 
@@ -281,6 +281,13 @@ ANALYSES: dict[AnalysisName, Callable[[Evidence], Found]] = {
         alignment.cost_table,
         alignment.histogram_table,
         notes=("the total wait is the same in both conditions, to the ns",),
+        with_ratios=True,
+    ),
+    "effects": _show(
+        effects.effects_table,
+        survival.prefill_kinds_table,
+        alignment.cost_table,
+        notes=("an interval that holds 0 (a cost ratio: 1) shows no effect",),
         with_ratios=True,
     ),
 }
