@@ -1,4 +1,4 @@
-"""A command under the limits of its shell (memory, files, file size): done, or one line; no traceback, no half a run."""
+"""A command under limits of its shell (memory, files, file size): done, or one line; no traceback, no half a run."""
 
 from __future__ import annotations
 
