@@ -24,6 +24,7 @@ from harness.prereg.frozen import FrozenPlan, FrozenRule, NamedFile, Preregistra
 from harness.prereg.predict import predict_experiment
 from harness.prereg.repository import Commit, Repository, file_sha256
 from harness.prereg.seeds import used_seeds
+from harness.prereg.signatures import sign_file
 from harness.shipped import find_shipped
 from harness.spec import ExperimentSpec, RulesName
 from harness.spec.recorded import recorded_changes
@@ -41,7 +42,8 @@ SHIPPED = "shipped:"
 class FreezeOptions:
     """folder: where the file goes; default plans/frozen of the repository. rules: added to those the experiment names.
 
-    tag: a tag on the commit, only with ``is_committed``; is_signed: sign it.
+    tag: a tag on the commit, only with ``is_committed``; is_signed: sign it. signing_key: an SSH key that signs the
+    frozen file itself.
     """
 
     folder: Path | None = None
@@ -51,6 +53,7 @@ class FreezeOptions:
     is_committed: bool = False
     tag: str = ""
     is_signed: bool = False
+    signing_key: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +110,8 @@ def freeze(
         dirty_paths=tuple(dirty[:50]),
     ).sealed()
     write_atomic(path, iter([preregistration.to_json().encode()]), what="the frozen file")
-    paths = (path, *plan_paths)
+    signatures = () if options.signing_key is None else (sign_file(path, options.signing_key),)
+    paths = (path, *plan_paths, *signatures)
     return Frozen(path, paths, preregistration, _commit(repository, paths, spec, options))
 
 

@@ -18,6 +18,7 @@ from pydantic import Field, ValidationError
 from harness.analysis.method.predictions import Prediction
 from harness.errors import SpecError
 from harness.experiment import PlannedRuns
+from harness.prereg.ledger import Ledger
 from harness.records import PreregistrationRecord
 from harness.spec import ExperimentSpec, Spec, describe_validation_error
 from harness.spec.rules import DecisionRule
@@ -98,11 +99,12 @@ class Preregistration(Spec):
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """What a confirmatory run holds: the record for its manifest, the frozen file's bytes, and the runs it is for."""
+    """What a confirmatory run holds: the record for manifests, the frozen file's bytes, its runs, their ledger."""
 
     record: PreregistrationRecord
     content: bytes = field(repr=False)
     planned: PlannedRuns = field(repr=False)
+    ledger: Ledger = field(repr=False)
 
 
 def parse_preregistration(content: bytes, *, where: str) -> Preregistration:

@@ -94,6 +94,7 @@ class PreregistrationRecord(_Record):
     """The frozen file that a confirmatory run was made under; the run keeps a copy of it.
 
     sha256: of the file's bytes. committed_at_s: committer time of ``commit``, seconds since the epoch (UTC).
+    start: the ledger's entry of this run's start; "" in runs older than ledgers.
     """
 
     path: str
@@ -101,6 +102,7 @@ class PreregistrationRecord(_Record):
     commit: str
     committed_at_s: int
     tag: str = ""
+    start: str = ""
 
 
 class EarlierTry(_Record):

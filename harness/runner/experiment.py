@@ -12,7 +12,7 @@ from pathlib import Path
 
 from harness.clock import NS_PER_S, MonotonicClock
 from harness.errors import RecordsError, RunInvalidError, SpecError
-from harness.experiment import PlannedRun, PlannedRuns, resolve
+from harness.experiment import PlannedRun, PlannedRuns, changed_inputs, resolve
 from harness.kinds import kind_named
 from harness.prereg import Ticket
 from harness.prereg.repository import file_sha256
@@ -21,7 +21,7 @@ from harness.runner.backends import backend_named
 from harness.runner.progress import ExperimentStarted, ProgressSink, RunSealed, RunStarted, StopFlag, silent
 from harness.runner.run import Invocation
 from harness.sim import simulate
-from harness.spec import ExperimentSpec, ServerSpec
+from harness.spec import ExperimentSpec
 
 # Wall seconds to start and stop one emulator process, before any run of this experiment has been timed.
 FIRST_GUESS_LIFECYCLE_S = 3.0
@@ -131,6 +131,8 @@ def run_experiment(
     planned = checked(ticket.planned if ticket is not None and ticket.planned.spec == spec else resolve(spec))
     again = _to_repeat(store, planned, ticket) if retry_invalid else {}
     todo = _missing(store, planned, resume=resume, ticket=ticket, again=again)
+    if ticket is not None:
+        ticket.ledger.admit(todo, store.sealed(spec.name))
     check_hosts(todo)
     forecast = _Forecast(todo)
     on_progress(ExperimentStarted(spec.name, len(planned), len(planned) - len(todo), forecast.left_s()))
@@ -200,28 +202,19 @@ def _missing(
 
 def _require_same_inputs(run: SealedRun, asked: PlannedRun, ticket: Ticket | None) -> None:
     """A sealed run counts only when it was made from the plan and the server that the spec asks for now."""
-    spec = asked.spec
+    changed = changed_inputs(run, asked.spec, asked.condition)
     expected: dict[str, object] = {
         "plan": asked.plan.hash,
-        "server": asked.server.model_dump(mode="json"),
-        "time_scale": 1.0 if kind_named(spec.backend).is_virtual else spec.time_scale,
-        "backend": spec.backend,
-        "client": spec.client.model_dump(mode="json"),
         "preregistration": None if ticket is None else ticket.record.sha256,
     }
     found: dict[str, object] = {
         "plan": run.manifest.plan_hash,
-        # As it was asked for, rules left open included; keys that came later count with their defaults.
-        "server": ServerSpec.model_validate(run.manifest.requested_server).model_dump(mode="json"),
-        "time_scale": run.manifest.time_scale,
-        "backend": run.manifest.backend,
-        "client": run.client.model_dump(mode="json"),
         "preregistration": None if run.manifest.preregistration is None else run.manifest.preregistration.sha256,
     }
     if (copy := run.manifest.files.get(layout.COST_MODEL)) is not None:
         expected["cost model"] = file_sha256(asked.cost_file)
         found["cost model"] = copy.sha256
-    changed = sorted(name for name in expected if expected[name] != found[name])
+    changed = sorted([*changed, *(name for name in expected if expected[name] != found[name])])
     if changed:
         raise SpecError(
             f"was sealed with another {' and '.join(changed)} than the experiment file now asks for",

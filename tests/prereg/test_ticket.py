@@ -80,7 +80,7 @@ def _edit_code_hash(place: Workplace, frozen: Path) -> None:
     # The code cannot be edited under a running test; what it was frozen with can be another.
     content = Preregistration.model_validate_json(frozen.read_text())
     frozen.write_text(content.model_copy(update={"code_sha256": "0" * 64, "digest": ""}).sealed().to_json())
-    place.commit_all()
+    place.amend_all()
 
 
 def _add_patch_change(place: Workplace, frozen: Path) -> None:
@@ -98,7 +98,7 @@ def _edit_patch_of_the_installation(place: Workplace, frozen: Path) -> None:
     )
     assert files != content.files
     frozen.write_text(content.model_copy(update={"files": files, "digest": ""}).sealed().to_json())
-    place.commit_all()
+    place.amend_all()
 
 
 def _edit_cost_model(place: Workplace, frozen: Path) -> None:

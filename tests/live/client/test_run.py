@@ -17,7 +17,7 @@ from harness.live.audit.nullserver import NullServer, NullServerConfig
 from harness.live.client.run import ReplayEvent, ReplayResult
 from harness.plan import TokenStreams
 from harness.records.schema import CHUNKS, REQUESTS
-from tests.support.replays import plan_of, rows_of, run, session
+from tests.support.replays import assert_forked_and_joined, fork_and_join, plan_of, rows_of, run, session
 
 pytestmark = pytest.mark.live
 
@@ -95,6 +95,13 @@ class TestAWellBehavedServer:
         assert rows[2]["due_ns"] == rows[1]["done_ns"] + 3 * NS_PER_MS
         assert rows[4]["trigger_ns"] == rows[3]["done_ns"]
         assert {row["status"] for row in rows} == {"ok"}
+
+    def test_branches_start_together_and_a_join_when_the_last_of_them_ended(
+        self, plain_server: NullServer, client: str, stream: bool
+    ) -> None:
+        residual_ns = 5 * NS_PER_MS
+        rows = rows_of(run(fork_and_join(residual_ns), plain_server, client, stream=stream))
+        assert_forked_and_joined(rows, residual_ns)
 
     def test_a_start_offset_is_kept(self, plain_server: NullServer, client: str, stream: bool) -> None:
         plan = plan_of(session(0), session(1, start_offset_ns=20 * NS_PER_MS))

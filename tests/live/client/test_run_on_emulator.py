@@ -9,10 +9,11 @@ import pytest
 
 from harness.clock import NS_PER_S, clock_for
 from harness.live.client.run import ReplayResult, replay
-from harness.live.server.process import ServerProcess
 from harness.plan import Plan, build_plan
 from harness.runner.backends.emulator import EmulatorBackend
 from harness.spec import ClientSpec, ServerSpec, WorkloadSpec
+from tests.support.processes import serving
+from tests.support.replays import assert_branches_overlap, assert_forked_and_joined, fork_and_join, rows_of
 
 pytestmark = pytest.mark.live
 
@@ -23,10 +24,7 @@ def replay_on_emulator(plan: Plan, folder: Path, options: ClientSpec) -> ReplayR
     folder.mkdir()
     clock, server = clock_for(SCALE), ServerSpec()
     launch = EmulatorBackend().launch(server, port=0, run_folder=folder, time_scale=SCALE)
-    with ServerProcess.start(
-        launch.argv, env=launch.env, log_path=folder / "log", stamps_path=folder / "stamps", clock=clock
-    ) as process:
-        process.wait_healthy(launch.host, launch.port, deadline_s=60)
+    with serving(launch, folder, clock):
         return replay(
             plan,
             host=launch.host,
@@ -62,3 +60,15 @@ def test_both_clients_see_the_same_reuse_of_a_sequential_plan(
     rows = seen["epoll-True"]
     assert {row[2] for row in rows} == {"ok"}
     assert rows[-1][5] == cached_tokens
+
+
+@pytest.mark.parametrize("name", ["epoll", "aiohttp"])
+def test_an_agent_with_sub_agents_forks_joins_and_reuses_its_own_context(tmp_path: Path, name: Any) -> None:
+    residual_ns = NS_PER_S
+    plan = fork_and_join(residual_ns, prompt_tokens=300, generate_tokens=40)
+    result = replay_on_emulator(plan, tmp_path / name, ClientSpec(name=name))
+    assert_forked_and_joined(rows_of(result), residual_ns)
+    assert_branches_overlap(rows_of(result))
+    cached = {(row[0], row[1]): row[5] for row in counts(result)}
+    assert cached[2, 0] == cached[4, 0] == 256, "whole blocks of the parent's prompt"
+    assert cached[1, 0] == 0
