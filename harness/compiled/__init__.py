@@ -36,38 +36,23 @@ _settings: Any = numba.core.config
 
 def compiled(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
     """Compile a function that Python calls, on its first call, and keep the machine code for later processes."""
-    return _compile(function, {})
+    folder = cache_folder(function.__code__.co_filename)
+    if folder is None:
+        return cast("Callable[Parameters, Result]", _jit(**OPTIONS)(function))
+    before = _settings.CACHE_DIR
+    _settings.CACHE_DIR = str(folder)
+    try:
+        return cast("Callable[Parameters, Result]", _jit(cache=True, **OPTIONS)(function))
+    except RuntimeError:
+        # The folder vanished or filled up meanwhile: slower start, same results.
+        return cast("Callable[Parameters, Result]", _jit(**OPTIONS)(function))
+    finally:
+        _settings.CACHE_DIR = before
 
 
 def inner(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
     """Compile a function that only compiled functions call; made into machine code only as a part of those."""
     return linked(function, OPTIONS)
-
-
-def compiled_viewing(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """As ``compiled``, for a function that makes arrays of memory whose address it is given."""
-    return _compile(function, {"_nrt": True})
-
-
-def inner_viewing(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """As ``inner``, for a function that makes or returns arrays of memory whose address it is given."""
-    return _compile(function, {"_nrt": True, "no_cpython_wrapper": True, "no_cfunc_wrapper": True})
-
-
-def _compile(function: Callable[Parameters, Result], extra: dict[str, Any]) -> Callable[Parameters, Result]:
-    options: dict[str, Any] = {**OPTIONS, **extra}
-    folder = cache_folder(function.__code__.co_filename)
-    if folder is None:
-        return cast("Callable[Parameters, Result]", _jit(**options)(function))
-    before = _settings.CACHE_DIR
-    _settings.CACHE_DIR = str(folder)
-    try:
-        return cast("Callable[Parameters, Result]", _jit(cache=True, **options)(function))
-    except RuntimeError:
-        # The folder vanished or filled up meanwhile: slower start, same results.
-        return cast("Callable[Parameters, Result]", _jit(**options)(function))
-    finally:
-        _settings.CACHE_DIR = before
 
 
 def cache_folder(source: str) -> Path | None:
