@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 MAKEFLAGS += --no-print-directory
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint types imports pytest catalogue calibration twin twin-venv twin-try differential bench setup runtime dev clean
+.PHONY: help demo test check lint types imports pytest compiled catalogue calibration twin twin-venv twin-try differential bench setup runtime dev clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
@@ -24,7 +24,9 @@ TWIN_RUNS ?= runs/twin-$(shell date +%Y%m%d-%H%M%S)
 demo: runtime  ## a real paired experiment on the emulator, and its report
 	@$(BIN)/harness run plans/experiments/demo.toml --runs $(DEMO_RUNS) --report $(DEMO_RUNS)/report.html
 
-test: check pytest  ## lint, types, import contracts, tests
+test: dev  ## lint, types, import contracts, tests
+	@$(MAKE) -j 2 check compiled
+	@$(MAKE) pytest
 
 check: lint types imports  ## lint, types, import contracts
 
@@ -41,11 +43,14 @@ imports: dev
 	@echo "== import contracts"
 	@$(BIN)/lint-imports
 
-pytest: dev
+pytest: compiled
 	@echo "== tests"
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 
-twin-venv: dev  ## install the real vLLM + vllm-rbln for the twin (.venv-twin-0.12.0 and those beside it, 2.5 GB each)
+compiled: dev  ## machine code of engine, simulator and client for this machine and this Python
+	@$(BIN)/python -m tests.support.machine_code
+
+twin-venv: dev  ## install the real vLLM + vllm-rbln for the twin (.venv-twin-0.12.0, 3 GB, and those beside it, 1 GB each)
 	@$(BIN)/harness twin install $(TWIN_ALSO)
 
 # What the tests of the twin skip without it, they skip by name; a machine without room or wheels still passes.

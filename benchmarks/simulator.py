@@ -5,6 +5,7 @@ Counts CPU time of this process, since machines are shared. Judges nothing. Next
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,6 +17,9 @@ from harness.clock import NS_PER_S, process_cpu_ns
 from harness.engine.config import EngineConfig
 from harness.engine.cost import load_cost_model
 from harness.plan import Plan, build_plan
+from harness.plan.traces.form import RecordedRequest, Recording
+from harness.plan.traces.lower import Lowering, sessions_of
+from harness.sim.kernel.arrays import PlanArrays
 from harness.sim.search.evaluate import build_inputs, evaluator_of
 from harness.sim.search.run import search
 from harness.sim.search.space import load_space
@@ -26,6 +30,7 @@ from tests.support.naive_paper import paper_run
 
 MARKS = {"paper": ">= 50,000 /s", "vendor-0.11.1": ">= 30,000 /s"}
 SIZES = (1_000, 10_000, 100_000)
+TRACE_REQUESTS = 12_031
 
 
 class SimulatorFigure(NamedTuple):
@@ -42,6 +47,7 @@ def simulator_figures() -> Iterator[SimulatorFigure]:
     yield from rates()
     yield from whole_search()
     yield from linearity()
+    yield from recorded()
 
 
 def rates() -> Iterator[SimulatorFigure]:
@@ -116,6 +122,41 @@ def linearity() -> Iterator[SimulatorFigure]:
             "exponent <= 1",
             f"plans of {sizes} requests; exponent {growth:.2f}",
         )
+
+
+def recorded() -> Iterator[SimulatorFigure]:
+    """A made-up production trace of as many requests as Mooncake's conversation trace, on 8,192-token slots."""
+    rng = random.Random(20260910)
+    recordings = [_made_up_arrival(rng, place) for place in range(TRACE_REQUESTS)]
+    for divisor in (16, 4):
+        how = Lowering(shrink=divisor, max_context_tokens=8000, arrivals="recorded")
+        sessions, block_tokens, _ = sessions_of(recordings, 512, how, rng)
+        plan = Plan("trace", 1, 0, "as-drawn", 0, (1000, 150_000), sessions, block_tokens=block_tokens)
+        arrays, config = plan_arrays([plan]), EngineConfig(8, (1, 2, 4, 8), 8)
+        spent_ns = min(_spent_ns(arrays, config) for _ in range(3))
+        tokens = plan.decode_tokens + plan.num_requests
+        yield SimulatorFigure(
+            f"a recorded trace at scale 1/{divisor}",
+            f"{plan.num_requests * NS_PER_S / spent_ns:,.0f} requests/s",
+            ">= 500,000 /s",
+            f"{plan.num_requests:,} requests, {spent_ns / plan.num_requests / 1000:.2f} us each, "
+            f"{spent_ns / tokens:.1f} ns per generated token",
+        )
+
+
+def _made_up_arrival(rng: random.Random, place: int) -> Recording:
+    """Lengths of a chat service: long prompts that share their first blocks with others, answers of some hundreds."""
+    prompt = min(int(rng.lognormvariate(9, 1)), 120_000) + 1
+    shared = min(rng.randrange(4), prompt // 512)
+    blocks = (*range(shared), *(1000 + 1000 * place + at for at in range(shared, prompt // 512)))
+    one = RecordedRequest(None, (), 0, "none", prompt, 0, rng.randint(20, 700), blocks)
+    return Recording(str(place), place * NS_PER_S // 3, (one,))
+
+
+def _spent_ns(arrays: PlanArrays, config: EngineConfig) -> int:
+    began_ns = process_cpu_ns()
+    run_totals(arrays, config, load_cost_model("paper"))
+    return process_cpu_ns() - began_ns
 
 
 def _rate(run: Callable[[], int], at_least_ns: int) -> float:

@@ -5,7 +5,7 @@
 >>> outcome = harness.run_experiment(spec, runs_root="runs/notebook")
 >>> store = harness.RunStore("runs/notebook")
 >>> outcome.require_valid()
->>> store.query("select condition, avg(cached_tokens) from requests group by all").to_pylist()
+>>> store.query("select condition, avg(cached_tokens) from valid_requests group by all").to_pylist()
 >>> harness.write_report(outcome.runs, "report.html")
 
 Names load on first use, so ``import harness`` is instant. Nothing is defined here.

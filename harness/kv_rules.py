@@ -133,6 +133,11 @@ def rules_for_version(version: str) -> RuleSet | None:
     return next((rules for rules in _TABLE if release[0] in rules.releases), None)
 
 
+def rules_in_force(name: str, version: str = "") -> RuleSet:
+    """What a server that is asked for ``name`` really follows: the rules of its release, where somebody has read it."""
+    return rules_for_version(version) or rule_set(name)
+
+
 def rules_in_words() -> str:
     """One Markdown line per rule set, as the README prints them."""
     lines = [f"- `{AUTO}` (default): the rules of the release that serves; without one, `{NEWEST_STABLE}`."]

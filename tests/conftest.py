@@ -19,15 +19,19 @@ def twin(request: pytest.FixtureRequest) -> TwinEnvironment:
         pytest.skip(str(error))
 
 
-SAME_EVERYWHERE = {"benchmarks", "docker", "sim", "study"}
-"""Folders about compiled integer arithmetic and pages made of it, C programs, container files: a second interpreter
-runs the same machine code, and ``test_house`` imports every module on each."""
+TESTS = Path(__file__).parent
+SAME_EVERYWHERE = (
+    *("benchmarks", "docker", "engine", "sim", "study", "live/client/wire"),
+    *("advise/test_advise.py", "recipes/test_recipes.py"),
+)
+"""Folders and files about compiled integer arithmetic and pages made of it, C programs, container files, the order of
+this house: a second interpreter runs the same machine code, and ``test_house`` imports every module on each."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks by what a test asks for and where it lies: ``-m twin`` are the tests that need the real stack."""
     for item in items:
-        if item.path.relative_to(Path(__file__).parent).parts[0] in SAME_EVERYWHERE:
+        if any(item.path.is_relative_to(TESTS / place) for place in SAME_EVERYWHERE):
             item.add_marker("same_everywhere")
         if isinstance(item, pytest.Function) and "twin" in item.fixturenames:
             item.add_marker("twin")

@@ -40,6 +40,8 @@ def main():
     options = parser.parse_args()
     use_a_supported_python(options.any_python)
     os.chdir(str(ROOT))
+    if is_ready(options.level, options.venv):
+        return
     # Two makes at once must not both fill the same folder. A lock on this very file needs no file of its own.
     with Path(__file__).open() as myself:
         fcntl.flock(myself, fcntl.LOCK_EX)
@@ -63,14 +65,12 @@ def use_a_supported_python(any_python):
 
 def set_up(level, venv):
     """Make ``venv`` hold what ``level`` needs; nothing is done or said when it already does."""
-    wanted = {name: digest(LOCKS[name]) for name in LOCKS if name in (level, "runtime")}
-    place = {"python": os.path.realpath(sys.executable), "version": list(sys.version_info[:2]), "root": str(ROOT)}
-    held = read_marker(venv / MARKER)
+    if is_ready(level, venv):
+        return
+    held, place = read_marker(venv / MARKER), place_of_this_python()
     if {key: held.get(key) for key in place} != place:
         make_environment(venv)
         held = place
-    elif all(held.get(name) == wanted[name] for name in wanted):
-        return
     say(f"installing the packages of {LOCKS[level].name}; the first time takes up to a minute")
     provide_pip(venv)
     install(
@@ -79,9 +79,25 @@ def set_up(level, venv):
         ["--no-build-isolation", "--no-deps", "--no-index", "--editable", str(ROOT)],
     )
     # Written last: an interrupted set-up is done again.
-    held.update(wanted)
+    held.update(wanted_by(level))
     (venv / MARKER).write_text(json.dumps(held, indent=2))
     say("ready")
+
+
+def is_ready(level, venv):
+    """Whether ``venv`` is of this interpreter and holds what the locks of ``level`` name today."""
+    wanted = {**place_of_this_python(), **wanted_by(level)}
+    held = read_marker(venv / MARKER)
+    return {key: held.get(key) for key in wanted} == wanted
+
+
+def place_of_this_python():
+    return {"python": os.path.realpath(sys.executable), "version": list(sys.version_info[:2]), "root": str(ROOT)}
+
+
+def wanted_by(level):
+    """Digests of the locks that ``level`` is made of."""
+    return {name: digest(LOCKS[name]) for name in LOCKS if name in (level, "runtime")}
 
 
 def make_environment(venv):

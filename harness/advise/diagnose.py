@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from harness.analysis import extra_prefill_ns, run_figures, summarise
+from harness.analysis.method.serving import latencies
 from harness.clock import NS_PER_S
 from harness.errors import SpecError
 from harness.records import SealedRun
@@ -23,7 +24,7 @@ class Diagnosis:
     """Losses of a baseline, summed over its valid runs. Times in ns.
 
     lost_prefill_ns: prefill of tokens that formula C would have let reuse. padding_ns: decode time of empty places, at
-    f(b) - f(n). queue_ns: per session, from sending to the first byte, the longest first. simulated_ns: device time
+    f(b) - f(n). queue_ns: per session, from sending to the first token, the longest first. simulated_ns: device time
     that the simulator gives for the same plans; device_ns: channel A. start_jitter_ms, rearrival_lag_ms: mean lateness
     of the client that measured, model ms, taken as exponential.
     """
@@ -69,8 +70,10 @@ class Diagnosis:
             yield "  evictions: " + ", ".join(f"{count} by {caller}" for caller, count in self.evictions)
         if self.waiting_session_ns is not None:
             yield f"  waiting: {self.waiting_session_ns / NS_PER_S:.2f} session seconds behind other sessions' prefills"
+        if not self.queue_ns:
+            yield "  until the first token: not known, the answers were not streamed"
         longest = ", ".join(f"session {session} {spent / NS_PER_S:.2f} s" for session, spent in self.queue_ns[:3])
-        yield f"  longest until the first byte, all runs together: {longest}"
+        yield f"  longest until the first token, all runs together: {longest}"
         if self.device_ns:
             yield f"  the simulator gives {self.simulated_ns / self.device_ns:.3f} of the measured device time"
 
@@ -98,12 +101,11 @@ def diagnose(runs: Sequence[SealedRun], condition: str = "") -> Diagnosis:
             lost = again.reusable_tokens - again.cached_tokens
             lost_tokens += lost
             lost_ns += extra_prefill_ns(model, again.prompt_tokens - again.cached_tokens, lost)
-        for session, sent_ns, first_ns in zip(
-            *(run.table("requests")[column].to_pylist() for column in ("session", "sent_ns", "first_byte_ns")),
-            strict=True,
+        for session, ttft_ns in zip(
+            *(getattr(latencies(run), name).tolist() for name in ("session", "ttft_ns")), strict=True
         ):
-            if sent_ns is not None and first_ns is not None:
-                queues[session] = queues.get(session, 0) + first_ns - sent_ns
+            if not math.isnan(ttft_ns):
+                queues[session] = queues.get(session, 0) + round(ttft_ns)
     padding_ns = sum(
         count * (model.decode_step_ns(b, n) - model.decode_step_ns(n, n))
         for (n, b), count in figures.steps_by_n_b.items()

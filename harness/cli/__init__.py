@@ -16,6 +16,7 @@ from harness.cli import (
     bench,
     calibrate,
     data,
+    explain,
     inputs,
     machine,
     method,
@@ -40,6 +41,7 @@ app = typer.Typer(
 )
 run.register(app)
 inputs.register(app)
+explain.register(app)
 trace.register(app)
 data.register(app)
 method.register(app)

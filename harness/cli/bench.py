@@ -34,7 +34,7 @@ def bench(
 
     Example: `harness bench parser simulator`
     """
-    from rich.console import Console
+    from harness.cli.words import terminal
 
     try:
         from benchmarks.figures import SECTIONS
@@ -48,7 +48,7 @@ def bench(
         raise SpecError(f"unknown section {unknown[0]!r}", where="bench", hint=f"Use one of {[*SECTIONS, 'client']}")
     if peers and "client" not in wanted:
         raise SpecError("peers stand beside the client only", where="--peer", hint="harness bench client --peer ...")
-    console = Console()
+    console = terminal()
     for name in wanted:
         if name == "client":
             from benchmarks import client as client_bench

@@ -78,12 +78,11 @@ def calibrate(
 
     Example: `harness calibrate my-npu --backend rbln --set artifact=/models/qwen3-4b-8 --runs runs/calibration`
     """
-    from rich.console import Console
-
+    from harness.cli.words import terminal
     from harness.runner.calibrate import check_folder, fit_runs
     from harness.runner.cost_file import write_cost_file
 
-    console = Console()
+    console = terminal()
     check_folder(output)
     spec = _spec(f"calibrate-{name}", backend, experiment, changes or [], time_scale, seed, replicates)
     spec = replace(spec, **(QUICK if quick else {"layout": "joined"} if joined else {}))

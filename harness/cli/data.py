@@ -5,14 +5,23 @@ Reads sealed runs only; never changes what was measured. Next: ``harness.records
 
 from __future__ import annotations
 
+import contextlib
+import io
 import sys
 from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from harness.cli.run import RunsOption, sealed_runs
+from harness.errors import SpecError
+from harness.outputs import check_output
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from harness.records import RunStore
 
 
 class OutputFormat(str, Enum):
@@ -20,7 +29,9 @@ class OutputFormat(str, Enum):
 
     table = "table"
     csv = "csv"
+    json = "json"
     jsonl = "jsonl"
+    parquet = "parquet"
 
 
 def register(app: typer.Typer) -> None:
@@ -33,34 +44,77 @@ def register(app: typer.Typer) -> None:
 def query(
     sql: Annotated[str, typer.Argument(help="One SQL statement (DuckDB).")],
     runs: RunsOption = Path("runs"),
-    output: Annotated[OutputFormat, typer.Option("--format", help="How rows are printed.")] = OutputFormat.table,
+    form: Annotated[OutputFormat, typer.Option("--format", help="How rows are printed.")] = OutputFormat.table,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="A file for the rows. Default: print.")] = None,
 ) -> None:
-    """SQL over all sealed runs: tables runs, requests, chunks, steps, kv_events, metrics, scrapes.
+    """SQL over all sealed runs: tables runs, requests, chunks, steps, kv_events, metrics, scrapes, latencies.
 
-    Example: `harness query "select condition, sum(cached_tokens) from requests group by all" --runs runs/today`
+    `valid_runs`, `valid_requests`, ... leave invalid runs out. `harness explain tables` has every column and unit.
+
+    Example: `harness query "select condition, sum(cached_tokens) from valid_requests group by all" --runs runs/today`
     """
-    import pyarrow.csv as pa_csv
-
-    from harness.records import RunStore
-
-    rows = RunStore(runs).query(sql)
-    if output is OutputFormat.csv:
-        pa_csv.write_csv(rows, sys.stdout.buffer)
-    elif output is OutputFormat.jsonl:
-        import json
-
-        for row in rows.to_pylist():
-            print(json.dumps(row, default=str))
+    rows = store_at(runs).query(sql)
+    if form is OutputFormat.table and output is None:
+        print(_drawn(rows))
+        return
+    if output is None and form is OutputFormat.parquet and sys.stdout.isatty():
+        raise SpecError("Parquet is not for a terminal", where="--format", hint="Name a file with -o")
+    data = _encoded(rows, form)
+    if output is None:
+        sys.stdout.buffer.write(data)
     else:
-        from rich.console import Console
-        from rich.table import Table
+        check_output(output).write_bytes(data)
 
-        from harness.cli.words import said
 
-        shown = Table(*map(said, rows.column_names), header_style="bold")
-        for row in rows.to_pylist():
-            shown.add_row(*("" if value is None else said(value) for value in row.values()))
-        Console().print(shown)
+def _encoded(rows: pa.Table, form: OutputFormat) -> bytes:
+    """The rows as a file of that form holds them."""
+    import json
+
+    import pyarrow.csv as pa_csv
+    import pyarrow.parquet as pq
+
+    buffer = io.BytesIO()
+    if form is OutputFormat.csv:
+        pa_csv.write_csv(rows, buffer)
+    elif form is OutputFormat.parquet:
+        pq.write_table(rows, buffer)
+    elif form is OutputFormat.jsonl:
+        buffer.write("".join(json.dumps(row, default=str) + "\n" for row in rows.to_pylist()).encode())
+    elif form is OutputFormat.json:
+        buffer.write(json.dumps(rows.to_pylist(), default=str, indent=1).encode() + b"\n")
+    else:
+        buffer.write(_drawn(rows).encode() + b"\n")
+    return buffer.getvalue()
+
+
+def _drawn(rows: pa.Table) -> str:
+    """The rows as DuckDB draws them: types under names, the middle of many rows left out."""
+    import duckdb
+
+    from harness.cli.words import said_in_lines, terminal
+
+    if not rows.num_columns:
+        return ""
+    drawn = io.StringIO()
+    with contextlib.redirect_stdout(drawn):
+        duckdb.from_arrow(rows).show(max_width=terminal().width)
+    return said_in_lines(drawn.getvalue().rstrip("\n"))
+
+
+def store_at(runs: Path) -> RunStore:
+    """The sealed runs of a folder; a SpecError that says where others lie when it holds none."""
+    from harness.records import RunStore, layout
+
+    store = RunStore(runs)
+    if next(runs.glob(f"*/*/*/{layout.MANIFEST}"), None) is None:
+        below = sorted({str(path.parents[3]) for path in runs.glob(f"*/*/*/*/{layout.MANIFEST}")})
+        more = f" and {len(below) - 3} more" if len(below) > 3 else ""
+        hint = (
+            f"They lie in {', '.join(below[-3:])}{more}: say --runs {below[-1]}" if below else "Name a folder: --runs"
+        )
+        looked = "no sealed runs in it (looked for EXPERIMENT/CONDITION/REPLICATE)"
+        raise SpecError(looked if runs.is_dir() else "there is no such folder", where=str(runs), hint=hint)
+    return store
 
 
 def list_runs(runs: RunsOption = Path("runs")) -> None:
@@ -68,16 +122,19 @@ def list_runs(runs: RunsOption = Path("runs")) -> None:
 
     Example: `harness runs --runs runs/today`
     """
-    from rich.console import Console
+    from harness.cli.words import said, terminal
 
-    from harness.cli.words import said
-    from harness.records import RunStore
-
-    console = Console()
-    store = RunStore(runs)
+    console = terminal()
+    store = store_at(runs)
     for run in store.sealed():
         verdict = "valid" if run.is_valid else f"INVALID: {said('; '.join(run.invalid_reasons))}"
-        console.print(f"{run.experiment}/{run.condition}/{run.replicate}  {verdict}", highlight=False, soft_wrap=True)
+        tries = "".join(f"; repeats {one.folder}, INVALID" for one in run.manifest.earlier_tries)
+        console.print(
+            f"{run.experiment}/{run.condition}/{run.replicate}  {verdict}{tries}", highlight=False, soft_wrap=True
+        )
+    for folder in store.foreign():
+        name = said(str(folder.relative_to(runs)))
+        console.print(f"{name}  foreign: the name of no run, not counted", style="dim", highlight=False)
     for folder in store.unsealed():
         console.print(f"{folder.relative_to(runs)}  never sealed, not counted", style="dim", highlight=False)
 
@@ -87,16 +144,14 @@ def verify(runs: RunsOption = Path("runs")) -> None:
 
     Example: `harness verify --runs runs/today`
     """
-    from harness.records import RunStore
-
-    print(f"{RunStore(runs).verify()} sealed runs are as they were sealed")
+    print(f"{store_at(runs).verify()} sealed runs are as they were sealed")
 
 
 def derive(
     experiment: Annotated[str, typer.Argument(help="Name of an experiment with sealed runs.")],
     runs: RunsOption = Path("runs"),
 ) -> None:
-    """Delete and rebuild every derived table from the raw logs and scrapes.
+    """Rebuild every derived table from the raw logs and scrapes.
 
     Example: `harness derive demo --runs runs/today`
     """

@@ -1,16 +1,16 @@
-"""``harness plan``, ``waits``, ``simulate``, ``explain``: make and look at inputs, before any server is started.
+"""``harness plan``, ``waits``, ``simulate``: make and look at inputs, before any server is started.
 
 Writes only the file it is told to. Next: ``harness.plan`` and ``harness.sim``.
 """
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
+from harness.cli.trace import check_trace_format
 from harness.errors import SpecError
 
 plan_app = typer.Typer(no_args_is_help=True, help="Build, show and check session plans.")
@@ -21,7 +21,6 @@ def register(app: typer.Typer) -> None:
     app.add_typer(plan_app, name="plan")
     app.add_typer(waits_app, name="waits")
     app.command(name="simulate")(simulate)
-    app.command(name="explain")(explain)
 
 
 @plan_app.command(name="build")
@@ -81,17 +80,28 @@ def waits_show(
 
 @waits_app.command(name="import")
 def waits_import(
-    source: Annotated[Path, typer.Argument(help="TraceLab release: .duckdb, .jsonl or .jsonl.gz")],
+    source: Annotated[Path, typer.Argument(help="TraceLab release (.duckdb, .jsonl, .jsonl.gz), or recorded agents.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The wait file to write (TOML).")],
+    kind: Annotated[
+        str, typer.Option("--format", help="tracelab: tool by tool; else as `harness trace import`, tools as one.")
+    ] = "tracelab",
     name: Annotated[str, typer.Option(help="Name of the distribution; default: the file's stem.")] = "",
     tables: Annotated[
         list[str] | None, typer.Option("--table", help="Which table of a DuckDB file holds the tools. Repeatable.")
     ] = None,
 ) -> None:
-    """Make a tool-wait distribution from a TraceLab release; streams through files larger than memory.
+    """Make a tool-wait distribution from a TraceLab release, or from any recording that `harness trace import` reads.
 
-    Example: `harness waits import round_trace.jsonl.gz -o plans/waits/mine.toml`
+    Example: `harness waits import ~/.claude/projects --format claude -o plans/waits/mine.toml`
     """
+    if kind != "tracelab":
+        from harness.plan.traces.waits import import_recorded_waits
+
+        check_trace_format(kind)
+        counted = import_recorded_waits([source], output, name=name or output.stem, kind=kind)
+        print(f"{counted.source_format}: {counted.num_waits} waits for tools; {counted.num_zero} of nothing left out")
+        print(f"wrote {output}")
+        return
     from harness.plan.tracelab import import_tracelab
 
     summary = import_tracelab(source, output, name=name or output.stem, tables=tuple(tables or ()))
@@ -129,9 +139,9 @@ def simulate(
 
 
 def _simulate_experiment(path: Path) -> None:
-    from rich.console import Console
     from rich.table import Table
 
+    from harness.cli.words import terminal
     from harness.clock import NS_PER_S
     from harness.experiment import resolve
     from harness.runner.experiment import checked
@@ -149,40 +159,7 @@ def _simulate_experiment(path: Path) -> None:
         seconds = (result.device_ns, result.decode_ns, result.prefill_ns, result.wait_session_ns, result.end_ns)
         counts = (str(result.cached_tokens), str(result.num_evictions))
         table.add_row(run.label, *(f"{ns / NS_PER_S:.3f}" for ns in seconds), *counts)
-    console = Console()
+    console = terminal()
     console.print(f"{spec.name}: predicted, in model seconds; W: session seconds others waited for prefills")
     console.print(f"rules: {', '.join(rules)}")
     console.print(table)
-
-
-def explain(topic: Annotated[str, typer.Argument(help="`experiment`, or one of its tables.")] = "experiment") -> None:
-    """Every key of an experiment file, with its meaning and default.
-
-    Example: `harness explain workload`
-    """
-    from harness import spec
-    from harness.kv_rules import rules_in_words
-
-    models: dict[str, Any] = {
-        "experiment": spec.ExperimentSpec,
-        "workload": spec.WorkloadSpec,
-        "server": spec.ServerSpec,
-        "condition": spec.ConditionSpec,
-        "client": spec.ClientSpec,
-        "limits": spec.LimitsSpec,
-    }
-    if topic not in models:
-        raise SpecError(f"nothing is known of {topic!r}", where="explain", hint=f"Topics: {', '.join(models)}")
-    model = models[topic]
-    print(f"[{topic}]  {(model.__doc__ or '').strip()}\n")
-    for name, field in model.model_fields.items():
-        default = "required" if field.is_required() else json.dumps(field.default, default=_jsonable)
-        print(f"{name} = {default}" + (f"    # {field.description}" if field.description else ""))
-    if topic == "server":
-        print(f"\nRules:\n{rules_in_words()}")
-    if topic == "experiment":
-        print("\nTables: harness explain " + " | ".join(name for name in models if name != "experiment"))
-
-
-def _jsonable(value: Any) -> Any:
-    return value.model_dump() if hasattr(value, "model_dump") else str(value)

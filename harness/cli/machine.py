@@ -28,13 +28,12 @@ def doctor(runs: RunsOption = Path("runs")) -> None:
 
     Example: `harness doctor`
     """
-    from rich.console import Console
-
+    from harness.cli.words import terminal
     from harness.errors import ExitCode
     from harness.live.doctor import run_checks
     from harness.runner.backends import readiness
 
-    console = Console()
+    console = terminal()
     checks = [*run_checks(runs), *readiness()]
     marks = {True: "[green]ok[/]      ", False: "[red]missing[/] ", None: "[yellow]optional[/]"}
     width = max(len(check.name) for check in checks)

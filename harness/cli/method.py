@@ -1,4 +1,4 @@
-"""``harness freeze``, ``decide``, ``analyse``, ``catalogue``: fix criteria beforehand, and apply them to sealed runs.
+"""``harness freeze``, ``decide``, ``publish``, ``analyse``, ``catalogue``: criteria fixed beforehand, then applied.
 
 Thin commands; nothing is computed here. A rule that says FAIL ends the process with its own exit code.
 Next: ``harness.prereg`` and ``harness.analysis``.
@@ -36,12 +36,16 @@ class ResultFormat(str, Enum):
     json = "json"
 
 
+RepositoryOption = Annotated[
+    Path | None, typer.Option("--repository", help="Git repository of the freeze. Default: around the runs, or here.")
+]
 FormatOption = Annotated[ResultFormat, typer.Option("--format", help="How the result is printed.")]
 
 
 def register(app: typer.Typer) -> None:
     app.command(name="freeze")(freeze)
     app.command(name="decide")(decide)
+    app.command(name="publish")(publish)
     app.command(name="analyse")(analyse)
     app.command(name="catalogue")(catalogue)
 
@@ -61,6 +65,9 @@ def freeze(
     commit: Annotated[bool, typer.Option("--commit", help="Commit the frozen files, and nothing else.")] = False,
     tag: Annotated[str, typer.Option(help="Tag that commit.")] = "",
     sign: Annotated[bool, typer.Option("--sign", help="Sign the tag.")] = False,
+    sign_key: Annotated[
+        Path | None, typer.Option("--sign-key", help="SSH key that signs the frozen file (ssh-keygen -Y sign).")
+    ] = None,
 ) -> None:
     """Fix plans, predictions, criteria, code and patches in one file, before measuring.
 
@@ -86,13 +93,13 @@ def freeze(
         "is_committed": commit,
         "tag": tag,
         "is_signed": sign,
+        "signing_key": sign_key,
     }
     frozen = freeze_experiment(spec, experiment, overrides=overrides, options=FreezeOptions(**options))
     content = frozen.preregistration
     print(f"{frozen.path}")
-    print(
-        f"  {len(content.plans)} runs, {len(frozen.paths) - 1} plans, {len(content.rules)} rules, seed {spec.base_seed}"
-    )
+    num_plans = len({plan.hash for plan in content.plans})
+    print(f"  {len(content.plans)} runs, {num_plans} plans, {len(content.rules)} rules, seed {spec.base_seed}")
     print(f"  digest {content.digest}")
     if frozen.commit is None:
         print(f"  commit it before the first run: git add {frozen.path} {frozen.path.with_suffix('')} && git commit")
@@ -108,11 +115,14 @@ def decide(
         list[str] | None, typer.Option("--rule", help="Rule name or file. Default: frozen, else the experiment's own.")
     ] = None,
     output: FormatOption = ResultFormat.text,
+    repository: RepositoryOption = None,
 ) -> None:
     """Apply decision rules to sealed valid runs: PASS, FAIL, WITHHELD or NOT SUBJECT, with every number used.
 
     Confirmatory runs are judged by the rules and predictions they were frozen with. Exploratory ones are NOT SUBJECT.
-    Invalid runs are left out. Exit codes: 0 no decision is FAIL (WITHHELD and NOT SUBJECT fail nothing), 4 at least one
+    Runs whose freeze or ledger does not show what they are decide nothing. Invalid runs are left out.
+
+    Exit codes: 0 no decision is FAIL (WITHHELD and NOT SUBJECT fail nothing), 4 at least one
     is, 2 no such runs or rule, or a rule that was not frozen, 1 records that are damaged or mixed.
 
     Example: `harness decide configuration --runs runs/today`
@@ -121,7 +131,7 @@ def decide(
     from harness.prereg import judge
 
     sealed = sealed_runs(runs, experiment)
-    judgement = judge(sealed, rules or ())
+    judgement = judge(sealed, rules or (), repository=repository)
     if output is ResultFormat.json:
         print(json.dumps([_decision_record(decision) for decision in judgement.decisions], indent=2))
     else:
@@ -130,6 +140,8 @@ def decide(
         if origin := origin_note(sealed[0].manifest.backend):
             print(origin)
         _show(judgement.decisions, standing, num_invalid, is_full=output is ResultFormat.markdown)
+        for abort in judgement.aborts:
+            print(f"started and not sealed: {abort}")
     judgement.require_passed()
 
 
@@ -167,6 +179,43 @@ def _show(decisions: Sequence[Decision], standing: str, num_invalid: int, *, is_
         if is_full:
             for name, number in decision.numbers.items():
                 print(f"    {name}: {cell_text(number)}")
+
+
+def publish(
+    experiment: Annotated[str, typer.Argument(help="Name of a frozen experiment; with --check, an archive.")],
+    runs: RunsOption = Path("runs"),
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Default: <experiment>.zip")] = None,
+    repository: RepositoryOption = None,
+    sign_key: Annotated[Path | None, typer.Option("--sign-key", help="SSH key that signs the checksums.")] = None,
+    check: Annotated[bool, typer.Option("--check", help="Check an archive, by what is in it alone.")] = False,
+    signers: Annotated[
+        Path | None, typer.Option("--signers", help="With --check: ssh's file of allowed signers.")
+    ] = None,
+) -> None:
+    """Pack a decided experiment so that a stranger can check it: runs, freeze, ledger, verdict, checksums, signature.
+
+    With --check, says what an archive proves, by whom and since when, and what it cannot prove.
+
+    Example: `harness publish configuration --runs runs/main -o configuration.zip --sign-key ~/.ssh/id_ed25519`
+    """
+    from harness.prereg import check_published
+    from harness.prereg import publish as publish_runs
+
+    if not check:
+        archive = output or Path(f"{experiment}.zip")
+        judgement = publish_runs(sealed_runs(runs, experiment), archive, repository=repository, signing_key=sign_key)
+        _show(judgement.decisions, "confirmatory", 0, is_full=False)
+        print(f"{archive}\n  a stranger checks it: harness publish --check {archive.name}")
+        return
+    found = check_published(Path(experiment), signers)
+    _show(found.judgement.decisions, "confirmatory", 0, is_full=False)
+    for abort in found.judgement.aborts:
+        print(f"started and not sealed: {abort}")
+    for told in found.proven:
+        print(f"proven: {told}")
+    for told in found.unproven:
+        print(f"not proven: {told}")
+    found.judgement.require_passed()
 
 
 def analyse(

@@ -7,16 +7,11 @@ Next: ``harness.spec.parse_experiment`` checks the result.
 from __future__ import annotations
 
 import copy
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from harness.errors import SpecError
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from harness.spec.recorded import setting_value
 
 
 def override_table(table: Mapping[str, Any], changes: Sequence[str]) -> dict[str, Any]:
@@ -33,12 +28,5 @@ def override_table(table: Mapping[str, Any], changes: Sequence[str]) -> dict[str
             if not isinstance(child, dict):
                 raise SpecError(f"{key!r}: {part!r} is not a table", where="--set", hint="Check the dotted key")
             target = child
-        target[parts[-1]] = _toml_value(text.strip())
+        target[parts[-1]] = setting_value(text.strip())
     return result
-
-
-def _toml_value(text: str) -> Any:
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text

@@ -52,6 +52,9 @@ def run(
         Path | None, typer.Option("--report", help="Where the HTML report goes. Default: <runs>/<experiment>.html")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue: perform only what is not sealed yet.")] = False,
+    retry_invalid: Annotated[
+        bool, typer.Option("--retry-invalid", help="With --resume: repeat INVALID runs too; the old ones are kept.")
+    ] = False,
     backend: Annotated[str | None, typer.Option(help="Use this backend instead of the file's.")] = None,
     replicates: Annotated[int | None, typer.Option(help="Use this number of replicates.")] = None,
     changes: Annotated[
@@ -63,12 +66,15 @@ def run(
 
     Example: `harness run plans/experiments/demo.toml --runs runs/today`
     """
-    from rich.console import Console
-
     from harness.cli.progress import TerminalProgress
+    from harness.cli.words import terminal
     from harness.runner import StopFlag, run_experiment
 
-    console = Console()
+    console = terminal()
+    if retry_invalid and not resume:
+        raise SpecError(
+            "goes with --resume", where="--retry-invalid", hint="Say: harness run ... --resume --retry-invalid"
+        )
     extra = [*real_server_changes(backend), *(changes or [])]
     extra += [f'backend="{backend}"'] if backend is not None else []
     extra += [f"replicates={replicates}"] if replicates is not None else []
@@ -88,6 +94,7 @@ def run(
             stop=stop,
             spec_source=str(source),
             ticket=ticket,
+            retry_invalid=retry_invalid,
         )
     again = str(source) if ticket is None else f"--confirmatory {source}"
     if outcome.runs:
@@ -132,26 +139,31 @@ def report(
 
     Example: `harness report demo --runs runs/today -o demo.html`
     """
-    from rich.console import Console
+    from harness.cli.words import terminal
 
     sealed = sealed_runs(runs, experiment)
-    _conclude(Console(), sealed, output or runs / f"{experiment}.html", None)
+    _conclude(terminal(), sealed, output or runs / f"{experiment}.html", None)
 
 
 def table(
     experiment: Annotated[str, typer.Argument(help="Name of an experiment with sealed runs.")],
     runs: RunsOption = Path("runs"),
+    serving: Annotated[
+        bool, typer.Option("--serving", help="Every latency: by turn and prefix, with intervals and certified bounds.")
+    ] = False,
 ) -> None:
-    """Print the table of conditions of an experiment.
+    """Print the conditions of an experiment: what they cost, and what their users felt.
 
-    Example: `harness table demo --runs runs/today`
+    Example: `harness table demo --runs runs/today --serving`
     """
-    from rich.console import Console
-
     from harness.analysis import summarise
-    from harness.report import conditions_table
+    from harness.cli.words import terminal
+    from harness.report import conditions_table, serving_table, serving_tables
 
-    Console().print(conditions_table(summarise(sealed_runs(runs, experiment))))
+    out, summary = terminal(), summarise(sealed_runs(runs, experiment))
+    for shown in serving_tables(summary) if serving else [conditions_table(summary, out.width), serving_table(summary)]:
+        out.print(shown)
+        out.print()
 
 
 def sealed_runs(runs: Path, experiment: str) -> list[SealedRun]:
@@ -169,10 +181,12 @@ def sealed_runs(runs: Path, experiment: str) -> list[SealedRun]:
 
 def _conclude(console: Console, sealed: Sequence[SealedRun], path: Path, title: str | None) -> None:
     from harness.analysis import summarise
-    from harness.report import conditions_table, write_report
+    from harness.report import conditions_table, serving_table, write_report
 
-    console.print()
-    console.print(conditions_table(summarise(sealed)))
+    summary = summarise(sealed)
+    for shown in (conditions_table(summary, console.width), serving_table(summary)):
+        console.print()
+        console.print(shown)
     written = write_report(sealed, path, title=title)
     console.print(f"report: {written}", highlight=False, soft_wrap=True)
 
@@ -184,6 +198,12 @@ def _exit_code(console: Console, outcome: ExperimentOutcome, experiment: str, ru
         console.print(
             f"[red]INVALID[/] {invalid.condition}/{invalid.replicate}: {said('; '.join(invalid.invalid_reasons))}",
             highlight=False,
+        )
+    if outcome.invalid_runs and outcome.is_complete:
+        console.print(
+            f"repeat them, the old ones kept: harness run {experiment} --runs {runs} --resume --retry-invalid",
+            highlight=False,
+            soft_wrap=True,
         )
     if not outcome.is_complete:
         console.print(
@@ -201,12 +221,11 @@ def load_engine(console: Console, *, with_client: bool = False) -> None:
 
     with_client: the epoll client's loop too, beside it in a process of its own.
     """
-    from harness.compiled import cache_folder
-    from harness.engine import steps
+    from harness.compiled import has_machine_code
+    from harness.engine import doors
     from harness.engine.scheduler import warm_up
 
-    folder = cache_folder(steps.__file__)
-    is_first = folder is None or next(folder.rglob("*.nbc"), None) is None
+    is_first = not has_machine_code(doors.__file__)
     if is_first:
         console.print("compiling the engine for this machine (about 20 s, once)")
     # What two processes compile at once is done in half the time; later runs load it in a fraction of a second.

@@ -56,12 +56,11 @@ def search(
 
     Example: `harness search paper -o runs/search-paper --set rules=paper`
     """
-    from rich.console import Console
-
+    from harness.cli.words import terminal
     from harness.sim.search.chunks import compute_here
     from harness.sim.search.run import search as run_search
 
-    console = Console()
+    console = terminal()
     spec = _space(space, changes)
     folder = output or Path("runs") / f"search-{spec.name}"
     with _runner(cluster, workers, compute_here) as run_chunks, _progress(console, spec) as on_progress:
@@ -87,14 +86,14 @@ def predict(
 
     Example: `harness predict paper --ablation lru-slots --ablation chunked-prefill`
     """
-    from rich.console import Console
     from rich.table import Table
 
+    from harness.cli.words import terminal
     from harness.sim.ablations import LABEL, ablation
     from harness.sim.interval import predict as run_prediction
     from harness.sim.search.space import candidate_of
 
-    console = Console()
+    console = terminal()
     spec = _space(space, changes)
     if not console.is_terminal:
         console.width = 160

@@ -124,18 +124,17 @@ def patch_check(
     Exit code 0 when they are the same, 3 when not. Example:
     `harness patch check plans/experiments/twin-survival.toml --runs runs/check`
     """
-    from rich.console import Console
-
     from harness.cli.overrides import override_table
     from harness.cli.progress import TerminalProgress
     from harness.cli.run import interruptible, load_engine, real_server_changes
+    from harness.cli.words import terminal
     from harness.errors import ExitCode
     from harness.live.patches.check import paired_spec
     from harness.runner import StopFlag
     from harness.runner.paired import run_paired
     from harness.spec import load_toml, parse_experiment
 
-    console = Console()
+    console = terminal()
     table = override_table(load_toml(experiment), [*real_server_changes(backend), *(changes or [])])
     spec = paired_spec(parse_experiment(table, where=str(experiment)), backend)
     load_engine(console)

@@ -52,10 +52,9 @@ def trace_import(
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
 
-    from harness.plan.traces.importing import TRACE_FORMATS, import_trace
+    from harness.plan.traces.importing import import_trace
 
-    if kind != "auto" and kind not in TRACE_FORMATS:
-        raise SpecError(f"unknown format {kind!r}", where="--format", hint=f"Use auto, {', '.join(TRACE_FORMATS)}")
+    check_trace_format(kind)
     total = sum(path.stat().st_size for source in sources for path in _files(source))
     console = Console(stderr=True)
     with Progress(BarColumn(), DownloadColumn(), TimeRemainingColumn(), console=console, transient=True) as bar:
@@ -70,6 +69,14 @@ def trace_import(
     for label in head.labels:
         print(f"  assumed: {label}")
     _show(output)
+
+
+def check_trace_format(kind: str) -> None:
+    """Raises SpecError for a format that no reader knows."""
+    from harness.plan.traces.importing import TRACE_FORMATS
+
+    if kind != "auto" and kind not in TRACE_FORMATS:
+        raise SpecError(f"unknown format {kind!r}", where="--format", hint=f"Use auto, {', '.join(TRACE_FORMATS)}")
 
 
 def _files(source: Path) -> list[Path]:

@@ -6,15 +6,36 @@ Next: the commands print errors, reasons and table cells with it.
 
 from __future__ import annotations
 
-from rich.markup import escape
+import os
+import sys
+from typing import TYPE_CHECKING
 
-from harness.live.client.answer import printable
+from harness.live.client.answer import NOT_PRINTABLE, printable
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 MAX_CHARS = 4_000
+# Where output goes to a file or a pipe, nothing needs to fit a screen.
+PIPE_WIDTH = 200
+
+
+def terminal() -> Console:
+    """Standard output as rich writes on it; lines fold at a terminal's width and nowhere else."""
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPE_WIDTH)
+
+
+def said_in_lines(text: str) -> str:
+    """A drawn table with somebody else's words in it: spaces stay, what a terminal would obey is spelled out."""
+    return "\n".join(NOT_PRINTABLE.sub(lambda found: ascii(found[0])[1:-1], line) for line in text.split("\n"))
 
 
 def said(text: object) -> str:
     """Somebody else's words as part of a rich text, on one line."""
+    from rich.markup import escape
+
     shown = escape(printable(str(text), MAX_CHARS))
     # A backslash at the end would escape the markup that follows.
     return f"{shown} " if shown.endswith("\\") else shown

@@ -1,9 +1,10 @@
-"""How the hot functions of the engine are compiled: numba, cached on disk, integers only.
+"""How the hot functions of the engine are compiled: numba, kept on disk, integers only.
 
 A function marked ``@compiled`` or ``@inner`` never raises or allocates, and touches nothing but the arrays it is
-given. Where no folder can hold the cache it is compiled anew in each process.
-Next: ``pools``, ``vendor``, ``paper``, ``steps`` and ``harness.sim.kernel.events`` are written in it, and so is
-``harness.live.client.wire.core``, whose memory is given by address.
+given. Where no folder can hold the machine code it is compiled anew in each process.
+Next: ``door`` keeps it and calls it without numba. ``pools``, ``vendor``, ``paper``, ``steps`` and
+``harness.sim.kernel.events`` are written in it, and so is ``harness.live.client.wire.core``, whose memory is given by
+address.
 """
 
 from __future__ import annotations
@@ -16,10 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, cast
 
-import numba
-import numba.core.config
-
-from harness.compiled.linked import linked
+from harness.compiled.door import SUFFIX, Door, Inner
 
 _ROOT = Path(__file__).resolve().parents[2]
 _IMPORT = re.compile(r"^ *from (harness[.\w]*) import (\([^)]*\)|[^\n(]*)", re.MULTILINE)
@@ -30,29 +28,24 @@ Result = TypeVar("Result")
 # Arrays are owned by the caller for the whole call: counting references in the inner loops made them 4x slower. Nothing
 # divides by what may be zero, so nothing checks for it.
 OPTIONS: Mapping[str, Any] = {"nogil": True, "_nrt": False, "error_model": "numpy"}
-_jit: Any = numba.njit
-_settings: Any = numba.core.config
+_IS_PLAIN_PYTHON = os.environ.get("NUMBA_DISABLE_JIT", "0") not in ("", "0")
 
 
 def compiled(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
     """Compile a function that Python calls, on its first call, and keep the machine code for later processes."""
-    folder = cache_folder(function.__code__.co_filename)
-    if folder is None:
-        return cast("Callable[Parameters, Result]", _jit(**OPTIONS)(function))
-    before = _settings.CACHE_DIR
-    _settings.CACHE_DIR = str(folder)
-    try:
-        return cast("Callable[Parameters, Result]", _jit(cache=True, **OPTIONS)(function))
-    except RuntimeError:
-        # The folder vanished or filled up meanwhile: slower start, same results.
-        return cast("Callable[Parameters, Result]", _jit(**OPTIONS)(function))
-    finally:
-        _settings.CACHE_DIR = before
+    door = Door(function, OPTIONS, cache_folder(function.__code__.co_filename))
+    return function if _IS_PLAIN_PYTHON else cast("Callable[Parameters, Result]", door)
 
 
 def inner(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
     """Compile a function that only compiled functions call; made into machine code only as a part of those."""
-    return linked(function, OPTIONS)
+    return function if _IS_PLAIN_PYTHON else cast("Callable[Parameters, Result]", Inner(function, OPTIONS))
+
+
+def has_machine_code(source: str) -> bool:
+    """Whether some of the functions that Python calls in ``source`` were compiled before, of these very sources."""
+    folder = cache_folder(source)
+    return folder is not None and any(folder.glob(f"*{SUFFIX}"))
 
 
 def cache_folder(source: str) -> Path | None:
@@ -68,7 +61,7 @@ def cache_folder(source: str) -> Path | None:
 def _folder_named(digest: str) -> Path | None:
     user_cache = os.environ.get("XDG_CACHE_HOME") or str(Path("~").expanduser() / ".cache")
     own = (Path(__file__).parent / "__pycache__", Path(user_cache) / "rbln-harness")
-    given: str = _settings.CACHE_DIR
+    given = os.environ.get("NUMBA_CACHE_DIR", "")
     for parent in (Path(given),) if given else own:
         folder = parent / f"numba-{digest}"
         try:

@@ -2,21 +2,29 @@
 
 By itself numba optimises every function with all that it calls, again at each level of calls, and assembles each one;
 here that is done once, at the door. It overrides four methods of numba's code library; with a numba that has others,
-functions compile as numba does it. Next: ``harness.compiled.inner`` is this.
+functions compile as numba does it. Only this module asks numba for machine code that ``door`` keeps, and only when
+there is none yet. Next: ``door.Door`` and ``door.Inner`` call it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar, cast
 
+import llvmlite.binding
 import numba
+import numpy as np
+import numpy.typing as npt
 from numba.core import codegen, compiler, types
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
 _jit: Any = numba.njit
+_type_of: Any = numba.typeof
+_parse: Any = llvmlite.binding.parse_bitcode
+_assembly: Any = llvmlite.binding.parse_assembly
+_UNWRAPPED: Mapping[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 _library_class: Any = getattr(codegen, "JITCodeLibrary", object)
 _compiler_class: Any = compiler.Compiler
 _OVERRIDDEN = ("_optimize_final_module", "_finalize_final_module", "get_pointer_to_function", "codegen")
@@ -57,13 +65,10 @@ class _LinkedCompiler(_compiler_class):
 
 def linked(function: Callable[Parameters, Result], options: Mapping[str, Any]) -> Callable[Parameters, Result]:
     """Compile ``function`` for compiled callers only, once for all of them: a constant counts as any number."""
-    extra: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+    extra: dict[str, Any] = {**_UNWRAPPED}
     if IS_KNOWN_NUMBA:
         extra["pipeline_class"] = _LinkedCompiler
     dispatcher: Any = _jit(**options, **extra)(function)
-    if dispatcher is function:
-        # NUMBA_DISABLE_JIT: everything runs as plain Python.
-        return function
     template_of = dispatcher.get_call_template
 
     def template_of_any_number(arguments: Any, named: Mapping[str, Any]) -> Any:
@@ -72,3 +77,56 @@ def linked(function: Callable[Parameters, Result], options: Mapping[str, Any]) -
 
     dispatcher.get_call_template = template_of_any_number
     return cast("Callable[Parameters, Result]", dispatcher)
+
+
+def type_of_function(dispatcher: Any) -> Any:
+    """numba's type of a function that compiled functions may call."""
+    return types.Dispatcher(dispatcher)
+
+
+def object_code(
+    function: Callable[..., Any], options: Mapping[str, Any], arguments: Sequence[Any], symbol: str
+) -> bytes:
+    """An object file of ``function`` for arguments like these, as ``symbol``, which reads them as words in memory.
+
+    It needs nothing but the C library: the function takes no Python object and never raises.
+    """
+    dispatcher: Any = _jit(**options, **_UNWRAPPED)(function)
+    signature = tuple(_type_of(argument) for argument in arguments)
+    dispatcher.compile(signature)
+    made = dispatcher.overloads[signature]
+    if made.signature.return_type not in (types.int64, types.none):
+        raise TypeError(f"{function.__qualname__} returns {made.signature.return_type}, not int64 or None")
+    module = _parse(made.library._final_module.as_bitcode())
+    target = module.get_function(made.fndesc.llvm_func_name)
+    target.name = f"{symbol}.target"
+    module.link_in(_assembly(_spread(symbol, target.name, [_word_types(argument) for argument in arguments])))
+    return made.library.codegen._tm.emit_object(module)
+
+
+def _word_types(argument: Any) -> list[str]:
+    """LLVM's types of an argument's words, as numba takes them: see ``door``."""
+    if isinstance(argument, np.ndarray):
+        return ["ptr", "ptr", "i64", "i64", "ptr", *["i64"] * 2 * cast("npt.NDArray[Any]", argument).ndim]
+    if isinstance(argument, tuple):
+        return [word for part in cast("tuple[Any, ...]", argument) for word in _word_types(part)]
+    return ["i64"]
+
+
+def _spread(symbol: str, target: str, types_of: Sequence[Sequence[str]]) -> str:
+    """A function in LLVM's assembly that calls another with the words at an address: faster than hundreds by ctypes."""
+    words = [word for types_of_one in types_of for word in types_of_one]
+    reads = [
+        f"%p{place} = getelementptr i64, ptr %words, i64 {place}\n%w{place} = load {word}, ptr %p{place}"
+        for place, word in enumerate(words)
+    ]
+    passed = ", ".join(["ptr %result", "ptr null", *(f"{word} %w{place}" for place, word in enumerate(words))])
+    return "\n".join(
+        [
+            f'declare i32 @"{target}"({", ".join(["ptr", "ptr", *words])})',
+            f'define i32 @"{symbol}"(ptr %result, ptr %words) {{',
+            *reads,
+            f'%status = call i32 @"{target}"({passed})',
+            "ret i32 %status\n}",
+        ]
+    )

@@ -25,6 +25,7 @@ FAULTS = {
     "never-ready": bool,
     "early-stop": int,
     "http-500-rate": float,
+    "copy-fails-at": int,
 }
 
 
@@ -32,7 +33,8 @@ class Fault(Spec):
     """Wrong behaviour on request, for tests of whoever talks to the server; the default is none.
 
     hang_after_steps, crash_after_steps: engine steps served before the engine stops for ever, or the process dies.
-    early_stop: tokens by which every answer falls short (at least one is given).
+    early_stop: tokens by which every answer falls short (at least one is given). copy_fails_at: KV copies that succeed
+    before one fails: a full prefill from vllm-rbln 0.12 on, the end of the engine before.
     """
 
     hang_after_steps: int | None = Field(default=None, ge=0)
@@ -41,6 +43,7 @@ class Fault(Spec):
     never_ready: bool = False
     early_stop: int = Field(default=0, ge=0)
     http_500_rate: float = Field(default=0.0, ge=0, le=1)
+    copy_fails_at: int | None = Field(default=None, ge=0)
 
     @classmethod
     def parse(cls, texts: Sequence[str]) -> dict[str, Any]:

@@ -113,13 +113,16 @@ class EmulatorCore:
     """The engine core: requests go in with ``submit`` and ``abort``, steps come out of ``start_step`` and ``end_step``.
 
     An arrival joins a step only if its ``arrival_ns`` is not later than the step's start, so the steps are a function
-    of arrival instants alone, not of how late the host was when it looked.
+    of arrival instants alone, not of how late the host was when it looked. failing_copy: which KV copy of the server's
+    life fails, None for none.
     """
 
     scheduler: Scheduler
+    failing_copy: int | None = None
     requests: dict[int, EngineRequest] = field(default_factory=dict)
     running_step: StepStart | None = None
     num_steps: int = 0
+    num_copies: int = 0
     _inbox: deque[EngineRequest] = field(default_factory=deque)
     _aborts: list[int] = field(default_factory=list)
     _unflushed: list[EngineRequest] = field(default_factory=list)
@@ -162,7 +165,7 @@ class EmulatorCore:
             return None
         flushed = tuple(self._unflushed)
         self._unflushed.clear()
-        step = self.scheduler.schedule()
+        step = self._copied(self.scheduler.schedule())
         requests = tuple(self.requests[handle] for handle in step.requests)
         if step.kind == PREFILL:
             request = requests[0]
@@ -213,6 +216,15 @@ class EmulatorCore:
             self.scheduler.num_waiting,
             self.scheduler.num_blocks - self.scheduler.free_blocks,
         )
+
+    def _copied(self, step: Step) -> Step:
+        """The step after its KV copies; those that follow a failed one are not tried."""
+        first = self.num_copies
+        self.num_copies += len(step.cached_slots)
+        if self.failing_copy is None or not first <= self.failing_copy < self.num_copies:
+            return step
+        self.num_copies = self.failing_copy + 1
+        return self.scheduler.recomputed(step, self.failing_copy - first)
 
     def _drain(self, until_ns: int) -> tuple[EngineRequest, ...]:
         arrivals: list[EngineRequest] = []

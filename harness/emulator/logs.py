@@ -7,13 +7,14 @@ happens on another thread. Next: ``harness.analysis.logs`` must not be able to t
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from datetime import datetime
 from typing import NamedTuple
 
 from harness.clock import NS_PER_S, NS_PER_US, ScaledClock, realtime_minus_monotonic_ns
 from harness.emulator.config import LogFormat
 from harness.emulator.output import BackgroundWriter
-from harness.engine import KvEvent
+from harness.engine import KvEvent, Step
 
 API_SERVER, ENGINE_CORE = "APIServer", "EngineCore"
 
@@ -59,6 +60,7 @@ MAPPING_SEARCH = _prefix_cache("optimum_block_mapping_manager", 176)
 SCHEDULED = Site("DEBUG", "vllm_rbln.v1.worker.optimum_model_runner", "optimum_model_runner.py", 638)
 FINISHED = Site("DEBUG", "vllm_rbln.v1.worker.optimum_model_runner", "optimum_model_runner.py", 845)
 PREEMPTED = Site("WARNING", "vllm_rbln.v1.core.optimum_scheduler", "optimum_scheduler.py", 674)
+COPY_FAILED = Site("ERROR", "vllm_rbln.v1.worker.optimum_model_runner", "optimum_model_runner.py", 480)
 KV_COPIED = Site("DEBUG", "vllm_rbln.model_executor.models.optimum.model_base", "model_base.py", 452)
 BUCKET = Site("DEBUG", "vllm_rbln.model_executor.models.optimum.model_base", "model_base.py", 392)
 MAX_NUM_SEQS = Site("INFO", "vllm_rbln.utils.optimum.converter.from_optimum", "from_optimum.py", 85)
@@ -178,3 +180,19 @@ def kv_event_line(event: KvEvent, engine_id: str) -> tuple[Site, str]:
     return FREE_REQUEST, (
         f"[PFX] [FREE-REQUEST] REQUEST={engine_id} | PREEMPTION={event.is_preemption} | OUTER_BLOCKS={slots}"
     )
+
+
+def copy_lines(step: Step, targets: Sequence[int], engine_id: str) -> list[tuple[Site, str]]:
+    """The log lines of a prefill's KV copies into the slots ``targets``, up to the one that fails.
+
+    Formats: vllm-rbln 0.12.0, models/optimum/model_base.py and v1/worker/optimum_model_runner.py.
+    """
+    num_copied = len(step.cached_slots) if step.failed_copy < 0 else step.failed_copy
+    pairs = zip(step.cached_slots[:num_copied], targets, strict=False)
+    lines = [
+        (KV_COPIED, f"Successfully copied KV cache from block {source} to block {target}") for source, target in pairs
+    ]
+    if step.failed_copy >= 0:
+        failed = f"Copying prefix-cached KV failed for request(s) {[engine_id]}. "
+        lines.append((COPY_FAILED, f"{failed}Falling back to a full prefill without prefix-cache reuse."))
+    return lines

@@ -223,7 +223,9 @@ class ServerMetrics:
 
     def _observe_prefill(self, end: StepEnd) -> int:
         step = end.start.step
-        num_tokens = step.cached_tokens + step.computed_tokens
+        # A failed copy changes what is computed and nothing that is counted.
+        num_tokens = step.context_tokens
+        num_counted = num_tokens - step.cached_tokens
         if self._looks_up:
             self.queries.inc(num_tokens)
             self.hits.inc(step.hash_hit_tokens)
@@ -231,10 +233,10 @@ class ServerMetrics:
         if not end.requests:  # aborted while it ran: its look-up happened, its tokens never came out
             return 0
         self.prompt_tokens.inc(num_tokens)
-        self._by_source["local_compute"].inc(step.computed_tokens)
+        self._by_source["local_compute"].inc(num_counted)
         self._by_source["local_cache_hit"].inc(step.cached_tokens)
         self.cached_tokens.inc(step.cached_tokens)
-        self.stats.num_computed += step.computed_tokens
+        self.stats.num_computed += num_counted
         request = end.requests[0]
         self.first_token_s.observe((end.start.end_ns - request.arrival_ns) / NS_PER_S)
         return num_tokens

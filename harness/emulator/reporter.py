@@ -13,7 +13,7 @@ from harness.clock import NS_PER_MS, ScaledClock
 from harness.emulator import logs
 from harness.emulator.config import EmulatorConfig
 from harness.emulator.core import EngineRequest, StepEnd, StepStart
-from harness.emulator.logs import ServerLog, kv_event_line
+from harness.emulator.logs import ServerLog, copy_lines, kv_event_line
 from harness.emulator.metrics import ServerMetrics
 from harness.emulator.streams import ClientStream
 from harness.emulator.trace import TraceFile, step_record
@@ -97,15 +97,16 @@ class StepReporter:
     def _log_prefill(self, start: StepStart) -> None:
         request, step = start.requests[0], start.step
         slots = self._slots.get(request.handle, [])
-        self._log.line(
-            logs.SCHEDULED,
+        scheduled = (
             f"Request {request.engine_id} is now scheduled. Prompt tokens: {len(request.prompt)}, "
-            f"Already generated tokens: {request.num_generated}, Allocated block(s): {list(request.kv_blocks)}",
-            start.start_ns,
+            f"Already generated tokens: {request.num_generated}, Allocated block(s): {list(request.kv_blocks)}"
         )
-        for source, target in zip(step.cached_slots, slots, strict=False):
-            message = f"Successfully copied KV cache from block {source} to block {target}"
-            self._log.line(logs.KV_COPIED, message, start.start_ns)
+        self._log.line(logs.SCHEDULED, scheduled, start.start_ns)
+        for site, message in copy_lines(step, slots, request.engine_id):
+            self._log.line(site, message, start.start_ns)
+        if step.failed_copy >= 0:
+            # The runner prepares the prefill anew, without what it would have reused.
+            self._log.line(logs.SCHEDULED, scheduled, start.start_ns)
 
     def _log_flushed(self, flushed: Iterable[EngineRequest], at_ns: int) -> None:
         for request in flushed:

@@ -63,7 +63,7 @@ class EmulatorServer:
         self._wall = MonotonicClock()
         engine = EngineConfig.from_server(config.server)
         scheduler = Scheduler(engine, load_cost_model(config.server.cost_model), with_events=True)
-        self.core = EmulatorCore(scheduler)
+        self.core = EmulatorCore(scheduler, config.fault.copy_fails_at)
         self.socket = bind(config.host, config.port)
         self.trace = self._open_trace()
         self.log = ServerLog(self.clock, log_format=config.log_format, with_debug=config.log_level == "DEBUG")

@@ -81,6 +81,7 @@ class Step(NamedTuple):
     kind: PREFILL, DECODE or IDLE. requests: handles in batch order. bucket: 0 unless DECODE. hash_hit_tokens: what
     the hash map promised (the vendor's prefix_cache_hits), cached_tokens what is really reused. context_tokens: summed
     sequence lengths. dummy_slot: -1 when none was asked for. cached_slots, cached_lengths: source slots of the reuse.
+    failed_copy: which of these could not be copied, -1 for none; computed_tokens is then the whole prompt.
     """
 
     kind: str
@@ -98,6 +99,11 @@ class Step(NamedTuple):
     cached_slots: tuple[int, ...] = ()
     cached_lengths: tuple[int, ...] = ()
     evicted_slots: tuple[int, ...] = ()
+    failed_copy: int = -1
+
+
+class KvCopyError(RuntimeError):
+    """Reused KV could not be copied, and the server's rules have no way on: its engine ends."""
 
 
 class Scheduler:
@@ -218,6 +224,20 @@ class Scheduler:
             cached_slots=tuple(state.prefix["cached_slot"][:matched].tolist()),
             cached_lengths=tuple(state.prefix["cached_tokens"][:matched].tolist()),
             evicted_slots=evicted,
+        )
+
+    def recomputed(self, step: Step, failed_copy: int) -> Step:
+        """The prefill ``step`` when the copy of reused slot number ``failed_copy`` fails: all of it is computed.
+
+        What is counted as reused stays so, because only the model runner hears of the failure. Raises KvCopyError where
+        the rules end the engine instead. Source: vllm-rbln 0.12.0, optimum_model_runner.py, try_copy_prefix_cached_kv.
+        """
+        if not self.config.rule_set.survives_copy_failure:
+            raise KvCopyError(f"KV of slot {step.cached_slots[failed_copy]} could not be copied")
+        return step._replace(
+            failed_copy=failed_copy,
+            computed_tokens=step.context_tokens,
+            duration_ns=self.cost_model.prefill_ns(step.context_tokens),
         )
 
     def equal_steps(self) -> int:

@@ -4,6 +4,6 @@ Nothing is run or predicted here. Next: ``harness.runner`` performs PlannedRuns;
 them.
 """
 
-from harness.experiment.planned import PlannedRun, PlannedRuns, resolve
+from harness.experiment.planned import PlannedRun, PlannedRuns, changed_inputs, resolve
 
-__all__ = ["PlannedRun", "PlannedRuns", "resolve"]
+__all__ = ["PlannedRun", "PlannedRuns", "changed_inputs", "resolve"]

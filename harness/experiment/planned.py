@@ -12,8 +12,9 @@ from pathlib import Path
 
 from harness.engine import CostModel, load_cost_model
 from harness.engine.cost import find_cost_file
+from harness.kinds import kind_named
 from harness.plan import Plan, build_plan, check_fits
-from harness.records import RunKey
+from harness.records import RunKey, SealedRun
 from harness.spec import ConditionSpec, ExperimentSpec, ServerSpec, Treatment, WorkloadSpec
 
 
@@ -128,3 +129,21 @@ class _Plans:
                 else self.plan(workload, block, "as-drawn").with_treatment(treatment)
             )
         return self._made[key]
+
+
+def changed_inputs(run: SealedRun, spec: ExperimentSpec, condition: ConditionSpec) -> list[str]:
+    """What of server, client, backend and time scale a sealed run was made with otherwise than ``spec`` asks for."""
+    expected: dict[str, object] = {
+        "server": spec.server_of(condition).model_dump(mode="json"),
+        "time_scale": 1.0 if kind_named(spec.backend).is_virtual else spec.time_scale,
+        "backend": spec.backend,
+        "client": spec.client.model_dump(mode="json"),
+    }
+    found: dict[str, object] = {
+        # As it was asked for, rules left open included; keys that came later count with their defaults.
+        "server": ServerSpec.model_validate(run.manifest.requested_server).model_dump(mode="json"),
+        "time_scale": run.manifest.time_scale,
+        "backend": run.manifest.backend,
+        "client": run.client.model_dump(mode="json"),
+    }
+    return sorted(name for name in expected if expected[name] != found[name])

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.clock import realtime_minus_monotonic_ns, utc_now
-from harness.redact import redacted_arguments
+from harness.spec.recorded import recorded_command
 
 SOURCE_ROOT = Path(__file__).resolve().parents[2]
 # What decides a figure: the harness's own libraries, and the serving stack where it is installed.
@@ -51,7 +51,7 @@ def capture(argv: Sequence[str] | None = None) -> dict[str, Any]:
     program, *arguments = sys.argv if argv is None else argv
     return {
         "captured_at_utc": utc_now().isoformat(timespec="seconds"),
-        "argv": [Path(program).name, *redacted_arguments(arguments)],
+        "argv": [Path(program).name, *recorded_command(arguments)],
         "python": {
             "version": platform.python_version(),
             "implementation": platform.python_implementation(),

@@ -87,15 +87,17 @@ def _traced(workload: WorkloadSpec, base_seed: int, replicate: int) -> Plan:
     """A recorded trace as it is, or a sample of its sessions; what is left out is in the provenance."""
     trace = load_trace(workload.trace)
     is_whole = workload.num_sessions >= len(trace.recordings)
+    is_steady = workload.start == "steady"
     how = Lowering(
         shrink=workload.length_divisor,
         max_context_tokens=workload.max_context_tokens,
         num_recordings=0 if is_whole else workload.num_sessions,
         concurrency=workload.concurrency,
-        arrivals=workload.arrivals or trace.head.arrivals,
+        arrivals=workload.arrivals or ("together" if is_steady else trace.head.arrivals),
         human_waits=workload.human_waits,
         wait_cap_ns=round(workload.wait_cap_s * NS_PER_S),
         human_wait_cap_ns=round(workload.human_wait_cap_s * NS_PER_S),
+        is_steady=is_steady,
     )
     rng = random.Random(derive_seed(base_seed, f"trace/r{replicate}/sample"))
     sessions, block_tokens, left = sessions_of(trace.recordings, trace.head.block_tokens, how, rng)
@@ -115,6 +117,8 @@ def _traced(workload: WorkloadSpec, base_seed: int, replicate: int) -> Plan:
         "dropped_at_import": _counted(trace.head.dropped),
         "assumed_at_import": "; ".join(trace.head.labels),
     }
+    if is_steady:
+        provenance["warm_up_requests"] = left.num_warm_ups
     return Plan(
         source="trace",
         seed=base_seed,

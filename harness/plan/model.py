@@ -268,7 +268,7 @@ def _is_finished_before(plan: Plan, session: SessionPlan, ancestor: int) -> bool
         link = open_sessions.pop()
         if link == ancestor:
             return True
-        if link not in seen:
+        if link > ancestor and link not in seen:  # whoever it waited for has a lower index than its own
             seen.add(link)
             open_sessions.extend(plan.sessions[link].predecessors)
     return False

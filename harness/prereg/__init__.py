@@ -10,22 +10,27 @@ from harness.prereg.freeze import FreezeOptions, freeze
 from harness.prereg.frozen import FrozenRule, Preregistration, Ticket, load_preregistration
 from harness.prereg.judge import Judgement, judge
 from harness.prereg.predict import predict_experiment, predict_runs
+from harness.prereg.publish import Checked, publish
+from harness.prereg.publish import check as check_published
 from harness.prereg.seeds import SeedUse, used_seeds
 from harness.prereg.ticket import check_sealed_runs, ticket_for
 
 __all__ = [
+    "Checked",
     "FreezeOptions",
     "FrozenRule",
     "Judgement",
     "Preregistration",
     "SeedUse",
     "Ticket",
+    "check_published",
     "check_sealed_runs",
     "freeze",
     "judge",
     "load_preregistration",
     "predict_experiment",
     "predict_runs",
+    "publish",
     "ticket_for",
     "used_seeds",
 ]

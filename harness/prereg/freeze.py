@@ -24,9 +24,10 @@ from harness.prereg.frozen import FrozenPlan, FrozenRule, NamedFile, Preregistra
 from harness.prereg.predict import predict_experiment
 from harness.prereg.repository import Commit, Repository, file_sha256
 from harness.prereg.seeds import used_seeds
-from harness.redact import redacted_arguments
+from harness.prereg.signatures import sign_file
 from harness.shipped import find_shipped
 from harness.spec import ExperimentSpec, RulesName
+from harness.spec.recorded import recorded_changes
 from harness.spec.rules import find_rule, load_rule
 
 PATCHES = "patches"
@@ -41,7 +42,8 @@ SHIPPED = "shipped:"
 class FreezeOptions:
     """folder: where the file goes; default plans/frozen of the repository. rules: added to those the experiment names.
 
-    tag: a tag on the commit, only with ``is_committed``; is_signed: sign it.
+    tag: a tag on the commit, only with ``is_committed``; is_signed: sign it. signing_key: an SSH key that signs the
+    frozen file itself.
     """
 
     folder: Path | None = None
@@ -51,6 +53,7 @@ class FreezeOptions:
     is_committed: bool = False
     tag: str = ""
     is_signed: bool = False
+    signing_key: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +94,11 @@ def freeze(
         name=spec.name,
         frozen_at_utc=utc_now().isoformat(timespec="seconds"),
         experiment_file=named(repository, experiment_file),
-        overrides=redacted_arguments(overrides),
+        overrides=recorded_changes(overrides),
         experiment=spec,
         plans=tuple(plans),
         prediction_rules=prediction_rules,
+        condition_rules=_condition_rules(planned, prediction_rules),
         predictions=predict_experiment(planned, prediction_rules or None),
         rules=tuple(rules),
         code_sha256=source_sha256(HARNESS_FOLDER),
@@ -106,7 +110,8 @@ def freeze(
         dirty_paths=tuple(dirty[:50]),
     ).sealed()
     write_atomic(path, iter([preregistration.to_json().encode()]), what="the frozen file")
-    paths = (path, *plan_paths)
+    signatures = () if options.signing_key is None else (sign_file(path, options.signing_key),)
+    paths = (path, *plan_paths, *signatures)
     return Frozen(path, paths, preregistration, _commit(repository, paths, spec, options))
 
 
@@ -115,6 +120,12 @@ def _prediction_rules(planned: PlannedRuns, options: FreezeOptions) -> str:
     named = {run.server.rules for runs in planned.by_condition.values() for run in runs}
     left_open = rule_set(AUTO).name if named == {AUTO} else ""
     return rule_set(options.prediction_rules).name if options.prediction_rules else left_open
+
+
+def _condition_rules(planned: PlannedRuns, prediction_rules: str) -> dict[str, str]:
+    """What each condition is predicted with, by name: what "auto" stands for changes with every release."""
+    found = {name: prediction_rules or runs[0].server.rules for name, runs in planned.by_condition.items()}
+    return {name: rule_set(rules).name for name, rules in found.items()}
 
 
 def _refuse(
@@ -143,9 +154,9 @@ def _refuse(
         raise SpecError("a tag needs the commit it is put on", where="--tag", hint="Add --commit")
     if spec != ExperimentSpec.model_validate(spec.model_dump(mode="json")):
         raise SpecError(
-            "server.env or server.extra_args holds a secret, which a frozen file cannot keep",
+            "server.env, extra_args or an address holds what may be a secret, which a frozen file cannot keep",
             where=str(experiment_file),
-            hint="Set it in the environment that harness runs in",
+            hint='Write NAME = "redacted" in server.env and export NAME, or set it only in the environment',
         )
     check_new_seed(repository, spec.base_seed, leave_out=[experiment_file], runs_root=repository.root / RUNS)
 

@@ -18,6 +18,7 @@ from pydantic import Field, ValidationError
 from harness.analysis.method.predictions import Prediction
 from harness.errors import SpecError
 from harness.experiment import PlannedRuns
+from harness.prereg.ledger import Ledger
 from harness.records import PreregistrationRecord
 from harness.spec import ExperimentSpec, Spec, describe_validation_error
 from harness.spec.rules import DecisionRule
@@ -54,9 +55,9 @@ class Preregistration(Spec):
 
     code_sha256: of the harness's own Python files; code_commit: where those were checked out. files: what plans and
     predictions rest on (cost models, wait distributions, patches). artifacts: folder of every compiled artifact that
-    was on this machine -> what identified it. prediction_rules: the KV rules the predictions were made with, "" for
-    each server's own. is_tree_dirty: frozen although other files were uncommitted. digest: SHA-256 of everything else
-    in this file.
+    was on this machine -> what identified it. prediction_rules: the KV rules all predictions were made with, "" for
+    each server's own; condition_rules: these by condition, "auto" resolved. is_tree_dirty: frozen although other files
+    were uncommitted. digest: SHA-256 of everything else in this file.
     """
 
     format: Literal["harness-preregistration/1"] = FORMAT
@@ -67,6 +68,7 @@ class Preregistration(Spec):
     experiment: ExperimentSpec
     plans: tuple[FrozenPlan, ...]
     prediction_rules: str = ""
+    condition_rules: dict[str, str] = Field(default_factory=dict)
     predictions: dict[str, dict[int, Prediction]]
     rules: tuple[FrozenRule, ...]
     code_sha256: str
@@ -97,11 +99,12 @@ class Preregistration(Spec):
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """What a confirmatory run holds: the record for its manifest, the frozen file's bytes, and the runs it is for."""
+    """What a confirmatory run holds: the record for manifests, the frozen file's bytes, its runs, their ledger."""
 
     record: PreregistrationRecord
     content: bytes = field(repr=False)
     planned: PlannedRuns = field(repr=False)
+    ledger: Ledger = field(repr=False)
 
 
 def parse_preregistration(content: bytes, *, where: str) -> Preregistration:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from harness.analysis.method.decide import Decision, Outcome
 from harness.analysis.method.verdicts import Evidence, decide_experiment
-from harness.errors import RuleFailedError, SpecError
+from harness.errors import RecordsError, RuleFailedError, SpecError
 from harness.prereg.frozen import Preregistration
 from harness.prereg.predict import predict_runs
+from harness.prereg.proof import Proof, aborts_of, doubts_of, find_proof
 from harness.prereg.ticket import check_sealed_runs
 from harness.records import SealedRun
 from harness.spec.rules import DecisionRule, load_rule
@@ -21,11 +23,15 @@ from harness.spec.rules import DecisionRule, load_rule
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """Every decision on the runs of one experiment. is_confirmatory: they were made under a preregistration."""
+    """Every decision on the runs of one experiment. is_confirmatory: they were made under a preregistration.
+
+    aborts: starts of frozen runs that came to nothing, as the ledger tells them.
+    """
 
     experiment: str
     decisions: tuple[Decision, ...]
     is_confirmatory: bool
+    aborts: tuple[str, ...] = ()
 
     @property
     def failed(self) -> tuple[Decision, ...]:
@@ -43,12 +49,19 @@ class Judgement:
         return self
 
 
-def judge(runs: Sequence[SealedRun], rules: Sequence[str] = ()) -> Judgement:
+def judge(
+    runs: Sequence[SealedRun],
+    rules: Sequence[str] = (),
+    *,
+    repository: Path | None = None,
+    proof: Proof | None = None,
+) -> Judgement:
     """Apply decision rules to the sealed valid runs of one experiment.
 
     rules: names or files; default the frozen ones, or those that an exploratory experiment names. Raises SpecError
     without runs or rules and for a rule that was not frozen; RecordsError for mixed, changed or damaged runs. Before
-    every frozen run is sealed, all is WITHHELD.
+    every frozen run is sealed, and where freeze and ledger do not show what these runs are, all is WITHHELD.
+    repository: that has both, default the one around the runs; proof: the same, written down.
     """
     if not runs:
         raise SpecError("no sealed runs to judge", where="decide", hint="Run the experiment first")
@@ -56,19 +69,35 @@ def judge(runs: Sequence[SealedRun], rules: Sequence[str] = ()) -> Judgement:
     chosen = _chosen_rules(runs, frozen, rules)
     evidence = Evidence(runs, predict_runs(runs) if frozen is None else frozen.predictions)
     decisions = decide_experiment(chosen, evidence, is_confirmatory=frozen is not None)
+    aborts: list[str] = []
     if frozen is not None:
-        decisions = _until_whole(decisions, len(runs), len(frozen.plans))
-    return Judgement(runs[0].experiment, tuple(decisions), frozen is not None)
+        doubts = _not_whole(len(runs), len(frozen.plans))
+        try:
+            record = runs[0].manifest.preregistration
+            assert record is not None, "what was frozen is recorded"
+            proof = proof or find_proof(runs, record, repository)
+            doubts += doubts_of(proof, frozen, runs)
+            aborts = aborts_of(proof)
+        except (SpecError, RecordsError) as error:
+            if str(error.where).startswith(str(runs[0].path.parents[1])):
+                raise  # a damaged run, not a missing proof
+            doubts.append(f"nothing shows when these runs were frozen: {error.where} {error.what}")
+        decisions = _until_proven(decisions, doubts)
+    return Judgement(runs[0].experiment, tuple(decisions), frozen is not None, tuple(aborts))
 
 
-def _until_whole(decisions: Sequence[Decision], num_sealed: int, num_planned: int) -> list[Decision]:
+def _not_whole(num_sealed: int, num_planned: int) -> list[str]:
     """Nothing passes or fails before every frozen run is sealed: who could stop at will would stop at a good moment."""
-    if num_sealed >= num_planned:
+    return [] if num_sealed >= num_planned else [f"{num_sealed} of {num_planned} frozen runs are sealed"]
+
+
+def _until_proven(decisions: Sequence[Decision], doubts: Sequence[str]) -> list[Decision]:
+    if not doubts:
         return list(decisions)
-    missing = f"{num_sealed} of {num_planned} frozen runs are sealed"
+    told = f"{doubts[0]} (and {len(doubts) - 1} more doubts: {doubts[1]})" if len(doubts) > 1 else doubts[0]
     return [
-        replace(one, outcome=Outcome.WITHHELD, reason=f"{missing}; so far {one.outcome.value}: {one.reason}")
-        if one.outcome in (Outcome.PASS, Outcome.FAIL)
+        replace(one, outcome=Outcome.WITHHELD, reason=f"{told}; so far {one.outcome.value}: {one.reason}")
+        if one.outcome is not Outcome.NOT_SUBJECT
         else one
         for one in decisions
     ]

@@ -1,7 +1,7 @@
 """The git repository that holds experiments and frozen files: what is committed, since when, and what is not.
 
-Only ``commit`` and ``tag`` write, and only what they are given; the index and other people's changes stay as they are.
-Next: ``freeze`` and ``ticket`` ask here.
+Only ``commit``, ``tag`` and ``append`` write, and only what they are given; the index and other people's changes stay.
+Next: ``freeze``, ``ticket``, ``ledger`` and ``proof`` ask here.
 """
 
 from __future__ import annotations
@@ -68,6 +68,71 @@ class Repository:
         text = _git(self.root, "log", "-1", "--format=%H %ct", "--", self.relative(path)).split()
         return Commit(text[0], int(text[1])) if text else None
 
+    def commits_of(self, path: str) -> list[Commit]:
+        """Every commit on any branch that changed ``path`` (from the root), newest first."""
+        lines = _git(self.root, "log", "--all", "--full-history", "--format=%H %ct", "--", path).splitlines()
+        return [Commit(sha, int(at_s)) for sha, at_s in (line.split() for line in lines)]
+
+    def object(self, sha: str) -> bytes:
+        """The content of a git object as it is hashed; SpecError when it is not there."""
+        return self.objects([sha])[0]
+
+    def objects(self, names: Sequence[str]) -> list[bytes]:
+        """The contents of several git objects, in their order."""
+        text = _git_bytes(self.root, "cat-file", "--batch", content="".join(f"{name}\n" for name in names).encode())
+        found: list[bytes] = []
+        for name in names:
+            head, _, text = text.partition(b"\n")
+            if head.endswith(b" missing"):
+                raise SpecError(
+                    f"does not have {name[:12]}", where=str(self.root), hint="Fetch it into this repository"
+                )
+            size = int(head.split()[-1])
+            found.append(text[:size])
+            text = text[size + 1 :]
+        return found
+
+    def resolved(self, name: str) -> str:
+        """The commit that a reference names; "" when there is none."""
+        try:
+            return _git(self.root, "rev-parse", "--verify", "--quiet", f"{name}^{{commit}}").strip()
+        except _GitError:
+            return ""
+
+    def line_of(self, since: str, until: str) -> list[str]:
+        """Commits that ``until`` has and ``since`` has not, oldest first."""
+        return _git(self.root, "rev-list", "--reverse", "--topo-order", f"{since}..{until}").split()
+
+    def past_heads(self, ref: str) -> list[str]:
+        """Every commit that ``ref`` ever named here, as far as this repository noted it."""
+        try:
+            return _git(self.root, "reflog", "show", "--format=%H", ref).split()
+        except _GitError:
+            return []
+
+    def remotes_with(self, sha: str) -> list[str]:
+        """Remote branches, as last fetched or pushed, that contain a commit."""
+        found = _git(self.root, "for-each-ref", "--contains", sha, "--format=%(refname:short)", "refs/remotes")
+        return sorted(set(found.split()))
+
+    def append(self, ref: str, parent: str, message: str) -> str | None:
+        """Put a commit without changes behind ``parent`` and move ``ref`` there; None when somebody else was faster."""
+        held = self.resolved(ref)
+        if (held or parent) != parent:
+            return None
+        try:
+            sha = _git(self.root, "commit-tree", f"{parent}^{{tree}}", "-p", parent, "-m", message, may_write=True)
+        except _GitError as error:
+            raise SpecError(
+                f"git did not write the ledger: {error}", where=str(self.root), hint="Let this user write to .git"
+            ) from error
+        try:
+            old = held or "0" * len(parent)
+            _git(self.root, "update-ref", "--create-reflog", ref, sha.strip(), old, may_write=True)
+        except _GitError:
+            return None
+        return sha.strip()
+
     def history(self, *patterns: str) -> str:
         """Every line ever added to files that match ``patterns``, as a patch without context."""
         if self.head() is None:
@@ -89,14 +154,21 @@ class Repository:
         return found
 
     def tag_at(self, sha: str) -> str:
-        """Annotated or signed tags on a commit, "; signed" behind a signed one; "" without any."""
+        """Annotated or signed tags on a commit, and what git could verify of their signatures; "" without any."""
         names = _git(self.root, "tag", "--points-at", sha, "--format=%(objecttype) %(refname:short)").splitlines()
         annotated = [line.partition(" ")[2] for line in names if line.startswith("tag ")]
-        return ", ".join(name + ("; signed" if self._is_signed(name) else "") for name in annotated)
+        return ", ".join(name + self._signature_of(name) for name in annotated)
 
-    def _is_signed(self, tag: str) -> bool:
+    def _signature_of(self, tag: str) -> str:
         content = _git(self.root, "cat-file", "tag", tag)
-        return any(f"-----BEGIN {kind}-----" in content for kind in ("PGP SIGNATURE", "SSH SIGNATURE"))
+        if not any(f"-----BEGIN {kind}-----" in content for kind in ("PGP SIGNATURE", "SSH SIGNATURE")):
+            return ""
+        try:
+            _git(self.root, "verify-tag", tag)
+        except _GitError:
+            # A message may hold such words; and git must know whose keys to believe.
+            return "; signature not verified"
+        return "; signed"
 
     def tag(self, name: str, message: str, *, is_signed: bool) -> None:
         """Put an annotated (or signed) tag on the checked-out commit."""
@@ -111,13 +183,17 @@ class _GitError(Exception):
 
 
 def _git(folder: Path, *arguments: str, may_write: bool = False) -> str:
+    return _git_bytes(folder, *arguments, may_write=may_write).decode("utf-8", "replace")
+
+
+def _git_bytes(folder: Path, *arguments: str, may_write: bool = False, content: bytes = b"") -> bytes:
     # Looking must not write: without this, status may take the index lock from under somebody's commit.
     locks = {} if may_write else {"GIT_OPTIONAL_LOCKS": "0"}
     try:
         done = subprocess.run(
             ["git", "-C", str(folder), *arguments],
             check=False,
-            stdin=subprocess.DEVNULL,
+            input=content,
             capture_output=True,
             timeout=TIMEOUT_S,
             env={**os.environ, **locks},
@@ -127,7 +203,7 @@ def _git(folder: Path, *arguments: str, may_write: bool = False) -> str:
     if done.returncode:
         lines = done.stderr.decode("utf-8", "replace").strip().splitlines()
         raise _GitError(lines[-1] if lines else f"exit status {done.returncode}")
-    return done.stdout.decode("utf-8", "replace")
+    return done.stdout
 
 
 def file_sha256(path: Path) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from harness.clock import NS_PER_S, ScaledClock, utc_now
 from harness.errors import PlanError, RecordsError, SpecError
-from harness.experiment import PlannedRuns, resolve
+from harness.experiment import PlannedRuns, changed_inputs, resolve
 from harness.kv_rules import AUTO, rule_set, rules_for_version
 from harness.live.provenance import source_sha256
 from harness.plan import read_plan
@@ -24,7 +24,9 @@ from harness.prereg.frozen import (
     parse_preregistration,
     read_frozen,
 )
+from harness.prereg.ledger import Ledger
 from harness.prereg.repository import Commit, Repository, file_sha256
+from harness.prereg.signatures import check_signature, signature_of
 from harness.records import PreregistrationRecord, SealedRun, layout
 
 AGAIN = "Restore it, or freeze the changed experiment under a new name"
@@ -48,14 +50,23 @@ def ticket_for(path: Path, *, runs_root: Path | None = None) -> tuple[Preregistr
     own = [path, located(repository, frozen.experiment_file)]
     own += sorted({repository.root / plan.path for plan in frozen.plans})
     check_new_seed(repository, frozen.experiment.base_seed, leave_out=own, runs_root=runs_root)
+    _check_signature(path)
+    sha256 = hashlib.sha256(content).hexdigest()
     record = PreregistrationRecord(
         path=repository.relative(path),
-        sha256=hashlib.sha256(content).hexdigest(),
+        sha256=sha256,
         commit=commit.sha,
         committed_at_s=commit.at_s,
         tag=repository.tag_at(commit.sha),
     )
-    return frozen, Ticket(record, content, planned)
+    return frozen, Ticket(record, content, planned, Ledger(repository, sha256, commit.sha))
+
+
+def _check_signature(path: Path) -> None:
+    """A signature beside the frozen file is not needed, but one that does not fit is refused."""
+    signature = signature_of(path)
+    if signature.exists():
+        check_signature(path, signature)
 
 
 def _check_committed(repository: Repository, path: Path) -> Commit:
@@ -65,6 +76,12 @@ def _check_committed(repository: Repository, path: Path) -> Commit:
             "is not committed, so nobody can tell that it is older than the measurement",
             where=str(path),
             hint=f"Commit it first: git add {repository.relative(path)} && git commit",
+        )
+    if len(repository.commits_of(repository.relative(path))) > 1:
+        raise SpecError(
+            "was committed more than once, and a frozen file never changes",
+            where=str(path),
+            hint="Freeze the changed experiment under a new name",
         )
     now_s = utc_now().timestamp()
     if commit.at_s > now_s:
@@ -179,6 +196,7 @@ def _check_run(run: SealedRun) -> Preregistration:
             where=str(run.path),
             hint="Perform the run again from the frozen file",
         )
+    _check_configuration(run, frozen)
     _check_cost_model(run, frozen)
     _check_served_rules(run, frozen)
     first_s = first_request_s(run)
@@ -191,10 +209,28 @@ def _check_run(run: SealedRun) -> Preregistration:
     return frozen
 
 
+def _check_configuration(run: SealedRun, frozen: Preregistration) -> None:
+    """Server, client and limits of a run are those that were frozen for its condition."""
+    spec = frozen.experiment
+    condition = next((one for one in spec.condition if one.name == run.condition), None)
+    changed = ["condition"] if condition is None else changed_inputs(run, spec, condition)
+    if run.limits != spec.limits:
+        changed.append("limits")
+    if condition is not None and run.manifest.treatment != condition.treatment:
+        changed.append("treatment")
+    if changed:
+        raise RecordsError(
+            f"was made with another {' and '.join(changed)} than was frozen",
+            where=str(run.path),
+            hint="Perform the run again from the frozen file",
+        )
+
+
 def _check_served_rules(run: SealedRun, frozen: Preregistration) -> None:
     """RecordsError when another release served than the one whose rules its predictions follow; computed rules may."""
     served = rules_for_version(run.manifest.serving_version)
-    predicted = rule_set(frozen.prediction_rules or str(run.manifest.requested_server.get("rules", AUTO)))
+    asked = frozen.condition_rules.get(run.condition) or str(run.manifest.requested_server.get("rules", AUTO))
+    predicted = rule_set(frozen.prediction_rules or asked)
     if served is not None and predicted.releases and predicted != served:
         raise RecordsError(
             f"was served by vllm-rbln {run.manifest.serving_version}, which follows {served.name}, and its prediction "

@@ -7,6 +7,7 @@ Next: ``harness.analysis`` computes figures from sealed runs.
 from harness.records.manifest import (
     ClockRecord,
     DerivedEntry,
+    EarlierTry,
     FileEntry,
     Finding,
     Manifest,
@@ -16,11 +17,12 @@ from harness.records.manifest import (
 )
 from harness.records.run import RunKey, SealedRun, by_condition, once_per_run, paired
 from harness.records.store import RunStore
-from harness.records.writer import RawFile, RunWriter
+from harness.records.writer import RawFile, RunWriter, earlier_tries, keep_for_retry
 
 __all__ = [
     "ClockRecord",
     "DerivedEntry",
+    "EarlierTry",
     "FileEntry",
     "Finding",
     "Manifest",
@@ -33,6 +35,8 @@ __all__ = [
     "SealedRun",
     "ServerRecord",
     "by_condition",
+    "earlier_tries",
+    "keep_for_retry",
     "once_per_run",
     "paired",
 ]

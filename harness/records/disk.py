@@ -5,8 +5,10 @@ Nothing here knows what a run is. Next: ``writer`` builds runs with these, ``sto
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
+import stat
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +20,7 @@ from harness.errors import RecordsError
 from harness.records.manifest import FileEntry
 
 COPY_BYTES = 1 << 20
+UNFINISHED = ".tmp"
 
 
 @contextmanager
@@ -37,7 +40,7 @@ def disk_errors(path: Path) -> Generator[None]:
 
 def write_parquet(table: pa.Table, path: Path) -> Path:
     """Write a table so that ``path`` either holds all of it or does not exist."""
-    temporary = path.with_name(f".{path.name}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}{UNFINISHED}")
     with disk_errors(path):
         path.parent.mkdir(exist_ok=True)
         try:
@@ -51,6 +54,11 @@ def write_parquet(table: pa.Table, path: Path) -> Path:
     return path
 
 
+def is_unfinished(path: Path) -> bool:
+    """Whether a table is being written there, or was when its writer was killed."""
+    return path.name.startswith(".") and path.name.endswith(UNFINISHED) and not path.is_symlink()
+
+
 def file_entry(path: Path) -> FileEntry:
     """Size and SHA-256 of a file, read in constant memory."""
     digest = hashlib.sha256()
@@ -60,6 +68,24 @@ def file_entry(path: Path) -> FileEntry:
             digest.update(block)
             size_bytes += len(block)
     return FileEntry(sha256=digest.hexdigest(), size_bytes=size_bytes)
+
+
+_ENTRIES: dict[tuple[str, int, int, int, int], FileEntry] = {}
+
+
+def known_entry(path: Path) -> FileEntry:
+    """``file_entry`` of a regular file, read once in this process as long as the file is not touched.
+
+    Raises OSError, also for what is no regular file: a link, a pipe and a device are never opened.
+    """
+    facts = path.lstat()
+    if not stat.S_ISREG(facts.st_mode):
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    # The change time too: it moves when somebody sets the modification time back.
+    key = (str(path), facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns)
+    if key not in _ENTRIES:
+        _ENTRIES[key] = file_entry(path)
+    return _ENTRIES[key]
 
 
 def sync_file(path: Path) -> None:

@@ -41,7 +41,12 @@ DERIVED = "derived"
 
 PARTIAL = ".partial"
 ABORTED = ".aborted-"
-_RAW_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+# An INVALID run that was repeated: sealed as it was, beside the run that took its name.
+RETRIED = ".retried-"
+_RAW_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+# Plain ASCII, no leading zero: 0 and 00, or digits of another script, never name the same replicate.
+_REPLICATE = re.compile(r"0|[1-9][0-9]{0,8}")
+_UNPRINTABLE = re.compile("[\\x00-\\x1f\\x7f\\\\\\ud800-\\udfff]")
 
 
 def run_folder(root: Path, experiment: str, condition: str, replicate: int) -> Path:
@@ -61,4 +66,17 @@ def step_reports(folder: Path) -> list[Path]:
 
 def is_raw_name(name: str) -> bool:
     """Whether ``name`` may name a raw file of a run."""
-    return bool(_RAW_NAME.match(name)) and name not in (LOCK, MANIFEST) and not name.endswith(".parquet")
+    return bool(_RAW_NAME.fullmatch(name)) and name not in (LOCK, MANIFEST) and not name.endswith(".parquet")
+
+
+def is_replicate_name(name: str) -> bool:
+    """Whether a folder of this name may hold a run: a replicate has one spelling."""
+    return bool(_REPLICATE.fullmatch(name))
+
+
+def is_listed_name(name: str) -> bool:
+    """Whether a manifest may name a file so: below the run's folder, in one spelling, neither derived nor its own."""
+    parts = name.split("/")
+    if _UNPRINTABLE.search(name) or any(part in ("", ".", "..") for part in parts):
+        return False
+    return parts[0] != DERIVED and name not in (MANIFEST, LOCK)

@@ -6,13 +6,16 @@ makes it, ``store`` trusts nothing without it, ``harness.analysis`` reads the cl
 
 from __future__ import annotations
 
+import errno
+import hashlib
+import stat
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from harness.errors import RecordsError
-from harness.records.schema import SCHEMA_VERSION
+from harness.records.schema import SCHEMA_VERSION, SEALED_SINCE
 
 Severity = Literal["invalid", "warning", "info"]
 StepSource = Literal["bucket-log", "iteration-log", "none"]
@@ -52,6 +55,7 @@ class DerivedEntry(_Record):
 
     rows: int = Field(ge=0)
     content_sha256: str
+    file_sha256: str = Field(default="", description="of the file as it was sealed: most readers need no more")
 
 
 class ClockRecord(_Record):
@@ -90,6 +94,7 @@ class PreregistrationRecord(_Record):
     """The frozen file that a confirmatory run was made under; the run keeps a copy of it.
 
     sha256: of the file's bytes. committed_at_s: committer time of ``commit``, seconds since the epoch (UTC).
+    start: the ledger's entry of this run's start; "" in runs older than ledgers.
     """
 
     path: str
@@ -97,6 +102,15 @@ class PreregistrationRecord(_Record):
     commit: str
     committed_at_s: int
     tag: str = ""
+    start: str = ""
+
+
+class EarlierTry(_Record):
+    """An INVALID run that was repeated: it lies beside the one that took its name. seal: of its manifest."""
+
+    folder: str
+    seal: str
+    invalid_reasons: tuple[str, ...]
 
 
 class Manifest(_Record):
@@ -112,6 +126,7 @@ class Manifest(_Record):
     status: Literal["valid", "invalid"] = "valid"
     invalid_reasons: tuple[str, ...] = ()
     findings: tuple[Finding, ...] = ()
+    earlier_tries: tuple[EarlierTry, ...] = Field(default=(), description="INVALID runs that this one repeats")
     plan_hash: str
     drawn_hash: str = Field(default="", description="hash of the plan before its treatment: equal in a replicate")
     treatment: str = "as-drawn"
@@ -129,6 +144,7 @@ class Manifest(_Record):
     timings: dict[str, int] = Field(default_factory=dict, description="named instants of the run, model ns")
     files: dict[str, FileEntry] = Field(default_factory=dict)
     derived: dict[str, DerivedEntry] = Field(default_factory=dict)
+    seal: str = Field(default="", description="SHA-256 of this file while this key, its last, is empty")
 
     @property
     def is_valid(self) -> bool:
@@ -206,13 +222,19 @@ class Manifest(_Record):
         return tuple(self.server_spec.get("decode_buckets", ()))
 
     def to_json(self) -> str:
-        """The text of manifest.json."""
-        return self.model_dump_json(indent=2) + "\n"
+        """The text of manifest.json, sealed."""
+        text = self.model_copy(update={"seal": ""}).model_dump_json(indent=2) + "\n"
+        # The last one is this manifest's own: what it records may hold keys of that name.
+        before, _, after = text.rpartition(_seal_key(""))
+        return before + _seal_key(hashlib.sha256(text.encode()).hexdigest()) + after
 
 
 def load_manifest(path: Path) -> Manifest:
     """The manifest in a file; anything wrong with it is a RecordsError that names the file."""
     try:
+        if not stat.S_ISREG(path.lstat().st_mode):
+            # A pipe or a device would never end.
+            raise OSError(errno.EINVAL, "not a regular file")
         text = path.read_bytes()
     except OSError as error:
         raise RecordsError(
@@ -221,7 +243,7 @@ def load_manifest(path: Path) -> Manifest:
             hint="Move the folder out of the records; it was never sealed or was damaged since",
         ) from error
     try:
-        return Manifest.model_validate_json(text)
+        manifest = Manifest.model_validate_json(text)
     except ValidationError as error:
         first = error.errors()[0]
         raise RecordsError(
@@ -229,3 +251,25 @@ def load_manifest(path: Path) -> Manifest:
             where=str(path),
             hint="The file was edited or damaged after sealing; restore it or move the run away",
         ) from error
+    if wrong := _contradiction(manifest, text):
+        raise RecordsError(wrong, where=str(path), hint="Restore the file from a copy, or move the run away")
+    return manifest
+
+
+def _contradiction(manifest: Manifest, text: bytes) -> str:
+    """What shows that a manifest is not as it was written; "" when nothing does."""
+    before, _, after = text.rpartition(_seal_key(manifest.seal).encode())
+    if manifest.seal != ("" if manifest.schema_version < SEALED_SINCE else _seal_of(before, after)):
+        return "differs from what was sealed (its own SHA-256)"
+    is_broken = bool(manifest.invalid_reasons) or any(found.severity == "invalid" for found in manifest.findings)
+    if manifest.is_valid and is_broken:
+        return "was edited: it says valid, and names reasons why the run is INVALID"
+    return ""
+
+
+def _seal_of(before: bytes, after: bytes) -> str:
+    return hashlib.sha256(before + _seal_key("").encode() + after).hexdigest()
+
+
+def _seal_key(seal: str) -> str:
+    return f'"seal": "{seal}"'

@@ -6,10 +6,12 @@ computes a figure or writes. Next: ``harness.analysis`` computes figures of a Se
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, wraps
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import pyarrow as pa
@@ -17,8 +19,9 @@ import pyarrow.parquet as pq
 from pydantic import BaseModel, ValidationError
 
 from harness.errors import PlanError, RecordsError
+from harness.kv_rules import AUTO, rule_set
 from harness.records import layout, schema
-from harness.records.disk import file_entry
+from harness.records.disk import is_unfinished, known_entry
 from harness.records.facts import ClientAudit, LaunchReport
 from harness.records.manifest import Manifest
 from harness.spec import ClientSpec, ConditionSpec, ExperimentSpec, LimitsSpec, ServerSpec, WorkloadSpec
@@ -26,6 +29,9 @@ from harness.spec import ClientSpec, ConditionSpec, ExperimentSpec, LimitsSpec, 
 if TYPE_CHECKING:
     from harness.engine import CostModel
     from harness.plan import Plan
+
+_RESTORE = "Restore the file from a copy, or move the run away"
+_REBUILD = "`harness derive` rebuilds derived tables"
 
 Value = TypeVar("Value")
 Parsed = TypeVar("Parsed", bound=BaseModel)
@@ -99,7 +105,8 @@ class SealedRun:
     def server(self) -> ServerSpec:
         """The server configuration that was asked for; rules that it left open are those of the version that served."""
         asked = self._parsed(ServerSpec, self.manifest.requested_server, "server")
-        return asked.model_copy(update={"rules": asked.rule_set(self.manifest.serving_version).name})
+        named = asked.rules if asked.rules != AUTO else str(self.manifest.server_spec.get("rules", AUTO))
+        return asked.model_copy(update={"rules": rule_set(named, self.manifest.serving_version).name})
 
     @cached_property
     def client(self) -> ClientSpec:
@@ -123,14 +130,14 @@ class SealedRun:
 
     @cached_property
     def plan(self) -> Plan:
-        """What it sent; PlanError when the file is gone or of a version that this one does not read."""
+        """What it sent; PlanError when the file is of a version that this one does not read."""
         from harness.plan import read_plan
 
         return read_plan(self.file(layout.PLAN))
 
     @property
     def plan_if_readable(self) -> Plan | None:
-        """Its plan, or None: its bytes were sealed with the run, and the other figures do not hang on it."""
+        """Its plan, or None where it is of a version that this one does not read: other figures do not hang on it."""
         try:
             return self.plan
         except PlanError:
@@ -141,8 +148,10 @@ class SealedRun:
         """What prices channel A: the copy that lies in the run; runs older than such copies, the file of that name."""
         from harness.engine import load_cost_model
 
-        path = self.file(layout.COST_MODEL)
-        return load_cost_model(path if path.is_file() else str(self.manifest.server_spec.get("cost_model", "paper")))
+        is_kept = layout.COST_MODEL in self.manifest.files
+        return load_cost_model(
+            self.file(layout.COST_MODEL) if is_kept else str(self.manifest.server_spec.get("cost_model", "paper"))
+        )
 
     def group_sessions(self) -> dict[str, range]:
         """Session indices of every named group, in order; one group "all" when the workload has none."""
@@ -154,8 +163,31 @@ class SealedRun:
         return found
 
     def file(self, name: str) -> Path:
-        """Path of a file of this run, by its name in ``layout``."""
-        return self.path / name
+        """Path of a file of this run, by its name in ``layout``; RecordsError when it is not as it was sealed.
+
+        Its bytes are hashed once in this process. A file that the run never had has a path, where nothing lies.
+        """
+        path = self.path / name
+        entry = self.manifest.files.get(name)
+        if entry is not None:
+            self._require_sealed(path, entry.sha256)
+        elif name != layout.MANIFEST and os.path.lexists(path):
+            raise damaged(path, "was added after sealing")
+        return path
+
+    def table_file(self, name: str) -> Path | None:
+        """Path of table ``name`` (a key of schema.TABLES) as it was sealed, None when the run has none."""
+        within = layout.table_path(name)
+        derived = self.manifest.derived.get(name)
+        if derived is None:
+            path = self.file(within)
+            return path if within in self.manifest.files else None
+        path = self.path / within
+        # Another Parquet writer rebuilt it, or the run is older than the hash of the file: then its content tells.
+        is_same_file = self._hash_of(path, _REBUILD) == derived.file_sha256
+        if not is_same_file and schema.content_sha256(self._parquet(path)) != derived.content_sha256:
+            raise damaged(path, "differs from what was sealed", hint=_REBUILD)
+        return path
 
     def table(self, name: str) -> pa.Table:
         """Table ``name`` of this run (a key of schema.TABLES), empty when the run has none."""
@@ -177,14 +209,16 @@ class SealedRun:
         self._values.clear()
 
     def _read_table(self, name: str) -> pa.Table:
-        path = self.path / layout.table_path(name)
-        if not path.exists():
-            return schema.empty(name)
+        path = self.table_file(name)
+        return schema.empty(name) if path is None else self._parquet(path)
+
+    def _parquet(self, path: Path) -> pa.Table:
         try:
             # One file, not a dataset: a folder named key=value above it must not become a column.
-            return pq.ParquetFile(path).read()
+            table = pq.ParquetFile(path).read()
         except (OSError, pa.ArrowException) as error:
             raise damaged(path, f"cannot be read ({error})") from error
+        return table.rename_columns([schema.EARLIER_NAMES.get(column, column) for column in table.column_names])
 
     def _parsed(self, model: type[Parsed], asked: Mapping[str, Any], what: str) -> Parsed:
         try:
@@ -196,31 +230,86 @@ class SealedRun:
                 hint="Read it with the harness version that sealed it",
             ) from error
 
-    def check_sizes(self) -> None:
-        """Raise RecordsError when a file of the manifest is missing or has another size (cheap: no bytes read)."""
+    def check_listing(self) -> None:
+        """RecordsError when a file of the manifest is missing, no regular file, misnamed or of another size.
+
+        Cheap, no bytes are read; derived tables are looked at when they are read, so that they can be rebuilt.
+        """
         for name, entry in self.manifest.files.items():
             path = self.path / name
-            try:
-                size_bytes = path.stat().st_size
-            except OSError as error:
-                raise damaged(path, f"is missing ({error.strerror})") from error
+            if not layout.is_listed_name(name):
+                raise damaged(self.path / layout.MANIFEST, f"names {name!r}, which is no name of a run's file")
+            size_bytes = self._regular(path).st_size
             if size_bytes != entry.size_bytes:
                 raise damaged(path, f"has {size_bytes} bytes, {entry.size_bytes} were sealed")
+        for name in self.manifest.derived:
+            if name not in schema.DERIVED_TABLES:
+                raise damaged(self.path / layout.MANIFEST, f"names {name!r}, which is no derived table")
 
     def verify(self) -> None:
         """Raise RecordsError naming the first file whose bytes differ from what was sealed, or that was added."""
-        self.check_sizes()
-        for name, entry in self.manifest.files.items():
-            if file_entry(self.path / name).sha256 != entry.sha256:
-                raise damaged(self.path / name, "differs from what was sealed (SHA-256)")
-        for name, derived in self.manifest.derived.items():
-            if schema.content_sha256(self._read_table(name)) != derived.content_sha256:
-                path = self.path / layout.table_path(name)
-                raise damaged(path, "differs from what was sealed", hint="`harness derive` rebuilds derived tables")
-        known = {*self.manifest.files, layout.MANIFEST, *(layout.table_path(name) for name in schema.TABLES)}
+        self.check_listing()
+        for name in self.manifest.files:
+            self.file(name)
+        for name in self.manifest.derived:
+            self.table_file(name)
+        self._check_foreign()
+        self._check_requests()
+
+    def _check_foreign(self) -> None:
+        known = {*self.manifest.files, layout.MANIFEST, *map(layout.table_path, self.manifest.derived)}
+        folders = {str(parent) for name in known for parent in PurePosixPath(name).parents}
         for path in sorted(self.path.rglob("*")):
-            if path.is_file() and str(path.relative_to(self.path)) not in known:
+            is_folder = stat.S_ISDIR(path.lstat().st_mode)
+            if path.parent.name == layout.DERIVED and is_unfinished(path):
+                continue
+            if path.relative_to(self.path).as_posix() not in (folders | {layout.DERIVED} if is_folder else known):
                 raise damaged(path, "was added after sealing")
+
+    def _check_requests(self) -> None:
+        """Manifest, plan and requests table speak of the same requests (a run without a plan: of as many)."""
+        columns = ["session", "request", "planned_generate_tokens"]
+        rows = schema.conform("requests", self.table("requests")).select(columns).to_pylist()
+        manifest = self.path / layout.MANIFEST
+        if len(rows) != self.manifest.planned_requests:
+            told = f"names {self.manifest.planned_requests} planned requests, the table has {len(rows)}"
+            raise damaged(manifest, told)
+        if layout.PLAN not in self.manifest.files or (plan := self.plan_if_readable) is None:
+            return
+        if plan.hash != self.manifest.plan_hash:
+            raise damaged(manifest, f"names plan {self.manifest.plan_hash[:12]}, its plan is {plan.hash[:12]}")
+        planned = [
+            (session, request, asked.generate_tokens)
+            for session, of_session in enumerate(plan.sessions)
+            for request, asked in enumerate(of_session.requests)
+        ]
+        if planned != sorted(tuple(row[column] for column in columns) for row in rows):
+            raise damaged(self.path / layout.PLAN, "is not the plan that the requests of this run follow")
+
+    def _require_sealed(self, path: Path, sha256: str) -> None:
+        if self._hash_of(path) != sha256:
+            raise damaged(path, "differs from what was sealed (SHA-256)")
+
+    def _hash_of(self, path: Path, hint: str = _RESTORE) -> str:
+        self._regular(path, hint)
+        try:
+            return known_entry(path).sha256
+        except OSError as error:
+            raise damaged(path, f"cannot be read ({error.strerror})", hint=hint) from error
+
+    def _regular(self, path: Path, hint: str = _RESTORE) -> os.stat_result:
+        """What the system says of a regular file of this run; a link on the way to it counts as damage."""
+        for folder in path.relative_to(self.path).parents:
+            if (self.path / folder).is_symlink():
+                raise damaged(self.path / folder, "is a symbolic link")
+        try:
+            facts = path.lstat()
+        except OSError as error:
+            raise damaged(path, f"is missing ({error.strerror})", hint=hint) from error
+        if not stat.S_ISREG(facts.st_mode):
+            kind = "a symbolic link" if stat.S_ISLNK(facts.st_mode) else "no regular file"
+            raise damaged(path, f"is {kind}", hint=hint)
+        return facts
 
 
 def once_per_run(compute: Callable[[SealedRun], Value]) -> Callable[[SealedRun], Value]:
@@ -249,6 +338,6 @@ def paired(runs: Sequence[SealedRun], baseline: Sequence[SealedRun]) -> list[tup
     return [(run, others[run.replicate]) for run in runs if run.replicate in others]
 
 
-def damaged(path: Path, what: str, *, hint: str = "Restore the file from a copy, or move the run away") -> RecordsError:
+def damaged(path: Path, what: str, *, hint: str = _RESTORE) -> RecordsError:
     """The error of a run that is not as it was sealed."""
     return RecordsError(what, where=str(path), hint=hint)

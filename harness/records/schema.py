@@ -14,88 +14,162 @@ import pyarrow as pa
 
 from harness.errors import RecordsError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 3
+# From this version on a manifest carries a hash of itself.
+SEALED_SINCE = 2
+# From this version on the instant of the response's head is called so.
+RENAMED_SINCE = 3
+EARLIER_NAMES = {"first_byte_ns": "response_head_ns"}
+
+_INT16, _INT32, _INT64 = pa.int16(), pa.int32(), pa.int64()
+_TEXT, _FLOAT, _BOOL = pa.string(), pa.float64(), pa.bool_()
+CLOCK_NS = "clock ns"
+
+
+def column(name: str, type_: pa.DataType, meaning: str, unit: str = "", *, nullable: bool = False) -> pa.Field:
+    """A column with its meaning and unit, which the data dictionary prints and the Parquet file carries."""
+    return pa.field(name, type_, nullable=nullable, metadata={"meaning": meaning, "unit": unit})
+
 
 REQUESTS = pa.schema(
     [
-        pa.field("session", pa.int32(), nullable=False),
-        pa.field("request", pa.int32(), nullable=False),
-        # Completion of the previous request (or of the session it follows, or the common start).
-        pa.field("trigger_ns", pa.int64(), nullable=False),
-        # trigger_ns + planned wait or start offset: when the request should leave.
-        pa.field("due_ns", pa.int64(), nullable=False),
-        pa.field("sent_ns", pa.int64()),
-        pa.field("first_byte_ns", pa.int64()),
-        pa.field("done_ns", pa.int64()),
-        # ok, http_error, timeout, connection, bad_response, wrong_length, not_sent; all but "ok" make a run invalid.
-        pa.field("status", pa.string(), nullable=False),
-        pa.field("http_status", pa.int16()),
-        pa.field("error", pa.string(), nullable=False),
-        pa.field("planned_prompt_tokens", pa.int32(), nullable=False),
-        pa.field("planned_generate_tokens", pa.int32(), nullable=False),
-        pa.field("planned_wait_ns", pa.int64(), nullable=False),
-        pa.field("prompt_tokens", pa.int32()),
-        pa.field("completion_tokens", pa.int32()),
+        column("session", _INT32, "which session of the plan, from 0"),
+        column("request", _INT32, "which turn of that session, from 0"),
+        column("trigger_ns", _INT64, "end of what it waited for, or the common start", CLOCK_NS),
+        column("due_ns", _INT64, "when it should leave: trigger_ns + planned wait or start offset", CLOCK_NS),
+        column(
+            "sent_ns", _INT64, "when it left; due_ns to sent_ns is how late the client was", CLOCK_NS, nullable=True
+        ),
+        column(
+            "response_head_ns",
+            _INT64,
+            "head of the HTTP response; with streaming it comes before any token",
+            CLOCK_NS,
+            nullable=True,
+        ),
+        column("done_ns", _INT64, "end of the response", CLOCK_NS, nullable=True),
+        column(
+            "status",
+            _TEXT,
+            "ok, http_error, timeout, connection, bad_response, wrong_length or not_sent; all but ok "
+            "make a run INVALID",
+        ),
+        column("http_status", _INT16, "status of the response", nullable=True),
+        column("error", _TEXT, "what went wrong, in the server's or the system's words; empty: nothing"),
+        column("planned_prompt_tokens", _INT32, "prompt of the plan", "tokens"),
+        column("planned_generate_tokens", _INT32, "answer of the plan", "tokens"),
+        column("planned_wait_ns", _INT64, "tool wait after it", "ns"),
+        column("prompt_tokens", _INT32, "prompt as the server counted it", "tokens", nullable=True),
+        column("completion_tokens", _INT32, "answer as the server counted it", "tokens", nullable=True),
         # 0 when the server sent no prompt_tokens_details: the vendor leaves it out when nothing was cached.
-        pa.field("cached_tokens", pa.int32(), nullable=False),
-        pa.field("request_id", pa.string(), nullable=False),
-        pa.field("response_id", pa.string(), nullable=False),
-        pa.field("finish_reason", pa.string(), nullable=False),
-        # SHA-256 of the generated ids as little-endian int32; "" when the server returned none.
-        pa.field("token_digest", pa.string(), nullable=False),
+        column("cached_tokens", _INT32, "reused prompt, as the response says; 0 where it says nothing", "tokens"),
+        column("request_id", _TEXT, "id that the client sent along"),
+        column("response_id", _TEXT, "id that the server answered with"),
+        column("finish_reason", _TEXT, "why the answer ended, in the server's word"),
+        column("token_digest", _TEXT, "SHA-256 of the generated ids (little-endian int32); empty: none came"),
     ]
 )
 
 CHUNKS = pa.schema(
     [
-        pa.field("session", pa.int32(), nullable=False),
-        pa.field("request", pa.int32(), nullable=False),
-        pa.field("chunk", pa.int32(), nullable=False),
-        pa.field("received_ns", pa.int64(), nullable=False),
-        # Kernel receive stamp as an instant of the run's clock, where the client could read one.
-        pa.field("kernel_ns", pa.int64()),
-        pa.field("num_tokens", pa.int32(), nullable=False),
-        pa.field("is_coalesced", pa.bool_(), nullable=False),
+        column("session", _INT32, "session of its request"),
+        column("request", _INT32, "turn of its request"),
+        column("chunk", _INT32, "which piece of the answer, from 0"),
+        column("received_ns", _INT64, "when the client had it", CLOCK_NS),
+        column("kernel_ns", _INT64, "when the kernel had received it, where it was stamped", CLOCK_NS, nullable=True),
+        column("num_tokens", _INT32, "tokens in it; the first with any is the first token", "tokens"),
+        column("is_coalesced", _BOOL, "whether one read brought it together with others, so that they share a stamp"),
     ]
 )
 
 STEPS = pa.schema(
     [
-        pa.field("step", pa.int32(), nullable=False),
-        pa.field("log_ns", pa.int64()),
-        pa.field("n", pa.int32(), nullable=False),
-        pa.field("b", pa.int32(), nullable=False),
+        column("step", _INT32, "which decode step, from 0"),
+        column("log_ns", _INT64, "stamp of its log line", CLOCK_NS, nullable=True),
+        column("n", _INT32, "requests really in it", "requests"),
+        column("b", _INT32, "compiled batch size that it ran in", "positions"),
     ]
 )
 
 KV_EVENTS = pa.schema(
     [
-        pa.field("index", pa.int32(), nullable=False),
-        # Decode steps logged before this event: the common order of the two tables.
-        pa.field("step", pa.int32(), nullable=False),
-        pa.field("log_ns", pa.int64()),
-        # "alloc" "eviction" "cache_hit" "cache_partial" "free_request" "mapping_remove" "fault"
-        pa.field("kind", pa.string(), nullable=False),
-        # The id in the log (with the engine's own suffix); "" where the line carries none.
-        pa.field("request_id", pa.string(), nullable=False),
-        pa.field("slots", pa.list_(pa.int32()), nullable=False),
-        # Inner (128-token) blocks of the line.
-        pa.field("num_blocks", pa.int32(), nullable=False),
-        # Who caused an eviction: "request" "dummy" "preempt"; "" when the log does not tell.
-        pa.field("caller", pa.string(), nullable=False),
-        pa.field("reused_tokens", pa.int32(), nullable=False),
+        column("index", _INT32, "which line of its kind of log, from 0"),
+        column("step", _INT32, "decode steps logged before it: the common order of both tables", "steps"),
+        column("log_ns", _INT64, "stamp of its log line", CLOCK_NS, nullable=True),
+        column("kind", _TEXT, "alloc, eviction, cache_hit, cache_partial, free_request, mapping_remove or fault"),
+        column("request_id", _TEXT, "id in the log, with the engine's suffix; empty where the line has none"),
+        column("slots", pa.list_(_INT32), "KV slots of the line"),
+        column("num_blocks", _INT32, "inner blocks of the line, 128 tokens each", "blocks"),
+        column("caller", _TEXT, "who caused an eviction: request, dummy, preempt; empty where the log does not tell"),
+        column("reused_tokens", _INT32, "tokens that a hit reused", "tokens"),
     ]
 )
 
 METRICS = pa.schema(
     [
-        pa.field("scrape", pa.int32(), nullable=False),
-        pa.field("at_ns", pa.int64(), nullable=False),
-        pa.field("reason", pa.string(), nullable=False),
-        pa.field("name", pa.string(), nullable=False),
-        # key="value" pairs, sorted by key, joined by commas.
-        pa.field("labels", pa.string(), nullable=False),
-        pa.field("value", pa.float64(), nullable=False),
+        column("scrape", _INT32, "which scrape, from 0"),
+        column("at_ns", _INT64, "when it was asked for", CLOCK_NS),
+        column("reason", _TEXT, "before, interval or after the replay"),
+        column("name", _TEXT, "Prometheus name of the sample"),
+        column("labels", _TEXT, 'key="value" pairs, sorted by key, joined by commas'),
+        column("value", _FLOAT, "value of the sample, in the unit of its name"),
+    ]
+)
+
+SCRAPES = pa.schema(
+    [
+        column("at_ns", _INT64, "when it was asked for", CLOCK_NS),
+        column("reason", _TEXT, "before, interval or after the replay"),
+        column("status", _INT32, "HTTP status of the answer"),
+        column("body", _TEXT, "the answer, as it came"),
+    ]
+)
+
+RUN_COLUMNS = (
+    column("experiment", _TEXT, "name of the experiment"),
+    column("condition", _TEXT, "name of the condition"),
+    column("replicate", _INT32, "which replicate, from 0"),
+    column("is_valid", _BOOL, "whether the run counts"),
+)
+
+RUNS = pa.schema(
+    [
+        *RUN_COLUMNS,
+        column("invalid_reasons", pa.list_(_TEXT), "why it does not count"),
+        column("findings", _TEXT, "what was found in it: a JSON list of code, severity, evidence, hint"),
+        column("order_index", _INT32, "its place in the rotated order of its replicate, from 0"),
+        column("num_earlier_tries", _INT32, "INVALID runs that it repeats, which lie beside it", "runs"),
+        column("is_baseline", _BOOL, "whether its condition is the experiment's baseline"),
+        column("backend", _TEXT, "kind of server"),
+        column("label", _TEXT, "confirmatory or exploratory"),
+        column("treatment", _TEXT, "what was done to the plan's waits"),
+        column("factors", _TEXT, "what its condition stands for: a JSON object, e.g. factors->>'N'"),
+        column("plan_hash", _TEXT, "SHA-256 of what was sent"),
+        column("drawn_hash", _TEXT, "SHA-256 of the plan before its treatment; equal in a replicate"),
+        column("planned_requests", _INT32, "requests of the plan", "requests"),
+        column("time_scale", _FLOAT, "model time per wall time"),
+        column("requested", _TEXT, "what was asked for: JSON"),
+        column("effective", _TEXT, "what server and client really used: JSON"),
+        column("client_audit", _TEXT, "the client's own account: JSON"),
+        column("provenance", _TEXT, "machine, versions, source: JSON"),
+        column("timings", _TEXT, "named instants: JSON; " + CLOCK_NS),
+        column("folder", _TEXT, "where the run lies"),
+    ]
+)
+
+# Computed from requests, chunks and kv_events when asked for.
+LATENCIES = pa.schema(
+    [
+        column("session", _INT32, "session of the request"),
+        column("request", _INT32, "which turn of that session, from 0"),
+        column("prefix", _TEXT, "first (nothing to reuse), reused, or recomputed"),
+        column("queue_ns", _INT64, "from sending to its slot, by the log; null without a KV log", "ns", nullable=True),
+        column("ttft_ns", _INT64, "from sending to its first token; null without streaming", "ns", nullable=True),
+        column("tpot_ns", _FLOAT, "mean time between its tokens after the first", "ns", nullable=True),
+        column("e2e_ns", _INT64, "sent until the end of the response", "ns", nullable=True),
+        column("prompt_tokens", _INT32, "prompt as the server counted it", "tokens", nullable=True),
+        column("cached_tokens", _INT32, "reused part of it", "tokens"),
+        column("completion_tokens", _INT32, "generated tokens", "tokens", nullable=True),
     ]
 )
 

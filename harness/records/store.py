@@ -23,7 +23,10 @@ READING_STATEMENTS = (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN,
 # In this order: nothing can be changed after the last one.
 LOCKED_SETTINGS = {"python_enable_replacements": False, "enable_external_access": False, "lock_configuration": True}
 MAX_SCRAPE_BYTES = 64 << 20
-RUN_COLUMNS = ("experiment", "condition", "replicate", "is_valid")
+RUN_COLUMNS = tuple(field.name for field in schema.RUN_COLUMNS)
+VIEWS = ("runs", *schema.TABLES, "scrapes", "latencies")
+# The suffix that the engine adds to a response id in its log (docs/stack.md, "Request ids").
+ENGINE_SUFFIX = r"(-\d+)?(-[0-9a-f]{8})?$|(_\d+)?-[0-9a-f]{8}$"
 
 
 class RunStore:
@@ -33,11 +36,19 @@ class RunStore:
         self.root = Path(root)
 
     def sealed(self, experiment: str | None = None) -> list[SealedRun]:
-        """Sealed runs, sorted by key; raises RecordsError naming the file when one is damaged (sizes are checked)."""
-        pattern = f"{experiment or '*'}/*/*/"
-        folders = [folder for folder in self.root.glob(pattern) if folder.name.isdigit() and folder.is_dir()]
-        runs = [self._load(folder) for folder in folders]
-        return sorted(runs, key=lambda run: run.key)
+        """Sealed runs, sorted by key; raises RecordsError naming the file when one is damaged (no bytes are read)."""
+        folders = [folder for folder in self._folders() if layout.is_replicate_name(folder.name)]
+        wanted = [folder for folder in folders if experiment in (None, folder.parent.parent.name)]
+        return sorted((self._load(folder) for folder in wanted), key=lambda run: run.key)
+
+    def foreign(self) -> list[Path]:
+        """Folders where runs lie whose names no run has, such as 00 beside 0: never read, never counted."""
+        marks = (layout.PARTIAL, layout.ABORTED, layout.RETRIED)
+        named = [folder for folder in self._folders() if not any(mark in folder.name for mark in marks)]
+        return sorted(folder for folder in named if not layout.is_replicate_name(folder.name))
+
+    def _folders(self) -> list[Path]:
+        return [folder for folder in self.root.glob("*/*/*") if folder.is_dir() or folder.is_symlink()]
 
     def run(self, experiment: str, condition: str, replicate: int) -> SealedRun:
         """One sealed run; SpecError when there is none."""
@@ -52,38 +63,47 @@ class RunStore:
         return sorted(folder for folder in found if folder.is_dir())
 
     def verify(self) -> int:
-        """Verify every sealed run by hash and return how many there are; RecordsError names the first damage."""
-        runs = self.sealed()
+        """Verify every sealed run by hash and return how many there are; RecordsError names the first damage.
+
+        A foreign folder that holds a manifest is damage: a run that somebody copied or renamed.
+        """
+        for folder in self.foreign():
+            if (folder / layout.MANIFEST).exists():
+                raise damaged(folder, "is not the name of a run", hint="A replicate is named 0, 1, 2; move it away")
+        runs = [kept for run in self.sealed() for kept in (run, *self.earlier_tries(run))]
         for run in runs:
             run.verify()
         return len(runs)
 
-    def connect(self) -> duckdb.DuckDBPyConnection:
-        """An in-memory DuckDB connection with the views runs, requests, chunks, steps, kv_events, metrics, scrapes.
+    def earlier_tries(self, run: SealedRun) -> list[SealedRun]:
+        """The INVALID runs that ``run`` repeats, as they were sealed; RecordsError where one is gone or another."""
+        kept: list[SealedRun] = []
+        for told in run.manifest.earlier_tries:
+            folder = run.path.with_name(told.folder)
+            found = SealedRun(folder, load_manifest(folder / layout.MANIFEST))
+            if (found.key, found.manifest.seal) != (run.key, told.seal):
+                raise damaged(folder, f"is not the earlier try that {run.label} names")
+            kept.append(found)
+        return kept
 
-        Every view but runs starts with experiment, condition, replicate, is_valid. Rows of all sealed runs, invalid
-        ones included: add ``where is_valid`` for what counts.
+    def connect(self) -> duckdb.DuckDBPyConnection:
+        """An in-memory DuckDB connection with a view for each of VIEWS, and ``valid_`` before each of their names.
+
+        Every view starts with experiment, condition, replicate, is_valid (docs/data-dictionary.md). The plain ones hold
+        rows of all sealed runs, invalid ones included; ``valid_runs``, ``valid_requests``, ... hold what counts.
         """
-        runs = self.sealed()
-        connection = duckdb.connect()
-        arrow_runs = runs_table(runs)
-        connection.register("arrow_runs", arrow_runs)
-        connection.execute("create table runs as select * from arrow_runs")
-        connection.unregister("arrow_runs")
-        for name in schema.TABLES:
-            _create_table_view(connection, name, runs)
-        _create_scrapes_view(connection, runs)
-        return connection
+        return _connect(self.sealed())
 
     def query(self, sql: str) -> pa.Table:
         """Rows of one reading SQL statement over all sealed runs, which sees their tables and no other file.
 
         SpecError says what is wrong with the statement.
         """
-        connection = self.connect()
+        runs = self.sealed()
+        connection = _connect(runs)
         try:
             _require_one_reading_statement(connection, sql)
-            self._lock(connection)
+            _lock(connection, runs)
             # None: a statement without rows.
             relation = cast("duckdb.DuckDBPyRelation | None", connection.sql(sql))
             return pa.table({}) if relation is None else relation.to_arrow_table()
@@ -99,27 +119,19 @@ class RunStore:
         except duckdb.Error as error:
             raise SpecError(
                 f"the query is not valid: {_one_line(error)}",
-                hint='Tables: runs requests chunks steps kv_events metrics scrapes; see "describe requests"',
+                hint=_query_hint(error),
             ) from error
         finally:
             connection.close()
 
-    def _lock(self, connection: duckdb.DuckDBPyConnection) -> None:
-        """Leave ``connection`` the files that its views read: no other file, no network, no extension, no setting."""
-        files = [run.path / layout.table_path(name) for run in self.sealed() for name in schema.TABLES]
-        files += [run.file(layout.SCRAPES) for run in self.sealed()]
-        # A path is asked for as the view words it, and again as it was found.
-        allowed = [_quoted(form) for path in files for form in dict.fromkeys((str(path), _glob_literal(str(path))))]
-        connection.execute(f"set allowed_paths = [{', '.join(allowed)}]")
-        for setting, value in LOCKED_SETTINGS.items():
-            connection.execute(f"set {setting} = {value}")
-
     def _load(self, folder: Path) -> SealedRun:
+        if folder.is_symlink():
+            raise damaged(folder, "is a symbolic link", hint="Copy the run to where it is read")
         run = SealedRun(folder, load_manifest(folder / layout.MANIFEST))
         named = RunKey(folder.parent.parent.name, folder.parent.name, int(folder.name))
         if run.key != named:
             raise damaged(folder / layout.MANIFEST, f"belongs to run {'/'.join(map(str, run.key))}")
-        run.check_sizes()
+        run.check_listing()
         return run
 
 
@@ -132,6 +144,7 @@ def runs_table(runs: list[SealedRun]) -> pa.Table:
             "invalid_reasons": list(run.manifest.invalid_reasons),
             "findings": json.dumps([finding.model_dump() for finding in run.manifest.findings]),
             "order_index": run.manifest.order_index,
+            "num_earlier_tries": len(run.manifest.earlier_tries),
             "is_baseline": run.manifest.condition == run.manifest.baseline,
             "backend": run.manifest.backend,
             "label": run.manifest.label,
@@ -150,88 +163,116 @@ def runs_table(runs: list[SealedRun]) -> pa.Table:
         }
         for run in runs
     ]
-    return pa.Table.from_pylist(rows, schema=RUNS)
+    return pa.Table.from_pylist(rows, schema=schema.RUNS)
 
 
-RUNS = pa.schema(
-    [
-        ("experiment", pa.string()),
-        ("condition", pa.string()),
-        ("replicate", pa.int32()),
-        ("is_valid", pa.bool_()),
-        ("invalid_reasons", pa.list_(pa.string())),
-        ("findings", pa.string()),
-        ("order_index", pa.int32()),
-        ("is_baseline", pa.bool_()),
-        ("backend", pa.string()),
-        # "confirmatory" or "exploratory".
-        ("label", pa.string()),
-        ("treatment", pa.string()),
-        # As the experiment gives them: a JSON object, e.g. factors->>'N'.
-        ("factors", pa.string()),
-        ("plan_hash", pa.string()),
-        ("drawn_hash", pa.string()),
-        ("planned_requests", pa.int32()),
-        ("time_scale", pa.float64()),
-        ("requested", pa.string()),
-        ("effective", pa.string()),
-        ("client_audit", pa.string()),
-        ("provenance", pa.string()),
-        ("timings", pa.string()),
-        ("folder", pa.string()),
-    ]
+def _connect(runs: list[SealedRun]) -> duckdb.DuckDBPyConnection:
+    connection = duckdb.connect()
+    # What the views are made of, out of the way of "show tables".
+    connection.execute("create schema internal")
+    connection.register("arrow_runs", runs_table(runs))
+    connection.execute("create table internal.all_runs as select * from arrow_runs")
+    connection.unregister("arrow_runs")
+    connection.execute("create view runs as select * from internal.all_runs")
+    for name in schema.TABLES:
+        _create_table_view(connection, name, runs)
+    _create_scrapes_view(connection, runs)
+    connection.execute(_LATENCIES)
+    for name in VIEWS:
+        connection.execute(f"create view valid_{name} as select * from {name} where is_valid")
+    return connection
+
+
+def _lock(connection: duckdb.DuckDBPyConnection, runs: list[SealedRun]) -> None:
+    """Leave ``connection`` the files that its views read: no other file, no network, no extension, no setting."""
+    files = [run.path / layout.table_path(name) for run in runs for name in schema.TABLES]
+    files += [run.file(layout.SCRAPES) for run in runs]
+    # A path is asked for as the view words it, and again as it was found.
+    allowed = [_quoted(form) for path in files for form in dict.fromkeys((str(path), _glob_literal(str(path))))]
+    connection.execute(f"set allowed_paths = [{', '.join(allowed)}]")
+    for setting, value in LOCKED_SETTINGS.items():
+        connection.execute(f"set {setting} = {value}")
+
+
+_LATENCIES = f"""
+create view latencies as
+with first_tokens as (
+    select experiment, condition, replicate, session, request, min(coalesce(kernel_ns, received_ns)) as first_ns,
+        max(coalesce(kernel_ns, received_ns)) as last_ns
+    from chunks where num_tokens > 0 group by all
+), admissions as (
+    select experiment, condition, replicate, regexp_replace(request_id, '{ENGINE_SUFFIX}', '') as response_id,
+        min(log_ns) as admitted_ns
+    from kv_events where kind = 'alloc' group by all
 )
+select r.experiment, r.condition, r.replicate, r.is_valid, r.session, r.request,
+    case when r.cached_tokens > 0 then 'reused' when r.request > 0 then 'recomputed' else 'first' end as prefix,
+    case when a.admitted_ns is not null then greatest(a.admitted_ns - r.sent_ns, 0) end as queue_ns,
+    case when is_streamed then t.first_ns - r.sent_ns end as ttft_ns,
+    case when is_streamed and r.completion_tokens > 1
+        then (t.last_ns - t.first_ns)::double / (r.completion_tokens - 1) end as tpot_ns,
+    r.done_ns - r.sent_ns as e2e_ns, r.prompt_tokens, r.cached_tokens, r.completion_tokens
+from requests r
+join (select experiment, condition, replicate,
+        coalesce(json_extract(requested, '$.client.stream')::boolean, true) as is_streamed from internal.all_runs) s
+    using (experiment, condition, replicate)
+left join first_tokens t using (experiment, condition, replicate, session, request)
+left join admissions a using (experiment, condition, replicate, response_id)
+where r.status = 'ok'
+"""
 
 
 def _create_table_view(connection: duckdb.DuckDBPyConnection, name: str, runs: list[SealedRun]) -> None:
-    paths = {run.path / layout.table_path(name): run for run in runs}
-    present = {path: run for path, run in paths.items() if path.exists()}
-    if not present:
-        connection.register("arrow_empty", _with_run_columns(schema.empty(name)))
-        connection.execute(f"create table {name} as select * from arrow_empty")
-        connection.unregister("arrow_empty")
-        return
-    _create_run_view(connection, name, present, f"read_parquet({_path_list(present)}, filename = 'source_file')")
+    present = {path: run for run in runs if (path := run.table_file(name)) is not None}
+    sources: list[str] = []
+    for is_earlier in (True, False):
+        paths = {
+            path: run
+            for path, run in present.items()
+            if (run.manifest.schema_version < schema.RENAMED_SINCE) == is_earlier
+        }
+        if paths:
+            renamed = ", ".join(
+                f"{old} as {new}" for old, new in schema.EARLIER_NAMES.items() if new in schema.TABLES[name].names
+            )
+            columns = f"* rename ({renamed})" if is_earlier and renamed else "*"
+            sources.append(f"select {columns} from read_parquet({_path_list(paths)}, filename = 'source_file')")
+    _create_run_view(connection, name, present, " union all by name ".join(sources), schema.TABLES[name])
 
 
 def _create_scrapes_view(connection: duckdb.DuckDBPyConnection, runs: list[SealedRun]) -> None:
     present = {run.file(layout.SCRAPES): run for run in runs if layout.SCRAPES in run.manifest.files}
     columns = "{at_ns: 'BIGINT', reason: 'VARCHAR', status: 'INTEGER', body: 'VARCHAR'}"
-    if not present:
-        connection.execute(
-            "create table scrapes (experiment varchar, condition varchar, replicate integer, is_valid boolean, "
-            "at_ns bigint, reason varchar, status integer, body varchar)"
-        )
-        return
     source = (
-        f"read_json({_path_list(present)}, format = 'newline_delimited', columns = {columns}, "
+        f"select * from read_json({_path_list(present)}, format = 'newline_delimited', columns = {columns}, "
         f"maximum_object_size = {MAX_SCRAPE_BYTES}, filename = 'source_file')"
     )
-    _create_run_view(connection, "scrapes", present, source)
+    _create_run_view(connection, "scrapes", present, source, schema.SCRAPES)
 
 
 def _create_run_view(
-    connection: duckdb.DuckDBPyConnection, name: str, present: dict[Path, SealedRun], source: str
+    connection: duckdb.DuckDBPyConnection, name: str, present: dict[Path, SealedRun], source: str, columns: pa.Schema
 ) -> None:
+    """The rows of ``source`` beside the names of their runs; no rows where no run has such a file."""
+    if not present:
+        nothing = pa.schema([*schema.RUN_COLUMNS, *columns]).empty_table()
+        connection.register("arrow_nothing", nothing)
+        connection.execute(f"create table internal.no_{name} as select * from arrow_nothing")
+        connection.unregister("arrow_nothing")
+        connection.execute(f"create view {name} as select * from internal.no_{name}")
+        return
     files = pa.Table.from_pylist(
         [{"source_file": str(path), **run.key._asdict(), "is_valid": run.is_valid} for path, run in present.items()],
-        schema=pa.schema([pa.field("source_file", pa.string()), *(RUNS.field(column) for column in RUN_COLUMNS)]),
+        schema=pa.schema([pa.field("source_file", pa.string()), *schema.RUN_COLUMNS]),
     )
     connection.register("arrow_files", files)
-    connection.execute(f"create table files_of_{name} as select * from arrow_files")
+    connection.execute(f"create table internal.files_of_{name} as select * from arrow_files")
     connection.unregister("arrow_files")
     run_columns = ", ".join(f"f.{column}" for column in RUN_COLUMNS)
     connection.execute(
         f"create view {name} as select {run_columns}, t.* exclude (source_file) "
-        f"from {source} t join files_of_{name} f using (source_file)"
+        f"from ({source}) t join internal.files_of_{name} f using (source_file)"
     )
-
-
-def _with_run_columns(table: pa.Table) -> pa.Table:
-    types = {name: RUNS.field(name).type for name in RUN_COLUMNS}
-    columns = {name: pa.array([], type=type_) for name, type_ in types.items()}
-    columns.update({name: table.column(name).combine_chunks() for name in table.column_names})
-    return pa.table(columns)
 
 
 def _path_list(paths: dict[Path, SealedRun]) -> str:
@@ -260,3 +301,10 @@ def _require_one_reading_statement(connection: duckdb.DuckDBPyConnection, sql: s
 
 def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())[:300]
+
+
+def _query_hint(error: Exception) -> str:
+    for old, new in schema.EARLIER_NAMES.items():
+        if f'"{old}"' in str(error):
+            return f"{old} is called {new} now: it is the head of the response; the first token's time is in latencies"
+    return f'Tables: {" ".join(VIEWS)}, each also as valid_...; see "describe requests" or `harness explain tables`'

@@ -21,7 +21,7 @@ from pydantic import ValidationError
 from harness.errors import RecordsError, SpecError
 from harness.records import layout, schema
 from harness.records.disk import disk_errors, file_entry, sync_file, sync_folder, sync_tree, write_parquet, write_synced
-from harness.records.manifest import DerivedEntry, Manifest
+from harness.records.manifest import DerivedEntry, EarlierTry, Manifest, load_manifest
 from harness.records.run import SealedRun
 from harness.spec import check_name
 
@@ -121,7 +121,10 @@ class RunWriter:
         if name == "requests":
             self._num_requests = table.num_rows
         if name in schema.DERIVED_TABLES:
-            self._derived[name] = DerivedEntry(rows=table.num_rows, content_sha256=schema.content_sha256(table))
+            content = schema.content_sha256(table)
+            self._derived[name] = DerivedEntry(
+                rows=table.num_rows, content_sha256=content, file_sha256=file_entry(path).sha256
+            )
         return path
 
     def seal(self, manifest: Manifest | dict[str, Any], invalid_reasons: Iterable[str] = ()) -> SealedRun:
@@ -134,16 +137,16 @@ class RunWriter:
         self._require_open()
         self._check_conservation()
         self.close_raw()
-        sealed = self._complete(manifest, tuple(invalid_reasons))
+        text = self._complete(manifest, tuple(invalid_reasons)).to_json()
         with disk_errors(self.folder):
-            write_synced(self.folder / layout.MANIFEST, sealed.to_json().encode())
+            write_synced(self.folder / layout.MANIFEST, text.encode())
             (self.folder / layout.LOCK).unlink()
             sync_tree(self.folder)
             # rename() onto an existing sealed folder fails: it is not empty.
             self.folder.rename(self.final_folder)
             sync_folder(self.final_folder.parent)
         self._close()
-        return SealedRun(self.final_folder, sealed)
+        return SealedRun(self.final_folder, Manifest.model_validate_json(text))
 
     def abort(self) -> Path | None:
         """Set the unfinished run aside as evidence; returns where it lies, None when it was sealed or discarded."""
@@ -198,6 +201,8 @@ class RunWriter:
             status="invalid" if invalid_reasons else "valid",
             invalid_reasons=invalid_reasons,
             derived=self._derived,
+            earlier_tries=earlier_tries(self.final_folder),
+            schema_version=schema.SCHEMA_VERSION,
         )
         with disk_errors(self.folder):
             files = [path for path in sorted(self.folder.rglob("*")) if path.is_file() and path.name != layout.LOCK]
@@ -225,6 +230,27 @@ class RunWriter:
             except RecordsError:
                 continue
         os.close(self._lock)
+
+
+def keep_for_retry(run: SealedRun) -> Path:
+    """Move an INVALID run out of the way of its repetition, sealed as it is; returns where it lies then."""
+    if run.is_valid:
+        raise RecordsError("a valid run is never repeated", where=str(run.path))
+    kept = run.path.with_name(f"{run.path.name}{layout.RETRIED}{len(earlier_tries(run.path)) + 1}")
+    with disk_errors(run.path):
+        run.path.rename(kept)
+        sync_folder(kept.parent)
+    return kept
+
+
+def earlier_tries(folder: Path) -> tuple[EarlierTry, ...]:
+    """The INVALID runs that were set aside for repetition of the run at ``folder``, first to last."""
+    kept = sorted(folder.parent.glob(f"{folder.name}{layout.RETRIED}*"), key=lambda path: (len(path.name), path.name))
+    manifests = [(path.name, load_manifest(path / layout.MANIFEST)) for path in kept]
+    return tuple(
+        EarlierTry(folder=name, seal=manifest.seal, invalid_reasons=manifest.invalid_reasons)
+        for name, manifest in manifests
+    )
 
 
 def _checked_name(name: str) -> None:

@@ -5,6 +5,7 @@ flow ends: people read it.
 """
 
 from harness.report.perfetto import perfetto_trace
-from harness.report.write import conditions_table, write_report
+from harness.report.terminal import conditions_table, serving_table, serving_tables
+from harness.report.write import write_report
 
-__all__ = ["conditions_table", "perfetto_trace", "write_report"]
+__all__ = ["conditions_table", "perfetto_trace", "serving_table", "serving_tables", "write_report"]

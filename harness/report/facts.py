@@ -29,6 +29,7 @@ def gather_facts(runs: Sequence[SealedRun]) -> tuple[Facts, ...]:
     groups: list[tuple[str, list[Mapping[str, Any]]]] = [
         ("Experiment", [_scalars(experiment) for experiment in experiments]),
         ("Workload", [_part(manifest, "workload") for manifest in manifests]),
+        ("Plans", [_plans(runs)]),
         ("Server, before a condition changes it", [_part(manifest, "server", inner=True) for manifest in manifests]),
         ("Client", [_part(manifest, "client") for manifest in manifests]),
         ("Limits", [_part(manifest, "limits") for manifest in manifests]),
@@ -44,9 +45,21 @@ def gather_facts(runs: Sequence[SealedRun]) -> tuple[Facts, ...]:
 
 
 def _standing(manifest: Manifest) -> Mapping[str, Any]:
-    """Exploratory, or confirmatory and by which frozen file."""
+    """Exploratory, or confirmatory and by which frozen file; the scheduler rules that the server followed."""
     record = manifest.preregistration
-    return {"runs are": manifest.label} | ({} if record is None else record.model_dump())
+    standing = {"runs are": manifest.label, "rules in force": manifest.server_spec.get("rules", "")}
+    return standing | ({} if record is None else record.model_dump())
+
+
+def _plans(runs: Sequence[SealedRun]) -> Mapping[str, Any]:
+    """Where the plans' numbers come from and what they leave out, each value once; replicates are drawn apart."""
+    told: dict[str, dict[str, None]] = {}
+    for run in runs:
+        plan = run.plan_if_readable
+        for name, value in {} if plan is None else plan.provenance.items():
+            if name != "workload" and value != "":
+                told.setdefault(name, {})[fact_text(value)] = None
+    return {name: " / ".join(values) for name, values in told.items()}
 
 
 def _part(manifest: Manifest, name: str, *, inner: bool = False) -> Mapping[str, Any]:

@@ -81,6 +81,7 @@ def render_page(view: ReportView) -> str:
         timelines=[_timeline(view, timeline, index) for index, timeline in enumerate(view.timelines)],
         ratio_of=_ratio_of,
         callers=_callers(view),
+        causes=list(dict.fromkeys(cause for c in view.conditions if c.ceilings for cause in sorted(c.ceilings.lost))),
         check_names=_check_names(view),
         check_of=_check_of,
         verdict_of=_verdict,
@@ -103,6 +104,8 @@ def headline(view: ReportView) -> list[str]:
     num_invalid = len(view.invalid_runs)
     noun = "predicted run" if kind_of_run(view.backend).is_virtual else "run"
     validity = "all valid" if not num_invalid else f"{num_invalid} invalid"
+    if repeated := len(view.repeated_runs):
+        validity += f", {repeated} repeated"
     replicates = len({run.replicate for run in view.runs})
     parts = [
         view.summary.experiment,

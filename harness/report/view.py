@@ -125,6 +125,11 @@ class ReportView:
         return tuple(run for run in self.runs if not run.is_valid)
 
     @property
+    def repeated_runs(self) -> tuple[SealedRun, ...]:
+        """Runs that repeat an INVALID one."""
+        return tuple(run for run in self.sealed.values() if run.manifest.earlier_tries)
+
+    @property
     def time_scale(self) -> float:
         return self.summary.time_scale
 

@@ -6,22 +6,22 @@ drawn plan. No progress file exists: what is sealed is done. Next: ``harness.run
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from harness.clock import NS_PER_S, MonotonicClock
-from harness.errors import RecordsError, RunInvalidError, SpecError
-from harness.experiment import PlannedRun, PlannedRuns, resolve
+from harness.errors import RunInvalidError, SpecError
+from harness.experiment import PlannedRun, PlannedRuns, changed_inputs, resolve
 from harness.kinds import kind_named
 from harness.prereg import Ticket
 from harness.prereg.repository import file_sha256
-from harness.records import RunKey, RunStore, SealedRun, layout
+from harness.records import RunKey, RunStore, SealedRun, keep_for_retry, layout
 from harness.runner.backends import backend_named
 from harness.runner.progress import ExperimentStarted, ProgressSink, RunSealed, RunStarted, StopFlag, silent
 from harness.runner.run import Invocation
 from harness.sim import simulate
-from harness.spec import ExperimentSpec, ServerSpec
+from harness.spec import ExperimentSpec
 
 # Wall seconds to start and stop one emulator process, before any run of this experiment has been timed.
 FIRST_GUESS_LIFECYCLE_S = 3.0
@@ -113,6 +113,7 @@ def run_experiment(
     stop: StopFlag | None = None,
     spec_source: str = "",
     ticket: Ticket | None = None,
+    retry_invalid: bool = False,
 ) -> ExperimentOutcome:
     """Perform every planned run that is not sealed yet, and return all sealed runs of the experiment.
 
@@ -120,13 +121,18 @@ def run_experiment(
     Raises SpecError before anything starts; ServerError when a server cannot be run; RecordsError when records cannot
     be written.
     An invalid run is kept, named invalid, and the experiment goes on.
+    retry_invalid: repeat the INVALID ones too; they are kept, and the new runs name them. Under a ticket, at most
+    ``limits.retries`` times each.
     ticket: of a preregistration; makes every run confirmatory. Without one they are exploratory, for ever.
     """
     stop = stop or StopFlag()
     store = RunStore(Path(runs_root))
     # A ticket was given for runs that are resolved already.
     planned = checked(ticket.planned if ticket is not None and ticket.planned.spec == spec else resolve(spec))
-    todo = _missing(store, planned, resume=resume, ticket=ticket)
+    again = _to_repeat(store, planned, ticket) if retry_invalid else {}
+    todo = _missing(store, planned, resume=resume, ticket=ticket, again=again)
+    if ticket is not None:
+        ticket.ledger.admit(todo, store.sealed(spec.name))
     check_hosts(todo)
     forecast = _Forecast(todo)
     on_progress(ExperimentStarted(spec.name, len(planned), len(planned) - len(todo), forecast.left_s()))
@@ -139,6 +145,9 @@ def run_experiment(
             break
         began_ns = clock.now_ns()
         on_progress(RunStarted(run.label, run.position, len(planned), run.plan.num_requests, forecast.of(run.key)))
+        if run.key in again:
+            # Only now: what is not reached keeps its place.
+            keep_for_retry(again[run.key])
         sealed = backend.perform(run, invocation)
         if sealed is None:  # aborted by the person; nothing of it is kept as whole
             break
@@ -149,8 +158,25 @@ def run_experiment(
     return ExperimentOutcome(spec, tuple(store.sealed(spec.name)), len(planned), performed, stop.after_run)
 
 
-def _missing(store: RunStore, planned: PlannedRuns, *, resume: bool, ticket: Ticket | None) -> list[PlannedRun]:
-    """Planned keys minus sealed keys; refuses sealed runs that were made from another plan or configuration."""
+def _to_repeat(store: RunStore, planned: PlannedRuns, ticket: Ticket | None) -> dict[RunKey, SealedRun]:
+    """INVALID runs of the experiment; refused where the frozen rule does not allow their repetition."""
+    keys = {run.key for run in planned}
+    invalid = {run.key: run for run in store.sealed(planned.spec.name) if run.key in keys and not run.is_valid}
+    allowed = planned.spec.limits.retries
+    spent = [run for run in invalid.values() if len(run.manifest.earlier_tries) >= allowed]
+    if ticket is not None and spent:
+        raise SpecError(
+            f"{spent[0].label} is INVALID and may be repeated {allowed} times under this freeze, which is used up",
+            where="--retry-invalid",
+            hint="It stays INVALID; freeze a new experiment with limits.retries",
+        )
+    return invalid
+
+
+def _missing(
+    store: RunStore, planned: PlannedRuns, *, resume: bool, ticket: Ticket | None, again: Mapping[RunKey, SealedRun]
+) -> list[PlannedRun]:
+    """Planned keys minus sealed keys, and those to repeat; refuses sealed runs of another plan or configuration."""
     name = planned.spec.name
     sealed = {run.key: run for run in store.sealed(name)}
     if sealed and not resume:
@@ -161,36 +187,29 @@ def _missing(store: RunStore, planned: PlannedRuns, *, resume: bool, ticket: Tic
         )
     for run in planned:
         if run.key in sealed:
+            # A run that is kept counts like one that is made now: each of its bytes is as it was sealed.
+            sealed[run.key].verify()
             _require_same_inputs(sealed[run.key], run, ticket)
-    return [run for run in planned if run.key not in sealed]
+    return [run for run in planned if run.key not in sealed or run.key in again]
 
 
 def _require_same_inputs(run: SealedRun, asked: PlannedRun, ticket: Ticket | None) -> None:
     """A sealed run counts only when it was made from the plan and the server that the spec asks for now."""
-    spec = asked.spec
+    changed = changed_inputs(run, asked.spec, asked.condition)
     expected: dict[str, object] = {
         "plan": asked.plan.hash,
-        "server": asked.server.model_dump(mode="json"),
-        "time_scale": 1.0 if kind_named(spec.backend).is_virtual else spec.time_scale,
-        "backend": spec.backend,
-        "client": spec.client.model_dump(mode="json"),
         "preregistration": None if ticket is None else ticket.record.sha256,
     }
     found: dict[str, object] = {
         "plan": run.manifest.plan_hash,
-        # As it was asked for, rules left open included; keys that came later count with their defaults.
-        "server": ServerSpec.model_validate(run.manifest.requested_server).model_dump(mode="json"),
-        "time_scale": run.manifest.time_scale,
-        "backend": run.manifest.backend,
-        "client": run.client.model_dump(mode="json"),
         "preregistration": None if run.manifest.preregistration is None else run.manifest.preregistration.sha256,
     }
     if (copy := run.manifest.files.get(layout.COST_MODEL)) is not None:
         expected["cost model"] = file_sha256(asked.cost_file)
         found["cost model"] = copy.sha256
-    changed = sorted(name for name in expected if expected[name] != found[name])
+    changed = sorted([*changed, *(name for name in expected if expected[name] != found[name])])
     if changed:
-        raise RecordsError(
+        raise SpecError(
             f"was sealed with another {' and '.join(changed)} than the experiment file now asks for",
             where=str(run.path),
             hint="Give the changed experiment a new name, or write to another --runs folder",

@@ -7,8 +7,8 @@ Next: ``harness.records`` seals; ``harness.analysis`` judges the invariants befo
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from harness.clock import NS_PER_S, ScaledClock, clock_for, realtime_minus_monot
 from harness.engine import CostModel
 from harness.errors import HarnessError
 from harness.experiment import PlannedRun
+from harness.kv_rules import rules_in_force
 from harness.live import provenance
 from harness.live.audit.replay import self_audit
 from harness.live.client.run import ReplayResult, replay
@@ -36,8 +37,18 @@ from harness.live.server.life import start_server
 from harness.live.server.process import ExitReport
 from harness.plan import Plan, write_plan
 from harness.prereg import Ticket
-from harness.records import ClockRecord, Finding, Manifest, RunWriter, SealedRun, ServerRecord, layout
-from harness.redact import redacted_arguments
+from harness.records import (
+    ClockRecord,
+    Finding,
+    Manifest,
+    PreregistrationRecord,
+    RunKey,
+    RunWriter,
+    SealedRun,
+    ServerRecord,
+    layout,
+)
+from harness.redact import redacted_arguments, redacted_text
 from harness.runner.progress import ProgressSink, RequestFinished, ServerReady, StopFlag
 
 Launch = Callable[..., LaunchPlan]
@@ -52,16 +63,47 @@ class Invocation:
     ticket: Ticket | None
     on_progress: ProgressSink
     stop: StopFlag
+    starts: dict[RunKey, str] = field(default_factory=dict[RunKey, str])
 
     @contextmanager
     def writer(self, run: PlannedRun) -> Generator[RunWriter]:
-        """A writer for ``run`` that holds its inputs already; what is not sealed in the end is set aside."""
+        """A writer for ``run`` that holds its inputs already; what is not sealed in the end is set aside.
+
+        Of a frozen run the ledger knows before anything of it starts, and afterwards how it ended.
+        """
+        if self.ticket is None:
+            with self._writer(run) as writer:
+                yield writer
+            return
+        ledger = self.ticket.ledger
+        start = self.starts[run.key] = ledger.start(run)
+        try:
+            with self._writer(run) as writer:
+                yield writer
+        except BaseException as error:
+            with suppress(HarnessError):
+                ledger.aborted(start, run.key, redacted_text(f"{type(error).__name__}: {error}"))
+            raise
+        manifest = layout.run_folder(self.runs_root, *run.key) / layout.MANIFEST
+        if manifest.is_file():
+            ledger.sealed(start, run.key, manifest)
+        else:
+            ledger.aborted(start, run.key, "interrupted by a person")
+
+    @contextmanager
+    def _writer(self, run: PlannedRun) -> Generator[RunWriter]:
         with RunWriter(self.runs_root, *run.key, run.plan.num_requests) as writer:
             write_plan(run.plan, writer.folder / layout.PLAN)
             writer.raw(layout.COST_MODEL).write(run.cost_file.read_bytes())
             if self.ticket is not None:
                 writer.raw(layout.FROZEN).write(self.ticket.content)
             yield writer
+
+    def record_of(self, run: PlannedRun) -> PreregistrationRecord | None:
+        """What its manifest says of the freeze that it was made under."""
+        if self.ticket is None:
+            return None
+        return self.ticket.record.model_copy(update={"start": self.starts[run.key]})
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +298,7 @@ def seal_run(
 def manifest_of(run: PlannedRun, invocation: Invocation, **observed: Any) -> Manifest:
     """What is known of a run before it is judged. observed: the manifest's own keys for what happened."""
     spec = run.spec
-    return Manifest(
+    manifest = Manifest(
         experiment=spec.name,
         condition=run.condition.name,
         replicate=run.replicate,
@@ -272,8 +314,12 @@ def manifest_of(run: PlannedRun, invocation: Invocation, **observed: Any) -> Man
             "server": run.server.model_dump(mode="json"),
             "client": spec.client.model_dump(mode="json"),
             "limits": spec.limits.model_dump(mode="json"),
-            "spec_source": invocation.spec_source,
+            "spec_source": redacted_text(invocation.spec_source),
         },
-        preregistration=None if invocation.ticket is None else invocation.ticket.record,
+        preregistration=invocation.record_of(run),
         **observed,
     )
+    # By name: what "auto" stands for changes with every release.
+    rules = rules_in_force(run.server.rules, manifest.serving_version).name
+    in_force = {**manifest.effective.get("server", {}), "rules": rules}
+    return manifest.model_copy(update={"effective": {**manifest.effective, "server": in_force}})

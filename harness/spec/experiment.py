@@ -11,9 +11,10 @@ from typing import Annotated, Any, Literal, cast, get_args
 
 from pydantic import AfterValidator, Field, ValidationError, field_serializer, field_validator, model_validator
 
+from harness.clock import NS_PER_S
 from harness.errors import SpecError
 from harness.kinds import DEFAULT_BACKEND, KINDS
-from harness.redact import redacted_arguments, redacted_env
+from harness.redact import redacted_value
 from harness.shipped import find_shipped
 from harness.spec.base import Spec, check_name, describe_validation_error, load_toml
 from harness.spec.factors import Factors, WrittenFactors, factor_names, factors_from_name
@@ -57,12 +58,7 @@ class ConditionSpec(Spec):
 
     @field_serializer("server", when_used="json")
     def _server_without_secrets(self, server: dict[str, Any]) -> dict[str, Any]:
-        kept = dict(server)
-        if isinstance(env := kept.get("env"), Mapping):
-            kept["env"] = redacted_env(cast("Mapping[str, str]", env))
-        if isinstance(words := kept.get("extra_args"), (list, tuple)):
-            kept["extra_args"] = list(redacted_arguments(cast("list[str]", words)))
-        return kept
+        return cast("dict[str, Any]", redacted_value(server, frozenset(ServerSpec.model_fields)))
 
     @field_validator("name")
     @classmethod
@@ -83,6 +79,9 @@ class LimitsSpec(Spec):
     residual_share: float | None = Field(
         default=None, gt=0, le=1, description="largest (B - A) / B of a run; without it, only a finding above 0.05"
     )
+    retries: int = Field(
+        default=0, ge=0, le=100, description="times that an INVALID run may be repeated under a freeze, which fixes it"
+    )
     request_timeout_s: float = Field(default=600.0, gt=0, description="model seconds one request may take")
 
 
@@ -94,6 +93,29 @@ class ClientSpec(Spec):
     spin_us: int = Field(default=300, ge=0, le=2000, description="longest busy-wait before a deadline; 0: none")
     processes: int = Field(default=1, ge=1, le=64, description="client processes that share the sessions")
     scrape_interval_s: float = Field(default=1.0, gt=0)
+
+
+class SloSpec(Spec):
+    """What an answer must keep to count as good: goodput is requests per second that keep all that is set."""
+
+    ttft_ms: float | None = Field(default=None, gt=0, description="model ms to the first token")
+    itl_ms: float | None = Field(default=None, gt=0, description="model ms per token after it, mean of the request")
+
+    @property
+    def is_set(self) -> bool:
+        return self.ttft_ms is not None or self.itl_ms is not None
+
+
+class WindowSpec(Spec):
+    """Which requests count in serving figures, by when they are due. Channels, padding and reuse take all of a run."""
+
+    warmup_s: float = Field(default=0.0, ge=0, description="model seconds from the common start that do not count")
+    measure_s: float | None = Field(default=None, gt=0, description="model seconds that count then; default: the rest")
+
+    def bounds_ns(self, start_ns: int) -> tuple[int, int]:
+        """[first, last) instants of the window of a run that starts at ``start_ns``."""
+        first_ns = start_ns + round(self.warmup_s * NS_PER_S)
+        return first_ns, 1 << 62 if self.measure_s is None else first_ns + round(self.measure_s * NS_PER_S)
 
 
 class ExperimentSpec(Spec):
@@ -114,6 +136,8 @@ class ExperimentSpec(Spec):
     server: ServerSpec = ServerSpec()
     client: ClientSpec = ClientSpec()
     limits: LimitsSpec = LimitsSpec()
+    slo: SloSpec = SloSpec()
+    window: WindowSpec = WindowSpec()
     analysis: str = Field(default="", description="what `harness analyse` computes; default: padding and cost")
     rules: tuple[str, ...] = Field(default=(), description="decision rules that `harness decide` applies by default")
     condition: tuple[ConditionSpec, ...] = Field(min_length=1)

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, field_serializer, field_validator, model_validator
 
 from harness.kv_rules import AUTO, RuleSet, check_active_limit, check_rules, rule_set
-from harness.redact import redacted_arguments, redacted_env
+from harness.redact import redacted_arguments, redacted_env, redacted_text
 from harness.spec.base import Spec
 
 RulesName = Annotated[str, AfterValidator(check_rules)]
@@ -59,6 +59,10 @@ class ServerSpec(Spec):
     @field_serializer("env", when_used="json")
     def _env_without_secrets(self, env: dict[str, str]) -> dict[str, str]:
         return redacted_env(env)
+
+    @field_serializer("url", "device_metrics_url", when_used="json")
+    def _address_without_secrets(self, url: str) -> str:
+        return redacted_text(url)
 
     @field_serializer("extra_args", when_used="json")
     def _arguments_without_secrets(self, words: tuple[str, ...]) -> tuple[str, ...]:

@@ -81,6 +81,9 @@ class WorkloadSpec(Spec):
     arrivals: Literal["", "together", "recorded"] = Field(
         default="", description="source 'trace': how its sessions start; default: as the trace says"
     )
+    start: Literal["beginning", "steady"] = Field(
+        default="beginning", description="source 'trace': 'steady' begins each session in the middle, after one warm-up"
+    )
     prompt_form: PromptForm = Field(default="token-ids", description="'text' for servers that re-tokenise")
     token_id_range: tuple[int, int] = Field(default=(1000, 150_000), description="prompt ids lie in [low, high)")
 
@@ -137,7 +140,7 @@ class WorkloadSpec(Spec):
         return int(self.scale.rpartition("/")[2])
 
     def _check_trace(self) -> None:
-        own = ("trace", "scale", "max_context_tokens", "human_waits", "human_wait_cap_s", "arrivals")
+        own = ("trace", "scale", "max_context_tokens", "human_waits", "human_wait_cap_s", "arrivals", "start")
         drawn = ("requests_per_session", "prompt_tokens", "generate_tokens", "new_tokens", "shared_prefix_tokens")
         strangers = (*drawn, "group", "start_offset_s") if self.source == "trace" else own
         for name in strangers:
@@ -145,6 +148,8 @@ class WorkloadSpec(Spec):
                 raise ValueError(f"{name} does not belong to source {self.source!r}; leave it out")
         if self.source == "trace" and not self.trace:
             raise ValueError("source 'trace' needs trace = NAME, or the path of a file that harness trace import wrote")
+        if self.start == "steady" and self.arrivals == "recorded":
+            raise ValueError("start = 'steady' lets all sessions begin together; leave out arrivals = 'recorded'")
 
     def groups_or_self(self) -> tuple[tuple[SessionGroup, WorkloadSpec], ...]:
         """Every group with the workload as it is for that group's sessions; one nameless group when there are none."""

@@ -22,6 +22,7 @@ from harness.records import SealedRun, paired
 from harness.spec import AnalysisName
 from harness.spec.rules import InterferenceRule
 from harness.study import alignment, recompilation, repeats, survival
+from harness.study.ceilings import ceilings_table
 from harness.study.waiting import measured_waiting, waiting_table
 
 Tables = tuple[ResultTable, ...]
@@ -58,6 +59,7 @@ def _general(evidence: Evidence) -> Found:
     tables = (
         alignment.cost_table(evidence),
         repeats.decomposition_table(evidence),
+        ceilings_table(evidence),
         survival.formula_table(evidence),
         survival.exceptions_table(evidence),
     )
@@ -97,6 +99,7 @@ def _slot_intervention(evidence: Evidence) -> Found:
     tables = (
         survival.prefill_kinds_table(evidence),
         alignment.cost_table(evidence),
+        ceilings_table(evidence),
         survival.formula_table(evidence),
         survival.exceptions_table(evidence),
         survival.lost_reuse_table(evidence),

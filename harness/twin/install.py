@@ -17,6 +17,7 @@ from typing import Any
 
 from harness.errors import ServerError, SpecError
 from harness.twin.environment import STAMP_FILE, TwinEnvironment, default_folder, find_twin, twin_variables
+from harness.twin.shared_files import STAND_IN, link_shared, twin_to_share
 from harness.twin.stacks import COMMON_LOCK, UV_LOCK, TwinStack, release_order, stack_named
 
 TORCH = "2.13.0"
@@ -73,10 +74,16 @@ def install_twin(
         kept = {key: stamp[key] for key in ("python", "torch") if key in stamp}
         stamp = kept | {"stack": stack.version, "locks_sha256": stack.locks_sha256}
     if "python" not in stamp:
-        chosen = choose_python(python, torch_options, say)
+        # Who names a torch wants that one.
+        donor = None if torch_wheel or torch_index else twin_to_share(python)
+        chosen = str(donor.stamp["python"]) if donor else choose_python(python, torch_options, say)
         say(f"environment: {where} with {chosen}")
         _run([chosen, "-m", "venv", "--clear", str(where)], "cannot make the environment")
         _record(where, stamp, python=chosen)
+        if donor:
+            say(f"what it shares with {donor.folder}, torch above all")
+            link_shared(donor, stack_named(donor.version), where)
+            _record(where, stamp, torch=_version(where, "torch"))
     if "torch" not in stamp:
         say(f"torch {TORCH}")
         _pip(where, "install", "--no-deps", *torch_options)
@@ -112,7 +119,7 @@ def _install_packages(where: Path, stack: TwinStack, say: Say) -> None:
 def _declare_stand_in(twin: TwinEnvironment, stack: TwinStack) -> None:
     """Metadata of the device runtime's stand-in: the stack compares its version with its own."""
     release = ".".join(map(str, release_order(stack.version)[0]))
-    folder = twin.site_packages / f"rebel_compiler-{release}.dist-info"
+    folder = twin.site_packages / f"{STAND_IN}-{release}.dist-info"
     folder.mkdir(exist_ok=True)
     text = f"Metadata-Version: 2.1\nName: rebel-compiler\nVersion: {release}\nSummary: Stand-in: no compiler inside\n"
     (folder / "METADATA").write_text(text, encoding="utf-8")

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from harness.runner import run_experiment
 from tests.support.command_line import harness
+from tests.support.experiments import small_experiment
 
 EXPERIMENT = """
 name = "bad"
@@ -107,6 +109,7 @@ def test_an_edited_plan_is_refused(tmp_path: Path):
 
 
 def test_bad_sql_is_one_line(tmp_path: Path):
+    run_experiment(small_experiment(backend="sim"), runs_root=tmp_path)
     result = harness("query", "select nothing from nowhere", "--runs", str(tmp_path))
     assert result.returncode == 2
     assert "nowhere" in result.stderr

@@ -54,7 +54,7 @@ def answer(engine: Path) -> tuple[int, int]:
         text=True,
         check=True,
     )
-    return int(done.stdout), len(list((engine / "cache").rglob("*.nbc")))
+    return int(done.stdout), len(list((engine / "cache").rglob("*.door.o")))
 
 
 def test_an_edited_callee_or_constant_changes_what_a_cached_caller_returns(tmp_path: Path) -> None:
@@ -67,6 +67,18 @@ def test_an_edited_callee_or_constant_changes_what_a_cached_caller_returns(tmp_p
     assert answer(engine)[0] == 43
     (engine / "factor.py").write_text("FACTOR = 2\n")
     assert answer(engine)[0] == 29
+
+
+def test_processes_that_come_together_make_machine_code_once(tmp_path: Path) -> None:
+    engine = little_package(tmp_path)
+    program = "import sys, harness.engine.caller as it; print(it.answer(), 'numba' in sys.modules)"
+    environment = os.environ | {"PYTHONPATH": str(tmp_path), "NUMBA_CACHE_DIR": str(engine / "cache")}
+    command = [sys.executable, "-c", program]
+    together = [
+        subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(3)
+    ]
+    said = sorted(process.communicate()[0].strip() for process in together)
+    assert said == ["42 False", "42 False", "42 True"], "who waited for the code needed nothing to make it with"
 
 
 def test_neither_kernel_nor_engine_is_compiled_anew_when_a_specification_or_a_rule_sets_name_changes() -> None:

@@ -54,11 +54,11 @@ def play(
                 return outcome
         else:
             try:
-                seen = vendor.step(operation.aborts_inside)
+                seen = vendor.step(operation.aborts_inside, operation.failed_copy)
             except Exception as error:
                 outcome.vendor_error = f"{type(error).__name__}: {error}"
                 return outcome
-            outcome.differences = difference(seen, engine.step(operation.aborts_inside))
+            outcome.differences = difference(seen, engine.step(operation.aborts_inside, operation.failed_copy))
             _count(outcome, seen)
             if outcome.differences:
                 return outcome
@@ -77,6 +77,7 @@ def _count(outcome: Outcome, seen: Seen) -> None:
     counts["prefills with reuse"] += bool(seen.cached_slots)
     counts["prefills reusing several slots"] += len(seen.cached_slots) > 1
     counts["false hash hits"] += seen.hash_hit_tokens > sum(seen.cached_lengths)
+    counts["failed copies"] += bool(seen.recomputed_tokens)
     counts["dummy requests"] += seen.dummy_slot >= 0
     counts["finished"] += len(seen.finished)
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from harness.emulator.logs import kv_event_line
+from harness.emulator.logs import copy_lines, kv_event_line
 from harness.engine import EngineConfig, KvEvent, Scheduler, load_cost_model
 from harness.errors import PlanError
 from harness.plan.blocks import token_block_keys
@@ -67,11 +67,16 @@ class EngineServer:
             self.scheduler.abort(handle)
         return self._lines(self.scheduler.take_kv_events())
 
-    def step(self, aborts_inside: tuple[int, ...]) -> Seen:
+    def step(self, aborts_inside: tuple[int, ...], failed_copy: int = -1) -> Seen:
         """One step."""
         scheduler = self.scheduler
         step = scheduler.schedule()
         tables = {request: scheduler.block_table(request) for request in step.requests}
+        copies: list[str] = []
+        if 0 <= failed_copy < len(step.cached_slots):
+            step = scheduler.recomputed(step, failed_copy)
+            (request,) = step.requests
+            copies = [message for _, message in copy_lines(step, tables[request], str(request))]
         abort_lines = self.abort(aborts_inside)
         before = {request: self._output_tokens(request) for request in step.requests if request not in aborts_inside}
         finished = scheduler.finish_step()
@@ -90,6 +95,8 @@ class EngineServer:
             lines=self._lines(step.kv_events),
             abort_lines=abort_lines,
             finish_lines=self._lines(scheduler.take_kv_events()),
+            copy_lines=tuple(copies),
+            recomputed_tokens=step.computed_tokens if copies else 0,
             finished=finished,
             running=scheduler.running,
             waiting=scheduler.waiting,

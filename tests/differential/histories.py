@@ -85,9 +85,13 @@ class Abort(NamedTuple):
 
 
 class RunStep(NamedTuple):
-    """schedule(), the aborts that arrive while the device works, update_from_output()."""
+    """schedule(), the aborts that arrive while the device works, update_from_output().
+
+    failed_copy: which reused slot cannot be copied, if the step is a prefill that reuses so many; -1 for none.
+    """
 
     aborts_inside: tuple[int, ...] = ()
+    failed_copy: int = -1
 
 
 Operation: TypeAlias = Submit | Abort | RunStep
@@ -167,7 +171,8 @@ class _Writer:
         # Steps that one request adds, when a full batch shares them: from a lightly loaded server to a growing queue.
         steps_each = 1 + generation / (4 if grows else 2) / self.geometry.max_num_seqs
         return Mood(
-            arrival=min(0.9, chosen.choice([0.2, 0.4, 0.6, 0.8, 1.1, 2.0]) / steps_each),
+            # Several may arrive in one step; at more than two a step, most of them would never leave the queue.
+            arrival=min(0.7, chosen.choice([0.2, 0.4, 0.6, 0.8, 1.1, 2.0]) / steps_each),
             re_arrival=chosen.choice([0.0, 0.5, 0.8, 0.95]),
             remembered=chosen.choice([2, 12, 12, 60]),
             shared=chosen.choice([0.0, 0.0, 0.3, 0.9]),
@@ -293,20 +298,40 @@ def _partitioned(chosen: random.Random, limit: int, block: int) -> Geometry:
     return Geometry(limit, max(least, slots), partition * per_seq, partition, block_tokens=block)
 
 
-def draw_history(seed: int, num_steps: int, *, with_active_limit: bool = False) -> History:
-    """The history of a seed; half of those with_active_limit are of servers that admit fewer than they could."""
+def draw_history(
+    seed: int, num_steps: int, *, with_active_limit: bool = False, with_failed_copies: bool = False
+) -> History:
+    """The history of a seed.
+
+    with_active_limit: half of the servers admit fewer than they could. with_failed_copies: on most servers KV copies
+    fail now and then, the first of a prefill or a later one.
+    """
     chosen = random.Random(seed)
     geometry = draw_geometry(chosen)
     if with_active_limit and chosen.random() < 0.5:
         geometry = replace(geometry, max_active_seqs=chosen.randint(1, geometry.max_num_seqs))
-    return History(geometry, tuple(_Writer(chosen, geometry).operations(num_steps)), seed)
+    operations = tuple(_Writer(chosen, geometry).operations(num_steps))
+    if with_failed_copies:
+        # Numbers of its own: what else happens is the same for every set of rules.
+        operations = tuple(_failing(operations, random.Random(f"copies of {seed}")))
+    return History(geometry, operations, seed)
+
+
+def _failing(operations: tuple[Operation, ...], chosen: random.Random) -> Iterator[Operation]:
+    """The same, with a KV copy that fails in some of the steps."""
+    chance = chosen.choice([0.0, 0.02, 0.3])
+    for operation in operations:
+        fails = isinstance(operation, RunStep) and chosen.random() < chance
+        yield operation._replace(failed_copy=chosen.choice([0, 0, 1, 2])) if fails else operation
 
 
 def simpler(operation: Operation) -> Iterator[Operation]:
     """Versions of one operation that do less."""
     if isinstance(operation, RunStep):
         if operation.aborts_inside:
-            yield RunStep()
+            yield operation._replace(aborts_inside=())
+        if operation.failed_copy >= 0:
+            yield operation._replace(failed_copy=-1)
     elif isinstance(operation, Submit):
         if operation.salt:
             yield operation._replace(salt=0)

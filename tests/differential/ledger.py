@@ -22,7 +22,10 @@ COMPARED_CODE = (
     "harness/engine",
     "harness/emulator/logs.py",
     "harness/plan/blocks.py",
-    *(f"tests/differential/{name}.py" for name in ("compare", "engine_side", "histories", "seen", "vendor_side")),
+    *(
+        f"tests/differential/{name}.py"
+        for name in ("compare", "engine_side", "histories", "seen", "vendor_copies", "vendor_side")
+    ),
 )
 """What decides how a history is drawn and how the engine plays it."""
 

@@ -12,7 +12,9 @@ class Seen(NamedTuple):
     """One step. lines: what schedule() logged about KV memory, in order: allocations, evictions, hits, preemptions.
 
     abort_lines, finish_lines: what aborts during the step and the end of it logged. block_tables: slots by request.
-    free_slots: -1 when prefix caching is off. running, waiting: after the step.
+    copy_lines, recomputed_tokens: of a prefill whose KV copy was made to fail: what the runner logged about copies, and
+    the tokens that it then had computed; empty and 0 otherwise. free_slots: -1 when prefix caching is off. running,
+    waiting: after the step.
     """
 
     kind: str
@@ -26,6 +28,8 @@ class Seen(NamedTuple):
     lines: tuple[str, ...]
     abort_lines: tuple[str, ...]
     finish_lines: tuple[str, ...]
+    copy_lines: tuple[str, ...]
+    recomputed_tokens: int
     finished: tuple[int, ...]
     running: tuple[int, ...]
     waiting: tuple[int, ...]

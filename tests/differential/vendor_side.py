@@ -35,6 +35,9 @@ from tests.differential.histories import (
     stream_tokens,
 )
 from tests.differential.seen import Seen
+from tests.differential.vendor_copies import tokens_after_failed_copy
+
+COPY_LINES = ("Successfully copied KV ", "Copying prefix-cached KV ")
 
 
 class LineCatcher(logging.Handler):
@@ -45,8 +48,9 @@ class LineCatcher(logging.Handler):
         self.lines: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        # Both carry the lines that users' tools read; everything else of the tree is about start-up.
-        if "prefix_cache_manager" in record.name or record.name.endswith("optimum_scheduler"):
+        # All carry the lines that users' tools read; everything else of the tree is about start-up.
+        is_scheduling = "prefix_cache_manager" in record.name or record.name.endswith("optimum_scheduler")
+        if is_scheduling or str(record.msg).startswith(COPY_LINES):
             self.lines.append(record.getMessage())
 
     def take(self) -> tuple[str, ...]:
@@ -63,7 +67,16 @@ def line_catcher() -> LineCatcher:
     root.handlers = [catcher]
     root.propagate = False
     root.setLevel(logging.DEBUG)
+    # Where a line was logged, and by which thread, is not compared.
+    logging._srcfile = None
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     return catcher
+
+
+@cache
+def parameters_of(max_tokens: int) -> SamplingParams:
+    """What a request asks of the sampler; the scheduler only reads it."""
+    return SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True, stop_token_ids=[STOP_TOKEN])
 
 
 @cache
@@ -137,16 +150,13 @@ class VendorServer:
 
     def submit(self, request: Submit) -> bool:
         """Add a request at the tail of the queue, its prompt hashed as the input thread would; False when refused."""
-        parameters = SamplingParams(
-            max_tokens=request.max_tokens, temperature=0.0, ignore_eos=True, stop_token_ids=[STOP_TOKEN]
-        )
         name = str(request.handle)
         try:
             self.scheduler.add_request(
                 Request(
                     request_id=name,
                     prompt_token_ids=materialise(request.prompt).tolist(),
-                    sampling_params=parameters,
+                    sampling_params=parameters_of(request.max_tokens),
                     pooling_params=None,
                     cache_salt=str(request.salt) if request.salt else None,
                     block_hasher=self._hasher,
@@ -166,8 +176,8 @@ class VendorServer:
             self.scheduler.finish_requests(str(handle), RequestStatus.FINISHED_ABORTED)
         return line_catcher().take()
 
-    def step(self, aborts_inside: tuple[int, ...]) -> Seen:
-        """One engine-core step: schedule, aborts while the device works, update_from_output."""
+    def step(self, aborts_inside: tuple[int, ...], failed_copy: int = -1) -> Seen:
+        """One engine-core step: schedule, what the runner makes of a copy that fails, aborts, update_from_output."""
         scheduler = self.scheduler
         output = scheduler.schedule()
         lines = line_catcher().take()
@@ -175,6 +185,10 @@ class VendorServer:
         resumed = set(output.scheduled_cached_reqs.resumed_req_ids)
         is_prefill = bool(output.scheduled_new_reqs) or bool(resumed)
         tables = {int(name): self._block_table(output, name) for name in names}
+        recomputed = 0
+        if is_prefill and 0 <= failed_copy < len(output.cached_block_table):
+            recomputed = tokens_after_failed_copy(scheduler, output, failed_copy)
+        copies = line_catcher().take()
         abort_lines = self.abort(aborts_inside)
         sampled = [[self._next_token(name)] for name in names]
         per_client = scheduler.update_from_output(
@@ -200,6 +214,8 @@ class VendorServer:
             lines=lines,
             abort_lines=abort_lines,
             finish_lines=finish_lines,
+            copy_lines=copies,
+            recomputed_tokens=recomputed,
             finished=finished,
             running=tuple(int(request.request_id) for request in scheduler.running),
             waiting=tuple(int(request.request_id) for request in _queued(scheduler)),

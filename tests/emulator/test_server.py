@@ -13,6 +13,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from harness.analysis import ParseCounts, parse_log
+from harness.analysis.logs.events import KvCopyFailedEvent
 from harness.clock import NS_PER_MS, MonotonicClock
 from harness.emulator.config import config_from_arguments
 from harness.errors import SpecError
@@ -178,6 +180,36 @@ def test_a_crash_on_request_is_logged_and_leaves_a_whole_trace(start_emulator: S
     assert isinstance(answers[0], httpx.HTTPError)
     assert "EngineCore encountered a fatal error." in server.log
     assert [step["index"] for step in server.trace] == [0, 1, 2, 3]
+
+
+def test_a_copy_that_fails_makes_a_full_prefill_that_only_the_log_tells_of(start_emulator: Start) -> None:
+    server = start_emulator("--fault", "copy-fails-at=0")
+    prompt = list(range(1000, 1300))
+    first = server.complete(prompt, max_tokens=2, ignore_eos=True)
+    again = server.complete(prompt, max_tokens=2, ignore_eos=True)
+    # Every counter keeps the hit, and the answer is the one that a whole prefill gives.
+    assert again["usage"]["prompt_tokens_details"] == {"cached_tokens": 256}
+    assert server.metric("vllm:prompt_tokens_cached_total") == 256
+    assert again["choices"][0]["text"] == first["choices"][0]["text"]
+    third = server.complete(prompt, max_tokens=2, ignore_eos=True)
+    assert third["usage"] == again["usage"]
+    assert server.stop() == 0
+    prefills = [step for step in server.trace if step["kind"] == "PREFILL"]
+    assert [(step["cached_tokens"], step["computed_tokens"]) for step in prefills] == [(0, 300), (256, 300), (256, 44)]
+    events = list(parse_log([server.log_path.read_bytes()], counts := ParseCounts()))
+    (failed,) = [event for event in events if isinstance(event, KvCopyFailedEvent)]
+    assert len(failed.request_ids) == 1
+    assert counts.unread == 0
+
+
+def test_before_0_12_a_copy_that_fails_ends_the_server(start_emulator: Start) -> None:
+    server = start_emulator("--fault", "copy-fails-at=0", "--rules", "vendor-0.11.1")
+    prompt = list(range(1000, 1300))
+    server.complete(prompt, max_tokens=2)
+    with pytest.raises(httpx.HTTPError):
+        server.client.post("/v1/completions", json={"prompt": prompt, "max_tokens": 2})
+    assert server.process.wait(STOP_WITHIN_S) == 1
+    assert "KvCopyError" in server.log
 
 
 def test_never_ready_never_listens_and_stops_when_told(tmp_path: Path) -> None:

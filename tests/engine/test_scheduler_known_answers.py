@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from harness.engine import DECODE, IDLE, PREFILL, EngineConfig, Scheduler, Step, load_cost_model
+from harness.engine.scheduler import KvCopyError
 from harness.errors import PlanError, SpecError
 
 COST = load_cost_model("paper")
@@ -164,6 +165,26 @@ def test_hash_hits_outlive_the_slot_as_false_hits() -> None:
     kinds = [event.kind for event in step.kv_events]
     assert "CACHE_PARTIAL" in kinds
     assert "CACHE_HIT" not in kinds
+
+
+def test_a_copy_that_fails_makes_a_full_prefill_and_leaves_the_counted_hit() -> None:
+    engine = server()
+    engine.submit(0, 1000, 1, text(0, 1000))
+    engine.schedule()
+    engine.finish_step()
+    engine.submit(1, 1000, 1, text(0, 1000))
+    hit = engine.schedule()
+    assert (hit.cached_tokens, hit.computed_tokens) == (896, 104)
+    full = engine.recomputed(hit, 0)
+    assert (full.cached_tokens, full.hash_hit_tokens, full.computed_tokens) == (896, 896, 1000)
+    assert full.duration_ns == COST.prefill_ns(1000) > hit.duration_ns
+
+
+@pytest.mark.parametrize("rules", ["vendor-0.11.1", "vendor-0.11.2"])
+def test_before_0_12_a_copy_that_fails_ends_the_engine(rules: str) -> None:
+    engine = Scheduler(EngineConfig(8, (1, 2, 4, 8), 8, rules=rules), COST)
+    with pytest.raises(KvCopyError, match="KV of slot 3 could not be copied"):
+        engine.recomputed(Step(PREFILL, cached_tokens=128, context_tokens=200, cached_slots=(3,)), 0)
 
 
 def test_the_first_to_finish_of_a_full_server_loses_its_memory_at_the_next_step() -> None:

@@ -9,7 +9,8 @@ from shutil import which
 
 import pytest
 
-from harness.errors import SpecError
+from harness.errors import RecordsError, SpecError
+from harness.kv_rules import NEWEST_STABLE
 from harness.plan import read_plan
 from harness.prereg import load_preregistration, ticket_for, used_seeds
 from harness.prereg.freeze import HARNESS_FOLDER, FreezeOptions, freeze
@@ -69,7 +70,25 @@ def test_a_signed_tag_is_recorded_as_signed(place: Workplace) -> None:
     place.git("config", "gpg.format", "ssh")
     place.git("config", "user.signingkey", str(key))
     frozen = place.freeze(tag="prereg-small", is_signed=True)
+    # Whose keys to believe is said by a file; without one the words of a signature prove nothing.
+    assert ticket_for(frozen.path)[1].record.tag == "prereg-small; signature not verified"
+    signers = place.root.parent / "signers"
+    signers.write_text(f"tester@example.invalid {key.with_suffix('.pub').read_text()}")
+    place.git("config", "gpg.ssh.allowedSignersFile", str(signers))
     assert ticket_for(frozen.path)[1].record.tag == "prereg-small; signed"
+
+
+@pytest.mark.skipif(which("ssh-keygen") is None, reason="signing needs ssh-keygen")
+def test_a_signature_beside_the_frozen_file_is_verified_before_a_run(place: Workplace) -> None:
+    key = place.root.parent / "key"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
+    frozen = place.freeze(signing_key=key)
+    ticket_for(frozen.path)
+    signature = frozen.path.with_name("small.json.sig")
+    lines = signature.read_text().splitlines()
+    signature.write_text("\n".join([*lines[:2], lines[2][::-1], *lines[3:], ""]))
+    with pytest.raises(RecordsError, match="its signature does not hold"):
+        ticket_for(frozen.path)
 
 
 def test_a_compiled_artifact_that_changes_after_the_freeze_is_refused(place: Workplace) -> None:
@@ -88,7 +107,7 @@ def test_a_compiled_artifact_that_changes_after_the_freeze_is_refused(place: Wor
 
 def test_a_secret_of_the_server_is_not_frozen(place: Workplace) -> None:
     server = place.spec.server.model_copy(update={"env": {"HF_TOKEN": "hf_secret"}})
-    with pytest.raises(SpecError, match="holds a secret, which a frozen file cannot keep"):
+    with pytest.raises(SpecError, match="holds what may be a secret, which a frozen file cannot keep"):
         freeze(place.spec.model_copy(update={"server": server}), place.experiment_file)
     assert not (place.root / "plans" / "frozen").exists()
 
@@ -129,6 +148,12 @@ def test_an_experiment_outside_any_repository_is_refused(place: Workplace, tmp_p
 def test_predictions_can_be_made_with_the_papers_rules(place: Workplace) -> None:
     frozen = place.freeze(prediction_rules="paper")
     assert frozen.preregistration.prediction_rules == "paper"
+    assert set(frozen.preregistration.condition_rules.values()) == {"paper"}
+
+
+def test_a_frozen_file_names_the_rules_of_each_condition(place: Workplace) -> None:
+    content = json.loads(place.freeze().path.read_text())
+    assert content["condition_rules"] == dict.fromkeys(content["predictions"], NEWEST_STABLE)
 
 
 def test_a_criterion_that_judges_nothing_is_refused(place: Workplace) -> None:

@@ -16,7 +16,7 @@ from harness.engine.cost import find_cost_file
 from harness.errors import RecordsError, RuleFailedError, SpecError
 from harness.prereg import Preregistration, check_sealed_runs, judge, ticket_for
 from harness.prereg.frozen import parse_preregistration
-from harness.records import RunStore, layout
+from harness.records import Manifest, RunStore, layout
 from harness.runner import StopFlag, run_experiment
 from harness.runner.progress import RunSealed
 from harness.spec import ServerSpec
@@ -80,7 +80,7 @@ def _edit_code_hash(place: Workplace, frozen: Path) -> None:
     # The code cannot be edited under a running test; what it was frozen with can be another.
     content = Preregistration.model_validate_json(frozen.read_text())
     frozen.write_text(content.model_copy(update={"code_sha256": "0" * 64, "digest": ""}).sealed().to_json())
-    place.commit_all()
+    place.amend_all()
 
 
 def _add_patch_change(place: Workplace, frozen: Path) -> None:
@@ -98,7 +98,7 @@ def _edit_patch_of_the_installation(place: Workplace, frozen: Path) -> None:
     )
     assert files != content.files
     frozen.write_text(content.model_copy(update={"files": files, "digest": ""}).sealed().to_json())
-    place.commit_all()
+    place.amend_all()
 
 
 def _edit_cost_model(place: Workplace, frozen: Path) -> None:
@@ -175,7 +175,7 @@ def test_sealed_runs_that_began_before_their_freeze_decide_nothing(place: Workpl
     manifest = runs[0].path / "manifest.json"
     table = json.loads(manifest.read_text())
     table["preregistration"]["committed_at_s"] += 10**9
-    manifest.write_text(json.dumps(table))
+    manifest.write_text(Manifest.model_validate(table).to_json())
     with pytest.raises(RecordsError, match="before its freeze was committed"):
         check_sealed_runs(RunStore(place.runs).sealed("small"))
 
@@ -210,7 +210,7 @@ def test_runs_made_with_another_cost_model_than_the_frozen_one_decide_nothing(pl
     manifest = runs[0].path / "manifest.json"
     table = json.loads(manifest.read_text())
     table["files"][layout.COST_MODEL]["sha256"] = "0" * 64
-    manifest.write_text(json.dumps(table))
+    manifest.write_text(Manifest.model_validate(table).to_json())
     with pytest.raises(RecordsError, match="was made with another cost model"):
         check_sealed_runs(RunStore(place.runs).sealed("small"))
 
@@ -221,7 +221,7 @@ def test_a_prediction_frozen_under_other_rules_than_the_server_followed_decides_
     table = json.loads(manifest.read_text())
     launch = {"requested": {"versions": {"vllm-rbln": "0.12.0"}}}
     table["server"] = {**(table.get("server") or {}), "facts": {"launch": launch}}
-    manifest.write_text(json.dumps(table))
+    manifest.write_text(Manifest.model_validate(table).to_json())
     with pytest.raises(RecordsError, match=r"follows vendor-0\.12\.0.* frozen under vendor-0\.11\.1"):
         check_sealed_runs(RunStore(place.runs).sealed("small"))
 
@@ -230,7 +230,7 @@ def test_an_edited_copy_of_the_cost_model_decides_nothing(place: Workplace) -> N
     runs = place.run_confirmatory(place.freeze().path)
     copy = runs[0].file(layout.COST_MODEL)
     copy.write_text(copy.read_text().replace("9.870", "8.870"))
-    with pytest.raises(RecordsError, match="copy of the cost model is not the one"):
+    with pytest.raises(RecordsError, match="differs from what was sealed"):
         check_sealed_runs(runs)
 
 
@@ -239,7 +239,7 @@ def test_resuming_with_a_changed_cost_model_is_refused(place: Workplace) -> None
     spec = place.spec.model_copy(update={"server": ServerSpec(cost_model="plans/costs/mine.toml"), "replicates": 1})
     run_experiment(spec, runs_root=place.runs)
     mine.write_text(mine.read_text().replace("9.870", "9.970"))
-    with pytest.raises(RecordsError, match="was sealed with another cost model than"):
+    with pytest.raises(SpecError, match="was sealed with another cost model than"):
         run_experiment(spec, runs_root=place.runs, resume=True)
 
 
@@ -264,12 +264,23 @@ def test_an_interrupted_confirmatory_experiment_is_resumed_under_its_ticket(plac
     assert check_sealed_runs(done.runs) == preregistration
 
 
+def test_an_invalid_confirmatory_run_is_repeated_only_as_often_as_was_frozen(place: Workplace) -> None:
+    frozen = place.freeze()
+    manifest = place.run_confirmatory(frozen.path)[0].path / "manifest.json"
+    table = json.loads(manifest.read_text()) | {"status": "invalid", "invalid_reasons": ["late"]}
+    manifest.write_text(Manifest.model_validate(table).to_json())
+    preregistration, ticket = ticket_for(frozen.path, runs_root=place.runs)
+    with pytest.raises(SpecError, match="may be repeated 0 times under this freeze"):
+        run_experiment(preregistration.experiment, runs_root=place.runs, ticket=ticket, resume=True, retry_invalid=True)
+    assert manifest.is_file()
+
+
 def test_mixed_standing_is_refused(place: Workplace) -> None:
     runs = place.run_confirmatory(place.freeze().path)
     manifest = runs[0].path / "manifest.json"
     table = json.loads(manifest.read_text())
     table["preregistration"] = None
-    manifest.write_text(json.dumps(table))
+    manifest.write_text(Manifest.model_validate(table).to_json())
     with pytest.raises(RecordsError, match="different preregistrations"):
         check_sealed_runs(RunStore(place.runs).sealed("small"))
 
@@ -278,7 +289,7 @@ def test_a_copy_that_is_not_the_named_file_is_refused(place: Workplace) -> None:
     runs = place.run_confirmatory(place.freeze().path)
     copy = runs[0].file(layout.FROZEN)
     copy.write_bytes(copy.read_bytes().replace(b"0.03", b"0.04"))
-    with pytest.raises(RecordsError, match="not the one its manifest names"):
+    with pytest.raises(RecordsError, match="differs from what was sealed"):
         check_sealed_runs(runs)
 
 

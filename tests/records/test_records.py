@@ -23,6 +23,7 @@ import pytest
 
 from harness.errors import RecordsError, SpecError
 from harness.records import Finding, Manifest, RunStore, RunWriter, SealedRun, schema
+from harness.records.store import VIEWS
 
 FILE_OPERATIONS = ("open", "os.mkdir", "os.rename", "os.remove", "os.truncate", "os.rmdir")
 
@@ -272,9 +273,25 @@ def test_sql_sees_all_sealed_runs_with_their_names(tmp_path: Path) -> None:
     assert store.query("select treatment from runs where not is_valid").to_pylist() == [{"treatment": "no-waits"}]
 
 
+def test_valid_views_leave_invalid_runs_out_and_what_views_are_made_of_is_hidden(tmp_path: Path) -> None:
+    write_run(tmp_path, "a", 0)
+    write_run(tmp_path, "a", 1, reasons=("broken",))
+    store = RunStore(tmp_path)
+    assert store.query("select replicate from valid_runs").to_pylist() == [{"replicate": 0}]
+    assert store.query("select distinct replicate from valid_requests").to_pylist() == [{"replicate": 0}]
+    shown = store.query("show tables").column("name").to_pylist()
+    assert sorted(shown) == sorted([*VIEWS, *(f"valid_{name}" for name in VIEWS)])
+
+
+def test_a_column_that_has_another_name_now_is_told_of(tmp_path: Path) -> None:
+    write_run(tmp_path)
+    with pytest.raises(SpecError, match="first_byte_ns is called response_head_ns now"):
+        RunStore(tmp_path).query("select first_byte_ns from requests")
+
+
 def test_every_view_exists_before_any_run_does(tmp_path: Path) -> None:
     store = RunStore(tmp_path / "none")
-    for view in ("runs", "requests", "chunks", "steps", "kv_events", "metrics", "scrapes"):
+    for view in ("runs", "requests", "chunks", "steps", "kv_events", "metrics", "scrapes", "latencies"):
         table = store.query(f"select experiment, condition, replicate, is_valid from {view}")
         assert table.num_rows == 0
 
@@ -301,7 +318,9 @@ def test_a_manifest_survives_its_own_json() -> None:
         experiment="e", condition="c", replicate=3, plan_hash="p", planned_requests=1,
         findings=(Finding(code="x", severity="warning", evidence="1 of 2"),), requested={"server": {"port": 0}},
     )  # fmt: skip
-    assert Manifest.model_validate_json(manifest.to_json()) == manifest
+    read = Manifest.model_validate_json(manifest.to_json())
+    assert read.model_copy(update={"seal": ""}) == manifest
+    assert read.to_json() == manifest.to_json()
 
 
 REFUSED = (

@@ -11,6 +11,7 @@ from harness.analysis import rebuild, run_figures, summarise
 from harness.errors import PlanError, RecordsError
 from harness.prereg import predict_runs
 from harness.records import RunStore, SealedRun, by_condition, layout, paired
+from harness.records.disk import file_entry
 from harness.report import conditions_table, write_report
 from harness.study.catalogue import analyse
 
@@ -39,6 +40,12 @@ def test_runs_of_an_earlier_version_verify_and_their_tables_rebuild_to_what_was_
 def test_runs_of_an_earlier_version_answer_queries(store: RunStore):
     rows = store.query("select condition, sum(cached_tokens) as cached from requests group by all order by all")
     assert rows.to_pylist() == [{"condition": "base", "cached": 512}, {"condition": "one-bucket", "cached": 512}]
+
+
+def test_the_earlier_name_of_a_column_is_read_as_todays(store: RunStore, run: SealedRun):
+    heads = store.query("select response_head_ns from requests where condition = 'base'").column(0)
+    assert heads.to_pylist() == run.table("requests").column("response_head_ns").to_pylist()
+    assert heads.null_count == 0
 
 
 def test_runs_of_an_earlier_version_are_reported_with_the_figures_of_then(store: RunStore, tmp_path: Path):
@@ -73,11 +80,20 @@ def test_a_file_is_parsed_once_and_a_figure_computed_once(run: SealedRun):
     assert all(one is other for one, other in zip(first, again, strict=True))
 
 
-def test_a_run_whose_plan_is_gone_keeps_its_other_figures(run: SealedRun):
-    run.file(layout.PLAN).unlink()
+def test_a_run_whose_plan_is_of_another_version_keeps_its_other_figures(run: SealedRun):
+    path = run.file(layout.PLAN)
+    path.write_bytes(b"{}\n")
+    files = {**run.manifest.files, layout.PLAN: file_entry(path)}
+    other = SealedRun(run.path, run.manifest.model_copy(update={"files": files}))
     with pytest.raises(PlanError):
-        _ = run.plan
-    assert run_figures(run).num_requests == 4
+        _ = other.plan
+    assert run_figures(other).num_requests == 4
+
+
+def test_a_run_whose_plan_is_gone_is_damaged(run: SealedRun):
+    run.file(layout.PLAN).unlink()
+    with pytest.raises(RecordsError, match=r"plan\.jsonl: is missing"):
+        run_figures(run)
 
 
 def test_a_manifest_without_an_experiment_is_one_clear_line(run: SealedRun):

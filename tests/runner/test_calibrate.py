@@ -62,6 +62,7 @@ def test_a_known_model_comes_back_from_virtual_time(
 
 
 @pytest.mark.live
+@pytest.mark.same_everywhere
 @pytest.mark.parametrize("cost_model", ["paper", "context-1-2-4-8"])
 def test_a_known_model_comes_back_from_the_emulator(tmp_path: Path, cost_model: str) -> None:
     spec = little_sweep(cost_model, "emulator", time_scale=5.0)

@@ -10,8 +10,10 @@ import pytest
 from harness.analysis import rebuild, run_figures, summarise
 from harness.analysis.method.interference import measured_waiting_session_ns
 from harness.errors import RunInvalidError
+from harness.kv_rules import AUTO, NEWEST_STABLE
 from harness.plan import read_plan
 from harness.records import RunStore, SealedRun
+from harness.report.facts import gather_facts
 from harness.runner import run_experiment
 from harness.sim import simulate
 from harness.spec import ServerSpec
@@ -37,7 +39,7 @@ def test_requests_and_steps_are_the_simulators(tmp_path: Path, rules: str) -> No
         assert run.is_valid, run.invalid_reasons
         assert requests.column("done_ns").to_pylist() == expected.requests.column("completed_ns").to_pylist()
         assert requests.column("cached_tokens").to_pylist() == expected.requests.column("cached_tokens").to_pylist()
-        assert requests.column("first_byte_ns").to_pylist() == expected.requests.column("first_token_ns").to_pylist()
+        assert requests.column("response_head_ns").to_pylist() == expected.requests.column("first_token_ns").to_pylist()
         assert steps.num_rows == expected.num_decode_steps
         assert sum(steps.column("n").to_pylist()) == sum(n * h for n, h in enumerate(expected.decode_histogram))
 
@@ -52,6 +54,14 @@ def test_figures_are_the_simulators(tmp_path: Path, rules: str) -> None:
         assert sum(figures.evictions.values()) == expected.num_evictions
         # Channel B is what a perfect client sees of a server without overhead: the steps and nothing else.
         assert figures.b_ns == figures.a.total_ns
+
+
+def test_a_run_records_the_rules_it_followed_by_name(tmp_path: Path) -> None:
+    for run in simulated(tmp_path):
+        assert run.manifest.requested_server["rules"] == AUTO
+        assert run.manifest.effective["server"]["rules"] == run.server.rules == NEWEST_STABLE
+        standing = dict(dict(gather_facts([run]))["Standing"])
+        assert standing["rules in force"] == NEWEST_STABLE
 
 
 def test_evictions_name_their_callers(tmp_path: Path) -> None:
@@ -69,7 +79,7 @@ def test_every_token_is_a_chunk_when_streaming_and_an_answer_is_one_when_not(tmp
     assert streamed.table("chunks").num_rows == tokens
     assert whole.table("chunks").num_rows == whole.table("requests").num_rows
     assert sum(whole.table("chunks").column("num_tokens").to_pylist()) == tokens
-    assert whole.table("requests").column("first_byte_ns") == whole.table("requests").column("done_ns")
+    assert whole.table("requests").column("response_head_ns") == whole.table("requests").column("done_ns")
 
 
 def test_waiting_measured_from_stamps_and_streams_is_the_modelled_one(tmp_path: Path) -> None:
@@ -125,3 +135,12 @@ def test_a_library_user_can_insist_on_valid_runs(tmp_path: Path) -> None:
     spoilt = replace(outcome, runs=(replace(outcome.runs[0], manifest=manifest), *outcome.runs[1:]))
     with pytest.raises(RunInvalidError, match=r"1 of \d+ runs are invalid, first base/0: late: 7 ms"):
         spoilt.require_valid()
+
+
+def test_a_condition_without_prefix_caching_is_a_valid_ablation(tmp_path: Path) -> None:
+    conditions = [{"name": "base"}, {"name": "off", "server": {"prefix_caching": False}}]
+    base, off = simulated(tmp_path, workload={"num_sessions": 4, "wait_cap_s": 2.0}, condition=conditions)
+    assert off.is_valid, off.invalid_reasons
+    assert run_figures(base).cached_tokens > run_figures(off).cached_tokens == 0
+    assert not off.manifest.observation.has_kv_log
+    assert off.table("kv_events").num_rows == 0

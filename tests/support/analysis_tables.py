@@ -25,7 +25,7 @@ def request_row(session: int, request: int, **changes: Any) -> dict[str, Any]:
         "trigger_ns": start_ns if request else 0,
         "due_ns": start_ns,
         "sent_ns": start_ns,
-        "first_byte_ns": start_ns + 400_000_000,
+        "response_head_ns": start_ns + 400_000_000,
         "done_ns": start_ns + 1_000_000_000,
         "status": "ok",
         "http_status": 200,

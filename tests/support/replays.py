@@ -22,6 +22,7 @@ def session(
     after: int | None = None,
     continues: int | None = None,
     keep_first: int = 0,
+    also_after: tuple[int, ...] = (),
 ) -> SessionPlan:
     requests: list[RequestPlan] = []
     keep = keep_first
@@ -29,11 +30,44 @@ def session(
         new = prompt_tokens if place == 0 else 8
         requests.append(RequestPlan(keep, new, generate_tokens, wait_ns))
         keep += new + generate_tokens
-    return SessionPlan(index, start_offset_ns, after, continues, tuple(requests))
+    return SessionPlan(index, start_offset_ns, after, continues, tuple(requests), also_after)
 
 
 def plan_of(*sessions: SessionPlan, prompt_form: Any = "token-ids") -> Plan:
     return Plan("test", 7, 0, "as-drawn", 0, (1000, 60_000), sessions, prompt_form=prompt_form)
+
+
+def fork_and_join(residual_ns: int, **lengths: int) -> Plan:
+    """A parent, three branches at once of which one continues the parent, and a join that continues it too."""
+    first = {"prompt_tokens": 40, "generate_tokens": 6} | lengths
+    streamed = sum(first.values())
+    return plan_of(
+        session(0, num_requests=1, **first),
+        session(1, after=0, num_requests=1, **first),
+        session(2, after=0, continues=0, keep_first=streamed, **first),
+        session(3, after=0, num_requests=3, **first),
+        session(4, after=1, also_after=(2, 3), continues=0, keep_first=streamed, start_offset_ns=residual_ns, **first),
+    )
+
+
+def assert_forked_and_joined(rows: list[dict[str, Any]], residual_ns: int) -> None:
+    """Branches start when the parent has ended; the join when its last branch has, plus the residual."""
+    by_session: dict[int, list[dict[str, Any]]] = {}
+    for row in rows:
+        by_session.setdefault(row["session"], []).append(row)
+    (parent,) = by_session[0]
+    branches = [by_session[branch] for branch in (1, 2, 3)]
+    assert {row["status"] for row in rows} == {"ok"}, [row["error"] for row in rows]
+    assert [branch[0]["trigger_ns"] for branch in branches] == [parent["done_ns"]] * 3
+    last_end_ns = max(branch[-1]["done_ns"] for branch in branches)
+    assert by_session[4][0]["trigger_ns"] == last_end_ns
+    assert by_session[4][0]["due_ns"] == last_end_ns + residual_ns <= by_session[4][0]["sent_ns"]
+
+
+def assert_branches_overlap(rows: list[dict[str, Any]]) -> None:
+    """On a server that takes its time: every branch was sent before the first of them ended."""
+    branches = [row for row in rows if row["session"] in {1, 2, 3}]
+    assert max(row["sent_ns"] for row in branches if not row["request"]) < min(row["done_ns"] for row in branches)
 
 
 def run(

@@ -194,7 +194,7 @@ def _request_table(requests: list[_Request], shape: Shape) -> pa.Table:
     rows = [_row(request) for request in requests]
     if shape.fails:
         rows[-1].update(
-            status="http_error", http_status=500, error="HTTP 500", completion_tokens=None, first_byte_ns=None
+            status="http_error", http_status=500, error="HTTP 500", completion_tokens=None, response_head_ns=None
         )
     return pa.Table.from_pylist(rows, schema=REQUESTS)
 
@@ -202,7 +202,7 @@ def _request_table(requests: list[_Request], shape: Shape) -> pa.Table:
 def _row(request: _Request) -> dict[str, Any]:
     return {
         "session": request.session, "request": request.request, "trigger_ns": request.trigger_ns,
-        "due_ns": request.due_ns, "sent_ns": request.sent_ns, "first_byte_ns": request.first_ns,
+        "due_ns": request.due_ns, "sent_ns": request.sent_ns, "response_head_ns": request.first_ns,
         "done_ns": request.done_ns, "status": "ok", "http_status": 200, "error": "",
         "planned_prompt_tokens": request.prompt, "planned_generate_tokens": request.generate,
         "planned_wait_ns": request.wait_ns, "prompt_tokens": request.prompt, "completion_tokens": request.generate,

@@ -90,6 +90,11 @@ class Workplace:
         self.git("add", "-A")
         self.git("commit", "-q", "--allow-empty", "-m", message, at=at)
 
+    def amend_all(self) -> None:
+        """Put every change into the last commit, as if it had always been so."""
+        self.git("add", "-A")
+        self.git("commit", "-q", "--amend", "--no-edit")
+
     def freeze(self, **options: object) -> Frozen:
         """Freeze and commit."""
         asked = FreezeOptions(**{"is_committed": True, **options})  # type: ignore[arg-type]

@@ -7,7 +7,6 @@ The raw files are the record; these tables can be deleted and rebuilt at will. N
 from __future__ import annotations
 
 import json
-import shutil
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -25,6 +24,7 @@ from harness.clock import ScaledClock
 from harness.errors import RecordsError
 from harness.records import Manifest, SealedRun, layout, schema
 from harness.records.disk import write_parquet
+from harness.records.run import damaged
 
 READ_BYTES = 1 << 20
 HTTP_OK = 200
@@ -91,25 +91,29 @@ def derive_tables(folder: Path, manifest: Manifest) -> Derived:
 
 
 def derived_of(run: SealedRun) -> Derived:
-    """The derived tables of a sealed run, computed again from its raw files."""
+    """The derived tables of a sealed run, computed again from its raw files, once they are known to be as sealed."""
+    for name in (layout.SERVER_LOG, layout.LOG_STAMPS, layout.SCRAPES):
+        run.file(name)
     return derive_tables(run.path, run.manifest)
 
 
 def rebuild(run: SealedRun) -> Derived:
-    """Delete derived/ of a sealed run and write it again.
+    """Write the derived tables of a sealed run again, each in one rename: who reads meanwhile finds old or new.
 
     Raises RecordsError when the rebuilt content is not what was sealed, that is, when the code or the raw files
     changed since.
     """
     derived = derived_of(run)
-    shutil.rmtree(run.path / layout.DERIVED, ignore_errors=True)
+    if (run.path / layout.DERIVED).is_symlink():
+        raise damaged(run.path / layout.DERIVED, "is a symbolic link")
     run.forget()
     changed: list[str] = []
-    for name, table in derived.tables.items():
-        write_parquet(schema.conform(name, table), run.path / layout.table_path(name))
-        sealed = run.manifest.derived.get(name)
-        if sealed is not None and sealed.content_sha256 != schema.content_sha256(table):
+    for name, sealed in run.manifest.derived.items():
+        table = schema.conform(name, derived.tables[name])
+        if sealed.content_sha256 != schema.content_sha256(table):
             changed.append(name)
+        else:
+            write_parquet(table, run.path / layout.table_path(name))
     if changed:
         raise RecordsError(
             f"rebuilt table(s) {', '.join(changed)} differ from what was sealed",

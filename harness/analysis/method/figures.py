@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
+from harness.analysis.method.ceilings import Ceilings, ceilings
 from harness.analysis.method.lateness import Lateness, lateness
 from harness.analysis.method.padding import Padding, padding, steps_by_n_b
 from harness.analysis.method.reconstruct import (
@@ -58,7 +59,7 @@ class RunFigures:
     """Figures of one run; times in model ns.
 
     a: channel A and its parts. b_ns: channel B. waiting_session_ns: W (session-ns), modelled, None when the log has no
-    KV lines. evictions: by who caused them. cached_tokens: sum over all responses.
+    KV lines. evictions: by who caused them. cached_tokens: sum over all responses. ceilings: None without the plan.
     """
 
     experiment: str
@@ -80,6 +81,7 @@ class RunFigures:
     num_requests: int
     num_failed: int
     generated_tokens: int = 0
+    ceilings: Ceilings | None = None
     invalid_reasons: tuple[str, ...] = field(default=())
 
     @property
@@ -129,6 +131,7 @@ def figures_at(run: SealedRun, cost_model: StepCost) -> RunFigures:
     generated = requests.column("completion_tokens").to_pylist()
     has_decoded = any((tokens or 0) > 1 for tokens in generated)
     is_observed = steps.num_rows > 0 or not has_decoded
+    plan = run.plan_if_readable
     return RunFigures(
         experiment=run.experiment,
         condition=run.condition,
@@ -142,13 +145,14 @@ def figures_at(run: SealedRun, cost_model: StepCost) -> RunFigures:
         steps_by_n_b=steps_by_n_b(steps),
         computed_prefill_tokens=computed_prefill_tokens(requests),
         cached_tokens=cached_tokens(requests),
-        reuse=ReuseFigures(tuple(rearrivals(requests, run.plan_if_readable))),
+        reuse=ReuseFigures(tuple(rearrivals(requests, plan))),
         evictions=_evictions(kv_events),
         waiting_session_ns=waiting_session_ns(kv_events, requests, cost_model),
         lateness=lateness(requests, run.manifest.time_scale),
         num_requests=requests.num_rows,
         num_failed=requests.num_rows - statuses["ok"],
         generated_tokens=sum(tokens or 0 for tokens in generated),
+        ceilings=None if plan is None else ceilings(requests, kv_events, plan),
         invalid_reasons=run.invalid_reasons,
     )
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from harness.analysis.method import stats
@@ -228,12 +229,12 @@ def measured_waiting_session_ns(run: SealedRun) -> int | None:
     A prefill lasts from its allocation in the log to its first token at the client. None without stamps or streaming.
     """
     events, requests = run.table("kv_events"), run.table("requests").to_pylist()
-    last_ns = {key: int(instants[-1]) for key, instants in chunk_instants(run.table("chunks")).items()}
+    instants = chunk_instants(run.table("chunks").filter(pc.field("num_tokens") > 0))
+    token_ns = {key: (int(own[0]), int(own[-1])) for key, own in instants.items()}
     by_id = {row["response_id"]: row for row in requests if row["response_id"]}
-    if not last_ns or events.num_rows == 0 or not _is_streaming(run):
+    if not token_ns or events.num_rows == 0 or not _is_streaming(run):
         return None
-    decoding = [(row["first_byte_ns"], last_ns.get((row["session"], row["request"]))) for row in requests]
-    spans = np.array([(first, last) for first, last in decoding if first is not None and last is not None])
+    spans = np.array(list(token_ns.values()))
     total_ns = 0
     columns = [events.column(name).to_pylist() for name in ("kind", "request_id", "log_ns")]
     seen: set[str] = set()
@@ -242,9 +243,10 @@ def measured_waiting_session_ns(run: SealedRun) -> int | None:
             continue
         seen.add(log_id)
         response_id = join_request_id(log_id, by_id)
-        if response_id is None or start_ns is None or by_id[response_id]["first_byte_ns"] is None:
+        row = by_id.get(response_id or "")
+        if row is None or start_ns is None or (row["session"], row["request"]) not in token_ns:
             return None
-        end_ns = by_id[response_id]["first_byte_ns"]
+        end_ns = token_ns[row["session"], row["request"]][0]
         overlap = np.minimum(spans[:, 1], end_ns) - np.maximum(spans[:, 0], start_ns)
         total_ns += int(overlap[overlap > 0].sum())
     return total_ns

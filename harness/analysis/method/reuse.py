@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from harness.plan import Plan
 
 BLOCK_TOKENS = 128
+Place = tuple[int, int]  # (session, request)
 
 
 class PrefillCost(Protocol):
@@ -54,7 +55,7 @@ def rearrivals(requests: pa.Table, plan: Plan | None = None) -> list[Rearrival]:
     plan: tells which session continues which, and how much of the earlier text a prompt keeps; without it, a request
     continues the one before it in its session and keeps all of it.
     """
-    parents, kept = _continuations(plan)
+    parents, kept = continuations(plan)
     rows = _answered(requests)
     prompt_of = {(session, request): prompt for session, request, prompt, _cached in rows}
     found: list[Rearrival] = []
@@ -93,7 +94,7 @@ def critical_request_count(is_reused_by_count: Mapping[int, Sequence[bool]]) -> 
     return critical
 
 
-def _continuations(plan: Plan | None) -> tuple[dict[tuple[int, int], tuple[int, int]], dict[tuple[int, int], int]]:
+def continuations(plan: Plan | None) -> tuple[dict[Place, Place], dict[Place, int]]:
     """(first request -> the request of another session that it continues, request -> tokens kept of the stream)."""
     if plan is None:
         return {}, {}

@@ -15,11 +15,13 @@ from typing import Any
 
 import pyarrow as pa
 
+from harness.analysis.method.ceilings import Ceilings, total
 from harness.analysis.method.compare import MAX_TAU, Comparison, compare
 from harness.analysis.method.figures import ReuseFigures, RunFigures, figures_at, run_figures
 from harness.analysis.method.invariants import check_experiment
 from harness.analysis.method.padding import Padding, removed_slots, shapley_split
 from harness.analysis.method.reconstruct import StepCost
+from harness.analysis.method.serving import ServingFigures, serving_figures, serving_rows
 from harness.analysis.method.stats import Interval
 from harness.kinds import kind_of_run
 from harness.records import Finding, SealedRun
@@ -137,6 +139,12 @@ class ConditionFigures:
         return ReuseFigures(tuple(one for run in self.valid_runs for one in run.reuse.rearrivals))
 
     @property
+    def ceilings(self) -> Ceilings | None:
+        """Sums over the valid runs; None where the plan of one cannot be read."""
+        found = [run.ceilings for run in self.valid_runs if run.ceilings is not None]
+        return total(found) if found and len(found) == len(self.valid_runs) else None
+
+    @property
     def evictions(self) -> Counter[str]:
         """By who caused them."""
         total: Counter[str] = Counter()
@@ -172,6 +180,7 @@ class ExperimentSummary:
     conditions: tuple[ConditionFigures, ...]
     findings: tuple[Finding, ...]
     backend: str = ""
+    serving: tuple[ServingFigures, ...] = ()
 
     @property
     def runs(self) -> tuple[RunFigures, ...]:
@@ -189,6 +198,14 @@ class ExperimentSummary:
     def to_arrow(self) -> pa.Table:
         """One row per condition."""
         return pa.Table.from_pylist([_condition_row(condition) for condition in self.conditions])
+
+    def serving_of(self, condition: str) -> ServingFigures | None:
+        """Serving figures of a condition; None where none of its valid runs answered anything."""
+        return next((one for one in self.serving if one.condition == condition), None)
+
+    def serving_to_arrow(self) -> pa.Table:
+        """One row per condition, group of requests and metric, in ms, and one per rate."""
+        return pa.Table.from_pylist(serving_rows(self.serving))
 
     def runs_to_arrow(self) -> pa.Table:
         """One row per run, invalid ones included."""
@@ -229,7 +246,17 @@ def summarise(runs: Sequence[SealedRun], cost_model: StepCost | None = None) -> 
         conditions=conditions,
         findings=(*check_experiment(runs), *_check_channels(figures)),
         backend=backend,
+        serving=_serving(ordered),
     )
+
+
+def _serving(runs: Sequence[SealedRun]) -> tuple[ServingFigures, ...]:
+    grouped: dict[str, list[SealedRun]] = {}
+    for run in runs:
+        if run.is_valid:
+            grouped.setdefault(run.condition, []).append(run)
+    found = (serving_figures(name, group) for name, group in grouped.items())
+    return tuple(one for one in found if one is not None)
 
 
 def _compared(

@@ -73,7 +73,7 @@ class RequestRows:
             "trigger_ns": _nullable(self.trigger_ns, np.int64),
             "due_ns": _nullable(self.due_ns, np.int64),
             "sent_ns": _clock_column(self.sent_ns, clock),
-            "first_byte_ns": _clock_column(self.first_byte_ns, clock),
+            "response_head_ns": _clock_column(self.first_byte_ns, clock),
             "done_ns": _clock_column(self.done_ns, clock),
             "status": pa.array(self.status, pa.string()),
             "http_status": _nullable(self.http_status, np.int16),

@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.errors import SpecError
+from harness.errors import PlanError, SpecError
 from harness.plan.traces.blocks import FORMATS, agentic_of, arrivals_of
 from harness.plan.traces.claude import claude_rounds
 from harness.plan.traces.codex import codex_rounds
 from harness.plan.traces.file import Arrivals, TraceHead, write_trace
-from harness.plan.traces.form import ReadNotes, Recording
+from harness.plan.traces.form import ReadNotes, Recording, check_recording
 from harness.plan.traces.lines import Progress, Record, json_lines, record_of, whole_json
 from harness.plan.traces.otel import otel_recordings
 from harness.plan.traces.rounds import recordings_of, rounds_of_files
@@ -92,7 +92,26 @@ TRACE_FORMATS: dict[str, TraceFormat] = {
 def import_trace(
     sources: Iterable[Path], output: Path, *, name: str, kind: str = "auto", progress: Progress | None = None
 ) -> tuple[TraceHead, ReadNotes]:
-    """Read ``sources`` (files, or folders that are searched) and write one trace file.
+    """Read ``sources`` and write one trace file; errors as ``read_recordings``."""
+    chosen, recordings, notes = read_recordings(sources, kind=kind, progress=progress)
+    form = TRACE_FORMATS[chosen]
+    head = TraceHead(
+        name=name,
+        source_format=chosen,
+        arrivals=form.arrivals,
+        block_tokens=form.block_tokens if any(one.blocks for each in recordings for one in each.requests) else 0,
+        dropped=dict(notes.dropped),
+        broken=dict(notes.broken),
+        labels=tuple(sorted(notes.labels)),
+    )
+    write_trace(output, head, recordings)
+    return head, notes
+
+
+def read_recordings(
+    sources: Iterable[Path], *, kind: str = "auto", progress: Progress | None = None
+) -> tuple[str, list[Recording], ReadNotes]:
+    """(format, recordings, what was left out) of files, or of folders that are searched.
 
     Raises SpecError for an unknown or mixed format, for nothing to read, and when every line is broken.
     """
@@ -108,22 +127,23 @@ def import_trace(
             hint="Import each format by itself, or say which: --format",
         )
     chosen = next(iter(kinds.values()))
-    form, notes = TRACE_FORMATS[chosen], ReadNotes()
-    recordings = list(form.read(found, notes, progress))
+    notes = ReadNotes()
+    recordings = list(_sound(TRACE_FORMATS[chosen].read(found, notes, progress), notes))
     if not recordings:
         reasons = "; ".join(f"{count} x {reason}" for reason, count in (notes.broken + notes.dropped).most_common(3))
         raise SpecError(f"no request could be read as {chosen} ({reasons or 'it is empty'})", where=str(found[0]))
-    head = TraceHead(
-        name=name,
-        source_format=chosen,
-        arrivals=form.arrivals,
-        block_tokens=form.block_tokens if any(one.blocks for each in recordings for one in each.requests) else 0,
-        dropped=dict(notes.dropped),
-        broken=dict(notes.broken),
-        labels=tuple(sorted(notes.labels)),
-    )
-    write_trace(output, head, recordings)
-    return head, notes
+    return chosen, recordings, notes
+
+
+def _sound(recordings: Iterable[Recording], notes: ReadNotes) -> Iterator[Recording]:
+    """What a trace file may hold: a reader takes a line's numbers one by one, and their sums can be absurd."""
+    for place, recording in enumerate(recordings):
+        try:
+            check_recording(recording)
+        except PlanError:
+            notes.drop("a recording whose numbers make no request", f"recording {place}")
+        else:
+            yield recording
 
 
 def _files(sources: Iterable[Path], kind: str) -> Iterator[Path]:

@@ -15,6 +15,7 @@ from typing import Literal
 from harness.plan.model import RequestPlan, SessionPlan
 from harness.plan.traces.file import Arrivals
 from harness.plan.traces.form import RecordedRequest, Recording
+from harness.plan.traces.steady import begun_at_a_drawn_instant
 
 HumanWaits = Literal["keep", "cap", "drop"]
 
@@ -26,6 +27,7 @@ class Lowering:
     shrink: every length is divided by it, rounded up. max_context_tokens: prompt and answer after that; 0 for no limit.
     num_recordings: how many are taken, without replacement, in a drawn order; 0 for all, in the file's order.
     concurrency: closed population of recordings; None for all at once, or at their recorded starts.
+    is_steady: each recording begins at an instant drawn from its own time; those that take over a place, at its start.
     """
 
     shrink: int = 1
@@ -36,13 +38,23 @@ class Lowering:
     human_waits: HumanWaits = "keep"
     wait_cap_ns: int = 1 << 62
     human_wait_cap_ns: int = 1 << 62
+    is_steady: bool = False
+
+    def wait_ns(self, one: RecordedRequest) -> int:
+        """How long the plan waits before this request."""
+        if one.wait_kind != "human":
+            return min(one.wait_ns, self.wait_cap_ns)
+        if self.human_waits == "drop":
+            return 0
+        return min(one.wait_ns, self.human_wait_cap_ns if self.human_waits == "cap" else self.wait_cap_ns)
 
 
 @dataclass
 class Left:
-    """What a plan leaves out of its trace, by reason."""
+    """What a plan leaves out of its trace, by reason; num_warm_ups: requests that it sends only to go on from them."""
 
     counts: Counter[str] = field(default_factory=Counter[str])
+    num_warm_ups: int = 0
 
 
 def sessions_of(
@@ -60,6 +72,8 @@ def sessions_of(
         left.counts["recordings not drawn"] = len(recordings) - len(chosen)
     kept = [cut for recording in chosen if (cut := _that_fits(recording, how, left)).requests]
     left.counts["recordings without a request that fits"] = len(chosen) - len(kept)
+    if how.is_steady:
+        kept[: how.concurrency] = [_in_the_middle(recording, rng, left) for recording in kept[: how.concurrency]]
     if block_tokens and not named_tokens:
         left.counts["named blocks"] = sum(len(one.blocks) for recording in kept for one in recording.requests)
     first_ns = min((recording.start_ns for recording in kept), default=0)
@@ -70,7 +84,7 @@ def sessions_of(
         start_ns = recording.start_ns - first_ns if how.arrivals == "recorded" else 0
         if how.concurrency is not None and place >= how.concurrency:
             root_after, start_ns = ends[place - how.concurrency], 0
-        own = _Segments(recording, how, named_tokens, len(sessions), root_after, start_ns)
+        own = _Segments(recording, named_tokens, len(sessions), root_after, start_ns)
         sessions.extend(own.sessions())
         ends.append(own.ends())
     left.counts = +left.counts
@@ -96,9 +110,17 @@ def _that_fits(recording: Recording, how: Lowering, left: Left) -> Recording:
                 after=tuple(places[before] for before in one.after),
                 base=places[one.base] if one.base is not None and keep else None,
                 keep_tokens=keep,
+                wait_ns=how.wait_ns(small),
             )
         )
     return Recording(recording.name, recording.start_ns, tuple(kept))
+
+
+def _in_the_middle(recording: Recording, rng: random.Random, left: Left) -> Recording:
+    begun, num_warm_ups = begun_at_a_drawn_instant(recording, rng)
+    left.num_warm_ups += num_warm_ups
+    left.counts["requests before a drawn start"] += len(recording.requests) - len(begun.requests)
+    return begun
 
 
 def _shrunk(one: RecordedRequest, shrink: int) -> RecordedRequest:
@@ -114,13 +136,12 @@ class _Segments:
     def __init__(
         self,
         recording: Recording,
-        how: Lowering,
         named_tokens: int,
         first_index: int,
         root_after: tuple[int, ...],
         start_ns: int,
     ) -> None:
-        self._requests, self._how, self._named_tokens = recording.requests, how, named_tokens
+        self._requests, self._named_tokens = recording.requests, named_tokens
         self._root_after, self._start_ns = root_after, start_ns
         followers: list[set[int]] = [set() for _ in self._requests]
         for place, one in enumerate(self._requests):
@@ -155,7 +176,7 @@ class _Segments:
     def _session(self, number: int, places: list[int]) -> SessionPlan:
         first = self._requests[places[0]]
         before = sorted({self._first_index + self._segment_of[place] for place in first.after}) or self._root_after
-        wait_ns = self._wait_ns(first) + (0 if first.after else self._start_ns)
+        wait_ns = first.wait_ns + (0 if first.after else self._start_ns)
         has_names = first.keep_tokens == 0 and self._named_tokens
         return SessionPlan(
             index=self._first_index + number,
@@ -177,14 +198,6 @@ class _Segments:
             keep_tokens=one.keep_tokens,
             new_tokens=one.prompt_tokens - one.keep_tokens,
             generate_tokens=one.generate_tokens,
-            wait_after_ns=0 if following is None else self._wait_ns(following),
+            wait_after_ns=0 if following is None else following.wait_ns,
             wait_kind="none" if following is None else following.wait_kind,
         )
-
-    def _wait_ns(self, one: RecordedRequest) -> int:
-        if one.wait_kind != "human":
-            return min(one.wait_ns, self._how.wait_cap_ns)
-        if self._how.human_waits == "drop":
-            return 0
-        cap_ns = self._how.human_wait_cap_ns if self._how.human_waits == "cap" else self._how.wait_cap_ns
-        return min(one.wait_ns, cap_ns)

@@ -18,6 +18,7 @@ from harness.plan.traces.form import ReadNotes, RecordedRequest, Recording, hidd
 from harness.plan.traces.lines import Progress, Record, instant_ns, list_of, record_of, text_of, tokens_of, whole_json
 
 CHARACTERS_PER_TOKEN = 4
+MOST_LOOKED_AT = 64
 ESTIMATED = "lengths estimated from characters, 4 to a token"
 CHATS = ("chat", "text_completion", "generate_content")
 Message = tuple[bytes, int]  # digest and tokens of one message
@@ -109,17 +110,27 @@ def _tokens(characters: int) -> int:
 
 
 def _requests(chats: list[_Chat]) -> Iterator[RecordedRequest]:
-    """A chat waits for the chats that ended before it began and that no other of those waited for."""
+    """A chat waits for the chats that ended before it began and that no other of those waited for.
+
+    Of very many of either kind the last to end are looked at, so that a document's size bounds the time it takes.
+    """
+    by_end = sorted(range(len(chats)), key=lambda place: (chats[place].end_ns, place))
+    num_ended = latest_start_ns = 0
     for place, chat in enumerate(chats):
-        ended = [earlier for earlier in range(place) if chats[earlier].end_ns <= chat.start_ns]
-        latest_start_ns = max((chats[earlier].start_ns for earlier in ended), default=0)
-        after = tuple(earlier for earlier in ended if chats[earlier].end_ns > latest_start_ns or len(ended) == 1)
+        while by_end[num_ended] < place and chats[by_end[num_ended]].end_ns <= chat.start_ns:
+            latest_start_ns = max(latest_start_ns, chats[by_end[num_ended]].start_ns)
+            num_ended += 1
+        ended = by_end[max(0, num_ended - MOST_LOOKED_AT) : num_ended]
+        after = {earlier for earlier in ended if chats[earlier].end_ns > latest_start_ns} | set(ended[-1:])
         last_end_ns = max((chats[earlier].end_ns for earlier in after), default=chats[0].start_ns)
         # Of several that share as much the latest: it is the conversation's last turn.
         keep, base = max(((_kept(chats[earlier], chat), earlier) for earlier in ended), default=(0, -1))
         kind: WaitKind = "tool" if after else "none"
+        after |= {base} if keep and len(ended) == MOST_LOOKED_AT else set()
         wait_ns = chat.start_ns - last_end_ns
-        yield RecordedRequest(base if keep else None, after, wait_ns, kind, chat.prompt, keep, chat.generate)
+        yield RecordedRequest(
+            base if keep else None, tuple(sorted(after)), wait_ns, kind, chat.prompt, keep, chat.generate
+        )
 
 
 def _kept(before: _Chat, chat: _Chat) -> int:

@@ -16,6 +16,7 @@ from harness.live.launch import LaunchPlan
 from harness.live.server.life import get
 from harness.live.server.ports import url_host
 from harness.records import Finding, Observation
+from harness.redact import redacted_text
 from harness.runner.backends.base import LaunchOptions, ServerBackend
 from harness.spec import ServerSpec
 
@@ -67,7 +68,9 @@ def _address(url: str) -> tuple[str, int]:
         port = None
     if parts.scheme != "http" or not parts.hostname or not port or parts.path not in ("", "/"):
         raise SpecError(
-            f"is {url!r}, not http://HOST:PORT", where="server.url", hint='Write for example "http://127.0.0.1:8000"'
+            f"is {redacted_text(url)!r}, not http://HOST:PORT",
+            where="server.url",
+            hint='Write for example "http://127.0.0.1:8000"',
         )
     return parts.hostname, port
 

@@ -13,7 +13,7 @@ from harness.kinds import KINDS, BackendKind
 from harness.live.doctor import Check
 from harness.live.launch import LOOPBACK, LaunchPlan, write_config
 from harness.live.server.ports import require_port
-from harness.records import layout
+from harness.records import Observation, layout
 from harness.runner.backends.base import LaunchOptions, ServerBackend
 from harness.spec import ServerSpec
 
@@ -67,6 +67,8 @@ class EmulatorBackend(ServerBackend):
             model=EMULATED_MODEL,
             files=files,
             requested=config,
+            # As the real stack: without prefix caching there are no slots to log about.
+            observation=Observation(has_kv_log=server.prefix_caching),
         )
 
 

@@ -190,5 +190,15 @@ def test_a_changed_raw_log_does_not_rebuild_in_silence(tmp_path: Path) -> None:
     run = sealed_golden(tmp_path)
     log = run.file("server.log")
     log.write_bytes(log.read_bytes().replace(b"request_nums=2", b"request_nums=1", 1))
-    with pytest.raises(RecordsError, match=r"rebuilt table\(s\) steps differ"):
+    with pytest.raises(RecordsError, match=r"server\.log: differs from what was sealed"):
         rebuild(run)
+
+
+def test_tables_that_this_code_derives_differently_are_not_written(tmp_path: Path) -> None:
+    run = sealed_golden(tmp_path)
+    steps = run.manifest.derived["steps"].model_copy(update={"content_sha256": "0" * 64})
+    other = SealedRun(run.path, run.manifest.model_copy(update={"derived": {**run.manifest.derived, "steps": steps}}))
+    before = (run.path / "derived" / "steps.parquet").read_bytes()
+    with pytest.raises(RecordsError, match=r"rebuilt table\(s\) steps differ"):
+        rebuild(other)
+    assert (run.path / "derived" / "steps.parquet").read_bytes() == before

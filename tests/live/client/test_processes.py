@@ -62,7 +62,7 @@ class TestDealing:
 
 @pytest.mark.live
 class TestAReplayInProcesses:
-    @pytest.mark.parametrize("stream", [True, False])
+    @pytest.mark.parametrize("stream", [True, pytest.param(False, marks=pytest.mark.same_everywhere)])
     def test_rows_are_those_of_one_process(self, stream: bool) -> None:
         plan = plan_of(FREE, FREE, (0, 0), FREE, (1, None))
         with NullServer(NullServerConfig(cached_tokens=3)) as server:
@@ -76,6 +76,7 @@ class TestAReplayInProcesses:
             together.chunks.select(["session", "request", "chunk", "num_tokens"])
         )
 
+    @pytest.mark.same_everywhere
     def test_all_sessions_are_due_at_one_start_and_none_is_sent_before(self) -> None:
         plan = plan_of(*[FREE] * 6)
         with NullServer() as server:
@@ -86,6 +87,7 @@ class TestAReplayInProcesses:
         assert result.audit["num_early_sends"] == 0
         assert len(result.audit["processes"]) == 3
 
+    @pytest.mark.same_everywhere
     def test_events_of_all_processes_arrive_and_count_on(self) -> None:
         events: list[ReplayEvent] = []
         with NullServer() as server:

@@ -17,7 +17,7 @@ from harness.live.audit.nullserver import NullServer, NullServerConfig
 from harness.live.client.run import ReplayEvent, ReplayResult
 from harness.plan import TokenStreams
 from harness.records.schema import CHUNKS, REQUESTS
-from tests.support.replays import plan_of, rows_of, run, session
+from tests.support.replays import assert_forked_and_joined, fork_and_join, plan_of, rows_of, run, session
 
 pytestmark = pytest.mark.live
 
@@ -73,7 +73,7 @@ class TestAWellBehavedServer:
             before = done.get((row["session"], row["request"] - 1))
             assert row["trigger_ns"] == (result.start_ns if before is None else before)
             assert row["due_ns"] == row["trigger_ns"] + (0 if before is None else 7 * NS_PER_MS + row["session"])
-            assert row["due_ns"] <= row["sent_ns"] < row["first_byte_ns"] <= row["done_ns"]
+            assert row["due_ns"] <= row["sent_ns"] < row["response_head_ns"] <= row["done_ns"]
         assert result.audit["num_early_sends"] == 0
         for chunk in result.chunks.to_pylist():
             assert chunk["kernel_ns"] is None or chunk["kernel_ns"] <= chunk["received_ns"]
@@ -95,6 +95,13 @@ class TestAWellBehavedServer:
         assert rows[2]["due_ns"] == rows[1]["done_ns"] + 3 * NS_PER_MS
         assert rows[4]["trigger_ns"] == rows[3]["done_ns"]
         assert {row["status"] for row in rows} == {"ok"}
+
+    def test_branches_start_together_and_a_join_when_the_last_of_them_ended(
+        self, plain_server: NullServer, client: str, stream: bool
+    ) -> None:
+        residual_ns = 5 * NS_PER_MS
+        rows = rows_of(run(fork_and_join(residual_ns), plain_server, client, stream=stream))
+        assert_forked_and_joined(rows, residual_ns)
 
     def test_a_start_offset_is_kept(self, plain_server: NullServer, client: str, stream: bool) -> None:
         plan = plan_of(session(0), session(1, start_offset_ns=20 * NS_PER_MS))

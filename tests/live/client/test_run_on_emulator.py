@@ -13,6 +13,7 @@ from harness.live.server.process import ServerProcess
 from harness.plan import Plan, build_plan
 from harness.runner.backends.emulator import EmulatorBackend
 from harness.spec import ClientSpec, ServerSpec, WorkloadSpec
+from tests.support.replays import assert_branches_overlap, assert_forked_and_joined, fork_and_join, rows_of
 
 pytestmark = pytest.mark.live
 
@@ -43,7 +44,9 @@ def counts(result: ReplayResult) -> list[tuple[Any, ...]]:
     return list(zip(*(result.requests[name].to_pylist() for name in names), strict=True))
 
 
-@pytest.mark.parametrize(("num_background", "cached_tokens"), [(6, 1920), (7, 0)])
+@pytest.mark.parametrize(
+    ("num_background", "cached_tokens"), [(6, 1920), pytest.param(7, 0, marks=pytest.mark.same_everywhere)]
+)
 def test_both_clients_see_the_same_reuse_of_a_sequential_plan(
     tmp_path: Path, num_background: int, cached_tokens: int
 ) -> None:
@@ -60,3 +63,15 @@ def test_both_clients_see_the_same_reuse_of_a_sequential_plan(
     rows = seen["epoll-True"]
     assert {row[2] for row in rows} == {"ok"}
     assert rows[-1][5] == cached_tokens
+
+
+@pytest.mark.parametrize("name", ["epoll", "aiohttp"])
+def test_an_agent_with_sub_agents_forks_joins_and_reuses_its_own_context(tmp_path: Path, name: Any) -> None:
+    residual_ns = NS_PER_S
+    plan = fork_and_join(residual_ns, prompt_tokens=300, generate_tokens=40)
+    result = replay_on_emulator(plan, tmp_path / name, ClientSpec(name=name))
+    assert_forked_and_joined(rows_of(result), residual_ns)
+    assert_branches_overlap(rows_of(result))
+    cached = {(row[0], row[1]): row[5] for row in counts(result)}
+    assert cached[2, 0] == cached[4, 0] == 256, "whole blocks of the parent's prompt"
+    assert cached[1, 0] == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from harness.cli import app
 from harness.errors import HarnessError
 from harness.plan.traces.importing import TRACE_FORMATS, import_trace
 from tests.support.agent_logs import SECRET, assistant, result, text, tool, user
+from tests.support.mutated_traces import damaged_file, read_damaged
 
 
 def planted(folder: Path) -> Path:
@@ -100,3 +102,10 @@ def test_whatever_a_file_says_ends_in_a_trace_or_in_one_line(
         said = str(error)
     assert "\n" not in said
     assert bool(said) != (folder / "out.jsonl").exists()
+
+
+@pytest.mark.parametrize("kind", sorted(TRACE_FORMATS))
+def test_damaged_lines_of_a_real_shape_end_in_a_whole_plan_or_in_one_line(tmp_path: Path, kind: str) -> None:
+    rng = random.Random(f"damaged {kind}")
+    came = [read_damaged(kind, damaged_file(kind, rng), tmp_path) for _ in range(12)]
+    assert "a plan" in came, "most lines are whole: some file must be read"

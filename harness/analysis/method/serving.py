@@ -1,0 +1,344 @@
+"""Serving figures: what a user of the server felt, as percentiles over requests, and rates over runs.
+
+Every instant is the client's, but the end of queueing, which the server's log tells; what was not observed is absent,
+never zero. Nothing is compared here. Next: ``summary`` holds these by condition, reports and the terminal show them.
+Definitions: docs/method.md, "Serving figures".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from harness.analysis.method.reconstruct import join_request_id
+from harness.analysis.method.stats import FloatArray, Interval, mean_interval, quantile
+from harness.clock import NS_PER_MS, NS_PER_S
+from harness.records import SealedRun, once_per_run
+from harness.spec import SloSpec, WindowSpec
+
+IntArray = NDArray[np.int64]
+QUANTILES = (0.5, 0.9, 0.99)
+# MLPerf LoadGen's early stopping: a percentile is certified at this confidence, from one overlong request on.
+CONFIDENCE = 0.99
+METRICS = {
+    "ttft": "time to first token",
+    "itl": "inter-token latency",
+    "e2e": "end to end",
+    "queue": "queueing",
+}
+# Of a session with more turns, the rest is one group.
+MAX_TURNS = 6
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Latencies:
+    """Answered requests of one run that lie in its measurement window; times in model ns, nan where not observed.
+
+    session, turn, prefix, ttft_ns, e2e_ns, queue_ns, tpot_ns, tokens: shape (requests,). prefix: "first", "reused" or
+    "recomputed". itl_ns, itl_row: one per token after a request's first; the request it belongs to. span_ns: from the
+    first send to the last end in the window.
+    """
+
+    session: IntArray
+    turn: IntArray
+    prefix: NDArray[np.str_]
+    ttft_ns: FloatArray
+    e2e_ns: FloatArray
+    queue_ns: FloatArray
+    tpot_ns: FloatArray
+    tokens: IntArray
+    itl_ns: FloatArray
+    itl_row: IntArray
+    span_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Percentile:
+    """One percentile over all requests, ns. interval: of the runs' own, None below three runs.
+
+    certified: the true percentile is at most this, with CONFIDENCE; None where too few requests were made.
+    """
+
+    q: float
+    value: float
+    interval: Interval | None
+    certified: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """One metric of one group of requests ("all", a prefix, a turn)."""
+
+    metric: str
+    group: str
+    num_values: int
+    percentiles: tuple[Percentile, ...]
+
+    def at(self, q: float) -> Percentile:
+        """The percentile q; KeyError for one that is not computed."""
+        return {one.q: one for one in self.percentiles}[q]
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """A rate per second of model time: mean over runs, and its t interval, None below three runs."""
+
+    mean: float
+    interval: Interval | None
+
+
+@dataclass(frozen=True, slots=True)
+class ServingFigures:
+    """What a condition served, over its valid runs. goodput: requests per second within the [slo]; None without one."""
+
+    condition: str
+    num_runs: int
+    num_requests: int
+    distributions: tuple[Distribution, ...]
+    tokens_per_s: Rate
+    requests_per_s: Rate
+    goodput_per_s: Rate | None
+    good_share: float | None
+
+    def of(self, metric: str, group: str = "all") -> Distribution | None:
+        """The distribution of a metric in a group; None where nothing of it was observed."""
+        return next((one for one in self.distributions if (one.metric, one.group) == (metric, group)), None)
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(one.group for one in self.distributions))
+
+
+def requests_needed(q: float) -> int:
+    """Requests from which on percentile q can be certified: 11 for p50, 64 for p90, 662 for p99."""
+    return next(n for n in range(2, 1_000_000) if _at_most(1, n, q) <= 1 - CONFIDENCE)
+
+
+def certified(values: FloatArray, q: float) -> float | None:
+    """An observed value that percentile q does not exceed, with CONFIDENCE; None with fewer than ``requests_needed``.
+
+    With t the most overlong requests for which P(Binomial(n, 1 - q) <= t) <= 1 - CONFIDENCE, the (t + 1)-th largest.
+    Source: MLPerf Inference rules, "Early stopping".
+    """
+    allowed = _overlong_allowed(len(values), q)
+    return float(np.sort(values)[-1 - allowed]) if allowed else None
+
+
+@lru_cache(maxsize=1024)
+def _overlong_allowed(n: int, q: float) -> int:
+    """The largest t of ``certified``; 0 where not even one is allowed."""
+    low, high = 0, n
+    while low < high:
+        t = (low + high + 1) // 2
+        low, high = (t, high) if t < n and _at_most(t, n, q) <= 1 - CONFIDENCE else (low, t - 1)
+    return low
+
+
+def _at_most(t: int, n: int, q: float) -> float:
+    """P(Binomial(n, 1 - q) <= t)."""
+    logs = (
+        math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1) + k * math.log(1 - q) + (n - k) * math.log(q)
+        for k in range(t + 1)
+    )
+    return math.fsum(math.exp(one) for one in logs)
+
+
+@once_per_run
+def latencies(run: SealedRun) -> Latencies:
+    """What every answered request of a run's measurement window waited for, and when its tokens came."""
+    requests = run.table("requests")
+    window = WindowSpec.model_validate(run.manifest.requested_experiment.get("window") or {})
+    due_ns = requests.column("due_ns").to_numpy()
+    first_ns, last_ns = window.bounds_ns(int(due_ns.min()) if len(due_ns) else 0)
+    in_window = (pc.field("due_ns") >= first_ns) & (pc.field("due_ns") < last_ns)
+    kept = requests.filter((pc.field("status") == "ok") & in_window)
+    sent_ns, done_ns = kept.column("sent_ns").to_numpy(), kept.column("done_ns").to_numpy()
+    turn = kept.column("request").to_numpy().astype(np.int64)
+    is_reused = kept.column("cached_tokens").to_numpy() > 0
+    tokens = kept.column("completion_tokens").to_numpy().astype(np.int64)
+    ttft_ns, tpot_ns = np.full(len(turn), np.nan), np.full(len(turn), np.nan)
+    itl_ns, itl_row = np.empty(0), np.empty(0, dtype=np.int64)
+    if run.manifest.requested_client.get("stream", True):
+        row, at_ns, num_tokens = _token_chunks(run, kept)
+        starts = np.flatnonzero(np.diff(row, prepend=-1))
+        ends = np.append(starts[1:], len(row))[: len(starts)] - 1
+        having = row[starts]
+        ttft_ns[having] = at_ns[starts] - sent_ns[having]
+        later = tokens[having] - 1
+        tpot_ns[having] = np.where(later > 0, (at_ns[ends] - at_ns[starts]) / np.maximum(later, 1), np.nan)
+        is_later = np.diff(row, prepend=-1) == 0
+        gaps = np.diff(at_ns, prepend=0)[is_later] / num_tokens[is_later]
+        itl_ns, itl_row = np.repeat(gaps, num_tokens[is_later]), np.repeat(row[is_later], num_tokens[is_later])
+    return Latencies(
+        session=kept.column("session").to_numpy().astype(np.int64),
+        turn=turn,
+        prefix=np.where(is_reused, "reused", np.where(turn > 0, "recomputed", "first")),
+        ttft_ns=ttft_ns,
+        e2e_ns=(done_ns - sent_ns).astype(np.float64),
+        queue_ns=_queueing_ns(run, kept.column("response_id").to_pylist(), sent_ns),
+        tpot_ns=tpot_ns,
+        tokens=tokens,
+        itl_ns=itl_ns,
+        itl_row=itl_row,
+        span_ns=int(done_ns.max() - sent_ns.min()) if len(turn) else 0,
+    )
+
+
+def _token_chunks(run: SealedRun, requests: pa.Table) -> tuple[IntArray, IntArray, IntArray]:
+    """(row of its request, instant, tokens) of every chunk with tokens, by request, in order of arrival.
+
+    The instant is the kernel's stamp where there is one: the client's own lag is not the server's latency.
+    """
+    chunks = run.table("chunks").filter(pc.field("num_tokens") > 0)
+    wanted = _keys(requests)
+    order = np.argsort(wanted)
+    found = _keys(chunks)
+    place = np.minimum(np.searchsorted(wanted[order], found), max(0, len(order) - 1))
+    row = order[place] if len(order) else np.zeros(len(found), dtype=np.int64)
+    is_wanted = wanted[row] == found if len(order) else np.zeros(len(found), dtype=np.bool_)
+    kernel = chunks.column("kernel_ns")
+    at_ns = np.where(
+        kernel.is_valid().to_numpy(), kernel.fill_null(0).to_numpy(), chunks.column("received_ns").to_numpy()
+    )
+    row, at_ns = row[is_wanted], at_ns[is_wanted]
+    num_tokens = chunks.column("num_tokens").to_numpy().astype(np.int64)[is_wanted]
+    sorting = np.lexsort((at_ns, row))
+    return row[sorting], at_ns[sorting], num_tokens[sorting]
+
+
+def _keys(table: pa.Table) -> IntArray:
+    """Session and turn as one number."""
+    session, request = (table.column(name).to_numpy().astype(np.int64) for name in ("session", "request"))
+    return (session << 32) + request
+
+
+def _queueing_ns(run: SealedRun, response_ids: Sequence[str], sent_ns: IntArray) -> FloatArray:
+    """From the send to the first ALLOC line of each request; nan where the log does not tell."""
+    allocs = run.table("kv_events").filter(pc.field("kind") == "alloc")
+    row_of = {response_id: row for row, response_id in enumerate(response_ids) if response_id}
+    queue_ns = np.full(len(response_ids), np.nan)
+    for log_id, at_ns in zip(allocs.column("request_id").to_pylist(), allocs.column("log_ns").to_pylist(), strict=True):
+        response_id = join_request_id(log_id, row_of)
+        if response_id is not None and at_ns is not None and math.isnan(queue_ns[row_of[response_id]]):
+            # The log's stamp is of the receipt of a line and may precede the client's own by its rounding.
+            queue_ns[row_of[response_id]] = max(0, at_ns - int(sent_ns[row_of[response_id]]))
+    return queue_ns
+
+
+def serving_figures(condition: str, runs: Sequence[SealedRun]) -> ServingFigures | None:
+    """Serving figures of one condition over its valid ``runs``; None where nothing was answered."""
+    observed = [found for run in runs if len((found := latencies(run)).turn)]
+    if not observed:
+        return None
+    slo = SloSpec.model_validate(runs[0].manifest.requested_experiment.get("slo") or {})
+    good = [_is_good(one, slo) for one in observed] if slo.is_set else None
+    spans_s = [one.span_ns / NS_PER_S for one in observed]
+    counts = [len(one.turn) for one in observed]
+    return ServingFigures(
+        condition=condition,
+        num_runs=len(observed),
+        num_requests=sum(counts),
+        distributions=tuple(_distributions(observed)),
+        tokens_per_s=_rate([int(one.tokens.sum()) for one in observed], spans_s),
+        requests_per_s=_rate(counts, spans_s),
+        goodput_per_s=None if good is None else _rate([int(one.sum()) for one in good], spans_s),
+        good_share=None if good is None else sum(int(one.sum()) for one in good) / sum(counts),
+    )
+
+
+def _is_good(one: Latencies, slo: SloSpec) -> NDArray[np.bool_]:
+    """Which requests met every limit that is set; what was not observed met none."""
+    met = np.ones(len(one.turn), dtype=np.bool_)
+    if slo.ttft_ms is not None:
+        met &= one.ttft_ns <= slo.ttft_ms * NS_PER_MS
+    if slo.itl_ms is not None:
+        # An answer of one token has no later one that could be late.
+        met &= (one.tpot_ns <= slo.itl_ms * NS_PER_MS) | ((one.tokens == 1) & ~np.isnan(one.ttft_ns))
+    return met
+
+
+def _rate(amounts: Sequence[int], spans_s: Sequence[float]) -> Rate:
+    rates = [amount / span if span else 0.0 for amount, span in zip(amounts, spans_s, strict=True)]
+    return Rate(sum(rates) / len(rates), mean_interval(rates, unit="runs"))
+
+
+def _distributions(observed: Sequence[Latencies]) -> list[Distribution]:
+    groups: dict[str, Callable[[Latencies], NDArray[np.bool_]]] = {"all": lambda one: np.ones(len(one.turn), np.bool_)}
+    for prefix in ("first", "reused", "recomputed"):
+        groups[prefix] = lambda one, prefix=prefix: one.prefix == prefix
+    most = max(int(one.turn.max()) for one in observed)
+    for turn in range(min(most + 1, MAX_TURNS) if most else 0):
+        if turn == MAX_TURNS - 1 and most >= MAX_TURNS:
+            groups[f"turn {turn}+"] = lambda one, turn=turn: one.turn >= turn
+        else:
+            groups[f"turn {turn}"] = lambda one, turn=turn: one.turn == turn
+    found = (
+        _distribution(metric, group, [_values(one, metric, is_in(one)) for one in observed])
+        for group, is_in in groups.items()
+        for metric in METRICS
+    )
+    return [one for one in found if one is not None]
+
+
+def _values(one: Latencies, metric: str, is_in: NDArray[np.bool_]) -> FloatArray:
+    if metric == "itl":
+        return one.itl_ns[is_in[one.itl_row]] if len(one.itl_row) else one.itl_ns
+    values: FloatArray = {"ttft": one.ttft_ns, "e2e": one.e2e_ns, "queue": one.queue_ns}[metric][is_in]
+    return values[~np.isnan(values)]
+
+
+def _distribution(metric: str, group: str, by_run: Sequence[FloatArray]) -> Distribution | None:
+    by_run = [values for values in by_run if len(values)]
+    if not by_run:
+        return None
+    values = np.concatenate(by_run)
+    percentiles = tuple(
+        Percentile(
+            q,
+            quantile(values, q),
+            mean_interval([quantile(own, q) for own in by_run], unit="runs"),
+            # Gaps of one answer follow each other: they are no independent draws.
+            None if metric == "itl" else certified(values, q),
+        )
+        for q in QUANTILES
+    )
+    return Distribution(metric, group, len(values), percentiles)
+
+
+def serving_rows(figures: Sequence[ServingFigures]) -> list[dict[str, object]]:
+    """One row per condition, group and metric, and one per rate; times in ms, rates per second, ends of intervals."""
+    rows: list[dict[str, object]] = []
+    for one in figures:
+        for found in one.distributions:
+            row: dict[str, object] = {"condition": one.condition, "group": found.group, "metric": found.metric}
+            row |= {"unit": "ms", "num_values": found.num_values}
+            for percentile in found.percentiles:
+                name = f"p{percentile.q * 100:.0f}"
+                interval, bound = percentile.interval, percentile.certified
+                row |= {
+                    name: percentile.value / NS_PER_MS,
+                    f"{name}_low": None if interval is None else interval.low / NS_PER_MS,
+                    f"{name}_high": None if interval is None else interval.high / NS_PER_MS,
+                    f"{name}_certified": None if bound is None else bound / NS_PER_MS,
+                }
+            rows.append(row)
+        rates = {
+            "tokens_per_s": one.tokens_per_s,
+            "requests_per_s": one.requests_per_s,
+            "goodput_per_s": one.goodput_per_s,
+        }
+        for name, rate in rates.items():
+            if rate is not None:
+                low, high = (None, None) if rate.interval is None else (rate.interval.low, rate.interval.high)
+                rows.append(
+                    {"condition": one.condition, "group": "all", "metric": name, "unit": "1/s",
+                     "num_values": one.num_runs, "mean": rate.mean, "mean_low": low, "mean_high": high}
+                )  # fmt: skip
+    return rows

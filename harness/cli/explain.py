@@ -1,0 +1,154 @@
+"""``harness explain``: every key of what people write, and every column of what runs leave.
+
+Words, choices and defaults are read from the specs and schemas themselves. Next: nothing; people read it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from harness.errors import SpecError
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+
+def register(app: typer.Typer) -> None:
+    app.command(name="explain")(explain)
+
+
+def explain(
+    topic: Annotated[
+        str, typer.Argument(help="`experiment`, one of its tables, `laws`, `waits`, or `tables`: what runs leave.")
+    ] = "experiment",
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="`tables`: a Markdown file for it.")] = None,
+) -> None:
+    """Every key of an experiment file, or every column of the records, with meaning, choices, unit and default.
+
+    Example: `harness explain workload`
+    """
+    models = _models()
+    if topic == "tables":
+        _explain_tables(output)
+    elif topic == "laws":
+        print("A length: { law = ..., ... }, in tokens.\n")
+        for law in ("fixed", "uniform", "lognormal"):
+            _explain_model(law, models[law])
+    elif topic in models:
+        _explain_model(topic, models[topic])
+        _explain_more(topic)
+    else:
+        import difflib
+
+        near = difflib.get_close_matches(topic, [*models, "laws", "tables"], n=1)
+        hint = f"Did you mean {near[0]!r}? " if near else ""
+        raise SpecError(f"nothing is known of {topic!r}", where="explain", hint=f"{hint}Topics: {', '.join(_topics())}")
+
+
+def _models() -> dict[str, type[BaseModel]]:
+    from harness import spec
+    from harness.plan.waits import ToolRow, WaitFile
+
+    return {
+        "experiment": spec.ExperimentSpec,
+        "workload": spec.WorkloadSpec,
+        "group": spec.SessionGroup,
+        "server": spec.ServerSpec,
+        "condition": spec.ConditionSpec,
+        "client": spec.ClientSpec,
+        "limits": spec.LimitsSpec,
+        "slo": spec.SloSpec,
+        "window": spec.WindowSpec,
+        "waits": WaitFile,
+        "tool": ToolRow,
+        "fixed": spec.FixedLaw,
+        "uniform": spec.UniformLaw,
+        "lognormal": spec.LognormalLaw,
+    }
+
+
+def _topics() -> list[str]:
+    return [name for name in _models() if name not in ("fixed", "uniform", "lognormal")] + ["laws", "tables"]
+
+
+def _explain_model(topic: str, model: type[BaseModel]) -> None:
+    said = " ".join((model.__doc__ or "").split())
+    print(f"[{topic}]  {said}\n")
+    document = model.model_json_schema()
+    for name, key in document["properties"].items():
+        is_required = name in document.get("required", ())
+        default = "required" if is_required else _default(model, name)
+        notes = [note for note in (key.get("description", ""), _allowed(key)) if note]
+        print(f"{name} = {default}" + (f"    # {'; '.join(notes)}" if notes else ""))
+    print()
+
+
+def _default(model: type[BaseModel], name: str) -> str:
+    """The default as TOML has it; what is left open is "not set"."""
+    value = model.model_fields[name].get_default(call_default_factory=True)
+    if name in _models() and name != "waits":
+        return f"see harness explain {name}"
+    if value is None:
+        return "(not set)"
+    return json.dumps(value, default=lambda found: found.model_dump() if hasattr(found, "model_dump") else str(found))
+
+
+def _allowed(key: Mapping[str, Any]) -> str:
+    """What a key takes, from its JSON schema: choices, or ends of a range."""
+    options = [key, *(key.get("anyOf") or ())]
+    for option in options:
+        if "enum" in option:
+            return "one of " + ", ".join(str(choice) or '""' for choice in option["enum"])
+        if "discriminator" in option:
+            laws = option["discriminator"]["mapping"]
+            return f"a law of {', '.join(laws)}" + (": harness explain laws" if "uniform" in laws else "")
+    ends = [
+        f"{sign} {option[word]:g}"
+        for option in options
+        for word, sign in (("minimum", ">="), ("exclusiveMinimum", ">"), ("maximum", "<="), ("exclusiveMaximum", "<"))
+        if word in option
+    ]
+    return " and ".join(ends)
+
+
+def _explain_more(topic: str) -> None:
+    from harness.kv_rules import rules_in_words
+
+    if topic == "server":
+        print(f"Rules:\n{rules_in_words()}")
+    if topic == "experiment":
+        print("More: harness explain " + " | ".join(name for name in _topics() if name != "experiment"))
+    if topic == "waits":
+        print("Shipped and imported ones: harness waits show, harness waits import.")
+
+
+def _explain_tables(output: Path | None) -> None:
+    from harness.cli.words import terminal
+    from harness.outputs import write_text
+    from harness.records.dictionary import INTRODUCTION, TABLES, dictionary_markdown, meaning, unit
+    from harness.records.schema import RUN_COLUMNS
+
+    if output is not None:
+        write_text(output, dictionary_markdown())
+        print(f"wrote {output}")
+        return
+    from rich.text import Text
+
+    from harness.report.terminal import plain_table
+
+    out = terminal()
+    out.print(Text(INTRODUCTION))
+    for name, (row, columns) in TABLES.items():
+        table = plain_table(f"\n{name}: {row}", "")
+        for heading in ("column", "unit"):
+            table.add_column(heading, no_wrap=True)
+        table.add_column("meaning")
+        for field in columns:
+            if name == "runs" or field not in RUN_COLUMNS:
+                table.add_row(field.name, unit(field), Text(meaning(field)))
+        out.print(table)

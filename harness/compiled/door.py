@@ -1,0 +1,205 @@
+"""Doors: machine code that Python calls, kept as object files and loaded by LLVM alone.
+
+numba makes an object file once for each kind of arguments. Importing numba, and its own cache after it, takes two
+seconds of CPU; a process that finds the file needs neither. Nothing is compiled here. Next: ``linked`` asks numba.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import hashlib
+import os
+import struct
+import sys
+import weakref
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import lru_cache, update_wrapper
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, cast
+
+import llvmlite.binding
+import numpy as np
+import numpy.typing as npt
+
+_llvm: Any = llvmlite.binding
+Array = npt.NDArray[Any]
+Native = Callable[[Any, bytes], int]
+SYMBOL = "door"
+"""What a function is called in its object file: int32 door(int64 *result, const int64 *words)."""
+SUFFIX = ".door.o"
+
+
+class Inner:
+    """A function that only compiled functions call. numba finds its type here when one of those is compiled."""
+
+    def __init__(self, function: Callable[..., Any], options: Mapping[str, Any]) -> None:
+        self.__wrapped__ = function
+        self.__doc__ = function.__doc__
+        self._function = function
+        self._options = options
+        self._dispatcher: Any = None
+
+    @property
+    def _numba_type_(self) -> Any:
+        from harness.compiled.linked import linked, type_of_function
+
+        if self._dispatcher is None:
+            self._dispatcher = linked(self._function, self._options)
+        return type_of_function(self._dispatcher)
+
+
+class Door:
+    """One function for Python: arguments are int64 numbers, int64 arrays, tables of them and named tuples of those."""
+
+    def __init__(self, function: Callable[..., Any], options: Mapping[str, Any], folder: Path | None) -> None:
+        """folder: where its machine code is kept; None: nowhere."""
+        update_wrapper(self, function)
+        self._function = function
+        self._options = options
+        self._folder = folder
+        kinds = dict(function.__annotations__)
+        self._has_result = kinds.pop("return", None) not in (None, "None")
+        self._numbers = struct.Struct(f"{len(kinds)}q") if set(kinds.values()) == {"int"} else None
+        self._codes: dict[str, Native] = {}
+        self._code: Native | None = None
+        self._seen: dict[int, _Memory] = {}
+
+    def __call__(self, *arguments: Any) -> int | None:
+        """Its number, or None."""
+        # Numbers alone are packed in one go: the client's loop is called for each event.
+        words = self._words(arguments) if self._numbers is None else self._numbers.pack(*arguments)
+        code = self._code
+        if code is None:
+            code = self._code = self._code_for(arguments)
+        result = ctypes.c_int64()
+        if code(ctypes.byref(result), words):
+            raise RuntimeError(f"{self._function.__qualname__}: compiled functions never raise, this one did")
+        return result.value if self._has_result else None
+
+    def _words(self, arguments: Sequence[Any]) -> bytes:
+        """Arguments as the code takes them; where an array is another than before, its code is looked up again."""
+        words: list[bytes] = []
+        for place, argument in enumerate(arguments):
+            if isinstance(argument, tuple | np.ndarray):
+                memory = self._seen.get(place)
+                if memory is None or not memory.is_of(cast("Any", argument)):
+                    memory = self._seen[place] = _Memory(cast("Any", argument))
+                    self._code = None
+                words.append(memory.words)
+            else:
+                words.append(_pack_number(argument))
+        return b"".join(words)
+
+    def _code_for(self, arguments: Sequence[Any]) -> Native:
+        kinds = repr([kind_of(argument) for argument in arguments])
+        if kinds not in self._codes:
+            self._codes[kinds] = _load(self._object_code(arguments, kinds))
+        return self._codes[kinds]
+
+    def _object_code(self, arguments: Sequence[Any], kinds: str) -> bytes:
+        """From its file, or made now; who comes while another process makes it waits for that one."""
+        if self._folder is None:
+            return self._make(arguments)
+        name = hashlib.sha256(f"{kinds}\0{_target()}".encode()).hexdigest()[:16]
+        path = self._folder / f"{self._function.__qualname__}-{name}{SUFFIX}"
+        with suppress(OSError):
+            return path.read_bytes()
+        with _alone(path.with_suffix(".lock")):
+            with suppress(OSError):
+                return path.read_bytes()
+            code = self._make(arguments)
+            with suppress(OSError):
+                # The folder may be full or gone: slower starts, same results.
+                partial = path.with_suffix(f".{os.getpid()}")
+                partial.write_bytes(code)
+                partial.replace(path)
+        return code
+
+    def _make(self, arguments: Sequence[Any]) -> bytes:
+        from harness.compiled.linked import object_code
+
+        return object_code(self._function, self._options, arguments, SYMBOL)
+
+
+class _Memory:
+    """The arrays of one argument as a compiled function takes them, for as long as they are the same arrays."""
+
+    def __init__(self, argument: Array | tuple[Any, ...]) -> None:
+        arrays = _arrays_of(argument)
+        self._arrays = [weakref.ref(array) for array in arrays]
+        words = [word for array in arrays for word in _words_of(array)]
+        self.words = struct.pack(f"{len(words)}q", *words)
+
+    def is_of(self, argument: Array | tuple[Any, ...]) -> bool:
+        arrays = _arrays_of(argument)
+        return len(arrays) == len(self._arrays) and all(
+            held() is array for held, array in zip(self._arrays, arrays, strict=True)
+        )
+
+
+def _arrays_of(argument: Array | tuple[Any, ...]) -> Sequence[Array]:
+    return argument if isinstance(argument, tuple) else (argument,)
+
+
+_pack_number = struct.Struct("q").pack
+
+
+def _words_of(array: Array) -> Iterator[int]:
+    """numba's struct of an array: no owner, items, bytes of an item, address, shape, strides."""
+    yield from (0, 0, array.size, array.itemsize, array.ctypes.data, *array.shape, *array.strides)
+
+
+def kind_of(argument: Any) -> object:
+    """What decides the machine code for an argument, and nothing else of it."""
+    if isinstance(argument, np.ndarray):
+        array = cast("Array", argument)
+        flags = (array.flags.c_contiguous, array.flags.f_contiguous, array.flags.aligned, array.flags.writeable)
+        return (array.dtype.descr, array.ndim, *flags)
+    if isinstance(argument, tuple):
+        parts = cast("tuple[Any, ...]", argument)
+        return (type(parts).__qualname__, [kind_of(part) for part in parts])
+    return "int64"
+
+
+@lru_cache(maxsize=1)
+def _target() -> str:
+    """Who makes the code, of which bytecode, and for which processor."""
+    makers = [f"{name} {version(name)}" for name in ("numba", "llvmlite", "numpy")]
+    features = _llvm.get_host_cpu_features().flatten()
+    return " ".join([*makers, sys.implementation.cache_tag or "", _llvm.get_host_cpu_name(), features])
+
+
+@lru_cache(maxsize=1)
+def _target_machine() -> Any:
+    _llvm.initialize_native_target()
+    _llvm.initialize_native_asmprinter()
+    return _llvm.Target.from_default_triple().create_target_machine()
+
+
+_engines: list[Any] = []
+"""The code is theirs: it lives as long as the process."""
+
+
+def _load(code: bytes) -> Native:
+    engine = _llvm.create_mcjit_compiler(_llvm.parse_assembly(""), _target_machine())
+    engine.add_object_file(_llvm.ObjectFileRef.from_data(code))
+    engine.finalize_object()
+    _engines.append(engine)
+    prototype = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_char_p)
+    return cast("Native", prototype(engine.get_function_address(SYMBOL)))
+
+
+@contextmanager
+def _alone(lock: Path) -> Generator[None, None, None]:
+    """Hold a file's lock; without one where no file can be made."""
+    try:
+        file = lock.open("w")
+    except OSError:
+        yield
+        return
+    with file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

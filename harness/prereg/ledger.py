@@ -1,0 +1,176 @@
+"""The ledger of a freeze: every start of one of its runs and how that ended, as a chain of commits on a ref of its own.
+
+Each entry is a git commit without changes behind the one before it, the first behind the freeze: its hash covers all
+that came before. Entries are never rewritten here. Next: ``proof`` reads the chain and says what is wrong with it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from pydantic import Field, ValidationError
+
+from harness.clock import utc_now
+from harness.errors import RecordsError, SpecError
+from harness.experiment import PlannedRun
+from harness.prereg.repository import Repository, file_sha256
+from harness.records import RunKey, SealedRun, layout
+from harness.records.manifest import load_manifest
+from harness.spec import Spec
+
+REF = "refs/harness/ledger/"
+# Two processes append at the same moment: the slower one tries again behind the faster.
+TRIES = 20
+_START_AGAIN = "Restore that run from a copy, or freeze the experiment again under a new name"
+
+
+class Entry(Spec):
+    """One entry. number: place in the chain, from 0. plan: the plan's hash; start: the commit of the start that ends.
+
+    manifest: SHA-256 of the sealed manifest; is_valid: what it says of its run; is_late: noted on the next start, since
+    the process had ended before it could.
+    """
+
+    event: Literal["start", "sealed", "aborted"]
+    number: int = Field(ge=0)
+    experiment: str
+    condition: str
+    replicate: int
+    host: str
+    at_utc: str
+    plan: str = ""
+    start: str = ""
+    manifest: str = ""
+    is_valid: bool = False
+    reason: str = ""
+    is_late: bool = False
+
+    @property
+    def key(self) -> RunKey:
+        return RunKey(self.experiment, self.condition, self.replicate)
+
+
+class Link(NamedTuple):
+    """One entry with the hash of the commit it is."""
+
+    sha: str
+    entry: Entry
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """The ledger of one freeze in a repository. freeze_commit: what the first entry stands behind."""
+
+    repository: Repository
+    frozen_sha256: str
+    freeze_commit: str
+
+    @property
+    def ref(self) -> str:
+        """The reference that carries it, one per freeze, wherever its runs lie."""
+        return REF + self.frozen_sha256[:40]
+
+    def chain(self) -> list[Link]:
+        """All entries, checked; RecordsError when the chain is broken."""
+        return read_chain(self.objects(), self.freeze_commit)
+
+    def objects(self) -> list[tuple[str, bytes]]:
+        """The commits of the chain, oldest first, each with the bytes that its hash covers."""
+        head = self.repository.resolved(self.ref)
+        line = self.repository.line_of(self.freeze_commit, head) if head else []
+        return list(zip(line, self.repository.objects(line), strict=True)) if line else []
+
+    def start(self, run: PlannedRun) -> str:
+        """Note that a run starts, before anything of it does; returns the entry's commit."""
+        return self._append(run.key, event="start", plan=run.plan.hash)
+
+    def sealed(self, start: str, key: RunKey, manifest: Path, *, is_late: bool = False) -> None:
+        """Note how a start ended: the manifest that was sealed."""
+        is_valid = load_manifest(manifest).is_valid
+        sha256 = file_sha256(manifest)
+        self._append(key, event="sealed", start=start, manifest=sha256, is_valid=is_valid, is_late=is_late)
+
+    def aborted(self, start: str, key: RunKey, reason: str) -> None:
+        """Note how a start ended: nothing was sealed, and why."""
+        self._append(key, event="aborted", start=start, reason=reason[:200])
+
+    def admit(self, todo: Sequence[PlannedRun], sealed: Sequence[SealedRun]) -> None:
+        """Refuse to start what was sealed before, here or elsewhere; note late what was sealed and never noted.
+
+        An INVALID run may be made again as often as the frozen limits allow.
+        """
+        links = self.chain()
+        ended: dict[RunKey, list[Entry]] = {}
+        for link in links:
+            if link.entry.event == "sealed":
+                ended.setdefault(link.entry.key, []).append(link.entry)
+        for run in todo:
+            entries = ended.get(run.key, [])
+            if any(entry.is_valid for entry in entries) or len(entries) > run.spec.limits.retries:
+                raise SpecError(
+                    f"{run.label} was sealed already on {entries[-1].host} at {entries[-1].at_utc}: "
+                    "a frozen run is made once",
+                    where=self.ref,
+                    hint=_START_AGAIN,
+                )
+        starts = {link.sha for link in links if link.entry.event == "start"}
+        for run in sealed:
+            record = run.manifest.preregistration
+            if run.key not in ended and record is not None and record.start in starts:
+                self.sealed(record.start, run.key, run.path / layout.MANIFEST, is_late=True)
+
+    def _append(self, key: RunKey, **said: object) -> str:
+        for _ in range(TRIES):
+            links = self.chain()
+            entry = Entry.model_validate(
+                {
+                    "number": len(links),
+                    "experiment": key.experiment,
+                    "condition": key.condition,
+                    "replicate": key.replicate,
+                    "host": socket.gethostname(),
+                    "at_utc": utc_now().isoformat(timespec="milliseconds"),
+                    **said,
+                }
+            )
+            message = f"{entry.event} {'/'.join(map(str, key))}\n\n{entry.model_dump_json()}\n"
+            parent = links[-1].sha if links else self.freeze_commit
+            if (sha := self.repository.append(self.ref, parent, message)) is not None:
+                return sha
+        raise RecordsError("the ledger is busy", where=self.ref, hint="Start again when the others are done")
+
+
+def object_hash(kind: str, content: bytes, like: str) -> str:
+    """The name that git gives to an object; like: any name of that repository (SHA-1 or SHA-256)."""
+    digest = hashlib.sha256 if len(like) == 64 else hashlib.sha1
+    return digest(f"{kind} {len(content)}".encode() + b"\0" + content).hexdigest()
+
+
+def read_chain(objects: Sequence[tuple[str, bytes]], freeze_commit: str) -> list[Link]:
+    """Entries of a chain of commits, oldest first; RecordsError naming the first one that does not fit."""
+    links: list[Link] = []
+    parent = freeze_commit
+    for number, (sha, content) in enumerate(objects):
+        head, _, message = content.decode("utf-8", "replace").partition("\n\n")
+        try:
+            entry = Entry.model_validate_json(message.partition("\n\n")[2].strip())
+        except ValidationError as error:
+            raise _broken(number, "is no entry") from error
+        if object_hash("commit", content, sha) != sha:
+            raise _broken(number, "does not have the hash it is named by")
+        if [line for line in head.splitlines() if line.startswith("parent ")] != [f"parent {parent}"]:
+            raise _broken(number, "does not stand behind the one before it")
+        if entry.number != number:
+            raise _broken(number, f"calls itself {entry.number}")
+        links.append(Link(sha, entry))
+        parent = sha
+    return links
+
+
+def _broken(number: int, what: str) -> RecordsError:
+    return RecordsError(f"the ledger is broken: entry {number} {what}", hint="Fetch it again from where it was pushed")

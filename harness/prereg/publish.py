@@ -1,0 +1,256 @@
+"""A published experiment: one archive that a stranger can check without its repository, its git or its authors.
+
+RO-Crate with checksums, the frozen file, the proof of its commit, the ledger, every sealed run and the verdict, signed
+where a key is given. Nothing is measured here. Next: ``harness publish --check`` prints what ``check`` finds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import stat
+import tempfile
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from pydantic import ValidationError
+
+from harness.clock import utc_now
+from harness.errors import RecordsError, SpecError
+from harness.prereg.judge import Judgement, judge
+from harness.prereg.proof import Proof, find_proof
+from harness.prereg.repository import Repository, file_sha256
+from harness.prereg.signatures import check_signature, sign_file, signature_of
+from harness.prereg.ticket import check_sealed_runs
+from harness.records import RunStore, SealedRun, layout
+
+SUMS, PROOF, FROZEN, VERDICT, CRATE = (
+    "SHA256SUMS",
+    "proof.json",
+    "frozen.json",
+    "verdict.json",
+    "ro-crate-metadata.json",
+)
+RUNS = "runs"
+# Stamps of others that may lie beside the frozen file: RFC 3161 tokens and OpenTimestamps proofs.
+STAMPS = (".tsr", ".ots")
+MOST_BYTES = 64 << 30
+# Runs are columns of numbers: what unpacks to more than this was made to fill a disk.
+MOST_EXPANSION = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What a stranger knows of an archive: what is proven, by whom, since when, and what cannot be proven."""
+
+    judgement: Judgement
+    proven: tuple[str, ...]
+    unproven: tuple[str, ...]
+
+
+def publish(
+    runs: Sequence[SealedRun], archive: Path, *, repository: Path | None = None, signing_key: Path | None = None
+) -> Judgement:
+    """Write the archive of one experiment's runs; SpecError when they are exploratory or the archive exists."""
+    if archive.exists():
+        raise SpecError("exists already, and an archive is never changed", where=str(archive), hint="Choose a new name")
+    if check_sealed_runs(runs) is None:
+        raise SpecError(
+            "these runs are exploratory: nothing was frozen", where=runs[0].experiment, hint="harness freeze"
+        )
+    record = runs[0].manifest.preregistration
+    assert record is not None, "what was frozen is recorded"
+    proof = find_proof(runs, record, repository)
+    judgement = judge(runs, proof=proof)
+    with tempfile.TemporaryDirectory(prefix="harness-publish-") as name:
+        folder = Path(name)
+        for run in runs:
+            run.verify()
+            shutil.copytree(run.path, folder / RUNS / "/".join(map(str, run.key)))
+        shutil.copy(runs[0].file(layout.FROZEN), folder / FROZEN)
+        for beside in _beside(runs, repository, record.path):
+            shutil.copy(beside, folder / (FROZEN + beside.name.removeprefix(PurePosixPath(record.path).name)))
+        (folder / PROOF).write_text(proof.model_dump_json(indent=1) + "\n", encoding="utf-8")
+        (folder / VERDICT).write_text(_verdict(judgement), encoding="utf-8")
+        (folder / CRATE).write_text(_crate(folder, runs[0].manifest.title), encoding="utf-8")
+        sums = "".join(f"{file_sha256(folder / one)}  {one}\n" for one in _files(folder))
+        (folder / SUMS).write_text(sums, encoding="utf-8")
+        if signing_key is not None:
+            sign_file(folder / SUMS, signing_key)
+        unfinished = archive.with_name(f".{archive.name}.tmp")
+        with zipfile.ZipFile(unfinished, "w", zipfile.ZIP_DEFLATED) as out:
+            for one in _files(folder):
+                out.write(folder / one, one)
+        unfinished.replace(archive)
+    return judgement
+
+
+def check(archive: Path, signers: Path | None = None) -> Checked:
+    """Check an archive by what is in it alone; RecordsError names what does not hold.
+
+    signers: ssh's file of allowed signers, for names instead of keys.
+    """
+    with tempfile.TemporaryDirectory(prefix="harness-publish-") as name:
+        folder = Path(name)
+        _unpack(archive, folder)
+        _check_sums(archive, folder)
+        proof = _proof(archive, folder)
+        store = RunStore(folder / RUNS)
+        num_runs = store.verify()
+        runs = store.sealed()
+        if len({run.experiment for run in runs}) != 1:
+            raise _wrong(archive, "does not hold the runs of one experiment")
+        frozen = check_sealed_runs(runs)
+        if frozen is None or (folder / FROZEN).read_bytes() != runs[0].file(layout.FROZEN).read_bytes():
+            raise _wrong(archive, "its frozen file is not the one its runs were made under")
+        judgement = judge(runs, proof=proof)
+        if _verdict(judgement) != (folder / VERDICT).read_text(encoding="utf-8"):
+            raise _wrong(archive, "its verdict is not what its runs give")
+        proven = [
+            f"{num_runs} of {len(frozen.plans)} frozen runs, each file as it was sealed",
+            f"plans, predictions and criteria are those of {frozen.digest[:12]}",
+            f"the ledger of {len(proof.chain)} entries stands behind commit {proof.commit[:12]}",
+        ]
+        unproven = _signatures(folder, signers, proven)
+        unproven += _times(folder, proof)
+    return Checked(judgement, tuple(proven), (*unproven, *_ALWAYS_UNPROVEN))
+
+
+_ALWAYS_UNPROVEN = (
+    "that no other clone of the repository made other runs of this freeze",
+    "that nothing was measured with these plans before the freeze",
+    "that the machine told the truth to the harness",
+)
+
+
+def _signatures(folder: Path, signers: Path | None, proven: list[str]) -> list[str]:
+    """Add who signed what to ``proven``; returns what nobody signed."""
+    unproven: list[str] = []
+    for name, what in ((FROZEN, "the freeze"), (SUMS, "the archive: seals, ledger and verdict")):
+        signature = signature_of(folder / name)
+        if signature.is_file():
+            proven.append(f"signed {what}: {check_signature(folder / name, signature, signers)}")
+        else:
+            unproven.append(f"who made {what}: it is not signed")
+    return unproven
+
+
+def _times(folder: Path, proof: Proof) -> list[str]:
+    stamps = [name for name in (FROZEN + suffix for suffix in STAMPS) if (folder / name).is_file()]
+    others = [f"{name} (ask its authority)" for name in stamps]
+    others += [f"branch {name} had the freeze when this was published (ask its host)" for name in proof.remotes]
+    told = ", ".join(others) or "nobody else attests a time"
+    return [f"since when: times are those of the machine that froze and ran; {told}"]
+
+
+def _beside(runs: Sequence[SealedRun], repository: Path | None, path: str) -> list[Path]:
+    """A signature and stamps of others beside the frozen file, where its repository is at hand."""
+    try:
+        frozen = Repository(repository or runs[0].path).root / path
+    except SpecError:
+        return []
+    return [one for suffix in (".sig", *STAMPS) if (one := frozen.with_name(frozen.name + suffix)).is_file()]
+
+
+def _files(folder: Path) -> list[str]:
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+
+
+def _verdict(judgement: Judgement) -> str:
+    decisions = [
+        {
+            "rule": one.rule,
+            "subject": one.subject,
+            "outcome": one.outcome.value,
+            "label": one.label,
+            "reason": one.reason,
+        }
+        for one in judgement.decisions
+    ]
+    return json.dumps({"decisions": decisions, "aborts": judgement.aborts}, indent=1) + "\n"
+
+
+def _crate(folder: Path, title: str) -> str:
+    """RO-Crate 1.1 metadata: https://w3id.org/ro/crate/1.1."""
+    about: list[dict[str, Any]] = [
+        {
+            "@id": CRATE,
+            "@type": "CreativeWork",
+            "about": {"@id": "./"},
+            "conformsTo": {"@id": "https://w3id.org/ro/crate/1.1"},
+        },
+        {
+            "@id": "./",
+            "@type": "Dataset",
+            "name": title,
+            "description": "Confirmatory runs with their preregistration, ledger and verdict",
+            "datePublished": utc_now().date().isoformat(),
+            "license": "not stated",
+            "hasPart": [{"@id": name} for name in _files(folder)],
+        },
+    ]
+    files = [
+        {
+            "@id": name,
+            "@type": "File",
+            "contentSize": str((folder / name).stat().st_size),
+            "sha256": file_sha256(folder / name),
+        }
+        for name in _files(folder)
+    ]
+    return (
+        json.dumps({"@context": "https://w3id.org/ro/crate/1.1/context", "@graph": [*about, *files]}, indent=1) + "\n"
+    )
+
+
+def _unpack(archive: Path, folder: Path) -> None:
+    """Unpack plain files with plain names, of a size that was not made to fill a disk."""
+    try:
+        with zipfile.ZipFile(archive) as packed:
+            infos = packed.infolist()
+            total = sum(info.file_size for info in infos)
+            if total > min(MOST_BYTES, MOST_EXPANSION * max(1, archive.stat().st_size)):
+                raise _wrong(archive, f"would unpack to {total} bytes")
+            if len({info.filename for info in infos}) != len(infos):
+                raise _wrong(archive, "holds a name twice")
+            for info in infos:
+                is_link = stat.S_ISLNK(info.external_attr >> 16)
+                if is_link or info.is_dir() or not _is_inside(info.filename):
+                    raise _wrong(archive, f"holds {info.filename!r}, which is no plain file")
+                packed.extract(info, folder)
+    except (OSError, zipfile.BadZipFile, RuntimeError, NotImplementedError, EOFError, ValueError) as error:
+        raise _wrong(archive, f"cannot be unpacked ({error})") from error
+
+
+def _is_inside(name: str) -> bool:
+    path = PurePosixPath(name)
+    return not path.is_absolute() and ".." not in path.parts and "\\" not in name and path.as_posix() == name
+
+
+def _check_sums(archive: Path, folder: Path) -> None:
+    try:
+        lines = (folder / SUMS).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise _wrong(archive, f"has no readable {SUMS}") from error
+    told = {name: sha256 for sha256, _, name in (line.partition("  ") for line in lines)}
+    own = {SUMS, signature_of(Path(SUMS)).name}
+    if extra := sorted(set(_files(folder)) ^ (told.keys() | own & set(_files(folder)))):
+        raise _wrong(archive, f"{extra[0]} is missing or was added")
+    for name, sha256 in told.items():
+        if hashlib.sha256((folder / name).read_bytes()).hexdigest() != sha256:
+            raise _wrong(archive, f"{name} differs from its checksum")
+
+
+def _proof(archive: Path, folder: Path) -> Proof:
+    try:
+        return Proof.model_validate_json((folder / PROOF).read_bytes())
+    except (OSError, ValidationError) as error:
+        raise _wrong(archive, f"has no readable {PROOF}") from error
+
+
+def _wrong(archive: Path, what: str) -> RecordsError:
+    return RecordsError(what, where=str(archive), hint="Ask its authors for another copy")

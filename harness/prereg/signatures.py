@@ -1,0 +1,69 @@
+"""Signatures with the keys that people have: ``ssh-keygen -Y``, made and really verified; no key is ever read here.
+
+A signature says which key signed; who holds the key is said by a file of allowed signers. Next: ``freeze`` and
+``publish`` sign; ``ticket`` and ``publish`` check.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+from harness.errors import RecordsError, SpecError
+
+NAMESPACE = "harness"
+TIMEOUT_S = 120.0
+SUFFIX = ".sig"
+
+
+def signature_of(path: Path) -> Path:
+    """Where the signature of a file lies."""
+    return path.with_name(path.name + SUFFIX)
+
+
+def sign_file(path: Path, key: Path) -> Path:
+    """Sign a file with an SSH key (private, or public with its agent); SpecError when that is refused."""
+    signature_of(path).unlink(missing_ok=True)
+    done = _ssh_keygen("sign", "-f", str(key), "-n", NAMESPACE, str(path))
+    if done.returncode:
+        raise SpecError(
+            f"did not sign: {_last_line(done)}", where=str(key), hint="Name a key made by ssh-keygen -t ed25519"
+        )
+    return signature_of(path)
+
+
+def check_signature(path: Path, signature: Path, signers: Path | None = None) -> str:
+    """Who signed a file; RecordsError when its signature does not hold.
+
+    signers: a file of allowed signers (see ssh-keygen): then the name in it; without one, the key.
+    """
+    content = path.read_bytes()
+    if signers is None:
+        done = _ssh_keygen("check-novalidate", "-n", NAMESPACE, "-s", str(signature), content=content)
+    else:
+        found = _ssh_keygen("find-principals", "-s", str(signature), "-f", str(signers))
+        names = found.stdout.decode("utf-8", "replace").splitlines()
+        name = names[0].strip() if names and not found.returncode else "nobody"
+        done = _ssh_keygen(
+            "verify", "-f", str(signers), "-I", name, "-n", NAMESPACE, "-s", str(signature), content=content
+        )
+    if done.returncode:
+        raise RecordsError(
+            f"its signature does not hold ({_last_line(done)})", where=str(path), hint="Restore both from a copy"
+        )
+    told = done.stdout.decode("utf-8", "replace").strip()
+    return told.removeprefix(f'Good "{NAMESPACE}" signature ').removeprefix("for ").removeprefix("with ")
+
+
+def _ssh_keygen(action: str, *arguments: str, content: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    try:
+        return subprocess.run(
+            ["ssh-keygen", "-Y", action, *arguments], input=content, capture_output=True, check=False, timeout=TIMEOUT_S
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise SpecError(f"cannot be run: {error}", where="ssh-keygen", hint="Install OpenSSH 8.2 or newer") from error
+
+
+def _last_line(done: subprocess.CompletedProcess[bytes]) -> str:
+    lines = (done.stderr or done.stdout).decode("utf-8", "replace").strip().splitlines()
+    return lines[-1] if lines else f"exit status {done.returncode}"

@@ -1,0 +1,189 @@
+"""What a terminal shows of an experiment: a row per condition, costs first and then what its users felt.
+
+Names fold and numbers never do; where figures are from stands above them. No figure is computed here.
+This is where the flow ends: people read it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from harness.analysis import ExperimentSummary
+from harness.analysis.method.compare import Verdict
+from harness.analysis.method.serving import METRICS, Percentile, Rate, ServingFigures, requests_needed
+from harness.analysis.method.stats import Interval
+from harness.analysis.method.summary import ConditionFigures
+from harness.clock import NS_PER_MS, NS_PER_S
+from harness.kinds import origin_note
+from harness.spec import factors_text
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+DASH = "\u2013"
+VERDICTS = {
+    Verdict.AGREE: "agree",
+    Verdict.DIFFER: "[red]withheld[/]",
+    Verdict.CANNOT_TELL: "[yellow]cannot tell[/]",
+    Verdict.PREDICTED: "predicted",
+}
+# Characters that every number of the table of conditions fits in, beside a name.
+ROOMY = 76
+# (metric, percentile) of the short table.
+SHOWN = (("ttft", 0.5), ("ttft", 0.99), ("itl", 0.5), ("itl", 0.99), ("e2e", 0.5), ("e2e", 0.99), ("queue", 0.99))
+
+
+def conditions_table(summary: ExperimentSummary, width: int = 0) -> Table:
+    """The conditions of an experiment as a table for the terminal; costs in seconds of the run's clock.
+
+    width: of that terminal, characters. From ROOMY on only names fold; below, a number folds rather than lose a digit.
+    """
+    is_roomy = width >= ROOMY
+    origin = origin_note(summary.backend)
+    unit = "s" if summary.time_scale == 1 else f"model s, \u00d7{summary.time_scale:g}"
+    num_invalid = sum(not run.is_valid for run in summary.runs)
+    counted = f"{len(summary.runs)} runs" + (f", {num_invalid} INVALID and not counted" if num_invalid else "")
+    table = plain_table(
+        f"{summary.title} ({counted})" + (f"\n{origin}" if origin else ""),
+        f"A, B: cost on both channels, sum over replicates [{unit}]; A/base, B/base: against the condition's own "
+        "baseline; reused: of all re-arrivals; below A/base: its 95 % t interval, from three on; \u2020: per generated "
+        "token, as the work differs",
+    )
+    table.add_column("condition", overflow="fold")
+    for name in ("A", "B", "A/base", "B/base"):
+        # Half an interval reads as another number; names fold before it does.
+        table.add_column(name, justify="right", overflow="fold", no_wrap=is_roomy or name == "A/base")
+    table.add_column("channels", overflow="fold")
+    for name in ("steps", "padding", "reused"):
+        table.add_column(name, justify="right", overflow="fold", no_wrap=is_roomy)
+    for condition in summary.conditions:
+        table.add_row(*_cells(condition))
+    return table
+
+
+def plain_table(title: str, caption: str) -> Table:
+    """A table without a frame; other people's words in its title are shown as they are."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    return Table(
+        title=Text(title),
+        caption=Text(caption),
+        title_justify="left",
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+        show_edge=False,
+    )
+
+
+def serving_table(summary: ExperimentSummary) -> Table:
+    """What users of each condition felt, one row each: times in ms of the run's clock, rates per second of it."""
+    unit = "" if summary.time_scale == 1 else f", model time, \u00d7{summary.time_scale:g}"
+    fewest = min((one.num_requests for one in summary.serving), default=0)
+    needed = requests_needed(0.99)
+    few = f"; p99 of fewer than {needed} requests is not certified (here {fewest})" if fewest < needed else ""
+    has_slo = any(one.goodput_per_s is not None for one in summary.serving)
+    table = plain_table(
+        f"Serving figures [ms; per s{unit}]",
+        "TTFT: to the first token; ITL: between tokens; E2E: the whole answer; queue: until a slot was given"
+        f"{few}; all of them: --serving",
+    )
+    table.add_column("condition", overflow="fold")
+    for metric, q in SHOWN:
+        table.add_column(
+            f"{metric.upper() if metric != 'queue' else metric}\np{q * 100:.0f}", justify="right", no_wrap=True
+        )
+    for name in ("tokens\n/s", "req.\n/s", *(("good\n/s",) if has_slo else ())):
+        table.add_column(name, justify="right", no_wrap=True)
+    for one in summary.serving:
+        rates = [
+            f"{one.tokens_per_s.mean:,.0f}",
+            _rate(one.requests_per_s),
+            *((_rate(one.goodput_per_s),) if has_slo else ()),
+        ]
+        table.add_row(one.condition, *(_percentile(one, metric, q) for metric, q in SHOWN), *rates)
+    return table
+
+
+def serving_tables(summary: ExperimentSummary) -> list[Table]:
+    """All serving figures, a table per condition: every group of requests, intervals and certified bounds."""
+    return [_all_of(one, summary.time_scale) for one in summary.serving]
+
+
+def _all_of(one: ServingFigures, time_scale: float) -> Table:
+    unit = "" if time_scale == 1 else f", model time, \u00d7{time_scale:g}"
+    rates = [f"{one.tokens_per_s.mean:,.1f} tokens/s", f"{_rate(one.requests_per_s)} requests/s"]
+    if one.goodput_per_s is not None:
+        rates.append(f"goodput {_rate(one.goodput_per_s)}/s ({one.good_share or 0:.1%} of the requests)")
+    needed = ", ".join(f"{requests_needed(q)} for p{q * 100:.0f}" for q in (0.5, 0.9, 0.99))
+    table = plain_table(
+        f"{one.condition}: {one.num_requests} requests in {one.num_runs} runs; {', '.join(rates)} [ms{unit}]",
+        "below a percentile: its 95 % t interval over runs, from three on; \u2264: what it does not exceed with 99 % "
+        f"confidence (early stopping of MLPerf's LoadGen), which needs {needed} requests",
+    )
+    table.add_column("metric", no_wrap=True)
+    table.add_column("requests", no_wrap=True)
+    table.add_column("values", justify="right", no_wrap=True)
+    for name in ("p50", "p90", "p99"):
+        table.add_column(name, justify="right", no_wrap=True)
+        table.add_column("\u2264", justify="right", no_wrap=True)
+    for found in sorted(one.distributions, key=lambda found: list(METRICS).index(found.metric)):
+        cells = [cell for percentile in found.percentiles for cell in _bounded(percentile)]
+        table.add_row(
+            METRICS[found.metric] if found.group == "all" else "", found.group, f"{found.num_values:,}", *cells
+        )
+    return table
+
+
+def _bounded(percentile: Percentile) -> tuple[str, str]:
+    interval = percentile.interval
+    ends = "" if interval is None else f"\n{_ms(max(0.0, interval.low))}\u2013{_ms(interval.high)}"
+    return _ms(percentile.value) + ends, DASH if percentile.certified is None else _ms(percentile.certified)
+
+
+def _percentile(one: ServingFigures, metric: str, q: float) -> str:
+    found = one.of(metric)
+    return DASH if found is None else _ms(found.at(q).value)
+
+
+def _ms(duration_ns: float) -> str:
+    value = duration_ns / NS_PER_MS
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.1f}"
+
+
+def _rate(rate: Rate | None) -> str:
+    return DASH if rate is None else f"{rate.mean:.2f}"
+
+
+def _cells(condition: ConditionFigures) -> tuple[str, ...]:
+    compared = condition.comparison
+    if compared is not None:
+        verdict = VERDICTS[compared.verdict]
+        mark = "" if compared.is_same_work else "\u2020"
+        ratios = (
+            _ratio(compared.ratio_a, mark, compared.interval_a),
+            f"{compared.ratio_b:.4f}{mark}",
+        )
+    else:
+        verdict, ratios = ("baseline" if condition.is_baseline else DASH), ("", "")
+    return (
+        condition.name + (f"\n[dim]{factors_text(condition.factors)}[/]" if condition.factors else ""),
+        _seconds(condition.a_ns),
+        _seconds(condition.b_ns),
+        *ratios,
+        verdict,
+        f"{condition.num_steps:,}" if condition.num_steps else DASH,
+        DASH if condition.padding.ratio is None else f"{condition.padding.ratio:.4f}",
+        f"{condition.reuse.num_reused}/{condition.reuse.num_rearrivals}" if condition.reuse.num_rearrivals else DASH,
+    )
+
+
+def _ratio(ratio: float, mark: str, interval: Interval | None) -> str:
+    return f"{ratio:.4f}{mark}" + ("" if interval is None else f"\n{interval.low:.3f}\u2013{interval.high:.3f}")
+
+
+def _seconds(duration_ns: int | None) -> str:
+    return DASH if duration_ns is None else f"{duration_ns / NS_PER_S:,.2f}"

@@ -1,0 +1,70 @@
+"""How a command line and its ``--set`` changes are recorded: parsed first, so that no spelling hides a secret.
+
+What the specification knows as harmless is kept, the rest is "redacted". Next: provenance and frozen files hold these.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from harness.redact import REDACTED, redacted_arguments, redacted_value
+from harness.spec.experiment import ClientSpec, ConditionSpec, ExperimentSpec, LimitsSpec
+from harness.spec.server import ServerSpec
+from harness.spec.workload import WorkloadSpec
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+_SPECS = (ExperimentSpec, ConditionSpec, ServerSpec, WorkloadSpec, ClientSpec, LimitsSpec)
+KNOWN_KEYS = frozenset(key for spec in _SPECS for key in spec.model_fields) - {"env", "extra_args"}
+SET = "--set"
+
+
+def setting_value(text: str) -> Any:
+    """The value of ``key=text`` in TOML's syntax; what is no TOML is taken as a string."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def recorded_changes(changes: Sequence[str]) -> tuple[str, ...]:
+    """The changes of ``--set`` as a record holds them: each value parsed, then redacted by its key."""
+    return tuple(map(_recorded_change, changes))
+
+
+def recorded_command(words: Sequence[str]) -> tuple[str, ...]:
+    """The words of a harness command for a record, its changes among them."""
+    kept: list[str] = []
+    others: list[str] = []
+    rest = iter(words)
+    for word in rest:
+        name, equals, change = word.partition("=")
+        if name != SET:
+            others.append(word)
+            continue
+        kept += [*redacted_arguments(others), SET, _recorded_change(change if equals else next(rest, ""))]
+        others = []
+    return (*kept, *redacted_arguments(others))
+
+
+def _recorded_change(change: str) -> str:
+    key, equals, text = change.partition("=")
+    parts = key.strip().split(".")
+    if not equals or not all(part.replace("-", "_").isidentifier() for part in parts):
+        return REDACTED
+    value = setting_value(text.strip())
+    nested: Any = value
+    for part in reversed(parts):
+        nested = {part: nested}
+    kept = redacted_value(nested, KNOWN_KEYS)
+    for part in parts:
+        kept = kept[part] if isinstance(kept, dict) else kept
+    if kept == value:
+        return change
+    return f"{key}={kept if isinstance(kept, str) else json.dumps(kept, default=str)}"

@@ -1,0 +1,67 @@
+"""Sealed runs from the command line: where they are looked for, and rows in every form."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from harness.runner import run_experiment
+from tests.support.command_line import harness
+from tests.support.experiments import small_experiment
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("data") / "demo"
+    run_experiment(small_experiment(backend="sim"), runs_root=root)
+    return root
+
+
+@pytest.mark.parametrize("command", [("runs",), ("verify",), ("query", "from runs")])
+def test_a_folder_without_runs_is_refused_and_told_where_they_lie(runs: Path, command: tuple[str, ...]) -> None:
+    result = harness(*command, "--runs", str(runs.parent))
+    assert result.returncode == 2
+    assert str(runs) in result.stderr
+
+
+def test_rows_are_drawn_with_their_types_and_the_middle_of_many_is_left_out(runs: Path) -> None:
+    shown = harness("query", "from chunks", "--runs", str(runs)).stdout
+    assert "int64" in shown
+    assert "20 shown" in shown
+    assert len(shown.splitlines()) < 40
+
+
+def test_what_a_server_said_is_not_obeyed_by_a_terminal(runs: Path) -> None:
+    shown = harness("query", "select chr(27) || '[31mred' as said", "--runs", str(runs)).stdout
+    assert "\x1b" not in shown
+    assert "[31mred" in shown
+
+
+def test_rows_come_as_csv_json_and_parquet(runs: Path, tmp_path: Path) -> None:
+    sql = "select condition, count(*) as n from valid_requests group by all order by all"
+    expected = [{"condition": "base", "n": 6}, {"condition": "more", "n": 6}]
+    assert json.loads(harness("query", sql, "--runs", str(runs), "--format", "json").stdout) == expected
+    assert harness("query", sql, "--runs", str(runs), "--format", "csv").stdout.splitlines()[1] == '"base",6'
+    file = tmp_path / "rows.parquet"
+    assert harness("query", sql, "--runs", str(runs), "--format", "parquet", "-o", str(file)).returncode == 0
+    assert pq.read_table(file).to_pylist() == expected
+
+
+def test_a_table_shows_costs_and_what_users_felt(runs: Path) -> None:
+    text = harness("table", "small", "--runs", str(runs)).stdout
+    assert "A/base" in text
+    assert "TTFT" in text
+    assert "needs 662" not in text
+    assert "certified" in text
+    every = harness("table", "small", "--runs", str(runs), "--serving").stdout
+    assert "turn 1" in every
+    assert "662 for p99" in every
+
+
+def test_every_column_of_the_records_is_explained() -> None:
+    text = harness("explain", "tables").stdout
+    for word in ("response_head_ns", "clock ns", "valid_"):
+        assert word in text

@@ -1,0 +1,70 @@
+"""Machine code is called without numba, from files that are made once and fit what they are called with."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from harness.compiled import compiled
+from harness.compiled.records import IntArray, new_records
+from harness.engine.scheduler import warm_up
+
+STEP = """
+import sys
+from harness.engine.scheduler import warm_up
+warm_up()
+print("numba" in sys.modules)
+"""
+
+
+class Pair:
+    left: int
+    right: int
+
+
+@compiled
+def first_of(numbers: IntArray, place: int) -> int:
+    return numbers.flat[place]
+
+
+@compiled
+def write(numbers: IntArray, number: int) -> None:
+    numbers[0] = number
+
+
+def test_a_process_that_finds_machine_code_steps_the_engine_without_numba() -> None:
+    warm_up()
+    done = subprocess.run([sys.executable, "-c", STEP], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False"]
+
+
+def test_each_kind_of_array_has_code_of_its_own_and_each_array_its_own_values() -> None:
+    line, square = np.arange(4, dtype=np.int64), np.arange(10, 14, dtype=np.int64).reshape(2, 2)
+    assert [first_of(numbers, 3) for numbers in (line, square, line, square + 100)] == [3, 13, 3, 113]
+
+
+def test_a_function_without_a_result_gives_none_and_changes_its_memory() -> None:
+    numbers = np.zeros(2, dtype=np.int64)
+    assert write(numbers, -(2**63)) is None
+    assert numbers.tolist() == [-(2**63), 0]
+
+
+def test_threads_that_call_one_function_do_not_mix_their_memory() -> None:
+    memory = [np.zeros(1, dtype=np.int64) for _ in range(4)]
+
+    def fill(place: int) -> None:
+        for _ in range(2_000):
+            write(memory[place], place)
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(fill, range(4)))
+    assert [int(numbers[0]) for numbers in memory] == [0, 1, 2, 3]
+
+
+def test_memory_of_a_table_is_not_taken_for_memory_of_numbers() -> None:
+    with pytest.raises(TypeError, match="int64"):
+        first_of(new_records(Pair, 1), 0)

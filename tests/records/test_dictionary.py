@@ -1,0 +1,36 @@
+"""The data dictionary is the schema's own words, and docs/data-dictionary.md is that text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness.records import RunStore
+from harness.records.dictionary import TABLES, dictionary_markdown, meaning, unit
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_document_is_what_the_schema_says() -> None:
+    page = ROOT / "docs" / "data-dictionary.md"
+    assert page.read_text(encoding="utf-8") == dictionary_markdown(), (
+        "write it again: harness explain tables -o docs/data-dictionary.md"
+    )
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_column_has_a_meaning_and_every_amount_a_unit(name: str) -> None:
+    for field in TABLES[name][1]:
+        assert meaning(field), field.name
+        if field.name.endswith(("_ns", "_tokens")):
+            assert unit(field), field.name
+
+
+def test_sql_sees_exactly_the_columns_that_are_explained(tmp_path: Path) -> None:
+    connection = RunStore(tmp_path).connect()
+    run_columns = ["experiment", "condition", "replicate", "is_valid"]
+    for name, (_row, columns) in TABLES.items():
+        expected = columns.names if name == "runs" else [*run_columns, *columns.names]
+        assert connection.sql(f"from {name}").columns == expected
+        assert connection.sql(f"from valid_{name}").columns == expected
