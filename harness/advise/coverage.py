@@ -21,7 +21,6 @@ from harness.plan.build import derive_seed
 from harness.sim.interval import ORDER_NS, perturbed, predict
 from harness.sim.search.rank import FloatArray
 from harness.sim.search.space import Candidate, SpaceSpec, UncertaintySpec, candidate_of
-from harness.spec import ServerSpec
 
 SEED_RANGE = 2**31
 
@@ -102,14 +101,8 @@ def emulated_ratio(space: SpaceSpec, candidate: Candidate, users: int, seed: int
 
 def device_ns(plan: Plan, candidate: Candidate, space: SpaceSpec, costs: CostModel) -> int:
     """Device time of one emulated run: the sum of its steps."""
-    server = ServerSpec(
-        max_num_seqs=candidate.limit,
-        decode_buckets=candidate.buckets,
-        kv_slots=candidate.kv_slots,
-        slot_tokens=candidate.slot_tokens,
-        rules=space.rules,
-    )
-    return sum(end.start.step.duration_ns for end in run_virtually(plan, server, costs) if end.requests)
+    steps = run_virtually(plan, candidate.server(space.rules), costs)
+    return sum(end.start.step.duration_ns for end in steps if end.requests)
 
 
 def jittered_plan(plan: Plan, uncertainty: UncertaintySpec, generator: np.random.Generator) -> Plan:

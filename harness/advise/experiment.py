@@ -78,10 +78,19 @@ def _experiment(
 def _changes(candidate: Candidate, base: Candidate) -> dict[str, Any]:
     """Keys of [server] in which a proposal differs from the baseline."""
     sides = [
-        {"decode_buckets": one.buckets, "max_num_seqs": one.limit, "kv_slots": one.kv_slots}
+        {
+            "decode_buckets": one.buckets,
+            "max_num_seqs": one.limit,
+            "kv_slots": one.kv_slots,
+            # TOML has no null: without a lowered admission limit, the limit itself is written where they differ.
+            "max_active_seqs": one.max_active_seqs or one.limit,
+        }
         for one in (candidate, base)
     ]
-    return {key: value for key, value in sides[0].items() if value != sides[1][key]}
+    changes = {key: value for key, value in sides[0].items() if value != sides[1][key]}
+    if candidate.max_active_seqs is None and base.max_active_seqs is None:
+        changes.pop("max_active_seqs", None)
+    return changes
 
 
 def _criteria(name: str, proposed: Mapping[str, Candidate]) -> str:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from harness.prereg import Ticket
     from harness.records import SealedRun
+    from harness.report.view import Results
     from harness.runner import ExperimentOutcome, StopFlag
     from harness.spec import ExperimentSpec
 
@@ -187,8 +188,32 @@ def _conclude(console: Console, sealed: Sequence[SealedRun], path: Path, title: 
     for shown in (conditions_table(summary, console.width), serving_table(summary)):
         console.print()
         console.print(shown)
-    written = write_report(sealed, path, title=title)
+    written = write_report(sealed, path, title=title, results=_results(sealed))
     console.print(f"report: {written}", highlight=False, soft_wrap=True)
+
+
+def _results(sealed: Sequence[SealedRun]) -> Results:
+    """What the experiment's own analysis and rules give; why one of them gives nothing stands in the report."""
+    from harness.errors import HarnessError
+    from harness.prereg import check_sealed_runs, judge, predict_runs
+    from harness.report.view import Results
+    from harness.study.catalogue import analyse
+
+    asked = sealed[0].manifest.requested_experiment
+    valid = [run for run in sealed if run.is_valid]
+    analysis, decisions, notes = None, (), list[str]()
+    if asked.get("analysis") and valid:
+        try:
+            frozen = check_sealed_runs(sealed)
+            analysis = analyse(sealed, predict_runs(valid) if frozen is None else frozen.predictions)
+        except HarnessError as error:
+            notes.append(f"The analysis {asked['analysis']!r} gave nothing: {error.what}.")
+    if asked.get("rules") and valid:
+        try:
+            decisions = tuple(judge(sealed).decisions)
+        except HarnessError as error:
+            notes.append(f"The rules decided nothing: {error.what}.")
+    return Results(analysis, decisions, tuple(notes))
 
 
 def _exit_code(console: Console, outcome: ExperimentOutcome, experiment: str, runs: Path) -> ExitCode:

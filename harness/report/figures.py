@@ -303,15 +303,15 @@ def _lag_ecdf(
     axes.set_title("Re-arrival lag: sent \u2212 (completion + planned wait)")
     everything = _joined([*samples.values(), floor_ms])
     for name, lags in samples.items():
-        _ecdf_line(axes, lags, color=color_of[name], label=name)
+        ecdf_line(axes, lags, color=color_of[name], label=name)
     if floor_ms.size:
-        _ecdf_line(axes, floor_ms, color=MUTED, label="self-audit floor", linestyle=(0, (4, 2)))
+        ecdf_line(axes, floor_ms, color=MUTED, label="self-audit floor", linestyle=(0, (4, 2)))
     if everything.size:
         # A log axis shows the tail; early sends (negative) would vanish on it, so they are counted in the table.
         lowest = max(1e-3, float(np.min(everything[everything > 0], initial=1.0)))
         axes.set_xscale("log")
         axes.set_xlim(lowest * 0.8, max(float(everything.max()), limit_ms or 0.0, lowest * 10) * 1.4)
-        axes.xaxis.set_major_formatter(_plain_log_ticks)
+        axes.xaxis.set_major_formatter(plain_log_ticks)
     if limit_ms is not None:
         _limit_line(axes, limit_ms, "limit on p99")
     axes.axhline(0.99, color=MUTED, linewidth=0.7, linestyle=(0, (1, 2)))
@@ -322,11 +322,13 @@ def _lag_ecdf(
     axes.set_ylabel("share of re-arrivals")
 
 
-def _plain_log_ticks(value: float, _position: float) -> str:
+def plain_log_ticks(value: float, _position: float) -> str:
+    """A tick of a log axis without powers."""
     return f"{value:g}"
 
 
-def _ecdf_line(axes: Axes, values: FloatArray, *, color: str, label: str, linestyle: Any = "-") -> None:
+def ecdf_line(axes: Axes, values: FloatArray, *, color: str, label: str, linestyle: Any = "-") -> None:
+    """One ECDF, thinned to what a page can show."""
     ordered = np.sort(values)
     share = np.arange(1, ordered.size + 1) / ordered.size
     if ordered.size > MAX_ECDF_POINTS:

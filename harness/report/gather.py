@@ -6,7 +6,10 @@ Next: ``page`` renders the view.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from urllib.parse import quote
 
 import numpy as np
 
@@ -23,20 +26,28 @@ from harness.report.facts import (
     written_workload,
 )
 from harness.report.tables import requests_in_stalls, timeline
-from harness.report.view import Check, FindingView, ReportView, TimelineView
+from harness.report.view import Check, FindingView, ReportView, Results, TimelineView
 
 MAX_TIMELINES = 6
+# Requests, and groups of steps, that timelines beyond those may draw together: some 100 bytes each.
+MAX_MARKS = 6_000
 LAG_P99 = "re-arrival lag p99"
 START_SPREAD = "start spread"
 
 
 def gather(
-    runs: Sequence[SealedRun], *, title: str | None = None, timelines: Sequence[str] | None = None
+    runs: Sequence[SealedRun],
+    *,
+    title: str | None = None,
+    timelines: Sequence[str] | None = None,
+    results: Results | None = None,
+    page: Path | None = None,
 ) -> ReportView:
     """Everything that a report of ``runs`` shows.
 
     runs: of one experiment, invalid ones included. title: default: the experiment's own. timelines: labels
-    "condition/replicate" of the runs to draw; default: the first valid run of each of the first conditions.
+    "condition/replicate" of the runs to draw; default: all, the first valid one of each condition first, as long as the
+    page stays small. results: what the experiment's analysis and rules gave. page: where the report goes, for links.
     Raises SpecError when there are no runs, runs of several experiments, or no run of a label asked for.
     """
     names = sorted({run.experiment for run in runs})
@@ -61,6 +72,8 @@ def gather(
         command=reproduce_command(first),
         records_root=str(first.path.parent.parent.parent),
         written_utc=utc_now().strftime("%Y-%m-%d %H:%M:%S UTC"),
+        results=results or Results(),
+        folders={} if page is None else {run.key: _link(run.path, page) for run in runs},
     )
 
 
@@ -108,7 +121,9 @@ def _timelines(
     summary: ExperimentSummary, sealed: Mapping[RunKey, SealedRun], labels: Sequence[str] | None
 ) -> tuple[TimelineView, ...]:
     if labels is None:
-        keys = [_shown_run(condition) for condition in summary.conditions[:MAX_TIMELINES]]
+        shown = [_shown_run(condition) for condition in summary.conditions]
+        others = [run.key for run in summary.runs if run.key not in shown]
+        keys = shown[:MAX_TIMELINES] + _fitting(shown[MAX_TIMELINES:] + others, sealed)
     else:
         known = {run.label: key for key, run in sealed.items()}
         if unknown := [label for label in labels if label not in known]:
@@ -118,6 +133,22 @@ def _timelines(
         keys = [known[label] for label in labels]
     drawn = [timeline(sealed[key], summary.place_of[key.condition]) for key in keys]
     return tuple(view for view in drawn if view is not None)
+
+
+def _fitting(keys: Sequence[RunKey], sealed: Mapping[RunKey, SealedRun]) -> list[RunKey]:
+    """The first of ``keys`` whose requests and steps, all together, leave the page small."""
+    room, found = MAX_MARKS, list[RunKey]()
+    for key in keys:
+        room -= sealed[key].table("requests").num_rows + sealed[key].table("steps").num_rows // 8
+        if room < 0:
+            break
+        found.append(key)
+    return found
+
+
+def _link(folder: Path, page: Path) -> str:
+    """A run's folder as a page at ``page`` links to it."""
+    return quote(os.path.relpath(folder, page.parent))
 
 
 def _shown_run(condition: ConditionFigures) -> RunKey:

@@ -6,24 +6,32 @@ Next: ``write`` puts the page on disk.
 
 from __future__ import annotations
 
+import base64
+import csv
+import io
 import json
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from html import escape
 from importlib.resources import files
 from typing import Any
 
+import pyarrow as pa
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from harness.analysis import ConditionFigures, RunFigures
 from harness.analysis.method.compare import MAX_TAU, Comparison, Verdict
+from harness.analysis.method.serving import METRICS, requests_needed
 from harness.analysis.method.stats import Interval
+from harness.analysis.method.tabular import cell_text
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.kinds import kind_of_run
 from harness.report.figures import cost_ratio_plot, lateness_plot, reuse_plot, step_histograms
 from harness.report.gather import LAG_P99, START_SPREAD
+from harness.report.serving_plots import serving_plot, sweep_plot
 from harness.report.svg import Sheet
 from harness.report.timeline import MAX_LANES, step_segments, timeline_svg
 from harness.report.view import Check, ReportView, TimelineView
@@ -32,9 +40,11 @@ from harness.spec import factors_text
 DASH = "\u2013"
 SECTIONS = (
     ("conditions", "Conditions"),
+    ("serving", "Serving figures"),
     ("steps", "Padding and steps"),
     ("timeline", "Timeline"),
     ("reuse", "Reuse and prefill"),
+    ("results", "Analysis and decisions"),
     ("harness", "The harness itself"),
     ("what", "What was run"),
     ("reproduce", "How to reproduce"),
@@ -67,6 +77,14 @@ def render_page(view: ReportView) -> str:
         headline=headline(view),
         answers=answers(view),
         sections=SECTIONS,
+        number_of={anchor: place for place, (anchor, _) in enumerate(SECTIONS, 1)},
+        linked=linker(view),
+        drawn={timeline.label: anchor_of(timeline.label) for timeline in view.timelines},
+        has_slo=any(one.goodput_per_s is not None for one in view.summary.serving),
+        cell=cell_text,
+        metrics=METRICS,
+        requests_needed=requests_needed,
+        csv_links=csv_links(view),
         color_of=view.summary.place_of,
         has_comparisons=view.is_compared,
         kind=kind_of_run(view.backend),
@@ -78,7 +96,7 @@ def render_page(view: ReportView) -> str:
         s=seconds_unit(view),
         ms="model ms" if view.is_scaled else "ms",
         plots=_plots(view),
-        timelines=[_timeline(view, timeline, index) for index, timeline in enumerate(view.timelines)],
+        timelines=timeline_groups(view),
         ratio_of=_ratio_of,
         callers=_callers(view),
         causes=list(dict.fromkeys(cause for c in view.conditions if c.ceilings for cause in sorted(c.ceilings.lost))),
@@ -121,7 +139,7 @@ def answers(view: ReportView) -> list[Answer]:
     """The answer in plain words: what each compared condition costs, or why that is not said."""
     unit = "model s" if view.is_scaled else "s"
     return [
-        Answer(compare(condition) if view.is_compared else _cost_alone(condition, unit), place)
+        Answer(compare(condition) if view.is_compared else _cost_alone(view, condition, unit), place)
         for place, condition in enumerate(view.conditions)
         if condition.is_compared or not view.is_compared
     ]
@@ -194,13 +212,31 @@ def _change(a: float, b: float) -> str:
     return f"{amount} {'more' if percent_a + percent_b > 0 else 'less'} than"
 
 
-def _cost_alone(condition: ConditionFigures, unit: str) -> str:
+def _cost_alone(view: ReportView, condition: ConditionFigures, unit: str) -> str:
     name = f"<b>{escape(condition.name)}</b>"
     if condition.a_ns is None and condition.b_ns is None:
         return f"{name} has no valid run, so no cost is known."
+    felt = _felt(view, condition)
     costs = f"{_seconds(condition.a_ns)} {unit} on channel A and {_seconds(condition.b_ns)} {unit} on channel B"
     runs = _count(len(condition.valid_runs), "valid run")
-    return f"{name} costs {costs} ({runs}); there is no baseline to compare it with."
+    if condition.a_ns is None:
+        return f"{name} kept requests in flight for {_seconds(condition.b_ns)} {unit} ({runs}, channel B alone).{felt}"
+    return f"{name} costs {costs} ({runs}); there is no baseline to compare it with.{felt}"
+
+
+def _felt(view: ReportView, condition: ConditionFigures) -> str:
+    """What its users felt, in one sentence; empty where nothing was answered."""
+    found = view.summary.serving_of(condition.name)
+    if found is None:
+        return ""
+    first, ms = found.of("ttft"), "model ms" if view.is_scaled else "ms"
+    to_first = (
+        f" First token after {_milliseconds(first.at(0.5).value)} {ms} (median), {_milliseconds(first.at(0.99).value)} "
+        f"{ms} (p99)."
+        if first is not None
+        else ""
+    )
+    return f"{to_first} {found.tokens_per_s.mean:,.1f} tokens/s, {found.requests_per_s.mean:.2f} requests/s."
 
 
 def _plots(view: ReportView) -> dict[str, str]:
@@ -212,10 +248,15 @@ def _plots(view: ReportView) -> dict[str, str]:
             "steps": step_histograms(sheet, view),
             "reuse": reuse_plot(sheet, view),
             "lateness": lateness_plot(sheet, view, limits),
+            "serving": serving_plot(sheet, view),
+            "sweep": sweep_plot(sheet, view),
         }
     return {
         **plots,
         "cost_caption": note + (COMPARED_CAPTION if view.is_compared else ALONE_CAPTION),
+        "serving_caption": f"{note}Share of all requests of the valid runs that had their first token, the next token, "
+        "or their whole answer within a time.",
+        "sweep_caption": f"{note}Mean over valid runs; bars: 95 % t interval over runs, from three on.",
         "steps_caption": f"{note}Steps of all valid runs by n, the requests really in the step; shade: the bucket it "
         "ran in; hatched: the share of that bucket's positions that was padding. One scale for all panels.",
         "reuse_caption": f"{note}Outline: tokens that formula C allows; filled: tokens that the server reused. "
@@ -226,6 +267,48 @@ def _plots(view: ReportView) -> dict[str, str]:
         "together; the dotted line marks p99. Right: how far apart the first requests of a run left; "
         "a cross is an invalid run.",
     }
+
+
+def timeline_groups(view: ReportView) -> list[list[dict[str, Any]]]:
+    """Timelines by condition, the one that is shown first leading each group."""
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for index, timeline in enumerate(view.timelines):
+        groups.setdefault(timeline.condition, []).append(_timeline(view, timeline, index))
+    return list(groups.values())
+
+
+def anchor_of(label: str) -> str:
+    """The id of a run's timeline; its label "condition/replicate" without the slash."""
+    return f"timeline-{label.replace('/', '-')}"
+
+
+def linker(view: ReportView) -> Callable[[str], Markup]:
+    """Turns text into HTML in which the labels of drawn runs lead to their timelines."""
+    drawn = sorted((escape(timeline.label) for timeline in view.timelines), key=len, reverse=True)
+    pattern = re.compile(rf"(?<![\w./-])({'|'.join(map(re.escape, drawn))})(?![\w/-])") if drawn else None
+
+    def linked(text: str) -> Markup:
+        said = escape(text)
+        if pattern is None:
+            return Markup(said)
+        return Markup(pattern.sub(lambda found: f'<a href="#{anchor_of(found[1])}">{found[1]}</a>', said))
+
+    return linked
+
+
+def csv_links(view: ReportView) -> list[tuple[str, str]]:
+    """(name, data address) of the report's tables as CSV, which lie in the page itself."""
+    summary = view.summary
+    tables = {"conditions": summary.to_arrow(), "runs": summary.runs_to_arrow(), "serving": summary.serving_to_arrow()}
+    return [(name, _csv_address(table)) for name, table in tables.items() if table.num_rows]
+
+
+def _csv_address(table: pa.Table) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text)
+    writer.writerow(table.column_names)
+    writer.writerows(row.values() for row in table.to_pylist())
+    return "data:text/csv;base64," + base64.b64encode(text.getvalue().encode()).decode()
 
 
 def _timeline(view: ReportView, timeline: TimelineView, index: int) -> dict[str, Any]:
@@ -252,6 +335,7 @@ def _timeline(view: ReportView, timeline: TimelineView, index: int) -> dict[str,
             buckets=view.buckets,
         ),
         "json": json.dumps({"unit": unit, "steps": steps, "bars": bars}, separators=(",", ":")),
+        "anchor": anchor_of(timeline.label),
         "condition": timeline.condition,
         "replicate": timeline.label.rpartition("/")[2],
         "resting": resting,
@@ -332,6 +416,11 @@ def _milliseconds(duration_ns: float | None) -> str:
     return _fixed(None if duration_ns is None else duration_ns / NS_PER_MS, 3)
 
 
+def _short_ms(duration_ns: float | None) -> str:
+    value = None if duration_ns is None else duration_ns / NS_PER_MS
+    return _fixed(value, 1 if value is None or value < 1000 else 0)
+
+
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
@@ -352,6 +441,7 @@ def _environment() -> Environment:
         "seconds": _seconds,
         "milliseconds": _milliseconds,
         "check_value": _check_value,
+        "ms": _short_ms,
     }
     environment.filters.update(filters)
     return environment

@@ -12,7 +12,7 @@
     return low && t < steps[low - 1][1] ? steps[low - 1] : null;
   };
   const timelines = [];
-  document.querySelectorAll("svg.timeline").forEach((svg) => {
+  const attach = (svg) => {
     const figure = svg.closest("figure");
     const readout = figure.querySelector(".readout"), store = figure.querySelector("script[type='application/json']");
     const { unit, steps, bars } = JSON.parse(store.textContent), resting = readout.textContent;
@@ -78,7 +78,71 @@
       cursor.setAttribute("x2", -9);
       readout.textContent = resting;
     });
+    self.svg = svg;
     timelines.push(self);
+  };
+  document.querySelectorAll("svg.timeline").forEach(attach);
+
+  // The other replicates lie in templates, which cost nothing until one is chosen; what is shown goes back into one.
+  const choose = (anchor) => {
+    const wanted = document.getElementById(anchor);
+    if (!wanted) return;
+    if (wanted.localName === "template") {
+      let figure = wanted;
+      while (figure && !figure.matches("figure.lanes")) figure = figure.previousElementSibling;
+      const kept = document.createElement("template");
+      kept.id = figure.id;
+      timelines.splice(timelines.findIndex((one) => figure.contains(one.svg)), 1);
+      kept.content.append(...figure.childNodes);
+      figure.append(wanted.content);
+      wanted.replaceWith(kept);
+      figure.id = anchor;
+      attach(figure.querySelector("svg.timeline"));
+      const select = [...document.querySelectorAll(".choose option")].find((option) => option.value === anchor);
+      if (select) select.parentElement.value = anchor;
+    }
+  };
+  document.querySelectorAll(".choose select").forEach((select) => {
+    select.addEventListener("change", () => choose(select.value));
   });
+  document.querySelectorAll(".choose").forEach((line) => { line.hidden = false; });
+  const follow = () => {
+    const anchor = decodeURIComponent(location.hash.slice(1));
+    if (!anchor.startsWith("timeline-")) return;
+    choose(anchor);
+    document.getElementById(anchor)?.scrollIntoView({ block: "start" });
+  };
+  window.addEventListener("hashchange", follow);
+  follow();
+
+  // A table is copied as text with tabs, which spreadsheets and editors take.
+  document.querySelectorAll(".scroll > table").forEach((table) => {
+    const button = document.createElement("button");
+    button.type = "button";
+    button.className = "copy";
+    button.textContent = "copy";
+    button.setAttribute("aria-label", "copy this table");
+    button.addEventListener("click", async () => {
+      const rows = [...table.rows].map((row) => [...row.cells]
+        .flatMap((cell) => [cell.innerText.replace(/\s+/g, " ").trim(), ...Array(cell.colSpan - 1).fill("")]).join("\t"));
+      try {
+        await navigator.clipboard.writeText(rows.join("\n"));
+        button.textContent = "copied";
+      } catch {
+        button.textContent = "the browser refuses";
+      }
+      setTimeout(() => { button.textContent = "copy"; }, 2000);
+    });
+    table.parentElement.before(button);
+  });
+  // What runs on beyond its edge says so.
+  const cue = () => document.querySelectorAll(".scroll").forEach((box) => {
+    box.classList.toggle("more", box.scrollWidth - box.clientWidth - box.scrollLeft > 4);
+    if (box.scrollWidth > box.clientWidth) box.tabIndex = 0;
+  });
+  document.querySelectorAll(".scroll").forEach((box) => box.addEventListener("scroll", cue, { passive: true }));
+  window.addEventListener("resize", cue);
+  document.querySelectorAll("details").forEach((box) => box.addEventListener("toggle", cue));
+  cue();
   document.querySelectorAll(".hint").forEach((hint) => { hint.hidden = false; });
 })();

@@ -7,12 +7,14 @@ Next: ``gather`` fills these from sealed runs; ``figures``, ``timeline`` and ``p
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from harness.analysis import ConditionFigures, ExperimentSummary, RunFigures
+from harness.analysis.method.decide import Decision
+from harness.analysis.method.tabular import AnalysisResult
 from harness.records import RunKey, SealedRun
 
 FloatArray = NDArray[np.float64]
@@ -88,12 +90,24 @@ class TimelineView:
 
 
 @dataclass(frozen=True, slots=True)
+class Results:
+    """What the experiment itself asks for: its analysis, what its rules decide, and why one of them is not there."""
+
+    analysis: AnalysisResult | None = None
+    decisions: tuple[Decision, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return self.analysis is not None or bool(self.decisions or self.notes)
+
+
+@dataclass(frozen=True, slots=True)
 class ReportView:
     """All of a report: the figures as analysis has them, and what is said beside them.
 
     sealed: the run that each figure is of. checks: what the harness did in each run. changes: by condition, (key,
     value before, value now) against its baseline; of a baseline, against the experiment's own tables.
-    facts: (group, ((name, value), ...)) in the order shown.
+    facts: (group, ((name, value), ...)) in the order shown. folders: of each run, as the page links to it.
     """
 
     title: str
@@ -110,6 +124,8 @@ class ReportView:
     command: str
     records_root: str
     written_utc: str
+    results: Results = Results()
+    folders: Mapping[RunKey, str] = field(default_factory=dict[RunKey, str])
 
     @property
     def conditions(self) -> tuple[ConditionFigures, ...]:

@@ -13,22 +13,29 @@ from harness.errors import RecordsError
 from harness.outputs import check_output
 from harness.records import SealedRun
 from harness.records.disk import write_synced
+from harness.report.view import Results
 
 
 def write_report(
-    runs: Sequence[SealedRun], path: Path, *, title: str | None = None, timelines: Sequence[str] | None = None
+    runs: Sequence[SealedRun],
+    path: Path,
+    *,
+    title: str | None = None,
+    timelines: Sequence[str] | None = None,
+    results: Results | None = None,
 ) -> Path:
     """Write one self-contained HTML file about an experiment, and return its path.
 
     runs: all sealed runs of one experiment, invalid ones included (they are named, not counted). title: default: the
-    experiment's own. timelines: labels "condition/replicate" of the runs to draw; default: one run per condition.
+    experiment's own. timelines: labels "condition/replicate" of the runs to draw; shown first; default: one of each
+    condition, and every other to choose. results: of the experiment's own analysis and rules.
     Raises SpecError when there is nothing to report or a label is unknown, RecordsError when the disk refuses.
     """
     from harness.report.gather import gather
     from harness.report.page import render_page
 
     path = check_output(Path(path))
-    page = render_page(gather(runs, title=title, timelines=timelines))
+    page = render_page(gather(runs, title=title, timelines=timelines, results=results, page=path))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_synced(path, page.encode("utf-8"))

@@ -28,7 +28,7 @@ ClientName = Literal["epoll", "aiohttp"]
 AnalysisName = Literal[
     "general", "alignment", "bucket-intervention", "sequential-survival", "slot-intervention", "prefill-injection",
     "joined", "dummy-lifecycle", "step-cost", "recompilation", "no-treatment", "configuration", "saturation",
-    "dispersion",
+    "dispersion", "effects",
 ]  # fmt: skip
 
 

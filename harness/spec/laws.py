@@ -5,7 +5,7 @@ A law is data; nothing is drawn here. Next: ``workload`` gives every length of a
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -27,15 +27,15 @@ class FixedLaw(Spec):
         return self.value
 
 
-class UniformLaw(Spec):
-    """A whole number of tokens, uniform on [low, high], both ends included."""
+class _BoundedLaw(Spec):
+    """A law between two limits; each law says itself where ``low`` and ``high`` stand among its keys."""
 
-    law: Literal["uniform"] = "uniform"
-    low: int = Field(ge=1)
-    high: int = Field(ge=1)
+    if TYPE_CHECKING:
+        low: int
+        high: int
 
     @model_validator(mode="after")
-    def _ordered(self) -> UniformLaw:
+    def _ordered(self) -> _BoundedLaw:
         if self.high < self.low:
             raise ValueError(f"high ({self.high}) is below low ({self.low})")
         return self
@@ -49,7 +49,15 @@ class UniformLaw(Spec):
         return self.high
 
 
-class LognormalLaw(Spec):
+class UniformLaw(_BoundedLaw):
+    """A whole number of tokens, uniform on [low, high], both ends included."""
+
+    law: Literal["uniform"] = "uniform"
+    low: int = Field(ge=1)
+    high: int = Field(ge=1)
+
+
+class LognormalLaw(_BoundedLaw):
     """exp(Normal(ln median, sigma)) tokens, rounded, clipped to [low, high]."""
 
     law: Literal["lognormal"] = "lognormal"
@@ -57,20 +65,6 @@ class LognormalLaw(Spec):
     sigma: float = Field(ge=0)
     low: int = Field(default=1, ge=1)
     high: int = Field(ge=1)
-
-    @model_validator(mode="after")
-    def _ordered(self) -> LognormalLaw:
-        if self.high < self.low:
-            raise ValueError(f"high ({self.high}) is below low ({self.low})")
-        return self
-
-    @property
-    def minimum(self) -> int:
-        return self.low
-
-    @property
-    def maximum(self) -> int:
-        return self.high
 
 
 LengthLaw = Annotated[FixedLaw | UniformLaw | LognormalLaw, Field(discriminator="law")]

@@ -21,7 +21,7 @@ from harness.kinds import origin_note
 from harness.records import SealedRun, paired
 from harness.spec import AnalysisName
 from harness.spec.rules import InterferenceRule
-from harness.study import alignment, recompilation, repeats, survival
+from harness.study import alignment, effects, recompilation, repeats, survival
 from harness.study.ceilings import ceilings_table
 from harness.study.waiting import measured_waiting, waiting_table
 
@@ -55,36 +55,18 @@ def analyse(runs: Sequence[SealedRun], predictions: Predictions | None = None, n
     return AnalysisResult(runs[0].experiment, asked, kept, notes, intervals, origin_note(runs[0].manifest.backend))
 
 
-def _general(evidence: Evidence) -> Found:
-    tables = (
-        alignment.cost_table(evidence),
-        repeats.decomposition_table(evidence),
-        ceilings_table(evidence),
-        survival.formula_table(evidence),
-        survival.exceptions_table(evidence),
-    )
-    return tables, repeats.ratio_intervals(evidence), ()
+Table = Callable[[Evidence], ResultTable]
+FORMULAS: tuple[Table, ...] = (survival.formula_table, survival.exceptions_table)
 
 
-def _alignment(evidence: Evidence) -> Found:
-    tables = (
-        alignment.alignment_table(evidence),
-        alignment.block_table(evidence),
-        alignment.histogram_table(evidence),
-        alignment.cost_table(evidence),
-    )
-    notes = ("decode_time_ratio is channel A's decode part: it depends on the cost model",)
-    return tables, {}, notes
+def _show(*tables: Table, notes: tuple[str, ...] = (), with_ratios: bool = False) -> Callable[[Evidence], Found]:
+    """An analysis that is its tables in order. with_ratios: intervals of the ratios over replicates too."""
 
+    def found(evidence: Evidence) -> Found:
+        intervals = repeats.ratio_intervals(evidence) if with_ratios else {}
+        return tuple(table(evidence) for table in tables), intervals, notes
 
-def _bucket_intervention(evidence: Evidence) -> Found:
-    tables = (
-        alignment.grid_table(evidence),
-        alignment.contribution_table(evidence),
-        alignment.histogram_table(evidence),
-        alignment.cost_table(evidence),
-    )
-    return tables, {}, ("contributions are shown only where h(n) is the same on both grids",)
+    return found
 
 
 def _sequential_survival(evidence: Evidence) -> Found:
@@ -95,28 +77,17 @@ def _sequential_survival(evidence: Evidence) -> Found:
     return tables, {}, (note,)
 
 
-def _slot_intervention(evidence: Evidence) -> Found:
-    tables = (
-        survival.prefill_kinds_table(evidence),
-        alignment.cost_table(evidence),
-        ceilings_table(evidence),
-        survival.formula_table(evidence),
-        survival.exceptions_table(evidence),
-        survival.lost_reuse_table(evidence),
-        waiting_table(evidence),
-        alignment.histogram_table(evidence),
-    )
-    notes = ("batch_size changes slots and limit together; kv_slots alone holds the limit",)
-    return tables, repeats.ratio_intervals(evidence), notes
-
-
 def _prefill_injection(evidence: Evidence) -> Found:
     runs = [run for group in evidence.runs.values() for run in group]
     found = injections(runs, INTERFERENCE)
-    return (_by_length(found), _by_run(found)), {}, (
-        "elapsed is the server's prefill metric: scheduling and host time included",
-        "intervals are between received chunks, which need not be tokens",
-    )  # fmt: skip
+    return (
+        (_by_length(found), _by_run(found)),
+        {},
+        (
+            "elapsed is the server's prefill metric: scheduling and host time included",
+            "intervals are between received chunks, which need not be tokens",
+        ),
+    )
 
 
 def _by_length(found: dict[str, list[Injection]]) -> ResultTable:
@@ -223,14 +194,6 @@ def _difference_s(left: int | None, right: int | None) -> float | None:
     return None if left is None or right is None else (left - right) / NS_PER_S
 
 
-def _dummy_lifecycle(evidence: Evidence) -> Found:
-    notes = (
-        "a dummy request that finds a free slot leaves no line: without an observer the requests are derived, one in "
-        "every decode step with 0 < n < limit",
-    )
-    return (survival.lifecycle_table(evidence), survival.survival_table(evidence)), {}, notes
-
-
 def _step_cost(evidence: Evidence) -> Found:
     decode, prefill = recompilation.step_table(evidence), recompilation.prefill_table(evidence)
     errors = {
@@ -245,59 +208,86 @@ def _step_cost(evidence: Evidence) -> Found:
     return (decode, prefill), {}, tuple(notes)
 
 
-def _recompilation(evidence: Evidence) -> Found:
-    return (recompilation.session_table(evidence), recompilation.step_table(evidence)), {}, ()
-
-
-def _no_treatment(evidence: Evidence) -> Found:
-    tables = (
-        repeats.repeats_table(evidence),
-        repeats.repeat_sensitivity_table(evidence),
-        repeats.survival_variation_table(evidence),
-    )
-    return tables, {}, ("pairs share runs: they are not counted as independent samples",)
-
-
-def _configuration(evidence: Evidence) -> Found:
-    tables = (
-        repeats.prediction_table(evidence),
-        repeats.decomposition_table(evidence),
-        alignment.cost_table(evidence),
-        survival.prefill_kinds_table(evidence),
-        repeats.sensitivity_table(evidence),
-    )
-    return tables, repeats.ratio_intervals(evidence), ()
-
-
 def _saturation(evidence: Evidence) -> Found:
     adjacent, intervals = repeats.adjacent_table(evidence)
     tables = (adjacent, repeats.saturation_table(evidence), alignment.cost_table(evidence))
     return tables, intervals, ("an operational classification, no equivalence test",)
 
 
-def _dispersion(evidence: Evidence) -> Found:
-    tables = (
-        survival.prefill_kinds_table(evidence),
-        repeats.decomposition_table(evidence),
-        alignment.cost_table(evidence),
-        alignment.histogram_table(evidence),
-    )
-    return tables, repeats.ratio_intervals(evidence), ("the total wait is the same in both conditions, to the ns",)
-
-
 ANALYSES: dict[AnalysisName, Callable[[Evidence], Found]] = {
-    "general": _general,
-    "alignment": _alignment,
-    "bucket-intervention": _bucket_intervention,
+    "general": _show(
+        alignment.cost_table,
+        repeats.decomposition_table,
+        ceilings_table,
+        *FORMULAS,
+        with_ratios=True,
+    ),
+    "alignment": _show(
+        alignment.alignment_table,
+        alignment.block_table,
+        alignment.histogram_table,
+        alignment.cost_table,
+        notes=("decode_time_ratio is channel A's decode part: it depends on the cost model",),
+    ),
+    "bucket-intervention": _show(
+        alignment.grid_table,
+        alignment.contribution_table,
+        alignment.histogram_table,
+        alignment.cost_table,
+        notes=("contributions are shown only where h(n) is the same on both grids",),
+    ),
     "sequential-survival": _sequential_survival,
-    "slot-intervention": _slot_intervention,
+    "slot-intervention": _show(
+        survival.prefill_kinds_table,
+        alignment.cost_table,
+        ceilings_table,
+        *FORMULAS,
+        survival.lost_reuse_table,
+        waiting_table,
+        alignment.histogram_table,
+        notes=("batch_size changes slots and limit together; kv_slots alone holds the limit",),
+        with_ratios=True,
+    ),
     "prefill-injection": _prefill_injection,
     "joined": _joined,
-    "dummy-lifecycle": _dummy_lifecycle,
+    "dummy-lifecycle": _show(
+        survival.lifecycle_table,
+        survival.survival_table,
+        notes=(
+            "a dummy request that finds a free slot leaves no line: without an observer the requests are derived, one "
+            "in every decode step with 0 < n < limit",
+        ),
+    ),
     "step-cost": _step_cost,
-    "recompilation": _recompilation,
-    "no-treatment": _no_treatment,
-    "configuration": _configuration,
+    "recompilation": _show(recompilation.session_table, recompilation.step_table),
+    "no-treatment": _show(
+        repeats.repeats_table,
+        repeats.repeat_sensitivity_table,
+        repeats.survival_variation_table,
+        notes=("pairs share runs: they are not counted as independent samples",),
+    ),
+    "configuration": _show(
+        repeats.prediction_table,
+        repeats.decomposition_table,
+        alignment.cost_table,
+        survival.prefill_kinds_table,
+        repeats.sensitivity_table,
+        with_ratios=True,
+    ),
     "saturation": _saturation,
-    "dispersion": _dispersion,
+    "dispersion": _show(
+        survival.prefill_kinds_table,
+        repeats.decomposition_table,
+        alignment.cost_table,
+        alignment.histogram_table,
+        notes=("the total wait is the same in both conditions, to the ns",),
+        with_ratios=True,
+    ),
+    "effects": _show(
+        effects.effects_table,
+        survival.prefill_kinds_table,
+        alignment.cost_table,
+        notes=("an interval that holds 0 (a cost ratio: 1) shows no effect",),
+        with_ratios=True,
+    ),
 }

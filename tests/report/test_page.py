@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -10,9 +11,12 @@ from pathlib import Path
 import pytest
 
 from harness.analysis import summarise
+from harness.analysis.method.decide import Decision, Outcome
+from harness.analysis.method.tabular import AnalysisResult, ResultTable
 from harness.errors import RecordsError, SpecError
 from harness.records import Finding, SealedRun
 from harness.report import write_report
+from harness.report.view import Results
 from tests.support.report_runs import Shape, seal_demo, seal_run
 
 VOID = {"area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "track", "wbr"}
@@ -82,14 +86,17 @@ def test_every_section_is_there_and_reachable(demo: Page) -> None:
 
 
 def test_nothing_outside_the_file_is_referenced(demo: Page) -> None:
-    assert all(reference.startswith("#") for reference in demo.references)
+    outside = [one for one in demo.references if not one.startswith(("#", "data:text/csv;base64,"))]
+    # Links to the runs' own folders, beside the page, and nothing that a browser loads by itself.
+    assert outside
+    assert all(re.fullmatch(r"(\.{1,2}/)*[\w./-]+/demo/[\w-]+/\d", one) for one in outside)
     assert not re.findall(r"https?:|@import|//[a-z]+\.", demo.html)
     assert all(target.startswith("#") for target in re.findall(r"url\(([^)]*)\)", demo.html))
 
 
 def test_ids_are_unique_and_references_resolve(demo: Page) -> None:
     assert len(demo.ids) == len(set(demo.ids))
-    assert {reference[1:] for reference in demo.references} <= set(demo.ids)
+    assert {reference[1:] for reference in demo.references if reference.startswith("#")} <= set(demo.ids)
     assert set(re.findall(r"url\(#([^)]*)\)", demo.html)) <= set(demo.ids)
 
 
@@ -102,7 +109,7 @@ def test_plots_follow_the_theme(demo: Page) -> None:
 
 def test_plots_are_described_for_those_who_cannot_see_them(demo: Page) -> None:
     plots = re.findall(r'<svg role="img"[^>]*>', demo.html)
-    assert len(plots) == 4 + 4  # cost, steps, reuse, lateness, and a timeline per condition
+    assert len(plots) == 5 + 12  # cost, serving, steps, reuse, lateness, and a timeline per run
     assert all(re.search(r'aria-label="[^"]{20,}"', plot) for plot in plots)
 
 
@@ -131,7 +138,7 @@ def test_the_answer_compares_each_condition_with_its_own_baseline(demo: Page) ->
 def test_scaled_time_is_said_everywhere(demo: Page) -> None:
     assert "Time is scaled: model time, \u00d74." in demo.text
     captions = re.findall(r"<figcaption>(.*?)</figcaption>", demo.html, flags=re.DOTALL)
-    assert len(captions) == 4
+    assert len(captions) == 5
     assert all("Model time, \u00d74" in caption or "Wall time" in caption for caption in captions)
     assert "time since the start [model s, \u00d74]" in demo.text
 
@@ -252,7 +259,9 @@ def test_findings_of_one_kind_are_gathered(tmp_path: Path) -> None:
     ]
     page = report(runs, tmp_path)
     assert page.html.count("<code>log-torn</code>") == 1
-    assert "base-waits/5: 5 lines torn" in page.text
+    # The run's name leads to its timeline.
+    assert "base-waits/5 : 5 lines torn" in page.text
+    assert '<a href="#timeline-base-waits-5">base-waits/5</a>' in page.html
 
 
 def test_text_from_records_cannot_become_markup(tmp_path: Path) -> None:
@@ -266,6 +275,25 @@ def test_text_from_records_cannot_become_markup(tmp_path: Path) -> None:
     page = report([seal_run(tmp_path, shape)], tmp_path)
     assert "<script>alert" not in page.html
     assert nasty in page.text
+
+
+def test_users_latencies_stand_beside_cost_and_lie_in_the_file_as_csv(demo: Page, demo_runs: list[SealedRun]) -> None:
+    for one in summarise(demo_runs).serving:
+        assert f"{one.tokens_per_s.mean:,.1f}" in demo.text
+    addresses = [one for one in demo.references if one.startswith("data:text/csv;base64,")]
+    tables = [base64.b64decode(one.partition(",")[2]).decode() for one in addresses]
+    assert len(tables) == 3
+    assert "ttft,ms" in tables[2]
+    assert "662" in demo.text
+
+
+def test_the_experiments_own_analysis_and_decisions_are_shown(demo_runs: list[SealedRun], tmp_path: Path) -> None:
+    table = ResultTable("Table I", "What a row is.", ("condition", "padding"), (("base", 0.25),))
+    decision = Decision("cost-validation", "bucket6", Outcome.PASS, "both channels agree")
+    results = Results(AnalysisResult("demo", "alignment", (table,), ("a note",)), (decision,))
+    page = Page(write_report(demo_runs, tmp_path / "r.html", results=results).read_text(encoding="utf-8"))
+    for words in ("Table I", "0.2500", "a note", "PASS", "both channels agree"):
+        assert words in page.text
 
 
 def test_a_title_and_the_timelines_can_be_chosen(demo_runs: list[SealedRun], tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any, get_args
 
 import pytest
 
+from harness.analysis import run_figures
 from harness.analysis.method.decide import Outcome
 from harness.analysis.method.tabular import AnalysisResult
 from harness.analysis.method.verdicts import Evidence, decide_experiment
@@ -76,7 +77,12 @@ def test_a_shipped_experiment_has_a_page(name: str) -> None:
         assert heading in text
 
 
-SHORT = {"alignment": ("n3-nowaits", "n3-waits"), "saturation": ("n6-base", "n6-slots16", "n6-slots24")}
+SHORT = {
+    "alignment": ("n3-nowaits", "n3-waits"),
+    "saturation": ("n6-base", "n6-slots16", "n6-slots24"),
+    "upstream-lru": ("n6-fifo", "n6-lru"),
+    "limit-without-recompilation": ("active8", "active6"),
+}
 
 
 @pytest.mark.parametrize("name", CATALOGUE)
@@ -88,9 +94,10 @@ def test_every_table_that_an_experiment_prints_is_explained_on_its_page(simulate
         assert f"`{table.name}`" in page, table.name
 
 
-def test_all_thirteen_experiments_are_there() -> None:
+def test_the_thirteen_experiments_of_the_paper_and_the_effects_are_there() -> None:
     named = {load_experiment(find_shipped("experiments", name, what="")).analysis for name in CATALOGUE}
-    assert len(named - {"general"}) == 13
+    assert len(named - {"general", "effects"}) == 13
+    assert "effects" in named
 
 
 # 1 and 2: alignment and bucket intervention.
@@ -356,3 +363,24 @@ def test_results_render_as_json_and_markdown(simulated: Runs) -> None:
 
 def test_every_analysis_that_an_experiment_may_name_is_there() -> None:
     assert list(ANALYSES) == list(get_args(AnalysisName))
+
+
+def test_effects_are_the_mean_differences_of_pairs_with_their_intervals(simulated: Runs) -> None:
+    runs = simulated("limit-without-recompilation", 3, ("active8", "active6"))
+    result = analysed(runs)
+    (row,) = result.table("effects").records()
+    figures = {name: [run_figures(run) for run in runs if run.condition == name] for name in ("active8", "active6")}
+    gained = [
+        own.reuse.num_reused - base.reuse.num_reused
+        for own, base in zip(figures["active6"], figures["active8"], strict=True)
+    ]
+    assert row["reused"] == pytest.approx(sum(gained) / 3)
+    assert row["reused_low"] <= row["reused"] <= row["reused_high"]  # type: ignore[operator]
+    assert row["cost_ratio"] == pytest.approx(result.intervals["active6 / active8, channel A"].estimate)
+    assert (row["active"], row["fit"], row["slots"], row["replicates"]) == (6, 0, 8, 3)
+
+
+def test_no_effect_has_an_interval_below_three_replicates(simulated: Runs) -> None:
+    (row,) = analysed(simulated("limit-without-recompilation", 2, ("active8", "active6"))).table("effects").records()
+    assert row["reused"] is None
+    assert row["cost_ratio_low"] is None

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import TypeAlias
 
 from harness.analysis import ParseCounts, parse_log
-from harness.analysis.logs.events import LogEvent
+from harness.analysis.logs.events import LogEvent, OtherEvent
 
 NUM_RANDOM_CUTS = 300
 Said: TypeAlias = tuple[object, ...]
@@ -32,12 +32,17 @@ def told(content: bytes) -> list[Said]:
     return [said(event) for event in events_of(content)]
 
 
+def kind_of(event: LogEvent) -> str:
+    """What kind of line an event stands for."""
+    return event.about if isinstance(event, OtherEvent) else type(event).__name__
+
+
 def one_line_of_each_kind(content: bytes, whole: list[LogEvent]) -> Iterator[tuple[str, int, int]]:
     """(kind, start, end) of the first line of every kind that is followed by another event's line; ``end`` is behind
     its newline."""
     seen: set[str] = set()
     for event in whole[:-1]:
-        kind = type(event).__name__
+        kind = kind_of(event)
         if kind not in seen:
             seen.add(kind)
             yield kind, content.rfind(b"\n", 0, event.end_offset - 1) + 1, event.end_offset

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from pathlib import Path
 
-from harness.clock import NS_PER_MS, NS_PER_S, MonotonicClock
+from harness.clock import NS_PER_MS, NS_PER_S, Clock, MonotonicClock
+from harness.live.launch import LaunchPlan
 from harness.live.server.process import ServerProcess
 
 TINY_SERVER = Path(__file__).with_name("tiny_server.py")
@@ -25,6 +27,27 @@ def start_tiny_server(folder: Path, port: int, *options: str) -> ServerProcess:
         stamps_path=folder / "server.log.stamps",
         clock=clock,
     )
+
+
+def start_launched(launch: LaunchPlan, folder: Path, clock: Clock | None = None) -> ServerProcess:
+    """What a backend planned, started; its log and the log's stamps go into ``folder``."""
+    return ServerProcess.start(
+        launch.argv,
+        env=launch.env,
+        log_path=folder / "server.log",
+        stamps_path=folder / "server.log.stamps",
+        clock=clock or MonotonicClock(),
+    )
+
+
+@contextmanager
+def serving(
+    launch: LaunchPlan, folder: Path, clock: Clock | None = None, *, ready_within_s: float = 300.0
+) -> Generator[ServerProcess, None, None]:
+    """As ``start_launched``, and healthy."""
+    with start_launched(launch, folder, clock) as process:
+        process.wait_healthy(launch.host, launch.port, deadline_s=ready_within_s)
+        yield process
 
 
 def is_alive(pid: int) -> bool:

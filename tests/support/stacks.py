@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import stat
 import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from harness.live.patches.diff import parse_diff
 from harness.twin.environment import TwinEnvironment
 
 TARGET = "vllm_rbln/model_executor/models/optimum/model_base.py"
+BEFORE = "import logging\nlogger = logging.getLogger(__name__)\ndef choose(n):\n    b = n\n    return b\n"
+DIFF = f"""--- a/{TARGET}
++++ b/{TARGET}
+@@ -4,2 +4,3 @@
+     b = n
++    logger.debug("[BUCKET] request_nums=%d padded_batch_size=%d", n, b)
+     return b
+"""
 
 
 def write_artifact(folder: Path, **changes: Any) -> Path:
@@ -52,6 +64,25 @@ def write_environment(root: Path, *, versions: dict[str, str] | None = None) -> 
         path = root / "bin" / name
         path.write_text(text)
         path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return root
+
+
+def write_patched_stack(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A stack whose vllm-rbln is one little file, with a release whose patch fits it."""
+    root = write_environment(folder / "stack")
+    target = root / "site" / TARGET
+    target.parent.mkdir(parents=True)
+    target.write_text(BEFORE)
+    patches = folder / "patches" / "vllm_rbln-0.11.1"
+    patches.mkdir(parents=True)
+    (patches / "bucket_log.patch").write_text(DIFF)
+    hashes = [hashlib.sha256(text.encode()).hexdigest() for text in (BEFORE, DIFF, parse_diff(DIFF).apply(BEFORE))]
+    (patches / "manifest.toml").write_text(
+        'package = "vllm_rbln"\nversions = ["0.11.1"]\n[[patch]]\nname = "bucket_log"\nfile = "bucket_log.patch"\n'
+        f'target = "{TARGET}"\nobserves = "n"\nsha256_before = "{hashes[0]}"\nsha256_patch = "{hashes[1]}"\n'
+        f'sha256_after = "{hashes[2]}"\n'
+    )
+    monkeypatch.setattr("harness.live.patches.shipped.PATCH_ROOTS", (folder / "patches",))
     return root
 
 

@@ -14,12 +14,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from harness.clock import MonotonicClock
 from harness.engine import EngineConfig
-from harness.live.server.process import ServerProcess
 from harness.runner.backends.twin import TwinBackend
 from harness.spec import ServerSpec
 from harness.twin.environment import TwinEnvironment
+from tests.support.processes import serving
 from tests.support.twin_follow import Asked, follow, log_messages
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(600)]
@@ -57,14 +56,7 @@ def send(url: str, model: str, number: int) -> None:
 def test_the_engine_follows_a_server_whose_clients_leave(twin: TwinEnvironment, tmp_path: Path) -> None:
     del twin
     launch = TwinBackend().launch(SERVER, port=0, run_folder=tmp_path)
-    with ServerProcess.start(
-        launch.argv,
-        env=launch.env,
-        log_path=tmp_path / "server.log",
-        stamps_path=tmp_path / "server.log.stamps",
-        clock=MonotonicClock(),
-    ) as process:
-        process.wait_healthy(launch.host, launch.port, deadline_s=SERVER.start_timeout_s)
+    with serving(launch, tmp_path) as process:
         url = f"http://{launch.host}:{launch.port}/v1/completions"
         with ThreadPoolExecutor(NUM_CLIENTS) as clients:
             for job in [clients.submit(send, url, launch.model, number) for number in range(NUM_REQUESTS)]:

@@ -12,13 +12,13 @@ from pathlib import Path
 import httpx
 import pytest
 
-from harness.clock import MonotonicClock
 from harness.errors import ServerError
 from harness.live.launch import LaunchPlan
 from harness.live.server.process import ServerProcess
 from harness.runner.backends.twin import TwinBackend
 from harness.spec import ServerSpec
 from harness.twin.environment import TwinEnvironment
+from tests.support.processes import start_launched
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(600)]
 
@@ -28,14 +28,7 @@ PROMPT = list(range(1000, 1200))
 
 def started(folder: Path, **fault: object) -> tuple[ServerProcess, LaunchPlan]:
     launch = TwinBackend(timing="none", faults=(fault,)).launch(SERVER, port=0, run_folder=folder)
-    process = ServerProcess.start(
-        launch.argv,
-        env=launch.env,
-        log_path=folder / "server.log",
-        stamps_path=folder / "server.log.stamps",
-        clock=MonotonicClock(),
-    )
-    return process, launch
+    return start_launched(launch, folder), launch
 
 
 def ask(launch: LaunchPlan, *, timeout_s: float) -> httpx.Response:

@@ -14,15 +14,14 @@ import httpx
 import numpy as np
 import pytest
 
-from harness.clock import MonotonicClock
 from harness.engine import EngineConfig, Scheduler, load_cost_model
-from harness.live.server.process import ServerProcess
 from harness.plan import token_block_keys
 from harness.runner.backends.twin import TwinBackend
 from harness.spec import ServerSpec
 from harness.twin.artifact import ArtifactSpec, cached_artifact
 from harness.twin.environment import TwinEnvironment
 from harness.twin.inside.twin_device.rolling import expected_tokens
+from tests.support.processes import serving
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(600)]
 
@@ -67,14 +66,7 @@ def test_a_hole_in_reused_partitions_changes_the_answer_of_the_real_stack(
     shapes = json.loads((artifact / "prefill.rbln").read_text())
     prompts = [LONG, OTHER, LONG]
     launch = TwinBackend(timing="none").launch(server, port=0, run_folder=tmp_path)
-    with ServerProcess.start(
-        launch.argv,
-        env=launch.env,
-        log_path=tmp_path / "server.log",
-        stamps_path=tmp_path / "server.log.stamps",
-        clock=MonotonicClock(),
-    ) as process:
-        process.wait_healthy(launch.host, launch.port, deadline_s=server.start_timeout_s)
+    with serving(launch, tmp_path) as process:
         answers: list[list[int]] = []
         for prompt in prompts:
             body = {"model": launch.model, "prompt": prompt, "max_tokens": NUM_TOKENS, "temperature": 0}

@@ -18,14 +18,14 @@ import httpx
 import pytest
 
 from harness.analysis import ParseCounts, parse_log
-from harness.clock import MonotonicClock
 from harness.live.server.process import ServerProcess
 from harness.runner.backends.base import ServerBackend
 from harness.runner.backends.emulator import EmulatorBackend
 from harness.runner.backends.twin import TwinBackend
 from harness.spec import ServerSpec
 from harness.twin.environment import TwinEnvironment
-from tests.support.cut_logs import assert_no_cut_invents_or_loses
+from tests.support.cut_logs import assert_no_cut_invents_or_loses, kind_of
+from tests.support.processes import serving
 
 pytestmark = [
     pytest.mark.live,
@@ -92,16 +92,7 @@ def servers(twin: TwinEnvironment, tmp_path_factory: pytest.TempPathFactory) -> 
         for backend in backends:
             folder = tmp_path_factory.mktemp(backend.kind.name)
             launch = backend.launch(spec, port=0, run_folder=folder, time_scale=1.0, log_format="default")
-            process = stack.enter_context(
-                ServerProcess.start(
-                    launch.argv,
-                    env=launch.env,
-                    log_path=folder / "server.log",
-                    stamps_path=folder / "server.log.stamps",
-                    clock=MonotonicClock(),
-                )
-            )
-            process.wait_healthy(launch.host, launch.port, deadline_s=SERVER.start_timeout_s)
+            process = stack.enter_context(serving(launch, folder))
             url = f"http://{launch.host}:{launch.port}"
             started.append((process, Running(url, launch.model, folder / "server.log")))
         yield started[0][1], started[1][1]
@@ -306,4 +297,4 @@ def test_the_default_log_of_the_real_stack_is_read_whole_and_cut_anywhere(server
     assert counts.unread == 0, counts.unread_samples
     assert {type(event).__name__ for event in whole} >= {"BucketEvent", "AllocEvent", "FreeRequestEvent"}
     cuts = assert_no_cut_invents_or_loses(content)
-    assert {kind.__name__ for kind in map(type, whole)} - set(cuts) <= {type(whole[-1]).__name__}
+    assert {kind_of(event) for event in whole} - set(cuts) <= {kind_of(whole[-1])}

@@ -93,17 +93,6 @@ class MappingRemoveEvent(NamedTuple):
     num_blocks: int
 
 
-class MappingSearchEvent(NamedTuple):
-    """A lookup asked which slot holds an inner block."""
-
-    end_offset: int
-    created_ns: int | None
-    pid: int
-    query_block: int
-    segment_blocks: int
-    matched_slot: int | None
-
-
 class KvFaultEvent(NamedTuple):
     """A line that the vendor's code writes only when its own bookkeeping is inconsistent."""
 
@@ -112,48 +101,6 @@ class KvFaultEvent(NamedTuple):
     pid: int
     fault: str
     slot: int
-
-
-class PreemptedEvent(NamedTuple):
-    """A running request was put back to the front of the queue."""
-
-    end_offset: int
-    created_ns: int | None
-    pid: int
-    request_id: str
-    generated_tokens: int
-
-
-class ScheduledEvent(NamedTuple):
-    """A request's prefill was prepared."""
-
-    end_offset: int
-    created_ns: int | None
-    pid: int
-    request_id: str
-    prompt_tokens: int
-    generated_tokens: int
-
-
-class FinishedEvent(NamedTuple):
-    """A finished request was flushed from the worker (one step after it finished)."""
-
-    end_offset: int
-    created_ns: int | None
-    pid: int
-    request_id: str
-    prompt_tokens: int
-    generated_tokens: int
-
-
-class KvCopyEvent(NamedTuple):
-    """KV was copied from one slot to another."""
-
-    end_offset: int
-    created_ns: int | None
-    pid: int
-    source_slot: int
-    target_slot: int
 
 
 class KvCopyFailedEvent(NamedTuple):
@@ -185,19 +132,6 @@ class IterationEvent(NamedTuple):
     is_from_engine: bool
 
 
-class EngineStatsEvent(NamedTuple):
-    """The periodic summary line of the API server. prefix_hit_rate_percent: None before the first look-up."""
-
-    end_offset: int
-    created_ns: int | None
-    pid: int
-    running: int
-    waiting: int
-    preemptions: int
-    kv_cache_usage_percent: float
-    prefix_hit_rate_percent: float | None
-
-
 class SettingEvent(NamedTuple):
     """The compiled artifact overruled a setting."""
 
@@ -209,14 +143,13 @@ class SettingEvent(NamedTuple):
     after: str
 
 
-class RequestSeenEvent(NamedTuple):
-    """The API server received or added a request."""
+class OtherEvent(NamedTuple):
+    """A line of the stack that no table is made of: known, so that it does not count as unread. about: which form."""
 
     end_offset: int
     created_ns: int | None
     pid: int
-    verb: str
-    request_id: str
+    about: str
 
 
 LogEvent = (
@@ -227,17 +160,11 @@ LogEvent = (
     | CachePartialEvent
     | FreeRequestEvent
     | MappingRemoveEvent
-    | MappingSearchEvent
     | KvFaultEvent
-    | PreemptedEvent
-    | ScheduledEvent
-    | FinishedEvent
-    | KvCopyEvent
     | KvCopyFailedEvent
     | IterationEvent
-    | EngineStatsEvent
     | SettingEvent
-    | RequestSeenEvent
+    | OtherEvent
 )
 
 # What a line's text says, before its place is known: the event class and its own fields.

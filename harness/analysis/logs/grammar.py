@@ -77,20 +77,18 @@ def _mapping_remove(groups: tuple[bytes, ...]) -> tuple[Any, ...] | None:
 
 
 def _mapping_search(groups: tuple[bytes, ...]) -> tuple[Any, ...] | None:
-    query, size, segment, matched = groups
-    if _count(segment) != int(size):
-        return None
-    return int(query), int(size), None if matched == b"None" else int(matched)
+    size, segment = groups
+    return ("mapping search",) if _count(segment) == int(size) else None
+
+
+def _other(about: str) -> Callable[[tuple[bytes, ...]], tuple[Any, ...]]:
+    return lambda _groups: (about,)
 
 
 def _bucket(groups: tuple[bytes, ...]) -> tuple[Any, ...] | None:
     num_seqs, bucket = int(groups[0]), int(groups[1])
     # A bucket below the batch cannot be: such a line was cut inside its last number.
     return (num_seqs, bucket) if 0 < num_seqs <= bucket else None
-
-
-def _id_and_ints(groups: tuple[bytes, ...]) -> tuple[Any, ...] | None:
-    return (_text(groups[0]), *map(int, groups[1:]))
 
 
 def _iteration(groups: tuple[bytes, ...], *, is_from_engine: bool) -> tuple[Any, ...] | None:
@@ -105,17 +103,8 @@ def _server_iteration(groups: tuple[bytes, ...]) -> tuple[Any, ...] | None:
     return _iteration(groups, is_from_engine=False)
 
 
-def _stats(groups: tuple[bytes, ...]) -> tuple[Any, ...] | None:
-    running, waiting, preemptions, usage, hit_rate = groups
-    return int(running), int(waiting), int(preemptions or 0), float(usage), float(hit_rate) if hit_rate else None
-
-
 def _failed_copy(groups: tuple[bytes, ...]) -> tuple[Any, ...] | None:
     return (tuple(_text(one) for one in _QUOTED.findall(groups[0])),)
-
-
-def _ints(groups: tuple[bytes, ...]) -> tuple[Any, ...] | None:
-    return tuple(map(int, groups))
 
 
 def _texts(groups: tuple[bytes, ...]) -> tuple[Any, ...] | None:
@@ -190,10 +179,10 @@ FORMS: dict[bytes, tuple[LineForm, ...]] = {
     ),
     b"[PFX] [MAPPING-SEARCH]": (
         _form(
-            ev.MappingSearchEvent,
-            rb"\[PFX\] \[MAPPING-SEARCH\] QUERY_IB=(-?\d+) \| SEGMENT_SIZE=(\d+) SEGMENT="
+            ev.OtherEvent,
+            rb"\[PFX\] \[MAPPING-SEARCH\] QUERY_IB=-?\d+ \| SEGMENT_SIZE=(\d+) SEGMENT="
             + _LIST
-            + rb" \| MATCHED_OB=(\d+|None)",
+            + rb" \| MATCHED_OB=(?:\d+|None)",
             _mapping_search,
         ),
     ),
@@ -211,26 +200,26 @@ FORMS: dict[bytes, tuple[LineForm, ...]] = {
     # optimum_scheduler.py:674, optimum_model_runner.py:638 and :845
     b"Request ": (
         _form(
-            ev.PreemptedEvent,
+            ev.OtherEvent,
             rb"Request (.+) is preempted\. Freed block\(s\): \[[-\d, ]*\] Already generated tokens: (\d+)",
-            _id_and_ints,
+            _other("preempted"),
         ),
         _form(
-            ev.ScheduledEvent,
+            ev.OtherEvent,
             rb"Request (.+) is now scheduled\. Prompt tokens: (\d+), Already generated tokens: (\d+), "
             rb"Allocated block\(s\): [\[(][-\d, \[\]()]*[\])]",
-            _id_and_ints,
+            _other("scheduled"),
         ),
         _form(
-            ev.FinishedEvent,
+            ev.OtherEvent,
             rb"Request (.+) is finished\. Prompt tokens: (\d+), Generated tokens: (\d+), "
             rb"Freed block\(s\): [\[(][-\d, \[\]()]*[\])]",
-            _id_and_ints,
+            _other("finished"),
         ),
     ),
     # models/optimum/model_base.py:452
     b"Successfully copied KV cache ": (
-        _form(ev.KvCopyEvent, rb"Successfully copied KV cache from block (\d+) to block (\d+)", _ints),
+        _form(ev.OtherEvent, rb"Successfully copied KV cache from block (\d+) to block (\d+)", _other("KV copied")),
     ),
     # v1/worker/optimum_model_runner.py:481 of 0.12.0; a traceback follows on lines of its own
     b"Copying prefix-cached KV failed ": (
@@ -255,12 +244,12 @@ FORMS: dict[bytes, tuple[LineForm, ...]] = {
             _server_iteration,
         ),
         _form(
-            ev.EngineStatsEvent,
+            ev.OtherEvent,
             rb"Engine \d+: Avg prompt throughput: [\d.]+ tokens/s, Avg generation throughput: [\d.]+ tokens/s, "
             rb"Running: (\d+) reqs, Waiting: (\d+) reqs, (?:Deferred: \d+ reqs, )?(?:Preemptions: (\d+), )?"
             rb"[A-Z]+ KV cache usage: (\d+\.\d)%(?:, Prefix cache hit rate: (\d+\.\d)%)?"
             rb"(?:, (?:Corrupted: \d+ reqs|[A-Za-z ]+ rate: \d+\.\d%))*",
-            _stats,
+            _other("engine statistics"),
         ),
     ),
     # utils/optimum/converter/from_optimum.py:87
@@ -269,9 +258,9 @@ FORMS: dict[bytes, tuple[LineForm, ...]] = {
     ),
     # vllm, with --enable-log-requests
     b"Received request ": (
-        _form(ev.RequestSeenEvent, rb"(Received) request (\S+): params: .*, lora_request: .*\.", _texts),
+        _form(ev.OtherEvent, rb"Received request (\S+): params: .*, lora_request: .*\.", _other("request received")),
     ),
-    b"Added request ": (_form(ev.RequestSeenEvent, rb"(Added) request (\S+)\.", _texts),),
+    b"Added request ": (_form(ev.OtherEvent, rb"Added request (\S+)\.", _other("request added")),),
 }
 
 # Openings that many foreign lines share, each with what only a line of ours holds: without that, no matching form means

@@ -30,6 +30,8 @@ LEDGER_SCHEMA = pa.schema(
         pa.field("buckets", pa.list_(pa.int32()), nullable=False),
         pa.field("kv_slots", pa.int32(), nullable=False),
         pa.field("slot_tokens", pa.int32(), nullable=False),
+        # Null where admission goes to the limit.
+        pa.field("max_active_seqs", pa.int32()),
         pa.field("memory_gib", Seconds, nullable=False),
         pa.field("compile_s", Seconds, nullable=False),
         pa.field("artifact_gib", Seconds, nullable=False),

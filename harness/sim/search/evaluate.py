@@ -121,9 +121,7 @@ class Evaluator:
         self._window = window
         self._is_sharing = is_sharing
         self._widths: dict[Group, int] = {}
-        self._states: OrderedDict[tuple[int, int, int], tuple[EngineState, layout.Scratch, layout.Outcome]] = (
-            OrderedDict()
-        )
+        self._states: OrderedDict[tuple[int, ...], tuple[EngineState, layout.Scratch, layout.Outcome]] = OrderedDict()
         self._shared: dict[tuple[object, ...], GroupFigures] = {}
         arrays = inputs.arrays
         self._most_requests = int(arrays.plans["num_requests"].max())
@@ -155,6 +153,7 @@ class Evaluator:
     ) -> list[tuple[object, ...]]:
         """One key per group: candidates with equal keys give equal figures on it."""
         server = (config.num_usable_slots, config.is_full, config.slot_tokens)
+        # The dummy rule goes by the compiled limit, admission by the lowered one.
         parts: dict[int, tuple[object, ...]] = {}
         keys: list[tuple[object, ...]] = []
         for group in groups:
@@ -166,7 +165,13 @@ class Evaluator:
                 steps = min(limit, width) + 1
                 # With a window, padding is among the figures, and it shows the buckets themselves.
                 bucket = b"" if self._window is None else cost.batch["bucket"][:steps].tobytes()
-                parts[width] = (limit, *server, cost.batch["base_fs"][:steps].tobytes(), bucket)
+                parts[width] = (
+                    limit,
+                    min(config.active_limit, width + 1),
+                    *server,
+                    cost.batch["base_fs"][:steps].tobytes(),
+                    bucket,
+                )
             keys.append((group, *parts[width]))
         return keys
 
@@ -215,7 +220,7 @@ class Evaluator:
         )
 
     def _memory(self, config: EngineConfig) -> tuple[EngineState, layout.Scratch, layout.Outcome]:
-        key = (config.max_num_seqs, config.kv_slots, config.slot_tokens)
+        key = (config.max_num_seqs, config.active_limit, config.kv_slots, config.slot_tokens)
         if key not in self._states:
             if len(self._states) >= MOST_STATES:
                 self._states.popitem(last=False)

@@ -104,7 +104,9 @@ class SearchResult:
 
     def candidate(self, index: int) -> Candidate:
         row = self.ledger.slice(index, 1).to_pylist()[0]
-        return Candidate(row["limit"], tuple(row["buckets"]), row["kv_slots"], row["slot_tokens"])
+        return Candidate(
+            row["limit"], tuple(row["buckets"]), row["kv_slots"], row["slot_tokens"], row.get("max_active_seqs")
+        )
 
 
 @dataclass

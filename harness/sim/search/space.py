@@ -16,7 +16,7 @@ from pydantic import AfterValidator, Field, ValidationError, field_validator, mo
 
 from harness.engine.config import EngineConfig
 from harness.errors import SpecError
-from harness.kv_rules import AUTO, rule_set
+from harness.kv_rules import AUTO, RULE_SETS, check_active_limit, rule_set
 from harness.shipped import find_shipped
 from harness.spec import RulesName, ServerSpec, Spec, Treatment, WorkloadSpec, check_name, describe_validation_error
 from harness.spec import load_toml as load_table
@@ -37,16 +37,36 @@ class Candidate(NamedTuple):
     buckets: tuple[int, ...]
     kv_slots: int
     slot_tokens: int
+    max_active_seqs: int | None = None
 
     @property
     def label(self) -> str:
-        """ "{1,4,8}/8", "{1,4,8}/8 12 slots" """
+        """ "{1,4,8}/8", "{1,4,8}/8 12 slots", "{1,4,8}/8 6 active" """
         buckets = ",".join(str(bucket) for bucket in self.buckets)
         slots = "" if self.kv_slots == self.limit else f" {self.kv_slots} slots"
-        return f"{{{buckets}}}/{self.limit}{slots}"
+        active = "" if self.max_active_seqs is None else f" {self.max_active_seqs} active"
+        return f"{{{buckets}}}/{self.limit}{slots}{active}"
 
     def config(self, rules: str) -> EngineConfig:
-        return EngineConfig(self.limit, self.buckets, self.kv_slots, self.slot_tokens, rules=rules)
+        return EngineConfig(
+            self.limit,
+            self.buckets,
+            self.kv_slots,
+            self.slot_tokens,
+            rules=rules,
+            max_active_seqs=self.max_active_seqs,
+        )
+
+    def server(self, rules: str) -> ServerSpec:
+        """A server of this configuration, everything else as the defaults have it."""
+        return ServerSpec(
+            max_num_seqs=self.limit,
+            decode_buckets=self.buckets,
+            kv_slots=self.kv_slots,
+            slot_tokens=self.slot_tokens,
+            rules=rules,
+            max_active_seqs=self.max_active_seqs,
+        )
 
 
 class BucketRule(Spec):
@@ -211,6 +231,9 @@ class SpaceSpec(Spec):
     limits: tuple[int, ...] = Field(min_length=1, description="batch_size: most requests running at once")
     kv_slots: tuple[Place, ...] = Field(default=("limit",), min_length=1, description="numbers apart from the limit")
     slot_tokens: tuple[int, ...] = Field(default=(8192,), min_length=1)
+    active_limits: tuple[Place, ...] = Field(
+        default=("limit",), min_length=1, description="admission below the limit, without another artifact (0.12.1)"
+    )
     buckets: BucketRule = BucketRule()
     baseline: ServerSpec = ServerSpec()
     named: dict[str, ServerSpec] = Field(default_factory=dict, description="configurations to predict by name")
@@ -242,6 +265,9 @@ class SpaceSpec(Spec):
         unknown = {users for chosen in self.sensitivity for users in chosen} - set(self.inputs.users)
         if unknown or any(not chosen for chosen in self.sensitivity):
             raise ValueError(f"sensitivity: {sorted(unknown)} are not among inputs.users, or a set is empty")
+        for active in self.active_limits:
+            if active != "limit":
+                check_active_limit(active, max(self.limits), RULE_SETS[self.rules])
         if self.count() == 0:
             raise ValueError("no bucket set fits any of limits")
         if self.count() > MOST_CANDIDATES:
@@ -250,17 +276,23 @@ class SpaceSpec(Spec):
 
     def count(self) -> int:
         """Number of candidates, those that constraints leave out included."""
-        sets = sum(self.buckets.count(limit) for limit in self.limits)
+        sets = sum(self.buckets.count(limit) * len(self._active_below(limit)) for limit in self.limits)
         return sets * len(self.kv_slots) * len(self.slot_tokens)
 
+    def _active_below(self, limit: int) -> tuple[int | None, ...]:
+        """The admission limits that a compiled limit is tried with, None for itself; those above it are passed over."""
+        places = (None if place in ("limit", limit) else int(place) for place in self.active_limits)
+        return tuple(place for place in dict.fromkeys(places) if place is None or place < limit)
+
     def candidates(self) -> Iterator[Candidate]:
-        """Every candidate, in the order that breaks ties: limit, slots, slot length, then fewer buckets first."""
+        """Every candidate, in the order that breaks ties: limit, slots, slot length, admission, fewer buckets first."""
         for limit in self.limits:
             for place in self.kv_slots:
                 slots = limit if place == "limit" else place
                 for slot_tokens in self.slot_tokens:
-                    for buckets in self.buckets.of_limit(limit):
-                        yield Candidate(limit, buckets, slots, slot_tokens)
+                    for active in self._active_below(limit):
+                        for buckets in self.buckets.of_limit(limit):
+                            yield Candidate(limit, buckets, slots, slot_tokens, active)
 
     def sets_of_users(self) -> tuple[tuple[int, ...], ...]:
         """The sets of N that the sensitivity is shown for; the whole set is always among them."""
@@ -272,10 +304,10 @@ class SpaceSpec(Spec):
 
 
 def candidate_of(server: ServerSpec) -> Candidate:
-    """A server specification's compile-time part; SpecError when it has an admission limit of its own."""
-    if server.max_active_seqs is not None:
-        raise SpecError("a search varies compiled limits only", where="max_active_seqs", hint="Leave it out")
-    return Candidate(server.max_num_seqs, tuple(server.decode_buckets), server.num_kv_slots, server.slot_tokens)
+    """What a search varies of a server specification; an admission limit at the compiled one is none."""
+    limit, active = server.max_num_seqs, server.max_active_seqs
+    lowered = None if active == limit else active
+    return Candidate(limit, tuple(server.decode_buckets), server.num_kv_slots, server.slot_tokens, lowered)
 
 
 def parse_space(table: dict[str, Any], *, where: str) -> SpaceSpec:

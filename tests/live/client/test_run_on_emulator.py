@@ -9,10 +9,10 @@ import pytest
 
 from harness.clock import NS_PER_S, clock_for
 from harness.live.client.run import ReplayResult, replay
-from harness.live.server.process import ServerProcess
 from harness.plan import Plan, build_plan
 from harness.runner.backends.emulator import EmulatorBackend
 from harness.spec import ClientSpec, ServerSpec, WorkloadSpec
+from tests.support.processes import serving
 from tests.support.replays import assert_branches_overlap, assert_forked_and_joined, fork_and_join, rows_of
 
 pytestmark = pytest.mark.live
@@ -24,10 +24,7 @@ def replay_on_emulator(plan: Plan, folder: Path, options: ClientSpec) -> ReplayR
     folder.mkdir()
     clock, server = clock_for(SCALE), ServerSpec()
     launch = EmulatorBackend().launch(server, port=0, run_folder=folder, time_scale=SCALE)
-    with ServerProcess.start(
-        launch.argv, env=launch.env, log_path=folder / "log", stamps_path=folder / "stamps", clock=clock
-    ) as process:
-        process.wait_healthy(launch.host, launch.port, deadline_s=60)
+    with serving(launch, folder, clock):
         return replay(
             plan,
             host=launch.host,

@@ -13,10 +13,10 @@ import pytest
 
 from harness.clock import NS_PER_MS, NS_PER_S, clock_for
 from harness.live.client.run import ReplayResult, replay
-from harness.live.server.process import ServerProcess
 from harness.plan import Plan, RequestPlan, SessionPlan
 from harness.runner.backends.twin import TwinBackend
 from harness.spec import ClientSpec, ServerSpec
+from tests.support.processes import serving
 from tests.support.replays import assert_branches_overlap, assert_forked_and_joined, fork_and_join, rows_of
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(600), pytest.mark.usefixtures("twin")]
@@ -39,10 +39,7 @@ def replayed_on_twin(plan: Plan, folder: Path, options: ClientSpec) -> ReplayRes
     clock = clock_for(1.0)
     server = ServerSpec(start_timeout_s=240)
     launch = TwinBackend().launch(server, port=0, run_folder=folder, time_scale=1.0, log_format="default")
-    with ServerProcess.start(
-        launch.argv, env=launch.env, log_path=folder / "log", stamps_path=folder / "stamps", clock=clock
-    ) as process:
-        process.wait_healthy(launch.host, launch.port, deadline_s=240)
+    with serving(launch, folder, clock):
         return replay(
             plan,
             host=launch.host,

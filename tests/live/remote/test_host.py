@@ -5,7 +5,6 @@ Everything is tried through a stand-in for the ssh client, and through the real 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import signal
@@ -20,28 +19,19 @@ from typing import Any
 import httpx
 import pytest
 
-from harness.clock import NS_PER_MS, MonotonicClock, ScaledClock, realtime_minus_monotonic_ns
+from harness.clock import NS_PER_MS, MonotonicClock, realtime_minus_monotonic_ns
 from harness.errors import HarnessError, ServerError, SpecError
 from harness.live.launch import LaunchPlan
-from harness.live.patches.diff import parse_diff
 from harness.live.remote.host import RemoteHost
 from harness.live.server.process import ServerProcess
 from harness.records import layout
 from harness.runner.backends.rbln import RblnBackend
 from harness.spec import ServerSpec
 from tests.support import stand_in_ssh
-from tests.support.processes import comes_true, is_alive
+from tests.support.processes import comes_true, is_alive, start_launched
 from tests.support.sshd import running_sshd, short_folder, write_command
-from tests.support.stacks import TARGET, write_artifact, write_environment
+from tests.support.stacks import BEFORE, TARGET, write_artifact, write_patched_stack
 
-BEFORE = "import logging\nlogger = logging.getLogger(__name__)\ndef choose(n):\n    b = n\n    return b\n"
-DIFF = f"""--- a/{TARGET}
-+++ b/{TARGET}
-@@ -4,2 +4,3 @@
-     b = n
-+    logger.debug("[BUCKET] request_nums=%d padded_batch_size=%d", n, b)
-     return b
-"""
 # A server with the words of ``vllm serve``: says its pid and what it sees, and ends in good order on SIGTERM.
 VLLM = """
 import http.server, os, signal, sys, threading
@@ -95,22 +85,9 @@ def ssh(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
 def other_host(tmp_path: Path, ssh: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder that stands for another host's disk, to which ``ssh`` on PATH leads."""
     del ssh
-    root = write_environment(tmp_path / "stack")
-    target = root / "site" / TARGET
-    target.parent.mkdir(parents=True)
-    target.write_text(BEFORE)
+    root = write_patched_stack(tmp_path, monkeypatch)
     (root / "vllm.py").write_text(VLLM)
     (root / "bin" / "vllm").write_text(f'#!/bin/sh\nexec "{sys.executable}" "{root / "vllm.py"}" "$@"\n')
-    patches = tmp_path / "patches" / "vllm_rbln-0.11.1"
-    patches.mkdir(parents=True)
-    (patches / "bucket_log.patch").write_text(DIFF)
-    hashes = [hashlib.sha256(text.encode()).hexdigest() for text in (BEFORE, DIFF, parse_diff(DIFF).apply(BEFORE))]
-    (patches / "manifest.toml").write_text(
-        'package = "vllm_rbln"\nversions = ["0.11.1"]\n[[patch]]\nname = "bucket_log"\nfile = "bucket_log.patch"\n'
-        f'target = "{TARGET}"\nobserves = "n"\nsha256_before = "{hashes[0]}"\nsha256_patch = "{hashes[1]}"\n'
-        f'sha256_after = "{hashes[2]}"\n'
-    )
-    monkeypatch.setattr("harness.live.patches.shipped.PATCH_ROOTS", (tmp_path / "patches",))
     write_artifact(root / "artifact")
     (tmp_path / "run").mkdir()
     return root
@@ -128,13 +105,7 @@ def _laid_out(tmp_path: Path) -> list[Path]:
 
 
 def _begun(tmp_path: Path, plan: LaunchPlan) -> ServerProcess:
-    return ServerProcess.start(
-        plan.argv,
-        env=plan.env,
-        log_path=tmp_path / "run" / "server.log",
-        stamps_path=tmp_path / "run" / "stamps",
-        clock=ScaledClock(1.0),
-    )
+    return start_launched(plan, tmp_path / "run")
 
 
 @contextmanager

@@ -14,9 +14,9 @@ from harness.clock import ScaledClock
 from harness.errors import ServerError
 from harness.live.launch import LOOPBACK
 from harness.live.server.ports import free_port
-from harness.live.server.process import ServerProcess
 from harness.runner.backends.emulator import EmulatorBackend
 from harness.spec import ServerSpec
+from tests.support.processes import serving
 
 SERVER = ServerSpec(max_num_seqs=8, decode_buckets=(1, 2, 4, 6, 8))
 
@@ -60,14 +60,7 @@ def test_a_busy_port_stops_before_anything_is_written(tmp_path: Path) -> None:
 @pytest.mark.live
 def test_the_emulator_starts_answers_logs_and_goes(tmp_path: Path) -> None:
     plan = EmulatorBackend().launch(SERVER, port=0, run_folder=tmp_path, time_scale=4.0, log_format="precise")
-    with ServerProcess.start(
-        plan.argv,
-        env=plan.env,
-        log_path=tmp_path / "server.log",
-        stamps_path=tmp_path / "server.log.stamps",
-        clock=ScaledClock(4.0),
-    ) as server:
-        server.wait_healthy(plan.host, plan.port, deadline_s=60)
+    with serving(plan, tmp_path, ScaledClock(4.0)) as server:
         models = httpx.get(f"http://{plan.host}:{plan.port}/v1/models", trust_env=False).json()
         assert models["data"][0]["id"] == plan.model
         report = server.stop()

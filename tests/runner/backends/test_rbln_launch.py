@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Iterator
@@ -14,12 +13,10 @@ import pytest
 from harness.clock import ScaledClock
 from harness.errors import ServerError, SpecError
 from harness.live.launch import LaunchPlan
-from harness.live.patches.diff import parse_diff
 from harness.live.patches.install import apply_in_place
 from harness.live.serve_command import visible_devices
 from harness.live.server.life import start_server
 from harness.live.server.ports import free_port
-from harness.live.server.process import ServerProcess
 from harness.observer import INSIDE
 from harness.records import RunStore
 from harness.runner import run_experiment
@@ -27,36 +24,14 @@ from harness.runner.backends.attached import AttachedBackend
 from harness.runner.backends.emulator import EmulatorBackend
 from harness.runner.backends.rbln import RblnBackend
 from harness.spec import ExperimentSpec, ServerSpec
-from tests.support.processes import HOST
-from tests.support.stacks import TARGET, write_artifact, write_environment
-
-BEFORE = "import logging\nlogger = logging.getLogger(__name__)\ndef choose(n):\n    b = n\n    return b\n"
-DIFF = f"""--- a/{TARGET}
-+++ b/{TARGET}
-@@ -4,2 +4,3 @@
-     b = n
-+    logger.debug("[BUCKET] request_nums=%d padded_batch_size=%d", n, b)
-     return b
-"""
+from tests.support.processes import HOST, serving
+from tests.support.stacks import TARGET, write_artifact, write_environment, write_patched_stack
 
 
 @pytest.fixture
 def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A stack whose vllm-rbln is one little file, with a release whose patch fits it; no driver, a cache of its own."""
-    root = write_environment(tmp_path / "stack")
-    target = root / "site" / TARGET
-    target.parent.mkdir(parents=True)
-    target.write_text(BEFORE)
-    patches = tmp_path / "patches" / "vllm_rbln-0.11.1"
-    patches.mkdir(parents=True)
-    (patches / "bucket_log.patch").write_text(DIFF)
-    hashes = [hashlib.sha256(text.encode()).hexdigest() for text in (BEFORE, DIFF, parse_diff(DIFF).apply(BEFORE))]
-    (patches / "manifest.toml").write_text(
-        'package = "vllm_rbln"\nversions = ["0.11.1"]\n[[patch]]\nname = "bucket_log"\nfile = "bucket_log.patch"\n'
-        f'target = "{TARGET}"\nobserves = "n"\nsha256_before = "{hashes[0]}"\nsha256_patch = "{hashes[1]}"\n'
-        f'sha256_after = "{hashes[2]}"\n'
-    )
-    monkeypatch.setattr("harness.live.patches.shipped.PATCH_ROOTS", (tmp_path / "patches",))
+    root = write_patched_stack(tmp_path, monkeypatch)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
     monkeypatch.delenv("VLLM_PLUGINS", raising=False)
@@ -192,10 +167,7 @@ def running(tmp_path: Path) -> Iterator[LaunchPlan]:
     plan = EmulatorBackend().launch(
         ServerSpec(), port=free_port(), run_folder=tmp_path, time_scale=1.0, log_format="precise"
     )
-    with ServerProcess.start(
-        plan.argv, env=plan.env, log_path=tmp_path / "x.log", stamps_path=tmp_path / "x.stamps", clock=ScaledClock(1.0)
-    ) as process:
-        process.wait_healthy(plan.host, plan.port, deadline_s=60)
+    with serving(plan, tmp_path) as process:
         yield plan
         assert not process.has_exited, "the attached server was ended"
 

@@ -49,6 +49,29 @@ def test_candidates_come_in_a_stated_order_and_are_counted_without_listing() -> 
     assert len(set(listed)) == len(listed)
 
 
+def test_admission_below_the_limit_is_a_factor_where_the_rules_know_it() -> None:
+    spec = space(rules="vendor-0.12.1", active_limits=["limit", 3, 4])
+    listed = list(spec.candidates())
+    assert len(listed) == spec.count() == len(set(listed))
+    # Of the limit 4, admitting 4 is the limit itself; of 6, it is not.
+    assert {(one.limit, one.max_active_seqs) for one in listed} == {(4, None), (4, 3), (6, None), (6, 3), (6, 4)}
+    assert Candidate(6, (1, 6), 9, 8192, 4).label == "{1,6}/6 9 slots 4 active"
+    with pytest.raises(SpecError, match=r"rules 'vendor-0\.12\.0' know no max_active_seqs"):
+        space(rules="vendor-0.12.0", active_limits=[3])
+    with pytest.raises(SpecError, match=r"must lie in 1\.\.max_num_seqs"):
+        space(rules="vendor-0.12.1", active_limits=[7])
+
+
+def test_a_baseline_that_admits_fewer_is_what_candidates_are_compared_with(tmp_path: Path) -> None:
+    server = {"max_num_seqs": 4, "decode_buckets": [1, 2, 4], "max_active_seqs": 2, "rules": "vendor-0.12.1"}
+    spec = space(rules="vendor-0.12.1", active_limits=["limit", 2], baseline=server, limits=[4], kv_slots=["limit"])
+    result = search(spec, tmp_path)
+    ratios = result.scores.sum_seconds
+    same = next(row for row in result.ledger.to_pylist() if row["buckets"] == [1, 2, 4] and row["max_active_seqs"] == 2)
+    assert result.candidate(same["index"]).max_active_seqs == 2
+    assert ratios[same["index"]] == 1.0
+
+
 def test_every_space_that_ships_can_be_searched() -> None:
     assert {load_space(name).name for name in shipped_names("spaces")} == {"paper", "slots", "steady"}
     assert load_space("paper").count() == 2077
@@ -78,10 +101,10 @@ def test_a_space_that_makes_no_sense_is_refused_by_name(change: dict[str, Any], 
 
 
 def test_figures_are_those_of_simulating_each_plan_alone(tmp_path: Path) -> None:
-    spec = space()
+    spec = space(rules="vendor-0.12.1", active_limits=["limit", 3])
     result = search(spec, tmp_path)
-    for row in random.Random(1).sample(result.ledger.to_pylist(), 6):
-        candidate = Candidate(row["limit"], tuple(row["buckets"]), row["kv_slots"], row["slot_tokens"])
+    for row in random.Random(1).sample(result.ledger.to_pylist(), 8):
+        candidate = result.candidate(row["index"])
         for place, users in enumerate(spec.inputs.users):
             for role, seeds in (("search", (1, 2)), ("evaluation", (3,))):
                 runs = [
@@ -100,17 +123,20 @@ def test_figures_are_those_of_simulating_each_plan_alone(tmp_path: Path) -> None
     slots=st.integers(2, 12),
     users=st.sets(st.integers(1, 7), min_size=1, max_size=3),
     per_user=st.integers(1, 3),
+    active=st.integers(1, 6),
     seed=st.integers(0, 9),
 )
 def test_sharing_simulations_changes_no_figure(
-    rules: str, limit: int, slots: int, users: set[int], per_user: int, seed: int
+    rules: str, limit: int, slots: int, users: set[int], per_user: int, active: int, seed: int
 ) -> None:
+    lowered = ["limit", min(active, limit)] if RULE_SETS[rules].has_active_limit else ["limit"]
     spec = parse_space(
         {
             **SMALL,
             "rules": rules,
             "limits": [limit, limit + 1, limit + 4],
             "kv_slots": ["limit", slots, slots + 1],
+            "active_limits": lowered,
             "buckets": {"most": 3},
             "inputs": {
                 "users": sorted(users),

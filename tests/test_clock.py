@@ -1,0 +1,76 @@
+"""Time is whole nanoseconds of a clock that is passed: never early, never drifting, the same in every process."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.clock import (
+    NS_PER_MS,
+    MonotonicClock,
+    ScaledClock,
+    VirtualClock,
+    clock_for,
+    monotonic_ns,
+    realtime_minus_monotonic_ns,
+    utc_now,
+)
+
+SCALES = st.sampled_from([0.5, 1.0, 4.0, 20.0, 1 / 3, 7.3])
+INSTANTS = st.integers(0, 2**62)
+
+
+@given(SCALES, INSTANTS)
+def test_a_wait_for_a_model_instant_never_ends_early(scale: float, model_ns: int) -> None:
+    clock = ScaledClock(scale)
+    assert clock.from_monotonic_ns(clock.to_monotonic_ns(model_ns)) >= model_ns
+    assert clock.from_monotonic_ns(clock.to_monotonic_ns(model_ns) - 1) < model_ns
+
+
+@given(SCALES, INSTANTS, st.integers(0, 10**12))
+def test_model_time_runs_at_its_scale_to_the_nanosecond_however_long_the_machine_is_up(
+    scale: float, up_ns: int, passed_ns: int
+) -> None:
+    clock = ScaledClock(scale)
+    numerator, denominator = clock.ratio
+    model_ns = clock.from_monotonic_ns(up_ns + passed_ns) - clock.from_monotonic_ns(up_ns)
+    assert abs(model_ns * denominator - passed_ns * numerator) < denominator
+
+
+def test_two_processes_of_one_scale_agree_on_every_instant() -> None:
+    here, there = clock_for(20.0), clock_for(20.0)
+    assert here.from_monotonic_ns(10**18 + 1) == there.from_monotonic_ns(10**18 + 1) == 20 * (10**18 + 1)
+
+
+def test_a_scale_that_would_stop_or_turn_time_is_refused() -> None:
+    for scale in (0.0, -1.0, float("nan")):
+        with pytest.raises(ValueError, match="positive"):
+            ScaledClock(scale)
+
+
+@pytest.mark.parametrize("clock", [MonotonicClock(), ScaledClock(50.0)], ids=["real", "scaled"])
+def test_sleepers_and_waiting_tasks_wake_at_their_deadline_or_after(clock: MonotonicClock | ScaledClock) -> None:
+    for wait_ns in (NS_PER_MS, -NS_PER_MS):
+        deadline_ns = clock.now_ns() + wait_ns
+        clock.sleep_until_ns(deadline_ns)
+        assert clock.now_ns() >= deadline_ns
+        deadline_ns = clock.now_ns() + wait_ns
+        asyncio.run(clock.wait_until_ns(deadline_ns))
+        assert clock.now_ns() >= deadline_ns
+
+
+def test_a_virtual_clock_jumps_to_what_is_waited_for_and_never_back() -> None:
+    clock = VirtualClock(5)
+    clock.sleep_until_ns(90)
+    assert clock.now_ns() == 90
+    asyncio.run(clock.wait_until_ns(40))
+    assert clock.now_ns() == 90
+
+
+def test_the_offset_of_realtime_places_a_monotonic_stamp_in_the_calendar() -> None:
+    # A second is far wider than any bracket of reads, and far narrower than a wrong clock.
+    calendar_ns = monotonic_ns() + realtime_minus_monotonic_ns()
+    assert abs(calendar_ns - int(utc_now().timestamp() * 1e9)) < 1_000 * NS_PER_MS
