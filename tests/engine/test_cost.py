@@ -91,7 +91,7 @@ def test_a_users_own_file_is_read_by_path(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("name = 3", "decode: is missing"),
+        ("name = 3", "decode: Field required"),
         ("name = ", "not valid TOML"),
         ('name="x"\nsource="y"\nspeed=1\n[decode.f_ms]\n1=9.0\n[prefill]\nper_call_ms=1.0', "speed"),
         ('name="x"\nsource="y"\n[decode.f_ms]\n1=-9.0\n[prefill]\nper_call_ms=1.0', "greater than 0"),
