@@ -224,7 +224,44 @@ def launch_findings(requested: Mapping[str, Any], facts: LaunchFacts, *, needs_o
 
     requested: a dumped ServerSpec. A setting that the server never told is a warning, because it cannot be compared.
     """
-    effective = facts.effective
+    findings = _died(facts) + _settings(requested, facts.effective)
+    if facts.unread:
+        findings.append(
+            Finding(
+                code="statistics-unread",
+                severity="warning",
+                evidence=f"{len(facts.unread)} step statistics are of no known form, e.g. {facts.unread[0][:160]!r}",
+                hint="`harness stack check` says what this release changed",
+            )
+        )
+    said = " ".join(facts.observer)
+    if needs_observer and ("one record per step" not in said or "stopped after" in said):
+        findings.append(
+            Finding(
+                code="observer-off",
+                severity="invalid",
+                evidence=said or "the observer never said that it is on",
+                hint="Set server.observer = false to measure without it",
+            )
+        )
+    return findings
+
+
+def _died(facts: LaunchFacts) -> list[Finding]:
+    if not facts.is_engine_dead:
+        return []
+    return [
+        Finding(
+            code="engine-died",
+            severity="invalid",
+            evidence=facts.engine_error or "the engine core ended during the run and said nothing",
+            hint="Read server.log where the first EngineDeadError stands",
+        )
+    ]
+
+
+def _settings(requested: Mapping[str, Any], effective: Mapping[str, Any]) -> list[Finding]:
+    """What is in force otherwise than requested, and what the server never told."""
     limit = int(requested["max_num_seqs"])
     slots = int(requested["kv_slots"] or limit)
     # Below the limit one slot is set aside for padding for good.
@@ -251,35 +288,6 @@ def launch_findings(requested: Mapping[str, Any], facts: LaunchFacts, *, needs_o
                 severity="warning",
                 evidence=f"the server never told {', '.join(untold)}",
                 hint="Check that INFO lines of vllm and vllm_rbln are in server.log",
-            )
-        )
-    if facts.is_engine_dead:
-        findings.insert(
-            0,
-            Finding(
-                code="engine-died",
-                severity="invalid",
-                evidence=facts.engine_error or "the engine core ended during the run and said nothing",
-                hint="Read server.log where the first EngineDeadError stands",
-            ),
-        )
-    if facts.unread:
-        findings.append(
-            Finding(
-                code="statistics-unread",
-                severity="warning",
-                evidence=f"{len(facts.unread)} step statistics are of no known form, e.g. {facts.unread[0][:160]!r}",
-                hint="`harness stack check` says what this release changed",
-            )
-        )
-    said = " ".join(facts.observer)
-    if needs_observer and ("one record per step" not in said or "stopped after" in said):
-        findings.append(
-            Finding(
-                code="observer-off",
-                severity="invalid",
-                evidence=said or "the observer never said that it is on",
-                hint="Set server.observer = false to measure without it",
             )
         )
     return findings
