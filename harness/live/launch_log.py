@@ -25,7 +25,8 @@ from harness.records.facts import DeviceMetrics, LaunchReport
 
 _UPDATE = re.compile(r"Updating (\w+\.\w+) from (\S+) to (\S+) based on rbln_config\.json")
 _CONFIG = re.compile(r"\b(max_seq_len|enable_prefix_caching|tensor_parallel_size|pipeline_parallel_size)=(\w+)")
-_VERSION = re.compile(r"vLLM server version (\S+?),")
+# vLLM 0.30 draws its version into a logo; the engine's own line has it in every release.
+_VERSION = re.compile(r"(?:vLLM server version |V1 LLM engine \(v)([\w.+]+)[,)]")
 _POOL = re.compile(r"KV cache size: (\d[\d,]{0,20}) tokens")
 _ENGINE = "Initializing a V1 LLM engine"
 _OBSERVER = "[OBSERVER] "
@@ -114,6 +115,7 @@ def read_launch(log: Iterable[str], scrapes: Iterable[str] = (), reports: Iterab
             facts.settings[match[1]] = match[3]
         elif _ENGINE in line and not facts.engine:
             facts.engine = dict(_CONFIG.findall(line))
+            facts.version = facts.version or next(iter(_VERSION.findall(line)), "")
         elif (match := _VERSION.search(line)) and not facts.version:
             facts.version = match[1]
         elif match := _POOL.search(line):

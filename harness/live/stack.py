@@ -28,6 +28,7 @@ from harness.live.serve_command import (
     logging_config,
     serve_arguments,
     server_env,
+    step_report_variables,
 )
 from harness.observer import INSIDE
 from harness.records import layout
@@ -124,7 +125,11 @@ def serve_plan(
     search = [*([] if overlay is None else [overlay]), *([INSIDE] if server.observer else []), *paths]
     env = server_env(
         server,
-        {**(variables or {}), **logs},
+        {
+            **step_report_variables(stack.versions.get("vllm-rbln", ""), run_folder.absolute()),
+            **(variables or {}),
+            **logs,
+        },
         [str(folder) for folder in search],
         written.get("observer"),
         os.environ.get("VLLM_PLUGINS"),
