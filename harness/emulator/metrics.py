@@ -1,4 +1,4 @@
-"""The server's Prometheus metrics, with the names, types, labels, buckets and meanings of vLLM 0.22 on vllm-rbln.
+"""The server's Prometheus metrics, with the names, types, labels, buckets and meanings of vLLM on vllm-rbln.
 
 Seconds are model seconds, so that a scaled run reads like a real one. ``prefix_cache_hits`` counts hash hits,
 also those whose slot is gone. Next: ``api`` renders them at /metrics; the periodic stats line comes from here too.
@@ -22,6 +22,7 @@ from prometheus_client import (
 
 from harness.clock import NS_PER_S
 from harness.emulator.core import EngineRequest, StepEnd
+from harness.emulator.dialect import dialect_of
 from harness.engine import DECODE, IDLE, PREFILL, EngineConfig
 
 # Buckets: vllm/v1/metrics/loggers.py, vLLM 0.22.0.
@@ -70,31 +71,6 @@ WAITING_HELP = (
 )
 _CONNECTOR = "External prefix cache {} from KV connector cross-instance cache sharing, in terms of number of {} tokens."
 _PER_GPU = "Estimated number of {} per GPU (for Model Flops Utilization calculations)."
-# The rest of vLLM's CacheConfig, as it is on this path.
-CACHE_CONFIG: dict[str, object] = {
-    "_block_size_resolved": True,
-    "cache_dtype": "auto",
-    "calculate_kv_scales": False,
-    "gpu_memory_utilization": 0.92,
-    "hash_block_size": None,
-    "is_attention_free": False,
-    "kv_cache_dtype_skip_layers": [],
-    "kv_cache_memory_bytes": None,
-    "kv_offloading_backend": "native",
-    "kv_offloading_size": None,
-    "kv_sharing_fast_prefill": False,
-    "mamba_block_size": None,
-    "mamba_cache_dtype": "auto",
-    "mamba_cache_mode": "none",
-    "mamba_page_size_padded": None,
-    "mamba_ssm_cache_dtype": "auto",
-    "num_cpu_blocks": None,
-    "num_gpu_blocks_override": None,
-    "prefix_caching_hash_algo": "sha256",
-    "sliding_window": None,
-    "user_specified_block_size": True,
-    "user_specified_mamba_block_size": False,
-}
 # Families that exist on the real stack and stay 0 there too.
 NEVER_COUNTED = {
     "external_prefix_cache_queries": _CONNECTOR.format("queries", "queried"),
@@ -105,6 +81,7 @@ NEVER_COUNTED = {
     "estimated_read_bytes_per_gpu": _PER_GPU.format("bytes read from memory"),
     "estimated_write_bytes_per_gpu": _PER_GPU.format("bytes written to memory"),
 }
+TIMES_PREEMPTED = [1, 2, 3, 4, 5, 10, 20]
 RECENT_REQUESTS = 1000  # the stats line's hit rate looks this far back
 
 
@@ -119,6 +96,7 @@ class ServerMetrics:
 
     def __init__(self, model: str, config: EngineConfig, num_gpu_blocks: int) -> None:
         self.registry = CollectorRegistry()
+        self.dialect = dialect_of(config.rule_set)
         self._labels = {"model_name": model, "engine": "0"}
         self.num_gpu_blocks = num_gpu_blocks
         self._num_blocks = max(num_gpu_blocks - 1, 1)
@@ -189,8 +167,12 @@ class ServerMetrics:
             "Histogram of new KV tokens computed during prefill (excluding cached tokens).",
             tokens,
         )
+        self._preempted: Histogram | None = None
+        if self.dialect.counts_preemptions:
+            text = "Histogram of the number of times a request was preempted."
+            self._preempted = self._histogram("request_num_preemptions", text, TIMES_PREEMPTED)
         self._set_constants(config, num_gpu_blocks)
-        self.stats = StatsWindow()
+        self.stats = StatsWindow(self.dialect.kv_device)
 
     def render(self) -> bytes:
         """The exposition text; safe to call from another thread."""
@@ -204,6 +186,8 @@ class ServerMetrics:
         self._waiting_by_reason["capacity"].set(end.num_waiting)
         self.kv_usage.set(end.used_blocks / self._num_blocks)
         self.preemptions.inc(len(step.preempted))
+        for request in end.start.preempted:
+            request.num_preemptions += 1
         num_prompt_tokens = 0
         if step.kind == PREFILL:
             num_prompt_tokens = self._observe_prefill(end)
@@ -259,6 +243,8 @@ class ServerMetrics:
             self.max_generated.observe(request.choices.most_generated)
             self.param_n.observe(request.choices.num)
         self.param_max_tokens.observe(request.max_tokens)
+        if self._preempted is not None:
+            self._preempted.observe(request.num_preemptions)
 
     def _set_constants(self, config: EngineConfig, num_gpu_blocks: int) -> None:
         self._sleep_state["awake"].set(1)
@@ -268,8 +254,11 @@ class ServerMetrics:
             # Twice: the API server's own count, plus the engine's. Source: vllm 0.22.0, core_client.py:713; the twin.
             "num_gpu_blocks": 2 * num_gpu_blocks,
             "engine": 0,
-            **CACHE_CONFIG,
+            **self.dialect.cache_config,
         }
+        if self.dialect.tells_pool:
+            num_tokens = num_gpu_blocks * self.block_tokens
+            info |= {"kv_cache_size_tokens": num_tokens, "kv_cache_max_concurrency": num_tokens / config.slot_tokens}
         family = Gauge(
             "vllm:cache_config_info",
             "Information of the LLMEngine CacheConfig",
@@ -304,7 +293,8 @@ class ServerMetrics:
 class StatsWindow:
     """What the periodic ``Engine 000:`` line says: sums since the last one, and the hit rate of recent requests."""
 
-    def __init__(self) -> None:
+    def __init__(self, kv_device: str) -> None:
+        self._kv_device = kv_device
         self.num_computed = self.num_generated = self.num_running = self.num_waiting = 0
         self.kv_usage = 0.0
         self._last_rates = (0.0, 0.0)
@@ -324,6 +314,6 @@ class StatsWindow:
         return (
             f"Engine 000: Avg prompt throughput: {rates[0]:.1f} tokens/s, "
             f"Avg generation throughput: {rates[1]:.1f} tokens/s, Running: {self.num_running} reqs, "
-            f"Waiting: {self.num_waiting} reqs, GPU KV cache usage: {self.kv_usage * 100:.1f}%, "
+            f"Waiting: {self.num_waiting} reqs, {self._kv_device} KV cache usage: {self.kv_usage * 100:.1f}%, "
             f"Prefix cache hit rate: {hit_rate * 100:.1f}%"
         ), is_idle
