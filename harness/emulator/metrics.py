@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from prometheus_client import (
     CollectorRegistry,
@@ -56,6 +57,17 @@ REQUEST_S = [
     *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0),
     *(960.0, 1920.0, 7680.0),
 ]
+# In the order of RequestSeconds.
+REQUEST_SECONDS: tuple[tuple[str, str, list[float]], ...] = (
+    ("time_to_first_token_seconds", "time to first token in seconds", FIRST_TOKEN_S),
+    ("inter_token_latency_seconds", "inter-token latency in seconds", PER_TOKEN_S),
+    ("request_time_per_output_token_seconds", "time_per_output_token_seconds per request", PER_TOKEN_S),
+    ("e2e_request_latency_seconds", "e2e request latency in seconds", REQUEST_S),
+    ("request_queue_time_seconds", "time spent in WAITING phase for request", REQUEST_S),
+    ("request_inference_time_seconds", "time spent in RUNNING phase for request", REQUEST_S),
+    ("request_prefill_time_seconds", "time spent in PREFILL phase for request", REQUEST_S),
+    ("request_decode_time_seconds", "time spent in DECODE phase for request", REQUEST_S),
+)
 WAITING_REASONS = ("capacity", "deferred")
 SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")
 TOKEN_SOURCES = ("local_compute", "local_cache_hit", "external_kv_transfer")
@@ -89,6 +101,19 @@ def one_two_five(max_value: int) -> list[int]:
     """1, 2, 5, 10, 20, ... up to ``max_value``."""
     steps = (mantissa * 10**exponent for exponent in range(20) for mantissa in (1, 2, 5))
     return [step for step in steps if step <= max_value]
+
+
+class RequestSeconds(NamedTuple):
+    """How long the parts of a request took, a histogram each."""
+
+    first_token: Histogram
+    inter_token: Histogram
+    per_token: Histogram
+    e2e: Histogram
+    queue: Histogram
+    inference: Histogram
+    prefill: Histogram
+    decode: Histogram
 
 
 class ServerMetrics:
@@ -144,23 +169,8 @@ class ServerMetrics:
         self.param_max_tokens = self._histogram(
             "request_params_max_tokens", "Histogram of the max_tokens request parameter.", tokens
         )
-        self.first_token_s = self._seconds(
-            "time_to_first_token_seconds", "time to first token in seconds", FIRST_TOKEN_S
-        )
-        self.inter_token_s = self._seconds("inter_token_latency_seconds", "inter-token latency in seconds", PER_TOKEN_S)
-        self.per_token_s = self._seconds(
-            "request_time_per_output_token_seconds", "time_per_output_token_seconds per request", PER_TOKEN_S
-        )
-        self.e2e_s = self._seconds("e2e_request_latency_seconds", "e2e request latency in seconds", REQUEST_S)
-        self.queue_s = self._seconds("request_queue_time_seconds", "time spent in WAITING phase for request", REQUEST_S)
-        self.inference_s = self._seconds(
-            "request_inference_time_seconds", "time spent in RUNNING phase for request", REQUEST_S
-        )
-        self.prefill_s = self._seconds(
-            "request_prefill_time_seconds", "time spent in PREFILL phase for request", REQUEST_S
-        )
-        self.decode_s = self._seconds(
-            "request_decode_time_seconds", "time spent in DECODE phase for request", REQUEST_S
+        self.seconds = RequestSeconds(
+            *(self._histogram(name, f"Histogram of {what}.", buckets) for name, what, buckets in REQUEST_SECONDS)
         )
         self.computed = self._histogram(
             "request_prefill_kv_computed_tokens",
@@ -193,7 +203,7 @@ class ServerMetrics:
             num_prompt_tokens = self._observe_prefill(end)
         elif step.kind == DECODE:
             for request in end.requests:
-                self.inter_token_s.observe((end.start.end_ns - request.last_token_ns) / NS_PER_S)
+                self.seconds.inter_token.observe((end.start.end_ns - request.last_token_ns) / NS_PER_S)
         if step.kind != IDLE:
             self.generated.inc(len(end.requests))
             self.iteration.observe(num_prompt_tokens + len(end.requests))
@@ -222,20 +232,20 @@ class ServerMetrics:
         self.cached_tokens.inc(step.cached_tokens)
         self.stats.num_computed += num_counted
         request = end.requests[0]
-        self.first_token_s.observe((end.start.end_ns - request.arrival_ns) / NS_PER_S)
+        self.seconds.first_token.observe((end.start.end_ns - request.arrival_ns) / NS_PER_S)
         return num_tokens
 
     def _observe_finished(self, request: EngineRequest) -> None:
         reason = request.finish_reason or "abort"
         self._success[reason].inc()
         decode_s = (request.last_token_ns - request.first_token_ns) / NS_PER_S
-        self.e2e_s.observe((request.last_token_ns - request.arrival_ns) / NS_PER_S)
-        self.queue_s.observe((request.scheduled_ns - request.queued_ns) / NS_PER_S)
-        self.prefill_s.observe((request.first_token_ns - request.scheduled_ns) / NS_PER_S)
-        self.inference_s.observe((request.last_token_ns - request.scheduled_ns) / NS_PER_S)
-        self.decode_s.observe(decode_s)
+        self.seconds.e2e.observe((request.last_token_ns - request.arrival_ns) / NS_PER_S)
+        self.seconds.queue.observe((request.scheduled_ns - request.queued_ns) / NS_PER_S)
+        self.seconds.prefill.observe((request.first_token_ns - request.scheduled_ns) / NS_PER_S)
+        self.seconds.inference.observe((request.last_token_ns - request.scheduled_ns) / NS_PER_S)
+        self.seconds.decode.observe(decode_s)
         num_generated = request.planned_tokens
-        self.per_token_s.observe(decode_s / (num_generated - 1) if num_generated > 1 else 0)
+        self.seconds.per_token.observe(decode_s / (num_generated - 1) if num_generated > 1 else 0)
         self.computed.observe(len(request.prompt) - request.cached_tokens)
         self.request_prompt.observe(len(request.prompt))
         self.request_generated.observe(num_generated)
@@ -277,9 +287,6 @@ class ServerMetrics:
     def _histogram(self, name: str, text: str, buckets: list[int] | list[float]) -> Histogram:
         family = Histogram(f"vllm:{name}", text, labelnames=list(self._labels), buckets=buckets, registry=self.registry)
         return family.labels(**self._labels)
-
-    def _seconds(self, name: str, what: str, buckets: list[float]) -> Histogram:
-        return self._histogram(name, f"Histogram of {what}.", buckets)
 
     def _gauges(self, name: str, text: str, label: str, values: Sequence[str]) -> dict[str, Gauge]:
         family = Gauge(f"vllm:{name}", text, labelnames=[*self._labels, label], registry=self.registry)
