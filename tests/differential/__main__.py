@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 DIFFERENCE_STATUS = 1
 INTERRUPTED_STATUS = 130
-BATCH_SEEDS = 64
+BATCH_SEEDS = 16
 
 
 def history_of(seed: int, num_steps: int, rules: str) -> History:

@@ -20,6 +20,7 @@ from harness.kv_rules import AUTO, rule_set
 from harness.live.client.script import token_digest
 from harness.plan import Plan, read_plan
 from harness.records import SealedRun
+from harness.records.layout import step_reports
 from harness.spec import ServerSpec
 from harness.twin.environment import TwinEnvironment
 from tests.support.cut_logs import assert_no_cut_invents_or_loses
@@ -142,6 +143,9 @@ def test_a_sessions_kv_survives_as_long_as_the_paper_saw(
     assert increase(run, "vllm:prompt_tokens_cached_total") == cached
     assert len(device_trace(run, "copy")) == bool(cached)
     assert_no_wrong_token(run)
+    assert run.manifest.effective["server"]["rules"] == rule_set(AUTO, twin.version).name
+    # Where a release writes its step statistics as JSON, they lie in the run.
+    assert bool(step_reports(run.path)) == ("0.12.1" in twin.version)
     print(f"{twin.version}: {check_observed(run, run.file('device_trace.jsonl'))}")
     followed = assert_engine_follows(run, ServerSpec(rules=rule_set(AUTO, twin.version).name))
     assert (followed.reuses, followed.evictions) == (bool(cached), evictions)
