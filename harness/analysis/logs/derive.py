@@ -329,7 +329,7 @@ def metrics_table(lines: Iterable[bytes]) -> tuple[pa.Table, int, int]:
                 raise ValueError("no body")
             samples = list(_samples(record["body"]))
             at_ns, reason = int(record["at_ns"]), str(record["reason"])
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
             num_failed += 1
             continue
         for name, labels, value in samples:

@@ -111,7 +111,7 @@ def read_trace(path: Path) -> TraceFile:
         recordings = tuple(_recording(json.loads(line)) for line in lines[1:])
         for recording in recordings:
             check_recording(recording)
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError) as error:
         raise PlanError(f"is damaged: {error}", where=str(path), hint="Import the trace again") from error
     if not recordings:
         raise PlanError("holds no recording", where=str(path), hint="Import the trace again")
