@@ -21,8 +21,8 @@ def twin(request: pytest.FixtureRequest) -> TwinEnvironment:
 
 TESTS = Path(__file__).parent
 SAME_EVERYWHERE = (
-    *("benchmarks", "docker", "engine", "sim", "study", "live/client/wire"),
-    *("advise/test_advise.py", "recipes/test_recipes.py"),
+    *("benchmarks", "docker", "engine", "recipes", "sim", "study", "live/client/wire"),
+    "advise/test_advise.py",
 )
 """Folders and files about compiled integer arithmetic and pages made of it, C programs, container files, the order of
 this house: a second interpreter runs the same machine code, and ``test_house`` imports every module on each."""

@@ -35,7 +35,7 @@ def test_a_version_has_the_rules_of_its_release(version: str, name: str) -> None
     assert found.name == rule_set(AUTO, version).name == name
 
 
-@pytest.mark.parametrize("version", ["", "0.12", "0.11.10", "0.12.2", "1.0.0", "main"])
+@pytest.mark.parametrize("version", ["", "0.12", "0.11.10", "99.0.0", "main"])
 def test_a_release_that_nobody_has_read_has_no_rules_of_its_own(version: str) -> None:
     assert rules_for_version(version) is None
     assert rule_set(AUTO, version).name == NEWEST_STABLE

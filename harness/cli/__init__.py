@@ -55,6 +55,12 @@ stack.register(app)
 release.register(app)
 
 _DISK_ERRORS = {errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EACCES, errno.EPERM}
+# What a person's own limits (ulimit) or an exhausted machine answer with.
+_LIMIT_ERRORS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EFBIG}
+_NO_ROOM = (
+    *("can't start new thread", "failed to map segment", "cannot allocate memory", "out of memory"),
+    *("could not find/load shared object", "too many open files"),
+)
 
 
 def _fail(message: str, code: ExitCode) -> NoReturn:
@@ -62,6 +68,12 @@ def _fail(message: str, code: ExitCode) -> NoReturn:
 
     print(f"harness: {said_plainly(message)}", file=sys.stderr)
     raise SystemExit(int(code))
+
+
+def _limited(error: BaseException) -> str:
+    """One line for what a limit of memory, files, file size or threads refused."""
+    what = str(error).partition("\n")[0] or "not enough memory"
+    return f"this machine or its limits (`ulimit -a`) refused: {what}. Nothing half-written counts as a run"
 
 
 def main() -> None:
@@ -75,7 +87,15 @@ def main() -> None:
     except BrokenPipeError:
         sys.stderr.close()
         raise SystemExit(0) from None
+    except MemoryError as error:
+        _fail(_limited(error), ExitCode.HARNESS_FAULT)
+    except (RuntimeError, ImportError) as error:
+        if not any(words in str(error).lower() for words in _NO_ROOM):
+            raise
+        _fail(_limited(error), ExitCode.HARNESS_FAULT)
     except OSError as error:
+        if error.errno in _LIMIT_ERRORS or any(words in str(error).lower() for words in _NO_ROOM):
+            _fail(_limited(error), ExitCode.HARNESS_FAULT)
         if error.errno not in _DISK_ERRORS:
             raise
         where = f"{error.filename}: " if error.filename else ""

@@ -37,6 +37,8 @@ DRAIN_POLL_NS = 5_000_000
 # A thread that renders metrics must give the interpreter back within a fraction of a step.
 SWITCH_INTERVAL_S = 1e-4
 SECOND_SIGNAL_EXIT_CODE = 143
+# A connection that asks nothing for this long (wall seconds), before its first request or after one, is closed.
+IDLE_TIMEOUT_S = 75.0
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -111,7 +113,13 @@ class EmulatorServer:
         self._driver = RealTimeDriver(self.core, self.clock, self.reporter, self.config)
         self._log_start()
         runner = web.AppRunner(
-            Api(self).application(), handler_cancellation=True, access_log=None, shutdown_timeout=1.0
+            Api(self).application(),
+            handler_cancellation=True,
+            access_log=None,
+            shutdown_timeout=1.0,
+            keepalive_timeout=IDLE_TIMEOUT_S,
+            # As in vLLM a body is read as it came: what unpacks to a gigabyte is no JSON, and blocks nobody.
+            auto_decompress=False,
         )
         await runner.setup()
         stats = asyncio.ensure_future(self._log_stats())

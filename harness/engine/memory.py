@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from harness.compiled.records import IntArray, Records, new_records, records_of
+from harness.compiled.records import IntArray, Records, new_records, record_fields, records_of
 from harness.engine.config import EngineConfig
 from harness.engine.state import EVENT_HEADER, Block, EngineState, Eviction, Holder, Place, Prefix, Row, Server, Slot
 
@@ -68,11 +68,8 @@ def _fresh_server(config: EngineConfig, block_tokens: int, num_blocks: int, tabl
         "is_caching": config.prefix_caching,
         "num_blocks": num_blocks,
         "table_mask": table_mask,
-        "has_inner_blocks": rules.has_inner_blocks,
-        "is_index_repaired": rules.is_index_repaired,
-        "evicts_by_last_use": rules.evicts_by_last_use,
-        "keeps_matched_blocks": rules.keeps_matched_blocks,
-        "sets_slot_aside": rules.sets_slot_aside,
+        # A flag that the engine's functions ask for bears the same name there.
+        **{name: value for name, value in vars(rules).items() if name in record_fields(Server)},
         "wait_head": -1,
         "wait_tail": -1,
         "free_blocks": num_blocks,

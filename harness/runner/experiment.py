@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.clock import NS_PER_S, MonotonicClock
-from harness.errors import RunInvalidError, SpecError
+from harness.errors import RecordsError, RunInvalidError, SpecError
 from harness.experiment import PlannedRun, PlannedRuns, changed_inputs, resolve
 from harness.kinds import kind_named
 from harness.prereg import Ticket
@@ -139,7 +139,7 @@ def run_experiment(
     invocation = Invocation(store.root, spec_source, ticket, on_progress, stop)
     backend = backend_named(spec.backend)
     clock = MonotonicClock()
-    performed = 0
+    performed: list[RunKey] = []
     for run in todo:
         if stop.after_run:
             break
@@ -152,10 +152,17 @@ def run_experiment(
         if sealed is None:  # aborted by the person; nothing of it is kept as whole
             break
         wall_s = (clock.now_ns() - began_ns) / NS_PER_S
-        performed += 1
+        performed.append(run.key)
         forecast.finished(run.key, wall_s)
         on_progress(RunSealed(run.label, sealed.is_valid, tuple(sealed.invalid_reasons), wall_s, forecast.left_s()))
-    return ExperimentOutcome(spec, tuple(store.sealed(spec.name)), len(planned), performed, stop.after_run)
+    found = tuple(store.sealed(spec.name))
+    if lost := [key for key in performed if key not in {run.key for run in found}]:
+        raise RecordsError(
+            f"{len(lost)} runs were sealed and are gone, first {'/'.join(map(str, lost[0]))}",
+            where=str(store.root),
+            hint="Something removed or moved the folder while this was running",
+        )
+    return ExperimentOutcome(spec, found, len(planned), len(performed), stop.after_run)
 
 
 def _to_repeat(store: RunStore, planned: PlannedRuns, ticket: Ticket | None) -> dict[RunKey, SealedRun]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import re
 import signal
 import socket
@@ -257,3 +258,11 @@ def test_scaled_time_is_model_time_in_metrics_and_trace(start_emulator: Start) -
     modelled_ns = sum(step["duration_ns"] for step in server.trace if step["kind"] == "DECODE")
     assert SCALE > 1
     assert decode_s * 1e9 == pytest.approx(modelled_ns, abs=1e3)
+
+
+def test_a_body_that_unpacks_to_a_gigabyte_is_refused_unpacked_by_nobody(start_emulator: Start) -> None:
+    server = start_emulator()
+    bomb = gzip.compress(b" " * (64 << 20), compresslevel=1)
+    refused = server.client.post("/v1/completions", content=bomb, headers={"Content-Encoding": "gzip"})
+    assert refused.status_code == 400
+    assert server.client.get("/health").status_code == 200

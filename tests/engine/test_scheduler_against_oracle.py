@@ -105,10 +105,8 @@ def compare(setting: Setting, seed: int, steps: int, cost_model: CostModel) -> i
         setting.slot_tokens,
         slot_tokens=setting.partition_tokens,
         prefix_caching=setting.prefix_caching,
-        is_repaired=setting.rules != "vendor-0.11.1",
         active_limit=setting.active,
-        is_by_last_use=setting.rules == "upstream-lru",
-        keeps_matched=setting.rules == "upstream-lru",
+        rules=RULE_SETS[setting.rules],
     )
     next_request, arrivals = 0, rng.choice([0.02, 0.1, 0.5])
     alive: set[int] = set()

@@ -183,3 +183,14 @@ def test_a_prompt_that_does_not_fit_the_slot_is_refused_before_any_server_starts
     with pytest.raises(SpecError, match="slot"):
         run_experiment(spec, runs_root=tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_runs_folder_that_is_removed_meanwhile_is_an_error(tmp_path: Path):
+    def on_progress(event: ProgressEvent) -> None:
+        if isinstance(event, RunSealed):
+            shutil.rmtree(tmp_path / "runs")
+
+    with pytest.raises(RecordsError, match="runs were sealed and are gone"):
+        run_experiment(
+            small_experiment(backend="sim", time_scale=1.0), runs_root=tmp_path / "runs", on_progress=on_progress
+        )

@@ -31,10 +31,8 @@ def naive_run(plan: Plan, config: EngineConfig, cost: CostModel) -> NaiveRun:
         config.slot_tokens,
         slot_tokens=config.region_tokens,
         prefix_caching=config.prefix_caching,
-        is_repaired=config.rule_set.is_index_repaired,
         active_limit=config.active_limit,
-        is_by_last_use=config.rule_set.evicts_by_last_use,
-        keeps_matched=config.rule_set.keeps_matched_blocks,
+        rules=config.rule_set,
     )
     arrivals = [(session.start_offset_ns, session.index, 0) for session in plan.sessions if session.after is None]
     names: dict[int, tuple[int, int]] = {}

@@ -1,13 +1,15 @@
 """A slow, plain engine to hold the compiled one against: lists and dicts, one step at a time, the vendor's rules.
 
 Written from the rules as they are stated (allocate, evict, look up; first-in first-out slots; second most recent
-holder; pre-paid dummy eviction), not from the compiled code, and sharing nothing with it.
+holder; pre-paid dummy eviction), not from the compiled code, and sharing nothing with it but the table of rule sets.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+
+from harness.kv_rules import RULE_SETS, RuleSet
 
 
 @dataclass
@@ -57,13 +59,11 @@ class Oracle:
         block_tokens: int = 128,
         slot_tokens: int | None = None,
         prefix_caching: bool = True,
-        is_repaired: bool = False,
         active_limit: int | None = None,
-        is_by_last_use: bool = False,
-        keeps_matched: bool = False,
+        rules: RuleSet = RULE_SETS["vendor-0.11.1"],
     ) -> None:
         self.limit, self.max_model_len, self.prefix_caching = limit, max_model_len, prefix_caching
-        self.is_repaired, self.is_by_last_use, self.keeps_matched = is_repaired, is_by_last_use, keeps_matched
+        self.rules = rules
         self.active_limit = limit if active_limit is None else active_limit
         self.slot_tokens = slot_tokens or max_model_len
         self.block_tokens = block_tokens if prefix_caching else self.slot_tokens
@@ -210,7 +210,7 @@ class Oracle:
         self.mappings[slot].blocks += blocks
         for block in blocks:
             before = self.slot_of_block.get(block)
-            if self.is_repaired and before not in (None, slot) and block in self.mappings[before].blocks:
+            if self.rules.is_index_repaired and before not in (None, slot) and block in self.mappings[before].blocks:
                 self.mappings[before].blocks.remove(block)
             self.slot_of_block[block] = slot
 
@@ -247,7 +247,7 @@ class Oracle:
         if not is_preemption:
             self.use(state.slots)
         freed = list(reversed(state.blocks))
-        if self.is_repaired:
+        if self.rules.is_index_repaired:
             self.free_blocks = [block for block in freed if block not in self.hash_of] + self.free_blocks
             freed = [block for block in freed if block in self.hash_of]
         self.free_blocks += freed
@@ -284,7 +284,7 @@ class Oracle:
             slots.append(slot)
             lengths.append(common * self.block_tokens)
         self.use(slots)
-        if self.keeps_matched:
+        if self.rules.keeps_matched_blocks:
             for place in range(len(slots) - 1, -1, -1):
                 first = place * self.ratio
                 for block in reversed(hits[first : first + lengths[place] // self.block_tokens]):
@@ -295,6 +295,6 @@ class Oracle:
 
     def use(self, slots: list[int]) -> None:
         """Slots were read or given back: by last use they leave last, the first of a prefix the latest."""
-        if self.is_by_last_use:
+        if self.rules.evicts_by_last_use:
             for slot in reversed(slots):
                 self.mappings[slot] = self.mappings.pop(slot)

@@ -419,8 +419,16 @@ class NullServer:
         return [stamp["kernel_ns"] or stamp["received_ns"] for stamp in self._stamps()]
 
     def _stamps(self) -> list[dict[str, Any]]:
-        answer = httpx.get(f"http://{self.host}:{self.port}/stamps", trust_env=False)
-        return answer.json()["requests"]
+        try:
+            answer = httpx.get(f"http://{self.host}:{self.port}/stamps", trust_env=False)
+            return answer.json()["requests"]
+        except (httpx.HTTPError, ValueError, KeyError) as error:
+            status = self._process.poll()
+            ended = f"ended (exit status {status})" if status is not None else "does not answer"
+            raise ServerError(
+                f"the null server {ended}: {type(error).__name__}",
+                hint="Something stopped the process that measures this client; run again",
+            ) from error
 
 
 def main(arguments: list[str]) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -17,7 +18,7 @@ import threading
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pyarrow as pa
 from pyarrow import ipc
@@ -114,12 +115,14 @@ def _part(plan: Path, folder: Path, target: Target, sessions: list[int], *, tell
         [sys.executable, "-m", "harness.live.client.processes"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
         # A Ctrl-C in the terminal is the harness's to answer.
         start_new_session=True,
     )
     assert process.stdin is not None
     assert process.stdout is not None
+    assert process.stderr is not None
     try:
         with suppress(BrokenPipeError):
             process.stdin.write(json.dumps(task) + "\n")
@@ -134,6 +137,7 @@ def _part(plan: Path, folder: Path, target: Target, sessions: list[int], *, tell
         with suppress(BrokenPipeError):
             process.stdin.close()
         process.stdout.close()
+        process.stderr.close()
 
 
 def _run_all(
@@ -151,7 +155,9 @@ def _run_all(
                 has_stopped = True
                 _say(parts, "stop")
         elif words is None:
-            raise ServerError("a client process ended without a result", hint="Its own message stands above")
+            raise ServerError(
+                "a client process ended without a result", where="client.processes", hint=_last_words(part)
+            )
         elif words[0] == "ready":
             num_ready += 1
             if num_ready == len(parts):
@@ -159,6 +165,18 @@ def _run_all(
         elif words[0] == "event" and on_event is not None:
             num_finished += 1
             on_event(ReplayEvent(int(words[1]), int(words[2]), words[3], num_finished, num_requests))
+
+
+def _last_words(part: Popen[str] | None) -> str:
+    """What a client process said of its end."""
+    with suppress(subprocess.TimeoutExpired, AttributeError):
+        assert part is not None
+        assert part.stderr is not None
+        status = part.wait(END_TIMEOUT_S)
+        os.set_blocking(part.stderr.fileno(), False)
+        lines = part.stderr.read().strip().splitlines()
+        return f"It said: {lines[-1][:200]}" if lines else f"Its exit status was {status}; see `ulimit -a`"
+    return "It does not end either"
 
 
 def _lines(parts: list[Popen[str]]) -> Iterator[tuple[Popen[str] | None, list[str] | None]]:
@@ -238,14 +256,18 @@ def work() -> None:
 
     def choose_start() -> int:
         print("ready", flush=True)
-        line = sys.stdin.readline().strip()
+        line = sys.stdin.readline()
+        if not line:
+            _forsaken(folder)
+        line = line.strip()
         threading.Thread(target=watch_for_stop, daemon=True).start()
         if not line.isdecimal():
             stopped.set()
         return int(line) if line.isdecimal() else monotonic_ns()
 
     def watch_for_stop() -> None:
-        sys.stdin.readline()  # a word, or the end of the harness
+        if not sys.stdin.readline():  # a word, or the end of the harness
+            _forsaken(folder)
         stopped.set()
 
     def tell(event: ReplayEvent) -> None:
@@ -266,8 +288,17 @@ def work() -> None:
     print("done", flush=True)
 
 
+def _forsaken(folder: Path) -> NoReturn:
+    """The harness is gone, however it ended: nobody will read a result, so nothing of it stays, and no word is said."""
+    shutil.rmtree(folder.parent, ignore_errors=True)
+    os._exit(0)
+
+
 if __name__ == "__main__":
     try:
         work()
-    except HarnessError as error:
-        sys.exit(str(error))
+    except BrokenPipeError:
+        os._exit(0)
+    except (HarnessError, OSError, MemoryError, RuntimeError) as error:
+        # One line, which the harness passes on: mostly a limit of this machine.
+        sys.exit(str(error).partition("\n")[0] or type(error).__name__)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+import os
+import signal
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from harness.clock import NS_PER_MS, MonotonicClock, clock_for
+from harness.errors import ServerError
+from harness.live.audit.nullserver import NullServer
 from harness.live.audit.replay import audit_plan, self_audit
 from harness.live.client.meters import CpuMeter, stall_facts
 from harness.live.client.stall import StallMeter
@@ -90,3 +94,11 @@ def test_requests_that_a_stall_touched_are_named() -> None:
     assert facts["num_stalled_requests"] == 3
     assert facts["num_stalls"] == 2
     assert facts["stall_max_ms"] == 200 / 2 / 1e6
+
+
+@pytest.mark.live
+def test_a_null_server_that_was_killed_is_one_clear_line() -> None:
+    with NullServer() as server:
+        os.kill(server.pid, signal.SIGKILL)
+        with pytest.raises(ServerError, match="the null server"):
+            server.stamps()

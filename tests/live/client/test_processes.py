@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +16,7 @@ from harness.errors import ServerError, SpecError
 from harness.live.audit.nullserver import NullServer, NullServerConfig
 from harness.live.client.processes import deal_sessions
 from harness.live.client.run import ReplayEvent, ReplayResult, replay
-from harness.plan import Plan, RequestPlan, SessionPlan
+from harness.plan import Plan, RequestPlan, SessionPlan, write_plan
 from harness.records.schema import CHUNKS, REQUESTS
 from harness.spec import ClientSpec
 
@@ -112,9 +116,36 @@ class TestAReplayInProcesses:
     def test_a_process_that_cannot_run_ends_the_replay(self) -> None:
         with NullServer() as server:
             server.host = "no-such-host.invalid"
-            with pytest.raises(ServerError, match="client process"):
+            with pytest.raises(ServerError, match=r"client process ended without a result\. It said: .*invalid"):
                 run(plan_of(FREE, FREE), server, ClientSpec(processes=2))
 
     def test_the_portable_client_has_one_process_only(self) -> None:
         with NullServer() as server, pytest.raises(SpecError, match="several processes"):
             run(plan_of(FREE, FREE), server, ClientSpec(name="aiohttp", processes=2))
+
+    def test_a_process_whose_harness_is_gone_leaves_neither_files_nor_words(self, tmp_path: Path) -> None:
+        folder = tmp_path / "harness-client-x" / "0"
+        folder.mkdir(parents=True)
+        with NullServer() as server:
+            task = {
+                "plan": str(write_plan(plan_of(FREE), tmp_path / "plan.jsonl")),
+                "folder": str(folder),
+                "sessions": [0],
+                "host": server.host,
+                "port": server.port,
+                "model": "null",
+                "options": ClientSpec().model_dump(mode="json"),
+                "scale": 1.0,
+                "request_timeout_ns": NS_PER_S,
+                "tells": True,
+            }
+            ended = subprocess.run(
+                [sys.executable, "-m", "harness.live.client.processes"],
+                input=json.dumps(task) + "\n",
+                capture_output=True,
+                text=True,
+                timeout=120,
+                check=False,
+            )
+        assert (ended.returncode, ended.stderr) == (0, "")
+        assert not folder.parent.exists()

@@ -1,0 +1,49 @@
+"""A command under limits of its shell (memory, files, file size): done, or one line; no traceback, no half a run."""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.records import RunStore
+
+EXPERIMENT = """
+name = "small"
+base_seed = 1
+replicates = 1
+backend = "sim"
+
+[workload]
+num_sessions = 2
+requests_per_session = 2
+
+[[condition]]
+name = "only"
+"""
+MEMORY, FILES, FILE_SIZE = resource.RLIMIT_AS, resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE
+
+
+@pytest.mark.parametrize(("limit", "value"), [(MEMORY, 300 << 20), (FILES, 5), (FILES, 7), (FILE_SIZE, 4096)])
+def test_a_limit_of_the_shell_is_one_line(tmp_path: Path, limit: int, value: int) -> None:
+    (tmp_path / "small.toml").write_text(EXPERIMENT)
+    done = subprocess.run(
+        [sys.executable, "-m", "harness", "run", "small.toml"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+        preexec_fn=lambda: resource.setrlimit(limit, (value, value)),
+    )
+    store = RunStore(tmp_path / "runs")
+    if done.returncode == 0:
+        assert len(store.sealed()) == store.verify() == 1
+        return
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert store.sealed() == []
