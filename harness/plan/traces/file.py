@@ -133,7 +133,7 @@ def _head(line: bytes, path: Path) -> TraceHead:
             broken=dict(record["broken"]),
             labels=tuple(record["labels"]),
         )
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         hint = "Make one of a recording: harness trace import FILE -o TRACE.jsonl"
         raise SpecError(f"is no {FORMAT} file", where=str(path), hint=hint) from error
 
