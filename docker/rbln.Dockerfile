@@ -6,9 +6,9 @@
 #     --secret id=rbln_index_url,src=$HOME/.rbln/index-url --secret id=rbln_netrc,src=$HOME/.rbln/netrc .
 # rbln_index_url: one line, the address of the index. rbln_netrc: machine, login and password, as ~/.netrc.
 FROM python:3.11.10-slim-bookworm AS stack
-ARG VLLM_RBLN_VERSION=0.11.1
-ARG OPTIMUM_RBLN_VERSION=0.11.1
-ARG REBEL_COMPILER_VERSION=0.11.1
+ARG VLLM_RBLN_VERSION=0.12.0
+ARG OPTIMUM_RBLN_VERSION=0.12.0
+ARG REBEL_COMPILER_VERSION=0.12.0
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 SHELL ["/bin/bash", "-o", "pipefail", "-c"]
 RUN python -m venv /opt/stack

@@ -11,12 +11,17 @@ from harness.engine import EngineConfig
 from harness.errors import SpecError
 from harness.kv_rules import AUTO, NEWEST_STABLE, RULE_SETS, rule_set, rules_for_version, rules_in_words
 from harness.spec import ServerSpec
+from harness.twin.stacks import known_stacks
 
 README = Path(__file__).parents[1] / "README.md"
 
 
 def test_the_readme_prints_the_table() -> None:
     assert rules_in_words() in README.read_text(encoding="utf-8")
+
+
+def test_every_release_whose_twin_is_locked_has_rules() -> None:
+    assert [stack.version for stack in known_stacks() if rules_for_version(stack.version) is None] == []
 
 
 @pytest.mark.parametrize(

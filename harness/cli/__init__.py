@@ -7,14 +7,16 @@ Next: each command calls public functions of ``plan``, ``runner``, ``records``, 
 from __future__ import annotations
 
 import errno
+import io
 import sys
-from typing import NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
 from harness.cli import (
     bench,
     calibrate,
+    compare,
     data,
     explain,
     inputs,
@@ -34,16 +36,34 @@ app = typer.Typer(
     name="harness",
     help="Live measurement harness for RBLN NPU vLLM servers under agentic re-arrival.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
     epilog="Exit codes: 0 pass, 1 harness fault, 2 bad spec, 3 run invalid, 4 rule failed, 130 interrupted.",
 )
+
+
+def _say_version(is_asked: bool) -> None:
+    if is_asked:
+        from harness import __version__
+
+        print(f"rbln-harness {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    _version: Annotated[
+        bool, typer.Option("--version", help="Say the version and end.", is_eager=True, callback=_say_version)
+    ] = False,
+) -> None: ...
+
+
 run.register(app)
 inputs.register(app)
 explain.register(app)
 trace.register(app)
 data.register(app)
+compare.register(app)
 method.register(app)
 machine.register(app)
 bench.register(app)
@@ -53,6 +73,18 @@ calibrate.register(app)
 tables.register(app)
 stack.register(app)
 release.register(app)
+
+# Under which heading --help shows each command; what is not named here comes first, under none.
+PANELS = {
+    "Run and look": ("run", "sweep", "report", "table", "compare", "runs", "query", "explain"),
+    "Before a run": ("doctor", "simulate", "plan", "waits", "trace", "emulator"),
+    "Method": ("freeze", "publish", "decide", "analyse", "catalogue", "tables", "signs", "paper-rules", "calibrate"),
+    "Search and advice": ("search", "predict", "coverage", "advise"),
+    "Records": ("verify", "derive"),
+}
+for _command in (*app.registered_commands, *app.registered_groups):
+    _panel = next((panel for panel, names in PANELS.items() if _command.name in names), "Servers and stacks")
+    _command.rich_help_panel = _panel
 
 _DISK_ERRORS = {errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EACCES, errno.EPERM}
 # What a person's own limits (ulimit) or an exhausted machine answer with.
@@ -78,6 +110,10 @@ def _limited(error: BaseException) -> str:
 
 def main() -> None:
     """Entry point: run the command, turn every known failure into one line and an exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # A terminal that knows ASCII alone still gets every word.
+            stream.reconfigure(errors="replace")
     try:
         app(prog_name="harness")
     except HarnessError as error:

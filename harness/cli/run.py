@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from harness.cli.compare import TableForm
 from harness.cli.overrides import override_table
 from harness.errors import ExitCode, SpecError
 from harness.kinds import kind_named
@@ -152,16 +153,24 @@ def table(
     serving: Annotated[
         bool, typer.Option("--serving", help="Every latency: by turn and prefix, with intervals and certified bounds.")
     ] = False,
+    form: Annotated[TableForm, typer.Option("--format", help="How the table is written.")] = TableForm.text,
 ) -> None:
     """Print the conditions of an experiment: what they cost, and what their users felt.
 
     Example: `harness table demo --runs runs/today --serving`
     """
     from harness.analysis import summarise
+    from harness.analysis.method.tabular import table_of
+    from harness.cli.compare import written
     from harness.cli.words import terminal
+    from harness.kinds import origin_note
     from harness.report import conditions_table, serving_table, serving_tables
 
     out, summary = terminal(), summarise(sealed_runs(runs, experiment))
+    if form is not TableForm.text:
+        rows = (summary.serving_to_arrow() if serving else summary.to_arrow()).to_pylist()
+        print(written(table_of(experiment, origin_note(summary.backend), rows), form), end="")
+        return
     for shown in serving_tables(summary) if serving else [conditions_table(summary, out.width), serving_table(summary)]:
         out.print(shown)
         out.print()

@@ -42,37 +42,6 @@ def inner(function: Callable[Parameters, Result]) -> Callable[Parameters, Result
     return function if _IS_PLAIN_PYTHON else cast("Callable[Parameters, Result]", Inner(function, OPTIONS))
 
 
-def compiled_viewing(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """As ``compiled``, for a function that makes arrays of memory whose address it is given; numba keeps its code."""
-    return _compile(function, {"_nrt": True})
-
-
-def inner_viewing(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """As ``inner``, for a function that makes or returns arrays of memory whose address it is given."""
-    return _compile(function, {"_nrt": True, "no_cpython_wrapper": True, "no_cfunc_wrapper": True})
-
-
-def _compile(function: Callable[Parameters, Result], extra: dict[str, Any]) -> Callable[Parameters, Result]:
-    import numba
-    import numba.core.config
-
-    jit: Any = numba.njit
-    settings: Any = numba.core.config
-    options: dict[str, Any] = {**OPTIONS, **extra}
-    folder = cache_folder(function.__code__.co_filename)
-    if folder is None:
-        return cast("Callable[Parameters, Result]", jit(**options)(function))
-    before = settings.CACHE_DIR
-    settings.CACHE_DIR = str(folder)
-    try:
-        return cast("Callable[Parameters, Result]", jit(cache=True, **options)(function))
-    except RuntimeError:
-        # The folder vanished or filled up meanwhile: slower start, same results.
-        return cast("Callable[Parameters, Result]", jit(**options)(function))
-    finally:
-        settings.CACHE_DIR = before
-
-
 def has_machine_code(source: str) -> bool:
     """Whether some of the functions that Python calls in ``source`` were compiled before, of these very sources."""
     folder = cache_folder(source)

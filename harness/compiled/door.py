@@ -60,13 +60,27 @@ class Door:
         self._function = function
         self._options = options
         self._folder = folder
-        self._has_result = function.__annotations__.get("return") not in (None, "None")
+        kinds = dict(function.__annotations__)
+        self._has_result = kinds.pop("return", None) not in (None, "None")
+        self._numbers = struct.Struct(f"{len(kinds)}q") if set(kinds.values()) == {"int"} else None
         self._codes: dict[str, Native] = {}
         self._code: Native | None = None
         self._seen: dict[int, _Memory] = {}
 
     def __call__(self, *arguments: Any) -> int | None:
         """Its number, or None."""
+        # Numbers alone are packed in one go: the client's loop is called for each event.
+        words = self._words(arguments) if self._numbers is None else self._numbers.pack(*arguments)
+        code = self._code
+        if code is None:
+            code = self._code = self._code_for(arguments)
+        result = ctypes.c_int64()
+        if code(ctypes.byref(result), words):
+            raise RuntimeError(f"{self._function.__qualname__}: compiled functions never raise, this one did")
+        return result.value if self._has_result else None
+
+    def _words(self, arguments: Sequence[Any]) -> bytes:
+        """Arguments as the code takes them; where an array is another than before, its code is looked up again."""
         words: list[bytes] = []
         for place, argument in enumerate(arguments):
             if isinstance(argument, tuple | np.ndarray):
@@ -77,13 +91,7 @@ class Door:
                 words.append(memory.words)
             else:
                 words.append(_pack_number(argument))
-        code = self._code
-        if code is None:
-            code = self._code = self._code_for(arguments)
-        result = ctypes.c_int64()
-        if code(ctypes.byref(result), b"".join(words)):
-            raise RuntimeError(f"{self._function.__qualname__}: compiled functions never raise, this one did")
-        return result.value if self._has_result else None
+        return b"".join(words)
 
     def _code_for(self, arguments: Sequence[Any]) -> Native:
         kinds = repr([kind_of(argument) for argument in arguments])

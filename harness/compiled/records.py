@@ -1,13 +1,15 @@
 """Tables of named int64 fields, one record a place: what compiled functions read and write by name.
 
 A record is declared as a class of annotated fields; the array of it is a numpy structured array, which numba indexes
-as ``table[place].field``. Nothing is computed here. Next: ``harness.engine.state`` and ``harness.sim.kernel.arrays``.
+as ``table[place].field``. Nothing is computed here. Next: ``harness.engine.state``, ``harness.sim.kernel.arrays`` and
+``harness.live.client.wire.layout`` declare theirs.
 """
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
-from typing import Protocol, TypeVar, cast, overload
+from typing import Any, Protocol, TypeVar, cast, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -43,10 +45,21 @@ def record_fields(record: type) -> tuple[str, ...]:
     return tuple(record.__annotations__)
 
 
+def record_dtype(record: type) -> np.dtype[np.void]:
+    """How a record lies in memory: one int64 after another, in the order of its fields."""
+    return np.dtype([(name, np.int64) for name in record_fields(record)])
+
+
 def new_records(record: type[Record], count: int) -> Records[Record]:
     """``count`` records of zeros."""
-    dtype = np.dtype([(name, np.int64) for name in record_fields(record)])
-    return cast("Records[Record]", np.zeros(count, dtype=dtype))
+    return cast("Records[Record]", np.zeros(count, dtype=record_dtype(record)))
+
+
+def by_name(record: type[Record], records: npt.NDArray[Any]) -> Sequence[Record]:
+    """The same memory for the interpreter: ``[place].field`` reads and writes a Python integer where it lies."""
+    fields = [(name, ctypes.c_int64) for name in record_fields(record)]
+    structure: Any = type(record.__name__, (ctypes.Structure,), {"_fields_": fields})
+    return cast("Sequence[Record]", (structure * len(records)).from_buffer(records))
 
 
 def records_of(record: type[Record], columns: dict[str, npt.ArrayLike], count: int) -> Records[Record]:

@@ -1,4 +1,4 @@
-"""The HTTP face: the paths, status codes and headers of vLLM 0.22's OpenAI-compatible server.
+"""The HTTP face: the paths, status codes and headers of vLLM's OpenAI-compatible server.
 
 Handlers turn a body into engine requests and wait; they never look at the schedule. A client that goes away
 has its engine requests aborted. Next: ``driver`` runs what is submitted here; ``streams`` brings the tokens back.
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from harness.emulator.core import EmulatorCore
     from harness.emulator.metrics import ServerMetrics
 
-VLLM_VERSION = "0.22.0"
 MAX_BODY_BYTES = 64 * 1024 * 1024
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -159,6 +158,7 @@ class Api:
             names = RequestNames(external_id, Choices(num_choices, num_choices))
             planned += [self._engine_request(body, prompt, max_tokens, names, choice) for choice in range(num_choices)]
         answer = Answer(
+            self._server.metrics.dialect,
             response_id,
             int(utc_now().timestamp()),
             body.model or self._config.model,
@@ -268,7 +268,7 @@ class Api:
         return web.Response()
 
     async def _version(self, _http: web.Request) -> web.Response:
-        return json_answer({"version": VLLM_VERSION})
+        return json_answer({"version": self._server.metrics.dialect.vllm})
 
     async def _load(self, _http: web.Request) -> web.Response:
         return json_answer({"server_load": self._num_open})
@@ -285,7 +285,7 @@ class Api:
         try:
             return await handler(request)
         except ApiError as error:
-            return json_answer(error.body(), status=int(error.status))
+            return json_answer(error.body(self._server.metrics.dialect), status=int(error.status))
         except web.HTTPException as error:
             # vLLM leaves unknown paths and methods to Starlette, whose bodies look like this.
             headers = {name: value for name, value in error.headers.items() if name == "Allow"}
@@ -294,7 +294,7 @@ class Api:
             self._server.log.line(logs.REQUEST_FAULT, f"Exception caught. {type(error).__name__}: {error}")
             status = HTTPStatus.INTERNAL_SERVER_ERROR
             fault = ApiError(str(error), status=status, kind="InternalServerError")
-            return json_answer(fault.body(), status=int(status))
+            return json_answer(fault.body(self._server.metrics.dialect), status=int(status))
 
     async def _log_access(self, http: web.Request, response: web.StreamResponse) -> None:
         response.headers["server"] = "uvicorn"

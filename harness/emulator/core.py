@@ -63,6 +63,7 @@ class EngineRequest:
     last_token_ns: int = -1
     cached_tokens: int = 0
     num_generated: int = 0
+    num_preemptions: int = 0
     kv_blocks: tuple[int, ...] = ()
     finish_reason: FinishReason | None = None
     choices: Choices = field(default_factory=Choices)

@@ -1,4 +1,4 @@
-"""The server's Prometheus metrics, with the names, types, labels, buckets and meanings of vLLM 0.22 on vllm-rbln.
+"""The server's Prometheus metrics, with the names, types, labels, buckets and meanings of vLLM on vllm-rbln.
 
 Seconds are model seconds, so that a scaled run reads like a real one. ``prefix_cache_hits`` counts hash hits,
 also those whose slot is gone. Next: ``api`` renders them at /metrics; the periodic stats line comes from here too.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from prometheus_client import (
     CollectorRegistry,
@@ -22,6 +23,7 @@ from prometheus_client import (
 
 from harness.clock import NS_PER_S
 from harness.emulator.core import EngineRequest, StepEnd
+from harness.emulator.dialect import dialect_of
 from harness.engine import DECODE, IDLE, PREFILL, EngineConfig
 
 # Buckets: vllm/v1/metrics/loggers.py, vLLM 0.22.0.
@@ -55,6 +57,17 @@ REQUEST_S = [
     *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0),
     *(960.0, 1920.0, 7680.0),
 ]
+# In the order of RequestSeconds.
+REQUEST_SECONDS: tuple[tuple[str, str, list[float]], ...] = (
+    ("time_to_first_token_seconds", "time to first token in seconds", FIRST_TOKEN_S),
+    ("inter_token_latency_seconds", "inter-token latency in seconds", PER_TOKEN_S),
+    ("request_time_per_output_token_seconds", "time_per_output_token_seconds per request", PER_TOKEN_S),
+    ("e2e_request_latency_seconds", "e2e request latency in seconds", REQUEST_S),
+    ("request_queue_time_seconds", "time spent in WAITING phase for request", REQUEST_S),
+    ("request_inference_time_seconds", "time spent in RUNNING phase for request", REQUEST_S),
+    ("request_prefill_time_seconds", "time spent in PREFILL phase for request", REQUEST_S),
+    ("request_decode_time_seconds", "time spent in DECODE phase for request", REQUEST_S),
+)
 WAITING_REASONS = ("capacity", "deferred")
 SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")
 TOKEN_SOURCES = ("local_compute", "local_cache_hit", "external_kv_transfer")
@@ -70,31 +83,6 @@ WAITING_HELP = (
 )
 _CONNECTOR = "External prefix cache {} from KV connector cross-instance cache sharing, in terms of number of {} tokens."
 _PER_GPU = "Estimated number of {} per GPU (for Model Flops Utilization calculations)."
-# The rest of vLLM's CacheConfig, as it is on this path.
-CACHE_CONFIG: dict[str, object] = {
-    "_block_size_resolved": True,
-    "cache_dtype": "auto",
-    "calculate_kv_scales": False,
-    "gpu_memory_utilization": 0.92,
-    "hash_block_size": None,
-    "is_attention_free": False,
-    "kv_cache_dtype_skip_layers": [],
-    "kv_cache_memory_bytes": None,
-    "kv_offloading_backend": "native",
-    "kv_offloading_size": None,
-    "kv_sharing_fast_prefill": False,
-    "mamba_block_size": None,
-    "mamba_cache_dtype": "auto",
-    "mamba_cache_mode": "none",
-    "mamba_page_size_padded": None,
-    "mamba_ssm_cache_dtype": "auto",
-    "num_cpu_blocks": None,
-    "num_gpu_blocks_override": None,
-    "prefix_caching_hash_algo": "sha256",
-    "sliding_window": None,
-    "user_specified_block_size": True,
-    "user_specified_mamba_block_size": False,
-}
 # Families that exist on the real stack and stay 0 there too.
 NEVER_COUNTED = {
     "external_prefix_cache_queries": _CONNECTOR.format("queries", "queried"),
@@ -105,6 +93,7 @@ NEVER_COUNTED = {
     "estimated_read_bytes_per_gpu": _PER_GPU.format("bytes read from memory"),
     "estimated_write_bytes_per_gpu": _PER_GPU.format("bytes written to memory"),
 }
+TIMES_PREEMPTED = [1, 2, 3, 4, 5, 10, 20]
 RECENT_REQUESTS = 1000  # the stats line's hit rate looks this far back
 
 
@@ -114,11 +103,25 @@ def one_two_five(max_value: int) -> list[int]:
     return [step for step in steps if step <= max_value]
 
 
+class RequestSeconds(NamedTuple):
+    """How long the parts of a request took, a histogram each."""
+
+    first_token: Histogram
+    inter_token: Histogram
+    per_token: Histogram
+    e2e: Histogram
+    queue: Histogram
+    inference: Histogram
+    prefill: Histogram
+    decode: Histogram
+
+
 class ServerMetrics:
     """All metric families of one server; ``observe`` is called once per step, as vLLM's stat loggers are."""
 
     def __init__(self, model: str, config: EngineConfig, num_gpu_blocks: int) -> None:
         self.registry = CollectorRegistry()
+        self.dialect = dialect_of(config.rule_set)
         self._labels = {"model_name": model, "engine": "0"}
         self.num_gpu_blocks = num_gpu_blocks
         self._num_blocks = max(num_gpu_blocks - 1, 1)
@@ -166,31 +169,20 @@ class ServerMetrics:
         self.param_max_tokens = self._histogram(
             "request_params_max_tokens", "Histogram of the max_tokens request parameter.", tokens
         )
-        self.first_token_s = self._seconds(
-            "time_to_first_token_seconds", "time to first token in seconds", FIRST_TOKEN_S
-        )
-        self.inter_token_s = self._seconds("inter_token_latency_seconds", "inter-token latency in seconds", PER_TOKEN_S)
-        self.per_token_s = self._seconds(
-            "request_time_per_output_token_seconds", "time_per_output_token_seconds per request", PER_TOKEN_S
-        )
-        self.e2e_s = self._seconds("e2e_request_latency_seconds", "e2e request latency in seconds", REQUEST_S)
-        self.queue_s = self._seconds("request_queue_time_seconds", "time spent in WAITING phase for request", REQUEST_S)
-        self.inference_s = self._seconds(
-            "request_inference_time_seconds", "time spent in RUNNING phase for request", REQUEST_S
-        )
-        self.prefill_s = self._seconds(
-            "request_prefill_time_seconds", "time spent in PREFILL phase for request", REQUEST_S
-        )
-        self.decode_s = self._seconds(
-            "request_decode_time_seconds", "time spent in DECODE phase for request", REQUEST_S
+        self.seconds = RequestSeconds(
+            *(self._histogram(name, f"Histogram of {what}.", buckets) for name, what, buckets in REQUEST_SECONDS)
         )
         self.computed = self._histogram(
             "request_prefill_kv_computed_tokens",
             "Histogram of new KV tokens computed during prefill (excluding cached tokens).",
             tokens,
         )
+        self._preempted: Histogram | None = None
+        if self.dialect.counts_preemptions:
+            text = "Histogram of the number of times a request was preempted."
+            self._preempted = self._histogram("request_num_preemptions", text, TIMES_PREEMPTED)
         self._set_constants(config, num_gpu_blocks)
-        self.stats = StatsWindow()
+        self.stats = StatsWindow(self.dialect.kv_device)
 
     def render(self) -> bytes:
         """The exposition text; safe to call from another thread."""
@@ -204,12 +196,14 @@ class ServerMetrics:
         self._waiting_by_reason["capacity"].set(end.num_waiting)
         self.kv_usage.set(end.used_blocks / self._num_blocks)
         self.preemptions.inc(len(step.preempted))
+        for request in end.start.preempted:
+            request.num_preemptions += 1
         num_prompt_tokens = 0
         if step.kind == PREFILL:
             num_prompt_tokens = self._observe_prefill(end)
         elif step.kind == DECODE:
             for request in end.requests:
-                self.inter_token_s.observe((end.start.end_ns - request.last_token_ns) / NS_PER_S)
+                self.seconds.inter_token.observe((end.start.end_ns - request.last_token_ns) / NS_PER_S)
         if step.kind != IDLE:
             self.generated.inc(len(end.requests))
             self.iteration.observe(num_prompt_tokens + len(end.requests))
@@ -238,20 +232,20 @@ class ServerMetrics:
         self.cached_tokens.inc(step.cached_tokens)
         self.stats.num_computed += num_counted
         request = end.requests[0]
-        self.first_token_s.observe((end.start.end_ns - request.arrival_ns) / NS_PER_S)
+        self.seconds.first_token.observe((end.start.end_ns - request.arrival_ns) / NS_PER_S)
         return num_tokens
 
     def _observe_finished(self, request: EngineRequest) -> None:
         reason = request.finish_reason or "abort"
         self._success[reason].inc()
         decode_s = (request.last_token_ns - request.first_token_ns) / NS_PER_S
-        self.e2e_s.observe((request.last_token_ns - request.arrival_ns) / NS_PER_S)
-        self.queue_s.observe((request.scheduled_ns - request.queued_ns) / NS_PER_S)
-        self.prefill_s.observe((request.first_token_ns - request.scheduled_ns) / NS_PER_S)
-        self.inference_s.observe((request.last_token_ns - request.scheduled_ns) / NS_PER_S)
-        self.decode_s.observe(decode_s)
+        self.seconds.e2e.observe((request.last_token_ns - request.arrival_ns) / NS_PER_S)
+        self.seconds.queue.observe((request.scheduled_ns - request.queued_ns) / NS_PER_S)
+        self.seconds.prefill.observe((request.first_token_ns - request.scheduled_ns) / NS_PER_S)
+        self.seconds.inference.observe((request.last_token_ns - request.scheduled_ns) / NS_PER_S)
+        self.seconds.decode.observe(decode_s)
         num_generated = request.planned_tokens
-        self.per_token_s.observe(decode_s / (num_generated - 1) if num_generated > 1 else 0)
+        self.seconds.per_token.observe(decode_s / (num_generated - 1) if num_generated > 1 else 0)
         self.computed.observe(len(request.prompt) - request.cached_tokens)
         self.request_prompt.observe(len(request.prompt))
         self.request_generated.observe(num_generated)
@@ -259,6 +253,8 @@ class ServerMetrics:
             self.max_generated.observe(request.choices.most_generated)
             self.param_n.observe(request.choices.num)
         self.param_max_tokens.observe(request.max_tokens)
+        if self._preempted is not None:
+            self._preempted.observe(request.num_preemptions)
 
     def _set_constants(self, config: EngineConfig, num_gpu_blocks: int) -> None:
         self._sleep_state["awake"].set(1)
@@ -268,8 +264,11 @@ class ServerMetrics:
             # Twice: the API server's own count, plus the engine's. Source: vllm 0.22.0, core_client.py:713; the twin.
             "num_gpu_blocks": 2 * num_gpu_blocks,
             "engine": 0,
-            **CACHE_CONFIG,
+            **self.dialect.cache_config,
         }
+        if self.dialect.tells_pool:
+            num_tokens = num_gpu_blocks * self.block_tokens
+            info |= {"kv_cache_size_tokens": num_tokens, "kv_cache_max_concurrency": num_tokens / config.slot_tokens}
         family = Gauge(
             "vllm:cache_config_info",
             "Information of the LLMEngine CacheConfig",
@@ -289,9 +288,6 @@ class ServerMetrics:
         family = Histogram(f"vllm:{name}", text, labelnames=list(self._labels), buckets=buckets, registry=self.registry)
         return family.labels(**self._labels)
 
-    def _seconds(self, name: str, what: str, buckets: list[float]) -> Histogram:
-        return self._histogram(name, f"Histogram of {what}.", buckets)
-
     def _gauges(self, name: str, text: str, label: str, values: Sequence[str]) -> dict[str, Gauge]:
         family = Gauge(f"vllm:{name}", text, labelnames=[*self._labels, label], registry=self.registry)
         return {value: family.labels(**self._labels, **{label: value}) for value in values}
@@ -304,7 +300,8 @@ class ServerMetrics:
 class StatsWindow:
     """What the periodic ``Engine 000:`` line says: sums since the last one, and the hit rate of recent requests."""
 
-    def __init__(self) -> None:
+    def __init__(self, kv_device: str) -> None:
+        self._kv_device = kv_device
         self.num_computed = self.num_generated = self.num_running = self.num_waiting = 0
         self.kv_usage = 0.0
         self._last_rates = (0.0, 0.0)
@@ -324,6 +321,6 @@ class StatsWindow:
         return (
             f"Engine 000: Avg prompt throughput: {rates[0]:.1f} tokens/s, "
             f"Avg generation throughput: {rates[1]:.1f} tokens/s, Running: {self.num_running} reqs, "
-            f"Waiting: {self.num_waiting} reqs, GPU KV cache usage: {self.kv_usage * 100:.1f}%, "
+            f"Waiting: {self.num_waiting} reqs, {self._kv_device} KV cache usage: {self.kv_usage * 100:.1f}%, "
             f"Prefix cache hit rate: {hit_rate * 100:.1f}%"
         ), is_idle

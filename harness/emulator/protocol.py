@@ -1,4 +1,4 @@
-"""What clients may send, checked as vLLM 0.22 checks it, and the error bodies they get when it is wrong.
+"""What clients may send, checked as vLLM checks it, and the error bodies they get when it is wrong.
 
 Unknown fields are allowed and ignored, as there. Nothing here touches the engine. Next: ``api`` turns a valid
 request into engine requests; ``responses`` shapes the answer.
@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from harness.emulator.dialect import Dialect
 from harness.emulator.logprobs import MOST_LOGPROBS, WantedLogprobs
 from harness.emulator.tokens import VOCAB_SIZE, chat_prompt, encode
 
@@ -33,14 +34,17 @@ class ApiError(Exception):
         status: HTTPStatus = HTTPStatus.BAD_REQUEST,
         kind: str = "BadRequestError",
         param: str | None = None,
+        named: tuple[str, str | None] | None = None,
     ) -> None:
+        """named: kind and param in dialects that name the field at fault, where they differ from the others'."""
         super().__init__(message)
         self.message, self.status, self.kind, self.param = message, status, kind, param
+        self._named = named
 
-    def body(self) -> dict[str, Any]:
+    def body(self, dialect: Dialect) -> dict[str, Any]:
         """vLLM's ErrorResponse."""
-        error = {"message": self.message, "type": self.kind, "param": self.param, "code": int(self.status)}
-        return {"error": error}
+        kind, param = self._named if self._named and dialect.names_fields else (self.kind, self.param)
+        return {"error": {"message": self.message, "type": kind, "param": param, "code": int(self.status)}}
 
 
 def bad_field(message: str, param: str, value: Any = None) -> ApiError:
@@ -59,6 +63,13 @@ class VLLMValidationError(ValueError):
     def __str__(self) -> str:
         value = "" if self.value is None else f", value={self.value}"
         return f"{super().__str__()} (parameter={self.param}{value})"
+
+
+class LaterNamedError(VLLMValidationError):
+    """One whose field vLLM names from 0.30 on only."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class StreamOptions(BaseModel):
@@ -139,7 +150,7 @@ class CompletionRequest(_GenerationRequest):
     @classmethod
     def _has_prompt(cls, data: Any) -> Any:
         if isinstance(data, dict) and data.get("prompt") in (None, ""):
-            raise ValueError("Either prompt or prompt_embeds must be provided and non-empty.")
+            raise LaterNamedError("Either prompt or prompt_embeds must be provided and non-empty.", "prompt")
         return data
 
     @model_validator(mode="before")
@@ -306,11 +317,11 @@ def parse_request(kind: type[RequestT], body: bytes, content_type: str) -> Reque
         return kind.model_validate(data)
     except ValidationError as error:
         details = error.errors(include_url=False)
-        params = [
-            cause.param for cause in (_cause(detail) for detail in details) if isinstance(cause, VLLMValidationError)
-        ]
+        causes = [cause for cause in map(_cause, details) if isinstance(cause, VLLMValidationError)]
         items = [{**detail, "loc": ("body", *detail["loc"])} for detail in details]
-        raise _bad_request(items, params[0] if params else None) from error
+        named = ("BadRequestError", causes[0].param) if causes else None
+        params = [cause.param for cause in causes if not isinstance(cause, LaterNamedError)]
+        raise _bad_request(items, params[0] if params else None, named) from error
 
 
 def _cause(detail: Any) -> Any:
@@ -326,11 +337,25 @@ def prompts_of(request: AnyRequest) -> list[list[int]]:
         raise ApiError(f"TextEncodeInput must be {wanted}") from error
 
 
-def _bad_request(details: list[Any], param: str | None = None) -> ApiError:
+def _bad_request(details: list[Any], param: str | None = None, named: tuple[str, str | None] | None = None) -> ApiError:
     # FastAPI's text of a RequestValidationError, then the list itself, as vLLM's handler joins them.
+    if named is None and isinstance(details[0], dict):
+        named = ("Bad Request", field_path(details[0]["loc"]))
     count = f"{len(details)} validation error{'' if len(details) == 1 else 's'}:"
     text = "\n".join([count, *(f"  {detail}" for detail in details)])
-    return ApiError(f"{text} {details}", kind="Bad Request", param=param)
+    return ApiError(f"{text} {details}", kind="Bad Request", param=param, named=named)
+
+
+def field_path(loc: tuple[str | int, ...]) -> str:
+    """Where a field stands, as vLLM 0.30 writes it: pydantic's place without its names for types.
+
+    Source: vllm/entrypoints/serve/exception_handling/handlers/validation.py, ``clean_loc_for_param``.
+    """
+    parts = [str(part) for part in loc if not (isinstance(part, str) and (part in ("str", "int") or "[" in part))]
+    if parts[:2] == ["body", "messages"] and len(parts) > 3:
+        # There a message is one of several typed dictionaries; the first one's complaint counts.
+        parts.insert(3, "ChatCompletionDeveloperMessageParam")
+    return ".".join(parts)
 
 
 def check_sampling(request: AnyRequest) -> None:

@@ -1,4 +1,4 @@
-"""The JSON bodies and server-sent events of answers, field for field as vLLM 0.22 serialises them.
+"""The JSON bodies and server-sent events of answers, field for field as vLLM serialises them.
 
 Null, absent and zero are three different things here: a usage without reuse has ``prompt_tokens_details: null`` in a
 whole answer and no such field in a stream. Next: ``api`` sends what these functions return.
@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from harness.emulator.core import EngineRequest, FinishReason
+from harness.emulator.dialect import Dialect
 from harness.emulator.logprobs import WantedLogprobs
 from harness.emulator.protocol import EchoMode
 from harness.emulator.tokens import decode
 
 DONE = b"data: [DONE]\n\n"
-FINGERPRINT = "vllm-0.22.0-emulated"
 # Stand-ins in an event's template; what a client chose (id, model) comes before them.
 TEXT_MARK, TOKENS_MARK = "\0text", -1
 
@@ -44,6 +44,7 @@ class Answer:
     requests: one per choice, all choices of a prompt together.
     """
 
+    dialect: Dialect
     response_id: str
     created: int
     model: str
@@ -60,6 +61,10 @@ class Answer:
     last_cached_tokens: int = 0
     prompts_shown: set[int] = field(default_factory=set)
     templates: dict[int, tuple[bytes, bytes, bytes]] = field(default_factory=dict)
+
+    @property
+    def fingerprint(self) -> str:
+        return f"vllm-{self.dialect.vllm}-emulated"
 
     def finished(self, index: int) -> None:
         """Engine request ``index`` ended. Of a prompt's choices, the usage shows the reuse of the last to end."""
@@ -81,25 +86,25 @@ class Answer:
             "model": self.model,
             "choices": choices,
             "service_tier": None,
-            "system_fingerprint": FINGERPRINT,
+            "system_fingerprint": self.fingerprint,
             "usage": self._whole_usage(sum(map(len, tokens))),
         }
         if self.is_chat:
             prompt = self.requests[0].prompt.tolist() if self.return_token_ids else None
             body |= {"prompt_logprobs": None, "prompt_token_ids": prompt, "prompt_text": None}
-        return body | {"kv_transfer_params": None}
+        return body | dict.fromkeys(self.dialect.null_fields)
 
     def _whole_choice(self, index: int, request: EngineRequest, text: str, tokens: list[int]) -> dict[str, Any]:
         token_ids = tokens if self.return_token_ids else None
         if self.is_chat:
-            message = {
+            message: dict[str, Any] = {
                 "role": "assistant",
                 "content": text,
                 "refusal": None,
                 "annotations": None,
                 "audio": None,
                 "function_call": None,
-                "tool_calls": [],
+                **({"tool_calls": []} if self.dialect.has_empty_tool_calls else {}),
                 "reasoning": None,
             }
             return {
@@ -126,8 +131,14 @@ class Answer:
     def _whole_usage(self, completion_tokens: int) -> dict[str, Any]:
         # With several prompts vLLM sums the tokens but reports the reuse of the last prompt alone.
         cached = self.last_cached_tokens if self.with_token_details else 0
-        details = {"cached_tokens": cached} if cached else None
-        return {**usage(self._prompt_tokens(), completion_tokens), "prompt_tokens_details": details}
+        shown = usage(self._prompt_tokens(), completion_tokens)
+        if not self.dialect.has_usage_details:
+            return {**shown, "prompt_tokens_details": {"cached_tokens": cached} if cached else None}
+        created = 0 if self.is_chat else None
+        details = {"cached_tokens": cached, "created_cache_tokens": created, "multimodal_tokens": None}
+        if not self.with_token_details:
+            details = None
+        return {**shown, "prompt_tokens_details": details, "completion_tokens_details": None}
 
     # -- streams ------------------------------------------------------------------------------------------------
 
@@ -168,9 +179,12 @@ class Answer:
         if not self.include_usage:
             return DONE
         final = usage(self._prompt_tokens(), completion_tokens)
-        if self.with_token_details and self.first_cached_tokens:
-            final["prompt_tokens_details"] = {"cached_tokens": self.first_cached_tokens}
-        body = {**self._head(), "choices": [], "usage": final, "system_fingerprint": FINGERPRINT}
+        cached = self.first_cached_tokens or 0
+        if self.with_token_details and self.dialect.has_usage_details and self.is_chat:
+            final["prompt_tokens_details"] = {"cached_tokens": cached, "created_cache_tokens": 0}
+        elif self.with_token_details and cached:
+            final["prompt_tokens_details"] = {"cached_tokens": cached}
+        body = {**self._head(), "choices": [], "usage": final, "system_fingerprint": self.fingerprint}
         return event(body) + DONE
 
     def _head(self) -> dict[str, Any]:
@@ -210,7 +224,7 @@ class Answer:
         if self.continuous_usage:
             body["usage"] = usage(len(self.requests[index].prompt), num_generated)
         if finish_reason is not None and not self.include_usage:
-            body["system_fingerprint"] = FINGERPRINT
+            body["system_fingerprint"] = self.fingerprint
         return body
 
     def _chat_opening(self, index: int) -> bytes:

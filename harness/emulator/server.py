@@ -18,7 +18,7 @@ from aiohttp import web
 
 from harness.clock import NS_PER_S, MonotonicClock, ScaledClock
 from harness.emulator import logs
-from harness.emulator.api import VLLM_VERSION, Api, log_added, log_received
+from harness.emulator.api import Api, log_added, log_received
 from harness.emulator.config import EmulatorConfig
 from harness.emulator.core import EmulatorCore
 from harness.emulator.driver import RealTimeDriver
@@ -214,7 +214,7 @@ class EmulatorServer:
     def _log_start(self) -> None:
         server = self.config.server
         line = self.log.line
-        line(logs.VERSION, f"vLLM server version {VLLM_VERSION}, serving model {self.config.model}")
+        line(logs.VERSION, f"vLLM server version {self.metrics.dialect.vllm}, serving model {self.config.model}")
         line(
             logs.MAX_NUM_SEQS,
             f"Updating scheduler_config.max_num_seqs from 1 to {server.max_num_seqs} based on rbln_config.json",
@@ -227,16 +227,18 @@ class EmulatorServer:
         )
         line(
             logs.ENGINE_INIT,
-            f"Initializing a V1 LLM engine (v{VLLM_VERSION}) with config: emulator "
+            f"Initializing a V1 LLM engine (v{self.metrics.dialect.vllm}) with config: emulator "
             f"{self.config.model_dump_json(exclude={'trace_path'})}",
         )
         num_tokens = self.metrics.num_gpu_blocks * self.metrics.block_tokens
-        line(logs.KV_SIZE, f"GPU KV cache size: {num_tokens:,} tokens")
+        size = f"{self.metrics.dialect.kv_device} KV cache size: {num_tokens:,} tokens"
         concurrency = num_tokens / server.slot_tokens
-        line(
-            logs.KV_CONCURRENCY,
-            f"Maximum concurrency for {server.slot_tokens:,} tokens per request: {concurrency:.2f}x",
-        )
+        at_once = f"Maximum concurrency for {server.slot_tokens:,} tokens per request: {concurrency:.2f}x"
+        if self.metrics.dialect.tells_pool:
+            line(logs.KV_SIZE, f"{size}, {at_once}")
+        else:
+            line(logs.KV_SIZE, size)
+            line(logs.KV_CONCURRENCY, at_once)
         started_ns = self._wall.now_ns()
         warm_up(server)
         took_s = (self._wall.now_ns() - started_ns) / NS_PER_S

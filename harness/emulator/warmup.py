@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from harness.emulator.core import EngineRequest
+from harness.emulator.dialect import DIALECTS
 from harness.emulator.responses import Answer
 from harness.emulator.tokens import ContextHash, TokenArray, decode
 from harness.engine import EngineConfig, Scheduler, load_cost_model
@@ -40,6 +41,6 @@ def _speak(prompt: TokenArray) -> None:
     token = context.after(context.next_token()).next_token()
     request = EngineRequest(0, "", "", prompt, 1, np.zeros(0, dtype=np.int64), context, 1)
     for is_chat in (False, True):
-        answer = Answer("", 0, "", is_chat, [request], include_usage=True)
+        answer = Answer(DIALECTS["0.12.0"], "", 0, "", is_chat, [request], include_usage=True)
         answer.chunk(0, decode([token]), [token], 1)
         answer.last_chunk(1)

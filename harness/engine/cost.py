@@ -21,6 +21,7 @@ from harness.compiled.records import IntArray
 from harness.engine.config import PREFILL_CHUNK_TOKENS, EngineConfig
 from harness.engine.units import FS_PER_MS, FS_PER_NS, FS_PER_S, FS_PER_US
 from harness.errors import SpecError
+from harness.shipped import shipped_folder, shipped_names
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -30,11 +31,8 @@ else:
 LARGEST_FS = 10**15
 """A coefficient above one second is a slip of units; it also keeps every sum far inside int64."""
 
-# In the checkout, and inside an installed wheel.
-COST_FOLDERS = (
-    Path(__file__).resolve().parents[2] / "plans" / "costs",
-    Path(__file__).resolve().parents[1] / "_data" / "costs",
-)
+COSTS = "costs"
+"""The shipped folder of cost models."""
 
 
 def to_fs(value: Decimal | float | int | str, unit_fs: int) -> int:
@@ -180,7 +178,7 @@ class _CostFile(_Table):
 
 def cost_model_names() -> tuple[str, ...]:
     """Names of the cost models that come with the harness."""
-    return tuple(sorted({path.stem for folder in COST_FOLDERS for path in folder.glob("*.toml")}))
+    return tuple(shipped_names(COSTS))
 
 
 def find_cost_file(name_or_path: str | Path) -> Path:
@@ -191,10 +189,9 @@ def find_cost_file(name_or_path: str | Path) -> Path:
         if path.is_file():
             return path
     else:
-        for folder in COST_FOLDERS:
-            path = folder / f"{text}.toml"
-            if path.is_file():
-                return path
+        folder = shipped_folder(COSTS)
+        if folder is not None and (path := folder / f"{text}.toml").is_file():
+            return path
     known = ", ".join(cost_model_names()) or "none found"
     raise SpecError("no such cost model", where=text, hint=f"Give a .toml file, or one of: {known}")
 

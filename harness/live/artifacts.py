@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
 from harness.errors import SpecError
+from harness.live.devices.smi import DeviceReport
 from harness.spec import ServerSpec
 
 CONFIG_FILE = "rbln_config.json"
@@ -119,6 +121,24 @@ def blocks_override(config: ArtifactConfig, server: ServerSpec) -> int | None:
     if server.kv_slots is None or server.kv_slots == config.kvcache_num_blocks:
         return None
     return server.kv_slots
+
+
+def requested_stack(
+    server: ServerSpec,
+    config: ArtifactConfig,
+    *,
+    versions: Mapping[str, str],
+    identity: Mapping[str, Any],
+    devices: DeviceReport | None,
+) -> dict[str, Any]:
+    """What a launch of the real stack asked for, as the manifest keeps it. devices: their state before it."""
+    return {
+        "server": server.model_dump(mode="json"),
+        "num_gpu_blocks_override": blocks_override(config, server),
+        "versions": dict(versions),
+        "artifact": {**identity, "config": config.to_json()},
+        "devices": None if devices is None else devices.raw,
+    }
 
 
 def artifact_identity(folder: Path) -> dict[str, Any]:

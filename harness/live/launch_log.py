@@ -25,7 +25,8 @@ from harness.records.facts import DeviceMetrics, LaunchReport
 
 _UPDATE = re.compile(r"Updating (\w+\.\w+) from (\S+) to (\S+) based on rbln_config\.json")
 _CONFIG = re.compile(r"\b(max_seq_len|enable_prefix_caching|tensor_parallel_size|pipeline_parallel_size)=(\w+)")
-_VERSION = re.compile(r"vLLM server version (\S+?),")
+# vLLM 0.30 draws its version into a logo; the engine's own line has it in every release.
+_VERSION = re.compile(r"(?:vLLM server version |V1 LLM engine \(v)([\w.+]+)[,)]")
 _POOL = re.compile(r"KV cache size: (\d[\d,]{0,20}) tokens")
 _ENGINE = "Initializing a V1 LLM engine"
 _OBSERVER = "[OBSERVER] "
@@ -114,6 +115,7 @@ def read_launch(log: Iterable[str], scrapes: Iterable[str] = (), reports: Iterab
             facts.settings[match[1]] = match[3]
         elif _ENGINE in line and not facts.engine:
             facts.engine = dict(_CONFIG.findall(line))
+            facts.version = facts.version or next(iter(_VERSION.findall(line)), "")
         elif (match := _VERSION.search(line)) and not facts.version:
             facts.version = match[1]
         elif match := _POOL.search(line):
@@ -222,7 +224,44 @@ def launch_findings(requested: Mapping[str, Any], facts: LaunchFacts, *, needs_o
 
     requested: a dumped ServerSpec. A setting that the server never told is a warning, because it cannot be compared.
     """
-    effective = facts.effective
+    findings = _died(facts) + _settings(requested, facts.effective)
+    if facts.unread:
+        findings.append(
+            Finding(
+                code="statistics-unread",
+                severity="warning",
+                evidence=f"{len(facts.unread)} step statistics are of no known form, e.g. {facts.unread[0][:160]!r}",
+                hint="`harness stack check` says what this release changed",
+            )
+        )
+    said = " ".join(facts.observer)
+    if needs_observer and ("one record per step" not in said or "stopped after" in said):
+        findings.append(
+            Finding(
+                code="observer-off",
+                severity="invalid",
+                evidence=said or "the observer never said that it is on",
+                hint="Set server.observer = false to measure without it",
+            )
+        )
+    return findings
+
+
+def _died(facts: LaunchFacts) -> list[Finding]:
+    if not facts.is_engine_dead:
+        return []
+    return [
+        Finding(
+            code="engine-died",
+            severity="invalid",
+            evidence=facts.engine_error or "the engine core ended during the run and said nothing",
+            hint="Read server.log where the first EngineDeadError stands",
+        )
+    ]
+
+
+def _settings(requested: Mapping[str, Any], effective: Mapping[str, Any]) -> list[Finding]:
+    """What is in force otherwise than requested, and what the server never told."""
     limit = int(requested["max_num_seqs"])
     slots = int(requested["kv_slots"] or limit)
     # Below the limit one slot is set aside for padding for good.
@@ -249,35 +288,6 @@ def launch_findings(requested: Mapping[str, Any], facts: LaunchFacts, *, needs_o
                 severity="warning",
                 evidence=f"the server never told {', '.join(untold)}",
                 hint="Check that INFO lines of vllm and vllm_rbln are in server.log",
-            )
-        )
-    if facts.is_engine_dead:
-        findings.insert(
-            0,
-            Finding(
-                code="engine-died",
-                severity="invalid",
-                evidence=facts.engine_error or "the engine core ended during the run and said nothing",
-                hint="Read server.log where the first EngineDeadError stands",
-            ),
-        )
-    if facts.unread:
-        findings.append(
-            Finding(
-                code="statistics-unread",
-                severity="warning",
-                evidence=f"{len(facts.unread)} step statistics are of no known form, e.g. {facts.unread[0][:160]!r}",
-                hint="`harness stack check` says what this release changed",
-            )
-        )
-    said = " ".join(facts.observer)
-    if needs_observer and ("one record per step" not in said or "stopped after" in said):
-        findings.append(
-            Finding(
-                code="observer-off",
-                severity="invalid",
-                evidence=said or "the observer never said that it is on",
-                hint="Set server.observer = false to measure without it",
             )
         )
     return findings

@@ -38,9 +38,20 @@ QUIET = {
 
 def visible_devices(vllm_rbln: str, devices: Iterable[int]) -> dict[str, str]:
     """The variable that names a server's NPUs: RBLN_DEVICES, from vllm-rbln 0.12 on RBLN_VISIBLE_DEVICES."""
-    release = tuple(map(int, re.findall(r"\d+", vllm_rbln)[:2]))
-    name = "RBLN_VISIBLE_DEVICES" if release >= (0, 12) else "RBLN_DEVICES"
+    name = "RBLN_VISIBLE_DEVICES" if _release(vllm_rbln) >= (0, 12) else "RBLN_DEVICES"
     return {name: ",".join(map(str, devices))}
+
+
+def step_report_variables(vllm_rbln: str, folder: Path) -> dict[str, str]:
+    """The variable that makes a server write its step statistics into ``folder`` as JSON, from vllm-rbln 0.12.1 on.
+
+    The log holds them too, rounded, and only when the server ends in good order.
+    """
+    return {"VLLM_RBLN_METRICS_DIR": str(folder)} if _release(vllm_rbln) >= (0, 12, 1) else {}
+
+
+def _release(version: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", version)[:3]))
 
 
 def server_env(

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import ServerError
-from harness.live.artifacts import ArtifactConfig, artifact_identity, blocks_override
+from harness.live.artifacts import ArtifactConfig, artifact_identity, blocks_override, requested_stack
 from harness.live.devices.smi import DeviceReport
 from harness.live.launch import LOOPBACK, LaunchPlan, LogFormat, write_config
 from harness.live.patches.install import in_place_record
@@ -28,6 +28,7 @@ from harness.live.serve_command import (
     logging_config,
     serve_arguments,
     server_env,
+    step_report_variables,
 )
 from harness.observer import INSIDE
 from harness.records import layout
@@ -124,7 +125,11 @@ def serve_plan(
     search = [*([] if overlay is None else [overlay]), *([INSIDE] if server.observer else []), *paths]
     env = server_env(
         server,
-        {**(variables or {}), **logs},
+        {
+            **step_report_variables(stack.versions.get("vllm-rbln", ""), run_folder.absolute()),
+            **(variables or {}),
+            **logs,
+        },
         [str(folder) for folder in search],
         written.get("observer"),
         os.environ.get("VLLM_PLUGINS"),
@@ -138,14 +143,10 @@ def serve_plan(
         model=model,
         env=env,
         files=written,
-        requested={
-            "server": server.model_dump(mode="json"),
-            "num_gpu_blocks_override": override,
-            "versions": dict(stack.versions),
-            "artifact": {**artifact_identity(artifact), "config": config.to_json()},
-            "devices": None if devices is None else devices.raw,
-            **(more or {}),
-        },
+        requested=requested_stack(
+            server, config, versions=stack.versions, identity=artifact_identity(artifact), devices=devices
+        )
+        | dict(more or {}),
         observation=declared(server, patch_record),
         tells_settings=True,
         device_command=tuple(device_command),

@@ -29,8 +29,8 @@ from harness.analysis.method.stats import Interval
 from harness.analysis.method.tabular import cell_text
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.kinds import kind_of_run
-from harness.report.figures import cost_ratio_plot, lateness_plot, reuse_plot, step_histograms
 from harness.report.gather import LAG_P99, START_SPREAD
+from harness.report.plots import cost_ratio_plot, lateness_plot, reuse_plot, step_histograms
 from harness.report.serving_plots import serving_plot, sweep_plot
 from harness.report.svg import Sheet
 from harness.report.timeline import MAX_LANES, step_segments, timeline_svg

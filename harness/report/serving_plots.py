@@ -13,7 +13,7 @@ import numpy as np
 
 from harness.analysis.method.serving import METRICS, Latencies, Rate, ServingFigures, latencies
 from harness.clock import NS_PER_MS
-from harness.report.figures import PAGE_WIDTH_IN, ecdf_line, plain_log_ticks
+from harness.report.plots import PAGE_WIDTH_IN, ecdf_line, plain_log_ticks
 from harness.report.svg import INK, MUTED, Sheet, condition_color
 from harness.report.view import FloatArray, ReportView
 

@@ -5,10 +5,11 @@ Frozen once read; nothing here knows an experiment. Next: the other files of ``h
 
 from __future__ import annotations
 
+import difflib
 import re
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -35,6 +36,17 @@ def check_name(name: str) -> str:
     return name
 
 
+def _did_you_mean(model: type[BaseModel] | None, place: tuple[int | str, ...]) -> str:
+    """ " (did you mean ...?)", the key of the model at ``place`` that is spelled most like its last part."""
+    for part in place[:-1]:
+        field = None if model is None or isinstance(part, int) else model.model_fields.get(part)
+        if isinstance(part, str):
+            kinds = [] if field is None else [field.annotation, *get_args(field.annotation)]
+            model = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
+    near = [] if model is None else difflib.get_close_matches(str(place[-1]), model.model_fields, n=1)
+    return f" (did you mean {near[0]}?)" if near else ""
+
+
 def load_toml(path: Path) -> dict[str, Any]:
     """The table in a TOML file; every failure is a SpecError that names the file and the line."""
     try:
@@ -50,13 +62,33 @@ def load_toml(path: Path) -> dict[str, Any]:
         raise SpecError(f"is no TOML that can be read: {what}", where=str(path), hint="Shorten it") from error
 
 
-def describe_validation_error(error: ValidationError) -> str:
-    """All problems of one pydantic error in one line, each with its key."""
+# pydantic's words for programmers, in the words of a file.
+_PLAIN = {
+    "missing": "is missing",
+    "tuple_type": "must be a list, e.g. [1, 2, 4]",
+    "dict_type": "must be a table",
+    "model_type": "must be a table",
+    "model_attributes_type": "must be a table",
+    "union_tag_not_found": 'needs a law, e.g. { law = "uniform", low = 1, high = 9 }',
+    "bool_parsing": "must be true or false",
+    "bool_type": "must be true or false",
+    "int_parsing": "must be a whole number",
+    "int_type": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "float_parsing": "must be a number",
+    "float_type": "must be a number",
+    "string_type": "must be text, in quotes",
+}
+
+
+def describe_validation_error(error: ValidationError, model: type[BaseModel] | None = None) -> str:
+    """All problems of one pydantic error in one line, each with its key; model: whose keys a misspelt one may mean."""
     problems: list[str] = []
     for item in error.errors():
         key = ".".join(str(part) for part in item["loc"])
         message = item["msg"].removeprefix("Value error, ")
         if item["type"] == "extra_forbidden":
-            message = "unknown key"
+            message = "unknown key" + _did_you_mean(model, item["loc"])
+        message = _PLAIN.get(item["type"], message)
         problems.append(f"{key}: {message}" if key else message)
     return "; ".join(problems)

@@ -200,7 +200,9 @@ def parse_experiment(table: Mapping[str, Any], *, where: str) -> ExperimentSpec:
         spec = ExperimentSpec.model_validate(table)
     except ValidationError as error:
         raise SpecError(
-            describe_validation_error(error), where=where, hint="See `harness explain experiment` for every key"
+            describe_validation_error(error, ExperimentSpec),
+            where=where,
+            hint="See `harness explain experiment` for every key",
         ) from error
     _check_analysis(spec, where)
     _check_rules(spec, where)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -38,7 +41,9 @@ def write(tmp_path: Path, *, top: str = "", workload: str = "", server: str = ""
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"top": "replicats = 3"}, ["replicats", "unknown key"]),
+        ({"top": "replicats = 3"}, ["replicats", "unknown key", "did you mean replicates?"]),
+        ({"server": "kv_slot = 3"}, ["server.kv_slot", "did you mean kv_slots?"]),
+        ({"server": "decode_buckets = 3"}, ["decode_buckets: must be a list"]),
         ({"top": 'backend = "gpu"'}, ["backend", "emulator"]),
         ({"top": "time_scale = 0"}, ["time_scale"]),
         ({"workload": "wait_cap_s = -1"}, ["wait_cap_s", "greater than 0"]),
@@ -163,4 +168,20 @@ def test_a_shipped_experiment_is_run_by_its_name_and_an_unknown_name_lists_them(
         assert words in wrong.stderr
     # A file of that name comes first.
     (tmp_path / "demo").write_text("")
-    assert harness("run", "demo", cwd=tmp_path).stderr.startswith("harness: demo: name: Field required")
+    assert harness("run", "demo", cwd=tmp_path).stderr.startswith("harness: demo: name: is missing")
+
+
+def test_the_version_is_said_and_commands_stand_in_groups():
+    assert harness("--version").stdout.startswith("rbln-harness 0.")
+    shown = harness("--help").stdout
+    for panel in ("Run and look", "Before a run", "Method", "Records", "Servers and stacks", "--install-completion"):
+        assert panel in shown
+
+
+def test_a_terminal_of_ascii_alone_gets_every_word(tmp_path: Path):
+    run_experiment(small_experiment(backend="sim"), runs_root=tmp_path)
+    command = [sys.executable, "-m", "harness", "table", "small", "--runs", str(tmp_path)]
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii", "LC_ALL": "C"}
+    result = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert result.returncode == 0, result.stderr
+    assert "TTFT" in result.stdout

@@ -27,7 +27,7 @@ def start_emulator(tmp_path: Path) -> Iterator[Start]:
 
 @pytest.fixture(scope="module")
 def emulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Emulator]:
-    """One server for all tests of a module that only talk to it."""
-    shared = start_ready(tmp_path_factory.mktemp("emulator"), log_requests=True)
+    """One server of vllm-rbln 0.11.1 for all tests of a module that only talk to it; the others: ``test_dialect``."""
+    shared = start_ready(tmp_path_factory.mktemp("emulator"), log_requests=True, server={"rules": "vendor-0.11.1"})
     yield shared
     end(shared)

@@ -32,7 +32,7 @@ def test_every_choice_is_an_engine_request_of_its_own(start_emulator: Start) -> 
     # The prompt counts once, its reuse is that of the choice that ended last.
     assert answer["usage"]["prompt_tokens"] == 300
     assert answer["usage"]["completion_tokens"] == 12
-    assert answer["usage"]["prompt_tokens_details"] == {"cached_tokens": 256}
+    assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 256
     names = re.findall(r"\[ALLOC\] REQUEST=(\S+)", emulator.log)
     assert [name[:-8] for name in names] == [f"{choice}_cmpl-three-0-" for choice in range(3)]
     assert len({name[-8:] for name in names}) == 1

@@ -214,6 +214,6 @@ def test_the_periodic_line_comes_every_ten_model_seconds(start_emulator: Start) 
     assert re.search(
         r"\[v1/metrics/loggers\.py:271\] Engine 000: Avg prompt throughput: \d+\.\d tokens/s, "
         r"Avg generation throughput: \d+\.\d tokens/s, Running: \d reqs, Waiting: 0 reqs, "
-        r"GPU KV cache usage: \d\.\d%, Prefix cache hit rate: 0\.0%\n",
+        r"CPU KV cache usage: \d\.\d%, Prefix cache hit rate: 0\.0%\n",
         server.log,
     )

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from harness.emulator.core import EngineRequest
+from harness.emulator.dialect import DIALECTS
 from harness.emulator.responses import Answer
 from harness.emulator.tokens import ContextHash
 
@@ -21,7 +22,8 @@ def engine_request() -> EngineRequest:
 @pytest.mark.parametrize("with_ids", [False, True])
 @pytest.mark.parametrize("text", [" word", 'quote " and \\', "", "é\n"])
 def test_a_later_event_differs_from_the_first_only_in_text_and_tokens(is_chat: bool, with_ids: bool, text: str) -> None:
-    answer = Answer("cmpl-x[-1]", 1, "model", is_chat, [engine_request()], return_token_ids=with_ids)
+    dialect = DIALECTS["0.12.0"]
+    answer = Answer(dialect, "cmpl-x[-1]", 1, "model", is_chat, [engine_request()], return_token_ids=with_ids)
     first = answer.chunk(0, "first", [3], 1).decode().split("data: ")[-1]
     expected = json.loads(first)
     choice = expected["choices"][0]

@@ -189,7 +189,7 @@ def test_a_copy_that_fails_makes_a_full_prefill_that_only_the_log_tells_of(start
     first = server.complete(prompt, max_tokens=2, ignore_eos=True)
     again = server.complete(prompt, max_tokens=2, ignore_eos=True)
     # Every counter keeps the hit, and the answer is the one that a whole prefill gives.
-    assert again["usage"]["prompt_tokens_details"] == {"cached_tokens": 256}
+    assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == 256
     assert server.metric("vllm:prompt_tokens_cached_total") == 256
     assert again["choices"][0]["text"] == first["choices"][0]["text"]
     third = server.complete(prompt, max_tokens=2, ignore_eos=True)

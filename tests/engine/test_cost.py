@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from harness.engine import EngineConfig, cost_model_names, load_cost_model
-from harness.engine.cost import COST_FOLDERS, FS_PER_MS
+from harness.engine.cost import FS_PER_MS, find_cost_file
 from harness.errors import SpecError
 
 PAPER = load_cost_model("paper")
@@ -82,7 +82,7 @@ def test_every_shipped_file_loads_and_says_where_it_comes_from() -> None:
 
 
 def test_a_users_own_file_is_read_by_path(tmp_path: Path) -> None:
-    source = next(folder / "paper.toml" for folder in COST_FOLDERS if (folder / "paper.toml").is_file())
+    source = find_cost_file("paper")
     own = tmp_path / "mine.toml"
     own.write_text(source.read_text(encoding="utf-8").replace('"paper"', '"mine"'), encoding="utf-8")
     assert load_cost_model(own).prefill_ns(2008) == PAPER.prefill_ns(2008)

@@ -124,7 +124,7 @@ def test_comments_and_provenance_do_not_change_the_content_hash() -> None:
 @pytest.mark.parametrize(
     ("table", "complaint"),
     [
-        ({}, "name: Field required; waits: Field required"),
+        ({}, "name: is missing; waits: is missing"),
         ({"name": "a", "waits": {"law": "constant", "wait_s": -1}}, "wait_s: Input should be greater than or equal"),
         ({"name": "a", "waits": {"law": "cauchy"}}, "waits: "),
         ({"name": "a", "waits": {"law": "empirical", "waits_s": []}}, "waits_s: "),

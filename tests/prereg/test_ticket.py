@@ -200,7 +200,7 @@ def test_a_run_keeps_the_cost_model_that_prices_it(place: Workplace, monkeypatch
     assert runs[0].file(layout.COST_MODEL).read_bytes() == find_cost_file("paper").read_bytes()
     # The file that the name means is another one now: the run's figures stay.
     changed = place.write("costs/paper.toml", find_cost_file("paper").read_text().replace("9.870", "19.870"))
-    monkeypatch.setattr("harness.engine.cost.COST_FOLDERS", (changed.parent,))
+    monkeypatch.setattr("harness.shipped.SHIPPED_ROOTS", (changed.parents[1],))
     reopened = RunStore(place.runs).run(*runs[0].key)
     assert run_figures(reopened).a == before.a
 

@@ -118,7 +118,7 @@ def test_an_experiment_is_its_file_and_its_page(
     assert "slots" in harness_says("analyse", "tried", "--runs", str(tmp_path / "runs"))
 
 
-LIMITS = {"A backend": 3, "A rule set": 5, "A table of an analysis": 3, "An experiment": 2}
+LIMITS = {"A backend": 3, "A rule set": 5, "A release": 5, "A table of an analysis": 3, "An experiment": 2}
 
 
 @pytest.mark.parametrize("recipe", LIMITS)

@@ -2,52 +2,52 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numba
 import numpy as np
 
-from harness.live.client.wire import layout as at
-from harness.live.client.wire import scan
+from harness.live.client.wire import chunks
+from harness.live.client.wire.layout import connection_at, session_at
+from harness.live.client.wire.tables import SharedTables, address_of
 
 FD = 7
 ROOM = 4_096
 
 
 @numba.njit
-def take_chunked(reg: Any, fd: int, address: int, count: int) -> int:
-    return scan.take_chunked(reg, fd, address, count)
+def take_chunked(connections_at: int, sessions_at: int, address: int, count: int) -> int:
+    return chunks.take_chunked(connection_at(connections_at, FD), session_at(sessions_at, 0), address, count)
 
 
 @numba.njit
-def begin_scan(line: Any) -> None:
-    scan.begin_scan(line)
+def begin_answer(connections_at: int) -> None:
+    chunks.begin_answer(connection_at(connections_at, FD))
 
 
 class Scanned:
-    """A connection's line and a session's text, fed with the pieces of one chunked answer."""
+    """What the loop knows of a connection and a session, fed with the pieces of one chunked answer."""
 
     def __init__(self) -> None:
-        self.tables = at.SharedTables(1, 1)
+        self.tables = SharedTables(1, 1)
         self.stream = np.zeros(ROOM, dtype=np.uint8)
-        self.tables.sess[0, at.S_STREAM], self.tables.sess[0, at.S_ROOM] = at.address_of(self.stream), ROOM
-        self.line = self.tables.conn[FD]
+        self.session, self.state = self.tables.sessions[0], self.tables.connections[FD]
+        self.session.stream_at, self.session.room_bytes = address_of(self.stream), ROOM
         self.begin()
 
     def begin(self) -> None:
         """Another answer."""
-        self.tables.sess[0, at.S_BYTES] = 0
-        self.line[at.N_KEEPS_IDS] = 1
-        begin_scan(self.line)
+        self.session.used_bytes = 0
+        self.state.keeps_ids = 1
+        begin_answer(self.tables.reg.connections_at)
         self.num_used = 0
 
     def take(self, data: bytes) -> None:
         piece = np.frombuffer(data, dtype=np.uint8)
-        self.num_used += take_chunked(self.tables.reg, FD, at.address_of(piece), len(piece))
+        reg = self.tables.reg
+        self.num_used += take_chunked(reg.connections_at, reg.sessions_at, address_of(piece), len(piece))
 
     @property
     def ids(self) -> bytes:
-        return self.stream[: self.tables.sess[0, at.S_BYTES]].tobytes()
+        return self.stream[: self.session.used_bytes].tobytes()
 
 
 def chunked(body: bytes, sizes: list[int], extension: bytes) -> bytes:

@@ -6,12 +6,15 @@ Skipped where the twin is not installed.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 from pathlib import Path
 
 import httpx
 import pytest
 
+from harness.analysis import ParseCounts, parse_log
+from harness.analysis.logs.events import KvCopyFailedEvent
 from harness.errors import ServerError
 from harness.live.launch import LaunchPlan
 from harness.live.server.process import ServerProcess
@@ -87,3 +90,23 @@ def test_a_step_that_hangs_is_a_timeout_for_the_client_and_the_server_can_still_
 
     assert report.was_asked
     assert processes_below(tmp_path) == []
+
+
+def test_a_copy_that_fails_is_a_full_prefill_that_no_counter_tells_of(tmp_path: Path) -> None:
+    process, launch = started(tmp_path, do="error", call="copy", at=0)
+    with process:
+        process.wait_healthy(launch.host, launch.port, deadline_s=SERVER.start_timeout_s)
+        first, failed, reused = (ask(launch, timeout_s=120).json() for _ in range(3))
+        process.stop(grace_s=SERVER.stop_grace_s)
+
+    # The answer is right, though the target slot holds a copy in part.
+    assert failed["choices"][0]["text"] == reused["choices"][0]["text"] == first["choices"][0]["text"]
+    cached = [one["usage"]["prompt_tokens_details"]["cached_tokens"] for one in (first, failed, reused)]
+    assert cached == [0, 128, 128]
+    trace = [json.loads(line) for line in (tmp_path / "device_trace.jsonl").read_text().splitlines()]
+    prefills = [record for record in trace if record["kind"] == "prefill"]
+    assert [record["first_position"] for record in prefills] == [0, 128, 0, 128, 128]
+    counts = ParseCounts()
+    events = list(parse_log([(tmp_path / "server.log").read_bytes()], counts))
+    assert [len(event.request_ids) for event in events if isinstance(event, KvCopyFailedEvent)] == [1]
+    assert counts.unread == 0, counts.unread_samples

@@ -18,6 +18,7 @@ import httpx
 import pytest
 
 from harness.analysis import ParseCounts, parse_log
+from harness.kv_rules import AUTO, rule_set
 from harness.live.server.process import ServerProcess
 from harness.runner.backends.base import ServerBackend
 from harness.runner.backends.emulator import EmulatorBackend
@@ -30,8 +31,8 @@ from tests.support.processes import serving
 pytestmark = [
     pytest.mark.live,
     pytest.mark.timeout(600),
-    # The emulator's answers have the fields of vLLM 0.22; those of 0.30 have some more.
-    pytest.mark.parametrize("twin", ["0.11.1"], indirect=True),
+    # Each against the emulator in its own dialect.
+    pytest.mark.parametrize("twin", ["0.12.0", "0.12.1a8", "0.11.1"], indirect=True, scope="module"),
 ]
 
 SERVER = ServerSpec(start_timeout_s=300.0, stop_grace_s=30.0)
@@ -86,7 +87,8 @@ def servers(twin: TwinEnvironment, tmp_path_factory: pytest.TempPathFactory) -> 
     backends: tuple[ServerBackend, ...] = (TwinBackend(folder=twin.folder), EmulatorBackend())
     costs = tmp_path_factory.mktemp("costs") / "slow.toml"
     costs.write_text(COSTS)
-    spec = SERVER.model_copy(update={"cost_model": str(costs)})
+    rules = rule_set(AUTO, twin.version).name
+    spec = SERVER.model_copy(update={"cost_model": str(costs), "rules": rules})
     with ExitStack() as stack:
         started: list[tuple[ServerProcess, Running]] = []
         for backend in backends:

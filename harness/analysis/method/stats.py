@@ -1,7 +1,7 @@
 """Intervals, quantiles and exact pair enumerations: every figure of uncertainty names its method, unit and seed.
 
-Pure numpy on small samples; a seed is always given, never taken from the machine. No p-value is computed: none of the
-method's rules needs one. Next: ``decide`` compares these with the limits of a rule.
+Pure numpy on small samples; a seed is always given, never taken from the machine; ``across`` alone computes
+p-values. Next: ``decide`` compares these with the limits of a rule.
 Definitions: docs/method.md, "Intervals".
 """
 
@@ -143,6 +143,11 @@ def t_quantile(level: float, degrees: int) -> float:
         theta = (low + high) / 2
         low, high = (theta, high) if _t_probability(theta, degrees) < level else (low, theta)
     return math.tan((low + high) / 2) * math.sqrt(degrees)
+
+
+def t_probability(t: float, degrees: int) -> float:
+    """P(|T| <= t) of Student's t."""
+    return _t_probability(math.atan(t / math.sqrt(degrees)), degrees)
 
 
 def _t_probability(theta: float, degrees: int) -> float:

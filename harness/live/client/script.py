@@ -105,20 +105,10 @@ class Script:
             self._first_row.append(self._first_row[-1] + len(session.requests))
         self._has_failed = [False] * len(plan.sessions)
         self._followers = Followers(plan)
-        self._keeps_stream = [False] * len(plan.sessions)
-        for session in plan.sessions:
-            if session.continues is not None:
-                self._keeps_stream[session.continues] = True
         self._is_last = [False] * self.rows.count
         for past_the_end in self._first_row[1:]:
             self._is_last[past_the_end - 1] = True
-        self.is_continued = [
-            # What this request generates is part of a later prompt; a truncation may have cut it off.
-            self._keeps_stream[self.rows.session[row]]
-            if is_last
-            else requests[row + 1].keep_tokens > item.prompt_tokens
-            for row, (item, is_last) in enumerate(zip(requests, self._is_last, strict=True))
-        ]
+        self.is_continued = continued_requests(plan)
         for row in range(self.rows.count):
             session, request = self.rows.session[row], self.rows.request[row]
             self.rows.request_id[row] = f"{self.nonce}-{session}-{request}"
@@ -342,6 +332,17 @@ class Script:
         body = self._body
         limit, request_id = str(self._generate_tokens[row]).encode(), self.rows.request_id[row].encode()
         return [body.before_prompt, *parts, body.before_max_tokens, limit, body.before_request_id, request_id, body.end]
+
+
+def continued_requests(plan: Plan) -> list[bool]:
+    """In plan order: whether what a request generates is part of a later prompt (a truncation may have cut it off)."""
+    continued_sessions = {session.continues for session in plan.sessions}
+    is_continued: list[bool] = []
+    for session in plan.sessions:
+        following = zip(session.requests, session.requests[1:], strict=False)
+        is_continued += [later.keep_tokens > request.prompt_tokens for request, later in following]
+        is_continued.append(session.index in continued_sessions)
+    return is_continued
 
 
 def token_digest(token_ids: Sequence[int]) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import SpecError
-from harness.live.artifacts import blocks_override
+from harness.live.artifacts import blocks_override, requested_stack
 from harness.live.launch import LOOPBACK, LaunchPlan
 from harness.live.patches.shipped import Patch
 from harness.live.remote import host as remote
@@ -65,36 +65,19 @@ def remote_plan(server: ServerSpec, *, backend: str, port: int, run_folder: Path
         "silence_s": SILENCE_S,
     }
     host.call("write", {"path": f"{folder}/job.json", "text": json.dumps(job)})
-    files = {"remote": (run_folder / layout.REMOTE).absolute()}
-    remote.write_job(
-        files["remote"],
-        {
-            "host": host.name,
-            "python": host.python,
-            "ssh": list(host.ssh),
-            "folder": folder,
-            "local_port": port,
-            "remote_port": remote_port,
-            "observer": layout.OBSERVER,
-            "observer_path": str((run_folder / layout.OBSERVER).absolute()),
-            "silence_s": SILENCE_S,
-            "ssh_log_path": str((run_folder / layout.SSH_LOG).absolute()),
-        },
-    )
+    life = _write_life(run_folder, host, folder, local_port=port, remote_port=remote_port)
     return LaunchPlan(
         backend=backend,
-        argv=remote.life_command(files["remote"]),
+        argv=remote.life_command(life),
         host=LOOPBACK,
         port=port,
         model=model,
         env={"PYTHONUNBUFFERED": "1"},
-        files=files,
+        files={"remote": life},
         requested={
-            "server": server.model_dump(mode="json"),
-            "num_gpu_blocks_override": override,
-            "versions": stack.versions,
-            "artifact": {**stack.identity, "config": stack.config.to_json()},
-            "devices": None if stack.devices is None else stack.devices.raw,
+            **requested_stack(
+                server, stack.config, versions=stack.versions, identity=stack.identity, devices=stack.devices
+            ),
             "remote": {
                 "host": stack.host,
                 **job,
@@ -107,6 +90,27 @@ def remote_plan(server: ServerSpec, *, backend: str, port: int, run_folder: Path
         device_command=() if stack.devices is None else tuple(host.command("rbln-smi", "-j")),
         read_offset=lambda: astuple(host.read_clock()),
     )
+
+
+def _write_life(run_folder: Path, host: remote.RemoteHost, folder: str, *, local_port: int, remote_port: int) -> Path:
+    """What the process that holds the server's life needs to know, as a file of the run folder."""
+    path = (run_folder / layout.REMOTE).absolute()
+    remote.write_job(
+        path,
+        {
+            "host": host.name,
+            "python": host.python,
+            "ssh": list(host.ssh),
+            "folder": folder,
+            "local_port": local_port,
+            "remote_port": remote_port,
+            "observer": layout.OBSERVER,
+            "observer_path": str((run_folder / layout.OBSERVER).absolute()),
+            "silence_s": SILENCE_S,
+            "ssh_log_path": str((run_folder / layout.SSH_LOG).absolute()),
+        },
+    )
+    return path
 
 
 def _prepared(stack: remote.RemoteStack, patch: Patch | None, content: bytes | None) -> dict[str, Any]:

@@ -28,12 +28,41 @@ from harness.sim.kernel.records import record_decode, record_evictions, record_p
 @inner
 def prefill_duration_ns(cost: CostArrays, computed: int, cached: int) -> int:
     """CostModel.prefill_ns."""
-    other = cost.other[0]
-    chunk = other.chunk_tokens
-    calls = (computed + chunk - 1) // chunk
-    positions = calls * cached + chunk * (calls * (calls - 1) // 2)
-    total_fs = calls * (other.call_fs + other.token_fs * computed) + other.position_fs * positions
-    return int((total_fs + FS_PER_NS // 2) // FS_PER_NS)
+    chunk = cost.other[0].chunk_tokens
+    return prefill_part_ns(cost, computed, cached, int((computed + chunk - 1) // chunk))
+
+
+@inner
+def admit(plans: PlanArrays, plan: int, state: EngineState, outcome: Outcome, now_ns: int) -> tuple[int, int]:
+    """Note who was admitted with the prefill just scheduled; (session, number of its request), within the plan."""
+    server = state.server[0]
+    request = int(plans.plans[plan].first_request + state.places[0].batch)
+    result = outcome.requests[request]
+    if result.admitted_ns < 0:
+        result.admitted_ns = now_ns
+        result.cached_tokens = server.cached_tokens
+        result.hash_hit_tokens = server.hit_tokens
+    totals = outcome.totals[plan]
+    totals.prefills += 1
+    totals.computed_tokens += server.computed_tokens
+    totals.cached_tokens += server.cached_tokens
+    session = int(plans.requests[request].session)
+    return session, int(request - plans.sessions[plans.plans[plan].first_session + session].first_request)
+
+
+@inner
+def spend_prefill(outcome: Outcome, plan: int, num_decoding: int, duration_ns: int) -> None:
+    """Add a prefill's time; everyone else who runs is ready to decode and waits for it."""
+    outcome.totals[plan].prefill_ns += duration_ns
+    outcome.totals[plan].wait_ns += num_decoding * duration_ns
+
+
+@inner
+def note_first_token(plans: PlanArrays, plan: int, outcome: Outcome, row: int, at_ns: int) -> None:
+    """A prefill ended: the request's first token, unless it is one after a preemption."""
+    result = outcome.requests[plans.plans[plan].first_request + row]
+    if result.first_token_ns < 0:
+        result.first_token_ns = at_ns
 
 
 @inner
@@ -41,27 +70,24 @@ def run_prefill(
     plans: PlanArrays, plan: int, state: EngineState, cost: CostArrays, outcome: Outcome, now_ns: int
 ) -> int:
     """The duration of the prefill just scheduled, after noting who was admitted and who had to wait for it."""
-    server, totals = state.server[0], outcome.totals
-    first_request = plans.plans[plan].first_request
-    request = first_request + state.places[0].batch
-    computed, cached = int(server.computed_tokens), int(server.cached_tokens)
-    duration_ns = prefill_duration_ns(cost, computed, cached)
-    result = outcome.requests[request]
-    if result.admitted_ns < 0:
-        result.admitted_ns = now_ns
-        result.cached_tokens = cached
-        result.hash_hit_tokens = server.hit_tokens
-        result.first_token_ns = now_ns + duration_ns
-    session = int(plans.requests[request].session)
-    number = int(request - plans.sessions[plans.plans[plan].first_session + session].first_request)
+    server = state.server[0]
+    computed = int(server.computed_tokens)
+    duration_ns = prefill_duration_ns(cost, computed, int(server.cached_tokens))
+    session, number = admit(plans, plan, state, outcome, now_ns)
+    note_first_token(plans, plan, outcome, int(state.places[0].batch), now_ns + duration_ns)
     record_prefill(outcome, plan, now_ns, session, number, computed, duration_ns)
-    totals[plan].prefills += 1
-    totals[plan].prefill_ns += duration_ns
-    totals[plan].computed_tokens += computed
-    totals[plan].cached_tokens += cached
-    # Everyone else who runs is ready to decode and waits for this prefill.
-    totals[plan].wait_ns += (server.num_running - 1) * duration_ns
+    spend_prefill(outcome, plan, int(server.num_running - 1), duration_ns)
     return duration_ns
+
+
+@inner
+def prefill_part_ns(cost: CostArrays, computed: int, cached: int, part_end: int) -> int:
+    """How long the first ``part_end`` device calls of a prefill take."""
+    other = cost.other[0]
+    chunk = other.chunk_tokens
+    positions = part_end * cached + chunk * (part_end * (part_end - 1) // 2)
+    total_fs = part_end * (other.call_fs + other.token_fs * computed) + other.position_fs * positions
+    return int((total_fs + FS_PER_NS // 2) // FS_PER_NS)
 
 
 @inner
@@ -81,48 +107,31 @@ def run_chunked_prefill(
     An ablation: the served stack never does so. The prefilled request is set aside from the running ones until its
     last part; nobody is admitted meanwhile. Returns the instant of its end and the number of expected arrivals.
     """
-    server, totals, other = state.server[0], outcome.totals, cost.other[0]
-    first_request = plans.plans[plan].first_request
+    server, chunk = state.server[0], int(cost.other[0].chunk_tokens)
     row = int(state.places[0].batch)
-    request = int(first_request + row)
     computed, cached = int(server.computed_tokens), int(server.cached_tokens)
-    result = outcome.requests[request]
-    if result.admitted_ns < 0:
-        result.admitted_ns = now_ns
-        result.cached_tokens = cached
-        result.hash_hit_tokens = server.hit_tokens
-    session = int(plans.requests[request].session)
-    number = int(request - plans.sessions[plans.plans[plan].first_session + session].first_request)
-    totals[plan].prefills += 1
-    totals[plan].computed_tokens += computed
-    totals[plan].cached_tokens += cached
-    chunk = int(other.chunk_tokens)
+    session, number = admit(plans, plan, state, outcome, now_ns)
     calls = (computed + chunk - 1) // chunk
-    call_fs = int(other.call_fs + other.token_fs * computed)
     server.num_running -= 1
     done, spent_ns = 0, 0
     while True:
-        part_end = min(done + cost.other[0].chunked_calls, calls)
-        positions = part_end * cached + chunk * (part_end * (part_end - 1) // 2)
-        until_ns = int((part_end * call_fs + other.position_fs * positions + FS_PER_NS // 2) // FS_PER_NS)
-        part_ns = until_ns - spent_ns
+        part_end = int(min(done + cost.other[0].chunked_calls, calls))
+        part_ns = prefill_part_ns(cost, computed, cached, part_end) - spent_ns
         tokens = min(part_end * chunk, computed) - done * chunk
         record_prefill(outcome, plan, now_ns, session, number, int(tokens), part_ns)
-        totals[plan].prefill_ns += part_ns
-        totals[plan].wait_ns += server.num_running * part_ns
+        spend_prefill(outcome, plan, int(server.num_running), part_ns)
         now_ns += part_ns
-        done, spent_ns = int(part_end), until_ns
+        done, spent_ns = part_end, spent_ns + part_ns
         if done >= calls:
             break
         if server.num_running > 0 and schedule_decode_only(state) == STEP_DECODE:
-            totals[plan].evictions += server.num_evicted
+            outcome.totals[plan].evictions += server.num_evicted
             record_evictions(outcome, plans, plan, state, now_ns)
             taken, decode_ns = run_decode(plan, state, cost, outcome, now_ns, now_ns + 1, done)
             now_ns += decode_ns
             for i in range(finish_steps(state, taken)):
                 expected = complete(plans, plan, scratch, outcome, expected, int(state.places[i].finished), now_ns)
-    if result.first_token_ns < 0:
-        result.first_token_ns = now_ns
+    note_first_token(plans, plan, outcome, row, now_ns)
     state.places[server.num_running].running = row
     server.num_running += 1
     state.places[0].batch = row

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.live.client.answer import NO_KERNEL_STAMP, Answer, parse_each
-from harness.live.client.wire import layout as at
+from harness.live.client.wire.chunks import OVER
 from harness.live.client.wire.reading import hold_to, ids_text
 from tests.support.scanned import Scanned, chunked
 
@@ -95,10 +95,10 @@ def check_readings(draw: random.Random, scanned: Scanned) -> bool:
     wire = chunked(body, [1 + draw.randrange(200)], b"")
     for piece in cut(draw, wire, 4):
         scanned.take(piece)
-    line = scanned.line
-    assert line[at.N_CHUNK_MODE] == at.CHUNK_OVER, body
-    has_counts = line[at.N_PROMPT_TOKENS] == NUM_PROMPT and line[at.N_COMPLETION_TOKENS] == line[at.N_NUM_IDS]
-    if line[at.N_HAS_DONE] and has_counts and not line[at.N_IS_ODD] and not whole.problem:
+    state = scanned.state
+    assert state.chunk_mode == OVER, body
+    has_counts = state.prompt_tokens == NUM_PROMPT and state.completion_tokens == state.num_ids
+    if state.has_done and has_counts and not state.is_odd and not whole.problem:
         # The loop would have gone on. What the parsers read is the same, or it fails the request.
         is_same = scanned.ids == ids_text(whole.token_ids)
         hold_to(whole, scanned.ids)

@@ -14,7 +14,7 @@ from harness.clock import ScaledClock
 from harness.errors import ServerError, SpecError
 from harness.live.launch import LaunchPlan
 from harness.live.patches.install import apply_in_place
-from harness.live.serve_command import visible_devices
+from harness.live.serve_command import step_report_variables, visible_devices
 from harness.live.server.life import start_server
 from harness.live.server.ports import free_port
 from harness.observer import INSIDE
@@ -234,3 +234,13 @@ def test_an_attached_server_that_stays_ill_is_given_up(tmp_path: Path) -> None:
 )
 def test_devices_are_named_to_a_server_as_its_version_reads_them(version: str, variable: str) -> None:
     assert visible_devices(version, (2, 3)) == {variable: "2,3"}
+
+
+@pytest.mark.parametrize(
+    ("version", "is_asked"), [("0.11.1", False), ("0.12.0", False), ("0.12.1a8", True), ("", False)]
+)
+def test_step_statistics_are_asked_for_as_json_where_a_release_writes_it(
+    tmp_path: Path, version: str, is_asked: bool
+) -> None:
+    expected = {"VLLM_RBLN_METRICS_DIR": str(tmp_path)} if is_asked else {}
+    assert step_report_variables(version, tmp_path) == expected

@@ -9,24 +9,29 @@ from __future__ import annotations
 from functools import lru_cache
 
 from harness.clock import NS_PER_MS, NS_PER_US
-from harness.compiled import compiled_viewing as compiled
-from harness.compiled import inner_viewing as inner
-from harness.live.client.wire import layout as at
-from harness.live.client.wire import table
+from harness.compiled import compiled, inner
+from harness.live.client.wire import events
 from harness.live.client.wire.deadlines import plan_send, pop
-from harness.live.client.wire.layout import IntArray
+from harness.live.client.wire.layout import (
+    DUE_REFRESH,
+    DUE_SEND,
+    JOURNAL_ENTRIES,
+    MAX_EVENTS,
+    MODE_ABSENT,
+    MODE_IDLE,
+    UNPREPARED,
+    Registers,
+    connection_at,
+    deadline_at,
+    epoll_event_at,
+    instant_at,
+    registers_at,
+    request_at,
+)
 from harness.live.client.wire.receiving import on_readable, take_piece
 from harness.live.client.wire.sending import build_prompt, send_rest, send_row
-from harness.live.client.wire.syscalls import (
-    EVENT_DATA_WORD,
-    EVENT_WORDS,
-    arm_timer,
-    clock_ns,
-    epoll_wait,
-    nap,
-    wide,
-    words_at,
-)
+from harness.live.client.wire.syscalls import arm_timer, clock_ns, epoll_wait, nap, wide
+from harness.live.client.wire.tables import SharedTables
 
 EPOLLIN = 1
 HEARTBEAT_MS = 50
@@ -34,7 +39,7 @@ HEARTBEAT_NS = HEARTBEAT_MS * NS_PER_MS
 # Below this the final spin only reads the clock; above it, it also looks for arrivals.
 BARE_SPIN_NS = 25 * NS_PER_US
 # With more than this to interpret, a turn for it is taken even when there is no slack.
-MAX_BACKLOG = at.JOURNAL_ENTRIES // 4
+MAX_BACKLOG = JOURNAL_ENTRIES // 4
 # What a turn of the interpreter may cost: none begins when a send is due sooner.
 TURN_NS = 150 * NS_PER_US
 # The interpreter has a turn when so much waits for it that the switch is worth while, or when nothing comes for a bit:
@@ -45,111 +50,120 @@ QUIET_MS = 2
 # waking costs as much as taking three.
 NAP_NS = 100 * NS_PER_US
 
+FAR_AWAY_NS = 1 << 62
+
 
 # -- the loop ---------------------------------------------------------------------------------------------------------
 
 
 @inner
-def run_due(reg: IntArray, now_ns: int) -> int:
+def next_deadline_ns(reg: Registers) -> int:
+    """The instant of the first deadline; FAR_AWAY_NS when there is none."""
+    return deadline_at(reg.deadlines_at, 0).at_ns if reg.num_deadlines else FAR_AWAY_NS
+
+
+@inner
+def run_due(reg: Registers, now_ns: int) -> int:
     """Send everything that is due by now; what needs the interpreter ends the round."""
-    heap = table.deadlines(reg)
-    while reg[at.R_HEAP_LEN] and heap[0, at.H_AT_NS] <= now_ns:
-        kind, row = heap[0, at.H_KIND], heap[0, at.H_ROW]
+    while next_deadline_ns(reg) <= now_ns:
+        first = deadline_at(reg.deadlines_at, 0)
+        kind, row = first.kind, first.row
         pop(reg)
-        reg[at.R_ABOUT] = row
-        event = at.E_REFRESH if kind == at.REFRESH else send_row(reg, row)
-        if event != at.GO_ON:
+        reg.event_row = row
+        event = events.REFRESH if kind == DUE_REFRESH else send_row(reg, row)
+        if event != events.GO_ON:
             return event
         now_ns = clock_ns(reg)
-    if reg[at.R_BURST_FROM_NS] and now_ns >= reg[at.R_BURST_FROM_NS]:
-        reg[at.R_BURST_FROM_NS] = 0
-        return at.E_BURST_OVER
-    return at.GO_ON
+    if reg.burst_from_ns and now_ns >= reg.burst_from_ns:
+        reg.burst_from_ns = 0
+        return events.BURST_OVER
+    return events.GO_ON
 
 
 @inner
-def wait_for_events(reg: IntArray, timeout_ms: int) -> int:
-    """epoll_wait; how many events lie at R_EPOLL_EVENTS."""
-    return max(0, epoll_wait(reg[at.R_EPOLL_FD], reg[at.R_EPOLL_EVENTS], at.MAX_EVENTS, timeout_ms))
+def wait_for_events(reg: Registers, timeout_ms: int) -> int:
+    """epoll_wait; how many events lie at ``epoll_events_at``."""
+    return max(0, wide(epoll_wait(reg.epoll_fd, reg.epoll_events_at, MAX_EVENTS, timeout_ms)))
 
 
 @inner
-def spin_until(reg: IntArray, until_ns: int, from_ns: int) -> None:
+def spin_until(reg: Registers, until_ns: int, from_ns: int) -> None:
     """Read the clock until an instant."""
     while clock_ns(reg) < until_ns:
         pass
-    reg[at.R_SPUN_NS] += until_ns - from_ns
+    reg.spun_ns += until_ns - from_ns
 
 
 @inner
-def handle_events(reg: IntArray, count: int) -> int:
+def handle_events(reg: Registers, count: int) -> int:
     """Take the events of one wait; an event for the interpreter ends it, and epoll will tell the rest again."""
-    words = words_at(reg[at.R_EPOLL_EVENTS], at.MAX_EVENTS * EVENT_WORDS)
     for place in range(count):
-        mask = wide(words[place * EVENT_WORDS])
-        fd = wide(words[place * EVENT_WORDS + EVENT_DATA_WORD])
-        if fd == reg[at.R_TIMER_FD]:
+        told = epoll_event_at(reg.epoll_events_at, place)
+        mask, fd = wide(told.mask), wide(told.fd)
+        if fd == reg.timer_fd:
             arm_timer(reg, 0)
             continue
-        mode = table.conns(reg)[fd, at.N_MODE] if 0 <= fd < reg[at.R_NUM_CONN] else at.ABSENT_MODE
-        if mask == EPOLLIN and mode >= at.IDLE:
+        mode = connection_at(reg.connections_at, fd).mode if 0 <= fd < reg.num_connections else MODE_ABSENT
+        if mask == EPOLLIN and mode >= MODE_IDLE:
             event = on_readable(reg, fd)
         else:
-            reg[at.R_FD], reg[at.R_DETAIL] = fd, mask
-            event = at.E_OTHER
-        if event != at.GO_ON:
+            reg.event_fd, reg.event_detail = fd, mask
+            event = events.OTHER
+        if event != events.GO_ON:
             return event
-        if reg[at.R_HEAP_LEN] and table.deadlines(reg)[0, at.H_AT_NS] <= clock_ns(reg):
-            event = run_due(reg, clock_ns(reg))
-            if event != at.GO_ON:
-                return event
-    return at.GO_ON
+        if reg.num_deadlines:
+            now_ns = clock_ns(reg)
+            if next_deadline_ns(reg) <= now_ns:
+                event = run_due(reg, now_ns)
+                if event != events.GO_ON:
+                    return event
+    return events.GO_ON
 
 
 @inner
-def run_loop(reg: IntArray) -> int:
+def run_loop(reg: Registers) -> int:
     """Loop until the interpreter is needed."""
     while True:
-        now_ns = clock_ns(reg)
-        event = run_due(reg, now_ns)
-        if event != at.GO_ON:
+        event = run_due(reg, clock_ns(reg))
+        if event != events.GO_ON:
             return event
         now_ns = clock_ns(reg)
-        next_ns = table.deadlines(reg)[0, at.H_AT_NS] if reg[at.R_HEAP_LEN] else 0
-        left_ns = next_ns - now_ns if next_ns else 1 << 62
-        late_beat_ns = now_ns - reg[at.R_NEXT_BEAT_NS]
-        if late_beat_ns >= 0 and (left_ns > reg[at.R_SPIN_NS] + TURN_NS or late_beat_ns > HEARTBEAT_NS):
-            return at.E_BEAT
-        backlog = reg[at.R_JOURNAL_WRITTEN] - reg[at.R_JOURNAL_READ] + reg[at.R_NUM_JOBS]
-        if left_ns <= reg[at.R_SPIN_NS]:
-            row = table.deadlines(reg)[0, at.H_ROW]
-            if table.deadlines(reg)[0, at.H_KIND] == at.SEND and left_ns > BARE_SPIN_NS:
-                reg[at.R_ABOUT] = row
-                if table.rows(reg)[row, at.Q_STATE] == at.UNPREPARED:
-                    return at.E_STAGE
+        next_ns = next_deadline_ns(reg)
+        left_ns = next_ns - now_ns
+        is_far = left_ns > reg.spin_ns + TURN_NS
+        late_beat_ns = now_ns - reg.next_beat_ns
+        if late_beat_ns >= 0 and (is_far or late_beat_ns > HEARTBEAT_NS):
+            return events.BEAT
+        backlog = reg.journal_written - reg.journal_read + reg.num_jobs
+        if left_ns <= reg.spin_ns:
             if left_ns <= BARE_SPIN_NS:
                 spin_until(reg, next_ns, now_ns)
                 continue
+            first = deadline_at(reg.deadlines_at, 0)
+            if first.kind == DUE_SEND:
+                reg.event_row = first.row
+                if request_at(reg.requests_at, first.row).readiness == UNPREPARED:
+                    return events.STAGE
             count = wait_for_events(reg, 0)
-            reg[at.R_SPUN_NS] += clock_ns(reg) - now_ns
-        elif backlog:
-            # Arrivals first: the end of an answer often follows its last token by microseconds.
-            arm_timer(reg, next_ns - reg[at.R_SPIN_NS] if next_ns else 0)
-            patience_ms = QUIET_MS if reg[at.R_NUM_JOBS] else HEARTBEAT_MS
-            count = wait_for_events(reg, 0 if backlog >= WORTH_A_TURN else patience_ms)
-            if (count == 0 and left_ns > reg[at.R_SPIN_NS] + TURN_NS) or backlog > MAX_BACKLOG:
-                event = handle_events(reg, count)
-                return at.E_SLACK if event == at.GO_ON else event
+            reg.spun_ns += clock_ns(reg) - now_ns
         else:
-            arm_timer(reg, next_ns - reg[at.R_SPIN_NS] if next_ns else 0)
-            count = wait_for_events(reg, HEARTBEAT_MS)
-            reg[at.R_NUM_WAKEUPS] += 1
+            arm_timer(reg, next_ns - reg.spin_ns if next_ns < FAR_AWAY_NS else 0)
+            if backlog:
+                # Arrivals first: the end of an answer often follows its last token by microseconds.
+                patience_ms = QUIET_MS if reg.num_jobs else HEARTBEAT_MS
+                count = wait_for_events(reg, 0 if backlog >= WORTH_A_TURN else patience_ms)
+                if (count == 0 and is_far) or backlog > MAX_BACKLOG:
+                    event = handle_events(reg, count)
+                    return events.SLACK if event == events.GO_ON else event
+            else:
+                count = wait_for_events(reg, HEARTBEAT_MS)
+                reg.num_wakeups += 1
         event = handle_events(reg, count)
-        if event != at.GO_ON:
+        if event != events.GO_ON:
             return event
-        if count and reg[at.R_NUM_URGENT] == 0:
+        if count and reg.num_urgent == 0:
             nap_end_ns = clock_ns(reg) + NAP_NS
-            if not reg[at.R_HEAP_LEN] or nap_end_ns + NAP_NS + reg[at.R_SPIN_NS] < table.deadlines(reg)[0, at.H_AT_NS]:
+            if nap_end_ns + NAP_NS + reg.spin_ns < next_deadline_ns(reg):
                 nap(reg, nap_end_ns)
 
 
@@ -160,41 +174,42 @@ LOOP, PLAN_SEND, PREPARE, SEND_NOW, SEND_MORE, TAKE_AGAIN, RECEIVE_NOW = range(7
 
 
 @compiled
-def drive(reg: IntArray, what: int, subject: int) -> int:
-    """Do one thing; why the interpreter is needed after it (E_...), with the subject in R_FD, R_ABOUT and R_DETAIL.
+def drive(address: int, what: int, subject: int) -> int:
+    """Do one thing; why the interpreter is needed after it (``events``), with the subject in the registers.
 
-    E_NO_ROOM, for any of them: something would have been written outside its table, and was not.
+    address: of the registers. NO_ROOM, for any of them: something would have been written outside its table, and was
+    not.
 
     LOOP: send, take and go on until the interpreter is needed. PLAN_SEND: queue row ``subject`` for its due instant,
-    which is written. PREPARE: build the row's prompt from its session's text; E_NOT_READY when the text is shorter than
+    which is written. PREPARE: build the row's prompt from its session's text; NOT_READY when the text is shorter than
     what it keeps. SEND_NOW: send the row. SEND_MORE: go on with a request that the kernel took in part, on
     descriptor ``subject``. TAKE_AGAIN: look again at the descriptor's last receive. RECEIVE_NOW: take what it received.
     """
+    reg = registers_at(address, 0)
     if what == LOOP:
         return run_loop(reg)
-    of_row = what in (PLAN_SEND, PREPARE, SEND_NOW)
-    if subject < 0 or subject >= (reg[at.R_NUM_ROW] if of_row else reg[at.R_NUM_CONN]):
-        return at.E_NO_ROOM
+    if subject < 0 or subject >= (reg.num_requests if what <= SEND_NOW else reg.num_connections):
+        return events.NO_ROOM
     if what == PLAN_SEND:
-        return at.GO_ON if plan_send(reg, subject, table.due_ns(reg)[subject], clock_ns(reg)) else at.E_NO_ROOM
+        is_told = plan_send(reg, subject, instant_at(reg.due_at, subject).ns, clock_ns(reg))
+        return events.GO_ON if is_told else events.NO_ROOM
     if what == PREPARE:
         return build_prompt(reg, subject)
     if what == SEND_NOW:
         return send_row(reg, subject)
-    reg[at.R_FD] = subject
+    reg.event_fd = subject
     if what == SEND_MORE:
         return send_rest(reg, subject)
     if what == TAKE_AGAIN:
-        return take_piece(reg, subject)
+        return take_piece(reg, connection_at(reg.connections_at, subject))
     return on_readable(reg, subject)
 
 
 @lru_cache(maxsize=1)
 def warm_up() -> None:
     """Have the machine code ready: compiled once for this machine, then loaded (about 0.2 s)."""
-    tables = at.SharedTables(1, 1)
     # A beat is due, so the loop returns at once.
-    drive(tables.reg, LOOP, 0)
+    drive(SharedTables(1, 1).address, LOOP, 0)
 
 
 if __name__ == "__main__":

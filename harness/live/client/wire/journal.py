@@ -10,14 +10,15 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from harness.clock import monotonic_ns
-from harness.live.client.wire import layout as at
 from harness.live.client.wire.heads import HEAD_END
+from harness.live.client.wire.layout import JOURNAL_ENTRIES, MODE_COUNTED, RING_BYTES
 from harness.live.client.wire.reading import Reading
 
 if TYPE_CHECKING:
     from harness.live.client.answer import Answer
     from harness.live.client.script import Script
-    from harness.live.client.wire.layout import SharedTables
+    from harness.live.client.wire.layout import Receive
+    from harness.live.client.wire.tables import SharedTables
 
 # Entries that are read in one go.
 BLOCK_ENTRIES = 8
@@ -32,12 +33,12 @@ class JournalReader:
         tables: SharedTables,
         *,
         on_begin: Callable[[int], None],
-        on_end: Callable[[int, Answer, list[int]], None],
+        on_end: Callable[[int, Answer, Receive], None],
     ) -> None:
         """on_begin(row): its answer begins to come. on_end(row, answer, entry): the loop saw its end in this entry."""
         self._script = script
         self._status, self._http_status = script.rows.status, script.rows.http_status
-        self._tables = tables
+        self._receives = tables.receives
         self._reg = tables.reg
         self._ring = tables.ring.data
         self._on_begin, self._on_end = on_begin, on_end
@@ -48,7 +49,7 @@ class JournalReader:
     @property
     def backlog(self) -> int:
         """Entries that wait."""
-        return int(self._reg[at.R_JOURNAL_WRITTEN]) - self._num_read
+        return self._reg.journal_written - self._num_read
 
     def read_until(self, until_ns: int, block_entries: int) -> bool:
         """Read until an instant; False when there was nothing to read."""
@@ -71,44 +72,41 @@ class JournalReader:
     def read_block(self, block_entries: int = BLOCK_ENTRIES) -> bool:
         """Read a few entries; False when there are none."""
         assert not self.is_reading
-        first = self._num_read % at.JOURNAL_ENTRIES
-        last = min(first + min(self.backlog, block_entries), at.JOURNAL_ENTRIES)
+        first = self._num_read % JOURNAL_ENTRIES
+        last = min(first + min(self.backlog, block_entries), JOURNAL_ENTRIES)
         if first == last:
             return False
         self.is_reading = True
-        entry: list[int] = []
-        status = self._status
-        for entry in self._tables.journal[first:last].tolist():
-            if not status[entry[at.J_ROW]]:
+        for place in range(first, last):
+            entry = self._receives[place]
+            if not self._status[entry.row]:
                 self._read(entry)
         self._num_read += last - first
-        self._reg[at.R_JOURNAL_READ] = self._num_read
-        self._reg[at.R_RING_READ] = entry[at.J_RING_END]
+        self._reg.journal_read, self._reg.ring_read = self._num_read, self._receives[last - 1].ring_end
         self.is_reading = False
         return True
 
-    def _read(self, entry: list[int]) -> None:
-        row, mode, place, count, received_ns, kernel_ns, num_events, end = entry[:8]
-        start = place % at.RING_BYTES
-        data = bytes(self._ring[start : start + count])
+    def _read(self, entry: Receive) -> None:
+        row, mode = entry.row, entry.mode
+        data = self.from_ring(entry.place, entry.num_bytes)
         reading = self._readings.get(row)
-        if end and mode == at.COUNTED and reading is None:
+        if entry.end and mode == MODE_COUNTED and reading is None:
             answer = self._script.new_answer(row, keeps_id_text=False)
-            answer.take_whole((received_ns, kernel_ns, data[data.find(HEAD_END) + len(HEAD_END) :]))
+            answer.take_whole((entry.received_ns, entry.kernel_ns, data[data.find(HEAD_END) + len(HEAD_END) :]))
             self._on_end(row, answer, entry)
             return
         if reading is None:
             reading = self._readings[row] = Reading(self._script.new_answer(row, keeps_id_text=False))
             self._on_begin(row)
-        is_time = reading.take(received_ns, kernel_ns, data, mode, num_events)
-        if end:
+        is_time = reading.take(entry.received_ns, entry.kernel_ns, data, mode, entry.num_events)
+        if entry.end:
             self._on_end(row, self.whole_answer(row), entry)
         elif is_time:
             reading.interpret(self._http_status[row])
 
     def from_ring(self, place: int, count: int) -> bytes:
         """Bytes that the loop put into the ring."""
-        start = place % at.RING_BYTES
+        start = place % RING_BYTES
         return bytes(self._ring[start : start + count])
 
     def reading_of(self, row: int) -> Reading | None:

@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 
 from harness.clock import NS_PER_S, monotonic_ns
 from harness.errors import ServerError, SpecError
-from harness.live.client.wire import layout as at
 from harness.live.client.wire.connection import Connection
-from harness.live.client.wire.layout import SharedTables
+from harness.live.client.wire.layout import ABSENT, MODE_ABSENT, MODE_CONNECTING, MODE_IDLE
+from harness.live.client.wire.tables import SharedTables
 
 CONNECT_TIMEOUT_NS = 10 * NS_PER_S
 POLL_S = 0.05
@@ -56,8 +56,8 @@ class ConnectionPool:
         self.by_fd[connection.fd] = connection
         self.of_session[session] = connection
         self._tables.make_room_for(connection.fd)
-        self._tables.conn[connection.fd] = 0
-        self._tables.conn[connection.fd, at.N_MODE] = at.CONNECTING
+        self._tables.forget(connection.fd)
+        self._tables.connections[connection.fd].mode = MODE_CONNECTING
         self._serve(connection, session)
         self._epoll.register(connection.fd, select.EPOLLOUT)
         self._connecting.append((monotonic_ns() + CONNECT_TIMEOUT_NS, connection))
@@ -96,17 +96,17 @@ class ConnectionPool:
         return late
 
     def _serve(self, connection: Connection, session: int) -> None:
-        self._tables.conn[connection.fd, at.N_SESSION] = session
-        self._tables.sess[session, at.S_FD] = connection.fd
+        self._tables.connections[connection.fd].session = session
+        self._tables.sessions[session].fd = connection.fd
 
     def is_idle(self, connection: Connection) -> bool:
         """True when it could carry a request."""
-        return bool(self._tables.conn[connection.fd, at.N_MODE] == at.IDLE)
+        return self._tables.connections[connection.fd].mode == MODE_IDLE
 
     def become_idle(self, connection: Connection) -> None:
         """Connected: ready for a first request."""
         self._epoll.modify(connection.fd, select.EPOLLIN)
-        self._tables.conn[connection.fd, at.N_MODE] = at.IDLE
+        self._tables.connections[connection.fd].mode = MODE_IDLE
 
     def watch_room(self, connection: Connection, *, is_wanted: bool) -> None:
         """Ask, or no longer ask, to be told when the kernel has room for more of a request."""
@@ -122,7 +122,7 @@ class ConnectionPool:
     def _forget_session(self, connection: Connection) -> None:
         if self.of_session.get(connection.session) is connection:
             del self.of_session[connection.session]
-            self._tables.sess[connection.session, at.S_FD] = at.ABSENT
+            self._tables.sessions[connection.session].fd = ABSENT
 
     def drop(self, connection: Connection) -> None:
         """Close a connection and forget it; nothing when that was done before."""
@@ -130,9 +130,7 @@ class ConnectionPool:
             return  # its number may be another's by now
         del self.by_fd[connection.fd]
         self._forget_session(connection)
-        line = self._tables.conn[connection.fd]
-        self._tables.reg[at.R_NUM_URGENT] -= line[at.N_IS_URGENT]
-        line[at.N_MODE], line[at.N_IS_URGENT] = at.ABSENT_MODE, 0
+        self._tables.end_exchange(connection.fd, MODE_ABSENT)
         connection.close()
 
     def close(self) -> None:

@@ -12,7 +12,7 @@ import httptools
 
 from harness.live.client.answer import NO_KERNEL_STAMP, Answer, Piece
 from harness.live.client.wire.heads import HEAD_END
-from harness.live.client.wire.layout import CHUNKED, COUNTED, FOREIGN
+from harness.live.client.wire.layout import MODE_CHUNKED, MODE_COUNTED, MODE_FOREIGN
 
 MIN_FINAL_STATUS = 200
 MAX_HEAD_BYTES = 64 << 10
@@ -69,7 +69,7 @@ class Reading:
         self._last: Piece | None = None
         self._pieces: list[Piece] = []
         self._num_events: list[int] = []
-        self._mode = FOREIGN
+        self._mode = MODE_FOREIGN
         self._parser: httptools.HttpResponseParser | None = None
 
     # -- called by httptools -----------------------------------------------------------------------------------
@@ -102,7 +102,7 @@ class Reading:
     def take(self, received_ns: int, kernel_ns: int, data: bytes, mode: int, num_events: int) -> bool:
         """Keep the next receive; True when it is time to interpret.
 
-        mode: (N_MODE) how the loop follows the answer; num_events: events of a stream that ended in it.
+        mode: how the loop follows the answer; num_events: events of a stream that ended in it.
         """
         pieces = self._pieces
         pieces.append((received_ns, kernel_ns, data))
@@ -115,13 +115,13 @@ class Reading:
         pieces = self._pieces
         if not pieces:
             return
-        if self._mode == COUNTED:
+        if self._mode == MODE_COUNTED:
             for received_ns, kernel_ns, data in pieces:
                 if not self._is_counted:
                     self._is_counted, self.status = True, status
                     data = data[data.find(HEAD_END) + len(HEAD_END) :]
                 self._take_body((received_ns, kernel_ns, data))
-        elif self._mode == CHUNKED:
+        elif self._mode == MODE_CHUNKED:
             # The loop has seen where the events end, so that all can be read in one go.
             body = self._parse(b"".join([data for _, _, data in pieces]))
             stamps = [

@@ -6,223 +6,259 @@ An answer that ends as planned lets its session go on at once; everything else i
 from __future__ import annotations
 
 from harness.clock import NS_PER_S
-from harness.compiled import inner_viewing as inner
-from harness.live.client.wire import layout as at
-from harness.live.client.wire import table
+from harness.compiled import inner
+from harness.live.client.wire import chunks, events
 from harness.live.client.wire.deadlines import plan_send, to_clock_ns
-from harness.live.client.wire.layout import IntArray
-from harness.live.client.wire.scan import take_chunked, take_counted
-from harness.live.client.wire.sending import build_prompt, set_urgent
+from harness.live.client.wire.layout import (
+    ABSENT,
+    END_AS_PLANNED,
+    END_GOES_ON,
+    END_NOT_AS_PLANNED,
+    HEAD_FIELDS_BYTES,
+    HEAD_STRIDE,
+    JOURNAL_ENTRIES,
+    MAX_HEAD_BYTES,
+    MAX_HEADS,
+    MODE_AWAIT_HEAD,
+    MODE_CHUNKED,
+    MODE_COUNTED,
+    MODE_FOREIGN,
+    MODE_IDLE,
+    RECEIVE_BYTES,
+    RING_BYTES,
+    TEXT_PROMPT,
+    ConnectionState,
+    Receive,
+    Registers,
+    RequestState,
+    SessionState,
+    connection_at,
+    control_at,
+    http_status_at,
+    instant_at,
+    known_head_at,
+    receive_at,
+    request_at,
+    session_at,
+    span_at,
+)
+from harness.live.client.wire.scan import scan
+from harness.live.client.wire.sending import BLANK_LINE_BYTES, build_prompt, set_urgent
 from harness.live.client.wire.syscalls import (
     EAGAIN,
     EINTR,
     STAMP_MARK,
     clock_ns,
     errno,
-    ints_at,
     memcmp,
     memmem,
-    put,
     receive_bytes,
 )
+from harness.live.client.wire.texts import put
 
 # An answer with so many tokens to come is not at its end.
 FAR_FROM_END_TOKENS = 8
 
 
 @inner
-def room_in_ring(reg: IntArray, count: int) -> int:
+def room_in_ring(reg: Registers, count: int) -> int:
     """The place of ``count`` free bytes in a row, -1 when the interpreter must read first."""
-    written = reg[at.R_RING_WRITTEN]
-    over = written % at.RING_BYTES + count - at.RING_BYTES
+    written = reg.ring_written
+    over = written % RING_BYTES + count - RING_BYTES
     if over > 0:
         written += count - over
-    if written + count - reg[at.R_RING_READ] > at.RING_BYTES:
+    if written + count - reg.ring_read > RING_BYTES:
         return -1
-    if reg[at.R_JOURNAL_WRITTEN] + 4 - reg[at.R_JOURNAL_READ] > at.JOURNAL_ENTRIES:
+    if reg.journal_written + 4 - reg.journal_read > JOURNAL_ENTRIES:
         return -1
-    reg[at.R_RING_WRITTEN] = written
+    reg.ring_written = written
     return written
 
 
 @inner
-def note_piece(reg: IntArray, conn: IntArray) -> IntArray:
+def note_piece(reg: Registers, connection: ConnectionState) -> Receive:
     """Write the journal entry of a connection's last receive."""
-    conn[at.N_ENTRY] = reg[at.R_JOURNAL_WRITTEN] % at.JOURNAL_ENTRIES
-    reg[at.R_JOURNAL_WRITTEN] += 1
-    entry = table.journal(reg)[conn[at.N_ENTRY]]
-    entry[at.J_ROW], entry[at.J_MODE] = conn[at.N_ROW], conn[at.N_MODE]
-    entry[at.J_AT], entry[at.J_BYTES], entry[at.J_NS] = conn[at.N_PIECE_AT], conn[at.N_PIECE_BYTES], conn[at.N_PIECE_NS]
-    entry[at.J_KERNEL_NS] = conn[at.N_PIECE_KERNEL_NS]
-    entry[at.J_NUM_EVENTS] = entry[at.J_END] = entry[at.J_IDS_BYTES] = 0
-    entry[at.J_RING_END] = reg[at.R_RING_WRITTEN]
-    conn[at.N_NUM_EVENTS] = 0
+    connection.entry = reg.journal_written % JOURNAL_ENTRIES
+    reg.journal_written += 1
+    entry = receive_at(reg.receives_at, connection.entry)
+    entry.row, entry.mode = connection.row, connection.mode
+    entry.place, entry.num_bytes = connection.piece_place, connection.piece_bytes
+    entry.received_ns, entry.kernel_ns = connection.piece_ns, connection.piece_kernel_ns
+    entry.num_events = entry.end = entry.ids_bytes = 0
+    entry.ring_end = reg.ring_written
+    connection.num_events = 0
     return entry
 
 
 @inner
-def on_readable(reg: IntArray, fd: int) -> int:
+def on_readable(reg: Registers, fd: int) -> int:
     """Take what a connection has received, stamp it, and find out what it completes."""
-    conn = table.conns(reg)[fd]
-    reg[at.R_FD] = fd
-    place = room_in_ring(reg, at.RECEIVE_BYTES)
+    connection = connection_at(reg.connections_at, fd)
+    reg.event_fd = fd
+    place = room_in_ring(reg, RECEIVE_BYTES)
     if place < 0:
-        return at.E_FULL
-    count = receive_bytes(reg, fd, reg[at.R_RING] + place % at.RING_BYTES, at.RECEIVE_BYTES)
+        return events.FULL
+    count = receive_bytes(reg, fd, reg.ring_at + place % RING_BYTES, RECEIVE_BYTES)
     received_ns = clock_ns(reg)
     if count < 0:
         reason = errno()
         if reason in (EAGAIN, EINTR):
-            return at.GO_ON
-        reg[at.R_DETAIL] = reason
-        return at.E_RECEIVE_FAILED
-    if conn[at.N_MODE] == at.IDLE:
-        return at.E_OUT_OF_TURN  # closed, or talking while nothing was asked
+            return events.GO_ON
+        reg.event_detail = reason
+        return events.RECEIVE_FAILED
+    if connection.mode == MODE_IDLE:
+        return events.OUT_OF_TURN  # closed, or talking while nothing was asked
     if count == 0:
-        return at.E_CLOSED
-    reg[at.R_RING_WRITTEN] += count
-    conn[at.N_PIECE_AT], conn[at.N_PIECE_BYTES], conn[at.N_PIECE_NS] = place, count, received_ns
-    has_stamp = reg[at.R_CONTROL + 1] == STAMP_MARK
-    stamp_ns = reg[at.R_CONTROL + 2] * NS_PER_S + reg[at.R_CONTROL + 3]
-    conn[at.N_PIECE_KERNEL_NS] = stamp_ns if has_stamp else at.ABSENT
-    return take_piece(reg, fd)
+        return events.CLOSED
+    reg.ring_written += count
+    connection.piece_place, connection.piece_bytes, connection.piece_ns = place, count, received_ns
+    control = control_at(reg.control_at, 0)
+    stamp_ns = control.seconds * NS_PER_S + control.nanoseconds
+    connection.piece_kernel_ns = stamp_ns if control.mark == STAMP_MARK else ABSENT
+    return take_piece(reg, connection)
 
 
 @inner
-def take_piece(reg: IntArray, fd: int) -> int:
+def take_piece(reg: Registers, connection: ConnectionState) -> int:
     """Look at the connection's last receive."""
-    conn = table.conns(reg)[fd]
-    place, count, row = conn[at.N_PIECE_AT], conn[at.N_PIECE_BYTES], conn[at.N_ROW]
-    address = reg[at.R_RING] + place % at.RING_BYTES
+    row, count = connection.row, connection.piece_bytes
+    address = reg.ring_at + connection.piece_place % RING_BYTES
     head_bytes = 0
-    if conn[at.N_MODE] == at.AWAIT_HEAD:
-        if table.first_byte_ns(reg)[row] == at.ABSENT:
-            table.first_byte_ns(reg)[row] = conn[at.N_PIECE_NS]
-        head_bytes = find_head(reg, conn, row, address, count)
+    if connection.mode == MODE_AWAIT_HEAD:
+        first_byte = instant_at(reg.first_byte_at, row)
+        if first_byte.ns == ABSENT:
+            first_byte.ns = connection.piece_ns
+        head_bytes = find_head(reg, connection, address)
         if head_bytes < 0:
-            return at.E_NEW_HEAD
-    mode = conn[at.N_MODE]
-    entry = note_piece(reg, conn)
-    if mode == at.FOREIGN:
-        return at.E_FOREIGN
+            return events.NEW_HEAD
+    mode = connection.mode
+    entry = note_piece(reg, connection)
+    if mode == MODE_FOREIGN:
+        return events.FOREIGN
+    session = session_at(reg.sessions_at, connection.session)
     body_at, body_bytes = address + head_bytes, count - head_bytes
-    if mode == at.COUNTED:
-        if body_bytes > conn[at.N_LEFT]:
-            return hand_over(reg, conn, at.E_TOO_MUCH)
-        take_counted(reg, fd, body_at, body_bytes)
-        return finish(reg, fd) if conn[at.N_LEFT] == 0 else at.GO_ON
-    used = take_chunked(reg, fd, body_at, body_bytes)
-    entry[at.J_NUM_EVENTS] = conn[at.N_NUM_EVENTS]
-    if conn[at.N_CHUNK_MODE] < at.CHUNK_OVER:
-        tokens_to_come = table.rows(reg)[row, at.Q_GENERATE_TOKENS] - conn[at.N_NUM_IDS]
-        has_begun = conn[at.N_NUM_IDS] > 0
-        set_urgent(reg, conn, 0 if has_begun and tokens_to_come > FAR_FROM_END_TOKENS else 1)
-        return at.GO_ON
-    if conn[at.N_CHUNK_MODE] == at.CHUNK_ODD:
-        conn[at.N_MODE] = at.FOREIGN
-        return hand_over(reg, conn, at.E_FOREIGN)
-    return finish(reg, fd) if used == body_bytes else hand_over(reg, conn, at.E_TOO_MUCH)
+    if mode == MODE_COUNTED:
+        if body_bytes > connection.left_bytes:
+            return hand_over(reg, connection, events.TOO_MUCH)
+        scan(connection, session, body_at, body_at + body_bytes)
+        connection.left_bytes -= body_bytes
+        return finish(reg, connection) if connection.left_bytes == 0 else events.GO_ON
+    used = chunks.take_chunked(connection, session, body_at, body_bytes)
+    entry.num_events = connection.num_events
+    if connection.chunk_mode < chunks.OVER:
+        tokens_to_come = request_at(reg.requests_at, row).generate_tokens - connection.num_ids
+        set_urgent(reg, connection, 0 if connection.num_ids > 0 and tokens_to_come > FAR_FROM_END_TOKENS else 1)
+        return events.GO_ON
+    if connection.chunk_mode == chunks.ODD:
+        connection.mode = MODE_FOREIGN
+        return hand_over(reg, connection, events.FOREIGN)
+    return finish(reg, connection) if used == body_bytes else hand_over(reg, connection, events.TOO_MUCH)
 
 
 @inner
-def hand_over(reg: IntArray, conn: IntArray, event: int) -> int:
+def hand_over(reg: Registers, connection: ConnectionState, event: int) -> int:
     """Leave an answer to the interpreter, which carries its ids itself: what the scanner appended is forgotten."""
-    session = table.sessions(reg)[conn[at.N_SESSION]]
-    session[at.S_BYTES] = session[at.S_ANSWER_AT]
-    conn[at.N_KEEPS_IDS] = 0
+    session = session_at(reg.sessions_at, connection.session)
+    session.used_bytes = session.answer_from
+    connection.keeps_ids = 0
     return event
 
 
 @inner
-def find_head(reg: IntArray, conn: IntArray, row: int, address: int, count: int) -> int:
+def find_head(reg: Registers, connection: ConnectionState, address: int) -> int:
     """Learn from a known head how the body ends; the head's bytes, -1 when this head was never seen before.
 
     A head that does not come whole in the first receive is left to the HTTP parser, with all that follows.
     """
-    conn[at.N_MODE] = at.FOREIGN
-    end = memmem(address, count, reg[at.R_TEXT_PROMPT], 4)
+    connection.mode = MODE_FOREIGN
+    # The text that opens a prompt begins with the blank line that ends a head.
+    blank_line_at = span_at(reg.texts_at, TEXT_PROMPT).start_at
+    end = memmem(address, connection.piece_bytes, blank_line_at, BLANK_LINE_BYTES)
     if end == 0:
         return 0
-    size = end + 4 - address
-    if size > at.MAX_HEAD_BYTES:
+    size = end + BLANK_LINE_BYTES - address
+    if size > MAX_HEAD_BYTES:
         return 0
-    for place in range(min(reg[at.R_NUM_HEADS], at.MAX_HEADS)):
-        base = reg[at.R_HEADS] + place * at.HEAD_STRIDE
-        known = ints_at(base, at.HEAD_FIELDS)
-        if known[0] == size and memcmp(base + 8 * at.HEAD_FIELDS, address, size) == 0:
-            if known[1] == 0:
+    for place in range(min(reg.num_heads, MAX_HEADS)):
+        head_at = reg.heads_at + place * HEAD_STRIDE
+        head = known_head_at(head_at, 0)
+        if head.num_bytes == size and memcmp(head_at + HEAD_FIELDS_BYTES, address, size) == 0:
+            if head.status == 0:
                 return 0
-            table.http_status(reg)[row] = known[1]
-            conn[at.N_LEFT], conn[at.N_IS_KEPT_ALIVE] = known[2], known[3]
-            conn[at.N_MODE] = at.COUNTED if known[2] else at.CHUNKED
+            http_status_at(reg.http_status_at, connection.row).code = head.status
+            connection.left_bytes, connection.is_kept_alive = head.body_bytes, head.is_kept_alive
+            connection.mode = MODE_COUNTED if head.body_bytes else MODE_CHUNKED
             return size
-    conn[at.N_MODE] = at.AWAIT_HEAD
-    reg[at.R_ABOUT], reg[at.R_DETAIL] = row, size
+    connection.mode = MODE_AWAIT_HEAD
+    reg.event_row, reg.event_detail = connection.row, size
     return -1
 
 
 @inner
-def is_as_planned(reg: IntArray, conn: IntArray, line: IntArray) -> bool:
+def is_as_planned(reg: Registers, connection: ConnectionState, request: RequestState) -> bool:
     """Whether the scanner saw exactly what the plan asks for, so that the session can go on at once."""
-    generate_tokens = line[at.Q_GENERATE_TOKENS]
     return (
-        reg[at.R_HAS_TOKEN_IDS] == 1
-        and conn[at.N_IS_ODD] == 0
-        and conn[at.N_NUM_IDS] == generate_tokens
-        and conn[at.N_COMPLETION_TOKENS] == generate_tokens
-        and conn[at.N_PROMPT_TOKENS] == line[at.Q_PROMPT_TOKENS]
-        and (conn[at.N_HAS_DONE] == 1 or reg[at.R_STREAMS] == 0)
-        and conn[at.N_TAKEN_BYTES] == conn[at.N_REQUEST_BYTES]
+        reg.has_token_ids == 1
+        and connection.is_odd == 0
+        and connection.num_ids == request.generate_tokens
+        and connection.completion_tokens == request.generate_tokens
+        and connection.prompt_tokens == request.prompt_tokens
+        and (connection.has_done == 1 or reg.is_streamed == 0)
+        and connection.taken_bytes == connection.request_bytes
+        and http_status_at(reg.http_status_at, connection.row).code == 200
     )
 
 
 @inner
-def finish(reg: IntArray, fd: int) -> int:
+def finish(reg: Registers, connection: ConnectionState) -> int:
     """The answer is complete: on with the session when it is as planned, else to the interpreter."""
-    conn = table.conns(reg)[fd]
-    row, done_ns = conn[at.N_ROW], conn[at.N_PIECE_NS]
-    line = table.rows(reg)[row]
-    session = table.sessions(reg)[line[at.Q_SESSION]]
-    entry = table.journal(reg)[conn[at.N_ENTRY]]
-    table.done_ns(reg)[row] = done_ns
-    conn[at.N_MODE] = at.IDLE
-    set_urgent(reg, conn, 0)
-    is_planned = is_as_planned(reg, conn, line) and table.http_status(reg)[row] == 200
-    if is_planned and line[at.Q_IS_CONTINUED]:
-        # Behind a prompt the ids begin with a comma.
-        answer_at = session[at.S_ANSWER_AT] + (1 if session[at.S_ANSWER_AT] else 0)
-        size = session[at.S_BYTES] - answer_at
-        place = room_in_ring(reg, size) if size > 0 else -1
-        if place < 0:
-            is_planned = False
-        else:
-            ring_end = reg[at.R_RING] + at.RING_BYTES
-            put(reg[at.R_RING] + place % at.RING_BYTES, ring_end, session[at.S_STREAM] + answer_at, size)
-            reg[at.R_RING_WRITTEN] += size
-            entry[at.J_IDS_AT], entry[at.J_IDS_BYTES] = place, size
-            entry[at.J_RING_END] = reg[at.R_RING_WRITTEN]
+    row, done_ns = connection.row, connection.piece_ns
+    request = request_at(reg.requests_at, row)
+    session = session_at(reg.sessions_at, request.session)
+    entry = receive_at(reg.receives_at, connection.entry)
+    instant_at(reg.done_at, row).ns = done_ns
+    connection.mode = MODE_IDLE
+    set_urgent(reg, connection, 0)
+    is_planned = is_as_planned(reg, connection, request)
+    if is_planned and request.is_continued:
+        is_planned = keep_ids(reg, session, entry)
     if not is_planned:
         # What the scanner appended may be wrong; the interpreter will append what the parsers say.
-        session[at.S_BYTES] = session[at.S_ANSWER_AT]
-    elif line[at.Q_IS_CONTINUED]:
-        session[at.S_TOKENS] += line[at.Q_GENERATE_TOKENS]
-    goes_on = is_planned and not line[at.Q_IS_LAST] and conn[at.N_IS_KEPT_ALIVE] == 1 and go_on(reg, row, done_ns)
-    entry[at.J_END] = at.GOES_ON if goes_on else at.AS_PLANNED if is_planned else at.NOT_AS_PLANNED
-    reg[at.R_FD], reg[at.R_ABOUT] = fd, row
-    return at.GO_ON if goes_on else at.E_COMPLETE
+        session.used_bytes = session.answer_from
+    elif request.is_continued:
+        session.num_tokens += request.generate_tokens
+    goes_on = is_planned and not request.is_last and connection.is_kept_alive == 1 and go_on(reg, row, done_ns)
+    entry.end = END_GOES_ON if goes_on else END_AS_PLANNED if is_planned else END_NOT_AS_PLANNED
+    reg.event_row = row
+    return events.GO_ON if goes_on else events.COMPLETE
 
 
 @inner
-def go_on(reg: IntArray, row: int, done_ns: int) -> bool:
-    """Make the session's next request due and build it; False when that needs the interpreter."""
-    following = table.rows(reg)[row + 1]
-    # Both deadlines of a row may need room.
-    if following[at.Q_FRESH] == 0 or reg[at.R_HEAP_LEN] + 2 > 2 * reg[at.R_NUM_ROW] + 1:
+def keep_ids(reg: Registers, session: SessionState, entry: Receive) -> bool:
+    """Put the ids that were read into the ring, to be held to what the parsers read; False when there is no room."""
+    # Behind a prompt the ids begin with a comma.
+    answer_from = session.answer_from + (1 if session.answer_from else 0)
+    size = session.used_bytes - answer_from
+    place = room_in_ring(reg, size) if size > 0 else -1
+    if place < 0:
         return False
-    if build_prompt(reg, row + 1) != at.GO_ON:
+    put(reg.ring_at + place % RING_BYTES, reg.ring_at + RING_BYTES, session.stream_at + answer_from, size)
+    reg.ring_written += size
+    entry.ids_place, entry.ids_bytes = place, size
+    entry.ring_end = reg.ring_written
+    return True
+
+
+@inner
+def go_on(reg: Registers, row: int, done_ns: int) -> bool:
+    """Make the session's next request due and build it; False when that needs the interpreter."""
+    # Both deadlines of a row may need room.
+    if request_at(reg.requests_at, row + 1).fresh_at == 0 or reg.num_deadlines + 2 > 2 * reg.num_requests + 1:
+        return False
+    if build_prompt(reg, row + 1) != events.GO_ON:
         return False
     trigger_ns = to_clock_ns(reg, done_ns)
-    due_ns = trigger_ns + table.rows(reg)[row, at.Q_WAIT_NS]
-    table.trigger_ns(reg)[row + 1], table.due_ns(reg)[row + 1] = trigger_ns, due_ns
+    due_ns = trigger_ns + request_at(reg.requests_at, row).wait_ns
+    instant_at(reg.trigger_at, row + 1).ns, instant_at(reg.due_at, row + 1).ns = trigger_ns, due_ns
     plan_send(reg, row + 1, due_ns, done_ns)
     return True

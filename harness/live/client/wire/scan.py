@@ -1,52 +1,16 @@
-"""Finds, in the bytes of an answer as they come in, where its body ends and which token ids and counts it holds.
+"""Finds, in the bytes of a body as they come in, which token ids and counts it holds, and where its events end.
 
 It only lets the loop go on with a session at once: what an answer *means* is decided later, by real parsers, and a
-difference fails the request. Unusual bytes set ``N_IS_ODD`` and are left to them. Next: ``core`` calls ``take_body``.
+difference fails the request. Unusual bytes set ``is_odd`` and are left to them. Next: ``chunks`` and ``receiving`` call
+``scan`` with what belongs to a body.
 """
 
 from __future__ import annotations
 
-from harness.compiled import inner_viewing as inner
-from harness.live.client.wire import table
-from harness.live.client.wire.layout import (
-    ABSENT,
-    CHUNK_DATA,
-    CHUNK_DATA_CR,
-    CHUNK_DATA_LF,
-    CHUNK_EXTENSION,
-    CHUNK_LAST_CR,
-    CHUNK_LAST_LF,
-    CHUNK_ODD,
-    CHUNK_OVER,
-    CHUNK_SIZE,
-    N_CHUNK_MODE,
-    N_COMPLETION_TOKENS,
-    N_HAS_DONE,
-    N_IS_ODD,
-    N_KEEPS_IDS,
-    N_LEFT,
-    N_NUM_EVENTS,
-    N_NUM_IDS,
-    N_PROMPT_TOKENS,
-    N_SCAN_MODE,
-    N_SESSION,
-    N_VALUE,
-    N_WINDOW,
-    N_WINDOW_BEFORE,
-    S_BYTES,
-    S_ROOM,
-    S_STREAM,
-    SCAN_COMPLETION_TOKENS,
-    SCAN_IDS,
-    SCAN_IDS_OPEN,
-    SCAN_PROMPT_IDS,
-    SCAN_PROMPT_IDS_OPEN,
-    SCAN_PROMPT_TOKENS,
-    SCAN_SEARCH,
-    BytesArray,
-    IntArray,
-)
-from harness.live.client.wire.syscalls import NO_ROOM, bytes_at, put_byte, put_number
+from harness.compiled import inner
+from harness.compiled.addresses import byte_at
+from harness.live.client.wire.layout import ABSENT, ConnectionState, SessionState
+from harness.live.client.wire.texts import COMMA, NO_ROOM, ZERO, put_byte, put_number
 
 
 def window_of(text: bytes) -> int:
@@ -54,8 +18,10 @@ def window_of(text: bytes) -> int:
     return int.from_bytes(text.rjust(8, b"\0")[-8:], "big", signed=True)
 
 
-COLON, COMMA, BRACKET_OPEN, BRACKET_CLOSE, SPACE = 58, 44, 91, 93, 32
-CR, LF, SEMICOLON, ZERO, NINE = 13, 10, 59, 48, 57
+# ConnectionState.scan_mode: what the next byte is looked at as.
+SEARCH, IDS, IDS_OPEN, PROMPT_IDS_OPEN, PROMPT_IDS, PROMPT_TOKENS, COMPLETION_TOKENS = range(7)
+
+COLON, BRACKET_OPEN, BRACKET_CLOSE, SPACE, LF, NINE = 58, 91, 93, 32, 10, 57
 # The keys, each as its last eight bytes and (a part of) the eight before: the quote in front tells "token_ids" from
 # "prompt_token_ids", and inside a JSON string a quote never stands without a backslash.
 IDS_KEY, IDS_KEY_BEFORE, IDS_KEY_MASK = window_of(b'en_ids":'), window_of(b'"tok'), 0xFFFFFFFF
@@ -66,170 +32,153 @@ DONE_WINDOW = window_of(b": [DONE]")
 # What ends an event of a stream.
 BLANK_LINE, BLANK_LINE_CRLF = window_of(b"\n\n"), window_of(b"\n\r\n")
 MAX_ID = 1 << 31
-MAX_CHUNK_BYTES = 1 << 40
 
 
 @inner
-def begin_scan(line: IntArray) -> None:
+def begin_scan(connection: ConnectionState) -> None:
     """Forget the answer before."""
-    line[N_WINDOW] = line[N_WINDOW_BEFORE] = line[N_VALUE] = 0
-    line[N_SCAN_MODE] = SCAN_SEARCH
-    line[N_NUM_IDS] = line[N_HAS_DONE] = line[N_IS_ODD] = 0
-    line[N_PROMPT_TOKENS] = line[N_COMPLETION_TOKENS] = ABSENT
-    line[N_CHUNK_MODE] = CHUNK_SIZE
-    line[N_LEFT] = 0
+    connection.window = connection.window_before = connection.value = 0
+    connection.scan_mode = SEARCH
+    connection.num_ids = connection.has_done = connection.is_odd = 0
+    connection.prompt_tokens = connection.completion_tokens = ABSENT
 
 
 @inner
-def take_id(line: IntArray, session: IntArray) -> None:
-    """One more token id: count it and, when a later prompt goes on from it, append it to the session's text."""
-    line[N_NUM_IDS] += 1
-    if line[N_KEEPS_IDS]:
-        to = session[S_STREAM] + session[S_BYTES]
-        end = session[S_STREAM] + session[S_ROOM]
-        if session[S_BYTES]:
-            to = put_byte(to, end, COMMA)
-        to = put_number(to, end, line[N_VALUE])
-        if to == NO_ROOM:
-            line[N_IS_ODD] = 1
-            line[N_KEEPS_IDS] = 0
-            return
-        session[S_BYTES] = to - session[S_STREAM]
-    line[N_VALUE] = ABSENT
+def scan(connection: ConnectionState, session: SessionState, place: int, end: int) -> None:
+    """Look through the next bytes of a body, from one address to another."""
+    while place < end:
+        mode = connection.scan_mode
+        if mode == SEARCH:
+            place = search(connection, place, end)
+        elif mode == IDS:
+            place = read_ids(connection, session, place, end)
+        elif mode < PROMPT_TOKENS:
+            place = pass_brackets(connection, place, end)
+        else:
+            place = read_count(connection, place, end)
 
 
 @inner
-def scan(line: IntArray, session: IntArray, text: BytesArray) -> None:
-    """Look through the next bytes of a body."""
-    window, before, mode = line[N_WINDOW], line[N_WINDOW_BEFORE], line[N_SCAN_MODE]
-    place, count = 0, len(text)
-    while place < count:
-        byte = int(text[place])
+def search(connection: ConnectionState, place: int, end: int) -> int:
+    """Go on to behind the next key, and note the ends of events on the way; the address reached."""
+    window, before = connection.window, connection.window_before
+    while place < end and connection.scan_mode == SEARCH:
+        byte = byte_at(place)
         place += 1
-        if mode == SCAN_SEARCH:
-            before = (before << 8) | ((window >> 56) & 0xFF)
-            window = (window << 8) | byte
-            if byte == COLON:
-                if window == IDS_KEY:
-                    if before & IDS_KEY_MASK == IDS_KEY_BEFORE:
-                        mode = SCAN_IDS_OPEN
-                    elif before & IDS_KEY_MASK == PROMPT_IDS_BEFORE:
-                        mode = SCAN_PROMPT_IDS_OPEN
-                elif window == TOKENS_KEY:
-                    line[N_VALUE] = ABSENT
-                    if before == PROMPT_BEFORE:
-                        mode = SCAN_PROMPT_TOKENS
-                    elif before == COMPLETION_BEFORE:
-                        mode = SCAN_COMPLETION_TOKENS
-            elif byte == BRACKET_CLOSE and window == DONE_WINDOW:
-                line[N_HAS_DONE] = 1
-            elif byte == LF and (window & 0xFFFF == BLANK_LINE or window & 0xFFFFFF == BLANK_LINE_CRLF):
-                line[N_NUM_EVENTS] += 1
-        elif mode == SCAN_IDS:
-            if ZERO <= byte <= NINE:
-                value = line[N_VALUE]
-                line[N_VALUE] = byte - ZERO if value < 0 else value * 10 + byte - ZERO
-                if line[N_VALUE] >= MAX_ID:
-                    line[N_IS_ODD] = 1
-                    line[N_VALUE] = 0
-            elif byte in (COMMA, BRACKET_CLOSE):
-                if line[N_VALUE] >= 0:
-                    take_id(line, session)
-                if byte == BRACKET_CLOSE:
-                    mode = SCAN_SEARCH
-                    window = before = 0
-            elif byte != SPACE:
-                line[N_IS_ODD] = 1
-                mode = SCAN_SEARCH
-        elif mode == SCAN_IDS_OPEN:
-            if byte == BRACKET_OPEN:
-                line[N_VALUE] = ABSENT
-                mode = SCAN_IDS
-            elif byte != SPACE:  # null
-                mode = SCAN_SEARCH
-        elif mode == SCAN_PROMPT_IDS_OPEN:
-            if byte == BRACKET_OPEN:
-                mode = SCAN_PROMPT_IDS
-            elif byte != SPACE:  # null
-                mode = SCAN_SEARCH
-        elif mode == SCAN_PROMPT_IDS:
-            if byte == BRACKET_CLOSE:
-                mode = SCAN_SEARCH
-        elif ZERO <= byte <= NINE:
-            value = line[N_VALUE]
-            line[N_VALUE] = byte - ZERO if value < 0 else min(value, MAX_ID) * 10 + byte - ZERO
-        elif byte != SPACE or line[N_VALUE] >= 0:
-            if line[N_VALUE] >= 0:
-                line[N_PROMPT_TOKENS if mode == SCAN_PROMPT_TOKENS else N_COMPLETION_TOKENS] = line[N_VALUE]
-            mode = SCAN_SEARCH
-            window = before = 0
-    line[N_WINDOW], line[N_WINDOW_BEFORE], line[N_SCAN_MODE] = window, before, mode
-
-
-@inner
-def take_chunked(reg: IntArray, fd: int, at: int, count: int) -> int:
-    """Look through the next ``count`` bytes of a chunked body, which lie at an address.
-
-    The bytes used: fewer than ``count`` when the body is over before them. A trailer, and what is no chunk at all,
-    leaves N_CHUNK_MODE at CHUNK_ODD, for the HTTP parser to judge.
-    """
-    line = table.conns(reg)[fd]
-    session = table.sessions(reg)[line[N_SESSION]]
-    text = bytes_at(at, count)
-    mode, left = line[N_CHUNK_MODE], line[N_LEFT]
-    place = 0
-    while place < count and mode < CHUNK_OVER:
-        if mode == CHUNK_DATA:
-            size = min(left, count - place)
-            scan(line, session, text[place : place + size])
-            place += size
-            left -= size
-            if left == 0:
-                mode = CHUNK_DATA_CR
-            continue
-        byte = int(text[place])
-        place += 1
-        if mode == CHUNK_SIZE:
-            digit = hex_digit(byte)
-            if digit >= 0 and left < MAX_CHUNK_BYTES:
-                left = left * 16 + digit
-            elif byte == SEMICOLON:
-                mode = CHUNK_EXTENSION
-            elif byte != CR:
-                mode = CHUNK_DATA if byte == LF else CHUNK_ODD
-                if byte == LF and left == 0:
-                    mode = CHUNK_LAST_CR
-        elif mode == CHUNK_EXTENSION:
-            if byte == LF:
-                mode = CHUNK_DATA if left else CHUNK_LAST_CR
-        elif mode == CHUNK_DATA_CR:
-            mode = CHUNK_DATA_LF if byte == CR else CHUNK_ODD
-        elif mode == CHUNK_DATA_LF:
-            mode = CHUNK_SIZE if byte == LF else CHUNK_ODD
-            left = 0
-        elif mode == CHUNK_LAST_CR:
-            mode = CHUNK_LAST_LF if byte == CR else CHUNK_ODD
-        elif mode == CHUNK_LAST_LF:
-            mode = CHUNK_OVER if byte == LF else CHUNK_ODD
-    line[N_CHUNK_MODE], line[N_LEFT] = mode, left
+        before = (before << 8) | ((window >> 56) & 0xFF)
+        window = (window << 8) | byte
+        if byte == COLON:
+            connection.scan_mode = mode_behind(window, before)
+            connection.value = ABSENT
+        elif byte == LF:
+            if window & 0xFFFF == BLANK_LINE or window & 0xFFFFFF == BLANK_LINE_CRLF:
+                connection.num_events += 1
+        elif byte == BRACKET_CLOSE and window == DONE_WINDOW:
+            connection.has_done = 1
+    connection.window, connection.window_before = window, before
     return place
 
 
 @inner
-def hex_digit(byte: int) -> int:
-    """The value of a hexadecimal digit, -1 for any other byte."""
-    if ZERO <= byte <= NINE:
-        return byte - ZERO
-    if 97 <= byte <= 102:
-        return byte - 87
-    if 65 <= byte <= 70:
-        return byte - 55
-    return -1
+def mode_behind(window: int, before: int) -> int:
+    """How to go on behind a colon: by the key that it ends, if it is one of those looked for."""
+    if window == IDS_KEY:
+        if before & IDS_KEY_MASK == IDS_KEY_BEFORE:
+            return IDS_OPEN
+        if before & IDS_KEY_MASK == PROMPT_IDS_BEFORE:
+            return PROMPT_IDS_OPEN
+    elif window == TOKENS_KEY:
+        if before == PROMPT_BEFORE:
+            return PROMPT_TOKENS
+        if before == COMPLETION_BEFORE:
+            return COMPLETION_TOKENS
+    return SEARCH
 
 
 @inner
-def take_counted(reg: IntArray, fd: int, at: int, count: int) -> None:
-    """Look through the next bytes of a body of known length."""
-    line = table.conns(reg)[fd]
-    scan(line, table.sessions(reg)[line[N_SESSION]], bytes_at(at, count))
-    line[N_LEFT] -= count
+def forget_window(connection: ConnectionState) -> None:
+    """Search again behind a value that was understood."""
+    connection.scan_mode = SEARCH
+    connection.window = connection.window_before = 0
+
+
+@inner
+def pass_brackets(connection: ConnectionState, place: int, end: int) -> int:
+    """The next byte before or inside a list: into it, out of the prompt's, or back when it is none (null)."""
+    byte = byte_at(place)
+    mode = connection.scan_mode
+    if mode == PROMPT_IDS:
+        while byte != BRACKET_CLOSE and place + 1 < end:
+            place += 1
+            byte = byte_at(place)
+        if byte == BRACKET_CLOSE:
+            connection.scan_mode = SEARCH
+    elif byte == BRACKET_OPEN:
+        connection.scan_mode = IDS if mode == IDS_OPEN else PROMPT_IDS
+        connection.value = ABSENT
+    elif byte != SPACE:
+        connection.scan_mode = SEARCH
+    return place + 1
+
+
+@inner
+def read_ids(connection: ConnectionState, session: SessionState, place: int, end: int) -> int:
+    """Read on in a list of generated ids, up to its end; the address reached."""
+    while place < end and connection.scan_mode == IDS:
+        byte = byte_at(place)
+        place += 1
+        if ZERO <= byte <= NINE:
+            connection.value = max(connection.value, 0) * 10 + byte - ZERO
+            if connection.value >= MAX_ID:
+                connection.is_odd = 1
+                connection.value = 0
+        elif byte == COMMA:
+            take_id(connection, session)
+        elif byte == BRACKET_CLOSE:
+            take_id(connection, session)
+            forget_window(connection)
+        elif byte != SPACE:
+            connection.is_odd = 1
+            connection.scan_mode = SEARCH
+    return place
+
+
+@inner
+def take_id(connection: ConnectionState, session: SessionState) -> None:
+    """The end of a token id, if there was one: count it and, when a later prompt goes on from it, append it to the
+    session's text.
+    """
+    if connection.value < 0:
+        return
+    connection.num_ids += 1
+    if connection.keeps_ids:
+        to = session.stream_at + session.used_bytes
+        end = session.stream_at + session.room_bytes
+        if session.used_bytes:
+            to = put_byte(to, end, COMMA)
+        to = put_number(to, end, connection.value)
+        if to == NO_ROOM:
+            connection.is_odd = 1
+            connection.keeps_ids = 0
+            return
+        session.used_bytes = to - session.stream_at
+    connection.value = ABSENT
+
+
+@inner
+def read_count(connection: ConnectionState, place: int, end: int) -> int:
+    """Read on in a number of tokens, up to the byte behind it; the address reached."""
+    while place < end:
+        byte = byte_at(place)
+        place += 1
+        if ZERO <= byte <= NINE:
+            connection.value = min(max(connection.value, 0), MAX_ID) * 10 + byte - ZERO
+        elif byte != SPACE or connection.value >= 0:
+            if connection.value >= 0:
+                if connection.scan_mode == PROMPT_TOKENS:
+                    connection.prompt_tokens = connection.value
+                else:
+                    connection.completion_tokens = connection.value
+            forget_window(connection)
+            return place
+    return place

@@ -5,165 +5,181 @@ A send is stamped before the call, never after. Next: ``core`` sends what is due
 
 from __future__ import annotations
 
-from harness.compiled import inner_viewing as inner
-from harness.live.client.wire import layout as at
-from harness.live.client.wire import table
-from harness.live.client.wire.layout import IntArray
-from harness.live.client.wire.scan import begin_scan
-from harness.live.client.wire.syscalls import (
-    EAGAIN,
-    NO_ROOM,
-    clock_ns,
-    errno,
-    memchr,
-    put,
-    put_byte,
-    put_number,
-    send_parts,
+from harness.compiled import inner
+from harness.live.client.wire import events
+from harness.live.client.wire.chunks import begin_answer
+from harness.live.client.wire.layout import (
+    GIVEN_UP,
+    MODE_AWAIT_HEAD,
+    MODE_IDLE,
+    READY,
+    SPAN_BYTES,
+    TEXT_END,
+    TEXT_LENGTH,
+    TEXT_NONCE,
+    TEXT_OPTIONS,
+    TEXT_POST,
+    TEXT_PROMPT,
+    TEXT_TOKENS,
+    ConnectionState,
+    Registers,
+    RequestState,
+    SessionState,
+    connection_at,
+    instant_at,
+    request_at,
+    session_at,
+    span_at,
 )
+from harness.live.client.wire.syscalls import EAGAIN, clock_ns, errno, memchr, send_parts
+from harness.live.client.wire.texts import COMMA, DASH, NO_ROOM, put, put_byte, put_number
 
-COMMA, DASH = 44, 45
+BLANK_LINE_BYTES = 4
 
 
 @inner
-def cut_stream(session: IntArray, keep_tokens: int) -> bool:
+def cut_stream(session: SessionState, keep_tokens: int) -> bool:
     """Keep the first ids of a session's text; False when they are not there."""
-    if keep_tokens < 0 or keep_tokens > session[at.S_TOKENS]:
+    if keep_tokens < 0 or keep_tokens > session.num_tokens:
         return False
     if keep_tokens == 0:
-        session[at.S_BYTES] = 0
-    elif keep_tokens < session[at.S_TOKENS]:
-        place, end = session[at.S_STREAM], session[at.S_STREAM] + session[at.S_BYTES]
+        session.used_bytes = 0
+    elif keep_tokens < session.num_tokens:
+        place, end = session.stream_at, session.stream_at + session.used_bytes
         for _ in range(keep_tokens):
             comma = memchr(place, COMMA, end - place)
             if comma == 0:
                 return False
             place = comma + 1
-        session[at.S_BYTES] = place - 1 - session[at.S_STREAM]
-    session[at.S_TOKENS] = keep_tokens
+        session.used_bytes = place - 1 - session.stream_at
+    session.num_tokens = keep_tokens
     return True
 
 
 @inner
-def build_prompt(reg: IntArray, row: int) -> int:
-    """Bring a session's text to what this request sends: GO_ON, or E_NOT_READY when the text is shorter than what it
-    keeps, or E_NO_ROOM.
+def build_prompt(reg: Registers, row: int) -> int:
+    """Bring a session's text to what this request sends: GO_ON, or NOT_READY when the text is shorter than what it
+    keeps, or NO_ROOM.
 
     The text holds everything up to the answer before. The request's fresh part must have been drawn.
     """
-    line = table.rows(reg)[row]
-    session = table.sessions(reg)[line[at.Q_SESSION]]
-    if not cut_stream(session, line[at.Q_KEEP_TOKENS]):
-        return at.E_NOT_READY
-    to = session[at.S_STREAM] + session[at.S_BYTES]
-    end = session[at.S_STREAM] + session[at.S_ROOM]
-    if line[at.Q_FRESH_BYTES]:
-        if session[at.S_BYTES]:
+    request = request_at(reg.requests_at, row)
+    session = session_at(reg.sessions_at, request.session)
+    if not cut_stream(session, request.keep_tokens):
+        return events.NOT_READY
+    to = session.stream_at + session.used_bytes
+    end = session.stream_at + session.room_bytes
+    if request.fresh_bytes:
+        if session.used_bytes:
             to = put_byte(to, end, COMMA)
-        to = put(to, end, line[at.Q_FRESH], line[at.Q_FRESH_BYTES])
+        to = put(to, end, request.fresh_at, request.fresh_bytes)
         if to == NO_ROOM:
-            return at.E_NO_ROOM
-    session[at.S_BYTES] = to - session[at.S_STREAM]
-    session[at.S_TOKENS] += line[at.Q_FRESH_TOKENS]
-    line[at.Q_PROMPT], line[at.Q_PROMPT_BYTES] = session[at.S_STREAM], session[at.S_BYTES]
-    line[at.Q_STATE] = at.READY
-    return at.GO_ON
+            return events.NO_ROOM
+    session.used_bytes = to - session.stream_at
+    session.num_tokens += request.fresh_tokens
+    request.prompt_at, request.prompt_bytes = session.stream_at, session.used_bytes
+    request.readiness = READY
+    return events.GO_ON
 
 
 @inner
-def set_urgent(reg: IntArray, conn: IntArray, is_urgent: int) -> None:
+def set_urgent(reg: Registers, connection: ConnectionState, is_urgent: int) -> None:
     """Note whether a connection's next receive may be the first or the last of an answer."""
-    reg[at.R_NUM_URGENT] += is_urgent - conn[at.N_IS_URGENT]
-    conn[at.N_IS_URGENT] = is_urgent
+    reg.num_urgent += is_urgent - connection.is_urgent
+    connection.is_urgent = is_urgent
 
 
 @inner
-def put_text(reg: IntArray, to: int, which: int) -> int:
+def put_text(reg: Registers, to: int, which: int) -> int:
     """One of the fixed texts of a request; as ``put``."""
-    return put(to, reg[at.R_OUT] + reg[at.R_OUT_BYTES], reg[which], reg[which + 1])
+    text = span_at(reg.texts_at, which)
+    return put(to, reg.out_at + reg.out_bytes, text.start_at, text.num_bytes)
 
 
 @inner
-def put_request_id(reg: IntArray, to: int, line: IntArray) -> int:
+def put_request_id(reg: Registers, to: int, request: RequestState) -> int:
     """``<nonce>-<session>-<request>``; as ``put``."""
-    room_end = reg[at.R_OUT] + reg[at.R_OUT_BYTES]
-    to = put_byte(put_text(reg, to, at.R_TEXT_NONCE), room_end, DASH)
-    to = put_byte(put_number(to, room_end, line[at.Q_SESSION]), room_end, DASH)
-    return put_number(to, room_end, line[at.Q_REQUEST])
+    room_end = reg.out_at + reg.out_bytes
+    to = put_byte(put_text(reg, to, TEXT_NONCE), room_end, DASH)
+    to = put_byte(put_number(to, room_end, request.session), room_end, DASH)
+    return put_number(to, room_end, request.request)
 
 
 @inner
-def write_request(reg: IntArray, line: IntArray) -> int:
-    """Describe a request in R_IOV as head, prompt and tail; all its bytes, or NO_ROOM."""
-    tail_at, room_end = reg[at.R_OUT], reg[at.R_OUT] + reg[at.R_OUT_BYTES]
-    end = put_text(reg, tail_at, at.R_TEXT_TOKENS)
-    end = put_number(end, room_end, line[at.Q_GENERATE_TOKENS])
-    end = put_text(reg, end, at.R_TEXT_OPTIONS)
-    end = put_request_id(reg, end, line)
-    end = put_text(reg, end, at.R_TEXT_END)
+def write_request(reg: Registers, request: RequestState) -> int:
+    """Describe a request as three parts: head, prompt and tail; all its bytes, or NO_ROOM."""
+    tail_at, room_end = reg.out_at, reg.out_at + reg.out_bytes
+    end = put_text(reg, tail_at, TEXT_TOKENS)
+    end = put_number(end, room_end, request.generate_tokens)
+    end = put_text(reg, end, TEXT_OPTIONS)
+    end = put_request_id(reg, end, request)
+    end = put_text(reg, end, TEXT_END)
     tail_bytes = end - tail_at
     head_at = end
-    to = put_text(reg, head_at, at.R_TEXT_POST)
-    to = put_request_id(reg, to, line)
-    to = put_text(reg, to, at.R_TEXT_LENGTH)
-    to = put_number(to, room_end, reg[at.R_TEXT_PROMPT + 1] - 4 + line[at.Q_PROMPT_BYTES] + tail_bytes)
+    to = put_text(reg, head_at, TEXT_POST)
+    to = put_request_id(reg, to, request)
+    to = put_text(reg, to, TEXT_LENGTH)
+    opening_bytes = span_at(reg.texts_at, TEXT_PROMPT).num_bytes - BLANK_LINE_BYTES
+    to = put_number(to, room_end, opening_bytes + request.prompt_bytes + tail_bytes)
     # The blank line, which ends the head, and the beginning of the body.
-    to = put_text(reg, to, at.R_TEXT_PROMPT)
+    to = put_text(reg, to, TEXT_PROMPT)
     if to == NO_ROOM:
         return NO_ROOM
-    reg[at.R_IOV], reg[at.R_IOV + 1] = head_at, to - head_at
-    reg[at.R_IOV + 2], reg[at.R_IOV + 3] = line[at.Q_PROMPT], line[at.Q_PROMPT_BYTES]
-    reg[at.R_IOV + 4], reg[at.R_IOV + 5] = tail_at, tail_bytes
-    return to - head_at + line[at.Q_PROMPT_BYTES] + tail_bytes
+    head, prompt, tail = span_at(reg.parts_at, 0), span_at(reg.parts_at, 1), span_at(reg.parts_at, 2)
+    head.start_at, head.num_bytes = head_at, to - head_at
+    prompt.start_at, prompt.num_bytes = request.prompt_at, request.prompt_bytes
+    tail.start_at, tail.num_bytes = tail_at, tail_bytes
+    return to - head_at + request.prompt_bytes + tail_bytes
 
 
 @inner
-def send_rest(reg: IntArray, fd: int) -> int:
+def send_rest(reg: Registers, fd: int) -> int:
     """Hand the kernel what it has not taken of a connection's request."""
-    conn = table.conns(reg)[fd]
-    reg[at.R_FD], reg[at.R_ABOUT] = fd, conn[at.N_ROW]
-    total = write_request(reg, table.rows(reg)[conn[at.N_ROW]])
-    skip, first = conn[at.N_TAKEN_BYTES], 0
+    connection = connection_at(reg.connections_at, fd)
+    reg.event_fd, reg.event_row = fd, connection.row
+    total = write_request(reg, request_at(reg.requests_at, connection.row))
+    skip, first = connection.taken_bytes, 0
     if total == NO_ROOM or skip > total:
-        return at.E_NO_ROOM
-    while first < 2 and skip >= reg[at.R_IOV + 2 * first + 1]:
-        skip -= reg[at.R_IOV + 2 * first + 1]
+        return events.NO_ROOM
+    while first < 2 and skip >= span_at(reg.parts_at, first).num_bytes:
+        skip -= span_at(reg.parts_at, first).num_bytes
         first += 1
-    reg[at.R_IOV + 2 * first] += skip
-    reg[at.R_IOV + 2 * first + 1] -= skip
-    taken = send_parts(reg, fd, first, 3 - first)
+    part = span_at(reg.parts_at, first)
+    part.start_at += skip
+    part.num_bytes -= skip
+    taken = send_parts(reg, fd, reg.parts_at + first * SPAN_BYTES, 3 - first)
     if taken < 0:
         reason = errno()
         if reason != EAGAIN:
-            reg[at.R_DETAIL] = reason
-            return at.E_SEND_FAILED
+            reg.event_detail = reason
+            return events.SEND_FAILED
         taken = 0
-    conn[at.N_TAKEN_BYTES] += taken
-    conn[at.N_REQUEST_BYTES] = total
-    return at.GO_ON if conn[at.N_TAKEN_BYTES] == total else at.E_SENT_IN_PART
+    connection.taken_bytes += taken
+    connection.request_bytes = total
+    return events.GO_ON if connection.taken_bytes == total else events.SENT_IN_PART
 
 
 @inner
-def send_row(reg: IntArray, row: int) -> int:
+def send_row(reg: Registers, row: int) -> int:
     """Send a request now, if its prompt and a connection are there."""
-    line = table.rows(reg)[row]
-    reg[at.R_ABOUT] = row
-    if line[at.Q_STATE] == at.GIVEN_UP:
-        return at.GO_ON
-    if line[at.Q_STATE] != at.READY:
-        return at.E_NOT_READY
-    session = line[at.Q_SESSION]
-    fd = table.sessions(reg)[session, at.S_FD]
-    if fd < 0 or fd >= reg[at.R_NUM_CONN] or table.conns(reg)[fd, at.N_MODE] != at.IDLE:
-        return at.E_NO_CONNECTION
-    conn = table.conns(reg)[fd]
-    conn[at.N_ROW] = row
-    conn[at.N_TAKEN_BYTES] = 0
-    conn[at.N_MODE] = at.AWAIT_HEAD
-    conn[at.N_KEEPS_IDS] = line[at.Q_IS_CONTINUED]
-    table.sessions(reg)[session, at.S_ANSWER_AT] = table.sessions(reg)[session, at.S_BYTES]
-    begin_scan(conn)
-    set_urgent(reg, conn, 1)
+    request = request_at(reg.requests_at, row)
+    reg.event_row = row
+    if request.readiness == GIVEN_UP:
+        return events.GO_ON
+    if request.readiness != READY:
+        return events.NOT_READY
+    session = session_at(reg.sessions_at, request.session)
+    fd = session.fd
+    if fd < 0 or fd >= reg.num_connections or connection_at(reg.connections_at, fd).mode != MODE_IDLE:
+        return events.NO_CONNECTION
+    connection = connection_at(reg.connections_at, fd)
+    connection.row = row
+    connection.taken_bytes = 0
+    connection.mode = MODE_AWAIT_HEAD
+    connection.keeps_ids = request.is_continued
+    session.answer_from = session.used_bytes
+    begin_answer(connection)
+    set_urgent(reg, connection, 1)
     # Stamped before the call: on loopback the server may answer before it returns.
-    table.sent_ns(reg)[row] = clock_ns(reg)
+    instant_at(reg.sent_at, row).ns = clock_ns(reg)
     return send_rest(reg, fd)

@@ -14,14 +14,16 @@ import numpy as np
 
 from harness.errors import PlanError
 from harness.live.client.prompts import prefetch_in_turns, text_piece
-from harness.live.client.wire import layout as at
+from harness.live.client.wire import events
 from harness.live.client.wire.core import PREPARE, drive, warm_up
-from harness.live.client.wire.layout import BytesArray, SharedTables, address_of
+from harness.live.client.wire.layout import READY, UNPREPARED
 from harness.live.client.wire.memory import refuse_to_write
+from harness.live.client.wire.tables import BytesArray, SharedTables, address_of
 from harness.plan import TokenStreams
 
 if TYPE_CHECKING:
     from harness.live.client.answer import Answer
+    from harness.live.client.wire.layout import RequestState
     from harness.plan import Plan
 
 # An id below 2**31 and its comma.
@@ -49,29 +51,26 @@ class WireStreams:
         self._is_carried: set[int] = set()
 
     def _fill_rows(self) -> None:
-        row = 0
-        lines = self.tables.row
+        rows = iter(self.tables.requests)
         for session in self._plan.sessions:
             for place, request in enumerate(session.requests):
-                line = lines[row]
-                line[at.Q_SESSION], line[at.Q_REQUEST] = session.index, place
-                line[at.Q_KEEP_TOKENS], line[at.Q_PROMPT_TOKENS] = request.keep_tokens, request.prompt_tokens
-                line[at.Q_GENERATE_TOKENS], line[at.Q_WAIT_NS] = request.generate_tokens, request.wait_after_ns
-                line[at.Q_IS_LAST] = place == len(session.requests) - 1
-                row += 1
+                row = next(rows)
+                row.session, row.request = session.index, place
+                row.keep_tokens, row.prompt_tokens = request.keep_tokens, request.prompt_tokens
+                row.generate_tokens, row.wait_ns = request.generate_tokens, request.wait_after_ns
+                row.is_last = place == len(session.requests) - 1
 
     # -- what a script needs -------------------------------------------------------------------------------------
 
     def prefetch(self, session: int, request: int) -> None:
         """Draw the request's fresh part now."""
-        row = self._first_row[session] + request
-        line = self.tables.row[row]
-        if self._is_text or line[at.Q_FRESH] or line[at.Q_STATE] != at.UNPREPARED:
+        place = self._first_row[session] + request
+        row = self.tables.requests[place]
+        if self._is_text or row.fresh_at or row.readiness != UNPREPARED:
             return
-        num_tokens, text = text_piece(self._streams.fresh_tokens(session, request))
-        self._fresh[row] = text
-        line[at.Q_FRESH] = address_of(np.frombuffer(text or b" ", dtype=np.uint8))
-        line[at.Q_FRESH_BYTES], line[at.Q_FRESH_TOKENS] = len(text), num_tokens
+        row.fresh_tokens, text = text_piece(self._streams.fresh_tokens(session, request))
+        self._fresh[place] = text
+        row.fresh_at, row.fresh_bytes = address_of(np.frombuffer(text or b" ", dtype=np.uint8)), len(text)
 
     def prefetch_all(self, sessions: Sequence[int]) -> bool:
         """Draw what fits the budget, first requests of all sessions first; True when that is all."""
@@ -81,10 +80,10 @@ class WireStreams:
 
     def next_prompt(self, session: int, request: int) -> list[bytes]:
         """The prompt that ``prepare`` built, as JSON."""
-        line = self.tables.row[self._first_row[session] + request]
         if self._is_text:
             return [self._prompts[session]]
-        return [b"[", self._buffers[session][: line[at.Q_PROMPT_BYTES]].tobytes(), b"]"]
+        num_bytes = self.tables.requests[self._first_row[session] + request].prompt_bytes
+        return [b"[", self._buffers[session][:num_bytes].tobytes(), b"]"]
 
     def carry(self, session: int, answer: Answer) -> None:
         """Append what the server generated, unless the loop has already done so."""
@@ -94,14 +93,14 @@ class WireStreams:
             self._is_carried.discard(session)
         else:
             num_tokens, text = text_piece(answer.token_ids)
-            line = self.tables.sess[session]
-            used = int(line[at.S_BYTES])
+            state = self.tables.sessions[session]
+            used = state.used_bytes
             text = (b"," + text) if used and text else text
-            if used + len(text) > line[at.S_ROOM]:
+            if used + len(text) > state.room_bytes:
                 refuse_to_write()
             self._buffers[session][used : used + len(text)] = np.frombuffer(text, dtype=np.uint8)
-            line[at.S_BYTES] = used + len(text)
-            line[at.S_TOKENS] += num_tokens
+            state.used_bytes = used + len(text)
+            state.num_tokens += num_tokens
 
     def drop(self, session: int) -> None:
         """Forget a stream that nothing will build on, and what was drawn for it."""
@@ -110,13 +109,12 @@ class WireStreams:
         self._buffers.pop(session, None)
         self.tables.memory.give_up(f"session {session}")
         # No address may outlive what it points to.
-        line = self.tables.sess[session]
-        line[at.S_STREAM] = line[at.S_ROOM] = line[at.S_BYTES] = line[at.S_TOKENS] = line[at.S_ANSWER_AT] = 0
-        first, end = self._first_row[session], self._first_row[session + 1]
-        for column in (at.Q_FRESH, at.Q_FRESH_BYTES, at.Q_PROMPT, at.Q_PROMPT_BYTES):
-            self.tables.row[first:end, column] = 0
-        for row in range(first, end):
-            self._fresh.pop(row, None)
+        state = self.tables.sessions[session]
+        state.stream_at = state.room_bytes = state.used_bytes = state.num_tokens = state.answer_from = 0
+        for place in range(self._first_row[session], self._first_row[session + 1]):
+            row = self.tables.requests[place]
+            row.fresh_at = row.fresh_bytes = row.prompt_at = row.prompt_bytes = 0
+            self._fresh.pop(place, None)
 
     # -- what the replay needs -----------------------------------------------------------------------------------
 
@@ -130,42 +128,40 @@ class WireStreams:
 
     def prepare(self, row: int) -> None:
         """Build a row's prompt; everything before it must have been carried. Raises PlanError as ``take_tokens``."""
-        session, request = (int(self.tables.row[row, column]) for column in (at.Q_SESSION, at.Q_REQUEST))
+        state = self.tables.requests[row]
         if self._is_text:
-            self._prepare_text(row, session, request)
+            self._prepare_text(state)
             return
-        self.prefetch(session, request)
-        if request == 0:
-            self._begin_stream(session)
-        event = drive(self.tables.reg, PREPARE, row)
-        if event == at.E_NO_ROOM:
+        self.prefetch(state.session, state.request)
+        if state.request == 0:
+            self._begin_stream(state.session)
+        event = drive(self.tables.address, PREPARE, row)
+        if event == events.NO_ROOM:
             refuse_to_write()
-        if event != at.GO_ON:
-            keep_tokens, has_tokens = int(self.tables.row[row, at.Q_KEEP_TOKENS]), int(self.tables.sess[session, 4])
+        if event != events.GO_ON:
+            missing = state.keep_tokens - self.tables.sessions[state.session].num_tokens
             raise PlanError(
-                f"keeps {keep_tokens} tokens of a stream that is {keep_tokens - has_tokens} tokens shorter",
-                where=f"session {session}",
+                f"keeps {state.keep_tokens} tokens of a stream that is {missing} tokens shorter",
+                where=f"session {state.session}",
             )
 
-    def _prepare_text(self, row: int, session: int, request: int) -> None:
-        text = json.dumps(self._streams.text_prompt(session, request, self._generated)).encode()
-        self._prompts[session] = text
-        line = self.tables.row[row]
-        line[at.Q_PROMPT], line[at.Q_PROMPT_BYTES] = address_of(np.frombuffer(text, dtype=np.uint8)), len(text)
-        line[at.Q_STATE] = at.READY
+    def _prepare_text(self, row: RequestState) -> None:
+        text = json.dumps(self._streams.text_prompt(row.session, row.request, self._generated)).encode()
+        self._prompts[row.session] = text
+        row.prompt_at, row.prompt_bytes = address_of(np.frombuffer(text, dtype=np.uint8)), len(text)
+        row.readiness = READY
 
     def _begin_stream(self, session: int) -> None:
         """Memory for a session's text, beginning with the text of the session that it continues."""
         plan = self._plan.sessions[session]
-        line = self.tables.sess[session]
-        parent = None if plan.continues is None else self.tables.sess[plan.continues]
+        state = self.tables.sessions[session]
+        parent = None if plan.continues is None else self.tables.sessions[plan.continues]
         num_tokens = max(item.prompt_tokens + item.generate_tokens for item in plan.requests)
-        num_tokens = max(num_tokens, 0 if parent is None else int(parent[at.S_TOKENS]))
+        num_tokens = max(num_tokens, 0 if parent is None else parent.num_tokens)
         buffer = self.tables.memory.table(f"session {session}", (num_tokens + 1) * BYTES_PER_TOKEN, np.uint8)
-        line[at.S_STREAM], line[at.S_ROOM] = address_of(buffer), len(buffer)
-        line[at.S_BYTES] = line[at.S_TOKENS] = 0
+        state.stream_at, state.room_bytes = address_of(buffer), len(buffer)
+        state.used_bytes = state.num_tokens = 0
         if parent is not None and plan.continues in self._buffers:
-            used = int(parent[at.S_BYTES])
-            buffer[:used] = self._buffers[plan.continues][:used]
-            line[at.S_BYTES], line[at.S_TOKENS] = used, parent[at.S_TOKENS]
+            buffer[: parent.used_bytes] = self._buffers[plan.continues][: parent.used_bytes]
+            state.used_bytes, state.num_tokens = parent.used_bytes, parent.num_tokens
         self._buffers[session] = buffer

@@ -1,34 +1,27 @@
-"""The C library's calls that the compiled wire loop makes, and memory at an address, for code without an interpreter.
+"""The C library's calls that the compiled wire loop makes; their arguments lie in memory that Python owns.
 
-Every pointer is an int64 address of memory that Python owns for the whole replay; nothing here allocates or decides.
-Linux on a 64-bit machine only. Next: ``core`` sends, receives and waits with these.
+Nothing here allocates or decides. Linux on a 64-bit machine only. Next: ``core`` sends, receives and waits with these.
 """
 
 from __future__ import annotations
 
-import platform
 from typing import Any
 
-import numba
 import numpy as np
-from llvmlite import ir
 from numba.core import types
 from numba.core.types.functions import ExternalFunction
-from numba.extending import intrinsic
 
-from harness.compiled import inner_viewing as inner
+from harness.clock import NS_PER_S
+from harness.compiled import inner
+from harness.compiled.addresses import record_at
 from harness.live.client.wire.layout import (
-    R_ARMED_NS,
-    R_CONTROL,
-    R_IOV,
-    R_MESSAGE,
-    R_NAP_END,
-    R_SELF,
-    R_TIMER_FD,
-    R_TIMER_SPEC,
-    R_TIMESPEC,
-    BytesArray,
-    IntArray,
+    CONTROL_ROOM_BYTES,
+    Registers,
+    control_at,
+    message_at,
+    span_at,
+    timerspec_at,
+    timespec_at,
 )
 
 _long, _int = types.int64, types.int32
@@ -38,8 +31,8 @@ _external: Any = ExternalFunction
 wide: Any = np.int64
 
 epoll_wait: Any = _external("epoll_wait", _int(_int, _long, _int, _int))
-recvmsg: Any = _external("recvmsg", _long(_int, _long, _int))
-sendmsg: Any = _external("sendmsg", _long(_int, _long, _int))
+_recvmsg: Any = _external("recvmsg", _long(_int, _long, _int))
+_sendmsg: Any = _external("sendmsg", _long(_int, _long, _int))
 memcpy: Any = _external("memcpy", _long(_long, _long, _long))
 memcmp: Any = _external("memcmp", _int(_long, _long, _long))
 memchr: Any = _external("memchr", _long(_long, _int, _long))
@@ -51,153 +44,72 @@ _errno_location: Any = _external("__errno_location", _long())
 
 CLOCK_MONOTONIC = 1
 TFD_TIMER_ABSTIME = TIMER_ABSTIME = 1
-NS_PER_S = 1_000_000_000
 EAGAIN = 11
 EINTR = 4
 MSG_DONTWAIT, MSG_NOSIGNAL = 0x40, 0x4000
-# struct epoll_event is packed on x86-64 alone: 12 bytes, else 16 with the data at 8.
-IS_EVENT_PACKED = platform.machine() == "x86_64"
-EVENT_WORDS = 3 if IS_EVENT_PACKED else 4
-EVENT_DATA_WORD = 1 if IS_EVENT_PACKED else 2
-# First word of a control message that carries SO_TIMESTAMPNS: level SOL_SOCKET in its low half, the type in the high.
+# A control message that carries SO_TIMESTAMPNS: level SOL_SOCKET in its low half, the type in the high.
 STAMP_MARK = 1 | 35 << 32
-CONTROL_BYTES = 64
 
 
-_package: Any = numba
-_carray: Any = _package.carray
+class ErrorNumber:
+    """The C library's errno, int32."""
+
+    code: int
 
 
-@intrinsic
-def _pointer(_context: Any, address: Any) -> Any:
-    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        return builder.inttoptr(arguments[0], ir.IntType(8).as_pointer())
-
-    return types.voidptr(address), generate
-
-
-_as_pointer: Any = _pointer
-
-
-@inner
-def ints_at(address: int, count: int) -> IntArray:
-    """``count`` int64 that lie at an address."""
-    return _carray(_as_pointer(address), (count,), np.int64)
-
-
-@inner
-def table_at(address: int, count: int, width: int) -> IntArray:
-    """A table of int64, shape (count, width), that lies at an address."""
-    return _carray(_as_pointer(address), (count, width), np.int64)
-
-
-@inner
-def words_at(address: int, count: int) -> Any:
-    """``count`` int32 that lie at an address."""
-    return _carray(_as_pointer(address), (count,), np.int32)
-
-
-@inner
-def bytes_at(address: int, count: int) -> BytesArray:
-    """``count`` bytes that lie at an address."""
-    return _carray(_as_pointer(address), (count,), np.uint8)
+_error_number_at = record_at(ErrorNumber, np.dtype([("code", np.int32)]))
 
 
 @inner
 def errno() -> int:
     """Why the last call failed."""
-    return wide(words_at(_errno_location(), 1)[0])
+    return wide(_error_number_at(_errno_location(), 0).code)
 
 
 @inner
-def clock_ns(reg: IntArray) -> int:
+def clock_ns(reg: Registers) -> int:
     """CLOCK_MONOTONIC, as ``harness.clock.monotonic_ns`` reads it."""
-    _clock_gettime(CLOCK_MONOTONIC, reg[R_SELF] + 8 * R_TIMESPEC)
-    return reg[R_TIMESPEC] * NS_PER_S + reg[R_TIMESPEC + 1]
+    now = timespec_at(reg.now_at, 0)
+    _clock_gettime(CLOCK_MONOTONIC, reg.now_at)
+    return now.seconds * NS_PER_S + now.nanoseconds
 
 
 @inner
-def nap(reg: IntArray, until_ns: int) -> None:
+def nap(reg: Registers, until_ns: int) -> None:
     """Sleep until an instant, whatever arrives."""
-    reg[R_NAP_END] = until_ns // NS_PER_S
-    reg[R_NAP_END + 1] = until_ns % NS_PER_S
-    _clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, reg[R_SELF] + 8 * R_NAP_END, 0)
+    end = timespec_at(reg.nap_end_at, 0)
+    end.seconds, end.nanoseconds = until_ns // NS_PER_S, until_ns % NS_PER_S
+    _clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, reg.nap_end_at, 0)
 
 
 @inner
-def arm_timer(reg: IntArray, deadline_ns: int) -> None:
+def arm_timer(reg: Registers, deadline_ns: int) -> None:
     """Make the timer's descriptor readable at an instant; 0 disarms and clears it."""
-    if deadline_ns == reg[R_ARMED_NS]:
+    if deadline_ns == reg.armed_ns:
         return
-    reg[R_ARMED_NS] = deadline_ns
-    reg[R_TIMER_SPEC] = reg[R_TIMER_SPEC + 1] = 0
-    reg[R_TIMER_SPEC + 2] = deadline_ns // NS_PER_S
-    reg[R_TIMER_SPEC + 3] = deadline_ns % NS_PER_S
-    _timerfd_settime(reg[R_TIMER_FD], TFD_TIMER_ABSTIME, reg[R_SELF] + 8 * R_TIMER_SPEC, 0)
+    reg.armed_ns = deadline_ns
+    timer = timerspec_at(reg.timer_at, 0)
+    timer.seconds, timer.nanoseconds = deadline_ns // NS_PER_S, deadline_ns % NS_PER_S
+    _timerfd_settime(reg.timer_fd, TFD_TIMER_ABSTIME, reg.timer_at, 0)
 
 
 @inner
-def receive_bytes(reg: IntArray, fd: int, address: int, room: int) -> int:
-    """recvmsg into ``room`` bytes at an address, its control message into R_CONTROL; what recvmsg returned."""
-    base = reg[R_SELF]
-    reg[R_IOV] = address
-    reg[R_IOV + 1] = room
-    reg[R_MESSAGE] = reg[R_MESSAGE + 1] = 0
-    reg[R_MESSAGE + 2] = base + 8 * R_IOV
-    reg[R_MESSAGE + 3] = 1
-    reg[R_MESSAGE + 4] = base + 8 * R_CONTROL
-    reg[R_MESSAGE + 5] = CONTROL_BYTES
-    reg[R_MESSAGE + 6] = 0
-    reg[R_CONTROL + 1] = 0
-    return recvmsg(fd, base + 8 * R_MESSAGE, MSG_DONTWAIT)
+def receive_bytes(reg: Registers, fd: int, address: int, room: int) -> int:
+    """recvmsg into ``room`` bytes at an address, with room for control messages; what recvmsg returned."""
+    part, message = span_at(reg.parts_at, 0), message_at(reg.message_at, 0)
+    part.start_at, part.num_bytes = address, room
+    message.parts_at, message.num_parts = reg.parts_at, 1
+    message.control_at = reg.control_at
+    message.control_bytes = CONTROL_ROOM_BYTES
+    message.flags = 0
+    control_at(reg.control_at, 0).mark = 0
+    return _recvmsg(fd, reg.message_at, MSG_DONTWAIT)
 
 
 @inner
-def send_parts(reg: IntArray, fd: int, first: int, count: int) -> int:
-    """sendmsg of ``count`` parts described from R_IOV + 2 * first on; what sendmsg returned."""
-    base = reg[R_SELF]
-    reg[R_MESSAGE] = reg[R_MESSAGE + 1] = 0
-    reg[R_MESSAGE + 2] = base + 8 * (R_IOV + 2 * first)
-    reg[R_MESSAGE + 3] = count
-    reg[R_MESSAGE + 4] = reg[R_MESSAGE + 5] = reg[R_MESSAGE + 6] = 0
-    return sendmsg(fd, base + 8 * R_MESSAGE, MSG_DONTWAIT | MSG_NOSIGNAL)
-
-
-# What stands for an address when there was no room; whatever is put there is refused too, so that one look at the last
-# address tells whether all was written.
-NO_ROOM = -1
-
-
-@inner
-def put(to: int, end: int, source: int, count: int) -> int:
-    """Copy bytes, up to the address ``end``; the address after the copy, NO_ROOM when nothing was written."""
-    if to == NO_ROOM or count < 0 or to + count > end:
-        return NO_ROOM
-    memcpy(to, source, count)
-    return to + count
-
-
-@inner
-def put_byte(to: int, end: int, byte: int) -> int:
-    """Write one byte; as ``put``."""
-    if to == NO_ROOM or to >= end:
-        return NO_ROOM
-    bytes_at(to, 1)[0] = byte
-    return to + 1
-
-
-@inner
-def put_number(to: int, end: int, number: int) -> int:
-    """Write a non-negative number in decimal; as ``put``."""
-    digits = 1
-    rest = number // 10
-    while rest > 0:
-        digits += 1
-        rest //= 10
-    if to == NO_ROOM or number < 0 or to + digits > end:
-        return NO_ROOM
-    text = bytes_at(to, digits)
-    for place in range(digits - 1, -1, -1):
-        text[place] = 48 + number % 10
-        number //= 10
-    return to + digits
+def send_parts(reg: Registers, fd: int, parts_at: int, count: int) -> int:
+    """sendmsg of ``count`` parts described at an address; what sendmsg returned."""
+    message = message_at(reg.message_at, 0)
+    message.parts_at, message.num_parts = parts_at, count
+    message.control_at = message.control_bytes = message.flags = 0
+    return _sendmsg(fd, reg.message_at, MSG_DONTWAIT | MSG_NOSIGNAL)

@@ -12,26 +12,28 @@ from hypothesis import strategies as st
 from harness.clock import NS_PER_MS, ScaledClock
 from harness.live.audit.nullserver import NullServer, NullServerConfig
 from harness.live.client.answer import NO_KERNEL_STAMP, Answer
-from harness.live.client.wire import deadlines
-from harness.live.client.wire import layout as at
+from harness.live.client.wire import chunks, deadlines
+from harness.live.client.wire.layout import registers_at
 from harness.live.client.wire.reading import ids_text
+from harness.live.client.wire.tables import SharedTables
 from tests.support.replays import plan_of, rows_of, run, session
 from tests.support.scanned import ROOM, Scanned, chunked
 
 
 @numba.njit
-def clock_and_back(reg: Any, instant_ns: int) -> tuple[int, int]:
+def clock_and_back(address: int, instant_ns: int) -> tuple[int, int]:
+    reg = registers_at(address, 0)
     return deadlines.to_clock_ns(reg, instant_ns), deadlines.to_monotonic_ns(reg, instant_ns)
 
 
 @numba.njit
-def push(reg: Any, at_ns: int, kind: int, row: int) -> None:
-    deadlines.push(reg, at_ns, kind, row)
+def push(address: int, at_ns: int, kind: int, row: int) -> None:
+    deadlines.push(registers_at(address, 0), at_ns, kind, row)
 
 
 @numba.njit
-def pop(reg: Any) -> None:
-    deadlines.pop(reg)
+def pop(address: int) -> None:
+    deadlines.pop(registers_at(address, 0))
 
 
 def event(ids: list[int], text: str, newline: str, *, with_prompt_ids: bool, spaced: bool) -> str:
@@ -85,36 +87,36 @@ def test_the_loop_reads_the_ids_counts_and_end_that_the_parsers_read(
     wire = chunked(body, chunk_sizes, extension)
     place = turn = 0
     while place < len(wire):
-        assert scanned.line[at.N_CHUNK_MODE] < at.CHUNK_OVER
+        assert scanned.state.chunk_mode < chunks.OVER
         size = receive_sizes[turn % len(receive_sizes)]
         scanned.take(wire[place : place + size])
         place += size
         turn += 1
-    line = scanned.line
-    assert line[at.N_CHUNK_MODE] == at.CHUNK_OVER
+    state = scanned.state
+    assert state.chunk_mode == chunks.OVER
     assert scanned.num_used == len(wire)
-    assert line[at.N_IS_ODD] == 0
-    assert (line[at.N_NUM_IDS], scanned.ids) == (len(answer.token_ids), ids_text(answer.token_ids))
-    assert line[at.N_PROMPT_TOKENS] == answer.prompt_tokens
-    assert line[at.N_COMPLETION_TOKENS] == answer.completion_tokens
-    assert line[at.N_HAS_DONE] == 1
-    assert line[at.N_NUM_EVENTS] == len(events) + 2 + has_comment
+    assert state.is_odd == 0
+    assert (state.num_ids, scanned.ids) == (len(answer.token_ids), ids_text(answer.token_ids))
+    assert state.prompt_tokens == answer.prompt_tokens
+    assert state.completion_tokens == answer.completion_tokens
+    assert state.has_done == 1
+    assert state.num_events == len(events) + 2 + has_comment
 
 
 @pytest.mark.parametrize(
     ("wire", "mode"),
     [
-        (b"5\r\nhello\r\n0\r\n\r\nHTTP", at.CHUNK_OVER),
-        (b"5\r\nhello\r\n0\r\nTrailer: x\r\n\r\n", at.CHUNK_ODD),
-        (b"5\r\nhelloX", at.CHUNK_ODD),
-        (b"zz\r\n", at.CHUNK_ODD),
-        (b"fffffffffffff\r\n", at.CHUNK_ODD),
+        (b"5\r\nhello\r\n0\r\n\r\nHTTP", chunks.OVER),
+        (b"5\r\nhello\r\n0\r\nTrailer: x\r\n\r\n", chunks.ODD),
+        (b"5\r\nhelloX", chunks.ODD),
+        (b"zz\r\n", chunks.ODD),
+        (b"fffffffffffff\r\n", chunks.ODD),
     ],
 )
 def test_what_is_no_plain_chunked_body_is_left_to_the_http_parser(wire: bytes, mode: int) -> None:
     scanned = Scanned()
     scanned.take(wire)
-    assert scanned.line[at.N_CHUNK_MODE] == mode
+    assert scanned.state.chunk_mode == mode
     assert scanned.num_used <= len(wire)
 
 
@@ -122,24 +124,24 @@ def test_what_is_no_plain_chunked_body_is_left_to_the_http_parser(wire: bytes, m
 def test_ids_that_are_no_token_ids_are_left_to_the_json_parser(ids: bytes) -> None:
     scanned = Scanned()
     scanned.take(chunked(b'data: {"choices":[{"token_ids":' + ids + b"}]}\n\n", [400], b""))
-    assert scanned.line[at.N_IS_ODD] == 1
+    assert scanned.state.is_odd == 1
 
 
 def test_ids_beyond_the_room_of_a_session_are_not_written() -> None:
     scanned = Scanned()
     ids = b",".join([b"123456"] * ROOM)
     scanned.take(chunked(b'data: {"choices":[{"token_ids":[' + ids + b"]}]}\n\n", [10**6], b""))
-    assert scanned.line[at.N_IS_ODD] == 1
-    assert scanned.tables.sess[0, at.S_BYTES] <= ROOM
+    assert scanned.state.is_odd == 1
+    assert scanned.session.used_bytes <= ROOM
 
 
 @settings(deadline=None)
 @given(st.floats(0.01, 500.0), st.integers(0, 10**16))
 def test_the_loop_converts_instants_as_the_clock_does(scale: float, instant_ns: int) -> None:
     clock = ScaledClock(scale)
-    reg = at.SharedTables(1, 1).reg
-    reg[at.R_NUMERATOR], reg[at.R_DENOMINATOR] = clock.ratio
-    assert clock_and_back(reg, instant_ns) == (
+    tables = SharedTables(1, 1)
+    tables.reg.clock_numerator, tables.reg.clock_denominator = clock.ratio
+    assert clock_and_back(tables.address, instant_ns) == (
         clock.from_monotonic_ns(instant_ns),
         clock.to_monotonic_ns(instant_ns),
     )
@@ -148,14 +150,15 @@ def test_the_loop_converts_instants_as_the_clock_does(scale: float, instant_ns: 
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 1)), max_size=60))
 def test_deadlines_come_in_order_of_time_then_kind_then_row(entries: list[tuple[int, int]]) -> None:
-    tables = at.SharedTables(1, 64)
+    tables = SharedTables(1, 64)
     wanted = [(at_ns, kind, row) for row, (at_ns, kind) in enumerate(entries)]
     for entry in wanted:
-        push(tables.reg, *entry)
+        push(tables.address, *entry)
     seen: list[tuple[int, ...]] = []
-    while tables.reg[at.R_HEAP_LEN]:
-        seen.append(tuple(tables.heap[0].tolist()))
-        pop(tables.reg)
+    while tables.reg.num_deadlines:
+        first = tables.deadlines[0]
+        seen.append((first.at_ns, first.kind, first.row))
+        pop(tables.address)
     assert seen == sorted(wanted)
 
 

@@ -1,0 +1,160 @@
+"""Any conditions against each other: across experiments, folders and dates, every pair, with one error rate for all.
+
+Runs that replayed the same plan are paired by its hash; where they did not, that is said and no pairing is pretended.
+Nothing is decided and no run is left out but invalid ones. Next: ``harness compare`` prints these.
+Definitions: docs/method.md, "Comparing any conditions".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+
+from harness.analysis.method.figures import RunFigures, run_figures
+from harness.analysis.method.serving import latencies
+from harness.analysis.method.stats import (
+    MIN_REPLICATES,
+    FloatArray,
+    log_ratio_interval,
+    quantile,
+    t_probability,
+    t_quantile,
+)
+from harness.analysis.method.tabular import Cell, ResultTable, table_of
+from harness.clock import NS_PER_MS, NS_PER_S
+from harness.records import SealedRun
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """Runs that are compared as one: a condition of an experiment in a folder."""
+
+    name: str
+    runs: tuple[SealedRun, ...]
+
+
+def _seconds(duration_ns: int | None, per: int = 1) -> float | None:
+    return None if duration_ns is None or not per else duration_ns / NS_PER_S / per
+
+
+def _percentile_ms(run: SealedRun, of: str, q: float) -> float | None:
+    values = getattr(latencies(run), of)
+    values = values[~np.isnan(values)]
+    return quantile(values, q) / NS_PER_MS if len(values) else None
+
+
+def _tokens_per_s(run: SealedRun) -> float | None:
+    found = latencies(run)
+    return int(found.tokens.sum()) / found.span_ns * NS_PER_S if found.span_ns else None
+
+
+# What is compared: cost of equal work only per generated token, since other sides may have done other work.
+MEASURES: Mapping[str, Callable[[SealedRun], float | None]] = {
+    "A_s_per_token": lambda run: _seconds(_a_ns(run_figures(run)), run_figures(run).generated_tokens),
+    "B_s_per_token": lambda run: _seconds(run_figures(run).b_ns, run_figures(run).generated_tokens),
+    "ttft_p50_ms": lambda run: _percentile_ms(run, "ttft_ns", 0.5),
+    "itl_p50_ms": lambda run: _percentile_ms(run, "itl_ns", 0.5),
+    "e2e_p50_ms": lambda run: _percentile_ms(run, "e2e_ns", 0.5),
+    "tokens_per_s": _tokens_per_s,
+}
+
+
+def _a_ns(figures: RunFigures) -> int | None:
+    return figures.a_ns
+
+
+def compare_all(sides: Sequence[Side]) -> ResultTable:
+    """Every pair of sides in every measure: ratio of means, its interval, and a p-value adjusted over all of them.
+
+    Paired by plan hash where both sides replayed the same plans (t test of log ratios), else as independent samples
+    (Welch's t test of logs). p_holm: Holm's step-down over every row with a p-value. Rows with fewer than three
+    replicates have ratios and no p.
+    """
+    rows = [
+        row
+        for one, other in combinations(sides, 2)
+        for measure, of in MEASURES.items()
+        if (row := _row(one, other, measure, of)) is not None
+    ]
+    adjusted = holm([p for row in rows if isinstance(p := row["p"], float)])
+    for row in rows:
+        row["p_holm"] = adjusted.pop(0) if isinstance(row["p"], float) else None
+        row["differs"] = None if row["p_holm"] is None else row["p_holm"] < 0.05
+    caption = (
+        "ratio: geometric mean of this / other; interval: 95 %, not adjusted; p_holm: adjusted over all rows (Holm), "
+        "differs: p_holm below 0.05. paired: by equal plan hashes; without, the sides replayed different inputs."
+    )
+    return table_of("Comparison of all pairs", caption, rows)
+
+
+def _row(one: Side, other: Side, measure: str, of: Callable[[SealedRun], float | None]) -> dict[str, Cell] | None:
+    by_plan = {run.manifest.plan_hash: run for run in other.runs}
+    pairs = [(run, by_plan[run.manifest.plan_hash]) for run in one.runs if run.manifest.plan_hash in by_plan]
+    is_paired = len(pairs) == len(one.runs) == len(other.runs)
+    sides = ([run for run, _ in pairs], [run for _, run in pairs]) if is_paired else (one.runs, other.runs)
+    values = [[value for run in runs if (value := of(run)) is not None and value > 0] for runs in sides]
+    if not values[0] or not values[1] or (is_paired and len(values[0]) != len(values[1])):
+        return None
+    logs = [np.log(np.asarray(side)) for side in values]
+    low, high, p = _paired(values) if is_paired else _welch(logs[0], logs[1])
+    return {
+        "this": one.name,
+        "other": other.name,
+        "measure": measure,
+        "paired": is_paired,
+        "runs": f"{len(values[0])}:{len(values[1])}",
+        "this_mean": float(np.exp(logs[0].mean())),
+        "other_mean": float(np.exp(logs[1].mean())),
+        "ratio": float(np.exp(logs[0].mean() - logs[1].mean())),
+        "low": low,
+        "high": high,
+        "p": p,
+    }
+
+
+Test = tuple[float | None, float | None, float | None]
+
+
+def _paired(values: Sequence[Sequence[float]]) -> Test:
+    """(low, high, p) of the mean log ratio; nothing below three pairs."""
+    interval = log_ratio_interval(values[0], values[1])
+    if interval is None:
+        return None, None, None
+    logs = np.log(np.asarray(values[0]) / np.asarray(values[1]))
+    error = float(logs.std(ddof=1)) / math.sqrt(len(logs))
+    return interval.low, interval.high, _p_value(float(logs.mean()), error, len(logs) - 1)
+
+
+def _welch(one: FloatArray, other: FloatArray) -> Test:
+    """(low, high, p) of the difference of mean logs of independent samples; degrees rounded down (Welch)."""
+    if min(len(one), len(other)) < MIN_REPLICATES:
+        return None, None, None
+    parts = [float(side.var(ddof=1)) / len(side) for side in (one, other)]
+    difference, error = float(one.mean() - other.mean()), math.sqrt(sum(parts))
+    if error == 0:
+        return math.exp(difference), math.exp(difference), _p_value(difference, error, 1)
+    spread = sum(part**2 / (len(side) - 1) for part, side in zip(parts, (one, other), strict=True))
+    degrees = max(1, math.floor(sum(parts) ** 2 / spread))
+    half = t_quantile(0.95, degrees) * error
+    return math.exp(difference - half), math.exp(difference + half), _p_value(difference, error, degrees)
+
+
+def _p_value(difference: float, error: float, degrees: int) -> float:
+    """Two-sided p of a t statistic; equal values without scatter give 1, different ones 0."""
+    if error == 0:
+        return 1.0 if difference == 0 else 0.0
+    return max(0.0, 1 - t_probability(abs(difference) / error, degrees))
+
+
+def holm(values: Sequence[float]) -> list[float]:
+    """Holm's adjusted p-values, in the order given: the chance of even one false "differs" stays below the level."""
+    order = sorted(range(len(values)), key=values.__getitem__)
+    adjusted, highest = [0.0] * len(values), 0.0
+    for rank, place in enumerate(order):
+        highest = max(highest, min(1.0, (len(values) - rank) * values[place]))
+        adjusted[place] = highest
+    return adjusted

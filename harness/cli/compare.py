@@ -1,0 +1,132 @@
+"""``harness compare``: conditions of any experiments, folders and dates beside each other.
+
+Reads sealed runs only. Next: ``harness.analysis.method.across``.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from harness.errors import SpecError
+
+if TYPE_CHECKING:
+    from harness.analysis.method.across import Side
+    from harness.analysis.method.tabular import ResultTable
+    from harness.records import SealedRun
+
+
+class TableForm(str, Enum):
+    """How a table is written."""
+
+    text = "text"
+    csv = "csv"
+    json = "json"
+    markdown = "markdown"
+    latex = "latex"
+
+
+def register(app: typer.Typer) -> None:
+    app.command(name="compare")(compare)
+
+
+def compare(
+    places: Annotated[
+        list[str],
+        typer.Argument(help="FOLDER, FOLDER/EXPERIMENT or FOLDER/EXPERIMENT/CONDITION, as runs lie; one or several."),
+    ],
+    form: Annotated[TableForm, typer.Option("--format", help="How the table is written.")] = TableForm.text,
+) -> None:
+    """Compare conditions across experiments, folders and dates: all pairs, p-values adjusted over all of them (Holm).
+
+    Runs of the same plan are paired by its hash; where the inputs differ, "paired" says no. Invalid runs are left out.
+
+    Example: `harness compare runs/monday/demo runs/tuesday/demo --format csv`
+    """
+    from harness.analysis.method.across import compare_all
+
+    sides = [side for place in dict.fromkeys(places) for side in _sides(Path(place))]
+    if len(sides) < 2:
+        raise SpecError(f"{len(sides)} condition to compare", where="harness compare", hint="Name two or more")
+    table = compare_all(sides)
+    if form is TableForm.text:
+        _print_pairs(table)
+    else:
+        print(written(table, form), end="")
+
+
+def _print_pairs(table: ResultTable) -> None:
+    """A block per pair, which fits a narrow terminal: a row per measure."""
+    from itertools import groupby
+
+    from rich.text import Text
+
+    from harness.analysis.method.tabular import cell_text
+    from harness.cli.words import terminal
+    from harness.report.terminal import plain_table
+
+    out = terminal()
+    shown = ("measure", "this_mean", "other_mean", "ratio", "low", "high", "p_holm", "differs")
+    for (this, other, paired, runs), rows in groupby(
+        table.records(), lambda row: (row["this"], row["other"], row["paired"], row["runs"])
+    ):
+        how = "paired by plan" if paired else "not paired: other inputs"
+        drawn = plain_table(f"{this} / {other} ({how}, {runs} runs)", "")
+        for name in shown:
+            drawn.add_column(name, justify="left" if name == "measure" else "right", no_wrap=True)
+        for row in rows:
+            drawn.add_row(*(Text(cell_text(row[name])) for name in shown))
+        out.print(drawn)
+    out.print(Text(table.caption))
+
+
+def written(table: ResultTable, form: TableForm) -> str:
+    """A table as CSV, JSON, Markdown or LaTeX (booktabs)."""
+    import csv
+    import io
+    import json
+
+    from harness.analysis.method.tabular import rows_as_text
+
+    if form is TableForm.json:
+        return json.dumps(table.records(), indent=1) + "\n"
+    if form is TableForm.csv:
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerows([table.columns, *table.rows])
+        return text.getvalue()
+    if form is TableForm.latex:
+        rows = [[_tex(cell) for cell in row] for row in (table.columns, *rows_as_text(table.rows))]
+        lines = [" & ".join(row) + r" \\" for row in rows]
+        return "\n".join(
+            [rf"\begin{{tabular}}{{{'l' * len(table.columns)}}}", r"\toprule", lines[0], r"\midrule", *lines[1:],
+             r"\bottomrule", r"\end{tabular}", ""]
+        )  # fmt: skip
+    return table.to_markdown() + "\n"
+
+
+def _tex(text: str) -> str:
+    return "".join(rf"\{letter}" if letter in "_%&#${}" else letter for letter in text)
+
+
+def _sides(place: Path) -> list[Side]:
+    """The conditions with valid runs at a place; SpecError that says what was looked for when there are none."""
+    from harness.analysis.method.across import Side
+    from harness.records import RunStore
+
+    choices = ((place, "", ""), (place.parent, place.name, ""), (place.parent.parent, place.parent.name, place.name))
+    for root, experiment, condition in choices:
+        found: dict[tuple[str, str], list[SealedRun]] = {}
+        for run in RunStore(root).sealed(experiment or None):
+            if run.is_valid and condition in ("", run.condition):
+                found.setdefault((run.experiment, run.condition), []).append(run)
+        if found:
+            return [Side(f"{root}/{named}/{name}", tuple(runs)) for (named, name), runs in found.items()]
+    raise SpecError(
+        "no valid sealed runs there",
+        where=str(place),
+        hint="Name FOLDER, FOLDER/EXPERIMENT or FOLDER/EXPERIMENT/CONDITION",
+    )

@@ -1,0 +1,46 @@
+"""Conditions of several folders beside each other, from the command line."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from harness.runner import run_experiment
+from tests.support.command_line import harness
+from tests.support.experiments import small_experiment
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("compare")
+    for name in ("monday", "tuesday"):
+        run_experiment(small_experiment(backend="sim"), runs_root=root / name)
+    return root
+
+
+def test_folders_experiments_and_conditions_are_compared_by_pairs(folders: Path) -> None:
+    named = [str(folders / "monday" / "small" / "base"), str(folders / "tuesday" / "small")]
+    rows = json.loads(harness("compare", *named, "--format", "json").stdout)
+    assert {(Path(row["this"]).name, Path(row["other"]).name) for row in rows} == {
+        ("base", "base"), ("base", "more")
+    }  # fmt: skip
+    text = harness("compare", *named, environment={"COLUMNS": "80"}).stdout
+    assert "paired by plan" in " ".join(text.split())
+    assert "ttft_p50_ms" in text
+
+
+@pytest.mark.parametrize(("form", "sign"), [("csv", "this,other"), ("markdown", "| this |"), ("latex", "toprule")])
+def test_the_table_is_written_in_the_form_asked_for(folders: Path, form: str, sign: str) -> None:
+    assert sign in harness("compare", str(folders / "monday"), "--format", form).stdout
+    shown = harness("table", "small", "--runs", str(folders / "monday"), "--format", "csv").stdout
+    assert [row["condition"] for row in csv.DictReader(shown.splitlines())] == ["base", "more"]
+
+
+def test_one_condition_or_none_is_refused(folders: Path) -> None:
+    alone = harness("compare", str(folders / "monday" / "small" / "base"))
+    assert (alone.returncode, "Name two or more" in alone.stderr) == (2, True)
+    none = harness("compare", str(folders / "nowhere"))
+    assert (none.returncode, "no valid sealed runs there" in none.stderr) == (2, True)
