@@ -12,7 +12,7 @@ from tests.doors.knock import inputs, knock
 NUM_INPUTS = 60
 
 
-@pytest.mark.parametrize("door", doors(), ids=lambda door: door.name)
+@pytest.mark.parametrize("door", list(doors()), ids=lambda door: door.name)
 def test_a_door_answers_changed_texts_with_a_value_or_one_line(door: Door) -> None:
     rng = random.Random(13)
     for seed in door.seeds:
