@@ -26,6 +26,7 @@ from harness.cli import (
     run,
     search,
     stack,
+    sweep,
     tables,
     trace,
     twin,
@@ -59,6 +60,7 @@ def _options(
 
 
 run.register(app)
+sweep.register(app)
 inputs.register(app)
 explain.register(app)
 trace.register(app)

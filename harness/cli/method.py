@@ -76,7 +76,7 @@ def freeze(
     from harness.kv_rules import check_rules
     from harness.prereg import FreezeOptions
     from harness.prereg import freeze as freeze_experiment
-    from harness.spec import load_toml, parse_experiment
+    from harness.spec import experiment_file, load_toml, parse_experiment
 
     if predict_with is not None:
         try:
@@ -84,6 +84,7 @@ def freeze(
         except ValueError as error:
             raise SpecError(str(error), where="--predict-with") from error
     overrides = [*(changes or []), *([f"base_seed={seed}"] if seed is not None else [])]
+    experiment = experiment_file(experiment)
     spec = parse_experiment(override_table(load_toml(experiment), overrides), where=str(experiment))
     options: Any = {
         "folder": folder,

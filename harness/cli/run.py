@@ -68,11 +68,8 @@ def run(
 
     Example: `harness run plans/experiments/demo.toml --runs runs/today`
     """
-    from harness.cli.progress import TerminalProgress
     from harness.cli.words import terminal
-    from harness.runner import StopFlag, run_experiment
 
-    console = terminal()
     if retry_invalid and not resume:
         raise SpecError(
             "goes with --resume", where="--retry-invalid", hint="Say: harness run ... --resume --retry-invalid"
@@ -83,8 +80,32 @@ def run(
     spec, source, ticket = _what_to_run(experiment, confirmatory, extra, runs)
     page = check_output(report_path or runs / f"{spec.name}.html")
     if dry_run:
-        _show_order(console, spec)
+        _show_order(terminal(), spec)
         return
+    perform(spec, source, runs, page=page, ticket=ticket, resume=resume, retry_invalid=retry_invalid)
+
+
+def perform(
+    spec: ExperimentSpec,
+    source: Path,
+    runs: Path,
+    *,
+    page: Path | None = None,
+    ticket: Ticket | None = None,
+    resume: bool = False,
+    retry_invalid: bool = False,
+    again: str = "",
+) -> None:
+    """Run what ``spec`` plans, showing progress, write its report and leave with the outcome's exit code.
+
+    again: the command that continues it; default: ``harness run`` of its file.
+    """
+    from harness.cli.progress import TerminalProgress
+    from harness.cli.words import terminal
+    from harness.runner import StopFlag, run_experiment
+
+    console = terminal()
+    page = check_output(page or runs / f"{spec.name}.html")
     load_engine(console, with_client=not kind_named(spec.backend).is_virtual and spec.client.name == "epoll")
     stop = StopFlag()
     with TerminalProgress(console) as progress, interruptible(stop, console):
@@ -98,7 +119,7 @@ def run(
             ticket=ticket,
             retry_invalid=retry_invalid,
         )
-    again = str(source) if ticket is None else f"--confirmatory {source}"
+    again = again or f"harness run {source if ticket is None else f'--confirmatory {source}'}"
     if outcome.runs:
         _conclude(console, outcome.runs, page, spec.title or spec.name)
     raise typer.Exit(int(_exit_code(console, outcome, again, runs)))
@@ -235,14 +256,14 @@ def _exit_code(console: Console, outcome: ExperimentOutcome, experiment: str, ru
         )
     if outcome.invalid_runs and outcome.is_complete:
         console.print(
-            f"repeat them, the old ones kept: harness run {experiment} --runs {runs} --resume --retry-invalid",
+            f"repeat them, the old ones kept: {experiment} --runs {runs} --resume --retry-invalid",
             highlight=False,
             soft_wrap=True,
         )
     if not outcome.is_complete:
         console.print(
             f"{len(outcome.runs)} of {outcome.num_planned} runs are sealed; continue with: "
-            f"harness run {experiment} --runs {runs} --resume",
+            f"{experiment} --runs {runs} --resume",
             highlight=False,
             soft_wrap=True,
         )

@@ -1,0 +1,89 @@
+"""``harness sweep``: one key of an experiment over several values, a condition each, and a curve in the report.
+
+Only the table of the experiment is made here; it is run and reported like any other. Next: ``harness.cli.run``.
+"""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from harness.cli.overrides import override_table
+from harness.cli.run import RunsOption, perform, real_server_changes
+from harness.errors import SpecError
+
+SWEPT = ("server", "workload")
+
+
+def register(app: typer.Typer) -> None:
+    app.command(name="sweep")(sweep)
+
+
+def sweep(
+    experiment: Annotated[Path, typer.Argument(help="Experiment file (TOML), or a shipped one by name.")],
+    over: Annotated[
+        str,
+        typer.Option("--over", help="KEY=VALUE,VALUE,... of [server] or [workload], e.g. `server.kv_slots=8,10,12`."),
+    ],
+    runs: RunsOption = Path("runs"),
+    resume: Annotated[bool, typer.Option("--resume", help="Continue: perform only what is not sealed yet.")] = False,
+    backend: Annotated[str | None, typer.Option(help="Use this backend instead of the file's.")] = None,
+    replicates: Annotated[int | None, typer.Option(help="Use this number of replicates.")] = None,
+    changes: Annotated[list[str] | None, typer.Option("--set", help="Change one key. Repeatable.")] = None,
+) -> None:
+    """Run the baseline of an experiment at several values of one key, and draw rates and latencies along it.
+
+    The first value is the baseline of the others. Results lie under NAME-sweep-KEY.
+
+    Example: `harness sweep demo --over workload.num_sessions=2,4,8 --backend sim --runs runs/sweep`
+    """
+    from harness.spec import experiment_file, load_toml, parse_experiment
+
+    path = experiment_file(experiment)
+    extra = [*real_server_changes(backend), *(changes or [])]
+    extra += [f'backend="{backend}"'] if backend is not None else []
+    extra += [f"replicates={replicates}"] if replicates is not None else []
+    table = swept_table(override_table(load_toml(path), extra), over)
+    spec = parse_experiment(table, where=f"{path} --over {over}")
+    asked = "".join(f" --set {shlex.quote(change)}" for change in changes or [])
+    asked += (f" --backend {backend}" if backend else "") + (f" --replicates {replicates}" if replicates else "")
+    again = f"harness sweep {experiment} --over {shlex.quote(over)}{asked}"
+    perform(spec, path, runs, resume=resume, again=again)
+
+
+def swept_table(table: dict[str, Any], over: str) -> dict[str, Any]:
+    """The experiment with a condition per value of ``over``, each the baseline condition with that one change.
+
+    Raises SpecError where ``over`` names no key of a server or a workload, or fewer than two values.
+    """
+    key, _, text = over.partition("=")
+    where, _, name = key.strip().partition(".")
+    values = [override_table({}, [f"value={part}"])["value"] for part in text.split(",") if part.strip()]
+    if where not in SWEPT or not name or len(values) < 2 or len(set(map(str, values))) < len(values):
+        hint = "Write e.g. --over workload.num_sessions=2,4,8"
+        raise SpecError(f"{over!r} is not KEY=VALUE,VALUE,... with two different values", where="--over", hint=hint)
+    conditions: list[dict[str, Any]] = table.get("condition") or [{"name": "base"}]
+    base = next((one for one in conditions if one.get("name") == table.get("baseline")), conditions[0])
+    short = name.replace("_", "-")
+    made = [
+        override_table(
+            {**base, "name": f"{short}-{value}".lower(), "baseline": "", "factors": {name: value}},
+            [f"{where}.{name}={part.strip()}"],
+        )
+        for value, part in zip(values, [part for part in text.split(",") if part.strip()], strict=True)
+    ]
+    more = {
+        "name": f"{table.get('name', 'experiment')}-sweep-{short}"[:64],
+        "baseline": made[0]["name"],
+        "condition": made,
+    }
+    return {
+        **table,
+        **more,
+        "title": f"{table.get('title') or table.get('name')}: {key.strip()}",
+        "analysis": "",
+        "rules": [],
+    }
