@@ -141,9 +141,8 @@ class ServerMetrics:
         self.hits = self._counter("prefix_cache_hits", "Prefix cache hits, in terms of number of cached tokens.")
         for name, text in NEVER_COUNTED.items():
             self._counter(name, text)
-        ProcessCollector(registry=self.registry)
-        PlatformCollector(registry=self.registry)
-        GCCollector(registry=self.registry)
+        for of_the_process in (ProcessCollector, PlatformCollector, GCCollector):
+            of_the_process(registry=self.registry)
         self.preemptions = self._counter("num_preemptions", "Cumulative number of preemption from the engine.")
         self.prompt_tokens = self._counter("prompt_tokens", "Number of prefill tokens processed.")
         self._by_source = self._counters(
@@ -177,10 +176,7 @@ class ServerMetrics:
             "Histogram of new KV tokens computed during prefill (excluding cached tokens).",
             tokens,
         )
-        self._preempted: Histogram | None = None
-        if self.dialect.counts_preemptions:
-            text = "Histogram of the number of times a request was preempted."
-            self._preempted = self._histogram("request_num_preemptions", text, TIMES_PREEMPTED)
+        self._preempted = self._preemption_histogram()
         self._set_constants(config, num_gpu_blocks)
         self.stats = StatsWindow(self.dialect.kv_device)
 
@@ -255,6 +251,12 @@ class ServerMetrics:
         self.param_max_tokens.observe(request.max_tokens)
         if self._preempted is not None:
             self._preempted.observe(request.num_preemptions)
+
+    def _preemption_histogram(self) -> Histogram | None:
+        if not self.dialect.counts_preemptions:
+            return None
+        text = "Histogram of the number of times a request was preempted."
+        return self._histogram("request_num_preemptions", text, TIMES_PREEMPTED)
 
     def _set_constants(self, config: EngineConfig, num_gpu_blocks: int) -> None:
         self._sleep_state["awake"].set(1)

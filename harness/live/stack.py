@@ -123,21 +123,17 @@ def serve_plan(
         write_config(written["logging"], logging_config())
         logs = {"VLLM_LOGGING_CONFIG_PATH": str(written["logging"])}
     search = [*([] if overlay is None else [overlay]), *([INSIDE] if server.observer else []), *paths]
+    reports = step_report_variables(stack.versions.get("vllm-rbln", ""), run_folder.absolute())
     env = server_env(
         server,
-        {
-            **step_report_variables(stack.versions.get("vllm-rbln", ""), run_folder.absolute()),
-            **(variables or {}),
-            **logs,
-        },
+        {**reports, **(variables or {}), **logs},
         [str(folder) for folder in search],
         written.get("observer"),
         os.environ.get("VLLM_PLUGINS"),
     )
-    override = blocks_override(config, server)
     return LaunchPlan(
         backend=backend,
-        argv=(str(stack.vllm), *serve_arguments(server, artifact, port, model, override)),
+        argv=(str(stack.vllm), *serve_arguments(server, artifact, port, model, blocks_override(config, server))),
         host=LOOPBACK,
         port=port,
         model=model,
