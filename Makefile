@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 MAKEFLAGS += --no-print-directory
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint types imports pytest compiled catalogue calibration twin twin-venv twin-try differential bench setup runtime dev clean
+.PHONY: help demo test check lint types imports pytest compiled catalogue calibration twin twin-venv twin-try differential fuzz faults bench setup runtime dev clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
@@ -63,6 +63,19 @@ twin: runtime  ## the demo's experiment on the twin (install it first: make twin
 
 differential: dev  ## a million steps of the engine against the vendor's own scheduler classes, fixed seeds
 	@$(BIN)/python -m tests.differential.million
+
+# What must end in one line however it is broken; the short form of each is part of the tests.
+FUZZ_S ?= 300
+FUZZ_CORPUS ?= runs/fuzz
+
+fuzz: dev  ## changed texts at every parser, for FUZZ_S seconds; what was found is kept in FUZZ_CORPUS and tried first
+	@$(BIN)/python -m tests.doors $(FUZZ_S) $(FUZZ_CORPUS)
+	@$(BIN)/python -m tests.support.mutated_traces 100000
+
+faults: dev  ## minutes: limits, killed processes, the misbehaving server for both clients, tampering, cheats
+	@$(BIN)/python -m pytest -n $(WORKERS) -q $(PYTEST_ARGS) tests/cli/test_cli_limits.py tests/cli/test_cli_interruption.py \
+	  tests/records tests/prereg tests/live/client/test_run_misbehaviours.py tests/live/client/test_processes.py \
+	  tests/live/server tests/live/test_ask.py tests/live/test_scrape.py tests/doors
 
 catalogue: runtime  ## every experiment of the method on the simulator, the short ones on the emulator: runs/catalogue
 	@rm -rf runs/catalogue

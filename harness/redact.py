@@ -48,7 +48,8 @@ _HARMLESS_WORD = re.compile(r"[a-z][a-z.-]{0,31}|(?:~|\.{1,2})?/[^\s?=:]*|[\w./-
 _USER_OF_URL = re.compile(r"(?<=://)[^/?#\s]+@")
 _QUERY_OF_URL = re.compile(r"(?<=[?&;#])([\w.%-]+)=([^&;#\s\"']+)")
 _AUTHORIZATION = re.compile(r"\b(bearer|basic|digest|token)(\s+)[^\s\"',}]+", re.IGNORECASE)
-_NAMED_SECRET = re.compile(r"([\w.-]+)(\s*[:=]\s*)(\"[^\"]*\"|'[^']*'|[^\s,;&\"'}]+)")
+# From the start of a word on: a long one without an equals sign is read once, not once from each of its letters.
+_NAMED_SECRET = re.compile(r"(?<![\w.-])([\w.-]+)(\s*[:=]\s*)(\"[^\"]*\"|'[^']*'|[^\s,;&\"'}]+)")
 
 
 def is_secret(name: str) -> bool:

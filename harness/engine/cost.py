@@ -211,7 +211,7 @@ def load_cost_model(name_or_path: str | Path) -> CostModel:
     except ValidationError as error:
         problems = "; ".join(f"{'.'.join(str(part) for part in item['loc'])}: {item['msg']}" for item in error.errors())
         raise SpecError(problems, where=str(path), hint="Compare with plans/costs/paper.toml") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise SpecError(str(error), where=str(path), hint="Check the units in the key names") from error
 
 

@@ -73,7 +73,7 @@ def read_artifact(folder: Path) -> ArtifactConfig:
             where=str(folder),
             hint="An artifact is a folder that optimum-rbln saved; compile one: harness compile SPEC.toml",
         ) from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise SpecError(
             f"is not the configuration of a decoder-only model ({error!r})", where=str(path), hint="Compile it anew"
         ) from error

@@ -89,11 +89,12 @@ def read_plan(path: Path) -> Plan:
         )
     try:
         plan = _plan_from(header, lines[1:])
+        is_as_written = plan.hash == header["hash"] and content == b"".join(canonical_lines(plan, plan.hash))
     except PlanError as error:
         raise PlanError(f"was edited: {error}", where=where, hint=_REBUILD) from error
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError) as error:
         raise PlanError(f"was edited: {error}", where=where, hint=_REBUILD) from error
-    if plan.hash != header["hash"] or content != b"".join(canonical_lines(plan, plan.hash)):
+    if not is_as_written:
         raise PlanError(f"was edited: its content is not the one of hash {header['hash']}", where=where, hint=_REBUILD)
     if len(path.stem) == len(plan.hash) and path.stem != plan.hash and not path.stem.strip("0123456789abcdef"):
         raise PlanError(f"is named after another plan; its hash is {plan.hash}", where=where, hint="Rename it back")
@@ -106,7 +107,7 @@ _REBUILD = "Build the plan you want from a workload instead; plan files are neve
 def _header(line: bytes, where: str) -> dict[str, Any]:
     try:
         header: Any = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         header = None
     if isinstance(header, dict):
         fields = cast("dict[str, Any]", header)

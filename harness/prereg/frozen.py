@@ -118,7 +118,7 @@ def parse_preregistration(content: bytes, *, where: str) -> Preregistration:
             where=where,
             hint="Use the harness version that froze it, or freeze again",
         ) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise SpecError(
             "is not a frozen file (no JSON)", where=where, hint="Make one: harness freeze FILE.toml"
         ) from error

@@ -57,6 +57,9 @@ def load_toml(path: Path) -> dict[str, Any]:
         raise SpecError(f"is not UTF-8 text (byte {error.start})", where=str(path), hint="Save it as UTF-8") from error
     except tomllib.TOMLDecodeError as error:
         raise SpecError(f"is not valid TOML: {error}", where=str(path), hint="Mend the line named") from error
+    except (ValueError, RecursionError) as error:
+        what = "nested too deeply" if isinstance(error, RecursionError) else "a number in it is too long"
+        raise SpecError(f"is no TOML that can be read: {what}", where=str(path), hint="Shorten it") from error
 
 
 # pydantic's words for programmers, in the words of a file.

@@ -29,7 +29,7 @@ def setting_value(text: str) -> Any:
     """The value of ``key=text`` in TOML's syntax; what is no TOML is taken as a string."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return text
 
 

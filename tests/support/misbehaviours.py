@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from tests.support.raw_server import CHUNKED_HEAD, CLOSE, Asked, Reply, chunked, events
+from tests.support.raw_server import CHUNKED_HEAD, CLOSE, KEEP, Asked, Reply, chunked, events
 
 Answering = Callable[[Asked], Reply]
 
@@ -57,6 +57,15 @@ def with_head(head: bytes, *, after: str = CLOSE, body: Callable[[bytes], bytes]
     return answer
 
 
+def with_more_than_counted(asked: Asked) -> Reply:
+    sent = b"".join(events(asked))
+    return Reply([COUNTED.replace(b"%d", b"%d" % len(sent)) + sent + b"more"], CLOSE)
+
+
+def with_more_than_counted_open(asked: Asked) -> Reply:
+    return with_more_than_counted(asked)._replace(after=KEEP)
+
+
 def usage(**counts: Any) -> bytes:
     return b'data: {"id":"cmpl-x","choices":[],"usage":%b}\n\n' % json.dumps(counts).encode()
 
@@ -64,6 +73,7 @@ def usage(**counts: Any) -> bytes:
 DONE = b"data: [DONE]\n\n"
 ID = '"id": "cmpl-'
 COUNTED = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n"
+FLOOD = b"HTTP/1.1 200 OK\r\n" + b"".join(b"X-%i: y\r\n" % i for i in range(20_000)) + b"\r\n"
 SAME_WORK = "the tokens are exactly those that were planned; what the server says of them stands in the row"
 
 CATALOGUE = (
@@ -130,6 +140,12 @@ CATALOGUE = (
         with_head(b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n", body=gzip.compress),
         says="",
     ),
+    Misbehaviour("20,000 headers", with_head(FLOOD), says="not HTTP"),
+    Misbehaviour(
+        "a header of 1 MB", with_head(b"HTTP/1.1 200 OK\r\nX: " + b"y" * (1 << 20) + b"\r\n\r\n"), says="not HTTP"
+    ),
+    Misbehaviour("bytes after Content-Length", with_more_than_counted, says="not HTTP"),
+    Misbehaviour("bytes after Content-Length, kept open", with_more_than_counted_open, says="not HTTP"),
     Misbehaviour("stop at the exact length", edited('"length"', '"stop"'), status="ok", why=SAME_WORK),
     Misbehaviour("no finish reason", edited('"length"', "null"), status="ok", why=SAME_WORK),
     Misbehaviour(

@@ -329,7 +329,9 @@ def metrics_table(lines: Iterable[bytes]) -> tuple[pa.Table, int, int]:
                 raise ValueError("no body")
             samples = list(_samples(record["body"]))
             at_ns, reason = int(record["at_ns"]), str(record["reason"])
-        except (ValueError, KeyError, TypeError):
+            if not (0 <= at_ns < 1 << 63 and reason.isprintable()):
+                raise ValueError("no instant or no reason")
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
             num_failed += 1
             continue
         for name, labels, value in samples:

@@ -49,6 +49,7 @@ def check_run(
         *_check_observation(manifest, requests, derived),
         *_check_decode_tokens(requests, derived),
         *_check_reuse(manifest, requests, derived),
+        *_check_ids(requests, derived),
         *_check_lateness(manifest, requests),
         *_check_residual(manifest, requests, derived, cost_model),
         *_check_clock(manifest),
@@ -254,6 +255,18 @@ def _check_reuse_by_request(requests: pa.Table, derived: Derived) -> Iterator[Fi
             "reuse-disagrees",
             f"{len(wrong)} responses report other reuse than the log, first {first}: response {told[first]}, "
             f"log {logged.get(first, 0)}",
+        )
+
+
+def _check_ids(requests: pa.Table, derived: Derived) -> Iterator[Finding]:
+    """Every answer has an id of its own: the lines of the reuse log are told apart by nothing else."""
+    named = Counter(one for one in requests.column("response_id").to_pylist() if one)
+    if repeated := [name for name, count in named.items() if count > 1]:
+        yield Finding(
+            code="id-repeated",
+            severity="invalid" if derived.num_kv_lines else "warning",
+            evidence=f"{len(repeated)} ids stand in several answers, first {repeated[0]!r} in {named[repeated[0]]}",
+            hint="Reuse by request cannot be checked where the server names its answers alike",
         )
 
 

@@ -15,7 +15,7 @@ import aiohttp
 
 from harness.clock import NS_PER_MS, NS_PER_S, monotonic_ns
 from harness.live.ask import MIN_FINAL_STATUS
-from harness.live.client.answer import NO_KERNEL_STAMP, Answer, describe_error_body
+from harness.live.client.answer import NO_KERNEL_STAMP, Answer, describe_error_body, printable
 
 if TYPE_CHECKING:
     from harness.live.client.script import Due, Script
@@ -147,7 +147,7 @@ class PortableReplay:
         except asyncio.TimeoutError:
             return "timeout", "no end within the limit"
         except aiohttp.ClientResponseError as error:
-            return "bad_response", f"not HTTP: {error.message}"
+            return "bad_response", printable(f"not HTTP: {error.message}")
         except (aiohttp.ClientError, OSError) as error:
             return "connection", f"{type(error).__name__}: {error}"
 

@@ -22,7 +22,7 @@ from harness.live.devices.units import memory_bytes, power_w, temperature_c
 TIMEOUT_S = 4.0
 Reading = dict[str, Any]
 _SAMPLE = re.compile(r"([A-Za-z_:][\w:.]*)\s*(?:\{(.*)\})?\s+([-+]?[\w.+-]+)(?:\s+-?\d+)?$")
-_LABEL = re.compile(r'(\w+)\s*=\s*"((?:[^"\\]|\\.)*)"')
+_LABEL = re.compile(r'\b(\w+)\s*=\s*"((?:[^"\\]|\\.)*)"')
 _ENDINGS = {
     "temperature": "temperature",
     "temp": "temperature",

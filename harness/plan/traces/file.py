@@ -111,7 +111,7 @@ def read_trace(path: Path) -> TraceFile:
         recordings = tuple(_recording(json.loads(line)) for line in lines[1:])
         for recording in recordings:
             check_recording(recording)
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError) as error:
         raise PlanError(f"is damaged: {error}", where=str(path), hint="Import the trace again") from error
     if not recordings:
         raise PlanError("holds no recording", where=str(path), hint="Import the trace again")
@@ -133,7 +133,7 @@ def _head(line: bytes, path: Path) -> TraceHead:
             broken=dict(record["broken"]),
             labels=tuple(record["labels"]),
         )
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         hint = "Make one of a recording: harness trace import FILE -o TRACE.jsonl"
         raise SpecError(f"is no {FORMAT} file", where=str(path), hint=hint) from error
 

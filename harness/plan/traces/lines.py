@@ -91,9 +91,9 @@ def _parsed(line: bytes) -> object:
 
 def tokens_of(value: object) -> int | None:
     """A number of tokens; None for what is none (a fraction, a negative or an absurd number)."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or value != int(value):
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= MOST_TOKENS:
         return None
-    return int(value) if 0 <= value <= MOST_TOKENS else None
+    return int(value) if value == int(value) else None
 
 
 def seconds_ns(value: object, unit_ns: int = 1_000_000_000) -> int | None:
