@@ -9,19 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
-import numba
 import numpy as np
 import numpy.typing as npt
-from llvmlite import ir
-from numba.core import types
-from numba.extending import intrinsic
 
+from harness.compiled.asked import Asked
 from harness.compiled.records import record_dtype
 
 Record = TypeVar("Record")
-
-_BYTE, _WORD = ir.IntType(8), ir.IntType(64)
-_type_of: Any = numba.from_dtype
 
 
 def record_at(record: type[Record], dtype: npt.DTypeLike = None) -> Callable[[int, int], Record]:
@@ -30,36 +24,23 @@ def record_at(record: type[Record], dtype: npt.DTypeLike = None) -> Callable[[in
     dtype: how the record lies in memory, where that is not one int64 after another.
     """
     layout: np.dtype[Any] = record_dtype(record) if dtype is None else np.dtype(dtype)
-    kind = _type_of(layout)
-    stride = ir.Constant(_WORD, layout.itemsize)
 
-    @intrinsic
-    def at(_context: Any, _table: Any, _place: Any) -> Any:
-        def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-            address = builder.add(arguments[0], builder.mul(arguments[1], stride))
-            return builder.inttoptr(address, context.get_value_type(kind))
+    def make() -> Any:
+        from harness.compiled.intrinsics import record_reference
 
-        return kind(types.int64, types.int64), generate
+        return record_reference(layout)
 
-    return cast("Callable[[int, int], Record]", at)
+    return cast("Callable[[int, int], Record]", Asked(make))
 
 
-@intrinsic
-def _byte_at(_context: Any, _address: Any) -> Any:
-    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        return builder.zext(builder.load(builder.inttoptr(arguments[0], _BYTE.as_pointer())), _WORD)
+def _named(name: str) -> Any:
+    def make() -> Any:
+        from harness.compiled import intrinsics
 
-    return types.int64(types.int64), generate
+        return getattr(intrinsics, name)
 
-
-@intrinsic
-def _set_byte(_context: Any, _address: Any, _byte: Any) -> Any:
-    def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        builder.store(builder.trunc(arguments[1], _BYTE), builder.inttoptr(arguments[0], _BYTE.as_pointer()))
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64), generate
+    return Asked(make)
 
 
-byte_at = cast("Callable[[int], int]", _byte_at)
-set_byte = cast("Callable[[int, int], None]", _set_byte)
+byte_at: Callable[[int], int] = _named("byte_at")
+set_byte: Callable[[int, int], None] = _named("set_byte")

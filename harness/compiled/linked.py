@@ -16,6 +16,7 @@ import numba
 import numpy as np
 import numpy.typing as npt
 from numba.core import codegen, compiler, types
+from numba.core.registry import cpu_target
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -82,6 +83,15 @@ def linked(function: Callable[Parameters, Result], options: Mapping[str, Any]) -
 def type_of_function(dispatcher: Any) -> Any:
     """numba's type of a function that compiled functions may call."""
     return types.Dispatcher(dispatcher)
+
+
+def type_of_made(made: Any) -> Any:
+    """numba's type of an intrinsic, or of a function of the C library."""
+    context, target = cast("tuple[Any, Any]", (cpu_target.typing_context, cpu_target.target_context))
+    # What was made while something is compiled is registered, and looked up only after this.
+    context.refresh()
+    target.refresh()
+    return context.resolve_value_type(made)
 
 
 def object_code(

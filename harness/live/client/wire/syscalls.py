@@ -8,12 +8,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba.core import types
-from numba.core.types.functions import ExternalFunction
 
 from harness.clock import NS_PER_S
 from harness.compiled import inner
 from harness.compiled.addresses import record_at
+from harness.compiled.asked import external
 from harness.live.client.wire.layout import (
     CONTROL_ROOM_BYTES,
     Registers,
@@ -24,23 +23,22 @@ from harness.live.client.wire.layout import (
     timespec_at,
 )
 
-_long, _int = types.int64, types.int32
-_external: Any = ExternalFunction
+_LONG, _INT = "int64", "int32"
 
 # An int32 as the int64 that everything else is: a function is compiled once for each type it is called with.
 wide: Any = np.int64
 
-epoll_wait: Any = _external("epoll_wait", _int(_int, _long, _int, _int))
-_recvmsg: Any = _external("recvmsg", _long(_int, _long, _int))
-_sendmsg: Any = _external("sendmsg", _long(_int, _long, _int))
-memcpy: Any = _external("memcpy", _long(_long, _long, _long))
-memcmp: Any = _external("memcmp", _int(_long, _long, _long))
-memchr: Any = _external("memchr", _long(_long, _int, _long))
-memmem: Any = _external("memmem", _long(_long, _long, _long, _long))
-_clock_gettime: Any = _external("clock_gettime", _int(_int, _long))
-_clock_nanosleep: Any = _external("clock_nanosleep", _int(_int, _int, _long, _long))
-_timerfd_settime: Any = _external("timerfd_settime", _int(_int, _int, _long, _long))
-_errno_location: Any = _external("__errno_location", _long())
+epoll_wait = external("epoll_wait", _INT, _INT, _LONG, _INT, _INT)
+_recvmsg = external("recvmsg", _LONG, _INT, _LONG, _INT)
+_sendmsg = external("sendmsg", _LONG, _INT, _LONG, _INT)
+memcpy = external("memcpy", _LONG, _LONG, _LONG, _LONG)
+memcmp = external("memcmp", _INT, _LONG, _LONG, _LONG)
+memchr = external("memchr", _LONG, _LONG, _INT, _LONG)
+memmem = external("memmem", _LONG, _LONG, _LONG, _LONG, _LONG)
+_clock_gettime = external("clock_gettime", _INT, _INT, _LONG)
+_clock_nanosleep = external("clock_nanosleep", _INT, _INT, _INT, _LONG, _LONG)
+_timerfd_settime = external("timerfd_settime", _INT, _INT, _INT, _LONG, _LONG)
+_errno_location = external("__errno_location", _LONG)
 
 CLOCK_MONOTONIC = 1
 TFD_TIMER_ABSTIME = TIMER_ABSTIME = 1
