@@ -20,6 +20,7 @@ from harness.spec import load_experiment
 from harness.study.paper_sums import contributions, dummy_requests, loaded_memory_gib
 from harness.study.paper_tables import PaperTable, Source, paper_tables
 from harness.study.paper_tables.render import latex_text, render, to_csv, to_latex, to_markdown
+from tests.support.as_sealed import as_sealed
 
 PAPER_ORDER = (
     *("I", "II", "III", "IV", "V", "VI", "VII", "VIII", "IX", "X", "XI", "XII", "XIII", "XIV", "XV"),
@@ -180,7 +181,7 @@ def test_loaded_memory_is_that_of_the_devices_that_serve(runs_root: Path, tmp_pa
     full = [{"npu": npu, "memory_used_bytes": int(gib * 2**30)} for npu, gib in enumerate(used_gib)]
     reports = [{"readings": empty}, {"readings": full}, {"error": "gives no answer"}, {"readings": empty}]
     (tmp_path / "devices.jsonl").write_text("".join(json.dumps(report) + "\n" for report in reports))
-    assert loaded_memory_gib(replace(run, path=tmp_path)) == pytest.approx((6.6, 7.0))
+    assert loaded_memory_gib(as_sealed(run, tmp_path)) == pytest.approx((6.6, 7.0))
 
 
 TABLE = PaperTable(

@@ -20,6 +20,7 @@ from harness.runner import run_experiment
 from harness.spec import parse_experiment
 from harness.study.survival import exceptions_table
 from harness.study.waiting import measured_waiting, waiting_table
+from tests.support.as_sealed import as_sealed
 
 EXPERIMENT = {
     "name": "crowd",
@@ -53,7 +54,7 @@ def observed(run: SealedRun, folder: Path, *steps: tuple[str, int, int, int]) ->
     ]
     folder.mkdir()
     (folder / layout.OBSERVER).write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return replace(run, path=folder)
+    return as_sealed(run, folder)
 
 
 def test_streams_show_the_waiting_that_the_model_gives(tmp_path: Path) -> None:
@@ -121,6 +122,6 @@ def test_a_reuse_that_is_neither_nothing_nor_formula_c_is_listed(tmp_path: Path)
     folder = tmp_path / "copy"
     copytree(run.path, folder)
     pq.write_table(pa.Table.from_pylist(requests, schema=schema.REQUESTS), folder / "requests.parquet")
-    [row] = exceptions_table(Evidence([replace(run, path=folder)])).records()
+    [row] = exceptions_table(Evidence([as_sealed(run, folder)])).records()
     assert (row["session"], row["cached_tokens"]) == (again["session"], 128)
     assert row["formula_C"] not in (0, 128)
