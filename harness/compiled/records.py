@@ -79,7 +79,7 @@ def records_from(record: type[Record], rows: Sequence[tuple[int, ...]]) -> Recor
     return records
 
 
-def record_at(records: Records[Record], place: int) -> dict[str, int]:
+def record_as_dict(records: Records[Record], place: int) -> dict[str, int]:
     """One record by name, as Python integers."""
     names = cast("npt.NDArray[np.void]", records).dtype.names or ()
     return dict(zip(names, records[place : place + 1].tolist()[0], strict=True))

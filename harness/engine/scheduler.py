@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from harness.compiled.records import IntArray, new_records, record_at, record_fields
+from harness.compiled.records import IntArray, new_records, record_as_dict, record_fields
 from harness.engine import doors
 from harness.engine.config import PREFILL_CHUNK_TOKENS, EngineConfig
 from harness.engine.cost import CostModel, fs_to_ns
@@ -187,7 +187,7 @@ class Scheduler:
         if head >= 0 and self.config.prefix_caching:
             self._load_keys(head)
         kind = doors.schedule(state)
-        last = record_at(state.server, 0)
+        last = record_as_dict(state.server, 0)
         events = self._read_events() if last["events_len"] else ()
         preempted = tuple(self._handles[row] for row in state.places["preempted"][: last["num_preempted"]].tolist())
         evicted = tuple(state.evicted["slot"][: last["num_evicted"]].tolist()) if last["num_evicted"] else ()

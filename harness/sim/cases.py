@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from harness.compiled.records import Records, record_at
+from harness.compiled.records import Records, record_as_dict
 from harness.engine.config import EngineConfig
 from harness.engine.cost import CostModel, check_magnitudes, to_fs
 from harness.engine.state import STEP_DECODE
@@ -202,7 +202,7 @@ def _ns(seconds: float) -> int:
 def _case_result(
     case: Case, config: EngineConfig, arrays: layout.PlanArrays, outcome: layout.Outcome
 ) -> dict[str, Any]:
-    totals = record_at(outcome.totals, 0)
+    totals = record_as_dict(outcome.totals, 0)
     result: dict[str, Any] = {
         "id": case.id,
         "rules": config.rules,
@@ -225,7 +225,7 @@ def _case_result(
 
 def _request(arrays: layout.PlanArrays, outcome: layout.Outcome, place: int) -> dict[str, Any]:
     session = int(arrays.requests["session"][place])
-    record = record_at(outcome.requests, place)
+    record = record_as_dict(outcome.requests, place)
     return {
         "session": session,
         "request": place - int(arrays.sessions["first_request"][session]),

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from harness.compiled.records import Records, record_at, record_fields, records_from
+from harness.compiled.records import Records, record_as_dict, record_fields, records_from
 from harness.engine.config import EngineConfig
 from harness.engine.cost import CostModel, load_cost_model
 from harness.engine.memory import new_state
@@ -233,7 +233,7 @@ def run_arrays(
     while True:
         outcome = memory.new_outcome(arrays, config, step_room, eviction_room)
         kernel.run_plans(arrays, 0, 1, state, cost, scratch, outcome, FAR if max_steps is None else max_steps)
-        totals = record_at(outcome.totals, 0)
+        totals = record_as_dict(outcome.totals, 0)
         if totals["stuck_session"] >= 0:
             raise PlanError(
                 "its request can never be admitted: the KV memory is too small for it",
@@ -247,7 +247,7 @@ def run_arrays(
 
 
 def _result(arrays: layout.PlanArrays, outcome: layout.Outcome, filled_in: tuple[int, ...]) -> SimResult:
-    totals = record_at(outcome.totals, 0)
+    totals = record_as_dict(outcome.totals, 0)
     return SimResult(
         requests=_request_table(arrays, outcome.requests),
         steps=_step_table(outcome.steps[: totals["num_step_records"]]),

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from harness.clock import NS_PER_S
-from harness.compiled.records import IntArray, Records, record_at
+from harness.compiled.records import IntArray, Records, record_as_dict
 from harness.engine.config import EngineConfig
 from harness.engine.cost import CostModel
 from harness.engine.state import STEP_PREFILL
@@ -70,7 +70,7 @@ def users_of(arrays: layout.PlanArrays) -> IntArray:
 
 def one_plan(arrays: layout.PlanArrays, plan: int) -> layout.PlanArrays:
     """The arrays of one of several plans, alone."""
-    one = record_at(arrays.plans, plan)
+    one = record_as_dict(arrays.plans, plan)
     first, first_request = one["first_session"], one["first_request"]
     alone = layout.PlanArrays(
         plans=arrays.plans[plan : plan + 1].copy(),

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from harness.analysis.method.verdicts import Evidence
-from harness.compiled.records import record_at
+from harness.compiled.records import record_as_dict
 from harness.engine import EngineConfig
 from harness.prereg import predict_runs
 from harness.records import SealedRun, paired
@@ -95,6 +95,6 @@ def _device_ns(run: SealedRun, pinned_ns: Sequence[int] | None) -> tuple[int, in
     if pinned_ns is not None:
         arrays = with_column(arrays, "pinned_ns", np.array(pinned_ns, dtype=np.int64))
     outcome = run_batch(arrays, EngineConfig.from_server(server), run.cost_model)
-    totals = record_at(outcome.totals, 0)
+    totals = record_as_dict(outcome.totals, 0)
     reused = int(np.count_nonzero(outcome.requests["cached_tokens"] > 0))
     return totals["decode_ns"] + totals["prefill_ns"], reused

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.compiled.records import record_at
+from harness.compiled.records import record_as_dict
 from harness.engine import EngineConfig, load_cost_model
 from harness.errors import PlanError
 from harness.kv_rules import RULE_SETS
@@ -100,7 +100,7 @@ def test_many_plans_at_once_give_what_each_gives_alone() -> None:
     for server in (BASELINE, ServerSpec(), ServerSpec(kv_slots=4)):
         totals = run_totals(plan_arrays(plans_), EngineConfig.from_server(server), load_cost_model("paper"))
         for place, plan in enumerate(plans_):
-            alone, total = simulate(plan, server), record_at(totals, place)
+            alone, total = simulate(plan, server), record_as_dict(totals, place)
             assert (total["decode_ns"], total["prefill_ns"]) == (alone.decode_ns, alone.prefill_ns)
             assert total["evictions"] == alone.num_evictions
 
