@@ -184,7 +184,7 @@ class SealedRun:
             return path if within in self.manifest.files else None
         path = self.path / within
         if self._hash_of(path, _REBUILD) != derived.file_sha256:
-            # It was rebuilt here by another Parquet writer, or the run is older than the hash of the file: then its content tells.
+            # Rebuilt here by another Parquet writer, or sealed before files were hashed: then its content tells.
             table = self._parquet(path)
             is_rebuilt = not derived.file_sha256 or is_as_written_here(path, table)
             if schema.content_sha256(table) != derived.content_sha256 or not is_rebuilt:
