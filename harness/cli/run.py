@@ -81,7 +81,6 @@ def run(
     Example: `harness run plans/experiments/demo.toml --runs runs/today`
     """
     from harness.cli.words import terminal
-    from harness.runner.deciding import declared_rule
 
     if retry_invalid and not resume:
         raise SpecError(
@@ -90,16 +89,9 @@ def run(
     extra = [*real_server_changes(backend), *(changes or [])]
     extra += [f'backend="{backend}"'] if backend is not None else []
     extra += [f"replicates={replicates}"] if replicates is not None else []
-    if until and replicates is not None:
-        raise SpecError(
-            "the stopping rule says how many blocks there may be",
-            where="--replicates",
-            hint="Set it: --set stop.budget=N",
-        )
     spec, source, ticket = _what_to_run(experiment, confirmatory, extra, runs)
     if until:
-        spec = spec.until_decided(str(source))
-        declared_rule(spec, ())
+        spec = _until_decided(spec, source, replicates)
     page = check_output(report_path or runs / f"{spec.name}.html")
     if dry_run:
         _show_order(terminal(), spec)
@@ -158,6 +150,21 @@ def perform(
     if outcome.runs:
         _conclude(console, outcome.runs, page, spec.title or spec.name)
     raise typer.Exit(int(_exit_code(console, outcome, again, runs)))
+
+
+def _until_decided(spec: ExperimentSpec, source: Path, replicates: int | None) -> ExperimentSpec:
+    """The experiment with the blocks that its stopping rule allows; SpecError where that cannot decide."""
+    from harness.runner.deciding import declared_rule
+
+    if replicates is not None:
+        raise SpecError(
+            "the stopping rule says how many blocks there may be",
+            where="--replicates",
+            hint="Set it: --set stop.budget=N",
+        )
+    spec = spec.until_decided(str(source))
+    declared_rule(spec, ())
+    return spec
 
 
 def real_server_changes(backend: str | None) -> list[str]:

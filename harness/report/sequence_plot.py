@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 
 WIDTH_IN = 10.66
 MAX_PANELS_PER_ROW = 3
+SEQUENCE_CAPTION = (
+    "Dots: single blocks; line and bars: their mean and its interval at each look, valid however often it is looked; "
+    "grey: what counts as equal; dotted: the budget; diamond: where it ended."
+)
 
 
 def sequence_plot(sheet: Sheet, standing: Standing | None, place_of: Mapping[str, int]) -> str:

@@ -140,10 +140,8 @@ def run_experiment(
     ticket: of a preregistration; makes every run confirmatory. Without one they are exploratory, for ever.
     until_decided: perform the blocks of the stopping rule's budget, and end when it has decided; SpecError without one.
     """
-    stop = stop or StopFlag()
-    store = RunStore(Path(runs_root))
-    if until_decided:
-        spec = spec.until_decided(spec_source)
+    stop, store = stop or StopFlag(), RunStore(Path(runs_root))
+    spec = spec.until_decided(spec_source) if until_decided else spec
     # A ticket was given for runs that are resolved already.
     planned = checked(ticket.planned if ticket is not None and ticket.planned.spec == spec else resolve(spec))
     again = _to_repeat(store, planned, ticket) if retry_invalid else {}
@@ -152,12 +150,11 @@ def run_experiment(
         ticket.ledger.admit(todo, store.sealed(spec.name))
     num_kept = len(planned) - len(todo)
     watch = _watch(store, planned, again) if until_decided else None
-    if watch is not None and watch.is_decided:
-        todo = []
+    todo = [] if watch is not None and watch.is_decided else todo
     check_hosts(todo)
     forecast = _Forecast(todo)
     on_progress(ExperimentStarted(spec.name, len(planned), num_kept, forecast.left_s(), is_at_most=until_decided))
-    if watch is not None and watch.standing.num_blocks:
+    if watch is not None and num_kept:
         on_progress(BlockLooked(watch.standing))
     invocation = Invocation(store.root, spec_source, ticket, on_progress, stop)
     backend = backend_named(spec.backend)
@@ -180,6 +177,13 @@ def run_experiment(
         on_progress(RunSealed(run.label, sealed.is_valid, tuple(sealed.invalid_reasons), wall_s, forecast.left_s()))
         if watch is not None and watch.add(sealed):
             on_progress(BlockLooked(watch.standing))
+    is_decided = watch is not None and watch.is_decided
+    found = _all_sealed(store, spec, performed)
+    return ExperimentOutcome(spec, found, len(planned), len(performed), stop.after_run, is_decided)
+
+
+def _all_sealed(store: RunStore, spec: ExperimentSpec, performed: Iterable[RunKey]) -> tuple[SealedRun, ...]:
+    """Every sealed run of an experiment; RecordsError where one that was just performed is gone."""
     found = tuple(store.sealed(spec.name))
     if lost := [key for key in performed if key not in {run.key for run in found}]:
         raise RecordsError(
@@ -187,8 +191,7 @@ def run_experiment(
             where=str(store.root),
             hint="Something removed or moved the folder while this was running",
         )
-    is_decided = watch is not None and watch.is_decided
-    return ExperimentOutcome(spec, found, len(planned), len(performed), stop.after_run, is_decided)
+    return found
 
 
 def _watch(store: RunStore, planned: PlannedRuns, again: Mapping[RunKey, SealedRun]) -> Watch:

@@ -105,8 +105,11 @@ def standing(spec: ExperimentSpec, runs: Sequence[SealedRun], stop: StopSpec) ->
 
 def standing_of(runs: Sequence[SealedRun]) -> Standing | None:
     """Where sealed runs of one experiment stand under the rule that the first of them declared; None without one."""
-    spec = min(runs, key=lambda run: (run.replicate, run.condition)).spec
-    return None if spec.stop is None else standing(spec, runs, spec.stop)
+    first = min(runs, key=lambda run: (run.replicate, run.condition))
+    if not first.manifest.requested_experiment.get("stop"):
+        return None
+    assert first.spec.stop is not None, "what was asked for is in the spec"
+    return standing(first.spec, runs, first.spec.stop)
 
 
 def whole_blocks(spec: ExperimentSpec, runs: Sequence[SealedRun]) -> list[int]:
