@@ -8,6 +8,7 @@ Definitions: docs/method.md, "Decisions".
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -187,13 +188,17 @@ DecisionRule = Annotated[
     | InterferenceRule,
     Field(discriminator="kind"),
 ]
-_ADAPTER: TypeAdapter[DecisionRule] = TypeAdapter(DecisionRule)
+
+
+@cache
+def _adapter() -> TypeAdapter[DecisionRule]:
+    return TypeAdapter(DecisionRule)
 
 
 def parse_rule(table: dict[str, Any], *, where: str) -> DecisionRule:
     """A rule from a TOML table; raises SpecError naming every key that is wrong."""
     try:
-        return _ADAPTER.validate_python(table)
+        return _adapter().validate_python(table)
     except ValidationError as error:
         raise SpecError(
             describe_validation_error(error), where=where, hint="Compare with plans/rules/*.toml"
