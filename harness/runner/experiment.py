@@ -133,8 +133,7 @@ def run_experiment(
 
     resume: allow runs sealed earlier; without it they are an error, so that nothing is mixed by accident.
     Raises SpecError before anything starts; ServerError when a server cannot be run; RecordsError when records cannot
-    be written.
-    An invalid run is kept, named invalid, and the experiment goes on.
+    be written. An invalid run is kept, named invalid, and the experiment goes on.
     retry_invalid: repeat the INVALID ones too; they are kept, and the new runs name them. Under a ticket, at most
     ``limits.retries`` times each.
     ticket: of a preregistration; makes every run confirmatory. Without one they are exploratory, for ever.
@@ -157,8 +156,7 @@ def run_experiment(
     if watch is not None and num_kept:
         on_progress(BlockLooked(watch.standing))
     invocation = Invocation(store.root, spec_source, ticket, on_progress, stop)
-    backend = backend_named(spec.backend)
-    clock = MonotonicClock()
+    backend, clock = backend_named(spec.backend), MonotonicClock()
     performed: list[RunKey] = []
     for run in todo:
         if stop.after_run or (watch is not None and watch.is_decided):
@@ -177,8 +175,7 @@ def run_experiment(
         on_progress(RunSealed(run.label, sealed.is_valid, tuple(sealed.invalid_reasons), wall_s, forecast.left_s()))
         if watch is not None and watch.add(sealed):
             on_progress(BlockLooked(watch.standing))
-    is_decided = watch is not None and watch.is_decided
-    found = _all_sealed(store, spec, performed)
+    found, is_decided = _all_sealed(store, spec, performed), watch is not None and watch.is_decided
     return ExperimentOutcome(spec, found, len(planned), len(performed), stop.after_run, is_decided)
 
 
