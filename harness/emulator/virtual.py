@@ -32,7 +32,7 @@ class Act(NamedTuple):
 
 
 class Agenda:
-    """When a client that is never late does what the plan says. At one instant it leaves first, then sends by session."""
+    """When a client that is never late does what a plan says; at one instant it leaves first, then sends by session."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan, self._followers = plan, Followers(plan)
@@ -76,7 +76,9 @@ class Agenda:
     def with_enough(self, received: Iterable[tuple[int, int, int]]) -> list[tuple[int, int]]:
         """Those of (session, request, tokens so far) whose client leaves with that many, in order."""
         plan = self._plan
-        return sorted((session, one) for session, one, num in received if num == plan.request(session, one).abort_after_tokens)
+        return sorted(
+            (session, one) for session, one, num in received if num == plan.request(session, one).abort_after_tokens
+        )
 
 
 @dataclass

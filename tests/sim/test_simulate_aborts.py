@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.emulator.virtual import run_virtually
 from harness.engine import EngineConfig, load_cost_model
-from harness.errors import PlanError
-from harness.plan import Plan, RequestPlan, SessionPlan, build_plan
+from harness.plan import Plan, RequestPlan, SessionPlan
 from harness.sim import SimResult, simulate
-from harness.spec import ServerSpec, WorkloadSpec
+from harness.spec import ServerSpec
 from tests.emulator.test_virtual import assert_same_run, servers
 from tests.support.naive import naive_run
 

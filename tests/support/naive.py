@@ -123,6 +123,9 @@ def naive_run(plan: Plan, config: EngineConfig, cost: CostModel) -> NaiveRun:
         for handle in oracle.finish_step():
             over(*names[handle], now)
         for key in sorted(run.requests):
-            if is_under_way(key) and oracle.requests[keys_of[key]].output_tokens == plan.request(*key).abort_after_tokens > 0:
+            if (
+                is_under_way(key)
+                and oracle.requests[keys_of[key]].output_tokens == plan.request(*key).abort_after_tokens > 0
+            ):
                 leave(now, *key)
     return run

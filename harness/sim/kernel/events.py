@@ -107,7 +107,8 @@ def run_chunked_prefill(
     last.
 
     An ablation: the served stack never does so. The prefilled request is set aside from the running ones until its
-    last part; nobody is admitted meanwhile, and no client leaves before that part has ended. Returns the instant of its end and the number of expected arrivals.
+    last part; nobody is admitted meanwhile, and no client leaves before that part has ended. Returns the instant of
+    its end and the number of expected arrivals.
     """
     server, chunk = state.server[0], int(cost.other[0].chunk_tokens)
     row = int(state.places[0].batch)

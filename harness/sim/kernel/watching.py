@@ -49,9 +49,8 @@ def next_to_leave(scratch: Scratch) -> int:
         at_ns = scratch.sessions[session].abort_at_ns
         if at_ns == FAR:
             continue
-        if found < 0 or at_ns < scratch.sessions[found].abort_at_ns:
-            found = session
-        elif at_ns == scratch.sessions[found].abort_at_ns and session < found:
+        first_ns = FAR if found < 0 else scratch.sessions[found].abort_at_ns
+        if at_ns < first_ns or (at_ns == first_ns and session < found):
             found = session
     return found
 
