@@ -334,7 +334,7 @@ def _abort_problem(request: RequestPlan) -> str:
     after_ns, after_tokens = request.abort_after_ns, request.abort_after_tokens
     if after_ns and after_tokens:
         return "it is aborted after a time and after a number of tokens"
-    if after_ns < 0 or not 0 <= after_tokens < request.generate_tokens:
+    if min(after_ns, after_tokens) < 0 or (after_tokens and after_tokens >= request.generate_tokens):
         return f"it is aborted after {after_ns} ns or {after_tokens} of {request.generate_tokens} tokens"
     return ""
 

@@ -112,7 +112,7 @@ def _what_is_wrong(recording: Recording, place: int) -> str:
         return f"its wait is negative ({one.wait_ns} ns)"
     if not 1 <= one.prompt_tokens <= MOST_TOKENS or not 1 <= one.generate_tokens <= MOST_TOKENS:
         return f"{one.prompt_tokens} prompt and {one.generate_tokens} generated tokens make no request"
-    if one.abort_after_ns < 0 or not 0 <= one.abort_after_tokens < one.generate_tokens:
+    if min(one.abort_after_ns, one.abort_after_tokens) < 0 or 0 < one.generate_tokens <= one.abort_after_tokens:
         return f"its client leaves after {one.abort_after_ns} ns or {one.abort_after_tokens} tokens"
     if one.abort_after_ns and one.abort_after_tokens:
         return "its client leaves after a time and after a number of tokens"

@@ -203,6 +203,29 @@ def run_decode(
 
 
 @inner
+def run_decode_to_next(
+    plans: PlanArrays,
+    plan: int,
+    state: EngineState,
+    cost: CostArrays,
+    scratch: Scratch,
+    outcome: Outcome,
+    expected: int,
+    now_ns: int,
+    max_steps: int,
+) -> tuple[int, int]:
+    """As ``run_decode``, up to the next arrival that could be admitted, and to the next client that leaves."""
+    server = state.server[0]
+    until_ns, abort_ns, most = FAR, FAR, max_steps
+    if plans.plans[plan].num_abortable > 0:
+        abort_ns = next_abort_ns(scratch)
+        most = min(max_steps, steps_to_enough(plans, plan, scratch, state))
+    if server.num_waiting == 0 and server.num_running < server.active_limit and expected > 0:
+        until_ns = int(scratch.sessions[scratch.sessions[0].heap].arrival_ns)
+    return run_decode(plan, state, cost, outcome, now_ns, until_ns, abort_ns, most)
+
+
+@inner
 def run_plan(
     plans: PlanArrays,
     plan: int,
@@ -248,13 +271,9 @@ def run_plan(
         elif kind == STEP_PREFILL:
             now_ns += run_prefill(plans, plan, state, cost, outcome, now_ns)
         elif kind == STEP_DECODE:
-            until_ns, abort_ns, most = FAR, FAR, max_steps
-            if has_aborts:
-                abort_ns = next_abort_ns(scratch)
-                most = min(max_steps, steps_to_enough(plans, plan, scratch, state))
-            if server.num_waiting == 0 and server.num_running < state.server[0].active_limit and expected > 0:
-                until_ns = int(scratch.sessions[scratch.sessions[0].heap].arrival_ns)
-            taken, spent_ns = run_decode(plan, state, cost, outcome, now_ns, until_ns, abort_ns, most)
+            taken, spent_ns = run_decode_to_next(
+                plans, plan, state, cost, scratch, outcome, expected, now_ns, max_steps
+            )
             now_ns += spent_ns
         else:
             if kind == STEP_IDLE and server.num_preempted == 0:
