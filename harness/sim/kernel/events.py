@@ -226,6 +226,16 @@ def run_decode_to_next(
 
 
 @inner
+def note_losses(plans: PlanArrays, plan: int, state: EngineState, outcome: Outcome, now_ns: int) -> None:
+    """Who lost memory in the step just scheduled: slots that were evicted, requests that were preempted."""
+    outcome.totals[plan].evictions += state.server[0].num_evicted
+    record_evictions(outcome, plans, plan, state, now_ns)
+    outcome.totals[plan].preemptions += state.server[0].num_preempted
+    for i in range(state.server[0].num_preempted):
+        outcome.requests[plans.plans[plan].first_request + state.places[i].preempted].preemptions += 1
+
+
+@inner
 def run_plan(
     plans: PlanArrays,
     plan: int,
@@ -259,12 +269,8 @@ def run_plan(
         if is_vendor and server.num_waiting > 0 and server.num_running < state.server[0].active_limit:
             load_keys(plans, first_request, scratch, state, int(server.wait_head))
         kind = schedule(state)
-        if server.num_evicted > 0:
-            totals[plan].evictions += server.num_evicted
-            record_evictions(outcome, plans, plan, state, now_ns)
-        for i in range(server.num_preempted):
-            totals[plan].preemptions += 1
-            outcome.requests[first_request + state.places[i].preempted].preemptions += 1
+        if server.num_evicted > 0 or server.num_preempted > 0:
+            note_losses(plans, plan, state, outcome, now_ns)
         taken = 1
         if kind == STEP_PREFILL and cost.other[0].chunked_calls > 0 and server.computed_tokens > 0:
             now_ns, expected = run_chunked_prefill(plans, plan, state, cost, scratch, outcome, expected, now_ns)
