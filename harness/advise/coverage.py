@@ -18,7 +18,8 @@ from harness.errors import SpecError
 from harness.kv_rules import NEWEST_STABLE, rule_set
 from harness.plan import Plan, build_plan
 from harness.plan.build import derive_seed
-from harness.sim.interval import ORDER_NS, perturbed, predict
+from harness.sim.draws import ORDER_NS, perturbed
+from harness.sim.interval import predict
 from harness.sim.search.rank import FloatArray
 from harness.sim.search.space import Candidate, SpaceSpec, UncertaintySpec, candidate_of
 

@@ -79,6 +79,11 @@ def records_from(record: type[Record], rows: Sequence[tuple[int, ...]]) -> Recor
     return records
 
 
+def end_to_end(parts: Sequence[Records[Record]]) -> Records[Record]:
+    """Tables of the same record, one after another."""
+    return cast("Records[Record]", np.concatenate(cast("Sequence[npt.NDArray[np.void]]", parts)))
+
+
 def record_as_dict(records: Records[Record], place: int) -> dict[str, int]:
     """One record by name, as Python integers."""
     names = cast("npt.NDArray[np.void]", records).dtype.names or ()

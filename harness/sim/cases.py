@@ -20,12 +20,16 @@ from harness.engine.state import STEP_DECODE
 from harness.engine.units import FS_PER_S
 from harness.errors import HarnessError
 from harness.kv_rules import AUTO
+from harness.sim import memory
+from harness.sim.draws import ASSUMED, draw, outcome_of_plan, run_draws
 from harness.sim.kernel import arrays as layout
-from harness.sim.simulate import SessionRow, check_slots, pack, run_arrays
+from harness.sim.search.space import UncertaintySpec
+from harness.sim.simulate import SessionRow, check_slots, one_plan, pack, run_arrays
 from harness.spec import RulesName
 
 NS_PER_S = 1_000_000_000
 LONGEST_S = 1e8
+LARGEST_SEED = 2**63 - 1
 
 
 def _number(value: Any) -> Any:
@@ -80,8 +84,36 @@ class CaseCost(_Part):
     prefill: CasePrefill
 
 
+class CasePerturbation(_Part):
+    """How far draws lie from the case: means of late starts and re-arrivals, relative deviations of steps and costs.
+
+    cost_sd: of f(b), each bucket on its own, and of prefill. What is not given is as of any prediction: assumed.
+    """
+
+    start_s: Real | None = Field(default=None, ge=0, le=LONGEST_S)
+    lag_s: Real | None = Field(default=None, ge=0, le=LONGEST_S)
+    step_sd: Real | None = Field(default=None, ge=0, lt=0.25)
+    cost_sd: Real | None = Field(default=None, ge=0, lt=0.25)
+
+    def uncertainty(self, seed: int) -> UncertaintySpec:
+        """The same as a search space writes it."""
+        changes: dict[str, float] = {}
+        if self.start_s is not None:
+            changes["start_jitter_ms"] = self.start_s * 1000
+        if self.lag_s is not None:
+            changes["rearrival_lag_ms"] = self.lag_s * 1000
+        if self.step_sd is not None:
+            changes["step_relative"] = self.step_sd
+        if self.cost_sd is not None:
+            changes |= {"decode_relative": 0.0, "bucket_relative": self.cost_sd, "prefill_relative": self.cost_sd}
+        return ASSUMED.model_copy(update={**changes, "seed": seed})
+
+
 class Case(_Part):
-    """One simulation: sessions on a configuration at given costs. Times in seconds."""
+    """One simulation: sessions on a configuration at given costs. Times in seconds.
+
+    draws: also so many simulations of it with perturbations; ``seed`` names them.
+    """
 
     id: str
     rules: RulesName = AUTO
@@ -89,6 +121,9 @@ class Case(_Part):
     config: CaseConfig
     cost: CaseCost
     emit: tuple[Literal["steps"], ...] = ()
+    draws: Whole = Field(default=0, ge=0, le=100_000)
+    perturb: CasePerturbation = CasePerturbation()
+    seed: Whole = Field(default=0, ge=0, le=LARGEST_SEED)
 
 
 def simulate_jsonl(lines: Iterable[str]) -> Iterator[str]:
@@ -146,7 +181,28 @@ def run_case(case: Case) -> dict[str, Any]:
         raise ValueError(
             f"sessions.{int(arrays.requests['session'][never[0]])}: never starts, its 'after' chain has no beginning"
         )
-    return _case_result(case, config, arrays, outcome)
+    result = {"id": case.id, "rules": config.rules, **_figures(case, config, arrays, outcome)}
+    if case.draws:
+        result["draws"] = list(_drawn_results(case, config, model, arrays))
+    return result
+
+
+def _drawn_results(
+    case: Case, config: EngineConfig, model: CostModel, arrays: layout.PlanArrays
+) -> Iterator[dict[str, Any]]:
+    """The figures of every draw; all in one call, unless steps are wanted, which only a single simulation keeps."""
+    drawn = draw(arrays, model, case.perturb.uncertainty(case.seed), case.draws)
+    for truth in drawn.models:
+        check_durations(config, truth)
+    costs = drawn.costs(config)
+    if "steps" not in case.emit:
+        together = run_draws(drawn, config)
+        for plan in range(case.draws):
+            yield _figures(case, config, one_plan(drawn.arrays, plan), outcome_of_plan(drawn.arrays, together, plan))
+        return
+    for plan in range(case.draws):
+        alone = one_plan(drawn.arrays, plan)
+        yield _figures(case, config, alone, run_arrays(alone, config, memory.costs_of_plan(costs, plan)))
 
 
 def check_durations(config: EngineConfig, model: CostModel) -> None:
@@ -199,13 +255,9 @@ def _ns(seconds: float) -> int:
     return round(seconds * NS_PER_S)
 
 
-def _case_result(
-    case: Case, config: EngineConfig, arrays: layout.PlanArrays, outcome: layout.Outcome
-) -> dict[str, Any]:
+def _figures(case: Case, config: EngineConfig, arrays: layout.PlanArrays, outcome: layout.Outcome) -> dict[str, Any]:
     totals = record_as_dict(outcome.totals, 0)
     result: dict[str, Any] = {
-        "id": case.id,
-        "rules": config.rules,
         "requests": [_request(arrays, outcome, place) for place in range(len(arrays.requests))],
         "decode_steps": {
             f"{num_seqs}->{config.bucket_of(num_seqs)}": int(count)

@@ -7,15 +7,13 @@ Next: ``search.report`` says which candidates are not told apart; ``harness pred
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
-from harness.clock import NS_PER_MS
 from harness.compiled.records import IntArray
 from harness.engine.config import EngineConfig
 from harness.engine.cost import CostModel, load_cost_model
@@ -26,6 +24,7 @@ from harness.plan import Plan, build_plan
 from harness.sim import memory
 from harness.sim.ablations import Ablation
 from harness.sim.calibrated import calibrated_uncertainty
+from harness.sim.draws import Draws, jitter, noise_seeds, noise_table, perturbed
 from harness.sim.kernel import arrays as layout
 from harness.sim.kernel import events as kernel
 from harness.sim.search.space import Candidate, SpaceSpec, UncertaintySpec, candidate_of
@@ -36,7 +35,6 @@ from harness.spec import Treatment
 FloatArray = npt.NDArray[np.float64]
 
 BOOTSTRAPS = 2000
-ORDER_NS = 1000
 PLAIN = Ablation("", "")
 
 
@@ -121,35 +119,26 @@ def sampled_ratios(
     if uncertainty.is_calibrated:
         uncertainty = calibrated_uncertainty(uncertainty, space.cost_model)
     drawn = _drawn(space.model_dump_json(include={"inputs", "uncertainty"}), tuple(users), _treatment(space, changed))
-    models = [
-        perturbed(load_cost_model(space.cost_model), uncertainty, sample) for sample in range(uncertainty.samples)
-    ]
+    model, plans_each = load_cost_model(space.cost_model), len(drawn.plans) // uncertainty.samples
+    truths = [perturbed(model, uncertainty, sample) for sample in range(uncertainty.samples)]
     costs: list[FloatArray] = []
     for role, each in enumerate((candidate, reference)):
-        config = each.config(changed.rules or space.rules)
-        jittered = jitter(drawn.arrays, uncertainty, role)
-        pinned = _pin(jittered, candidate_of(space.baseline), space, changed)
-        runner = _Runner(pinned, config, changed, space)
-        costs.append(
-            np.array(
-                [runner.cost(drawn.first[sample], drawn.last[sample], model) for sample, model in enumerate(models)]
-            )
+        jittered = jitter(drawn, uncertainty, role)
+        draws = Draws(
+            _pin(jittered, candidate_of(space.baseline), space, changed),
+            tuple(truth for truth in truths for _plan in range(plans_each)),
+            noise_seeds(uncertainty, len(drawn.plans), role),
+            noise_table(uncertainty.step_relative),
         )
+        runner = _Runner(draws.arrays, each.config(changed.rules or space.rules), changed, space)
+        drawn_costs = draws.costs(runner.config, chunked_prefill_calls=changed.chunked_prefill_calls)
+        costs.append(runner.costs(drawn_costs, plans_each))
     return costs[0] / costs[1]
 
 
-@dataclass(frozen=True)
-class _Drawn:
-    """Plans of all samples end to end; sample i has plans [first[i], last[i])."""
-
-    arrays: layout.PlanArrays
-    first: tuple[int, ...]
-    last: tuple[int, ...]
-
-
 @lru_cache(maxsize=8)
-def _drawn(space_json: str, users: tuple[int, ...], treatment: Treatment) -> _Drawn:
-    """The plans behind the samples: new draws for each, or the space's own for all."""
+def _drawn(space_json: str, users: tuple[int, ...], treatment: Treatment) -> layout.PlanArrays:
+    """The plans behind the samples, sample after sample: new draws for each, or the space's own for all."""
     space = _SampledSpace.model_validate_json(space_json)
     uncertainty, inputs = space.uncertainty, space.inputs
     if uncertainty.seed in (*inputs.search_seeds, *inputs.evaluation_seeds):
@@ -175,11 +164,8 @@ def _drawn(space_json: str, users: tuple[int, ...], treatment: Treatment) -> _Dr
                 workload = inputs.workload_of(n)
                 start = sample * uncertainty.replicates
                 plans += [build_plan(workload, uncertainty.seed, start + k) for k in range(uncertainty.replicates)]
-    size = len(plans) // uncertainty.samples
-    first = tuple(sample * size for sample in range(uncertainty.samples))
-    last = tuple(place + size for place in first)
     treated = [plan if treatment == "as-drawn" else plan.with_treatment(treatment) for plan in plans]
-    return _Drawn(plan_arrays(treated), first, last)
+    return plan_arrays(treated)
 
 
 class _SampledSpace(SpaceSpec):
@@ -189,86 +175,48 @@ class _SampledSpace(SpaceSpec):
     limits: tuple[int, ...] = (8,)
 
 
-def jitter(arrays: layout.PlanArrays, uncertainty: UncertaintySpec, role: int) -> layout.PlanArrays:
-    """The plans as one condition's client would really play them: starts spread out, re-arrivals late.
-
-    Starts get at least ORDER_NS of spread, so that simultaneous arrivals come in any order.
-    """
-    generator = np.random.default_rng([uncertainty.seed, role, zlib.crc32(b"jitter")])
-    starts = generator.integers(0, ORDER_NS, size=len(arrays.sessions))
-    starts += generator.exponential(uncertainty.start_jitter_ms * NS_PER_MS, size=len(starts)).astype(np.int64)
-    waits = generator.exponential(uncertainty.rearrival_lag_ms * NS_PER_MS, size=len(arrays.requests)).astype(np.int64)
-    late = layout.with_column(arrays, "wait_ns", arrays.requests["wait_ns"] + waits)
-    sessions = arrays.sessions.copy()
-    sessions["start_ns"][:] += starts
-    return late._replace(sessions=sessions)
-
-
-def perturbed(model: CostModel, uncertainty: UncertaintySpec, sample: int) -> CostModel:
-    """A cost model that calibration could as well have found: all steps, each bucket and prefill moved on their own."""
-    generator = np.random.default_rng([uncertainty.seed, sample, zlib.crc32(b"cost")])
-    decode, prefill = 1 + generator.normal(size=2) * (uncertainty.decode_relative, uncertainty.prefill_relative)
-    buckets = 1 + generator.normal(size=1025) * uncertainty.bucket_relative
-    return replace(
-        model,
-        f_fs=_ScaledBuckets(model, decode * buckets),
-        alpha_fs=round(model.alpha_fs * decode),
-        beta_fs=round(model.beta_fs * decode),
-        context_fs=round(model.context_fs * decode),
-        call_fs=round(model.call_fs * prefill),
-        token_fs=round(model.token_fs * prefill),
-        position_fs=round(model.position_fs * prefill),
-        _filled_fs={},
-    )
-
-
-class _ScaledBuckets(dict[int, int]):
-    """f of every bucket, scaled on first use; filled-in ones count as measured, so that they are not filled in anew."""
-
-    def __init__(self, model: CostModel, factors: FloatArray) -> None:
-        super().__init__()
-        self._model, self._factors = model, factors
-
-    def __contains__(self, bucket: object) -> bool:
-        return True
-
-    def __missing__(self, bucket: int) -> int:
-        self[bucket] = round(self._model.bucket_fs(bucket) * float(self._factors[min(bucket, 1024)]))
-        return self[bucket]
-
-
 class _Runner:
-    """One condition: its memory, and the cost of any of its plans under any cost model."""
+    """One condition: its memory, and what any of its plans costs."""
 
     def __init__(self, arrays: layout.PlanArrays, config: EngineConfig, changed: Ablation, space: SpaceSpec) -> None:
         check_slots(arrays, config)
-        self._arrays, self._config, self._changed, self._window = arrays, config, changed, space.window
+        self.config = config
+        self._arrays, self._changed, self._window = arrays, changed, space.window
         most_requests = int(arrays.plans["num_requests"].max())
         self._state = new_state(config, most_requests, evicts_by_last_use=changed.is_lru_slots)
         self._scratch = memory.new_scratch(config, arrays)
         self._outcome = memory.new_outcome(arrays, config)
 
-    def cost(self, first: int, last: int, model: CostModel) -> float:
-        """Device ns of plans [first, last); with a window, per completed request."""
-        if self._window is not None:
-            found = [
-                window_figures(self._arrays, plan, self._config, model, self._window) for plan in range(first, last)
-            ]
-            return sum(figures.device_ns for figures in found) / max(sum(figures.completed for figures in found), 1)
-        return float(self.device_ns(first, last, model).sum())
+    def costs(self, costs: layout.CostArrays, plans_each: int) -> FloatArray:
+        """Device ns of each ``plans_each`` plans; with a window, per completed request."""
+        if self._window is None:
+            return self.device_ns(costs).reshape(-1, plans_each).sum(axis=1).astype(np.float64)
+        found = [
+            window_figures(self._arrays, plan, self.config, memory.costs_of_plan(costs, plan), self._window)
+            for plan in range(len(self._arrays.plans))
+        ]
+        device_ns, completed = (
+            np.array([getattr(figures, name) for figures in found]).reshape(-1, plans_each).sum(axis=1)
+            for name in ("device_ns", "completed")
+        )
+        return device_ns / np.maximum(completed, 1)
 
-    def device_ns(self, first: int, last: int, model: CostModel) -> IntArray:
-        """Device ns of each of plans [first, last)."""
-        cost = memory.cost_arrays(self._config, model, self._changed.chunked_prefill_calls)
-        kernel.run_plans(self._arrays, first, last, self._state, cost, self._scratch, self._outcome, FAR)
-        totals = self._outcome.totals[first:last]
+    def nominal(self, model: CostModel) -> layout.CostArrays:
+        """Costs without noise, the same for every plan."""
+        return memory.cost_arrays(self.config, model, self._changed.chunked_prefill_calls)
+
+    def device_ns(self, costs: layout.CostArrays) -> IntArray:
+        """Device ns of each plan."""
+        num_plans = len(self._arrays.plans)
+        kernel.run_plans(self._arrays, 0, num_plans, self._state, costs, self._scratch, self._outcome, FAR)
+        totals = self._outcome.totals
         if totals["stuck_session"].max() >= 0:
-            raise PlanError("a request can never be admitted", where=f"{self._config.kv_slots} slots")
+            raise PlanError("a request can never be admitted", where=f"{self.config.kv_slots} slots")
         return totals["decode_ns"] + totals["prefill_ns"]
 
     def arrivals(self, model: CostModel) -> IntArray:
         """When every request arrives, all plans."""
-        self.device_ns(0, len(self._arrays.plans), model)
+        self.device_ns(self.nominal(model))
         return self._outcome.requests["arrival_ns"].copy()
 
 
@@ -300,5 +248,5 @@ def _nominal(
     costs: list[FloatArray] = []
     for each in pair:
         runner = _Runner(pinned, each.config(changed.rules or space.rules), changed, space)
-        costs.append(np.array([runner.cost(plan, plan + 1, model) for plan in range(len(drawn))]))
+        costs.append(runner.costs(runner.nominal(model), 1))
     return costs[0], costs[1]

@@ -196,6 +196,11 @@ def run_batch(arrays: layout.PlanArrays, config: EngineConfig, model: CostModel)
 
     Raises PlanError when a request does not fit a slot or can never be admitted.
     """
+    return run_with_costs(arrays, config, memory.cost_arrays(config, model))
+
+
+def run_with_costs(arrays: layout.PlanArrays, config: EngineConfig, cost: layout.CostArrays) -> layout.Outcome:
+    """``run_batch`` at costs that may differ from plan to plan."""
     check_slots(arrays, config)
     most_requests = int(arrays.plans["num_requests"].max())
     outcome = memory.new_outcome(arrays, config)
@@ -204,7 +209,7 @@ def run_batch(arrays: layout.PlanArrays, config: EngineConfig, model: CostModel)
         0,
         len(arrays.plans),
         new_state(config, most_requests, with_events=False),
-        memory.cost_arrays(config, model),
+        cost,
         memory.new_scratch(config, arrays),
         outcome,
         FAR,
@@ -214,6 +219,23 @@ def run_batch(arrays: layout.PlanArrays, config: EngineConfig, model: CostModel)
         plan = int(np.argmax(stuck >= 0))
         raise PlanError("its request can never be admitted", where=f"plan {plan}, session {int(stuck[plan])}")
     return outcome
+
+
+def one_plan(arrays: layout.PlanArrays, plan: int) -> layout.PlanArrays:
+    """The arrays of one of several plans, alone."""
+    one = record_as_dict(arrays.plans, plan)
+    first, first_request = one["first_session"], one["first_request"]
+    alone = layout.PlanArrays(
+        plans=arrays.plans[plan : plan + 1].copy(),
+        sessions=arrays.sessions[first : first + one["num_sessions"]].copy(),
+        requests=arrays.requests[first_request : first_request + one["num_requests"]].copy(),
+        followers=arrays.followers,
+        names=arrays.names,
+    )
+    alone.plans["first_session"][:] = 0
+    alone.plans["first_request"][:] = 0
+    alone.sessions["first_request"][:] -= first_request
+    return alone
 
 
 def check_slots(arrays: layout.PlanArrays, config: EngineConfig) -> None:
@@ -236,12 +258,15 @@ def check_slots(arrays: layout.PlanArrays, config: EngineConfig) -> None:
 
 
 def run_arrays(
-    arrays: layout.PlanArrays, config: EngineConfig, model: CostModel, max_steps: int | None = None
+    arrays: layout.PlanArrays,
+    config: EngineConfig,
+    costs: CostModel | layout.CostArrays,
+    max_steps: int | None = None,
 ) -> layout.Outcome:
     """Run one plan with every step and eviction recorded; raises PlanError when a request can never be admitted."""
     num_requests = len(arrays.requests)
     state = new_state(config, num_requests, with_events=False)
-    cost = memory.cost_arrays(config, model)
+    cost = memory.cost_arrays(config, costs) if isinstance(costs, CostModel) else costs
     scratch = memory.new_scratch(config, arrays)
     step_room, eviction_room = 8 * num_requests + 64, 2 * num_requests + 64
     while True:

@@ -13,14 +13,14 @@ from typing import NamedTuple
 import numpy as np
 
 from harness.clock import NS_PER_S
-from harness.compiled.records import IntArray, Records, record_as_dict
+from harness.compiled.records import IntArray, Records
 from harness.engine.config import EngineConfig
 from harness.engine.cost import CostModel
 from harness.engine.state import STEP_PREFILL
 from harness.errors import PlanError
 from harness.sim.kernel import arrays as layout
 from harness.sim.search.space import WindowSpec
-from harness.sim.simulate import check_slots, run_arrays
+from harness.sim.simulate import check_slots, one_plan, run_arrays
 
 
 class WindowFigures(NamedTuple):
@@ -68,25 +68,12 @@ def users_of(arrays: layout.PlanArrays) -> IntArray:
     return users
 
 
-def one_plan(arrays: layout.PlanArrays, plan: int) -> layout.PlanArrays:
-    """The arrays of one of several plans, alone."""
-    one = record_as_dict(arrays.plans, plan)
-    first, first_request = one["first_session"], one["first_request"]
-    alone = layout.PlanArrays(
-        plans=arrays.plans[plan : plan + 1].copy(),
-        sessions=arrays.sessions[first : first + one["num_sessions"]].copy(),
-        requests=arrays.requests[first_request : first_request + one["num_requests"]].copy(),
-        followers=arrays.followers,
-        names=arrays.names,
-    )
-    alone.plans["first_session"][:] = 0
-    alone.plans["first_request"][:] = 0
-    alone.sessions["first_request"][:] -= first_request
-    return alone
-
-
 def window_figures(
-    arrays: layout.PlanArrays, plan: int, config: EngineConfig, model: CostModel, window: WindowSpec
+    arrays: layout.PlanArrays,
+    plan: int,
+    config: EngineConfig,
+    costs: CostModel | layout.CostArrays,
+    window: WindowSpec,
 ) -> WindowFigures:
     """Simulate one plan and look at its window.
 
@@ -94,7 +81,7 @@ def window_figures(
     """
     alone = one_plan(arrays, plan)
     check_slots(alone, config)
-    outcome = run_arrays(alone, config, model)
+    outcome = run_arrays(alone, config, costs)
     start_ns = window_start(alone, outcome, window.after_requests)
     end_ns = start_ns + round(window.seconds * NS_PER_S)
     life_ns = last_full_ns(alone, outcome)

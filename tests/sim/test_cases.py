@@ -145,3 +145,22 @@ def test_a_case_of_twenty_thousand_requests_is_a_case_like_any_other() -> None:
     (result,) = run({**CASE, "sessions": sessions, "emit": []})
     assert len(result["requests"]) == 20_000
     assert sum(int(key.split("->")[0]) * count for key, count in result["decode_steps"].items()) == 20_000 * 39
+
+
+def test_draws_of_a_case_have_the_fields_of_a_single_result_and_its_own_numbers() -> None:
+    perturb = {"start_s": 0.01, "lag_s": 0.002, "step_sd": 0.01, "cost_sd": 0.002}
+    (with_steps,) = run({**CASE, "draws": 3, "perturb": perturb})
+    (together,) = run({key: value for key, value in {**CASE, "draws": 3, "perturb": perturb}.items() if key != "emit"})
+    nominal = {key: value for key, value in together.items() if key not in ("id", "rules", "draws")}
+    for one, other in zip(with_steps["draws"], together["draws"], strict=True):
+        assert one.keys() - other.keys() == {"steps"}
+        assert other == {key: one[key] for key in nominal}
+        assert 0 < abs(other["device_s"] / nominal["device_s"] - 1) < 0.05
+    assert len({one["device_s"] for one in together["draws"]}) == 3
+    assert run({**CASE, "draws": 3, "perturb": perturb})[0] == with_steps
+    assert run({**CASE, "draws": 3, "perturb": perturb, "seed": 1})[0]["draws"] != with_steps["draws"]
+
+
+def test_a_perturbation_of_nothing_leaves_only_the_order_of_arrivals_open() -> None:
+    (result,) = run({**CASE, "draws": 2, "perturb": {"start_s": 0, "lag_s": 0, "step_sd": 0, "cost_sd": 0}})
+    assert [one["device_s"] for one in result["draws"]] == [result["device_s"]] * 2

@@ -15,7 +15,8 @@ from harness.plan import build_plan
 from harness.sim import plan_arrays
 from harness.sim.ablations import ABLATIONS
 from harness.sim.calibrated import calibrated_uncertainty
-from harness.sim.interval import bootstrap_median, jitter, perturbed, predict, sampled_ratios
+from harness.sim.draws import jitter, perturbed
+from harness.sim.interval import bootstrap_median, predict, sampled_ratios
 from harness.sim.search.space import Candidate, SpaceSpec, UncertaintySpec, candidate_of, parse_space
 from harness.spec import WorkloadSpec
 

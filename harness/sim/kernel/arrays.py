@@ -100,6 +100,7 @@ class OtherCost:
     """Coefficients of prefill and of context, see CostModel.
 
     chunked_calls: device calls of a prefill between which the others decode one step; 0: prefill holds decode back.
+    noise_seed: where in ``CostArrays.noise`` the steps of a plan begin to draw.
     """
 
     chunk_tokens: int
@@ -108,13 +109,22 @@ class OtherCost:
     position_fs: int
     context_fs: int
     chunked_calls: int
+    noise_seed: int
 
 
 class CostArrays(NamedTuple):
-    """batch (limit + 1,): by number of requests. other (1,)."""
+    """batch (limit + 1,): by number of requests. other (1,).
+
+    noise (power of 2,): millionths by which steps last longer, drawn from by each step anew; of one place: no noise.
+    drawn_batch (plans x (limit + 1),), drawn_other (plans,): costs of each plan of a call, that take the place of batch
+    and other one after another; empty: the same for all.
+    """
 
     batch: Records[BatchCost]
     other: Records[OtherCost]
+    noise: IntArray
+    drawn_batch: Records[BatchCost]
+    drawn_other: Records[OtherCost]
 
 
 class SessionScratch:

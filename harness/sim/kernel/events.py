@@ -35,6 +35,25 @@ def prefill_duration_ns(cost: CostArrays, computed: int, cached: int) -> int:
 
 
 @inner
+def noisy_ns(cost: CostArrays, number: int, step_ns: int) -> int:
+    """How long step ``number`` of a plan really takes: a hash of it and of the seed says which noise it draws.
+
+    By number, so that steps taken together or one by one draw the same.
+    """
+    mixed = (cost.other[0].noise_seed + number) & 0xFFFFFFFF
+    mixed = ((mixed ^ (mixed >> 16)) * 0x45D9F3B) & 0xFFFFFFFF
+    mixed = ((mixed ^ (mixed >> 16)) * 0x45D9F3B) & 0xFFFFFFFF
+    place = (mixed ^ (mixed >> 16)) & (len(cost.noise) - 1)
+    return int(step_ns + step_ns * cost.noise[place] // 1_000_000)
+
+
+@inner
+def steps_so_far(outcome: Outcome, plan: int) -> int:
+    """How many steps of a plan have lasted, idle ones apart."""
+    return int(outcome.totals[plan].decode_steps + outcome.totals[plan].prefills)
+
+
+@inner
 def admit(plans: PlanArrays, plan: int, state: EngineState, outcome: Outcome, now_ns: int) -> tuple[int, int]:
     """Note who was admitted with the prefill just scheduled; (session, number of its request), within the plan."""
     server = state.server[0]
@@ -75,6 +94,7 @@ def run_prefill(
     server = state.server[0]
     computed = int(server.computed_tokens)
     duration_ns = prefill_duration_ns(cost, computed, int(server.cached_tokens))
+    duration_ns = noisy_ns(cost, steps_so_far(outcome, plan), duration_ns)
     session, number = admit(plans, plan, state, outcome, now_ns)
     note_first_token(plans, plan, outcome, int(state.places[0].batch), now_ns + duration_ns)
     record_prefill(outcome, plan, now_ns, session, number, computed, duration_ns)
@@ -119,12 +139,13 @@ def run_chunked_prefill(
     done, spent_ns = 0, 0
     while True:
         part_end = int(min(done + cost.other[0].chunked_calls, calls))
-        part_ns = prefill_part_ns(cost, computed, cached, part_end) - spent_ns
+        whole_ns = prefill_part_ns(cost, computed, cached, part_end)
+        part_ns = noisy_ns(cost, steps_so_far(outcome, plan), whole_ns - spent_ns)
         tokens = min(part_end * chunk, computed) - done * chunk
         record_prefill(outcome, plan, now_ns, session, number, int(tokens), part_ns)
         spend_prefill(outcome, plan, int(server.num_running), part_ns)
         now_ns += part_ns
-        done, spent_ns = part_end, spent_ns + part_ns
+        done, spent_ns = part_end, whole_ns
         if done >= calls:
             break
         if server.num_running > 0 and schedule_decode_only(state) == STEP_DECODE:
@@ -178,7 +199,7 @@ def run_decode(
     context_fs = cost.other[0].context_fs
     step_fs = cost.batch[count].base_fs + context_fs * server.context_tokens + FS_PER_NS // 2
     taken, spent_ns = 0, 0
-    if context_fs == 0:
+    if context_fs == 0 and len(cost.noise) == 1:
         each_ns = int(step_fs // FS_PER_NS)
         taken = most
         if until_ns < FAR:
@@ -188,8 +209,9 @@ def run_decode(
         spent_ns = taken * each_ns
         record_decode(outcome, plan, now_ns, count, bucket, taken, each_ns)
     else:
+        number = steps_so_far(outcome, plan)
         while taken < most and (taken == 0 or now_ns + spent_ns < until_ns):
-            each_ns = int(step_fs // FS_PER_NS)
+            each_ns = noisy_ns(cost, number + taken, int(step_fs // FS_PER_NS))
             if taken > 0 and now_ns + spent_ns + each_ns >= abort_ns:
                 break
             record_decode(outcome, plan, now_ns + spent_ns, count, bucket, 1, each_ns)
@@ -295,6 +317,15 @@ def run_plan(
     totals[plan].end_ns = now_ns
 
 
+@inner
+def take_costs(cost: CostArrays, draw: int) -> None:
+    """The costs that were drawn for a plan become those in force."""
+    size = len(cost.batch)
+    for i in range(size):
+        cost.batch[i] = cost.drawn_batch[draw * size + i]
+    cost.other[0] = cost.drawn_other[draw]
+
+
 @compiled
 def run_plans(
     plans: PlanArrays,
@@ -308,4 +339,6 @@ def run_plans(
 ) -> None:
     """Simulate plans [first_plan, last_plan), each on a fresh server: the kernel's only door."""
     for plan in range(first_plan, last_plan):
+        if len(cost.drawn_other) > 0:
+            take_costs(cost, plan - first_plan)
         run_plan(plans, plan, state, cost, scratch, outcome, max_steps)

@@ -1,0 +1,167 @@
+"""Draws of simulations: the same plans again, with starts, lags, steps and costs a little different each time.
+
+A server is chaotic, so that one simulation is one draw. Every draw has a seed; its result is that of simulating its
+perturbed plan alone. All draws are one call into compiled code. Next: ``interval`` and predictions of experiments.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+from statistics import NormalDist
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from harness.clock import NS_PER_MS
+from harness.compiled.records import IntArray, end_to_end, record_as_dict
+from harness.engine.config import EngineConfig
+from harness.engine.cost import CostModel
+from harness.sim import memory
+from harness.sim.kernel import arrays as layout
+from harness.sim.search.space import UncertaintySpec
+from harness.sim.simulate import run_with_costs
+
+FloatArray = npt.NDArray[np.float64]
+ORDER_NS = 1000
+NOISE_PLACES = 4096
+LEAST_FACTOR = 0.05
+"""A drawn cost is never below this share of the nominal one, however wide it is drawn."""
+ASSUMED = UncertaintySpec(
+    decode_relative=0.0, bucket_relative=0.002, prefill_relative=0.002, step_relative=0.002, draws="given"
+)
+"""What is taken for a prediction of given plans where nothing was calibrated."""
+
+
+class Draws(NamedTuple):
+    """Perturbed plans, draw after draw, all plans of a draw together; models and noise_seeds: one per plan of these."""
+
+    arrays: layout.PlanArrays
+    models: tuple[CostModel, ...]
+    noise_seeds: tuple[int, ...]
+    noise: IntArray
+
+    def costs(self, config: EngineConfig, *, chunked_prefill_calls: int = 0) -> layout.CostArrays:
+        """The costs of each plan, as the compiled simulator reads them."""
+        return memory.drawn_cost_arrays(
+            config, self.models, self.noise_seeds, self.noise, chunked_prefill_calls=chunked_prefill_calls
+        )
+
+
+def draw(
+    arrays: layout.PlanArrays, model: CostModel, uncertainty: UncertaintySpec, num_draws: int, *, role: str = ""
+) -> Draws:
+    """``num_draws`` perturbations of ``arrays``; the first k do not depend on how many follow.
+
+    role: whose jitter it is. Draw k has the same true costs in every role, as one device has, and its own jitter.
+    """
+    key = zlib.crc32(role.encode())
+    parts = [jitter(arrays, uncertainty, key, number) for number in range(num_draws)]
+    truths = [perturbed(model, uncertainty, number) for number in range(num_draws)]
+    num_plans = len(arrays.plans)
+    return Draws(
+        joined(parts),
+        tuple(truth for truth in truths for _plan in range(num_plans)),
+        noise_seeds(uncertainty, num_draws * num_plans, key),
+        noise_table(uncertainty.step_relative),
+    )
+
+
+def run_draws(draws: Draws, config: EngineConfig) -> layout.Outcome:
+    """Simulate all draws in one call: sums and requests of each plan, in the order of ``draws.arrays``.
+
+    Raises PlanError when a request does not fit a slot or can never be admitted.
+    """
+    return run_with_costs(draws.arrays, config, draws.costs(config))
+
+
+def outcome_of_plan(arrays: layout.PlanArrays, outcome: layout.Outcome, plan: int) -> layout.Outcome:
+    """The results of one of several plans, alone."""
+    one = record_as_dict(arrays.plans, plan)
+    first, last = one["first_request"], one["first_request"] + one["num_requests"]
+    return outcome._replace(
+        requests=outcome.requests[first:last],
+        histogram=outcome.histogram[plan : plan + 1],
+        totals=outcome.totals[plan : plan + 1],
+    )
+
+
+def joined(parts: Sequence[layout.PlanArrays]) -> layout.PlanArrays:
+    """Copies of the same plans end to end; who follows whom and the names of blocks are the first copy's."""
+    first = parts[0]
+    copies = np.arange(len(parts), dtype=np.int64)
+    plans = end_to_end([part.plans for part in parts])
+    sessions = end_to_end([part.sessions for part in parts])
+    plans["first_session"][:] += np.repeat(copies * len(first.sessions), len(first.plans))
+    plans["first_request"][:] += np.repeat(copies * len(first.requests), len(first.plans))
+    sessions["first_request"][:] += np.repeat(copies * len(first.requests), len(first.sessions))
+    requests = end_to_end([part.requests for part in parts])
+    return layout.PlanArrays(plans, sessions, requests, first.followers, first.names)
+
+
+def jitter(arrays: layout.PlanArrays, uncertainty: UncertaintySpec, *key: int) -> layout.PlanArrays:
+    """The plans as one condition's client would really play them: starts spread out, re-arrivals late.
+
+    key: names the draw, beside the uncertainty's seed. Starts get at least ORDER_NS of spread, so that simultaneous
+    arrivals come in any order.
+    """
+    generator = np.random.default_rng([uncertainty.seed, *key, zlib.crc32(b"jitter")])
+    starts = generator.integers(0, ORDER_NS, size=len(arrays.sessions))
+    starts += generator.exponential(uncertainty.start_jitter_ms * NS_PER_MS, size=len(starts)).astype(np.int64)
+    waits = generator.exponential(uncertainty.rearrival_lag_ms * NS_PER_MS, size=len(arrays.requests)).astype(np.int64)
+    late = layout.with_column(arrays, "wait_ns", arrays.requests["wait_ns"] + waits)
+    sessions = arrays.sessions.copy()
+    sessions["start_ns"][:] += starts
+    return late._replace(sessions=sessions)
+
+
+def perturbed(model: CostModel, uncertainty: UncertaintySpec, sample: int) -> CostModel:
+    """A cost model that calibration could as well have found: all steps, each bucket and prefill moved on their own."""
+    generator = np.random.default_rng([uncertainty.seed, sample, zlib.crc32(b"cost")])
+    common = generator.normal(size=2) * (uncertainty.decode_relative, uncertainty.prefill_relative)
+    decode, prefill = np.maximum(1 + common, LEAST_FACTOR).tolist()
+    buckets = np.maximum(1 + generator.normal(size=1025) * uncertainty.bucket_relative, LEAST_FACTOR)
+    return replace(
+        model,
+        f_fs=_ScaledBuckets(model, decode * buckets),
+        alpha_fs=round(model.alpha_fs * decode),
+        beta_fs=round(model.beta_fs * decode),
+        context_fs=round(model.context_fs * decode),
+        call_fs=round(model.call_fs * prefill),
+        token_fs=round(model.token_fs * prefill),
+        position_fs=round(model.position_fs * prefill),
+        _filled_fs={},
+    )
+
+
+class _ScaledBuckets(dict[int, int]):
+    """f of every bucket, scaled on first use; filled-in ones count as measured, so that they are not filled in anew."""
+
+    def __init__(self, model: CostModel, factors: FloatArray) -> None:
+        super().__init__()
+        self._model, self._factors = model, factors
+
+    def __contains__(self, bucket: object) -> bool:
+        return True
+
+    def __missing__(self, bucket: int) -> int:
+        self[bucket] = round(self._model.bucket_fs(bucket) * float(self._factors[min(bucket, 1024)]))
+        return self[bucket]
+
+
+def noise_seeds(uncertainty: UncertaintySpec, num_plans: int, *key: int) -> tuple[int, ...]:
+    """Where the steps of each plan begin to draw their noise."""
+    generator = np.random.default_rng([uncertainty.seed, *key, zlib.crc32(b"steps")])
+    return tuple(generator.integers(0, 1 << 32, size=num_plans).tolist())
+
+
+@lru_cache(maxsize=8)
+def noise_table(step_relative: float) -> IntArray:
+    """Normal deviations of a step's time, in millionths, every one as likely; without noise a single 0."""
+    if step_relative == 0:
+        return memory.NO_NOISE
+    normal = NormalDist(0, step_relative * 1e6)
+    return np.array([round(normal.inv_cdf((i + 0.5) / NOISE_PLACES)) for i in range(NOISE_PLACES)], dtype=np.int64)
