@@ -35,6 +35,7 @@ def _run(
     settings = folder / "settings.json"
     settings.write_text(json.dumps({"trace_path": str(trace)}))
     monkeypatch.setenv("HOME", str(folder))
+    monkeypatch.delenv("VLLM_WORKER_MULTIPROC_METHOD")
     variables = {**twin_variables(), SETTINGS_VARIABLE: str(settings), "PYTHONPATH": str(INSIDE)}
     spec = ExperimentSpec.model_validate(
         {
