@@ -4,7 +4,8 @@
 
 PYTHON ?= python3
 VENV ?= .venv
-WORKERS ?= 2
+# One more than there are cores: many tests wait for a server.
+WORKERS ?= $(shell expr $$(nproc 2>/dev/null || echo 2) + 1)
 PYTEST_ARGS ?=
 BIN := $(VENV)/bin
 MAKEFLAGS += --no-print-directory
