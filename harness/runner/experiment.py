@@ -127,10 +127,7 @@ def run_experiment(
     """
     stop = stop or StopFlag()
     store = RunStore(Path(runs_root))
-    # A ticket was given for runs that are resolved already.
-    planned = checked(ticket.planned if ticket is not None and ticket.planned.spec == spec else resolve(spec))
-    again = _to_repeat(store, planned, ticket) if retry_invalid else {}
-    todo = _missing(store, planned, resume=resume, ticket=ticket, again=again)
+    planned, todo, again = what_to_do(spec, store.root, resume=resume, retry_invalid=retry_invalid, ticket=ticket)
     if ticket is not None:
         ticket.ledger.admit(todo, store.sealed(spec.name))
     check_hosts(todo)
@@ -163,6 +160,20 @@ def run_experiment(
             hint="Something removed or moved the folder while this was running",
         )
     return ExperimentOutcome(spec, found, len(planned), len(performed), stop.after_run)
+
+
+def what_to_do(
+    spec: ExperimentSpec, runs_root: Path, *, resume: bool, retry_invalid: bool, ticket: Ticket | None
+) -> tuple[PlannedRuns, list[PlannedRun], Mapping[RunKey, SealedRun]]:
+    """All runs of an experiment, those to perform now, and the INVALID ones that some of these repeat.
+
+    Raises SpecError where ``run_experiment`` would, before anything is written.
+    """
+    store = RunStore(runs_root)
+    # A ticket was given for runs that are resolved already.
+    planned = checked(ticket.planned if ticket is not None and ticket.planned.spec == spec else resolve(spec))
+    again = _to_repeat(store, planned, ticket) if retry_invalid else {}
+    return planned, _missing(store, planned, resume=resume, ticket=ticket, again=again), again
 
 
 def _to_repeat(store: RunStore, planned: PlannedRuns, ticket: Ticket | None) -> dict[RunKey, SealedRun]:
