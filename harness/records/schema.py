@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 
+import numpy as np  # noqa: F401 - before Arrow loads it: where address space is short, OpenBLAS would wait for ever
 import pyarrow as pa
 
 from harness.errors import RecordsError
