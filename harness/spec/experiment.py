@@ -18,6 +18,7 @@ from harness.redact import redacted_value
 from harness.shipped import find_shipped
 from harness.spec.base import Spec, check_name, describe_validation_error, load_toml
 from harness.spec.factors import Factors, WrittenFactors, factor_names, factors_from_name
+from harness.spec.prediction import PredictionSpec
 from harness.spec.rules import load_rule
 from harness.spec.server import ServerSpec
 from harness.spec.workload import WorkloadSpec
@@ -138,6 +139,7 @@ class ExperimentSpec(Spec):
     limits: LimitsSpec = LimitsSpec()
     slo: SloSpec = SloSpec()
     window: WindowSpec = WindowSpec()
+    prediction: PredictionSpec = PredictionSpec()
     analysis: str = Field(default="", description="what `harness analyse` computes; default: padding and cost")
     rules: tuple[str, ...] = Field(default=(), description="decision rules that `harness decide` applies by default")
     condition: tuple[ConditionSpec, ...] = Field(min_length=1)
