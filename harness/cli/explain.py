@@ -64,6 +64,7 @@ def _models() -> dict[str, type[BaseModel]]:
         "limits": spec.LimitsSpec,
         "slo": spec.SloSpec,
         "window": spec.WindowSpec,
+        "stop": spec.StopSpec,
         "waits": WaitFile,
         "tool": ToolRow,
         "fixed": spec.FixedLaw,

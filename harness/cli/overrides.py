@@ -11,11 +11,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from harness.errors import SpecError
-from harness.spec.recorded import setting_value
 
 
 def override_table(table: Mapping[str, Any], changes: Sequence[str]) -> dict[str, Any]:
     """A deep copy of ``table`` with each "dotted.key=value" applied; raises SpecError on a malformed change."""
+    from harness.spec.recorded import setting_value
+
     result = copy.deepcopy(dict(table))
     for change in changes:
         key, separator, text = change.partition("=")

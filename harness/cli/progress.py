@@ -11,7 +11,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
 from harness.cli.words import said
+from harness.report.terminal import standing_lines
 from harness.runner.progress import (
+    BlockLooked,
     ExperimentStarted,
     ProgressEvent,
     RequestFinished,
@@ -76,12 +78,16 @@ class TerminalProgress:
                     self._bars.update(self._requests_task, completed=event.num_finished)
             case RunSealed():
                 self._run_sealed(event)
+            case BlockLooked():
+                for line in standing_lines(event.standing):
+                    self._console.print(f"  {line}", highlight=False)
 
     def _experiment_started(self, event: ExperimentStarted) -> None:
         self._num_planned, self._num_sealed = event.num_planned, event.num_sealed
         already = f", {event.num_sealed} sealed before" if event.num_sealed else ""
         left = format_duration(event.predicted_wall_s)
-        self._console.print(f"[bold]{event.name}[/]: {event.num_planned} runs{already}; about {left} to go")
+        planned = f"at most {event.num_planned} runs" if event.is_at_most else f"{event.num_planned} runs"
+        self._console.print(f"[bold]{event.name}[/]: {planned}{already}; about {left} to go")
         self._runs_task = self._bars.add_task("runs", total=event.num_planned, completed=event.num_sealed, note="")
 
     def _run_started(self, event: RunStarted) -> None:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -34,6 +35,13 @@ if TYPE_CHECKING:
     from harness.spec import ExperimentSpec
 
 REAL_SERVER_KEYS = ("time_scale=1.0", "server.start_timeout_s=300.0", "server.stop_grace_s=30.0")
+
+
+class Until(str, Enum):
+    """What `harness run` may wait for, instead of all replicates."""
+
+    decided = "decided"
+
 
 RunsOption = Annotated[Path, typer.Option("--runs", help="Folder of sealed runs.")]
 
@@ -62,6 +70,10 @@ def run(
     changes: Annotated[
         list[str] | None, typer.Option("--set", help="Change one key, e.g. `--set server.kv_slots=16`. Repeatable.")
     ] = None,
+    until: Annotated[
+        Until | None,
+        typer.Option("--until", help="`decided`: block by block, until the rule in [stop] has its answer."),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, show the runs, start nothing.")] = False,
 ) -> None:
     """Run an experiment: conditions x replicates, each on a freshly started server; then write the report.
@@ -78,11 +90,22 @@ def run(
     extra += [f'backend="{backend}"'] if backend is not None else []
     extra += [f"replicates={replicates}"] if replicates is not None else []
     spec, source, ticket = _what_to_run(experiment, confirmatory, extra, runs)
+    if until:
+        spec = _until_decided(spec, source, replicates)
     page = check_output(report_path or runs / f"{spec.name}.html")
     if dry_run:
         _show_order(terminal(), spec)
         return
-    perform(spec, source, runs, page=page, ticket=ticket, resume=resume, retry_invalid=retry_invalid)
+    perform(
+        spec,
+        source,
+        runs,
+        page=page,
+        ticket=ticket,
+        resume=resume,
+        retry_invalid=retry_invalid,
+        until=until is not None,
+    )
 
 
 def perform(
@@ -94,10 +117,12 @@ def perform(
     ticket: Ticket | None = None,
     resume: bool = False,
     retry_invalid: bool = False,
+    until: bool = False,
     again: str = "",
 ) -> None:
     """Run what ``spec`` plans, showing progress, write its report and leave with the outcome's exit code.
 
+    until: end when the experiment's stopping rule has decided.
     again: the command that continues it; default: ``harness run`` of its file.
     """
     from harness.cli.progress import TerminalProgress
@@ -118,11 +143,28 @@ def perform(
             spec_source=str(source),
             ticket=ticket,
             retry_invalid=retry_invalid,
+            until_decided=until,
         )
     again = again or f"harness run {source if ticket is None else f'--confirmatory {source}'}"
+    again += " --until decided" if until else ""
     if outcome.runs:
         _conclude(console, outcome.runs, page, spec.title or spec.name)
     raise typer.Exit(int(_exit_code(console, outcome, again, runs)))
+
+
+def _until_decided(spec: ExperimentSpec, source: Path, replicates: int | None) -> ExperimentSpec:
+    """The experiment with the blocks that its stopping rule allows; SpecError where that cannot decide."""
+    from harness.runner.deciding import declared_rule
+
+    if replicates is not None:
+        raise SpecError(
+            "the stopping rule says how many blocks there may be",
+            where="--replicates",
+            hint="Set it: --set stop.budget=N",
+        )
+    spec = spec.until_decided(str(source))
+    declared_rule(spec, ())
+    return spec
 
 
 def real_server_changes(backend: str | None) -> list[str]:

@@ -18,7 +18,7 @@ Facts = TypeVar("Facts", bound="_Facts")
 class _Facts(BaseModel):
     """Base: frozen; keys that this version does not know are left alone."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, extra="ignore", defer_build=True)
 
     @classmethod
     def tolerant(cls: type[Facts], found: Any) -> Facts:

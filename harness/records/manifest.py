@@ -24,7 +24,7 @@ StepSource = Literal["bucket-log", "iteration-log", "none"]
 class _Record(BaseModel):
     """Base of what a manifest holds: frozen; a key this version does not know is an error."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
 
 class Finding(_Record):

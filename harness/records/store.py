@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
-import duckdb
 import pyarrow as pa
 
 from harness.errors import RecordsError, SpecError
@@ -18,8 +17,11 @@ from harness.records import layout, schema
 from harness.records.manifest import load_manifest
 from harness.records.run import RunKey, SealedRun, damaged
 
+if TYPE_CHECKING:
+    import duckdb
+
 # "multi" is what DuckDB makes of a pivot.
-READING_STATEMENTS = (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN, duckdb.StatementType.MULTI)
+READING_STATEMENTS = ("SELECT", "EXPLAIN", "MULTI")
 # In this order: nothing can be changed after the last one.
 LOCKED_SETTINGS = {"python_enable_replacements": False, "enable_external_access": False, "lock_configuration": True}
 MAX_SCRAPE_BYTES = 64 << 20
@@ -99,6 +101,9 @@ class RunStore:
 
         SpecError says what is wrong with the statement.
         """
+        # Imported where SQL is asked for: most commands read runs without it.
+        import duckdb
+
         runs = self.sealed()
         connection = _connect(runs)
         try:
@@ -167,6 +172,8 @@ def runs_table(runs: list[SealedRun]) -> pa.Table:
 
 
 def _connect(runs: list[SealedRun]) -> duckdb.DuckDBPyConnection:
+    import duckdb
+
     connection = duckdb.connect()
     # What the views are made of, out of the way of "show tables".
     connection.execute("create schema internal")
@@ -294,7 +301,7 @@ def _require_one_reading_statement(connection: duckdb.DuckDBPyConnection, sql: s
         # DuckDB before 2.0 makes two statements of a pivot whose columns it must find first.
         hint = "Leave out extra semicolons, and name the columns of a pivot (pivot ... on b in (1, 2))"
         raise SpecError(f"one SQL statement is needed, got {len(statements)}", hint=hint)
-    if statements[0].type not in READING_STATEMENTS:
+    if statements[0].type.name not in READING_STATEMENTS:
         kind = statements[0].type.name.lower()
         raise SpecError(f"the query is refused: {kind} does not only read", hint="Write select, describe or explain")
 

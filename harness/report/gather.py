@@ -14,6 +14,7 @@ from urllib.parse import quote
 import numpy as np
 
 from harness.analysis import ConditionFigures, ExperimentSummary, RunFigures, summarise
+from harness.analysis.method.stopping import standing_of
 from harness.clock import utc_now
 from harness.errors import SpecError
 from harness.records import Finding, RunKey, SealedRun
@@ -73,6 +74,7 @@ def gather(
         records_root=str(first.path.parent.parent.parent),
         written_utc=utc_now().strftime("%Y-%m-%d %H:%M:%S UTC"),
         results=results or Results(),
+        standing=standing_of(runs),
         folders={} if page is None else {run.key: _link(run.path, page) for run in runs},
     )
 

@@ -31,6 +31,7 @@ from harness.clock import NS_PER_MS, NS_PER_S
 from harness.kinds import kind_of_run
 from harness.report.gather import LAG_P99, START_SPREAD
 from harness.report.plots import cost_ratio_plot, lateness_plot, reuse_plot, step_histograms
+from harness.report.sequence_plot import SEQUENCE_CAPTION, sequence_plot
 from harness.report.serving_plots import serving_plot, sweep_plot
 from harness.report.svg import Sheet
 from harness.report.timeline import MAX_LANES, step_segments, timeline_svg
@@ -250,12 +251,14 @@ def _plots(view: ReportView) -> dict[str, str]:
             "lateness": lateness_plot(sheet, view, limits),
             "serving": serving_plot(sheet, view),
             "sweep": sweep_plot(sheet, view),
+            "sequence": sequence_plot(sheet, view.standing, view.summary.place_of),
         }
     return {
         **plots,
         "cost_caption": note + (COMPARED_CAPTION if view.is_compared else ALONE_CAPTION),
         "serving_caption": f"{note}Share of all requests of the valid runs that had their first token, the next token, "
         "or their whole answer within a time.",
+        "sequence_caption": SEQUENCE_CAPTION,
         "sweep_caption": f"{note}Mean over valid runs; bars: 95 % t interval over runs, from three on.",
         "steps_caption": f"{note}Steps of all valid runs by n, the requests really in the step; shade: the bucket it "
         "ran in; hatched: the share of that bucket's positions that was padding. One scale for all panels.",

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING
 
 from harness.analysis import ExperimentSummary
 from harness.analysis.method.compare import Verdict
+from harness.analysis.method.sequential import StopVerdict
 from harness.analysis.method.serving import METRICS, Percentile, Rate, ServingFigures, requests_needed
 from harness.analysis.method.stats import Interval
+from harness.analysis.method.stopping import Standing
 from harness.analysis.method.summary import ConditionFigures
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.kinds import origin_note
@@ -27,6 +29,7 @@ VERDICTS = {
     Verdict.CANNOT_TELL: "[yellow]cannot tell[/]",
     Verdict.PREDICTED: "predicted",
 }
+STOP_COLORS = {StopVerdict.GO_ON: "cyan", StopVerdict.INCONCLUSIVE: "yellow", StopVerdict.WORSE: "red"}
 # Characters that every number of the table of conditions fits in, beside a name.
 ROOMY = 76
 # (metric, percentile) of the short table.
@@ -59,6 +62,18 @@ def conditions_table(summary: ExperimentSummary, width: int = 0) -> Table:
     for condition in summary.conditions:
         table.add_row(*_cells(condition))
     return table
+
+
+def standing_lines(standing: Standing) -> list[str]:
+    """What the stopping rule says after a block, a line for each comparison, as markup for the terminal."""
+    from rich.markup import escape
+
+    found = [f"[bold]block {standing.num_blocks} of at most {standing.stop.budget}[/]"]
+    width = max((len(one.condition) for one in standing.comparisons), default=0)
+    for one in standing.comparisons:
+        colour = STOP_COLORS.get(one.verdict, "green")
+        found.append(f"  {one.condition:<{width}}  [{colour}]{one.verdict.value:<12}[/]  {escape(one.told)}")
+    return found
 
 
 def plain_table(title: str, caption: str) -> Table:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from harness.analysis import ConditionFigures, ExperimentSummary, RunFigures
 from harness.analysis.method.decide import Decision
+from harness.analysis.method.stopping import Standing
 from harness.analysis.method.tabular import AnalysisResult
 from harness.records import RunKey, SealedRun
 
@@ -126,6 +127,7 @@ class ReportView:
     written_utc: str
     results: Results = Results()
     folders: Mapping[RunKey, str] = field(default_factory=dict[RunKey, str])
+    standing: Standing | None = None
 
     @property
     def conditions(self) -> tuple[ConditionFigures, ...]:
@@ -144,6 +146,11 @@ class ReportView:
     def repeated_runs(self) -> tuple[SealedRun, ...]:
         """Runs that repeat an INVALID one."""
         return tuple(run for run in self.sealed.values() if run.manifest.earlier_tries)
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether every run was made under a preregistration."""
+        return all(run.manifest.preregistration is not None for run in self.sealed.values())
 
     @property
     def time_scale(self) -> float:

@@ -18,7 +18,16 @@ from harness.prereg import Ticket
 from harness.prereg.repository import file_sha256
 from harness.records import RunKey, RunStore, SealedRun, keep_for_retry, layout
 from harness.runner.backends import backend_named
-from harness.runner.progress import ExperimentStarted, ProgressSink, RunSealed, RunStarted, StopFlag, silent
+from harness.runner.deciding import Watch, declared_rule
+from harness.runner.progress import (
+    BlockLooked,
+    ExperimentStarted,
+    ProgressSink,
+    RunSealed,
+    RunStarted,
+    StopFlag,
+    silent,
+)
 from harness.runner.run import Invocation
 from harness.sim import simulate
 from harness.spec import ExperimentSpec
@@ -29,13 +38,17 @@ FIRST_GUESS_LIFECYCLE_S = 3.0
 
 @dataclass(frozen=True, slots=True)
 class ExperimentOutcome:
-    """What an invocation did. ``runs``: every sealed run of the experiment, earlier ones included."""
+    """What an invocation did. ``runs``: every sealed run of the experiment, earlier ones included.
+
+    is_decided: its stopping rule has a verdict on every comparison, so that no further run is wanted.
+    """
 
     spec: ExperimentSpec
     runs: tuple[SealedRun, ...]
     num_planned: int
     num_performed: int
     was_interrupted: bool
+    is_decided: bool = False
 
     @property
     def invalid_runs(self) -> tuple[SealedRun, ...]:
@@ -43,7 +56,7 @@ class ExperimentOutcome:
 
     @property
     def is_complete(self) -> bool:
-        return len(self.runs) >= self.num_planned
+        return self.is_decided or len(self.runs) >= self.num_planned
 
     def require_valid(self) -> ExperimentOutcome:
         """This outcome, unless a run is missing or broke an invariant: then RunInvalidError, which names the first."""
@@ -114,34 +127,39 @@ def run_experiment(
     spec_source: str = "",
     ticket: Ticket | None = None,
     retry_invalid: bool = False,
+    until_decided: bool = False,
 ) -> ExperimentOutcome:
     """Perform every planned run that is not sealed yet, and return all sealed runs of the experiment.
 
     resume: allow runs sealed earlier; without it they are an error, so that nothing is mixed by accident.
     Raises SpecError before anything starts; ServerError when a server cannot be run; RecordsError when records cannot
-    be written.
-    An invalid run is kept, named invalid, and the experiment goes on.
+    be written. An invalid run is kept, named invalid, and the experiment goes on.
     retry_invalid: repeat the INVALID ones too; they are kept, and the new runs name them. Under a ticket, at most
     ``limits.retries`` times each.
     ticket: of a preregistration; makes every run confirmatory. Without one they are exploratory, for ever.
+    until_decided: perform the blocks of the stopping rule's budget, and end when it has decided; SpecError without one.
     """
-    stop = stop or StopFlag()
-    store = RunStore(Path(runs_root))
+    stop, store = stop or StopFlag(), RunStore(Path(runs_root))
+    spec = spec.until_decided(spec_source) if until_decided else spec
     # A ticket was given for runs that are resolved already.
     planned = checked(ticket.planned if ticket is not None and ticket.planned.spec == spec else resolve(spec))
     again = _to_repeat(store, planned, ticket) if retry_invalid else {}
     todo = _missing(store, planned, resume=resume, ticket=ticket, again=again)
     if ticket is not None:
         ticket.ledger.admit(todo, store.sealed(spec.name))
+    num_kept = len(planned) - len(todo)
+    watch = _watch(store, planned, again) if until_decided else None
+    todo = [] if watch is not None and watch.is_decided else todo
     check_hosts(todo)
     forecast = _Forecast(todo)
-    on_progress(ExperimentStarted(spec.name, len(planned), len(planned) - len(todo), forecast.left_s()))
+    on_progress(ExperimentStarted(spec.name, len(planned), num_kept, forecast.left_s(), is_at_most=until_decided))
+    if watch is not None and num_kept:
+        on_progress(BlockLooked(watch.standing))
     invocation = Invocation(store.root, spec_source, ticket, on_progress, stop)
-    backend = backend_named(spec.backend)
-    clock = MonotonicClock()
+    backend, clock = backend_named(spec.backend), MonotonicClock()
     performed: list[RunKey] = []
     for run in todo:
-        if stop.after_run:
+        if stop.after_run or (watch is not None and watch.is_decided):
             break
         began_ns = clock.now_ns()
         on_progress(RunStarted(run.label, run.position, len(planned), run.plan.num_requests, forecast.of(run.key)))
@@ -155,6 +173,14 @@ def run_experiment(
         performed.append(run.key)
         forecast.finished(run.key, wall_s)
         on_progress(RunSealed(run.label, sealed.is_valid, tuple(sealed.invalid_reasons), wall_s, forecast.left_s()))
+        if watch is not None and watch.add(sealed):
+            on_progress(BlockLooked(watch.standing))
+    found, is_decided = _all_sealed(store, spec, performed), watch is not None and watch.is_decided
+    return ExperimentOutcome(spec, found, len(planned), len(performed), stop.after_run, is_decided)
+
+
+def _all_sealed(store: RunStore, spec: ExperimentSpec, performed: Iterable[RunKey]) -> tuple[SealedRun, ...]:
+    """Every sealed run of an experiment; RecordsError where one that was just performed is gone."""
     found = tuple(store.sealed(spec.name))
     if lost := [key for key in performed if key not in {run.key for run in found}]:
         raise RecordsError(
@@ -162,7 +188,15 @@ def run_experiment(
             where=str(store.root),
             hint="Something removed or moved the folder while this was running",
         )
-    return ExperimentOutcome(spec, found, len(planned), len(performed), stop.after_run)
+    return found
+
+
+def _watch(store: RunStore, planned: PlannedRuns, again: Mapping[RunKey, SealedRun]) -> Watch:
+    """The declared rule, applied to what is sealed and stays; SpecError where a run did not declare it."""
+    keys = {run.key for run in planned}
+    sealed = [run for run in store.sealed(planned.spec.name) if run.key in keys]
+    rule = declared_rule(planned.spec, sealed)
+    return Watch(planned.spec, rule, (run for run in sealed if run.key not in again))
 
 
 def _to_repeat(store: RunStore, planned: PlannedRuns, ticket: Ticket | None) -> dict[RunKey, SealedRun]:

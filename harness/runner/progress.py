@@ -10,15 +10,21 @@ import threading
 from dataclasses import dataclass
 from typing import Protocol
 
+from harness.analysis.method.stopping import Standing
+
 
 @dataclass(frozen=True, slots=True)
 class ExperimentStarted:
-    """The whole work: ``num_planned`` runs, of which ``num_sealed`` were sealed before; wall seconds predicted."""
+    """The whole work: ``num_planned`` runs, of which ``num_sealed`` were sealed before; wall seconds predicted.
+
+    is_at_most: a stopping rule may end it sooner.
+    """
 
     name: str
     num_planned: int
     num_sealed: int
     predicted_wall_s: float
+    is_at_most: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +66,14 @@ class RunSealed:
     left_s: float
 
 
-ProgressEvent = ExperimentStarted | RunStarted | ServerReady | RequestFinished | RunSealed
+@dataclass(frozen=True, slots=True)
+class BlockLooked:
+    """The stopping rule was applied: after a block became whole, and once at the start of a continued experiment."""
+
+    standing: Standing
+
+
+ProgressEvent = ExperimentStarted | RunStarted | ServerReady | RequestFinished | RunSealed | BlockLooked
 
 
 class ProgressSink(Protocol):

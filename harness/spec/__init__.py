@@ -24,6 +24,7 @@ from harness.spec.factors import Factor, Factors, factors_from_name, factors_tex
 from harness.spec.laws import FixedLaw, LengthLaw, LognormalLaw, UniformLaw
 from harness.spec.prediction import PredictionSpec
 from harness.spec.server import PatchMode, RulesName, ServerSpec
+from harness.spec.stopping import StopSpec
 from harness.spec.workload import PromptForm, SessionGroup, WorkloadSpec
 
 __all__ = [
@@ -48,6 +49,7 @@ __all__ = [
     "SessionGroup",
     "SloSpec",
     "Spec",
+    "StopSpec",
     "Treatment",
     "UniformLaw",
     "WindowSpec",

@@ -21,6 +21,7 @@ from harness.spec.factors import Factors, WrittenFactors, factor_names, factors_
 from harness.spec.prediction import PredictionSpec
 from harness.spec.rules import load_rule
 from harness.spec.server import ServerSpec
+from harness.spec.stopping import StopSpec
 from harness.spec.workload import WorkloadSpec
 
 Treatment = Literal["as-drawn", "no-waits", "equal-waits"]
@@ -140,6 +141,9 @@ class ExperimentSpec(Spec):
     slo: SloSpec = SloSpec()
     window: WindowSpec = WindowSpec()
     prediction: PredictionSpec = PredictionSpec()
+    stop: StopSpec | None = Field(
+        default=None, description="the rule by which `harness run --until decided` ends; none: it cannot be used"
+    )
     analysis: str = Field(default="", description="what `harness analyse` computes; default: padding and cost")
     rules: tuple[str, ...] = Field(default=(), description="decision rules that `harness decide` applies by default")
     condition: tuple[ConditionSpec, ...] = Field(min_length=1)
@@ -176,6 +180,16 @@ class ExperimentSpec(Spec):
     def baseline_of(self, condition: ConditionSpec) -> str:
         """The name of the condition that ``condition`` is compared with (its own name for the baseline itself)."""
         return condition.baseline or self.baseline_name
+
+    def until_decided(self, where: str = "") -> ExperimentSpec:
+        """This experiment with as many blocks as its stopping rule allows; SpecError where it declares none."""
+        if self.stop is None:
+            raise SpecError(
+                "declares no stopping rule, and one that is chosen while data come in proves nothing",
+                where=where or self.name,
+                hint="Add [stop] with margin and budget (`harness power` proposes it), or leave --until out",
+            )
+        return self.model_copy(update={"replicates": self.stop.budget})
 
     def input_of(self, replicate: int) -> int:
         """Which draw a replicate gets: its own, or the first one's where only execution is repeated."""

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from prometheus_client.parser import text_string_to_metric_families
 
 from harness.analysis.logs import events as ev
 from harness.analysis.logs.events import LogEvent
@@ -343,6 +342,9 @@ def metrics_table(lines: Iterable[bytes]) -> tuple[pa.Table, int, int]:
 def _samples(body: str) -> Iterator[tuple[str, str, float]]:
     # A body may hold bytes that were no UTF-8, kept as lone surrogates: Arrow strings cannot.
     text = body.encode("utf-8", "replace").decode("utf-8")
+    # Only what derives tables needs it, and it takes a tenth of the start of a command.
+    from prometheus_client.parser import text_string_to_metric_families
+
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             labels = ",".join(f'{key}="{sample.labels[key]}"' for key in sorted(sample.labels))
