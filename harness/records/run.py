@@ -21,7 +21,7 @@ from pydantic import BaseModel, ValidationError
 from harness.errors import PlanError, RecordsError
 from harness.kv_rules import AUTO, rule_set
 from harness.records import layout, schema
-from harness.records.disk import is_unfinished, known_entry
+from harness.records.disk import is_as_written_here, is_unfinished, known_entry
 from harness.records.facts import ClientAudit, LaunchReport
 from harness.records.manifest import Manifest
 from harness.spec import ClientSpec, ConditionSpec, ExperimentSpec, LimitsSpec, ServerSpec, WorkloadSpec
@@ -189,10 +189,12 @@ class SealedRun:
             path = self.file(within)
             return path if within in self.manifest.files else None
         path = self.path / within
-        # Another Parquet writer rebuilt it, or the run is older than the hash of the file: then its content tells.
-        is_same_file = self._hash_of(path, _REBUILD) == derived.file_sha256
-        if not is_same_file and schema.content_sha256(self._parquet(path)) != derived.content_sha256:
-            raise damaged(path, "differs from what was sealed", hint=_REBUILD)
+        if self._hash_of(path, _REBUILD) != derived.file_sha256:
+            # Rebuilt here by another Parquet writer, or sealed before files were hashed: then its content tells.
+            table = self._parquet(path)
+            is_rebuilt = not derived.file_sha256 or is_as_written_here(path, table)
+            if schema.content_sha256(table) != derived.content_sha256 or not is_rebuilt:
+                raise damaged(path, "differs from what was sealed", hint=_REBUILD)
         return path
 
     def table(self, name: str) -> pa.Table:
