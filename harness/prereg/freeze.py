@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
+from harness.analysis.method.sequential import check_can_decide
 from harness.clock import utc_now
 from harness.errors import SpecError
 from harness.experiment import PlannedRuns, resolve
@@ -71,8 +72,12 @@ def freeze(
 ) -> Frozen:
     """Write the frozen file of an experiment; raises SpecError with the reason when that cannot be right.
 
-    spec: as it will be run, ``overrides`` applied to the content of ``experiment_file``.
+    spec: as it will be run, ``overrides`` applied to the content of ``experiment_file``; of a stopping rule the whole
+    budget is frozen, and the rule with it.
     """
+    if spec.stop is not None:
+        check_can_decide(spec.stop)
+        spec = spec.until_decided()
     options = options or FreezeOptions()
     repository = Repository(experiment_file)
     folder = options.folder or repository.root / "plans" / "frozen"

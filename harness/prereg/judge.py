@@ -11,7 +11,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.analysis.method.decide import Decision, Outcome
-from harness.analysis.method.verdicts import Evidence, decide_experiment
+from harness.analysis.method.equivalence import decide_stopped
+from harness.analysis.method.stopping import Standing, standing, standing_of
+from harness.analysis.method.verdicts import EXPLORATORY, Evidence, decide_experiment
 from harness.errors import RecordsError, RuleFailedError, SpecError
 from harness.prereg.frozen import Preregistration
 from harness.prereg.predict import predict_runs
@@ -60,7 +62,8 @@ def judge(
 
     rules: names or files; default the frozen ones, or those that an exploratory experiment names. Raises SpecError
     without runs or rules and for a rule that was not frozen; RecordsError for mixed, changed or damaged runs. Before
-    every frozen run is sealed, and where freeze and ledger do not show what these runs are, all is WITHHELD.
+    every frozen run is sealed or the frozen stopping rule has decided, and where freeze and ledger do not show what
+    these runs are, all is WITHHELD.
     repository: that has both, default the one around the runs; proof: the same, written down.
     """
     if not runs:
@@ -69,9 +72,14 @@ def judge(
     chosen = _chosen_rules(runs, frozen, rules)
     evidence = Evidence(runs, predict_runs(runs) if frozen is None else frozen.predictions)
     decisions = decide_experiment(chosen, evidence, is_confirmatory=frozen is not None)
+    found = _stopped(runs, frozen)
+    if found is not None:
+        said = decide_stopped(found)
+        decisions += said if frozen is not None else [one.not_subject(EXPLORATORY) for one in said]
     aborts: list[str] = []
     if frozen is not None:
-        doubts = _not_whole(len(runs), len(frozen.plans))
+        is_decided = found is not None and found.is_decided
+        doubts = [] if is_decided else _not_whole(len(runs), len(frozen.plans))
         try:
             record = runs[0].manifest.preregistration
             assert record is not None, "what was frozen is recorded"
@@ -84,6 +92,14 @@ def judge(
             doubts.append(f"nothing shows when these runs were frozen: {error.where} {error.what}")
         decisions = _until_proven(decisions, doubts)
     return Judgement(runs[0].experiment, tuple(decisions), frozen is not None, tuple(aborts))
+
+
+def _stopped(runs: Sequence[SealedRun], frozen: Preregistration | None) -> Standing | None:
+    """Where the runs stand under the stopping rule that was frozen, or that an exploratory experiment declared."""
+    if frozen is None:
+        return standing_of(runs)
+    spec = frozen.experiment
+    return None if spec.stop is None else standing(spec, runs, spec.stop)
 
 
 def _not_whole(num_sealed: int, num_planned: int) -> list[str]:
@@ -109,7 +125,7 @@ def _chosen_rules(
     """The frozen rules of confirmatory runs, else the named ones; one that differs from its frozen self is refused."""
     if frozen is None:
         asked = names or runs[0].spec.rules
-        if not asked:
+        if not asked and standing_of(runs) is None:
             raise SpecError("the experiment names no rules", where=runs[0].experiment, hint="Name one with --rule")
         return [load_rule(name) for name in asked]
     return [_frozen_rule(frozen, name) for name in names] if names else [entry.rule for entry in frozen.rules]

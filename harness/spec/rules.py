@@ -18,6 +18,7 @@ from harness.errors import SpecError
 from harness.shipped import find_shipped
 from harness.spec.base import Spec, describe_validation_error, load_toml
 from harness.spec.factors import Factor, Factors, Selection, is_selected, unmatched
+from harness.spec.stopping import Channel
 
 Band = tuple[float, float]
 TimesSource = Literal["reported", "steps"]
@@ -178,6 +179,19 @@ class InterferenceRule(_Rule):
         return self
 
 
+class EquivalenceRule(_Rule):
+    """Whether a cost ratio lies within a margin of 1, shown by two one-sided tests (Schuirmann 1987).
+
+    Where the experiment declares a stopping rule, its sequence decides, on the same channel and at most at this alpha.
+    """
+
+    kind: Literal["equivalence"]
+    min_replicates: int = Field(default=3, ge=2, description="fewer valid ones: WITHHELD")
+    margin: float = Field(gt=0, lt=1, description="ratios from 1 / (1 + margin) to 1 + margin count as equal")
+    alpha: float = Field(default=0.05, gt=0, lt=0.5, description="of each of the two tests")
+    channel: Channel = "a"
+
+
 DecisionRule = Annotated[
     CostRule
     | DirectionRule
@@ -185,7 +199,8 @@ DecisionRule = Annotated[
     | SaturationRule
     | RecompilationRule
     | NoTreatmentRule
-    | InterferenceRule,
+    | InterferenceRule
+    | EquivalenceRule,
     Field(discriminator="kind"),
 ]
 

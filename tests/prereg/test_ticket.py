@@ -376,3 +376,37 @@ def test_a_confirmatory_run_takes_no_changes(place: Workplace) -> None:
     refused = harness(place, "run", "--confirmatory", "plans/frozen/small.json", "--set", "replicates=1")
     assert refused.returncode == 2
     assert "exactly what was frozen" in refused.stderr
+
+
+FROZEN_STOP = """
+[stop]
+margin = 0.05
+alpha = 0.2
+budget = 4
+looks = [2, 3]
+"""
+
+
+@pytest.mark.same_everywhere
+def test_a_frozen_stopping_rule_ends_the_runs_and_the_decision_stands_without_the_rest(place: Workplace) -> None:
+    with place.experiment_file.open("a") as file:
+        file.write(FROZEN_STOP)
+    place.commit_all()
+    frozen = place.freeze()
+    assert len(frozen.preregistration.plans) == 8
+    preregistration, ticket = ticket_for(frozen.path, runs_root=place.runs)
+    outcome = run_experiment(preregistration.experiment, runs_root=place.runs, ticket=ticket, until_decided=True)
+    assert outcome.is_decided
+    assert len(outcome.runs) < 8
+    stopped = judge(outcome.runs).decisions[-1]
+    assert (stopped.rule, stopped.outcome) == ("stop", Outcome.PASS)
+    undecided = judge(outcome.runs[:2] + outcome.runs[-1:]).decisions[-1]
+    assert undecided.outcome is Outcome.WITHHELD
+    assert "3 of 8 frozen runs are sealed" in undecided.reason
+
+
+@pytest.mark.same_everywhere
+def test_a_freeze_without_a_stopping_rule_runs_all_that_was_frozen(place: Workplace) -> None:
+    preregistration, ticket = ticket_for(place.freeze().path, runs_root=place.runs)
+    with pytest.raises(SpecError, match="declares no stopping rule"):
+        run_experiment(preregistration.experiment, runs_root=place.runs, ticket=ticket, until_decided=True)

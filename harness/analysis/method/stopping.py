@@ -83,6 +83,10 @@ class Standing:
         """Whether every comparison has its final verdict: nothing more need be run."""
         return bool(self.comparisons) and all(one.verdict.is_final for one in self.comparisons)
 
+    def of(self, condition: str) -> ComparisonLooks:
+        """The comparison of one condition with its baseline; StopIteration when it is compared with none."""
+        return next(one for one in self.comparisons if one.condition == condition)
+
 
 def percent(log_ratio: float) -> str:
     """A log ratio as a change in per cent."""

@@ -12,10 +12,12 @@ from typing import Literal, NamedTuple
 
 from harness.analysis.method import decide, stats
 from harness.analysis.method.decide import Block, Costs, Decision, Outcome, withheld
+from harness.analysis.method.equivalence import decide_equivalence
 from harness.analysis.method.figures import RunFigures, run_figures
 from harness.analysis.method.interference import decide_interference, injections
-from harness.analysis.method.predictions import Predictions
+from harness.analysis.method.predictions import Predictions, drawn_ratio
 from harness.analysis.method.steptimes import full_bucket_ms, reported_model_ms
+from harness.analysis.method.stopping import log_ratios, standing
 from harness.clock import NS_PER_S
 from harness.errors import SpecError
 from harness.records import SealedRun, by_condition
@@ -25,6 +27,7 @@ from harness.spec.rules import (
     CostRule,
     DecisionRule,
     DirectionRule,
+    EquivalenceRule,
     InterferenceRule,
     NoTreatmentRule,
     OccupancyPredictionRule,
@@ -40,6 +43,7 @@ class Evidence:
     """The valid runs of one experiment, their figures computed once, and what was predicted for them."""
 
     def __init__(self, runs: Sequence[SealedRun], predictions: Predictions | None = None) -> None:
+        self.all_runs = tuple(runs)
         self.runs = by_condition(runs)
         self.predictions = predictions or {}
         self._figures: dict[str, list[RunFigures]] = {}
@@ -100,6 +104,8 @@ def _apply(rule: DecisionRule, evidence: Evidence) -> Iterator[Decision]:
             yield from _no_treatments(rule, evidence)
         case InterferenceRule():
             yield from _interference(rule, evidence)
+        case EquivalenceRule():
+            yield from _equivalences(rule, evidence)
 
 
 def _applies(rule: DecisionRule, evidence: Evidence, condition: str) -> bool:
@@ -128,6 +134,7 @@ def costs_of(evidence: Evidence, condition: str, baseline: str) -> Costs | str:
         baseline_b_s=sum(base.b_ns for _, base in pairs) / NS_PER_S,
         predicted_s=own_s,
         baseline_predicted_s=base_s,
+        predicted_interval=drawn_ratio(*([table[k] for k in replicates] for table in predicted)),
     )
 
 
@@ -314,3 +321,22 @@ def _interference(rule: InterferenceRule, evidence: Evidence) -> Iterator[Decisi
         return
     runs = [run for group in evidence.runs.values() for run in group]
     yield from decide_interference(rule, injections(runs, rule))
+
+
+def _equivalences(rule: EquivalenceRule, evidence: Evidence) -> Iterator[Decision]:
+    spec = evidence.all_runs[0].spec
+    looked = None if spec.stop is None else standing(spec, evidence.all_runs, spec.stop)
+    for ratios in log_ratios(spec, evidence.all_runs, rule.channel):
+        subject = f"{ratios.condition} vs {ratios.baseline}"
+        if not _applies(rule, evidence, ratios.condition):
+            continue
+        if (few := _too_few(rule, subject, len(ratios.values))) is not None:
+            yield few
+        elif looked is None:
+            decision = decide_equivalence(rule, subject, ratios.values)
+            yield _standing(rule, evidence, ratios.condition, decision)
+        elif looked.stop.channel != rule.channel or looked.stop.alpha > rule.alpha:
+            yield withheld(rule.name, subject, f"its runs were looked at by another rule ({looked.stop})")
+        else:
+            decision = decide_equivalence(rule, subject, ratios.values, looked.of(ratios.condition), looked.stop.alpha)
+            yield _standing(rule, evidence, ratios.condition, decision)

@@ -1,0 +1,87 @@
+"""Decisions on a mean log cost ratio: equivalence by two one-sided tests, and what a declared stopping rule found.
+
+Where the experiment was looked at while it ran, equivalence is taken from the sequence, never from a fixed-n interval.
+Pure functions. Next: ``verdicts`` gives these the blocks of an experiment; ``prereg.judge`` adds the rule's verdicts.
+Definitions: docs/planning.md, "Equivalence".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from harness.analysis.method.decide import Decision, Outcome, withheld
+from harness.analysis.method.stats import Interval, t_probability, t_quantile
+from harness.analysis.method.stopping import ComparisonLooks, Standing
+from harness.spec.rules import EquivalenceRule
+
+STOPPING = "stop"
+
+
+def tost_p(mean: float, standard_error: float, degrees: int, log_margin: float) -> float:
+    """The larger p of the two one-sided t tests that a mean lies at or beyond either margin.
+
+    Source: Schuirmann (1987), A comparison of the two one-sided tests procedure.
+    """
+    distance = log_margin - abs(mean)
+    if standard_error == 0:
+        return 0.0 if distance > 0 else 1.0
+    within = t_probability(abs(distance) / standard_error, degrees)
+    return (1 - within) / 2 if distance > 0 else (1 + within) / 2
+
+
+def decide_equivalence(
+    rule: EquivalenceRule,
+    subject: str,
+    differences: Sequence[float],
+    looked: ComparisonLooks | None = None,
+    alpha: float = 0.05,
+) -> Decision:
+    """PASS where the cost ratio is shown to lie within the margin, FAIL where it is not.
+
+    differences: ln ratio of each block. looked: the comparison under the experiment's stopping rule, if it declared
+    one, whose interval at ``alpha`` then decides.
+    """
+    limit = math.log1p(rule.margin)
+    if looked is not None:
+        if looked.last is None or math.isinf(looked.last.half_width):
+            return withheld(rule.name, subject, f"no look of its stopping rule has an interval yet ({looked.told})")
+        low, high, mean, num_blocks = looked.last.low, looked.last.high, looked.last.mean, looked.last.num_blocks
+        told, p, level = "interval of the declared sequence", None, 1 - alpha
+    else:
+        values = np.asarray(differences, dtype=np.float64)
+        num_blocks, mean, level = len(values), float(values.mean()), 1 - 2 * rule.alpha
+        error = float(values.std(ddof=1)) / math.sqrt(num_blocks)
+        half = t_quantile(level, num_blocks - 1) * error
+        low, high, p = mean - half, mean + half, tost_p(mean, error, num_blocks - 1, limit)
+        told = "two one-sided t tests of the mean log ratio"
+    is_equivalent = -limit < low and high < limit
+    is_different = low >= limit or high <= -limit
+    ratio, least, most = (math.exp(value) for value in (mean, low, high))
+    return Decision(
+        rule.name,
+        subject,
+        Outcome.PASS if is_equivalent else Outcome.FAIL,
+        f"cost ratio {ratio:.4f} [{least:.4f}, {most:.4f}], margin {1 / (1 + rule.margin):.4f} to "
+        f"{1 + rule.margin:.4f}, {num_blocks} blocks, {told}" + ("" if p is None else f", p = {p:.2g}"),
+        label="EQUIVALENT" if is_equivalent else "DIFFERENT" if is_different else "NOT SHOWN",
+        numbers={"ratio": ratio, "margin": rule.margin, "alpha": rule.alpha, "num_blocks": num_blocks, "p": p},
+        intervals={"ratio": Interval(ratio, least, most, level, told, "blocks", num_blocks, 0, 0)},
+    )
+
+
+def decide_stopped(standing: Standing) -> list[Decision]:
+    """The verdict of the stopping rule on every comparison: PASS once it has an answer, else WITHHELD."""
+    return [
+        Decision(
+            STOPPING,
+            f"{one.condition} vs {one.baseline}",
+            Outcome.PASS if one.verdict.is_answer else Outcome.WITHHELD,
+            f"{one.told}; declared: {standing.stop}",
+            label=one.verdict.value.upper(),
+            numbers={"num_blocks": one.num_blocks, "blocks_left": one.blocks_left},
+        )
+        for one in standing.comparisons
+    ]
