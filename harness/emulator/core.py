@@ -125,7 +125,7 @@ class EmulatorCore:
     num_steps: int = 0
     num_copies: int = 0
     _inbox: deque[EngineRequest] = field(default_factory=deque)
-    _aborts: list[int] = field(default_factory=list)
+    _aborts: list[tuple[int, int]] = field(default_factory=list)
     _unflushed: list[EngineRequest] = field(default_factory=list)
     _next_handle: int = 0
 
@@ -138,9 +138,11 @@ class EmulatorCore:
         """Put a request, stamped with its ``arrival_ns``, in the inbox; arrivals come in time order."""
         self._inbox.append(request)
 
-    def abort(self, handle: int) -> None:
-        """Ask for a request to be dropped: before the next schedule, or at the end of the running step."""
-        self._aborts.append(handle)
+    def abort(self, handle: int, at_ns: int) -> None:
+        """Ask at ``at_ns`` for a request to be dropped: at the end of the step that runs then, before its tokens, or
+        before the next schedule.
+        """
+        self._aborts.append((at_ns, handle))
 
     @property
     def next_arrival_ns(self) -> int | None:
@@ -161,7 +163,7 @@ class EmulatorCore:
         """Drain the inbox up to ``start_ns``, schedule, and return the step that runs; None without work."""
         assert self.running_step is None, "a step is already running"
         arrivals = self._drain(start_ns)
-        kv_events_before = self._apply_aborts()
+        kv_events_before = self._apply_aborts(start_ns)
         if not self.has_work:
             return None
         flushed = tuple(self._unflushed)
@@ -194,7 +196,7 @@ class EmulatorCore:
         start = self.running_step
         assert start is not None, "no step is running"
         self.running_step = None
-        abort_events = self._apply_aborts()
+        abort_events = self._apply_aborts(start.end_ns)
         receivers = tuple(request for request in start.requests if request.finish_reason is None)
         for request in receivers:
             if request.num_generated + 1 == request.planned_tokens:
@@ -240,10 +242,12 @@ class EmulatorCore:
             arrivals.append(request)
         return tuple(arrivals)
 
-    def _apply_aborts(self) -> tuple[KvEvent, ...]:
-        if not self._aborts:
+    def _apply_aborts(self, until_ns: int) -> tuple[KvEvent, ...]:
+        asked = [handle for at_ns, handle in self._aborts if at_ns <= until_ns]
+        if not asked:
             return ()
-        for handle in self._aborts:
+        self._aborts = [later for later in self._aborts if later[0] > until_ns]
+        for handle in asked:
             request = self.requests.pop(handle, None)
             if request is not None:
                 request.kv_blocks = self.scheduler.inner_blocks(handle)
@@ -256,5 +260,4 @@ class EmulatorCore:
                 self._inbox.remove(request)
                 self._unflushed.append(request)
             request.finish_reason = "abort"
-        self._aborts.clear()
         return self.scheduler.take_kv_events()

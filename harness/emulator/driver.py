@@ -62,8 +62,8 @@ class RealTimeDriver:
         self._kick_soon()
 
     def abort(self, handle: int) -> None:
-        """Drop a request."""
-        self.core.abort(handle)
+        """Drop a request, as of now."""
+        self.core.abort(handle, self._clock.now_ns())
         self._kick_soon()
 
     @property

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from harness.engine import CostModel, load_cost_model
 from harness.engine.cost import find_cost_file
+from harness.errors import SpecError
 from harness.kinds import kind_named
 from harness.plan import Plan, build_plan, check_fits
 from harness.records import RunKey, SealedRun
@@ -99,12 +100,22 @@ def resolve(spec: ExperimentSpec) -> PlannedRuns:
             own = settled[condition.name]
             plan = plans.plan(own.workload, spec.input_of(replicate), condition.treatment)
             check_fits(plan, own.server)
+            _check_stream(plan, spec)
             runs.append(
                 PlannedRun(
                     spec, condition, replicate, len(runs), own.server, plan, own.cost_file, cost_model=own.cost_model
                 )
             )
     return PlannedRuns(spec, tuple(runs))
+
+
+def _check_stream(plan: Plan, spec: ExperimentSpec) -> None:
+    if not spec.client.stream and any(one.abort_after_tokens for session in plan.sessions for one in session.requests):
+        raise SpecError(
+            "the plan has the client leave once it has some tokens of an answer, and a whole answer has none before",
+            where="client.stream",
+            hint="Set client.stream = true",
+        )
 
 
 def _settle(spec: ExperimentSpec, condition: ConditionSpec) -> _Settled:

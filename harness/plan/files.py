@@ -147,19 +147,21 @@ _KINDS: dict[str, WaitKind] = {kind[0]: kind for kind in WAIT_KINDS}
 def _session_from(record: dict[str, Any]) -> SessionPlan:
     letters: str = record.get("kinds", "n" * (len(record["requests"]) + 1))
     kinds: list[WaitKind] = [_KINDS[letter] for letter in letters]
+    aborts: dict[int, tuple[int, int]] = {place: (ns, tokens) for place, ns, tokens in record.get("aborts", ())}
+    rows = zip(record["requests"], kinds[1:], strict=True)
     return SessionPlan(
         index=record["session"],
         start_offset_ns=record["start_offset_ns"],
         after=record.get("after"),
         continues=record.get("continues"),
-        requests=tuple(_request_from(row, kind) for row, kind in zip(record["requests"], kinds[1:], strict=True)),
+        requests=tuple(_request_from(row, kind, *aborts.get(place, (0, 0))) for place, (row, kind) in enumerate(rows)),
         also_after=tuple(record.get("also_after", ())),
         start_kind=kinds[0],
         blocks=tuple(record.get("blocks", ())),
     )
 
 
-def _request_from(columns: list[int], kind: WaitKind) -> RequestPlan:
-    if len(columns) != len(REQUEST_COLUMNS) or not all(type(column) is int for column in columns):
+def _request_from(columns: list[int], kind: WaitKind, abort_ns: int, abort_tokens: int) -> RequestPlan:
+    if len(columns) != len(REQUEST_COLUMNS) or not all(type(one) is int for one in (*columns, abort_ns, abort_tokens)):
         raise ValueError(f"{columns} is not [{', '.join(REQUEST_COLUMNS)}]")
-    return RequestPlan(*columns, wait_kind=kind)
+    return RequestPlan(*columns, wait_kind=kind, abort_after_ns=abort_ns, abort_after_tokens=abort_tokens)

@@ -32,6 +32,8 @@ class RequestPlan:
     it is this prompt plus ``generate_tokens`` generated ones. A re-arrival keeps all of it; fewer is a truncation.
     wait_after_ns: the wait that follows, in model ns; on a session's last request it is kept, never waited.
     wait_kind: for what it waits, where a recording says so.
+    abort_after_ns, abort_after_tokens: the client leaves so long after sending it, unless the answer has ended by then,
+    or once it has so many tokens of the answer; 0: it stays. The wait that follows begins when the client leaves.
     """
 
     keep_tokens: int
@@ -39,6 +41,13 @@ class RequestPlan:
     generate_tokens: int
     wait_after_ns: int = 0
     wait_kind: WaitKind = "none"
+    abort_after_ns: int = 0
+    abort_after_tokens: int = 0
+
+    @property
+    def is_abortable(self) -> bool:
+        """Whether the client may leave before the answer has ended."""
+        return self.abort_after_ns > 0 or self.abort_after_tokens > 0
 
     @property
     def prompt_tokens(self) -> int:
@@ -46,8 +55,11 @@ class RequestPlan:
 
     @property
     def stream_tokens(self) -> int:
-        """Length of the session's stream once this request has completed."""
-        return self.keep_tokens + self.new_tokens + self.generate_tokens
+        """Length of the session's stream once this request is over.
+
+        Of an answer that the client leaves, only what it has received for certain: inputs must not depend on speed.
+        """
+        return self.prompt_tokens + (self.abort_after_tokens if self.is_abortable else self.generate_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +144,11 @@ class Plan:
     @property
     def num_requests(self) -> int:
         return sum(len(session.requests) for session in self.sessions)
+
+    @property
+    def num_abortable(self) -> int:
+        """Requests whose answer the client may leave before its end."""
+        return sum(request.is_abortable for session in self.sessions for request in session.requests)
 
     @property
     def num_waits(self) -> int:
@@ -235,6 +252,10 @@ def check_plan(plan: Plan) -> None:
         _refuse("plan", f"shared_prefix_tokens is negative ({plan.shared_prefix_tokens})", "Give 0 or more")
     if not plan.sessions:
         _refuse("plan", "it has no session", "Give num_sessions of at least 1")
+    if plan.prompt_form == "text" and any(
+        one.abort_after_tokens for session in plan.sessions for one in session.requests
+    ):
+        _refuse("plan", "text prompts do not tell how many tokens were kept of an answer", "Abort after a time instead")
     stream_tokens: list[int] = []
     for position, session in enumerate(plan.sessions):
         _check_start(plan, position, session)
@@ -290,6 +311,7 @@ def _check_requests(session: SessionPlan, begins_with: int) -> int:
             and request.generate_tokens >= 1
             and request.keep_tokens <= stream_tokens
             and request.prompt_tokens >= 1
+            and not _abort_problem(request)
         ):
             stream_tokens = request.stream_tokens
             continue
@@ -302,8 +324,19 @@ def _check_requests(session: SessionPlan, begins_with: int) -> int:
                 f"it keeps {request.keep_tokens} tokens of a stream that has {stream_tokens}",
                 f"Keep at most {stream_tokens}",
             )
+        if abort_problem := _abort_problem(request):
+            _refuse(where, abort_problem, "Give a time or fewer tokens than it generates")
         _refuse(where, f"its lengths make no request: {request}", "Give a prompt and a generation of at least 1 token")
     return stream_tokens
+
+
+def _abort_problem(request: RequestPlan) -> str:
+    after_ns, after_tokens = request.abort_after_ns, request.abort_after_tokens
+    if after_ns and after_tokens:
+        return "it is aborted after a time and after a number of tokens"
+    if min(after_ns, after_tokens) < 0 or (after_tokens and after_tokens >= request.generate_tokens):
+        return f"it is aborted after {after_ns} ns or {after_tokens} of {request.generate_tokens} tokens"
+    return ""
 
 
 def _refuse(where: str, what: str, hint: str) -> NoReturn:
@@ -357,6 +390,13 @@ def _session_record(session: SessionPlan) -> dict[str, Any]:
     if any(kind != "none" for kind in kinds):
         # One letter each: what the start waits for, then what is waited for after each request.
         record["kinds"] = "".join(kind[0] for kind in kinds)
+    if any(request.is_abortable for request in session.requests):
+        # Place, time and number of tokens of each; a plan without any keeps its bytes.
+        record["aborts"] = [
+            (place, request.abort_after_ns, request.abort_after_tokens)
+            for place, request in enumerate(session.requests)
+            if request.is_abortable
+        ]
     record["requests"] = [
         (request.keep_tokens, request.new_tokens, request.generate_tokens, request.wait_after_ns)
         for request in session.requests

@@ -24,6 +24,8 @@ EARLIER_NAMES = {"first_byte_ns": "response_head_ns"}
 _INT16, _INT32, _INT64 = pa.int16(), pa.int32(), pa.int64()
 _TEXT, _FLOAT, _BOOL = pa.string(), pa.float64(), pa.bool_()
 CLOCK_NS = "clock ns"
+# Status of a request whose answer the client left because the plan has it leave; it is no failure.
+ABORTED = "aborted"
 
 
 def column(name: str, type_: pa.DataType, meaning: str, unit: str = "", *, nullable: bool = False) -> pa.Field:
@@ -51,8 +53,8 @@ REQUESTS = pa.schema(
         column(
             "status",
             _TEXT,
-            "ok, http_error, timeout, connection, bad_response, wrong_length or not_sent; all but ok "
-            "make a run INVALID",
+            "ok, aborted (the client left, as planned), http_error, timeout, connection, bad_response, wrong_length or "
+            "not_sent; all but ok and aborted make a run INVALID",
         ),
         column("http_status", _INT16, "status of the response", nullable=True),
         column("error", _TEXT, "what went wrong, in the server's or the system's words; empty: nothing"),

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from harness.records import SealedRun
+from harness.records.schema import ABORTED
 from harness.report.tables import timeline
 from harness.report.timeline import step_segments
 from harness.report.view import Bar
@@ -81,7 +82,8 @@ def _request_events(bar: Bar) -> Iterator[TraceEvent]:
         "reuse": bar.reuse,
         "lag_us": round((bar.sent_s - bar.due_s) * US_PER_S, 3),
     }
-    yield _slice(bar, f"request {bar.request}", bar.sent_s, end_s, facts)
+    name = f"request {bar.request}" + (", left by the client" if bar.status == ABORTED else "")
+    yield _slice(bar, name, bar.sent_s, end_s, facts)
     if bar.first_token_s is not None:
         yield _slice(bar, "queue and prefill", bar.sent_s, bar.first_token_s, {})
         yield _slice(bar, "decode", bar.first_token_s, end_s, {})

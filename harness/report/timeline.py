@@ -13,6 +13,7 @@ from html import escape
 
 import numpy as np
 
+from harness.records.schema import ABORTED
 from harness.report.svg import NUM_CONDITION_COLORS
 from harness.report.view import Bar, TimelineView
 
@@ -26,6 +27,7 @@ AXIS_HEIGHT = 32.0
 STALL_HEIGHT = 4.0
 TICK_HEIGHT = 11.0
 UNSTREAMED_MARK = 5.0
+LEFT_MARK = 1.6
 DENSE_SEGMENTS = 150  # above this, the strokes of the outline would cover what it encloses
 # A decode step that seems longer than this many median steps had a prefill or an idle server behind it.
 GAP_STEPS = 2.5
@@ -170,7 +172,7 @@ def _lane(bars: Sequence[Bar], y: float, height: float, scale: float, unit: str)
 
 def _request(bar: Bar, y: float, thick: float, scale: float, unit: str) -> str:
     title = f"<title>{escape(_describe(bar, unit))}</title>"
-    if bar.sent_s is None or bar.done_s is None or bar.status != "ok":
+    if bar.sent_s is None or bar.done_s is None or bar.status not in ("ok", ABORTED):
         start_s = bar.sent_s if bar.sent_s is not None else bar.due_s
         x = _x(start_s, scale)
         width = max(2.0, _x(bar.done_s, scale) - x) if bar.done_s is not None else 4.0
@@ -182,7 +184,9 @@ def _request(bar: Bar, y: float, thick: float, scale: float, unit: str) -> str:
     if bar.first_token_s is None and bar.reuse != "first":
         x1 = min(x0 + UNSTREAMED_MARK, x2)
     before = _rect(f"t-{bar.reuse}", x0, y, max(0.6, x1 - x0), thick) if x1 > x0 else ""
-    return f"<g>{title}{_rect('t-decode', x1, y, x2 - x1, thick)}{before}</g>"
+    # The client left: the answer has no end of its own.
+    left = _rect("t-left", x2 - LEFT_MARK, y, LEFT_MARK, thick) if bar.status == ABORTED else ""
+    return f"<g>{title}{_rect('t-decode', x1, y, x2 - x1, thick)}{before}{left}</g>"
 
 
 def _rect(style: str, x: float, y: float, width: float, height: float) -> str:

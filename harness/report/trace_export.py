@@ -9,16 +9,18 @@ from __future__ import annotations
 import csv
 import io
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from harness.clock import NS_PER_MS
 from harness.errors import SpecError
-from harness.plan import BlockKeys, Plan
+from harness.plan import BlockKeys, Plan, RequestPlan
 from harness.plan.traces.blocks import FORMATS
 from harness.plan.traces.table import COLUMNS
 from harness.records import SealedRun
+from harness.records.schema import ABORTED
 
 EPOCH = datetime(2000, 1, 1, tzinfo=timezone.utc)
 """Instants of a run have no date of their own: spans count from here."""
@@ -62,7 +64,15 @@ def _calls(plan: Plan) -> Iterator[dict[str, Any]]:
                 "input_length": request.prompt_tokens,
                 "output_length": request.generate_tokens,
                 "hash_ids": blocks,
+                **_left(request),
             }
+
+
+def _left(request: RequestPlan) -> dict[str, float]:
+    """When the client leaves an answer, for those that it does not stay for."""
+    if request.abort_after_ns:
+        return {"abort_after_ms": request.abort_after_ns / NS_PER_MS}
+    return {"abort_after_tokens": request.abort_after_tokens} if request.abort_after_tokens else {}
 
 
 def _name(session: int, request: int) -> str:
@@ -87,6 +97,8 @@ def _table(run: SealedRun) -> bytes:
     plan = run.plan
     if any(session.predecessors for session in plan.sessions):
         raise SpecError("sessions wait for one another, which columns cannot say", hint="Use agentic-mooncake or otel")
+    if plan.num_abortable:
+        raise SpecError("a client leaves answers, which columns cannot say", hint="Use agentic-mooncake")
     text = io.StringIO()
     writer = csv.DictWriter(text, ["session_id", *COLUMNS])
     writer.writeheader()
@@ -111,6 +123,9 @@ def _spans(run: SealedRun) -> bytes:
     )
     sent = [row["sent_ns"] for row in rows if row["sent_ns"] is not None]
     start_ns = min(sent, default=0)
+    received = Counter[tuple[int, int]]()
+    for chunk in run.table("chunks").to_pylist() if plan.num_abortable else ():
+        received[chunk["session"], chunk["request"]] += chunk["num_tokens"]
     spans = [_run_span(run, start_ns, max((row["done_ns"] or 0 for row in rows), default=0))]
     for row in rows:
         if row["sent_ns"] is None or row["done_ns"] is None:
@@ -130,7 +145,7 @@ def _spans(run: SealedRun) -> bytes:
                     "gen_ai.conversation.id": f"{run.label}/{_conversation(plan, session)}",
                     "gen_ai.agent.name": _agent(plan, session),
                     "gen_ai.usage.input_tokens": row["prompt_tokens"] or planned.prompt_tokens,
-                    "gen_ai.usage.output_tokens": row["completion_tokens"] or planned.generate_tokens,
+                    "gen_ai.usage.output_tokens": _output_tokens(row, planned, received),
                     "gen_ai.usage.cache_read.input_tokens": row["cached_tokens"] or 0,
                 },
             }
@@ -138,6 +153,13 @@ def _spans(run: SealedRun) -> bytes:
         if place + 1 < len(plan.sessions[session].requests) and planned.wait_after_ns:
             spans.append(_tool_span(run, row, session, place, planned.wait_after_ns, start_ns))
     return json.dumps({"spans": spans}, separators=(",", ":")).encode()
+
+
+def _output_tokens(row: dict[str, Any], planned: RequestPlan, received: Counter[tuple[int, int]]) -> int:
+    """As the server counted them; of an answer that the client left, those that it had."""
+    if row["status"] == ABORTED:
+        return received[row["session"], row["request"]]
+    return row["completion_tokens"] or planned.generate_tokens
 
 
 def _run_span(run: SealedRun, start_ns: int, end_ns: int) -> dict[str, Any]:

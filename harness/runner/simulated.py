@@ -7,7 +7,6 @@ started. Next: ``harness.runner.run.seal_run`` judges and seals it like any othe
 
 from __future__ import annotations
 
-import heapq
 import json
 from array import array
 from dataclasses import dataclass, field
@@ -21,12 +20,13 @@ from harness.emulator.core import EmulatorCore, EngineRequest, StepEnd, StepStar
 from harness.emulator.logs import Site, kv_event_line
 from harness.emulator.metrics import ServerMetrics
 from harness.emulator.tokens import ContextHash
+from harness.emulator.virtual import LEAVES, Agenda
 from harness.engine import DECODE, PREFILL, EngineConfig, KvEvent, Scheduler
 from harness.engine.config import PREFILL_CHUNK_TOKENS
 from harness.experiment import PlannedRun
 from harness.kinds import kind_named
 from harness.live import provenance
-from harness.plan import BlockKeys, Followers, Plan
+from harness.plan import BlockKeys, Plan, RequestPlan
 from harness.records import ClockRecord, Observation, RawFile, SealedRun, ServerRecord, layout, schema
 from harness.runner.progress import RequestFinished
 from harness.runner.run import Invocation, manifest_of, seal_run
@@ -92,43 +92,52 @@ class _Rows:
     done_ns: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
     cached_tokens: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
     token_ns: dict[tuple[int, int], array[int]] = field(default_factory=dict[tuple[int, int], "array[int]"])
+    aborted: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]])
 
     def token(self, key: tuple[int, int], at_ns: int) -> None:
         self.first_ns.setdefault(key, at_ns)
         self.token_ns.setdefault(key, array("q")).append(at_ns)
 
+    def num_tokens(self, key: tuple[int, int]) -> int:
+        return len(self.token_ns.get(key, ()))
+
     def requests_table(self) -> pa.Table:
         rows = [
-            {
-                "session": session.index,
-                "request": index,
-                "trigger_ns": self.trigger_ns[key],
-                "due_ns": self.due_ns[key],
-                "sent_ns": self.due_ns[key],
-                "response_head_ns": self.first_ns[key] if self.is_streaming else self.done_ns[key],
-                "done_ns": self.done_ns[key],
-                "status": "ok",
-                "http_status": 200,
-                "error": "",
-                "planned_prompt_tokens": planned.prompt_tokens,
-                "planned_generate_tokens": planned.generate_tokens,
-                "planned_wait_ns": planned.wait_after_ns,
-                "prompt_tokens": planned.prompt_tokens,
-                "completion_tokens": planned.generate_tokens,
-                "cached_tokens": self.cached_tokens[key],
-                "request_id": request_name(*key),
-                "response_id": f"cmpl-{request_name(*key)}",
-                "finish_reason": "length",
-                "token_digest": "",
-            }
+            self._row((session.index, index), planned)
             for session in self.plan.sessions
             for index, planned in enumerate(session.requests)
-            for key in ((session.index, index),)
         ]
         return pa.Table.from_pylist(rows, schema=schema.REQUESTS)
 
+    def _row(self, key: tuple[int, int], planned: RequestPlan) -> dict[str, str | int | None]:
+        is_aborted = key in self.aborted
+        head_ns = self.first_ns.get(key) if self.is_streaming or is_aborted else self.done_ns[key]
+        return {
+            "session": key[0],
+            "request": key[1],
+            "trigger_ns": self.trigger_ns[key],
+            "due_ns": self.due_ns[key],
+            "sent_ns": self.due_ns[key],
+            "response_head_ns": head_ns,
+            "done_ns": self.done_ns[key],
+            "status": schema.ABORTED if is_aborted else "ok",
+            "http_status": None if head_ns is None else 200,
+            "error": "",
+            "planned_prompt_tokens": planned.prompt_tokens,
+            "planned_generate_tokens": planned.generate_tokens,
+            "planned_wait_ns": planned.wait_after_ns,
+            # Usage comes with an answer's end.
+            "prompt_tokens": None if is_aborted else planned.prompt_tokens,
+            "completion_tokens": None if is_aborted else planned.generate_tokens,
+            "cached_tokens": 0 if is_aborted else self.cached_tokens[key],
+            "request_id": request_name(*key),
+            "response_id": "" if head_ns is None else f"cmpl-{request_name(*key)}",
+            "finish_reason": "" if is_aborted else "length",
+            "token_digest": "",
+        }
+
     def chunks_table(self) -> pa.Table:
-        keys = sorted(self.token_ns)
+        keys = sorted(self.token_ns if self.is_streaming else self.token_ns.keys() - self.aborted)
         if not keys:
             return schema.empty("chunks")
         # Without streaming an answer is one piece, at its end.
@@ -178,16 +187,13 @@ class _VirtualRun:
         self._plan, self._log, self._scrapes = plan, log, scrapes
         self._core = EmulatorCore(Scheduler(config, run.cost_model))
         self._metrics = ServerMetrics(MODEL, config, server.num_kv_slots)
-        self._keys, self._followers = BlockKeys(plan), Followers(plan)
+        self._keys, self._agenda = BlockKeys(plan), Agenda(plan)
         self._names: dict[int, tuple[int, int]] = {}
+        self._handles: dict[tuple[int, int], int] = {}
         longest = max(one.prompt_tokens for session in plan.sessions for one in session.requests)
         # Only the length of a prompt matters here: its blocks are named by the plan.
         self._blank = np.zeros(longest, dtype=np.int32)
         self._context = ContextHash.of(self._blank[:1], 0)
-        self._due = [(one.start_offset_ns, one.index, 0) for one in plan.sessions if one.after is None]
-        heapq.heapify(self._due)
-        for offset_ns, session, _request in self._due:
-            self._plan_send((session, 0), 0, offset_ns)
         interval_ns = round(client.scrape_interval_s * NS_PER_S)
         has_late_start = any(one.start_offset_ns and one.after is None for one in plan.sessions)
         is_scraped_between = (
@@ -199,27 +205,29 @@ class _VirtualRun:
         """Everything, from the common start to the last token; returns the instant of that."""
         now_ns, next_scrape_ns = 0, self._scrape_every_ns
         self._scrape(0, "before")
-        while self._due or self._core.num_unfinished or self._core.has_work:
-            self._send_due(now_ns)
+        while self._agenda.next_ns is not None or self._core.num_unfinished or self._core.has_work:
+            self._act_until(now_ns)
             start = self._core.start_step(now_ns)
-            after_ns = self._due[0][0] if start is None else start.end_ns
+            after_ns = (self._agenda.next_ns or now_ns) if start is None else start.end_ns
             while next_scrape_ns < after_ns:
                 self._scrape(next_scrape_ns, "interval")
                 next_scrape_ns += self._scrape_every_ns
             now_ns = max(now_ns, after_ns)
             if start is not None:
                 self._log_start(start)
+                self._act_until(now_ns, is_step_over=True)
                 self._finish_step(self._core.end_step())
         self._scrape(now_ns, "after")
         self._log.close()
         return now_ns
 
-    def _plan_send(self, key: tuple[int, int], trigger_ns: int, due_ns: int) -> None:
-        self.rows.trigger_ns[key], self.rows.due_ns[key] = trigger_ns, due_ns
-
-    def _send_due(self, now_ns: int) -> None:
-        while self._due and self._due[0][0] <= now_ns:
-            due_ns, session, index = heapq.heappop(self._due)
+    def _act_until(self, now_ns: int, *, is_step_over: bool = False) -> None:
+        for act in self._agenda.acts(now_ns, is_step_over=is_step_over):
+            session, index = key = (act.session, act.request)
+            if act.what == LEAVES:
+                self._leave(key, act.at_ns)
+                continue
+            self.rows.trigger_ns[key], self.rows.due_ns[key] = act.trigger_ns, act.at_ns
             planned = self._plan.request(session, index)
             name = request_name(session, index)
             request = EngineRequest(
@@ -231,10 +239,15 @@ class _VirtualRun:
                 block_keys=self._keys.prompt(session, index),
                 context=self._context,
                 planned_tokens=planned.generate_tokens,
-                arrival_ns=due_ns,
+                arrival_ns=act.at_ns,
             )
-            self._names[request.handle] = (session, index)
+            self._names[request.handle], self._handles[key] = key, request.handle
             self._core.submit(request)
+
+    def _leave(self, key: tuple[int, int], at_ns: int) -> None:
+        self._core.abort(self._handles[key], at_ns)
+        self.rows.done_ns[key] = at_ns
+        self.rows.aborted.add(key)
 
     def _log_start(self, start: StepStart) -> None:
         events = (*start.kv_events_before, *start.step.kv_events)
@@ -264,20 +277,13 @@ class _VirtualRun:
             if self._is_laconic:
                 event = KvEvent("FREE_REQUEST", request.handle, (0,))
                 self._log.line(*kv_event_line(event, self._engine_id(request.handle)), end_ns)
-            self._finished(*self._names[request.handle], end_ns)
-
-    def _finished(self, session: int, index: int, done_ns: int) -> None:
-        self.rows.done_ns[session, index] = done_ns
-        requests = self._plan.sessions[session].requests
-        if index + 1 < len(requests):
-            self._follow((session, index + 1), done_ns, requests[index].wait_after_ns)
-            return
-        for follower in self._followers.completed(session):
-            self._follow((follower, 0), done_ns, self._plan.sessions[follower].start_offset_ns)
-
-    def _follow(self, key: tuple[int, int], done_ns: int, wait_ns: int) -> None:
-        self._plan_send(key, done_ns, done_ns + wait_ns)
-        heapq.heappush(self._due, (done_ns + wait_ns, *key))
+            key = self._names[request.handle]
+            self.rows.done_ns[key] = end_ns
+            self._agenda.over(*key, end_ns)
+        keys = (self._names[request.handle] for request in end.requests)
+        for key in self._agenda.with_enough((*key, self.rows.num_tokens(key)) for key in keys):
+            self._leave(key, end_ns)
+            self._agenda.over(*key, end_ns)
 
     def _scrape(self, at_ns: int, reason: str) -> None:
         body = self._metrics.render().decode()

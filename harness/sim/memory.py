@@ -77,6 +77,7 @@ def new_scratch(config: EngineConfig, plans: PlanArrays) -> Scratch:
     return Scratch(
         sessions=new_records(SessionScratch, num_sessions),
         owner=np.zeros((num_sessions, blocks), dtype=np.int64),
+        num_watched=np.zeros(1, dtype=np.int64),
     )
 
 

@@ -6,8 +6,9 @@ Next: analysis and reports read the SimResult; the search calls ``kernel`` in bu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -33,7 +34,8 @@ class SimResult:
     """Everything a simulated run gave. Times are ns after the common start; token counts are tokens.
 
     requests: session, request, prompt_tokens, generate_tokens, cached_tokens, hash_hit_tokens, arrival_ns,
-    admitted_ns, first_token_ns, completed_ns, preemptions; one row per request, in plan order.
+    admitted_ns, first_token_ns, completed_ns, preemptions, aborted_tokens; one row per request, in plan order. An
+    answer that the client left completed when it left, with aborted_tokens received; -1 for the others.
     steps: start_ns, kind, n, b, count, session, request, computed_tokens, duration_ns (of each); ``count`` equal
     decode steps in one row, b is null for a prefill, session, request and computed_tokens are null for decode.
     evictions: at_ns (start of the step), slot, caller, session, request (who had filled the slot).
@@ -68,6 +70,7 @@ class SessionRow(NamedTuple):
     """One session as numbers, see SessionPlan. after, continues: -1: none. requests: keep, new, generate, wait_ns.
 
     before: every session that must have completed, ``after`` first. blocks: names of the blocks it begins with.
+    aborts: by place of the request, (abort_ns, abort_tokens) of those that the client may leave.
     """
 
     start_ns: int
@@ -76,6 +79,7 @@ class SessionRow(NamedTuple):
     requests: Sequence[tuple[int, int, int, int]]
     before: Sequence[int] = ()
     blocks: Sequence[int] = ()
+    aborts: Mapping[int, tuple[int, int]] = MappingProxyType({})
 
 
 def plan_arrays(plans: Sequence[Plan]) -> layout.PlanArrays:
@@ -98,6 +102,11 @@ def _session_row(session: SessionPlan) -> SessionRow:
         ],
         session.predecessors,
         session.blocks,
+        {
+            place: (request.abort_after_ns, request.abort_after_tokens)
+            for place, request in enumerate(session.requests)
+            if request.is_abortable
+        },
     )
 
 
@@ -129,8 +138,13 @@ def pack(
             links = (*session[:3], roots[place], len(_before(session)), len(followers), len(waiting[place]))
             sessions.append((len(requests), len(session.requests), *links, first_name, len(session.blocks)))
             followers += waiting[place]
-            requests += [(*request, place, -1) for request in session.requests]
-        plan_rows.append((first_session, len(plan), first_request, len(requests) - first_request, shared, named))
+            aborts = session.aborts
+            requests += [
+                (*request, place, -1, *aborts.get(number, (0, 0))) for number, request in enumerate(session.requests)
+            ]
+        num_abortable = sum(len(session.aborts) for session in plan)
+        num_requests = len(requests) - first_request
+        plan_rows.append((first_session, len(plan), first_request, num_requests, shared, named, num_abortable))
     return layout.PlanArrays(
         plans=records_from(layout.PlanRecord, plan_rows),
         sessions=records_from(layout.SessionRecord, sessions),

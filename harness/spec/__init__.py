@@ -22,6 +22,7 @@ from harness.spec.experiment import (
 )
 from harness.spec.factors import Factor, Factors, factors_from_name, factors_text, level_text
 from harness.spec.laws import FixedLaw, LengthLaw, LognormalLaw, UniformLaw
+from harness.spec.prediction import PredictionSpec
 from harness.spec.server import PatchMode, RulesName, ServerSpec
 from harness.spec.stopping import StopSpec
 from harness.spec.workload import PromptForm, SessionGroup, WorkloadSpec
@@ -41,6 +42,7 @@ __all__ = [
     "LimitsSpec",
     "LognormalLaw",
     "PatchMode",
+    "PredictionSpec",
     "PromptForm",
     "RulesName",
     "ServerSpec",

@@ -18,6 +18,7 @@ from harness.redact import redacted_value
 from harness.shipped import find_shipped
 from harness.spec.base import Spec, check_name, describe_validation_error, load_toml
 from harness.spec.factors import Factors, WrittenFactors, factor_names, factors_from_name
+from harness.spec.prediction import PredictionSpec
 from harness.spec.rules import load_rule
 from harness.spec.server import ServerSpec
 from harness.spec.stopping import StopSpec
@@ -139,6 +140,7 @@ class ExperimentSpec(Spec):
     limits: LimitsSpec = LimitsSpec()
     slo: SloSpec = SloSpec()
     window: WindowSpec = WindowSpec()
+    prediction: PredictionSpec = PredictionSpec()
     stop: StopSpec | None = Field(
         default=None, description="the rule by which `harness run --until decided` ends; none: it cannot be used"
     )

@@ -11,7 +11,8 @@ import pytest
 from harness.clock import NS_PER_US
 from harness.errors import SpecError
 from harness.plan import Plan, build_plan
-from harness.plan.traces.file import TraceFile, read_trace
+from harness.plan.traces.file import TraceFile, TraceHead, read_trace, write_trace
+from harness.plan.traces.form import RecordedRequest, Recording
 from harness.plan.traces.importing import import_trace
 from harness.records import SealedRun
 from harness.report.trace_export import export_trace
@@ -47,6 +48,24 @@ def test_agentic_mooncake_read_back_is_the_same_plan(tmp_path: Path, name: str) 
     read_back(run, "agentic-mooncake", tmp_path)
     again = WorkloadSpec.model_validate({"source": "trace", "trace": str(tmp_path / "again.jsonl")})
     assert without_index(build_plan(again, 1, 0)) == without_index(run.plan)
+
+
+def test_answers_that_the_client_leaves_are_read_back_too(tmp_path: Path) -> None:
+    ask = RecordedRequest(None, (), 0, "none", 600, 0, 300, abort_after_ns=1_250_000_000)
+    then = RecordedRequest(0, (0,), 7_000_000, "human", 640, 600, 20, abort_after_tokens=7)
+    last = RecordedRequest(1, (1,), 0, "none", 700, 647, 20)
+    head = TraceHead("leaver", "made", "together", 0, {}, {}, ())
+    trace = write_trace(tmp_path / "leaver.jsonl", head, [Recording("a", 0, (ask, then, last))])
+    run = simulated(tmp_path, {"source": "trace", "trace": str(trace)})
+    read_back(run, "agentic-mooncake", tmp_path)
+    again = WorkloadSpec.model_validate({"source": "trace", "trace": str(tmp_path / "again.jsonl")})
+    assert without_index(build_plan(again, 1, 0)) == without_index(run.plan)
+    spans = json.loads(export_trace(run, "otel"))["spans"]
+    tokens = [span["attributes"]["gen_ai.usage.output_tokens"] for span in spans if span["name"] == "chat"]
+    assert 7 < tokens[0] < 300
+    assert tokens[1:] == [7, 20]
+    with pytest.raises(SpecError, match="leaves answers"):
+        export_trace(run, "csv")
 
 
 def test_spans_hold_chats_tools_and_steps_and_read_back_as_the_requests_that_were_sent(tmp_path: Path) -> None:

@@ -11,9 +11,13 @@ from tests.support.oracle import Oracle
 
 @dataclass
 class NaiveRun:
-    """Times in ns. requests: (session, request) -> cached, arrival, admitted, first token, completed."""
+    """Times in ns. requests: (session, request) -> cached, arrival, admitted, first token, completed.
+
+    aborted: tokens that the client had received of each answer it left.
+    """
 
     requests: dict[tuple[int, int], list[int]] = field(default_factory=dict)
+    aborted: dict[tuple[int, int], int] = field(default_factory=dict)
     steps: list[tuple[int, str, int, int]] = field(default_factory=list)  # start, kind, n, duration
     evictions: list[tuple[int, int, str]] = field(default_factory=list)  # start of the step, slot, caller
     decode_ns: int = 0
@@ -34,6 +38,7 @@ def naive_run(plan: Plan, config: EngineConfig, cost: CostModel) -> NaiveRun:
         active_limit=config.active_limit,
         rules=config.rule_set,
     )
+    keys_of: dict[tuple[int, int], int] = {}
     arrivals = [(session.start_offset_ns, session.index, 0) for session in plan.sessions if session.after is None]
     names: dict[int, tuple[int, int]] = {}
     now = 0
@@ -42,17 +47,50 @@ def naive_run(plan: Plan, config: EngineConfig, cost: CostModel) -> NaiveRun:
         last = (session, len(plan.sessions[session].requests) - 1)
         return last in run.requests and run.requests[last][4] >= 0
 
+    def arrive(arrival: tuple[int, int, int]) -> None:
+        arrivals.remove(arrival)
+        at, session, number = arrival
+        request = plan.request(session, number)
+        handle = len(names)
+        names[handle], keys_of[session, number] = (session, number), handle
+        run.requests[session, number] = [0, at, -1, -1, -1]
+        oracle.submit(handle, request.prompt_tokens, request.generate_tokens, keys.stream(session, number).tolist())
+
+    def over(session: int, number: int, at: int) -> None:
+        run.requests[session, number][4] = at
+        plan_session = plan.sessions[session]
+        if number + 1 < len(plan_session.requests):
+            arrivals.append((at + plan_session.requests[number].wait_after_ns, session, number + 1))
+        else:
+            arrivals.extend(
+                (at + follower.start_offset_ns, follower.index, 0)
+                for follower in plan.sessions
+                if session in follower.predecessors and all(ended(before) for before in follower.predecessors)
+            )
+
+    def leave(at: int, session: int, number: int) -> None:
+        handle = keys_of[session, number]
+        run.aborted[session, number] = oracle.requests[handle].output_tokens
+        record = run.requests[session, number]
+        record[3] = -1 if run.aborted[session, number] == 0 else record[3]
+        oracle.abort(handle)
+        over(session, number, at)
+
+    def is_under_way(key: tuple[int, int]) -> bool:
+        return key in run.requests and run.requests[key][4] < 0
+
+    def leaves() -> list[tuple[int, int, int]]:
+        return sorted(
+            (run.requests[key][1] + plan.request(*key).abort_after_ns, *key)
+            for key in run.requests
+            if is_under_way(key) and plan.request(*key).abort_after_ns
+        )
+
     while arrivals or oracle.requests:
         if not oracle.requests:
             now = max(now, min(arrivals)[0])
         for arrival in sorted(entry for entry in arrivals if entry[0] <= now):
-            arrivals.remove(arrival)
-            at, session, number = arrival
-            request = plan.request(session, number)
-            handle = len(names)
-            names[handle] = (session, number)
-            run.requests[session, number] = [0, at, -1, -1, -1]
-            oracle.submit(handle, request.prompt_tokens, request.generate_tokens, keys.stream(session, number).tolist())
+            arrive(arrival)
         step = oracle.schedule()
         run.evictions += [(now, slot, caller) for slot, caller in step.evicted]
         if step.kind == "PREFILL":
@@ -72,16 +110,22 @@ def naive_run(plan: Plan, config: EngineConfig, cost: CostModel) -> NaiveRun:
         if step.kind != "IDLE":
             run.steps.append((now, step.kind.lower(), len(step.requests), duration))
         now += duration
-        for handle in oracle.finish_step():
-            session, number = names[handle]
-            run.requests[session, number][4] = now
-            plan_session = plan.sessions[session]
-            if number + 1 < len(plan_session.requests):
-                arrivals.append((now + plan_session.requests[number].wait_after_ns, session, number + 1))
+        while True:  # what happens while the step runs: at one instant those who leave come first
+            acts = [(at, 0, session, number) for at, session, number in leaves() if at <= now]
+            acts += [(at, 1, session, number) for at, session, number in arrivals if at < now]
+            if not acts:
+                break
+            at, kind, session, number = min(acts)
+            if kind == 0:
+                leave(at, session, number)
             else:
-                arrivals += [
-                    (now + follower.start_offset_ns, follower.index, 0)
-                    for follower in plan.sessions
-                    if session in follower.predecessors and all(ended(before) for before in follower.predecessors)
-                ]
+                arrive((at, session, number))
+        for handle in oracle.finish_step():
+            over(*names[handle], now)
+        for key in sorted(run.requests):
+            if (
+                is_under_way(key)
+                and oracle.requests[keys_of[key]].output_tokens == plan.request(*key).abort_after_tokens > 0
+            ):
+                leave(now, *key)
     return run

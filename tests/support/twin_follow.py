@@ -100,7 +100,7 @@ class _Follower:
                 self._arrives(record)
             case "abort":
                 for name in record["requests"]:
-                    self.core.abort(self.handles[name])
+                    self.core.abort(self.handles[name], 0)
                     self.seen.aborts += 1
             case "schedule":
                 self.end_step()

@@ -64,7 +64,7 @@ def ceilings(requests: pa.Table, kv_events: pa.Table, plan: Plan) -> Ceilings:
     parents, kept = continuations(plan)
     answered: list[dict[str, Any]] = [row for row in requests.to_pylist() if row["prompt_tokens"] is not None]
     answered.sort(key=lambda row: row["sent_ns"])
-    rows: dict[Place, dict[str, Any]] = {(row["session"], row["request"]): row for row in answered}
+    rows: dict[Place, dict[str, Any]] = {(row["session"], row["request"]): row for row in requests.to_pylist()}
     evictions = _Evictions(kv_events, (row["response_id"] for row in answered))
     known = _SharedBeginnings(plan)
     found: list[Ceilings] = []
@@ -74,7 +74,9 @@ def ceilings(requests: pa.Table, kv_events: pa.Table, plan: Plan) -> Ceilings:
         prompt, reused = row["prompt_tokens"], row["cached_tokens"]
         most = prompt - 1  # the last token is always computed
         by_turn = 0 if parent is None else min(kept[place], most)
-        shared = 0 if parent is None else min(by_turn, parent["prompt_tokens"])
+        # Of an answer that the client left, usage is unknown; its prompt is what was sent.
+        before = 0 if parent is None else parent["prompt_tokens"] or parent["planned_prompt_tokens"]
+        shared = min(by_turn, before)
         blocks = 0 if parent is None else reusable_tokens(shared, prompt)
         endless = max(by_turn, min(known.tokens(*place), most))
         cause = "" if parent is None else evictions.cause(parent["response_id"], row["response_id"])

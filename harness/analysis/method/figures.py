@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
+from harness.analysis.method.aborted import with_logged_prefills
 from harness.analysis.method.ceilings import Ceilings, ceilings
 from harness.analysis.method.lateness import Lateness, lateness
 from harness.analysis.method.padding import Padding, padding, steps_by_n_b
@@ -24,7 +25,7 @@ from harness.analysis.method.reconstruct import (
     waiting_session_ns,
 )
 from harness.analysis.method.reuse import Rearrival, cached_tokens, computed_prefill_tokens, rearrivals
-from harness.records import RunKey, SealedRun, once_per_run
+from harness.records import RunKey, SealedRun, once_per_run, schema
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +81,7 @@ class RunFigures:
     lateness: Lateness
     num_requests: int
     num_failed: int
+    num_aborted: int
     generated_tokens: int = 0
     ceilings: Ceilings | None = None
     invalid_reasons: tuple[str, ...] = field(default=())
@@ -132,6 +134,7 @@ def figures_at(run: SealedRun, cost_model: StepCost) -> RunFigures:
     has_decoded = any((tokens or 0) > 1 for tokens in generated)
     is_observed = steps.num_rows > 0 or not has_decoded
     plan = run.plan_if_readable
+    known = with_logged_prefills(requests, kv_events)
     return RunFigures(
         experiment=run.experiment,
         condition=run.condition,
@@ -139,18 +142,19 @@ def figures_at(run: SealedRun, cost_model: StepCost) -> RunFigures:
         is_valid=run.is_valid,
         treatment=run.manifest.treatment,
         baseline=run.manifest.baseline,
-        a=channel_a(steps, requests, cost_model, kv_events) if is_observed else None,
+        a=channel_a(steps, known, cost_model, kv_events) if is_observed else None,
         b_ns=channel_b(requests),
         padding=padding(steps),
         steps_by_n_b=steps_by_n_b(steps),
-        computed_prefill_tokens=computed_prefill_tokens(requests),
+        computed_prefill_tokens=computed_prefill_tokens(known),
         cached_tokens=cached_tokens(requests),
-        reuse=ReuseFigures(tuple(rearrivals(requests, plan))),
+        reuse=ReuseFigures(tuple(rearrivals(known, plan))),
         evictions=_evictions(kv_events),
-        waiting_session_ns=waiting_session_ns(kv_events, requests, cost_model),
+        waiting_session_ns=waiting_session_ns(kv_events, known, cost_model),
         lateness=lateness(requests, run.manifest.time_scale),
         num_requests=requests.num_rows,
-        num_failed=requests.num_rows - statuses["ok"],
+        num_failed=requests.num_rows - statuses["ok"] - statuses[schema.ABORTED],
+        num_aborted=statuses[schema.ABORTED],
         generated_tokens=sum(tokens or 0 for tokens in generated),
         ceilings=None if plan is None else ceilings(requests, kv_events, plan),
         invalid_reasons=run.invalid_reasons,

@@ -403,4 +403,5 @@ def _run_row(run: RunFigures) -> dict[str, Any]:
         "rearrival_p99_ms": run.lateness.rearrival_p99_ms,
         "start_spread_ms": run.lateness.start_spread_ms,
         "num_failed": run.num_failed,
+        "num_aborted": run.num_aborted,
     }

@@ -250,6 +250,10 @@ class Answer:
             raise ValueError("usage is told twice, and differs")
         self.prompt_tokens, self.completion_tokens, self.cached_tokens = counts
 
+    def keep_first(self, num_tokens: int) -> None:
+        """Forget the ids behind the first ``num_tokens``: the client left there, whatever else had come."""
+        del self.token_ids[num_tokens:], self.id_texts[num_tokens:]
+
     @property
     def num_tokens(self) -> int | None:
         """Tokens generated: counted from ids where there are any, else what usage says, else unknown."""

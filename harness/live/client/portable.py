@@ -16,6 +16,7 @@ import aiohttp
 from harness.clock import NS_PER_MS, NS_PER_S, monotonic_ns
 from harness.live.ask import MIN_FINAL_STATUS
 from harness.live.client.answer import NO_KERNEL_STAMP, Answer, describe_error_body, printable
+from harness.records.schema import ABORTED
 
 if TYPE_CHECKING:
     from harness.live.client.script import Due, Script
@@ -122,19 +123,42 @@ class PortableReplay:
         await script.clock.wait_until_ns(due.due_ns)
         answer = script.new_answer(row)
         try:
-            status, problem = await self._exchange(row, body, answer)
+            status, problem = await self._exchange_or_leave(row, body, answer)
         except asyncio.CancelledError:
             if self._rows.sent_ns[row] >= 0:
                 script.fail(
                     row, monotonic_ns(), "connection", "the replay was stopped before the answer was complete", answer
                 )
             raise
+        if status == ABORTED:
+            self._start(script.leave(row, monotonic_ns(), answer))
+            return
         if status:
             self._start(script.fail(row, monotonic_ns(), status, problem, answer))
             return
         due_next = script.complete(row, self._rows.done_ns[row])
         due_next_on_failure = script.settle(row, answer)
         self._start([item for item in due_next if script.may_send(item.row)] + due_next_on_failure)
+
+    async def _exchange_or_leave(self, row: int, body: bytes, answer: Answer) -> tuple[str, str]:
+        """As ``_exchange``; ABORTED when the plan has the client leave, and the answer has not ended before."""
+        exchange = asyncio.ensure_future(self._exchange(row, body, answer))
+        after_ns = self._script.abort_after_ns[row]
+        if not after_ns:
+            return await exchange
+        instant = asyncio.ensure_future(self._wait_to_leave(row, after_ns))
+        try:
+            await asyncio.wait({exchange, instant}, return_when=asyncio.FIRST_COMPLETED)
+            return exchange.result() if exchange.done() else (ABORTED, "")
+        finally:
+            for task in (exchange, instant):
+                task.cancel()
+            await asyncio.gather(exchange, instant, return_exceptions=True)
+
+    async def _wait_to_leave(self, row: int, after_ns: int) -> None:
+        # Begun after the exchange, whose first act is to stamp the send.
+        clock = self._script.clock
+        await clock.wait_until_ns(clock.from_monotonic_ns(self._rows.sent_ns[row]) + after_ns)
 
     async def _exchange(self, row: int, body: bytes, answer: Answer) -> tuple[str, str]:
         """One request to its end; a status and its reason when it failed, two empty strings otherwise."""
@@ -159,6 +183,9 @@ class PortableReplay:
             last = (monotonic_ns(), NO_KERNEL_STAMP, data)
             if response.status == 200:
                 answer.feed(last)
+                if self._script.has_enough(row, answer):
+                    response.close()
+                    return ABORTED, ""
             else:
                 refused.append(data)
         self._rows.done_ns[row] = monotonic_ns()

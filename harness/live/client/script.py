@@ -21,6 +21,7 @@ from harness.live.client.answer import Answer
 from harness.live.client.prompts import prompts_of
 from harness.live.client.rows import ChunkRows, RequestRows
 from harness.plan.followers import Followers
+from harness.records.schema import ABORTED
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -59,9 +60,9 @@ class BodyTexts(NamedTuple):
 class Script:
     """The plan as a state machine over rows; row = position of a request in plan order.
 
-    Contract with a client: ``release`` once; then for each Due, ``body_parts`` just before it is sent, and ``complete``
-    or ``fail`` exactly once; after ``complete``, ``judge`` before the session's next ``body_parts``, and ``book`` at
-    any time after that.
+    Contract with a client: ``release`` once; then for each Due, ``body_parts`` just before it is sent, and one of
+    ``complete``, ``leave`` or ``fail`` exactly once; after ``complete``, ``judge`` before the session's next
+    ``body_parts``, and ``book`` at any time after that.
     """
 
     def __init__(
@@ -100,6 +101,8 @@ class Script:
         self._wait_after_ns = [request.wait_after_ns for request in requests]
         self._generate_tokens = [request.generate_tokens for request in requests]
         self._prompt_tokens = [request.prompt_tokens for request in requests]
+        self.abort_after_ns = [request.abort_after_ns for request in requests]
+        self._abort_after_tokens = [request.abort_after_tokens for request in requests]
         self._first_row = [0]
         for session in plan.sessions:
             self._first_row.append(self._first_row[-1] + len(session.requests))
@@ -235,6 +238,28 @@ class Script:
         self._finish_row(row, status, error)
         self._fail_rest(row, done_ns)
         return self._start_followers(self.rows.session[row], self.clock.from_monotonic_ns(done_ns))
+
+    def has_enough(self, row: int, answer: Answer) -> bool:
+        """Whether the client has the tokens after which the plan has it leave."""
+        return 0 < self._abort_after_tokens[row] <= len(answer.token_ids)
+
+    def leave(self, row: int, done_ns: int, answer: Answer) -> list[Due]:
+        """The client left at ``done_ns`` (CLOCK_MONOTONIC), as planned: what that makes due.
+
+        The session goes on from the tokens that the plan counts on; what the server would have said of its usage is
+        not known.
+        """
+        rows = self.rows
+        due = self.complete(row, done_ns)
+        rows.response_id[row] = answer.response_id
+        self.chunks.extend(row, answer.chunks)
+        self._finish_row(row, ABORTED, "")
+        answer.keep_first(self._abort_after_tokens[row])
+        if self.is_continued[row]:
+            self._prompts.carry(rows.session[row], answer)
+        elif self._is_last[row]:
+            self._prompts.drop(rows.session[row])
+        return due
 
     def skip_session(self, row: int, error: str, now_ns: int) -> list[Due]:
         """This row cannot be sent at all: it and the rest of its session become "not_sent"; sessions after it go on."""

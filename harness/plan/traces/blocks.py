@@ -105,6 +105,8 @@ class _Call:
     is_reset: bool
     kind: WaitKind | None
     keep: int | None
+    abort_ns: int
+    abort_tokens: int
     place: int = -1
     after: list[_Call] = field(default_factory=list["_Call"])
 
@@ -136,6 +138,7 @@ def _call(record: Record, names: BlockNames) -> _Call | None:
         return None
     if waits[0] is None or waits[1] is None or min(waits[0], waits[1]) < 0:
         return None
+    abort_ns = seconds_ns(record.get("abort_after_ms") or 0, NS_PER_MS)
     prompt, generate = lengths
     return _Call(
         name=str(name),
@@ -148,6 +151,8 @@ def _call(record: Record, names: BlockNames) -> _Call | None:
         blocks=blocks[: prompt // FORMATS["agentic-mooncake"].block_tokens],
         is_reset=record.get("prefix_reset") is True,
         keep=tokens_of(record.get("keep_tokens")),
+        abort_ns=max(abort_ns or 0, 0),
+        abort_tokens=min(tokens_of(record.get("abort_after_tokens")) or 0, generate - 1),
         kind=next((kind for kind in WAIT_KINDS if kind == record.get("wait_kind")), None),
     )
 
@@ -219,12 +224,14 @@ def _recording(tree: list[_Call]) -> Recording:
         keep, base = 0, None
         # Only what it waited for, however far, is sure to have ended.
         if before is not None and not one.is_reset and _waited_for(one, before):
-            streamed = before.prompt + before.generate
+            streamed = requests[places[before.name]].stream_tokens
             keep, base = kept_tokens(one.blocks, before.blocks, block_tokens, streamed, one.prompt), places[before.name]
             keep = keep if one.keep is None else min(one.keep, streamed, one.prompt)
         after = tuple(sorted(places[other.name] for other in one.after))
         wait_ns = one.wait_ns if after else max(one.at_ns - start_ns, 0) + one.wait_ns
         kind = one.kind or ("tool" if after and wait_ns else "none")
-        requests.append(RecordedRequest(base, after, wait_ns, kind, one.prompt, keep, one.generate, one.blocks))
+        left = one.abort_ns, 0 if one.abort_ns else one.abort_tokens
+        lengths = one.prompt, keep, one.generate, one.blocks
+        requests.append(RecordedRequest(base, after, wait_ns, kind, *lengths, *left))
         last[one.session] = one
     return Recording(hidden_name(tree[0].name), start_ns, tuple(requests))

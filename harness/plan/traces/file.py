@@ -77,6 +77,9 @@ def _lines(head: TraceHead, recordings: Iterable[Recording]) -> Iterator[bytes]:
         record["requests"] = [_row(one) for one in recording.requests]
         if any(one.blocks for one in recording.requests):
             record["blocks"] = [one.blocks for one in recording.requests]
+        aborts = [(place, one.abort_after_ns, one.abort_after_tokens) for place, one in enumerate(recording.requests)]
+        if left := [one for one in aborts if one[1] or one[2]]:
+            record["aborts"] = left
         yield _line(record)
 
 
@@ -140,15 +143,20 @@ def _head(line: bytes, path: Path) -> TraceHead:
 
 def _recording(record: dict[str, Any]) -> Recording:
     blocks: list[list[int]] = record.get("blocks") or [[]] * len(record["requests"])
-    requests = tuple(_request(row, names) for row, names in zip(record["requests"], blocks, strict=True))
+    rows = zip(record["requests"], blocks, strict=True)
+    aborts: dict[int, tuple[int, int]] = {
+        int(place): (int(ns), int(num)) for place, ns, num in record.get("aborts", ())
+    }
+    requests = tuple(_request(row, names, *aborts.get(at, (0, 0))) for at, (row, names) in enumerate(rows))
     if not requests:
         raise ValueError("a recording without a request")
     return Recording(str(record["recording"]), int(record["start_ns"]), requests)
 
 
-def _request(row: list[Any], blocks: list[int]) -> RecordedRequest:
+def _request(row: list[Any], blocks: list[int], abort_ns: int, abort_tokens: int) -> RecordedRequest:
     base, after, wait_ns, kind, prompt, keep, generate = row
     if not all(type(number) is int for number in (base, *after, wait_ns, kind, prompt, keep, generate, *blocks)):
         raise ValueError(f"{row} is not [{', '.join(COLUMNS)}]")
     base_or_none = None if base < 0 else base
-    return RecordedRequest(base_or_none, tuple(after), wait_ns, WAIT_KINDS[kind], prompt, keep, generate, tuple(blocks))
+    lengths, left = (prompt, keep, generate, tuple(blocks)), (abort_ns, abort_tokens)
+    return RecordedRequest(base_or_none, tuple(after), wait_ns, WAIT_KINDS[kind], *lengths, *left)

@@ -26,6 +26,7 @@ class RecordedRequest(NamedTuple):
     wait_ns: from the end of the last of ``after`` to its sending; for one without, from the recording's start.
     keep_tokens: how much of ``base``'s prompt and answer that is.
     blocks: names of the whole blocks its prompt begins with; equal names are equal tokens, in every recording.
+    abort_after_ns, abort_after_tokens: when its client left, since its sending or by tokens received; 0: it stayed.
     """
 
     base: int | None
@@ -36,6 +37,14 @@ class RecordedRequest(NamedTuple):
     keep_tokens: int
     generate_tokens: int
     blocks: tuple[int, ...] = ()
+    abort_after_ns: int = 0
+    abort_after_tokens: int = 0
+
+    @property
+    def stream_tokens(self) -> int:
+        """How much of its prompt and answer a later request can begin with; see ``RequestPlan.stream_tokens``."""
+        is_left = self.abort_after_ns or self.abort_after_tokens
+        return self.prompt_tokens + (self.abort_after_tokens if is_left else self.generate_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +112,11 @@ def _what_is_wrong(recording: Recording, place: int) -> str:
         return f"its wait is negative ({one.wait_ns} ns)"
     if not 1 <= one.prompt_tokens <= MOST_TOKENS or not 1 <= one.generate_tokens <= MOST_TOKENS:
         return f"{one.prompt_tokens} prompt and {one.generate_tokens} generated tokens make no request"
-    base = None if one.base is None else recording.requests[one.base]
-    streamed = 0 if base is None else base.prompt_tokens + base.generate_tokens
+    if min(one.abort_after_ns, one.abort_after_tokens) < 0 or 0 < one.generate_tokens <= one.abort_after_tokens:
+        return f"its client leaves after {one.abort_after_ns} ns or {one.abort_after_tokens} tokens"
+    if one.abort_after_ns and one.abort_after_tokens:
+        return "its client leaves after a time and after a number of tokens"
+    streamed = 0 if one.base is None else recording.requests[one.base].stream_tokens
     if not 0 <= one.keep_tokens <= min(streamed, one.prompt_tokens):
         return f"it keeps {one.keep_tokens} of {streamed} tokens"
     return ""

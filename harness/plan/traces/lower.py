@@ -102,7 +102,7 @@ def _that_fits(recording: Recording, how: Lowering, left: Left) -> Recording:
             left.counts["requests above the context" if is_too_long else "requests after such a one"] += 1
             continue
         base = None if one.base is None else kept[places[one.base]]
-        streamed = 0 if base is None else base.prompt_tokens + base.generate_tokens
+        streamed = 0 if base is None else base.stream_tokens
         keep = min(small.keep_tokens, streamed, small.prompt_tokens)
         places[place] = len(kept)
         kept.append(
@@ -127,7 +127,11 @@ def _shrunk(one: RecordedRequest, shrink: int) -> RecordedRequest:
     if shrink == 1:
         return one
     lengths = {name: -(-getattr(one, name) // shrink) for name in ("prompt_tokens", "keep_tokens", "generate_tokens")}
-    return one._replace(**lengths)
+    # An answer that shrinks to what the client had of it is one that it leaves before its last token.
+    left = min(-(-one.abort_after_tokens // shrink), lengths["generate_tokens"] - 1)
+    if one.abort_after_tokens and not left:
+        lengths["generate_tokens"], left = 2, 1
+    return one._replace(**lengths, abort_after_tokens=left)
 
 
 class _Segments:
@@ -200,4 +204,6 @@ class _Segments:
             generate_tokens=one.generate_tokens,
             wait_after_ns=0 if following is None else following.wait_ns,
             wait_kind="none" if following is None else following.wait_kind,
+            abort_after_ns=one.abort_after_ns,
+            abort_after_tokens=one.abort_after_tokens,
         )

@@ -64,6 +64,9 @@ def describe_trace(trace: TraceFile) -> dict[str, str]:
         "generated tokens": _spread(answers),
         "requests that wait for several": str(sum(len(one.after) > 1 for one in requests)),
         "requests that several wait for": str(sum(_forks(recording) for recording in trace.recordings)),
+        "answers that the client leaves": str(
+            sum(bool(one.abort_after_ns or one.abort_after_tokens) for one in requests)
+        ),
         "named blocks": f"{len({name for one in requests for name in one.blocks})} of {trace.head.block_tokens} tokens",
         "ceiling, endless cache": f"{ceiling.endless:.1%} of prompt tokens",
         "ceiling, turn before": f"{ceiling.by_turn:.1%} of prompt tokens",

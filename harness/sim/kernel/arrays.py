@@ -18,7 +18,7 @@ r = number of requests + c: the named blocks up to the end of chain c."""
 class PlanRecord:
     """One plan: its sessions and requests, in the tables of all plans. shared_prefix: tokens.
 
-    named_tokens: size of a named block.
+    named_tokens: size of a named block. num_abortable: requests that the client may leave.
     """
 
     first_session: int
@@ -27,6 +27,7 @@ class PlanRecord:
     num_requests: int
     shared_prefix: int
     named_tokens: int
+    num_abortable: int
 
 
 class SessionRecord:
@@ -54,7 +55,8 @@ class RequestRecord:
     """One request: tokens kept, new and generated. session: within the plan.
 
     pinned_ns: when a re-arrival comes, whatever the completion before it, but not earlier than that; -1: so long after
-    it as the wait says.
+    it as the wait says. abort_ns, abort_tokens: when the client leaves, since its arrival and by tokens received; 0:
+    never.
     """
 
     keep: int
@@ -63,6 +65,8 @@ class RequestRecord:
     wait_ns: int
     session: int
     pinned_ns: int
+    abort_ns: int
+    abort_tokens: int
 
 
 class PlanArrays(NamedTuple):
@@ -126,24 +130,34 @@ class CostArrays(NamedTuple):
 class SessionScratch:
     """heap: sessions by next arrival; the others are of the session at this place.
 
-    num_missing: sessions that it still waits for.
+    num_missing: sessions that it still waits for. watched: sessions whose request the client may leave, in no order;
+    abort_at_ns: when it leaves this session's.
     """
 
     heap: int
     arrival_ns: int
     next_request: int
     num_missing: int
+    watched: int
+    abort_at_ns: int
 
 
 class Scratch(NamedTuple):
-    """Working memory for the largest plan. sessions (sessions,); owner (sessions, blocks): who wrote a block first."""
+    """Working memory for the largest plan. sessions (sessions,); owner (sessions, blocks): who wrote a block first.
+
+    num_watched (1,): how many sessions have a request under way that the client may leave.
+    """
 
     sessions: Records[SessionScratch]
     owner: IntArray
+    num_watched: IntArray
 
 
 class RequestResult:
-    """What became of one request; -1: not yet."""
+    """What became of one request; -1: not yet. completed_ns: its end, or when the client left.
+
+    aborted_tokens: tokens received by then, -1 for an answer that the client stayed for.
+    """
 
     cached_tokens: int
     arrival_ns: int
@@ -152,6 +166,7 @@ class RequestResult:
     completed_ns: int
     hash_hit_tokens: int
     preemptions: int
+    aborted_tokens: int
 
 
 class StepRecord:

@@ -11,6 +11,7 @@ from harness.compiled.records import IntArray, Records
 from harness.engine.state import EngineState
 from harness.engine.steps import reset, submit
 from harness.sim.kernel.arrays import OWNER_STRIDE, Outcome, PlanArrays, PlanTotals, Scratch, SessionScratch
+from harness.sim.kernel.watching import unwatch, watch
 
 
 @inner
@@ -121,6 +122,10 @@ def arrive(plans: PlanArrays, plan: int, scratch: Scratch, state: EngineState, o
     outcome.requests[request].admitted_ns = -1
     outcome.requests[request].first_token_ns = -1
     outcome.requests[request].preemptions = 0
+    outcome.requests[request].cached_tokens = 0
+    outcome.requests[request].hash_hit_tokens = 0
+    outcome.requests[request].aborted_tokens = -1
+    watch(plans, scratch, session, request)
     row = int(request - plans.plans[plan].first_request)
     if state.server[0].has_inner_blocks:
         write_owners(plans, plan, scratch, state, session, request)
@@ -133,11 +138,12 @@ def arrive(plans: PlanArrays, plan: int, scratch: Scratch, state: EngineState, o
 def complete(
     plans: PlanArrays, plan: int, scratch: Scratch, outcome: Outcome, waiting: int, row: int, now_ns: int
 ) -> int:
-    """A request is done: note it, and schedule what follows it; returns the new number of expected arrivals."""
+    """A request is over: note it, and schedule what follows it; returns the new number of expected arrivals."""
     first_session = plans.plans[plan].first_session
     request = plans.sessions[first_session].first_request + row
     outcome.requests[request].completed_ns = now_ns
     session = int(plans.requests[request].session)
+    unwatch(plans, scratch, session, request)
     own = plans.sessions[first_session + session]
     if request + 1 < own.first_request + own.num_requests:
         scratch.sessions[session].next_request += 1
@@ -182,6 +188,7 @@ def begin(plans: PlanArrays, plan: int, scratch: Scratch, state: EngineState, ou
     clear(outcome.totals[plan])
     for i in range(outcome.histogram.shape[1]):
         outcome.histogram[plan, i] = 0
+    scratch.num_watched[0] = 0
     first_session = plans.plans[plan].first_session
     waiting = 0
     for session in range(plans.plans[plan].num_sessions):

@@ -15,6 +15,7 @@ from harness.engine.state import (
 )
 from harness.engine.steps import FAR, IDLE_STEP_NS, equal_steps, finish_steps, schedule, schedule_decode_only
 from harness.engine.units import FS_PER_NS
+from harness.sim.kernel.aborts import leave_by, leave_with_enough, next_abort_ns
 from harness.sim.kernel.arrays import (
     CostArrays,
     Outcome,
@@ -23,6 +24,7 @@ from harness.sim.kernel.arrays import (
 )
 from harness.sim.kernel.arrivals import arrive, begin, complete, heap_pop, load_keys
 from harness.sim.kernel.records import record_decode, record_evictions, record_prefill
+from harness.sim.kernel.watching import steps_to_enough
 
 
 @inner
@@ -125,7 +127,8 @@ def run_chunked_prefill(
     last.
 
     An ablation: the served stack never does so. The prefilled request is set aside from the running ones until its
-    last part; nobody is admitted meanwhile. Returns the instant of its end and the number of expected arrivals.
+    last part; nobody is admitted meanwhile, and no client leaves before that part has ended. Returns the instant of
+    its end and the number of expected arrivals.
     """
     server, chunk = state.server[0], int(cost.other[0].chunk_tokens)
     row = int(state.places[0].batch)
@@ -148,7 +151,7 @@ def run_chunked_prefill(
         if server.num_running > 0 and schedule_decode_only(state) == STEP_DECODE:
             outcome.totals[plan].evictions += server.num_evicted
             record_evictions(outcome, plans, plan, state, now_ns)
-            taken, decode_ns = run_decode(plan, state, cost, outcome, now_ns, now_ns + 1, done)
+            taken, decode_ns = run_decode(plan, state, cost, outcome, now_ns, now_ns + 1, now_ns + FAR, done)
             now_ns += decode_ns
             for i in range(finish_steps(state, taken)):
                 expected = complete(plans, plan, scratch, outcome, expected, int(state.places[i].finished), now_ns)
@@ -175,9 +178,17 @@ def steps_ahead(state: EngineState, max_steps: int) -> int:
 
 @inner
 def run_decode(
-    plan: int, state: EngineState, cost: CostArrays, outcome: Outcome, now_ns: int, until_ns: int, max_steps: int
+    plan: int,
+    state: EngineState,
+    cost: CostArrays,
+    outcome: Outcome,
+    now_ns: int,
+    until_ns: int,
+    abort_ns: int,
+    max_steps: int,
 ) -> tuple[int, int]:
-    """Take the decode step just scheduled and its equal followers that start before ``until_ns``.
+    """Take the decode step just scheduled, and its equal followers that start before ``until_ns`` and end before
+    ``abort_ns``.
 
     Returns how many steps were taken and how long they took.
     """
@@ -193,12 +204,16 @@ def run_decode(
         taken = most
         if until_ns < FAR:
             taken = min(taken, (until_ns - now_ns - 1) // each_ns + 1)
+        if abort_ns < FAR:
+            taken = max(1, min(taken, (abort_ns - now_ns - 1) // each_ns))
         spent_ns = taken * each_ns
         record_decode(outcome, plan, now_ns, count, bucket, taken, each_ns)
     else:
         number = steps_so_far(outcome, plan)
         while taken < most and (taken == 0 or now_ns + spent_ns < until_ns):
             each_ns = noisy_ns(cost, number + taken, int(step_fs // FS_PER_NS))
+            if taken > 0 and now_ns + spent_ns + each_ns >= abort_ns:
+                break
             record_decode(outcome, plan, now_ns + spent_ns, count, bucket, 1, each_ns)
             spent_ns += each_ns
             taken += 1
@@ -207,6 +222,39 @@ def run_decode(
     outcome.totals[plan].decode_ns += spent_ns
     outcome.histogram[plan, count] += taken
     return taken, spent_ns
+
+
+@inner
+def run_decode_to_next(
+    plans: PlanArrays,
+    plan: int,
+    state: EngineState,
+    cost: CostArrays,
+    scratch: Scratch,
+    outcome: Outcome,
+    expected: int,
+    now_ns: int,
+    max_steps: int,
+) -> tuple[int, int]:
+    """As ``run_decode``, up to the next arrival that could be admitted, and to the next client that leaves."""
+    server = state.server[0]
+    until_ns, abort_ns, most = FAR, FAR, max_steps
+    if plans.plans[plan].num_abortable > 0:
+        abort_ns = next_abort_ns(scratch)
+        most = min(max_steps, steps_to_enough(plans, plan, scratch, state))
+    if server.num_waiting == 0 and server.num_running < server.active_limit and expected > 0:
+        until_ns = int(scratch.sessions[scratch.sessions[0].heap].arrival_ns)
+    return run_decode(plan, state, cost, outcome, now_ns, until_ns, abort_ns, most)
+
+
+@inner
+def note_losses(plans: PlanArrays, plan: int, state: EngineState, outcome: Outcome, now_ns: int) -> None:
+    """Who lost memory in the step just scheduled: slots that were evicted, requests that were preempted."""
+    outcome.totals[plan].evictions += state.server[0].num_evicted
+    record_evictions(outcome, plans, plan, state, now_ns)
+    outcome.totals[plan].preemptions += state.server[0].num_preempted
+    for i in range(state.server[0].num_preempted):
+        outcome.requests[plans.plans[plan].first_request + state.places[i].preempted].preemptions += 1
 
 
 @inner
@@ -227,6 +275,7 @@ def run_plan(
     first_request = int(plans.plans[plan].first_request)
     expected = begin(plans, plan, scratch, state, outcome)
     is_vendor = state.server[0].has_inner_blocks
+    has_aborts = plans.plans[plan].num_abortable > 0
     # Read, not written as 0: numba would compile everything it is passed to a second time for the constant.
     now_ns = int(totals[plan].end_ns)
     while True:
@@ -242,30 +291,29 @@ def run_plan(
         if is_vendor and server.num_waiting > 0 and server.num_running < state.server[0].active_limit:
             load_keys(plans, first_request, scratch, state, int(server.wait_head))
         kind = schedule(state)
-        if server.num_evicted > 0:
-            totals[plan].evictions += server.num_evicted
-            record_evictions(outcome, plans, plan, state, now_ns)
-        for i in range(server.num_preempted):
-            totals[plan].preemptions += 1
-            outcome.requests[first_request + state.places[i].preempted].preemptions += 1
+        if server.num_evicted > 0 or server.num_preempted > 0:
+            note_losses(plans, plan, state, outcome, now_ns)
         taken = 1
         if kind == STEP_PREFILL and cost.other[0].chunked_calls > 0 and server.computed_tokens > 0:
             now_ns, expected = run_chunked_prefill(plans, plan, state, cost, scratch, outcome, expected, now_ns)
         elif kind == STEP_PREFILL:
             now_ns += run_prefill(plans, plan, state, cost, outcome, now_ns)
         elif kind == STEP_DECODE:
-            until_ns = FAR
-            if server.num_waiting == 0 and server.num_running < state.server[0].active_limit and expected > 0:
-                until_ns = int(scratch.sessions[scratch.sessions[0].heap].arrival_ns)
-            taken, spent_ns = run_decode(plan, state, cost, outcome, now_ns, until_ns, max_steps)
+            taken, spent_ns = run_decode_to_next(
+                plans, plan, state, cost, scratch, outcome, expected, now_ns, max_steps
+            )
             now_ns += spent_ns
         else:
             if kind == STEP_IDLE and server.num_preempted == 0:
                 totals[plan].stuck_session = plans.requests[first_request + server.wait_head].session
                 break
             now_ns += IDLE_STEP_NS
+        if has_aborts:
+            expected = leave_by(plans, plan, state, scratch, outcome, expected, now_ns)
         for i in range(finish_steps(state, taken)):
             expected = complete(plans, plan, scratch, outcome, expected, int(state.places[i].finished), now_ns)
+        if has_aborts:
+            expected = leave_with_enough(plans, plan, state, scratch, outcome, expected, now_ns)
     totals[plan].end_ns = now_ns
 
 

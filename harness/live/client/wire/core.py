@@ -13,11 +13,13 @@ from harness.compiled import compiled, inner
 from harness.live.client.wire import events
 from harness.live.client.wire.deadlines import plan_send, pop
 from harness.live.client.wire.layout import (
+    DUE_ABORT,
     DUE_REFRESH,
     DUE_SEND,
     JOURNAL_ENTRIES,
     MAX_EVENTS,
     MODE_ABSENT,
+    MODE_AWAIT_HEAD,
     MODE_IDLE,
     UNPREPARED,
     Registers,
@@ -27,6 +29,7 @@ from harness.live.client.wire.layout import (
     instant_at,
     registers_at,
     request_at,
+    session_at,
 )
 from harness.live.client.wire.receiving import on_readable, take_piece
 from harness.live.client.wire.sending import build_prompt, send_rest, send_row
@@ -63,6 +66,16 @@ def next_deadline_ns(reg: Registers) -> int:
 
 
 @inner
+def is_under_way(reg: Registers, row: int) -> bool:
+    """Whether a request was sent and its answer has not ended."""
+    fd = session_at(reg.sessions_at, request_at(reg.requests_at, row).session).fd
+    if fd < 0 or fd >= reg.num_connections:
+        return False
+    connection = connection_at(reg.connections_at, fd)
+    return connection.mode >= MODE_AWAIT_HEAD and connection.row == row
+
+
+@inner
 def run_due(reg: Registers, now_ns: int) -> int:
     """Send everything that is due by now; what needs the interpreter ends the round."""
     while next_deadline_ns(reg) <= now_ns:
@@ -70,7 +83,10 @@ def run_due(reg: Registers, now_ns: int) -> int:
         kind, row = first.kind, first.row
         pop(reg)
         reg.event_row = row
-        event = events.REFRESH if kind == DUE_REFRESH else send_row(reg, row)
+        if kind == DUE_ABORT:
+            event = events.LEAVE if is_under_way(reg, row) else events.GO_ON
+        else:
+            event = events.REFRESH if kind == DUE_REFRESH else send_row(reg, row)
         if event != events.GO_ON:
             return event
         now_ns = clock_ns(reg)

@@ -7,7 +7,14 @@ from __future__ import annotations
 
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.compiled import inner
-from harness.live.client.wire.layout import DUE_REFRESH, DUE_SEND, Deadline, Registers, deadline_at
+from harness.live.client.wire.layout import (
+    DEADLINES_PER_REQUEST,
+    DUE_REFRESH,
+    DUE_SEND,
+    Deadline,
+    Registers,
+    deadline_at,
+)
 
 # A kept connection that idled longer is replaced before it is used: servers close idle ones after a few seconds
 # (uvicorn: 5 s), and a request sent in that very moment would be lost.
@@ -51,7 +58,7 @@ def swap(one: Deadline, other: Deadline) -> None:
 def push(reg: Registers, at_ns: int, kind: int, row: int) -> bool:
     """Add a deadline; False when there is no room, which one of each kind for each row always have."""
     place = reg.num_deadlines
-    if place > 2 * reg.num_requests:
+    if place > DEADLINES_PER_REQUEST * reg.num_requests:
         return False
     reg.num_deadlines = place + 1
     added = deadline_at(reg.deadlines_at, place)

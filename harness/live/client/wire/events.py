@@ -27,6 +27,7 @@ from __future__ import annotations
     COMPLETE,
     FULL,
     NO_ROOM,
-) = range(20)
+    LEAVE,
+) = range(21)
 """GO_ON: there is nothing to answer. OTHER: epoll tells more than that bytes came. FULL: the ring or the journal.
-NO_ROOM: something would have been written outside its table, and was not."""
+NO_ROOM: something would have been written outside its table, and was not. LEAVE: the plan has the client leave now."""

@@ -136,6 +136,8 @@ class Exchanges:
             return
         if reading.problem:
             self._break(connection, "bad_response", reading.problem)
+        elif self._script.has_enough(row, reading.answer):
+            self._leave(connection, row)
         elif reading.is_over:
             self._rows.done_ns[row] = state.piece_ns
             state.is_kept_alive = reading.is_kept_alive
@@ -164,6 +166,32 @@ class Exchanges:
         if reading is not None:
             self._sessions.judge(row, self._journal.whole_answer(row))
         self._sessions.go_on_after(row, due, free)
+
+    def on_leave(self) -> None:
+        """The plan has the client leave an answer that is under way."""
+        row = self._reg.event_row
+        self._leave(self._pool.of_session[self._rows.session[row]], row)
+
+    def _leave(self, connection: Connection, row: int) -> None:
+        """Close the connection, which tells the server, and go on with the session."""
+        self._journal.read_all()
+        reading = self._journal.reading_of(row)
+        answer = self._script.new_answer(row) if reading is None else reading.answer
+        problem = answer.problem if reading is None else reading.problem or answer.problem
+        if problem:
+            self._break(connection, "bad_response", problem)
+            return
+        if reading is not None and reading.status not in (0, 200):
+            return  # a refusal, which will end by itself
+        if reading is not None and reading.status:
+            self._rows.http_status[row] = reading.status
+        left_ns = monotonic_ns()
+        self._pool.drop(connection)
+        self._journal.forget(row)
+        # Of the ids that the loop appended, those are carried again that the plan counts on.
+        session = self._tables.sessions[self._rows.session[row]]
+        session.used_bytes = session.answer_from
+        self._sessions.go_on_after_leaving(row, self._script.leave(row, left_ns, answer))
 
     # -- what goes wrong ---------------------------------------------------------------------------------------
 

@@ -155,6 +155,9 @@ class RequestState:
     prompt_tokens: int
     generate_tokens: int
     wait_ns: int
+    # When the client leaves: so long after sending (CLOCK_MONOTONIC), or with so many tokens; 0: it stays.
+    abort_ns: int
+    abort_tokens: int
     is_last: int
     is_continued: int
     fresh_at: int
@@ -177,8 +180,9 @@ class Deadline:
     row: int
 
 
-# Deadline.kind: replace the connection, send the request.
-DUE_REFRESH, DUE_SEND = range(2)
+# Deadline.kind: replace the connection, send the request, leave its answer.
+DUE_REFRESH, DUE_SEND, DUE_ABORT = range(3)
+DEADLINES_PER_REQUEST = 3
 
 
 class Receive:

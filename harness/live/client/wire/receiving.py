@@ -11,6 +11,7 @@ from harness.live.client.wire import chunks, events
 from harness.live.client.wire.deadlines import plan_send, to_clock_ns
 from harness.live.client.wire.layout import (
     ABSENT,
+    DEADLINES_PER_REQUEST,
     END_AS_PLANNED,
     END_GOES_ON,
     END_NOT_AS_PLANNED,
@@ -145,8 +146,13 @@ def take_piece(reg: Registers, connection: ConnectionState) -> int:
         return finish(reg, connection) if connection.left_bytes == 0 else events.GO_ON
     used = chunks.take_chunked(connection, session, body_at, body_bytes)
     entry.num_events = connection.num_events
+    request = request_at(reg.requests_at, row)
+    if 0 < request.abort_tokens <= connection.num_ids:
+        reg.event_row = row
+        return hand_over(reg, connection, events.LEAVE)
     if connection.chunk_mode < chunks.OVER:
-        tokens_to_come = request_at(reg.requests_at, row).generate_tokens - connection.num_ids
+        last = request.abort_tokens if request.abort_tokens > 0 else request.generate_tokens
+        tokens_to_come = last - connection.num_ids
         set_urgent(reg, connection, 0 if connection.num_ids > 0 and tokens_to_come > FAR_FROM_END_TOKENS else 1)
         return events.GO_ON
     if connection.chunk_mode == chunks.ODD:
@@ -253,7 +259,10 @@ def keep_ids(reg: Registers, session: SessionState, entry: Receive) -> bool:
 def go_on(reg: Registers, row: int, done_ns: int) -> bool:
     """Make the session's next request due and build it; False when that needs the interpreter."""
     # Both deadlines of a row may need room.
-    if request_at(reg.requests_at, row + 1).fresh_at == 0 or reg.num_deadlines + 2 > 2 * reg.num_requests + 1:
+    if (
+        request_at(reg.requests_at, row + 1).fresh_at == 0
+        or reg.num_deadlines + 2 > DEADLINES_PER_REQUEST * reg.num_requests + 1
+    ):
         return False
     if build_prompt(reg, row + 1) != events.GO_ON:
         return False

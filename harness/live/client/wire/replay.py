@@ -101,6 +101,7 @@ class WireReplay:
             events.TOO_MUCH: exchanges.on_too_much,
             events.COMPLETE: exchanges.on_complete,
             events.NO_ROOM: refuse_to_write,
+            events.LEAVE: exchanges.on_leave,
         }
 
     @property

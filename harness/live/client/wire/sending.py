@@ -8,7 +8,9 @@ from __future__ import annotations
 from harness.compiled import inner
 from harness.live.client.wire import events
 from harness.live.client.wire.chunks import begin_answer
+from harness.live.client.wire.deadlines import push
 from harness.live.client.wire.layout import (
+    DUE_ABORT,
     GIVEN_UP,
     MODE_AWAIT_HEAD,
     MODE_IDLE,
@@ -181,5 +183,8 @@ def send_row(reg: Registers, row: int) -> int:
     begin_answer(connection)
     set_urgent(reg, connection, 1)
     # Stamped before the call: on loopback the server may answer before it returns.
-    instant_at(reg.sent_at, row).ns = clock_ns(reg)
+    sent_ns = clock_ns(reg)
+    instant_at(reg.sent_at, row).ns = sent_ns
+    if request.abort_ns > 0 and not push(reg, sent_ns + request.abort_ns, DUE_ABORT, row):
+        return events.NO_ROOM
     return send_rest(reg, fd)

@@ -130,6 +130,13 @@ class Sessions:
             self.jobs.append(partial(self.stage, following))
         self.schedule_all(due, connection)
 
+    def go_on_after_leaving(self, row: int, due: list[Due]) -> None:
+        """The client has left an answer; its connection is closed."""
+        self._streams.forget_fresh(row)
+        if not self.script.is_last_of_session(row):
+            self.jobs.append(partial(self.stage, row + 1))
+        self.schedule_all(due)
+
     def stage(self, row: int) -> bool:
         """Make everything ready for a send that is about to be due, so that only the send is left; False when it must
         not be sent at all.

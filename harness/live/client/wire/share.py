@@ -37,6 +37,7 @@ def share_script(script: Script, tables: SharedTables, host_header: str, spin_us
     )
     reg.http_status_at = tables.keep(np.frombuffer(rows.http_status, dtype=np.int32))
     tables.request_columns["is_continued"][:] = script.is_continued
+    tables.request_columns["abort_ns"][:] = [script.clock.to_monotonic_ns(ns) for ns in script.abort_after_ns]
     post = (
         f"POST /v1/completions HTTP/1.1\r\nHost: {host_header}\r\nContent-Type: application/json\r\n"
         "Accept: */*\r\nX-Request-Id: "

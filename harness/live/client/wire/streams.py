@@ -58,6 +58,7 @@ class WireStreams:
                 row.session, row.request = session.index, place
                 row.keep_tokens, row.prompt_tokens = request.keep_tokens, request.prompt_tokens
                 row.generate_tokens, row.wait_ns = request.generate_tokens, request.wait_after_ns
+                row.abort_tokens = request.abort_after_tokens
                 row.is_last = place == len(session.requests) - 1
 
     # -- what a script needs -------------------------------------------------------------------------------------

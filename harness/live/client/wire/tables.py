@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from harness.compiled.records import by_name, record_dtype
 from harness.live.client.wire.layout import (
     ABSENT,
+    DEADLINES_PER_REQUEST,
     EPOLL_EVENT,
     HEAD_FIELDS_BYTES,
     HEAD_STRIDE,
@@ -57,8 +58,7 @@ class SharedTables:
         sessions, self.sessions = self._records("sessions", SessionState, num_sessions)
         sessions["fd"] = ABSENT
         self.request_columns, self.requests = self._records("requests", RequestState, num_rows)
-        # A send and a refresh of every request.
-        deadlines, self.deadlines = self._records("deadlines", Deadline, 2 * num_rows + 1)
+        deadlines, self.deadlines = self._records("deadlines", Deadline, DEADLINES_PER_REQUEST * num_rows + 1)
         receives, self.receives = self._records("receives", Receive, JOURNAL_ENTRIES)
         texts, self._texts = self._records("texts", Span, NUM_TEXTS)
         self.ring: BytesArray = self.memory.table("received bytes", RING_BYTES, np.uint8)
