@@ -29,15 +29,16 @@ from harness.errors import SpecError
 from harness.experiment import PlannedRun, resolve
 from harness.kinds import kind_named
 from harness.records import SealedRun
-from harness.sim.draws import ASSUMED, draw, run_draws
+from harness.sim.calibrated import perturbation_of
+from harness.sim.draws import draw, run_draws
 from harness.sim.search.space import DeviceSpec
 from harness.sim.simulate import plan_arrays
 from harness.spec import ExperimentSpec, StopSpec
 
 RESTARTS = 4
 MIN_BLOCKS = 3
-# What client and host move in a run; doubt about the device's own costs is shared by both conditions, and left out.
-RESTART_JITTER = ASSUMED.model_copy(update={"bucket_relative": 0.0, "prefill_relative": 0.0})
+# Doubt about the device's own costs is shared by the runs of both conditions: a restart moves client and host alone.
+SHARED = {"decode_relative": 0.0, "bucket_relative": 0.0, "prefill_relative": 0.0, "artifact_relative": 0.0}
 FIRST_BUDGET = 60
 
 
@@ -133,9 +134,10 @@ def simulated_components(spec: ExperimentSpec, num_blocks: int) -> tuple[list[Co
 def _costs_ns(runs: Sequence[PlannedRun]) -> tuple[FloatArray, float]:
     """Device time of each plan under each restart, shape (plans, restarts), and the mean replay, both model ns."""
     first = runs[0]
-    arrays = plan_arrays([run.plan for run in runs])
-    drawn = draw(arrays, first.cost_model, RESTART_JITTER, RESTARTS, role=first.condition.name)
-    totals = run_draws(drawn, EngineConfig.from_server(first.server)).totals
+    arrays, config = plan_arrays([run.plan for run in runs]), EngineConfig.from_server(first.server)
+    moved = perturbation_of(first.spec.prediction, first.cost_file).uncertainty.model_copy(update=SHARED)
+    drawn = draw(arrays, config, first.cost_model, moved, range(RESTARTS), role=first.condition.name)
+    totals = run_draws(drawn, config).totals
     device_ns = (totals["decode_ns"] + totals["prefill_ns"]).astype(np.float64)
     return device_ns.reshape(RESTARTS, len(runs)).T, float(totals["end_ns"].mean())
 
