@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harness.cli.run import RunsOption, sealed_runs
+from harness.cli.run import RunsOption
+from harness.cli.sealed import sealed_runs, store_at
 from harness.errors import SpecError
 from harness.outputs import check_output
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-    from harness.records import RunStore
 
 
 class OutputFormat(str, Enum):
@@ -99,22 +98,6 @@ def _drawn(rows: pa.Table) -> str:
     with contextlib.redirect_stdout(drawn):
         duckdb.from_arrow(rows).show(max_width=terminal().width)
     return said_in_lines(drawn.getvalue().rstrip("\n"))
-
-
-def store_at(runs: Path) -> RunStore:
-    """The sealed runs of a folder; a SpecError that says where others lie when it holds none."""
-    from harness.records import RunStore, layout
-
-    store = RunStore(runs)
-    if next(runs.glob(f"*/*/*/{layout.MANIFEST}"), None) is None:
-        below = sorted({str(path.parents[3]) for path in runs.glob(f"*/*/*/*/{layout.MANIFEST}")})
-        more = f" and {len(below) - 3} more" if len(below) > 3 else ""
-        hint = (
-            f"They lie in {', '.join(below[-3:])}{more}: say --runs {below[-1]}" if below else "Name a folder: --runs"
-        )
-        looked = "no sealed runs in it (looked for EXPERIMENT/CONDITION/REPLICATE)"
-        raise SpecError(looked if runs.is_dir() else "there is no such folder", where=str(runs), hint=hint)
-    return store
 
 
 def list_runs(runs: RunsOption = Path("runs")) -> None:

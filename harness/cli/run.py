@@ -13,12 +13,13 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from harness.cli.compare import TableForm
 from harness.cli.overrides import override_table
+from harness.cli.sealed import sealed_runs
 from harness.errors import ExitCode, SpecError
 from harness.kinds import kind_named
 from harness.outputs import check_output
@@ -59,7 +60,7 @@ def run(
         Path | None, typer.Option("--confirmatory", help="Frozen file to run by (see `harness freeze`).")
     ] = None,
     report_path: Annotated[
-        Path | None, typer.Option("--report", help="Where the HTML report goes. Default: <runs>/<experiment>.html")
+        Path | None, typer.Option("--report", help="Where the HTML report goes. Default: `RUNS/EXPERIMENT.html`")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue: perform only what is not sealed yet.")] = False,
     retry_invalid: Annotated[
@@ -94,7 +95,7 @@ def run(
         spec = _until_decided(spec, source, replicates)
     page = check_output(report_path or runs / f"{spec.name}.html")
     if dry_run:
-        _show_order(terminal(), spec)
+        _show_order(terminal(), spec, runs, resume=resume, retry_invalid=retry_invalid, ticket=ticket)
         return
     perform(
         spec,
@@ -176,13 +177,13 @@ def _what_to_run(
     experiment: Path | None, confirmatory: Path | None, changes: list[str], runs: Path
 ) -> tuple[ExperimentSpec, Path, Ticket | None]:
     """The experiment, the file it comes from, and the ticket of a confirmatory run."""
-    from harness.spec import experiment_file, load_toml, parse_experiment
+    from harness.spec import experiment_file, experiment_table, parse_experiment
 
     if confirmatory is None:
         if experiment is None:
             raise SpecError("no experiment was named", where="harness run", hint="Give an experiment file (TOML)")
         path = experiment_file(experiment)
-        return parse_experiment(override_table(load_toml(path), changes), where=str(path)), path, None
+        return parse_experiment(override_table(experiment_table(path), changes), where=str(path)), path, None
     from harness.prereg import ticket_for
 
     if experiment is not None or changes:
@@ -198,7 +199,7 @@ def _what_to_run(
 def report(
     experiment: Annotated[str, typer.Argument(help="Name of an experiment with sealed runs.")],
     runs: RunsOption = Path("runs"),
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Default: <runs>/<experiment>.html")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Default: `RUNS/EXPERIMENT.html`")] = None,
 ) -> None:
     """Write the HTML report of an experiment from its sealed runs.
 
@@ -237,19 +238,6 @@ def table(
     for shown in serving_tables(summary) if serving else [conditions_table(summary, out.width), serving_table(summary)]:
         out.print(shown)
         out.print()
-
-
-def sealed_runs(runs: Path, experiment: str) -> list[SealedRun]:
-    """The sealed runs of one experiment; a SpecError that names what is there when there are none."""
-    from harness.records import RunStore
-
-    store = RunStore(runs)
-    sealed = list(store.sealed(experiment))
-    if not sealed:
-        known = sorted({run.experiment for run in store.sealed()})
-        hint = f"Experiments there: {', '.join(known)}" if known else "Run one first: harness run <file.toml>"
-        raise SpecError(f"no sealed runs of experiment {experiment!r}", where=str(runs), hint=hint)
-    return sealed
 
 
 def _conclude(console: Console, sealed: Sequence[SealedRun], path: Path, title: str | None) -> None:
@@ -335,23 +323,27 @@ def load_engine(console: Console, *, with_client: bool = False) -> None:
             beside.wait()
 
 
-def _show_order(console: Console, spec: Any) -> None:
+def _show_order(
+    console: Console, spec: ExperimentSpec, runs: Path, *, resume: bool, retry_invalid: bool, ticket: Ticket | None
+) -> None:
+    """The runs in their order; what is refused or left out now is refused or left out by the run itself."""
     from rich.table import Table
 
     from harness.cli.progress import format_duration
-    from harness.experiment import resolve
-    from harness.runner.experiment import check_hosts, checked, predicted_replay_s
+    from harness.runner.experiment import check_hosts, predicted_replay_s, what_to_do
 
-    planned = checked(resolve(spec))
-    check_hosts(planned)
+    planned, todo, _ = what_to_do(spec, runs, resume=resume, retry_invalid=retry_invalid, ticket=ticket)
+    check_hosts(todo)
     table = Table(header_style="bold", box=None, pad_edge=False)
     for heading in ("run", "plan", "requests", "buckets", "replay"):
         table.add_column(heading, justify="right" if heading in ("requests", "replay") else "left", overflow="fold")
-    for run in planned:
+    for run in todo:
         buckets = ",".join(str(bucket) for bucket in run.server.decode_buckets)
         took = format_duration(predicted_replay_s(run))
         table.add_row(run.label, run.plan.hash[:12], str(run.plan.num_requests), f"{{{buckets}}}", took)
     console.print(table)
+    if num_sealed := len(planned) - len(todo):
+        console.print(f"{num_sealed} more are sealed already")
 
 
 @contextmanager
