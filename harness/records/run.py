@@ -143,15 +143,21 @@ class SealedRun:
         except PlanError:
             return None
 
-    @cached_property
-    def cost_model(self) -> CostModel:
-        """What prices channel A: the copy that lies in the run; runs older than such copies, the file of that name."""
-        from harness.engine import load_cost_model
+    @property
+    def cost_file(self) -> Path:
+        """The copy of the cost file that lies in the run; of runs older than such copies, the file of that name."""
+        from harness.engine.cost import find_cost_file
 
         is_kept = layout.COST_MODEL in self.manifest.files
-        return load_cost_model(
-            self.file(layout.COST_MODEL) if is_kept else str(self.manifest.server_spec.get("cost_model", "paper"))
-        )
+        name = str(self.manifest.server_spec.get("cost_model", "paper"))
+        return self.file(layout.COST_MODEL) if is_kept else find_cost_file(name)
+
+    @cached_property
+    def cost_model(self) -> CostModel:
+        """What prices channel A."""
+        from harness.engine import load_cost_model
+
+        return load_cost_model(self.cost_file)
 
     def group_sessions(self) -> dict[str, range]:
         """Session indices of every named group, in order; one group "all" when the workload has none."""
