@@ -67,6 +67,11 @@ def check_observed(run: SealedRun, trace_path: Path) -> Compared:
 
 
 def _check_times(row: dict[str, Any], first: dict[str, Any], last: dict[str, Any]) -> None:
-    """The device was called and done within the step; a paced call is dated back to when it was due."""
-    assert row["schedule_ns"] < last["end_ns"] <= row["device_end_ns"]
-    assert first["kind"] == "decode" or row["device_start_ns"] <= first["start_ns"] <= row["device_end_ns"]
+    """The device was called and done within the step; a paced decode is dated back to when it was due.
+
+    On a host that lags, a decode was due before its step was even scheduled.
+    """
+    assert row["schedule_ns"] < row["device_end_ns"]
+    assert last["end_ns"] <= row["device_end_ns"]
+    if first["kind"] != "decode":
+        assert row["schedule_ns"] < row["device_start_ns"] <= first["start_ns"] <= row["device_end_ns"]
