@@ -105,7 +105,7 @@ def trace_show(
 @trace_app.command(name="export")
 def trace_export(
     experiment: Annotated[str, typer.Argument(help="Name of an experiment with sealed runs.")],
-    run: Annotated[list[str], typer.Argument(help="Runs: condition/replicate, one or several in one file.")],
+    run: Annotated[str, typer.Argument(help="One run: condition/replicate.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.")],
     form: Annotated[str, typer.Option("--format", help="agentic-mooncake, otel or csv.")] = "agentic-mooncake",
     runs: RunsOption = Path("runs"),
@@ -123,7 +123,7 @@ def trace_export(
 @trace_app.command(name="perfetto")
 def perfetto(
     experiment: Annotated[str, typer.Argument(help="Name of an experiment with sealed runs.")],
-    run: Annotated[str, typer.Argument(help="One run: condition/replicate.")],
+    run: Annotated[list[str], typer.Argument(help="Runs: condition/replicate, one or several in one file.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The trace file to write (JSON).")],
     runs: RunsOption = Path("runs"),
 ) -> None:
