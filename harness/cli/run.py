@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harness.cli.compare import TableForm
+from harness.cli.compare import TableForm, written
 from harness.cli.overrides import override_table
 from harness.cli.sealed import sealed_runs
 from harness.errors import ExitCode, SpecError
@@ -76,6 +76,9 @@ def run(
         typer.Option("--until", help="`decided`: block by block, until the rule in [stop] has its answer."),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, show the runs, start nothing.")] = False,
+    form: Annotated[
+        TableForm, typer.Option("--format", help="How the result is written; all else then goes to standard error.")
+    ] = TableForm.text,
 ) -> None:
     """Run an experiment: conditions x replicates, each on a freshly started server; then write the report.
 
@@ -106,6 +109,7 @@ def run(
         resume=resume,
         retry_invalid=retry_invalid,
         until=until is not None,
+        form=form,
     )
 
 
@@ -120,6 +124,7 @@ def perform(
     retry_invalid: bool = False,
     until: bool = False,
     again: str = "",
+    form: TableForm = TableForm.text,
 ) -> None:
     """Run what ``spec`` plans, showing progress, write its report and leave with the outcome's exit code.
 
@@ -130,7 +135,7 @@ def perform(
     from harness.cli.words import terminal
     from harness.runner import StopFlag, run_experiment
 
-    console = terminal()
+    console = terminal(is_error=form is not TableForm.text)
     page = check_output(page or runs / f"{spec.name}.html")
     load_engine(console, with_client=not kind_named(spec.backend).is_virtual and spec.client.name == "epoll")
     stop = StopFlag()
@@ -150,6 +155,8 @@ def perform(
     again += " --until decided" if until else ""
     if outcome.runs:
         _conclude(console, outcome.runs, page, spec.title or spec.name)
+        if form is not TableForm.text:
+            print(_conditions_written(outcome.runs, form), end="")
     raise typer.Exit(int(_exit_code(console, outcome, again, runs)))
 
 
@@ -224,20 +231,28 @@ def table(
     Example: `harness table demo --runs runs/today --serving`
     """
     from harness.analysis import summarise
-    from harness.analysis.method.tabular import table_of
-    from harness.cli.compare import written
     from harness.cli.words import terminal
-    from harness.kinds import origin_note
     from harness.report import conditions_table, serving_table, serving_tables
 
-    out, summary = terminal(), summarise(sealed_runs(runs, experiment))
+    sealed = sealed_runs(runs, experiment)
     if form is not TableForm.text:
-        rows = (summary.serving_to_arrow() if serving else summary.to_arrow()).to_pylist()
-        print(written(table_of(experiment, origin_note(summary.backend), rows), form), end="")
+        print(_conditions_written(sealed, form, serving=serving), end="")
         return
+    out, summary = terminal(), summarise(sealed)
     for shown in serving_tables(summary) if serving else [conditions_table(summary, out.width), serving_table(summary)]:
         out.print(shown)
         out.print()
+
+
+def _conditions_written(sealed: Sequence[SealedRun], form: TableForm, *, serving: bool = False) -> str:
+    """A row per condition, or the serving figures, as a file of that form holds them."""
+    from harness.analysis import summarise
+    from harness.analysis.method.tabular import table_of
+    from harness.kinds import origin_note
+
+    summary = summarise(sealed)
+    rows = (summary.serving_to_arrow() if serving else summary.to_arrow()).to_pylist()
+    return written(table_of(summary.experiment, origin_note(summary.backend), rows), form)
 
 
 def _conclude(console: Console, sealed: Sequence[SealedRun], path: Path, title: str | None) -> None:
@@ -251,8 +266,8 @@ def _conclude(console: Console, sealed: Sequence[SealedRun], path: Path, title: 
         console.print(shown)
     if (moved := drift(sealed)) is not None and moved.is_found:
         console.print(str(moved), style="yellow", markup=False, highlight=False)
-    written = write_report(sealed, path, title=title, results=_results(sealed))
-    console.print(f"report: {written}", highlight=False, soft_wrap=True)
+    page = write_report(sealed, path, title=title, results=_results(sealed))
+    console.print(f"report: {page}", highlight=False, soft_wrap=True)
 
 
 def _results(sealed: Sequence[SealedRun]) -> Results:
