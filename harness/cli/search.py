@@ -165,14 +165,16 @@ def coverage(
     trials: Annotated[int, typer.Option(help="Emulated experiments on the virtual clock.")] = 100,
     changes: SetOption = None,
 ) -> None:
-    """How often the predicted interval contains the ratio of emulated runs with jitter: should be its level.
+    """How often predicted intervals of cost ratio and reuse hold emulated outcomes, for every N: should be their level.
 
     Example: `harness coverage paper --trials 100 --set rules=vendor-0.11.1`
     """
     from harness.advise.coverage import check_coverage
 
-    for line in check_coverage(_space(space, changes), trials).lines():
-        print(line)
+    spec = _space(space, changes)
+    for users in spec.inputs.users:
+        for line in check_coverage(spec, trials, users=users).lines():
+            print(line, flush=True)
 
 
 def _space(name_or_path: str, changes: list[str] | None) -> SpaceSpec:
