@@ -27,6 +27,47 @@ def register(app: typer.Typer) -> None:
     app.add_typer(plan_app, name="plan")
     app.add_typer(waits_app, name="waits")
     app.command(name="simulate")(simulate)
+    app.command(name="init")(init)
+
+
+# An experiment to begin with: small, runnable as it is, a word on each line.
+FIRST_EXPERIMENT = """\
+# Do twelve KV slots serve agents that come back after tool calls better than eight?
+name = "{name}"
+backend = "emulator"      # a modelled server on this machine; "attached" measures one of yours: server.url
+time_scale = 4.0          # the emulator runs this many times as fast as the server it models
+replicates = 3            # each with inputs of its own; from three on, differences get intervals
+base_seed = 1
+[workload]                # every key: harness explain workload
+num_sessions = 8          # agents at a time
+wait_cap_s = 10.0         # waits for tools are cut here
+[[condition]]             # the first one is the baseline
+name = "base"
+[[condition]]             # what it changes: harness explain server
+name = "twelve-slots"
+server.kv_slots = 12
+"""
+
+
+def init(
+    name: Annotated[str, typer.Argument(help="Name of the experiment; its file becomes `NAME.toml`.")] = "mine",
+) -> None:
+    """Write a small experiment of your own to begin with, a comment on each line.
+
+    Example: `harness init six-or-eight`
+    """
+    from harness.outputs import write_text
+    from harness.spec import check_name
+
+    path = Path(f"{name}.toml")
+    try:
+        check_name(name)
+    except ValueError as error:
+        raise SpecError(str(error), where="harness init", hint="Use small letters, digits and dashes") from error
+    if path.exists():
+        raise SpecError("is there already", where=str(path), hint="Choose another name: harness init NAME")
+    write_text(path, FIRST_EXPERIMENT.format(name=name))
+    print(f"wrote {path}; next: harness simulate {path}, then harness run {path} --runs runs/{name}")
 
 
 @plan_app.command(name="build")

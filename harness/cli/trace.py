@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from harness.cli.run import RunsOption, sealed_runs
+from harness.cli.run import RunsOption
+from harness.cli.sealed import sealed_runs
 from harness.errors import SpecError
 
 if TYPE_CHECKING:

@@ -17,6 +17,7 @@ from harness.spec.experiment import (
     Treatment,
     WindowSpec,
     experiment_file,
+    experiment_table,
     load_experiment,
     parse_experiment,
 )
@@ -57,6 +58,7 @@ __all__ = [
     "check_name",
     "describe_validation_error",
     "experiment_file",
+    "experiment_table",
     "factors_from_name",
     "factors_text",
     "level_text",
