@@ -341,7 +341,7 @@ def metrics_table(lines: Iterable[bytes]) -> tuple[pa.Table, int, int]:
 
 
 def _samples(body: str) -> Iterator[tuple[str, str, float]]:
-    """Every sample: name, labels in order, value. Scrapes of one server differ in values alone: the rest is read once."""
+    """Every sample: name, labels, value. Scrapes of one server differ in values alone, so that names are read once."""
     # A body may hold bytes that were no UTF-8, kept as lone surrogates: Arrow strings cannot.
     text = body.encode("utf-8", "replace").decode("utf-8")
     lines = [line.rpartition(" ") for line in text.split("\n") if line and not line.startswith("#")]
