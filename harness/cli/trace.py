@@ -123,18 +123,17 @@ def trace_export(
 @trace_app.command(name="perfetto")
 def perfetto(
     experiment: Annotated[str, typer.Argument(help="Name of an experiment with sealed runs.")],
-    run: Annotated[str, typer.Argument(help="One run: condition/replicate.")],
+    run: Annotated[list[str], typer.Argument(help="Runs: condition/replicate, one or several in one file.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The trace file to write (JSON).")],
     runs: RunsOption = Path("runs"),
 ) -> None:
-    """Write one run as a trace for ui.perfetto.dev: sessions as tracks, n and padding as counters.
+    """Write runs as a trace for ui.perfetto.dev: requests and tool waits, every decode step and who was in it.
 
     Example: `harness trace perfetto demo base-waits/0 -o trace.json --runs runs/today`
     """
-    from harness.report import perfetto_trace
+    from harness.report import write_perfetto
 
-    output.write_bytes(perfetto_trace(_run(experiment, run, runs)))
-    print(f"trace: {output}")
+    print(f"trace: {write_perfetto([_run(experiment, one, runs) for one in run], output)}")
 
 
 def _run(experiment: str, run: str, runs: Path) -> SealedRun:
