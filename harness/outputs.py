@@ -5,6 +5,7 @@ A link or a device is never written through nor renamed over. Next: whoever writ
 
 from __future__ import annotations
 
+import os
 import stat
 from pathlib import Path
 
@@ -16,10 +17,19 @@ def check_output(path: Path) -> Path:
     try:
         mode = path.lstat().st_mode
     except OSError:
-        return path  # new, or in a place that the writing itself will refuse with its reason
+        return _check_folder(path)
     if not stat.S_ISREG(mode):
         what = "a link" if stat.S_ISLNK(mode) else "a folder" if stat.S_ISDIR(mode) else "a device or a pipe"
         raise SpecError(f"is {what}, not a file that can be replaced", where=str(path), hint="Name a new file")
+    return path
+
+
+def _check_folder(path: Path) -> Path:
+    """``path`` again when the nearest folder there is above it can be written to."""
+    above = next((folder for folder in path.absolute().parents if os.path.lexists(folder)), path.absolute().parent)
+    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
+        what = "nothing may be written in" if above.is_dir() else "there is no folder"
+        raise SpecError(f"{what} {above}", where=str(path), hint="Name a file in a folder that can be written")
     return path
 
 

@@ -22,6 +22,7 @@ from harness.cli import (
     inputs,
     machine,
     method,
+    power,
     release,
     run,
     search,
@@ -61,6 +62,7 @@ def _options(
 
 run.register(app)
 sweep.register(app)
+power.register(app)
 inputs.register(app)
 explain.register(app)
 trace.register(app)
@@ -79,7 +81,7 @@ release.register(app)
 # Under which heading --help shows each command; what is not named here comes first, under none.
 PANELS = {
     "Run and look": ("run", "sweep", "report", "table", "compare", "runs", "query", "explain"),
-    "Before a run": ("doctor", "simulate", "plan", "waits", "trace", "emulator"),
+    "Before a run": ("init", "doctor", "power", "simulate", "plan", "waits", "trace", "emulator"),
     "Method": ("freeze", "publish", "decide", "analyse", "catalogue", "tables", "signs", "paper-rules", "calibrate"),
     "Search and advice": ("search", "predict", "coverage", "advise"),
     "Records": ("verify", "derive"),

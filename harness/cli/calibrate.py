@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from harness.cli.overrides import override_table
-from harness.cli.run import RunsOption, interruptible, load_engine, sealed_runs
+from harness.cli.run import RunsOption, interruptible, load_engine
+from harness.cli.sealed import sealed_runs
 from harness.errors import ExitCode, SpecError
 from harness.kinds import DEFAULT_BACKEND, KINDS, kind_named
 
@@ -47,7 +48,7 @@ def register(app: typer.Typer) -> None:
 
 
 def calibrate(
-    name: Annotated[str, typer.Argument(help="Name of the cost model; the file becomes <name>-<number>.toml.")],
+    name: Annotated[str, typer.Argument(help="Name of the cost model; the file becomes `NAME-NUMBER.toml`.")],
     backend: Annotated[str, typer.Option(help=f"One of {', '.join(KINDS)}.")] = DEFAULT_BACKEND,
     runs: RunsOption = Path("runs"),
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder of cost models.")] = Path("plans/costs"),

@@ -14,13 +14,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harness.cli.run import RunsOption, sealed_runs
+from harness.cli.compare import TableForm, written
+from harness.cli.run import RunsOption
+from harness.cli.sealed import sealed_runs, store_at
 from harness.errors import SpecError
 from harness.outputs import check_output
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from harness.analysis.method.tabular import ResultTable
     from harness.records import RunStore
 
 
@@ -101,23 +104,10 @@ def _drawn(rows: pa.Table) -> str:
     return said_in_lines(drawn.getvalue().rstrip("\n"))
 
 
-def store_at(runs: Path) -> RunStore:
-    """The sealed runs of a folder; a SpecError that says where others lie when it holds none."""
-    from harness.records import RunStore, layout
-
-    store = RunStore(runs)
-    if next(runs.glob(f"*/*/*/{layout.MANIFEST}"), None) is None:
-        below = sorted({str(path.parents[3]) for path in runs.glob(f"*/*/*/*/{layout.MANIFEST}")})
-        more = f" and {len(below) - 3} more" if len(below) > 3 else ""
-        hint = (
-            f"They lie in {', '.join(below[-3:])}{more}: say --runs {below[-1]}" if below else "Name a folder: --runs"
-        )
-        looked = "no sealed runs in it (looked for EXPERIMENT/CONDITION/REPLICATE)"
-        raise SpecError(looked if runs.is_dir() else "there is no such folder", where=str(runs), hint=hint)
-    return store
-
-
-def list_runs(runs: RunsOption = Path("runs")) -> None:
+def list_runs(
+    runs: RunsOption = Path("runs"),
+    form: Annotated[TableForm, typer.Option("--format", help="How the list is written.")] = TableForm.text,
+) -> None:
     """List sealed runs, valid and invalid, and what lies unfinished beside them.
 
     Example: `harness runs --runs runs/today`
@@ -126,6 +116,9 @@ def list_runs(runs: RunsOption = Path("runs")) -> None:
 
     console = terminal()
     store = store_at(runs)
+    if form is not TableForm.text:
+        print(written(_runs_listed(store), form), end="")
+        return
     for run in store.sealed():
         verdict = "valid" if run.is_valid else f"INVALID: {said('; '.join(run.invalid_reasons))}"
         tries = "".join(f"; repeats {one.folder}, INVALID" for one in run.manifest.earlier_tries)
@@ -137,6 +130,23 @@ def list_runs(runs: RunsOption = Path("runs")) -> None:
         console.print(f"{name}  foreign: the name of no run, not counted", style="dim", highlight=False)
     for folder in store.unsealed():
         console.print(f"{folder.relative_to(runs)}  never sealed, not counted", style="dim", highlight=False)
+
+
+def _runs_listed(store: RunStore) -> ResultTable:
+    from harness.analysis.method.tabular import table_of
+
+    rows = [
+        {
+            **run.key._asdict(),
+            "is_valid": run.is_valid,
+            "invalid_reasons": "; ".join(run.invalid_reasons),
+            "num_earlier_tries": len(run.manifest.earlier_tries),
+            "backend": run.manifest.backend,
+            "folder": str(run.path),
+        }
+        for run in store.sealed()
+    ]
+    return table_of("runs", f"Sealed runs in {store.root}.", rows)
 
 
 def verify(runs: RunsOption = Path("runs")) -> None:

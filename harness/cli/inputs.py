@@ -6,12 +6,18 @@ Writes only the file it is told to. Next: ``harness.plan`` and ``harness.sim``.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from harness.cli.trace import check_trace_format
 from harness.errors import SpecError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from harness.analysis.method.predictions import Predictions
+    from harness.spec import ExperimentSpec
 
 plan_app = typer.Typer(no_args_is_help=True, help="Build, show and check session plans.")
 waits_app = typer.Typer(no_args_is_help=True, help="Look at tool-wait distributions; import TraceLab data.")
@@ -21,6 +27,47 @@ def register(app: typer.Typer) -> None:
     app.add_typer(plan_app, name="plan")
     app.add_typer(waits_app, name="waits")
     app.command(name="simulate")(simulate)
+    app.command(name="init")(init)
+
+
+# An experiment to begin with: small, runnable as it is, a word on each line.
+FIRST_EXPERIMENT = """\
+# Do twelve KV slots serve agents that come back after tool calls better than eight?
+name = "{name}"
+backend = "emulator"      # a modelled server on this machine; "attached" measures one of yours: server.url
+time_scale = 4.0          # the emulator runs this many times as fast as the server it models
+replicates = 3            # each with inputs of its own; from three on, differences get intervals
+base_seed = 1
+[workload]                # every key: harness explain workload
+num_sessions = 8          # agents at a time
+wait_cap_s = 10.0         # waits for tools are cut here
+[[condition]]             # the first one is the baseline
+name = "base"
+[[condition]]             # what it changes: harness explain server
+name = "twelve-slots"
+server.kv_slots = 12
+"""
+
+
+def init(
+    name: Annotated[str, typer.Argument(help="Name of the experiment; its file becomes `NAME.toml`.")] = "mine",
+) -> None:
+    """Write a small experiment of your own to begin with, a comment on each line.
+
+    Example: `harness init six-or-eight`
+    """
+    from harness.outputs import write_text
+    from harness.spec import check_name
+
+    path = Path(f"{name}.toml")
+    try:
+        check_name(name)
+    except ValueError as error:
+        raise SpecError(str(error), where="harness init", hint="Use small letters, digits and dashes") from error
+    if path.exists():
+        raise SpecError("is there already", where=str(path), hint="Choose another name: harness init NAME")
+    write_text(path, FIRST_EXPERIMENT.format(name=name))
+    print(f"wrote {path}; next: harness simulate {path}, then harness run {path} --runs runs/{name}")
 
 
 @plan_app.command(name="build")
@@ -115,8 +162,13 @@ def simulate(
     jsonl: Annotated[
         Path | None, typer.Option("--jsonl", help="One case per line instead of an experiment; `-` for standard input.")
     ] = None,
+    draws: Annotated[
+        int | None, typer.Option(min=1, help="Simulations of each run; 1: one, nominal. Default: the experiment's.")
+    ] = None,
 ) -> None:
     """Predict every run of an experiment in virtual time; or simulate cases, one JSON line each.
+
+    A server is chaotic: figures are means over perturbed draws, with the interval that should hold a measured one.
 
     Example: `harness simulate plans/experiments/demo.toml`
     """
@@ -135,31 +187,59 @@ def simulate(
         return
     if experiment is None:
         raise SpecError("nothing to simulate", hint="Give an experiment file, or --jsonl FILE")
-    _simulate_experiment(experiment)
+    _simulate_experiment(experiment, draws)
 
 
-def _simulate_experiment(path: Path) -> None:
+def _simulate_experiment(path: Path, draws: int | None) -> None:
     from rich.table import Table
 
+    from harness.analysis.method.predictions import drawn_interval
     from harness.cli.words import terminal
     from harness.clock import NS_PER_S
     from harness.experiment import resolve
+    from harness.prereg.predict import predict_experiment
     from harness.runner.experiment import checked
-    from harness.sim import simulate as run_simulation
+    from harness.sim.calibrated import perturbation_of
     from harness.spec import load_experiment
 
     spec = load_experiment(path)
-    rules: dict[str, None] = {}
+    if draws is not None:
+        spec = spec.model_copy(update={"prediction": spec.prediction.model_copy(update={"draws": draws})})
+    planned = checked(resolve(spec))
+    predictions = predict_experiment(planned)
+    console, asked = terminal(), spec.prediction
     table = Table(header_style="bold", box=None, pad_edge=False)
-    for heading in ("run", "device s", "decode s", "prefill s", "W s", "ends s", "cached", "evicted"):
+    interval = [f"{asked.level:.0%} interval"] * (asked.draws > 1)
+    headings = ("run", "device s", *interval, "decode s", "prefill s", "W s", "ends s", "reused", "cached", "evicted")
+    for heading in headings:
         table.add_column(heading, justify="left" if heading == "run" else "right", no_wrap=True)
-    for run in checked(resolve(spec)):
-        result = run_simulation(run.plan, run.server, run.cost_model)
-        rules[run.server.rule_set().name] = None
-        seconds = (result.device_ns, result.decode_ns, result.prefill_ns, result.wait_session_ns, result.end_ns)
-        counts = (str(result.cached_tokens), str(result.num_evictions))
-        table.add_row(run.label, *(f"{ns / NS_PER_S:.3f}" for ns in seconds), *counts)
-    console = terminal()
-    console.print(f"{spec.name}: predicted, in model seconds; W: session seconds others waited for prefills")
-    console.print(f"rules: {', '.join(rules)}")
+    for run in planned:
+        found = predictions[run.condition.name][run.replicate]
+        device = drawn_interval([found], "device_ns")
+        seconds = (found.decode_ns, found.prefill_ns, found.waiting_session_ns, found.end_ns)
+        counts = (f"{found.num_reused}/{found.num_rearrivals}", str(found.cached_tokens), str(found.num_evictions))
+        told = () if device is None else (f"{device.low / NS_PER_S:.3f} - {device.high / NS_PER_S:.3f}",)
+        device_s = f"{found.device_ns / NS_PER_S:.3f}"
+        table.add_row(run.label, device_s, *told, *(f"{ns / NS_PER_S:.3f}" for ns in seconds), *counts)
+    how = f"means of {asked.draws} draws" if asked.draws > 1 else "one simulation of each, without perturbations"
+    console.print(f"{spec.name}: predicted, in model seconds, {how}; W: session seconds others waited for prefills")
+    console.print(f"rules: {', '.join(dict.fromkeys(run.server.rule_set().name for run in planned))}")
+    if asked.draws > 1:
+        for line in dict.fromkeys(perturbation_of(asked, run.cost_file).line() for run in planned):
+            console.print(line)
     console.print(table)
+    _print_ratios(console, spec, predictions)
+
+
+def _print_ratios(console: Console, spec: ExperimentSpec, predictions: Predictions) -> None:
+    """Predicted device time of every condition over its baseline's, all replicates summed."""
+    from harness.analysis.method.predictions import drawn_ratio
+
+    for condition in spec.condition:
+        baseline = spec.baseline_of(condition)
+        if baseline == condition.name:
+            continue
+        own, base = (list(predictions[name].values()) for name in (condition.name, baseline))
+        ratio, drawn = sum(one.device_ns for one in own) / sum(one.device_ns for one in base), drawn_ratio(own, base)
+        told = "" if drawn is None else f", {drawn.level:.0%} of outcomes {drawn.low:.4f} to {drawn.high:.4f}"
+        console.print(f"{condition.name} / {baseline}: {ratio:.4f}{told}")

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from harness.cli.overrides import override_table
-from harness.cli.run import RunsOption, sealed_runs
+from harness.cli.run import RunsOption
+from harness.cli.sealed import sealed_runs
 from harness.errors import RunInvalidError, SpecError
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def freeze(
     from harness.kv_rules import check_rules
     from harness.prereg import FreezeOptions
     from harness.prereg import freeze as freeze_experiment
-    from harness.spec import experiment_file, load_toml, parse_experiment
+    from harness.spec import experiment_file, experiment_table, parse_experiment
 
     if predict_with is not None:
         try:
@@ -85,7 +86,7 @@ def freeze(
             raise SpecError(str(error), where="--predict-with") from error
     overrides = [*(changes or []), *([f"base_seed={seed}"] if seed is not None else [])]
     experiment = experiment_file(experiment)
-    spec = parse_experiment(override_table(load_toml(experiment), overrides), where=str(experiment))
+    spec = parse_experiment(override_table(experiment_table(experiment), overrides), where=str(experiment))
     options: Any = {
         "folder": folder,
         "rules": tuple(rules or ()),
@@ -185,7 +186,7 @@ def _show(decisions: Sequence[Decision], standing: str, num_invalid: int, *, is_
 def publish(
     experiment: Annotated[str, typer.Argument(help="Name of a frozen experiment; with --check, an archive.")],
     runs: RunsOption = Path("runs"),
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Default: <experiment>.zip")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Default: `EXPERIMENT.zip`")] = None,
     repository: RepositoryOption = None,
     sign_key: Annotated[Path | None, typer.Option("--sign-key", help="SSH key that signs the checksums.")] = None,
     check: Annotated[bool, typer.Option("--check", help="Check an archive, by what is in it alone.")] = False,
@@ -279,13 +280,13 @@ def catalogue(
 
     Example: `harness catalogue --run --backend sim --runs runs/catalogue`
     """
-    from harness.spec import load_toml, parse_experiment
+    from harness.spec import experiment_table, parse_experiment
 
     extra = [*(changes or []), *([f"replicates={replicates}"] if replicates is not None else [])]
     extra += [f'backend="{backend}"'] if perform else []
     num_invalid = 0
     for path in _catalogue_files(only or []):
-        spec = parse_experiment(override_table(load_toml(path), extra), where=str(path))
+        spec = parse_experiment(override_table(experiment_table(path), extra), where=str(path))
         if perform:
             num_invalid += _perform(spec, runs / backend, str(path), resume=resume)
             continue

@@ -13,12 +13,13 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harness.cli.compare import TableForm
+from harness.cli.compare import TableForm, written
 from harness.cli.overrides import override_table
+from harness.cli.sealed import sealed_runs
 from harness.errors import ExitCode, SpecError
 from harness.kinds import kind_named
 from harness.outputs import check_output
@@ -59,7 +60,7 @@ def run(
         Path | None, typer.Option("--confirmatory", help="Frozen file to run by (see `harness freeze`).")
     ] = None,
     report_path: Annotated[
-        Path | None, typer.Option("--report", help="Where the HTML report goes. Default: <runs>/<experiment>.html")
+        Path | None, typer.Option("--report", help="Where the HTML report goes. Default: `RUNS/EXPERIMENT.html`")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue: perform only what is not sealed yet.")] = False,
     retry_invalid: Annotated[
@@ -75,6 +76,9 @@ def run(
         typer.Option("--until", help="`decided`: block by block, until the rule in [stop] has its answer."),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, show the runs, start nothing.")] = False,
+    form: Annotated[
+        TableForm, typer.Option("--format", help="How the result is written; all else then goes to standard error.")
+    ] = TableForm.text,
 ) -> None:
     """Run an experiment: conditions x replicates, each on a freshly started server; then write the report.
 
@@ -94,7 +98,7 @@ def run(
         spec = _until_decided(spec, source, replicates)
     page = check_output(report_path or runs / f"{spec.name}.html")
     if dry_run:
-        _show_order(terminal(), spec)
+        _show_order(terminal(), spec, runs, resume=resume, retry_invalid=retry_invalid, ticket=ticket)
         return
     perform(
         spec,
@@ -105,6 +109,7 @@ def run(
         resume=resume,
         retry_invalid=retry_invalid,
         until=until is not None,
+        form=form,
     )
 
 
@@ -119,6 +124,7 @@ def perform(
     retry_invalid: bool = False,
     until: bool = False,
     again: str = "",
+    form: TableForm = TableForm.text,
 ) -> None:
     """Run what ``spec`` plans, showing progress, write its report and leave with the outcome's exit code.
 
@@ -129,7 +135,7 @@ def perform(
     from harness.cli.words import terminal
     from harness.runner import StopFlag, run_experiment
 
-    console = terminal()
+    console = terminal(is_error=form is not TableForm.text)
     page = check_output(page or runs / f"{spec.name}.html")
     load_engine(console, with_client=not kind_named(spec.backend).is_virtual and spec.client.name == "epoll")
     stop = StopFlag()
@@ -149,6 +155,8 @@ def perform(
     again += " --until decided" if until else ""
     if outcome.runs:
         _conclude(console, outcome.runs, page, spec.title or spec.name)
+        if form is not TableForm.text:
+            print(_conditions_written(outcome.runs, form), end="")
     raise typer.Exit(int(_exit_code(console, outcome, again, runs)))
 
 
@@ -176,13 +184,13 @@ def _what_to_run(
     experiment: Path | None, confirmatory: Path | None, changes: list[str], runs: Path
 ) -> tuple[ExperimentSpec, Path, Ticket | None]:
     """The experiment, the file it comes from, and the ticket of a confirmatory run."""
-    from harness.spec import experiment_file, load_toml, parse_experiment
+    from harness.spec import experiment_file, experiment_table, parse_experiment
 
     if confirmatory is None:
         if experiment is None:
             raise SpecError("no experiment was named", where="harness run", hint="Give an experiment file (TOML)")
         path = experiment_file(experiment)
-        return parse_experiment(override_table(load_toml(path), changes), where=str(path)), path, None
+        return parse_experiment(override_table(experiment_table(path), changes), where=str(path)), path, None
     from harness.prereg import ticket_for
 
     if experiment is not None or changes:
@@ -198,7 +206,7 @@ def _what_to_run(
 def report(
     experiment: Annotated[str, typer.Argument(help="Name of an experiment with sealed runs.")],
     runs: RunsOption = Path("runs"),
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Default: <runs>/<experiment>.html")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Default: `RUNS/EXPERIMENT.html`")] = None,
 ) -> None:
     """Write the HTML report of an experiment from its sealed runs.
 
@@ -223,33 +231,28 @@ def table(
     Example: `harness table demo --runs runs/today --serving`
     """
     from harness.analysis import summarise
-    from harness.analysis.method.tabular import table_of
-    from harness.cli.compare import written
     from harness.cli.words import terminal
-    from harness.kinds import origin_note
     from harness.report import conditions_table, serving_table, serving_tables
 
-    out, summary = terminal(), summarise(sealed_runs(runs, experiment))
+    sealed = sealed_runs(runs, experiment)
     if form is not TableForm.text:
-        rows = (summary.serving_to_arrow() if serving else summary.to_arrow()).to_pylist()
-        print(written(table_of(experiment, origin_note(summary.backend), rows), form), end="")
+        print(_conditions_written(sealed, form, serving=serving), end="")
         return
+    out, summary = terminal(), summarise(sealed)
     for shown in serving_tables(summary) if serving else [conditions_table(summary, out.width), serving_table(summary)]:
         out.print(shown)
         out.print()
 
 
-def sealed_runs(runs: Path, experiment: str) -> list[SealedRun]:
-    """The sealed runs of one experiment; a SpecError that names what is there when there are none."""
-    from harness.records import RunStore
+def _conditions_written(sealed: Sequence[SealedRun], form: TableForm, *, serving: bool = False) -> str:
+    """A row per condition, or the serving figures, as a file of that form holds them."""
+    from harness.analysis import summarise
+    from harness.analysis.method.tabular import table_of
+    from harness.kinds import origin_note
 
-    store = RunStore(runs)
-    sealed = list(store.sealed(experiment))
-    if not sealed:
-        known = sorted({run.experiment for run in store.sealed()})
-        hint = f"Experiments there: {', '.join(known)}" if known else "Run one first: harness run <file.toml>"
-        raise SpecError(f"no sealed runs of experiment {experiment!r}", where=str(runs), hint=hint)
-    return sealed
+    summary = summarise(sealed)
+    rows = (summary.serving_to_arrow() if serving else summary.to_arrow()).to_pylist()
+    return written(table_of(summary.experiment, origin_note(summary.backend), rows), form)
 
 
 def _conclude(console: Console, sealed: Sequence[SealedRun], path: Path, title: str | None) -> None:
@@ -260,8 +263,8 @@ def _conclude(console: Console, sealed: Sequence[SealedRun], path: Path, title: 
     for shown in (conditions_table(summary, console.width), serving_table(summary)):
         console.print()
         console.print(shown)
-    written = write_report(sealed, path, title=title, results=_results(sealed))
-    console.print(f"report: {written}", highlight=False, soft_wrap=True)
+    page = write_report(sealed, path, title=title, results=_results(sealed))
+    console.print(f"report: {page}", highlight=False, soft_wrap=True)
 
 
 def _results(sealed: Sequence[SealedRun]) -> Results:
@@ -335,23 +338,27 @@ def load_engine(console: Console, *, with_client: bool = False) -> None:
             beside.wait()
 
 
-def _show_order(console: Console, spec: Any) -> None:
+def _show_order(
+    console: Console, spec: ExperimentSpec, runs: Path, *, resume: bool, retry_invalid: bool, ticket: Ticket | None
+) -> None:
+    """The runs in their order; what is refused or left out now is refused or left out by the run itself."""
     from rich.table import Table
 
     from harness.cli.progress import format_duration
-    from harness.experiment import resolve
-    from harness.runner.experiment import check_hosts, checked, predicted_replay_s
+    from harness.runner.experiment import check_hosts, predicted_replay_s, what_to_do
 
-    planned = checked(resolve(spec))
-    check_hosts(planned)
+    planned, todo, _ = what_to_do(spec, runs, resume=resume, retry_invalid=retry_invalid, ticket=ticket)
+    check_hosts(todo)
     table = Table(header_style="bold", box=None, pad_edge=False)
     for heading in ("run", "plan", "requests", "buckets", "replay"):
         table.add_column(heading, justify="right" if heading in ("requests", "replay") else "left", overflow="fold")
-    for run in planned:
+    for run in todo:
         buckets = ",".join(str(bucket) for bucket in run.server.decode_buckets)
         took = format_duration(predicted_replay_s(run))
         table.add_row(run.label, run.plan.hash[:12], str(run.plan.num_requests), f"{{{buckets}}}", took)
     console.print(table)
+    if num_sealed := len(planned) - len(todo):
+        console.print(f"{num_sealed} more are sealed already")
 
 
 @contextmanager

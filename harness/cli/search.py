@@ -134,7 +134,7 @@ def advise(
     Example: `harness advise demo --runs runs -o runs/advice`
     """
     from harness.advise import advise as run_advice
-    from harness.cli.run import sealed_runs
+    from harness.cli.sealed import sealed_runs
 
     advice = run_advice(
         sealed_runs(runs, experiment), output, condition=condition, space=_space(space, None) if space else None
@@ -170,8 +170,13 @@ def coverage(
     Example: `harness coverage paper --trials 100 --set rules=vendor-0.11.1`
     """
     from harness.advise.coverage import check_coverage
+    from harness.kv_rules import NEWEST_STABLE, rule_set
 
-    for line in check_coverage(_space(space, changes), trials).lines():
+    asked = _space(space, changes)
+    if not rule_set(asked.rules).has_inner_blocks and not any(change.startswith("rules=") for change in changes or []):
+        print(f"rules: {NEWEST_STABLE}, since the emulator does not run those of the space ({asked.rules})")
+        asked = asked.model_copy(update={"rules": NEWEST_STABLE})
+    for line in check_coverage(asked, trials).lines():
         print(line)
 
 

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from harness.errors import SpecError
+
 if TYPE_CHECKING:
     from harness.live.compile import Exporter
 
@@ -132,10 +134,10 @@ def patch_check(
     from harness.live.patches.check import paired_spec
     from harness.runner import StopFlag
     from harness.runner.paired import run_paired
-    from harness.spec import load_toml, parse_experiment
+    from harness.spec import experiment_table, parse_experiment
 
     console = terminal()
-    table = override_table(load_toml(experiment), [*real_server_changes(backend), *(changes or [])])
+    table = override_table(experiment_table(experiment), [*real_server_changes(backend), *(changes or [])])
     spec = paired_spec(parse_experiment(table, where=str(experiment)), backend)
     load_engine(console)
     stop = StopFlag()
@@ -164,7 +166,12 @@ def compile_model(
     from harness.live.compile import compile_artifact, list_artifacts, load_compile_spec, registered_artifact
 
     if spec is None:
-        for folder, record in list_artifacts(root):
+        found = list_artifacts(root)
+        if not found:
+            raise SpecError(
+                "no artifacts there", where=str(root), hint="Name what to compile: harness compile FILE.toml"
+            )
+        for folder, record in found:
             if check:
                 registered_artifact(folder, check_hashes=True)
             versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items())

@@ -40,13 +40,13 @@ def sweep(
 
     Example: `harness sweep demo --over workload.num_sessions=2,4,8 --backend sim --runs runs/sweep`
     """
-    from harness.spec import experiment_file, load_toml, parse_experiment
+    from harness.spec import experiment_file, experiment_table, parse_experiment
 
     path = experiment_file(experiment)
     extra = [*real_server_changes(backend), *(changes or [])]
     extra += [f'backend="{backend}"'] if backend is not None else []
     extra += [f"replicates={replicates}"] if replicates is not None else []
-    table = swept_table(override_table(load_toml(path), extra), over)
+    table = swept_table(override_table(experiment_table(path), extra), over)
     spec = parse_experiment(table, where=f"{path} --over {over}")
     asked = "".join(f" --set {shlex.quote(change)}" for change in changes or [])
     asked += (f" --backend {backend}" if backend else "") + (f" --replicates {replicates}" if replicates else "")

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from harness.cli.run import RunsOption, sealed_runs
+from harness.cli.run import RunsOption
+from harness.cli.sealed import sealed_runs
 from harness.errors import SpecError
-from harness.plan.files import write_atomic
 
 if TYPE_CHECKING:
     from harness.records import SealedRun
@@ -118,6 +118,7 @@ def trace_export(
 
     Example: `harness trace export agents slots8/0 --format otel -o spans.json --runs runs/today`
     """
+    from harness.plan.files import write_atomic
     from harness.report.trace_export import export_trace
 
     write_atomic(output, iter([export_trace(_run(experiment, run, runs), form)]), what="the trace")
@@ -127,18 +128,17 @@ def trace_export(
 @trace_app.command(name="perfetto")
 def perfetto(
     experiment: Annotated[str, typer.Argument(help="Name of an experiment with sealed runs.")],
-    run: Annotated[str, typer.Argument(help="One run: condition/replicate.")],
+    run: Annotated[list[str], typer.Argument(help="Runs: condition/replicate, one or several in one file.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The trace file to write (JSON).")],
     runs: RunsOption = Path("runs"),
 ) -> None:
-    """Write one run as a trace for ui.perfetto.dev: sessions as tracks, n and padding as counters.
+    """Write runs as a trace for ui.perfetto.dev: requests and tool waits, every decode step and who was in it.
 
     Example: `harness trace perfetto demo base-waits/0 -o trace.json --runs runs/today`
     """
-    from harness.report import perfetto_trace
+    from harness.report import write_perfetto
 
-    write_atomic(output, iter([perfetto_trace(_run(experiment, run, runs))]), what="the trace")
-    print(f"trace: {output}")
+    print(f"trace: {write_perfetto([_run(experiment, one, runs) for one in run], output)}")
 
 
 def _show_what_fits(trace: str, max_context: int, scale: str) -> None:

@@ -20,11 +20,12 @@ MAX_CHARS = 4_000
 PIPE_WIDTH = 200
 
 
-def terminal() -> Console:
-    """Standard output as rich writes on it; lines fold at a terminal's width and nowhere else."""
+def terminal(*, is_error: bool = False) -> Console:
+    """Standard output, or error, as rich writes on it; lines fold at a terminal's width and nowhere else."""
     from rich.console import Console
 
-    return Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPE_WIDTH)
+    stream = sys.stderr if is_error else sys.stdout
+    return Console(width=None if stream.isatty() or "COLUMNS" in os.environ else PIPE_WIDTH, stderr=is_error)
 
 
 def said_in_lines(text: str) -> str:

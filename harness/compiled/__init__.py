@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, cast
 
 from harness.compiled.door import SUFFIX, Door, Inner
+from harness.compiled.records import IS_PLAIN_PYTHON
 
 _ROOT = Path(__file__).resolve().parents[2]
 _IMPORT = re.compile(r"^ *from (harness[.\w]*) import (\([^)]*\)|[^\n(]*)", re.MULTILINE)
@@ -28,18 +29,17 @@ Result = TypeVar("Result")
 # Arrays are owned by the caller for the whole call: counting references in the inner loops made them 4x slower. Nothing
 # divides by what may be zero, so nothing checks for it.
 OPTIONS: Mapping[str, Any] = {"nogil": True, "_nrt": False, "error_model": "numpy"}
-_IS_PLAIN_PYTHON = os.environ.get("NUMBA_DISABLE_JIT", "0") not in ("", "0")
 
 
 def compiled(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
     """Compile a function that Python calls, on its first call, and keep the machine code for later processes."""
     door = Door(function, OPTIONS, cache_folder(function.__code__.co_filename))
-    return function if _IS_PLAIN_PYTHON else cast("Callable[Parameters, Result]", door)
+    return function if IS_PLAIN_PYTHON else cast("Callable[Parameters, Result]", door)
 
 
 def inner(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
     """Compile a function that only compiled functions call; made into machine code only as a part of those."""
-    return function if _IS_PLAIN_PYTHON else cast("Callable[Parameters, Result]", Inner(function, OPTIONS))
+    return function if IS_PLAIN_PYTHON else cast("Callable[Parameters, Result]", Inner(function, OPTIONS))
 
 
 def has_machine_code(source: str) -> bool:

@@ -8,12 +8,15 @@ as ``table[place].field``. Nothing is computed here. Next: ``harness.engine.stat
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Sequence
 from typing import Any, Protocol, TypeVar, cast, overload
 
 import numpy as np
 import numpy.typing as npt
 
+IS_PLAIN_PYTHON = os.environ.get("NUMBA_DISABLE_JIT", "0") not in ("", "0")
+"""Nothing is compiled: the same functions run in the interpreter, slowly, with every index checked."""
 IntArray = npt.NDArray[np.int64]
 Record = TypeVar("Record")
 
@@ -52,7 +55,8 @@ def record_dtype(record: type) -> np.dtype[np.void]:
 
 def new_records(record: type[Record], count: int) -> Records[Record]:
     """``count`` records of zeros."""
-    return cast("Records[Record]", np.zeros(count, dtype=record_dtype(record)))
+    records = np.zeros(count, dtype=record_dtype(record))
+    return cast("Records[Record]", records.view(np.recarray) if IS_PLAIN_PYTHON else records)
 
 
 def by_name(record: type[Record], records: npt.NDArray[Any]) -> Sequence[Record]:

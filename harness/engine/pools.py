@@ -46,7 +46,7 @@ def table_delete(state: EngineState, place: int) -> None:
     hole = place
     walk = (place + 1) & mask
     while state.holders[walk].newest != 0:
-        home = table_home(int(state.holders[walk].key), mask)
+        home = table_home(state.holders[walk].key, mask)
         # The entry may move into the hole unless its home lies cyclically after the hole.
         if ((walk - home) & mask) >= ((walk - hole) & mask):
             state.holders[hole].key = state.holders[walk].key

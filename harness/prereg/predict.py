@@ -1,71 +1,100 @@
-"""Predictions of every planned run, from the simulator, before anything is measured.
+"""Predictions of every planned run, from the simulator, before anything is measured: means over perturbed draws.
 
-The same plan and server give the same prediction on every machine. Nothing is compared here.
+The same plan, server and perturbation give the same prediction on every machine. Nothing is compared here.
 Next: ``freeze`` writes them down; ``harness decide`` compares them with sealed runs.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Sequence
 
-import pyarrow as pa
+import numpy as np
 
-from harness.analysis import rearrivals
-from harness.analysis.method.predictions import Prediction, Predictions
-from harness.engine import CostModel
-from harness.experiment import PlannedRuns
+from harness.analysis.method.predictions import DrawnFigures, Prediction, Predictions
+from harness.compiled.records import IntArray
+from harness.engine import CostModel, EngineConfig
+from harness.experiment import PlannedRun, PlannedRuns
 from harness.plan import Plan
 from harness.records import SealedRun
-from harness.sim import SimResult, simulate
+from harness.sim.calibrated import Perturbation, perturbation_of
+from harness.sim.draws import draw, run_draws
+from harness.sim.kernel.arrays import Outcome, PlanArrays
+from harness.sim.simulate import plan_arrays, run_batch
 from harness.spec import RulesName, ServerSpec
+
+MOST_REQUESTS = 500_000
+"""Of all draws that are simulated in one call: more would take the memory of a long trace too often."""
 
 
 def predict(
-    plan: Plan, server: ServerSpec, rules: RulesName | None = None, cost_model: CostModel | None = None
+    plan: Plan,
+    server: ServerSpec,
+    cost_model: CostModel,
+    *,
+    rules: RulesName | None = None,
+    perturbation: Perturbation | None = None,
+    num_draws: int = 1,
+    role: str = "",
 ) -> Prediction:
     """One run. rules: the KV rules to predict with; default, those the server is said to follow.
 
-    cost_model: default, the file that the server names.
+    perturbation, num_draws: the draws that are averaged; a single one, or no perturbation: the nominal simulation.
+    role: names the run, whose draws have a jitter of their own.
     """
-    asked = server if rules is None else server.model_copy(update={"rules": rules})
-    return _prediction(plan, asked, simulate(plan, asked, cost_model))
-
-
-def _prediction(plan: Plan, server: ServerSpec, result: SimResult) -> Prediction:
-    buckets = server.decode_buckets
-    bucket_slots = sum(
-        count * buckets[bisect_left(buckets, n)] for n, count in enumerate(result.decode_histogram) if n and count
-    )
-    used_slots = sum(n * count for n, count in enumerate(result.decode_histogram))
-    again = rearrivals(_as_answered(result.requests), plan)
-    return Prediction(
-        device_ns=result.device_ns,
-        decode_ns=result.decode_ns,
-        prefill_ns=result.prefill_ns,
-        waiting_session_ns=result.wait_session_ns,
-        end_ns=result.end_ns,
-        num_decode_steps=result.num_decode_steps,
-        padded_slots=bucket_slots - used_slots,
-        bucket_slots=bucket_slots,
-        num_rearrivals=len(again),
-        num_reused=sum(one.is_reused for one in again),
-        cached_tokens=result.cached_tokens,
-        computed_tokens=result.computed_tokens,
-        num_evictions=result.num_evictions,
-        filled_in_buckets=result.filled_in_buckets,
+    config = EngineConfig.from_server(server if rules is None else server.model_copy(update={"rules": rules}))
+    arrays = plan_arrays([plan])
+    filled_in = cost_model.filled_in_buckets(config.decode_buckets)
+    if perturbation is None or num_draws == 1:
+        figures = _figures(arrays, config, run_batch(arrays, config, cost_model))
+        return Prediction.model_validate(
+            {name: int(values[0]) for name, values in figures.items()} | {"filled_in_buckets": filled_in}
+        )
+    uncertainty = perturbation.uncertainty
+    at_once = max(MOST_REQUESTS // plan.num_requests, 1)
+    parts = [
+        _figures(arrays, config, run_draws(draw(arrays, config, cost_model, uncertainty, numbers, role=role), config))
+        for numbers in (range(first, min(first + at_once, num_draws)) for first in range(0, num_draws, at_once))
+    ]
+    figures = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    means = {name: round(float(values.mean())) for name, values in figures.items()}
+    return Prediction.model_validate(
+        means
+        | {
+            "device_ns": means["decode_ns"] + means["prefill_ns"],
+            "filled_in_buckets": filled_in,
+            "draws": {name: figures[name].tolist() for name in DrawnFigures.model_fields},
+            "level": uncertainty.level,
+        }
     )
 
 
-def _as_answered(requests: pa.Table) -> pa.Table:
-    return requests.select(["session", "request", "prompt_tokens", "cached_tokens"])
+def _figures(arrays: PlanArrays, config: EngineConfig, outcome: Outcome) -> dict[str, IntArray]:
+    """Figures of a prediction for each of several simulations of one plan, by name."""
+    totals = outcome.totals
+    number = np.arange(config.max_num_seqs + 1)
+    buckets = np.array([0, *(config.bucket_of(num_seqs) for num_seqs in number[1:])])
+    session = arrays.requests["session"]
+    is_first = np.arange(len(session)) == arrays.sessions["first_request"][session]
+    is_again = ~is_first | (arrays.sessions["continues"][session] >= 0)
+    is_reused = outcome.requests["cached_tokens"].reshape(len(totals), -1)[:, is_again] > 0
+    same = {
+        "waiting_session_ns": "wait_ns", "num_decode_steps": "decode_steps", "num_evictions": "evictions",
+        **{name: name for name in ("decode_ns", "prefill_ns", "end_ns", "cached_tokens", "computed_tokens")},
+    }  # fmt: skip
+    return {
+        "device_ns": totals["decode_ns"] + totals["prefill_ns"],
+        "padded_slots": outcome.histogram @ (buckets - number),
+        "bucket_slots": outcome.histogram @ buckets,
+        "num_rearrivals": np.full(len(totals), is_again.sum()),
+        "num_reused": is_reused.sum(axis=1),
+        **{name: totals[field] for name, field in same.items()},
+    }
 
 
 def predict_experiment(planned: PlannedRuns, rules: RulesName | None = None) -> dict[str, dict[int, Prediction]]:
-    """Every planned run of an experiment, by condition and replicate."""
+    """Every planned run of an experiment, by condition and replicate, over the draws that it asks for."""
     return {
-        name: {run.replicate: predict(run.plan, run.server, rules, run.cost_model) for run in runs}
-        for name, runs in planned.by_condition.items()
+        name: {run.replicate: predict_run(run, rules) for run in runs} for name, runs in planned.by_condition.items()
     }
 
 
@@ -73,5 +102,19 @@ def predict_runs(runs: Sequence[SealedRun], rules: RulesName | None = None) -> P
     """Predictions of runs that were sealed without any: from the plan that lies in each."""
     found: dict[str, dict[int, Prediction]] = {}
     for run in runs:
-        found.setdefault(run.condition, {})[run.replicate] = predict(run.plan, run.server, rules, run.cost_model)
+        found.setdefault(run.condition, {})[run.replicate] = predict_run(run, rules)
     return found
+
+
+def predict_run(run: PlannedRun | SealedRun, rules: RulesName | None = None) -> Prediction:
+    """One run, planned or sealed, over the draws that its experiment asks for."""
+    asked = run.spec.prediction
+    return predict(
+        run.plan,
+        run.server,
+        run.cost_model,
+        rules=rules,
+        perturbation=perturbation_of(asked, run.cost_file) if asked.draws > 1 else None,
+        num_draws=asked.draws,
+        role=run.label,
+    )

@@ -16,11 +16,15 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from harness.clock import utc_now
 from harness.errors import RecordsError
 from harness.records.manifest import FileEntry
 
 COPY_BYTES = 1 << 20
 UNFINISHED = ".tmp"
+_CODEC = "zstd"
+_TICK_NS = 50_000_000
+"""File systems stamp a change by the kernel's tick (1 to 10 ms): two changes this close may share a stamp."""
 
 
 @contextmanager
@@ -44,7 +48,7 @@ def write_parquet(table: pa.Table, path: Path) -> Path:
     with disk_errors(path):
         path.parent.mkdir(exist_ok=True)
         try:
-            pq.write_table(table, temporary, compression="zstd")
+            pq.write_table(table, temporary, compression=_CODEC)
             sync_file(temporary)
             temporary.replace(path)
         except BaseException:
@@ -52,6 +56,16 @@ def write_parquet(table: pa.Table, path: Path) -> Path:
             raise
         sync_folder(path.parent)
     return path
+
+
+def is_as_written_here(path: Path, table: pa.Table) -> bool:
+    """Whether a file that holds ``table`` is, byte for byte, what ``write_parquet`` makes of it.
+
+    A flipped bit may change no value: it lies in a page's head or in the file's foot.
+    """
+    repeated = pa.BufferOutputStream()
+    pq.write_table(table, repeated, compression=_CODEC)
+    return path.read_bytes() == repeated.getvalue().to_pybytes()
 
 
 def is_unfinished(path: Path) -> bool:
@@ -84,7 +98,10 @@ def known_entry(path: Path) -> FileEntry:
     # The change time too: it moves when somebody sets the modification time back.
     key = (str(path), facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns)
     if key not in _ENTRIES:
-        _ENTRIES[key] = file_entry(path)
+        entry = file_entry(path)
+        if utc_now().timestamp() * 1e9 - facts.st_ctime_ns < _TICK_NS:
+            return entry
+        _ENTRIES[key] = entry
     return _ENTRIES[key]
 
 

@@ -21,7 +21,7 @@ from pydantic import BaseModel, ValidationError
 from harness.errors import PlanError, RecordsError
 from harness.kv_rules import AUTO, rule_set
 from harness.records import layout, schema
-from harness.records.disk import is_unfinished, known_entry
+from harness.records.disk import is_as_written_here, is_unfinished, known_entry
 from harness.records.facts import ClientAudit, LaunchReport
 from harness.records.manifest import Manifest
 from harness.spec import ClientSpec, ConditionSpec, ExperimentSpec, LimitsSpec, ServerSpec, WorkloadSpec
@@ -143,15 +143,21 @@ class SealedRun:
         except PlanError:
             return None
 
-    @cached_property
-    def cost_model(self) -> CostModel:
-        """What prices channel A: the copy that lies in the run; runs older than such copies, the file of that name."""
-        from harness.engine import load_cost_model
+    @property
+    def cost_file(self) -> Path:
+        """The copy of the cost file that lies in the run; of runs older than such copies, the file of that name."""
+        from harness.engine.cost import find_cost_file
 
         is_kept = layout.COST_MODEL in self.manifest.files
-        return load_cost_model(
-            self.file(layout.COST_MODEL) if is_kept else str(self.manifest.server_spec.get("cost_model", "paper"))
-        )
+        name = str(self.manifest.server_spec.get("cost_model", "paper"))
+        return self.file(layout.COST_MODEL) if is_kept else find_cost_file(name)
+
+    @cached_property
+    def cost_model(self) -> CostModel:
+        """What prices channel A."""
+        from harness.engine import load_cost_model
+
+        return load_cost_model(self.cost_file)
 
     def group_sessions(self) -> dict[str, range]:
         """Session indices of every named group, in order; one group "all" when the workload has none."""
@@ -183,10 +189,12 @@ class SealedRun:
             path = self.file(within)
             return path if within in self.manifest.files else None
         path = self.path / within
-        # Another Parquet writer rebuilt it, or the run is older than the hash of the file: then its content tells.
-        is_same_file = self._hash_of(path, _REBUILD) == derived.file_sha256
-        if not is_same_file and schema.content_sha256(self._parquet(path)) != derived.content_sha256:
-            raise damaged(path, "differs from what was sealed", hint=_REBUILD)
+        if self._hash_of(path, _REBUILD) != derived.file_sha256:
+            # Rebuilt here by another Parquet writer, or sealed before files were hashed: then its content tells.
+            table = self._parquet(path)
+            is_rebuilt = not derived.file_sha256 or is_as_written_here(path, table)
+            if schema.content_sha256(table) != derived.content_sha256 or not is_rebuilt:
+                raise damaged(path, "differs from what was sealed", hint=_REBUILD)
         return path
 
     def table(self, name: str) -> pa.Table:

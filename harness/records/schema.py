@@ -10,9 +10,13 @@ from __future__ import annotations
 import hashlib
 import json
 
+import numpy as np
 import pyarrow as pa
 
 from harness.errors import RecordsError
+
+# Loaded before Arrow loads it: where address space is short, its OpenBLAS would wait for ever.
+del np
 
 SCHEMA_VERSION = 3
 # From this version on a manifest carries a hash of itself.

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from harness.records import Manifest, SealedRun
+from harness.spec.workload import strange_keys
 
 Facts = tuple[str, tuple[tuple[str, str], ...]]
 # Long, or different in every run by nature, or shown elsewhere on the page.
@@ -28,7 +29,7 @@ def gather_facts(runs: Sequence[SealedRun]) -> tuple[Facts, ...]:
     experiments = [_part(manifest, "experiment") for manifest in manifests]
     groups: list[tuple[str, list[Mapping[str, Any]]]] = [
         ("Experiment", [_scalars(experiment) for experiment in experiments]),
-        ("Workload", [_part(manifest, "workload") for manifest in manifests]),
+        ("Workload", [_workload(manifest) for manifest in manifests]),
         ("Plans", [_plans(runs)]),
         ("Server, before a condition changes it", [_part(manifest, "server", inner=True) for manifest in manifests]),
         ("Client", [_part(manifest, "client") for manifest in manifests]),
@@ -42,6 +43,13 @@ def gather_facts(runs: Sequence[SealedRun]) -> tuple[Facts, ...]:
     ]
     facts = [(name, _shared_pairs(tables)) for name, tables in groups]
     return tuple((name, pairs) for name, pairs in facts if pairs)
+
+
+def _workload(manifest: Manifest) -> Mapping[str, Any]:
+    """What was asked for, without the keys that mean nothing for its source."""
+    asked = _part(manifest, "workload")
+    strange = strange_keys(str(asked.get("source", "")))
+    return {name: value for name, value in asked.items() if name not in strange}
 
 
 def _standing(manifest: Manifest) -> Mapping[str, Any]:

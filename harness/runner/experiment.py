@@ -141,10 +141,7 @@ def run_experiment(
     """
     stop, store = stop or StopFlag(), RunStore(Path(runs_root))
     spec = spec.until_decided(spec_source) if until_decided else spec
-    # A ticket was given for runs that are resolved already.
-    planned = checked(ticket.planned if ticket is not None and ticket.planned.spec == spec else resolve(spec))
-    again = _to_repeat(store, planned, ticket) if retry_invalid else {}
-    todo = _missing(store, planned, resume=resume, ticket=ticket, again=again)
+    planned, todo, again = what_to_do(spec, store.root, resume=resume, retry_invalid=retry_invalid, ticket=ticket)
     if ticket is not None:
         ticket.ledger.admit(todo, store.sealed(spec.name))
     num_kept = len(planned) - len(todo)
@@ -197,6 +194,20 @@ def _watch(store: RunStore, planned: PlannedRuns, again: Mapping[RunKey, SealedR
     sealed = [run for run in store.sealed(planned.spec.name) if run.key in keys]
     rule = declared_rule(planned.spec, sealed)
     return Watch(planned.spec, rule, (run for run in sealed if run.key not in again))
+
+
+def what_to_do(
+    spec: ExperimentSpec, runs_root: Path, *, resume: bool, retry_invalid: bool, ticket: Ticket | None
+) -> tuple[PlannedRuns, list[PlannedRun], Mapping[RunKey, SealedRun]]:
+    """All runs of an experiment, those to perform now, and the INVALID ones that some of these repeat.
+
+    Raises SpecError where ``run_experiment`` would, before anything is written.
+    """
+    store = RunStore(runs_root)
+    # A ticket was given for runs that are resolved already.
+    planned = checked(ticket.planned if ticket is not None and ticket.planned.spec == spec else resolve(spec))
+    again = _to_repeat(store, planned, ticket) if retry_invalid else {}
+    return planned, _missing(store, planned, resume=resume, ticket=ticket, again=again), again
 
 
 def _to_repeat(store: RunStore, planned: PlannedRuns, ticket: Ticket | None) -> dict[RunKey, SealedRun]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any, cast
@@ -18,7 +19,7 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError, model_valid
 from harness.engine.cost import find_cost_file
 from harness.errors import SpecError
 from harness.sim.search.space import UncertaintySpec
-from harness.spec import load_toml
+from harness.spec import PredictionSpec, load_toml
 
 # A file of format 1 holds an interval as a line: "[9.86, 9.88] 95% percentile bootstrap; 40 blocks, ...".
 _FORMAT_1 = re.compile(r"\[(?P<low>[-+.\de]+), (?P<high>[-+.\de]+)\] (?P<percent>[\d.]+)%")
@@ -42,14 +43,54 @@ class StoredInterval(BaseModel):
         return (self.high - self.low) / 2 / NormalDist().inv_cdf((1 + self.level) / 2) / value
 
 
-def calibrated_uncertainty(given: UncertaintySpec, cost_model: str) -> UncertaintySpec:
+FIELDS = {
+    "start_ms": "start_jitter_ms",
+    "lag_ms": "rearrival_lag_ms",
+    "step_sd": "step_relative",
+    "decode_sd": "decode_relative",
+    "bucket_sd": "bucket_relative",
+    "prefill_sd": "prefill_relative",
+    "artifact_sd": "artifact_relative",
+}
+"""Keys of [prediction], and what a search space calls the same."""
+
+
+@dataclass(frozen=True)
+class Perturbation:
+    """How far draws lie from the nominal simulation. assumed: keys that neither experiment nor calibration gave."""
+
+    uncertainty: UncertaintySpec
+    assumed: tuple[str, ...]
+
+    def line(self) -> str:
+        """What is drawn and how much of it is known, for people."""
+        values = {key: getattr(self.uncertainty, name) for key, name in FIELDS.items()}
+        known = [f"{key} {value:g}" for key, value in values.items() if key not in self.assumed]
+        guessed = [f"{key} {value:g}" for key, value in values.items() if key in self.assumed]
+        parts = [f"calibrated or given: {', '.join(known)}"] * bool(known)
+        return "; ".join([*parts, *[f"assumed, not calibrated: {', '.join(guessed)}"] * bool(guessed)])
+
+
+def perturbation_of(given: PredictionSpec, cost_file: Path) -> Perturbation:
+    """What an experiment writes, then what the cost file's calibration says, then what any space assumes."""
+    known = _calibrated(cost_file) | {
+        name: value for key, name in FIELDS.items() if (value := getattr(given, key)) is not None
+    }
+    uncertainty = UncertaintySpec(draws="given", seed=given.seed, level=given.level).model_copy(update=known)
+    return Perturbation(uncertainty, tuple(key for key, name in FIELDS.items() if name not in known))
+
+
+def calibrated_uncertainty(given: UncertaintySpec, cost_model: str | Path) -> UncertaintySpec:
     """``given`` with the deviations of the cost model's own calibration, where its file has intervals.
 
     bucket_relative: root mean square over the f(b). prefill_relative: of the cost per device call. decode_relative
     stays: what all steps have in common is not in a calibration's intervals. Raises SpecError for an interval that
     cannot be read.
     """
-    path = find_cost_file(cost_model)
+    return given.model_copy(update=_calibrated(find_cost_file(cost_model)))
+
+
+def _calibrated(path: Path) -> dict[str, float]:
     table = load_toml(path)
     decode, prefill = (_intervals(_table(_table(table, "calibration"), part), path) for part in ("decode", "prefill"))
     f_ms = {f"f({bucket})": float(value) for bucket, value in _table(_table(table, "decode"), "f_ms").items()}
@@ -60,7 +101,7 @@ def calibrated_uncertainty(given: UncertaintySpec, cost_model: str) -> Uncertain
     per_call_ms = float(_table(table, "prefill").get("per_call_ms", 0.0))
     if "per_call_ms" in prefill and per_call_ms > 0:
         changes["prefill_relative"] = prefill["per_call_ms"].relative_deviation(per_call_ms)
-    return given.model_copy(update={name: min(value, 0.49) for name, value in changes.items()})
+    return {name: min(value, 0.49) for name, value in changes.items()}
 
 
 def _intervals(part: Mapping[str, Any], path: Path) -> dict[str, StoredInterval]:

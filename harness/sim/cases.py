@@ -21,7 +21,7 @@ from harness.engine.units import FS_PER_S
 from harness.errors import HarnessError
 from harness.kv_rules import AUTO
 from harness.sim import memory
-from harness.sim.draws import ASSUMED, draw, outcome_of_plan, run_draws
+from harness.sim.draws import draw, outcome_of_plan, run_draws
 from harness.sim.kernel import arrays as layout
 from harness.sim.search.space import UncertaintySpec
 from harness.sim.simulate import SessionRow, check_slots, one_plan, pack, run_arrays
@@ -105,8 +105,9 @@ class CasePerturbation(_Part):
         if self.step_sd is not None:
             changes["step_relative"] = self.step_sd
         if self.cost_sd is not None:
-            changes |= {"decode_relative": 0.0, "bucket_relative": self.cost_sd, "prefill_relative": self.cost_sd}
-        return ASSUMED.model_copy(update={**changes, "seed": seed})
+            own = {"bucket_relative": self.cost_sd, "prefill_relative": self.cost_sd}
+            changes |= {"decode_relative": 0.0, "artifact_relative": 0.0, **own}
+        return UncertaintySpec(seed=seed).model_copy(update=changes)
 
 
 class Case(_Part):
@@ -191,7 +192,7 @@ def _drawn_results(
     case: Case, config: EngineConfig, model: CostModel, arrays: layout.PlanArrays
 ) -> Iterator[dict[str, Any]]:
     """The figures of every draw; all in one call, unless steps are wanted, which only a single simulation keeps."""
-    drawn = draw(arrays, model, case.perturb.uncertainty(case.seed), case.draws)
+    drawn = draw(arrays, config, model, case.perturb.uncertainty(case.seed), range(case.draws))
     for truth in drawn.models:
         check_durations(config, truth)
     costs = drawn.costs(config)

@@ -30,10 +30,6 @@ ORDER_NS = 1000
 NOISE_PLACES = 4096
 LEAST_FACTOR = 0.05
 """A drawn cost is never below this share of the nominal one, however wide it is drawn."""
-ASSUMED = UncertaintySpec(
-    decode_relative=0.0, bucket_relative=0.002, prefill_relative=0.002, step_relative=0.002, draws="given"
-)
-"""What is taken for a prediction of given plans where nothing was calibrated."""
 
 
 class Draws(NamedTuple):
@@ -52,20 +48,25 @@ class Draws(NamedTuple):
 
 
 def draw(
-    arrays: layout.PlanArrays, model: CostModel, uncertainty: UncertaintySpec, num_draws: int, *, role: str = ""
+    arrays: layout.PlanArrays,
+    config: EngineConfig,
+    model: CostModel,
+    uncertainty: UncertaintySpec,
+    numbers: Sequence[int],
+    *,
+    role: str = "",
 ) -> Draws:
-    """``num_draws`` perturbations of ``arrays``; the first k do not depend on how many follow.
+    """The perturbations of these numbers; each is the same whichever others are asked for.
 
     role: whose jitter it is. Draw k has the same true costs in every role, as one device has, and its own jitter.
     """
     key = zlib.crc32(role.encode())
-    parts = [jitter(arrays, uncertainty, key, number) for number in range(num_draws)]
-    truths = [perturbed(model, uncertainty, number) for number in range(num_draws)]
     num_plans = len(arrays.plans)
+    truths = [perturbed(model, uncertainty, number, artifact_key(config)) for number in numbers]
     return Draws(
-        joined(parts),
+        joined([jitter(arrays, uncertainty, key, number) for number in numbers]),
         tuple(truth for truth in truths for _plan in range(num_plans)),
-        noise_seeds(uncertainty, num_draws * num_plans, key),
+        tuple(seed for number in numbers for seed in noise_seeds(uncertainty, num_plans, key, number)),
         noise_table(uncertainty.step_relative),
     )
 
@@ -118,11 +119,20 @@ def jitter(arrays: layout.PlanArrays, uncertainty: UncertaintySpec, *key: int) -
     return late._replace(sessions=sessions)
 
 
-def perturbed(model: CostModel, uncertainty: UncertaintySpec, sample: int) -> CostModel:
-    """A cost model that calibration could as well have found: all steps, each bucket and prefill moved on their own."""
+def artifact_key(config: EngineConfig) -> int:
+    """Names a compiled configuration: all plans on it meet the same deviation of it."""
+    return zlib.crc32(repr((config.max_num_seqs, config.decode_buckets, config.kv_slots, config.slot_tokens)).encode())
+
+
+def perturbed(model: CostModel, uncertainty: UncertaintySpec, sample: int, artifact: int = 0) -> CostModel:
+    """A cost model that calibration could as well have found: all steps, each bucket and prefill moved on their own.
+
+    artifact: names the compiled configuration, whose steps deviate together.
+    """
     generator = np.random.default_rng([uncertainty.seed, sample, zlib.crc32(b"cost")])
     common = generator.normal(size=2) * (uncertainty.decode_relative, uncertainty.prefill_relative)
-    decode, prefill = np.maximum(1 + common, LEAST_FACTOR).tolist()
+    own = np.random.default_rng([uncertainty.seed, sample, artifact]).normal() * uncertainty.artifact_relative
+    decode, prefill = np.maximum((1 + common) * (1 + own), LEAST_FACTOR).tolist()
     buckets = np.maximum(1 + generator.normal(size=1025) * uncertainty.bucket_relative, LEAST_FACTOR)
     return replace(
         model,

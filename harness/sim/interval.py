@@ -24,7 +24,7 @@ from harness.plan import Plan, build_plan
 from harness.sim import memory
 from harness.sim.ablations import Ablation
 from harness.sim.calibrated import calibrated_uncertainty
-from harness.sim.draws import Draws, jitter, noise_seeds, noise_table, perturbed
+from harness.sim.draws import Draws, artifact_key, jitter, noise_seeds, noise_table, perturbed
 from harness.sim.kernel import arrays as layout
 from harness.sim.kernel import events as kernel
 from harness.sim.search.space import Candidate, SpaceSpec, UncertaintySpec, candidate_of
@@ -43,8 +43,8 @@ class Prediction:
     """A predicted cost ratio, candidate over reference.
 
     ratio_of_sums, median_of_pairs: nominal costs, no jitter, on the space's evaluation plans (its search plans when it
-    has none). median_low, median_high: bootstrap interval of that median. low, high: ``level`` of the ratios of sums
-    that an experiment of ``replicates`` runs per condition would give, see UncertaintySpec.
+    has none). median_low, median_high: bootstrap interval of that median. mean, low, high: mean and ``level`` of the
+    ratios of sums that an experiment of ``replicates`` runs per condition would give, see UncertaintySpec.
     """
 
     candidate: Candidate
@@ -55,6 +55,7 @@ class Prediction:
     median_of_pairs: float
     median_low: float
     median_high: float
+    mean: float
     low: float
     high: float
     level: float
@@ -95,6 +96,7 @@ def predict(
         median_of_paired_ratios(nominal[0].tolist(), nominal[1].tolist()),
         low_median,
         high_median,
+        float(np.mean(ratios)),
         float(np.quantile(ratios, tail)),
         float(np.quantile(ratios, 1 - tail)),
         space.uncertainty.level,
@@ -120,9 +122,10 @@ def sampled_ratios(
         uncertainty = calibrated_uncertainty(uncertainty, space.cost_model)
     drawn = _drawn(space.model_dump_json(include={"inputs", "uncertainty"}), tuple(users), _treatment(space, changed))
     model, plans_each = load_cost_model(space.cost_model), len(drawn.plans) // uncertainty.samples
-    truths = [perturbed(model, uncertainty, sample) for sample in range(uncertainty.samples)]
     costs: list[FloatArray] = []
     for role, each in enumerate((candidate, reference)):
+        config = each.config(changed.rules or space.rules)
+        truths = [perturbed(model, uncertainty, sample, artifact_key(config)) for sample in range(uncertainty.samples)]
         jittered = jitter(drawn, uncertainty, role)
         draws = Draws(
             _pin(jittered, candidate_of(space.baseline), space, changed),
@@ -130,8 +133,8 @@ def sampled_ratios(
             noise_seeds(uncertainty, len(drawn.plans), role),
             noise_table(uncertainty.step_relative),
         )
-        runner = _Runner(draws.arrays, each.config(changed.rules or space.rules), changed, space)
-        drawn_costs = draws.costs(runner.config, chunked_prefill_calls=changed.chunked_prefill_calls)
+        runner = _Runner(draws.arrays, config, changed, space)
+        drawn_costs = draws.costs(config, chunked_prefill_calls=changed.chunked_prefill_calls)
         costs.append(runner.costs(drawn_costs, plans_each))
     return costs[0] / costs[1]
 

@@ -17,11 +17,13 @@ from harness.spec.experiment import (
     Treatment,
     WindowSpec,
     experiment_file,
+    experiment_table,
     load_experiment,
     parse_experiment,
 )
 from harness.spec.factors import Factor, Factors, factors_from_name, factors_text, level_text
 from harness.spec.laws import FixedLaw, LengthLaw, LognormalLaw, UniformLaw
+from harness.spec.prediction import PredictionSpec
 from harness.spec.server import PatchMode, RulesName, ServerSpec
 from harness.spec.stopping import StopSpec
 from harness.spec.workload import PromptForm, SessionGroup, WorkloadSpec
@@ -41,6 +43,7 @@ __all__ = [
     "LimitsSpec",
     "LognormalLaw",
     "PatchMode",
+    "PredictionSpec",
     "PromptForm",
     "RulesName",
     "ServerSpec",
@@ -55,6 +58,7 @@ __all__ = [
     "check_name",
     "describe_validation_error",
     "experiment_file",
+    "experiment_table",
     "factors_from_name",
     "factors_text",
     "level_text",

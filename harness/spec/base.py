@@ -8,12 +8,14 @@ from __future__ import annotations
 import difflib
 import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from harness.errors import SpecError
+from harness.spec.places import Place, key_lines, key_name, line_of
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -37,11 +39,14 @@ def check_name(name: str) -> str:
     return name
 
 
-def _did_you_mean(model: type[BaseModel] | None, place: tuple[int | str, ...]) -> str:
+def _did_you_mean(root: type[BaseModel] | None, place: Place) -> str:
     """ " (did you mean ...?)", the key of the model at ``place`` that is spelled most like its last part."""
+    model = root
     for part in place[:-1]:
         field = None if model is None or isinstance(part, int) else model.model_fields.get(part)
         if isinstance(part, str):
+            if field is not None and root is not None and model is not root:
+                field = root.model_fields.get(part, field)  # a condition's changes of the server are its keys
             kinds = [] if field is None else [field.annotation, *get_args(field.annotation)]
             model = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
     near = [] if model is None else difflib.get_close_matches(str(place[-1]), model.model_fields, n=1)
@@ -82,14 +87,28 @@ _PLAIN = {
 }
 
 
-def describe_validation_error(error: ValidationError, model: type[BaseModel] | None = None) -> str:
-    """All problems of one pydantic error in one line, each with its key; model: whose keys a misspelt one may mean."""
+def describe_validation_error(
+    error: ValidationError,
+    model: type[BaseModel] | None = None,
+    *,
+    table: Mapping[str, Any] | None = None,
+    file: Path | None = None,
+) -> str:
+    """All problems of one pydantic error in one line, each with its key.
+
+    model: whose keys a misspelt one may mean. table: what was written, to name the elements of lists. file: where it
+    was written, for the line of each problem.
+    """
+    lines = {} if file is None else key_lines(file)
     problems: list[str] = []
     for item in error.errors():
-        key = ".".join(str(part) for part in item["loc"])
+        place: Place = item["loc"]
         message = item["msg"].removeprefix("Value error, ")
         if item["type"] == "extra_forbidden":
-            message = "unknown key" + _did_you_mean(model, item["loc"])
+            message = "unknown key" + _did_you_mean(model, place)
+        message = message.replace("Input should be", "must be")
         message = _PLAIN.get(item["type"], message)
-        problems.append(f"{key}: {message}" if key else message)
+        line = line_of(place, lines)
+        at = "" if line is None else f"line {line}: "
+        problems.append(f"{at}{key_name(place, table)}: {message}" if place else message)
     return "; ".join(problems)

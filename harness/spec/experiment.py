@@ -5,11 +5,13 @@ Inside the harness a spec is never edited, only derived. Next: ``harness.runner`
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast, get_args
 
 from pydantic import AfterValidator, Field, ValidationError, field_serializer, field_validator, model_validator
+from pydantic_core import InitErrorDetails
 
 from harness.clock import NS_PER_S
 from harness.errors import SpecError
@@ -18,6 +20,7 @@ from harness.redact import redacted_value
 from harness.shipped import find_shipped
 from harness.spec.base import Spec, check_name, describe_validation_error, load_toml
 from harness.spec.factors import Factors, WrittenFactors, factor_names, factors_from_name
+from harness.spec.prediction import PredictionSpec
 from harness.spec.rules import load_rule
 from harness.spec.server import ServerSpec
 from harness.spec.stopping import StopSpec
@@ -139,6 +142,7 @@ class ExperimentSpec(Spec):
     limits: LimitsSpec = LimitsSpec()
     slo: SloSpec = SloSpec()
     window: WindowSpec = WindowSpec()
+    prediction: PredictionSpec = PredictionSpec()
     stop: StopSpec | None = Field(
         default=None, description="the rule by which `harness run --until decided` ends; none: it cannot be used"
     )
@@ -158,11 +162,13 @@ class ExperimentSpec(Spec):
             raise ValueError(f"condition names repeat: {names}")
         if self.baseline and self.baseline not in names:
             raise ValueError(f"baseline {self.baseline!r} is not one of the conditions {names}")
-        for condition in self.condition:
+        for place, condition in enumerate(self.condition):
             if condition.baseline and condition.baseline not in names:
                 raise ValueError(f"condition {condition.name}: baseline {condition.baseline!r} is not one of {names}")
-            self.server_of(condition)
-            self.workload_of(condition)
+            with _problems_at("condition", place, "server"):
+                self.server_of(condition)
+            with _problems_at("condition", place, "workload"):
+                self.workload_of(condition)
         return self
 
     @property
@@ -208,13 +214,33 @@ class ExperimentSpec(Spec):
         return ServerSpec.model_validate({**self.server.model_dump(), **condition.server})
 
 
+@contextmanager
+def _problems_at(*place: int | str) -> Generator[None]:
+    """Problems of what is checked inside are told at their place in the experiment."""
+    try:
+        yield
+    except ValidationError as error:
+        raise ValidationError.from_exception_data(
+            error.title,
+            [
+                InitErrorDetails(
+                    type=item["type"], loc=(*place, *item["loc"]), input=item["input"], ctx=item.get("ctx", {})
+                )
+                for item in error.errors()
+            ],
+        ) from error
+
+
 def parse_experiment(table: Mapping[str, Any], *, where: str) -> ExperimentSpec:
-    """An ExperimentSpec from a TOML table; raises SpecError naming every key that is wrong."""
+    """An ExperimentSpec from a TOML table; raises SpecError naming every key that is wrong.
+
+    where: the file, or what else the table comes from; problems name the lines of a file.
+    """
     try:
         spec = ExperimentSpec.model_validate(table)
     except ValidationError as error:
         raise SpecError(
-            describe_validation_error(error, ExperimentSpec),
+            describe_validation_error(error, ExperimentSpec, table=table, file=Path(where)),
             where=where,
             hint="See `harness explain experiment` for every key",
         ) from error
@@ -259,4 +285,29 @@ def experiment_file(name_or_path: Path | str) -> Path:
 def load_experiment(name_or_path: Path | str) -> ExperimentSpec:
     """The experiment in a TOML file, or the one that ships under a name."""
     path = experiment_file(name_or_path)
-    return parse_experiment(load_toml(path), where=str(path))
+    return parse_experiment(experiment_table(path), where=str(path))
+
+
+# Keys that may hold the path of a file, by the table they stand in.
+_PATH_KEYS = {"workload": ("waits", "trace"), "server": ("cost_model",)}
+
+
+def experiment_table(path: Path) -> dict[str, Any]:
+    """What an experiment file says; the files that it names are looked for beside it, then in the working directory."""
+    table = load_toml(path)
+    conditions = table.get("condition")
+    written = [table, *(cast("list[Any]", conditions) if isinstance(conditions, list) else [])]
+    for owner in written:
+        for part, keys in _PATH_KEYS.items():
+            inner = cast("dict[str, Any]", owner).get(part) if isinstance(owner, dict) else None
+            if isinstance(inner, dict):
+                inner.update({key: _beside(path, inner[key]) for key in keys if key in inner})
+    return table
+
+
+def _beside(path: Path, named: object) -> object:
+    """``named`` as a path beside the file ``path``, where it is the relative path of a file that lies there."""
+    if not isinstance(named, str) or not (named.endswith((".toml", ".jsonl")) or "/" in named):
+        return named
+    beside = path.parent / named
+    return str(beside) if beside.is_file() else named

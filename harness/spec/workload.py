@@ -39,6 +39,19 @@ class SessionGroup(Spec):
         return check_name(name)
 
 
+# What a recording says itself, and what only a recording has.
+_DRAWN_KEYS = (
+    *("requests_per_session", "prompt_tokens", "generate_tokens", "new_tokens", "shared_prefix_tokens"),
+    *("group", "start_offset_s"),
+)
+_TRACE_KEYS = ("trace", "scale", "max_context_tokens", "human_waits", "human_wait_cap_s", "arrivals", "start")
+
+
+def strange_keys(source: str) -> tuple[str, ...]:
+    """Keys of a workload that mean nothing for its source."""
+    return _DRAWN_KEYS if source == "trace" else _TRACE_KEYS
+
+
 class WorkloadSpec(Spec):
     """How the sessions of one replicate are drawn (docs/method.md, "Inputs"). Lengths in tokens, times in seconds.
 
@@ -140,10 +153,7 @@ class WorkloadSpec(Spec):
         return int(self.scale.rpartition("/")[2])
 
     def _check_trace(self) -> None:
-        own = ("trace", "scale", "max_context_tokens", "human_waits", "human_wait_cap_s", "arrivals", "start")
-        drawn = ("requests_per_session", "prompt_tokens", "generate_tokens", "new_tokens", "shared_prefix_tokens")
-        strangers = (*drawn, "group", "start_offset_s") if self.source == "trace" else own
-        for name in strangers:
+        for name in strange_keys(self.source):
             if getattr(self, name) != WorkloadSpec.model_fields[name].default:
                 raise ValueError(f"{name} does not belong to source {self.source!r}; leave it out")
         if self.source == "trace" and not self.trace:

@@ -140,6 +140,8 @@ def prediction_table(evidence: Evidence) -> ResultTable:
             {
                 "condition": condition,
                 "predicted_ratio": predicted,
+                "predicted_low": None if costs.predicted_interval is None else costs.predicted_interval.low,
+                "predicted_high": None if costs.predicted_interval is None else costs.predicted_interval.high,
                 "observed_ratio_A": observed,
                 "error": observed - predicted,
                 "predicted_reuse": sum(one.num_reused for one in promised),

@@ -120,7 +120,7 @@ def step(name: str, saving: float, *, told: bool = True) -> Step:
     ratio = 1 - saving
     low, high = (ratio - 0.001, ratio + 0.001) if told else (ratio - 0.1, 1.1)
     base = Candidate(8, (8,), 8, 8192)
-    return Step(name, Prediction(base, base, (8,), "paper", ratio, ratio, low, high, low, high, 0.9, 20))
+    return Step(name, Prediction(base, base, (8,), "paper", ratio, ratio, low, high, ratio, low, high, 0.9, 20))
 
 
 @pytest.mark.parametrize(

@@ -185,3 +185,22 @@ def test_a_terminal_of_ascii_alone_gets_every_word(tmp_path: Path):
     result = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert result.returncode == 0, result.stderr
     assert "TTFT" in result.stdout
+
+
+def test_init_writes_an_experiment_that_runs_as_it_is_and_overwrites_none(tmp_path: Path):
+    assert "next: harness simulate six.toml" in harness("init", "six", cwd=tmp_path).stdout
+    assert "twelve-slots/2" in harness("run", "six.toml", "--dry-run", cwd=tmp_path).stdout
+    again = harness("init", "six", cwd=tmp_path)
+    assert (again.returncode, "six.toml: is there already" in again.stderr) == (2, True)
+
+
+def test_a_dry_run_refuses_what_the_run_would_and_leaves_no_folder(tmp_path: Path):
+    missing = harness("run", "demo", "--backend", "attached", "--dry-run", cwd=tmp_path)
+    assert (missing.returncode, "server.url" in missing.stderr) == (2, True)
+    file = write(tmp_path)
+    report = harness("run", str(file), "--dry-run", "--report", f"{file}/report.html", cwd=tmp_path)
+    assert (report.returncode, "there is no folder" in report.stderr) == (2, True)
+    run_experiment(small_experiment(backend="sim", name="bad"), runs_root=tmp_path / "mine")
+    there = harness("run", str(file), "--dry-run", "--runs", str(tmp_path / "mine"))
+    assert (there.returncode, "are there already. Use --resume" in there.stderr) == (2, True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.toml", "mine"]

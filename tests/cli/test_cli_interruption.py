@@ -28,7 +28,7 @@ time_scale = 10
 num_sessions = 3
 waits = "none"
 prompt_tokens = {law = "fixed", value = 300}
-generate_tokens = {law = "fixed", value = 200}
+generate_tokens = {law = "fixed", value = 60}
 
 [limits]
 rearrival_lag_p99_ms = 1000
@@ -113,7 +113,7 @@ def test_the_first_ctrl_c_ends_after_the_current_run_and_resume_completes(tmp_pa
 def test_the_second_ctrl_c_aborts_the_run(tmp_path: Path):
     harness = Harness(tmp_path)
     harness.wait_for("1/3")
-    pause_ms(1500)
+    pause_ms(700)
     harness.process.send_signal(signal.SIGINT)
     pause_ms(100)
     harness.process.send_signal(signal.SIGINT)
@@ -127,7 +127,7 @@ def test_the_second_ctrl_c_aborts_the_run(tmp_path: Path):
 def test_a_harness_killed_at_a_random_moment_leaves_no_server_and_no_false_run(tmp_path: Path, seed: int):
     harness = Harness(tmp_path)
     harness.wait_for("to go")
-    pause_ms(random.Random(seed).uniform(0, 6000))
+    pause_ms(random.Random(seed).uniform(0, 4000))
     harness.process.kill()
     harness.finish()
     assert eventually(lambda: harness.servers() == [])
@@ -144,7 +144,7 @@ def test_a_server_killed_at_a_random_moment_makes_its_run_invalid_or_ends_with_o
     harness = Harness(tmp_path)
     harness.wait_for("to go")
     assert eventually(lambda: any(b"harness.emulator" in _command(pid) for pid in harness.servers()))
-    pause_ms(random.Random(seed).uniform(0, 3000))
+    pause_ms(random.Random(seed).uniform(0, 1500))
     victims = [pid for pid in harness.servers() if b"harness.emulator" in _command(pid)]
     for pid in victims:
         os.kill(pid, signal.SIGKILL)

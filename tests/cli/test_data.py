@@ -8,6 +8,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
+from harness.analysis import summarise
+from harness.records import RunStore
 from harness.runner import run_experiment
 from tests.support.command_line import harness
 from tests.support.experiments import small_experiment
@@ -65,3 +67,20 @@ def test_every_column_of_the_records_is_explained() -> None:
     text = harness("explain", "tables").stdout
     for word in ("response_head_ns", "clock ns", "valid_"):
         assert word in text
+
+
+def test_a_list_of_runs_and_the_result_of_a_run_come_in_every_form(runs: Path, tmp_path: Path) -> None:
+    listed = json.loads(harness("runs", "--runs", str(runs), "--format", "json").stdout)
+    assert [(row["condition"], row["is_valid"]) for row in listed] == [("base", True), ("more", True)]
+    assert harness("runs", "--runs", str(runs), "--format", "csv").stdout.startswith("experiment,condition,replicate,")
+    harness("init", "tiny", cwd=tmp_path)
+    done = harness("run", "tiny.toml", "--backend", "sim", "--replicates", "1", "--format", "json", cwd=tmp_path)
+    assert [row["condition"] for row in json.loads(done.stdout)] == ["base", "twelve-slots"]
+    assert "report: " in done.stderr
+
+
+def test_a_summary_shows_itself_in_a_notebook(runs: Path) -> None:
+    shown = summarise(RunStore(runs).sealed())._repr_html_()  # pyright: ignore[reportPrivateUsage]
+    assert shown.startswith("<table><caption>")
+    assert "Predicted: simulated in virtual time" in shown
+    assert "<td>more</td>" in shown

@@ -210,7 +210,7 @@ def test_a_request_that_fills_its_slot_fits_and_one_token_more_does_not() -> Non
 @pytest.mark.parametrize(
     ("keys", "complaint"),
     [
-        ({"num_sessions": 0}, "num_sessions: Input should be greater than or equal to 1"),
+        ({"num_sessions": 0}, "num_sessions: must be greater than or equal to 1"),
         ({}, "num_sessions: is missing"),
         ({"num_sessions": 2, "prompt_tokens": {"law": "uniform", "low": 9, "high": 8}}, "high .8. is below low .9."),
         ({"num_sessions": 2, "prompt_tokens": {"law": "fixed", "value": 0}}, "value: .*greater than or equal to 1"),
@@ -221,7 +221,7 @@ def test_a_request_that_fills_its_slot_fits_and_one_token_more_does_not() -> Non
         ({"source": "sequential", "waits": "tracelab-v0.0.2"}, "without waits"),
         ({"num_sessions": 2, "shared_prefix_tokens": 800}, "nothing of a session's own"),
         ({"num_sessions": 2, "token_id_range": [5, 6]}, "at least 256 ids"),
-        ({"num_sessions": 2, "wait_cap_s": -1}, "wait_cap_s: Input should be greater than 0"),
+        ({"num_sessions": 2, "wait_cap_s": -1}, "wait_cap_s: must be greater than 0"),
         ({"num_sessions": 2, "n": 3}, "n: unknown key"),
     ],
 )

@@ -5,11 +5,15 @@ A recipe that needs another place fails here, because nothing but its own files 
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from release_wheels import empty_table, stack
 from typer.testing import CliRunner
 
 import harness.runner.backends
@@ -116,6 +120,57 @@ def test_an_experiment_is_its_file_and_its_page(
     assert "base/0" in harness_says("run", "tried", "--dry-run")
     harness_says("run", "tried", "--runs", str(tmp_path / "runs"))
     assert "slots" in harness_says("analyse", "tried", "--runs", str(tmp_path / "runs"))
+
+
+SPOKEN = """
+import sys
+from harness.emulator.dialect import dialect_of
+from harness.kv_rules import rule_set
+from harness.twin.stacks import stack_named
+for version in sys.argv[1:]:
+    rules = rule_set("auto", version)
+    print(stack_named(version).vllm, rules.name, dialect_of(rules).vllm)
+"""
+
+
+@pytest.mark.same_everywhere
+def test_a_release_is_its_facts_its_lock_its_number_and_its_dialect(tmp_path: Path) -> None:
+    """In a copy of the house, so that the release is known to every module from its first import on."""
+    house = tmp_path / "harness"
+    shutil.copytree(ROOT / "harness", house, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "patches", tmp_path / "patches")
+    env = {**os.environ, "PYTHONPATH": str(tmp_path), "PYTHONSAFEPATH": "1", "COLUMNS": "1000"}
+
+    def says(*words: str, exit_code: int = 0) -> str:
+        done = subprocess.run(
+            [sys.executable, *words], env=env, cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == exit_code, done.stdout + done.stderr
+        return done.stdout
+
+    def edit(path: Path, old: str, new: str) -> None:
+        text = path.read_text()
+        assert text.count(old) == 1
+        path.write_text(text.replace(old, new))
+
+    known, new = "0.12.1a8", "0.12.2"
+    shutil.copy(empty_table(tmp_path), house / "live" / "releases" / "facts.json")
+    says("-m", "harness", "stack", "record", str(stack(tmp_path, known, vllm="0.31.0")))
+    wheel = str(stack(tmp_path, new, vllm="0.33.0"))
+    assert "rules: yes (vendor-0.12.1" in says("-m", "harness", "stack", "check", wheel, exit_code=3)
+    # Its facts, its lock, its number in the rules that it follows, its dialect: the files of the recipe.
+    says("-m", "harness", "stack", "record", wheel)
+    locks = house / "twin"
+    shutil.copy(locks / f"requirements-stack-{known}.lock", locks / f"requirements-stack-{new}.lock")
+    edit(locks / f"requirements-stack-{new}.lock", "\nvllm==0.31.0", "\nvllm==0.33.0")
+    edit(house / "kv_rules.py", 'releases=("0.12.1",)', f'releases=("0.12.1", "{new}")')
+    edit(
+        house / "emulator" / "dialect.py",
+        "CONFIG_OF_0_31),\n}",
+        f'CONFIG_OF_0_31),\n"{new}": replace(_OF_0_12_0, vllm="0.33.0")}}',
+    )
+    assert says("-c", SPOKEN, new, "0.12.0") == "0.33.0 vendor-0.12.1 0.33.0\n0.30.0 vendor-0.12.0 0.30.0\n"
+    assert "as in 0.12.2" in says("-m", "harness", "stack", "check", wheel, exit_code=3)
 
 
 LIMITS = {"A backend": 3, "A rule set": 5, "A release": 5, "A table of an analysis": 3, "An experiment": 2}

@@ -12,16 +12,20 @@ from hypothesis import strategies as st
 from harness.engine import CostModel, EngineConfig, load_cost_model
 from harness.plan import Plan, build_plan
 from harness.sim import plan_arrays
-from harness.sim.draws import ASSUMED, Draws, draw, outcome_of_plan, run_draws
+from harness.sim.draws import Draws, draw, outcome_of_plan, run_draws
 from harness.sim.search.space import UncertaintySpec
 from harness.spec import WorkloadSpec
 from tests.support.naive import naive_run
 
-WIDE = ASSUMED.model_copy(
-    update={"start_jitter_ms": 20.0, "rearrival_lag_ms": 8.0, "step_relative": 0.03, "bucket_relative": 0.02}
-)
+WIDE = UncertaintySpec(start_jitter_ms=20.0, rearrival_lag_ms=8.0, step_relative=0.03)
 CERTAIN = UncertaintySpec(
-    start_jitter_ms=0, rearrival_lag_ms=0, decode_relative=0, bucket_relative=0, prefill_relative=0, step_relative=0
+    start_jitter_ms=0,
+    rearrival_lag_ms=0,
+    decode_relative=0,
+    bucket_relative=0,
+    prefill_relative=0,
+    artifact_relative=0,
+    step_relative=0,
 )
 
 
@@ -78,7 +82,7 @@ def test_every_draw_walks_as_the_naive_simulator_on_its_plan_at_its_costs(
     plan = build_plan(workload, 5, 0)
     config = EngineConfig(4, (1, 2, 4), 5, rules=rules)
     uncertainty = WIDE.model_copy(update={"seed": seed})
-    draws = draw(plan_arrays([plan]), load_cost_model(cost_name), uncertainty, 2)
+    draws = draw(plan_arrays([plan]), config, load_cost_model(cost_name), uncertainty, range(2))
     outcome = run_draws(draws, config)
     for number in range(2):
         costs = NoisyCosts(draws.models[number], draws.noise_seeds[number], draws.noise.tolist())
@@ -95,14 +99,15 @@ def test_every_draw_walks_as_the_naive_simulator_on_its_plan_at_its_costs(
 def test_the_first_draws_do_not_depend_on_how_many_follow() -> None:
     arrays = plan_arrays([build_plan(WorkloadSpec(num_sessions=6), 1, block) for block in range(2)])
     config, model = EngineConfig(8, (1, 2, 4, 8), 8), load_cost_model("paper")
-    few, many = (run_draws(draw(arrays, model, WIDE, count), config) for count in (3, 7))
+    few, many = (run_draws(draw(arrays, config, model, WIDE, range(count)), config) for count in (3, 7))
     assert np.array_equal(few.totals, many.totals[:6])
     assert len({int(value) for value in many.totals["decode_ns"][::2]}) == 7
 
 
 def test_roles_share_true_costs_and_have_jitter_of_their_own() -> None:
     arrays, model = plan_arrays([build_plan(WorkloadSpec(num_sessions=6), 1, 0)]), load_cost_model("paper")
-    one, other = (draw(arrays, model, WIDE, 3, role=role) for role in ("a", "b"))
+    config = EngineConfig(8, (1, 2, 4, 8), 8)
+    one, other = (draw(arrays, config, model, WIDE, range(3), role=role) for role in ("a", "b"))
     assert [truth.bucket_fs(8) for truth in one.models] == [truth.bucket_fs(8) for truth in other.models]
     assert not np.array_equal(one.arrays.sessions["start_ns"], other.arrays.sessions["start_ns"])
 
@@ -111,5 +116,5 @@ def test_roles_share_true_costs_and_have_jitter_of_their_own() -> None:
 def test_without_anything_unknown_every_draw_is_nearly_the_prediction(rules: str) -> None:
     arrays, model = plan_arrays([build_plan(WorkloadSpec(num_sessions=1), 1, 0)]), load_cost_model("paper")
     config = EngineConfig(8, (1, 2, 4, 8), 8, rules=rules)
-    totals = run_draws(draw(arrays, model, CERTAIN, 4), config).totals
+    totals = run_draws(draw(arrays, config, model, CERTAIN, range(4)), config).totals
     assert len({int(value) for value in totals["decode_ns"]}) == 1

@@ -27,6 +27,8 @@ CERTAIN = {
     "decode_relative": 0,
     "bucket_relative": 0,
     "prefill_relative": 0,
+    "artifact_relative": 0,
+    "step_relative": 0,
 }
 MORE_SLOTS = Candidate(16, (1, 2, 4, 8, 16), 16, 8192)
 

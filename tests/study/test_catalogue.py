@@ -302,7 +302,8 @@ def test_the_papers_predictions_come_out_of_its_own_inputs() -> None:
         "n6-slots16": 0.9610, "n6-selected": 0.9466, "n8-slots16": 0.9101, "n8-selected": 0.8971,
         "n10-slots16": 0.9213, "n10-selected": 0.8899,
     }  # fmt: skip
-    spec = shipped("configuration", workload={"source": "paper", "num_sessions": 6}, base_seed=20261000)
+    workload = {"source": "paper", "num_sessions": 6}
+    spec = shipped("configuration", workload=workload, base_seed=20261000, prediction={"draws": 1})
     predictions = predict_experiment(resolve(spec), "paper")
     cost = {name: sum(one.device_ns for one in runs.values()) for name, runs in predictions.items()}
     found = {name: round(cost[name] / cost[f"{name.split('-')[0]}-base"], 4) for name in printed}

@@ -16,7 +16,7 @@ from harness.errors import SpecError
 from harness.records import RunStore
 from harness.runner import run_experiment
 from harness.shipped import find_shipped, shipped_folder
-from harness.spec import load_experiment
+from harness.spec import PredictionSpec, load_experiment
 from harness.study.paper_sums import contributions, dummy_requests, loaded_memory_gib
 from harness.study.paper_tables import PaperTable, Source, paper_tables
 from harness.study.paper_tables.render import latex_text, render, to_csv, to_latex, to_markdown
@@ -39,7 +39,8 @@ def runs_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, left_out in EXPERIMENTS.items():
         spec = load_experiment(folder / f"{name}.toml")
         kept = tuple(one for one in spec.condition if not one.name.startswith(left_out))
-        run_experiment(spec.model_copy(update={"backend": "sim", "replicates": 1, "condition": kept}), runs_root=root)
+        changes = {"backend": "sim", "replicates": 1, "condition": kept, "prediction": PredictionSpec(draws=1)}
+        run_experiment(spec.model_copy(update=changes), runs_root=root)
     return root
 
 

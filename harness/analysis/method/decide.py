@@ -67,7 +67,10 @@ def withheld(rule: str, subject: str, reason: str, **numbers: Number) -> Decisio
 
 
 class Costs(NamedTuple):
-    """Sums over the same replicates, seconds: both channels of a condition and of its baseline; predictions of both."""
+    """Sums over the same replicates, seconds: both channels of a condition and of its baseline; predictions of both.
+
+    predicted_interval: of the predicted ratio over its draws; None where nothing was drawn.
+    """
 
     a_s: float
     b_s: float
@@ -75,6 +78,7 @@ class Costs(NamedTuple):
     baseline_b_s: float
     predicted_s: float
     baseline_predicted_s: float
+    predicted_interval: stats.Interval | None = None
 
 
 def decide_cost(rule: CostRule, subject: str, costs: Costs) -> Decision:
@@ -92,7 +96,7 @@ def decide_cost(rule: CostRule, subject: str, costs: Costs) -> Decision:
     agreed = {name: difference <= limit + ROUNDING for name, limit in tau.items()}
     is_same_side = same_side(predicted, ratio_a, rule.equivalence_band)
     numbers: dict[str, Number] = {
-        **costs._asdict(),
+        **{name: value for name, value in costs._asdict().items() if name != "predicted_interval"},
         "ratio_a": ratio_a,
         "ratio_b": ratio_b,
         "predicted_ratio": predicted,
@@ -105,11 +109,12 @@ def decide_cost(rule: CostRule, subject: str, costs: Costs) -> Decision:
         "is_agreed_initial": agreed["initial"],
         "is_same_side": is_same_side,
     }
+    intervals = {} if costs.predicted_interval is None else {"predicted_ratio": costs.predicted_interval}
     by_other = "initial" if rule.tolerance == "revised" else "revised"
     tolerances = f"{rule.tolerance} tolerance {tau[rule.tolerance]:.4f}, {by_other} {tau[by_other]:.4f}"
     if not agreed[rule.tolerance]:
         reason = f"the channels differ by {difference:.4f} ({tolerances})"
-        return Decision(rule.name, subject, Outcome.WITHHELD, reason, numbers=numbers)
+        return Decision(rule.name, subject, Outcome.WITHHELD, reason, numbers=numbers, intervals=intervals)
     problems = []
     if abs(error) > rule.max_error + ROUNDING:
         problems.append(f"|e| = {abs(error):.4f} is above {rule.max_error:g}")
@@ -117,8 +122,8 @@ def decide_cost(rule: CostRule, subject: str, costs: Costs) -> Decision:
         problems.append(f"predicted {predicted:.4f} and observed {ratio_a:.4f} lie on different sides of 1")
     told = "; ".join(problems) or f"e = {error:+.4f}, predicted {predicted:.4f}, observed {ratio_a:.4f}"
     outcome = Outcome.FAIL if problems else Outcome.PASS
-    return Decision(rule.name, subject, outcome, f"{told}; channels differ by {difference:.4f} ({tolerances})", "",
-                    numbers)  # fmt: skip
+    return Decision(rule.name, subject, outcome, f"{told}; channels differ by {difference:.4f} ({tolerances})",
+                    numbers=numbers, intervals=intervals)  # fmt: skip
 
 
 def agreement_tolerance_s(baseline_a_s: float, baseline_b_s: float, tau0: float, *, is_revised: bool) -> float:

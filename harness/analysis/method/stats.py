@@ -126,6 +126,18 @@ def mean_interval(values: Sequence[float], *, unit: str, level: float = DEFAULT_
     return Interval(*found, level, "t interval of the mean", unit, len(values), 0, 0)
 
 
+def prediction_interval(draws: FloatArray, level: float) -> Interval | None:
+    """Where one more outcome would lie that scatters as the draws do, normally; None below MIN_REPLICATES.
+
+    mean +- t s sqrt(1 + 1/K): wider than quantiles of few draws, by what K of them leave unknown.
+    """
+    if len(draws) < MIN_REPLICATES:
+        return None
+    mean, half = float(draws.mean()), t_quantile(level, len(draws) - 1) * float(draws.std(ddof=1))
+    half *= math.sqrt(1 + 1 / len(draws))
+    return Interval(mean, mean - half, mean + half, level, "t prediction interval", "draws", len(draws), 0, 0)
+
+
 def _t_interval(values: FloatArray, level: float) -> tuple[float, float, float]:
     """(mean, low, high) of values that scatter as a normal distribution does."""
     mean = float(values.mean())

@@ -23,7 +23,9 @@ from harness.analysis.method.padding import Padding, removed_slots, shapley_spli
 from harness.analysis.method.reconstruct import StepCost
 from harness.analysis.method.serving import ServingFigures, serving_figures, serving_rows
 from harness.analysis.method.stats import Interval
-from harness.kinds import kind_of_run
+from harness.analysis.method.tabular import table_of
+from harness.errors import SpecError
+from harness.kinds import kind_of_run, origin_note
 from harness.records import Finding, SealedRun
 from harness.spec import Factor, Factors
 
@@ -198,6 +200,17 @@ class ExperimentSummary:
     def to_arrow(self) -> pa.Table:
         """One row per condition."""
         return pa.Table.from_pylist([_condition_row(condition) for condition in self.conditions])
+
+    def to_pandas(self) -> object:
+        """One row per condition as a pandas DataFrame; SpecError where pandas is not installed."""
+        try:
+            return self.to_arrow().to_pandas()
+        except ImportError as error:
+            raise SpecError("pandas is not installed", hint="pip install pandas, or use to_arrow()") from error
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the same rows, and where they are from."""
+        return table_of(self.title, origin_note(self.backend), self.to_arrow().to_pylist()).to_html()
 
     def serving_of(self, condition: str) -> ServingFigures | None:
         """Serving figures of a condition; None where none of its valid runs answered anything."""

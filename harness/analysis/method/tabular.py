@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from html import escape
 
 from harness.analysis.method.stats import Interval
 
@@ -42,6 +43,14 @@ class ResultTable:
             *("| " + " | ".join(cell_text(cell) for cell in row) + " |" for row in self.rows),
         ]
         return "\n".join(lines)
+
+    def to_html(self) -> str:
+        """A plain HTML table under its caption."""
+        head = "".join(f"<th>{escape(name)}</th>" for name in self.columns)
+        body = "".join(
+            f"<tr>{''.join(f'<td>{escape(cell_text(cell))}</td>' for cell in row)}</tr>" for row in self.rows
+        )
+        return f"<table><caption>{escape(f'{self.name}. {self.caption}')}</caption><tr>{head}</tr>{body}</table>"
 
 
 def table_of(name: str, caption: str, records: Iterable[Mapping[str, Cell]]) -> ResultTable:

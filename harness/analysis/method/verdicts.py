@@ -15,7 +15,7 @@ from harness.analysis.method.decide import Block, Costs, Decision, Outcome, with
 from harness.analysis.method.equivalence import decide_equivalence
 from harness.analysis.method.figures import RunFigures, run_figures
 from harness.analysis.method.interference import decide_interference, injections
-from harness.analysis.method.predictions import Predictions
+from harness.analysis.method.predictions import Predictions, drawn_ratio
 from harness.analysis.method.steptimes import full_bucket_ms, reported_model_ms
 from harness.analysis.method.stopping import log_ratios, standing
 from harness.clock import NS_PER_S
@@ -134,6 +134,7 @@ def costs_of(evidence: Evidence, condition: str, baseline: str) -> Costs | str:
         baseline_b_s=sum(base.b_ns for _, base in pairs) / NS_PER_S,
         predicted_s=own_s,
         baseline_predicted_s=base_s,
+        predicted_interval=drawn_ratio(*([table[k] for k in replicates] for table in predicted)),
     )
 
 

@@ -43,6 +43,9 @@ class AttachedBackend(ServerBackend):
             how="Use the emulator backend, whose server is fresh for every run",
         )
 
+    def check_host(self, server: ServerSpec) -> None:
+        _first_model(*_address(server.url))
+
     def _plan(self, server: ServerSpec, options: LaunchOptions) -> LaunchPlan:
         del options  # nothing is launched
         host, number = _address(server.url)

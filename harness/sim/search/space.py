@@ -219,7 +219,10 @@ class UncertaintySpec(Spec):
     decode_relative: float = Field(default=0.02, ge=0, lt=0.5, description="all decode steps together")
     bucket_relative: float = Field(default=0.005, ge=0, lt=0.5, description="each bucket on its own")
     prefill_relative: float = Field(default=0.02, ge=0, lt=0.5)
-    step_relative: float = Field(default=0.0, ge=0, lt=0.25, description="each step on its own")
+    artifact_relative: float = Field(
+        default=0.004, ge=0, lt=0.5, description="all steps of one compiled configuration together"
+    )
+    step_relative: float = Field(default=0.002, ge=0, lt=0.25, description="each step on its own")
 
 
 class SpaceSpec(Spec):

@@ -65,11 +65,25 @@ def test_a_whole_run_has_no_findings(tmp_path: Path) -> None:
         ({"sent_ns": 1_000_000_000 - 50}, "sent-early"),
         ({"sent_ns": 1_011_000_000}, "rearrival-late"),
         ({"cached_tokens": 128}, "reuse-disagrees"),
+        ({"response_id": ROWS[0]["response_id"]}, "id-repeated"),
     ],
 )
 def test_a_broken_row_makes_the_run_invalid(tmp_path: Path, changes: dict[str, Any], code: str) -> None:
     raw_files(tmp_path)
     assert code in codes(tmp_path, (ROWS[0], {**ROWS[1], **changes}))
+
+
+@pytest.mark.parametrize("body", ["", "vllm:num_requests_running 0\n"])
+def test_a_cross_check_that_could_not_be_made_is_a_finding(tmp_path: Path, body: str) -> None:
+    raw_files(tmp_path)
+    scrapes = [
+        json.dumps({"at_ns": at, "reason": reason, "status": 200, "body": body})
+        for at, reason in enumerate(("before", "after"))
+    ]
+    (tmp_path / "scrapes.jsonl").write_text("\n".join(scrapes))
+    run_manifest = manifest(planned_requests=2)
+    (found,) = check_run(run_manifest, requests=requests_table(*ROWS), derived=derive_tables(tmp_path, run_manifest))
+    assert (found.code, found.severity) == ("counter-missing", "warning")
 
 
 def test_a_missing_or_repeated_request_makes_the_run_invalid(tmp_path: Path) -> None:

@@ -1,0 +1,214 @@
+"""How many blocks an experiment needs: its spreads from sealed runs, else from the simulator, and what follows.
+
+Every spread says whether it was measured, simulated or assumed. Nothing is run. Next: ``harness power`` prints the
+table, the picture and the lines to paste. Definitions: docs/planning.md, "Power".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from harness.analysis.method.power import (
+    MOST_BLOCKS,
+    blocks_for_difference,
+    blocks_for_equivalence,
+    blocks_for_precision,
+    blocks_until_decided,
+    repetitions,
+    variance_components,
+)
+from harness.analysis.method.stats import FloatArray
+from harness.analysis.method.stopping import log_ratios
+from harness.clock import NS_PER_S
+from harness.engine.config import EngineConfig
+from harness.errors import SpecError
+from harness.experiment import PlannedRun, resolve
+from harness.kinds import kind_named
+from harness.records import SealedRun
+from harness.sim.calibrated import perturbation_of
+from harness.sim.draws import draw, run_draws
+from harness.sim.search.space import DeviceSpec
+from harness.sim.simulate import plan_arrays
+from harness.spec import ExperimentSpec, StopSpec
+
+RESTARTS = 4
+MIN_BLOCKS = 3
+# Doubt about the device's own costs is shared by the runs of both conditions: a restart moves client and host alone.
+SHARED = {"decode_relative": 0.0, "bucket_relative": 0.0, "prefill_relative": 0.0, "artifact_relative": 0.0}
+FIRST_BUDGET = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """What is wanted. precision: half width of a t interval, as a share of the cost; compile_sd: of the log ratio."""
+
+    margin: float = 0.02
+    alpha: float = 0.05
+    power: float = 0.9
+    precision: float = 0.01
+    compile_sd: float = 0.0
+
+    @property
+    def log_margin(self) -> float:
+        return math.log1p(self.margin)
+
+
+@dataclass(frozen=True, slots=True)
+class Components:
+    """Where one comparison's log ratio scatters. plan, restart: None where not told apart; source: in words."""
+
+    condition: str
+    baseline: str
+    mean: float
+    sd: float
+    plan: float | None
+    restart: float | None
+    num_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Wall seconds, predicted: one block, starts of servers included, and one compile of all that it serves."""
+
+    block_s: float
+    compile_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Needed:
+    """Blocks that one comparison needs for each aim; None: more than an experiment can have.
+
+    as_predicted: until any verdict, should the true ratio be the one that was found. proposed: for both verdicts at the
+    margin; as_predicted where the ratio that was found lies beyond twice the margin, as it is not in doubt there.
+    looked_50, looked_90: within which half, and nine of ten, sequential experiments end in the worse of these cases.
+    """
+
+    components: Components
+    precision: int | None
+    equivalence: int | None
+    difference: int | None
+    as_predicted: int | None
+    proposed: int | None
+    looked_50: int | None
+    looked_90: int | None
+
+
+def measured_components(spec: ExperimentSpec, sealed: Sequence[SealedRun]) -> list[Components]:
+    """Spreads over the sealed blocks of an experiment; SpecError below MIN_BLOCKS."""
+    channel = "a" if spec.stop is None else spec.stop.channel
+    components = [
+        _components(one.condition, one.baseline, np.array(one.values)[:, None], spec)
+        for one in log_ratios(spec, sealed, channel)
+        if len(one.values) >= MIN_BLOCKS
+    ]
+    if not components:
+        raise SpecError(
+            f"no comparison has {MIN_BLOCKS} valid blocks, from which a spread could be told",
+            where=sealed[0].experiment,
+            hint="Run more blocks, or plan from the simulator: --simulate",
+        )
+    return components
+
+
+def simulated_components(spec: ExperimentSpec, num_blocks: int) -> tuple[list[Components], Costs]:
+    """Spreads over fresh plan draws and restarts with the client's jitter, and the costs of a block."""
+    planned = resolve(spec.model_copy(update={"replicates": num_blocks})).by_condition
+    costs_ns = {name: _costs_ns(runs) for name, runs in planned.items()}
+    pairs = [(one.name, spec.baseline_of(one)) for one in spec.condition if spec.baseline_of(one) != one.name]
+    if not pairs:
+        raise SpecError("compares no condition with another", where=spec.name, hint="Give it a second condition")
+    components = [
+        _components(name, baseline, np.log(costs_ns[name][0] / costs_ns[baseline][0]), spec) for name, baseline in pairs
+    ]
+    scale = spec.time_scale if kind_named(spec.backend).scales_time else 1.0
+    device = DeviceSpec()
+    grids = {run.server.decode_buckets for runs in planned.values() for run in runs[:1]}
+    compile_s = sum(device.compile_base_s + device.compile_call_s * (len(grid) + 1) for grid in grids)
+    return components, Costs(sum(replay for _, replay in costs_ns.values()) / NS_PER_S / scale, compile_s)
+
+
+def _costs_ns(runs: Sequence[PlannedRun]) -> tuple[FloatArray, float]:
+    """Device time of each plan under each restart, shape (plans, restarts), and the mean replay, both model ns."""
+    first = runs[0]
+    arrays, config = plan_arrays([run.plan for run in runs]), EngineConfig.from_server(first.server)
+    moved = perturbation_of(first.spec.prediction, first.cost_file).uncertainty.model_copy(update=SHARED)
+    drawn = draw(arrays, config, first.cost_model, moved, range(RESTARTS), role=first.condition.name)
+    totals = run_draws(drawn, config).totals
+    device_ns = (totals["decode_ns"] + totals["prefill_ns"]).astype(np.float64)
+    return device_ns.reshape(RESTARTS, len(runs)).T, float(totals["end_ns"].mean())
+
+
+def _components(condition: str, baseline: str, values: FloatArray, spec: ExperimentSpec) -> Components:
+    """values: log ratios, shape (blocks, restarts of each). One restart each leaves the two levels together."""
+    mean, num_blocks = float(values.mean()), len(values)
+    if values.shape[1] == 1:
+        return Components(condition, baseline, mean, float(values.std(ddof=1)), None, None, num_blocks)
+    plan, restart = variance_components(values)
+    plan = 0.0 if spec.same_input else plan
+    return Components(condition, baseline, mean, math.hypot(plan, restart), plan, restart, num_blocks)
+
+
+def needed(components: Components, goal: Goal) -> Needed:
+    """Blocks for every aim at one artifact."""
+    sd = max(components.sd, 1e-9)
+    difference = blocks_for_difference(sd, goal.log_margin, goal.alpha, goal.power)
+    equivalence = blocks_for_equivalence(sd, goal.log_margin, goal.alpha, goal.power)
+    both = None if difference is None or equivalence is None else max(difference, equivalence)
+    found = [
+        blocks_for_difference(sd, components.mean, goal.alpha, goal.power),
+        blocks_for_equivalence(sd, goal.log_margin, goal.alpha, goal.power, components.mean),
+    ]
+    as_predicted = min((one for one in found if one is not None), default=None)
+    is_clear = abs(components.mean) > 2 * goal.log_margin
+    proposed = as_predicted if is_clear else both
+    effects = (components.mean,) if is_clear else (0.0, goal.log_margin)
+    return Needed(
+        components,
+        blocks_for_precision(sd, math.log1p(goal.precision), goal.alpha),
+        equivalence,
+        difference,
+        as_predicted,
+        proposed,
+        *_looked(sd, goal, effects, proposed or MOST_BLOCKS),
+    )
+
+
+def _looked(sd: float, goal: Goal, effects: Sequence[float], fixed: int) -> tuple[int | None, int | None]:
+    """Blocks within which half and ``goal.power`` of sequential experiments end, at the worst of ``effects``."""
+    if 4 * fixed > MOST_BLOCKS:
+        return None, None
+    stop = StopSpec(margin=goal.margin, alpha=goal.alpha, budget=max(FIRST_BUDGET, 4 * fixed))
+    ends = [blocks_until_decided(sd, effect, stop) for effect in effects]
+    median, most = (max(int(np.quantile(end, q, method="higher")) for end in ends) for q in (0.5, goal.power))
+    return (median if median <= stop.budget else None), (most if most <= stop.budget else None)
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """``compiles`` artifacts with ``blocks`` each, one restart of every plan draw; None: more than can be had."""
+
+    blocks: int
+    compiles: int | None
+
+    def hours(self, costs: Costs) -> float | None:
+        if self.compiles is None:
+            return None
+        return self.compiles * (self.blocks * costs.block_s + costs.compile_s) / 3600
+
+
+def allocated(components: Components, goal: Goal, costs: Costs) -> Allocation:
+    """Blocks of each compile by their costs and spreads, then compiles for equivalence at the margin.
+
+    The datum of the top level is the mean over one compile's blocks: a compile is one draw, however many blocks it has.
+    """
+    if goal.compile_sd == 0:
+        return Allocation(
+            blocks_for_equivalence(components.sd, goal.log_margin, goal.alpha, goal.power) or MOST_BLOCKS, 1
+        )
+    blocks = repetitions([costs.block_s, costs.compile_s], [components.sd, goal.compile_sd])[0]
+    sd = math.hypot(goal.compile_sd, components.sd / math.sqrt(blocks))
+    return Allocation(blocks, blocks_for_equivalence(sd, goal.log_margin, goal.alpha, goal.power))

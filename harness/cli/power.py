@@ -1,0 +1,165 @@
+"""``harness power``: how many blocks an experiment needs, before it is run.
+
+Reads sealed runs or simulates; runs nothing. Next: the lines it prints go into the experiment, ``harness freeze`` fixes
+them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from harness.cli.overrides import override_table
+from harness.cli.run import RunsOption
+from harness.errors import SpecError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from harness.advise.power import Components, Costs, Goal, Needed
+    from harness.spec import ExperimentSpec
+
+DASH = "> 1000"
+
+
+def register(app: typer.Typer) -> None:
+    app.command(name="power")(power)
+
+
+def power(
+    experiment: Annotated[Path, typer.Argument(help="Experiment file (TOML), or a shipped one by name.")],
+    runs: RunsOption = Path("runs"),
+    margin: Annotated[
+        float | None,
+        typer.Option(help="What counts as equal. Default: of the experiment's [stop], else 0.02.", min=1e-4),
+    ] = None,
+    precision: Annotated[float, typer.Option(help="Half width of a plain interval, as a share.", min=1e-4)] = 0.01,
+    alpha: Annotated[float, typer.Option(help="Of each test.", min=1e-6, max=0.5)] = 0.05,
+    wanted: Annotated[float, typer.Option("--power", help="Probability of the verdict.", min=0.01, max=0.999)] = 0.9,
+    comparison: Annotated[
+        list[str] | None, typer.Option("--comparison", help="Only this condition against its baseline. Repeatable.")
+    ] = None,
+    simulate: Annotated[bool, typer.Option("--simulate", help="From the simulator, sealed runs or not.")] = False,
+    blocks: Annotated[int, typer.Option(help="Plan draws that are simulated.", min=3, max=1000)] = 60,
+    start_s: Annotated[float, typer.Option(help="Wall seconds to start and stop one server.", min=0)] = 3.0,
+    compile_sd: Annotated[
+        float, typer.Option(help="Spread of a log ratio between compiles; 0: one artifact is all that counts.", min=0)
+    ] = 0.0,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="HTML page with the power curves.")] = None,
+    changes: Annotated[list[str] | None, typer.Option("--set", help="Change one key. Repeatable.")] = None,
+) -> None:
+    """Blocks and hours for a precision or a margin, from sealed runs of the experiment or from the simulator.
+
+    Example: `harness power demo --margin 0.02 -o power.html`
+    """
+    from harness.advise.power import Costs, Goal, measured_components, needed, simulated_components
+    from harness.cli.run import load_engine
+    from harness.cli.words import terminal
+    from harness.records import RunStore
+    from harness.report.power_page import write_power_page
+    from harness.spec import experiment_file, load_toml, parse_experiment
+
+    path = experiment_file(experiment)
+    spec = parse_experiment(override_table(load_toml(path), changes or []), where=str(path))
+    declared = 0.02 if spec.stop is None else spec.stop.margin
+    goal = Goal(declared if margin is None else margin, alpha, wanted, precision, compile_sd)
+    load_engine(terminal())
+    simulated, costs = simulated_components(spec, blocks)
+    costs = Costs(costs.block_s + start_s * len(spec.condition), costs.compile_s)
+    sealed = [] if simulate else [run for run in RunStore(runs).sealed(spec.name) if run.is_valid]
+    components = measured_components(spec, sealed) if sealed else simulated
+    components = _chosen(components, comparison or [], str(path))
+    found = [needed(one, goal) for one in components]
+    origin = (
+        f"measured in {max(one.num_blocks for one in components)} sealed blocks under {runs}"
+        if sealed
+        else f"simulated: {blocks} plan draws, each restarted with the client's jitter"
+    )
+    lines = list(_lines(spec, found, goal, costs, origin, start_s))
+    print("\n".join(lines))
+    if output is not None:
+        page = write_power_page(output, f"Power of {spec.name}", found, goal, "\n".join(lines))
+        print(f"page: {page}")
+
+
+def _chosen(components: Sequence[Components], names: Sequence[str], where: str) -> list[Components]:
+    known = [one.condition for one in components]
+    if unknown := [name for name in names if name not in known]:
+        raise SpecError(
+            f"compares no condition {unknown[0]!r} with a baseline", where=where, hint=f"There are {', '.join(known)}"
+        )
+    return [one for one in components if not names or one.condition in names]
+
+
+def _lines(
+    spec: ExperimentSpec, found: Sequence[Needed], goal: Goal, costs: Costs, origin: str, start_s: float
+) -> Iterator[str]:
+    import math
+
+    from harness.cli.progress import format_duration
+
+    yield f"{spec.name}: log cost ratio of one block, {origin}"
+    width = max(len(one.components.condition) for one in found)
+    yield f"{'':<{width}}    ratio      sd    plan  restart   (sd of ln ratio)"
+    for one in found:
+        parts = [one.components.plan, one.components.restart]
+        told = "  ".join("     -" if part is None else f"{part:.4f}" for part in parts)
+        ratio = f"{100 * math.expm1(one.components.mean):+7.2f} %"
+        yield f"{one.components.condition:<{width}}  {ratio}  {one.components.sd:.4f}  {told}"
+    block = format_duration(costs.block_s)
+    yield f"assumed: one device; {start_s:g} s to start and stop a server; one block takes {block} (replay simulated)"
+    yield ""
+    yield f"blocks for power {goal.power:g} at alpha {goal.alpha:g} (hours)"
+    heads = (f"+-{goal.precision:.1%}", f"equal {goal.margin:.1%}", f"differ {goal.margin:.1%}", "as found")
+    yield f"{'':<{width}}  " + "".join(f"{head:>16}" for head in heads) + "   looked at: half, nine of ten"
+    for one in found:
+        cells = (one.precision, one.equivalence, one.difference, one.as_predicted)
+        looked = ", ".join(_blocks(count) for count in (one.looked_50, one.looked_90))
+        row = "".join(f"{_told(count, costs):>16}" for count in cells)
+        yield f"{one.components.condition:<{width}}  {row}   {looked}"
+    yield ""
+    yield from _allocation(found, goal, costs)
+    yield from _paste(found, goal)
+
+
+def _allocation(found: Sequence[Needed], goal: Goal, costs: Costs) -> Iterator[str]:
+    from harness.advise.power import allocated
+
+    yield "repeat no plan draw: a new one costs no more, and holds the restart's spread as well"
+    if goal.compile_sd == 0:
+        yield "compiles: their spread is not estimated (--compile-sd), so what is found holds for the artifact measured"
+        return
+    for one in found:
+        best = allocated(one.components, goal, costs)
+        hours = best.hours(costs)
+        told = "more compiles than can be had" if hours is None else f"{best.compiles} compiles, {hours:.1f} h"
+        yield f"{one.components.condition}: {best.blocks} blocks of each of {told} (compile: {costs.compile_s:.0f} s)"
+
+
+def _paste(found: Sequence[Needed], goal: Goal) -> Iterator[str]:
+    most = max(found, key=lambda one: one.proposed or 10_000)
+    if most.proposed is None:
+        name = most.components.condition
+        yield f"{name} needs more than 1,000 blocks: leave it out with --comparison, or widen --margin"
+        return
+    what = f"power {goal.power:g} at margin {goal.margin:g}, alpha {goal.alpha:g}, sd {most.components.sd:.4f}"
+    yield "paste above the first table of the experiment:"
+    yield f"replicates = {most.proposed}  # {what} ({most.components.condition})"
+    if all(one.looked_90 for one in found):
+        half = max(one.looked_50 or 0 for one in found)
+        budget = max(one.looked_90 or 0 for one in found)
+        yield f"or, to stop when the answer is known (half of such experiments end by block {half}):"
+        yield "[stop]"
+        yield f"margin = {goal.margin:g}"
+        yield f"alpha = {goal.alpha:g}"
+        yield f"budget = {max(5, budget)}  # {what}"
+
+
+def _told(count: int | None, costs: Costs) -> str:
+    return DASH if count is None else f"{count} ({count * costs.block_s / 3600:.2f} h)"
+
+
+def _blocks(count: int | None) -> str:
+    return DASH if count is None else str(count)

@@ -1,0 +1,74 @@
+"""``harness power``: from nothing to lines that can be pasted, and from sealed runs where there are some."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness.advise.power import Costs, Goal, allocated, measured_components, needed, simulated_components
+from harness.errors import SpecError
+from harness.runner import run_experiment
+from harness.spec import load_toml, parse_experiment
+from tests.support.command_line import harness
+from tests.support.experiments import small_experiment
+
+GOAL = Goal(margin=0.05)
+
+
+@pytest.mark.same_everywhere
+def test_lines_to_paste_read_back_as_an_experiment(tmp_path: Path) -> None:
+    said = harness(
+        "power", "demo", "--comparison", "bucket6-nowaits", "--blocks", "20", "-o", "power.html", cwd=tmp_path
+    )
+    assert said.returncode == 0, said.stderr
+    assert "simulated: 20 plan draws" in said.stdout
+    assert "their spread is not estimated" in said.stdout
+    lines = said.stdout.partition("paste above the first table of the experiment:\n")[2].partition("page:")[0]
+    pasted = tmp_path / "pasted.toml"
+    pasted.write_text("\n".join(line for line in lines.splitlines() if not line.startswith("or, ")))
+    found = load_toml(pasted)
+    more = {"name": "mine", "base_seed": 1, "workload": {"num_sessions": 2}, "condition": [{"name": "base"}]}
+    spec = parse_experiment({**found, **more}, where="pasted.toml")
+    assert spec.stop is not None
+    assert spec.stop.margin == 0.02
+    assert 2 <= spec.replicates <= spec.stop.budget
+    page = (tmp_path / "power.html").read_text()
+    assert 'aria-label="Power against blocks. Blocks proposed: bucket6-nowaits' in page
+
+
+def test_spreads_come_from_sealed_blocks_where_there_are_enough(tmp_path: Path) -> None:
+    spec = small_experiment(backend="sim", replicates=3)
+    runs = run_experiment(spec, runs_root=tmp_path).runs
+    (found,) = measured_components(spec, runs)
+    assert (found.condition, found.num_blocks, found.plan) == ("more", 3, None)
+    with pytest.raises(SpecError, match="no comparison has 3 valid blocks"):
+        measured_components(spec, runs[:4])
+
+
+def test_simulated_spreads_tell_plan_draws_from_restarts() -> None:
+    spec = small_experiment(backend="sim")
+    ((drawn,), costs) = simulated_components(spec, 20)
+    ((same,), _) = simulated_components(spec.model_copy(update={"same_input": True}), 20)
+    assert drawn.plan is not None
+    assert drawn.plan > 0
+    assert same.plan == 0
+    assert costs.block_s > 0
+    assert needed(drawn, GOAL).proposed is not None
+
+
+def test_a_compile_that_scatters_is_a_level_of_its_own() -> None:
+    ((drawn,), _) = simulated_components(small_experiment(backend="sim"), 20)
+    costs = Costs(block_s=30.0, compile_s=700.0)
+    one = allocated(drawn, GOAL, costs)
+    several = allocated(drawn, Goal(margin=0.05, compile_sd=0.01), costs)
+    assert one.compiles == 1
+    assert several.compiles is not None
+    assert several.compiles > 1
+    assert several.hours(costs) == pytest.approx(several.compiles * (several.blocks * 30 + 700) / 3600)
+
+
+def test_a_comparison_that_is_not_there_is_named(tmp_path: Path) -> None:
+    said = harness("power", "demo", "--comparison", "none", "--blocks", "3", cwd=tmp_path)
+    assert said.returncode == 2
+    assert "bucket6-waits, base-nowaits, bucket6-nowaits" in said.stderr

@@ -1,0 +1,83 @@
+"""A prediction is a distribution: means over perturbed draws, intervals, and what of them was only assumed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.analysis.method.predictions import drawn_interval, drawn_ratio
+from harness.analysis.method.stats import t_quantile
+from harness.experiment import PlannedRuns, resolve
+from harness.prereg.predict import predict_experiment
+from harness.sim import simulate
+from harness.sim.calibrated import perturbation_of
+from harness.spec import PredictionSpec, parse_experiment
+
+
+def planned(**prediction: Any) -> PlannedRuns:
+    table = {
+        "name": "drawn", "backend": "sim", "base_seed": 7, "replicates": 2, "prediction": prediction,
+        "workload": {"num_sessions": 6, "wait_cap_s": 5.0},
+        "condition": [{"name": "base"}, {"name": "finer", "server": {"decode_buckets": [1, 2, 4, 6, 8]}}],
+    }  # fmt: skip
+    return resolve(parse_experiment(table, where="test"))
+
+
+def test_a_single_draw_is_the_nominal_simulation() -> None:
+    runs = planned(draws=1)
+    predictions = predict_experiment(runs)
+    for run in runs:
+        found, nominal = predictions[run.condition.name][run.replicate], simulate(run.plan, run.server, run.cost_model)
+        assert (found.device_ns, found.end_ns, found.num_evictions) == (
+            nominal.device_ns,
+            nominal.end_ns,
+            nominal.num_evictions,
+        )
+        assert found.waiting_session_ns == nominal.wait_session_ns
+        assert found.draws is None
+        assert drawn_interval([found], "device_ns") is None
+
+
+def test_a_prediction_is_the_mean_of_its_draws_and_its_interval_holds_one_more_outcome() -> None:
+    predictions = predict_experiment(planned(draws=12))
+    (found, _other) = predictions["base"].values()
+    assert found.draws is not None
+    device = drawn_interval([found], "device_ns")
+    assert device is not None
+    assert device.estimate == pytest.approx(found.device_ns, rel=1e-6)
+    assert (device.num_units, device.level) == (12, 0.9)
+    # One more normal outcome: t s sqrt(1 + 1/K), not the interval of a mean.
+    values = found.draws.device_ns
+    s = (sum((value - device.estimate) ** 2 for value in values) / 11) ** 0.5
+    assert device.high - device.estimate == pytest.approx(t_quantile(0.9, 11) * s * (13 / 12) ** 0.5)
+
+
+def test_conditions_share_true_costs_so_that_their_ratio_is_surer_than_each() -> None:
+    predictions = predict_experiment(planned(draws=20))
+    own, base = (list(predictions[name].values()) for name in ("finer", "base"))
+    ratio, alone = drawn_ratio(own, base), drawn_interval(base, "device_ns")
+    assert ratio is not None
+    assert alone is not None
+    assert ratio.width / ratio.estimate < alone.width / alone.estimate
+    assert drawn_ratio(own, [one.model_copy(update={"draws": None}) for one in base]) is None
+
+
+def test_what_is_not_calibrated_is_said_to_be_assumed(tmp_path: Path) -> None:
+    (run, *_rest) = planned()
+    assert (
+        "assumed"
+        not in perturbation_of(
+            PredictionSpec(start_ms=1, lag_ms=1, step_sd=0, decode_sd=0, bucket_sd=0, prefill_sd=0, artifact_sd=0),
+            run.cost_file,
+        ).line()
+    )
+    file = tmp_path / "mine.toml"
+    interval = '"f(8)" = {low = 12.9, high = 13.1, level = 0.95}'
+    file.write_text(f"{run.cost_file.read_text()}\n[calibration.decode.intervals]\n{interval}\n")
+    found = perturbation_of(PredictionSpec(lag_ms=3.0), file)
+    assert found.uncertainty.rearrival_lag_ms == 3.0
+    assert found.uncertainty.bucket_relative == pytest.approx(0.1 / 1.96 / 12.97, rel=1e-3)
+    assert {"lag_ms", "bucket_sd"}.isdisjoint(found.assumed)
+    assert "assumed, not calibrated: start_ms" in found.line()
