@@ -165,7 +165,7 @@ def coverage(
     trials: Annotated[int, typer.Option(help="Emulated experiments on the virtual clock.")] = 100,
     changes: SetOption = None,
 ) -> None:
-    """How often the predicted interval contains the ratio of emulated runs with jitter: should be its level.
+    """How often predicted intervals of cost ratio and reuse hold emulated outcomes, for every N: should be their level.
 
     Example: `harness coverage paper --trials 100 --set rules=vendor-0.11.1`
     """
@@ -176,8 +176,9 @@ def coverage(
     if not rule_set(asked.rules).has_inner_blocks and not any(change.startswith("rules=") for change in changes or []):
         print(f"rules: {NEWEST_STABLE}, since the emulator does not run those of the space ({asked.rules})")
         asked = asked.model_copy(update={"rules": NEWEST_STABLE})
-    for line in check_coverage(asked, trials).lines():
-        print(line)
+    for users in asked.inputs.users:
+        for line in check_coverage(asked, trials, users=users).lines():
+            print(line, flush=True)
 
 
 def _space(name_or_path: str, changes: list[str] | None) -> SpaceSpec:
