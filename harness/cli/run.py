@@ -139,7 +139,7 @@ def perform(
     page = check_output(page or runs / f"{spec.name}.html")
     load_engine(console, with_client=not kind_named(spec.backend).is_virtual and spec.client.name == "epoll")
     stop = StopFlag()
-    with TerminalProgress(console) as progress, interruptible(stop, console):
+    with TerminalProgress(console, runs) as progress, interruptible(stop, console):
         outcome = run_experiment(
             spec,
             runs_root=runs,
