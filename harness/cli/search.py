@@ -99,7 +99,16 @@ def predict(
         console.width = 160
     title = f"{spec.name}: cost ratio to {candidate_of(spec.baseline).label}"
     table = Table(title=title, header_style="bold", title_justify="left", box=None, pad_edge=False)
-    for heading in ("configuration", "N", "rules", "sums", "median", f"{spec.uncertainty.level:.0%} interval", ""):
+    for heading in (
+        "configuration",
+        "N",
+        "rules",
+        "sums",
+        "median",
+        "mean of draws",
+        f"{spec.uncertainty.level:.0%} interval",
+        "",
+    ):
         is_text = heading in ("configuration", "rules", "")
         table.add_column(heading, justify="left" if is_text else "right", no_wrap=True)
     for changed in (None, *(ablation(name) for name in ablations or ())):
@@ -114,6 +123,7 @@ def predict(
                     found.rules,
                     f"{found.ratio_of_sums:.4f}",
                     f"{found.median_of_pairs:.4f}",
+                    f"{found.mean:.4f}",
                     f"{found.low:.4f} - {found.high:.4f}",
                     told,
                 )
