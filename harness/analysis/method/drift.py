@@ -44,7 +44,7 @@ class Drift:
         return (
             f"{told}: cost (B) changes by {change} % [{low}, {high}] per place in the order ({self.order}), "
             f"p = {self.p:.2g}, {self.num_runs} runs; the order leaves at most "
-            f"{100 * math.expm1(abs(self.left)):.2f} % of it in a comparison"
+            f"{100 * math.expm1(abs(self.left)):.2f} % in a comparison"
         )
 
 
