@@ -98,7 +98,7 @@ def check_coverage(space: SpaceSpec, trials: int, *, users: int | None = None, n
     outcomes: list[Outcome] = []
     given: list[list[bool]] = []
     for trial in range(trials):
-        seed = derive_seed(space.uncertainty.seed, f"coverage/{trial}") % SEED_RANGE
+        seed = derive_seed(space.uncertainty.seed, f"coverage/{count}/{trial}") % SEED_RANGE
         outcomes.append(emulated(space, candidate, count, seed))
         given.append(_held(predicted(_given(space, seed), candidate, count), outcomes[-1]))
     anew = None if new is None else _counted([_held(new, outcome) for outcome in outcomes])

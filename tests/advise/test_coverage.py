@@ -49,8 +49,8 @@ def test_closed_populations_are_judged_in_their_window() -> None:
         "requests_per_session": 3,
         "generate_tokens": {"law": "uniform", "low": 4, "high": 9},
     }
-    inputs = {"users": [4], "search_seeds": [1], "sessions_per_user": 6, "workload": workload}
-    windowed = space(uncertainty=uncertainty, inputs=inputs, window={"after_requests": 3, "seconds": 3})
+    inputs = {"users": [4], "search_seeds": [1], "sessions_per_user": 8, "workload": workload}
+    windowed = space(uncertainty=uncertainty, inputs=inputs, window={"after_requests": 3, "seconds": 2})
     found = check_coverage(windowed, 8)
     assert found.new is None
     assert min(found.given) >= 5
