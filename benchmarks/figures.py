@@ -105,9 +105,17 @@ def bench_emulator() -> Iterator[Figure]:
         yield Figure(f"emulator step period, N={num_seqs}", str(error), "p50 <= 0.1 ms")
 
 
+def bench_stopping() -> Iterator[Figure]:
+    """Whether sequences, preset looks and powers keep their word on simulated experiments."""
+    from benchmarks.stopping import bench_stopping as measure
+
+    yield from measure()
+
+
 SECTIONS: dict[str, Callable[[], Iterator[Figure]]] = {
     "parser": bench_parser,
     "plan": bench_plan,
     "simulator": bench_simulator,
     "emulator": bench_emulator,
+    "stopping": bench_stopping,
 }

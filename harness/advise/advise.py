@@ -37,7 +37,7 @@ class Step:
 
     @property
     def saving(self) -> float:
-        return 1.0 - self.prediction.ratio_of_sums
+        return 1.0 - self.prediction.mean
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Advice:
             told = "" if found.is_told_apart else ", not told apart from the baseline"
             level = f"{found.level:.0%}"
             yield (
-                f"  {step.name:<18} {found.candidate.label:<28} predicted {found.ratio_of_sums:.4f} "
+                f"  {step.name:<18} {found.candidate.label:<28} predicted {found.mean:.4f} "
                 f"({level} {found.low:.4f} to {found.high:.4f}{told})"
             )
         if self.proposal is None:

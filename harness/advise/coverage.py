@@ -6,50 +6,73 @@ the interval's bookkeeping and not a real server is said with the count. Next: `
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
-from harness.clock import NS_PER_MS
+from harness.clock import NS_PER_MS, NS_PER_S
+from harness.emulator.core import StepEnd
 from harness.emulator.virtual import run_virtually
-from harness.engine import CostModel, load_cost_model
+from harness.engine import DECODE, CostModel, EngineConfig, load_cost_model
+from harness.engine.state import STEP_DECODE, STEP_PREFILL
 from harness.errors import SpecError
 from harness.kv_rules import NEWEST_STABLE, rule_set
 from harness.plan import Plan, build_plan
 from harness.plan.build import derive_seed
-from harness.sim.draws import ORDER_NS, perturbed
-from harness.sim.interval import predict
+from harness.sim import memory
+from harness.sim.draws import ORDER_NS, artifact_key, perturbed
+from harness.sim.interval import interval, sampled
+from harness.sim.kernel import arrays as layout
 from harness.sim.search.rank import FloatArray
 from harness.sim.search.space import Candidate, SpaceSpec, UncertaintySpec, candidate_of
+from harness.sim.simulate import is_rearrival, plan_arrays
+from harness.sim.windows import look, window_start
 
 SEED_RANGE = 2**31
 
 
+FIGURES = ("cost ratio", "reuse", "reuse of the baseline")
+
+
+class Outcome(NamedTuple):
+    """What one experiment gave, or the interval that was predicted for it: the three FIGURES."""
+
+    ratio: float
+    reuse: float
+    baseline_reuse: float
+
+
 @dataclass(frozen=True)
 class Coverage:
-    """Counts of emulated ratios inside the predicted intervals.
+    """Counts of emulated outcomes inside predicted intervals, in the order of FIGURES.
 
-    new: one interval for any new inputs. given: an interval per experiment, for its very plans. ratios: emulated.
+    new: one interval for any new inputs, None in a window. given: an interval per experiment, for its very plans.
     """
 
     name: str
     users: int
     level: float
-    trials: int
-    new: int
-    given: int
-    ratios: tuple[float, ...]
-    low: float
-    high: float
+    outcomes: tuple[Outcome, ...]
+    new: tuple[int, ...] | None
+    given: tuple[int, ...]
+
+    @property
+    def trials(self) -> int:
+        return len(self.outcomes)
 
     def lines(self) -> Iterator[str]:
         """The count for people."""
-        how = "on the emulator's core in virtual time; inputs, jitter and true costs drawn anew"
+        how = "on the emulator's core in virtual time; inputs, jitter, noise of steps and true costs drawn anew"
         yield f"{self.name}, N={self.users}: {self.trials} experiments {how}"
-        share = f"{self.new} of {self.trials} ({self.new / self.trials:.0%})"
-        yield f"  interval for new inputs, {self.low:.4f} to {self.high:.4f}: holds {share}"
-        yield f"  intervals for the given inputs: hold {self.given} of {self.trials} ({self.given / self.trials:.0%})"
+        counts = [("the given inputs", self.given)] + ([] if self.new is None else [("new inputs", self.new)])
+        for told, held in counts:
+            for figure, count, values in zip(FIGURES, held, zip(*self.outcomes, strict=True), strict=True):
+                yield (
+                    f"  intervals for {told}, {figure} ({min(values):.4f} to {max(values):.4f}): hold {count} of "
+                    f"{self.trials} ({count / self.trials:.0%})"
+                )
         low, high = expected_range(self.trials, self.level)
         yield f"  a true {self.level:.0%} interval would hold {low} to {high} of them in 95 of 100 such checks"
 
@@ -71,39 +94,106 @@ def check_coverage(space: SpaceSpec, trials: int, *, users: int | None = None, n
     chosen = name or next(iter(space.named))
     count = space.inputs.users[0] if users is None else users
     candidate = candidate_of(space.named[chosen])
-    new = predict(space, candidate, count)
-    ratios: list[float] = []
-    given = 0
+    new = None if space.window is not None else predicted(space, candidate, count)
+    outcomes: list[Outcome] = []
+    given: list[list[bool]] = []
     for trial in range(trials):
-        seed = derive_seed(space.uncertainty.seed, f"coverage/{trial}") % SEED_RANGE
-        ratio = emulated_ratio(space, candidate, count, seed)
-        interval = predict(_given(space, seed), candidate, count)
-        given += interval.low <= ratio <= interval.high
-        ratios.append(ratio)
-    inside = sum(new.low <= ratio <= new.high for ratio in ratios)
-    return Coverage(chosen, count, new.level, trials, inside, given, tuple(ratios), new.low, new.high)
+        seed = derive_seed(space.uncertainty.seed, f"coverage/{count}/{trial}") % SEED_RANGE
+        outcomes.append(emulated(space, candidate, count, seed))
+        given.append(_held(predicted(_given(space, seed), candidate, count), outcomes[-1]))
+    anew = None if new is None else _counted([_held(new, outcome) for outcome in outcomes])
+    return Coverage(chosen, count, space.uncertainty.level, tuple(outcomes), anew, _counted(given))
 
 
-def emulated_ratio(space: SpaceSpec, candidate: Candidate, users: int, seed: int) -> float:
-    """Ratio of sums of one emulated experiment: plans, jitters and true costs drawn from ``seed``."""
+def predicted(space: SpaceSpec, candidate: Candidate, users: int) -> list[tuple[float, float]]:
+    """Intervals of the FIGURES of one experiment."""
+    own, base = sampled(space, (candidate, candidate_of(space.baseline)), (users,))
+    values = (own.cost / base.cost, own.reuse, base.reuse)
+    return [interval(each, space.uncertainty.level) for each in values]
+
+
+def _held(intervals: Sequence[tuple[float, float]], outcome: Outcome) -> list[bool]:
+    return [low <= value <= high for (low, high), value in zip(intervals, outcome, strict=True)]
+
+
+def _counted(held: Sequence[Sequence[bool]]) -> tuple[int, ...]:
+    return tuple(sum(figure) for figure in zip(*held, strict=True))
+
+
+def emulated(space: SpaceSpec, candidate: Candidate, users: int, seed: int) -> Outcome:
+    """One emulated experiment: plans, jitters, noise of steps and true costs drawn from ``seed``."""
     uncertainty = space.uncertainty
-    truth = perturbed(load_cost_model(space.cost_model), uncertainty.model_copy(update={"seed": seed}), 0)
-    workload = space.inputs.workload_of(users)
-    sums = [0, 0]
+    truth = uncertainty.model_copy(update={"seed": seed})
+    model, workload = load_cost_model(space.cost_model), space.inputs.workload_of(users)
+    sums = np.zeros((2, 4))
     for replicate in range(uncertainty.replicates):
         plan = build_plan(workload, seed, replicate)
         if space.inputs.treatment != "as-drawn":
             plan = plan.with_treatment(space.inputs.treatment)
         for role, each in enumerate((candidate, candidate_of(space.baseline))):
             generator = np.random.default_rng([seed, replicate, role])
-            sums[role] += device_ns(jittered_plan(plan, uncertainty, generator), each, space, truth)
-    return sums[0] / sums[1]
+            late = jittered_plan(plan, uncertainty, generator)
+            costs = perturbed(model, truth, 0, artifact_key(each.config(space.rules)))
+            sums[role] += figures(late, each, space, costs, lasting(uncertainty.step_relative, generator))
+    cost = sums[:, 0] / np.maximum(sums[:, 1], 1) if space.window is not None else sums[:, 0]
+    reuse = np.where(sums[:, 3] > 0, sums[:, 2] / np.maximum(sums[:, 3], 1), 1.0)
+    return Outcome(float(cost[0] / cost[1]), float(reuse[0]), float(reuse[1]))
 
 
-def device_ns(plan: Plan, candidate: Candidate, space: SpaceSpec, costs: CostModel) -> int:
-    """Device time of one emulated run: the sum of its steps."""
-    steps = run_virtually(plan, candidate.server(space.rules), costs)
-    return sum(end.start.step.duration_ns for end in steps if end.requests)
+def lasting(step_relative: float, generator: np.random.Generator) -> Callable[[int], int]:
+    """How long steps really last: each deviates normally, on its own."""
+    return lambda step_ns: max(1, round(step_ns * (1 + step_relative * float(generator.standard_normal()))))
+
+
+def figures(
+    plan: Plan,
+    candidate: Candidate,
+    space: SpaceSpec,
+    costs: CostModel,
+    lasting_ns: Callable[[int], int] = lambda step_ns: step_ns,
+) -> tuple[int, int, int, int]:
+    """Device ns, completed requests, reused and all re-arrivals of one emulated run; in the space's window, if any."""
+    steps = [end for end in run_virtually(plan, candidate.server(space.rules), costs, lasting_ns) if end.requests]
+    arrays = plan_arrays([plan])
+    outcome = _as_simulated(arrays, candidate.config(space.rules), steps)
+    if space.window is not None:
+        start_ns = window_start(arrays, outcome, space.window.after_requests)
+        end_ns = start_ns + round(space.window.seconds * NS_PER_S)
+        found = look(arrays, outcome, candidate.config(space.rules), start_ns, end_ns)
+        return found.device_ns, found.completed, found.reused, found.rearrivals
+    again = is_rearrival(arrays)
+    is_reused = again & (outcome.requests["cached_tokens"] > 0)
+    device_ns = sum(end.start.step.duration_ns for end in steps)
+    return device_ns, len(again), int(is_reused.sum()), int(again.sum())
+
+
+def _as_simulated(arrays: layout.PlanArrays, config: EngineConfig, steps: Sequence[StepEnd]) -> layout.Outcome:
+    """Emulated steps in the tables of a simulation, so that one function counts what lies in a window."""
+    outcome = memory.new_outcome(arrays, config, len(steps))
+    kinds = [STEP_DECODE if end.start.step.kind == DECODE else STEP_PREFILL for end in steps]
+    columns = {
+        "start_ns": [end.start.start_ns for end in steps],
+        "kind": kinds,
+        "num_seqs": [end.start.step.num_seqs for end in steps],
+        "bucket": [end.start.step.bucket for end in steps],
+        "count": [1] * len(steps),
+        "duration_ns": [end.start.step.duration_ns for end in steps],
+    }
+    for name, values in columns.items():
+        outcome.steps[name][:] = values
+    outcome.totals["num_step_records"][:] = len(steps)
+    for end in steps:
+        for request in end.finished:
+            session, number = map(int, request.engine_id.split("-"))
+            row = int(arrays.sessions["first_request"][session]) + number
+            times = {"arrival_ns": request.arrival_ns, "admitted_ns": request.scheduled_ns}
+            for name, value in {
+                **times,
+                "completed_ns": end.start.end_ns,
+                "cached_tokens": request.cached_tokens,
+            }.items():
+                outcome.requests[name][row] = value
+    return outcome
 
 
 def jittered_plan(plan: Plan, uncertainty: UncertaintySpec, generator: np.random.Generator) -> Plan:

@@ -116,30 +116,37 @@ def measured_components(spec: ExperimentSpec, sealed: Sequence[SealedRun]) -> li
 
 def simulated_components(spec: ExperimentSpec, num_blocks: int) -> tuple[list[Components], Costs]:
     """Spreads over fresh plan draws and restarts with the client's jitter, and the costs of a block."""
+    ratios, costs = simulated_ratios(spec, num_blocks, RESTARTS)
+    return [_components(*names, values, spec) for names, values in ratios.items()], costs
+
+
+def simulated_ratios(
+    spec: ExperimentSpec, num_blocks: int, restarts: int
+) -> tuple[dict[tuple[str, str], FloatArray], Costs]:
+    """Log ratios of (condition, baseline), shape (blocks, restarts), of plan draws that no run of it need share."""
     planned = resolve(spec.model_copy(update={"replicates": num_blocks})).by_condition
-    costs_ns = {name: _costs_ns(runs) for name, runs in planned.items()}
+    costs_ns = {name: _costs_ns(runs, restarts) for name, runs in planned.items()}
     pairs = [(one.name, spec.baseline_of(one)) for one in spec.condition if spec.baseline_of(one) != one.name]
     if not pairs:
         raise SpecError("compares no condition with another", where=spec.name, hint="Give it a second condition")
-    components = [
-        _components(name, baseline, np.log(costs_ns[name][0] / costs_ns[baseline][0]), spec) for name, baseline in pairs
-    ]
     scale = spec.time_scale if kind_named(spec.backend).scales_time else 1.0
     device = DeviceSpec()
     grids = {run.server.decode_buckets for runs in planned.values() for run in runs[:1]}
     compile_s = sum(device.compile_base_s + device.compile_call_s * (len(grid) + 1) for grid in grids)
-    return components, Costs(sum(replay for _, replay in costs_ns.values()) / NS_PER_S / scale, compile_s)
+    block_s = sum(replay_ns for _, replay_ns in costs_ns.values()) / NS_PER_S / scale
+    ratios = {(name, base): np.log(costs_ns[name][0] / costs_ns[base][0]) for name, base in pairs}
+    return ratios, Costs(block_s, compile_s)
 
 
-def _costs_ns(runs: Sequence[PlannedRun]) -> tuple[FloatArray, float]:
+def _costs_ns(runs: Sequence[PlannedRun], restarts: int) -> tuple[FloatArray, float]:
     """Device time of each plan under each restart, shape (plans, restarts), and the mean replay, both model ns."""
     first = runs[0]
     arrays, config = plan_arrays([run.plan for run in runs]), EngineConfig.from_server(first.server)
     moved = perturbation_of(first.spec.prediction, first.cost_file).uncertainty.model_copy(update=SHARED)
-    drawn = draw(arrays, config, first.cost_model, moved, range(RESTARTS), role=first.condition.name)
+    drawn = draw(arrays, config, first.cost_model, moved, range(restarts), role=first.condition.name)
     totals = run_draws(drawn, config).totals
     device_ns = (totals["decode_ns"] + totals["prefill_ns"]).astype(np.float64)
-    return device_ns.reshape(RESTARTS, len(runs)).T, float(totals["end_ns"].mean())
+    return device_ns.reshape(restarts, len(runs)).T, float(totals["end_ns"].mean())
 
 
 def _components(condition: str, baseline: str, values: FloatArray, spec: ExperimentSpec) -> Components:

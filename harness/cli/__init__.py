@@ -31,6 +31,7 @@ from harness.cli import (
     tables,
     trace,
     twin,
+    watch,
 )
 from harness.errors import ExitCode, HarnessError
 
@@ -62,6 +63,7 @@ def _options(
 
 run.register(app)
 sweep.register(app)
+watch.register(app)
 power.register(app)
 inputs.register(app)
 explain.register(app)
@@ -80,7 +82,7 @@ release.register(app)
 
 # Under which heading --help shows each command; what is not named here comes first, under none.
 PANELS = {
-    "Run and look": ("run", "sweep", "report", "table", "compare", "runs", "query", "explain"),
+    "Run and look": ("run", "watch", "sweep", "report", "table", "compare", "runs", "query", "explain"),
     "Before a run": ("init", "doctor", "power", "simulate", "plan", "waits", "trace", "emulator"),
     "Method": ("freeze", "publish", "decide", "analyse", "catalogue", "tables", "signs", "paper-rules", "calibrate"),
     "Search and advice": ("search", "predict", "coverage", "advise"),

@@ -18,7 +18,8 @@ def register(app: typer.Typer) -> None:
 
 def bench(
     sections: Annotated[
-        list[str] | None, typer.Argument(help="`client`, `emulator`, `parser`, `plan`, `simulator`. Default: all.")
+        list[str] | None,
+        typer.Argument(help="`client`, `emulator`, `parser`, `plan`, `simulator`, `stopping`. Default: all."),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Shorter client scenarios.")] = False,
     peers: Annotated[
@@ -30,7 +31,7 @@ def bench(
         ),
     ] = None,
 ) -> None:
-    """Measure the client, the emulator, the log parser, plan building and the simulator on this machine.
+    """Measure the client, the emulator, the log parser, plan building, the simulator and the rules for stopping.
 
     Example: `harness bench parser simulator`
     """

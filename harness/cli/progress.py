@@ -5,12 +5,26 @@ Shows what it is told and predicts nothing itself. Next: nothing; this is the en
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    Task,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
+from rich.text import Text
 
+from harness.analysis.logs.glance import glance
 from harness.cli.words import said
+from harness.records import layout
 from harness.report.terminal import standing_lines
 from harness.runner.progress import (
     BlockLooked,
@@ -33,10 +47,22 @@ def format_duration(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
 
 
+class _Now(ProgressColumn):
+    """What the run being made does now, looked up twice a second: it also moves while no request ends."""
+
+    max_refresh = 0.5
+
+    def render(self, task: Task) -> Text:
+        folder = task.fields.get("folder")
+        return Text(glance(folder).in_words() if isinstance(folder, Path) else "")
+
+
 class TerminalProgress:
     """A ProgressSink for the command line; use as a context manager."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, runs: Path | None = None) -> None:
+        """runs: where the runs are written, to look into the one being made."""
+        self._runs = runs
         self._console = console
         self._is_live = console.is_terminal
         self._bars = Progress(
@@ -46,11 +72,13 @@ class TerminalProgress:
             MofNCompleteColumn(),
             TimeElapsedColumn(),
             TextColumn("{task.fields[note]}"),
+            _Now(),
             console=console,
             transient=True,
         )
         self._runs_task: TaskID | None = None
         self._requests_task: TaskID | None = None
+        self._name = ""
         self._num_planned = 0
         self._num_sealed = 0
 
@@ -72,7 +100,7 @@ class TerminalProgress:
             case RunStarted():
                 self._run_started(event)
             case ServerReady():
-                self._note(f"server ready in {event.startup_s:.1f} s")
+                pass  # what the run does now is looked up
             case RequestFinished():
                 if self._requests_task is not None:
                     self._bars.update(self._requests_task, completed=event.num_finished)
@@ -83,6 +111,7 @@ class TerminalProgress:
                     self._console.print(f"  {line}", highlight=False)
 
     def _experiment_started(self, event: ExperimentStarted) -> None:
+        self._name = event.name
         self._num_planned, self._num_sealed = event.num_planned, event.num_sealed
         already = f", {event.num_sealed} sealed before" if event.num_sealed else ""
         left = format_duration(event.predicted_wall_s)
@@ -93,11 +122,12 @@ class TerminalProgress:
     def _run_started(self, event: RunStarted) -> None:
         if self._requests_task is not None:
             self._bars.remove_task(self._requests_task)
-        self._requests_task = self._bars.add_task(event.label, total=event.num_requests, note="starting the server")
+        self._requests_task = self._bars.add_task(
+            event.label, total=event.num_requests, note="", folder=self._folder(event.label)
+        )
 
-    def _note(self, note: str) -> None:
-        if self._requests_task is not None:
-            self._bars.update(self._requests_task, note=note)
+    def _folder(self, label: str) -> Path | None:
+        return None if self._runs is None else self._runs / self._name / f"{label}{layout.PARTIAL}"
 
     def _run_sealed(self, event: RunSealed) -> None:
         self._num_sealed += 1

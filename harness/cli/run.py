@@ -139,7 +139,7 @@ def perform(
     page = check_output(page or runs / f"{spec.name}.html")
     load_engine(console, with_client=not kind_named(spec.backend).is_virtual and spec.client.name == "epoll")
     stop = StopFlag()
-    with TerminalProgress(console) as progress, interruptible(stop, console):
+    with TerminalProgress(console, runs) as progress, interruptible(stop, console):
         outcome = run_experiment(
             spec,
             runs_root=runs,
@@ -257,12 +257,15 @@ def _conditions_written(sealed: Sequence[SealedRun], form: TableForm, *, serving
 
 def _conclude(console: Console, sealed: Sequence[SealedRun], path: Path, title: str | None) -> None:
     from harness.analysis import summarise
+    from harness.analysis.method.drift import drift
     from harness.report import conditions_table, serving_table, write_report
 
     summary = summarise(sealed)
     for shown in (conditions_table(summary, console.width), serving_table(summary)):
         console.print()
         console.print(shown)
+    if (moved := drift(sealed)) is not None and moved.is_found:
+        console.print(str(moved), style="yellow", markup=False, highlight=False)
     page = write_report(sealed, path, title=title, results=_results(sealed))
     console.print(f"report: {page}", highlight=False, soft_wrap=True)
 

@@ -99,7 +99,16 @@ def predict(
         console.width = 160
     title = f"{spec.name}: cost ratio to {candidate_of(spec.baseline).label}"
     table = Table(title=title, header_style="bold", title_justify="left", box=None, pad_edge=False)
-    for heading in ("configuration", "N", "rules", "sums", "median", f"{spec.uncertainty.level:.0%} interval", ""):
+    for heading in (
+        "configuration",
+        "N",
+        "rules",
+        "sums",
+        "median",
+        "mean of draws",
+        f"{spec.uncertainty.level:.0%} interval",
+        "",
+    ):
         is_text = heading in ("configuration", "rules", "")
         table.add_column(heading, justify="left" if is_text else "right", no_wrap=True)
     for changed in (None, *(ablation(name) for name in ablations or ())):
@@ -114,6 +123,7 @@ def predict(
                     found.rules,
                     f"{found.ratio_of_sums:.4f}",
                     f"{found.median_of_pairs:.4f}",
+                    f"{found.mean:.4f}",
                     f"{found.low:.4f} - {found.high:.4f}",
                     told,
                 )
@@ -165,7 +175,7 @@ def coverage(
     trials: Annotated[int, typer.Option(help="Emulated experiments on the virtual clock.")] = 100,
     changes: SetOption = None,
 ) -> None:
-    """How often the predicted interval contains the ratio of emulated runs with jitter: should be its level.
+    """How often predicted intervals of cost ratio and reuse hold emulated outcomes, for every N: should be their level.
 
     Example: `harness coverage paper --trials 100 --set rules=vendor-0.11.1`
     """
@@ -176,8 +186,9 @@ def coverage(
     if not rule_set(asked.rules).has_inner_blocks and not any(change.startswith("rules=") for change in changes or []):
         print(f"rules: {NEWEST_STABLE}, since the emulator does not run those of the space ({asked.rules})")
         asked = asked.model_copy(update={"rules": NEWEST_STABLE})
-    for line in check_coverage(asked, trials).lines():
-        print(line)
+    for users in asked.inputs.users:
+        for line in check_coverage(asked, trials, users=users).lines():
+            print(line, flush=True)
 
 
 def _space(name_or_path: str, changes: list[str] | None) -> SpaceSpec:

@@ -88,12 +88,16 @@ def _files(source: Path) -> list[Path]:
 def trace_show(
     trace: Annotated[str, typer.Argument(help="A trace file, or a shipped trace by name.")],
     picture: Annotated[Path | None, typer.Option("--picture", help="Also draw it: .svg, .png or .pdf.")] = None,
+    max_context: Annotated[int, typer.Option(help="Also say what fits so many tokens of prompt and answer.")] = 0,
+    scale: Annotated[str, typer.Option(help="With every length divided, as workload.scale: 1/k.")] = "1",
 ) -> None:
     """Sessions, requests, lengths, waits by kind, sharing and ceilings of a trace.
 
-    Example: `harness trace show coding-agent --picture coding-agent.svg`
+    Example: `harness trace show coding-agent --max-context 8000 --picture coding-agent.svg`
     """
     _show(Path(trace) if Path(trace).is_file() else trace)
+    if max_context or scale != "1":
+        _show_what_fits(trace, max_context, scale)
     if picture is not None:
         from harness.plan.traces.file import load_trace
         from harness.report.trace_picture import draw_trace
@@ -114,27 +118,45 @@ def trace_export(
 
     Example: `harness trace export agents slots8/0 --format otel -o spans.json --runs runs/today`
     """
+    from harness.plan.files import write_atomic
     from harness.report.trace_export import export_trace
 
-    output.write_bytes(export_trace(_run(experiment, run, runs), form))
+    write_atomic(output, iter([export_trace(_run(experiment, run, runs), form)]), what="the trace")
     print(f"wrote {output}")
 
 
 @trace_app.command(name="perfetto")
 def perfetto(
     experiment: Annotated[str, typer.Argument(help="Name of an experiment with sealed runs.")],
-    run: Annotated[str, typer.Argument(help="One run: condition/replicate.")],
+    run: Annotated[list[str], typer.Argument(help="Runs: condition/replicate, one or several in one file.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The trace file to write (JSON).")],
     runs: RunsOption = Path("runs"),
 ) -> None:
-    """Write one run as a trace for ui.perfetto.dev: sessions as tracks, n and padding as counters.
+    """Write runs as a trace for ui.perfetto.dev: requests and tool waits, every decode step and who was in it.
 
     Example: `harness trace perfetto demo base-waits/0 -o trace.json --runs runs/today`
     """
-    from harness.report import perfetto_trace
+    from harness.report import write_perfetto
 
-    output.write_bytes(perfetto_trace(_run(experiment, run, runs)))
-    print(f"trace: {output}")
+    print(f"trace: {write_perfetto([_run(experiment, one, runs) for one in run], output)}")
+
+
+def _show_what_fits(trace: str, max_context: int, scale: str) -> None:
+    """What a plan with this scale and context takes of the trace, and what it leaves out."""
+    from pydantic import ValidationError
+
+    from harness.plan import build_plan
+    from harness.spec import WorkloadSpec
+    from harness.spec.base import describe_validation_error
+
+    given = {"source": "trace", "trace": trace, "scale": scale, "max_context_tokens": max_context}
+    try:
+        workload = WorkloadSpec.model_validate(given)
+    except ValidationError as error:
+        raise SpecError(describe_validation_error(error, WorkloadSpec), where="--scale, --max-context") from error
+    plan = build_plan(workload, 0, 0)
+    print(f"at scale {scale}: {plan.num_requests} requests in {plan.num_sessions} sessions")
+    print(f"  left out: {plan.provenance['left_out'] or 'nothing'}")
 
 
 def _run(experiment: str, run: str, runs: Path) -> SealedRun:

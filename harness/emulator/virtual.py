@@ -7,14 +7,14 @@ Next: its steps are compared with ``harness.sim`` one by one.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from harness.clock import VirtualClock
 from harness.emulator.core import EmulatorCore, EngineRequest, StepEnd
 from harness.emulator.tokens import ContextHash
-from harness.engine import CostModel, EngineConfig, Scheduler, load_cost_model
+from harness.engine import CostModel, EngineConfig, Scheduler, Step, load_cost_model
 from harness.plan import Followers, Plan, TokenStreams, token_block_keys
 from harness.spec import ServerSpec
 
@@ -139,10 +139,30 @@ class VirtualClient:
         )
 
 
-def run_virtually(plan: Plan, server: ServerSpec, cost_model: CostModel | None = None) -> list[StepEnd]:
-    """Every step of a plan on a fresh server, idle steps included; times are ns after the common start."""
+class NoisyScheduler(Scheduler):
+    """A scheduler whose steps last as long as ``lasting_ns`` makes of what the cost model says."""
+
+    def __init__(self, config: EngineConfig, cost_model: CostModel, lasting_ns: Callable[[int], int]) -> None:
+        super().__init__(config, cost_model)
+        self._lasting_ns = lasting_ns
+
+    def schedule(self) -> Step:
+        step = super().schedule()
+        return step._replace(duration_ns=self._lasting_ns(step.duration_ns)) if step.requests else step
+
+
+def run_virtually(
+    plan: Plan,
+    server: ServerSpec,
+    cost_model: CostModel | None = None,
+    lasting_ns: Callable[[int], int] = lambda step_ns: step_ns,
+) -> list[StepEnd]:
+    """Every step of a plan on a fresh server, idle steps included; times are ns after the common start.
+
+    lasting_ns: how long a step of so many ns really lasts.
+    """
     costs = load_cost_model(server.cost_model) if cost_model is None else cost_model
-    core = EmulatorCore(Scheduler(EngineConfig.from_server(server), costs))
+    core = EmulatorCore(NoisyScheduler(EngineConfig.from_server(server), costs, lasting_ns))
     client, clock = VirtualClient(plan, core), VirtualClock()
     steps: list[StepEnd] = []
     while client.agenda.next_ns is not None or core.num_unfinished or core.has_work:

@@ -13,6 +13,7 @@ from pathlib import Path
 from harness.engine import CostModel, load_cost_model
 from harness.engine.cost import find_cost_file
 from harness.errors import SpecError
+from harness.experiment.orders import order_of_block
 from harness.kinds import kind_named
 from harness.plan import Plan, build_plan, check_fits
 from harness.records import RunKey, SealedRun
@@ -47,7 +48,7 @@ class PlannedRun:
 
     @property
     def order_index(self) -> int:
-        """Place within the replicate's rotated order."""
+        """Place within the replicate's order."""
         return self.position % len(self.spec.condition)
 
 
@@ -84,9 +85,9 @@ class _Settled:
 
 
 def resolve(spec: ExperimentSpec) -> PlannedRuns:
-    """Every run of an experiment: replicate by replicate, the conditions rotated by one each time.
+    """Every run of an experiment: replicate by replicate, the conditions of each in the experiment's order.
 
-    Source: docs/method.md, "A run and its invariants".
+    Source: docs/method.md, "A run and its invariants"; docs/planning.md, "Orders and drift".
 
     Conditions with the same workload and treatment share one plan object in each replicate. Raises SpecError for an
     unknown cost model or wait distribution, and for a request that no KV slot of its server holds.
@@ -95,8 +96,8 @@ def resolve(spec: ExperimentSpec) -> PlannedRuns:
     plans = _Plans(spec.base_seed)
     runs: list[PlannedRun] = []
     for replicate in range(spec.replicates):
-        shift = replicate % len(spec.condition)
-        for condition in spec.condition[shift:] + spec.condition[:shift]:
+        for place in order_of_block(spec.order, len(spec.condition), replicate):
+            condition = spec.condition[place]
             own = settled[condition.name]
             plan = plans.plan(own.workload, spec.input_of(replicate), condition.treatment)
             check_fits(plan, own.server)

@@ -13,6 +13,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from copy import deepcopy
+from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -57,11 +59,16 @@ def capture(argv: Sequence[str] | None = None) -> dict[str, Any]:
             "implementation": platform.python_implementation(),
             "compiler": platform.python_compiler(),
         },
-        "packages": package_versions(),
-        "source": source_facts(),
+        **deepcopy(_code_facts()),
         "host": host_facts(),
         "clock": clock_facts(),
     }
+
+
+@lru_cache(maxsize=1)
+def _code_facts() -> dict[str, Any]:
+    """What code this process loaded: looked at once, since a file that changes later is not what runs."""
+    return {"packages": package_versions(), "source": source_facts()}
 
 
 def package_versions(names: Sequence[str] = PACKAGES) -> dict[str, str]:

@@ -275,6 +275,7 @@ def describe(plan: Plan) -> dict[str, str | int | float]:
         "prompt form": plan.prompt_form,
         "sessions that follow another": sum(session.after is not None for session in plan.sessions),
         "sessions that wait for several": sum(bool(session.also_after) for session in plan.sessions),
+        "answers that the client may leave": plan.num_abortable,
         "named blocks": sum(len(session.blocks) for session in plan.sessions),
         "waits": len(waited_s),
         "waits, total s": plan.total_wait_ns / NS_PER_S,

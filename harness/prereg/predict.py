@@ -19,7 +19,7 @@ from harness.records import SealedRun
 from harness.sim.calibrated import Perturbation, perturbation_of
 from harness.sim.draws import draw, run_draws
 from harness.sim.kernel.arrays import Outcome, PlanArrays
-from harness.sim.simulate import plan_arrays, run_batch
+from harness.sim.simulate import is_rearrival, plan_arrays, run_batch
 from harness.spec import RulesName, ServerSpec
 
 MOST_REQUESTS = 500_000
@@ -73,9 +73,7 @@ def _figures(arrays: PlanArrays, config: EngineConfig, outcome: Outcome) -> dict
     totals = outcome.totals
     number = np.arange(config.max_num_seqs + 1)
     buckets = np.array([0, *(config.bucket_of(num_seqs) for num_seqs in number[1:])])
-    session = arrays.requests["session"]
-    is_first = np.arange(len(session)) == arrays.sessions["first_request"][session]
-    is_again = ~is_first | (arrays.sessions["continues"][session] >= 0)
+    is_again = is_rearrival(arrays)
     is_reused = outcome.requests["cached_tokens"].reshape(len(totals), -1)[:, is_again] > 0
     same = {
         "waiting_session_ns": "wait_ns", "num_decode_steps": "decode_steps", "num_evictions": "evictions",

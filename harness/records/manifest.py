@@ -120,7 +120,7 @@ class Manifest(_Record):
     experiment: str
     condition: str
     replicate: int = Field(ge=0)
-    order_index: int = Field(default=0, description="position of this run within its replicate's rotated order")
+    order_index: int = Field(default=0, description="position of this run within its replicate's order")
     baseline: str = Field(default="", description="name of the experiment's baseline condition")
     backend: str = ""
     status: Literal["valid", "invalid"] = "valid"

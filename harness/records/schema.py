@@ -143,7 +143,7 @@ RUNS = pa.schema(
         *RUN_COLUMNS,
         column("invalid_reasons", pa.list_(_TEXT), "why it does not count"),
         column("findings", _TEXT, "what was found in it: a JSON list of code, severity, evidence, hint"),
-        column("order_index", _INT32, "its place in the rotated order of its replicate, from 0"),
+        column("order_index", _INT32, "its place in the order of its replicate, from 0"),
         column("num_earlier_tries", _INT32, "INVALID runs that it repeats, which lie beside it", "runs"),
         column("is_baseline", _BOOL, "whether its condition is the experiment's baseline"),
         column("backend", _TEXT, "kind of server"),

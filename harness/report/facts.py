@@ -154,11 +154,14 @@ def reproduce_command(run: SealedRun) -> str:
     argv = manifest.provenance.get("argv")
     source = str(manifest.requested.get("spec_source") or f"{manifest.experiment}.toml")
     root = run.path.parent.parent.parent
+    rule = manifest.requested_experiment.get("stop") or {}
+    # With as many replicates as the rule's budget has blocks, it was the rule that ended it.
+    until = " --until decided" if rule and rule.get("budget") == manifest.requested_experiment.get("replicates") else ""
     started = shlex.join(str(part) for part in argv) if isinstance(argv, (list, tuple)) and argv else ""
     lines = ["# as it was started", started] if started else []
     lines += [
         "# again, into a new folder",
-        f"harness run {shlex.quote(source)} --runs NEW_FOLDER",
+        f"harness run {shlex.quote(source)}{until} --runs NEW_FOLDER",
         "# this report, from the sealed runs",
         f"harness report {manifest.experiment} --runs {shlex.quote(str(root))}",
     ]

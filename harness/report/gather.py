@@ -14,6 +14,7 @@ from urllib.parse import quote
 import numpy as np
 
 from harness.analysis import ConditionFigures, ExperimentSummary, RunFigures, summarise
+from harness.analysis.method.drift import drift
 from harness.analysis.method.stopping import standing_of
 from harness.clock import utc_now
 from harness.errors import SpecError
@@ -75,6 +76,7 @@ def gather(
         written_utc=utc_now().strftime("%Y-%m-%d %H:%M:%S UTC"),
         results=results or Results(),
         standing=standing_of(runs),
+        drift=drift(runs),
         folders={} if page is None else {run.key: _link(run.path, page) for run in runs},
     )
 

@@ -1,80 +1,118 @@
-"""One run as a Chrome/Perfetto JSON trace: sessions as tracks, n and bucket as counters, evictions as marks.
+"""Runs as one Chrome/Perfetto JSON trace: sessions and the server's steps as tracks, who was in each step, and stalls.
 
 Instants are the run's clock (model time when scaled), microseconds since the first request was due. Nothing is
-smoothed or left out. Next: a person opens the file in a trace viewer.
+smoothed or left out; events are written one by one. Next: a person opens the file in a trace viewer.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from harness.analysis.method.reconstruct import decoding_spans, join_request_id
+from harness.kinds import origin_note
+from harness.outputs import check_output
 from harness.records import SealedRun
 from harness.records.schema import ABORTED
 from harness.report.tables import timeline
-from harness.report.timeline import step_segments
-from harness.report.view import Bar
+from harness.report.timeline import step_lengths_s, step_segments
+from harness.report.view import Bar, TimelineView
 
-CLIENT_PID = 1
-SERVER_PID = 2
 US_PER_S = 1_000_000
+# Tracks of a server; those of a client are its sessions, from 1 on, and its machine's stalls.
+STEPS_TID, PREFILLS_TID = 1, 2
+STALLS_TID = 0
+EVENTS_PER_WRITE = 10_000
 
 TraceEvent = dict[str, Any]
+Request = tuple[int, int]
 
 
-def perfetto_trace(run: SealedRun) -> bytes:
-    """The run as UTF-8 JSON in the Chrome trace format; empty of events when no request was ever due."""
-    view = timeline(run, 0)
-    events: list[TraceEvent] = []
-    if view is not None:
-        events += _names(run, view.num_sessions)
-        for bar in view.bars:
-            events += _request_events(bar)
-        previous_end_s: float | None = None
-        for segment in step_segments(view):
-            if previous_end_s is not None and segment.start_s - previous_end_s > 1e-6:
-                events.append(_counter(previous_end_s, 0, 0))
-            events.append(_counter(segment.start_s, segment.n, segment.b))
-            previous_end_s = segment.end_s
-        if previous_end_s is not None:
-            events.append(_counter(previous_end_s, 0, 0))
-        events += _eviction_events(run, view.start_ns)
-    manifest = run.manifest
-    trace = {
-        "traceEvents": events,
-        "displayTimeUnit": "ms",
-        "otherData": {
-            "run": f"{manifest.experiment}/{manifest.condition}/{manifest.replicate}",
-            "backend": manifest.backend,
-            "time_scale": manifest.clock.scale,
-            "plan_hash": manifest.plan_hash,
-        },
-    }
-    return json.dumps(trace, separators=(",", ":")).encode()
+def perfetto_trace(*runs: SealedRun) -> bytes:
+    """The runs as UTF-8 JSON in the Chrome trace format; empty of events when no request was ever due."""
+    return "".join(_pieces(runs)).encode()
 
 
-def _names(run: SealedRun, num_sessions: int) -> Iterator[TraceEvent]:
-    scale = run.manifest.clock.scale
-    note = "" if scale == 1 else f" (model time, x{scale:g})"
-    for pid, name in ((CLIENT_PID, f"client: sessions{note}"), (SERVER_PID, f"server: decode steps{note}")):
-        yield {"ph": "M", "pid": pid, "tid": 0, "name": "process_name", "args": {"name": name}}
-    for session in range(num_sessions):
-        yield {
-            "ph": "M",
-            "pid": CLIENT_PID,
-            "tid": session + 1,
-            "name": "thread_name",
-            "args": {"name": f"session {session}"},
+def write_perfetto(runs: Sequence[SealedRun], path: Path) -> Path:
+    """Write that trace to ``path``, piece by piece: a million steps never stand in memory as text."""
+    with check_output(path).open("w", encoding="utf-8") as file:
+        file.writelines(_pieces(runs))
+    return path
+
+
+def _pieces(runs: Sequence[SealedRun]) -> Iterator[str]:
+    told = {
+        f"{run.experiment}/{run.label}": {
+            "backend": run.manifest.backend,
+            "time_scale": run.manifest.clock.scale,
+            "plan_hash": run.manifest.plan_hash,
         }
+        for run in runs
+    }
+    yield f'{{"displayTimeUnit":"ms","otherData":{_json(told)},"traceEvents":['
+    pending: list[str] = []
+    comma = ""
+    for place, run in enumerate(runs):
+        for event in _run_events(run, client=2 * place + 1, server=2 * place + 2):
+            pending.append(_json(event))
+            if len(pending) == EVENTS_PER_WRITE:
+                yield comma + ",".join(pending)
+                comma, pending = ",", []
+    yield (comma if pending else "") + ",".join(pending) + "]}"
 
 
-def _request_events(bar: Bar) -> Iterator[TraceEvent]:
+def _json(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"))
+
+
+def _run_events(run: SealedRun, *, client: int, server: int) -> Iterator[TraceEvent]:
+    """client, server: the process ids that stand for the two sides of this run."""
+    view = timeline(run, 0)
+    if view is None:
+        return
+    yield from _names(run, view.num_sessions, client, server)
+    lengths_s = step_lengths_s(view)
+    spans = decoding_spans(run.table("steps"), run.table("kv_events"), run.table("requests")) if lengths_s.size else []
+    shares_s = _shares(spans, lengths_s, view)
+    previous: Bar | None = None
+    for bar in view.bars:
+        if previous is not None and previous.session == bar.session and previous.done_s is not None:
+            yield _slice(client, bar.session + 1, "tool wait", previous.done_s, bar.due_s, {})
+        yield from _request_events(bar, client, shares_s.get((bar.session, bar.request)))
+        previous = bar
+    for start_s, duration_s in view.stalls_s:
+        yield _slice(client, STALLS_TID, "the machine stood still", start_s, start_s + duration_s, {})
+    yield from _step_events(view, lengths_s, spans, server)
+    yield from _padding_events(view, server)
+    yield from _kv_lines(run, view, server)
+
+
+def _names(run: SealedRun, num_sessions: int, client: int, server: int) -> Iterator[TraceEvent]:
+    scale, origin = run.manifest.clock.scale, origin_note(run.manifest.backend)
+    note = f"{run.label}{'' if scale == 1 else f' (model time, x{scale:g})'}{f'. {origin}' if origin else ''}"
+    tracks = {
+        (client, None): f"client of {note}",
+        (server, None): f"server of {note}",
+        (client, STALLS_TID): "stalls of the client's machine",
+        **{(client, session + 1): f"session {session}" for session in range(num_sessions)},
+        (server, STEPS_TID): "decode steps",
+        (server, PREFILLS_TID): "prefills, to the next line of the log",
+    }
+    for (pid, tid), name in tracks.items():
+        kind = "process_name" if tid is None else "thread_name"
+        yield {"ph": "M", "pid": pid, "tid": tid or 0, "name": kind, "args": {"name": name}}
+
+
+def _request_events(bar: Bar, client: int, share_s: float | None) -> Iterator[TraceEvent]:
     """The request, and inside it the time until the first token and the decode."""
     if bar.sent_s is None:
         return
     end_s = bar.done_s if bar.done_s is not None else bar.sent_s
-    facts = {
+    facts: dict[str, Any] = {
         "status": bar.status,
         "prompt_tokens": bar.prompt_tokens,
         "cached_tokens": bar.cached_tokens,
@@ -82,39 +120,86 @@ def _request_events(bar: Bar) -> Iterator[TraceEvent]:
         "reuse": bar.reuse,
         "lag_us": round((bar.sent_s - bar.due_s) * US_PER_S, 3),
     }
+    if share_s is not None:
+        facts["share_of_its_steps_ms"] = round(share_s * 1000, 3)
     name = f"request {bar.request}" + (", left by the client" if bar.status == ABORTED else "")
-    yield _slice(bar, name, bar.sent_s, end_s, facts)
+    tid = bar.session + 1
+    yield _slice(client, tid, name, bar.sent_s, end_s, facts)
     if bar.first_token_s is not None:
-        yield _slice(bar, "queue and prefill", bar.sent_s, bar.first_token_s, {})
-        yield _slice(bar, "decode", bar.first_token_s, end_s, {})
+        yield _slice(client, tid, "queue and prefill", bar.sent_s, bar.first_token_s, {})
+        yield _slice(client, tid, "decode", bar.first_token_s, end_s, {})
 
 
-def _slice(bar: Bar, name: str, start_s: float, end_s: float, facts: dict[str, Any]) -> TraceEvent:
-    return {
-        "ph": "X",
-        "pid": CLIENT_PID,
-        "tid": bar.session + 1,
-        "name": name,
-        "ts": round(start_s * US_PER_S, 3),
-        "dur": round(max(0.0, end_s - start_s) * US_PER_S, 3),
-        "args": facts,
-    }
+def _slice(pid: int, tid: int, name: str, start_s: float, end_s: float, facts: dict[str, Any]) -> TraceEvent:
+    start_us, length_us = round(start_s * US_PER_S, 3), round(max(0.0, end_s - start_s) * US_PER_S, 3)
+    return {"ph": "X", "pid": pid, "tid": tid, "name": name, "ts": start_us, "dur": length_us, "args": facts}
 
 
-def _counter(at_s: float, n: int, b: int) -> TraceEvent:
+def _shares(spans: Sequence[tuple[Request, range]], lengths_s: Any, view: TimelineView) -> dict[Request, float]:
+    """Seconds of decode steps by request, each step divided by the requests in it: no step is charged twice."""
+    if lengths_s.size == 0:
+        return {}
+    until_s = np.concatenate(([0.0], np.cumsum(lengths_s / np.maximum(view.step_n, 1))))
+    found: dict[Request, float] = {}
+    for request, steps in spans:
+        found[request] = found.get(request, 0.0) + float(until_s[steps.stop] - until_s[steps.start])
+    return found
+
+
+def _step_events(
+    view: TimelineView, lengths_s: Any, spans: Sequence[tuple[Request, range]], server: int
+) -> Iterator[TraceEvent]:
+    """A slice per decode step: who was in it, where the log tells, and the share of it that each of them bears."""
+    begins = sorted(spans, key=lambda span: span[1].start)
+    running: dict[Request, int] = {}
+    place = 0
+    for step in range(len(lengths_s)):
+        while place < len(begins) and begins[place][1].start <= step:
+            running[begins[place][0]] = begins[place][1].stop
+            place += 1
+        running = {request: stop for request, stop in running.items() if stop > step}
+        start_s, length_s = float(view.step_s[step]), float(lengths_s[step])
+        n, b = int(view.step_n[step]), int(view.step_b[step])
+        facts: dict[str, Any] = {"n": n, "b": b, "padding": b - n, "share_of_each_ms": round(1000 * length_s / n, 6)}
+        if spans:
+            facts["requests"] = " ".join(f"s{session}r{request}" for session, request in running)
+        yield _slice(server, STEPS_TID, f"{n} of {b}", start_s, start_s + length_s, facts)
+
+
+def _padding_events(view: TimelineView, server: int) -> Iterator[TraceEvent]:
+    """n and padding as a counter, 0 where no step runs."""
+    previous_end_s: float | None = None
+    for segment in step_segments(view):
+        if previous_end_s is not None and segment.start_s - previous_end_s > 1e-6:
+            yield _counter(server, previous_end_s, 0, 0)
+        yield _counter(server, segment.start_s, segment.n, segment.b)
+        previous_end_s = segment.end_s
+    if previous_end_s is not None:
+        yield _counter(server, previous_end_s, 0, 0)
+
+
+def _counter(server: int, at_s: float, n: int, b: int) -> TraceEvent:
     at_us = round(at_s * US_PER_S, 3)
-    return {"ph": "C", "pid": SERVER_PID, "name": "bucket positions", "ts": at_us, "args": {"n": n, "padding": b - n}}
+    return {"ph": "C", "pid": server, "name": "bucket positions", "ts": at_us, "args": {"n": n, "padding": b - n}}
 
 
-def _eviction_events(run: SealedRun, start_ns: int) -> Iterator[TraceEvent]:
-    for row in run.table("kv_events").to_pylist():
-        if row["kind"] == "eviction" and row["log_ns"] is not None:
-            yield {
-                "ph": "i",
-                "s": "p",
-                "pid": SERVER_PID,
-                "tid": 0,
-                "name": f"eviction by {row['caller'] or 'unknown'}",
-                "ts": (row["log_ns"] - start_ns) / 1000,
-                "args": {"slots": row["slots"]},
-            }
+def _kv_lines(run: SealedRun, view: TimelineView, server: int) -> Iterator[TraceEvent]:
+    """Evictions as marks; admissions as prefills that last until the log has its next line."""
+    rows = [row for row in run.table("kv_events").to_pylist() if row["log_ns"] is not None]
+    names = run.table("requests").select(["response_id", "session", "request"]).to_pylist()
+    of_id = {row["response_id"]: f"s{row['session']}r{row['request']}" for row in names if row["response_id"]}
+    admitted_s = [(row["log_ns"] - view.start_ns) / 1e9 for row in rows if row["kind"] == "alloc"]
+    lines_s = np.sort(np.concatenate([view.step_s, np.asarray(admitted_s, dtype=np.float64)]))
+    for row in rows:
+        at_s = (row["log_ns"] - view.start_ns) / 1e9
+        if row["kind"] == "eviction":
+            name = f"eviction by {row['caller'] or 'unknown'}"
+            mark: TraceEvent = {"ph": "i", "s": "p", "pid": server, "tid": PREFILLS_TID, "name": name}
+            yield {**mark, "ts": round(at_s * US_PER_S, 3), "args": {"slots": row["slots"]}}
+        elif row["kind"] == "alloc":
+            after = int(np.searchsorted(lines_s, at_s, side="right"))
+            end_s = float(lines_s[after]) if after < lines_s.size else at_s
+            who = of_id.get(join_request_id(row["request_id"], of_id) or "", row["request_id"])
+            yield _slice(
+                server, PREFILLS_TID, f"prefill of {who}", at_s, end_s, {"reused_tokens": row["reused_tokens"]}
+            )

@@ -15,7 +15,7 @@ import numpy as np
 
 from harness.records.schema import ABORTED
 from harness.report.svg import NUM_CONDITION_COLORS
-from harness.report.view import Bar, TimelineView
+from harness.report.view import Bar, FloatArray, TimelineView
 
 WIDTH = 1000.0
 LEFT = 46.0
@@ -43,15 +43,23 @@ class Segment:
     b: int
 
 
-def step_segments(view: TimelineView) -> list[Segment]:
-    """Steps joined where (n, b) stays the same and no prefill or idle time lies between; empty without step times."""
-    if view.step_s.size == 0:
-        return []
+def step_lengths_s(view: TimelineView) -> FloatArray:
+    """How long each step is drawn: to the next one, or a usual step where a prefill or idle time lies between.
+
+    shape (steps,); empty without step times, or where stamps are too coarse to place steps in time.
+    """
     gaps_s = np.diff(view.step_s)
     usual_s = float(np.median(gaps_s)) if gaps_s.size else 0.0
-    if gaps_s.size and usual_s <= 0:  # stamps too coarse to place steps in time
+    if view.step_s.size == 0 or (gaps_s.size and usual_s <= 0):
+        return np.zeros(0)
+    return np.append(np.where(gaps_s > GAP_STEPS * usual_s, usual_s, gaps_s), usual_s)
+
+
+def step_segments(view: TimelineView) -> list[Segment]:
+    """Steps joined where (n, b) stays the same and no prefill or idle time lies between; empty without step times."""
+    lengths_s = step_lengths_s(view)
+    if lengths_s.size == 0:
         return []
-    lengths_s = np.append(np.where(gaps_s > GAP_STEPS * usual_s, usual_s, gaps_s), usual_s)
     segments: list[Segment] = []
     for start_s, length_s, n, b in zip(view.step_s, lengths_s, view.step_n, view.step_b, strict=True):
         start, end = float(start_s), float(start_s + length_s)

@@ -53,9 +53,11 @@ def draw_trace(trace: TraceFile, path: Path) -> None:
     lanes.set_yticks([])
     lanes.invert_yaxis()
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=110)
     except OSError as error:
-        raise RecordsError(f"cannot be written ({error.strerror})", where=str(path), hint="Make room") from error
+        hint = "Make room or choose a folder that can be written"
+        raise RecordsError(f"cannot be written ({error.strerror})", where=str(path), hint=hint) from error
 
 
 def _distribution(axes: Axes, values: Sequence[float], label: str) -> None:

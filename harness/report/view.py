@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from harness.analysis import ConditionFigures, ExperimentSummary, RunFigures
 from harness.analysis.method.decide import Decision
+from harness.analysis.method.drift import Drift
 from harness.analysis.method.stopping import Standing
 from harness.analysis.method.tabular import AnalysisResult
 from harness.records import RunKey, SealedRun
@@ -128,6 +129,7 @@ class ReportView:
     results: Results = Results()
     folders: Mapping[RunKey, str] = field(default_factory=dict[RunKey, str])
     standing: Standing | None = None
+    drift: Drift | None = None
 
     @property
     def conditions(self) -> tuple[ConditionFigures, ...]:

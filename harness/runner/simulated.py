@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from array import array
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 import pyarrow as pa
@@ -175,6 +176,12 @@ def _admission(start: StepStart) -> list[KvEvent]:
     return [*hit, KvEvent("ALLOC", handle, given, blocks, "", num_blocks)]
 
 
+@lru_cache(maxsize=16)
+def _fresh_body(config: EngineConfig, num_gpu_blocks: int) -> str:
+    """What a server says before its first request."""
+    return ServerMetrics(MODEL, config, num_gpu_blocks).render().decode()
+
+
 class _VirtualRun:
     """One plan on one freshly started server, in virtual time."""
 
@@ -186,6 +193,7 @@ class _VirtualRun:
         self.rows = _Rows(plan, client.stream)
         self._plan, self._log, self._scrapes = plan, log, scrapes
         self._core = EmulatorCore(Scheduler(config, run.cost_model))
+        self._config, self._num_gpu_blocks = config, server.num_kv_slots
         self._metrics = ServerMetrics(MODEL, config, server.num_kv_slots)
         self._keys, self._agenda = BlockKeys(plan), Agenda(plan)
         self._names: dict[int, tuple[int, int]] = {}
@@ -286,6 +294,7 @@ class _VirtualRun:
             self._agenda.over(*key, end_ns)
 
     def _scrape(self, at_ns: int, reason: str) -> None:
-        body = self._metrics.render().decode()
+        is_fresh = reason == "before"
+        body = _fresh_body(self._config, self._num_gpu_blocks) if is_fresh else self._metrics.render().decode()
         record = {"at_ns": at_ns, "reason": reason, "status": 200, "body": body}
         self._scrapes.write(json.dumps(record).encode() + b"\n")

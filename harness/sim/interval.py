@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +29,7 @@ from harness.sim.draws import Draws, artifact_key, jitter, noise_seeds, noise_ta
 from harness.sim.kernel import arrays as layout
 from harness.sim.kernel import events as kernel
 from harness.sim.search.space import Candidate, SpaceSpec, UncertaintySpec, candidate_of
-from harness.sim.simulate import check_slots, plan_arrays
+from harness.sim.simulate import check_slots, is_rearrival, plan_arrays
 from harness.sim.windows import median_of_paired_ratios, ratio_of_sums, window_figures
 from harness.spec import Treatment
 
@@ -86,7 +87,6 @@ def predict(
     nominal = _nominal(space, (candidate, base), chosen, ablated)
     low_median, high_median = bootstrap_median(nominal[0] / nominal[1], space.uncertainty)
     ratios = sampled_ratios(space, candidate, base, chosen, ablated)
-    tail = (1 - space.uncertainty.level) / 2
     return Prediction(
         candidate,
         base,
@@ -97,8 +97,7 @@ def predict(
         low_median,
         high_median,
         float(np.mean(ratios)),
-        float(np.quantile(ratios, tail)),
-        float(np.quantile(ratios, 1 - tail)),
+        *interval(ratios, space.uncertainty.level),
         space.uncertainty.level,
         len(ratios),
     )
@@ -113,17 +112,43 @@ def bootstrap_median(ratios: FloatArray, uncertainty: UncertaintySpec) -> tuple[
     return float(np.quantile(medians, tail)), float(np.quantile(medians, 1 - tail))
 
 
+class Sampled(NamedTuple):
+    """One condition of as many imagined experiments as ``uncertainty.samples``, in their order.
+
+    cost: device ns, summed over the runs; with a window, per completed request. reuse: share of the re-arrivals, all
+    or those in the window, that reused anything.
+    """
+
+    cost: FloatArray
+    reuse: FloatArray
+
+
+def interval(values: FloatArray, level: float) -> tuple[float, float]:
+    """Where one more exchangeable value would lie, whatever their distribution: between two order statistics."""
+    tail = (1 - level) / 2
+    low, high = np.quantile(values, [tail, 1 - tail], method="weibull")
+    return float(low), float(high)
+
+
 def sampled_ratios(
     space: SpaceSpec, candidate: Candidate, reference: Candidate, users: Sequence[int], changed: Ablation = PLAIN
 ) -> FloatArray:
-    """Ratios of sums of as many imagined experiments as ``uncertainty.samples``, in their order."""
+    """Cost ratios of as many imagined experiments as ``uncertainty.samples``, in their order."""
+    own, base = sampled(space, (candidate, reference), users, changed)
+    return own.cost / base.cost
+
+
+def sampled(
+    space: SpaceSpec, pair: Sequence[Candidate], users: Sequence[int], changed: Ablation = PLAIN
+) -> list[Sampled]:
+    """Imagined experiments of several configurations, which see the same plans and the same true costs."""
     uncertainty = space.uncertainty
     if uncertainty.is_calibrated:
         uncertainty = calibrated_uncertainty(uncertainty, space.cost_model)
     drawn = _drawn(space.model_dump_json(include={"inputs", "uncertainty"}), tuple(users), _treatment(space, changed))
     model, plans_each = load_cost_model(space.cost_model), len(drawn.plans) // uncertainty.samples
-    costs: list[FloatArray] = []
-    for role, each in enumerate((candidate, reference)):
+    found: list[Sampled] = []
+    for role, each in enumerate(pair):
         config = each.config(changed.rules or space.rules)
         truths = [perturbed(model, uncertainty, sample, artifact_key(config)) for sample in range(uncertainty.samples)]
         jittered = jitter(drawn, uncertainty, role)
@@ -135,8 +160,8 @@ def sampled_ratios(
         )
         runner = _Runner(draws.arrays, config, changed, space)
         drawn_costs = draws.costs(config, chunked_prefill_calls=changed.chunked_prefill_calls)
-        costs.append(runner.costs(drawn_costs, plans_each))
-    return costs[0] / costs[1]
+        found.append(runner.sampled(drawn_costs, plans_each))
+    return found
 
 
 @lru_cache(maxsize=8)
@@ -190,19 +215,24 @@ class _Runner:
         self._scratch = memory.new_scratch(config, arrays)
         self._outcome = memory.new_outcome(arrays, config)
 
-    def costs(self, costs: layout.CostArrays, plans_each: int) -> FloatArray:
-        """Device ns of each ``plans_each`` plans; with a window, per completed request."""
+    def sampled(self, costs: layout.CostArrays, plans_each: int) -> Sampled:
+        """Cost and reuse of each ``plans_each`` plans."""
+        plans = range(len(self._arrays.plans))
         if self._window is None:
-            return self.device_ns(costs).reshape(-1, plans_each).sum(axis=1).astype(np.float64)
-        found = [
-            window_figures(self._arrays, plan, self.config, memory.costs_of_plan(costs, plan), self._window)
-            for plan in range(len(self._arrays.plans))
-        ]
-        device_ns, completed = (
-            np.array([getattr(figures, name) for figures in found]).reshape(-1, plans_each).sum(axis=1)
-            for name in ("device_ns", "completed")
-        )
-        return device_ns / np.maximum(completed, 1)
+            again = is_rearrival(self._arrays)
+            device_ns, owner = self.device_ns(costs), np.repeat(plans, self._arrays.plans["num_requests"])
+            is_reused = again & (self._outcome.requests["cached_tokens"] > 0)
+            figures = [(device_ns, np.ones_like(device_ns)), (np.bincount(owner, is_reused), np.bincount(owner, again))]
+        else:
+            found = [
+                window_figures(self._arrays, plan, self.config, memory.costs_of_plan(costs, plan), self._window)
+                for plan in plans
+            ]
+            names = (("device_ns", "completed"), ("reused", "rearrivals"))
+            figures = [tuple(np.array([getattr(one, name) for one in found]) for name in pair) for pair in names]
+        (cost, per), (reused, again) = ((part.reshape(-1, plans_each).sum(axis=1) for part in pair) for pair in figures)
+        per = np.ones_like(per) if self._window is None else np.maximum(per, 1)
+        return Sampled(cost / per, np.where(again > 0, reused / np.maximum(again, 1), 1.0))
 
     def nominal(self, model: CostModel) -> layout.CostArrays:
         """Costs without noise, the same for every plan."""
@@ -251,5 +281,5 @@ def _nominal(
     costs: list[FloatArray] = []
     for each in pair:
         runner = _Runner(pinned, each.config(changed.rules or space.rules), changed, space)
-        costs.append(runner.costs(runner.nominal(model), 1))
+        costs.append(runner.sampled(runner.nominal(model), 1).cost)
     return costs[0], costs[1]

@@ -238,6 +238,13 @@ def one_plan(arrays: layout.PlanArrays, plan: int) -> layout.PlanArrays:
     return alone
 
 
+def is_rearrival(arrays: layout.PlanArrays) -> npt.NDArray[np.bool_]:
+    """Which requests go on with the text of an earlier one."""
+    session = arrays.requests["session"] + np.repeat(arrays.plans["first_session"], arrays.plans["num_requests"])
+    is_first = np.arange(len(session)) == arrays.sessions["first_request"][session]
+    return ~is_first | (arrays.sessions["continues"][session] >= 0)
+
+
 def check_slots(arrays: layout.PlanArrays, config: EngineConfig) -> None:
     """Raise PlanError naming the first request of a plan that is too long for ``slot_tokens``."""
     prompt = arrays.requests["keep"] + arrays.requests["new"]

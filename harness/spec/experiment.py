@@ -28,6 +28,7 @@ from harness.spec.workload import WorkloadSpec
 
 Treatment = Literal["as-drawn", "no-waits", "equal-waits"]
 ClientName = Literal["epoll", "aiohttp"]
+OrderName = Literal["rotation", "abba", "latin"]
 # What ``harness analyse`` can compute; ``harness.study.catalogue`` holds a function for each.
 AnalysisName = Literal[
     "general", "alignment", "bucket-intervention", "sequential-survival", "slot-intervention", "prefill-injection",
@@ -134,6 +135,10 @@ class ExperimentSpec(Spec):
     base_seed: int = Field(ge=0)
     same_input: bool = Field(
         default=False, description="every replicate repeats the input of replicate 0: restarts only"
+    )
+    order: OrderName = Field(
+        default="rotation",
+        description="of the conditions in each replicate: rotated, there and back, or Williams' square",
     )
     baseline: str = ""
     workload: WorkloadSpec

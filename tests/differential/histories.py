@@ -22,6 +22,8 @@ GENERATED = 1 << 20
 """Streams from here on are what the request of handle (stream - GENERATED) generates."""
 FRESH = 1 << 10
 """Streams from here up to GENERATED are one request's own prompt text; those below are shared by all."""
+NAMED = 1 << 9
+"""Streams from here up to FRESH are named blocks, as recorded traces have them."""
 
 IntArray: TypeAlias = npt.NDArray[np.int64]
 Segment: TypeAlias = tuple[int, int, int]
@@ -311,10 +313,46 @@ def draw_history(
     if with_active_limit and chosen.random() < 0.5:
         geometry = replace(geometry, max_active_seqs=chosen.randint(1, geometry.max_num_seqs))
     operations = tuple(_Writer(chosen, geometry).operations(num_steps))
+    naming = random.Random(f"names of {seed}")
+    if naming.random() < NAMED_SHARE:
+        operations = tuple(_named(operations, naming))
     if with_failed_copies:
         # Numbers of its own: what else happens is the same for every set of rules.
         operations = tuple(_failing(operations, random.Random(f"copies of {seed}")))
     return History(geometry, operations, seed)
+
+
+NAMED_SHARE = 0.3
+"""Of the histories: in so many, prompts share blocks by name."""
+
+
+def _named(operations: tuple[Operation, ...], chosen: random.Random) -> Iterator[Operation]:
+    """The same lengths, but prompts begin with named blocks: a tree, in which sessions part at the end of any block."""
+    named_tokens, branches = chosen.choice([16, 64, 128, 512]), chosen.choice([1, 2, 3])
+    chains: dict[int, tuple[Segment, ...]] = {}
+
+    def chain(stream: int) -> tuple[Segment, ...]:
+        if stream not in chains:
+            path, names = 0, list[int]()
+            for _ in range(chosen.choice([0, 1, 2, 5, 12])):
+                path = path * branches + chosen.randint(1, branches)
+                names.append(NAMED + path % (FRESH - NAMED))
+            chains[stream] = tuple((name, 0, named_tokens) for name in names)
+        return chains[stream]
+
+    def renamed(segment: Segment) -> tuple[Segment, ...]:
+        stream, start, count = segment
+        if not FRESH <= stream < GENERATED or start:
+            return (segment,)
+        names = head(chain(stream), count)
+        left = count - sum(tokens for _, _, tokens in names)
+        return (*names, (stream, count - left, left)) if left else names
+
+    for operation in operations:
+        if isinstance(operation, Submit):
+            prompt = tuple(part for segment in operation.prompt for part in renamed(segment))
+            operation = operation._replace(prompt=prompt)
+        yield operation
 
 
 def _failing(operations: tuple[Operation, ...], chosen: random.Random) -> Iterator[Operation]:

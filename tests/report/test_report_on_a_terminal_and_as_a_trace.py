@@ -12,10 +12,12 @@ from rich.console import Console
 
 from harness.analysis import summarise
 from harness.records import SealedRun
-from harness.report import conditions_table, perfetto_trace
+from harness.report import conditions_table, perfetto_trace, write_perfetto
 from harness.report.tables import requests_in_stalls
 from harness.report.timeline import nice_stride, step_segments
 from harness.report.view import TimelineView
+from harness.runner import run_experiment
+from tests.support.experiments import small_experiment
 from tests.support.report_runs import MS, Shape, seal_demo, seal_run
 
 
@@ -72,14 +74,29 @@ def test_the_trace_holds_every_request_and_the_steps(tmp_path: Path) -> None:
     counters = [event for event in events if event["ph"] == "C"]
     assert max(event["args"]["n"] + event["args"]["padding"] for event in counters) == 8
     assert [event["ts"] for event in counters] == sorted(event["ts"] for event in counters)
-    assert trace["otherData"]["time_scale"] == 4.0
+    assert trace["otherData"]["demo/base-waits/0"]["time_scale"] == 4.0
+
+
+def test_every_step_is_a_slice_that_names_its_requests_and_shares_it_among_them(tmp_path: Path) -> None:
+    runs = run_experiment(small_experiment(backend="sim"), runs_root=tmp_path).runs
+    events = json.loads(write_perfetto(runs, tmp_path / "trace.json").read_text())["traceEvents"]
+    assert {event["pid"] for event in events} == {1, 2, 3, 4}
+    steps = [event for event in events if event["ph"] == "X" and (event["pid"], event["tid"]) == (2, 1)]
+    assert len(steps) == runs[0].table("steps").num_rows
+    assert all(len(step["args"]["requests"].split()) == step["args"]["n"] for step in steps)
+    requests = [event for event in events if event["pid"] == 1 and event["name"].startswith("request ")]
+    shared_ms = sum(event["args"]["share_of_its_steps_ms"] for event in requests)
+    assert shared_ms == pytest.approx(sum(step["dur"] for step in steps) / 1000, rel=1e-3)
+    named = [event["name"] for event in events if event["pid"] == 2 and event["ph"] == "X"]
+    assert sum(name.startswith("prefill of s") for name in named) == len(requests)
+    assert sum(event["name"] == "tool wait" for event in events if event["pid"] == 1) == len(requests) - 3
 
 
 def test_a_trace_without_steps_still_holds_the_requests(tmp_path: Path) -> None:
     run = seal_run(tmp_path, Shape(has_steps=False, has_chunks=False))
     events = json.loads(perfetto_trace(run))["traceEvents"]
     assert not [event for event in events if event["ph"] == "C"]
-    assert sum(event["ph"] == "X" for event in events) == run.table("requests").num_rows
+    assert sum(event["name"].startswith("request ") for event in events) == run.table("requests").num_rows
 
 
 def timeline_of(step_s: list[float], n: list[int], b: list[int]) -> TimelineView:

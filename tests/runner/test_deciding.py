@@ -52,6 +52,7 @@ def test_the_report_says_what_was_declared_and_draws_what_was_found(straight, tm
     page = write_report(straight[0].runs, tmp_path / "report.html", timelines=()).read_text()
     assert "Declared before the first run: margin 0.05, alpha 0.2, at most 8 blocks, looks at 2, 3, 4 blocks" in page
     assert 'id="sequence-' in page
+    assert "--until decided --runs NEW_FOLDER" in page
 
 
 def test_an_interrupted_experiment_decides_as_if_it_had_not_been(straight, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ The raw files are the record; these tables can be deleted and rebuilt at will. N
 
 from __future__ import annotations
 
+import hashlib
 import json
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
@@ -340,8 +341,44 @@ def metrics_table(lines: Iterable[bytes]) -> tuple[pa.Table, int, int]:
 
 
 def _samples(body: str) -> Iterator[tuple[str, str, float]]:
+    """Every sample: name, labels, value. Scrapes of one server differ in values alone, so that names are read once."""
     # A body may hold bytes that were no UTF-8, kept as lone surrogates: Arrow strings cannot.
     text = body.encode("utf-8", "replace").decode("utf-8")
+    lines = [line.rpartition(" ") for line in text.split("\n") if line and not line.startswith("#")]
+    heads = "\n".join(head for head, _space, _value in lines)
+    key = hashlib.sha256(f"{heads}\n{_comments(text)}".encode()).digest()
+    known = _known_names.get(key)
+    if known is not None:
+        for (name, labels), (_head, _space, value) in zip(known, lines, strict=True):
+            yield name, labels, float(value)
+        return
+    parsed = list(_parsed(text))
+    yield from parsed
+    if len(parsed) == len(lines) and all(
+        _is_value(line[2], sample[2]) for line, sample in zip(lines, parsed, strict=True)
+    ):
+        if len(_known_names) >= MOST_KNOWN_NAMES:
+            _known_names.clear()
+        _known_names[key] = [(name, labels) for name, labels, _value in parsed]
+
+
+MOST_KNOWN_NAMES = 16
+_known_names: dict[bytes, list[tuple[str, str]]] = {}
+
+
+def _comments(text: str) -> str:
+    return "\n".join(line for line in text.split("\n") if line.startswith("#"))
+
+
+def _is_value(text: str, value: float) -> bool:
+    """Whether the last word of a line is its value, and no timestamp."""
+    try:
+        return repr(float(text)) == repr(value)
+    except ValueError:
+        return False
+
+
+def _parsed(text: str) -> Iterator[tuple[str, str, float]]:
     # Only what derives tables needs it, and it takes a tenth of the start of a command.
     from prometheus_client.parser import text_string_to_metric_families
 

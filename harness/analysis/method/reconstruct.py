@@ -189,6 +189,24 @@ def step_contexts(steps: pa.Table, kv_events: pa.Table | None, requests: pa.Tabl
     return StepContexts(contexts, wrong == 0, f"{wrong} steps have another n than the KV lines imply" if wrong else "")
 
 
+def decoding_spans(steps: pa.Table, kv_events: pa.Table, requests: pa.Table) -> list[tuple[tuple[int, int], range]]:
+    """((session, request), the places of the decode steps that it was in), in no order.
+
+    Empty where the log does not account for every request of every step: then nobody knows who was in one.
+    """
+    names = requests.select(["response_id", "session", "request"]).to_pylist()
+    of_id = {row["response_id"]: (row["session"], row["request"]) for row in names if row["response_id"]}
+    count = np.zeros(steps.num_rows, dtype=np.int64)
+    spans: list[tuple[tuple[int, int], range]] = []
+    for stay in _stays(kv_events, steps.num_rows):
+        request = join_request_id(stay.request_id, of_id)
+        if request is None:
+            return []
+        spans.append((of_id[request], range(stay.first_step, stay.last_step)))
+        count[stay.first_step : stay.last_step] += 1
+    return spans if np.array_equal(count, steps.column("n").to_numpy()) else []
+
+
 def join_request_id(log_id: str, response_ids: Mapping[str, Any]) -> str | None:
     """The response id that an id in the log belongs to; None when none or more than one fits.
 

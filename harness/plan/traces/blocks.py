@@ -75,7 +75,7 @@ def arrivals_of(
             at_ns = seconds_ns(record.get("timestamp"), form.unit_ns)
             lengths = _lengths(record)
             numbers = names.numbers(list_of(record.get("hash_ids")))
-            if at_ns is None or lengths is None or numbers is None:
+            if at_ns is None or at_ns < 0 or lengths is None or numbers is None:
                 notes.line_broken("a request without its time, lengths or block names", at)
                 continue
             first_ns = at_ns if first_ns is None else first_ns
@@ -136,7 +136,7 @@ def _call(record: Record, names: BlockNames) -> _Call | None:
     name = record.get("request_id")
     if lengths is None or blocks is None or at_ns is None or not isinstance(name, (str, int)):
         return None
-    if waits[0] is None or waits[1] is None or min(waits[0], waits[1]) < 0:
+    if waits[0] is None or waits[1] is None or min(waits[0], waits[1], at_ns) < 0:
         return None
     abort_ns = seconds_ns(record.get("abort_after_ms") or 0, NS_PER_MS)
     prompt, generate = lengths

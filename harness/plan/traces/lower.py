@@ -66,12 +66,13 @@ def sessions_of(
     """
     left = Left()
     named_tokens = block_tokens // how.shrink if block_tokens % how.shrink == 0 else 0
-    chosen = list(recordings)
+    # What does not fit goes first: a sample of all would be smaller than was asked for, and of shorter recordings.
+    kept = [cut for recording in recordings if (cut := _that_fits(recording, how, left)).requests]
+    left.counts["recordings without a request that fits"] = len(recordings) - len(kept)
+    if 0 < how.num_recordings < len(kept):
+        left.counts["recordings not drawn"] = len(kept) - how.num_recordings
     if how.num_recordings:
-        chosen = rng.sample(chosen, min(how.num_recordings, len(chosen)))
-        left.counts["recordings not drawn"] = len(recordings) - len(chosen)
-    kept = [cut for recording in chosen if (cut := _that_fits(recording, how, left)).requests]
-    left.counts["recordings without a request that fits"] = len(chosen) - len(kept)
+        kept = rng.sample(kept, min(how.num_recordings, len(kept)))
     if how.is_steady:
         kept[: how.concurrency] = [_in_the_middle(recording, rng, left) for recording in kept[: how.concurrency]]
     if block_tokens and not named_tokens:

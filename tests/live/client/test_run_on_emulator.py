@@ -75,6 +75,7 @@ def test_an_agent_with_sub_agents_forks_joins_and_reuses_its_own_context(tmp_pat
     assert cached[1, 0] == 0
 
 
+@pytest.mark.same_everywhere
 @pytest.mark.parametrize("name", ["epoll", "aiohttp"])
 def test_the_client_leaves_as_planned_and_goes_on_from_what_it_has(tmp_path: Path, name: Any) -> None:
     # A step takes about 10 ms: at 2 s the answer of 400 tokens is in its middle.

@@ -61,6 +61,12 @@ def test_requests_in_a_circle_and_ids_that_came_before_are_counted_and_left_out(
     }
 
 
+def test_a_negative_instant_is_a_broken_line(tmp_path: Path) -> None:
+    for rows in ([mooncake(-5, 600), mooncake(0, 600)], [agentic("a", timestamp=-5), agentic("b")]):
+        trace = imported(tmp_path, rows)
+        assert (trace.num_requests, sum(trace.head.broken.values())) == (1, 1)
+
+
 def test_a_prompt_with_all_blocks_of_the_turn_before_keeps_its_answer_too_and_else_only_what_both_begin_with() -> None:
     assert kept_tokens((1, 2, 3), (1, 2), 64, streamed=150, prompt=200) == 150
     assert kept_tokens((1, 9), (1, 2), 64, streamed=150, prompt=200) == 64

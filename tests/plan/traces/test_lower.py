@@ -67,6 +67,11 @@ def test_what_does_not_fit_goes_with_all_that_waits_for_it_and_is_counted() -> N
     assert left.counts["requests after such a one"] == 1
 
 
+def test_a_sample_is_drawn_from_the_recordings_that_fit() -> None:
+    trees = [(ask(prompt=9000),)] * 6 + [(ask(),)] * 3
+    assert plan_of(*trees, how=Lowering(max_context_tokens=8000, num_recordings=3)).num_sessions == 3
+
+
 def test_a_closed_population_starts_the_next_recording_when_every_branch_of_one_has_ended() -> None:
     plan = plan_of((ask(), ask(0), ask(0)), (ask(),), how=Lowering(concurrency=1))
     assert plan.sessions[3].predecessors == (1, 2)
@@ -84,6 +89,13 @@ def test_shrinking_divides_every_length_and_keeps_a_stream_whole() -> None:
     plan = plan_of(FORK, how=Lowering(shrink=4))
     assert plan.sessions[3].requests[1].keep_tokens <= plan.sessions[3].requests[0].stream_tokens
     assert plan.sessions[0].requests[0].prompt_tokens == 50
+
+
+def test_an_answer_that_the_client_leaves_shrinks_with_the_others_and_still_ends_early() -> None:
+    left = ask()._replace(abort_after_tokens=7)
+    for shrink, tokens in ((1, (10, 7)), (4, (3, 2)), (10, (2, 1))):
+        (request,) = plan_of((left,), how=Lowering(shrink=shrink)).sessions[0].requests
+        assert (request.generate_tokens, request.abort_after_tokens) == tokens
 
 
 def test_prompts_with_equal_block_names_share_those_tokens_and_keys_and_no_others() -> None:

@@ -1,0 +1,145 @@
+"""Whether looking keeps its word: sequences, preset looks and powers on simulated experiments with drawn plans.
+
+Blocks are drawn from a population of simulated ones, whose mean is known exactly; each has a plan draw and a restart of
+its own. No server runs. Next: ``harness bench stopping`` prints the figures; the tests run its short form.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from benchmarks.figures import Figure
+from harness.advise.power import simulated_ratios
+from harness.analysis.method.power import blocks_for_difference, blocks_for_equivalence
+from harness.analysis.method.sequential import boundary_of, t_mixture_boundary
+from harness.analysis.method.stats import FloatArray, t_quantile
+from harness.spec import ExperimentSpec, StopSpec, load_experiment
+
+EXPERIMENTS, LOOKS, POPULATION = 1_000, 60, 4_000
+ALPHA, MARGIN, POWER = 0.05, 0.02, 0.9
+SDS = (0.004, 0.0113, 0.02)
+PRESET = (6, 12, 24)
+SEED = 20261122
+
+
+class Population(NamedTuple):
+    """Log ratios of simulated blocks of one comparison, and its name."""
+
+    name: str
+    values: FloatArray
+
+    def drawn(self, num_experiments: int, num_blocks: int, seed: int = SEED) -> FloatArray:
+        """Experiments whose blocks are drawn from it, about a mean of 0; shape (experiments, blocks)."""
+        places = np.random.default_rng(seed).integers(0, len(self.values), size=(num_experiments, num_blocks))
+        return (self.values - self.values.mean())[places]
+
+    def scaled(self, sd: float) -> Population:
+        """The same shape with another spread."""
+        return Population(self.name, self.values * (sd / float(self.values.std())))
+
+
+def populations(spec: ExperimentSpec, num_blocks: int) -> list[Population]:
+    ratios, _ = simulated_ratios(spec, num_blocks, restarts=1)
+    return [Population(condition, values[:, 0]) for (condition, _), values in ratios.items()]
+
+
+def t_paths(values: FloatArray) -> FloatArray:
+    """|t| of the mean of the first 1, 2, ... blocks of each experiment; nan where there is no spread."""
+    n = np.arange(1, values.shape[1] + 1)
+    mean = values.cumsum(axis=1) / n
+    squares = (values**2).cumsum(axis=1) - n * mean**2
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.abs(mean) * np.sqrt(n) / np.sqrt(np.maximum(squares, 0) / (n - 1))
+
+
+def ever_missed(values: FloatArray, boundary: Callable[[int], float | None]) -> float:
+    """Share of experiments whose interval leaves the true mean, 0, out at any look."""
+    limits = [boundary(n) if n > 1 else None for n in range(1, values.shape[1] + 1)]
+    outside = t_paths(values) > np.array([math.inf if limit is None else limit for limit in limits])
+    return float(outside.any(axis=1).mean())
+
+
+def blocks_taken(values: FloatArray, stop: StopSpec) -> tuple[float, float]:
+    """Mean number of blocks until a verdict or the end of the budget, and the share with a verdict."""
+    n = np.arange(1, stop.budget + 1)
+    mean, t = values.cumsum(axis=1) / n, t_paths(values)
+    boundary = boundary_of(stop)
+    limits = np.array([(boundary(k) if k > 1 else None) or math.inf for k in range(1, stop.budget + 1)])
+    with np.errstate(invalid="ignore"):
+        half = np.where(np.isinf(limits), math.inf, limits * np.abs(mean) / t)
+    is_decided = (np.abs(mean) + half < stop.log_margin) | (np.abs(mean) > half)
+    has_verdict = is_decided.any(axis=1)
+    return float(np.where(has_verdict, is_decided.argmax(axis=1) + 1, stop.budget).mean()), float(has_verdict.mean())
+
+
+def shown_equal(values: FloatArray) -> float:
+    """Share of experiments in which two one-sided tests show equivalence."""
+    n = values.shape[1]
+    half = t_quantile(1 - 2 * ALPHA, n - 1) * values.std(axis=1, ddof=1) / math.sqrt(n)
+    return float(np.mean(np.abs(values.mean(axis=1)) + half < math.log1p(MARGIN)))
+
+
+def bench_stopping(num_experiments: int = EXPERIMENTS, num_blocks: int = POPULATION) -> Iterator[Figure]:
+    """Misses, the negative control, power's promise and what stopping saves, for each comparison of the demo."""
+    found = populations(load_experiment("demo"), num_blocks)
+    for one in found:
+        yield from _misses(one, num_experiments)
+    for sd in SDS:
+        yield _promise(found[0].scaled(sd), sd, 10 * num_experiments)
+    for times in (0.0, 1.0, 2.0, 4.0):
+        yield from _saved(found[0].scaled(SDS[-1]), times, num_experiments)
+
+
+def _misses(one: Population, num_experiments: int) -> Iterator[Figure]:
+    values = one.drawn(num_experiments, LOOKS)
+    preset = boundary_of(StopSpec(margin=MARGIN, alpha=ALPHA, budget=PRESET[-1], looks=PRESET))
+    looked = f"{num_experiments:,} experiments"
+    yield Figure(
+        f"ever missed, {one.name}: sequence",
+        f"{ever_missed(values, lambda n: t_mixture_boundary(n, ALPHA)):.3f}",
+        f"<= {ALPHA}",
+        f"{LOOKS} looks, {looked}",
+    )
+    few = values[:, : PRESET[-1]]
+    yield Figure(
+        f"ever missed, {one.name}: preset looks", f"{ever_missed(few, preset):.3f}", f"{ALPHA}", f"at {PRESET}"
+    )
+    fixed = ever_missed(values, lambda n: t_quantile(1 - ALPHA, n - 1))
+    yield Figure(f"ever missed, {one.name}: fixed-n looked at", f"{fixed:.3f}", "", "negative control; not offered")
+
+
+def _promise(one: Population, sd: float, num_experiments: int) -> Figure:
+    blocks = blocks_for_equivalence(sd, math.log1p(MARGIN), ALPHA, POWER)
+    assert blocks is not None, "a spread that any experiment can bear"
+    share = shown_equal(one.drawn(num_experiments, blocks))
+    error = math.sqrt(POWER * (1 - POWER) / num_experiments)
+    note = f"{blocks} blocks, {num_experiments:,} experiments, Monte Carlo error {error:.3f}"
+    return Figure(f"shown equal within {MARGIN:.0%}, sd {sd:g}", f"{share:.3f}", f">= {POWER}", note)
+
+
+def _saved(one: Population, times: float, num_experiments: int) -> Iterator[Figure]:
+    """Mean blocks of sequential experiments beside the fixed design that the same margin asks for."""
+    sd, margin = SDS[-1], math.log1p(MARGIN)
+    needs: Sequence[int | None] = (
+        blocks_for_equivalence(sd, margin, ALPHA, POWER),
+        blocks_for_difference(sd, margin, ALPHA, POWER),
+    )
+    fixed = max(count for count in needs if count is not None)
+    rules = {
+        "a look at every block": StopSpec(margin=MARGIN, alpha=ALPHA, budget=4 * fixed),
+        f"looks at {fixed // 3}, {2 * fixed // 3}, {fixed + 2}": StopSpec(
+            margin=MARGIN, alpha=ALPHA, budget=fixed + 2, looks=(fixed // 3, 2 * fixed // 3, fixed + 2)
+        ),
+    }
+    for name, stop in rules.items():
+        blocks, decided = blocks_taken(one.drawn(num_experiments, stop.budget) + times * margin, stop)
+        yield Figure(
+            f"blocks, true effect {times:g} margins, {name}",
+            f"{blocks:.1f}",
+            "",
+            f"fixed design {fixed}, saved {fixed - blocks:+.1f}; with a verdict {decided:.1%}",
+        )

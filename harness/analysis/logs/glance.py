@@ -1,0 +1,111 @@
+"""A run that is being written, at a glance: what its log and its scrapes say so far, read from their ends.
+
+Figures for waiting people and for no record; a run that is not there yet shows nothing. Nothing here talks to a
+server. Next: ``harness watch`` and the progress display show it.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.analysis.logs.events import BucketEvent
+from harness.analysis.logs.parse import parse_log
+from harness.clock import NS_PER_S
+from harness.records import layout
+
+# Enough for some hundred lines of a log, and for several scrapes.
+TAIL_BYTES = 1 << 16
+SCRAPE_TAIL_BYTES = 1 << 18
+
+
+@dataclass(frozen=True, slots=True)
+class Glance:
+    """What is known of a running run. num_seqs, bucket: of its latest decode step; None: not seen.
+
+    num_finished, num_running, num_waiting: requests, as the server counts them. tokens_per_s: generated between the
+    latest two scrapes, per second of the run's clock.
+    """
+
+    num_seqs: int | None = None
+    bucket: int | None = None
+    num_finished: int | None = None
+    num_running: int | None = None
+    num_waiting: int | None = None
+    tokens_per_s: float | None = None
+
+    @property
+    def waits_for(self) -> str:
+        """What happens now, in a few words."""
+        if self.num_running is None:
+            return "the server is starting"
+        if not self.num_running and not self.num_waiting:
+            return "sessions wait for tools" if self.num_finished else "no request has begun"
+        return f"{self.num_running} run" + (f", {self.num_waiting} wait for a slot" if self.num_waiting else "")
+
+    def in_words(self) -> str:
+        """One line: n and bucket, rate, and what is waited for."""
+        parts = [self.waits_for]
+        if self.num_running and self.num_seqs is not None:
+            parts.append(f"{self.num_seqs} in bucket {self.bucket}")
+        if self.tokens_per_s is not None:
+            parts.append(f"{self.tokens_per_s:,.0f} tokens/s")
+        return ", ".join(parts)
+
+
+def glance(folder: Path) -> Glance:
+    """What lies in the folder of a run that is being written; empty where nothing is readable yet."""
+    step = None
+    for event in parse_log([_tail(folder / layout.SERVER_LOG, TAIL_BYTES)]):
+        step = event if isinstance(event, BucketEvent) else step
+    scrapes = [
+        found for line in _tail(folder / layout.SCRAPES, SCRAPE_TAIL_BYTES).splitlines() if (found := _scrape(line))
+    ]
+    n, b = (None, None) if step is None else (step.num_seqs, step.bucket)
+    if not scrapes:
+        return Glance(n, b)
+    (_, now), rate = scrapes[-1], None
+    if len(scrapes) > 1 and (passed_ns := scrapes[-1][0] - scrapes[-2][0]) > 0:
+        rate = (now["generation_tokens_total"] - scrapes[-2][1]["generation_tokens_total"]) * NS_PER_S / passed_ns
+    return Glance(
+        n,
+        b,
+        int(now["request_success_total"]),
+        int(now["num_requests_running"]),
+        int(now["num_requests_waiting"]),
+        rate,
+    )
+
+
+_NAMES: tuple[str, ...] = (
+    "generation_tokens_total",
+    "request_success_total",
+    "num_requests_running",
+    "num_requests_waiting",
+)
+
+
+def _scrape(line: bytes) -> tuple[int, dict[str, float]] | None:
+    """(instant, sums by name) of one scrape; None for a line that was cut or has no answer."""
+    try:
+        row = json.loads(line)
+        sums = dict.fromkeys(_NAMES, 0.0)
+        for sample in str(row["body"]).splitlines():
+            name, _, value = sample.rpartition(" ")
+            name = name.partition("{")[0].removeprefix("vllm:")
+            if name in sums:
+                sums[name] += float(value)
+        return (int(row["at_ns"]), sums) if row["body"] else None
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _tail(path: Path, num_bytes: int) -> bytes:
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - num_bytes))
+            return file.read()
+    except OSError:
+        return b""

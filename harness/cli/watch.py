@@ -1,0 +1,76 @@
+"""``harness watch``: the experiment that another terminal runs, on a full screen.
+
+Reads what the runs write anyway, and nothing else; looking changes no measurement's record. Next: a person sees it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from harness.cli.run import RunsOption
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+def register(app: typer.Typer) -> None:
+    app.command(name="watch")(watch)
+
+
+def watch(
+    runs: RunsOption = Path("runs"),
+    interval_s: Annotated[float, typer.Option("--interval-s", min=0.2, help="Seconds between two looks.")] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="Look once and end.")] = False,
+) -> None:
+    """Watch the runs that another terminal makes: requests done, n and bucket, tokens/s, what is waited for.
+
+    Ctrl-C ends the watching and not the runs.
+
+    Example: `harness watch --runs runs/today`
+    """
+    from rich.live import Live
+
+    from harness.cli.words import terminal
+    from harness.clock import NS_PER_S, MonotonicClock
+
+    console = terminal()
+    if once or not console.is_terminal:
+        console.print(view(runs))
+        return
+    clock = MonotonicClock()
+    with Live(view(runs), console=console, screen=True, auto_refresh=False) as live:
+        while True:
+            clock.sleep_until_ns(clock.now_ns() + int(interval_s * NS_PER_S))
+            live.update(view(runs), refresh=True)
+
+
+def view(runs: Path) -> Table:
+    """A row per experiment below ``runs``: runs sealed and invalid, and the one being made."""
+    from rich.text import Text
+
+    from harness.analysis.logs.glance import glance
+    from harness.records import RunStore, layout
+    from harness.report.terminal import plain_table
+
+    store = RunStore(runs)
+    making = [folder for folder in store.unsealed() if folder.name.endswith(layout.PARTIAL)]
+    sealed = store.sealed()
+    table = plain_table(
+        f"Runs in {runs}", "n, bucket: of the latest decode step; done: requests, as the server counts them"
+    )
+    for name in ("experiment", "sealed", "INVALID", "being made", "done", "now"):
+        table.add_column(name, overflow="fold")
+    for experiment in sorted({run.experiment for run in sealed} | {folder.parent.parent.name for folder in making}):
+        mine = [run for run in sealed if run.experiment == experiment]
+        num_invalid = sum(not run.is_valid for run in mine)
+        folders = [folder for folder in making if folder.parent.parent.name == experiment] or [None]
+        for folder in folders:
+            seen = None if folder is None else glance(folder)
+            label = "" if folder is None else f"{folder.parent.name}/{folder.name.removesuffix(layout.PARTIAL)}"
+            done = "" if seen is None or seen.num_finished is None else str(seen.num_finished)
+            now = "nothing" if seen is None else seen.in_words()
+            table.add_row(*map(Text, (experiment, str(len(mine)), str(num_invalid), label, done, now)))
+    return table

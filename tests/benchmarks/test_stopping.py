@@ -1,0 +1,33 @@
+"""The short form of `harness bench stopping`: what it measures moves as it must."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from benchmarks.stopping import ALPHA, PRESET, Population, blocks_taken, ever_missed, populations
+from harness.analysis.method.sequential import boundary_of, t_mixture_boundary
+from harness.analysis.method.stats import t_quantile
+from harness.spec import StopSpec, load_experiment
+
+pytestmark = pytest.mark.same_everywhere
+
+
+def test_on_drawn_plans_the_sequence_misses_seldom_and_a_fixed_interval_that_is_looked_at_often() -> None:
+    found = populations(load_experiment("demo"), 120)
+    assert [one.name for one in found] == ["bucket6-waits", "base-nowaits", "bucket6-nowaits"]
+    values = found[-1].drawn(300, 60)
+    sequence = ever_missed(values, lambda n: t_mixture_boundary(n, ALPHA))
+    fixed = ever_missed(values, lambda n: t_quantile(1 - ALPHA, n - 1))
+    # Alpha and three Monte Carlo errors of 300 experiments.
+    assert sequence <= ALPHA + 0.038
+    assert fixed > 4 * ALPHA
+    preset = boundary_of(StopSpec(margin=0.02, alpha=ALPHA, budget=PRESET[-1], looks=PRESET))
+    assert ever_missed(values[:, : PRESET[-1]], preset) < fixed / 2
+
+
+def test_the_larger_the_effect_the_fewer_blocks_are_taken() -> None:
+    one = Population("gaussian", np.random.default_rng(5).normal(0, 0.02, 4_000))
+    stop = StopSpec(margin=0.02, budget=52)
+    taken = [blocks_taken(one.drawn(300, 52) + effect, stop)[0] for effect in (0.02, 0.04, 0.08)]
+    assert taken[0] > taken[1] > taken[2] > 5
