@@ -28,8 +28,10 @@ def _check_folder(path: Path) -> Path:
     """``path`` again when the nearest folder there is above it can be written to."""
     above = next((folder for folder in path.absolute().parents if os.path.lexists(folder)), path.absolute().parent)
     if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
-        what = "nothing may be written in" if above.is_dir() else "there is no folder"
-        raise SpecError(f"{what} {above}", where=str(path), hint="Name a file in a folder that can be written")
+        why = f"nothing may be written in {above}" if above.is_dir() else f"{above} is no folder"
+        raise SpecError(
+            f"cannot be written: {why}", where=str(path), hint="Name a file in a folder that can be written"
+        )
     return path
 
 

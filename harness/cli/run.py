@@ -272,26 +272,34 @@ def _conclude(console: Console, sealed: Sequence[SealedRun], path: Path, title: 
 
 def _results(sealed: Sequence[SealedRun]) -> Results:
     """What the experiment's own analysis and rules give; why one of them gives nothing stands in the report."""
+    from harness.analysis.method.verdicts import Evidence
     from harness.errors import HarnessError
     from harness.prereg import check_sealed_runs, judge, predict_runs
     from harness.report.view import Results
     from harness.study.catalogue import analyse
+    from harness.study.repeats import prediction_table
 
     asked = sealed[0].manifest.requested_experiment
     valid = [run for run in sealed if run.is_valid]
-    analysis, decisions, notes = None, (), list[str]()
-    if asked.get("analysis") and valid:
+    is_measured = not kind_named(sealed[0].manifest.backend).is_virtual
+    analysis, predicted, decisions, notes = None, None, (), list[str]()
+    if valid and (asked.get("analysis") or is_measured):
         try:
             frozen = check_sealed_runs(sealed)
-            analysis = analyse(sealed, predict_runs(valid) if frozen is None else frozen.predictions)
+            predictions = predict_runs(valid) if frozen is None else frozen.predictions
+            if asked.get("analysis"):
+                analysis = analyse(sealed, predictions)
+            if is_measured and (table := prediction_table(Evidence(valid, predictions))).rows:
+                predicted = table
         except HarnessError as error:
-            notes.append(f"The analysis {asked['analysis']!r} gave nothing: {error.what}.")
+            name = repr(asked["analysis"]) if asked.get("analysis") else "of predictions"
+            notes.append(f"The analysis {name} gave nothing: {error.what}.")
     if asked.get("rules") and valid:
         try:
             decisions = tuple(judge(sealed).decisions)
         except HarnessError as error:
             notes.append(f"The rules decided nothing: {error.what}.")
-    return Results(analysis, decisions, tuple(notes))
+    return Results(analysis, decisions, tuple(notes), predicted)
 
 
 def _exit_code(console: Console, outcome: ExperimentOutcome, experiment: str, runs: Path) -> ExitCode:

@@ -16,7 +16,7 @@ from harness.analysis import ConditionFigures, ExperimentSummary, RunFigures
 from harness.analysis.method.decide import Decision
 from harness.analysis.method.drift import Drift
 from harness.analysis.method.stopping import Standing
-from harness.analysis.method.tabular import AnalysisResult
+from harness.analysis.method.tabular import AnalysisResult, ResultTable
 from harness.records import RunKey, SealedRun
 
 FloatArray = NDArray[np.float64]
@@ -93,14 +93,25 @@ class TimelineView:
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """What the experiment itself asks for: its analysis, what its rules decide, and why one of them is not there."""
+    """What the experiment itself asks for: its analysis, what its rules decide, and why one of them is not there.
+
+    predicted: what the simulator says of the measured runs, beside what was measured.
+    """
 
     analysis: AnalysisResult | None = None
     decisions: tuple[Decision, ...] = ()
     notes: tuple[str, ...] = ()
+    predicted: ResultTable | None = None
+
+    @property
+    def tables(self) -> tuple[ResultTable, ...]:
+        """The tables to show; one of predictions that the analysis has as well stands once."""
+        own = () if self.analysis is None else self.analysis.tables
+        names = {table.name for table in own}
+        return own if self.predicted is None or self.predicted.name in names else (*own, self.predicted)
 
     def __bool__(self) -> bool:
-        return self.analysis is not None or bool(self.decisions or self.notes)
+        return bool(self.analysis is not None or self.predicted is not None or self.decisions or self.notes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,8 +126,9 @@ def decomposition_table(evidence: Evidence) -> ResultTable:
 
 
 def prediction_table(evidence: Evidence) -> ResultTable:
-    """Table IX: predicted and observed cost ratio, error e, and reuse as predicted and as observed."""
+    """Table IX: predicted and observed cost ratio, error e, and reuse as predicted and as observed, with intervals."""
     rows: list[dict[str, Cell]] = []
+    intervals = ratio_intervals(evidence)
     for condition, baseline in evidence.compared():
         costs = costs_of(evidence, condition, baseline)
         if isinstance(costs, str):
@@ -136,6 +137,7 @@ def prediction_table(evidence: Evidence) -> ResultTable:
         observed = costs.a_s / costs.baseline_a_s
         replicates = [own.replicate for own, _ in evidence.pairs(condition, baseline)]
         promised = [evidence.predictions[condition][k] for k in replicates]
+        among = intervals.get(f"{condition} / {baseline}, channel A")
         rows.append(
             {
                 "condition": condition,
@@ -143,13 +145,19 @@ def prediction_table(evidence: Evidence) -> ResultTable:
                 "predicted_low": None if costs.predicted_interval is None else costs.predicted_interval.low,
                 "predicted_high": None if costs.predicted_interval is None else costs.predicted_interval.high,
                 "observed_ratio_A": observed,
+                "observed_low": None if among is None else among.low,
+                "observed_high": None if among is None else among.high,
                 "error": observed - predicted,
                 "predicted_reuse": sum(one.num_reused for one in promised),
                 "observed_reuse": sum(own.reuse.num_reused for own, _ in evidence.pairs(condition, baseline)),
                 "has_filled_in_buckets": any(one.filled_in_buckets for one in promised),
             }
         )
-    return table_of("predictions", "e > 0: the prediction promised too much", rows)
+    caption = (
+        "Cost of the condition over its baseline's, predicted (mean and interval of draws of these plans) and measured "
+        "(ratio of sums; t interval of replicates, from three on); error > 0: the prediction promised too much"
+    )
+    return table_of("predictions", caption, rows)
 
 
 def sensitivity_table(evidence: Evidence) -> ResultTable:

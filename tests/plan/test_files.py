@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.errors import PlanError, RecordsError
+from harness.errors import PlanError, RecordsError, SpecError
 from harness.plan import Plan, build_plan, read_plan, save_plan, write_plan
 from harness.spec import WorkloadSpec
 
@@ -142,5 +142,5 @@ def test_a_failed_save_keeps_the_file_that_was_there(plan: Plan, tmp_path: Path)
 def test_a_folder_that_cannot_be_made_is_named(plan: Plan, tmp_path: Path) -> None:
     blocker = tmp_path / "file"
     blocker.write_text("")
-    with pytest.raises(RecordsError, match="cannot be written"):
+    with pytest.raises(SpecError, match=r"cannot be written: .*file is no folder"):
         save_plan(plan, blocker / "plans")

@@ -320,7 +320,7 @@ def test_no_runs_and_runs_of_two_experiments_are_refused(tmp_path: Path) -> None
 def test_a_report_that_cannot_be_written_says_where(demo_runs: list[SealedRun], tmp_path: Path) -> None:
     in_the_way = tmp_path / "file"
     in_the_way.write_text("not a folder")
-    with pytest.raises(SpecError, match="there is no folder") as caught:
+    with pytest.raises(SpecError, match="is no folder") as caught:
         write_report(demo_runs[:1], in_the_way / "r.html")
     assert str(in_the_way) in str(caught.value)
     assert in_the_way.read_text() == "not a folder"
