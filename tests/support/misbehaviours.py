@@ -48,7 +48,10 @@ def rearranged(change: Callable[[list[bytes]], list[bytes]]) -> Answering:
 
 
 def with_head(head: bytes, *, after: str = CLOSE, body: Callable[[bytes], bytes] = bytes) -> Answering:
-    """The legal stream behind another head; %d in it stands for the length."""
+    """The legal stream behind another head; %d in it stands for the length.
+
+    after: KEEP where the head promises it, or the next request meets a connection that is just being closed.
+    """
 
     def answer(asked: Asked) -> Reply:
         sent = body(b"".join(events(asked)))
@@ -134,10 +137,16 @@ CATALOGUE = (
     Misbehaviour(
         "status 101", with_head(b"HTTP/1.1 101 Switching\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n"), says="not HTTP"
     ),
-    Misbehaviour("status 204", with_head(b"HTTP/1.1 204 No Content\r\n\r\n", body=lambda _: b""), status="http_error"),
+    Misbehaviour(
+        "status 204",
+        with_head(b"HTTP/1.1 204 No Content\r\n\r\n", body=lambda _: b"", after=KEEP),
+        status="http_error",
+    ),
     Misbehaviour(
         "gzip",
-        with_head(b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n", body=gzip.compress),
+        with_head(
+            b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n", body=gzip.compress, after=KEEP
+        ),
         says="",
     ),
     Misbehaviour("20,000 headers", with_head(FLOOD), says="not HTTP"),
@@ -160,5 +169,7 @@ CATALOGUE = (
         status="ok",
         why="the form of an event stream allows them",
     ),
-    Misbehaviour("Content-Length on a stream", with_head(COUNTED), status="ok", why="legal HTTP; the end is known"),
+    Misbehaviour(
+        "Content-Length on a stream", with_head(COUNTED, after=KEEP), status="ok", why="legal HTTP; the end is known"
+    ),
 )
