@@ -1,7 +1,7 @@
 """The JSON bodies and server-sent events of answers, field for field as vLLM serialises them.
 
-Null, absent and zero are three different things here: a usage without reuse has ``prompt_tokens_details: null`` in a
-whole answer and no such field in a stream. Next: ``api`` sends what these functions return.
+Null, absent and zero are three different things here: before 0.12 a usage without reuse has ``prompt_tokens_details:
+null`` in a whole answer and no such field in a stream, since then it says zero in both. Next: ``api`` sends what these functions return.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ class Answer:
         cached = self.first_cached_tokens or 0
         if self.with_token_details and self.dialect.has_usage_details and self.is_chat:
             final["prompt_tokens_details"] = {"cached_tokens": cached, "created_cache_tokens": 0}
-        elif self.with_token_details and cached:
+        elif self.with_token_details and (cached or self.dialect.has_usage_details):
             final["prompt_tokens_details"] = {"cached_tokens": cached}
         body = {**self._head(), "choices": [], "usage": final, "system_fingerprint": self.fingerprint}
         return event(body) + DONE

@@ -58,7 +58,7 @@ def test_from_0_30_on_usage_says_null_and_zero_and_answers_end_in_more_nulls(new
         assert list(answer)[-3:] == ["kv_transfer_params", "ec_transfer_params", "metrics"]
     body = {"prompt": PROMPT[:200], "max_tokens": 2, "stream_options": {"include_usage": True}}
     usage = newer.stream("/v1/completions", **{**body, "prompt": [7] * 100})[-1]["usage"]
-    assert "prompt_tokens_details" not in usage
+    assert usage["prompt_tokens_details"] == {"cached_tokens": 0}
 
 
 def test_from_0_30_on_a_chat_lists_no_calls_and_its_stream_always_has_details(newer: Emulator) -> None:
