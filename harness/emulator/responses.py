@@ -1,7 +1,8 @@
 """The JSON bodies and server-sent events of answers, field for field as vLLM serialises them.
 
-Null, absent and zero are three different things here: before 0.12 a usage without reuse has ``prompt_tokens_details:
-null`` in a whole answer and no such field in a stream, since then it says zero in both. Next: ``api`` sends what these functions return.
+Null, absent and zero are three different things here: before 0.12 a usage without reuse says
+``prompt_tokens_details: null`` in a whole answer and has no such field in a stream, since then it says zero in both.
+Next: ``api`` sends what these functions return.
 """
 
 from __future__ import annotations
