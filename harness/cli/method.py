@@ -172,7 +172,7 @@ def _show(decisions: Sequence[Decision], standing: str, num_invalid: int, *, is_
     from harness.analysis.method.tabular import cell_text
 
     left_out = f", {num_invalid} invalid runs left out" if num_invalid else ""
-    print(f"{len(decisions)} decisions on {standing} runs{left_out}")
+    print(f"{len(decisions)} decision{'s' * (len(decisions) != 1)} on {standing} runs{left_out}")
     for decision in decisions:
         label = f" {decision.label}" if decision.label else ""
         would_be = f" (would be {decision.would_be.value})" if decision.would_be is not None else ""

@@ -144,12 +144,13 @@ class _Plans:
 
 
 def changed_inputs(run: SealedRun, spec: ExperimentSpec, condition: ConditionSpec) -> list[str]:
-    """What of server, client, backend and time scale a sealed run was made with otherwise than ``spec`` asks for."""
+    """What of server, client, backend, order and time scale a sealed run was made with otherwise than asked for now."""
     expected: dict[str, object] = {
         "server": spec.server_of(condition).model_dump(mode="json"),
         "time_scale": 1.0 if kind_named(spec.backend).is_virtual else spec.time_scale,
         "backend": spec.backend,
         "client": spec.client.model_dump(mode="json"),
+        "order": spec.order,
     }
     found: dict[str, object] = {
         # As it was asked for, rules left open included; keys that came later count with their defaults.
@@ -157,5 +158,6 @@ def changed_inputs(run: SealedRun, spec: ExperimentSpec, condition: ConditionSpe
         "time_scale": run.manifest.time_scale,
         "backend": run.manifest.backend,
         "client": run.client.model_dump(mode="json"),
+        "order": run.spec.order,
     }
     return sorted(name for name in expected if expected[name] != found[name])
