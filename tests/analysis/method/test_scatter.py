@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -78,10 +79,16 @@ def test_simulated_steps_are_the_models_and_nothing_scatters(tmp_path: Path) -> 
     assert "its runs are simulated" in refused.stderr
 
 
-def test_the_lines_of_emulated_runs_can_be_pasted(tmp_path: Path) -> None:
+def test_emulated_runs_tell_lines_to_paste_and_stand_beside_their_prediction(tmp_path: Path) -> None:
     run_experiment(small_experiment(), runs_root=tmp_path)
     said = harness("scatter", "small", "--runs", str(tmp_path), cwd=tmp_path)
     assert said.returncode == 0, said.stderr
     assert "No NPU was measured" in said.stdout
     assert "lag_ms = " in said.stdout
     assert "# these runs cannot tell decode_sd" in said.stdout
+    text = harness("table", "small", "--runs", str(tmp_path), "--predicted", cwd=tmp_path).stdout
+    assert "no NPU was measured" in text
+    assert "observed   cost ratio" in text
+    table = harness("table", "small", "--runs", str(tmp_path), "--predicted", "--format", "json", cwd=tmp_path).stdout
+    (row,) = json.loads(table)
+    assert row["predicted_low"] < row["predicted_ratio"] < row["predicted_high"]
