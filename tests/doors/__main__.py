@@ -31,6 +31,7 @@ def main(seconds: float, corpus: Path, most_inputs: int, names: list[str]) -> in
         every = [Knocking(door, folder / "input.toml", rng) for door in doors() if not names or door.name in names]
         for one in every:
             one.warm_up()
+        for one in every:
             finds += _from_corpus(one, corpus)
         _limit_memory()
         began_ns = monotonic_ns()
