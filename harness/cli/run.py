@@ -68,6 +68,9 @@ def run(
     ] = False,
     backend: Annotated[str | None, typer.Option(help="Use this backend instead of the file's.")] = None,
     replicates: Annotated[int | None, typer.Option(help="Use this number of replicates.")] = None,
+    devices: Annotated[
+        str | None, typer.Option(help="Share the replicates among these devices, e.g. `--devices 0,1,2,3`.")
+    ] = None,
     changes: Annotated[
         list[str] | None, typer.Option("--set", help="Change one key, e.g. `--set server.kv_slots=16`. Repeatable.")
     ] = None,
@@ -90,9 +93,13 @@ def run(
         raise SpecError(
             "goes with --resume", where="--retry-invalid", hint="Say: harness run ... --resume --retry-invalid"
         )
+    asked = {
+        "backend": backend and f'"{backend}"',
+        "replicates": replicates,
+        "fleet.devices": devices and f"[{devices}]",
+    }
     extra = [*real_server_changes(backend), *(changes or [])]
-    extra += [f'backend="{backend}"'] if backend is not None else []
-    extra += [f"replicates={replicates}"] if replicates is not None else []
+    extra += [f"{key}={value}" for key, value in asked.items() if value is not None]
     spec, source, ticket = _what_to_run(experiment, confirmatory, extra, runs)
     if until:
         spec = _until_decided(spec, source, replicates)
