@@ -144,7 +144,7 @@ class _Plans:
 
 
 def changed_inputs(run: SealedRun, spec: ExperimentSpec, condition: ConditionSpec) -> list[str]:
-    """What of server, client, backend, time scale, order and fleet a sealed run has otherwise than ``spec`` asks for."""
+    """What of server, client, backend, time scale, order and fleet a sealed run has that ``spec`` does not ask for."""
     expected: dict[str, object] = {
         "server": spec.server_of(condition).model_dump(mode="json"),
         "time_scale": 1.0 if kind_named(spec.backend).is_virtual else spec.time_scale,
