@@ -44,6 +44,17 @@ class Outcome(NamedTuple):
     baseline_reuse: float
 
 
+class Held(NamedTuple):
+    """How many outcomes lay inside, and how many did when an outcome that equals draws counts by its share.
+
+    A figure of few values, such as reuse, often equals an end of its interval, which then holds more than it promises;
+    ``share`` is what is to be its level. See ``share_inside``.
+    """
+
+    closed: int
+    share: float
+
+
 @dataclass(frozen=True)
 class Coverage:
     """Counts of emulated outcomes inside predicted intervals, in the order of FIGURES.
@@ -55,8 +66,8 @@ class Coverage:
     users: int
     level: float
     outcomes: tuple[Outcome, ...]
-    new: tuple[int, ...] | None
-    given: tuple[int, ...]
+    new: tuple[Held, ...] | None
+    given: tuple[Held, ...]
 
     @property
     def trials(self) -> int:
@@ -69,10 +80,9 @@ class Coverage:
         counts = [("the given inputs", self.given)] + ([] if self.new is None else [("new inputs", self.new)])
         for told, held in counts:
             for figure, count, values in zip(FIGURES, held, zip(*self.outcomes, strict=True), strict=True):
-                yield (
-                    f"  intervals for {told}, {figure} ({min(values):.4f} to {max(values):.4f}): hold {count} of "
-                    f"{self.trials} ({count / self.trials:.0%})"
-                )
+                tied = f"; ties by their share {count.share:.1f}" if abs(count.share - count.closed) >= 1 else ""
+                share = f"{count.closed} of {self.trials} ({count.closed / self.trials:.0%}){tied}"
+                yield f"  intervals for {told}, {figure} ({min(values):.4f} to {max(values):.4f}): hold {share}"
         low, high = expected_range(self.trials, self.level)
         yield f"  a true {self.level:.0%} interval would hold {low} to {high} of them in 95 of 100 such checks"
 
@@ -96,28 +106,41 @@ def check_coverage(space: SpaceSpec, trials: int, *, users: int | None = None, n
     candidate = candidate_of(space.named[chosen])
     new = None if space.window is not None else predicted(space, candidate, count)
     outcomes: list[Outcome] = []
-    given: list[list[bool]] = []
+    given: list[tuple[FloatArray, ...]] = []
     for trial in range(trials):
         seed = derive_seed(space.uncertainty.seed, f"coverage/{count}/{trial}") % SEED_RANGE
         outcomes.append(emulated(space, candidate, count, seed))
-        given.append(_held(predicted(_given(space, seed), candidate, count), outcomes[-1]))
-    anew = None if new is None else _counted([_held(new, outcome) for outcome in outcomes])
-    return Coverage(chosen, count, space.uncertainty.level, tuple(outcomes), anew, _counted(given))
+        given.append(predicted(_given(space, seed), candidate, count))
+    level = space.uncertainty.level
+    anew = None if new is None else _counted([new] * trials, outcomes, level)
+    return Coverage(chosen, count, level, tuple(outcomes), anew, _counted(given, outcomes, level))
 
 
-def predicted(space: SpaceSpec, candidate: Candidate, users: int) -> list[tuple[float, float]]:
-    """Intervals of the FIGURES of one experiment."""
+def predicted(space: SpaceSpec, candidate: Candidate, users: int) -> tuple[FloatArray, ...]:
+    """Draws of the FIGURES of one experiment."""
     own, base = sampled(space, (candidate, candidate_of(space.baseline)), (users,))
-    values = (own.cost / base.cost, own.reuse, base.reuse)
-    return [interval(each, space.uncertainty.level) for each in values]
+    return own.cost / base.cost, own.reuse, base.reuse
 
 
-def _held(intervals: Sequence[tuple[float, float]], outcome: Outcome) -> list[bool]:
-    return [low <= value <= high for (low, high), value in zip(intervals, outcome, strict=True)]
+def _counted(drawn: Sequence[tuple[FloatArray, ...]], outcomes: Sequence[Outcome], level: float) -> tuple[Held, ...]:
+    found: list[Held] = []
+    for figure in range(len(FIGURES)):
+        pairs = [(draws[figure], outcome[figure]) for draws, outcome in zip(drawn, outcomes, strict=True)]
+        ends = [interval(values, level) for values, _ in pairs]
+        closed = sum(low <= value <= high for (low, high), (_, value) in zip(ends, pairs, strict=True))
+        found.append(Held(closed, sum(share_inside(values, value, level) for values, value in pairs)))
+    return tuple(found)
 
 
-def _counted(held: Sequence[Sequence[bool]]) -> tuple[int, ...]:
-    return tuple(sum(figure) for figure in zip(*held, strict=True))
+def share_inside(draws: FloatArray, value: float, level: float) -> float:
+    """The chance that ``value`` lies in the central ``level`` of its draws, where its rank among equals is drawn.
+
+    Its mean over exchangeable outcomes is the level itself, however few values there are. Source: Czado, Gneiting and
+    Held (2009), Predictive model assessment for count data (randomised probability integral transform).
+    """
+    tail, ranks = (1 - level) / 2, len(draws) + 1
+    low, high = int((draws < value).sum()) / ranks, (int((draws <= value).sum()) + 1) / ranks
+    return max(0.0, min(high, 1 - tail) - max(low, tail)) / (high - low)
 
 
 def emulated(space: SpaceSpec, candidate: Candidate, users: int, seed: int) -> Outcome:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.advise.coverage import check_coverage, emulated, expected_range, figures, jittered_plan
+from harness.advise.coverage import check_coverage, emulated, expected_range, figures, jittered_plan, share_inside
 from harness.engine import load_cost_model
 from harness.errors import SpecError
 from harness.plan import build_plan
@@ -37,9 +37,17 @@ def test_intervals_hold_about_as_many_emulated_ratios_as_they_say() -> None:
     found = check_coverage(space(), 25)
     fewest, _most = expected_range(25, 0.9)
     assert found.new is not None
-    assert min(found.new) >= fewest - 2
-    assert min(found.given) >= fewest - 2
+    assert min(held.closed for held in (*found.new, *found.given)) >= fewest - 2
     assert "of 25" in "\n".join(found.lines())
+
+
+def test_a_figure_of_few_values_is_counted_by_its_share_and_then_keeps_its_level() -> None:
+    rng = np.random.default_rng(1)
+    shares = [share_inside(rng.binomial(3, 0.6, 40) / 3, rng.binomial(3, 0.6) / 3, 0.9) for _ in range(4000)]
+    assert np.mean(shares) == pytest.approx(0.9, abs=0.015)
+    point = np.ones(100)
+    assert share_inside(point, 1.0, 0.9) == pytest.approx(0.9)
+    assert share_inside(point, 0.5, 0.9) == 0
 
 
 def test_closed_populations_are_judged_in_their_window() -> None:
@@ -53,7 +61,7 @@ def test_closed_populations_are_judged_in_their_window() -> None:
     windowed = space(uncertainty=uncertainty, inputs=inputs, window={"after_requests": 3, "seconds": 2})
     found = check_coverage(windowed, 8)
     assert found.new is None
-    assert min(found.given) >= 5
+    assert min(held.closed for held in found.given) >= 5
     assert len(set(found.outcomes)) == 8
 
 
