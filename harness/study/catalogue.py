@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from harness.analysis.method import stats
+from harness.analysis.method.devices import mean_interval
+from harness.analysis.method.figures import run_figures
 from harness.analysis.method.interference import Injection, injections
 from harness.analysis.method.predictions import Predictions
 from harness.analysis.method.stats import Interval
@@ -139,7 +141,8 @@ def _joined(evidence: Evidence) -> Found:
     rows: list[dict[str, Cell]] = []
     intervals: dict[str, Interval] = {}
     for condition, baseline in evidence.compared():
-        for own, base in paired(evidence.runs.get(condition, []), evidence.runs.get(baseline, [])):
+        pairs = paired(evidence.runs.get(condition, []), evidence.runs.get(baseline, []))
+        for own, base in pairs:
             rows.append({"condition": condition, "replicate": own.replicate, **_joint(evidence, own, base)})
         own_rows = [row for row in rows if row["condition"] == condition]
         for name in (
@@ -148,8 +151,10 @@ def _joined(evidence: Evidence) -> Found:
             "waiting_saved_session_s",
             "waiting_saved_measured_session_s",
         ):
-            values = [float(value) for row in own_rows if isinstance(value := row[name], (int, float))]
-            if (interval := stats.mean_interval(values, unit="replicates")) is not None:
+            known = [(value, run_figures(own)) for row, (own, _) in zip(own_rows, pairs, strict=True)
+                     if isinstance(value := row[name], (int, float))]  # fmt: skip
+            values, of = [float(value) for value, _ in known], [run for _, run in known]
+            if (interval := mean_interval(values, of, unit="replicates")) is not None:
                 intervals[f"{condition}: mean {name}"] = interval
     caption = "Per replicate, against the baseline: reuse restored, prefill saved, waiting of other sessions saved"
     tables = (
