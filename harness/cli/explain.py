@@ -65,6 +65,7 @@ def _models() -> dict[str, type[BaseModel]]:
         "slo": spec.SloSpec,
         "window": spec.WindowSpec,
         "stop": spec.StopSpec,
+        "fleet": spec.FleetSpec,
         "waits": WaitFile,
         "tool": ToolRow,
         "fixed": spec.FixedLaw,

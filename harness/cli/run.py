@@ -68,6 +68,9 @@ def run(
     ] = False,
     backend: Annotated[str | None, typer.Option(help="Use this backend instead of the file's.")] = None,
     replicates: Annotated[int | None, typer.Option(help="Use this number of replicates.")] = None,
+    devices: Annotated[
+        str | None, typer.Option(help="Share the replicates among these devices, e.g. `--devices 0,1,2,3`.")
+    ] = None,
     changes: Annotated[
         list[str] | None, typer.Option("--set", help="Change one key, e.g. `--set server.kv_slots=16`. Repeatable.")
     ] = None,
@@ -90,9 +93,7 @@ def run(
         raise SpecError(
             "goes with --resume", where="--retry-invalid", hint="Say: harness run ... --resume --retry-invalid"
         )
-    extra = [*real_server_changes(backend), *(changes or [])]
-    extra += [f'backend="{backend}"'] if backend is not None else []
-    extra += [f"replicates={replicates}"] if replicates is not None else []
+    extra = _asked(backend, replicates, devices, changes or [])
     spec, source, ticket = _what_to_run(experiment, confirmatory, extra, runs)
     if until:
         spec = _until_decided(spec, source, replicates)
@@ -173,6 +174,14 @@ def _until_decided(spec: ExperimentSpec, source: Path, replicates: int | None) -
     spec = spec.until_decided(str(source))
     declared_rule(spec, ())
     return spec
+
+
+def _asked(backend: str | None, replicates: int | None, devices: str | None, changes: Sequence[str]) -> list[str]:
+    """What the options change in the file, each as ``--set`` would."""
+    asked = [*real_server_changes(backend), *changes]
+    asked += [f'backend="{backend}"'] if backend is not None else []
+    asked += [f"replicates={replicates}"] if replicates is not None else []
+    return [*asked, *([f"fleet.devices=[{devices}]"] if devices is not None else [])]
 
 
 def real_server_changes(backend: str | None) -> list[str]:

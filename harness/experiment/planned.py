@@ -96,7 +96,7 @@ def resolve(spec: ExperimentSpec) -> PlannedRuns:
     plans = _Plans(spec.base_seed)
     runs: list[PlannedRun] = []
     for replicate in range(spec.replicates):
-        for place in order_of_block(spec.order, len(spec.condition), replicate):
+        for place in order_of_block(spec.order, len(spec.condition), spec.turn_of(replicate)):
             condition = spec.condition[place]
             own = settled[condition.name]
             plan = plans.plan(own.workload, spec.input_of(replicate), condition.treatment)
@@ -144,12 +144,13 @@ class _Plans:
 
 
 def changed_inputs(run: SealedRun, spec: ExperimentSpec, condition: ConditionSpec) -> list[str]:
-    """What of server, client, backend and time scale a sealed run was made with otherwise than ``spec`` asks for."""
+    """What of server, client, backend, time scale and fleet was otherwise in a sealed run than ``spec`` asks for."""
     expected: dict[str, object] = {
         "server": spec.server_of(condition).model_dump(mode="json"),
         "time_scale": 1.0 if kind_named(spec.backend).is_virtual else spec.time_scale,
         "backend": spec.backend,
         "client": spec.client.model_dump(mode="json"),
+        "fleet": () if spec.fleet is None else spec.fleet.places,
     }
     found: dict[str, object] = {
         # As it was asked for, rules left open included; keys that came later count with their defaults.
@@ -157,5 +158,6 @@ def changed_inputs(run: SealedRun, spec: ExperimentSpec, condition: ConditionSpe
         "time_scale": run.manifest.time_scale,
         "backend": run.manifest.backend,
         "client": run.client.model_dump(mode="json"),
+        "fleet": () if run.fleet_spec is None else run.fleet_spec.places,
     }
     return sorted(name for name in expected if expected[name] != found[name])

@@ -23,6 +23,7 @@ from harness.spec.experiment import (
     parse_experiment,
 )
 from harness.spec.factors import Factor, Factors, factors_from_name, factors_text, level_text
+from harness.spec.fleet import FleetSpec, Place
 from harness.spec.laws import FixedLaw, LengthLaw, LognormalLaw, UniformLaw
 from harness.spec.prediction import PredictionSpec
 from harness.spec.server import PatchMode, RulesName, ServerSpec
@@ -40,11 +41,13 @@ __all__ = [
     "Factor",
     "Factors",
     "FixedLaw",
+    "FleetSpec",
     "LengthLaw",
     "LimitsSpec",
     "LognormalLaw",
     "OrderName",
     "PatchMode",
+    "Place",
     "PredictionSpec",
     "PromptForm",
     "RulesName",
