@@ -26,6 +26,7 @@ from harness.analysis.method.reconstruct import (
     waiting_session_ns,
 )
 from harness.analysis.method.reuse import Rearrival, cached_tokens, computed_prefill_tokens, rearrivals
+from harness.kinds import kind_of_run
 from harness.records import RunKey, SealedRun, once_per_run, schema
 from harness.spec import Place
 
@@ -64,7 +65,7 @@ class RunFigures:
     a: channel A and its parts. b_ns: channel B. waiting_session_ns: W (session-ns), modelled, None when the log has no
     KV lines. evictions: by who caused them. cached_tokens: sum over all responses. ceilings: None without the plan.
     device: of its fleet, "" outside one. unit: replicates that ran at once by plan share one, else the replicate.
-    neighbours: devices of its host that were busy beside it.
+    neighbours: devices of its host that were busy beside it. is_emulated: by a fleet's emulated device.
     """
 
     experiment: str
@@ -92,6 +93,7 @@ class RunFigures:
     device: str = ""
     unit: int = 0
     neighbours: int = 0
+    is_emulated: bool = False
 
     @property
     def key(self) -> RunKey:
@@ -173,15 +175,21 @@ class _Place(TypedDict):
     device: str
     unit: int
     neighbours: int
+    is_emulated: bool
 
 
 def _place(run: SealedRun) -> _Place:
     """Where in a fleet a run was made."""
     fleet, spec = run.manifest.fleet, run.fleet_spec
     if fleet is None or spec is None:
-        return _Place(device="", unit=run.replicate, neighbours=0)
+        return _Place(device="", unit=run.replicate, neighbours=0, is_emulated=False)
     place = Place(fleet.host if spec.hosts else "", fleet.device)
-    return _Place(device=str(place), unit=spec.unit_of(run.replicate), neighbours=len(fleet.neighbours))
+    return _Place(
+        device=str(place),
+        unit=spec.unit_of(run.replicate),
+        neighbours=len(fleet.neighbours),
+        is_emulated=kind_of_run(run.manifest.backend).has_device is False,
+    )
 
 
 def _evictions(events: pa.Table) -> dict[str, int]:

@@ -23,10 +23,10 @@ from harness.records import Finding
 
 
 class Speed(NamedTuple):
-    """One device. slower: ln of its time over the mean of the others', (value, low, high); p: Holm's, over devices.
+    """One device. slower: ln of its time over the median of the others', (value, low, high); p: Holm's, over devices.
 
     drift: per block that it made, None where it is not told. values: ln(B / A) of each of its blocks, conditions' means
-    taken out, in order. neighbours: mean number that were busy.
+    taken out, in order. neighbours: mean number that were busy. is_emulated: no real device.
     """
 
     device: str
@@ -35,6 +35,7 @@ class Speed(NamedTuple):
     p: float | None
     drift: Slope | None
     neighbours: float
+    is_emulated: bool
 
     @property
     def is_apart(self) -> bool:
@@ -65,7 +66,8 @@ def speeds(figures: Sequence[RunFigures]) -> Speeds | None:
         own = [run for run in runs if run.device == name]
         neighbours = float(np.mean([run.neighbours for run in own]))
         slower, p = (None, None) if found is None else (found[0], next(adjusted))
-        devices.append(Speed(name, tuple(values[name]), slower, p, _slope(own, [run.replicate for run in own]), neighbours))
+        drift, is_emulated = _slope(own, [run.replicate for run in own]), any(run.is_emulated for run in own)
+        devices.append(Speed(name, tuple(values[name]), slower, p, drift, neighbours, is_emulated))
     return Speeds(tuple(devices), _slope(runs, [run.neighbours for run in runs]))
 
 
@@ -90,16 +92,21 @@ def _by_block(runs: Sequence[tuple[RunFigures, float]]) -> list[float]:
     return [float(np.mean(blocks[block])) for block in sorted(blocks)]
 
 
-def _contrast(
-    name: str, values: Mapping[str, Sequence[float]]
-) -> tuple[tuple[float, float, float], float] | None:
-    """One device's mean less the mean of the others' means, its Welch interval and p; None of a single block."""
+def _contrast(name: str, values: Mapping[str, Sequence[float]]) -> tuple[tuple[float, float, float], float] | None:
+    """One device's mean less the median of the others', its Welch interval and p; None of a single block.
+
+    The median, so that one slow device does not make all others fast.
+    """
     if min(map(len, values.values())) < 2:
         return None
-    weights = {other: 1.0 if other == name else -1 / (len(values) - 1) for other in values}
-    mean = sum(weights[other] * float(np.mean(blocks)) for other, blocks in values.items())
+    means = {other: float(np.mean(blocks)) for other, blocks in values.items()}
+    others = sorted((other for other in values if other != name), key=means.__getitem__)
+    middle = others[(len(others) - 1) // 2 : len(others) // 2 + 1]
+    weights = {name: 1.0, **dict.fromkeys(middle, -1 / len(middle))}
+    mean = sum(weight * means[other] for other, weight in weights.items())
     parts = {
-        other: weights[other] ** 2 * float(np.var(blocks, ddof=1)) / len(blocks) for other, blocks in values.items()
+        other: weight**2 * float(np.var(values[other], ddof=1)) / len(values[other])
+        for other, weight in weights.items()
     }
     error = math.sqrt(sum(parts.values()))
     if error == 0:
@@ -123,12 +130,13 @@ def percent(log_ratio: float) -> str:
 
 
 def slower_text(speed: Speed) -> str:
-    """"dev2 is 3.0 % slower than the others' mean [2.8 %, 3.2 %]"."""
+    """How one device differs: "dev2 is 3.0 % slower than the median of the others [2.8 %, 3.2 %]"."""
     assert speed.slower is not None, "only what was told apart is said"
     value, low, high = (100 * math.expm1(one) for one in speed.slower)
     word = "slower" if value >= 0 else "faster"
     ends = (low, high) if value >= 0 else (-high, -low)
-    return f"{speed.device} is {abs(value):.1f} % {word} than the others' mean [{ends[0]:.1f} %, {ends[1]:.1f} %]"
+    name = f"emulated {speed.device}" if speed.is_emulated else speed.device
+    return f"{name} is {abs(value):.1f} % {word} than the median of the others [{ends[0]:.1f} %, {ends[1]:.1f} %]"
 
 
 def speed_findings(found: Speeds) -> Iterator[Finding]:

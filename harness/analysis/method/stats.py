@@ -180,7 +180,11 @@ def f_probability(f: float, between: int, inside: int) -> float:
     """
     x = between * f / (between * f + inside)
     a, b = 0.5 if between % 2 else 1.0, 0.5 if inside % 2 else 1.0
-    starts = {(0.5, 0.5): 2 / math.pi * math.asin(math.sqrt(x)), (0.5, 1.0): math.sqrt(x), (1.0, 0.5): 1 - math.sqrt(1 - x)}
+    starts = {
+        (0.5, 0.5): 2 / math.pi * math.asin(math.sqrt(x)),
+        (0.5, 1.0): math.sqrt(x),
+        (1.0, 0.5): 1 - math.sqrt(1 - x),
+    }
     found = starts.get((a, b), x)
     while b < inside / 2:
         found += _beta_term(x, a, b) / b

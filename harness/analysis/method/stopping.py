@@ -136,7 +136,9 @@ def log_ratios(spec: ExperimentSpec, runs: Sequence[SealedRun], channel: Channel
             by_condition.setdefault(run.condition, []).append(run_figures(run))
     pairs = [(one.name, spec.baseline_of(one)) for one in spec.condition if spec.baseline_of(one) != one.name]
     return [
-        _log_ratios(name, baseline, compare(baseline, by_condition.get(name, []), by_condition.get(baseline, [])), channel)
+        _log_ratios(
+            name, baseline, compare(baseline, by_condition.get(name, []), by_condition.get(baseline, [])), channel
+        )
         for name, baseline in pairs
     ]
 

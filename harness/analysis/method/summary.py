@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from harness.analysis.method.ceilings import Ceilings, total
 from harness.analysis.method.compare import MAX_TAU, Comparison, compare
+from harness.analysis.method.device_tables import device_tables
 from harness.analysis.method.figures import ReuseFigures, RunFigures, figures_at, run_figures
 from harness.analysis.method.invariants import check_experiment
 from harness.analysis.method.padding import Padding, removed_slots, shapley_split
@@ -24,7 +25,7 @@ from harness.analysis.method.reconstruct import StepCost
 from harness.analysis.method.serving import ServingFigures, serving_figures, serving_rows
 from harness.analysis.method.speeds import Speeds, effect_findings, speed_findings, speeds, split_blocks
 from harness.analysis.method.stats import Interval
-from harness.analysis.method.tabular import table_of
+from harness.analysis.method.tabular import ResultTable, table_of
 from harness.errors import SpecError
 from harness.kinds import kind_of_run, origin_note
 from harness.records import Finding, SealedRun
@@ -216,6 +217,11 @@ class ExperimentSummary:
     def _repr_html_(self) -> str:
         """What a notebook shows: the same rows, and where they are from."""
         return table_of(self.title, origin_note(self.backend), self.to_arrow().to_pylist()).to_html()
+
+    @property
+    def device_tables(self) -> list[ResultTable]:
+        """How fast each device was, and every comparison on each of them; empty where fewer than two made it."""
+        return device_tables(self.speeds, {one.name: one.comparison for one in self.conditions})
 
     def serving_of(self, condition: str) -> ServingFigures | None:
         """Serving figures of a condition; None where none of its valid runs answered anything."""
