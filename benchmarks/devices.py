@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from benchmarks.figures import Figure
 from harness.analysis.method.devices import BlockRatio, device_effect
@@ -48,7 +49,7 @@ class Costs(NamedTuple):
         return self.log[:, :, 1] - self.log[:, :, 0]
 
 
-def factors(num_experiments: int, num_blocks: int, devices: FloatArray) -> FloatArray:
+def factors(num_experiments: int, num_blocks: int, devices: NDArray[np.int64]) -> FloatArray:
     """What each run's steps are multiplied by; devices: shape (experiments, blocks, 2), the device that made it.
 
     A block runs its two conditions one after the other, backwards every second time on each device.

@@ -115,11 +115,11 @@ def compare(
     by_token = [_tokens(runs) if work != base_work else [1.0] * len(pairs) for runs in (own_runs, base_runs)]
     per_unit = sum(by_token[1]) / sum(by_token[0])
     per_request = base_work.num_requests / work.num_requests
-    costs = {
-        channel: [[of(run) / units for run, units in zip(runs, by_token[side], strict=True)]
-                  for side, runs in enumerate((own_runs, base_runs))]
-        for channel, of in (("a", _a_ns), ("b", _b_ns))
-    }  # fmt: skip
+    a, b = (
+        [[of(run) / units for run, units in zip(runs, by_token[side], strict=True)]
+         for side, runs in enumerate((own_runs, base_runs))]
+        for of in (_a_ns, _b_ns)
+    )  # fmt: skip
     return Comparison(
         baseline=baseline,
         replicates=tuple(run.replicate for run in own_runs),
@@ -131,14 +131,12 @@ def compare(
         baseline_work=base_work,
         residual_share=(sums[1][1] - sums[1][0]) / sums[1][1],
         published_tau=agreement_tolerance(*sums[1]),
-        per_replicate=tuple(
-            (run.replicate, _ratio(costs["a"], place), _ratio(costs["b"], place)) for place, run in enumerate(own_runs)
-        ),
-        interval_a=log_ratio_interval(*costs["a"], own_runs),
-        interval_b=log_ratio_interval(*costs["b"], own_runs),
+        per_replicate=tuple((run.replicate, _ratio(a, place), _ratio(b, place)) for place, run in enumerate(own_runs)),
+        interval_a=log_ratio_interval(a[0], a[1], own_runs),
+        interval_b=log_ratio_interval(b[0], b[1], own_runs),
         is_predicted=is_predicted,
-        devices_a=log_ratio_effect(*costs["a"], own_runs),
-        devices_b=log_ratio_effect(*costs["b"], own_runs),
+        devices_a=log_ratio_effect(a[0], a[1], own_runs),
+        devices_b=log_ratio_effect(b[0], b[1], own_runs),
     )
 
 

@@ -66,8 +66,8 @@ class Estimate(NamedTuple):
     def interval(self, of: Callable[[float], float] = math.exp, level: float = DEFAULT_LEVEL) -> Interval:
         """The t interval of a ratio; of: what turns the mean into what is said of it."""
         half = t_quantile(level, self.degrees) * self.error
-        ends = (of(value) for value in (self.mean, self.mean - half, self.mean + half))
-        return Interval(*ends, level, self.told, self.unit, self.num_units, 0, 0)
+        low, high = of(self.mean - half), of(self.mean + half)
+        return Interval(of(self.mean), low, high, level, self.told, self.unit, self.num_units, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
