@@ -244,7 +244,7 @@ def table(
     """
     from harness.analysis import summarise
     from harness.cli.words import terminal
-    from harness.report import conditions_table, serving_table, serving_tables
+    from harness.report import serving_tables, summary_tables
 
     sealed = sealed_runs(runs, experiment)
     if predicted:
@@ -254,7 +254,7 @@ def table(
         print(_conditions_written(sealed, form, serving=serving), end="")
         return
     out, summary = terminal(), summarise(sealed)
-    for shown in serving_tables(summary) if serving else [conditions_table(summary, out.width), serving_table(summary)]:
+    for shown in serving_tables(summary) if serving else summary_tables(summary, out.width):
         out.print(shown)
         out.print()
 
@@ -299,10 +299,10 @@ def _predicted_written(sealed: Sequence[SealedRun], form: TableForm) -> str:
 def _conclude(console: Console, sealed: Sequence[SealedRun], path: Path, title: str | None) -> None:
     from harness.analysis import summarise
     from harness.analysis.method.drift import drift
-    from harness.report import conditions_table, serving_table, write_report
+    from harness.report import summary_tables, write_report
 
     summary = summarise(sealed)
-    for shown in (conditions_table(summary, console.width), serving_table(summary)):
+    for shown in summary_tables(summary, console.width):
         console.print()
         console.print(shown)
     if (moved := drift(sealed)) is not None and moved.is_found:
