@@ -65,6 +65,8 @@ def _models() -> dict[str, type[BaseModel]]:
         "slo": spec.SloSpec,
         "window": spec.WindowSpec,
         "stop": spec.StopSpec,
+        "fleet": spec.FleetSpec,
+        "emulated": spec.EmulatedDevice,
         "waits": WaitFile,
         "tool": ToolRow,
         "fixed": spec.FixedLaw,

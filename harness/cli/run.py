@@ -68,6 +68,9 @@ def run(
     ] = False,
     backend: Annotated[str | None, typer.Option(help="Use this backend instead of the file's.")] = None,
     replicates: Annotated[int | None, typer.Option(help="Use this number of replicates.")] = None,
+    devices: Annotated[
+        str | None, typer.Option(help="Share the replicates among these devices, e.g. `--devices 0,1,2,3`.")
+    ] = None,
     changes: Annotated[
         list[str] | None, typer.Option("--set", help="Change one key, e.g. `--set server.kv_slots=16`. Repeatable.")
     ] = None,
@@ -90,9 +93,7 @@ def run(
         raise SpecError(
             "goes with --resume", where="--retry-invalid", hint="Say: harness run ... --resume --retry-invalid"
         )
-    extra = [*real_server_changes(backend), *(changes or [])]
-    extra += [f'backend="{backend}"'] if backend is not None else []
-    extra += [f"replicates={replicates}"] if replicates is not None else []
+    extra = _asked(backend, replicates, devices, changes or [])
     spec, source, ticket = _what_to_run(experiment, confirmatory, extra, runs)
     if until:
         spec = _until_decided(spec, source, replicates)
@@ -175,6 +176,14 @@ def _until_decided(spec: ExperimentSpec, source: Path, replicates: int | None) -
     return spec
 
 
+def _asked(backend: str | None, replicates: int | None, devices: str | None, changes: Sequence[str]) -> list[str]:
+    """What the options change in the file, each as ``--set`` would."""
+    asked = [*real_server_changes(backend), *changes]
+    asked += [f'backend="{backend}"'] if backend is not None else []
+    asked += [f"replicates={replicates}"] if replicates is not None else []
+    return [*asked, *([f"fleet.devices=[{devices}]"] if devices is not None else [])]
+
+
 def real_server_changes(backend: str | None) -> list[str]:
     """A real server runs in its own time and starts slowly, whatever the file says for the emulator."""
     return [] if backend is None or kind_named(backend).scales_time else list(REAL_SERVER_KEYS)
@@ -224,6 +233,9 @@ def table(
     serving: Annotated[
         bool, typer.Option("--serving", help="Every latency: by turn and prefix, with intervals and certified bounds.")
     ] = False,
+    predicted: Annotated[
+        bool, typer.Option("--predicted", help="Predicted cost ratios and reuse beside the measured, with intervals.")
+    ] = False,
     form: Annotated[TableForm, typer.Option("--format", help="How the table is written.")] = TableForm.text,
 ) -> None:
     """Print the conditions of an experiment: what they cost, and what their users felt.
@@ -232,14 +244,17 @@ def table(
     """
     from harness.analysis import summarise
     from harness.cli.words import terminal
-    from harness.report import conditions_table, serving_table, serving_tables
+    from harness.report import serving_tables, summary_tables
 
     sealed = sealed_runs(runs, experiment)
+    if predicted:
+        print(_predicted_written(sealed, form), end="")
+        return
     if form is not TableForm.text:
         print(_conditions_written(sealed, form, serving=serving), end="")
         return
     out, summary = terminal(), summarise(sealed)
-    for shown in serving_tables(summary) if serving else [conditions_table(summary, out.width), serving_table(summary)]:
+    for shown in serving_tables(summary) if serving else summary_tables(summary, out.width):
         out.print(shown)
         out.print()
 
@@ -255,13 +270,39 @@ def _conditions_written(sealed: Sequence[SealedRun], form: TableForm, *, serving
     return written(table_of(summary.experiment, origin_note(summary.backend), rows), form)
 
 
+def _predicted_written(sealed: Sequence[SealedRun], form: TableForm) -> str:
+    """What was predicted for the very plans of these runs, by the frozen draws where there are such."""
+    from harness.analysis.method.verdicts import Evidence
+    from harness.kinds import origin_note
+    from harness.prereg import check_sealed_runs, predictions_for
+    from harness.study.repeats import prediction_table
+
+    kind, valid = sealed[0].manifest.backend, [run for run in sealed if run.is_valid]
+    if kind_named(kind).is_virtual:
+        raise SpecError("its runs are simulated: nothing was measured", where=sealed[0].experiment)
+    found = prediction_table(Evidence(valid, predictions_for(valid, check_sealed_runs(sealed)))) if valid else None
+    if found is None or not found.rows:
+        raise SpecError("no condition has valid runs beside its baseline's", where=sealed[0].experiment)
+    if form is not TableForm.text:
+        return written(found, form)
+    lines = [note] if (note := origin_note(kind)) else []
+    for row in found.records():
+        lines.append(f"{row['condition']}")
+        for name in ("predicted", "observed"):
+            low, high = row[f"{name}_low"], row[f"{name}_high"]
+            told = "" if low is None else f"  [{low:.4f}, {high:.4f}]"
+            ratio = row["predicted_ratio" if name == "predicted" else "observed_ratio_A"]
+            lines.append(f"  {name:<9}  cost ratio {ratio:.4f}{told}  reused {row[f'{name}_reuse']}")
+    return "\n".join(lines) + "\n"
+
+
 def _conclude(console: Console, sealed: Sequence[SealedRun], path: Path, title: str | None) -> None:
     from harness.analysis import summarise
     from harness.analysis.method.drift import drift
-    from harness.report import conditions_table, serving_table, write_report
+    from harness.report import summary_tables, write_report
 
     summary = summarise(sealed)
-    for shown in (conditions_table(summary, console.width), serving_table(summary)):
+    for shown in summary_tables(summary, console.width):
         console.print()
         console.print(shown)
     if (moved := drift(sealed)) is not None and moved.is_found:
@@ -274,7 +315,7 @@ def _results(sealed: Sequence[SealedRun]) -> Results:
     """What the experiment's own analysis and rules give; why one of them gives nothing stands in the report."""
     from harness.analysis.method.verdicts import Evidence
     from harness.errors import HarnessError
-    from harness.prereg import check_sealed_runs, judge, predict_runs
+    from harness.prereg import check_sealed_runs, judge, predictions_for
     from harness.report.view import Results
     from harness.study.catalogue import analyse
     from harness.study.repeats import prediction_table
@@ -286,7 +327,7 @@ def _results(sealed: Sequence[SealedRun]) -> Results:
     if valid and (asked.get("analysis") or is_measured):
         try:
             frozen = check_sealed_runs(sealed)
-            predictions = predict_runs(valid) if frozen is None else frozen.predictions
+            predictions = predictions_for(valid, frozen)
             if asked.get("analysis"):
                 analysis = analyse(sealed, predictions)
             if is_measured and (table := prediction_table(Evidence(valid, predictions))).rows:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
@@ -30,15 +30,22 @@ else:
 
 LARGEST_FS = 10**15
 """A coefficient above one second is a slip of units; it also keeps every sum far inside int64."""
+LARGEST_EXPONENT = 60
+"""No duration in any unit has more digits before or behind the point."""
 
 COSTS = "costs"
 """The shipped folder of cost models."""
 
 
 def to_fs(value: Decimal | float | int | str, unit_fs: int) -> int:
-    """``value`` units as whole femtoseconds; a float counts as the decimal it prints as."""
-    exact = Fraction(Decimal(repr(value)) if isinstance(value, float) else Decimal(value)) * unit_fs
-    return round(exact)
+    """``value`` units as whole femtoseconds; a float counts as the decimal it prints as.
+
+    Raises ValueError for an exponent that no duration has: all its digits would be written out.
+    """
+    exact = Decimal(repr(value)) if isinstance(value, float) else Decimal(value)
+    if exact and abs(exact.adjusted()) > LARGEST_EXPONENT:
+        raise ValueError(f"{exact:.3e} is no duration")
+    return round(Fraction(exact) * unit_fs)
 
 
 def fs_to_ns(femtoseconds: int) -> int:
@@ -69,6 +76,18 @@ class CostModel:
     fitted_context_tokens: tuple[int, int] | None = None
     fitted_prefill_tokens: tuple[int, int] | None = None
     _filled_fs: dict[int, int] = field(default_factory=dict[int, int], compare=False, repr=False)
+
+    def scaled(self, factor: float) -> CostModel:
+        """The model of a device whose every step lasts ``factor`` times as long; the same model for 1."""
+        if factor == 1:
+            return self
+        names = ("alpha_fs", "beta_fs", "context_fs", "call_fs", "token_fs", "position_fs")
+        return replace(
+            self,
+            f_fs={bucket: round(value * factor) for bucket, value in self.f_fs.items()},
+            _filled_fs={},
+            **{name: round(getattr(self, name) * factor) for name in names},
+        )
 
     def bucket_fs(self, bucket: int) -> int:
         """f(b): measured, or filled in on the straight line between its measured neighbours.

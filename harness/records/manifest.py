@@ -105,6 +105,25 @@ class PreregistrationRecord(_Record):
     start: str = ""
 
 
+class FleetRecord(_Record):
+    """Where in a fleet a run was made; absent where there was none.
+
+    host: its name. neighbours: devices of that host that were busy at some instant of the replay's start or end.
+    client_cores: cores that the client was held to; empty where there were too few to share out. uuid, card,
+    temperature_c (least and most of the run): of the device, as its driver told; absent where none did.
+    emulated_factor: what an emulated or simulated device's step times were multiplied by; absent of a real one.
+    """
+
+    device: int = Field(ge=0)
+    host: str
+    neighbours: tuple[int, ...] = ()
+    client_cores: tuple[int, ...] = ()
+    uuid: str = ""
+    card: str = ""
+    temperature_c: tuple[float, float] | None = None
+    emulated_factor: float | None = None
+
+
 class EarlierTry(_Record):
     """An INVALID run that was repeated: it lies beside the one that took its name. seal: of its manifest."""
 
@@ -140,6 +159,7 @@ class Manifest(_Record):
     preregistration: PreregistrationRecord | None = Field(
         default=None, description="absent: the run is exploratory, for ever"
     )
+    fleet: FleetRecord | None = Field(default=None, description="which device of how many; absent outside a fleet")
     provenance: dict[str, Any] = Field(default_factory=dict)
     timings: dict[str, int] = Field(default_factory=dict, description="named instants of the run, model ns")
     files: dict[str, FileEntry] = Field(default_factory=dict)

@@ -24,7 +24,7 @@ from harness.records import layout, schema
 from harness.records.disk import is_as_written_here, is_unfinished, known_entry
 from harness.records.facts import ClientAudit, LaunchReport
 from harness.records.manifest import Manifest
-from harness.spec import ClientSpec, ConditionSpec, ExperimentSpec, LimitsSpec, ServerSpec, WorkloadSpec
+from harness.spec import ClientSpec, ConditionSpec, ExperimentSpec, FleetSpec, LimitsSpec, ServerSpec, WorkloadSpec
 
 if TYPE_CHECKING:
     from harness.engine import CostModel
@@ -117,6 +117,22 @@ class SealedRun:
     def limits(self) -> LimitsSpec:
         """What it was held to."""
         return self._parsed(LimitsSpec, self.manifest.requested.get("limits", {}), "limits")
+
+    @cached_property
+    def fleet_spec(self) -> FleetSpec | None:
+        """The devices that shared its experiment; None where there was one."""
+        asked = self.manifest.requested_experiment.get("fleet")
+        return None if asked is None else self._parsed(FleetSpec, asked, "fleet")
+
+    @property
+    def device(self) -> int | None:
+        """The device of its fleet that made it; None outside a fleet."""
+        return None if self.manifest.fleet is None else self.manifest.fleet.device
+
+    @property
+    def host(self) -> str:
+        """The host of that device; "" outside a fleet."""
+        return "" if self.manifest.fleet is None else self.manifest.fleet.host
 
     @cached_property
     def launch(self) -> LaunchReport:

@@ -5,6 +5,7 @@ Next: ``harness.plan`` builds the inputs a WorkloadSpec asks for; ``harness.runn
 """
 
 from harness.spec.base import NAME_PATTERN, Spec, check_name, describe_validation_error, load_toml
+from harness.spec.emulated import EmulatedDevice
 from harness.spec.experiment import (
     AnalysisName,
     BackendName,
@@ -23,6 +24,7 @@ from harness.spec.experiment import (
     parse_experiment,
 )
 from harness.spec.factors import Factor, Factors, factors_from_name, factors_text, level_text
+from harness.spec.fleet import FleetSpec, Place
 from harness.spec.laws import FixedLaw, LengthLaw, LognormalLaw, UniformLaw
 from harness.spec.prediction import PredictionSpec
 from harness.spec.server import PatchMode, RulesName, ServerSpec
@@ -36,15 +38,18 @@ __all__ = [
     "ClientName",
     "ClientSpec",
     "ConditionSpec",
+    "EmulatedDevice",
     "ExperimentSpec",
     "Factor",
     "Factors",
     "FixedLaw",
+    "FleetSpec",
     "LengthLaw",
     "LimitsSpec",
     "LognormalLaw",
     "OrderName",
     "PatchMode",
+    "Place",
     "PredictionSpec",
     "PromptForm",
     "RulesName",

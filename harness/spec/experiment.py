@@ -20,6 +20,7 @@ from harness.redact import redacted_value
 from harness.shipped import find_shipped
 from harness.spec.base import Spec, check_name, describe_validation_error, load_toml
 from harness.spec.factors import Factors, WrittenFactors, factor_names, factors_from_name
+from harness.spec.fleet import FleetSpec
 from harness.spec.prediction import PredictionSpec
 from harness.spec.rules import load_rule
 from harness.spec.server import ServerSpec
@@ -151,6 +152,9 @@ class ExperimentSpec(Spec):
     stop: StopSpec | None = Field(
         default=None, description="the rule by which `harness run --until decided` ends; none: it cannot be used"
     )
+    fleet: FleetSpec | None = Field(
+        default=None, description="devices that share the replicates, side by side; none: one after another on one"
+    )
     analysis: str = Field(default="", description="what `harness analyse` computes; default: padding and cost")
     rules: tuple[str, ...] = Field(default=(), description="decision rules that `harness decide` applies by default")
     condition: tuple[ConditionSpec, ...] = Field(min_length=1)
@@ -174,6 +178,25 @@ class ExperimentSpec(Spec):
                 self.server_of(condition)
             with _problems_at("condition", place, "workload"):
                 self.workload_of(condition)
+        return self
+
+    @model_validator(mode="after")
+    def _fits_fleet(self) -> ExperimentSpec:
+        if self.fleet is None:
+            return self
+        num_devices = len(self.fleet.places)
+        if self.replicates % num_devices:
+            more = self.replicates + num_devices - self.replicates % num_devices
+            raise ValueError(
+                f"{self.replicates} replicates cannot be shared evenly by {num_devices} devices; use {more} replicates"
+            )
+        if self.fleet.emulated and not KINDS[self.backend].scales_time:
+            raise ValueError(
+                f"fleet.emulated says how emulated devices differ, and {self.backend} has devices of its own"
+            )
+        for server in (self.server_of(condition) for condition in self.condition):
+            if fixed := [key for key in ("port", "devices", "url", "ssh") if getattr(server, key)]:
+                raise ValueError(f"server.{fixed[0]} is of one place, and a fleet has several; leave it out")
         return self
 
     @property
@@ -203,6 +226,14 @@ class ExperimentSpec(Spec):
     def input_of(self, replicate: int) -> int:
         """Which draw a replicate gets: its own, or the first one's where only execution is repeated."""
         return 0 if self.same_input else replicate
+
+    def turn_of(self, replicate: int) -> int:
+        """Which of the orders a replicate takes: every device goes through all of them, neighbours one ahead."""
+        if self.fleet is None:
+            return replicate
+        turn, place = divmod(replicate, len(self.fleet.places))
+        # There and back are two turns of one device.
+        return turn + place * (2 if self.order == "abba" else 1)
 
     def workload_of(self, condition: ConditionSpec) -> WorkloadSpec:
         """What one condition replays. Conditions that change no key of it share one plan in each replicate."""

@@ -6,6 +6,7 @@ twin is not installed.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -93,6 +94,26 @@ def test_the_sequential_experiment(place: Place) -> None:
     outcome = compare_pair(runs["plain-7"], runs["m7"])
     assert outcome.is_same
     assert "steps (n in order) identical" in outcome.lines[1]
+
+
+def test_agents_that_fork_join_and_leave_answers(place: Place) -> None:
+    head = {"format": "harness-trace/1", "name": "leaving", "source_format": "made", "arrivals": "together"}
+    head |= {"block_tokens": 0, "dropped": {}, "broken": {}, "labels": []}
+    head["requests"] = ["base", "after", "wait_ns", "wait_kind", "prompt_tokens", "keep_tokens", "generate_tokens"]
+    # A parent, two sub-agents that its context goes on in, a join; each recording leaves two answers.
+    asked = [[-1, [], 0, 0, 400, 0, 30], [-1, [0], 50_000_000, 1, 273, 0, 60], [-1, [0], 50_000_000, 1, 301, 0, 60]]
+    asked.append([0, [1, 2], 500_000_000, 1, 520, 400, 40])
+    left = [[1, 300_000_000, 0], [2, 0, 20]]
+    recordings = [{"recording": f"r{at}", "start_ns": 0, "requests": asked, "aborts": left} for at in range(2)]
+    trace = place.folder / "leaving.jsonl"
+    trace.write_text("".join(json.dumps(line) + "\n" for line in (head, *recordings)))
+    runs = place.run("leaving", place.write("leaving", f'source = "trace"\ntrace = "{trace}"', {"base": OBSERVED}))
+
+    _check(place, "leaving", runs)
+    rows = runs["base"].table("requests").to_pylist()
+    statuses = [(row["session"], row["request"], row["status"]) for row in rows]
+    assert sum(status == "aborted" for *_, status in statuses) == 4, statuses
+    assert sum(status == "ok" for *_, status in statuses) == 4, statuses
 
 
 def test_the_same_server_on_another_host_over_ssh(

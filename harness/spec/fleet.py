@@ -1,0 +1,73 @@
+"""``[fleet]``: the devices that share an experiment's blocks, declared before its first run.
+
+Which block goes where follows from its number alone: a block never leaves its device, and every device has the same
+number of them. Nothing is started here. Next: ``harness.runner.fleet`` performs the blocks side by side.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from pydantic import Field, field_validator, model_validator
+
+from harness.spec.base import Spec
+from harness.spec.emulated import EmulatedDevice
+
+_HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
+
+
+class Place(NamedTuple):
+    """One device of a fleet. host: "" for the one that the harness runs on."""
+
+    host: str
+    device: int
+
+    def __str__(self) -> str:
+        return f"{self.host}/dev{self.device}" if self.host else f"dev{self.device}"
+
+
+class FleetSpec(Spec):
+    """Devices that run blocks side by side; each takes one server at a time."""
+
+    devices: tuple[int, ...] = Field(min_length=1, max_length=256, description="numbers of the devices of each host")
+    hosts: tuple[str, ...] = Field(
+        default=(), max_length=256, description="hosts that have these devices, as their workers are named; none: this"
+    )
+
+    emulated: dict[int, EmulatedDevice] = Field(
+        default_factory=dict, description="by device, how it differs: emulator and simulator only; none: they are equal"
+    )
+
+    @model_validator(mode="after")
+    def _known_devices(self) -> FleetSpec:
+        if unknown := sorted(self.emulated.keys() - set(self.devices)):
+            raise ValueError(f"emulated.{unknown[0]} is none of the devices {list(self.devices)}")
+        return self
+
+    @field_validator("devices")
+    @classmethod
+    def _distinct_devices(cls, devices: tuple[int, ...]) -> tuple[int, ...]:
+        if len(set(devices)) != len(devices) or any(device < 0 for device in devices):
+            raise ValueError(f"devices must be distinct and not negative, got {list(devices)}")
+        return devices
+
+    @field_validator("hosts")
+    @classmethod
+    def _distinct_hosts(cls, hosts: tuple[str, ...]) -> tuple[str, ...]:
+        if len(set(hosts)) != len(hosts) or not all(_HOST.fullmatch(host) for host in hosts):
+            raise ValueError(f"hosts must be distinct names, got {list(hosts)}")
+        return hosts
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """All devices, neighbours of one host apart where there are several."""
+        return tuple(Place(host, device) for device in self.devices for host in self.hosts or ("",))
+
+    def place_of(self, block: int) -> Place:
+        """The device that performs a block, every condition of it."""
+        return self.places[block % len(self.places)]
+
+    def unit_of(self, block: int) -> int:
+        """Blocks that run at once by plan share a number; others have one of their own."""
+        return block
