@@ -365,7 +365,8 @@ def _show_order(
     from rich.table import Table
 
     from harness.cli.progress import format_duration
-    from harness.runner.experiment import check_hosts, predicted_replay_s, what_to_do
+    from harness.runner.account import predicted_replay_s
+    from harness.runner.experiment import check_hosts, what_to_do
 
     planned, todo, _ = what_to_do(spec, runs, resume=resume, retry_invalid=retry_invalid, ticket=ticket)
     check_hosts(todo)

@@ -48,7 +48,8 @@ def perform_simulated_run(planned: PlannedRun, invocation: Invocation) -> Sealed
     plan, kind = planned.plan, kind_named(planned.spec.backend)
     with invocation.writer(planned) as writer:
         run = _VirtualRun(planned, _Log(writer.raw(layout.SERVER_LOG), epoch_s), writer.raw(layout.SCRAPES))
-        end_ns = run.play()
+        with invocation.at_station() as neighbours:
+            end_ns = run.play()
         invocation.on_progress(RequestFinished(planned.label, plan.num_requests, plan.num_requests))
         manifest = manifest_of(
             planned,
@@ -56,6 +57,7 @@ def perform_simulated_run(planned: PlannedRun, invocation: Invocation) -> Sealed
             clock=ClockRecord(scale=1.0, realtime_minus_monotonic_ns=epoch_s * NS_PER_S),
             observation=Observation(has_kv_log=planned.server.prefix_caching),
             server=ServerRecord(facts={"launch": {"backend": kind.name, "label": kind.label}}),
+            fleet=invocation.fleet_record(writer.folder, neighbours=neighbours),
             provenance=provenance.capture(),
             timings={"replay_start_ns": 0, "replay_end_ns": end_ns},
         )
