@@ -173,18 +173,14 @@ def perform_run(run: PlannedRun, invocation: Invocation, launch: Launch) -> Seal
         return _seal(run, invocation, writer, measured, clock_record, facts)
 
 
-def _measure(
-    run: PlannedRun, invocation: Invocation, launch_server: Launch, writer: RunWriter, clock: ScaledClock
-) -> _Measured | None:
-    """Start the server, replay the plan against it and stop it; None when the person aborted the run."""
-    spec, server, plan = run.spec, run.server, run.plan
-    on_progress, stop = invocation.on_progress, invocation.stop
+def _launched(run: PlannedRun, invocation: Invocation, launch_server: Launch, writer: RunWriter) -> LaunchPlan:
+    """The plan of the run's server, for the device of a fleet where there is one; nothing is kept of a refusal."""
     try:
-        launch = launch_server(
-            server,
-            port=server.port,
+        return launch_server(
+            run.server,
+            port=run.server.port,
             run_folder=writer.folder,
-            time_scale=spec.time_scale,
+            time_scale=run.spec.time_scale,
             log_format="precise",
             device=None if invocation.station is None else invocation.station.place.device,
         )
@@ -192,6 +188,15 @@ def _measure(
         # Refused before anything started: there is nothing to look into.
         writer.discard()
         raise
+
+
+def _measure(
+    run: PlannedRun, invocation: Invocation, launch_server: Launch, writer: RunWriter, clock: ScaledClock
+) -> _Measured | None:
+    """Start the server, replay the plan against it and stop it; None when the person aborted the run."""
+    spec, server, plan = run.spec, run.server, run.plan
+    on_progress, stop = invocation.on_progress, invocation.stop
+    launch = _launched(run, invocation, launch_server, writer)
     timings = {"server_start_ns": clock.now_ns()}
     with invocation.at_station():
         audit = self_audit(plan, spec.client, clock)
