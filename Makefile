@@ -67,10 +67,11 @@ differential: dev  ## a million steps of the engine against the vendor's own sch
 
 # What must end in one line however it is broken; the short form of each is part of the tests.
 FUZZ_S ?= 300
+FUZZ_INPUTS ?= 0
 FUZZ_CORPUS ?= runs/fuzz
 
-fuzz: dev  ## changed texts at every parser, for FUZZ_S seconds; what was found is kept in FUZZ_CORPUS and tried first
-	@$(BIN)/python -m tests.doors $(FUZZ_S) $(FUZZ_CORPUS)
+fuzz: dev  ## changed texts at every parser, for FUZZ_S seconds or FUZZ_INPUTS; finds are kept in FUZZ_CORPUS and tried first
+	@$(BIN)/python -m tests.doors $(FUZZ_S) $(FUZZ_CORPUS) $(FUZZ_INPUTS)
 	@$(BIN)/python -m tests.support.mutated_traces 100000
 
 faults: dev  ## minutes: limits, killed processes, the misbehaving server for both clients, tampering, cheats

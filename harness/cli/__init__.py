@@ -83,7 +83,7 @@ release.register(app)
 # Under which heading --help shows each command; what is not named here comes first, under none.
 PANELS = {
     "Run and look": ("run", "watch", "sweep", "report", "table", "compare", "runs", "query", "explain"),
-    "Before a run": ("init", "doctor", "power", "simulate", "plan", "waits", "trace", "emulator"),
+    "Before a run": ("init", "doctor", "power", "scatter", "simulate", "plan", "waits", "trace", "emulator"),
     "Method": ("freeze", "publish", "decide", "analyse", "catalogue", "tables", "signs", "paper-rules", "calibrate"),
     "Search and advice": ("search", "predict", "coverage", "advise"),
     "Records": ("verify", "derive"),

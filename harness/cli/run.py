@@ -234,6 +234,9 @@ def table(
     serving: Annotated[
         bool, typer.Option("--serving", help="Every latency: by turn and prefix, with intervals and certified bounds.")
     ] = False,
+    predicted: Annotated[
+        bool, typer.Option("--predicted", help="Predicted cost ratios and reuse beside the measured, with intervals.")
+    ] = False,
     form: Annotated[TableForm, typer.Option("--format", help="How the table is written.")] = TableForm.text,
 ) -> None:
     """Print the conditions of an experiment: what they cost, and what their users felt.
@@ -245,6 +248,9 @@ def table(
     from harness.report import conditions_table, serving_table, serving_tables
 
     sealed = sealed_runs(runs, experiment)
+    if predicted:
+        print(_predicted_written(sealed, form), end="")
+        return
     if form is not TableForm.text:
         print(_conditions_written(sealed, form, serving=serving), end="")
         return
@@ -263,6 +269,32 @@ def _conditions_written(sealed: Sequence[SealedRun], form: TableForm, *, serving
     summary = summarise(sealed)
     rows = (summary.serving_to_arrow() if serving else summary.to_arrow()).to_pylist()
     return written(table_of(summary.experiment, origin_note(summary.backend), rows), form)
+
+
+def _predicted_written(sealed: Sequence[SealedRun], form: TableForm) -> str:
+    """What was predicted for the very plans of these runs, by the frozen draws where there are such."""
+    from harness.analysis.method.verdicts import Evidence
+    from harness.kinds import origin_note
+    from harness.prereg import check_sealed_runs, predictions_for
+    from harness.study.repeats import prediction_table
+
+    kind, valid = sealed[0].manifest.backend, [run for run in sealed if run.is_valid]
+    if kind_named(kind).is_virtual:
+        raise SpecError("its runs are simulated: nothing was measured", where=sealed[0].experiment)
+    found = prediction_table(Evidence(valid, predictions_for(valid, check_sealed_runs(sealed)))) if valid else None
+    if found is None or not found.rows:
+        raise SpecError("no condition has valid runs beside its baseline's", where=sealed[0].experiment)
+    if form is not TableForm.text:
+        return written(found, form)
+    lines = [note] if (note := origin_note(kind)) else []
+    for row in found.records():
+        lines.append(f"{row['condition']}")
+        for name in ("predicted", "observed"):
+            low, high = row[f"{name}_low"], row[f"{name}_high"]
+            told = "" if low is None else f"  [{low:.4f}, {high:.4f}]"
+            ratio = row["predicted_ratio" if name == "predicted" else "observed_ratio_A"]
+            lines.append(f"  {name:<9}  cost ratio {ratio:.4f}{told}  reused {row[f'{name}_reuse']}")
+    return "\n".join(lines) + "\n"
 
 
 def _conclude(console: Console, sealed: Sequence[SealedRun], path: Path, title: str | None) -> None:
@@ -284,7 +316,7 @@ def _results(sealed: Sequence[SealedRun]) -> Results:
     """What the experiment's own analysis and rules give; why one of them gives nothing stands in the report."""
     from harness.analysis.method.verdicts import Evidence
     from harness.errors import HarnessError
-    from harness.prereg import check_sealed_runs, judge, predict_runs
+    from harness.prereg import check_sealed_runs, judge, predictions_for
     from harness.report.view import Results
     from harness.study.catalogue import analyse
     from harness.study.repeats import prediction_table
@@ -296,7 +328,7 @@ def _results(sealed: Sequence[SealedRun]) -> Results:
     if valid and (asked.get("analysis") or is_measured):
         try:
             frozen = check_sealed_runs(sealed)
-            predictions = predict_runs(valid) if frozen is None else frozen.predictions
+            predictions = predictions_for(valid, frozen)
             if asked.get("analysis"):
                 analysis = analyse(sealed, predictions)
             if is_measured and (table := prediction_table(Evidence(valid, predictions))).rows:

@@ -85,7 +85,7 @@ class EmulatorConfig(Spec):
     @field_validator("fault", mode="before")
     @classmethod
     def _fault_texts(cls, value: Any) -> Any:
-        return Fault.parse(value) if isinstance(value, list) else value
+        return Fault.parse([str(one) for one in value]) if isinstance(value, list) else value
 
 
 def parse_config(table: Any, *, where: str) -> EmulatorConfig:
@@ -104,7 +104,7 @@ def load_config(path: Path) -> dict[str, Any]:
         table = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise SpecError(f"cannot be read ({error.strerror})", where=str(path), hint="Check the path") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise SpecError(f"is not valid JSON: {error}", where=str(path), hint="Mend the place named") from error
     if not isinstance(table, dict):
         raise SpecError("must hold one JSON object", where=str(path), hint='Write {"server": {...}, ...}')

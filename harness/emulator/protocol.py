@@ -305,7 +305,7 @@ def parse_request(kind: type[RequestT], body: bytes, content_type: str) -> Reque
     except json.JSONDecodeError as error:
         detail = {"type": "json_invalid", "loc": ("body", error.pos), "msg": "JSON decode error", "input": {}}
         raise _bad_request([{**detail, "ctx": {"error": error.msg}}]) from error
-    except (UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise ApiError("There was an error parsing the body", kind="Bad Request") from error
     if data is None:
         raise _bad_request([MISSING_BODY])

@@ -30,15 +30,22 @@ else:
 
 LARGEST_FS = 10**15
 """A coefficient above one second is a slip of units; it also keeps every sum far inside int64."""
+LARGEST_EXPONENT = 60
+"""No duration in any unit has more digits before or behind the point."""
 
 COSTS = "costs"
 """The shipped folder of cost models."""
 
 
 def to_fs(value: Decimal | float | int | str, unit_fs: int) -> int:
-    """``value`` units as whole femtoseconds; a float counts as the decimal it prints as."""
-    exact = Fraction(Decimal(repr(value)) if isinstance(value, float) else Decimal(value)) * unit_fs
-    return round(exact)
+    """``value`` units as whole femtoseconds; a float counts as the decimal it prints as.
+
+    Raises ValueError for an exponent that no duration has: all its digits would be written out.
+    """
+    exact = Decimal(repr(value)) if isinstance(value, float) else Decimal(value)
+    if exact and abs(exact.adjusted()) > LARGEST_EXPONENT:
+        raise ValueError(f"{exact:.3e} is no duration")
+    return round(Fraction(exact) * unit_fs)
 
 
 def fs_to_ns(femtoseconds: int) -> int:

@@ -144,12 +144,13 @@ class _Plans:
 
 
 def changed_inputs(run: SealedRun, spec: ExperimentSpec, condition: ConditionSpec) -> list[str]:
-    """What of server, client, backend, time scale and fleet was otherwise in a sealed run than ``spec`` asks for."""
+    """What of server, client, backend, time scale, order and fleet a sealed run has that ``spec`` does not ask for."""
     expected: dict[str, object] = {
         "server": spec.server_of(condition).model_dump(mode="json"),
         "time_scale": 1.0 if kind_named(spec.backend).is_virtual else spec.time_scale,
         "backend": spec.backend,
         "client": spec.client.model_dump(mode="json"),
+        "order": spec.order,
         "fleet": () if spec.fleet is None else spec.fleet.places,
     }
     found: dict[str, object] = {
@@ -158,6 +159,7 @@ def changed_inputs(run: SealedRun, spec: ExperimentSpec, condition: ConditionSpe
         "time_scale": run.manifest.time_scale,
         "backend": run.manifest.backend,
         "client": run.client.model_dump(mode="json"),
+        "order": run.spec.order,
         "fleet": () if run.fleet_spec is None else run.fleet_spec.places,
     }
     return sorted(name for name in expected if expected[name] != found[name])

@@ -46,6 +46,9 @@ class ArtifactConfig:
         return {**asdict(self), "decoder_batch_sizes": list(self.decoder_batch_sizes)}
 
 
+LARGEST_BATCH = 1 << 20
+
+
 def read_artifact(folder: Path) -> ArtifactConfig:
     """The configuration of the artifact in ``folder``; a SpecError says what is missing and how to get it."""
     path = folder / CONFIG_FILE
@@ -77,6 +80,12 @@ def read_artifact(folder: Path) -> ArtifactConfig:
         raise SpecError(
             f"is not the configuration of a decoder-only model ({error!r})", where=str(path), hint="Compile it anew"
         ) from error
+    if not all(0 < size <= LARGEST_BATCH for size in config.decoder_batch_sizes):
+        raise SpecError(
+            f"names decode batches of {config.decoder_batch_sizes[0]} to {config.decoder_batch_sizes[-1]}",
+            where=str(path),
+            hint="Compile it anew",
+        )
     missing = [name for name in graph_files(config) if not (folder / name).is_file()]
     if missing:
         raise SpecError(f"lacks {', '.join(missing)}", where=str(folder), hint="It was copied in part; copy it again")

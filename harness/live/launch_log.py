@@ -9,7 +9,6 @@ v1/metrics/performance.py from 0.12.1 on).
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -70,10 +69,10 @@ class LaunchFacts:
     def effective(self) -> dict[str, Any]:
         """Keys of a ServerSpec with the values in force; a key that nothing told of is absent."""
         found: dict[str, Any] = {}
-        if (limit := self.settings.get("scheduler_config.max_num_seqs")) is not None:
-            found["max_num_seqs"] = int(limit)
-        if (length := self.engine.get("max_seq_len")) is not None:
-            found["slot_tokens"] = int(length)
+        if (limit := _count(self.settings.get("scheduler_config.max_num_seqs"))) is not None:
+            found["max_num_seqs"] = limit
+        if (length := _count(self.engine.get("max_seq_len"))) is not None:
+            found["slot_tokens"] = length
         if (caching := self.engine.get("enable_prefix_caching")) is not None:
             found["prefix_caching"] = caching == "True"
         if (slots := self._num_slots(found.get("slot_tokens"))) is not None:
@@ -86,11 +85,10 @@ class LaunchFacts:
         blocks: from the engine's own line. The gauge's num_gpu_blocks is twice that for an artifact, because the API
         server adds what the engine core reports to what it had read from the artifact already (vllm 0.22.0).
         """
-        block_tokens = self.cache.get("block_size", "")
-        if self.pool_tokens is None or slot_tokens is None or not block_tokens.isdigit():
+        block_tokens = _count(self.cache.get("block_size"))
+        if self.pool_tokens is None or slot_tokens is None or block_tokens is None:
             return None
-        blocks = self.pool_tokens // int(block_tokens)
-        return math.ceil((blocks - 1) / max(1, slot_tokens // int(block_tokens)))
+        return -(-(self.pool_tokens // block_tokens - 1) // max(1, slot_tokens // block_tokens))
 
     @property
     def report(self) -> LaunchReport:
@@ -104,6 +102,11 @@ class LaunchFacts:
             device_metrics=self.device_metrics,
             observer=tuple(self.observer),
         )
+
+
+def _count(text: str | None) -> int | None:
+    """A positive number in digits; None for anything else that stands in its place."""
+    return int(text) if text and len(text) < 19 and text.isascii() and text.isdigit() and int(text) else None
 
 
 def read_launch(log: Iterable[str], scrapes: Iterable[str] = (), reports: Iterable[str] = ()) -> LaunchFacts:

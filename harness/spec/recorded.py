@@ -58,7 +58,13 @@ def _recorded_change(change: str) -> str:
     parts = key.strip().split(".")
     if not equals or not all(part.replace("-", "_").isidentifier() for part in parts):
         return REDACTED
-    value = setting_value(text.strip())
+    try:
+        return _redacted_change(change, parts, setting_value(text.strip()))
+    except RecursionError:  # No key lies so deep.
+        return REDACTED
+
+
+def _redacted_change(change: str, parts: Sequence[str], value: Any) -> str:
     nested: Any = value
     for part in reversed(parts):
         nested = {part: nested}
@@ -67,4 +73,4 @@ def _recorded_change(change: str) -> str:
         kept = kept[part] if isinstance(kept, dict) else kept
     if kept == value:
         return change
-    return f"{key}={kept if isinstance(kept, str) else json.dumps(kept, default=str)}"
+    return f"{change.partition('=')[0]}={kept if isinstance(kept, str) else json.dumps(kept, default=str)}"

@@ -1,56 +1,103 @@
-"""``python -m tests.doors SECONDS [FOLDER]``: knock at every door in turn until the time is over; finds are kept.
+"""``python -m tests.doors SECONDS [FOLDER [INPUTS [DOOR...]]]``: knock at every door in turn, so long or so often.
 
-What was found before is tried first, each time: the corpus. Exit code 1 when anything was found.
+What was found before is tried first, each time, and what got another answer than all before it is a seed: the corpus.
+Quick doors get up to three times the time of slow ones. Exit code 1 when anything was found.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import hashlib
 import random
+import resource
 import sys
-from collections import Counter
 from pathlib import Path
 
-from harness.clock import NS_PER_S, monotonic_ns
+from harness.clock import NS_PER_MS, NS_PER_S, monotonic_ns
 from tests.doors.doors import doors
-from tests.doors.knock import Find, inputs, knock
+from tests.doors.knock import HANGS_AFTER_S, Find, Knocking, alarmed
 
-AT_ONCE = 50
+SLICE_NS = 100 * NS_PER_MS
+MORE_MEMORY = 2 << 30
+FINDS_A_DOOR = 20
 
 
-def main(seconds: float, corpus: Path) -> int:
-    """How many doors did not answer as they promise."""
+def main(seconds: float, corpus: Path, most_inputs: int, names: list[str]) -> int:
+    """0 when every door answered as it promises."""
     seed = random.SystemRandom().randrange(1 << 32)
     rng = random.Random(seed)
-    every = list(doors())
-    until_ns = monotonic_ns() + int(seconds * NS_PER_S)
-    finds: dict[str, Find] = {}
-    tried: Counter[str] = Counter()
-    for door in every:
-        for path in sorted((corpus / door.name.replace(", ", "-").replace(" ", "-")).glob("*")):
-            if (find := knock(door, path.read_bytes())) is not None:
-                finds.setdefault(door.name, find)
-    streams = {door.name: inputs(door, rng) for door in every}
-    while monotonic_ns() < until_ns:
-        for door in every:
-            for _, content in zip(range(AT_ONCE), streams[door.name], strict=False):
-                tried[door.name] += 1
-                if (find := knock(door, content)) is not None:
-                    _keep(find, corpus)
-                    finds.setdefault(door.name, find)
-                if monotonic_ns() > until_ns:
-                    break
-    print(f"{sum(tried.values())} inputs at {len(every)} doors, seed {seed}, corpus in {corpus}")
-    for find in finds.values():
+    finds: list[Find] = []
+    with alarmed() as folder:
+        every = [Knocking(door, folder / "input.toml", rng) for door in doors() if not names or door.name in names]
+        for one in every:
+            one.warm_up()
+        for one in every:
+            finds += _from_corpus(one, corpus)
+        _limit_memory()
+        began_ns = monotonic_ns()
+        until_ns = began_ns + int(seconds * NS_PER_S)
+        while monotonic_ns() < until_ns and sum(one.num_inputs for one in every) < most_inputs:
+            for one in every:
+                # Code that holds the interpreter hears no alarm: the process ends, and its input is still in its file.
+                faulthandler.dump_traceback_later(3 * HANGS_AFTER_S, exit=True)
+                finds += _slice(one, corpus)
+        faulthandler.cancel_dump_traceback_later()
+    for one in every:
+        _keep_seeds(one, corpus)
+        print(
+            f"{one.num_inputs:10d} inputs, {one.num_accepted:9d} accepted, {len(one.seeds):4d} seeds  {one.door.name}"
+        )
+    peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+    took_s = (monotonic_ns() - began_ns) / NS_PER_S
+    total = sum(one.num_inputs for one in every)
+    print(f"{total} inputs at {len(every)} doors in {took_s:.0f} s, seed {seed}, peak {peak_mb} MB, corpus in {corpus}")
+    for find in {(find.door, find.in_short): find for find in finds}.values():
         print(f"{find.door}: {find.what.strip()}\n    input {find.content[:200]!r}")
     return 1 if finds else 0
 
 
-def _keep(find: Find, corpus: Path) -> None:
-    folder = corpus / find.door.replace(", ", "-").replace(" ", "-")
+def _slice(one: Knocking, corpus: Path) -> list[Find]:
+    finds: list[Find] = []
+    began_ns, num_before = monotonic_ns(), one.num_inputs
+    while len(finds) < FINDS_A_DOOR:
+        passed_ns, num_inputs = monotonic_ns() - began_ns, one.num_inputs - num_before
+        if passed_ns > (3 * SLICE_NS if num_inputs > 3 * passed_ns // 1_000_000 else SLICE_NS):
+            break
+        if (find := one.knock(one.next_input())) is not None:
+            finds.append(find)
+            _write(_folder(corpus, one), find.content)
+            print(f"found at {find.door}: {find.in_short}", flush=True)
+    return finds
+
+
+def _from_corpus(one: Knocking, corpus: Path) -> list[Find]:
+    """What is still found of what was found before; seeds that earlier searches learnt."""
+    found = [one.knock(path.read_bytes()) for path in sorted(_folder(corpus, one).glob("*")) if path.is_file()]
+    for path in sorted((_folder(corpus, one) / "seeds").glob("*")):
+        one.knock(path.read_bytes())
+    return [find for find in found if find is not None]
+
+
+def _keep_seeds(one: Knocking, corpus: Path) -> None:
+    for content in one.seeds[len(one.door.seeds) :]:
+        _write(_folder(corpus, one) / "seeds", content)
+
+
+def _folder(corpus: Path, one: Knocking) -> Path:
+    return corpus / one.door.name.replace(", ", "-").replace(" ", "-")
+
+
+def _write(folder: Path, content: bytes) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / hashlib.sha256(find.content).hexdigest()[:16]).write_bytes(find.content)
+    (folder / hashlib.sha256(content).hexdigest()[:16]).write_bytes(content)
+
+
+def _limit_memory() -> None:
+    """A door that asks for gigabytes because a number says so is found out."""
+    in_use = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (in_use + MORE_MEMORY, resource.RLIM_INFINITY))
 
 
 if __name__ == "__main__":
-    sys.exit(main(float(sys.argv[1]), Path(sys.argv[2] if len(sys.argv) > 2 else "runs/fuzz")))
+    seconds_s, folder_s, inputs_s, *doors_s = [*sys.argv[1:], *("300", "runs/fuzz", "0")[len(sys.argv[1:4]) :]]
+    sys.exit(main(float(seconds_s), Path(folder_s), int(inputs_s) or sys.maxsize, doors_s))

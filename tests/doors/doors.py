@@ -1,7 +1,7 @@
 """Every parser that reads what somebody else wrote, as data: a name, texts that it accepts, and how it is called.
 
 A door answers with a value or a HarnessError, within seconds, whatever it is given. Nothing is mutated here.
-Next: ``__main__`` knocks for as long as it is told; ``test_doors`` knocks a little in every run of the tests.
+Next: ``knock`` gives changed texts to a door.
 """
 
 from __future__ import annotations
@@ -9,35 +9,52 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import random
+import re
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from harness.analysis.logs.derive import metrics_table
+from harness.analysis.logs.glance import glance
+from harness.analysis.logs.observer import SCHEMA, held_back, read_observer
 from harness.analysis.logs.parse import parse_log
+from harness.cli.overrides import override_table
+from harness.emulator.config import load_config, parse_config
+from harness.emulator.protocol import ApiError, ChatRequest, CompletionRequest, parse_request, prompts_of
 from harness.engine.cost import load_cost_model
 from harness.live.artifacts import CONFIG_FILE, read_artifact
+from harness.live.client.answer import describe_error_body
 from harness.live.devices.exporter import device_samples, exporter_readings
 from harness.live.devices.smi import parse_devices
 from harness.live.launch_log import read_launch
+from harness.live.patches.audit import audit
+from harness.live.patches.diff import parse_diff
+from harness.live.releases.sources import open_sources
+from harness.live.releases.table import load_table
 from harness.plan import build_plan, read_plan, write_plan
+from harness.plan.tracelab import summarise_tracelab
 from harness.plan.traces.file import read_trace
 from harness.plan.traces.importing import read_recordings
 from harness.plan.waits import load_waits
 from harness.prereg.frozen import load_preregistration
 from harness.prereg.ledger import object_hash, read_chain
 from harness.prereg.publish import check
-from harness.records import Manifest, RunStore
+from harness.records import Manifest, RunStore, layout
 from harness.records.manifest import load_manifest
+from harness.redact import redacted_text
+from harness.sim.cases import simulate_jsonl
 from harness.sim.search.space import load_space
 from harness.spec import WorkloadSpec, load_experiment
 from harness.spec.recorded import recorded_changes, recorded_command
 from harness.spec.rules import load_rule
 from tests.support.checkout import ROOT
-from tests.support.mutated_traces import RECORDS
+from tests.support.mutated_traces import CSV_HEAD, RECORDS
+from tests.support.readings import drawn_stream, read_in_every_way
 
 PLANS = ROOT / "plans"
 GOLDEN = ROOT / "tests" / "support" / "golden"
@@ -51,6 +68,7 @@ ARTIFACT = {
     "max_seq_len": 32768,
     "kvcache_num_blocks": 9,
     "kvcache_block_size": 32768,
+    "prefill_chunk_size": 128,
     "_compile_cfgs": [{"compiled_model_name": "decoder_batch_8"}],
 }
 ENTRY = {"event": "start", "number": 0, "experiment": "e", "condition": "c", "replicate": 0, "host": "h", "at_utc": "t"}
@@ -58,17 +76,47 @@ METRICS = '# TYPE a counter\na_total{x="1"} 5.0\nRBLN_DEVICE_STATUS:TEMPERATURE{
 
 
 class Door(NamedTuple):
-    """One parser. seeds: what it accepts; enter: calls it with a file that holds the bytes."""
+    """One parser. seeds: what it accepts; enter: calls it with a file that holds the bytes.
+
+    dress: gives a changed text the hashes that its writer would have given it, so that it comes past them.
+    draw: makes the texts where changed seeds would not do.
+    """
 
     name: str
     seeds: tuple[bytes, ...]
     enter: Callable[[Path], object]
+    dress: Callable[[bytes], bytes] | None = None
+    draw: Callable[[random.Random], bytes] | None = None
+
+
+COST = {"f_s": {"1": 0.01, "2": 0.02}, "prefill": {"per_chunk_s": 0.02}}
+CONFIG = {"buckets": [1, 2], "limit": 2, "slots": 2, "slot_tokens": 8192}
+ASKS = [{"new_tokens": 20, "generate": 3, "wait_s": 0.1}, {"new_tokens": 8, "generate": 2, "wait_s": 0.0}]
+CASE = {"id": "a", "sessions": [{"requests": ASKS}, {"after": 0, "requests": ASKS}], "config": CONFIG, "cost": COST}
+REQUEST = {
+    "model": "m",
+    "prompt": [1, 2, 3],
+    "max_tokens": 4,
+    "stream": True,
+    "stream_options": {"include_usage": True},
+}
+CHAT = {"model": "m", "messages": [{"role": "user", "content": "x"}], "max_tokens": 4, "logprobs": True}
+EMULATOR = {"server": {"kv_slots": 16, "decode_buckets": [1, 2, 8]}, "port": 0, "fault": ["crash-after-steps=3"]}
+TOOL = {"tool_name": "Bash", "tool_internal_latency_ms": 5.5, "tool_wall_latency_ms": 7}
+WHEEL = (
+    b"vllm_rbln/__init__.py\n\nx = 1\n\nvllm_rbln-0.12.0.dist-info/METADATA\n\n"
+    b"Metadata-Version: 2.1\nName: vllm-rbln\nVersion: 0.12.0\nRequires-Dist: vllm==0.30.0\n"
+)
+STEP = [0, 1, 2, 3, 4, 1, 1, 0, 5, 6, "prefill", 1, 1, ["r"], 20, 0, 20, -1, [[1, "c"]], [], 1, 15, 1, 0, 900]
+SOURCE = "import logging\nlogger = logging.getLogger(__name__)\ndef f(a, b=1):\n    c = a + b\n    return c\n"
+PATCH = "--- a/f.py\n+++ b/f.py\n@@ -1,3 +1,4 @@\n import logging\n a = 1\n+log.info(a)\n b = 2\n"
+SEAL = re.compile(rb'"seal": ?"[^"]*"')
 
 
 def _shipped(folder: str, pattern: str = "*.toml") -> tuple[bytes, ...]:
     """The smallest shipped files of one kind."""
     files = sorted((PLANS / folder).glob(pattern), key=lambda path: path.stat().st_size)
-    return tuple(path.read_bytes()[:20_000] for path in files[:3])
+    return tuple(path.read_bytes()[:20_000] for path in files[:4])
 
 
 def _json(*values: Any) -> tuple[bytes, ...]:
@@ -94,21 +142,54 @@ def _chain(path: Path) -> object:
     return read_chain([(object_hash("commit", content, "0" * 40), content)], "0" * 40)
 
 
+def _manifest(path: Path) -> object:
+    """With everything that others read from a manifest."""
+    manifest = load_manifest(path)
+    return [getattr(manifest, name) for name, one in vars(Manifest).items() if isinstance(one, property)]
+
+
+def _resealed(content: bytes) -> bytes:
+    """A manifest with the seal that fits it."""
+    found = list(SEAL.finditer(content))
+    if not found:
+        return content
+    before, after = content[: found[-1].start()], content[found[-1].end() :]
+    seal = hashlib.sha256(before + b'"seal": ""' + after).hexdigest().encode()
+    return before + b'"seal": "' + seal + b'"' + after
+
+
 def _store(path: Path) -> object:
     folder = path.parent / "runs" / "e" / "c" / "0"
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "manifest.json").write_bytes(path.read_bytes())
+    (folder / layout.MANIFEST).write_bytes(path.read_bytes())
     return RunStore(path.parent / "runs").sealed()
 
 
+def _glance(path: Path) -> object:
+    """The bytes as the log and the scrapes of a run that is going on."""
+    content = path.read_bytes()
+    for name in (layout.SERVER_LOG, layout.SCRAPES):
+        (path.parent / name).write_bytes(content)
+    return glance(path.parent)
+
+
 def _archive() -> bytes:
-    """An archive with the names of a published one."""
+    """The files of an archive with the names of a published one: name, content, ... between blank lines."""
+    names = ("proof.json", "frozen.json", "verdict.json", "runs/e/c/0/manifest.json", "ro-crate-metadata.json")
+    return b"\n\n".join(part for name in names for part in (name.encode(), b"{}"))
+
+
+def _packed(content: bytes) -> bytes:
+    """Names and contents as an archive whose checksums fit."""
+    parts = content.split(b"\n\n")
+    files = {name.decode("utf-8", "replace")[:200]: data for name, data in zip(parts[::2], parts[1::2], strict=False)}
+    files["SHA256SUMS"] = "".join(
+        f"{hashlib.sha256(data).hexdigest()}  {name}\n" for name, data in files.items()
+    ).encode()
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as archive:
-        for name in ("proof.json", "frozen.json", "verdict.json", "runs/e/c/0/manifest.json"):
-            archive.writestr(name, "{}")
-        sums = "".join(f"{hashlib.sha256(b'{}').hexdigest()}  {name}\n" for name in archive.namelist())
-        archive.writestr("SHA256SUMS", sums)
+        for name, data in files.items():
+            archive.writestr(name.replace("\0", "") or "?", data)
     return packed.getvalue()
 
 
@@ -118,53 +199,120 @@ def _plan() -> bytes:
         return write_plan(plan, Path(folder) / "plan.jsonl").read_bytes()
 
 
-def doors() -> Iterator[Door]:
-    """All of them."""
-    manifest = Manifest(experiment="e", condition="c", replicate=0, plan_hash="p", planned_requests=0)
-    commit = f"tree {'0' * 40}\nparent {'0' * 40}\nauthor a <b> 1 +0000\ncommitter a <b> 1 +0000\n\nstart\n\n"
-    logs = tuple(path.read_bytes()[:6000] for path in sorted(GOLDEN.glob("*.log")))
-    scrape = {"at_ns": 5, "reason": "before", "status": 200, "body": METRICS}
+def _asked(kind: Any, path: Path) -> object:
+    """A request's body; what the emulator refuses, it answers."""
+    try:
+        return prompts_of(parse_request(kind, path.read_bytes(), "application/json"))
+    except ApiError as error:
+        return error
+
+
+def _wheel(path: Path) -> object:
+    wheel = path.with_suffix(".whl")
+    path.replace(wheel)
+    return open_sources(wheel)
+
+
+def _streams(path: Path) -> object:
+    content = path.read_bytes()
+    return read_in_every_way(content, random.Random(zlib.crc32(content)))
+
+
+def _scraped(path: Path) -> object:
+    return metrics_table(path.read_bytes().splitlines())
+
+
+def _launched(path: Path) -> object:
+    facts = read_launch(_lines(path), _lines(path), [_text(path)])
+    return facts.effective, facts.report
+
+
+def _logs() -> tuple[bytes, ...]:
+    """Windows of a few lines of each golden log."""
+    logs = [path.read_bytes().splitlines(keepends=True) for path in sorted(GOLDEN.glob("*.log"))]
+    return tuple(b"".join(lines[at : at + 8]) for lines in logs for at in range(0, len(lines), 8))
+
+
+def _of_people() -> Iterator[Door]:
+    """What people write, or were given by others."""
     yield Door("experiment", _shipped("experiments"), load_experiment)
     yield Door("rule", _shipped("rules"), lambda path: load_rule(str(path)))
     yield Door("cost model", _shipped("costs"), load_cost_model)
     yield Door("waits", _shipped("waits"), lambda path: load_waits(str(path)))
     yield Door("search space", _shipped("spaces"), load_space)
-    yield Door(
-        "trace file",
-        tuple(b"".join(seed.splitlines(keepends=True)[:8]) for seed in _shipped("traces", "*.jsonl")),
-        read_trace,
-    )
+    traces = tuple(b"".join(seed.splitlines(keepends=True)[:8]) for seed in _shipped("traces", "*.jsonl"))
+    yield Door("trace file", traces, read_trace)
     yield Door("plan", (_plan(),), read_plan)
-    yield Door("manifest", (manifest.to_json().encode(),), load_manifest)
-    yield Door("runs folder", (manifest.to_json().encode(),), _store)
+    yield Door("simulation cases", _json(CASE), lambda path: list(simulate_jsonl(_lines(path))))
     yield Door(
-        "frozen file", _json({"format": "harness-preregistration/1", "name": "x", "digest": ""}), load_preregistration
+        "overrides", (b"server.kv_slots=16\nworkload.waits='none'",), lambda path: override_table({}, _lines(path))
     )
-    yield Door("ledger", ((commit + json.dumps(ENTRY)).encode(),), _chain)
-    yield Door("published archive", (_archive(),), check)
-    yield Door("server log", logs, lambda path: list(parse_log([path.read_bytes()])))
-    yield Door("launch log", logs, lambda path: read_launch(_lines(path), _lines(path), [_text(path)]))
-    yield Door("scrapes", _json(scrape), lambda path: metrics_table(path.read_bytes().splitlines()))
+    secret = b'--set\nserver.env={HF_TOKEN="S"}\n-H\nA: Bearer x'
+    yield Door("command line", (secret,), lambda path: recorded_command(_lines(path)))
+    changes = b'server.env={HF_TOKEN="S"}\nserver.kv_slots=16'
+    yield Door("changes", (changes,), lambda path: recorded_changes(_lines(path)))
+    urls = (b"https://u:p@h/x?token=s --api-key K", b'{"HF_TOKEN": "S", "a": ["Bearer x"]}')
+    yield Door("texts with secrets", urls, lambda path: redacted_text(_text(path)))
+    yield Door("emulator configuration", _json(EMULATOR), lambda path: parse_config(load_config(path), where="x"))
+    yield Door("release facts", _json({"releases": {}, "facts": []}), load_table)
+    yield Door("patch", (PATCH.encode(),), lambda path: parse_diff(_text(path)))
+    patched = SOURCE.replace("    return c", '    logger.info("c %d", c)\n    return c')
+    yield Door("patched source", (patched.encode(),), lambda path: audit(SOURCE, _text(path), where="x"))
+    yield Door("release wheel", (WHEEL,), _wheel, _packed)
+
+
+def _of_servers() -> Iterator[Door]:
+    """What servers, devices and their tools say, and what clients ask the emulator."""
+    scrape = {"at_ns": 5, "reason": "before", "status": 200, "body": METRICS}
+    glanced = {"at_ns": 5, "body": 'vllm:generation_tokens_total{a="b"} 5\nvllm:num_requests_running 2\n'}
+    yield Door("server log", _logs(), lambda path: list(parse_log([path.read_bytes()])))
+    yield Door("launch log", _logs(), _launched)
+    yield Door("log and scrapes of a run that goes on", (*_logs()[:4], *_json(glanced)), _glance)
+    yield Door("scrapes", _json(scrape), _scraped)
     yield Door("exporter", (METRICS.encode(),), lambda path: exporter_readings(device_samples(_text(path))))
     yield Door("rbln-smi", _json(SMI), lambda path: parse_devices(_text(path)))
     yield Door("artifact", _json(ARTIFACT), _artifact)
-    yield Door(
-        "command line",
-        (b'--set\nserver.env={HF_TOKEN="S"}\n-H\nA: Bearer x',),
-        lambda path: recorded_command(_lines(path)),
-    )
-    yield Door(
-        "changes", (b'server.env={HF_TOKEN="S"}\nserver.kv_slots=16',), lambda path: recorded_changes(_lines(path))
-    )
-    for kind, seed in _recordings().items():
+    header = {"observer_format": 1, "columns": SCHEMA.names, "vllm": "x"}
+    observed = b"".join(line + b"\n" for line in _json(header, STEP, [1, *STEP[1:]]))
+    yield Door("observer", (observed,), lambda path: held_back(read_observer(path.read_bytes()).steps))
+    yield Door("streams of answers", (drawn_stream(random.Random(1)),), _streams, draw=drawn_stream)
+    errors = (b'{"error": {"message": "x", "code": 4}}', b"<html>no</html>")
+    yield Door("error body", errors, lambda path: describe_error_body(path.read_bytes()))
+    yield Door("completion request", _json(REQUEST), partial(_asked, CompletionRequest))
+    yield Door("chat request", _json(CHAT), partial(_asked, ChatRequest))
+
+
+def _of_records() -> Iterator[Door]:
+    """What a run, a freeze or an archive holds."""
+    with zipfile.ZipFile(ROOT / "tests/records/sealed/by-0.1.0.zip") as sealed:
+        old = sealed.read("tiny/base/0/manifest.json")
+    manifest = Manifest(experiment="e", condition="c", replicate=0, plan_hash="p", planned_requests=0)
+    commit = f"tree {'0' * 40}\nparent {'0' * 40}\nauthor a <b> 1 +0000\ncommitter a <b> 1 +0000\n\nstart\n\n"
+    yield Door("manifest", (manifest.to_json().encode(), old), _manifest, _resealed)
+    yield Door("runs folder", (manifest.to_json().encode(),), _store, _resealed)
+    frozen = {"format": "harness-preregistration/1", "name": "x", "digest": "", "experiment": {"name": "x"}}
+    yield Door("frozen file", _json(frozen), load_preregistration)
+    yield Door("ledger", ((commit + json.dumps(ENTRY)).encode(),), _chain)
+    yield Door("published archive", (_archive(),), check, _packed)
+
+
+def _of_agents() -> Iterator[Door]:
+    """A few lines of every format of recorded agents."""
+    for kind, make in RECORDS.items():
+        records = [make(at) for at in range(6)]
+        if kind == "csv":
+            seed = CSV_HEAD + "\n".join(records).encode()
+        else:
+            seed = b"\n".join(_json({"spans": records}) if kind == "otel" else _json(*records))
         yield Door(f"recording, {kind}", (seed,), partial(_recording, kind))
+    rounds = b"\n".join(_json(*(RECORDS["tracelab"](at) | {"tools": [TOOL]} for at in range(6))))
+    yield Door("latencies of a release", (rounds,), summarise_tracelab)
 
 
 def _recording(kind: str, path: Path) -> object:
     return read_recordings([path], kind=kind)
 
 
-def _recordings() -> dict[str, bytes]:
-    """A few lines of every format of recorded agents."""
-    lines = {kind: [make(at) for at in range(6)] for kind, make in RECORDS.items() if kind not in ("csv", "otel")}
-    return {kind: b"\n".join(json.dumps(one).encode() for one in records) for kind, records in lines.items()}
+def doors() -> Iterator[Door]:
+    """All of them."""
+    yield from (*_of_people(), *_of_servers(), *_of_records(), *_of_agents())

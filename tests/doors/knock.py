@@ -1,13 +1,16 @@
-"""Changed texts at a door: what comes back is a value or a HarnessError in one line, soon; anything else is a find.
+"""One input at a door: what comes back is a value or a HarnessError in one line, soon; anything else is a find.
 
-The same seed changes the same texts everywhere. Finds and their inputs are kept by whoever knocks.
-Next: ``__main__`` for as long as it is told, ``test_doors`` for a moment.
+A path in memory where there is one, and an alarm instead of a process: thousands of inputs a second.
+Next: ``__main__`` knocks for as long as it is told, ``test_doors`` for a moment.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import random
 import re
+import shutil
 import signal
 import tempfile
 import traceback
@@ -18,29 +21,12 @@ from typing import NamedTuple
 
 from harness.errors import HarnessError
 from tests.doors.doors import Door
+from tests.doors.mutate import changed
 
 HANGS_AFTER_S = 20
-NUMBER = re.compile(rb"-?\d+(?:\.\d+)?")
-_WORDS = (
-    *(
-        "",
-        "0",
-        "-1",
-        "2147483648",
-        "9223372036854775808",
-        "1e400",
-        "1e999999999",
-        "1000000000000000000",
-        "-1e308",
-        "1e-400",
-        "NaN",
-        "Infinity",
-        "null",
-    ),
-    *("true", "[]", "{}", '""', "\x00", "\u202e", "\ufeff", "\u0663", "[/x]", "\x1b[2J", "../..", "/dev/zero"),
-    *("=", '"', "\n", "\r", "#", "[[", "{" * 50, "[" * 100_000, "9" * 5000, "x" * 70_000),
-)
-ODD = (*(word.encode() for word in _WORDS), b"\xff\xfe", b"\xed\xa0\x80")
+IN_MEMORY = Path("/dev/shm")
+NOT_WORDS = re.compile(r"'.*'|\".*\"|[\d\W]+")
+LONGEST_SEED, MOST_SEEDS = 20_000, 300
 
 
 class Find(NamedTuple):
@@ -50,75 +36,79 @@ class Find(NamedTuple):
     content: bytes
     what: str
 
+    @property
+    def in_short(self) -> str:
+        """The exception, and the last place in the harness that it passed."""
+        places = re.findall(r"harness/(\S+)\", line (\d+)", self.what)
+        return f"{self.what.strip().splitlines()[-1][:100]} {':'.join(places[-1]) if places else ''}"
+
 
 class TooLong(BaseException):
     """Raised by the alarm inside a door that hangs; no door may catch it."""
 
 
-def changed(seed: bytes, rng: random.Random) -> bytes:
-    """One to four changes: a number for an odd one, bytes flipped, lines gone, doubled or swapped, the end cut off."""
-    data = seed
-    for _ in range(rng.randrange(1, 5)):
-        data = rng.choice((_odd_number, _odd_word, _flipped, _lines_changed, _cut))(data, rng)
-    return data
+class Knocking:
+    """One door, and the inputs that got another answer from it than those before: seeds of further ones."""
 
+    def __init__(self, door: Door, path: Path, rng: random.Random) -> None:
+        self.door, self.path, self.rng = door, path, rng
+        self.seeds = list(door.seeds)
+        self.answers: set[str] = set()
+        self.num_inputs = self.num_accepted = 0
 
-def _odd_number(data: bytes, rng: random.Random) -> bytes:
-    numbers = list(NUMBER.finditer(data))
-    if not numbers:
-        return _odd_word(data, rng)
-    found = rng.choice(numbers)
-    return data[: found.start()] + rng.choice(ODD) + data[found.end() :]
+    def warm_up(self) -> None:
+        """The first answers, for which machine code may have to be made; nothing is timed yet."""
+        for content in self.door.seeds:
+            self.path.write_bytes(content)
+            with contextlib.suppress(HarnessError):
+                self.door.enter(self.path)
 
+    def next_input(self) -> bytes:
+        """A changed seed, every second one of those that are accepted; mostly with hashes that fit it."""
+        if self.door.draw is not None:
+            return self.door.draw(self.rng)
+        content = changed(self.door.seeds if self.rng.random() < 0.5 else self.seeds, self.rng)
+        return self.door.dress(content) if self.door.dress is not None and self.rng.random() < 0.9 else content
 
-def _odd_word(data: bytes, rng: random.Random) -> bytes:
-    place = rng.randrange(len(data) + 1)
-    return data[:place] + rng.choice(ODD) + data[place + rng.randrange(8) :]
-
-
-def _flipped(data: bytes, rng: random.Random) -> bytes:
-    changed = bytearray(data)
-    for _ in range(rng.randrange(1, 4) if changed else 0):
-        changed[rng.randrange(len(changed))] ^= 1 << rng.randrange(8)
-    return bytes(changed)
-
-
-def _lines_changed(data: bytes, rng: random.Random) -> bytes:
-    lines = data.split(b"\n")
-    one, other = rng.randrange(len(lines)), rng.randrange(len(lines))
-    lines[one : one + 1] = rng.choice(([], [lines[one]] * 2, [lines[other]]))
-    return b"\n".join(lines)
-
-
-def _cut(data: bytes, rng: random.Random) -> bytes:
-    return data[: rng.randrange(len(data) + 1)]
-
-
-def inputs(door: Door, rng: random.Random) -> Iterator[bytes]:
-    """Changed seeds without end."""
-    while True:
-        yield changed(rng.choice(door.seeds), rng)
-
-
-def knock(door: Door, content: bytes) -> Find | None:
-    """Give one input to a door; a find when it does not answer as promised."""
-    with tempfile.TemporaryDirectory(prefix="doors-") as folder:
-        path = Path(folder) / "input.toml"
-        path.write_bytes(content)
-        before = signal.signal(signal.SIGALRM, _too_long)
-        signal.alarm(HANGS_AFTER_S)
+    def knock(self, content: bytes) -> Find | None:
+        """Give one input to the door; a find when it does not answer as promised. ``alarmed`` has set the alarm."""
+        file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.write(file, content)
+        os.close(file)
+        self.num_inputs += 1
+        signal.setitimer(signal.ITIMER_REAL, HANGS_AFTER_S)
         try:
-            door.enter(path)
+            self.door.enter(self.path)
         except HarnessError as error:
-            return Find(door.name, content, f"several lines: {error}") if "\n" in str(error) else None
+            said = str(error)
+            if "\n" in said:
+                return Find(self.door.name, content, f"several lines: {said}")
+            self._learn(f"{type(error).__name__} {NOT_WORDS.sub(' ', error.what)}", content)
         except TooLong:
-            return Find(door.name, content, f"hangs: more than {HANGS_AFTER_S} s")
+            return Find(self.door.name, content, f"hangs: more than {HANGS_AFTER_S} s")
         except Exception:
-            return Find(door.name, content, traceback.format_exc(limit=-4))
-        finally:
-            signal.alarm(0)
-            signal.signal(signal.SIGALRM, before)
-    return None
+            return Find(self.door.name, content, traceback.format_exc(limit=-4))
+        else:
+            self.num_accepted += 1
+        return None
+
+    def _learn(self, answer: str, content: bytes) -> None:
+        if answer not in self.answers and len(self.seeds) < MOST_SEEDS and 0 < len(content) < LONGEST_SEED:
+            self.answers.add(answer)
+            self.seeds.append(content)
+
+
+@contextlib.contextmanager
+def alarmed() -> Iterator[Path]:
+    """A folder of its own, in memory where there is some, and an alarm for doors that hang."""
+    folder = tempfile.mkdtemp(prefix="doors-", dir=IN_MEMORY if os.access(IN_MEMORY, os.W_OK) else None)
+    before = signal.signal(signal.SIGALRM, _too_long)
+    try:
+        yield Path(folder)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        shutil.rmtree(folder)
 
 
 def _too_long(_number: int, _frame: FrameType | None) -> None:

@@ -118,23 +118,23 @@ def _damaged_line(record: Any, rng: random.Random, *, whole: bool) -> bytes:
     if isinstance(record, str):
         line = record.encode()
     else:
-        line = json.dumps(_damaged_value(record, rng) if luck < 0.2 else record).encode()
+        line = json.dumps(damaged_value(record, rng) if luck < 0.2 else record).encode()
     return _damaged_bytes(bytearray(line), rng) if 0.2 <= luck < 0.35 and not whole else line
 
 
-def _damaged_value(value: Any, rng: random.Random) -> Any:
+def damaged_value(value: Any, rng: random.Random) -> Any:
     if isinstance(value, dict) and value and rng.random() < 0.9:
         table = dict(cast("dict[str, Any]", value))
         key = rng.choice(list(table))
         if rng.random() < 0.15:
             del table[key]
         else:
-            table[key] = _damaged_value(table[key], rng)
+            table[key] = damaged_value(table[key], rng)
         return table
     if isinstance(value, list) and value and rng.random() < 0.8:
         members = list(cast("list[Any]", value))
         place = rng.randrange(len(members))
-        members[place] = _damaged_value(members[place], rng)
+        members[place] = damaged_value(members[place], rng)
         return members * rng.choice((1, 1, 1, 40))
     return rng.choice(ODD)
 

@@ -7,6 +7,7 @@ server. Next: ``harness watch`` and the progress display show it.
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -96,8 +97,8 @@ def _scrape(line: bytes) -> tuple[int, dict[str, float]] | None:
             name = name.partition("{")[0].removeprefix("vllm:")
             if name in sums:
                 sums[name] += float(value)
-        return (int(row["at_ns"]), sums) if row["body"] else None
-    except (ValueError, KeyError, TypeError):
+        return (int(row["at_ns"]), sums) if row["body"] and all(map(math.isfinite, sums.values())) else None
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return None
 
 

@@ -81,19 +81,28 @@ def read_observer(content: bytes, *, where: str = layout.OBSERVER) -> ObserverRe
     if not isinstance(header, dict) or header.get("observer_format") != FORMAT:
         raise RecordsError("does not start with an observer's header", where=where)
     facts = cast("dict[str, Any]", header)
-    if list(facts["columns"]) != SCHEMA.names:
+    if facts.get("columns") != SCHEMA.names:
         raise RecordsError(
             "has other columns than this version reads", where=where, hint="Use the release that wrote it"
         )
     rows = [_parsed(line, where, number) for number, line in enumerate(lines[1:], 2)]
-    if any(len(row) != len(SCHEMA) for row in rows):
+    if not all(isinstance(row, list) and len(row) == len(SCHEMA) for row in rows):
         raise RecordsError("has a record of another length than its header says", where=where)
-    columns: list[Any] = [list(column) for column in zip(*rows, strict=True)] or [[] for _ in SCHEMA]
-    at = SCHEMA.names.index("evictions")
-    columns[at] = [[{"slot": slot, "caller": caller} for slot, caller in evicted] for evicted in columns[at]]
-    table = pa.table([pa.array(column, one.type) for column, one in zip(columns, SCHEMA, strict=True)], schema=SCHEMA)
+    table = _table(rows, where)
     _check_order(table, where)
     return ObserverRecords({key: value for key, value in facts.items() if key != "columns"}, table, is_torn)
+
+
+def _table(rows: list[Any], where: str) -> pa.Table:
+    columns: list[Any] = [list(column) for column in zip(*rows, strict=True)] or [[] for _ in SCHEMA]
+    at = SCHEMA.names.index("evictions")
+    try:
+        columns[at] = [[{"slot": slot, "caller": caller} for slot, caller in evicted] for evicted in columns[at]]
+        arrays = [pa.array(column, one.type) for column, one in zip(columns, SCHEMA, strict=True)]
+        return pa.table(arrays, schema=SCHEMA)
+    except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
+        what = str(error).partition("\n")[0]
+        raise RecordsError(f"has a record that no observer writes ({what})", where=where) from error
 
 
 def load_observer(path: Path) -> ObserverRecords:
@@ -128,7 +137,7 @@ def held_back(steps: pa.Table) -> pa.Table:
 def _parsed(line: bytes, where: str, number: int) -> Any:
     try:
         return json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RecordsError(f"line {number} is not a record", where=where) from error
 
 
