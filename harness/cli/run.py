@@ -245,7 +245,7 @@ def table(
     """
     from harness.analysis import summarise
     from harness.cli.words import terminal
-    from harness.report import conditions_table, serving_table, serving_tables
+    from harness.report import serving_tables, summary_tables
 
     sealed = sealed_runs(runs, experiment)
     if predicted:
@@ -255,7 +255,7 @@ def table(
         print(_conditions_written(sealed, form, serving=serving), end="")
         return
     out, summary = terminal(), summarise(sealed)
-    for shown in serving_tables(summary) if serving else [conditions_table(summary, out.width), serving_table(summary)]:
+    for shown in serving_tables(summary) if serving else summary_tables(summary, out.width):
         out.print(shown)
         out.print()
 
@@ -300,10 +300,10 @@ def _predicted_written(sealed: Sequence[SealedRun], form: TableForm) -> str:
 def _conclude(console: Console, sealed: Sequence[SealedRun], path: Path, title: str | None) -> None:
     from harness.analysis import summarise
     from harness.analysis.method.drift import drift
-    from harness.report import conditions_table, serving_table, write_report
+    from harness.report import summary_tables, write_report
 
     summary = summarise(sealed)
-    for shown in (conditions_table(summary, console.width), serving_table(summary)):
+    for shown in summary_tables(summary, console.width):
         console.print()
         console.print(shown)
     if (moved := drift(sealed)) is not None and moved.is_found:
@@ -398,7 +398,7 @@ def _show_order(
     from rich.table import Table
 
     from harness.cli.progress import format_duration
-    from harness.runner.account import place_of, predicted_replay_s
+    from harness.runner.account import predicted_replay_s
     from harness.runner.experiment import check_hosts, what_to_do
 
     planned, todo, _ = what_to_do(spec, runs, resume=resume, retry_invalid=retry_invalid, ticket=ticket)
@@ -412,7 +412,7 @@ def _show_order(
         table.add_row(run.label, run.plan.hash[:12], str(run.plan.num_requests), f"{{{buckets}}}", took)
     console.print(table)
     if spec.fleet is not None:
-        shares = ", ".join(f"{place}: {num}" for place, num in Counter(map(place_of, todo)).items())
+        shares = ", ".join(f"{place}: {num}" for place, num in Counter(run.place for run in todo).items())
         console.print(f"runs side by side: {shares}")
     if num_sealed := len(planned) - len(todo):
         console.print(f"{num_sealed} more are sealed already")

@@ -17,7 +17,7 @@ from harness.experiment.orders import order_of_block
 from harness.kinds import kind_named
 from harness.plan import Plan, build_plan, check_fits
 from harness.records import RunKey, SealedRun
-from harness.spec import ConditionSpec, ExperimentSpec, ServerSpec, Treatment, WorkloadSpec
+from harness.spec import ConditionSpec, ExperimentSpec, Place, ServerSpec, Treatment, WorkloadSpec
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,6 +45,19 @@ class PlannedRun:
     @property
     def label(self) -> str:
         return f"{self.condition.name}/{self.replicate}"
+
+    @property
+    def place(self) -> Place | None:
+        """The device of the fleet that performs it; None outside a fleet."""
+        return None if self.spec.fleet is None else self.spec.fleet.place_of(self.replicate)
+
+    @property
+    def neighbours(self) -> tuple[int, ...]:
+        """Devices of the same host that are to be busy beside it."""
+        place, fleet = self.place, self.spec.fleet
+        if place is None or fleet is None:
+            return ()
+        return tuple(device for device in fleet.devices if device != place.device)
 
     @property
     def order_index(self) -> int:

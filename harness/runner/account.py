@@ -16,7 +16,6 @@ from harness.runner.deciding import Watch
 from harness.runner.lane import Began, Made
 from harness.runner.progress import BlockLooked, ExperimentStarted, ProgressSink, RunSealed, RunStarted
 from harness.sim import simulate
-from harness.spec import Place
 
 # Wall seconds to start and stop one emulator process, before any run of this experiment has been timed.
 FIRST_GUESS_LIFECYCLE_S = 3.0
@@ -58,7 +57,6 @@ class Account:
     def _began(self, key: RunKey) -> None:
         self._began_ns[key] = self._clock.now_ns()
         run = self._runs[key]
-        place = place_of(run)
         self._on_progress(
             RunStarted(
                 run.label,
@@ -66,7 +64,7 @@ class Account:
                 self._num_planned,
                 run.plan.num_requests,
                 self._forecast.of(key),
-                place="" if place is None else str(place),
+                place="" if run.place is None else str(run.place),
             )
         )
 
@@ -88,7 +86,7 @@ class _Forecast:
 
     def __init__(self, runs: Iterable[PlannedRun]) -> None:
         runs = list(runs)
-        self._place = {run.key: place_of(run) for run in runs}
+        self._place = {run.key: run.place for run in runs}
         self._replay_s = {run.key: predicted_replay_s(run) for run in runs}
         self._lifecycle_s = [FIRST_GUESS_LIFECYCLE_S]
         self._pending = dict(self._replay_s)
@@ -108,11 +106,6 @@ class _Forecast:
         if FIRST_GUESS_LIFECYCLE_S in self._lifecycle_s:
             self._lifecycle_s.remove(FIRST_GUESS_LIFECYCLE_S)
         self._lifecycle_s.append(max(0.0, wall_s - self._replay_s[key]))
-
-
-def place_of(run: PlannedRun) -> Place | None:
-    """The device of a fleet that a run belongs to; None outside one."""
-    return None if run.spec.fleet is None else run.spec.fleet.place_of(run.replicate)
 
 
 def predicted_replay_s(run: PlannedRun) -> float:

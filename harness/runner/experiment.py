@@ -12,6 +12,7 @@ from pathlib import Path
 
 from harness.errors import RecordsError, RunInvalidError, SpecError
 from harness.experiment import PlannedRun, PlannedRuns, changed_inputs, resolve
+from harness.kinds import kind_named
 from harness.prereg import Ticket
 from harness.prereg.repository import file_sha256
 from harness.records import RunKey, RunStore, SealedRun, layout
@@ -120,7 +121,7 @@ def run_experiment(
     check_hosts(todo)
     account = Account(planned, todo, on_progress, watch)
     invocation = Invocation(store.root, spec_source, ticket, on_progress, stop)
-    if spec.fleet is None:
+    if spec.fleet is None or kind_named(spec.backend).is_virtual:
         for said in perform_in_order(todo, invocation, again):
             account.add(said)
             if account.is_decided:

@@ -11,7 +11,6 @@ from typing import Protocol
 
 from harness.errors import ServerError, SpecError
 from harness.experiment import PlannedRun
-from harness.kinds import kind_named
 from harness.runner.fleet.work import Audit, Audited, Idle, Told
 from harness.spec import LimitsSpec, Place
 
@@ -39,7 +38,7 @@ def require_drivable(workers: Sequence[Auditable], run: PlannedRun) -> None:
     """SpecError, with the number that it can, when this host does not drive so many devices in time."""
     fleet, limits = run.spec.fleet, run.spec.limits
     assert fleet is not None
-    if len(workers) < 2 or fleet.overcommit or kind_named(run.spec.backend).is_virtual:
+    if len(workers) < 2 or fleet.overcommit:
         return
     worst = _lateness(workers, run, limits)
     if _is_in_time(worst, limits):

@@ -23,7 +23,6 @@ import psutil
 from harness.errors import HarnessError, ServerError
 from harness.experiment import PlannedRun
 from harness.records import RunKey, RunStore, SealedRun, layout
-from harness.runner.account import place_of
 from harness.runner.fleet.capacity import require_drivable, shared_cores
 from harness.runner.fleet.station import Station
 from harness.runner.fleet.work import Audit, Audited, Block, Idle, Job, Told, Wish
@@ -147,7 +146,7 @@ def blocks_by_place(todo: Sequence[PlannedRun], again: Mapping[RunKey, SealedRun
     found: dict[Place, list[Block]] = {}
     for number, group in groupby(todo, key=lambda run: run.replicate):
         runs = tuple(group)
-        place = place_of(runs[0])
+        place = runs[0].place
         assert place is not None, "only runs of a fleet are shared out"
         found.setdefault(place, []).append(Block(number, runs, frozenset(again) & {run.key for run in runs}))
     return found

@@ -12,14 +12,10 @@ from harness.records import RunStore
 from harness.runner import StopFlag, run_experiment
 from harness.runner.fleet.capacity import shared_cores
 from harness.runner.progress import ProgressEvent, RunSealed, RunStarted
-from harness.spec import ExperimentSpec
+from harness.spec import FleetSpec
 from tests.support.experiments import small_experiment
 
 pytestmark = [pytest.mark.live, pytest.mark.same_everywhere]
-
-
-def simulated(**changes: object) -> ExperimentSpec:
-    return small_experiment(**{"backend": "sim", "time_scale": 1.0, "replicates": 4, **changes})
 
 
 def workers() -> list[psutil.Process]:
@@ -27,42 +23,46 @@ def workers() -> list[psutil.Process]:
     return [one for one in children if one.is_running() and "harness.runner.fleet.worker" in one.cmdline()]
 
 
-def test_a_fleet_interrupted_killed_and_resumed_makes_what_one_device_makes_and_says_where(tmp_path: Path):
-    alone = run_experiment(simulated(), runs_root=tmp_path / "alone").require_valid()
-    spec, root, stop = simulated(fleet={"devices": [0, 3]}), tmp_path / "fleet", StopFlag()
+def test_a_fleet_interrupted_killed_and_resumed_makes_each_run_once_on_its_device(tmp_path: Path):
+    stop, started, sealed = StopFlag(), list[RunStarted](), list[str]()
+    fleet = {"devices": [0, 3], "overcommit": True}
+    spec = small_experiment(replicates=4, condition=[{"name": "only"}], fleet=fleet)
 
-    def end_after_the_first(event: ProgressEvent) -> None:
-        if isinstance(event, RunSealed):
-            stop.request()
-
-    first = run_experiment(spec, runs_root=root, stop=stop, on_progress=end_after_the_first)
-    assert first.was_interrupted
-    assert 1 <= first.num_performed < 8
-    started: list[RunStarted] = []
-
-    def kill_a_worker_once(event: ProgressEvent) -> None:
+    def look(event: ProgressEvent) -> None:
         if isinstance(event, RunStarted):
             started.append(event)
             if len(started) == 2:
                 workers()[0].kill()
+        elif isinstance(event, RunSealed):
+            sealed.append(event.label)
+            stop.request() if len(sealed) == 2 else None
 
-    fleet = run_experiment(spec, runs_root=root, resume=True, on_progress=kill_a_worker_once).require_valid()
-    assert first.num_performed + fleet.num_performed == 8
-    assert len(started) in (fleet.num_performed, fleet.num_performed + 1)
-    assert {run.key: run.table("requests") for run in fleet.runs} == {
-        run.key: run.table("requests") for run in alone.runs
-    }
-    assert {(run.replicate, run.device) for run in fleet.runs} == {(0, 0), (1, 3), (2, 0), (3, 3)}
+    first = run_experiment(spec, runs_root=tmp_path, stop=stop, on_progress=look)
+    assert first.was_interrupted
+    assert len(started) == first.num_performed + 1
+    second = run_experiment(spec, runs_root=tmp_path, resume=True, on_progress=look).require_valid()
+    assert sorted(sealed) == [run.label for run in second.runs] == [f"only/{block}" for block in range(4)]
+    assert [run.device for run in second.runs] == [0, 3, 0, 3]
     assert all(event.place == f"dev{3 if int(event.label[-1]) % 2 else 0}" for event in started)
-    store = RunStore(root)
-    assert store.verify() == 8
+    store = RunStore(tmp_path)
+    assert store.verify() == 4
     rows = store.query("select distinct device, host is not null as named from runs order by device").to_pylist()
     assert rows == [{"device": 0, "named": True}, {"device": 3, "named": True}]
-    assert [run.device for run in alone.runs] == [None] * 8
     for other in ({"devices": [0, 1]}, None):
         with pytest.raises(SpecError, match="another fleet"):
-            run_experiment(simulated(fleet=other), runs_root=root, resume=True)
+            run_experiment(
+                spec.model_copy(update={"fleet": other and FleetSpec(**other)}), runs_root=tmp_path, resume=True
+            )
     assert workers() == []
+
+
+def test_a_simulated_fleet_needs_no_processes_and_makes_what_one_device_makes(tmp_path: Path):
+    spec = small_experiment(backend="sim", time_scale=1.0, replicates=2)
+    alone = run_experiment(spec, runs_root=tmp_path / "alone").runs
+    fleet = spec.model_copy(update={"fleet": FleetSpec(devices=(0, 1))})
+    both = run_experiment(fleet, runs_root=tmp_path / "fleet").runs
+    assert [run.table("requests") for run in alone] == [run.table("requests") for run in both]
+    assert [(run.device, other.device) for run, other in zip(alone, both, strict=True)] == [(None, 0), (None, 1)] * 2
 
 
 def test_a_host_that_cannot_keep_the_limits_is_told_how_many_devices_it_drives(tmp_path: Path):
@@ -78,7 +78,7 @@ def test_a_host_that_cannot_keep_the_limits_is_told_how_many_devices_it_drives(t
 
 
 def test_blocks_of_a_fleet_are_not_looked_at_one_by_one(tmp_path: Path):
-    spec = simulated(fleet={"devices": [0, 1]}, stop={"margin": 0.02, "budget": 4})
+    spec = small_experiment(replicates=4, fleet={"devices": [0, 1]}, stop={"margin": 0.02, "budget": 4})
     with pytest.raises(SpecError, match="blocks of one device are alike"):
         run_experiment(spec, runs_root=tmp_path, until_decided=True)
 
