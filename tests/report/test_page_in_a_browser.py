@@ -52,7 +52,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def opened(browser: Browser, report: Path, request: pytest.FixtureRequest) -> Iterator[Opened]:
-    """The report in the look that a test is parametrised with, or on a desktop; at the end nothing was complained of."""
+    """The report in the look that a test is parametrised with, or on a desktop; it complained of nothing."""
     context = browser.new_context(**LOOKS[getattr(request, "param", "desktop")])
     context.grant_permissions(["clipboard-read", "clipboard-write"])
     found = Opened(context.new_page())
