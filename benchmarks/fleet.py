@@ -40,6 +40,7 @@ condition = [{{name = "base"}}, {{name = "more", server.decode_buckets = [1, 2, 
 fleet = {{devices = [0, 1], overcommit = true{where}}}
 """  # noqa: E501
 STRAY_S = 60.0
+KINDS = ("driver", "device process", "scheduler", "Dask worker")
 MARKS = ("harness.runner.fleet.worker", "harness.emulator", "harness.live.server", "harness.live.audit")
 
 
@@ -134,30 +135,34 @@ def _through(
         while driver.poll() is None:
             with suppress(subprocess.TimeoutExpired):
                 driver.wait(generator.uniform(3, 25))
-            if sum(hit.values()) < num_kills and driver.poll() is None:
-                _kill_one(driver, hosts, generator, hit)
+            kind = generator.choice(KINDS if hosts else KINDS[:2])
+            while sum(hit.values()) < num_kills and driver.poll() is None:
+                if _is_killed(kind, driver, hosts, generator):
+                    hit[kind] += 1
+                    print(f"  {sum(hit.values())}: {kind}", flush=True)
+                    break
+                wait_s(0.2)
             if hosts is not None:
                 hosts.keep()
         if driver.returncode in (0, 3):
             return
 
 
-def _kill_one(
-    driver: subprocess.Popen[bytes], hosts: Cluster | None, generator: random.Random, hit: Counter[str]
-) -> None:
-    """SIGKILL one of: the driver, the scheduler, a Dask worker, the process that measures, a server's supervisor."""
+def _is_killed(kind: str, driver: subprocess.Popen[bytes], hosts: Cluster | None, generator: random.Random) -> bool:
+    """SIGKILL one process of a kind, if there is one now and runs are being made."""
     parents = [driver, *(hosts.processes.values() if hosts else ())]
     below = [child for one in parents if one.poll() is None for child in _children(one.pid)]
-    choices: dict[str, list[int]] = {"driver": [driver.pid]}
-    choices["device process"] = [one.pid for one in below if "harness.runner.fleet.worker" in _words(one)]
+    measuring = [one.pid for one in below if "harness.runner.fleet.worker" in _words(one)]
+    pids = {"driver": [driver.pid], "device process": measuring}
     if hosts:
-        choices["scheduler"] = [hosts.processes["scheduler"].pid]
-        choices["worker"] = [one.pid for name, one in hosts.processes.items() if name != "scheduler"]
-    kind = generator.choice([name for name, pids in choices.items() if pids])
+        pids["scheduler"] = [hosts.processes["scheduler"].pid]
+        pids["Dask worker"] = [one.pid for name, one in hosts.processes.items() if name != "scheduler"]
+    if not measuring:
+        return False
     with suppress(ProcessLookupError):
-        os.kill(generator.choice(choices[kind]), signal.SIGKILL)
-        hit[kind] += 1
-        print(f"  {sum(hit.values())}: {kind}", flush=True)
+        os.kill(generator.choice(pids[kind]), signal.SIGKILL)
+        return True
+    return False
 
 
 def _children(pid: int) -> list[psutil.Process]:
