@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from benchmarks.fleet import faults
 from harness.errors import SpecError
 from harness.runner import run_experiment
 from harness.spec import FleetSpec
@@ -17,12 +16,6 @@ from tests.support.command_line import harness
 from tests.support.experiments import small_experiment
 
 AT = {"devices": [0], "hosts": ["alpha"]}
-
-
-@pytest.mark.live
-@pytest.mark.same_everywhere
-def test_kill_9_at_random_moments_loses_nothing_makes_nothing_twice_and_leaves_no_process(tmp_path: Path):
-    assert sum(faults(tmp_path, 1, over_hosts=True, num_blocks=4).values()) == 1
 
 
 def test_a_scheduler_is_on_loopback_or_has_tls_or_is_said_to_be_open():
