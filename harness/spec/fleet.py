@@ -72,8 +72,8 @@ class FleetSpec(Spec):
 
     @model_validator(mode="after")
     def _has_safe_scheduler(self) -> FleetSpec:
-        if bool(self.hosts) != bool(self.scheduler):
-            raise ValueError("hosts and scheduler go together: workers of other hosts are found at a scheduler")
+        if self.scheduler and not self.hosts:
+            raise ValueError("a scheduler is for hosts, and none are named; fleet.hosts says which")
         name = urlsplit(self.scheduler)
         if self.scheduler and (name.scheme not in ("tcp", "tls") or not name.hostname or not name.port):
             raise ValueError(f"scheduler is {self.scheduler!r}, not tls://HOST:PORT or tcp://HOST:PORT")

@@ -60,6 +60,8 @@ def perform_over_hosts(
 
 @contextmanager
 def _connected(fleet: FleetSpec) -> Generator[Any]:
+    if not fleet.scheduler:
+        raise SpecError("is missing", where="fleet.scheduler", hint="Workers of hosts are at one: docs/fleet.md")
     try:
         distributed = import_module("distributed")
     except ImportError as error:
