@@ -42,7 +42,7 @@ def main(seconds: float, corpus: Path, most_inputs: int, names: list[str]) -> in
         while monotonic_ns() < until_ns and sum(one.num_inputs for one in every) < most_inputs:
             for one in every:
                 # Code that holds the interpreter hears no alarm: the process ends, and its input is still in its file.
-                faulthandler.dump_traceback_later(3 * HANGS_AFTER_S, exit=True)
+                faulthandler.dump_traceback_later(30 * HANGS_AFTER_S, exit=True)
                 finds += _slice(one, corpus)
         faulthandler.cancel_dump_traceback_later()
     for one in every:

@@ -41,7 +41,7 @@ def open_sources(path: Path, package: str = RBLN) -> Sources:
     try:
         with zipfile.ZipFile(path) as archive:
             sizes = {one.filename: one.file_size for one in archive.infolist() if one.filename.isprintable()}
-    except (OSError, zipfile.BadZipFile, ValueError) as error:
+    except (OSError, zipfile.BadZipFile, ValueError, NotImplementedError) as error:
         raise SpecError(f"is no wheel or zip ({error})", where=str(path), hint=_HINT) from error
 
     def read(name: str) -> str | None:
