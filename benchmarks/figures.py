@@ -112,10 +112,18 @@ def bench_stopping() -> Iterator[Figure]:
     yield from measure()
 
 
+def bench_devices() -> Iterator[Figure]:
+    """Coverage with the device as a block and without, on simulated fleets."""
+    from benchmarks.devices import bench_devices as measure
+
+    yield from measure()
+
+
 SECTIONS: dict[str, Callable[[], Iterator[Figure]]] = {
     "parser": bench_parser,
     "plan": bench_plan,
     "simulator": bench_simulator,
     "emulator": bench_emulator,
     "stopping": bench_stopping,
+    "devices": bench_devices,
 }

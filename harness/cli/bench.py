@@ -19,7 +19,9 @@ def register(app: typer.Typer) -> None:
 def bench(
     sections: Annotated[
         list[str] | None,
-        typer.Argument(help="`client`, `emulator`, `parser`, `plan`, `simulator`, `stopping`. Default: all."),
+        typer.Argument(
+            help="`client`, `emulator`, `parser`, `plan`, `simulator`, `stopping`, `devices`. Default: all."
+        ),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Shorter client scenarios.")] = False,
     peers: Annotated[
@@ -31,7 +33,7 @@ def bench(
         ),
     ] = None,
 ) -> None:
-    """Measure the client, the emulator, the log parser, plan building, the simulator and the rules for stopping.
+    """Measure the client, the emulator, the log parser, plan building, the simulator, stopping rules and fleets.
 
     Example: `harness bench parser simulator`
     """

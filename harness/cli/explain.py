@@ -66,6 +66,7 @@ def _models() -> dict[str, type[BaseModel]]:
         "window": spec.WindowSpec,
         "stop": spec.StopSpec,
         "fleet": spec.FleetSpec,
+        "emulated": spec.EmulatedDevice,
         "waits": WaitFile,
         "tool": ToolRow,
         "fixed": spec.FixedLaw,

@@ -22,10 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from harness.analysis.method.decide import Decision
-    from harness.analysis.method.predictions import Predictions
     from harness.analysis.method.tabular import AnalysisResult
-    from harness.prereg import Preregistration
-    from harness.records import SealedRun
     from harness.spec import ExperimentSpec
 
 
@@ -147,12 +144,6 @@ def decide(
     judgement.require_passed()
 
 
-def _predictions(sealed: list[SealedRun], frozen: Preregistration | None) -> Predictions:
-    from harness.prereg import predict_runs
-
-    return predict_runs(sealed) if frozen is None else frozen.predictions
-
-
 def _decision_record(decision: Decision) -> dict[str, Any]:
     from harness.analysis.method.tabular import interval_record
 
@@ -172,7 +163,7 @@ def _show(decisions: Sequence[Decision], standing: str, num_invalid: int, *, is_
     from harness.analysis.method.tabular import cell_text
 
     left_out = f", {num_invalid} invalid runs left out" if num_invalid else ""
-    print(f"{len(decisions)} decisions on {standing} runs{left_out}")
+    print(f"{len(decisions)} decision{'s' * (len(decisions) != 1)} on {standing} runs{left_out}")
     for decision in decisions:
         label = f" {decision.label}" if decision.label else ""
         would_be = f" (would be {decision.would_be.value})" if decision.would_be is not None else ""
@@ -230,12 +221,12 @@ def analyse(
 
     Example: `harness analyse alignment --runs runs/today --format markdown`
     """
-    from harness.prereg import check_sealed_runs
+    from harness.prereg import check_sealed_runs, predictions_for
     from harness.study.catalogue import analyse as analyse_runs
 
     sealed = sealed_runs(runs, experiment)
     frozen = check_sealed_runs(sealed)
-    result = analyse_runs(sealed, _predictions([run for run in sealed if run.is_valid], frozen), name)
+    result = analyse_runs(sealed, predictions_for(sealed, frozen), name)
     if output is ResultFormat.json:
         print(result.to_json(), end="")
     elif output is ResultFormat.markdown:
@@ -320,6 +311,7 @@ def _is_general(path: Path) -> bool:
 def _perform(spec: ExperimentSpec, runs: Path, source: str, *, resume: bool) -> int:
     """Perform one experiment, write its analysis beside its runs, print a line; returns how many runs are invalid."""
     from harness.clock import NS_PER_S, MonotonicClock
+    from harness.prereg import predictions_for
     from harness.runner import run_experiment
     from harness.study.catalogue import analyse as analyse_runs
 
@@ -327,7 +319,7 @@ def _perform(spec: ExperimentSpec, runs: Path, source: str, *, resume: bool) -> 
     began_ns = clock.now_ns()
     outcome = run_experiment(spec, runs_root=runs, spec_source=source, resume=resume)
     sealed = list(outcome.runs)
-    result = analyse_runs(sealed, _predictions([run for run in sealed if run.is_valid], None))
+    result = analyse_runs(sealed, predictions_for(sealed, None))
     page = runs / f"{spec.name}.md"
     page.write_text(result.to_markdown(), encoding="utf-8")
     num_invalid = len(outcome.invalid_runs)

@@ -1,7 +1,7 @@
-"""``harness power``: how many blocks an experiment needs, before it is run.
+"""``harness power`` and ``harness scatter``: how many blocks an experiment needs, and how far its runs scatter.
 
-Reads sealed runs or simulates; runs nothing. Next: the lines it prints go into the experiment, ``harness freeze`` fixes
-them.
+Both read sealed runs or simulate; neither runs anything. Next: the lines they print go into the experiment,
+``harness freeze`` fixes them.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ DASH = "> 1000"
 
 def register(app: typer.Typer) -> None:
     app.command(name="power")(power)
+    app.command(name="scatter")(scatter)
 
 
 def power(
@@ -82,6 +83,47 @@ def power(
     if output is not None:
         page = write_power_page(output, f"Power of {spec.name}", found, goal, "\n".join(lines))
         print(f"page: {page}")
+
+
+def scatter(
+    experiment: Annotated[str, typer.Argument(help="Name of the experiment, as the sealed runs have it.")],
+    runs: RunsOption = Path("runs"),
+) -> None:
+    """How far sealed runs scatter about their cost model, as `[prediction]` lines for draws of predictions.
+
+    Best from null repeats: several blocks of the same conditions. What these runs cannot tell is left out, and stays
+    assumed.
+
+    Example: `harness scatter no-treatment --runs runs`
+    """
+    from harness.analysis.method.scatter import cost_bias
+    from harness.analysis.method.scatter import scatter as measured
+    from harness.cli.sealed import sealed_runs
+    from harness.kinds import kind_named
+    from harness.spec import PredictionSpec
+
+    sealed = [run for run in sealed_runs(runs, experiment) if run.is_valid]
+    if not sealed:
+        raise SpecError("no valid runs", where=experiment, hint="See `harness runs` for the reasons")
+    kind = kind_named(sealed[0].manifest.backend)
+    if kind.is_virtual:
+        raise SpecError(
+            "its runs are simulated and scatter by what they were told",
+            where=experiment,
+            hint="Run it on a server: --backend emulator, twin or rbln",
+        )
+    found, bias = measured(sealed), cost_bias(sealed)
+    print(f"{experiment}: {len(sealed)} valid runs on the {kind.label}")
+    if not kind.has_device:
+        print("No NPU was measured: this is the scatter of the machine that stood in for one.")
+    if bias is not None:
+        print(f"undisturbed decode steps last {bias:+.2%} against the cost model, on the mean of runs")
+    print("paste into the experiment, or a search space's table of the same keys:\n[prediction]")
+    for key, one in found.items():
+        print(f"{key} = {one.value:.3g}  # from {one.units:,} {one.of}")
+    drawn = [key for key in PredictionSpec.model_fields if key.endswith(("_ms", "_sd"))]
+    if left := [key for key in drawn if key not in found]:
+        print(f"# these runs cannot tell {', '.join(left)}")
 
 
 def _chosen(components: Sequence[Components], names: Sequence[str], where: str) -> list[Components]:

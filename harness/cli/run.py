@@ -9,6 +9,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from enum import Enum
@@ -233,6 +234,9 @@ def table(
     serving: Annotated[
         bool, typer.Option("--serving", help="Every latency: by turn and prefix, with intervals and certified bounds.")
     ] = False,
+    predicted: Annotated[
+        bool, typer.Option("--predicted", help="Predicted cost ratios and reuse beside the measured, with intervals.")
+    ] = False,
     form: Annotated[TableForm, typer.Option("--format", help="How the table is written.")] = TableForm.text,
 ) -> None:
     """Print the conditions of an experiment: what they cost, and what their users felt.
@@ -241,14 +245,17 @@ def table(
     """
     from harness.analysis import summarise
     from harness.cli.words import terminal
-    from harness.report import conditions_table, serving_table, serving_tables
+    from harness.report import serving_tables, summary_tables
 
     sealed = sealed_runs(runs, experiment)
+    if predicted:
+        print(_predicted_written(sealed, form), end="")
+        return
     if form is not TableForm.text:
         print(_conditions_written(sealed, form, serving=serving), end="")
         return
     out, summary = terminal(), summarise(sealed)
-    for shown in serving_tables(summary) if serving else [conditions_table(summary, out.width), serving_table(summary)]:
+    for shown in serving_tables(summary) if serving else summary_tables(summary, out.width):
         out.print(shown)
         out.print()
 
@@ -264,18 +271,44 @@ def _conditions_written(sealed: Sequence[SealedRun], form: TableForm, *, serving
     return written(table_of(summary.experiment, origin_note(summary.backend), rows), form)
 
 
+def _predicted_written(sealed: Sequence[SealedRun], form: TableForm) -> str:
+    """What was predicted for the very plans of these runs, by the frozen draws where there are such."""
+    from harness.analysis.method.verdicts import Evidence
+    from harness.kinds import origin_note
+    from harness.prereg import check_sealed_runs, predictions_for
+    from harness.study.repeats import prediction_table
+
+    kind, valid = sealed[0].manifest.backend, [run for run in sealed if run.is_valid]
+    if kind_named(kind).is_virtual:
+        raise SpecError("its runs are simulated: nothing was measured", where=sealed[0].experiment)
+    found = prediction_table(Evidence(valid, predictions_for(valid, check_sealed_runs(sealed)))) if valid else None
+    if found is None or not found.rows:
+        raise SpecError("no condition has valid runs beside its baseline's", where=sealed[0].experiment)
+    if form is not TableForm.text:
+        return written(found, form)
+    lines = [note] if (note := origin_note(kind)) else []
+    for row in found.records():
+        lines.append(f"{row['condition']}")
+        for name in ("predicted", "observed"):
+            low, high = row[f"{name}_low"], row[f"{name}_high"]
+            told = "" if low is None else f"  [{low:.4f}, {high:.4f}]"
+            ratio = row["predicted_ratio" if name == "predicted" else "observed_ratio_A"]
+            lines.append(f"  {name:<9}  cost ratio {ratio:.4f}{told}  reused {row[f'{name}_reuse']}")
+    return "\n".join(lines) + "\n"
+
+
 def _conclude(console: Console, sealed: Sequence[SealedRun], path: Path, title: str | None) -> None:
     from harness.analysis import summarise
     from harness.analysis.method.drift import drift
-    from harness.report import conditions_table, serving_table, write_report
+    from harness.report import summary_tables, write_report
 
     summary = summarise(sealed)
-    for shown in (conditions_table(summary, console.width), serving_table(summary)):
+    for shown in summary_tables(summary, console.width):
         console.print()
         console.print(shown)
     if (moved := drift(sealed)) is not None and moved.is_found:
         console.print(str(moved), style="yellow", markup=False, highlight=False)
-    page = write_report(sealed, path, title=title, results=_results(sealed))
+    page = write_report(sealed, path, title=title, results=_results(sealed), summary=summary)
     console.print(f"report: {page}", highlight=False, soft_wrap=True)
 
 
@@ -283,7 +316,7 @@ def _results(sealed: Sequence[SealedRun]) -> Results:
     """What the experiment's own analysis and rules give; why one of them gives nothing stands in the report."""
     from harness.analysis.method.verdicts import Evidence
     from harness.errors import HarnessError
-    from harness.prereg import check_sealed_runs, judge, predict_runs
+    from harness.prereg import check_sealed_runs, judge, predictions_for
     from harness.report.view import Results
     from harness.study.catalogue import analyse
     from harness.study.repeats import prediction_table
@@ -295,7 +328,7 @@ def _results(sealed: Sequence[SealedRun]) -> Results:
     if valid and (asked.get("analysis") or is_measured):
         try:
             frozen = check_sealed_runs(sealed)
-            predictions = predict_runs(valid) if frozen is None else frozen.predictions
+            predictions = predictions_for(valid, frozen)
             if asked.get("analysis"):
                 analysis = analyse(sealed, predictions)
             if is_measured and (table := prediction_table(Evidence(valid, predictions))).rows:
@@ -365,7 +398,8 @@ def _show_order(
     from rich.table import Table
 
     from harness.cli.progress import format_duration
-    from harness.runner.experiment import check_hosts, predicted_replay_s, what_to_do
+    from harness.runner.account import predicted_replay_s
+    from harness.runner.experiment import check_hosts, what_to_do
 
     planned, todo, _ = what_to_do(spec, runs, resume=resume, retry_invalid=retry_invalid, ticket=ticket)
     check_hosts(todo)
@@ -377,6 +411,9 @@ def _show_order(
         took = format_duration(predicted_replay_s(run))
         table.add_row(run.label, run.plan.hash[:12], str(run.plan.num_requests), f"{{{buckets}}}", took)
     console.print(table)
+    if spec.fleet is not None:
+        shares = ", ".join(f"{place}: {num}" for place, num in Counter(run.place for run in todo).items())
+        console.print(f"runs side by side: {shares}")
     if num_sealed := len(planned) - len(todo):
         console.print(f"{num_sealed} more are sealed already")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
@@ -76,6 +76,18 @@ class CostModel:
     fitted_context_tokens: tuple[int, int] | None = None
     fitted_prefill_tokens: tuple[int, int] | None = None
     _filled_fs: dict[int, int] = field(default_factory=dict[int, int], compare=False, repr=False)
+
+    def scaled(self, factor: float) -> CostModel:
+        """The model of a device whose every step lasts ``factor`` times as long; the same model for 1."""
+        if factor == 1:
+            return self
+        names = ("alpha_fs", "beta_fs", "context_fs", "call_fs", "token_fs", "position_fs")
+        return replace(
+            self,
+            f_fs={bucket: round(value * factor) for bucket, value in self.f_fs.items()},
+            _filled_fs={},
+            **{name: round(getattr(self, name) * factor) for name in names},
+        )
 
     def bucket_fs(self, bucket: int) -> int:
         """f(b): measured, or filled in on the straight line between its measured neighbours.

@@ -17,7 +17,7 @@ from harness.experiment.orders import order_of_block
 from harness.kinds import kind_named
 from harness.plan import Plan, build_plan, check_fits
 from harness.records import RunKey, SealedRun
-from harness.spec import ConditionSpec, ExperimentSpec, ServerSpec, Treatment, WorkloadSpec
+from harness.spec import ConditionSpec, ExperimentSpec, Place, ServerSpec, Treatment, WorkloadSpec
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,6 +45,19 @@ class PlannedRun:
     @property
     def label(self) -> str:
         return f"{self.condition.name}/{self.replicate}"
+
+    @property
+    def place(self) -> Place | None:
+        """The device of the fleet that performs it; None outside a fleet."""
+        return None if self.spec.fleet is None else self.spec.fleet.place_of(self.replicate)
+
+    @property
+    def neighbours(self) -> tuple[int, ...]:
+        """Devices of the same host that are to be busy beside it."""
+        place, fleet = self.place, self.spec.fleet
+        if place is None or fleet is None:
+            return ()
+        return tuple(device for device in fleet.devices if device != place.device)
 
     @property
     def order_index(self) -> int:
@@ -144,12 +157,13 @@ class _Plans:
 
 
 def changed_inputs(run: SealedRun, spec: ExperimentSpec, condition: ConditionSpec) -> list[str]:
-    """What of server, client, backend, time scale and fleet was otherwise in a sealed run than ``spec`` asks for."""
+    """What of server, client, backend, time scale, order and fleet a sealed run has that ``spec`` does not ask for."""
     expected: dict[str, object] = {
         "server": spec.server_of(condition).model_dump(mode="json"),
         "time_scale": 1.0 if kind_named(spec.backend).is_virtual else spec.time_scale,
         "backend": spec.backend,
         "client": spec.client.model_dump(mode="json"),
+        "order": spec.order,
         "fleet": () if spec.fleet is None else spec.fleet.places,
     }
     found: dict[str, object] = {
@@ -158,6 +172,7 @@ def changed_inputs(run: SealedRun, spec: ExperimentSpec, condition: ConditionSpe
         "time_scale": run.manifest.time_scale,
         "backend": run.manifest.backend,
         "client": run.client.model_dump(mode="json"),
+        "order": run.spec.order,
         "fleet": () if run.fleet_spec is None else run.fleet_spec.places,
     }
     return sorted(name for name in expected if expected[name] != found[name])

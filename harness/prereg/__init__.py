@@ -9,7 +9,7 @@ from __future__ import annotations
 from harness.prereg.freeze import FreezeOptions, freeze
 from harness.prereg.frozen import FrozenRule, Preregistration, Ticket, load_preregistration
 from harness.prereg.judge import Judgement, judge
-from harness.prereg.predict import predict_experiment, predict_runs
+from harness.prereg.predict import predict_experiment, predict_runs, predictions_for
 from harness.prereg.publish import Checked, publish
 from harness.prereg.publish import check as check_published
 from harness.prereg.seeds import SeedUse, used_seeds
@@ -30,6 +30,7 @@ __all__ = [
     "load_preregistration",
     "predict_experiment",
     "predict_runs",
+    "predictions_for",
     "publish",
     "ticket_for",
     "used_seeds",

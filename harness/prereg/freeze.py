@@ -21,12 +21,13 @@ from harness.live.patches.shipped import PATCH_ROOTS
 from harness.live.provenance import SOURCE_ROOT, source_facts, source_sha256
 from harness.plan import save_plan
 from harness.plan.files import write_atomic
-from harness.prereg.frozen import FrozenPlan, FrozenRule, NamedFile, Preregistration
+from harness.prereg.frozen import FrozenPerturbation, FrozenPlan, FrozenRule, NamedFile, Preregistration
 from harness.prereg.predict import predict_experiment
 from harness.prereg.repository import Commit, Repository, file_sha256
 from harness.prereg.seeds import used_seeds
 from harness.prereg.signatures import sign_file
 from harness.shipped import find_shipped
+from harness.sim.calibrated import perturbation_of
 from harness.spec import ExperimentSpec, RulesName
 from harness.spec.recorded import recorded_changes
 from harness.spec.rules import find_rule, load_rule
@@ -104,6 +105,7 @@ def freeze(
         plans=tuple(plans),
         prediction_rules=prediction_rules,
         condition_rules=_condition_rules(planned, prediction_rules),
+        perturbations=_perturbations(planned),
         predictions=predict_experiment(planned, prediction_rules or None),
         rules=tuple(rules),
         code_sha256=source_sha256(HARNESS_FOLDER),
@@ -131,6 +133,13 @@ def _condition_rules(planned: PlannedRuns, prediction_rules: str) -> dict[str, s
     """What each condition is predicted with, by name: what "auto" stands for changes with every release."""
     found = {name: prediction_rules or runs[0].server.rules for name, runs in planned.by_condition.items()}
     return {name: rule_set(rules).name for name, rules in found.items()}
+
+
+def _perturbations(planned: PlannedRuns) -> dict[str, FrozenPerturbation]:
+    """What the draws of each condition are made with: an assumption that is not written down can be changed later."""
+    first = {name: runs[0] for name, runs in planned.by_condition.items() if runs[0].spec.prediction.draws > 1}
+    found = {name: perturbation_of(run.spec.prediction, run.cost_file) for name, run in first.items()}
+    return {name: FrozenPerturbation(sizes=one.sizes, assumed=one.assumed) for name, one in found.items()}
 
 
 def _refuse(

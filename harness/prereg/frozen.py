@@ -50,13 +50,21 @@ class FrozenRule(Spec):
     rule: DecisionRule
 
 
+class FrozenPerturbation(Spec):
+    """Sizes of perturbations by their key in [prediction]; assumed: keys that were neither given nor calibrated."""
+
+    sizes: dict[str, float]
+    assumed: tuple[str, ...]
+
+
 class Preregistration(Spec):
     """Everything fixed beforehand. experiment: as it will be run, the file's overrides applied.
 
     code_sha256: of the harness's own Python files; code_commit: where those were checked out. files: what plans and
     predictions rest on (cost models, wait distributions, patches). artifacts: folder of every compiled artifact that
     was on this machine -> what identified it. prediction_rules: the KV rules all predictions were made with, "" for
-    each server's own; condition_rules: these by condition, "auto" resolved. is_tree_dirty: frozen although other files
+    each server's own; condition_rules: these by condition, "auto" resolved. perturbations: what draws of predictions
+    were made with, by condition; none where nothing was drawn. is_tree_dirty: frozen although other files
     were uncommitted. digest: SHA-256 of everything else in this file.
     """
 
@@ -69,6 +77,7 @@ class Preregistration(Spec):
     plans: tuple[FrozenPlan, ...]
     prediction_rules: str = ""
     condition_rules: dict[str, str] = Field(default_factory=dict)
+    perturbations: dict[str, FrozenPerturbation] = Field(default_factory=dict)
     predictions: dict[str, dict[int, Prediction]]
     rules: tuple[FrozenRule, ...]
     code_sha256: str

@@ -16,7 +16,7 @@ from harness.analysis.method.stopping import Standing, standing, standing_of
 from harness.analysis.method.verdicts import EXPLORATORY, Evidence, decide_experiment
 from harness.errors import RecordsError, RuleFailedError, SpecError
 from harness.prereg.frozen import Preregistration
-from harness.prereg.predict import predict_runs
+from harness.prereg.predict import predictions_for
 from harness.prereg.proof import Proof, aborts_of, doubts_of, find_proof
 from harness.prereg.ticket import check_sealed_runs
 from harness.records import SealedRun
@@ -70,7 +70,7 @@ def judge(
         raise SpecError("no sealed runs to judge", where="decide", hint="Run the experiment first")
     frozen = check_sealed_runs(runs)
     chosen = _chosen_rules(runs, frozen, rules)
-    evidence = Evidence(runs, predict_runs(runs) if frozen is None else frozen.predictions)
+    evidence = Evidence(runs, predictions_for(runs, frozen))
     decisions = decide_experiment(chosen, evidence, is_confirmatory=frozen is not None)
     found = _stopped(runs, frozen)
     if found is not None:

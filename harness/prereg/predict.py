@@ -15,6 +15,7 @@ from harness.compiled.records import IntArray
 from harness.engine import CostModel, EngineConfig
 from harness.experiment import PlannedRun, PlannedRuns
 from harness.plan import Plan
+from harness.prereg.frozen import Preregistration
 from harness.records import SealedRun
 from harness.sim.calibrated import Perturbation, perturbation_of
 from harness.sim.draws import draw, run_draws
@@ -102,6 +103,11 @@ def predict_runs(runs: Sequence[SealedRun], rules: RulesName | None = None) -> P
     for run in runs:
         found.setdefault(run.condition, {})[run.replicate] = predict_run(run, rules)
     return found
+
+
+def predictions_for(runs: Sequence[SealedRun], frozen: Preregistration | None) -> Predictions:
+    """What was frozen for an experiment; where nothing was, predictions of its valid runs."""
+    return predict_runs([run for run in runs if run.is_valid]) if frozen is None else frozen.predictions
 
 
 def predict_run(run: PlannedRun | SealedRun, rules: RulesName | None = None) -> Prediction:

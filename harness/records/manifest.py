@@ -111,6 +111,7 @@ class FleetRecord(_Record):
     host: its name. neighbours: devices of that host that were busy at some instant of the replay's start or end.
     client_cores: cores that the client was held to; empty where there were too few to share out. uuid, card,
     temperature_c (least and most of the run): of the device, as its driver told; absent where none did.
+    emulated_factor: what an emulated or simulated device's step times were multiplied by; absent of a real one.
     """
 
     device: int = Field(ge=0)
@@ -120,6 +121,7 @@ class FleetRecord(_Record):
     uuid: str = ""
     card: str = ""
     temperature_c: tuple[float, float] | None = None
+    emulated_factor: float | None = None
 
 
 class EarlierTry(_Record):

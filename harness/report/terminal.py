@@ -15,6 +15,7 @@ from harness.analysis.method.serving import METRICS, Percentile, Rate, ServingFi
 from harness.analysis.method.stats import Interval
 from harness.analysis.method.stopping import Standing
 from harness.analysis.method.summary import ConditionFigures
+from harness.analysis.method.tabular import ResultTable, rows_as_text
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.kinds import origin_note
 from harness.spec import factors_text
@@ -74,6 +75,22 @@ def standing_lines(standing: Standing) -> list[str]:
         colour = STOP_COLORS.get(one.verdict, "green")
         found.append(f"  {one.condition:<{width}}  [{colour}]{one.verdict.value:<12}[/]  {escape(one.told)}")
     return found
+
+
+def summary_tables(summary: ExperimentSummary, width: int = 0) -> list[Table]:
+    """What a terminal shows of an experiment: costs, what users felt, and where several devices made it, these."""
+    shown = [conditions_table(summary, width), serving_table(summary)]
+    return [*shown, *map(drawn, summary.device_tables)]
+
+
+def drawn(result: ResultTable) -> Table:
+    """A result as a table for the terminal."""
+    table = plain_table(result.name, result.caption)
+    for place, name in enumerate(result.columns):
+        table.add_column(name.replace("_", " "), justify="right" if place else "left", overflow="fold")
+    for row in rows_as_text(result.rows):
+        table.add_row(*row)
+    return table
 
 
 def plain_table(title: str, caption: str) -> Table:

@@ -22,13 +22,23 @@ from harness.emulator.logs import Site, kv_event_line
 from harness.emulator.metrics import ServerMetrics
 from harness.emulator.tokens import ContextHash
 from harness.emulator.virtual import LEAVES, Agenda
-from harness.engine import DECODE, PREFILL, EngineConfig, KvEvent, Scheduler
+from harness.engine import DECODE, PREFILL, CostModel, EngineConfig, KvEvent, Scheduler
 from harness.engine.config import PREFILL_CHUNK_TOKENS
 from harness.experiment import PlannedRun
 from harness.kinds import kind_named
 from harness.live import provenance
 from harness.plan import BlockKeys, Plan, RequestPlan
-from harness.records import ClockRecord, Observation, RawFile, SealedRun, ServerRecord, layout, schema
+from harness.records import (
+    ClockRecord,
+    FleetRecord,
+    Observation,
+    RawFile,
+    SealedRun,
+    ServerRecord,
+    layout,
+    schema,
+)
+from harness.runner.emulated import emulated_factor
 from harness.runner.progress import RequestFinished
 from harness.runner.run import Invocation, manifest_of, seal_run
 from harness.sim import simulate
@@ -46,8 +56,14 @@ def perform_simulated_run(planned: PlannedRun, invocation: Invocation) -> Sealed
     # Whole seconds, so that the microseconds of the log do not depend on when the run was made.
     epoch_s = int(utc_now().timestamp())
     plan, kind = planned.plan, kind_named(planned.spec.backend)
+    factor = emulated_factor(planned)
     with invocation.writer(planned) as writer:
-        run = _VirtualRun(planned, _Log(writer.raw(layout.SERVER_LOG), epoch_s), writer.raw(layout.SCRAPES))
+        run = _VirtualRun(
+            planned,
+            planned.cost_model.scaled(factor),
+            _Log(writer.raw(layout.SERVER_LOG), epoch_s),
+            writer.raw(layout.SCRAPES),
+        )
         end_ns = run.play()
         invocation.on_progress(RequestFinished(planned.label, plan.num_requests, plan.num_requests))
         manifest = manifest_of(
@@ -58,8 +74,18 @@ def perform_simulated_run(planned: PlannedRun, invocation: Invocation) -> Sealed
             server=ServerRecord(facts={"launch": {"backend": kind.name, "label": kind.label}}),
             provenance=provenance.capture(),
             timings={"replay_start_ns": 0, "replay_end_ns": end_ns},
+            fleet=_fleet_record(planned, factor),
         )
         return seal_run(writer, manifest, plan, run.rows.requests_table(), run.rows.chunks_table())
+
+
+def _fleet_record(planned: PlannedRun, factor: float) -> FleetRecord | None:
+    """The simulated device; None outside a fleet."""
+    place = planned.place
+    if place is None:
+        return None
+    host = place.host or "simulated"
+    return FleetRecord(device=place.device, host=host, neighbours=planned.neighbours, emulated_factor=factor)
 
 
 class _Log:
@@ -185,14 +211,14 @@ def _fresh_body(config: EngineConfig, num_gpu_blocks: int) -> str:
 class _VirtualRun:
     """One plan on one freshly started server, in virtual time."""
 
-    def __init__(self, run: PlannedRun, log: _Log, scrapes: RawFile) -> None:
+    def __init__(self, run: PlannedRun, costs: CostModel, log: _Log, scrapes: RawFile) -> None:
         server, plan, client = run.server, run.plan, run.spec.client
         config = EngineConfig.from_server(server)
         # The paper's rules tell of evictions only; admissions, reuse and ends are added as the vendor would log them.
         self._is_laconic = not config.has_inner_blocks
         self.rows = _Rows(plan, client.stream)
         self._plan, self._log, self._scrapes = plan, log, scrapes
-        self._core = EmulatorCore(Scheduler(config, run.cost_model))
+        self._core = EmulatorCore(Scheduler(config, costs))
         self._config, self._num_gpu_blocks = config, server.num_kv_slots
         self._metrics = ServerMetrics(MODEL, config, server.num_kv_slots)
         self._keys, self._agenda = BlockKeys(plan), Agenda(plan)

@@ -62,9 +62,14 @@ class Perturbation:
     uncertainty: UncertaintySpec
     assumed: tuple[str, ...]
 
+    @property
+    def sizes(self) -> dict[str, float]:
+        """By key of [prediction]."""
+        return {key: getattr(self.uncertainty, name) for key, name in FIELDS.items()}
+
     def line(self) -> str:
         """What is drawn and how much of it is known, for people."""
-        values = {key: getattr(self.uncertainty, name) for key, name in FIELDS.items()}
+        values = self.sizes
         known = [f"{key} {value:g}" for key, value in values.items() if key not in self.assumed]
         guessed = [f"{key} {value:g}" for key, value in values.items() if key in self.assumed]
         parts = [f"calibrated or given: {', '.join(known)}"] * bool(known)

@@ -5,6 +5,7 @@ Next: ``harness.plan`` builds the inputs a WorkloadSpec asks for; ``harness.runn
 """
 
 from harness.spec.base import NAME_PATTERN, Spec, check_name, describe_validation_error, load_toml
+from harness.spec.emulated import EmulatedDevice
 from harness.spec.experiment import (
     AnalysisName,
     BackendName,
@@ -37,6 +38,7 @@ __all__ = [
     "ClientName",
     "ClientSpec",
     "ConditionSpec",
+    "EmulatedDevice",
     "ExperimentSpec",
     "Factor",
     "Factors",

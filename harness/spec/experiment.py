@@ -190,6 +190,10 @@ class ExperimentSpec(Spec):
             raise ValueError(
                 f"{self.replicates} replicates cannot be shared evenly by {num_devices} devices; use {more} replicates"
             )
+        if self.fleet.emulated and not KINDS[self.backend].scales_time:
+            raise ValueError(
+                f"fleet.emulated says how emulated devices differ, and {self.backend} has devices of its own"
+            )
         for server in (self.server_of(condition) for condition in self.condition):
             if fixed := [key for key in ("port", "devices", "url", "ssh") if getattr(server, key)]:
                 raise ValueError(f"server.{fixed[0]} is of one place, and a fleet has several; leave it out")

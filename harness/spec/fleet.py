@@ -9,9 +9,10 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from harness.spec.base import Spec
+from harness.spec.emulated import EmulatedDevice
 
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
 
@@ -33,6 +34,19 @@ class FleetSpec(Spec):
     hosts: tuple[str, ...] = Field(
         default=(), max_length=256, description="hosts that have these devices, as their workers are named; none: this"
     )
+    overcommit: bool = Field(
+        default=False, description="run even where the clients' lateness, measured before, is over the limits"
+    )
+
+    emulated: dict[int, EmulatedDevice] = Field(
+        default_factory=dict, description="by device, how it differs: emulator and simulator only; none: they are equal"
+    )
+
+    @model_validator(mode="after")
+    def _known_devices(self) -> FleetSpec:
+        if unknown := sorted(self.emulated.keys() - set(self.devices)):
+            raise ValueError(f"emulated.{unknown[0]} is none of the devices {list(self.devices)}")
+        return self
 
     @field_validator("devices")
     @classmethod
@@ -56,3 +70,7 @@ class FleetSpec(Spec):
     def place_of(self, block: int) -> Place:
         """The device that performs a block, every condition of it."""
         return self.places[block % len(self.places)]
+
+    def unit_of(self, block: int) -> int:
+        """Blocks that run at once by plan share a number; others have one of their own."""
+        return block

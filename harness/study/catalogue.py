@@ -10,8 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from harness.analysis.method import stats
+from harness.analysis.method.compare import compare
+from harness.analysis.method.device_tables import device_tables
+from harness.analysis.method.devices import mean_interval
+from harness.analysis.method.figures import run_figures
 from harness.analysis.method.interference import Injection, injections
 from harness.analysis.method.predictions import Predictions
+from harness.analysis.method.speeds import speeds
 from harness.analysis.method.stats import Interval
 from harness.analysis.method.tabular import AnalysisResult, Cell, ResultTable, table_of
 from harness.analysis.method.verdicts import Evidence
@@ -51,11 +56,23 @@ def analyse(runs: Sequence[SealedRun], predictions: Predictions | None = None, n
     invalid = sum(not run.is_valid for run in runs)
     if invalid:
         notes = (*notes, f"{invalid} invalid runs are left out")
-    kept = tuple(table for table in tables if table.rows)
+    kept = tuple(table for table in (*tables, *_by_device(evidence)) if table.rows)
     return AnalysisResult(runs[0].experiment, asked, kept, notes, intervals, origin_note(runs[0].manifest.backend))
 
 
 Table = Callable[[Evidence], ResultTable]
+
+
+def _by_device(evidence: Evidence) -> list[ResultTable]:
+    """Devices and comparisons on each of them; nothing where fewer than two made the runs."""
+    found = speeds([figures for condition in evidence.runs for figures in evidence.figures(condition)])
+    compared = {
+        name: compare(baseline, evidence.figures(name), evidence.figures(baseline))
+        for name, baseline in evidence.compared()
+    }
+    return device_tables(found, compared) if found is not None else []
+
+
 FORMULAS: tuple[Table, ...] = (survival.formula_table, survival.exceptions_table)
 
 
@@ -139,7 +156,8 @@ def _joined(evidence: Evidence) -> Found:
     rows: list[dict[str, Cell]] = []
     intervals: dict[str, Interval] = {}
     for condition, baseline in evidence.compared():
-        for own, base in paired(evidence.runs.get(condition, []), evidence.runs.get(baseline, [])):
+        pairs = paired(evidence.runs.get(condition, []), evidence.runs.get(baseline, []))
+        for own, base in pairs:
             rows.append({"condition": condition, "replicate": own.replicate, **_joint(evidence, own, base)})
         own_rows = [row for row in rows if row["condition"] == condition]
         for name in (
@@ -148,8 +166,10 @@ def _joined(evidence: Evidence) -> Found:
             "waiting_saved_session_s",
             "waiting_saved_measured_session_s",
         ):
-            values = [float(value) for row in own_rows if isinstance(value := row[name], (int, float))]
-            if (interval := stats.mean_interval(values, unit="replicates")) is not None:
+            known = [(value, run_figures(own)) for row, (own, _) in zip(own_rows, pairs, strict=True)
+                     if isinstance(value := row[name], (int, float))]  # fmt: skip
+            values, of = [float(value) for value, _ in known], [run for _, run in known]
+            if (interval := mean_interval(values, of, unit="replicates")) is not None:
                 intervals[f"{condition}: mean {name}"] = interval
     caption = "Per replicate, against the baseline: reuse restored, prefill saved, waiting of other sessions saved"
     tables = (

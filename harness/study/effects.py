@@ -7,10 +7,10 @@ Definitions: docs/method.md, "Intervals".
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from harness.analysis import RunFigures
-from harness.analysis.method import stats
+from harness.analysis.method.devices import mean_interval
 from harness.analysis.method.stats import Interval
 from harness.analysis.method.tabular import Cell, ResultTable, table_of
 from harness.analysis.method.verdicts import Evidence
@@ -35,32 +35,33 @@ def effects_table(evidence: Evidence) -> ResultTable:
         if not pairs or not plans[0] & plans[1]:
             continue
         row: dict[str, Cell] = {"condition": condition, **evidence.runs[condition][0].manifest.factors}
-        for name, values in effects_of(pairs).items():
-            row |= _ends(name, stats.mean_interval(values, unit="replicates"))
+        for name, found in effects_of(pairs).items():
+            values, of = [value for _, value in found], [run for run, _ in found]
+            row |= _ends(name, mean_interval(values, of, unit="replicates"))
         row |= _ends("cost_ratio", ratios.get(f"{condition} / {baseline}, channel A"))
         rows.append({**row, "replicates": len(pairs)})
     caption = "Condition less its baseline, mean per run over pairs on the same plan, with 95 % t intervals"
     return table_of("effects", caption, rows)
 
 
-def effects_of(pairs: Pairs) -> dict[str, list[float]]:
+def effects_of(pairs: Pairs) -> dict[str, list[tuple[RunFigures, float]]]:
     """What each pair's condition adds to its baseline, by quantity; a pair that lacks one is left out of it."""
-    priced = [(own, base) for own, base in pairs if own.a is not None and base.a is not None]
-    waited = [
-        (own.waiting_session_ns, base.waiting_session_ns)
-        for own, base in pairs
-        if own.waiting_session_ns is not None and base.waiting_session_ns is not None
-    ]
-    return {
-        "reused": [float(own.reuse.num_reused - base.reuse.num_reused) for own, base in pairs],
-        "reused_tokens": [float(own.reuse.reused_tokens - base.reuse.reused_tokens) for own, base in pairs],
-        "prefill_s": [
-            (own.a.prefill_ns - base.a.prefill_ns) / NS_PER_S
-            for own, base in priced
-            if own.a is not None and base.a is not None
-        ],
-        "W_session_s": [(own_ns - base_ns) / NS_PER_S for own_ns, base_ns in waited],
-    }
+    found: dict[str, list[tuple[RunFigures, float]]] = {}
+    for name, (of, unit) in EFFECTS.items():
+        values = [(own, of(own), of(base)) for own, base in pairs]
+        found[name] = [
+            (run, (value - before) / unit) for run, value, before in values if value is not None and before is not None
+        ]
+    return found
+
+
+# Whole numbers of each run, and how many of them are one of the column's unit.
+EFFECTS: Mapping[str, tuple[Callable[[RunFigures], int | None], int]] = {
+    "reused": (lambda run: run.reuse.num_reused, 1),
+    "reused_tokens": (lambda run: run.reuse.reused_tokens, 1),
+    "prefill_s": (lambda run: None if run.a is None else run.a.prefill_ns, NS_PER_S),
+    "W_session_s": (lambda run: run.waiting_session_ns, NS_PER_S),
+}
 
 
 def _ends(name: str, interval: Interval | None) -> dict[str, Cell]:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from harness.analysis.method import decide, stats
+from harness.analysis.method.devices import log_ratio_interval
 from harness.analysis.method.figures import RunFigures
 from harness.analysis.method.stats import Interval
 from harness.analysis.method.tabular import Cell, ResultTable, table_of
@@ -177,9 +178,10 @@ def ratio_intervals(evidence: Evidence) -> dict[str, Interval]:
     found: dict[str, Interval] = {}
     for condition, baseline in evidence.compared():
         pairs = evidence.pairs(condition, baseline)
-        own, _ = channels_s([run for run, _ in pairs])
+        runs = [run for run, _ in pairs]
+        own, _ = channels_s(runs)
         base, _ = channels_s([run for _, run in pairs])
-        if (interval := stats.log_ratio_interval(own, base)) is not None:
+        if (interval := log_ratio_interval(own, base, runs)) is not None:
             found[f"{condition} / {baseline}, channel A"] = interval
     return found
 

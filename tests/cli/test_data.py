@@ -63,6 +63,12 @@ def test_a_table_shows_costs_and_what_users_felt(runs: Path) -> None:
     assert "662 for p99" in every
 
 
+def test_simulated_runs_have_no_prediction_beside_them(runs: Path) -> None:
+    refused = harness("table", "small", "--runs", str(runs), "--predicted")
+    assert refused.returncode == 2
+    assert "nothing was measured" in refused.stderr
+
+
 def test_every_column_of_the_records_is_explained() -> None:
     text = harness("explain", "tables").stdout
     for word in ("response_head_ns", "clock ns", "valid_"):

@@ -156,6 +156,14 @@ def test_a_frozen_file_names_the_rules_of_each_condition(place: Workplace) -> No
     assert content["condition_rules"] == dict.fromkeys(content["predictions"], NEWEST_STABLE)
 
 
+def test_a_frozen_file_says_what_its_draws_were_made_with_and_which_of_it_is_assumed(place: Workplace) -> None:
+    frozen = place.freeze().preregistration
+    assert set(frozen.perturbations) == set(frozen.predictions)
+    for each in frozen.perturbations.values():
+        assert set(each.assumed) <= set(each.sizes)
+        assert each.sizes["step_sd"] > 0
+
+
 def test_a_criterion_that_judges_nothing_is_refused(place: Workplace) -> None:
     place.rule_file.write_text(place.rule_file.read_text() + 'conditions = ["n6-*"]\n')
     place.commit_all()

@@ -150,6 +150,8 @@ def test_sealed_runs_are_not_silently_mixed_with_new_ones(performed: Performed):
         run_experiment(small_experiment(), runs_root=performed.root)
     with pytest.raises(SpecError, match="another plan"):
         run_experiment(small_experiment(base_seed=8), runs_root=performed.root, resume=True)
+    with pytest.raises(SpecError, match="another order"):
+        run_experiment(small_experiment(order="abba"), runs_root=performed.root, resume=True)
 
 
 def test_a_run_over_its_lateness_limit_is_named_invalid_and_kept_when_it_is_repeated(tmp_path: Path):

@@ -14,12 +14,12 @@ from itertools import combinations
 
 import numpy as np
 
+from harness.analysis.method.devices import log_ratio_effect, of_blocks
 from harness.analysis.method.figures import RunFigures, run_figures
 from harness.analysis.method.serving import latencies
 from harness.analysis.method.stats import (
     MIN_REPLICATES,
     FloatArray,
-    log_ratio_interval,
     quantile,
     t_probability,
     t_quantile,
@@ -99,13 +99,15 @@ def _row(one: Side, other: Side, measure: str, of: Callable[[SealedRun], float |
     values = [[value for run in runs if (value := of(run)) is not None and value > 0] for runs in sides]
     if not values[0] or not values[1] or (is_paired and len(values[0]) != len(values[1])):
         return None
+    devices = [[run_figures(run) for run in runs] for runs in sides]
     logs = [np.log(np.asarray(side)) for side in values]
-    low, high, p = _paired(values) if is_paired else _welch(logs[0], logs[1])
+    low, high, p = _paired(values, devices[0]) if is_paired else _welch(logs[0], logs[1])
     return {
         "this": one.name,
         "other": other.name,
         "measure": measure,
         "paired": is_paired,
+        **_same_devices(devices, is_paired=is_paired),
         "runs": f"{len(values[0])}:{len(values[1])}",
         "this_mean": float(np.exp(logs[0].mean())),
         "other_mean": float(np.exp(logs[1].mean())),
@@ -119,14 +121,23 @@ def _row(one: Side, other: Side, measure: str, of: Callable[[SealedRun], float |
 Test = tuple[float | None, float | None, float | None]
 
 
-def _paired(values: Sequence[Sequence[float]]) -> Test:
-    """(low, high, p) of the mean log ratio; nothing below three pairs."""
-    interval = log_ratio_interval(values[0], values[1])
-    if interval is None:
+def _same_devices(sides: Sequence[Sequence[RunFigures]], *, is_paired: bool) -> dict[str, Cell]:
+    """Whether what is compared was made on the same devices; no column outside fleets."""
+    places = [[run.device for run in runs] if is_paired else sorted({run.device for run in runs}) for runs in sides]
+    return {"same_device": places[0] == places[1]} if any(map(any, places)) else {}
+
+
+def _paired(values: Sequence[Sequence[float]], runs: Sequence[RunFigures]) -> Test:
+    """(low, high, p) of the mean log ratio, over device means where several devices made the runs; else nothing below
+    three pairs.
+    """
+    effect = log_ratio_effect(values[0], values[1], runs) if len(runs) == len(values[0]) else None
+    found = of_blocks(np.log(np.divide(values[0], values[1])).tolist()) if len(values[0]) >= MIN_REPLICATES else None
+    found = found if effect is None else effect.estimate
+    if found is None:
         return None, None, None
-    logs = np.log(np.asarray(values[0]) / np.asarray(values[1]))
-    error = float(logs.std(ddof=1)) / math.sqrt(len(logs))
-    return interval.low, interval.high, _p_value(float(logs.mean()), error, len(logs) - 1)
+    interval = found.interval()
+    return interval.low, interval.high, _p_value(found.mean, found.error, found.degrees)
 
 
 def _welch(one: FloatArray, other: FloatArray) -> Test:

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
+from harness.analysis.method.devices import DeviceEffect, log_ratio_effect, log_ratio_interval
 from harness.analysis.method.figures import RunFigures
 from harness.analysis.method.reconstruct import agreement_tolerance
-from harness.analysis.method.stats import Interval, log_ratio_interval
+from harness.analysis.method.stats import Interval
 
 # Channels that differ by more are never said to agree, however far apart the baseline's own are: the paper's effects
 # are 1 to 14 %, and a tolerance of that size would call anything agreement.
@@ -45,7 +46,8 @@ class Comparison:
     ratio_a, ratio_b: ratios of sums; per generated token where ``is_same_work`` is false, as are intervals and
     per_replicate, (replicate, ratio A, ratio B). request_ratio_a, request_ratio_b: per request. residual_share:
     r_BASE / B_BASE. intervals: of the mean log ratio over replicates; None below three. is_predicted: simulated, so
-    that both channels are one model's.
+    that both channels are one model's. devices_a, devices_b: where several devices made the replicates, which are then
+    whose means the intervals are of.
     """
 
     baseline: str
@@ -62,6 +64,8 @@ class Comparison:
     interval_a: Interval | None = None
     interval_b: Interval | None = None
     is_predicted: bool = False
+    devices_a: DeviceEffect | None = None
+    devices_b: DeviceEffect | None = None
 
     @property
     def tau(self) -> float:
@@ -98,8 +102,9 @@ def compare(
 
     None without a common replicate, without a step log in one of them, or where the baseline cost nothing.
     """
-    others = {run.replicate: run for run in base}
-    pairs = sorted(((run, others[run.replicate]) for run in own if run.replicate in others), key=_replicate)
+    others = {(run.replicate, run.device): run for run in base}
+    found = ((run, others.get((run.replicate, run.device))) for run in own)
+    pairs = sorted(((run, other) for run, other in found if other is not None), key=_replicate)
     if not pairs or any(run.a is None for pair in pairs for run in pair):
         return None
     own_runs, base_runs = [run for run, _ in pairs], [run for _, run in pairs]
@@ -110,11 +115,11 @@ def compare(
     by_token = [_tokens(runs) if work != base_work else [1.0] * len(pairs) for runs in (own_runs, base_runs)]
     per_unit = sum(by_token[1]) / sum(by_token[0])
     per_request = base_work.num_requests / work.num_requests
-    costs = {
-        channel: [[of(run) / units for run, units in zip(runs, by_token[side], strict=True)]
-                  for side, runs in enumerate((own_runs, base_runs))]
-        for channel, of in (("a", _a_ns), ("b", _b_ns))
-    }  # fmt: skip
+    a, b = (
+        [[of(run) / units for run, units in zip(runs, by_token[side], strict=True)]
+         for side, runs in enumerate((own_runs, base_runs))]
+        for of in (_a_ns, _b_ns)
+    )  # fmt: skip
     return Comparison(
         baseline=baseline,
         replicates=tuple(run.replicate for run in own_runs),
@@ -126,12 +131,12 @@ def compare(
         baseline_work=base_work,
         residual_share=(sums[1][1] - sums[1][0]) / sums[1][1],
         published_tau=agreement_tolerance(*sums[1]),
-        per_replicate=tuple(
-            (run.replicate, _ratio(costs["a"], place), _ratio(costs["b"], place)) for place, run in enumerate(own_runs)
-        ),
-        interval_a=log_ratio_interval(*costs["a"]),
-        interval_b=log_ratio_interval(*costs["b"]),
+        per_replicate=tuple((run.replicate, _ratio(a, place), _ratio(b, place)) for place, run in enumerate(own_runs)),
+        interval_a=log_ratio_interval(a[0], a[1], own_runs),
+        interval_b=log_ratio_interval(b[0], b[1], own_runs),
         is_predicted=is_predicted,
+        devices_a=log_ratio_effect(a[0], a[1], own_runs),
+        devices_b=log_ratio_effect(b[0], b[1], own_runs),
     )
 
 

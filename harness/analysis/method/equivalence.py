@@ -10,9 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import numpy as np
-
 from harness.analysis.method.decide import Decision, Outcome, withheld
+from harness.analysis.method.devices import DeviceEffect, of_blocks
 from harness.analysis.method.stats import Interval, t_probability, t_quantile
 from harness.analysis.method.stopping import ComparisonLooks, Standing
 from harness.spec.rules import EquivalenceRule
@@ -38,11 +37,13 @@ def decide_equivalence(
     differences: Sequence[float],
     looked: ComparisonLooks | None = None,
     alpha: float = 0.05,
+    devices: DeviceEffect | None = None,
 ) -> Decision:
     """PASS where the cost ratio is shown to lie within the margin, FAIL where it is not.
 
     differences: ln ratio of each block. looked: the comparison under the experiment's stopping rule, if it declared
-    one, whose interval at ``alpha`` then decides.
+    one, whose interval at ``alpha`` then decides. devices: the same blocks, where several devices made them, whose
+    means are then tested.
     """
     limit = math.log1p(rule.margin)
     if looked is not None:
@@ -51,12 +52,14 @@ def decide_equivalence(
         low, high, mean, num_blocks = looked.last.low, looked.last.high, looked.last.mean, looked.last.num_blocks
         told, p, level = "interval of the declared sequence", None, 1 - alpha
     else:
-        values = np.asarray(differences, dtype=np.float64)
-        num_blocks, mean, level = len(values), float(values.mean()), 1 - 2 * rule.alpha
-        error = float(values.std(ddof=1)) / math.sqrt(num_blocks)
-        half = t_quantile(level, num_blocks - 1) * error
-        low, high, p = mean - half, mean + half, tost_p(mean, error, num_blocks - 1, limit)
-        told = "two one-sided t tests of the mean log ratio"
+        num_blocks, level = len(differences), 1 - 2 * rule.alpha
+        found = of_blocks(differences) if devices is None else devices.estimate
+        if found is None:
+            return withheld(rule.name, subject, f"{num_blocks} blocks are too few for an interval over their devices")
+        mean, half = found.mean, t_quantile(level, found.degrees) * found.error
+        low, high, p = mean - half, mean + half, tost_p(mean, found.error, found.degrees, limit)
+        over = "" if devices is None else f" over {found.num_units} {found.unit}"
+        told = f"two one-sided t tests of the mean log ratio{over}"
     is_equivalent = -limit < low and high < limit
     is_different = low >= limit or high <= -limit
     ratio, least, most = (math.exp(value) for value in (mean, low, high))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TypedDict
 
 import pyarrow as pa
 
@@ -25,7 +26,9 @@ from harness.analysis.method.reconstruct import (
     waiting_session_ns,
 )
 from harness.analysis.method.reuse import Rearrival, cached_tokens, computed_prefill_tokens, rearrivals
+from harness.kinds import kind_of_run
 from harness.records import RunKey, SealedRun, once_per_run, schema
+from harness.spec import Place
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +64,8 @@ class RunFigures:
 
     a: channel A and its parts. b_ns: channel B. waiting_session_ns: W (session-ns), modelled, None when the log has no
     KV lines. evictions: by who caused them. cached_tokens: sum over all responses. ceilings: None without the plan.
+    device: of its fleet, "" outside one. unit: replicates that ran at once by plan share one, else the replicate.
+    neighbours: devices of its host that were busy beside it. is_emulated: by a fleet's emulated device.
     """
 
     experiment: str
@@ -85,6 +90,10 @@ class RunFigures:
     generated_tokens: int = 0
     ceilings: Ceilings | None = None
     invalid_reasons: tuple[str, ...] = field(default=())
+    device: str = ""
+    unit: int = 0
+    neighbours: int = 0
+    is_emulated: bool = False
 
     @property
     def key(self) -> RunKey:
@@ -158,6 +167,28 @@ def figures_at(run: SealedRun, cost_model: StepCost) -> RunFigures:
         generated_tokens=sum(tokens or 0 for tokens in generated),
         ceilings=None if plan is None else ceilings(requests, kv_events, plan),
         invalid_reasons=run.invalid_reasons,
+        **_place(run),
+    )
+
+
+class _Place(TypedDict):
+    device: str
+    unit: int
+    neighbours: int
+    is_emulated: bool
+
+
+def _place(run: SealedRun) -> _Place:
+    """Where in a fleet a run was made."""
+    fleet, spec = run.manifest.fleet, run.fleet_spec
+    if fleet is None or spec is None:
+        return _Place(device="", unit=run.replicate, neighbours=0, is_emulated=False)
+    place = Place(fleet.host if spec.hosts else "", fleet.device)
+    return _Place(
+        device=str(place),
+        unit=spec.unit_of(run.replicate),
+        neighbours=len(fleet.neighbours),
+        is_emulated=kind_of_run(run.manifest.backend).has_device is False,
     )
 
 

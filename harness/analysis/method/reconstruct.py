@@ -280,15 +280,27 @@ def _depends_on_context(cost_model: StepCost) -> bool:
     return cost_model.decode_step_ns(1, 1, 1_000_000) != cost_model.decode_step_ns(1, 1, 0)
 
 
+def decode_step_ns(steps: pa.Table, contexts: IntArray, cost_model: StepCost) -> IntArray:
+    """What the cost model says of each decode step, ns, shape (steps,). contexts: see ``step_contexts``."""
+    distinct, back = _distinct(steps, contexts)
+    return np.array([cost_model.decode_step_ns(*row) for row in distinct], dtype=np.int64)[back]
+
+
+def _distinct(steps: pa.Table, contexts: IntArray) -> tuple[list[list[int]], IntArray]:
+    """The different (b, n, context) of the steps, and which of them each step is."""
+    rows = np.stack([steps.column("b").to_numpy(), steps.column("n").to_numpy(), contexts]).astype(np.int64)
+    distinct, back = np.unique(rows, axis=1, return_inverse=True)
+    return distinct.T.tolist(), back.reshape(-1)
+
+
 def _decode(steps: pa.Table, contexts: IntArray, cost_model: StepCost) -> tuple[int, int]:
     """(sum of step times, steps outside the fitted contexts or in a bucket that was never measured)."""
-    rows = np.stack([steps.column("b").to_numpy(), steps.column("n").to_numpy(), contexts]).astype(np.int64)
-    distinct, counts = np.unique(rows, axis=1, return_counts=True)
+    distinct, back = _distinct(steps, contexts)
     is_filled_in = getattr(cost_model, "is_bucket_filled_in", _never)
     is_outside = getattr(cost_model, "is_context_extrapolated", _never)
     has_contexts = bool(np.any(contexts))
     total_ns = extrapolated = 0
-    for (b, n, context), count in zip(distinct.T.tolist(), counts.tolist(), strict=True):
+    for (b, n, context), count in zip(distinct, np.bincount(back).tolist(), strict=True):
         total_ns += count * cost_model.decode_step_ns(b, n, context)
         if is_filled_in(b) or (has_contexts and is_outside(n, context)):
             extrapolated += count

@@ -173,9 +173,44 @@ def _t_probability(theta: float, degrees: int) -> float:
     return 2 / math.pi * (theta + sine * total) if is_odd else sine * total
 
 
+def f_probability(f: float, between: int, inside: int) -> float:
+    """P(F <= f) of Fisher's F with these degrees of freedom: an incomplete beta function of half-integer parameters.
+
+    Source: Abramowitz and Stegun 26.6.2 and 26.5.15, 26.5.16: one step of either parameter adds one term.
+    """
+    x = between * f / (between * f + inside)
+    a, b = 0.5 if between % 2 else 1.0, 0.5 if inside % 2 else 1.0
+    starts = {
+        (0.5, 0.5): 2 / math.pi * math.asin(math.sqrt(x)),
+        (0.5, 1.0): math.sqrt(x),
+        (1.0, 0.5): 1 - math.sqrt(1 - x),
+    }
+    found = starts.get((a, b), x)
+    while b < inside / 2:
+        found += _beta_term(x, a, b) / b
+        b += 1
+    while a < between / 2:
+        found -= _beta_term(x, a, b) / a
+        a += 1
+    return min(1.0, max(0.0, found))
+
+
+def _beta_term(x: float, a: float, b: float) -> float:
+    """x^a (1 - x)^b / B(a, b)."""
+    if x in (0.0, 1.0):
+        return 0.0
+    log_beta = math.lgamma(a) + math.lgamma(b) - math.lgamma(a + b)
+    return math.exp(a * math.log(x) + b * math.log1p(-x) - log_beta)
+
+
 def quantile(values: Iterable[float], q: float) -> float:
     """A quantile by the rule that the paper's printed ones follow (linear between order statistics)."""
-    return float(np.quantile(np.fromiter(values, dtype=np.float64), q, method=QUANTILE_METHOD))
+    return quantiles(np.fromiter(values, dtype=np.float64), [q])[0]
+
+
+def quantiles(values: FloatArray, at: Sequence[float]) -> list[float]:
+    """Several quantiles by the same rule: the values are put in order once."""
+    return np.quantile(values, at, method=QUANTILE_METHOD).tolist()
 
 
 def median(values: Iterable[float]) -> float:

@@ -19,26 +19,30 @@ from harness.records import SealedRun
 IntArray = NDArray[np.int64]
 
 
-def steady_step_ns(steps: pa.Table, kv_events: pa.Table) -> dict[tuple[int, int], IntArray]:
-    """Durations of steps by (n, b), ns; only steps followed at once by a step of the same n and b.
+def steady_steps(steps: pa.Table, kv_events: pa.Table) -> tuple[IntArray, IntArray]:
+    """(places, durations in ns) of the steps that were followed at once by one of the same n and b, in their order.
 
     Steps without a stamp give nothing. Source of the order: ``kv_events.step`` counts decode steps logged before.
     """
     stamped = steps.column("log_ns")
     if steps.num_rows < 2 or stamped.null_count:
-        return {}
-    at_ns = stamped.to_numpy()
+        return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
     n, b = steps.column("n").to_numpy(), steps.column("b").to_numpy()
     is_clean = (n[1:] == n[:-1]) & (b[1:] == b[:-1])
     is_alloc = np.array([kind == "alloc" for kind in kv_events.column("kind").to_pylist()], dtype=np.bool_)
     interrupted = kv_events.column("step").to_numpy()[is_alloc] if kv_events.num_rows else np.zeros(0, dtype=np.int64)
     inside = interrupted[(interrupted >= 1) & (interrupted < steps.num_rows)]
     is_clean[inside - 1] = False
-    durations = np.diff(at_ns)
-    pairs = {(int(seqs), int(bucket)) for seqs, bucket in zip(n[:-1][is_clean], b[:-1][is_clean], strict=True)}
-    return {
-        (seqs, bucket): durations[is_clean & (n[:-1] == seqs) & (b[:-1] == bucket)] for seqs, bucket in sorted(pairs)
-    }
+    places = np.flatnonzero(is_clean)
+    return places, np.diff(stamped.to_numpy())[places]
+
+
+def steady_step_ns(steps: pa.Table, kv_events: pa.Table) -> dict[tuple[int, int], IntArray]:
+    """Durations of ``steady_steps`` by (n, b), ns."""
+    places, durations = steady_steps(steps, kv_events)
+    n, b = (steps.column(name).to_numpy()[places] for name in ("n", "b"))
+    pairs = sorted({(int(seqs), int(bucket)) for seqs, bucket in zip(n, b, strict=True)})
+    return {(seqs, bucket): durations[(n == seqs) & (b == bucket)] for seqs, bucket in pairs}
 
 
 def run_steady_step_ns(run: SealedRun) -> Mapping[tuple[int, int], IntArray]:

@@ -10,7 +10,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from harness.analysis.method.compare import compare
+from harness.analysis.method.compare import Comparison, compare
+from harness.analysis.method.devices import DeviceEffect
 from harness.analysis.method.figures import RunFigures, run_figures
 from harness.analysis.method.sequential import Look, StopVerdict, blocks_left, looks_at
 from harness.records import SealedRun
@@ -20,11 +21,15 @@ from harness.spec.stopping import Channel, StopSpec
 
 @dataclass(frozen=True, slots=True)
 class LogRatios:
-    """ln(cost / baseline cost) of the blocks of one comparison, (block, value) in order, on one channel."""
+    """ln(cost / baseline cost) of the blocks of one comparison, (block, value) in order, on one channel.
+
+    devices: the same device by device, where several made them.
+    """
 
     condition: str
     baseline: str
     by_block: tuple[tuple[int, float], ...]
+    devices: DeviceEffect | None = None
 
     @property
     def values(self) -> list[float]:
@@ -131,18 +136,16 @@ def log_ratios(spec: ExperimentSpec, runs: Sequence[SealedRun], channel: Channel
             by_condition.setdefault(run.condition, []).append(run_figures(run))
     pairs = [(one.name, spec.baseline_of(one)) for one in spec.condition if spec.baseline_of(one) != one.name]
     return [
-        LogRatios(
-            name, baseline, _by_block(baseline, by_condition.get(name, []), by_condition.get(baseline, []), channel)
+        _log_ratios(
+            name, baseline, compare(baseline, by_condition.get(name, []), by_condition.get(baseline, [])), channel
         )
         for name, baseline in pairs
     ]
 
 
-def _by_block(
-    baseline: str, own: Sequence[RunFigures], base: Sequence[RunFigures], channel: Channel
-) -> tuple[tuple[int, float], ...]:
-    compared = compare(baseline, own, base)
+def _log_ratios(name: str, baseline: str, compared: Comparison | None, channel: Channel) -> LogRatios:
     if compared is None:
-        return ()
+        return LogRatios(name, baseline, ())
     ratios = ((block, a if channel == "a" else b) for block, a, b in compared.per_replicate)
-    return tuple((block, math.log(ratio)) for block, ratio in ratios if ratio)
+    by_block = tuple((block, math.log(ratio)) for block, ratio in ratios if ratio)
+    return LogRatios(name, baseline, by_block, compared.devices_a if channel == "a" else compared.devices_b)

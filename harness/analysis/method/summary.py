@@ -17,13 +17,15 @@ import pyarrow as pa
 
 from harness.analysis.method.ceilings import Ceilings, total
 from harness.analysis.method.compare import MAX_TAU, Comparison, compare
+from harness.analysis.method.device_tables import device_tables
 from harness.analysis.method.figures import ReuseFigures, RunFigures, figures_at, run_figures
 from harness.analysis.method.invariants import check_experiment
 from harness.analysis.method.padding import Padding, removed_slots, shapley_split
 from harness.analysis.method.reconstruct import StepCost
 from harness.analysis.method.serving import ServingFigures, serving_figures, serving_rows
+from harness.analysis.method.speeds import Speeds, effect_findings, speed_findings, speeds, split_blocks
 from harness.analysis.method.stats import Interval
-from harness.analysis.method.tabular import table_of
+from harness.analysis.method.tabular import ResultTable, table_of
 from harness.errors import SpecError
 from harness.kinds import kind_of_run, origin_note
 from harness.records import Finding, SealedRun
@@ -174,7 +176,10 @@ class ConditionFigures:
 
 @dataclass(frozen=True, slots=True)
 class ExperimentSummary:
-    """All conditions of an experiment, in the order of their first run. time_scale: model time per wall time."""
+    """All conditions of an experiment, in the order of their first run. time_scale: model time per wall time.
+
+    speeds: of its devices; None where fewer than two made it.
+    """
 
     experiment: str
     title: str
@@ -183,6 +188,7 @@ class ExperimentSummary:
     findings: tuple[Finding, ...]
     backend: str = ""
     serving: tuple[ServingFigures, ...] = ()
+    speeds: Speeds | None = None
 
     @property
     def runs(self) -> tuple[RunFigures, ...]:
@@ -211,6 +217,11 @@ class ExperimentSummary:
     def _repr_html_(self) -> str:
         """What a notebook shows: the same rows, and where they are from."""
         return table_of(self.title, origin_note(self.backend), self.to_arrow().to_pylist()).to_html()
+
+    @property
+    def device_tables(self) -> list[ResultTable]:
+        """How fast each device was, and every comparison on each of them; empty where fewer than two made it."""
+        return device_tables(self.speeds, {one.name: one.comparison for one in self.conditions})
 
     def serving_of(self, condition: str) -> ServingFigures | None:
         """Serving figures of a condition; None where none of its valid runs answered anything."""
@@ -252,14 +263,16 @@ def summarise(runs: Sequence[SealedRun], cost_model: StepCost | None = None) -> 
     conditions = tuple(
         _compared(condition, plain.get(condition.baseline), is_predicted=is_predicted) for condition in plain.values()
     )
+    found = speeds(figures)
     return ExperimentSummary(
         experiment=names.pop(),
         title=ordered[0].manifest.title,
         time_scale=ordered[0].manifest.clock.scale,
         conditions=conditions,
-        findings=(*check_experiment(runs), *_check_channels(figures)),
+        findings=(*check_experiment(runs), *_check_channels(figures), *_check_devices(figures, conditions, found)),
         backend=backend,
         serving=_serving(ordered),
+        speeds=found,
     )
 
 
@@ -338,6 +351,18 @@ def _check_channels(runs: Sequence[RunFigures]) -> list[Finding]:
                     "prefills lie outside what the cost model was fitted on",
                 )
             )
+    return findings
+
+
+def _check_devices(
+    runs: Sequence[RunFigures], conditions: Sequence[ConditionFigures], found: Speeds | None
+) -> list[Finding]:
+    findings = [*split_blocks(runs), *([] if found is None else speed_findings(found))]
+    for condition in conditions:
+        compared = condition.comparison
+        if compared is not None:
+            for channel, effect in (("A", compared.devices_a), ("B", compared.devices_b)):
+                findings += [] if effect is None else effect_findings(condition.name, effect, channel)
     return findings
 
 

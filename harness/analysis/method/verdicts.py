@@ -65,10 +65,10 @@ class Evidence:
         return ((name, baseline) for name, baseline in self.baselines.items() if name != baseline)
 
     def pairs(self, condition: str, baseline: str) -> list[tuple[RunFigures, RunFigures]]:
-        """Figures of both conditions in the replicates where both are valid and have a step log."""
-        others = {run.replicate: run for run in self.figures(baseline) if run.a is not None}
-        own = (run for run in self.figures(condition) if run.a is not None and run.replicate in others)
-        return [(run, others[run.replicate]) for run in own]
+        """Figures of both conditions in the replicates where both are valid, have a step log, and share a device."""
+        others = {(run.replicate, run.device): run for run in self.figures(baseline) if run.a is not None}
+        own = (run for run in self.figures(condition) if run.a is not None and (run.replicate, run.device) in others)
+        return [(run, others[run.replicate, run.device]) for run in own]
 
 
 def decide_experiment(rules: Sequence[DecisionRule], evidence: Evidence, *, is_confirmatory: bool) -> list[Decision]:
@@ -333,7 +333,7 @@ def _equivalences(rule: EquivalenceRule, evidence: Evidence) -> Iterator[Decisio
         if (few := _too_few(rule, subject, len(ratios.values))) is not None:
             yield few
         elif looked is None:
-            decision = decide_equivalence(rule, subject, ratios.values)
+            decision = decide_equivalence(rule, subject, ratios.values, devices=ratios.devices)
             yield _standing(rule, evidence, ratios.condition, decision)
         elif looked.stop.channel != rule.channel or looked.stop.alpha > rule.alpha:
             yield withheld(rule.name, subject, f"its runs were looked at by another rule ({looked.stop})")

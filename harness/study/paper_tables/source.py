@@ -13,7 +13,7 @@ from pathlib import Path
 from harness.analysis.method.decide import Decision
 from harness.analysis.method.tabular import AnalysisResult, Cell
 from harness.analysis.method.verdicts import Evidence
-from harness.prereg import check_sealed_runs, judge, predict_runs
+from harness.prereg import check_sealed_runs, judge, predictions_for
 from harness.records import RunStore, SealedRun
 from harness.spec.factors import value_text
 from harness.spec.rules import load_rule
@@ -74,7 +74,7 @@ class Source:
         if experiment not in self._evidence:
             runs = self.runs(experiment)
             frozen = check_sealed_runs(runs)
-            self._evidence[experiment] = Evidence(runs, predict_runs(runs) if frozen is None else frozen.predictions)
+            self._evidence[experiment] = Evidence(runs, predictions_for(runs, frozen))
         return self._evidence[experiment]
 
     def is_confirmatory(self, experiment: str) -> bool:

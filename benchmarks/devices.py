@@ -1,0 +1,148 @@
+"""Whether the device as a block keeps its word: coverage over simulated experiments of a fleet that is not equal.
+
+Every run is simulated with drawn plans and jitter, its costs those of its device at that time. No server runs, and only
+device time is looked at. Next: ``harness bench devices`` prints the figures; the tests run its short form.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.figures import Figure
+from harness.analysis.method.devices import BlockRatio, device_effect
+from harness.analysis.method.stats import FloatArray, Interval, log_ratio_interval
+from harness.engine.config import EngineConfig
+from harness.experiment import PlannedRun, resolve
+from harness.sim.draws import Draws, jitter, noise_seeds, noise_table, run_draws
+from harness.sim.search.space import UncertaintySpec
+from harness.sim.simulate import plan_arrays
+from harness.spec import ExperimentSpec, load_experiment
+from harness.spec.emulated import EmulatedDevice
+
+EXPERIMENTS, ROUNDS, LEVEL = 200, 6, 0.95
+CONDITION, BASELINE = "bucket6-nowaits", "base-nowaits"
+# One device is 3 % slow, one drifts, and each of three busy neighbours costs a third of a per cent.
+NEIGHBOUR, HOURS_OF_RUN = 0.01 / 3, 0.05
+FLEET = (
+    EmulatedDevice(neighbour_cost=NEIGHBOUR, noise=0.002),
+    EmulatedDevice(neighbour_cost=NEIGHBOUR, noise=0.002),
+    EmulatedDevice(neighbour_cost=NEIGHBOUR, noise=0.002, slower=0.03),
+    EmulatedDevice(neighbour_cost=NEIGHBOUR, noise=0.002, drift_per_hour=0.05),
+)
+INTERACTION_SD = 0.01
+SEED = 20261123
+
+
+class Costs(NamedTuple):
+    """Log device times of the baseline's and the condition's runs, shape (experiments, blocks, 2)."""
+
+    log: FloatArray
+
+    @property
+    def ratios(self) -> FloatArray:
+        """ln ratio of each block, shape (experiments, blocks)."""
+        return self.log[:, :, 1] - self.log[:, :, 0]
+
+
+def factors(num_experiments: int, num_blocks: int, devices: NDArray[np.int64]) -> FloatArray:
+    """What each run's steps are multiplied by; devices: shape (experiments, blocks, 2), the device that made it.
+
+    A block runs its two conditions one after the other, backwards every second time on each device.
+    """
+    rng = np.random.default_rng(SEED)
+    normals = rng.standard_normal((num_experiments, num_blocks, 2))
+    found = np.ones_like(normals)
+    for place in np.ndindex(found.shape):
+        block, condition = place[1:]
+        turn, number = divmod(block, len(FLEET))
+        later = condition if (turn + number) % 2 == 0 else 1 - condition
+        found[place] = FLEET[int(devices[place])].factor(
+            HOURS_OF_RUN * (2 * turn + later), len(FLEET) - 1, float(normals[place])
+        )
+    return found
+
+
+def simulated(runs: Mapping[str, Sequence[PlannedRun]], of_run: FloatArray) -> Costs:
+    """Device time of every run with its own factor; shape of the factors: (experiments, blocks, 2)."""
+    logs = [_log_times(runs[name], of_run[:, :, role].ravel(), role) for role, name in enumerate((BASELINE, CONDITION))]
+    return Costs(np.stack([values.reshape(of_run.shape[:2]) for values in logs], axis=2))
+
+
+def _log_times(runs: Sequence[PlannedRun], of_run: FloatArray, role: int) -> FloatArray:
+    """ln of the device time of each run; every one with a jitter of its own."""
+    first, uncertainty = runs[0], UncertaintySpec(seed=SEED)
+    arrays, config = plan_arrays([run.plan for run in runs]), EngineConfig.from_server(first.server)
+    drawn = Draws(
+        jitter(arrays, uncertainty, role),
+        tuple(first.cost_model.scaled(float(factor)) for factor in of_run),
+        noise_seeds(uncertainty, len(runs), role),
+        noise_table(uncertainty.step_relative),
+    )
+    totals = run_draws(drawn, config).totals
+    return np.log((totals["decode_ns"] + totals["prefill_ns"]).astype(np.float64))
+
+
+def as_block(ratios: FloatArray) -> Interval | None:
+    """The interval of mean log ratio over devices; block i ran on device i mod 4."""
+    blocks = [BlockRatio(float(value), f"dev{k % len(FLEET)}", k) for k, value in enumerate(ratios)]
+    estimate = device_effect(blocks).estimate
+    return None if estimate is None else estimate.interval(level=LEVEL)
+
+
+def pooled(ratios: FloatArray) -> Interval | None:
+    """The interval that knows of no devices."""
+    return log_ratio_interval(np.exp(ratios).tolist(), [1.0] * len(ratios), level=LEVEL)
+
+
+def covered(name: str, intervals: Sequence[Interval | None], truth: FloatArray | float, note: str) -> Figure:
+    """How many intervals hold the true ratio, and how wide they are."""
+    truths = np.broadcast_to(np.exp(truth), len(intervals))
+    known = [(one, float(ratio)) for one, ratio in zip(intervals, truths, strict=True) if one is not None]
+    share = sum(one.contains(ratio) for one, ratio in known) / len(known)
+    bias = np.mean([math.log(one.estimate / ratio) for one, ratio in known])
+    half = np.median([one.width / 2 for one, _ in known])
+    error = math.sqrt(LEVEL * (1 - LEVEL) / len(known))
+    told = f"bias {100 * bias:+.2f} %, half width {100 * half:.2f} %, Monte Carlo error {error:.3f}; {note}"
+    return Figure(f"coverage, {name}", f"{share:.3f}", "", told)
+
+
+def bench_devices(num_experiments: int = EXPERIMENTS, rounds: int = ROUNDS) -> Iterator[Figure]:
+    """Coverage of 95 % intervals with the device as a block and without, on the same simulated experiments."""
+    num_blocks = rounds * len(FLEET)
+    runs = planned(load_experiment("demo"), num_experiments * num_blocks)
+    shape = (num_experiments, num_blocks, 2)
+    nominal = simulated(runs, np.ones(shape))
+    truth = float(nominal.ratios.mean())
+    own = np.broadcast_to(np.arange(num_blocks)[None, :, None] % len(FLEET), shape)
+    fleet = simulated(runs, factors(num_experiments, num_blocks, own)).ratios
+    yield covered("device as a block", [as_block(one) for one in fleet], truth, "a block stays on its device")
+    yield covered("paired, devices pooled", [pooled(one) for one in fleet], truth, "the same runs; no interaction")
+
+    apart = np.broadcast_to(np.arange(num_blocks)[None, :, None] % 2 + np.array([0, 2]), shape)
+    split = simulated(runs, factors(num_experiments, num_blocks, apart)).ratios
+    yield covered(
+        "pooled, a device pair per condition", [pooled(one) for one in split], truth,
+        "the baseline on devices 0 and 1, the condition on 2 and 3",
+    )  # fmt: skip
+    free = np.random.default_rng(SEED + 1).integers(0, len(FLEET), shape)
+    queued = simulated(runs, factors(num_experiments, num_blocks, free)).ratios
+    yield covered("pooled, any free device", [pooled(one) for one in queued], truth, "each run where chance had it")
+
+    own_effect = np.random.default_rng(SEED + 2).normal(0, INTERACTION_SD, (num_experiments, len(FLEET)))
+    differing = fleet + own_effect[:, np.arange(num_blocks) % len(FLEET)]
+    note = f"each device has an effect of its own, sd {INTERACTION_SD:.0%}"
+    yield covered("device as a block, interaction", [as_block(one) for one in differing], truth, note)
+    yield covered("paired, devices pooled, interaction", [pooled(one) for one in differing], truth, note)
+
+
+def planned(spec: ExperimentSpec, num_blocks: int) -> Mapping[str, Sequence[PlannedRun]]:
+    """Runs of both conditions, each block with a plan draw of its own."""
+    kept = tuple(one for one in spec.condition if one.name in (BASELINE, CONDITION))
+    return resolve(
+        spec.model_copy(update={"replicates": num_blocks, "condition": kept, "baseline": BASELINE})
+    ).by_condition

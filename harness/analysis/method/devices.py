@@ -1,0 +1,204 @@
+"""The device as a factor: what a comparison gives on each device, their mean, and whether the devices differ in it.
+
+A block never leaves its device, so that a paired difference holds no device's speed; what may remain is another effect
+on another device. With one device nothing here is used. Next: ``compare`` takes the interval, ``speeds`` the levels.
+Definitions: docs/fleet.md, "The device as a factor".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from harness.analysis.method import stats
+from harness.analysis.method.figures import RunFigures
+from harness.analysis.method.stats import DEFAULT_LEVEL, MIN_REPLICATES, FloatArray, Interval, f_probability, t_quantile
+
+
+class BlockRatio(NamedTuple):
+    """ln(cost / baseline cost) of one block. unit: blocks that ran at once by plan share one, and count as one."""
+
+    value: float
+    device: str
+    unit: int
+
+
+class DeviceMean(NamedTuple):
+    """Blocks of one device: mean and standard deviation of their log ratios (nan of a single one)."""
+
+    device: str
+    num_blocks: int
+    mean: float
+    sd: float
+
+
+class Interaction(NamedTuple):
+    """F test that the effect is the same on every device, and the spread between devices beyond that of blocks."""
+
+    f: float
+    degrees: tuple[int, int]
+    p: float
+    sd: float
+
+    @property
+    def is_found(self) -> bool:
+        return self.p < 1 - DEFAULT_LEVEL
+
+    def __str__(self) -> str:
+        told = "differs between devices" if self.is_found else "not shown to differ between devices"
+        return f"{told}: F({self.degrees[0]}, {self.degrees[1]}) = {self.f:.2f}, p = {self.p:.2g}"
+
+
+class Estimate(NamedTuple):
+    """A mean log ratio, its standard error and the degrees of freedom of its t. told: what scatters, in words."""
+
+    mean: float
+    error: float
+    degrees: int
+    told: str
+    unit: str
+    num_units: int
+
+    def interval(self, of: Callable[[float], float] = math.exp, level: float = DEFAULT_LEVEL) -> Interval:
+        """The t interval of a ratio; of: what turns the mean into what is said of it."""
+        half = t_quantile(level, self.degrees) * self.error
+        low, high = of(self.mean - half), of(self.mean + half)
+        return Interval(of(self.mean), low, high, level, self.told, self.unit, self.num_units, 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceEffect:
+    """One comparison on one channel, device by device.
+
+    estimate: decides; None where too little is there. these: of these very devices and no others, where that is another
+    interval. interaction: None without two blocks on one of two devices.
+    """
+
+    devices: tuple[DeviceMean, ...]
+    estimate: Estimate | None
+    these: Estimate | None = None
+    interaction: Interaction | None = None
+
+
+def effect_of(values: Sequence[float], runs: Sequence[RunFigures]) -> DeviceEffect | None:
+    """A value of each run's block device by device; None where fewer than two devices made them."""
+    if len({run.device for run in runs}) < 2:
+        return None
+    return device_effect([BlockRatio(value, run.device, run.unit) for value, run in zip(values, runs, strict=True)])
+
+
+def mean_interval(values: Sequence[float], runs: Sequence[RunFigures], *, unit: str) -> Interval | None:
+    """t interval of a mean over the blocks of these runs: over device means, where several devices made them."""
+    effect = effect_of(values, runs)
+    if effect is None:
+        return stats.mean_interval(values, unit=unit)
+    return None if effect.estimate is None else effect.estimate.interval(float)
+
+
+def log_ratio_effect(
+    costs: Sequence[float], baseline_costs: Sequence[float], runs: Sequence[RunFigures]
+) -> DeviceEffect | None:
+    """Log ratios of paired costs device by device; None with one device, or where something cost nothing."""
+    if min(*costs, *baseline_costs) <= 0:
+        return None
+    return effect_of(np.log(np.divide(costs, baseline_costs)).tolist(), runs)
+
+
+def log_ratio_interval(
+    costs: Sequence[float], baseline_costs: Sequence[float], runs: Sequence[RunFigures]
+) -> Interval | None:
+    """t interval of the mean log ratio of paired costs: over device means, where several devices made them."""
+    effect = log_ratio_effect(costs, baseline_costs, runs) if costs else None
+    if effect is None:
+        return stats.log_ratio_interval(costs, baseline_costs)
+    return None if effect.estimate is None else effect.estimate.interval()
+
+
+def of_blocks(values: Sequence[float]) -> Estimate:
+    """The mean of two blocks or more by their own spread, on whichever device."""
+    error = float(np.std(values, ddof=1)) / math.sqrt(len(values))
+    return Estimate(float(np.mean(values)), error, len(values) - 1, "t interval of the mean", "blocks", len(values))
+
+
+def device_effect(blocks: Sequence[BlockRatio]) -> DeviceEffect:
+    """Mean of device means: over three devices and more they are what scatters, with two the blocks on each.
+
+    From three devices on the interval is that of the one-way random effects model with as many degrees of freedom as
+    devices less one: it also holds where the effect differs between devices, and speaks of devices like these. Blocks
+    that ran at once by plan are averaged first, as they shared their host's noise.
+    """
+    devices = [_mean_of(name, [one.value for one in blocks if one.device == name]) for name in _names(blocks)]
+    groups = _groups(blocks)
+    within = _within(list(groups.values()))
+    if len(groups) >= MIN_REPLICATES:
+        means = np.array([np.mean(values) for values in groups.values()])
+        error = float(means.std(ddof=1)) / math.sqrt(len(means))
+        told = "t interval of the mean of device means"
+        estimate = Estimate(float(means.mean()), error, len(means) - 1, told, "devices", len(means))
+    else:
+        estimate, within = within, None
+    return DeviceEffect(tuple(devices), estimate, within, _interaction(blocks))
+
+
+def _names(blocks: Sequence[BlockRatio]) -> list[str]:
+    return sorted({one.device for one in blocks}, key=device_order)
+
+
+def device_order(device: str) -> tuple[str, int, str]:
+    """Sorts "host/dev2" before "host/dev10"."""
+    host, _, number = device.rpartition("dev")
+    return host, int(number) if number.isdigit() else 0, device
+
+
+def _mean_of(device: str, values: Sequence[float]) -> DeviceMean:
+    spread = float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
+    return DeviceMean(device, len(values), float(np.mean(values)), spread)
+
+
+def _groups(blocks: Sequence[BlockRatio]) -> dict[tuple[str, ...], list[float]]:
+    """Data by the device, or the devices at once, that they are from; each the mean over its unit's blocks."""
+    units: dict[int, list[BlockRatio]] = {}
+    for one in blocks:
+        units.setdefault(one.unit, []).append(one)
+    groups: dict[tuple[str, ...], list[float]] = {}
+    for members in units.values():
+        where = tuple(sorted(one.device for one in members))
+        groups.setdefault(where, []).append(float(np.mean([one.value for one in members])))
+    return groups
+
+
+def _within(groups: Sequence[Sequence[float]]) -> Estimate | None:
+    """The mean of these groups' means by the spread inside them, pooled; None below two degrees of freedom."""
+    counts = np.array([len(values) for values in groups])
+    degrees = int(counts.sum()) - len(groups)
+    if degrees < MIN_REPLICATES - 1:
+        return None
+    error = math.sqrt(_pooled_variance(groups, degrees) * float((1 / counts).sum())) / len(groups)
+    mean = float(np.mean([np.mean(values) for values in groups]))
+    return Estimate(mean, error, degrees, "t interval within these devices", "blocks", int(counts.sum()))
+
+
+def _pooled_variance(groups: Sequence[Sequence[float]], degrees: int) -> float:
+    return sum(float(((np.asarray(values) - np.mean(values)) ** 2).sum()) for values in groups) / degrees
+
+
+def _interaction(blocks: Sequence[BlockRatio]) -> Interaction | None:
+    """One-way analysis of variance of the blocks' log ratios by device."""
+    groups = [np.array([one.value for one in blocks if one.device == name]) for name in _names(blocks)]
+    counts: FloatArray = np.array([len(values) for values in groups], dtype=np.float64)
+    between, inside = len(groups) - 1, len(blocks) - len(groups)
+    if between < 1 or inside < 1:
+        return None
+    means = np.array([values.mean() for values in groups])
+    mean_square = float((counts * (means - np.average(means, weights=counts)) ** 2).sum()) / between
+    error_square = _pooled_variance([values.tolist() for values in groups], inside)
+    if error_square == 0:
+        return Interaction(math.inf if mean_square else 0.0, (between, inside), float(mean_square == 0), 0.0)
+    f = mean_square / error_square
+    typical = (counts.sum() - (counts**2).sum() / counts.sum()) / between
+    sd = math.sqrt(max(0.0, mean_square - error_square) / typical)
+    return Interaction(f, (between, inside), 1 - f_probability(f, between, inside), sd)

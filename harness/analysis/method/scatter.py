@@ -1,0 +1,164 @@
+"""How far sealed runs scatter about the cost model: the deviations that draws of predictions are made with.
+
+Measured from null repeats, runs of the same condition, and from what a cost model leaves of several buckets and
+compilations. Nothing is assumed here: what runs cannot tell is left out. Next: ``harness scatter`` prints the lines.
+Definitions: docs/planning.md, "How far runs scatter".
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from harness.analysis.method.lateness import lateness
+from harness.analysis.method.reconstruct import decode_step_ns, step_contexts
+from harness.analysis.method.stats import FloatArray
+from harness.analysis.method.steptimes import steady_steps
+from harness.records import SealedRun
+
+MIN_STEPS = 10
+# A normal value lies within +-1.645 sd with 90 %; a difference of two scatters sqrt 2 as far.
+CENTRAL_90 = 2 * 1.6448536269514722
+PERCENTILES = (5, 95)
+
+
+class Deviation(NamedTuple):
+    """One figure, in the unit of its key in [prediction], and of how many of what it was told."""
+
+    value: float
+    units: int
+    of: str
+
+
+class StepRatios(NamedTuple):
+    """A run's undisturbed decode steps: ln(observed / modelled) and the bucket of each, in their order."""
+
+    log_ratio: FloatArray
+    bucket: FloatArray
+
+
+class Level(NamedTuple):
+    """One run's mean ln(observed / modelled), of what condition and what compilation."""
+
+    condition: str
+    artifact: Hashable
+    mean: float
+
+
+def scatter(runs: Sequence[SealedRun]) -> Mapping[str, Deviation]:
+    """Deviations by their key in [prediction]; a key that these valid, measured runs cannot tell is left out."""
+    starts, lags = _delays_ms(runs)
+    ratios = [(run, found) for run in runs if len((found := step_ratios(run)).log_ratio) >= MIN_STEPS]
+    levels = [Level(run.condition, _artifact(run), float(found.log_ratio.mean())) for run, found in ratios]
+    told = {
+        "start_ms": Deviation(float(np.mean(starts)), len(starts), "sessions") if len(starts) else None,
+        "lag_ms": Deviation(float(np.mean(lags)), len(lags), "re-arrivals") if len(lags) else None,
+        "step_sd": step_deviation([found for _run, found in ratios]),
+        "decode_sd": restart_deviation(levels),
+        "bucket_sd": bucket_deviation([(_artifact(run), found) for run, found in ratios]),
+        "artifact_sd": artifact_deviation(levels),
+    }
+    return {key: one for key, one in told.items() if one is not None}
+
+
+def cost_bias(runs: Sequence[SealedRun]) -> float | None:
+    """How much longer steps last than the cost model says, as a share: mean over runs; None without step stamps."""
+    means = [float(found.mean()) for run in runs if len(found := step_ratios(run).log_ratio) >= MIN_STEPS]
+    return float(np.expm1(np.mean(means))) if means else None
+
+
+def step_ratios(run: SealedRun) -> StepRatios:
+    """Empty for a run without step stamps, or where a context-dependent cost model cannot be applied."""
+    steps, kv_events = run.table("steps"), run.table("kv_events")
+    places, observed_ns = steady_steps(steps, kv_events)
+    contexts = step_contexts(steps, kv_events, run.table("requests"))
+    if not len(places) or (run.cost_model.context_fs and not contexts.is_exact):
+        return StepRatios(np.zeros(0), np.zeros(0))
+    modelled_ns = decode_step_ns(steps, contexts.context_tokens, run.cost_model)[places]
+    is_timed = observed_ns > 0
+    log_ratio = np.log(observed_ns[is_timed] / modelled_ns[is_timed])
+    return StepRatios(log_ratio, steps.column("b").to_numpy()[places][is_timed].astype(np.float64))
+
+
+def step_deviation(runs: Iterable[StepRatios]) -> Deviation | None:
+    """Each step on its own: half the central 90 % range of successive differences, so that neither a slow trend nor a
+    rare stall counts. A stamp that is late lengthens one interval and shortens the next, so this is an upper bound."""
+    parts = [np.diff(run.log_ratio)[np.diff(run.bucket) == 0] for run in runs]
+    moved = _joined(parts)
+    if len(moved) < MIN_STEPS:
+        return None
+    low, high = np.percentile(moved, PERCENTILES)
+    return Deviation(float(high - low) / CENTRAL_90 / math.sqrt(2), len(moved), "pairs of steps")
+
+
+def restart_deviation(levels: Sequence[Level]) -> Deviation | None:
+    """Runs of one condition about their mean, pooled over conditions: what all steps of one server life share."""
+    return _pooled([one.mean for one in group] for group in _grouped(levels, "condition").values())
+
+
+def bucket_deviation(runs: Sequence[tuple[Hashable, StepRatios]]) -> Deviation | None:
+    """Buckets about the mean of their compilation, each the mean of its runs: what the cost model leaves of f(b)."""
+    means: dict[Hashable, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for artifact, run in runs:
+        for bucket in np.unique(run.bucket):
+            own = run.log_ratio[run.bucket == bucket]
+            if len(own) >= MIN_STEPS:
+                means[artifact][float(bucket)].append(float(own.mean()))
+    found = _pooled([float(np.mean(each)) for each in buckets.values()] for buckets in means.values())
+    return None if found is None else found._replace(of="buckets")
+
+
+def artifact_deviation(levels: Sequence[Level]) -> Deviation | None:
+    """Compilations about their mean, less what restarts alone would give."""
+    groups = [[one.mean for one in group] for group in _grouped(levels, "artifact").values()]
+    if len(groups) < 2:
+        return None
+    restarts = restart_deviation(levels)
+    fewest = min(len(group) for group in groups)
+    within = 0.0 if restarts is None else restarts.value**2 / fewest
+    between = float(np.var([np.mean(group) for group in groups], ddof=1)) - within
+    return Deviation(math.sqrt(max(0.0, between)), len(groups), "compilations")
+
+
+def _grouped(levels: Sequence[Level], name: str) -> Mapping[Hashable, list[Level]]:
+    groups: dict[Hashable, list[Level]] = defaultdict(list)
+    for one in levels:
+        groups[getattr(one, name)].append(one)
+    return groups
+
+
+def _pooled(groups: Iterable[Sequence[float]]) -> Deviation | None:
+    """Spread within groups of at least two; None where there is none."""
+    large = [np.array(group) for group in groups if len(group) > 1]
+    if not large:
+        return None
+    squares = sum(float(((group - group.mean()) ** 2).sum()) for group in large)
+    return Deviation(
+        float(math.sqrt(squares / sum(len(group) - 1 for group in large))), sum(map(len, large)), "server lives"
+    )
+
+
+def _delays_ms(runs: Iterable[SealedRun]) -> tuple[FloatArray, FloatArray]:
+    """How late sessions started after the first of their run, and re-arrivals left after they were due, model ms."""
+    starts: list[FloatArray] = []
+    lags: list[FloatArray] = []
+    for run in runs:
+        scale = run.manifest.clock.scale
+        late = lateness(run.table("requests"), scale)
+        if len(late.start_ms):
+            starts.append((late.start_ms - late.start_ms.min()) * scale)
+        lags.append(np.maximum(late.rearrival_ms, 0) * scale)
+    return _joined(starts), _joined(lags)
+
+
+def _artifact(run: SealedRun) -> Hashable:
+    server = run.server
+    return server.artifact, server.max_num_seqs, server.decode_buckets, server.kv_slots, server.slot_tokens
+
+
+def _joined(parts: Sequence[FloatArray]) -> FloatArray:
+    return np.concatenate([np.zeros(0), *parts])

@@ -1,0 +1,194 @@
+"""How fast each device is: what the client saw over what the executed steps cost by the model, so that plans drop out.
+
+Levels, drift and the price of busy neighbours are described and found; nothing is corrected by them, since pairs on one
+device hold none of them. Next: ``summary`` makes findings of these, the report's page on devices draws them.
+Definitions: docs/fleet.md, "The device as a factor".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from harness.analysis.method.across import holm
+from harness.analysis.method.devices import DeviceEffect, device_order
+from harness.analysis.method.drift import Slope, slope_of
+from harness.analysis.method.figures import RunFigures
+from harness.analysis.method.stats import DEFAULT_LEVEL, t_probability, t_quantile
+from harness.records import Finding
+
+
+class Speed(NamedTuple):
+    """One device. slower: ln of its time over the median of the others', (value, low, high); p: Holm's, over devices.
+
+    drift: per block that it made, None where it is not told. values: ln(B / A) of each of its blocks, conditions' means
+    taken out, in order. neighbours: mean number that were busy. is_emulated: no real device.
+    """
+
+    device: str
+    values: tuple[float, ...]
+    slower: tuple[float, float, float] | None
+    p: float | None
+    drift: Slope | None
+    neighbours: float
+    is_emulated: bool
+
+    @property
+    def is_apart(self) -> bool:
+        return self.p is not None and self.p < 1 - DEFAULT_LEVEL
+
+
+@dataclass(frozen=True, slots=True)
+class Speeds:
+    """All devices of an experiment; neighbour: ln of the time that one more busy neighbour costs, None where all runs
+    had as many."""
+
+    devices: tuple[Speed, ...]
+    neighbour: Slope | None
+
+
+def speeds(figures: Sequence[RunFigures]) -> Speeds | None:
+    """Levels of the devices of valid runs with both channels; None where fewer than two made any."""
+    runs = [run for run in figures if run.is_valid and run.device and run.a_ns and run.b_ns > 0]
+    names = sorted({run.device for run in runs}, key=device_order)
+    if len(names) < 2:
+        return None
+    left = _without_conditions(runs)
+    values = {name: _by_block([(run, left[run.key]) for run in runs if run.device == name]) for name in names}
+    contrasts = {name: _contrast(name, values) for name in names}
+    adjusted = iter(holm([found[1] for found in contrasts.values() if found is not None]))
+    devices = []
+    for name, found in contrasts.items():
+        own = [run for run in runs if run.device == name]
+        neighbours = float(np.mean([run.neighbours for run in own]))
+        slower, p = (None, None) if found is None else (found[0], next(adjusted))
+        drift, is_emulated = _slope(own, [run.replicate for run in own]), any(run.is_emulated for run in own)
+        devices.append(Speed(name, tuple(values[name]), slower, p, drift, neighbours, is_emulated))
+    return Speeds(tuple(devices), _slope(runs, [run.neighbours for run in runs]))
+
+
+def _log_b_over_a(run: RunFigures) -> float:
+    assert run.a_ns, "runs without channel A were left out"
+    return math.log(run.b_ns / run.a_ns)
+
+
+def _without_conditions(runs: Sequence[RunFigures]) -> dict[tuple[str, str, int], float]:
+    """ln(B / A) of every run, less the mean of its condition."""
+    by_condition: dict[str, list[float]] = {}
+    for run in runs:
+        by_condition.setdefault(run.condition, []).append(_log_b_over_a(run))
+    means = {name: float(np.mean(values)) for name, values in by_condition.items()}
+    return {run.key: _log_b_over_a(run) - means[run.condition] for run in runs}
+
+
+def _by_block(runs: Sequence[tuple[RunFigures, float]]) -> list[float]:
+    blocks: dict[int, list[float]] = {}
+    for run, value in runs:
+        blocks.setdefault(run.replicate, []).append(value)
+    return [float(np.mean(blocks[block])) for block in sorted(blocks)]
+
+
+def _contrast(name: str, values: Mapping[str, Sequence[float]]) -> tuple[tuple[float, float, float], float] | None:
+    """One device's mean less the median of the others', its Welch interval and p; None of a single block.
+
+    The median, so that one slow device does not make all others fast.
+    """
+    if min(map(len, values.values())) < 2:
+        return None
+    means = {other: float(np.mean(blocks)) for other, blocks in values.items()}
+    others = sorted((other for other in values if other != name), key=means.__getitem__)
+    middle = others[(len(others) - 1) // 2 : len(others) // 2 + 1]
+    weights = {name: 1.0, **dict.fromkeys(middle, -1 / len(middle))}
+    mean = sum(weight * means[other] for other, weight in weights.items())
+    parts = {
+        other: weight**2 * float(np.var(values[other], ddof=1)) / len(values[other])
+        for other, weight in weights.items()
+    }
+    error = math.sqrt(sum(parts.values()))
+    if error == 0:
+        return (mean, mean, mean), float(mean == 0)
+    spread = sum(part**2 / (len(values[other]) - 1) for other, part in parts.items())
+    degrees = max(1, math.floor(error**4 / spread))
+    half = t_quantile(DEFAULT_LEVEL, degrees) * error
+    return (mean, mean - half, mean + half), max(0.0, 1 - t_probability(abs(mean) / error, degrees))
+
+
+def _slope(runs: Sequence[RunFigures], places: Sequence[int]) -> Slope | None:
+    """ln(B / A) on ``places`` beside levels of conditions and devices."""
+    conditions = np.unique([run.condition for run in runs], return_inverse=True)[1]
+    devices = np.unique([run.device for run in runs], return_inverse=True)[1]
+    return slope_of(np.array([_log_b_over_a(run) for run in runs]), conditions, devices, np.array(places, dtype=float))
+
+
+def percent(log_ratio: float) -> str:
+    """ln of a ratio as a signed percentage with two digits."""
+    return f"{100 * math.expm1(log_ratio):+.2f} %"
+
+
+def slower_text(speed: Speed) -> str:
+    """How one device differs: "dev2 is 3.0 % slower than the median of the others [2.8 %, 3.2 %]"."""
+    assert speed.slower is not None, "only what was told apart is said"
+    value, low, high = (100 * math.expm1(one) for one in speed.slower)
+    word = "slower" if value >= 0 else "faster"
+    ends = (low, high) if value >= 0 else (-high, -low)
+    name = f"emulated {speed.device}" if speed.is_emulated else speed.device
+    return f"{name} is {abs(value):.1f} % {word} than the median of the others [{ends[0]:.1f} %, {ends[1]:.1f} %]"
+
+
+def speed_findings(found: Speeds) -> Iterator[Finding]:
+    """What a reader must know of the devices: who is apart, who drifts, what neighbours cost."""
+    for one in found.devices:
+        if one.is_apart:
+            yield Finding(
+                code="device-apart",
+                severity="info",
+                evidence=f"{slower_text(one)}, p = {one.p:.2g} (B over A, {len(one.values)} blocks)",
+                hint="Pairs on one device hold none of this; runs of different devices must not be compared",
+            )
+        if one.drift is not None and one.drift.p < (1 - DEFAULT_LEVEL) / len(found.devices):
+            ends = f"[{percent(one.drift.low)}, {percent(one.drift.high)}]"
+            yield Finding(
+                code="device-drifts",
+                severity="info",
+                evidence=f"{one.device} changes by {percent(one.drift.value)} {ends} per replicate, B over A",
+                hint="Orders balanced within the device take it out of the comparison: an even number of its blocks",
+            )
+    if found.neighbour is not None and found.neighbour.p < 1 - DEFAULT_LEVEL:
+        slope = found.neighbour
+        yield Finding(
+            code="neighbours-cost",
+            severity="info",
+            evidence=f"one more busy neighbour costs {percent(slope.value)} [{percent(slope.low)}, "
+            f"{percent(slope.high)}], B over A",
+            hint="`harness run neighbour-null` decides how many devices may run at once",
+        )
+
+
+def split_blocks(figures: Sequence[RunFigures]) -> Iterator[Finding]:
+    """Blocks whose runs lie on several devices: no pair of theirs counts."""
+    places: dict[int, set[str]] = {}
+    for run in figures:
+        places.setdefault(run.replicate, set()).add(run.device)
+    if split := sorted(block for block, devices in places.items() if len(devices) > 1):
+        yield Finding(
+            code="block-split",
+            severity="warning",
+            evidence=f"replicates {', '.join(map(str, split))} have runs on several devices",
+            hint="Their pairs on one device count, others do not: a difference of devices would be in them",
+        )
+
+
+def effect_findings(condition: str, effect: DeviceEffect, channel: str) -> Iterator[Finding]:
+    """A comparison whose effect is another one on another device."""
+    if effect.interaction is not None and effect.interaction.is_found:
+        means = ", ".join(f"{one.device} {percent(one.mean)}" for one in effect.devices)
+        yield Finding(
+            code="device-interaction",
+            severity="warning",
+            evidence=f"{condition}: its effect on channel {channel} {effect.interaction} ({means})",
+            hint="The interval over device means allows for it; one device's result does not speak for another",
+        )
