@@ -18,6 +18,7 @@ DOORS = [door for door in doors() if door.draw is None]
 def test_a_door_answers_changed_texts_with_a_value_or_one_line(door: Door) -> None:
     with alarmed() as folder:
         knocking = Knocking(door, folder / "input.toml", random.Random(13))
+        knocking.warm_up()
         for content in (*door.seeds, *(knocking.next_input() for _ in range(NUM_INPUTS))):
             find = knocking.knock(content)
             assert find is None, f"{find.what}\n{find.content[:300]!r}"
