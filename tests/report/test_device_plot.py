@@ -1,4 +1,4 @@
-"""The report's page on devices: there for a fleet, with a picture, each device's mean and the word that it is emulated."""
+"""The page on devices: there for a fleet, with a picture, each device and the word that it is emulated; else not."""
 
 from __future__ import annotations
 
