@@ -14,6 +14,7 @@ from harness.engine import CostModel, load_cost_model
 from harness.engine.cost import find_cost_file
 from harness.errors import SpecError
 from harness.experiment.orders import order_of_block
+from harness.experiment.periods import Period, period_of
 from harness.kinds import kind_named
 from harness.plan import Plan, build_plan, check_fits
 from harness.records import RunKey, SealedRun
@@ -26,7 +27,7 @@ class PlannedRun:
 
     position: place in the experiment's order, from 0. server: the condition's changes applied. plan: what is sent, the
     treatment applied; its ``drawn_hash`` is equal for all conditions of a replicate that share a workload.
-    cost_file: where ``cost_model`` was read from.
+    cost_file: where ``cost_model`` was read from. period: when it is made, where a fleet's devices keep step.
     """
 
     spec: ExperimentSpec
@@ -37,6 +38,7 @@ class PlannedRun:
     plan: Plan
     cost_file: Path
     cost_model: CostModel = field(repr=False)
+    period: Period | None = None
 
     @property
     def key(self) -> RunKey:
@@ -57,7 +59,8 @@ class PlannedRun:
         place, fleet = self.place, self.spec.fleet
         if place is None or fleet is None:
             return ()
-        return tuple(device for device in fleet.devices if device != place.device)
+        busy = fleet.devices if self.period is None else self.period.devices
+        return tuple(device for device in busy if device != place.device)
 
     @property
     def order_index(self) -> int:
@@ -109,15 +112,16 @@ def resolve(spec: ExperimentSpec) -> PlannedRuns:
     plans = _Plans(spec.base_seed)
     runs: list[PlannedRun] = []
     for replicate in range(spec.replicates):
-        for place in order_of_block(spec.order, len(spec.condition), spec.turn_of(replicate)):
+        for order_index, place in enumerate(order_of_block(spec.order, len(spec.condition), spec.turn_of(replicate))):
             condition = spec.condition[place]
             own = settled[condition.name]
             plan = plans.plan(own.workload, spec.input_of(replicate), condition.treatment)
             check_fits(plan, own.server)
             _check_stream(plan, spec)
+            period = period_of(spec, replicate, order_index)
             runs.append(
                 PlannedRun(
-                    spec, condition, replicate, len(runs), own.server, plan, own.cost_file, cost_model=own.cost_model
+                    spec, condition, replicate, len(runs), own.server, plan, own.cost_file, own.cost_model, period
                 )
             )
     return PlannedRuns(spec, tuple(runs))

@@ -133,7 +133,8 @@ def device_effect(blocks: Sequence[BlockRatio]) -> DeviceEffect:
     """
     devices = [_mean_of(name, [one.value for one in blocks if one.device == name]) for name in _names(blocks)]
     groups = _groups(blocks)
-    within = _within(list(groups.values()))
+    are_rounds = any(len(where) > 1 for where in groups)
+    within = _within(list(groups.values()), "rounds" if are_rounds else "blocks")
     if len(groups) >= MIN_REPLICATES:
         means = np.array([np.mean(values) for values in groups.values()])
         error = float(means.std(ddof=1)) / math.sqrt(len(means))
@@ -171,7 +172,7 @@ def _groups(blocks: Sequence[BlockRatio]) -> dict[tuple[str, ...], list[float]]:
     return groups
 
 
-def _within(groups: Sequence[Sequence[float]]) -> Estimate | None:
+def _within(groups: Sequence[Sequence[float]], unit: str) -> Estimate | None:
     """The mean of these groups' means by the spread inside them, pooled; None below two degrees of freedom."""
     counts = np.array([len(values) for values in groups])
     degrees = int(counts.sum()) - len(groups)
@@ -179,7 +180,7 @@ def _within(groups: Sequence[Sequence[float]]) -> Estimate | None:
         return None
     error = math.sqrt(_pooled_variance(groups, degrees) * float((1 / counts).sum())) / len(groups)
     mean = float(np.mean([np.mean(values) for values in groups]))
-    return Estimate(mean, error, degrees, "t interval within these devices", "blocks", int(counts.sum()))
+    return Estimate(mean, error, degrees, "t interval within these devices", unit, int(counts.sum()))
 
 
 def _pooled_variance(groups: Sequence[Sequence[float]], degrees: int) -> float:

@@ -180,13 +180,13 @@ class _Place(TypedDict):
 
 def _place(run: SealedRun) -> _Place:
     """Where in a fleet a run was made."""
-    fleet, spec = run.manifest.fleet, run.fleet_spec
-    if fleet is None or spec is None:
+    fleet = run.manifest.fleet
+    if fleet is None or run.spec.fleet is None:
         return _Place(device="", unit=run.replicate, neighbours=0, is_emulated=False)
-    place = Place(fleet.host if spec.hosts else "", fleet.device)
+    place = Place(fleet.host if run.spec.fleet.hosts else "", fleet.device)
     return _Place(
         device=str(place),
-        unit=spec.unit_of(run.replicate),
+        unit=run.spec.unit_of(run.replicate),
         neighbours=len(fleet.neighbours),
         is_emulated=kind_of_run(run.manifest.backend).has_device is False,
     )

@@ -19,7 +19,7 @@ from harness.analysis.method.devices import DeviceEffect, device_order
 from harness.analysis.method.drift import Slope, slope_of
 from harness.analysis.method.figures import RunFigures
 from harness.analysis.method.stats import DEFAULT_LEVEL, t_probability, t_quantile
-from harness.records import Finding
+from harness.records import Finding, SealedRun
 
 
 class Speed(NamedTuple):
@@ -179,6 +179,22 @@ def split_blocks(figures: Sequence[RunFigures]) -> Iterator[Finding]:
             severity="warning",
             evidence=f"replicates {', '.join(map(str, split))} have runs on several devices",
             hint="Their pairs on one device count, others do not: a difference of devices would be in them",
+        )
+
+
+def missing_neighbours(runs: Sequence[SealedRun]) -> Iterator[Finding]:
+    """Runs of a fleet that keeps step beside which fewer devices, or more, were busy than planned."""
+    told: list[str] = []
+    for run in runs:
+        if run.manifest.fleet is not None and run.spec.keeps_step:
+            planned, found = run.spec.num_at_once(run.condition_spec) - 1, len(run.manifest.fleet.neighbours)
+            told += [f"{run.label} ({found} of {planned})"] if found != planned else []
+    if told:
+        yield Finding(
+            code="neighbours-other",
+            severity="warning",
+            evidence=f"other neighbours were busy than planned: {', '.join(told)}",
+            hint="A resumed period is made without those of its runs that were sealed before; make the block anew",
         )
 
 

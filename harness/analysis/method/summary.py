@@ -23,7 +23,14 @@ from harness.analysis.method.invariants import check_experiment
 from harness.analysis.method.padding import Padding, removed_slots, shapley_split
 from harness.analysis.method.reconstruct import StepCost
 from harness.analysis.method.serving import ServingFigures, serving_figures, serving_rows
-from harness.analysis.method.speeds import Speeds, effect_findings, speed_findings, speeds, split_blocks
+from harness.analysis.method.speeds import (
+    Speeds,
+    effect_findings,
+    missing_neighbours,
+    speed_findings,
+    speeds,
+    split_blocks,
+)
 from harness.analysis.method.stats import Interval
 from harness.analysis.method.tabular import ResultTable, table_of
 from harness.errors import SpecError
@@ -269,7 +276,12 @@ def summarise(runs: Sequence[SealedRun], cost_model: StepCost | None = None) -> 
         title=ordered[0].manifest.title,
         time_scale=ordered[0].manifest.clock.scale,
         conditions=conditions,
-        findings=(*check_experiment(runs), *_check_channels(figures), *_check_devices(figures, conditions, found)),
+        findings=(
+            *check_experiment(runs),
+            *_check_channels(figures),
+            *_check_devices(figures, conditions, found),
+            *missing_neighbours(runs),
+        ),
         backend=backend,
         serving=_serving(ordered),
         speeds=found,
