@@ -308,7 +308,7 @@ def _conclude(console: Console, sealed: Sequence[SealedRun], path: Path, title: 
         console.print(shown)
     if (moved := drift(sealed)) is not None and moved.is_found:
         console.print(str(moved), style="yellow", markup=False, highlight=False)
-    page = write_report(sealed, path, title=title, results=_results(sealed))
+    page = write_report(sealed, path, title=title, results=_results(sealed), summary=summary)
     console.print(f"report: {page}", highlight=False, soft_wrap=True)
 
 

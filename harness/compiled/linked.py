@@ -8,7 +8,8 @@ there is none yet. Next: ``door.Door`` and ``door.Inner`` call it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeVar, cast
 
 import llvmlite.binding
@@ -17,12 +18,14 @@ import numpy as np
 import numpy.typing as npt
 from numba.core import codegen, compiler, types
 from numba.core.registry import cpu_target
+from numba.np import arrayobj
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
 _jit: Any = numba.njit
 _type_of: Any = numba.typeof
+_arrays: Any = arrayobj
 _parse: Any = llvmlite.binding.parse_bitcode
 _assembly: Any = llvmlite.binding.parse_assembly
 _UNWRAPPED: Mapping[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
@@ -64,9 +67,29 @@ class _LinkedCompiler(_compiler_class):
         super().__init__(typing_context, target_context, own, *rest)
 
 
+def takes_tables(function: Callable[..., Any]) -> bool:
+    """Whether a call of its own would cost more than the function: a tuple of tables is passed as hundreds of words."""
+    kinds = {name: kind for name, kind in function.__annotations__.items() if name != "return"}
+    return set(kinds.values()) != {"int"}
+
+
+@contextmanager
+def _places_are_never_negative() -> Generator[None, None, None]:
+    """Within, numba adds no length to an index below zero: nothing here counts from the end of a table."""
+
+    def as_it_is(context: Any, builder: Any, kind: Any, index: Any, _size: Any) -> Any:
+        return context.cast(builder, index, kind, types.intp)
+
+    before, _arrays.fix_integer_index = _arrays.fix_integer_index, as_it_is
+    try:
+        yield
+    finally:
+        _arrays.fix_integer_index = before
+
+
 def linked(function: Callable[Parameters, Result], options: Mapping[str, Any]) -> Callable[Parameters, Result]:
     """Compile ``function`` for compiled callers only, once for all of them: a constant counts as any number."""
-    extra: dict[str, Any] = {**_UNWRAPPED}
+    extra: dict[str, Any] = {**_UNWRAPPED, "forceinline": takes_tables(function)}
     if IS_KNOWN_NUMBA:
         extra["pipeline_class"] = _LinkedCompiler
     dispatcher: Any = _jit(**options, **extra)(function)
@@ -103,7 +126,8 @@ def object_code(
     """
     dispatcher: Any = _jit(**options, **_UNWRAPPED)(function)
     signature = tuple(_type_of(argument) for argument in arguments)
-    dispatcher.compile(signature)
+    with _places_are_never_negative():
+        dispatcher.compile(signature)
     made = dispatcher.overloads[signature]
     if made.signature.return_type not in (types.int64, types.none):
         raise TypeError(f"{function.__qualname__} returns {made.signature.return_type}, not int64 or None")

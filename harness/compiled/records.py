@@ -21,6 +21,15 @@ IntArray = npt.NDArray[np.int64]
 Record = TypeVar("Record")
 
 
+class _PlainRecords(np.recarray):  # pyright: ignore[reportMissingTypeArgument, reportIncompatibleVariableOverride]
+    """Records for the interpreter: no index is out of range or, since compiled code looks at no sign, below zero."""
+
+    def __getitem__(self, place: Any) -> Any:
+        if isinstance(place, int | np.integer) and place < 0:
+            raise IndexError(f"place {place} of a table")
+        return super().__getitem__(place)
+
+
 class Records(Protocol[Record]):
     """A structured array. ``[int].field`` in compiled code; ``["field"]``, a view of one column, elsewhere."""
 
@@ -56,7 +65,7 @@ def record_dtype(record: type) -> np.dtype[np.void]:
 def new_records(record: type[Record], count: int) -> Records[Record]:
     """``count`` records of zeros."""
     records = np.zeros(count, dtype=record_dtype(record))
-    return cast("Records[Record]", records.view(np.recarray) if IS_PLAIN_PYTHON else records)
+    return cast("Records[Record]", records.view(_PlainRecords) if IS_PLAIN_PYTHON else records)
 
 
 def by_name(record: type[Record], records: npt.NDArray[Any]) -> Sequence[Record]:

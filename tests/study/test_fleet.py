@@ -32,7 +32,7 @@ def test_what_a_busy_neighbour_costs_is_found_and_so_many_may_not_run_at_once(ne
     rows = neighbours_table(neighbour_null).records()
     assert [row["device"] for row in rows] == ["dev0", "dev1", "all"]
     assert rows[-1]["longer_%"] == pytest.approx(5.0, abs=1.5)
-    assert rows[-1]["low_%"] > 1
+    assert float(rows[-1]["low_%"] or 0) > 1
     [decision] = decide_experiment([load_rule("neighbour-null")], neighbour_null, is_confirmatory=True)
     assert (decision.outcome.value, decision.label) == ("FAIL", "DIFFERENT")
     assert "over 4 rounds" in decision.reason
@@ -53,7 +53,7 @@ def test_a_duet_has_a_row_for_each_round_and_rounds_are_what_scatters(tmp_path: 
     rows = duet_table(evidence).records()
     assert [row["round"] for row in rows] == [0, 1, 2, "sd"]
     for row in rows[:3]:
-        assert row["mean_%"] == pytest.approx((row["dev0_%"] + row["dev1_%"]) / 2)
+        assert row["mean_%"] == pytest.approx((float(row["dev0_%"] or 0) + float(row["dev1_%"] or 0)) / 2)
     compared = summarise(evidence.all_runs).condition("more").comparison
     assert compared is not None
     assert compared.interval_b is not None
