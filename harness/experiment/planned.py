@@ -18,7 +18,7 @@ from harness.experiment.periods import Period, period_of
 from harness.kinds import kind_named
 from harness.plan import Plan, build_plan, check_fits
 from harness.records import RunKey, SealedRun
-from harness.spec import ConditionSpec, ExperimentSpec, Place, ServerSpec, Treatment, WorkloadSpec
+from harness.spec import ConditionSpec, ExperimentSpec, FleetSpec, Place, ServerSpec, Treatment, WorkloadSpec
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -160,6 +160,11 @@ class _Plans:
         return self._made[key]
 
 
+def _of_fleet(fleet: FleetSpec, condition: ConditionSpec) -> tuple[object, ...]:
+    """What of a fleet decides a run; how far the host may be driven does not."""
+    return fleet.places, fleet.emulated, fleet.lockstep, condition.neighbours
+
+
 def changed_inputs(run: SealedRun, spec: ExperimentSpec, condition: ConditionSpec) -> list[str]:
     """What of server, client, backend, time scale, order and fleet a sealed run has that ``spec`` does not ask for."""
     expected: dict[str, object] = {
@@ -168,7 +173,7 @@ def changed_inputs(run: SealedRun, spec: ExperimentSpec, condition: ConditionSpe
         "backend": spec.backend,
         "client": spec.client.model_dump(mode="json"),
         "order": spec.order,
-        "fleet": () if spec.fleet is None else spec.fleet.places,
+        "fleet": None if spec.fleet is None else _of_fleet(spec.fleet, condition),
     }
     found: dict[str, object] = {
         # As it was asked for, rules left open included; keys that came later count with their defaults.
@@ -177,6 +182,6 @@ def changed_inputs(run: SealedRun, spec: ExperimentSpec, condition: ConditionSpe
         "backend": run.manifest.backend,
         "client": run.client.model_dump(mode="json"),
         "order": run.spec.order,
-        "fleet": () if run.fleet_spec is None else run.fleet_spec.places,
+        "fleet": None if run.fleet_spec is None else _of_fleet(run.fleet_spec, run.condition_spec),
     }
     return sorted(name for name in expected if expected[name] != found[name])

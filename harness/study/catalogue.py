@@ -304,8 +304,6 @@ ANALYSES: dict[AnalysisName, Callable[[Evidence], Found]] = {
         notes=("the total wait is the same in both conditions, to the ns",),
         with_ratios=True,
     ),
-    "neighbours": _show(fleet.neighbours_table, alignment.cost_table, notes=(AT_ONCE,)),
-    "duet": _show(fleet.duet_table, alignment.cost_table, notes=(AT_ONCE,)),
     "effects": _show(
         effects.effects_table,
         survival.prefill_kinds_table,
@@ -313,4 +311,6 @@ ANALYSES: dict[AnalysisName, Callable[[Evidence], Found]] = {
         notes=("an interval that holds 0 (a cost ratio: 1) shows no effect",),
         with_ratios=True,
     ),
+    "neighbours": _show(fleet.neighbours_table, alignment.cost_table, notes=(AT_ONCE,)),
+    "duet": _show(fleet.duet_table, alignment.cost_table, notes=(AT_ONCE,)),
 }

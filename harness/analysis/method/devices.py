@@ -10,13 +10,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from harness.analysis.method import stats
-from harness.analysis.method.figures import RunFigures
 from harness.analysis.method.stats import DEFAULT_LEVEL, MIN_REPLICATES, FloatArray, Interval, f_probability, t_quantile
+
+
+class Placed(Protocol):
+    """What tells where a run was made: its device, "" outside a fleet, and the replicates that ran at once with it."""
+
+    @property
+    def device(self) -> str: ...
+
+    @property
+    def unit(self) -> int: ...
 
 
 class BlockRatio(NamedTuple):
@@ -37,12 +46,13 @@ class DeviceMean(NamedTuple):
 
 
 class Interaction(NamedTuple):
-    """F test that the effect is the same on every device, and the spread between devices beyond that of blocks."""
+    """F test that the effect is the same on every device; sd: between devices beyond that of blocks; within: theirs."""
 
     f: float
     degrees: tuple[int, int]
     p: float
     sd: float
+    within: float
 
     @property
     def is_found(self) -> bool:
@@ -84,14 +94,14 @@ class DeviceEffect:
     interaction: Interaction | None = None
 
 
-def effect_of(values: Sequence[float], runs: Sequence[RunFigures]) -> DeviceEffect | None:
+def effect_of(values: Sequence[float], runs: Sequence[Placed]) -> DeviceEffect | None:
     """A value of each run's block device by device; None where fewer than two devices made them."""
     if len({run.device for run in runs}) < 2:
         return None
     return device_effect([BlockRatio(value, run.device, run.unit) for value, run in zip(values, runs, strict=True)])
 
 
-def mean_interval(values: Sequence[float], runs: Sequence[RunFigures], *, unit: str) -> Interval | None:
+def mean_interval(values: Sequence[float], runs: Sequence[Placed], *, unit: str) -> Interval | None:
     """t interval of a mean over the blocks of these runs: over device means, where several devices made them."""
     effect = effect_of(values, runs)
     if effect is None:
@@ -100,7 +110,7 @@ def mean_interval(values: Sequence[float], runs: Sequence[RunFigures], *, unit: 
 
 
 def log_ratio_effect(
-    costs: Sequence[float], baseline_costs: Sequence[float], runs: Sequence[RunFigures]
+    costs: Sequence[float], baseline_costs: Sequence[float], runs: Sequence[Placed]
 ) -> DeviceEffect | None:
     """Log ratios of paired costs device by device; None with one device, or where something cost nothing."""
     if min(*costs, *baseline_costs) <= 0:
@@ -109,7 +119,7 @@ def log_ratio_effect(
 
 
 def log_ratio_interval(
-    costs: Sequence[float], baseline_costs: Sequence[float], runs: Sequence[RunFigures]
+    costs: Sequence[float], baseline_costs: Sequence[float], runs: Sequence[Placed]
 ) -> Interval | None:
     """t interval of the mean log ratio of paired costs: over device means, where several devices made them."""
     effect = log_ratio_effect(costs, baseline_costs, runs) if costs else None
@@ -198,8 +208,9 @@ def _interaction(blocks: Sequence[BlockRatio]) -> Interaction | None:
     mean_square = float((counts * (means - np.average(means, weights=counts)) ** 2).sum()) / between
     error_square = _pooled_variance([values.tolist() for values in groups], inside)
     if error_square == 0:
-        return Interaction(math.inf if mean_square else 0.0, (between, inside), float(mean_square == 0), 0.0)
+        return Interaction(math.inf if mean_square else 0.0, (between, inside), float(mean_square == 0), 0.0, 0.0)
     f = mean_square / error_square
     typical = (counts.sum() - (counts**2).sum() / counts.sum()) / between
     sd = math.sqrt(max(0.0, mean_square - error_square) / typical)
-    return Interaction(f, (between, inside), 1 - f_probability(f, between, inside), sd)
+    p = 1 - f_probability(f, between, inside)
+    return Interaction(f, (between, inside), p, sd, math.sqrt(error_square))

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from harness.analysis.method.across import holm
+from harness.analysis.method.compare import Comparison
 from harness.analysis.method.devices import DeviceEffect, device_order
 from harness.analysis.method.drift import Slope, slope_of
 from harness.analysis.method.figures import RunFigures
@@ -137,6 +138,21 @@ def slower_text(speed: Speed) -> str:
     ends = (low, high) if value >= 0 else (-high, -low)
     name = f"emulated {speed.device}" if speed.is_emulated else speed.device
     return f"{name} is {abs(value):.1f} % {word} than the median of the others [{ends[0]:.1f} %, {ends[1]:.1f} %]"
+
+
+def device_findings(
+    runs: Sequence[SealedRun],
+    figures: Sequence[RunFigures],
+    found: Speeds | None,
+    compared: Mapping[str, Comparison | None],
+) -> list[Finding]:
+    """All that a reader must know of the devices of an experiment; compared: its comparisons by condition."""
+    findings = [*split_blocks(figures), *([] if found is None else speed_findings(found)), *missing_neighbours(runs)]
+    for condition, one in compared.items():
+        effects = {} if one is None else {"A": one.devices_a, "B": one.devices_b}
+        for channel, effect in effects.items():
+            findings += [] if effect is None else effect_findings(condition, effect, channel)
+    return findings
 
 
 def speed_findings(found: Speeds) -> Iterator[Finding]:
