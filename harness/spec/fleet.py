@@ -45,7 +45,10 @@ class FleetSpec(Spec):
     overcommit: bool = Field(
         default=False, description="run even where the clients' lateness, measured before, is over the limits"
     )
-
+    lockstep: bool = Field(
+        default=False,
+        description="runs of equal place in a round of the devices start at once, all blocks of a round on one plan",
+    )
     emulated: dict[int, EmulatedDevice] = Field(
         default_factory=dict, description="by device, how it differs: emulator and simulator only; none: they are equal"
     )
@@ -101,7 +104,3 @@ class FleetSpec(Spec):
     def place_of(self, block: int) -> Place:
         """The device that performs a block, every condition of it."""
         return self.places[block % len(self.places)]
-
-    def unit_of(self, block: int) -> int:
-        """Blocks that run at once by plan share a number; others have one of their own."""
-        return block
