@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import errno
 import io
+import mmap
+import resource
 import sys
 from typing import Annotated, NoReturn
 
@@ -109,6 +111,10 @@ _NO_ROOM = (
 )
 
 
+# OpenBLAS takes 32 MiB; what it needs beside them is small.
+_BLAS_BYTES = 48 << 20
+
+
 def _fail(message: str, code: ExitCode) -> NoReturn:
     from harness.cli.words import said_plainly
 
@@ -122,6 +128,16 @@ def _limited(error: BaseException) -> str:
     return f"this machine or its limits (`ulimit -a`) refused: {what}. Nothing half-written counts as a run"
 
 
+def _take_blas_memory() -> None:
+    """Under a limit of memory, let numpy's BLAS take its buffer while there is room: later it would try for ever."""
+    if resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY:
+        return
+    import numpy as np
+
+    mmap.mmap(-1, _BLAS_BYTES).close()
+    np.linalg.inv(np.eye(2))
+
+
 def main() -> None:
     """Entry point: run the command, turn every known failure into one line and an exit code."""
     for stream in (sys.stdout, sys.stderr):
@@ -130,6 +146,7 @@ def main() -> None:
             stream.reconfigure(errors="replace")
     _leave_only(next(iter(sys.argv[1:]), ""))
     try:
+        _take_blas_memory()
         app(prog_name="harness")
     except HarnessError as error:
         _fail(str(error), error.exit_code)
