@@ -21,6 +21,7 @@ from harness.cli import (
     compare,
     data,
     explain,
+    fleet,
     inputs,
     machine,
     method,
@@ -66,6 +67,7 @@ def _options(
 run.register(app)
 sweep.register(app)
 watch.register(app)
+fleet.register(app)
 power.register(app)
 inputs.register(app)
 explain.register(app)
@@ -84,7 +86,7 @@ release.register(app)
 
 # Under which heading --help shows each command; what is not named here comes first, under none.
 PANELS = {
-    "Run and look": ("run", "watch", "sweep", "report", "table", "compare", "runs", "query", "explain"),
+    "Run and look": ("run", "watch", "fleet", "sweep", "report", "table", "compare", "runs", "query", "explain"),
     "Before a run": ("init", "doctor", "power", "scatter", "simulate", "plan", "waits", "trace", "emulator"),
     "Method": ("freeze", "publish", "decide", "analyse", "catalogue", "tables", "signs", "paper-rules", "calibrate"),
     "Search and advice": ("search", "predict", "coverage", "advise"),

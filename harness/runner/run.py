@@ -107,7 +107,7 @@ class Invocation:
             if self.ticket is not None:
                 writer.raw(layout.FROZEN).write(self.ticket.content)
             if self.station is not None:
-                self.station.note(writer.folder, block=run.replicate)
+                self.station.note(writer.folder, run)
             yield writer
 
     def fleet_record(self, folder: Path, requested: Mapping[str, Any], neighbours: Iterable[int]) -> FleetRecord | None:

@@ -134,11 +134,13 @@ def _workers(
 ) -> Generator[list[Worker]]:
     """A worker for every device that has something left to do; all gone at the end."""
     blocks = blocks_by_place(todo, again)
-    cores = shared_cores(sorted(os.sched_getaffinity(0)), len(blocks), todo[0].spec.client.processes)
+    fleet = todo[0].spec.fleet
+    assert fleet is not None
+    cores = shared_cores(sorted(os.sched_getaffinity(0)), len(fleet.devices), todo[0].spec.client.processes)
     workers: list[Worker] = []
     try:
-        for (place, own), client_cores in zip(blocks.items(), cores, strict=True):
-            station = Station(place, client_cores)
+        for place, own in blocks.items():
+            station = Station(place, cores[fleet.devices.index(place.device)])
             job = Job(invocation.runs_root, invocation.spec_source, invocation.ticket, station, tuple(sys.argv))
             workers.append(Worker(job, own))
         yield workers
