@@ -13,6 +13,7 @@ from harness.compiled.records import IntArray, new_records, records_of
 from harness.engine.config import EngineConfig
 from harness.engine.cost import CostModel
 from harness.sim.kernel.arrays import (
+    Arrival,
     BatchCost,
     CostArrays,
     EvictionRecord,
@@ -70,13 +71,12 @@ def costs_of_plan(costs: CostArrays, plan: int) -> CostArrays:
     )
 
 
-def new_scratch(config: EngineConfig, plans: PlanArrays) -> Scratch:
+def new_scratch(plans: PlanArrays) -> Scratch:
     """Working memory for the largest of ``plans``."""
     num_sessions = int(plans.plans["num_sessions"].max())
-    blocks = config.slot_tokens // config.block_tokens
     return Scratch(
         sessions=new_records(SessionScratch, num_sessions),
-        owner=np.zeros((num_sessions, blocks), dtype=np.int64),
+        heap=new_records(Arrival, num_sessions),
         num_watched=np.zeros(1, dtype=np.int64),
     )
 

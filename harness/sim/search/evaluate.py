@@ -226,7 +226,7 @@ class Evaluator:
                 self._states.popitem(last=False)
             self._states[key] = (
                 new_state(config, self._most_requests),
-                memory.new_scratch(config, self.inputs.arrays),
+                memory.new_scratch(self.inputs.arrays),
                 memory.new_outcome(self.inputs.arrays, config),
             )
         self._states.move_to_end(key)
