@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, Protocol, TypeVar, cast, overload
 
 import numpy as np
@@ -57,6 +58,7 @@ def record_fields(record: type) -> tuple[str, ...]:
     return tuple(record.__annotations__)
 
 
+@lru_cache(maxsize=128)
 def record_dtype(record: type) -> np.dtype[np.void]:
     """How a record lies in memory: one int64 after another, in the order of its fields."""
     return np.dtype([(name, np.int64) for name in record_fields(record)])
