@@ -92,6 +92,14 @@ for _command in (*app.registered_commands, *app.registered_groups):
     _panel = next((panel for panel, names in PANELS.items() if _command.name in names), "Servers and stacks")
     _command.rich_help_panel = _panel
 
+
+def _leave_only(name: str) -> None:
+    """Leave the one command that was asked for: making the parameters of all takes a tenth of a second."""
+    if any(one.name == name for one in app.registered_commands):
+        app.registered_commands = [one for one in app.registered_commands if one.name == name]
+        app.registered_groups = []
+
+
 _DISK_ERRORS = {errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EACCES, errno.EPERM}
 # What a person's own limits (ulimit) or an exhausted machine answer with.
 _LIMIT_ERRORS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EFBIG}
@@ -120,6 +128,7 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             # A terminal that knows ASCII alone still gets every word.
             stream.reconfigure(errors="replace")
+    _leave_only(next(iter(sys.argv[1:]), ""))
     try:
         app(prog_name="harness")
     except HarnessError as error:

@@ -77,7 +77,7 @@ class TerminalProgress:
             transient=True,
         )
         self._runs_task: TaskID | None = None
-        self._requests_task: TaskID | None = None
+        self._requests_tasks: dict[str, TaskID] = {}
         self._name = ""
         self._num_planned = 0
         self._num_sealed = 0
@@ -102,8 +102,8 @@ class TerminalProgress:
             case ServerReady():
                 pass  # what the run does now is looked up
             case RequestFinished():
-                if self._requests_task is not None:
-                    self._bars.update(self._requests_task, completed=event.num_finished)
+                if (task := self._requests_tasks.get(event.label)) is not None:
+                    self._bars.update(task, completed=event.num_finished)
             case RunSealed():
                 self._run_sealed(event)
             case BlockLooked():
@@ -120,17 +120,24 @@ class TerminalProgress:
         self._runs_task = self._bars.add_task("runs", total=event.num_planned, completed=event.num_sealed, note="")
 
     def _run_started(self, event: RunStarted) -> None:
-        if self._requests_task is not None:
-            self._bars.remove_task(self._requests_task)
-        self._requests_task = self._bars.add_task(
-            event.label, total=event.num_requests, note="", folder=self._folder(event.label)
+        self._remove_bar(event.label)
+        self._requests_tasks[event.label] = self._bars.add_task(
+            f"{event.place} {event.label}".lstrip(),
+            total=event.num_requests,
+            note="",
+            folder=self._folder(event.label),
         )
+
+    def _remove_bar(self, label: str) -> None:
+        if (task := self._requests_tasks.pop(label, None)) is not None:
+            self._bars.remove_task(task)
 
     def _folder(self, label: str) -> Path | None:
         return None if self._runs is None else self._runs / self._name / f"{label}{layout.PARTIAL}"
 
     def _run_sealed(self, event: RunSealed) -> None:
         self._num_sealed += 1
+        self._remove_bar(event.label)
         left = f"{format_duration(event.left_s)} left"
         if self._runs_task is not None:
             self._bars.update(self._runs_task, completed=self._num_sealed, note=left)

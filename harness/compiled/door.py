@@ -16,15 +16,14 @@ import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache, update_wrapper
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
 
-import llvmlite.binding
 import numpy as np
 import numpy.typing as npt
 
-_llvm: Any = llvmlite.binding
 Array = npt.NDArray[Any]
 Native = Callable[[Any, bytes], int]
 SYMBOL = "door"
@@ -174,18 +173,25 @@ def _fields_of(dtype: np.dtype[Any]) -> object:
 
 
 @lru_cache(maxsize=1)
+def _llvm() -> Any:
+    # Imported where code is loaded: who only reads records runs none.
+    return import_module("llvmlite.binding")
+
+
+@lru_cache(maxsize=1)
 def _target() -> str:
     """Who makes the code, of which bytecode, and for which processor."""
     makers = [f"{name} {version(name)}" for name in ("numba", "llvmlite", "numpy")]
-    features = _llvm.get_host_cpu_features().flatten()
-    return " ".join([*makers, sys.implementation.cache_tag or "", _llvm.get_host_cpu_name(), features])
+    features = _llvm().get_host_cpu_features().flatten()
+    return " ".join([*makers, sys.implementation.cache_tag or "", _llvm().get_host_cpu_name(), features])
 
 
 @lru_cache(maxsize=1)
 def _target_machine() -> Any:
-    _llvm.initialize_native_target()
-    _llvm.initialize_native_asmprinter()
-    return _llvm.Target.from_default_triple().create_target_machine()
+    llvm = _llvm()
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    return llvm.Target.from_default_triple().create_target_machine()
 
 
 _engines: list[Any] = []
@@ -193,8 +199,9 @@ _engines: list[Any] = []
 
 
 def _load(code: bytes) -> Native:
-    engine = _llvm.create_mcjit_compiler(_llvm.parse_assembly(""), _target_machine())
-    engine.add_object_file(_llvm.ObjectFileRef.from_data(code))
+    llvm = _llvm()
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _target_machine())
+    engine.add_object_file(llvm.ObjectFileRef.from_data(code))
     engine.finalize_object()
     _engines.append(engine)
     prototype = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_char_p)

@@ -34,6 +34,9 @@ class FleetSpec(Spec):
     hosts: tuple[str, ...] = Field(
         default=(), max_length=256, description="hosts that have these devices, as their workers are named; none: this"
     )
+    overcommit: bool = Field(
+        default=False, description="run even where the clients' lateness, measured before, is over the limits"
+    )
 
     emulated: dict[int, EmulatedDevice] = Field(
         default_factory=dict, description="by device, how it differs: emulator and simulator only; none: they are equal"

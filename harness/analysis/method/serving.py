@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from harness.analysis.method.reconstruct import join_request_id
-from harness.analysis.method.stats import FloatArray, Interval, mean_interval, quantile
+from harness.analysis.method.stats import FloatArray, Interval, mean_interval, quantiles
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.records import SealedRun, once_per_run
 from harness.spec import SloSpec, WindowSpec
@@ -299,15 +299,16 @@ def _distribution(metric: str, group: str, by_run: Sequence[FloatArray]) -> Dist
     if not by_run:
         return None
     values = np.concatenate(by_run)
+    of_runs = zip(*(quantiles(own, QUANTILES) for own in by_run), strict=True)
     percentiles = tuple(
         Percentile(
             q,
-            quantile(values, q),
-            mean_interval([quantile(own, q) for own in by_run], unit="runs"),
+            of_all,
+            mean_interval(of_each_run, unit="runs"),
             # Gaps of one answer follow each other: they are no independent draws.
             None if metric == "itl" else certified(values, q),
         )
-        for q in QUANTILES
+        for q, of_all, of_each_run in zip(QUANTILES, quantiles(values, QUANTILES), of_runs, strict=True)
     )
     return Distribution(metric, group, len(values), percentiles)
 
