@@ -99,6 +99,12 @@ def end_to_end(parts: Sequence[Records[Record]]) -> Records[Record]:
     return cast("Records[Record]", np.concatenate(cast("Sequence[npt.NDArray[np.void]]", parts)))
 
 
+def sums(record: type[Record], records: Records[Record]) -> dict[str, int]:
+    """The sum of each field over a table, as Python integers."""
+    table = cast("npt.NDArray[Any]", records).view(np.int64).reshape(len(records), -1)
+    return dict(zip(record_fields(record), table.sum(axis=0).tolist(), strict=True))
+
+
 def record_as_dict(records: Records[Record], place: int) -> dict[str, int]:
     """One record by name, as Python integers."""
     names = cast("npt.NDArray[np.void]", records).dtype.names or ()

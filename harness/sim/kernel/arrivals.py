@@ -88,6 +88,17 @@ def load_keys(plans: PlanArrays, plan: int, state: EngineState, row: int) -> Non
 
 
 @inner
+def see_to_keys(plans: PlanArrays, plan: int, state: EngineState, row_with_keys: int) -> int:
+    """Load the keys of the queue's head if it may be admitted and they are not there; the row whose keys are there."""
+    server = state.server[0]
+    row = int(server.wait_head)
+    if row < 0 or row == row_with_keys or server.num_running >= server.active_limit or not server.has_inner_blocks:
+        return row_with_keys
+    load_keys(plans, plan, state, row)
+    return row
+
+
+@inner
 def load_shared_keys(plans: PlanArrays, plan: int, state: EngineState, request: int, end: int) -> int:
     """Keys of the blocks wholly inside what a fresh stream shares: the common prefix, then named blocks; how many."""
     own_plan, block_tokens = plans.plans[plan], state.server[0].block_tokens

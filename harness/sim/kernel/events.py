@@ -22,7 +22,7 @@ from harness.sim.kernel.arrays import (
     PlanArrays,
     Scratch,
 )
-from harness.sim.kernel.arrivals import arrive, begin, complete, heap_pop, load_keys
+from harness.sim.kernel.arrivals import arrive, begin, complete, heap_pop, see_to_keys
 from harness.sim.kernel.records import record_decode, record_evictions, record_prefill
 from harness.sim.kernel.watching import steps_to_enough
 
@@ -277,7 +277,7 @@ def run_plan(
     server, totals = state.server[0], outcome.totals
     first_request = int(plans.plans[plan].first_request)
     expected = begin(plans, plan, scratch, state, outcome)
-    is_vendor, row_with_keys = state.server[0].has_inner_blocks, -1
+    row_with_keys = -1
     has_aborts = plans.plans[plan].num_abortable > 0
     # Read, not written as 0: numba would compile everything it is passed to a second time for the constant.
     now_ns = int(totals[plan].end_ns)
@@ -291,14 +291,10 @@ def run_plan(
                 break
             now_ns = int(scratch.heap[0].at_ns)
             continue
-        row = int(server.wait_head)
-        if is_vendor and row >= 0 and row != row_with_keys and server.num_running < server.active_limit:
-            # A head that is refused keeps its keys; one that comes back after a preemption has more of them.
-            load_keys(plans, plan, state, row)
-            row_with_keys = row
+        row_with_keys = see_to_keys(plans, plan, state, row_with_keys)
         kind = schedule(state)
         if kind == STEP_PREFILL:
-            row_with_keys = -1
+            row_with_keys = -1  # it may come back after a preemption, with more blocks
         if server.num_evicted > 0 or server.num_preempted > 0:
             note_losses(plans, plan, state, outcome, now_ns)
         taken = 1
