@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import errno
 import io
+import mmap
+import resource
 import sys
 from typing import Annotated, NoReturn
 
@@ -19,6 +21,7 @@ from harness.cli import (
     compare,
     data,
     explain,
+    fleet,
     inputs,
     machine,
     method,
@@ -64,6 +67,7 @@ def _options(
 run.register(app)
 sweep.register(app)
 watch.register(app)
+fleet.register(app)
 power.register(app)
 inputs.register(app)
 explain.register(app)
@@ -82,7 +86,7 @@ release.register(app)
 
 # Under which heading --help shows each command; what is not named here comes first, under none.
 PANELS = {
-    "Run and look": ("run", "watch", "sweep", "report", "table", "compare", "runs", "query", "explain"),
+    "Run and look": ("run", "watch", "fleet", "sweep", "report", "table", "compare", "runs", "query", "explain"),
     "Before a run": ("init", "doctor", "power", "scatter", "simulate", "plan", "waits", "trace", "emulator"),
     "Method": ("freeze", "publish", "decide", "analyse", "catalogue", "tables", "signs", "paper-rules", "calibrate"),
     "Search and advice": ("search", "predict", "coverage", "advise"),
@@ -109,6 +113,10 @@ _NO_ROOM = (
 )
 
 
+# OpenBLAS takes 32 MiB; what it needs beside them is small.
+_BLAS_BYTES = 48 << 20
+
+
 def _fail(message: str, code: ExitCode) -> NoReturn:
     from harness.cli.words import said_plainly
 
@@ -122,6 +130,16 @@ def _limited(error: BaseException) -> str:
     return f"this machine or its limits (`ulimit -a`) refused: {what}. Nothing half-written counts as a run"
 
 
+def _take_blas_memory() -> None:
+    """Under a limit of memory, let numpy's BLAS take its buffer while there is room: later it would try for ever."""
+    if resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY:
+        return
+    import numpy as np
+
+    mmap.mmap(-1, _BLAS_BYTES).close()
+    np.linalg.inv(np.eye(2))
+
+
 def main() -> None:
     """Entry point: run the command, turn every known failure into one line and an exit code."""
     for stream in (sys.stdout, sys.stderr):
@@ -130,6 +148,7 @@ def main() -> None:
             stream.reconfigure(errors="replace")
     _leave_only(next(iter(sys.argv[1:]), ""))
     try:
+        _take_blas_memory()
         app(prog_name="harness")
     except HarnessError as error:
         _fail(str(error), error.exit_code)

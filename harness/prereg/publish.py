@@ -141,7 +141,7 @@ def _signatures(folder: Path, signers: Path | None, proven: list[str]) -> list[s
 
 def _times(folder: Path, proof: Proof) -> list[str]:
     stamps = [name for name in (FROZEN + suffix for suffix in STAMPS) if (folder / name).is_file()]
-    others = [f"{name} (ask its authority)" for name in stamps]
+    others = [f"{name} is carried, and was not verified here (ask its authority)" for name in stamps]
     others += [f"branch {name} had the freeze when this was published (ask its host)" for name in proof.remotes]
     told = ", ".join(others) or "nobody else attests a time"
     return [f"since when: times are those of the machine that froze and ran; {told}"]

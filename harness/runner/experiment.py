@@ -6,7 +6,7 @@ drawn plan. No progress file exists: what is sealed is done. Next: ``harness.run
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +27,8 @@ from harness.runner.progress import (
 )
 from harness.runner.run import Invocation
 from harness.spec import ExperimentSpec
+
+Driver = Callable[[Sequence[PlannedRun], Invocation, Mapping[RunKey, SealedRun], Account], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,11 +129,21 @@ def run_experiment(
             if account.is_decided:
                 break
     else:
-        from harness.runner.fleet.local import perform_side_by_side
-
-        perform_side_by_side(todo, invocation, again, account)
+        perform_fleet = _fleet_driver(spec)
+        perform_fleet(todo, invocation, again, account)
     found, is_decided = _all_sealed(store, spec, account.performed), watch is not None and watch.is_decided
     return ExperimentOutcome(spec, found, len(planned), len(account.performed), stop.after_run, is_decided)
+
+
+def _fleet_driver(spec: ExperimentSpec) -> Driver:
+    """Who shares out the blocks: Dask is imported for several hosts alone."""
+    if spec.fleet is not None and spec.fleet.hosts:
+        from harness.runner.fleet.hosts import perform_over_hosts
+
+        return perform_over_hosts
+    from harness.runner.fleet.local import perform_side_by_side
+
+    return perform_side_by_side
 
 
 def _all_sealed(store: RunStore, spec: ExperimentSpec, performed: Iterable[RunKey]) -> tuple[SealedRun, ...]:

@@ -50,6 +50,7 @@ from harness.records import (
     layout,
 )
 from harness.redact import redacted_arguments, redacted_text
+from harness.runner.emulated import emulated_factor
 from harness.runner.fleet.station import Station
 from harness.runner.progress import ProgressSink, RequestFinished, ServerReady, StopFlag
 
@@ -61,6 +62,7 @@ class Invocation:
     """What one call of ``run_experiment`` gives to each of its runs.
 
     spec_source: the file the experiment is from. station: the device of a fleet that this process works for.
+    await_others: returns when the other devices of a run's period are as far as this one.
     """
 
     runs_root: Path
@@ -69,6 +71,7 @@ class Invocation:
     on_progress: ProgressSink
     stop: StopFlag
     station: Station | None = None
+    await_others: Callable[[], None] | None = None
     starts: dict[RunKey, str] = field(default_factory=dict[RunKey, str])
 
     @contextmanager
@@ -104,14 +107,15 @@ class Invocation:
             if self.ticket is not None:
                 writer.raw(layout.FROZEN).write(self.ticket.content)
             if self.station is not None:
-                self.station.note(writer.folder, block=run.replicate)
+                self.station.note(writer.folder, run)
             yield writer
 
-    def fleet_record(
-        self, folder: Path, npus: Iterable[int] = (), neighbours: Iterable[int] = ()
-    ) -> FleetRecord | None:
-        """What a manifest says of the place in a fleet; None outside one."""
-        return None if self.station is None else self.station.record(folder, npus, neighbours)
+    def fleet_record(self, folder: Path, requested: Mapping[str, Any], neighbours: Iterable[int]) -> FleetRecord | None:
+        """What a manifest says of the place in a fleet; None outside one. requested: of the server's launch."""
+        if self.station is None:
+            return None
+        found = self.station.record(folder, requested.get("npus", ()), neighbours)
+        return found.model_copy(update={"emulated_factor": requested.get("step_factor")})
 
     def at_station(self) -> AbstractContextManager[set[int]]:
         """On the client's own cores, where a fleet shares them out; gives the devices that are busy beside it."""
@@ -182,12 +186,18 @@ def _launched(run: PlannedRun, invocation: Invocation, launch_server: Launch, wr
             run_folder=writer.folder,
             time_scale=run.spec.time_scale,
             log_format="precise",
-            device=None if invocation.station is None else invocation.station.place.device,
+            **({} if invocation.station is None else _of_device(run, invocation.station)),
         )
     except HarnessError:
         # Refused before anything started: there is nothing to look into.
         writer.discard()
         raise
+
+
+def _of_device(run: PlannedRun, station: Station) -> dict[str, float]:
+    """What a launch is told of its device in a fleet; of its speed, where it is emulated and has one of its own."""
+    factor = emulated_factor(run)
+    return {"device": station.place.device, **({} if factor == 1 else {"step_factor": factor})}
 
 
 def _measure(
@@ -214,6 +224,8 @@ def _measure(
         startup_ns = process.wait_healthy(launch.host, launch.port, deadline_s=server.start_timeout_s)
         on_progress(ServerReady(run.label, startup_ns / NS_PER_S))
         timings["healthy_ns"] = clock.now_ns()
+        if run.period is not None and invocation.await_others is not None:
+            invocation.await_others()
         offsets = [] if launch.read_offset is None else [launch.read_offset()]
         if stop.now.is_set():
             process.kill()
@@ -285,7 +297,7 @@ def _seal(
             facts={"launch": launch.to_json(), "exit": measured.exit_report.to_json(), "devices": devices},
         ),
         client_audit={**measured.replay.audit, "self_audit": measured.audit},
-        fleet=invocation.fleet_record(writer.folder, launch.requested.get("npus", ()), measured.neighbours),
+        fleet=invocation.fleet_record(writer.folder, launch.requested, measured.neighbours),
         provenance=dict(facts),
         timings=measured.timings,
     )

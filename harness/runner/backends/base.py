@@ -49,7 +49,7 @@ class Backend(ABC):
 class LaunchOptions(NamedTuple):
     """What a run says about one launch. port: 0 for any free one. run_folder: where the backend writes its files.
 
-    device: of a fleet that the server is for; None outside one.
+    device: of a fleet that the server is for; None outside one. step_factor: of an emulated device's step times.
     """
 
     port: int
@@ -57,6 +57,7 @@ class LaunchOptions(NamedTuple):
     time_scale: float
     log_format: LogFormat
     device: int | None = None
+    step_factor: float = 1.0
 
 
 class ServerBackend(Backend):
@@ -73,13 +74,15 @@ class ServerBackend(Backend):
         time_scale: float = 1.0,
         log_format: LogFormat = "default",
         device: int | None = None,
+        step_factor: float = 1.0,
     ) -> LaunchPlan:
         """The command for ``server``, with its files written into ``run_folder``; starts nothing.
 
-        port: 0 for any free one. Raises ServerError for a busy port, SpecError for what this kind cannot do.
+        port: 0 for any free one. step_factor: of an emulated device. Raises ServerError for a busy port, SpecError for
+        what this kind cannot do.
         """
         check_time_scale(self.kind, time_scale)
-        return self._plan(server, LaunchOptions(port, run_folder, time_scale, log_format, device))
+        return self._plan(server, LaunchOptions(port, run_folder, time_scale, log_format, device, step_factor))
 
     @abstractmethod
     def _plan(self, server: ServerSpec, options: LaunchOptions) -> LaunchPlan:

@@ -25,7 +25,7 @@ from harness.experiment import PlannedRun
 from harness.records import RunKey, RunStore, SealedRun, layout
 from harness.runner.fleet.capacity import require_drivable, shared_cores
 from harness.runner.fleet.station import Station
-from harness.runner.fleet.work import Audit, Audited, Block, Idle, Job, Told, Wish
+from harness.runner.fleet.work import Audit, Audited, Block, Go, Idle, Job, Told, Wish
 from harness.runner.lane import Began, Made
 from harness.runner.progress import ServerReady
 from harness.runner.run import Invocation
@@ -48,7 +48,7 @@ class Worker:
 
     def __init__(self, job: Job, blocks: Sequence[Block]) -> None:
         self.place, self.blocks, self.num_deaths = job.station.place, deque(blocks), 0
-        self._job = job
+        self._job, self.awaits_others = job, False
         self._server_pids: list[int] = []
         self._start()
 
@@ -64,7 +64,7 @@ class Worker:
             )
         self.send(self._job)
 
-    def send(self, said: Job | Audit | Block | Wish) -> None:
+    def send(self, said: Job | Audit | Block | Go | Wish) -> None:
         with suppress(OSError):  # one that just died is found by its silence
             self.connection.send(said)
 
@@ -75,12 +75,20 @@ class Worker:
         except (EOFError, OSError):
             return None
         if isinstance(said, ServerReady):
+            self.awaits_others = self.period is not None
             with suppress(psutil.Error):
                 self._server_pids = [child.pid for child in psutil.Process(self._process.pid).children(recursive=True)]
         return said
 
+    @property
+    def period(self) -> int | None:
+        """When its next block is due, where the devices keep step; None where it is due at any time."""
+        period = self.blocks[0].runs[0].period if self.blocks else None
+        return None if period is None else period.number
+
     def takes_next(self) -> bool:
         """Give it the block that is next; whether there was one."""
+        self.awaits_others = False
         if self.blocks:
             self.send(self.blocks[0])
         return bool(self.blocks)
@@ -126,11 +134,13 @@ def _workers(
 ) -> Generator[list[Worker]]:
     """A worker for every device that has something left to do; all gone at the end."""
     blocks = blocks_by_place(todo, again)
-    cores = shared_cores(sorted(os.sched_getaffinity(0)), len(blocks), todo[0].spec.client.processes)
+    fleet = todo[0].spec.fleet
+    assert fleet is not None
+    cores = shared_cores(sorted(os.sched_getaffinity(0)), len(fleet.devices), todo[0].spec.client.processes)
     workers: list[Worker] = []
     try:
-        for (place, own), client_cores in zip(blocks.items(), cores, strict=True):
-            station = Station(place, client_cores)
+        for place, own in blocks.items():
+            station = Station(place, cores[fleet.devices.index(place.device)])
             job = Job(invocation.runs_root, invocation.spec_source, invocation.ticket, station, tuple(sys.argv))
             workers.append(Worker(job, own))
         yield workers
@@ -142,9 +152,9 @@ def _workers(
 
 
 def blocks_by_place(todo: Sequence[PlannedRun], again: Mapping[RunKey, SealedRun]) -> dict[Place, list[Block]]:
-    """What each device still has to do, block by block."""
+    """What each device still has to do, block by block; run by run where the devices keep step."""
     found: dict[Place, list[Block]] = {}
-    for number, group in groupby(todo, key=lambda run: run.replicate):
+    for (number, _), group in groupby(todo, key=lambda run: (run.replicate, run.period)):
         runs = tuple(group)
         place = runs[0].place
         assert place is not None, "only runs of a fleet are shared out"
@@ -165,7 +175,7 @@ class _Driver:
         self._wished: Wish | None = None
 
     def run(self) -> None:
-        busy = [worker for worker in self._workers if worker.takes_next()]
+        busy = self._begun(self._workers)
         while busy:
             ready = wait([worker.connection for worker in busy], POLL_S)
             for worker in [worker for worker in busy if worker.connection in ready]:
@@ -177,6 +187,8 @@ class _Driver:
                     busy = [other for other in busy if other is not worker or is_busy]
                 elif not isinstance(said, Audited):
                     self._invocation.on_progress(said)
+            busy += self._begun([worker for worker in self._workers if worker not in busy])
+            self._let_go(busy)
             self._pass_on(busy)
         if self._error is not None:
             raise self._error
@@ -184,6 +196,20 @@ class _Driver:
     @property
     def _is_ending(self) -> bool:
         return self._stop.after_run or self._error is not None
+
+    def _begun(self, idle: Sequence[Worker]) -> list[Worker]:
+        """Those of idle workers that now have a block: where the devices keep step, one of the earliest period."""
+        if self._is_ending:
+            return []
+        due = min((worker.period for worker in self._workers if worker.period is not None), default=None)
+        return [worker for worker in idle if worker.period in (None, due) and worker.takes_next()]
+
+    def _let_go(self, busy: Sequence[Worker]) -> None:
+        """Once every server of a period is up, all its replays begin."""
+        if busy and all(worker.awaits_others for worker in busy):
+            for worker in busy:
+                worker.awaits_others = False
+                worker.send(Go())
 
     def _count(self, said: Began | Made) -> None:
         if isinstance(said, Made):
@@ -194,7 +220,7 @@ class _Driver:
         """A block is through, or failed; whether its worker has the next one."""
         worker.blocks.popleft()
         self._error = self._error or said.error
-        return not self._is_ending and worker.takes_next()
+        return bool(self._begun([worker]))
 
     def _revived(self, worker: Worker) -> bool:
         """A worker died: count what it sealed and could not tell, and let another one do the rest of its block."""
@@ -215,7 +241,7 @@ class _Driver:
             there = {key for key in block.again if layout.run_folder(self._store.root, *key).exists()}
             worker.blocks.appendleft(replace(block, runs=tuple(left), again=frozenset(there)))
         worker.restart()
-        return worker.takes_next()
+        return bool(self._begun([worker]))
 
     def _is_sealed_now(self, key: RunKey) -> bool:
         """Whether a run was sealed by a worker that died before it could say so; then it is counted."""

@@ -17,6 +17,7 @@ from typing import Any
 
 import psutil
 
+from harness.experiment import PlannedRun
 from harness.live.devices.smi import parse_devices
 from harness.records import FleetRecord, layout
 from harness.spec import Place
@@ -33,12 +34,20 @@ class Station:
     def host(self) -> str:
         return self.place.host or socket.gethostname()
 
-    def note(self, folder: Path, *, block: int) -> None:
-        """Say in a run's folder whose run it is, before anything of it starts."""
-        own = psutil.Process()
-        mark = {"device": self.place.device, "host": self.host, "block": block, "pid": own.pid}
-        text = json.dumps({**mark, "process_started_s": own.create_time()})
-        (folder / layout.FLEET).write_text(text + "\n", encoding="utf-8")
+    def note(self, folder: Path, run: PlannedRun) -> None:
+        """Say in a run's folder whose run it is and of how many, before anything of it starts."""
+        own, fleet = psutil.Process(), run.spec.fleet
+        mark = {
+            "device": self.place.device,
+            "host": self.host,
+            "block": run.replicate,
+            "blocks": run.spec.replicates,
+            "conditions": len(run.spec.condition),
+            "places": [] if fleet is None else list(map(str, fleet.places)),
+            "pid": own.pid,
+            "process_started_s": own.create_time(),
+        }
+        (folder / layout.FLEET).write_text(json.dumps(mark) + "\n", encoding="utf-8")
 
     def neighbours(self, runs_root: Path) -> set[int]:
         """Other devices of this host on which a run is being made now."""

@@ -68,6 +68,11 @@ class Wish:
 
 
 @dataclass(frozen=True, slots=True)
+class Go:
+    """All servers of the period are up: replay now."""
+
+
+@dataclass(frozen=True, slots=True)
 class Idle:
     """The block ended, or was cut short as wished; error: what went wrong."""
 

@@ -16,7 +16,7 @@ from queue import SimpleQueue
 from harness.clock import NS_PER_MS, NS_PER_S, MonotonicClock, clock_for
 from harness.errors import HarnessError, ServerError
 from harness.live.audit.replay import self_audit
-from harness.runner.fleet.work import Audit, Audited, Block, Idle, Job, Told, Wish
+from harness.runner.fleet.work import Audit, Audited, Block, Go, Idle, Job, Told, Wish
 from harness.runner.lane import perform_in_order
 from harness.runner.progress import ProgressEvent, RequestFinished, StopFlag
 from harness.runner.run import Invocation
@@ -25,6 +25,7 @@ from harness.runner.run import Invocation
 ORPHAN_GRACE_S = 20.0
 # Many requests end at once on a fast plan; the driver has other things to do than to count them one by one.
 COUNT_EVERY_NS = 100 * NS_PER_MS
+WISH_POLL_S = 0.2
 
 Inbox = SimpleQueue[Audit | Block | None]
 
@@ -49,13 +50,15 @@ class _Teller:
         self(event)
 
 
-def listen(connection: Connection, inbox: Inbox, stop: StopFlag) -> None:
+def listen(connection: Connection, inbox: Inbox, stop: StopFlag, go: threading.Event) -> None:
     """Take what the driver sends until it is gone; then see to it that this process goes too."""
     try:
         while True:
-            said: Audit | Block | Wish | None = connection.recv()
+            said: Audit | Block | Go | Wish | None = connection.recv()
             if isinstance(said, Wish):
                 wish(stop, is_now=said.is_now)
+            elif isinstance(said, Go):
+                go.set()
             else:
                 inbox.put(said)
     except (EOFError, OSError):
@@ -73,9 +76,17 @@ def wish(stop: StopFlag, *, is_now: bool) -> None:
         stop.request()
 
 
-def work(job: Job, inbox: Inbox, stop: StopFlag, tell: _Teller) -> None:
+def work(job: Job, inbox: Inbox, stop: StopFlag, go: threading.Event, tell: _Teller) -> None:
     """Perform what arrives, one thing at a time, until there is nothing more."""
-    invocation = Invocation(job.runs_root, job.spec_source, job.ticket, tell.progress, stop, station=job.station)
+
+    def await_others() -> None:
+        while not (go.wait(WISH_POLL_S) or stop.now.is_set()):
+            pass
+        go.clear()
+
+    invocation = Invocation(
+        job.runs_root, job.spec_source, job.ticket, tell.progress, stop, station=job.station, await_others=await_others
+    )
     while (task := inbox.get()) is not None:
         error: HarnessError | None = None
         try:
@@ -104,9 +115,9 @@ def main() -> None:
     job: Job = connection.recv()
     sys.argv = list(job.argv)
     inbox: Inbox = SimpleQueue()
-    stop = StopFlag()
-    threading.Thread(target=listen, args=(connection, inbox, stop), name="driver", daemon=True).start()
-    work(job, inbox, stop, _Teller(connection))
+    stop, go = StopFlag(), threading.Event()
+    threading.Thread(target=listen, args=(connection, inbox, stop, go), name="driver", daemon=True).start()
+    work(job, inbox, stop, go, _Teller(connection))
     # The listener holds the connection in a read that nothing ends.
     os._exit(0)
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import psutil
 import pytest
 
 from harness.errors import SpecError
-from harness.records import RunStore
+from harness.records import RunStore, SealedRun, layout
 from harness.runner import StopFlag, run_experiment
 from harness.runner.fleet.capacity import shared_cores
 from harness.runner.progress import ProgressEvent, RunSealed, RunStarted
@@ -54,6 +55,28 @@ def test_a_fleet_interrupted_killed_and_resumed_makes_each_run_once_on_its_devic
                 spec.model_copy(update={"fleet": other and FleetSpec(**other)}), runs_root=tmp_path, resume=True
             )
     assert workers() == []
+
+
+def device_ns(run: SealedRun) -> int:
+    steps = map(json.loads, run.file(layout.DEVICE_TRACE).read_text().splitlines())
+    return sum(step["duration_ns"] for step in steps if step["kind"] != "STALL")
+
+
+def test_a_duet_of_emulated_devices_keeps_step_and_each_has_the_other_beside_it(tmp_path: Path):
+    fleet = {"devices": [0, 1], "overcommit": True, "lockstep": True, "emulated": {1: {"slower": 0.5}}}
+    order: list[str] = []
+
+    def look(event: ProgressEvent) -> None:
+        if isinstance(event, RunStarted | RunSealed):
+            order.append(f"{'+' if isinstance(event, RunStarted) else '-'}{event.label}")
+
+    runs = run_experiment(small_experiment(replicates=2, fleet=fleet), runs_root=tmp_path, on_progress=look).runs
+    assert sorted(order[:2]) == ["+base/0", "+more/1"]
+    assert sorted(order[2:4]) == ["-base/0", "-more/1"]
+    assert {run.manifest.fleet and run.manifest.fleet.neighbours for run in runs} == {(0,), (1,)}
+    assert [run.manifest.fleet and run.manifest.fleet.emulated_factor for run in runs] == [1.0, 1.5, 1.0, 1.5]
+    slow, fast = (sum(map(device_ns, (run for run in runs if run.device == device))) for device in (1, 0))
+    assert slow == pytest.approx(1.5 * fast, rel=0.1)  # what runs together depends on the host
 
 
 def test_a_simulated_fleet_needs_no_processes_and_makes_what_one_device_makes(tmp_path: Path):
