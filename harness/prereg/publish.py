@@ -20,7 +20,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from harness.clock import utc_now
-from harness.errors import RecordsError, SpecError
+from harness.errors import RecordsError, SpecError, in_one_line
 from harness.prereg.judge import Judgement, judge
 from harness.prereg.proof import Proof, find_proof
 from harness.prereg.repository import Repository, file_sha256
@@ -223,7 +223,7 @@ def _unpack(archive: Path, folder: Path) -> None:
                     raise _wrong(archive, f"holds {info.filename!r}, which is no plain file")
                 packed.extract(info, folder)
     except (OSError, zipfile.BadZipFile, RuntimeError, NotImplementedError, EOFError, ValueError) as error:
-        raise _wrong(archive, f"cannot be unpacked ({error})") from error
+        raise _wrong(archive, f"cannot be unpacked ({in_one_line(error)})") from error
 
 
 def _is_inside(name: str) -> bool:

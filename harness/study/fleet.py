@@ -44,7 +44,7 @@ def duet_table(evidence: Evidence) -> ResultTable:
     """One row per round: the effect on each device, and their mean, in which the host's noise of a period cancels."""
     return table_of(
         "duets",
-        "Change of channel B against the baseline on each device, and its mean over devices that exchanged conditions "
+        "100 ln of channel B over the baseline's on each device, and its mean over devices that exchanged conditions "
         "at once; sd: over rounds. The mean scatters less than its parts where they shared a host's noise",
         [row for condition, baseline in evidence.compared() for row in _duets(evidence, condition, baseline)],
     )
