@@ -5,6 +5,9 @@ Shows what it is told and predicts nothing itself. Next: nothing; this is the en
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
@@ -17,8 +20,10 @@ from rich.progress import (
     SpinnerColumn,
     Task,
     TaskID,
+    TaskProgressColumn,
     TextColumn,
     TimeElapsedColumn,
+    TimeRemainingColumn,
 )
 from rich.text import Text
 
@@ -47,6 +52,26 @@ def format_duration(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
 
 
+@contextmanager
+def time_left(name: str) -> Generator[Callable[[float], None]]:
+    """A bar with the time left for what says nothing until it is done; it takes the share done, and leaves no trace.
+
+    On standard error, where a terminal is: what the command prints stays whole.
+    """
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(28), TaskProgressColumn(), TimeRemainingColumn())
+    bars = Progress(
+        *columns,
+        console=console,
+        transient=True,
+        redirect_stdout=sys.stdout.isatty(),  # what goes to a file or a pipe stays there
+        disable=not console.is_terminal,
+    )
+    with bars:
+        task = bars.add_task(name, total=1.0)
+        yield lambda share: bars.update(task, completed=share)
+
+
 class _Now(ProgressColumn):
     """What the run being made does now, looked up twice a second: it also moves while no request ends."""
 
@@ -58,13 +83,14 @@ class _Now(ProgressColumn):
 
 
 class TerminalProgress:
-    """A ProgressSink for the command line; use as a context manager."""
+    """A ProgressSink for the command line, scripts and notebooks; use as a context manager."""
 
-    def __init__(self, console: Console, runs: Path | None = None) -> None:
+    def __init__(self, console: Console | None = None, runs: Path | None = None) -> None:
         """runs: where the runs are written, to look into the one being made."""
+        console = console or Console()
         self._runs = runs
         self._console = console
-        self._is_live = console.is_terminal
+        self._is_live = console.is_terminal or console.is_jupyter
         self._bars = Progress(
             SpinnerColumn(),
             TextColumn("{task.description}"),
