@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.errors import SpecError
-from harness.outputs import write_text
+from harness.outputs import check_output, write_text
 from harness.plan.files import write_atomic
 from harness.report import write_report
 

@@ -79,14 +79,16 @@ class Door:
         return result.value if self._has_result else None
 
     def _words(self, arguments: Sequence[Any]) -> bytes:
-        """Arguments as the code takes them; where an array is another than before, its code is looked up again."""
+        """Arguments as the code takes them; where one is of another kind than before, the code is looked up again."""
         words: list[bytes] = []
         for place, argument in enumerate(arguments):
             if isinstance(argument, tuple | np.ndarray):
                 memory = self._seen.get(place)
                 if memory is None or not memory.is_of(cast("Any", argument)):
-                    memory = self._seen[place] = _Memory(cast("Any", argument))
-                    self._code = None
+                    before, memory = memory, _Memory(cast("Any", argument))
+                    self._seen[place] = memory
+                    if before is None or before.kind != memory.kind:
+                        self._code = None
                 words.append(memory.words)
             else:
                 words.append(_pack_number(argument))
@@ -129,6 +131,7 @@ class _Memory:
     def __init__(self, argument: Array | tuple[Any, ...]) -> None:
         arrays = _arrays_of(argument)
         self._arrays = [weakref.ref(array) for array in arrays]
+        self.kind = kind_of(argument)
         words = [word for array in arrays for word in _words_of(array)]
         self.words = struct.pack(f"{len(words)}q", *words)
 
@@ -156,11 +159,17 @@ def kind_of(argument: Any) -> object:
     if isinstance(argument, np.ndarray):
         array = cast("Array", argument)
         flags = (array.flags.c_contiguous, array.flags.f_contiguous, array.flags.aligned, array.flags.writeable)
-        return (array.dtype.descr, array.ndim, *flags)
+        return (_fields_of(array.dtype), array.ndim, *flags)
     if isinstance(argument, tuple):
         parts = cast("tuple[Any, ...]", argument)
         return (type(parts).__qualname__, [kind_of(part) for part in parts])
     return "int64"
+
+
+@lru_cache(maxsize=64)
+def _fields_of(dtype: np.dtype[Any]) -> object:
+    """Names and kinds of an item's fields: numpy makes them anew each time, which took longer than a simulation."""
+    return dtype.descr
 
 
 @lru_cache(maxsize=1)

@@ -133,10 +133,10 @@ class CostModel:
 
     def decode_base_fs(self, config: EngineConfig) -> IntArray:
         """Shape (limit + 1,): f + alpha + beta n of a step of n requests, fs; place 0 is not used."""
-        base_fs = np.zeros(config.max_num_seqs + 1, dtype=np.int64)
-        for num_seqs in range(1, config.max_num_seqs + 1):
-            bucket = config.bucket_of(num_seqs)
-            base_fs[num_seqs] = self.bucket_fs(bucket) + self.alpha_fs + self.beta_fs * num_seqs
+        sizes = np.arange(config.max_num_seqs + 1, dtype=np.int64)
+        bucket_fs = np.array([self.bucket_fs(bucket) for bucket in config.decode_buckets], dtype=np.int64)
+        base_fs = bucket_fs[np.searchsorted(config.decode_buckets, sizes)] + self.alpha_fs + self.beta_fs * sizes
+        base_fs[0] = 0
         return base_fs
 
 
