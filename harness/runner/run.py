@@ -209,7 +209,7 @@ def _measure(
     launch = _launched(run, invocation, launch_server, writer)
     timings = {"server_start_ns": clock.now_ns()}
     with invocation.at_station():
-        audit = self_audit(plan, spec.client, clock)
+        audit = self_audit(plan, spec.client, clock, writer.folder)
     with (
         start_server(
             launch,

@@ -18,7 +18,8 @@ from harness.clock import NS_PER_S, MonotonicClock, monotonic_ns
 from tests.faults.place import Place
 from tests.support.places import processes_naming
 
-ENDS_WITHIN_S = 120
+# Two signals at one moment are one: the run that is going on may be finished, on a busy machine.
+ENDS_WITHIN_S = 300
 KINDS = ("harness", "harness", "harness", "all", "child", "child", "TERM", "INT", "INT twice")
 
 
@@ -50,8 +51,6 @@ def kills(number: int, folder: Path, rng: random.Random) -> tuple[Counter[str], 
             if kind == "child" and process.returncode not in (0, 1, 3):
                 found.append(f"child: exit {process.returncode}: {said[-300:]}")
             print(f"{fell.total()} {kind} {process.returncode} {len(place.sealed)} sealed {found[-1:]}", flush=True)
-            if any(not run.endswith(("0", "1")) for run in map(str, place.sealed)):
-                break
     return fell, found
 
 
