@@ -64,14 +64,17 @@ def rates() -> Iterator[SimulatorFigure]:
     plans = [
         build_plan(WorkloadSpec(source="paper", num_sessions=n), 20260910, block)
         for n in range(6, 11)
-        for block in range(12)
+        for block in range(60)
     ]
     arrays, model = plan_arrays(plans), load_cost_model("paper")
     for rules, mark in MARKS.items():
         config = EngineConfig(8, (1, 2, 4, 8), 8, rules=rules)
         run_totals(arrays, config, model)
-        best = max(_rate(lambda config=config: len(run_totals(arrays, config, model)), NS_PER_S // 2) for _ in range(3))
-        naive = _naive_rate(rules, plans)
+        # Short samples: on a shared machine only the best of many is undisturbed.
+        best = max(
+            _rate(lambda config=config: len(run_totals(arrays, config, model)), NS_PER_S // 50) for _ in range(40)
+        )
+        naive = max(_naive_rate(rules, plans[::60]) for _ in range(8))
         note = f"{best / naive:,.0f} times the naive walk, which makes {naive:,.0f} /s"
         yield SimulatorFigure(f"simulated runs, rules {rules}", f"{best:,.0f} /s", mark, note)
 
@@ -208,5 +211,5 @@ def _naive_rate(rules: str, plans: list[Plan]) -> float:
     """Rate of the tests' own simulators."""
     model, config = load_cost_model("paper"), EngineConfig(8, (1, 2, 4, 8), 8)
     if rules == "paper":
-        return _rate(lambda: len([paper_run(plan, 8, 8, (1, 2, 4, 8)) for plan in plans[::12]]), NS_PER_S // 2)
-    return _rate(lambda: len([naive_run(plan, config, model) for plan in plans[::12]]), NS_PER_S // 2)
+        return _rate(lambda: len([paper_run(plan, 8, 8, (1, 2, 4, 8)) for plan in plans]), NS_PER_S // 5)
+    return _rate(lambda: len([naive_run(plan, config, model) for plan in plans]), NS_PER_S // 5)

@@ -99,6 +99,7 @@ class _Driver:
 
     def __init__(self, client: Any, todo: Sequence[PlannedRun], invocation: Invocation, counter: Counter) -> None:
         self._client, self._invocation, self._counter = client, invocation, counter
+        self._scheduler = "" if todo[0].spec.fleet is None else todo[0].spec.fleet.scheduler
         self._blocks = {place: deque(blocks) for place, blocks in blocks_by_place(todo, {}).items()}
         self._in_flight: dict[Any, tuple[Place, Block]] = {}
         self._inbox: Queue[Any] = Queue()
@@ -119,7 +120,7 @@ class _Driver:
             if self._client.status == "running":
                 seen_ns = self._clock.now_ns()
             elif self._clock.now_ns() - seen_ns > LOST_TIMEOUT_S * NS_PER_S or self._client.status == "closed":
-                raise _lost("the scheduler is gone", self._client.scheduler.address)
+                raise _lost("the scheduler is gone", self._scheduler)
         if self._error is not None:
             raise self._error
 

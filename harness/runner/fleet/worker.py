@@ -112,7 +112,10 @@ def audited(task: Audit, job: Job) -> Audited | Idle:
 
 def main() -> None:
     connection: Connection = Connection(int(sys.argv[1]))
-    job: Job = connection.recv()
+    try:
+        job: Job = connection.recv()
+    except (EOFError, OSError):  # the driver was killed before it could say
+        return
     sys.argv = list(job.argv)
     inbox: Inbox = SimpleQueue()
     stop, go = StopFlag(), threading.Event()
