@@ -29,6 +29,7 @@ def test_a_door_answers_changed_texts_with_a_value_or_one_line(door: Door) -> No
     [
         ("cost model", b"per_call_ms = ", b"per_call_ms = 1e999999999 #"),
         ("cost model", b"per_call_ms = ", b"per_call_ms = 1e-999999999 #"),
+        ("cost model", b"fitted_tokens = [", b"fitted_tokens = [1e999999999, "),
         ("simulation cases", b"0.02}}", b"1e-300}}"),
         ("emulator configuration", b'["crash-after-steps=3"]', b"[5, null]"),
         ("artifact", b"[1, 2, 4, 8]", b"[1, %b]" % (b"9" * 300)),
