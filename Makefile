@@ -74,10 +74,17 @@ fuzz: dev  ## changed texts at every parser, for FUZZ_S seconds or FUZZ_INPUTS; 
 	@$(BIN)/python -m tests.doors $(FUZZ_S) $(FUZZ_CORPUS) $(FUZZ_INPUTS)
 	@$(BIN)/python -m tests.support.mutated_traces 100000
 
-faults: dev  ## minutes: limits, killed processes, the misbehaving server for both clients, tampering, cheats
+KILLS ?= 20
+DISKS ?= 20
+# Disks of a size need mounts, which end with the command where it may have its own.
+PRIVATE_MOUNTS = $(shell unshare -m true 2>/dev/null && echo unshare -m)
+
+faults: dev  ## minutes: KILLS random kills and DISKS full disks, limits, killed processes, the misbehaving server for both clients, tampering, cheats
 	@$(BIN)/python -m pytest -n $(WORKERS) -q $(PYTEST_ARGS) tests/cli/test_cli_limits.py tests/cli/test_cli_interruption.py \
 	  tests/records tests/prereg tests/live/client/test_run_misbehaviours.py tests/live/client/test_processes.py \
 	  tests/live/server tests/live/test_ask.py tests/live/test_scrape.py tests/doors
+	@$(BIN)/python -m tests.faults kills $(KILLS)
+	@$(PRIVATE_MOUNTS) $(BIN)/python -m tests.faults disks $(DISKS)
 
 catalogue: runtime  ## every experiment of the method on the simulator, the short ones on the emulator: runs/catalogue
 	@rm -rf runs/catalogue

@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -17,11 +17,13 @@ from harness.analysis.method.predictions import drawn_ratio
 from harness.clock import NS_PER_MS, NS_PER_S, process_cpu_ns
 from harness.engine.config import EngineConfig
 from harness.engine.cost import load_cost_model
+from harness.engine.memory import new_state
 from harness.experiment import resolve
 from harness.plan import Plan, build_plan
 from harness.plan.traces.form import RecordedRequest, Recording
 from harness.plan.traces.lower import Lowering, sessions_of
 from harness.prereg import predict_experiment
+from harness.sim import memory
 from harness.sim.kernel.arrays import PlanArrays
 from harness.sim.search.evaluate import build_inputs, evaluator_of
 from harness.sim.search.run import search
@@ -31,8 +33,9 @@ from harness.spec import PredictionSpec, WorkloadSpec, load_experiment
 from tests.support.naive import naive_run
 from tests.support.naive_paper import paper_run
 
-MARKS = {"paper": ">= 50,000 /s", "vendor-0.11.1": ">= 30,000 /s"}
+MARKS = {"paper": ">= 1,000 times the naive walk", "vendor-0.11.1": ">= 800 times the naive walk"}
 SIZES = (1_000, 10_000, 100_000)
+MOST_BYTES = 200
 TRACE_REQUESTS = 12_031
 
 
@@ -61,15 +64,18 @@ def rates() -> Iterator[SimulatorFigure]:
     plans = [
         build_plan(WorkloadSpec(source="paper", num_sessions=n), 20260910, block)
         for n in range(6, 11)
-        for block in range(12)
+        for block in range(60)
     ]
     arrays, model = plan_arrays(plans), load_cost_model("paper")
     for rules, mark in MARKS.items():
         config = EngineConfig(8, (1, 2, 4, 8), 8, rules=rules)
         run_totals(arrays, config, model)
-        best = max(_rate(lambda config=config: len(run_totals(arrays, config, model)), NS_PER_S // 2) for _ in range(3))
-        naive = _naive_rate(rules, plans)
-        note = f"naive walk {naive:,.0f} /s, {best / naive:,.0f} times slower"
+        # Short samples: on a shared machine only the best of many is undisturbed.
+        best = max(
+            _rate(lambda config=config: len(run_totals(arrays, config, model)), NS_PER_S // 50) for _ in range(40)
+        )
+        naive = max(_naive_rate(rules, plans[::60]) for _ in range(8))
+        note = f"{best / naive:,.0f} times the naive walk, which makes {naive:,.0f} /s"
         yield SimulatorFigure(f"simulated runs, rules {rules}", f"{best:,.0f} /s", mark, note)
 
 
@@ -90,13 +96,13 @@ def whole_search() -> Iterator[SimulatorFigure]:
         yield SimulatorFigure(
             f"the paper's search, rules {rules}",
             f"{all_s:.2f} s",
-            "<= 3 s",
+            "<= 1 s",
             f"all {evaluator.num_simulated:,} simulations",
         )
         yield SimulatorFigure(
             "  with equal simulations shared, ledger included",
             f"{shared_s:.2f} s",
-            "<= 3 s",
+            "<= 1 s",
             f"{result.num_simulations:,} simulations for the same ledger",
         )
 
@@ -166,6 +172,17 @@ def recorded() -> Iterator[SimulatorFigure]:
             f"{plan.num_requests:,} requests, {spent_ns / plan.num_requests / 1000:.2f} us each, "
             f"{spent_ns / tokens:.1f} ns per generated token",
         )
+        tables = (
+            *new_state(config, plan.num_requests),
+            *memory.new_scratch(arrays),
+            *memory.new_outcome(arrays, config),
+        )
+        yield SimulatorFigure(
+            "  memory beside the plan",
+            f"{sum(cast('Any', table).nbytes for table in tables) / plan.num_requests:.0f} bytes a request",
+            f"<= {MOST_BYTES}",
+            f"{len(plan.sessions):,} sessions",
+        )
 
 
 def _made_up_arrival(rng: random.Random, place: int) -> Recording:
@@ -194,5 +211,5 @@ def _naive_rate(rules: str, plans: list[Plan]) -> float:
     """Rate of the tests' own simulators."""
     model, config = load_cost_model("paper"), EngineConfig(8, (1, 2, 4, 8), 8)
     if rules == "paper":
-        return _rate(lambda: len([paper_run(plan, 8, 8, (1, 2, 4, 8)) for plan in plans[::12]]), NS_PER_S // 2)
-    return _rate(lambda: len([naive_run(plan, config, model) for plan in plans[::12]]), NS_PER_S // 2)
+        return _rate(lambda: len([paper_run(plan, 8, 8, (1, 2, 4, 8)) for plan in plans]), NS_PER_S // 5)
+    return _rate(lambda: len([naive_run(plan, config, model) for plan in plans]), NS_PER_S // 5)

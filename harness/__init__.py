@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from harness.analysis import ExperimentSummary, summarise
+    from harness.cli.progress import TerminalProgress
     from harness.engine import CostModel, load_cost_model
     from harness.errors import HarnessError, RuleFailedError, RunInvalidError, SpecError
     from harness.plan import Plan, WaitDistribution, build_plan, load_waits
@@ -46,6 +47,7 @@ _HOME = {
     "ServerSpec": "harness.spec",
     "SimResult": "harness.sim",
     "SpecError": "harness.errors",
+    "TerminalProgress": "harness.cli.progress",
     "WaitDistribution": "harness.plan",
     "WorkloadSpec": "harness.spec",
     "analyse": "harness.study.catalogue",
@@ -75,6 +77,7 @@ __all__ = [
     "ServerSpec",
     "SimResult",
     "SpecError",
+    "TerminalProgress",
     "WaitDistribution",
     "WorkloadSpec",
     "analyse",

@@ -7,7 +7,6 @@ it is timing. Next: ``harness.live`` and ``harness.emulator`` take a Clock from 
 
 from __future__ import annotations
 
-import asyncio
 import time
 from datetime import datetime, timezone
 from fractions import Fraction
@@ -42,6 +41,13 @@ class Clock(Protocol):
         ...
 
 
+async def _yield_s(seconds: float) -> None:
+    # Imported where something is awaited: commands that read records start without it.
+    import asyncio
+
+    await asyncio.sleep(seconds)
+
+
 class MonotonicClock:
     """The machine's CLOCK_MONOTONIC, the same in every process of one host."""
 
@@ -57,7 +63,7 @@ class MonotonicClock:
     async def wait_until_ns(self, deadline_ns: int) -> None:
         # asyncio timers may fire up to one clock resolution early, hence the loop.
         while (remaining_ns := deadline_ns - time.monotonic_ns()) > 0:
-            await asyncio.sleep(remaining_ns / NS_PER_S)
+            await _yield_s(remaining_ns / NS_PER_S)
 
 
 class ScaledClock:
@@ -96,7 +102,7 @@ class ScaledClock:
 
     async def wait_until_ns(self, deadline_ns: int) -> None:
         while (remaining_ns := deadline_ns - self.now_ns()) > 0:
-            await asyncio.sleep(remaining_ns / self.scale / NS_PER_S)
+            await _yield_s(remaining_ns / self.scale / NS_PER_S)
 
 
 class VirtualClock:
@@ -115,7 +121,7 @@ class VirtualClock:
 
     async def wait_until_ns(self, deadline_ns: int) -> None:
         self._now_ns = max(self._now_ns, deadline_ns)
-        await asyncio.sleep(0)
+        await _yield_s(0)
 
 
 def clock_for(scale: float) -> ScaledClock:

@@ -28,6 +28,11 @@ class ExitCode(IntEnum):
     INTERRUPTED = 130
 
 
+def in_one_line(error: BaseException) -> str:
+    """What a library's error says, without its line breaks."""
+    return " ".join(str(error).split())
+
+
 class HarnessError(Exception):
     """Something the user must know: what is wrong, where, and the next move.
 

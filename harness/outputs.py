@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import stat
+import tempfile
 from pathlib import Path
 
 from harness.errors import SpecError
@@ -27,12 +28,21 @@ def check_output(path: Path) -> Path:
 def _check_folder(path: Path) -> Path:
     """``path`` again when the nearest folder there is above it can be written to."""
     above = next((folder for folder in path.absolute().parents if os.path.lexists(folder)), path.absolute().parent)
-    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
+    if not above.is_dir() or not _takes_files(above):
         why = f"nothing may be written in {above}" if above.is_dir() else f"{above} is no folder"
         raise SpecError(
             f"cannot be written: {why}", where=str(path), hint="Name a file in a folder that can be written"
         )
     return path
+
+
+def _takes_files(folder: Path) -> bool:
+    """Whether a file can be made there: to root every folder says yes, and some refuse then."""
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            return True
+    except OSError:
+        return False
 
 
 def write_text(path: Path, text: str) -> None:

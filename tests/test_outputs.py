@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.errors import SpecError
-from harness.outputs import write_text
+from harness.outputs import check_output, write_text
 from harness.plan.files import write_atomic
 from harness.report import write_report
 
@@ -44,3 +44,8 @@ def test_a_new_file_and_a_regular_one_are_written(tmp_path: Path) -> None:
     for text in ("first", "second"):
         write_text(tmp_path / "new" / "file.md", text)
         assert (tmp_path / "new" / "file.md").read_text() == text
+
+
+def test_a_folder_that_takes_no_file_is_refused_beforehand_to_root_too() -> None:
+    with pytest.raises(SpecError, match="nothing may be written in /proc"):
+        check_output(Path("/proc/page.html"))

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from harness.analysis.method.devices import DeviceEffect
 from harness.analysis.method.power import (
     MOST_BLOCKS,
     blocks_for_difference,
@@ -59,7 +60,10 @@ class Goal:
 
 @dataclass(frozen=True, slots=True)
 class Components:
-    """Where one comparison's log ratio scatters. plan, restart: None where not told apart; source: in words."""
+    """Where one comparison's log ratio scatters. plan, restart, device: None where not told apart.
+
+    sd: of one block on whichever device; device: between devices, beyond that of their own blocks, ``within`` them.
+    """
 
     condition: str
     baseline: str
@@ -68,6 +72,9 @@ class Components:
     plan: float | None
     restart: float | None
     num_blocks: int
+    device: float | None = None
+    within: float = 0.0
+    num_devices: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +108,7 @@ def measured_components(spec: ExperimentSpec, sealed: Sequence[SealedRun]) -> li
     """Spreads over the sealed blocks of an experiment; SpecError below MIN_BLOCKS."""
     channel = "a" if spec.stop is None else spec.stop.channel
     components = [
-        _components(one.condition, one.baseline, np.array(one.values)[:, None], spec)
+        _on_devices(_components(one.condition, one.baseline, np.array(one.values)[:, None], spec), one.devices)
         for one in log_ratios(spec, sealed, channel)
         if len(one.values) >= MIN_BLOCKS
     ]
@@ -157,6 +164,23 @@ def _components(condition: str, baseline: str, values: FloatArray, spec: Experim
     plan, restart = variance_components(values)
     plan = 0.0 if spec.same_input else plan
     return Components(condition, baseline, mean, math.hypot(plan, restart), plan, restart, num_blocks)
+
+
+def _on_devices(components: Components, found: DeviceEffect | None) -> Components:
+    """The same with the part of the devices, where several made the blocks."""
+    if found is None or found.interaction is None:
+        return components
+    between, within = found.interaction.sd, found.interaction.within
+    return replace(components, device=between, within=within, num_devices=len(found.devices))
+
+
+def devices_for_equivalence(components: Components, goal: Goal, blocks: int) -> int | None:
+    """Fewest devices with ``blocks`` each whose means show equivalence at the margin with the wanted power.
+
+    A device mean is the datum, so that more blocks on few devices do not help where the devices scatter.
+    """
+    sd = math.hypot(components.device or 0.0, components.within / math.sqrt(blocks))
+    return blocks_for_equivalence(max(sd, 1e-9), goal.log_margin, goal.alpha, goal.power)
 
 
 def needed(components: Components, goal: Goal) -> Needed:

@@ -194,6 +194,7 @@ def _simulate_experiment(path: Path, draws: int | None) -> None:
     from rich.table import Table
 
     from harness.analysis.method.predictions import drawn_interval
+    from harness.cli.progress import time_left
     from harness.cli.words import terminal
     from harness.clock import NS_PER_S
     from harness.experiment import resolve
@@ -206,7 +207,8 @@ def _simulate_experiment(path: Path, draws: int | None) -> None:
     if draws is not None:
         spec = spec.model_copy(update={"prediction": spec.prediction.model_copy(update={"draws": draws})})
     planned = checked(resolve(spec))
-    predictions = predict_experiment(planned)
+    with time_left("predicting") as tell:
+        predictions = predict_experiment(planned, tell=tell)
     console, asked = terminal(), spec.prediction
     table = Table(header_style="bold", box=None, pad_edge=False)
     interval = [f"{asked.level:.0%} interval"] * (asked.draws > 1)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from harness.analysis.method.decide import Decision
     from harness.analysis.method.tabular import AnalysisResult
+    from harness.runner import ProgressSink
     from harness.spec import ExperimentSpec
 
 
@@ -71,6 +72,7 @@ def freeze(
 
     Example: `harness freeze plans/experiments/configuration.toml --seed 20270101 --commit`
     """
+    from harness.cli.progress import time_left
     from harness.kv_rules import check_rules
     from harness.prereg import FreezeOptions
     from harness.prereg import freeze as freeze_experiment
@@ -94,7 +96,8 @@ def freeze(
         "is_signed": sign,
         "signing_key": sign_key,
     }
-    frozen = freeze_experiment(spec, experiment, overrides=overrides, options=FreezeOptions(**options))
+    with time_left("predicting") as tell:
+        frozen = freeze_experiment(spec, experiment, overrides=overrides, options=FreezeOptions(**options), tell=tell)
     content = frozen.preregistration
     print(f"{frozen.path}")
     num_plans = len({plan.hash for plan in content.plans})
@@ -275,18 +278,16 @@ def catalogue(
 
     extra = [*(changes or []), *([f"replicates={replicates}"] if replicates is not None else [])]
     extra += [f'backend="{backend}"'] if perform else []
-    num_invalid = 0
-    for path in _catalogue_files(only or []):
-        spec = parse_experiment(override_table(experiment_table(path), extra), where=str(path))
-        if perform:
-            num_invalid += _perform(spec, runs / backend, str(path), resume=resume)
-            continue
+    paths = _catalogue_files(only or [])
+    specs = [parse_experiment(override_table(experiment_table(path), extra), where=str(path)) for path in paths]
+    if perform:
+        _perform_all(specs, paths, runs / backend, resume=resume)
+        return
+    for spec in specs:
         num_runs = len(spec.condition) * spec.replicates
         print(f"{spec.name}  ({len(spec.condition)} conditions x {spec.replicates} = {num_runs} runs)")
         print(f"    {spec.title}")
         print(f"    {spec.question}")
-    if num_invalid:
-        raise RunInvalidError(f"{num_invalid} runs are invalid", where=str(runs), hint="See `harness runs`")
 
 
 def _catalogue_files(only: list[str]) -> list[Path]:
@@ -308,7 +309,27 @@ def _is_general(path: Path) -> bool:
     return not kind_named(load_toml(path).get("backend", DEFAULT_BACKEND)).has_stack
 
 
-def _perform(spec: ExperimentSpec, runs: Path, source: str, *, resume: bool) -> int:
+def _perform_all(specs: Sequence[ExperimentSpec], paths: Sequence[Path], runs: Path, *, resume: bool) -> None:
+    """Perform every experiment, with the time left; RunInvalidError when a run is invalid."""
+    from harness.cli.progress import time_left
+    from harness.runner.progress import ProgressEvent, RunSealed
+
+    num_runs = sum(len(spec.condition) * spec.replicates for spec in specs)
+    num_invalid, num_sealed = 0, 0
+    with time_left("catalogue") as tell:
+
+        def on_progress(event: ProgressEvent, /) -> None:
+            nonlocal num_sealed
+            num_sealed += isinstance(event, RunSealed)
+            tell(num_sealed / num_runs)
+
+        for spec, path in zip(specs, paths, strict=True):
+            num_invalid += _perform(spec, runs, str(path), resume=resume, on_progress=on_progress)
+    if num_invalid:
+        raise RunInvalidError(f"{num_invalid} runs are invalid", where=str(runs), hint="See `harness runs`")
+
+
+def _perform(spec: ExperimentSpec, runs: Path, source: str, *, resume: bool, on_progress: ProgressSink) -> int:
     """Perform one experiment, write its analysis beside its runs, print a line; returns how many runs are invalid."""
     from harness.clock import NS_PER_S, MonotonicClock
     from harness.prereg import predictions_for
@@ -317,7 +338,7 @@ def _perform(spec: ExperimentSpec, runs: Path, source: str, *, resume: bool) -> 
 
     clock = MonotonicClock()
     began_ns = clock.now_ns()
-    outcome = run_experiment(spec, runs_root=runs, spec_source=source, resume=resume)
+    outcome = run_experiment(spec, runs_root=runs, spec_source=source, resume=resume, on_progress=on_progress)
     sealed = list(outcome.runs)
     result = analyse_runs(sealed, predictions_for(sealed, None))
     page = runs / f"{spec.name}.md"

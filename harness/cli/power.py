@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from harness.spec import ExperimentSpec
 
 DASH = "> 1000"
+# Blocks on each device for which the number of devices is told.
+EACH = (1, 2, 4, 8)
 
 
 def register(app: typer.Typer) -> None:
@@ -151,7 +153,9 @@ def _lines(
         ratio = f"{100 * math.expm1(one.components.mean):+7.2f} %"
         yield f"{one.components.condition:<{width}}  {ratio}  {one.components.sd:.4f}  {told}"
     block = format_duration(costs.block_s)
-    yield f"assumed: one device; {start_s:g} s to start and stop a server; one block takes {block} (replay simulated)"
+    devices = max(one.components.num_devices for one in found)
+    one_device = "one device; " if devices == 1 else ""
+    yield f"assumed: {one_device}{start_s:g} s to start and stop a server; one block takes {block} (replay simulated)"
     yield ""
     yield f"blocks for power {goal.power:g} at alpha {goal.alpha:g} (hours)"
     heads = (f"+-{goal.precision:.1%}", f"equal {goal.margin:.1%}", f"differ {goal.margin:.1%}", "as found")
@@ -162,8 +166,24 @@ def _lines(
         row = "".join(f"{_told(count, costs):>16}" for count in cells)
         yield f"{one.components.condition:<{width}}  {row}   {looked}"
     yield ""
+    yield from _devices(found, goal)
     yield from _allocation(found, goal, costs)
     yield from _paste(found, goal)
+
+
+def _devices(found: Sequence[Needed], goal: Goal) -> Iterator[str]:
+    """What the devices of sealed runs add, and how many of them the margin needs."""
+    from harness.advise.power import devices_for_equivalence
+
+    for one in found:
+        parts = one.components
+        if parts.device is not None:
+            needs = [_blocks(devices_for_equivalence(parts, goal, each)) for each in EACH]
+            yield (
+                f"{parts.condition}: sd {parts.device:.4f} between its {parts.num_devices} devices, {parts.within:.4f} "
+                f"within; devices that show equal {goal.margin:.1%} with {', '.join(map(str, EACH))} blocks each: "
+                f"{', '.join(needs)}"
+            )
 
 
 def _allocation(found: Sequence[Needed], goal: Goal, costs: Costs) -> Iterator[str]:

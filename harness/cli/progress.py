@@ -5,6 +5,9 @@ Shows what it is told and predicts nothing itself. Next: nothing; this is the en
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
@@ -17,8 +20,10 @@ from rich.progress import (
     SpinnerColumn,
     Task,
     TaskID,
+    TaskProgressColumn,
     TextColumn,
     TimeElapsedColumn,
+    TimeRemainingColumn,
 )
 from rich.text import Text
 
@@ -47,6 +52,26 @@ def format_duration(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
 
 
+@contextmanager
+def time_left(name: str) -> Generator[Callable[[float], None]]:
+    """A bar with the time left for what says nothing until it is done; it takes the share done, and leaves no trace.
+
+    On standard error, where a terminal is: what the command prints stays whole.
+    """
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(28), TaskProgressColumn(), TimeRemainingColumn())
+    bars = Progress(
+        *columns,
+        console=console,
+        transient=True,
+        redirect_stdout=sys.stdout.isatty(),  # what goes to a file or a pipe stays there
+        disable=not console.is_terminal,
+    )
+    with bars:
+        task = bars.add_task(name, total=1.0)
+        yield lambda share: bars.update(task, completed=share)
+
+
 class _Now(ProgressColumn):
     """What the run being made does now, looked up twice a second: it also moves while no request ends."""
 
@@ -58,13 +83,14 @@ class _Now(ProgressColumn):
 
 
 class TerminalProgress:
-    """A ProgressSink for the command line; use as a context manager."""
+    """A ProgressSink for the command line, scripts and notebooks; use as a context manager."""
 
-    def __init__(self, console: Console, runs: Path | None = None) -> None:
+    def __init__(self, console: Console | None = None, runs: Path | None = None) -> None:
         """runs: where the runs are written, to look into the one being made."""
+        console = console or Console()
         self._runs = runs
         self._console = console
-        self._is_live = console.is_terminal
+        self._is_live = console.is_terminal or console.is_jupyter
         self._bars = Progress(
             SpinnerColumn(),
             TextColumn("{task.description}"),
@@ -77,7 +103,7 @@ class TerminalProgress:
             transient=True,
         )
         self._runs_task: TaskID | None = None
-        self._requests_task: TaskID | None = None
+        self._requests_tasks: dict[str, TaskID] = {}
         self._name = ""
         self._num_planned = 0
         self._num_sealed = 0
@@ -102,8 +128,8 @@ class TerminalProgress:
             case ServerReady():
                 pass  # what the run does now is looked up
             case RequestFinished():
-                if self._requests_task is not None:
-                    self._bars.update(self._requests_task, completed=event.num_finished)
+                if (task := self._requests_tasks.get(event.label)) is not None:
+                    self._bars.update(task, completed=event.num_finished)
             case RunSealed():
                 self._run_sealed(event)
             case BlockLooked():
@@ -120,17 +146,24 @@ class TerminalProgress:
         self._runs_task = self._bars.add_task("runs", total=event.num_planned, completed=event.num_sealed, note="")
 
     def _run_started(self, event: RunStarted) -> None:
-        if self._requests_task is not None:
-            self._bars.remove_task(self._requests_task)
-        self._requests_task = self._bars.add_task(
-            event.label, total=event.num_requests, note="", folder=self._folder(event.label)
+        self._remove_bar(event.label)
+        self._requests_tasks[event.label] = self._bars.add_task(
+            f"{event.place} {event.label}".lstrip(),
+            total=event.num_requests,
+            note="",
+            folder=self._folder(event.label),
         )
+
+    def _remove_bar(self, label: str) -> None:
+        if (task := self._requests_tasks.pop(label, None)) is not None:
+            self._bars.remove_task(task)
 
     def _folder(self, label: str) -> Path | None:
         return None if self._runs is None else self._runs / self._name / f"{label}{layout.PARTIAL}"
 
     def _run_sealed(self, event: RunSealed) -> None:
         self._num_sealed += 1
+        self._remove_bar(event.label)
         left = f"{format_duration(event.left_s)} left"
         if self._runs_task is not None:
             self._bars.update(self._runs_task, completed=self._num_sealed, note=left)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from enum import Enum
@@ -307,7 +308,7 @@ def _conclude(console: Console, sealed: Sequence[SealedRun], path: Path, title: 
         console.print(shown)
     if (moved := drift(sealed)) is not None and moved.is_found:
         console.print(str(moved), style="yellow", markup=False, highlight=False)
-    page = write_report(sealed, path, title=title, results=_results(sealed))
+    page = write_report(sealed, path, title=title, results=_results(sealed), summary=summary)
     console.print(f"report: {page}", highlight=False, soft_wrap=True)
 
 
@@ -397,7 +398,8 @@ def _show_order(
     from rich.table import Table
 
     from harness.cli.progress import format_duration
-    from harness.runner.experiment import check_hosts, predicted_replay_s, what_to_do
+    from harness.runner.account import predicted_replay_s
+    from harness.runner.experiment import check_hosts, what_to_do
 
     planned, todo, _ = what_to_do(spec, runs, resume=resume, retry_invalid=retry_invalid, ticket=ticket)
     check_hosts(todo)
@@ -409,6 +411,9 @@ def _show_order(
         took = format_duration(predicted_replay_s(run))
         table.add_row(run.label, run.plan.hash[:12], str(run.plan.num_requests), f"{{{buckets}}}", took)
     console.print(table)
+    if spec.fleet is not None:
+        shares = ", ".join(f"{place}: {num}" for place, num in Counter(run.place for run in todo).items())
+        console.print(f"runs side by side: {shares}")
     if num_sealed := len(planned) - len(todo):
         console.print(f"{num_sealed} more are sealed already")
 

@@ -16,7 +16,7 @@ import typer
 from harness.cli.overrides import override_table
 from harness.cli.run import RunsOption
 from harness.errors import ExitCode
-from harness.outputs import write_text
+from harness.outputs import check_output, write_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -160,9 +160,13 @@ def paper_rules(
 
     Example: `harness paper-rules -o docs/paper-rules.md`
     """
+    from harness.cli.progress import time_left
     from harness.study.paper_page import page
 
-    text = page()
+    if output is not None:
+        check_output(output)
+    with time_left("searching") as tell:
+        text = page(tell)
     if output is None:
         print(text)
     else:
@@ -239,10 +243,13 @@ def _progress(console: Console, spec: SpaceSpec) -> Generator[Any]:
 
 
 def _show(console: Console, result: SearchResult, top: int, *, with_intervals: bool) -> None:
+    from harness.cli.progress import time_left
     from harness.sim.search.report import search_tables
 
     if not console.is_terminal:
         console.width = 160
-    for part in search_tables(result, top, with_intervals=with_intervals):
+    with time_left("intervals") as tell:
+        parts = list(search_tables(result, top, with_intervals=with_intervals, tell=tell))
+    for part in parts:
         console.print(part, highlight=False)
         console.print()

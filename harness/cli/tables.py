@@ -67,11 +67,13 @@ def signs(
 
     Example: `harness signs -o docs/table-signs.md`
     """
+    from harness.cli.progress import time_left
     from harness.study.signs_page import page
 
     if output is not None:
         check_output(output)
-    text = page(sums)
+    with time_left("drawing plans") as tell:
+        text = page(sums, tell)
     if output is None:
         print(text, end="")
         return

@@ -54,6 +54,7 @@ def view(runs: Path) -> Table:
     from harness.analysis.logs.glance import glance
     from harness.records import RunStore, layout
     from harness.report.terminal import plain_table
+    from harness.runner.fleet.station import living_mark
 
     store = RunStore(runs)
     making = [folder for folder in store.unsealed() if folder.name.endswith(layout.PARTIAL)]
@@ -70,6 +71,8 @@ def view(runs: Path) -> Table:
         for folder in folders:
             seen = None if folder is None else glance(folder)
             label = "" if folder is None else f"{folder.parent.name}/{folder.name.removesuffix(layout.PARTIAL)}"
+            mark = None if folder is None else living_mark(folder)
+            label = label if mark is None else f"dev{mark['device']} {label}"
             done = "" if seen is None or seen.num_finished is None else str(seen.num_finished)
             now = "nothing" if seen is None else seen.in_words()
             table.add_row(*map(Text, (experiment, str(len(mine)), str(num_invalid), label, done, now)))

@@ -16,15 +16,14 @@ import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache, update_wrapper
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
 
-import llvmlite.binding
 import numpy as np
 import numpy.typing as npt
 
-_llvm: Any = llvmlite.binding
 Array = npt.NDArray[Any]
 Native = Callable[[Any, bytes], int]
 SYMBOL = "door"
@@ -80,14 +79,16 @@ class Door:
         return result.value if self._has_result else None
 
     def _words(self, arguments: Sequence[Any]) -> bytes:
-        """Arguments as the code takes them; where an array is another than before, its code is looked up again."""
+        """Arguments as the code takes them; where one is of another kind than before, the code is looked up again."""
         words: list[bytes] = []
         for place, argument in enumerate(arguments):
             if isinstance(argument, tuple | np.ndarray):
                 memory = self._seen.get(place)
                 if memory is None or not memory.is_of(cast("Any", argument)):
-                    memory = self._seen[place] = _Memory(cast("Any", argument))
-                    self._code = None
+                    before, memory = memory, _Memory(cast("Any", argument))
+                    self._seen[place] = memory
+                    if before is None or before.kind != memory.kind:
+                        self._code = None
                 words.append(memory.words)
             else:
                 words.append(_pack_number(argument))
@@ -130,6 +131,7 @@ class _Memory:
     def __init__(self, argument: Array | tuple[Any, ...]) -> None:
         arrays = _arrays_of(argument)
         self._arrays = [weakref.ref(array) for array in arrays]
+        self.kind = kind_of(argument)
         words = [word for array in arrays for word in _words_of(array)]
         self.words = struct.pack(f"{len(words)}q", *words)
 
@@ -157,26 +159,39 @@ def kind_of(argument: Any) -> object:
     if isinstance(argument, np.ndarray):
         array = cast("Array", argument)
         flags = (array.flags.c_contiguous, array.flags.f_contiguous, array.flags.aligned, array.flags.writeable)
-        return (array.dtype.descr, array.ndim, *flags)
+        return (_fields_of(array.dtype), array.ndim, *flags)
     if isinstance(argument, tuple):
         parts = cast("tuple[Any, ...]", argument)
         return (type(parts).__qualname__, [kind_of(part) for part in parts])
     return "int64"
 
 
+@lru_cache(maxsize=64)
+def _fields_of(dtype: np.dtype[Any]) -> object:
+    """Names and kinds of an item's fields: numpy makes them anew each time, which took longer than a simulation."""
+    return dtype.descr
+
+
+@lru_cache(maxsize=1)
+def _llvm() -> Any:
+    # Imported where code is loaded: who only reads records runs none.
+    return import_module("llvmlite.binding")
+
+
 @lru_cache(maxsize=1)
 def _target() -> str:
     """Who makes the code, of which bytecode, and for which processor."""
     makers = [f"{name} {version(name)}" for name in ("numba", "llvmlite", "numpy")]
-    features = _llvm.get_host_cpu_features().flatten()
-    return " ".join([*makers, sys.implementation.cache_tag or "", _llvm.get_host_cpu_name(), features])
+    features = _llvm().get_host_cpu_features().flatten()
+    return " ".join([*makers, sys.implementation.cache_tag or "", _llvm().get_host_cpu_name(), features])
 
 
 @lru_cache(maxsize=1)
 def _target_machine() -> Any:
-    _llvm.initialize_native_target()
-    _llvm.initialize_native_asmprinter()
-    return _llvm.Target.from_default_triple().create_target_machine()
+    llvm = _llvm()
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    return llvm.Target.from_default_triple().create_target_machine()
 
 
 _engines: list[Any] = []
@@ -184,8 +199,9 @@ _engines: list[Any] = []
 
 
 def _load(code: bytes) -> Native:
-    engine = _llvm.create_mcjit_compiler(_llvm.parse_assembly(""), _target_machine())
-    engine.add_object_file(_llvm.ObjectFileRef.from_data(code))
+    llvm = _llvm()
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _target_machine())
+    engine.add_object_file(llvm.ObjectFileRef.from_data(code))
     engine.finalize_object()
     _engines.append(engine)
     prototype = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_char_p)

@@ -42,16 +42,14 @@ class _NoEnvironment:
         """Functions that never raise need no environment."""
 
 
-class _LinkedLibrary(_library_class):
-    """Code that its callers link in; it never stands in memory by itself."""
-
-    def _optimize_final_module(self) -> None:
-        """The caller's module is optimised as a whole."""
+class _UnloadedLibrary(_library_class):
+    """Code that numba neither assembles nor loads: ``object_code`` does, from the optimised module."""
 
     def _finalize_final_module(self) -> None:
         self._finalized = True
 
     def get_pointer_to_function(self, _name: str) -> int:
+        self._ensure_finalized()
         return 0
 
     @property
@@ -59,12 +57,25 @@ class _LinkedLibrary(_library_class):
         return _NoEnvironment()
 
 
-class _LinkedCompiler(_compiler_class):
-    """numba's own pipeline, into a library that is only linked."""
+class _LinkedLibrary(_UnloadedLibrary):
+    """Code that its callers link in."""
+
+    def _optimize_final_module(self) -> None:
+        """The caller's module is optimised as a whole."""
+
+
+class _UnloadedCompiler(_compiler_class):
+    """numba's own pipeline, into a library of another kind."""
+
+    library_class: Any = _UnloadedLibrary
 
     def __init__(self, typing_context: Any, target_context: Any, library: Any, *rest: Any) -> None:
-        own = _LinkedLibrary(target_context.codegen(), "linked") if library is None else library
+        own = self.library_class(target_context.codegen(), "linked") if library is None else library
         super().__init__(typing_context, target_context, own, *rest)
+
+
+class _LinkedCompiler(_UnloadedCompiler):
+    library_class = _LinkedLibrary
 
 
 def takes_tables(function: Callable[..., Any]) -> bool:
@@ -124,18 +135,19 @@ def object_code(
 
     It needs nothing but the C library: the function takes no Python object and never raises.
     """
-    dispatcher: Any = _jit(**options, **_UNWRAPPED)(function)
+    extra = {"pipeline_class": _UnloadedCompiler} if IS_KNOWN_NUMBA else {}
+    dispatcher: Any = _jit(**options, **_UNWRAPPED, **extra)(function)
     signature = tuple(_type_of(argument) for argument in arguments)
     with _places_are_never_negative():
         dispatcher.compile(signature)
-    made = dispatcher.overloads[signature]
+        made = dispatcher.overloads[signature]
     if made.signature.return_type not in (types.int64, types.none):
         raise TypeError(f"{function.__qualname__} returns {made.signature.return_type}, not int64 or None")
     module = _parse(made.library._final_module.as_bitcode())
     target = module.get_function(made.fndesc.llvm_func_name)
     target.name = f"{symbol}.target"
     module.link_in(_assembly(_spread(symbol, target.name, [_word_types(argument) for argument in arguments])))
-    return made.library.codegen._tm.emit_object(module)
+    return made.library._codegen._tm.emit_object(module)
 
 
 def _word_types(argument: Any) -> list[str]:

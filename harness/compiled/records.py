@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, Protocol, TypeVar, cast, overload
 
 import numpy as np
@@ -57,6 +58,7 @@ def record_fields(record: type) -> tuple[str, ...]:
     return tuple(record.__annotations__)
 
 
+@lru_cache(maxsize=128)
 def record_dtype(record: type) -> np.dtype[np.void]:
     """How a record lies in memory: one int64 after another, in the order of its fields."""
     return np.dtype([(name, np.int64) for name in record_fields(record)])
@@ -95,6 +97,12 @@ def records_from(record: type[Record], rows: Sequence[tuple[int, ...]]) -> Recor
 def end_to_end(parts: Sequence[Records[Record]]) -> Records[Record]:
     """Tables of the same record, one after another."""
     return cast("Records[Record]", np.concatenate(cast("Sequence[npt.NDArray[np.void]]", parts)))
+
+
+def sums(record: type[Record], records: Records[Record]) -> dict[str, int]:
+    """The sum of each field over a table, as Python integers."""
+    table = cast("npt.NDArray[Any]", records).view(np.int64).reshape(len(records), -1)
+    return dict(zip(record_fields(record), table.sum(axis=0).tolist(), strict=True))
 
 
 def record_as_dict(records: Records[Record], place: int) -> dict[str, int]:

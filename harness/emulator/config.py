@@ -73,6 +73,9 @@ class EmulatorConfig(Spec):
     shutdown_timeout_s: int = Field(default=0, ge=0)
     trace_path: str | None = None
     seed: int = Field(default=0, ge=0)
+    step_factor: float = Field(
+        default=1.0, gt=0, le=100, description="times as long as the cost model says that every step lasts"
+    )
     eos_rate: float = Field(default=0.0, ge=0, lt=1, description="chance that a token is EOS, unless ignore_eos")
     spin_us: int = Field(
         default=200, ge=0, le=2000, description="longest busy-wait before a step's end, wall microseconds; 0: none"
@@ -140,6 +143,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--trace", dest="trace_path", help="file for one JSON line per engine step")
     add("--seed", type=int, help="seed of the emulated model and of seeded faults (0)")
     add("--eos-rate", type=float, dest="eos_rate", help="chance that a token is EOS unless ignore_eos (0)")
+    add("--step-factor", type=float, dest="step_factor", help="every step lasts so many times as long (1)")
     add("--spin-us", type=int, dest="spin_us", help="longest busy-wait before a step's end, microseconds (200)")
     add("--fault", action="append", metavar="NAME[=VALUE]", help="one of: " + ", ".join(FAULTS))
     return parser

@@ -64,7 +64,9 @@ class EmulatorServer:
         self.clock = ScaledClock(config.time_scale)
         self._wall = MonotonicClock()
         engine = EngineConfig.from_server(config.server)
-        scheduler = Scheduler(engine, load_cost_model(config.server.cost_model), with_events=True)
+        scheduler = Scheduler(
+            engine, load_cost_model(config.server.cost_model).scaled(config.step_factor), with_events=True
+        )
         self.core = EmulatorCore(scheduler, config.fault.copy_fails_at)
         self.socket = bind(config.host, config.port)
         self.trace = self._open_trace()

@@ -42,10 +42,13 @@ def to_fs(value: Decimal | float | int | str, unit_fs: int) -> int:
 
     Raises ValueError for an exponent that no duration has: all its digits would be written out.
     """
-    exact = Decimal(repr(value)) if isinstance(value, float) else Decimal(value)
+    return round(Fraction(_bounded(Decimal(repr(value)) if isinstance(value, float) else Decimal(value))) * unit_fs)
+
+
+def _bounded(exact: Decimal) -> Decimal:
     if exact and abs(exact.adjusted()) > LARGEST_EXPONENT:
-        raise ValueError(f"{exact:.3e} is no duration")
-    return round(Fraction(exact) * unit_fs)
+        raise ValueError(f"{exact:.3e} is no duration and no number of tokens")
+    return exact
 
 
 def fs_to_ns(femtoseconds: int) -> int:
@@ -133,10 +136,10 @@ class CostModel:
 
     def decode_base_fs(self, config: EngineConfig) -> IntArray:
         """Shape (limit + 1,): f + alpha + beta n of a step of n requests, fs; place 0 is not used."""
-        base_fs = np.zeros(config.max_num_seqs + 1, dtype=np.int64)
-        for num_seqs in range(1, config.max_num_seqs + 1):
-            bucket = config.bucket_of(num_seqs)
-            base_fs[num_seqs] = self.bucket_fs(bucket) + self.alpha_fs + self.beta_fs * num_seqs
+        sizes = np.arange(config.max_num_seqs + 1, dtype=np.int64)
+        bucket_fs = np.array([self.bucket_fs(bucket) for bucket in config.decode_buckets], dtype=np.int64)
+        base_fs = bucket_fs[np.searchsorted(config.decode_buckets, sizes)] + self.alpha_fs + self.beta_fs * sizes
+        base_fs[0] = 0
         return base_fs
 
 
@@ -219,7 +222,7 @@ def load_cost_model(name_or_path: str | Path) -> CostModel:
     """The cost model in a file; raises SpecError naming the file and every key that is wrong."""
     path = find_cost_file(name_or_path)
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"), parse_float=Decimal)
+        table = tomllib.loads(path.read_text(encoding="utf-8"), parse_float=lambda text: _bounded(Decimal(text)))
         return cost_model_from(_CostFile.model_validate(table))
     except OSError as error:
         raise SpecError(f"cannot be read ({error.strerror})", where=str(path), hint="Check the path") from error

@@ -10,7 +10,7 @@ import numpy as np
 
 from harness.compiled.records import IntArray, Records, new_records, record_fields, records_of
 from harness.engine.config import EngineConfig
-from harness.engine.state import EVENT_HEADER, Block, EngineState, Eviction, Holder, Place, Prefix, Row, Server, Slot
+from harness.engine.state import EVENT_HEADER, Block, EngineState, Eviction, Place, Prefix, Row, Server, Slot
 
 
 def new_state(
@@ -38,9 +38,9 @@ def new_state(
         places=new_records(Place, limit),
         slots=new_records(Slot, num_slots),
         blocks=new_records(Block, num_blocks + 1),
-        holders=new_records(Holder, table_size),
         prefix=new_records(Prefix, max(blocks_per_seq, slots_per_seq)),
         evicted=new_records(Eviction, num_slots + slots_per_seq + limit),
+        buckets=_zeros(table_size),
         seat_blocks=_zeros(limit, blocks_per_seq),
         seat_slots=_zeros(limit, slots_per_seq),
         slot_blocks=_zeros(num_slots, blocks_per_slot),

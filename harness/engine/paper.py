@@ -19,13 +19,8 @@ from harness.engine.state import (
 @inner
 def settle_releases(state: EngineState) -> None:
     """Completed requests' slots become evictable."""
-    if state.server[0].pending_releases == 0:
-        return
-    walk = state.server[0].fifo_head
-    while walk >= 0:
-        if state.slots[walk].status == SLOT_PENDING:
-            state.slots[walk].status = SLOT_INACTIVE
-        walk = state.slots[walk].next
+    for place in range(state.server[0].pending_releases):
+        state.slots[state.slots[place].pending].status = SLOT_INACTIVE
     state.server[0].pending_releases = 0
 
 
@@ -67,7 +62,6 @@ def paper_admit(state: EngineState, row: int) -> bool:
     server.free_seats -= 1
     seat = state.places[server.free_seats].free_seat
     state.rows[row].seat = seat
-    state.rows[row].computed = 0
     state.places[seat].num_blocks = 0
     state.places[seat].num_slots = 1
     state.seat_slots[seat, 0] = slot
@@ -78,8 +72,10 @@ def paper_admit(state: EngineState, row: int) -> bool:
 def paper_release(state: EngineState, row: int) -> None:
     """A request is over; its slot waits for the next admission before it can be evicted."""
     seat = state.rows[row].seat
-    state.slots[state.seat_slots[seat, 0]].status = SLOT_PENDING
-    note_use(state, int(state.seat_slots[seat, 0]))
+    slot = int(state.seat_slots[seat, 0])
+    state.slots[slot].status = SLOT_PENDING
+    note_use(state, slot)
+    state.slots[state.server[0].pending_releases].pending = slot
     state.server[0].pending_releases += 1
     state.places[state.server[0].free_seats].free_seat = seat
     state.server[0].free_seats += 1

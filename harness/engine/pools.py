@@ -23,69 +23,60 @@ _MIX = 0x9E3779B97F4A7C15 - (1 << 64)
 
 
 @inner
-def table_home(key: int, mask: int) -> int:
-    """Where a chain key's entry would be in an empty table."""
+def bucket_of(key: int, mask: int) -> int:
+    """The bucket of a chain key."""
     mixed = key * _MIX
     return (mixed ^ (mixed >> 29)) & mask
 
 
 @inner
-def table_find(state: EngineState, key: int) -> int:
-    """The place of ``key``, or of the empty place where it belongs."""
-    mask = state.server[0].table_mask
-    place = table_home(key, mask)
-    while state.holders[place].newest != 0 and state.holders[place].key != key:
-        place = (place + 1) & mask
-    return place
-
-
-@inner
-def table_delete(state: EngineState, place: int) -> None:
-    """Empty a place and close the gap, so that probing needs no tombstones."""
-    mask = state.server[0].table_mask
-    hole = place
-    walk = (place + 1) & mask
-    while state.holders[walk].newest != 0:
-        home = table_home(state.holders[walk].key, mask)
-        # The entry may move into the hole unless its home lies cyclically after the hole.
-        if ((walk - home) & mask) >= ((walk - hole) & mask):
-            state.holders[hole].key = state.holders[walk].key
-            state.holders[hole].newest = state.holders[walk].newest
-            hole = walk
-        walk = (walk + 1) & mask
-    state.holders[hole].newest = 0
-
-
-@inner
 def hash_block(state: EngineState, block: int, key: int) -> None:
-    """Register a full block under its chain key, as the key's most recent holder."""
-    place = table_find(state, key)
-    older = state.holders[place].newest
-    state.holders[place].key = key
-    state.holders[place].newest = block
-    state.blocks[block].hashed = 1
-    state.blocks[block].key = key
-    state.blocks[block].older = older
-    state.blocks[block].newer = 0
-    if older != 0:
-        state.blocks[older].newer = block
+    """Register a full block under its chain key, as the key's most recent holder: only that one is in a bucket."""
+    blocks = state.blocks
+    bucket = bucket_of(key, int(state.server[0].table_mask))
+    before, older = 0, int(state.buckets[bucket])
+    while older != 0 and blocks[older].key != key:
+        before, older = older, int(blocks[older].chain)
+    blocks[block].hashed = 1
+    blocks[block].key = key
+    blocks[block].older = older
+    blocks[block].newer = 0
+    if older == 0:
+        blocks[block].chain = state.buckets[bucket]
+        state.buckets[bucket] = block
+        return
+    blocks[older].newer = block
+    replace_in_bucket(state, bucket, before, block, int(blocks[older].chain))
+
+
+@inner
+def replace_in_bucket(state: EngineState, bucket: int, before: int, block: int, chain: int) -> None:
+    """``block`` stands behind ``before`` (0: first) in a bucket, and ``chain`` behind it."""
+    if block != 0:
+        state.blocks[block].chain = chain
+    follows = block if block != 0 else chain
+    if before == 0:
+        state.buckets[bucket] = follows
+    else:
+        state.blocks[before].chain = follows
 
 
 @inner
 def unhash_block(state: EngineState, block: int) -> None:
     """Take a block out of its key's holders; the others keep their order."""
-    older, newer = state.blocks[block].older, state.blocks[block].newer
+    blocks = state.blocks
+    older, newer = int(blocks[block].older), blocks[block].newer
     if older != 0:
-        state.blocks[older].newer = newer
+        blocks[older].newer = newer
+    blocks[block].hashed = 0
     if newer != 0:
-        state.blocks[newer].older = older
-    else:
-        place = table_find(state, state.blocks[block].key)
-        if older != 0:
-            state.holders[place].newest = older
-        else:
-            table_delete(state, place)
-    state.blocks[block].hashed = 0
+        blocks[newer].older = older
+        return
+    bucket = bucket_of(blocks[block].key, int(state.server[0].table_mask))
+    before, walk = 0, int(state.buckets[bucket])
+    while walk != block:
+        before, walk = walk, int(blocks[walk].chain)
+    replace_in_bucket(state, bucket, before, older, int(blocks[block].chain))
 
 
 @inner
@@ -199,6 +190,19 @@ def append_to_slot(state: EngineState, slot: int, block: int) -> None:
     state.slot_blocks[slot, state.slots[slot].length] = block
     state.slots[slot].length += 1
     state.blocks[block].slot = slot
+
+
+@inner
+def fill_slot(state: EngineState, slot: int, seat: int, first: int, last: int) -> None:
+    """Write the seat's inner blocks [first, last) into the list of a slot just taken, as ``append_to_slot``."""
+    is_repaired = state.server[0].is_index_repaired
+    for i in range(first, last):
+        block = int(state.seat_blocks[seat, i])
+        if is_repaired and state.blocks[block].slot >= 0:
+            detach_block(state, block, slot)
+        state.slot_blocks[slot, i - first] = block
+        state.blocks[block].slot = slot
+    state.slots[slot].length = last - first
 
 
 @inner

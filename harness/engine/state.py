@@ -95,6 +95,7 @@ class Server:
     computed_tokens: int
     hit_tokens: int
     context_tokens: int
+    equal_steps: int
     dummy_slot: int
     num_preempted: int
     num_evicted: int
@@ -105,13 +106,15 @@ class Server:
 
 
 class Row:
-    """One request. next, prev: neighbours in the waiting queue. seat: where its memory stands while it runs."""
+    """One request. next, prev: neighbours in the waiting queue. seat: where its memory stands while it runs.
+
+    end_output: with so many tokens generated it is finished. room_output: so many fit the blocks that it holds.
+    """
 
     prompt: int
-    max_tokens: int
-    stop_tokens: int
     output: int
-    computed: int
+    end_output: int
+    room_output: int
     status: int
     seat: int
     next: int
@@ -137,7 +140,7 @@ class Place:
 class Slot:
     """One KV slot. length: inner blocks it lists. next, prev: neighbours in eviction order. free: ring of free slots.
 
-    session, prompt: whose prompt it holds, for the paper's rules.
+    session, prompt: whose prompt it holds, for the paper's rules. pending: a stack of slots that wait to be settled.
     """
 
     length: int
@@ -148,10 +151,14 @@ class Slot:
     session: int
     prompt: int
     free: int
+    pending: int
 
 
 class Block:
-    """One inner block; id 0 is the vendor's null block. older, newer: other holders of its key. slot: the index."""
+    """One inner block; id 0 is the vendor's null block. slot: the index.
+
+    older, newer: other holders of its key. chain: next block of the same bucket, when it is its key's newest holder.
+    """
 
     next_free: int
     hashed: int
@@ -159,13 +166,7 @@ class Block:
     older: int
     newer: int
     slot: int
-
-
-class Holder:
-    """A place of the open-addressing map from a chain key to its most recent holder (0: empty place)."""
-
-    key: int
-    newest: int
+    chain: int
 
 
 class Prefix:
@@ -189,7 +190,8 @@ class EngineState(NamedTuple):
     """All tables of one server.
 
     server (2,): the live scalars, and those of a fresh server. rows (num_rows,). places (limit,). slots (num_slots,).
-    blocks (num_blocks + 1,). holders (a power of two,). prefix (blocks per request,). evicted: of the last call.
+    blocks (num_blocks + 1,). prefix (blocks per request,). evicted: of the last call. buckets (a power of two,): by
+    chain key, the first of the chained blocks that are most recent holders; 0: none.
     seat_blocks (limit, blocks per request), seat_slots (limit, slots per request): what running requests hold.
     slot_blocks (num_slots, blocks per slot): inner blocks in order. events: variable-length records.
     """
@@ -199,9 +201,9 @@ class EngineState(NamedTuple):
     places: Records[Place]
     slots: Records[Slot]
     blocks: Records[Block]
-    holders: Records[Holder]
     prefix: Records[Prefix]
     evicted: Records[Eviction]
+    buckets: IntArray
     seat_blocks: IntArray
     seat_slots: IntArray
     slot_blocks: IntArray

@@ -40,8 +40,8 @@ def reset(state: EngineState) -> None:
         state.slots[slot].status = SLOT_INACTIVE
     for seat in range(server.limit):
         state.places[seat].free_seat = server.limit - 1 - seat
-    for place in range(server.table_mask + 1):
-        state.holders[place].newest = 0
+    for bucket in range(len(state.buckets)):
+        state.buckets[bucket] = 0
 
 
 @inner
@@ -49,10 +49,9 @@ def submit(state: EngineState, row: int, prompt: int, max_tokens: int, stop_toke
     """Queue a request at the tail. ``stop_tokens`` is its true output length; admission never reads it."""
     server, rows = state.server[0], state.rows
     rows[row].prompt = prompt
-    rows[row].max_tokens = max_tokens
-    rows[row].stop_tokens = stop_tokens
     rows[row].output = 0
-    rows[row].computed = 0
+    rows[row].end_output = min(stop_tokens, max_tokens, server.max_model_len - prompt)
+    rows[row].room_output = FAR
     rows[row].status = ROW_WAITING
     rows[row].seat = -1
     rows[row].session = session
@@ -87,7 +86,6 @@ def requeue_first(state: EngineState, row: int) -> None:
     """Put a preempted request before everyone who waits; it keeps its generated tokens, not its KV."""
     server, rows = state.server[0], state.rows
     rows[row].status = ROW_WAITING
-    rows[row].computed = 0
     rows[row].prev = -1
     rows[row].next = server.wait_head
     if server.wait_head >= 0:
@@ -150,7 +148,6 @@ def schedule(state: EngineState) -> int:
         state.places[server.num_running].running = row
         server.num_running += 1
         num_tokens = rows[row].prompt + rows[row].output
-        rows[row].computed = num_tokens
         state.places[0].batch = row
         server.num_batch = 1
         server.computed_tokens = num_tokens - server.cached_tokens
@@ -167,12 +164,11 @@ def schedule_decode(state: EngineState) -> int:
     """One token for every running request, in admission order; the last admitted give way when memory runs out."""
     server, rows = state.server[0], state.rows
     has_blocks = server.has_inner_blocks
-    count = 0
-    context = 0
+    count, context, equal_steps = 0, 0, FAR
     while count < server.num_running:
         row = state.places[count].running
         is_out = False
-        while has_blocks and not is_out and not vendor_grow(state, row):
+        while rows[row].output > rows[row].room_output and not is_out and not vendor_grow(state, row):
             server.num_running -= 1
             victim = int(state.places[server.num_running].running)
             vendor_release(state, victim, 1)
@@ -183,10 +179,12 @@ def schedule_decode(state: EngineState) -> int:
         if is_out:
             break
         state.places[count].batch = row
-        context += rows[row].prompt + rows[row].output
-        rows[row].computed += 1
+        output = rows[row].output
+        context += rows[row].prompt + output
+        equal_steps = min(equal_steps, rows[row].end_output - output, rows[row].room_output - output + 1)
         count += 1
     server.num_batch = count
+    server.equal_steps = equal_steps
     server.context_tokens = context
     if count == 0:
         return STEP_IDLE
@@ -209,18 +207,7 @@ def equal_steps(state: EngineState) -> int:
     Until the first finish, or until a request needs another inner block. What else could change the next decision
     (an arrival, a queue whose head may be admitted) is for the caller to judge.
     """
-    server, rows = state.server[0], state.rows
-    has_blocks = server.has_inner_blocks
-    most = FAR
-    for i in range(server.num_batch):
-        row = state.places[i].batch
-        output = rows[row].output
-        num_tokens = rows[row].prompt + output
-        most = min(most, rows[row].stop_tokens - output, rows[row].max_tokens - output)
-        most = min(most, server.max_model_len - num_tokens)
-        if has_blocks:
-            most = min(most, state.places[rows[row].seat].num_blocks * server.block_tokens - num_tokens + 1)
-    return max(most, 1)
+    return int(state.server[0].equal_steps)
 
 
 @inner
@@ -259,13 +246,7 @@ def finish_steps(state: EngineState, num_steps: int) -> int:
         if row < 0:
             continue
         rows[row].output += num_steps
-        rows[row].computed += num_steps - 1
-        output = rows[row].output
-        if (
-            output >= rows[row].stop_tokens
-            or output >= rows[row].max_tokens
-            or rows[row].prompt + output >= server.max_model_len
-        ):
+        if rows[row].output >= rows[row].end_output:
             release(state, row)
             leave_running(state, row)
             rows[row].status = ROW_GONE

@@ -11,6 +11,7 @@ from harness.engine.events import log_alloc, log_free_request, log_lookup, log_m
 from harness.engine.pools import (
     append_to_slot,
     evict_slot,
+    fill_slot,
     hash_block,
     make_room,
     note_use,
@@ -51,7 +52,7 @@ def vendor_admit(state: EngineState, row: int) -> bool:
     server.free_seats -= 1
     seat = int(state.places[server.free_seats].free_seat)
     rows[row].seat = seat
-    rows[row].computed = 0
+    rows[row].room_output = num_blocks * block_tokens - rows[row].prompt
     state.places[seat].num_blocks = num_blocks
     state.places[seat].num_slots = num_slots
     server.cached_tokens = 0
@@ -63,8 +64,7 @@ def vendor_admit(state: EngineState, row: int) -> bool:
         for i in range(num_slots):
             slot = take_slot(state, row)
             state.seat_slots[seat, i] = slot
-            for j in range(i * per_slot, min((i + 1) * per_slot, num_blocks)):
-                append_to_slot(state, slot, state.seat_blocks[seat, j])
+            fill_slot(state, slot, seat, i * per_slot, int(min((i + 1) * per_slot, num_blocks)))
         log_alloc(state, row, seat, 0, num_slots, 0, num_blocks)
         for i in range(num_tokens // block_tokens):
             hash_block(state, state.seat_blocks[seat, i], state.prefix[i].key)
@@ -135,20 +135,20 @@ def keep_matched_blocks(state: EngineState, num_slots: int) -> None:
 
 @inner
 def vendor_grow(state: EngineState, row: int) -> bool:
-    """Room for one more token of a running request: most often nothing, else one inner block, rarely a slot."""
+    """One inner block more for a running request that has filled those it holds, and rarely a slot."""
     server, rows = state.server[0], state.rows
     seat = rows[row].seat
-    num_tokens = min(rows[row].prompt + rows[row].output, server.max_model_len)
     have = state.places[seat].num_blocks
-    if num_tokens <= have * server.block_tokens:
-        return True
-    if state.server[0].free_blocks == 0:
+    if server.free_blocks == 0:
         return False
     if not server.is_caching:
         state.seat_blocks[seat, have] = pop_block(state)
         state.places[seat].num_blocks = have + 1
+        rows[row].room_output += server.block_tokens
         return True
-    starts_slot = (rows[row].computed // server.block_tokens) % server.blocks_per_slot == 0
+    # The newest token has no KV yet.
+    num_computed = rows[row].prompt + rows[row].output - 1
+    starts_slot = (num_computed // server.block_tokens) % server.blocks_per_slot == 0
     if starts_slot:
         state.server[0].caller = CALLER_REQUEST
         if not make_room(state, 1):
@@ -156,6 +156,7 @@ def vendor_grow(state: EngineState, row: int) -> bool:
     block = pop_block(state)
     state.seat_blocks[seat, have] = block
     state.places[seat].num_blocks = have + 1
+    rows[row].room_output += server.block_tokens
     last = state.places[seat].num_slots
     if starts_slot:
         state.seat_slots[seat, last] = take_slot(state, row)
@@ -186,14 +187,15 @@ def vendor_release(state: EngineState, row: int, is_preemption: int) -> None:
                 note_use(state, int(state.seat_slots[seat, i]))
     if is_preemption:
         log_preempt(state, row, seat, num_blocks, state.rows[row].output)
-    unhashed_first = state.server[0].is_index_repaired
-    if unhashed_first:
-        for i in range(num_blocks):
-            if not state.blocks[state.seat_blocks[seat, i]].hashed:
-                push_free_block_first(state, state.seat_blocks[seat, i])
-    for i in range(num_blocks - 1, -1, -1):
-        if not unhashed_first or state.blocks[state.seat_blocks[seat, i]].hashed:
-            push_free_block(state, state.seat_blocks[seat, i])
+    num_last = num_blocks
+    if state.server[0].is_index_repaired:
+        # Blocks with a hash come before those without: the full ones of the prompt.
+        while num_last > 0 and not state.blocks[state.seat_blocks[seat, num_last - 1]].hashed:
+            num_last -= 1
+        for i in range(num_last, num_blocks):
+            push_free_block_first(state, state.seat_blocks[seat, i])
+    for i in range(num_last - 1, -1, -1):
+        push_free_block(state, state.seat_blocks[seat, i])
     state.places[server.free_seats].free_seat = seat
     server.free_seats += 1
     state.rows[row].seat = -1

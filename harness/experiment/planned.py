@@ -14,10 +14,11 @@ from harness.engine import CostModel, load_cost_model
 from harness.engine.cost import find_cost_file
 from harness.errors import SpecError
 from harness.experiment.orders import order_of_block
+from harness.experiment.periods import Period, period_of
 from harness.kinds import kind_named
 from harness.plan import Plan, build_plan, check_fits
 from harness.records import RunKey, SealedRun
-from harness.spec import ConditionSpec, ExperimentSpec, Place, ServerSpec, Treatment, WorkloadSpec
+from harness.spec import ConditionSpec, ExperimentSpec, FleetSpec, Place, ServerSpec, Treatment, WorkloadSpec
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -26,7 +27,7 @@ class PlannedRun:
 
     position: place in the experiment's order, from 0. server: the condition's changes applied. plan: what is sent, the
     treatment applied; its ``drawn_hash`` is equal for all conditions of a replicate that share a workload.
-    cost_file: where ``cost_model`` was read from.
+    cost_file: where ``cost_model`` was read from. period: when it is made, where a fleet's devices keep step.
     """
 
     spec: ExperimentSpec
@@ -37,6 +38,7 @@ class PlannedRun:
     plan: Plan
     cost_file: Path
     cost_model: CostModel = field(repr=False)
+    period: Period | None = None
 
     @property
     def key(self) -> RunKey:
@@ -57,7 +59,8 @@ class PlannedRun:
         place, fleet = self.place, self.spec.fleet
         if place is None or fleet is None:
             return ()
-        return tuple(device for device in fleet.devices if device != place.device)
+        busy = fleet.devices if self.period is None else self.period.devices
+        return tuple(device for device in busy if device != place.device)
 
     @property
     def order_index(self) -> int:
@@ -109,15 +112,16 @@ def resolve(spec: ExperimentSpec) -> PlannedRuns:
     plans = _Plans(spec.base_seed)
     runs: list[PlannedRun] = []
     for replicate in range(spec.replicates):
-        for place in order_of_block(spec.order, len(spec.condition), spec.turn_of(replicate)):
+        for order_index, place in enumerate(order_of_block(spec.order, len(spec.condition), spec.turn_of(replicate))):
             condition = spec.condition[place]
             own = settled[condition.name]
             plan = plans.plan(own.workload, spec.input_of(replicate), condition.treatment)
             check_fits(plan, own.server)
             _check_stream(plan, spec)
+            period = period_of(spec, replicate, order_index)
             runs.append(
                 PlannedRun(
-                    spec, condition, replicate, len(runs), own.server, plan, own.cost_file, cost_model=own.cost_model
+                    spec, condition, replicate, len(runs), own.server, plan, own.cost_file, own.cost_model, period
                 )
             )
     return PlannedRuns(spec, tuple(runs))
@@ -156,6 +160,11 @@ class _Plans:
         return self._made[key]
 
 
+def _of_fleet(fleet: FleetSpec, condition: ConditionSpec) -> tuple[object, ...]:
+    """What of a fleet decides a run; how far the host may be driven does not."""
+    return fleet.places, fleet.emulated, fleet.lockstep, condition.neighbours
+
+
 def changed_inputs(run: SealedRun, spec: ExperimentSpec, condition: ConditionSpec) -> list[str]:
     """What of server, client, backend, time scale, order and fleet a sealed run has that ``spec`` does not ask for."""
     expected: dict[str, object] = {
@@ -164,7 +173,7 @@ def changed_inputs(run: SealedRun, spec: ExperimentSpec, condition: ConditionSpe
         "backend": spec.backend,
         "client": spec.client.model_dump(mode="json"),
         "order": spec.order,
-        "fleet": () if spec.fleet is None else spec.fleet.places,
+        "fleet": None if spec.fleet is None else _of_fleet(spec.fleet, condition),
     }
     found: dict[str, object] = {
         # As it was asked for, rules left open included; keys that came later count with their defaults.
@@ -173,6 +182,6 @@ def changed_inputs(run: SealedRun, spec: ExperimentSpec, condition: ConditionSpe
         "backend": run.manifest.backend,
         "client": run.client.model_dump(mode="json"),
         "order": run.spec.order,
-        "fleet": () if run.fleet_spec is None else run.fleet_spec.places,
+        "fleet": None if run.fleet_spec is None else _of_fleet(run.fleet_spec, run.condition_spec),
     }
     return sorted(name for name in expected if expected[name] != found[name])

@@ -6,7 +6,7 @@ measured. Next: the file is committed; ``ticket`` checks it before a confirmator
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -69,12 +69,17 @@ class Frozen:
 
 
 def freeze(
-    spec: ExperimentSpec, experiment_file: Path, *, overrides: Sequence[str] = (), options: FreezeOptions | None = None
+    spec: ExperimentSpec,
+    experiment_file: Path,
+    *,
+    overrides: Sequence[str] = (),
+    options: FreezeOptions | None = None,
+    tell: Callable[[float], None] = lambda _share: None,
 ) -> Frozen:
     """Write the frozen file of an experiment; raises SpecError with the reason when that cannot be right.
 
     spec: as it will be run, ``overrides`` applied to the content of ``experiment_file``; of a stopping rule the whole
-    budget is frozen, and the rule with it.
+    budget is frozen, and the rule with it. tell: takes the share of the runs predicted.
     """
     if spec.stop is not None:
         check_can_decide(spec.stop)
@@ -106,7 +111,7 @@ def freeze(
         prediction_rules=prediction_rules,
         condition_rules=_condition_rules(planned, prediction_rules),
         perturbations=_perturbations(planned),
-        predictions=predict_experiment(planned, prediction_rules or None),
+        predictions=predict_experiment(planned, prediction_rules or None, tell),
         rules=tuple(rules),
         code_sha256=source_sha256(HARNESS_FOLDER),
         code_commit=source_facts().get("git_commit") or "",

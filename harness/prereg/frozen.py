@@ -18,7 +18,7 @@ from pydantic import Field, ValidationError
 from harness.analysis.method.predictions import Prediction
 from harness.errors import SpecError
 from harness.experiment import PlannedRuns
-from harness.prereg.ledger import Ledger
+from harness.prereg.ledger import Instant, Ledger
 from harness.records import PreregistrationRecord
 from harness.spec import ExperimentSpec, Spec, describe_validation_error
 from harness.spec.rules import DecisionRule
@@ -70,7 +70,7 @@ class Preregistration(Spec):
 
     format: Literal["harness-preregistration/1"] = FORMAT
     name: str
-    frozen_at_utc: str
+    frozen_at_utc: Instant
     experiment_file: NamedFile
     overrides: tuple[str, ...] = ()
     experiment: ExperimentSpec

@@ -10,10 +10,11 @@ import hashlib
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
-from pydantic import Field, ValidationError
+from pydantic import AfterValidator, Field, ValidationError
 
 from harness.clock import utc_now
 from harness.errors import RecordsError, SpecError
@@ -29,6 +30,18 @@ TRIES = 20
 _START_AGAIN = "Restore that run from a copy, or freeze the experiment again under a new name"
 
 
+def _instant(text: str) -> str:
+    try:
+        datetime.fromisoformat(text).timestamp()
+    except OverflowError as error:
+        raise ValueError("a year that no clock shows") from error
+    return text
+
+
+Instant = Annotated[str, AfterValidator(_instant)]
+"""A date and time as Python writes it."""
+
+
 class Entry(Spec):
     """One entry. number: place in the chain, from 0. plan: the plan's hash; start: the commit of the start that ends.
 
@@ -42,7 +55,7 @@ class Entry(Spec):
     condition: str
     replicate: int
     host: str
-    at_utc: str
+    at_utc: Instant
     plan: str = ""
     start: str = ""
     manifest: str = ""

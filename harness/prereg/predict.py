@@ -6,7 +6,7 @@ Next: ``freeze`` writes them down; ``harness decide`` compares them with sealed 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -90,11 +90,19 @@ def _figures(arrays: PlanArrays, config: EngineConfig, outcome: Outcome) -> dict
     }
 
 
-def predict_experiment(planned: PlannedRuns, rules: RulesName | None = None) -> dict[str, dict[int, Prediction]]:
-    """Every planned run of an experiment, by condition and replicate, over the draws that it asks for."""
-    return {
-        name: {run.replicate: predict_run(run, rules) for run in runs} for name, runs in planned.by_condition.items()
-    }
+def predict_experiment(
+    planned: PlannedRuns, rules: RulesName | None = None, tell: Callable[[float], None] = lambda _share: None
+) -> dict[str, dict[int, Prediction]]:
+    """Every planned run of an experiment, by condition and replicate, over the draws that it asks for.
+
+    tell: takes the share of the runs predicted.
+    """
+    found: dict[str, dict[int, Prediction]] = {name: {} for name in planned.by_condition}
+    runs = [(name, run) for name, of_condition in planned.by_condition.items() for run in of_condition]
+    for count, (name, run) in enumerate(runs, 1):
+        found[name][run.replicate] = predict_run(run, rules)
+        tell(count / len(runs))
+    return found
 
 
 def predict_runs(runs: Sequence[SealedRun], rules: RulesName | None = None) -> Predictions:

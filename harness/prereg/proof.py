@@ -7,9 +7,13 @@ Next: ``judge`` turns doubts into WITHHELD; ``publish`` writes a proof down and 
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path, PurePosixPath
+from typing import Annotated
+
+from pydantic import AfterValidator
 
 from harness.analysis import check_run
 from harness.analysis.logs.derive import derived_of
@@ -28,6 +32,17 @@ MAX_STARTS = 3
 CLOCK_TOLERANCE_S = 2.0
 
 
+def _encoded(text: str) -> str:
+    base64.b64decode(text, validate=True)
+    return text
+
+
+Encoded = Annotated[str, AfterValidator(_encoded)]
+"""Bytes in base64."""
+# Its tree, and the seconds of its committer; git writes the lines in this order.
+_COMMIT = re.compile(rb"tree ([0-9a-f]{40,64})\n(?:[^\n]+\n)*?committer [^\n]* (\d{1,12}) [+-]\d{4}\n")
+
+
 class Proof(Spec):
     """Everything a repository says of one freeze. way: (kind, content in base64) from the commit to the file's folder.
 
@@ -37,8 +52,8 @@ class Proof(Spec):
     """
 
     commit: str
-    way: tuple[tuple[str, str], ...]
-    chain: tuple[tuple[str, str], ...]
+    way: tuple[tuple[str, Encoded], ...]
+    chain: tuple[tuple[str, Encoded], ...]
     commits: tuple[str, ...]
     lost: tuple[str, ...] = ()
     remotes: tuple[str, ...] = ()
@@ -86,6 +101,9 @@ def doubts_of(proof: Proof, frozen: Preregistration, runs: Sequence[SealedRun]) 
         return
     if proof.lost:
         yield f"{len(proof.lost)} entries were taken out of the ledger, first {proof.lost[-1][:12]}"
+    if not links and not any(one.manifest.preregistration and one.manifest.preregistration.start for one in runs):
+        yield "these runs were made before there were ledgers: nothing shows that they are all"
+        return
     yield from _doubts_of_chain([link.entry for link in links], frozen)
     # Of a run that was made again, the last one counts.
     last = {link.entry.key: link.entry for link in links if link.entry.event == "sealed"}
@@ -137,13 +155,13 @@ def _doubts_of_commit(
 ) -> Iterator[str]:
     """The frozen file lies in its commit, in no other, and the commit is not older than the file says it is."""
     way = [(kind, base64.b64decode(content)) for kind, content in proof.way]
-    wanted, names = proof.commit, [*PurePosixPath(record.path).parts]
+    wanted, names, at_s = proof.commit, [*PurePosixPath(record.path).parts], 0
     for kind, content in way:
         if object_hash(kind, content, proof.commit) != wanted:
             yield f"the freeze's commit {proof.commit[:12]} is not what it is named by"
             return
-        if kind == "commit":
-            wanted = content.split()[1].decode()
+        if kind == "commit" and (commit := _COMMIT.match(content)):
+            wanted, at_s = commit[1].decode(), int(commit[2])
         elif names:
             wanted = _tree_entries(content, len(proof.commit) // 2).get(names.pop(0), "")
     if names or object_hash("blob", run.file(layout.FROZEN).read_bytes(), proof.commit) != wanted:
@@ -151,8 +169,6 @@ def _doubts_of_commit(
         return
     if proof.commits != (proof.commit,):
         yield f"the frozen file was committed {len(proof.commits)} times"
-    committer = next(line for line in way[0][1].split(b"\n") if line.startswith(b"committer "))
-    at_s = int(committer.split()[-2])
     if at_s != record.committed_at_s:
         yield f"the runs name another time of the freeze than its commit ({at_s})"
     frozen_at_s = datetime.fromisoformat(frozen.frozen_at_utc).timestamp()

@@ -20,7 +20,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from harness.clock import utc_now
-from harness.errors import RecordsError, SpecError
+from harness.errors import RecordsError, SpecError, in_one_line
 from harness.prereg.judge import Judgement, judge
 from harness.prereg.proof import Proof, find_proof
 from harness.prereg.repository import Repository, file_sha256
@@ -141,7 +141,7 @@ def _signatures(folder: Path, signers: Path | None, proven: list[str]) -> list[s
 
 def _times(folder: Path, proof: Proof) -> list[str]:
     stamps = [name for name in (FROZEN + suffix for suffix in STAMPS) if (folder / name).is_file()]
-    others = [f"{name} (ask its authority)" for name in stamps]
+    others = [f"{name} is carried, and was not verified here (ask its authority)" for name in stamps]
     others += [f"branch {name} had the freeze when this was published (ask its host)" for name in proof.remotes]
     told = ", ".join(others) or "nobody else attests a time"
     return [f"since when: times are those of the machine that froze and ran; {told}"]
@@ -223,7 +223,7 @@ def _unpack(archive: Path, folder: Path) -> None:
                     raise _wrong(archive, f"holds {info.filename!r}, which is no plain file")
                 packed.extract(info, folder)
     except (OSError, zipfile.BadZipFile, RuntimeError, NotImplementedError, EOFError, ValueError) as error:
-        raise _wrong(archive, f"cannot be unpacked ({error})") from error
+        raise _wrong(archive, f"cannot be unpacked ({in_one_line(error)})") from error
 
 
 def _is_inside(name: str) -> bool:

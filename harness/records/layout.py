@@ -30,6 +30,8 @@ DEVICE_METRICS = "device_metrics.jsonl"
 DEVICE_TRACE = "device_trace.jsonl"
 OBSERVER = "observer.jsonl"
 SSH_LOG = "ssh.log"
+# Whose run it is, in a fleet: found by those who look for neighbours while it is made.
+FLEET = "fleet.json"
 
 # What a server was started with.
 SERVER_CONFIG = "server.config.json"

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import BaseModel, ValidationError
 
-from harness.errors import PlanError, RecordsError
+from harness.errors import PlanError, RecordsError, in_one_line
 from harness.kv_rules import AUTO, rule_set
 from harness.records import layout, schema
 from harness.records.disk import is_as_written_here, is_unfinished, known_entry
@@ -241,7 +241,7 @@ class SealedRun:
             # One file, not a dataset: a folder named key=value above it must not become a column.
             table = pq.ParquetFile(path).read()
         except (OSError, pa.ArrowException) as error:
-            raise damaged(path, f"cannot be read ({error})") from error
+            raise damaged(path, f"cannot be read ({in_one_line(error)})") from error
         return table.rename_columns([schema.EARLIER_NAMES.get(column, column) for column in table.column_names])
 
     def _parsed(self, model: type[Parsed], asked: Mapping[str, Any], what: str) -> Parsed:

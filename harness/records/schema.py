@@ -13,7 +13,7 @@ import json
 import numpy as np
 import pyarrow as pa
 
-from harness.errors import RecordsError
+from harness.errors import RecordsError, in_one_line
 
 # Loaded before Arrow loads it: where address space is short, its OpenBLAS would wait for ever.
 del np
@@ -211,7 +211,9 @@ def conform(name: str, table: pa.Table) -> pa.Table:
         try:
             columns.append(column.cast(field.type))
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-            raise RecordsError(f"table {name!r}: column {field.name!r} is not {field.type} ({error})") from error
+            raise RecordsError(
+                f"table {name!r}: column {field.name!r} is not {field.type} ({in_one_line(error)})"
+            ) from error
     return pa.Table.from_arrays(columns, schema=schema.with_metadata(table.schema.metadata))
 
 

@@ -44,19 +44,21 @@ def gather(
     timelines: Sequence[str] | None = None,
     results: Results | None = None,
     page: Path | None = None,
+    summary: ExperimentSummary | None = None,
 ) -> ReportView:
     """Everything that a report of ``runs`` shows.
 
     runs: of one experiment, invalid ones included. title: default: the experiment's own. timelines: labels
     "condition/replicate" of the runs to draw; default: all, the first valid one of each condition first, as long as the
-    page stays small. results: what the experiment's analysis and rules gave. page: where the report goes, for links.
+    page stays small. results: what the experiment's analysis and rules gave. page: where the report goes, for
+    links. summary: of these runs, where it is at hand.
     Raises SpecError when there are no runs, runs of several experiments, or no run of a label asked for.
     """
     names = sorted({run.experiment for run in runs})
     if len(names) != 1:
         found = ", ".join(names) or "none"
         raise SpecError(f"a report needs runs of exactly one experiment, got {found}", hint="Name one experiment")
-    summary = summarise(runs)
+    summary = summary or summarise(runs)
     sealed = {run.key: run for run in runs}
     first = sealed[summary.runs[0].key]
     return ReportView(
@@ -116,6 +118,7 @@ def _changes(condition: ConditionFigures, runs: Sequence[SealedRun]) -> tuple[tu
     if base is mine:
         return changes_from_experiment(mine.manifest)
     return (
+        *changes({"treatment": mine.manifest.treatment}, {"treatment": base.manifest.treatment}),
         *changes(mine.manifest.server_spec, base.manifest.server_spec),
         *changes(written_workload(mine.manifest), written_workload(base.manifest), "workload."),
     )

@@ -6,9 +6,6 @@ Next: ``write`` puts the page on disk.
 
 from __future__ import annotations
 
-import base64
-import csv
-import io
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -18,7 +15,6 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
-import pyarrow as pa
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
@@ -29,6 +25,8 @@ from harness.analysis.method.stats import Interval
 from harness.analysis.method.tabular import cell_text
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.kinds import kind_of_run
+from harness.report.csv_links import csv_links
+from harness.report.device_plot import DEVICES_CAPTION, device_plot
 from harness.report.gather import LAG_P99, START_SPREAD
 from harness.report.plots import cost_ratio_plot, lateness_plot, reuse_plot, step_histograms
 from harness.report.sequence_plot import SEQUENCE_CAPTION, sequence_plot
@@ -45,6 +43,7 @@ SECTIONS = (
     ("steps", "Padding and steps"),
     ("timeline", "Timeline"),
     ("reuse", "Reuse and prefill"),
+    ("devices", "Devices"),
     ("results", "Analysis and decisions"),
     ("harness", "The harness itself"),
     ("what", "What was run"),
@@ -71,21 +70,24 @@ class Answer:
 def render_page(view: ReportView) -> str:
     """The whole page as HTML text."""
     template = _environment().from_string(_resource("page.html.j2"))
+    devices = view.device_tables
+    sections = [one for one in SECTIONS if one[0] != "devices" or devices]
     return template.render(
         view=view,
+        devices=devices,
         style=_resource("style.css"),
         script=_resource("script.js"),
         headline=headline(view),
         answers=answers(view),
-        sections=SECTIONS,
-        number_of={anchor: place for place, (anchor, _) in enumerate(SECTIONS, 1)},
+        sections=sections,
+        number_of={anchor: place for place, (anchor, _) in enumerate(sections, 1)},
         linked=linker(view),
         drawn={timeline.label: anchor_of(timeline.label) for timeline in view.timelines},
         has_slo=any(one.goodput_per_s is not None for one in view.summary.serving),
         cell=cell_text,
         metrics=METRICS,
         requests_needed=requests_needed,
-        csv_links=csv_links(view),
+        csv_links=csv_links(view.summary),
         color_of=view.summary.place_of,
         has_comparisons=view.is_compared,
         kind=kind_of_run(view.backend),
@@ -252,6 +254,7 @@ def _plots(view: ReportView) -> dict[str, str]:
             "serving": serving_plot(sheet, view),
             "sweep": sweep_plot(sheet, view),
             "sequence": sequence_plot(sheet, view.standing, view.summary.place_of),
+            "devices": device_plot(sheet, view.summary),
         }
     return {
         **plots,
@@ -259,6 +262,7 @@ def _plots(view: ReportView) -> dict[str, str]:
         "serving_caption": f"{note}Share of all requests of the valid runs that had their first token, the next token, "
         "or their whole answer within a time.",
         "sequence_caption": SEQUENCE_CAPTION,
+        "devices_caption": note + DEVICES_CAPTION,
         "sweep_caption": f"{note}Mean over valid runs; bars: 95 % t interval over runs, from three on.",
         "steps_caption": f"{note}Steps of all valid runs by n, the requests really in the step; shade: the bucket it "
         "ran in; hatched: the share of that bucket's positions that was padding. One scale for all panels.",
@@ -297,21 +301,6 @@ def linker(view: ReportView) -> Callable[[str], Markup]:
         return Markup(pattern.sub(lambda found: f'<a href="#{anchor_of(found[1])}">{found[1]}</a>', said))
 
     return linked
-
-
-def csv_links(view: ReportView) -> list[tuple[str, str]]:
-    """(name, data address) of the report's tables as CSV, which lie in the page itself."""
-    summary = view.summary
-    tables = {"conditions": summary.to_arrow(), "runs": summary.runs_to_arrow(), "serving": summary.serving_to_arrow()}
-    return [(name, _csv_address(table)) for name, table in tables.items() if table.num_rows]
-
-
-def _csv_address(table: pa.Table) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text)
-    writer.writerow(table.column_names)
-    writer.writerows(row.values() for row in table.to_pylist())
-    return "data:text/csv;base64," + base64.b64encode(text.getvalue().encode()).decode()
 
 
 def _timeline(view: ReportView, timeline: TimelineView, index: int) -> dict[str, Any]:

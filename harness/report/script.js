@@ -136,7 +136,7 @@
     table.parentElement.before(button);
   });
   // What runs on beyond its edge says so.
-  const cue = () => document.querySelectorAll(".scroll").forEach((box) => {
+  const cue = () => document.querySelectorAll(".scroll, pre").forEach((box) => {
     box.classList.toggle("more", box.scrollWidth - box.clientWidth - box.scrollLeft > 4);
     if (box.scrollWidth > box.clientWidth) box.tabIndex = 0;
   });

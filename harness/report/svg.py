@@ -111,9 +111,11 @@ class Sheet:
         """
         from matplotlib.backends.backend_svg import FigureCanvasSVG
 
-        FigureCanvasSVG(figure)
         buffer = io.StringIO()
-        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+        # Not savefig: it draws a figure twice, once for its layout alone.
+        FigureCanvasSVG(figure).print_svg(
+            buffer, metadata={"Date": None, "Creator": None, "Format": None, "Type": None}
+        )
         return _inline(buffer.getvalue(), name=name, label=label)
 
 

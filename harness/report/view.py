@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from harness.analysis import ConditionFigures, ExperimentSummary, RunFigures
 from harness.analysis.method.decide import Decision
+from harness.analysis.method.device_tables import places_table
 from harness.analysis.method.drift import Drift
 from harness.analysis.method.stopping import Standing
 from harness.analysis.method.tabular import AnalysisResult, ResultTable
@@ -159,6 +160,12 @@ class ReportView:
     def repeated_runs(self) -> tuple[SealedRun, ...]:
         """Runs that repeat an INVALID one."""
         return tuple(run for run in self.sealed.values() if run.manifest.earlier_tries)
+
+    @property
+    def device_tables(self) -> list[ResultTable]:
+        """Speeds of the devices, comparisons on each, and what they told; empty where fewer than two made the runs."""
+        found = self.summary.device_tables
+        return [*found, places_table(self.sealed.values())] if found else []
 
     @property
     def is_frozen(self) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from harness.analysis import ExperimentSummary
 from harness.errors import RecordsError
 from harness.outputs import check_output
 from harness.records import SealedRun
@@ -23,19 +24,21 @@ def write_report(
     title: str | None = None,
     timelines: Sequence[str] | None = None,
     results: Results | None = None,
+    summary: ExperimentSummary | None = None,
 ) -> Path:
     """Write one self-contained HTML file about an experiment, and return its path.
 
     runs: all sealed runs of one experiment, invalid ones included (they are named, not counted). title: default: the
     experiment's own. timelines: labels "condition/replicate" of the runs to draw; shown first; default: one of each
-    condition, and every other to choose. results: of the experiment's own analysis and rules.
+    condition, and every other to choose. results: of the experiment's own analysis and rules. summary: of these runs,
+    where it is at hand.
     Raises SpecError when there is nothing to report or a label is unknown, RecordsError when the disk refuses.
     """
     from harness.report.gather import gather
     from harness.report.page import render_page
 
     path = check_output(Path(path))
-    page = render_page(gather(runs, title=title, timelines=timelines, results=results, page=path))
+    page = render_page(gather(runs, title=title, timelines=timelines, results=results, page=path, summary=summary))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_synced(path, page.encode("utf-8"))

@@ -6,34 +6,29 @@ drawn plan. No progress file exists: what is sealed is done. Next: ``harness.run
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.clock import NS_PER_S, MonotonicClock
 from harness.errors import RecordsError, RunInvalidError, SpecError
 from harness.experiment import PlannedRun, PlannedRuns, changed_inputs, resolve
 from harness.kinds import kind_named
 from harness.prereg import Ticket
 from harness.prereg.repository import file_sha256
-from harness.records import RunKey, RunStore, SealedRun, keep_for_retry, layout
+from harness.records import RunKey, RunStore, SealedRun, layout
+from harness.runner.account import Account
 from harness.runner.backends import backend_named
 from harness.runner.deciding import Watch, declared_rule
+from harness.runner.lane import perform_in_order
 from harness.runner.progress import (
-    BlockLooked,
-    ExperimentStarted,
     ProgressSink,
-    RunSealed,
-    RunStarted,
     StopFlag,
     silent,
 )
 from harness.runner.run import Invocation
-from harness.sim import simulate
 from harness.spec import ExperimentSpec
 
-# Wall seconds to start and stop one emulator process, before any run of this experiment has been timed.
-FIRST_GUESS_LIFECYCLE_S = 3.0
+Driver = Callable[[Sequence[PlannedRun], Invocation, Mapping[RunKey, SealedRun], Account], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,27 +72,6 @@ class ExperimentOutcome:
         return self
 
 
-class _Forecast:
-    """Wall seconds still to go: simulated model time of each run, plus the lifecycle cost seen so far."""
-
-    def __init__(self, runs: Iterable[PlannedRun]) -> None:
-        self._replay_s = {run.key: predicted_replay_s(run) for run in runs}
-        self._lifecycle_s = [FIRST_GUESS_LIFECYCLE_S]
-        self._pending = dict(self._replay_s)
-
-    def of(self, key: RunKey) -> float:
-        return self._replay_s[key] + sum(self._lifecycle_s) / len(self._lifecycle_s)
-
-    def left_s(self) -> float:
-        return sum(self.of(key) for key in self._pending)
-
-    def finished(self, key: RunKey, wall_s: float) -> None:
-        self._pending.pop(key)
-        if FIRST_GUESS_LIFECYCLE_S in self._lifecycle_s:
-            self._lifecycle_s.remove(FIRST_GUESS_LIFECYCLE_S)
-        self._lifecycle_s.append(max(0.0, wall_s - self._replay_s[key]))
-
-
 def checked(planned: PlannedRuns) -> PlannedRuns:
     """The same runs, unless a server asks for a compiled model that is not there or is another: then SpecError."""
     for runs in planned.by_condition.values():
@@ -109,12 +83,6 @@ def check_hosts(runs: Iterable[PlannedRun]) -> None:
     """Refuse, before anything starts, what a condition of ``runs`` needs and this host does not have now."""
     for run in {run.condition.name: run for run in runs}.values():
         backend_named(run.spec.backend).check_host(run.server)
-
-
-def predicted_replay_s(run: PlannedRun) -> float:
-    """Simulated wall seconds of one replay."""
-    result = simulate(run.plan, run.server, run.cost_model)
-    return 0.0 if kind_named(run.spec.backend).is_virtual else result.end_ns / NS_PER_S / run.spec.time_scale
 
 
 def run_experiment(
@@ -141,39 +109,41 @@ def run_experiment(
     """
     stop, store = stop or StopFlag(), RunStore(Path(runs_root))
     spec = spec.until_decided(spec_source) if until_decided else spec
+    if until_decided and spec.fleet is not None:
+        raise SpecError(
+            "blocks of one device are alike, and the stopping rule counts each as a new one",
+            where="--until decided",
+            hint="Leave it out, or run on one device without [fleet]",
+        )
     planned, todo, again = what_to_do(spec, store.root, resume=resume, retry_invalid=retry_invalid, ticket=ticket)
     if ticket is not None:
         ticket.ledger.admit(todo, store.sealed(spec.name))
-    num_kept = len(planned) - len(todo)
     watch = _watch(store, planned, again) if until_decided else None
     todo = [] if watch is not None and watch.is_decided else todo
     check_hosts(todo)
-    forecast = _Forecast(todo)
-    on_progress(ExperimentStarted(spec.name, len(planned), num_kept, forecast.left_s(), is_at_most=until_decided))
-    if watch is not None and num_kept:
-        on_progress(BlockLooked(watch.standing))
+    account = Account(planned, todo, on_progress, watch)
     invocation = Invocation(store.root, spec_source, ticket, on_progress, stop)
-    backend, clock = backend_named(spec.backend), MonotonicClock()
-    performed: list[RunKey] = []
-    for run in todo:
-        if stop.after_run or (watch is not None and watch.is_decided):
-            break
-        began_ns = clock.now_ns()
-        on_progress(RunStarted(run.label, run.position, len(planned), run.plan.num_requests, forecast.of(run.key)))
-        if run.key in again:
-            # Only now: what is not reached keeps its place.
-            keep_for_retry(again[run.key])
-        sealed = backend.perform(run, invocation)
-        if sealed is None:  # aborted by the person; nothing of it is kept as whole
-            break
-        wall_s = (clock.now_ns() - began_ns) / NS_PER_S
-        performed.append(run.key)
-        forecast.finished(run.key, wall_s)
-        on_progress(RunSealed(run.label, sealed.is_valid, tuple(sealed.invalid_reasons), wall_s, forecast.left_s()))
-        if watch is not None and watch.add(sealed):
-            on_progress(BlockLooked(watch.standing))
-    found, is_decided = _all_sealed(store, spec, performed), watch is not None and watch.is_decided
-    return ExperimentOutcome(spec, found, len(planned), len(performed), stop.after_run, is_decided)
+    if spec.fleet is None or kind_named(spec.backend).is_virtual:
+        for said in perform_in_order(todo, invocation, again):
+            account.add(said)
+            if account.is_decided:
+                break
+    else:
+        perform_fleet = _fleet_driver(spec)
+        perform_fleet(todo, invocation, again, account)
+    found, is_decided = _all_sealed(store, spec, account.performed), watch is not None and watch.is_decided
+    return ExperimentOutcome(spec, found, len(planned), len(account.performed), stop.after_run, is_decided)
+
+
+def _fleet_driver(spec: ExperimentSpec) -> Driver:
+    """Who shares out the blocks: Dask is imported for several hosts alone."""
+    if spec.fleet is not None and spec.fleet.hosts:
+        from harness.runner.fleet.hosts import perform_over_hosts
+
+        return perform_over_hosts
+    from harness.runner.fleet.local import perform_side_by_side
+
+    return perform_side_by_side
 
 
 def _all_sealed(store: RunStore, spec: ExperimentSpec, performed: Iterable[RunKey]) -> tuple[SealedRun, ...]:

@@ -29,13 +29,14 @@ class ExperimentStarted:
 
 @dataclass(frozen=True, slots=True)
 class RunStarted:
-    """A run begins: its server is about to be started."""
+    """A run begins: its server is about to be started. place: the device of its fleet; "" outside one."""
 
     label: str
     position: int
     num_planned: int
     num_requests: int
     predicted_wall_s: float
+    place: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ Next: ``harness.records`` seals; ``harness.analysis`` judges the invariants befo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,7 @@ from harness.prereg import Ticket
 from harness.records import (
     ClockRecord,
     Finding,
+    FleetRecord,
     Manifest,
     PreregistrationRecord,
     RunKey,
@@ -49,6 +50,8 @@ from harness.records import (
     layout,
 )
 from harness.redact import redacted_arguments, redacted_text
+from harness.runner.emulated import emulated_factor
+from harness.runner.fleet.station import Station
 from harness.runner.progress import ProgressSink, RequestFinished, ServerReady, StopFlag
 
 Launch = Callable[..., LaunchPlan]
@@ -56,13 +59,19 @@ Launch = Callable[..., LaunchPlan]
 
 @dataclass(frozen=True, slots=True)
 class Invocation:
-    """What one call of ``run_experiment`` gives to each of its runs. spec_source: the file the experiment is from."""
+    """What one call of ``run_experiment`` gives to each of its runs.
+
+    spec_source: the file the experiment is from. station: the device of a fleet that this process works for.
+    await_others: returns when the other devices of a run's period are as far as this one.
+    """
 
     runs_root: Path
     spec_source: str
     ticket: Ticket | None
     on_progress: ProgressSink
     stop: StopFlag
+    station: Station | None = None
+    await_others: Callable[[], None] | None = None
     starts: dict[RunKey, str] = field(default_factory=dict[RunKey, str])
 
     @contextmanager
@@ -97,7 +106,20 @@ class Invocation:
             writer.raw(layout.COST_MODEL).write(run.cost_file.read_bytes())
             if self.ticket is not None:
                 writer.raw(layout.FROZEN).write(self.ticket.content)
+            if self.station is not None:
+                self.station.note(writer.folder, run)
             yield writer
+
+    def fleet_record(self, folder: Path, requested: Mapping[str, Any], neighbours: Iterable[int]) -> FleetRecord | None:
+        """What a manifest says of the place in a fleet; None outside one. requested: of the server's launch."""
+        if self.station is None:
+            return None
+        found = self.station.record(folder, requested.get("npus", ()), neighbours)
+        return found.model_copy(update={"emulated_factor": requested.get("step_factor")})
+
+    def at_station(self) -> AbstractContextManager[set[int]]:
+        """On the client's own cores, where a fleet shares them out; gives the devices that are busy beside it."""
+        return nullcontext(set[int]()) if self.station is None else self.station.held(self.runs_root)
 
     def record_of(self, run: PlannedRun) -> PreregistrationRecord | None:
         """What its manifest says of the freeze that it was made under."""
@@ -111,7 +133,7 @@ class _Measured:
     """What one server's life gave. Instants in model ns.
 
     log_offsets: for a log that another host stamps, (its wall clock - our monotonic clock, uncertainty) in ns, before
-    and after the replay.
+    and after the replay. neighbours: devices beside this one that were busy before or after it.
     """
 
     launch: LaunchPlan
@@ -122,6 +144,7 @@ class _Measured:
     is_alive_until_stop: bool
     timings: dict[str, int]
     log_offsets: tuple[tuple[int, int], ...] = ()
+    neighbours: frozenset[int] = frozenset()
 
 
 def perform_run(run: PlannedRun, invocation: Invocation, launch: Launch) -> SealedRun | None:
@@ -154,22 +177,39 @@ def perform_run(run: PlannedRun, invocation: Invocation, launch: Launch) -> Seal
         return _seal(run, invocation, writer, measured, clock_record, facts)
 
 
+def _launched(run: PlannedRun, invocation: Invocation, launch_server: Launch, writer: RunWriter) -> LaunchPlan:
+    """The plan of the run's server, for the device of a fleet where there is one; nothing is kept of a refusal."""
+    try:
+        return launch_server(
+            run.server,
+            port=run.server.port,
+            run_folder=writer.folder,
+            time_scale=run.spec.time_scale,
+            log_format="precise",
+            **({} if invocation.station is None else _of_device(run, invocation.station)),
+        )
+    except HarnessError:
+        # Refused before anything started: there is nothing to look into.
+        writer.discard()
+        raise
+
+
+def _of_device(run: PlannedRun, station: Station) -> dict[str, float]:
+    """What a launch is told of its device in a fleet; of its speed, where it is emulated and has one of its own."""
+    factor = emulated_factor(run)
+    return {"device": station.place.device, **({} if factor == 1 else {"step_factor": factor})}
+
+
 def _measure(
     run: PlannedRun, invocation: Invocation, launch_server: Launch, writer: RunWriter, clock: ScaledClock
 ) -> _Measured | None:
     """Start the server, replay the plan against it and stop it; None when the person aborted the run."""
     spec, server, plan = run.spec, run.server, run.plan
     on_progress, stop = invocation.on_progress, invocation.stop
-    try:
-        launch = launch_server(
-            server, port=server.port, run_folder=writer.folder, time_scale=spec.time_scale, log_format="precise"
-        )
-    except HarnessError:
-        # Refused before anything started: there is nothing to look into.
-        writer.discard()
-        raise
+    launch = _launched(run, invocation, launch_server, writer)
     timings = {"server_start_ns": clock.now_ns()}
-    audit = self_audit(plan, spec.client, clock)
+    with invocation.at_station():
+        audit = self_audit(plan, spec.client, clock, writer.folder)
     with (
         start_server(
             launch,
@@ -184,12 +224,15 @@ def _measure(
         startup_ns = process.wait_healthy(launch.host, launch.port, deadline_s=server.start_timeout_s)
         on_progress(ServerReady(run.label, startup_ns / NS_PER_S))
         timings["healthy_ns"] = clock.now_ns()
+        if run.period is not None and invocation.await_others is not None:
+            invocation.await_others()
         offsets = [] if launch.read_offset is None else [launch.read_offset()]
         if stop.now.is_set():
             process.kill()
             return None
-        with Scraper(
-            scrapes, host=launch.host, port=launch.port, clock=clock, interval_s=spec.client.scrape_interval_s
+        with (
+            invocation.at_station() as neighbours,
+            Scraper(scrapes, host=launch.host, port=launch.port, clock=clock, interval_s=spec.client.scrape_interval_s),
         ):
             result = replay(
                 plan,
@@ -212,7 +255,9 @@ def _measure(
         offsets += [] if launch.read_offset is None or not is_alive else [launch.read_offset()]
         exit_report = process.stop(grace_s=server.stop_grace_s)
         timings["server_stopped_ns"] = clock.now_ns()
-    return _Measured(launch, process.pid, result, audit, exit_report, is_alive, timings, tuple(offsets))
+    return _Measured(
+        launch, process.pid, result, audit, exit_report, is_alive, timings, tuple(offsets), frozenset(neighbours)
+    )
 
 
 def _counter(label: str, num_requests: int, on_progress: ProgressSink) -> Any:
@@ -252,6 +297,7 @@ def _seal(
             facts={"launch": launch.to_json(), "exit": measured.exit_report.to_json(), "devices": devices},
         ),
         client_audit={**measured.replay.audit, "self_audit": measured.audit},
+        fleet=invocation.fleet_record(writer.folder, launch.requested, measured.neighbours),
         provenance=dict(facts),
         timings=measured.timings,
     )

@@ -92,7 +92,7 @@ def _run(plans: layout.PlanArrays, config: EngineConfig, model: CostModel, chang
     state = new_state(config, most_requests, evicts_by_last_use=changed.is_lru_slots)
     cost = memory.cost_arrays(config, model, changed.chunked_prefill_calls)
     outcome = memory.new_outcome(plans, config)
-    kernel.run_plans(plans, 0, len(plans.plans), state, cost, memory.new_scratch(config, plans), outcome, FAR)
+    kernel.run_plans(plans, 0, len(plans.plans), state, cost, memory.new_scratch(plans), outcome, FAR)
     stuck = outcome.totals["stuck_session"]
     if np.any(stuck >= 0):
         plan = int(np.argmax(stuck >= 0))

@@ -212,7 +212,7 @@ class _Runner:
         self._arrays, self._changed, self._window = arrays, changed, space.window
         most_requests = int(arrays.plans["num_requests"].max())
         self._state = new_state(config, most_requests, evicts_by_last_use=changed.is_lru_slots)
-        self._scratch = memory.new_scratch(config, arrays)
+        self._scratch = memory.new_scratch(arrays)
         self._outcome = memory.new_outcome(arrays, config)
 
     def sampled(self, costs: layout.CostArrays, plans_each: int) -> Sampled:

@@ -210,7 +210,7 @@ def run_with_costs(arrays: layout.PlanArrays, config: EngineConfig, cost: layout
         len(arrays.plans),
         new_state(config, most_requests, with_events=False),
         cost,
-        memory.new_scratch(config, arrays),
+        memory.new_scratch(arrays),
         outcome,
         FAR,
     )
@@ -274,7 +274,7 @@ def run_arrays(
     num_requests = len(arrays.requests)
     state = new_state(config, num_requests, with_events=False)
     cost = memory.cost_arrays(config, costs) if isinstance(costs, CostModel) else costs
-    scratch = memory.new_scratch(config, arrays)
+    scratch = memory.new_scratch(arrays)
     step_room, eviction_room = 8 * num_requests + 64, 2 * num_requests + 64
     while True:
         outcome = memory.new_outcome(arrays, config, step_room, eviction_room)

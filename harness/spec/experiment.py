@@ -34,7 +34,7 @@ OrderName = Literal["rotation", "abba", "latin"]
 AnalysisName = Literal[
     "general", "alignment", "bucket-intervention", "sequential-survival", "slot-intervention", "prefill-injection",
     "joined", "dummy-lifecycle", "step-cost", "recompilation", "no-treatment", "configuration", "saturation",
-    "dispersion", "effects",
+    "dispersion", "effects", "neighbours", "duet",
 ]  # fmt: skip
 
 
@@ -60,6 +60,10 @@ class ConditionSpec(Spec):
     baseline: str = Field(default="", description="condition it is compared with; default: the experiment's baseline")
     factors: WrittenFactors = Field(
         default_factory=dict, description="what it stands for, e.g. {N = 6, slots = 16}; rules and tables group by it"
+    )
+
+    neighbours: Annotated[int, Field(ge=0)] | Literal["all"] | None = Field(
+        default=None, description="of a fleet: devices of the same host that are busy beside each of its runs, by plan"
     )
 
     @field_serializer("server", when_used="json")
@@ -182,8 +186,20 @@ class ExperimentSpec(Spec):
 
     @model_validator(mode="after")
     def _fits_fleet(self) -> ExperimentSpec:
+        most = 0 if self.fleet is None else len(self.fleet.devices) - 1
+        for condition in self.condition:
+            if isinstance(condition.neighbours, int) and condition.neighbours > most:
+                raise ValueError(
+                    f"condition {condition.name}: {condition.neighbours} neighbours, and a device has {most}"
+                )
+            if (1 + most) % (size := self.num_at_once(condition)):
+                raise ValueError(f"condition {condition.name}: groups of {size} do not share {1 + most} devices evenly")
         if self.fleet is None:
             return self
+        if self.fleet.hosts and self.keeps_step:
+            raise ValueError(
+                "fleet.hosts: devices of several hosts do not keep step; leave lockstep and neighbours out"
+            )
         num_devices = len(self.fleet.places)
         if self.replicates % num_devices:
             more = self.replicates + num_devices - self.replicates % num_devices
@@ -225,13 +241,33 @@ class ExperimentSpec(Spec):
 
     def input_of(self, replicate: int) -> int:
         """Which draw a replicate gets: its own, or the first one's where only execution is repeated."""
-        return 0 if self.same_input else replicate
+        return 0 if self.same_input else self.unit_of(replicate)
+
+    @property
+    def keeps_step(self) -> bool:
+        """Whether it is said who runs beside whom: then the devices of a fleet go from period to period together."""
+        return self.fleet is not None and (self.fleet.lockstep or self._limits_neighbours)
+
+    @property
+    def _limits_neighbours(self) -> bool:
+        return any(condition.neighbours is not None for condition in self.condition)
+
+    def num_at_once(self, condition: ConditionSpec) -> int:
+        """Devices of one host that are busy at once with a condition of a fleet that keeps step, itself included."""
+        num_devices = 1 if self.fleet is None else len(self.fleet.devices)
+        return 1 + condition.neighbours if isinstance(condition.neighbours, int) else num_devices
+
+    def unit_of(self, replicate: int) -> int:
+        """Replicates that are made at once by plan share a number; others have one of their own."""
+        return replicate if self.fleet is None or not self.keeps_step else replicate // len(self.fleet.places)
 
     def turn_of(self, replicate: int) -> int:
         """Which of the orders a replicate takes: every device goes through all of them, neighbours one ahead."""
         if self.fleet is None:
             return replicate
         turn, place = divmod(replicate, len(self.fleet.places))
+        if self._limits_neighbours:  # who runs beside whom, runs the same
+            return turn
         # There and back are two turns of one device.
         return turn + place * (2 if self.order == "abba" else 1)
 

@@ -7,7 +7,9 @@ number of them. Nothing is started here. Next: ``harness.runner.fleet`` performs
 from __future__ import annotations
 
 import re
+from ipaddress import ip_address
 from typing import NamedTuple
+from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
@@ -34,7 +36,19 @@ class FleetSpec(Spec):
     hosts: tuple[str, ...] = Field(
         default=(), max_length=256, description="hosts that have these devices, as their workers are named; none: this"
     )
-
+    scheduler: str = Field(
+        default="", description="Dask scheduler that the workers of hosts are at, e.g. tls://alpha:8786"
+    )
+    open_port: bool = Field(
+        default=False, description="allow a scheduler without TLS that is not on loopback: whoever reaches it runs code"
+    )
+    overcommit: bool = Field(
+        default=False, description="run even where the clients' lateness, measured before, is over the limits"
+    )
+    lockstep: bool = Field(
+        default=False,
+        description="runs of equal place in a round of the devices start at once, all blocks of a round on one plan",
+    )
     emulated: dict[int, EmulatedDevice] = Field(
         default_factory=dict, description="by device, how it differs: emulator and simulator only; none: they are equal"
     )
@@ -59,6 +73,29 @@ class FleetSpec(Spec):
             raise ValueError(f"hosts must be distinct names, got {list(hosts)}")
         return hosts
 
+    @model_validator(mode="after")
+    def _has_safe_scheduler(self) -> FleetSpec:
+        if self.scheduler and not self.hosts:
+            raise ValueError("a scheduler is for hosts, and none are named; fleet.hosts says which")
+        name = urlsplit(self.scheduler)
+        if self.scheduler and (name.scheme not in ("tcp", "tls") or not name.hostname or not name.port):
+            raise ValueError(f"scheduler is {self.scheduler!r}, not tls://HOST:PORT or tcp://HOST:PORT")
+        if name.scheme == "tcp" and not (self.is_on_loopback or self.open_port):
+            raise ValueError(
+                f"scheduler {self.scheduler} is neither loopback nor TLS, and whoever reaches it runs code on every "
+                "worker; use tls:// or an ssh tunnel (docs/fleet.md), or say open_port = true"
+            )
+        return self
+
+    @property
+    def is_on_loopback(self) -> bool:
+        """Whether the scheduler is reached from its own host alone."""
+        host = urlsplit(self.scheduler).hostname or ""
+        try:
+            return ip_address(host).is_loopback
+        except ValueError:
+            return host == "localhost"
+
     @property
     def places(self) -> tuple[Place, ...]:
         """All devices, neighbours of one host apart where there are several."""
@@ -67,7 +104,3 @@ class FleetSpec(Spec):
     def place_of(self, block: int) -> Place:
         """The device that performs a block, every condition of it."""
         return self.places[block % len(self.places)]
-
-    def unit_of(self, block: int) -> int:
-        """Blocks that run at once by plan share a number; others have one of their own."""
-        return block

@@ -26,7 +26,7 @@ from harness.kinds import origin_note
 from harness.records import SealedRun, paired
 from harness.spec import AnalysisName
 from harness.spec.rules import InterferenceRule
-from harness.study import alignment, effects, recompilation, repeats, survival
+from harness.study import alignment, effects, fleet, recompilation, repeats, survival
 from harness.study.ceilings import ceilings_table
 from harness.study.waiting import measured_waiting, waiting_table
 
@@ -234,6 +234,7 @@ def _saturation(evidence: Evidence) -> Found:
     return tables, intervals, ("an operational classification, no equivalence test",)
 
 
+AT_ONCE = "the blocks of a round ran at once by plan: a round is one datum, whatever the number of its devices"
 ANALYSES: dict[AnalysisName, Callable[[Evidence], Found]] = {
     "general": _show(
         alignment.cost_table,
@@ -310,4 +311,6 @@ ANALYSES: dict[AnalysisName, Callable[[Evidence], Found]] = {
         notes=("an interval that holds 0 (a cost ratio: 1) shows no effect",),
         with_ratios=True,
     ),
+    "neighbours": _show(fleet.neighbours_table, alignment.cost_table, notes=(AT_ONCE,)),
+    "duet": _show(fleet.duet_table, alignment.cost_table, notes=(AT_ONCE,)),
 }

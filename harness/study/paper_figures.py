@@ -6,7 +6,7 @@ shown to the last printed digit. Next: ``paper_page`` writes them down; the test
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -166,11 +166,11 @@ def prediction_figures(rules: str) -> Iterator[Figure]:
 
 
 @lru_cache(maxsize=4)
-def run_search(rules: str) -> SearchResult:
-    """The paper's search under ``rules``, in a folder that is gone afterwards."""
+def run_search(rules: str, tell: Callable[[float], None] = lambda _share: None) -> SearchResult:
+    """The paper's search under ``rules``, in a folder that is gone afterwards. tell: takes the share done."""
     space = load_space("paper").model_copy(update={"rules": rules})
     with TemporaryDirectory() as folder:
-        return search(space, Path(folder) / "search")
+        return search(space, Path(folder) / "search", on_progress=lambda now: tell(now.done / now.total))
 
 
 def search_figures(result: SearchResult) -> Iterator[Figure]:

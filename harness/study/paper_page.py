@@ -6,13 +6,14 @@ Next: ``harness paper-rules`` writes docs/paper-rules.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from harness.clock import NS_PER_S
 from harness.engine.config import EngineConfig
 from harness.engine.cost import load_cost_model
 from harness.plan import build_plan
 from harness.sim.ablations import ABLATIONS, LABEL, ablated_totals
+from harness.sim.search.run import SearchResult
 from harness.sim.search.space import Candidate
 from harness.sim.simulate import plan_arrays, run_totals
 from harness.spec import WorkloadSpec
@@ -70,14 +71,20 @@ they are pinned at those simulated under the baseline.
 """
 
 
-def page() -> str:
-    """The whole page as Markdown."""
-    return "\n".join(_parts()) + "\n"
+def page(tell: Callable[[float], None] = lambda _share: None) -> str:
+    """The whole page as Markdown. tell: takes the share of the searches done, which take most of the time."""
+    return "\n".join(_parts(tell)) + "\n"
 
 
-def _parts() -> Iterator[str]:
+def _parts(tell: Callable[[float], None]) -> Iterator[str]:
     predictions = {rules: list(prediction_figures(rules)) for rules in RULES}
-    results = {rules: run_search(rules) for rules in RULES}
+    results: dict[str, SearchResult] = {}
+
+    def tell_all(share: float) -> None:
+        tell((len(results) + share) / len(RULES))
+
+    for rules in RULES:
+        results[rules] = run_search(rules, tell_all)
     searched = {rules: list(search_figures(results[rules])) for rules in RULES}
     everything = [figure for rules in RULES for figure in (*predictions[rules], *searched[rules])]
     wrong = disagreements(everything)

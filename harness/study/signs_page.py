@@ -5,7 +5,7 @@ Nothing is measured. Next: ``harness signs`` writes docs/table-signs.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from textwrap import fill
 from typing import NamedTuple
 
@@ -43,14 +43,25 @@ class _Facts(NamedTuple):
     single: list[SignRow]
 
 
-def page(num_sums: int = DEFAULT_SUMS) -> str:
-    """The whole page as Markdown; num_sums: sums of three plans per N."""
-    return "\n".join(_parts(num_sums)) + "\n"
+def page(num_sums: int = DEFAULT_SUMS, tell: Callable[[float], None] = lambda _share: None) -> str:
+    """The whole page as Markdown; num_sums: sums of three plans per N. tell: takes the share of the plans drawn."""
+    num_others = max(2, num_sums // ALTERNATIVE_PART)
+    num_drawn = 0
+    num_all = num_sums * (len(TABLE_I) + len(TABLE_II)) + num_others * len(TABLE_I) * (1 + len(ALTERNATIVES))
+
+    def told_draw(users: int, num_sums: int, variant: Variant = SHIPPED, buckets: tuple[int, ...] = GRID) -> Draws:
+        nonlocal num_drawn
+        found = draw(users, num_sums * PLANS_IN_A_SUM, variant, buckets)
+        num_drawn += num_sums
+        tell(num_drawn / num_all)
+        return found
+
+    return "\n".join(_parts(num_sums, num_others, told_draw)) + "\n"
 
 
-def _parts(num_sums: int) -> Iterator[str]:
+def _parts(num_sums: int, num_others: int, draw: Callable[..., Draws]) -> Iterator[str]:
     num_plans = num_sums * PLANS_IN_A_SUM
-    draws = {users: draw(users, num_plans) for users in TABLE_I}
+    draws = {users: draw(users, num_sums) for users in TABLE_I}
     rows = [sign_row(users, one) for users, one in draws.items()]
     single = [sign_row(users, one.grouped(1)) for users, one in draws.items()]
     facts = _Facts(draws, rows, single)
@@ -58,9 +69,9 @@ def _parts(num_sums: int) -> Iterator[str]:
     yield from _table_i(facts)
     yield from _verdict(facts)
     yield from _four(facts)
-    yield from _alternatives(max(2, num_sums // ALTERNATIVE_PART))
+    yield from _alternatives(num_others, draw)
     yield from _published()
-    yield from _table_ii(num_plans)
+    yield from _table_ii(num_sums, draw)
 
 
 def _said(text: str, bullet: str = "") -> str:
@@ -161,7 +172,7 @@ def _four(facts: _Facts) -> Iterator[str]:
     yield ""
 
 
-def _alternatives(num_sums: int) -> Iterator[str]:
+def _alternatives(num_sums: int, draw: Callable[..., Draws]) -> Iterator[str]:
     yield "## Is it the model?\n"
     yield _said(
         f"""The same with one thing changed, {num_sums} figures each: pooled delta p by N, **bold** where its sign is
@@ -170,7 +181,7 @@ def _alternatives(num_sums: int) -> Iterator[str]:
     yield f"\n| changed | {' | '.join(f'N={users}' for users in TABLE_I)} | decode ratios |"
     yield "|" + "---|" * (len(TABLE_I) + 2)
     found = {
-        variant.name: {users: draw(users, num_sums * PLANS_IN_A_SUM, variant) for users in TABLE_I}
+        variant.name: {users: draw(users, num_sums, variant) for users in TABLE_I}
         for variant in (SHIPPED, *ALTERNATIVES)
     }
     for variant in (SHIPPED, *ALTERNATIVES):
@@ -210,7 +221,7 @@ def _alternative_row(variant: Variant, found: dict[int, Draws]) -> str:
     return f"| {variant.name}: {variant.meaning} | {' | '.join(cells)} | {min(ratios):.2f} - {max(ratios):.2f} |"
 
 
-def _table_ii(num_plans: int) -> Iterator[str]:
+def _table_ii(num_sums: int, draw: Callable[..., Draws]) -> Iterator[str]:
     yield """\
 ## Table II
 
@@ -218,7 +229,7 @@ At N = 8 the paper prints only that delta p is below 0 on both grids.
 
 | N | grid | printed | all plans: p_A | p_C | delta p | interval | share of sums with that sign |
 |---|---|---|---|---|---|---|---|"""
-    found = {key: draw(key[0], num_plans, buckets=key[1]) for key in TABLE_II}
+    found = {key: draw(key[0], num_sums, buckets=key[1]) for key in TABLE_II}
     for (users, grid), draws in found.items():
         printed = TABLE_II[users, grid]
         low, high = draws.delta_p_interval()

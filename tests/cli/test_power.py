@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from harness.advise.power import Costs, Goal, allocated, measured_components, needed, simulated_components
+from harness.advise.power import (
+    Costs,
+    Goal,
+    allocated,
+    devices_for_equivalence,
+    measured_components,
+    needed,
+    simulated_components,
+)
 from harness.errors import SpecError
 from harness.runner import run_experiment
 from harness.spec import load_toml, parse_experiment
@@ -72,3 +81,13 @@ def test_a_comparison_that_is_not_there_is_named(tmp_path: Path) -> None:
     said = harness("power", "demo", "--comparison", "none", "--blocks", "3", cwd=tmp_path)
     assert said.returncode == 2
     assert "bucket6-waits, base-nowaits, bucket6-nowaits" in said.stderr
+
+
+def test_the_spread_between_devices_is_told_apart_and_more_blocks_on_each_need_fewer_devices(tmp_path: Path) -> None:
+    spec = small_experiment(backend="sim", replicates=8, fleet={"devices": [0, 1]})
+    [found] = measured_components(spec, run_experiment(spec, runs_root=tmp_path).runs)
+    assert (found.num_devices, found.num_blocks) == (2, 8)
+    assert found.device is not None
+    scattered = replace(found, device=0.005, within=0.02)
+    needs = [devices_for_equivalence(scattered, Goal(margin=0.02), blocks) for blocks in (1, 4, 400)]
+    assert needs[0] > needs[1] > needs[2] > 2

@@ -71,7 +71,8 @@ ARTIFACT = {
     "prefill_chunk_size": 128,
     "_compile_cfgs": [{"compiled_model_name": "decoder_batch_8"}],
 }
-ENTRY = {"event": "start", "number": 0, "experiment": "e", "condition": "c", "replicate": 0, "host": "h", "at_utc": "t"}
+AT = "2026-01-01T00:00:00+00:00"
+ENTRY = {"event": "start", "number": 0, "experiment": "e", "condition": "c", "replicate": 0, "host": "h", "at_utc": AT}
 METRICS = '# TYPE a counter\na_total{x="1"} 5.0\nRBLN_DEVICE_STATUS:TEMPERATURE{name="rbln0",uuid="u"} 41.0\n'
 
 

@@ -18,6 +18,7 @@ DOORS = [door for door in doors() if door.draw is None]
 def test_a_door_answers_changed_texts_with_a_value_or_one_line(door: Door) -> None:
     with alarmed() as folder:
         knocking = Knocking(door, folder / "input.toml", random.Random(13))
+        knocking.warm_up()
         for content in (*door.seeds, *(knocking.next_input() for _ in range(NUM_INPUTS))):
             find = knocking.knock(content)
             assert find is None, f"{find.what}\n{find.content[:300]!r}"
@@ -28,9 +29,14 @@ def test_a_door_answers_changed_texts_with_a_value_or_one_line(door: Door) -> No
     [
         ("cost model", b"per_call_ms = ", b"per_call_ms = 1e999999999 #"),
         ("cost model", b"per_call_ms = ", b"per_call_ms = 1e-999999999 #"),
+        ("cost model", b"fitted_tokens = [", b"fitted_tokens = [1e999999999, "),
         ("simulation cases", b"0.02}}", b"1e-300}}"),
         ("emulator configuration", b'["crash-after-steps=3"]', b"[5, null]"),
         ("artifact", b"[1, 2, 4, 8]", b"[1, %b]" % (b"9" * 300)),
+        ("search space", b"limits = [", b"limits = [9223372036854775808, "),
+        ("patch", b"-1,3", b"-1,%b" % (b"9" * 5000)),
+        ("ledger", b"2026-01-01T", b"0001-01-01T"),
+        ("release wheel", b"vllm_rbln-0.12.0.dist-info", b"vllm_rbln-0.12.0\n.dist-info"),
         ("changes", b"server.kv_slots=16", b"a" + b".a" * 5000 + b"=16"),
         ("observer", b'"columns"', b'"other"'),
         ("observer", b'[[1, "c"]]', b"[[]]"),

@@ -25,6 +25,12 @@ def planned(**prediction: Any) -> PlannedRuns:
     return resolve(parse_experiment(table, where="test"))
 
 
+def test_whoever_waits_for_predictions_is_told_the_share_done() -> None:
+    told: list[float] = []
+    predict_experiment(planned(draws=1), tell=told.append)
+    assert told == [0.25, 0.5, 0.75, 1.0]
+
+
 def test_a_single_draw_is_the_nominal_simulation() -> None:
     runs = planned(draws=1)
     predictions = predict_experiment(runs)

@@ -69,6 +69,13 @@ def _no_sums(files: dict[str, bytes]) -> None:
     del files["SHA256SUMS"]
 
 
+def _hostile_proof(files: dict[str, bytes]) -> None:
+    old = hashlib.sha256(files["proof.json"]).hexdigest().encode()
+    files["proof.json"] = files["proof.json"].replace(b'"chain": [', b'"chain": [["x", "no base64"], ')
+    new = hashlib.sha256(files["proof.json"]).hexdigest().encode()
+    files["SHA256SUMS"] = files["SHA256SUMS"].replace(old, new)
+
+
 def _other_verdict(files: dict[str, bytes]) -> None:
     old = hashlib.sha256(files["verdict.json"]).hexdigest().encode()
     files["verdict.json"] = files["verdict.json"].replace(b"PASS", b"FAIL")
@@ -85,6 +92,7 @@ def _other_verdict(files: dict[str, bytes]) -> None:
         (_climb, "which is no plain file"),
         (_no_sums, "has no readable SHA256SUMS"),
         (_other_verdict, "its verdict is not what its runs give"),
+        (_hostile_proof, "has no readable proof.json"),
     ],
 )
 def test_an_archive_that_was_changed_is_refused(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.analysis import rebuild, run_figures, summarise
-from harness.errors import PlanError, RecordsError
+from harness.errors import PlanError, RecordsError, in_one_line
 from harness.prereg import predict_runs
 from harness.records import RunStore, SealedRun, by_condition, layout, paired
 from harness.records.disk import file_entry
@@ -107,3 +107,7 @@ def test_runs_are_grouped_in_the_order_of_the_experiment_and_paired_by_replicate
     assert list(grouped) == ["base", "one-bucket"]
     [(own, base)] = paired(grouped["one-bucket"], grouped["base"])
     assert (own.condition, base.condition, own.replicate) == ("one-bucket", "base", base.replicate)
+
+
+def test_what_a_library_says_of_a_damaged_table_stands_on_one_line() -> None:
+    assert in_one_line(OSError("cannot:\n  No more data to read.\n")) == "cannot: No more data to read."

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -20,13 +21,21 @@ GIVEN_UP_AFTER_S = 200
 
 
 def harness(
-    *words: str, cwd: Path | None = None, environment: Mapping[str, str] | None = None
+    *words: str,
+    cwd: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+    limits: Mapping[int, int] | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """The exit code and both outputs of ``harness WORDS``; environment: variables beside those of the test."""
+    """The exit code and both outputs of ``harness WORDS``; environment: variables beside those of the test.
+
+    limits: of the shell, by their number in ``resource``.
+    """
     with tempfile.TemporaryDirectory() as folder:
         out, err = Path(folder) / "out", Path(folder) / "err"
         variables = {**os.environ, **(environment or {})}
-        process = _processes.Process(target=_call, args=(words, str(cwd or Path.cwd()), variables, str(out), str(err)))
+        process = _processes.Process(
+            target=_call, args=(words, str(cwd or Path.cwd()), variables, str(out), str(err), limits or {})
+        )
         process.start()
         process.join(GIVEN_UP_AFTER_S)
         if process.exitcode is None:
@@ -37,7 +46,9 @@ def harness(
         )
 
 
-def _call(words: tuple[str, ...], cwd: str, variables: Mapping[str, str], out: str, err: str) -> None:
+def _call(
+    words: tuple[str, ...], cwd: str, variables: Mapping[str, str], out: str, err: str, limits: Mapping[int, int]
+) -> None:
     for descriptor, path in ((1, out), (2, err)):
         file = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
         os.dup2(file, descriptor)
@@ -45,6 +56,8 @@ def _call(words: tuple[str, ...], cwd: str, variables: Mapping[str, str], out: s
     os.environ.clear()
     os.environ.update(variables)
     sys.argv = ["harness", *words]
+    for number, limit in limits.items():
+        resource.setrlimit(number, (limit, limit))
     from harness.cli import main
 
     main()

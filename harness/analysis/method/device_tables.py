@@ -7,12 +7,13 @@ analyse`` and the report's page on devices show them.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from harness.analysis.method.compare import Comparison
 from harness.analysis.method.devices import DeviceEffect
 from harness.analysis.method.speeds import Speeds
 from harness.analysis.method.tabular import Cell, ResultTable, table_of
+from harness.records import FleetRecord, SealedRun
 
 SPEEDS_CAPTION = (
     "B over A, conditions' means taken out: how much longer each device took than the median of the others, with its "
@@ -33,6 +34,36 @@ def device_tables(found: Speeds | None, compared: Mapping[str, Comparison | None
     )
     tables = [*([] if found is None else [table_of("devices", SPEEDS_CAPTION, _speed_rows(found))]), effects]
     return [table for table in tables if table.rows]
+
+
+def places_table(runs: Iterable[SealedRun]) -> ResultTable:
+    """What the runs of each device say of it: serial and card, temperatures, neighbours, cores of its client."""
+    by_place: dict[tuple[str, int], list[FleetRecord]] = {}
+    for run in runs:
+        if (fleet := run.manifest.fleet) is not None:
+            by_place.setdefault((fleet.host, fleet.device), []).append(fleet)
+    rows = [_place_row(host, device, found) for (host, device), found in sorted(by_place.items())]
+    caption = (
+        "What its runs say of each device; neighbours: least and most that were busy beside a run; a dash: not told"
+    )
+    return table_of("what the devices told", caption, rows)
+
+
+def _place_row(host: str, device: int, found: Sequence[FleetRecord]) -> dict[str, Cell]:
+    heat = [degrees for one in found if one.temperature_c is not None for degrees in one.temperature_c]
+    busy = [len(one.neighbours) for one in found]
+    factors = [one.emulated_factor for one in found if one.emulated_factor is not None]
+    return {
+        "device": f"dev{device}",
+        "host": host,
+        "runs": len(found),
+        "neighbours": f"{min(busy)} to {max(busy)}",
+        "uuid": ", ".join(sorted({one.uuid for one in found} - {""})) or None,
+        "card": ", ".join(sorted({one.card for one in found} - {""})) or None,
+        "temperature_C": f"{min(heat):g} to {max(heat):g}" if heat else None,
+        "client_cores": ",".join(str(core) for core in found[0].client_cores) or None,
+        "emulated_factor": f"{min(factors):.4f} to {max(factors):.4f}" if factors else None,
+    }
 
 
 def _speed_rows(found: Speeds) -> Iterator[Mapping[str, Cell]]:

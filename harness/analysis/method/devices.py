@@ -10,13 +10,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from harness.analysis.method import stats
-from harness.analysis.method.figures import RunFigures
 from harness.analysis.method.stats import DEFAULT_LEVEL, MIN_REPLICATES, FloatArray, Interval, f_probability, t_quantile
+
+
+class Placed(Protocol):
+    """What tells where a run was made: its device, "" outside a fleet, and the replicates that ran at once with it."""
+
+    @property
+    def device(self) -> str: ...
+
+    @property
+    def unit(self) -> int: ...
 
 
 class BlockRatio(NamedTuple):
@@ -37,12 +46,13 @@ class DeviceMean(NamedTuple):
 
 
 class Interaction(NamedTuple):
-    """F test that the effect is the same on every device, and the spread between devices beyond that of blocks."""
+    """F test that the effect is the same on every device; sd: between devices beyond that of blocks; within: theirs."""
 
     f: float
     degrees: tuple[int, int]
     p: float
     sd: float
+    within: float
 
     @property
     def is_found(self) -> bool:
@@ -84,14 +94,14 @@ class DeviceEffect:
     interaction: Interaction | None = None
 
 
-def effect_of(values: Sequence[float], runs: Sequence[RunFigures]) -> DeviceEffect | None:
+def effect_of(values: Sequence[float], runs: Sequence[Placed]) -> DeviceEffect | None:
     """A value of each run's block device by device; None where fewer than two devices made them."""
     if len({run.device for run in runs}) < 2:
         return None
     return device_effect([BlockRatio(value, run.device, run.unit) for value, run in zip(values, runs, strict=True)])
 
 
-def mean_interval(values: Sequence[float], runs: Sequence[RunFigures], *, unit: str) -> Interval | None:
+def mean_interval(values: Sequence[float], runs: Sequence[Placed], *, unit: str) -> Interval | None:
     """t interval of a mean over the blocks of these runs: over device means, where several devices made them."""
     effect = effect_of(values, runs)
     if effect is None:
@@ -100,7 +110,7 @@ def mean_interval(values: Sequence[float], runs: Sequence[RunFigures], *, unit: 
 
 
 def log_ratio_effect(
-    costs: Sequence[float], baseline_costs: Sequence[float], runs: Sequence[RunFigures]
+    costs: Sequence[float], baseline_costs: Sequence[float], runs: Sequence[Placed]
 ) -> DeviceEffect | None:
     """Log ratios of paired costs device by device; None with one device, or where something cost nothing."""
     if min(*costs, *baseline_costs) <= 0:
@@ -109,7 +119,7 @@ def log_ratio_effect(
 
 
 def log_ratio_interval(
-    costs: Sequence[float], baseline_costs: Sequence[float], runs: Sequence[RunFigures]
+    costs: Sequence[float], baseline_costs: Sequence[float], runs: Sequence[Placed]
 ) -> Interval | None:
     """t interval of the mean log ratio of paired costs: over device means, where several devices made them."""
     effect = log_ratio_effect(costs, baseline_costs, runs) if costs else None
@@ -133,7 +143,8 @@ def device_effect(blocks: Sequence[BlockRatio]) -> DeviceEffect:
     """
     devices = [_mean_of(name, [one.value for one in blocks if one.device == name]) for name in _names(blocks)]
     groups = _groups(blocks)
-    within = _within(list(groups.values()))
+    are_rounds = any(len(where) > 1 for where in groups)
+    within = _within(list(groups.values()), "rounds" if are_rounds else "blocks")
     if len(groups) >= MIN_REPLICATES:
         means = np.array([np.mean(values) for values in groups.values()])
         error = float(means.std(ddof=1)) / math.sqrt(len(means))
@@ -171,7 +182,7 @@ def _groups(blocks: Sequence[BlockRatio]) -> dict[tuple[str, ...], list[float]]:
     return groups
 
 
-def _within(groups: Sequence[Sequence[float]]) -> Estimate | None:
+def _within(groups: Sequence[Sequence[float]], unit: str) -> Estimate | None:
     """The mean of these groups' means by the spread inside them, pooled; None below two degrees of freedom."""
     counts = np.array([len(values) for values in groups])
     degrees = int(counts.sum()) - len(groups)
@@ -179,7 +190,7 @@ def _within(groups: Sequence[Sequence[float]]) -> Estimate | None:
         return None
     error = math.sqrt(_pooled_variance(groups, degrees) * float((1 / counts).sum())) / len(groups)
     mean = float(np.mean([np.mean(values) for values in groups]))
-    return Estimate(mean, error, degrees, "t interval within these devices", "blocks", int(counts.sum()))
+    return Estimate(mean, error, degrees, "t interval within these devices", unit, int(counts.sum()))
 
 
 def _pooled_variance(groups: Sequence[Sequence[float]], degrees: int) -> float:
@@ -197,8 +208,9 @@ def _interaction(blocks: Sequence[BlockRatio]) -> Interaction | None:
     mean_square = float((counts * (means - np.average(means, weights=counts)) ** 2).sum()) / between
     error_square = _pooled_variance([values.tolist() for values in groups], inside)
     if error_square == 0:
-        return Interaction(math.inf if mean_square else 0.0, (between, inside), float(mean_square == 0), 0.0)
+        return Interaction(math.inf if mean_square else 0.0, (between, inside), float(mean_square == 0), 0.0, 0.0)
     f = mean_square / error_square
     typical = (counts.sum() - (counts**2).sum() / counts.sum()) / between
     sd = math.sqrt(max(0.0, mean_square - error_square) / typical)
-    return Interaction(f, (between, inside), 1 - f_probability(f, between, inside), sd)
+    p = 1 - f_probability(f, between, inside)
+    return Interaction(f, (between, inside), p, sd, math.sqrt(error_square))

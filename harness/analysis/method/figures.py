@@ -167,26 +167,28 @@ def figures_at(run: SealedRun, cost_model: StepCost) -> RunFigures:
         generated_tokens=sum(tokens or 0 for tokens in generated),
         ceilings=None if plan is None else ceilings(requests, kv_events, plan),
         invalid_reasons=run.invalid_reasons,
-        **_place(run),
+        **place_of(run),
     )
 
 
-class _Place(TypedDict):
+class RunPlace(TypedDict):
+    """Where in a fleet a run was made; see ``RunFigures``."""
+
     device: str
     unit: int
     neighbours: int
     is_emulated: bool
 
 
-def _place(run: SealedRun) -> _Place:
+def place_of(run: SealedRun) -> RunPlace:
     """Where in a fleet a run was made."""
-    fleet, spec = run.manifest.fleet, run.fleet_spec
-    if fleet is None or spec is None:
-        return _Place(device="", unit=run.replicate, neighbours=0, is_emulated=False)
-    place = Place(fleet.host if spec.hosts else "", fleet.device)
-    return _Place(
+    fleet = run.manifest.fleet
+    if fleet is None or run.spec.fleet is None:
+        return RunPlace(device="", unit=run.replicate, neighbours=0, is_emulated=False)
+    place = Place(fleet.host if run.spec.fleet.hosts else "", fleet.device)
+    return RunPlace(
         device=str(place),
-        unit=spec.unit_of(run.replicate),
+        unit=run.spec.unit_of(run.replicate),
         neighbours=len(fleet.neighbours),
         is_emulated=kind_of_run(run.manifest.backend).has_device is False,
     )

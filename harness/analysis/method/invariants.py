@@ -8,6 +8,7 @@ Definitions: docs/method.md, "A run and its invariants".
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -177,8 +178,8 @@ def _check_observation(manifest: Manifest, requests: pa.Table, derived: Derived)
         )
     if has_answered and declared.has_kv_log and not derived.num_kv_lines:
         yield _invalid("kv-log-silent", "the [PFX] lines that were declared are not in the log", _DEBUG_HINT)
-    if declared.has_metrics and derived.num_scrapes == derived.num_failed_scrapes:
-        yield _invalid("metrics-missing", f"none of {derived.num_scrapes} scrapes has a readable body")
+    if declared.has_metrics and not derived.tables["metrics"].num_rows:
+        yield _invalid("metrics-missing", f"none of {derived.num_scrapes} scrapes has a readable body with samples")
     if derived.faults:
         yield _invalid("kv-fault", f"the server reported inconsistent KV bookkeeping: {', '.join(derived.faults[:3])}")
     if derived.failed_copies:
@@ -236,7 +237,8 @@ def _check_reuse(manifest: Manifest, requests: pa.Table, derived: Derived) -> It
         yield Finding(
             code="counter-missing",
             severity="warning",
-            evidence=f"{CACHED_COUNTER} is not in both the scrape before and the one after the replay",
+            evidence=f"{CACHED_COUNTER} has no value in the scrape before the replay or in the one after it, so reuse "
+            "was not held against the server's own count",
         )
     if derived.num_kv_lines:
         hits = {name: hit for name, hit in _hits(derived).items() if join_request_id(name, left) is None}
@@ -295,7 +297,10 @@ def _hits(derived: Derived) -> dict[str, int]:
 
 
 def counter_increment(metrics: pa.Table, name: str) -> float | None:
-    """Last minus first scraped value of a counter, summed over its labels; None unless scraped before and after."""
+    """Last minus first scraped value of a counter, summed over its labels; None unless scraped before and after.
+
+    NaN and infinity are no values.
+    """
     by_scrape: dict[int, float] = {}
     reasons: dict[int, str] = {}
     columns = [metrics.column(column).to_pylist() for column in ("scrape", "reason", "name", "value")]
@@ -305,7 +310,8 @@ def counter_increment(metrics: pa.Table, name: str) -> float | None:
             reasons[scrape] = reason
     before = [scrape for scrape, reason in reasons.items() if reason == "before"]
     after = [scrape for scrape, reason in reasons.items() if reason == "after"]
-    return by_scrape[max(after)] - by_scrape[min(before)] if before and after else None
+    increment = by_scrape[max(after)] - by_scrape[min(before)] if before and after else math.nan
+    return increment if math.isfinite(increment) else None
 
 
 def _check_lateness(manifest: Manifest, requests: pa.Table, plan: Plan | None) -> Iterator[Finding]:

@@ -17,8 +17,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from harness.analysis.method.devices import mean_interval
+from harness.analysis.method.figures import place_of
 from harness.analysis.method.reconstruct import join_request_id
-from harness.analysis.method.stats import FloatArray, Interval, mean_interval, quantile
+from harness.analysis.method.stats import FloatArray, Interval, quantiles
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.records import SealedRun, once_per_run
 from harness.spec import SloSpec, WindowSpec
@@ -43,7 +45,7 @@ class Latencies:
 
     session, turn, prefix, ttft_ns, e2e_ns, queue_ns, tpot_ns, tokens: shape (requests,). prefix: "first", "reused" or
     "recomputed". itl_ns, itl_row: one per token after a request's first; the request it belongs to. span_ns: from the
-    first send to the last end in the window.
+    first send to the last end in the window. device, unit: where in a fleet it ran.
     """
 
     session: IntArray
@@ -57,6 +59,8 @@ class Latencies:
     itl_ns: FloatArray
     itl_row: IntArray
     span_ns: int
+    device: str = ""
+    unit: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +157,7 @@ def _at_most(t: int, n: int, q: float) -> float:
 @once_per_run
 def latencies(run: SealedRun) -> Latencies:
     """What every answered request of a run's measurement window waited for, and when its tokens came."""
-    requests = run.table("requests")
+    requests, place = run.table("requests"), place_of(run)
     window = WindowSpec.model_validate(run.manifest.requested_experiment.get("window") or {})
     due_ns = requests.column("due_ns").to_numpy()
     first_ns, last_ns = window.bounds_ns(int(due_ns.min()) if len(due_ns) else 0)
@@ -188,6 +192,8 @@ def latencies(run: SealedRun) -> Latencies:
         itl_ns=itl_ns,
         itl_row=itl_row,
         span_ns=int(done_ns.max() - sent_ns.min()) if len(turn) else 0,
+        device=place["device"],
+        unit=place["unit"],
     )
 
 
@@ -246,9 +252,9 @@ def serving_figures(condition: str, runs: Sequence[SealedRun]) -> ServingFigures
         num_runs=len(observed),
         num_requests=sum(counts),
         distributions=tuple(_distributions(observed)),
-        tokens_per_s=_rate([int(one.tokens.sum()) for one in observed], spans_s),
-        requests_per_s=_rate(counts, spans_s),
-        goodput_per_s=None if good is None else _rate([int(one.sum()) for one in good], spans_s),
+        tokens_per_s=_rate([int(one.tokens.sum()) for one in observed], spans_s, observed),
+        requests_per_s=_rate(counts, spans_s, observed),
+        goodput_per_s=None if good is None else _rate([int(one.sum()) for one in good], spans_s, observed),
         good_share=None if good is None else sum(int(one.sum()) for one in good) / sum(counts),
     )
 
@@ -264,9 +270,9 @@ def _is_good(one: Latencies, slo: SloSpec) -> NDArray[np.bool_]:
     return met
 
 
-def _rate(amounts: Sequence[int], spans_s: Sequence[float]) -> Rate:
+def _rate(amounts: Sequence[int], spans_s: Sequence[float], runs: Sequence[Latencies]) -> Rate:
     rates = [amount / span if span else 0.0 for amount, span in zip(amounts, spans_s, strict=True)]
-    return Rate(sum(rates) / len(rates), mean_interval(rates, unit="runs"))
+    return Rate(sum(rates) / len(rates), mean_interval(rates, runs, unit="runs"))
 
 
 def _distributions(observed: Sequence[Latencies]) -> list[Distribution]:
@@ -280,7 +286,7 @@ def _distributions(observed: Sequence[Latencies]) -> list[Distribution]:
         else:
             groups[f"turn {turn}"] = lambda one, turn=turn: one.turn == turn
     found = (
-        _distribution(metric, group, [_values(one, metric, is_in(one)) for one in observed])
+        _distribution(metric, group, [(one, _values(one, metric, is_in(one))) for one in observed])
         for group, is_in in groups.items()
         for metric in METRICS
     )
@@ -294,20 +300,21 @@ def _values(one: Latencies, metric: str, is_in: NDArray[np.bool_]) -> FloatArray
     return values[~np.isnan(values)]
 
 
-def _distribution(metric: str, group: str, by_run: Sequence[FloatArray]) -> Distribution | None:
-    by_run = [values for values in by_run if len(values)]
+def _distribution(metric: str, group: str, observed: Sequence[tuple[Latencies, FloatArray]]) -> Distribution | None:
+    runs, by_run = [run for run, values in observed if len(values)], [values for _, values in observed if len(values)]
     if not by_run:
         return None
     values = np.concatenate(by_run)
+    of_runs = zip(*(quantiles(own, QUANTILES) for own in by_run), strict=True)
     percentiles = tuple(
         Percentile(
             q,
-            quantile(values, q),
-            mean_interval([quantile(own, q) for own in by_run], unit="runs"),
+            of_all,
+            mean_interval(of_each_run, runs, unit="runs"),
             # Gaps of one answer follow each other: they are no independent draws.
             None if metric == "itl" else certified(values, q),
         )
-        for q in QUANTILES
+        for q, of_all, of_each_run in zip(QUANTILES, quantiles(values, QUANTILES), of_runs, strict=True)
     )
     return Distribution(metric, group, len(values), percentiles)
 

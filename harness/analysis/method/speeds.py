@@ -15,11 +15,12 @@ from typing import NamedTuple
 import numpy as np
 
 from harness.analysis.method.across import holm
+from harness.analysis.method.compare import Comparison
 from harness.analysis.method.devices import DeviceEffect, device_order
 from harness.analysis.method.drift import Slope, slope_of
 from harness.analysis.method.figures import RunFigures
 from harness.analysis.method.stats import DEFAULT_LEVEL, t_probability, t_quantile
-from harness.records import Finding
+from harness.records import Finding, SealedRun
 
 
 class Speed(NamedTuple):
@@ -139,6 +140,21 @@ def slower_text(speed: Speed) -> str:
     return f"{name} is {abs(value):.1f} % {word} than the median of the others [{ends[0]:.1f} %, {ends[1]:.1f} %]"
 
 
+def device_findings(
+    runs: Sequence[SealedRun],
+    figures: Sequence[RunFigures],
+    found: Speeds | None,
+    compared: Mapping[str, Comparison | None],
+) -> list[Finding]:
+    """All that a reader must know of the devices of an experiment; compared: its comparisons by condition."""
+    findings = [*split_blocks(figures), *([] if found is None else speed_findings(found)), *missing_neighbours(runs)]
+    for condition, one in compared.items():
+        effects = {} if one is None else {"A": one.devices_a, "B": one.devices_b}
+        for channel, effect in effects.items():
+            findings += [] if effect is None else effect_findings(condition, effect, channel)
+    return findings
+
+
 def speed_findings(found: Speeds) -> Iterator[Finding]:
     """What a reader must know of the devices: who is apart, who drifts, what neighbours cost."""
     for one in found.devices:
@@ -179,6 +195,22 @@ def split_blocks(figures: Sequence[RunFigures]) -> Iterator[Finding]:
             severity="warning",
             evidence=f"replicates {', '.join(map(str, split))} have runs on several devices",
             hint="Their pairs on one device count, others do not: a difference of devices would be in them",
+        )
+
+
+def missing_neighbours(runs: Sequence[SealedRun]) -> Iterator[Finding]:
+    """Runs of a fleet that keeps step beside which fewer devices, or more, were busy than planned."""
+    told: list[str] = []
+    for run in runs:
+        if run.manifest.fleet is not None and run.spec.keeps_step:
+            planned, found = run.spec.num_at_once(run.condition_spec) - 1, len(run.manifest.fleet.neighbours)
+            told += [f"{run.label} ({found} of {planned})"] if found != planned else []
+    if told:
+        yield Finding(
+            code="neighbours-other",
+            severity="warning",
+            evidence=f"other neighbours were busy than planned: {', '.join(told)}",
+            hint="A resumed period is made without those of its runs that were sealed before; make the block anew",
         )
 
 

@@ -205,7 +205,12 @@ def _beta_term(x: float, a: float, b: float) -> float:
 
 def quantile(values: Iterable[float], q: float) -> float:
     """A quantile by the rule that the paper's printed ones follow (linear between order statistics)."""
-    return float(np.quantile(np.fromiter(values, dtype=np.float64), q, method=QUANTILE_METHOD))
+    return quantiles(np.fromiter(values, dtype=np.float64), [q])[0]
+
+
+def quantiles(values: FloatArray, at: Sequence[float]) -> list[float]:
+    """Several quantiles by the same rule: the values are put in order once."""
+    return np.quantile(values, at, method=QUANTILE_METHOD).tolist()
 
 
 def median(values: Iterable[float]) -> float:

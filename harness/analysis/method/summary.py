@@ -23,7 +23,7 @@ from harness.analysis.method.invariants import check_experiment
 from harness.analysis.method.padding import Padding, removed_slots, shapley_split
 from harness.analysis.method.reconstruct import StepCost
 from harness.analysis.method.serving import ServingFigures, serving_figures, serving_rows
-from harness.analysis.method.speeds import Speeds, effect_findings, speed_findings, speeds, split_blocks
+from harness.analysis.method.speeds import Speeds, device_findings, speeds
 from harness.analysis.method.stats import Interval
 from harness.analysis.method.tabular import ResultTable, table_of
 from harness.errors import SpecError
@@ -263,13 +263,17 @@ def summarise(runs: Sequence[SealedRun], cost_model: StepCost | None = None) -> 
     conditions = tuple(
         _compared(condition, plain.get(condition.baseline), is_predicted=is_predicted) for condition in plain.values()
     )
-    found = speeds(figures)
+    found, compared = speeds(figures), {one.name: one.comparison for one in conditions}
     return ExperimentSummary(
         experiment=names.pop(),
         title=ordered[0].manifest.title,
         time_scale=ordered[0].manifest.clock.scale,
         conditions=conditions,
-        findings=(*check_experiment(runs), *_check_channels(figures), *_check_devices(figures, conditions, found)),
+        findings=(
+            *check_experiment(runs),
+            *_check_channels(figures),
+            *device_findings(runs, figures, found, compared),
+        ),
         backend=backend,
         serving=_serving(ordered),
         speeds=found,
@@ -351,18 +355,6 @@ def _check_channels(runs: Sequence[RunFigures]) -> list[Finding]:
                     "prefills lie outside what the cost model was fitted on",
                 )
             )
-    return findings
-
-
-def _check_devices(
-    runs: Sequence[RunFigures], conditions: Sequence[ConditionFigures], found: Speeds | None
-) -> list[Finding]:
-    findings = [*split_blocks(runs), *([] if found is None else speed_findings(found))]
-    for condition in conditions:
-        compared = condition.comparison
-        if compared is not None:
-            for channel, effect in (("A", compared.devices_a), ("B", compared.devices_b)):
-                findings += [] if effect is None else effect_findings(condition.name, effect, channel)
     return findings
 
 

@@ -435,8 +435,9 @@ def main(arguments: list[str]) -> None:
     """Serve on a loopback port, which is printed as one JSON line, until ended."""
     config = NullServerConfig(**(json.loads(arguments[0]) if arguments else {}))
     server = _Server(config)
-    print(json.dumps({"port": server.listener.getsockname()[1]}), flush=True)
-    with contextlib.suppress(KeyboardInterrupt):
+    with contextlib.suppress(KeyboardInterrupt, BrokenPipeError):
+        # Past Python's buffer, which would be flushed, and complain, when nobody listens any more.
+        os.write(1, json.dumps({"port": server.listener.getsockname()[1]}).encode() + b"\n")
         server.serve()
 
 

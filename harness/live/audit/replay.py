@@ -7,6 +7,7 @@ throughout. Next: ``harness.runner`` stores them in the manifest, the report sho
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -58,9 +59,15 @@ def require_answered(result: ReplayResult) -> None:
 
 
 def replay_on_null(
-    plan: Plan, host: str, port: int, options: ClientSpec, *, request_timeout_ns: int = AUDIT_TIMEOUT_NS
+    plan: Plan,
+    host: str,
+    port: int,
+    options: ClientSpec,
+    *,
+    request_timeout_ns: int = AUDIT_TIMEOUT_NS,
+    records: Path | None = None,
 ) -> ReplayResult:
-    """Replay a plan against the null server at an address, in wall time."""
+    """Replay a plan against the null server at an address, in wall time. records: where several processes meet."""
     return replay(
         plan,
         host=host,
@@ -69,10 +76,13 @@ def replay_on_null(
         options=options,
         clock=clock_for(1.0),
         request_timeout_ns=request_timeout_ns,
+        records=records,
     )
 
 
-def self_audit(plan_shape: Plan, options: ClientSpec, clock: ScaledClock) -> dict[str, Any]:
+def self_audit(
+    plan_shape: Plan, options: ClientSpec, clock: ScaledClock, records: Path | None = None
+) -> dict[str, Any]:
     """Replay a short plan of the same shape against the null server: the lateness that this client has on this machine
     now.
 
@@ -82,7 +92,7 @@ def self_audit(plan_shape: Plan, options: ClientSpec, clock: ScaledClock) -> dic
     short = audit_plan(plan_shape)
     config = NullServerConfig(token_interval_ns=AUDIT_TOKEN_INTERVAL_NS if options.stream else 0)
     with NullServer(config) as server:
-        result = replay_on_null(short, server.host, server.port, options)
+        result = replay_on_null(short, server.host, server.port, options, records=records)
         seen = server.stamps()
     figures = compare_with_server(result, seen)
     return {

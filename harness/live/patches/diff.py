@@ -14,7 +14,7 @@ from typing import Literal
 
 from harness.errors import SpecError
 
-_HEADER = re.compile(r"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
+_HEADER = re.compile(r"@@ -(\d{1,9})(?:,(\d{1,9}))? \+(\d{1,9})(?:,(\d{1,9}))? @@")
 _NO_NEWLINE = "\\"
 Mark = Literal[" ", "-", "+"]
 

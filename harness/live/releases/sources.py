@@ -40,8 +40,8 @@ def open_sources(path: Path, package: str = RBLN) -> Sources:
         raise SpecError("no such file or folder", where=str(path), hint=_HINT)
     try:
         with zipfile.ZipFile(path) as archive:
-            sizes = {one.filename: one.file_size for one in archive.infolist()}
-    except (OSError, zipfile.BadZipFile, ValueError) as error:
+            sizes = {one.filename: one.file_size for one in archive.infolist() if one.filename.isprintable()}
+    except (OSError, zipfile.BadZipFile, ValueError, NotImplementedError) as error:
         raise SpecError(f"is no wheel or zip ({error})", where=str(path), hint=_HINT) from error
 
     def read(name: str) -> str | None:
@@ -52,6 +52,8 @@ def open_sources(path: Path, package: str = RBLN) -> Sources:
         try:
             with zipfile.ZipFile(path) as archive:
                 return _decoded(archive.read(name), name, path)
+        except SpecError:
+            raise
         # zlib.error, NotImplementedError and RuntimeError: damaged, unknown or encrypted members.
         except Exception as error:
             raise SpecError(f"{name} cannot be read ({error})", where=str(path), hint="Download it again") from error

@@ -47,12 +47,17 @@ class Backend(ABC):
 
 
 class LaunchOptions(NamedTuple):
-    """What a run says about one launch. port: 0 for any free one. run_folder: where the backend writes its files."""
+    """What a run says about one launch. port: 0 for any free one. run_folder: where the backend writes its files.
+
+    device: of a fleet that the server is for; None outside one. step_factor: of an emulated device's step times.
+    """
 
     port: int
     run_folder: Path
     time_scale: float
     log_format: LogFormat
+    device: int | None = None
+    step_factor: float = 1.0
 
 
 class ServerBackend(Backend):
@@ -68,13 +73,16 @@ class ServerBackend(Backend):
         run_folder: Path,
         time_scale: float = 1.0,
         log_format: LogFormat = "default",
+        device: int | None = None,
+        step_factor: float = 1.0,
     ) -> LaunchPlan:
         """The command for ``server``, with its files written into ``run_folder``; starts nothing.
 
-        port: 0 for any free one. Raises ServerError for a busy port, SpecError for what this kind cannot do.
+        port: 0 for any free one. step_factor: of an emulated device. Raises ServerError for a busy port, SpecError for
+        what this kind cannot do.
         """
         check_time_scale(self.kind, time_scale)
-        return self._plan(server, LaunchOptions(port, run_folder, time_scale, log_format))
+        return self._plan(server, LaunchOptions(port, run_folder, time_scale, log_format, device, step_factor))
 
     @abstractmethod
     def _plan(self, server: ServerSpec, options: LaunchOptions) -> LaunchPlan:
@@ -92,6 +100,14 @@ def check_time_scale(kind: BackendKind, time_scale: float) -> None:
             where="time_scale",
             hint="Remove time_scale",
         )
+
+
+def npus_of(server: ServerSpec, num_npus: int, device: int | None) -> tuple[int, ...]:
+    """The NPUs of a server that needs ``num_npus``: those it names, else the first; for device d of a fleet the d-th
+    such group, so that servers of neighbouring devices share none.
+    """
+    first = 0 if device is None else device * num_npus
+    return server.devices or tuple(range(first, first + num_npus))
 
 
 def check_named_artifact(server: ServerSpec) -> None:

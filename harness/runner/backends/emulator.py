@@ -55,6 +55,7 @@ class EmulatorBackend(ServerBackend):
             "log_format": options.log_format,
             "trace_path": str(files["device_trace"]),
             "seed": self.seed,
+            **({} if options.device is None else {"step_factor": options.step_factor}),
         }
         write_config(files["config"], config)
         return LaunchPlan(

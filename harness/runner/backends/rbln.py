@@ -23,7 +23,7 @@ from harness.live.serve_command import visible_devices
 from harness.live.server.ports import require_port
 from harness.live.stack import check_installed, find_stack, overlay_folder, serve_plan
 from harness.redact import filled_env
-from harness.runner.backends.base import LaunchOptions, ServerBackend, check_named_artifact
+from harness.runner.backends.base import LaunchOptions, ServerBackend, check_named_artifact, npus_of
 from harness.spec import ServerSpec
 from harness.twin.stacks import newest_stable
 
@@ -86,7 +86,7 @@ class RblnBackend(ServerBackend):
         check_artifact(config, server, str(artifact))
         stack = find_stack(server.environment)
         record = require_fresh(artifact, stack.versions)
-        devices = server.devices or tuple(range(config.num_devices))
+        devices = npus_of(server, config.num_devices, options.device)
         report = require_idle(devices)
         return serve_plan(
             server,
@@ -102,7 +102,10 @@ class RblnBackend(ServerBackend):
             variables=visible_devices(stack.versions.get("vllm-rbln", ""), devices),
             device_command=find_command(),
             devices=report,
-            more={"compiled": None if record is None else {key: record[key] for key in ("spec", "versions")}},
+            more={
+                "compiled": None if record is None else {key: record[key] for key in ("spec", "versions")},
+                "npus": list(devices),
+            },
         )
 
 

@@ -24,7 +24,7 @@ from harness.live.releases.check import usable_with
 from harness.live.server.ports import require_port
 from harness.live.stack import Stack, check_installed, serve_plan
 from harness.records import layout
-from harness.runner.backends.base import LaunchOptions, ServerBackend, check_named_artifact
+from harness.runner.backends.base import LaunchOptions, ServerBackend, check_named_artifact, npus_of
 from harness.spec import ServerSpec
 from harness.twin.artifact import ArtifactSpec, cached_artifact
 from harness.twin.environment import INSIDE, find_twin, installed_twins, twin_variables
@@ -86,6 +86,7 @@ class TwinBackend(ServerBackend):
             "config": (options.run_folder / layout.TWIN_SETTINGS).absolute(),
             "device_trace": (options.run_folder / layout.DEVICE_TRACE).absolute(),
         }
+        npus = npus_of(server, config.num_devices, options.device)
         settings = self._settings(server, files["device_trace"])
         write_config(files["config"], settings)
         command = (sys.executable, str(STAND_IN_SMI), "-j")
@@ -104,8 +105,8 @@ class TwinBackend(ServerBackend):
             variables=twin_variables(files["config"]),
             files=files,
             device_command=command,
-            devices=require_idle(server.devices or tuple(range(config.num_devices)), read_devices(command)),
-            more={"settings": settings},
+            devices=require_idle(npus, read_devices(command)),
+            more={"settings": settings, "npus": list(npus)},
         )
 
     def _settings(self, server: ServerSpec, trace_path: Path) -> dict[str, Any]:

@@ -58,13 +58,13 @@ def leave_by(
     while True:
         arrival_ns = FAR
         if expected > 0:
-            arrival_ns = int(scratch.sessions[scratch.sessions[0].heap].arrival_ns)
+            arrival_ns = int(scratch.heap[0].at_ns)
         session = next_to_leave(scratch)
         abort_ns = FAR if session < 0 else int(scratch.sessions[session].abort_at_ns)
         if abort_ns <= min(arrival_ns, end_ns):
             expected = leave(plans, plan, state, scratch, outcome, expected, session, abort_ns)
         elif arrival_ns < end_ns:
-            session = heap_pop(scratch.sessions, expected)
+            session = heap_pop(scratch.heap, expected)
             expected -= 1
             arrive(plans, plan, scratch, state, outcome, session)
         else:

@@ -127,14 +127,20 @@ class CostArrays(NamedTuple):
     drawn_other: Records[OtherCost]
 
 
+class Arrival:
+    """A place of the heap of next arrivals: when, and which session."""
+
+    at_ns: int
+    session: int
+
+
 class SessionScratch:
-    """heap: sessions by next arrival; the others are of the session at this place.
+    """All but ``watched`` are of the session at this place.
 
     num_missing: sessions that it still waits for. watched: sessions whose request the client may leave, in no order;
     abort_at_ns: when it leaves this session's.
     """
 
-    heap: int
     arrival_ns: int
     next_request: int
     num_missing: int
@@ -143,13 +149,13 @@ class SessionScratch:
 
 
 class Scratch(NamedTuple):
-    """Working memory for the largest plan. sessions (sessions,); owner (sessions, blocks): who wrote a block first.
+    """Working memory for the largest plan. sessions (sessions,); heap (sessions,): next arrivals, earliest first.
 
     num_watched (1,): how many sessions have a request under way that the client may leave.
     """
 
     sessions: Records[SessionScratch]
-    owner: IntArray
+    heap: Records[Arrival]
     num_watched: IntArray
 
 

@@ -7,110 +7,113 @@ here. Next: ``events`` moves time from arrival to arrival.
 from __future__ import annotations
 
 from harness.compiled import inner
-from harness.compiled.records import IntArray, Records
+from harness.compiled.records import Records
 from harness.engine.state import EngineState
 from harness.engine.steps import reset, submit
-from harness.sim.kernel.arrays import OWNER_STRIDE, Outcome, PlanArrays, PlanTotals, Scratch, SessionScratch
+from harness.sim.kernel.arrays import OWNER_STRIDE, Arrival, Outcome, PlanArrays, PlanTotals, Scratch
 from harness.sim.kernel.watching import unwatch, watch
 
 
 @inner
-def heap_push(sessions: Records[SessionScratch], size: int, session: int) -> None:
+def heap_push(scratch: Scratch, size: int, session: int) -> None:
     """Add a session to the heap of next arrivals, ordered by (arrival, session)."""
-    place = size
-    at_ns = sessions[session].arrival_ns
+    heap, place = scratch.heap, size
+    at_ns = scratch.sessions[session].arrival_ns
     while place > 0:
         parent = (place - 1) >> 1
-        above = sessions[parent].heap
-        above_ns = sessions[above].arrival_ns
-        if above_ns < at_ns or (above_ns == at_ns and above < session):
+        above_ns = heap[parent].at_ns
+        if above_ns < at_ns or (above_ns == at_ns and heap[parent].session < session):
             break
-        sessions[place].heap = above
+        heap[place].at_ns = above_ns
+        heap[place].session = heap[parent].session
         place = parent
-    sessions[place].heap = session
+    heap[place].at_ns = at_ns
+    heap[place].session = session
 
 
 @inner
-def heap_pop(sessions: Records[SessionScratch], size: int) -> int:
+def heap_pop(heap: Records[Arrival], size: int) -> int:
     """Remove and return the session that arrives first."""
-    first = sessions[0].heap
-    last = sessions[size - 1].heap
+    first = int(heap[0].session)
     size -= 1
-    at_ns = sessions[last].arrival_ns
+    at_ns, last = heap[size].at_ns, heap[size].session
     place = 0
     while True:
         child = 2 * place + 1
         if child >= size:
             break
-        below = sessions[child].heap
-        below_ns = sessions[below].arrival_ns
+        below_ns = heap[child].at_ns
         if child + 1 < size:
-            other = sessions[child + 1].heap
-            other_ns = sessions[other].arrival_ns
-            if other_ns < below_ns or (other_ns == below_ns and other < below):
+            other_ns = heap[child + 1].at_ns
+            if other_ns < below_ns or (other_ns == below_ns and heap[child + 1].session < heap[child].session):
                 child += 1
-                below, below_ns = other, other_ns
-        if at_ns < below_ns or (at_ns == below_ns and last < below):
+                below_ns = other_ns
+        if at_ns < below_ns or (at_ns == below_ns and last < heap[child].session):
             break
-        sessions[place].heap = below
+        heap[place].at_ns = below_ns
+        heap[place].session = heap[child].session
         place = child
-    sessions[place].heap = last
+    heap[place].at_ns = at_ns
+    heap[place].session = last
     return first
 
 
 @inner
-def write_owners(
-    plans: PlanArrays, plan: int, scratch: Scratch, state: EngineState, session: int, request: int
-) -> None:
-    """Say of each block of a request's stream which request of the plan wrote it first.
+def load_keys(plans: PlanArrays, plan: int, state: EngineState, row: int) -> None:
+    """Put the chain keys of the queue's head where the engine expects them: who of the plan wrote each block first.
 
-    Two requests share a block exactly when the same request wrote it: blocks wholly inside the kept tokens stay.
-    ``request`` is its index in all plans.
+    Two requests share a block exactly when the same request wrote it: blocks wholly inside the kept tokens stay. So
+    each stretch of blocks is named by going back over the requests whose text was kept.
     """
-    block_tokens = state.server[0].block_tokens
-    first_session = plans.plans[plan].first_session
-    keep = plans.requests[request].keep
-    kept_blocks = keep // block_tokens
-    owner = scratch.owner
-    if request == plans.sessions[first_session + session].first_request:
-        parent = plans.sessions[first_session + session].continues
-        if parent >= 0:
-            for i in range(kept_blocks):
-                owner[session, i] = owner[parent, i]
-    shared_blocks = 0
-    if keep == 0:
-        shared_blocks = min(plans.plans[plan].shared_prefix, plans.requests[request].new) // block_tokens
-        for i in range(shared_blocks):
-            owner[session, i] = -1
-        shared_blocks += write_named(plans, plan, owner, block_tokens, session, request, shared_blocks)
-    row = request - plans.sessions[first_session].first_request
-    stream_blocks = (keep + plans.requests[request].new + plans.requests[request].generate) // block_tokens
-    for i in range(max(kept_blocks, shared_blocks), min(stream_blocks, owner.shape[1])):
-        owner[session, i] = row
+    own_plan, block_tokens = plans.plans[plan], state.server[0].block_tokens
+    request = int(own_plan.first_request + row)
+    end = (state.rows[row].prompt + state.rows[row].output) // block_tokens
+    while True:
+        writer, session = (
+            request - own_plan.first_request,
+            plans.sessions[own_plan.first_session + plans.requests[request].session],
+        )
+        keep = plans.requests[request].keep
+        begin = keep // block_tokens if keep > 0 else load_shared_keys(plans, plan, state, request, int(end))
+        for i in range(begin, end):
+            state.prefix[i].key = (writer + 2) * OWNER_STRIDE + i
+        end = min(begin, end)
+        if keep == 0 or end == 0:
+            return
+        before = request - 1
+        if request == session.first_request:
+            parent = plans.sessions[own_plan.first_session + session.continues]
+            before = parent.first_request + parent.num_requests - 1
+        request = int(before)
 
 
 @inner
-def write_named(
-    plans: PlanArrays, plan: int, owner: IntArray, block_tokens: int, session: int, request: int, begin: int
-) -> int:
-    """Owners of the blocks wholly inside the named blocks that a session's first prompt begins with; how many."""
-    own, its_plan = plans.sessions[plans.plans[plan].first_session + session], plans.plans[plan]
+def see_to_keys(plans: PlanArrays, plan: int, state: EngineState, row_with_keys: int) -> int:
+    """Load the keys of the queue's head if it may be admitted and they are not there; the row whose keys are there."""
+    server = state.server[0]
+    row = int(server.wait_head)
+    if row < 0 or row == row_with_keys or server.num_running >= server.active_limit or not server.has_inner_blocks:
+        return row_with_keys
+    load_keys(plans, plan, state, row)
+    return row
+
+
+@inner
+def load_shared_keys(plans: PlanArrays, plan: int, state: EngineState, request: int, end: int) -> int:
+    """Keys of the blocks wholly inside what a fresh stream shares: the common prefix, then named blocks; how many."""
+    own_plan, block_tokens = plans.plans[plan], state.server[0].block_tokens
+    num_shared = min(own_plan.shared_prefix, plans.requests[request].new) // block_tokens
+    for i in range(min(num_shared, end)):
+        state.prefix[i].key = OWNER_STRIDE + i
+    own = plans.sessions[own_plan.first_session + plans.requests[request].session]
     if own.num_names == 0 or request != own.first_request:
-        return 0
-    num_blocks = min(own.num_names * its_plan.named_tokens // block_tokens, owner.shape[1])
-    for i in range(begin, num_blocks):
-        last_name = ((i + 1) * block_tokens - 1) // its_plan.named_tokens
-        owner[session, i] = its_plan.num_requests + plans.names[own.first_name + last_name]
-    return max(0, num_blocks - begin)
-
-
-@inner
-def load_keys(plans: PlanArrays, first_request: int, scratch: Scratch, state: EngineState, row: int) -> None:
-    """Put the chain keys of the queue's head where the engine expects them."""
-    session = plans.requests[first_request + row].session
-    num_tokens = state.rows[row].prompt + state.rows[row].output
-    for i in range(num_tokens // state.server[0].block_tokens):
-        state.prefix[i].key = (scratch.owner[session, i] + 2) * OWNER_STRIDE + i
+        return int(num_shared)
+    num_named = own.num_names * own_plan.named_tokens // block_tokens
+    for i in range(num_shared, min(num_named, end)):
+        last_name = ((i + 1) * block_tokens - 1) // own_plan.named_tokens
+        chain = plans.names[own.first_name + last_name]
+        state.prefix[i].key = (own_plan.num_requests + chain + 2) * OWNER_STRIDE + i
+    return int(max(num_shared, num_named))
 
 
 @inner
@@ -127,8 +130,6 @@ def arrive(plans: PlanArrays, plan: int, scratch: Scratch, state: EngineState, o
     outcome.requests[request].aborted_tokens = -1
     watch(plans, scratch, session, request)
     row = int(request - plans.plans[plan].first_request)
-    if state.server[0].has_inner_blocks:
-        write_owners(plans, plan, scratch, state, session, request)
     generate = int(plans.requests[request].generate)
     prompt = int(plans.requests[request].keep + plans.requests[request].new)
     submit(state, row, prompt, generate, generate, int(plans.sessions[place].root))
@@ -151,14 +152,14 @@ def complete(
         scratch.sessions[session].arrival_ns = (
             now_ns + plans.requests[request].wait_ns if pinned_ns < 0 else max(now_ns, pinned_ns)
         )
-        heap_push(scratch.sessions, waiting, session)
+        heap_push(scratch, waiting, session)
         return waiting + 1
     for edge in range(own.first_follower, own.first_follower + own.num_followers):
         follower = plans.followers[edge]
         scratch.sessions[follower].num_missing -= 1
         if scratch.sessions[follower].num_missing == 0:
             scratch.sessions[follower].arrival_ns = now_ns + plans.sessions[first_session + follower].start_ns
-            heap_push(scratch.sessions, waiting, follower)
+            heap_push(scratch, waiting, follower)
             waiting += 1
     return waiting
 
@@ -196,6 +197,6 @@ def begin(plans: PlanArrays, plan: int, scratch: Scratch, state: EngineState, ou
         scratch.sessions[session].num_missing = plans.sessions[first_session + session].num_before
         if scratch.sessions[session].num_missing == 0:
             scratch.sessions[session].arrival_ns = plans.sessions[first_session + session].start_ns
-            heap_push(scratch.sessions, waiting, session)
+            heap_push(scratch, waiting, session)
             waiting += 1
     return waiting

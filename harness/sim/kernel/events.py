@@ -22,7 +22,7 @@ from harness.sim.kernel.arrays import (
     PlanArrays,
     Scratch,
 )
-from harness.sim.kernel.arrivals import arrive, begin, complete, heap_pop, load_keys
+from harness.sim.kernel.arrivals import arrive, begin, complete, heap_pop, see_to_keys
 from harness.sim.kernel.records import record_decode, record_evictions, record_prefill
 from harness.sim.kernel.watching import steps_to_enough
 
@@ -40,6 +40,8 @@ def noisy_ns(cost: CostArrays, number: int, step_ns: int) -> int:
 
     By number, so that steps taken together or one by one draw the same.
     """
+    if len(cost.noise) == 1:
+        return step_ns
     mixed = (cost.other[0].noise_seed + number) & 0xFFFFFFFF
     mixed = ((mixed ^ (mixed >> 16)) * 0x45D9F3B) & 0xFFFFFFFF
     mixed = ((mixed ^ (mixed >> 16)) * 0x45D9F3B) & 0xFFFFFFFF
@@ -202,8 +204,9 @@ def run_decode(
     if context_fs == 0 and len(cost.noise) == 1:
         each_ns = int(step_fs // FS_PER_NS)
         taken = most
-        if until_ns < FAR:
-            taken = min(taken, (until_ns - now_ns - 1) // each_ns + 1)
+        # A division costs as much as the rest; most often nobody arrives meanwhile.
+        if now_ns + (taken - 1) * each_ns >= until_ns:
+            taken = (until_ns - now_ns - 1) // each_ns + 1
         if abort_ns < FAR:
             taken = max(1, min(taken, (abort_ns - now_ns - 1) // each_ns))
         spent_ns = taken * each_ns
@@ -243,7 +246,7 @@ def run_decode_to_next(
         abort_ns = next_abort_ns(scratch)
         most = min(max_steps, steps_to_enough(plans, plan, scratch, state))
     if server.num_waiting == 0 and server.num_running < server.active_limit and expected > 0:
-        until_ns = int(scratch.sessions[scratch.sessions[0].heap].arrival_ns)
+        until_ns = int(scratch.heap[0].at_ns)
     return run_decode(plan, state, cost, outcome, now_ns, until_ns, abort_ns, most)
 
 
@@ -274,23 +277,24 @@ def run_plan(
     server, totals = state.server[0], outcome.totals
     first_request = int(plans.plans[plan].first_request)
     expected = begin(plans, plan, scratch, state, outcome)
-    is_vendor = state.server[0].has_inner_blocks
+    row_with_keys = -1
     has_aborts = plans.plans[plan].num_abortable > 0
     # Read, not written as 0: numba would compile everything it is passed to a second time for the constant.
     now_ns = int(totals[plan].end_ns)
     while True:
-        while expected > 0 and scratch.sessions[scratch.sessions[0].heap].arrival_ns <= now_ns:
-            session = heap_pop(scratch.sessions, expected)
+        while expected > 0 and scratch.heap[0].at_ns <= now_ns:
+            session = heap_pop(scratch.heap, expected)
             expected -= 1
             arrive(plans, plan, scratch, state, outcome, session)
         if server.num_running + server.num_waiting == 0:
             if expected == 0:
                 break
-            now_ns = int(scratch.sessions[scratch.sessions[0].heap].arrival_ns)
+            now_ns = int(scratch.heap[0].at_ns)
             continue
-        if is_vendor and server.num_waiting > 0 and server.num_running < state.server[0].active_limit:
-            load_keys(plans, first_request, scratch, state, int(server.wait_head))
+        row_with_keys = see_to_keys(plans, plan, state, row_with_keys)
         kind = schedule(state)
+        if kind == STEP_PREFILL:
+            row_with_keys = -1  # it may come back after a preemption, with more blocks
         if server.num_evicted > 0 or server.num_preempted > 0:
             note_losses(plans, plan, state, outcome, now_ns)
         taken = 1

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from harness.compiled.records import IntArray
+from harness.compiled.records import IntArray, sums
 from harness.engine.config import EngineConfig
 from harness.engine.cost import CostModel, load_cost_model
 from harness.engine.memory import new_state
@@ -121,6 +121,7 @@ class Evaluator:
         self._window = window
         self._is_sharing = is_sharing
         self._widths: dict[Group, int] = {}
+        self._requests: dict[Group, tuple[int, int]] = {}
         self._states: OrderedDict[tuple[int, ...], tuple[EngineState, layout.Scratch, layout.Outcome]] = OrderedDict()
         self._shared: dict[tuple[object, ...], GroupFigures] = {}
         arrays = inputs.arrays
@@ -185,23 +186,29 @@ class Evaluator:
         stuck = outcome.totals["stuck_session"][groups[0].first : groups[-1].last]
         if stuck.max() >= 0:
             raise PlanError("its KV memory is too small for a request of the inputs", where=str(config.kv_slots))
-        return [self._sums(outcome, group) for group in groups]
+        latencies_ns = outcome.requests["completed_ns"] - outcome.requests["arrival_ns"]
+        return [self._sums(outcome, group, latencies_ns) for group in groups]
 
-    def _sums(self, outcome: layout.Outcome, group: Group) -> GroupFigures:
-        arrays = self.inputs.arrays
-        totals = outcome.totals[group.first : group.last]
-        first = int(arrays.plans["first_request"][group.first])
-        last = first + int(arrays.plans["num_requests"][group.first : group.last].sum())
-        requests = outcome.requests[first:last]
+    def _sums(self, outcome: layout.Outcome, group: Group, latencies_ns: IntArray) -> GroupFigures:
+        first, last = self._requests_of(group)
+        totals = sums(layout.PlanTotals, outcome.totals[group.first : group.last])
         return GroupFigures(
-            device_ns=int(totals["decode_ns"].sum() + totals["prefill_ns"].sum()),
-            decode_ns=int(totals["decode_ns"].sum()),
-            wait_ns=int(totals["wait_ns"].sum()),
-            p99_ns=nearest_rank(requests["completed_ns"] - requests["arrival_ns"], 0.99),
+            device_ns=totals["decode_ns"] + totals["prefill_ns"],
+            decode_ns=totals["decode_ns"],
+            wait_ns=totals["wait_ns"],
+            p99_ns=nearest_rank(latencies_ns[first:last], 0.99),
             completed=last - first,
-            cached_tokens=int(totals["cached_tokens"].sum()),
-            evictions=int(totals["evictions"].sum()),
+            cached_tokens=totals["cached_tokens"],
+            evictions=totals["evictions"],
         )
+
+    def _requests_of(self, group: Group) -> tuple[int, int]:
+        """The first request of a group, and the one after its last."""
+        if group not in self._requests:
+            plans = self.inputs.arrays.plans
+            first = int(plans["first_request"][group.first])
+            self._requests[group] = (first, first + int(plans["num_requests"][group.first : group.last].sum()))
+        return self._requests[group]
 
     def _windows(self, config: EngineConfig, group: Group, window: WindowSpec) -> GroupFigures:
         found = [
@@ -226,7 +233,7 @@ class Evaluator:
                 self._states.popitem(last=False)
             self._states[key] = (
                 new_state(config, self._most_requests),
-                memory.new_scratch(config, self.inputs.arrays),
+                memory.new_scratch(self.inputs.arrays),
                 memory.new_outcome(self.inputs.arrays, config),
             )
         self._states.move_to_end(key)

@@ -6,7 +6,7 @@ Next: ``harness search`` prints these.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from rich.table import Table
 
@@ -17,8 +17,14 @@ from harness.sim.search.run import Halving, SearchResult
 MOST_FRONT = 15
 
 
-def search_tables(result: SearchResult, top: int, *, with_intervals: bool = True) -> Iterator[Table | str]:
-    """What a person wants to know of a search, in reading order."""
+def search_tables(
+    result: SearchResult,
+    top: int,
+    *,
+    with_intervals: bool = True,
+    tell: Callable[[float], None] = lambda _share: None,
+) -> Iterator[Table | str]:
+    """What a person wants to know of a search, in reading order. tell: takes the share of the intervals made."""
     space = result.space
     num_excluded = sum(row != "" for row in result.ledger["excluded"].to_pylist())
     yield (
@@ -27,7 +33,7 @@ def search_tables(result: SearchResult, top: int, *, with_intervals: bool = True
     )
     if result.halving is not None:
         yield from halving_lines(result.halving)
-    yield best_table(result, top, with_intervals=with_intervals)
+    yield best_table(result, top, with_intervals=with_intervals, tell=tell)
     yield front_table(result)
     if len(space.inputs.users) > 1:
         yield sensitivity_table(result)
@@ -52,7 +58,7 @@ def _table(title: str) -> Table:
     return Table(title=title, header_style="bold", title_justify="left", box=None, pad_edge=False)
 
 
-def best_table(result: SearchResult, top: int, *, with_intervals: bool) -> Table:
+def best_table(result: SearchResult, top: int, *, with_intervals: bool, tell: Callable[[float], None]) -> Table:
     """The best candidates; each beside the first, with an interval."""
     space, scores, evaluation = result.space, result.scores, result.evaluation
     place_of = {index: place for place, index in enumerate(scores.indices.tolist())}
@@ -80,6 +86,7 @@ def best_table(result: SearchResult, top: int, *, with_intervals: bool) -> Table
             found = predict(space, result.candidate(index), space.inputs.users, reference=best)
             cells.append("" if rank == 1 else interval_text(found))
         table.add_row(*cells)
+        tell(rank / min(top, len(result.ranked)))
     return table
 
 

@@ -232,7 +232,9 @@ class SpaceSpec(Spec):
     title: str = ""
     rules: SimulatedRules = Field(default=AUTO, validate_default=True)
     cost_model: str = "paper"
-    limits: tuple[int, ...] = Field(min_length=1, description="batch_size: most requests running at once")
+    limits: tuple[Annotated[int, Field(le=1024)], ...] = Field(
+        min_length=1, description="batch_size: most requests running at once"
+    )
     kv_slots: tuple[Place, ...] = Field(default=("limit",), min_length=1, description="numbers apart from the limit")
     slot_tokens: tuple[int, ...] = Field(default=(8192,), min_length=1)
     active_limits: tuple[Place, ...] = Field(

@@ -11,7 +11,7 @@ import pytest
 
 from harness.analysis import check_experiment, check_run, derive_tables, summarise
 from harness.analysis.method.compare import Verdict
-from harness.analysis.method.invariants import check_freezes
+from harness.analysis.method.invariants import CACHED_COUNTER, check_freezes
 from harness.engine import load_cost_model
 from harness.records import ClockRecord, Manifest, Observation, RunWriter, SealedRun, ServerRecord
 from tests.support.analysis_tables import manifest, request_row, requests_table
@@ -73,8 +73,16 @@ def test_a_broken_row_makes_the_run_invalid(tmp_path: Path, changes: dict[str, A
     assert code in codes(tmp_path, (ROWS[0], {**ROWS[1], **changes}))
 
 
-@pytest.mark.parametrize("body", ["", "vllm:num_requests_running 0\n"])
-def test_a_cross_check_that_could_not_be_made_is_a_finding(tmp_path: Path, body: str) -> None:
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ("", ("metrics-missing", "invalid")),
+        ("# nothing\n", ("metrics-missing", "invalid")),
+        ("vllm:num_requests_running 0\n", ("counter-missing", "warning")),
+        *((f"{CACHED_COUNTER} {value}\n", ("counter-missing", "warning")) for value in ("NaN", "+Inf", "1e999")),
+    ],
+)
+def test_a_cross_check_that_could_not_be_made_is_a_finding(tmp_path: Path, body: str, told: tuple[str, str]) -> None:
     raw_files(tmp_path)
     scrapes = [
         json.dumps({"at_ns": at, "reason": reason, "status": 200, "body": body})
@@ -82,8 +90,8 @@ def test_a_cross_check_that_could_not_be_made_is_a_finding(tmp_path: Path, body:
     ]
     (tmp_path / "scrapes.jsonl").write_text("\n".join(scrapes))
     run_manifest = manifest(planned_requests=2)
-    (found,) = check_run(run_manifest, requests=requests_table(*ROWS), derived=derive_tables(tmp_path, run_manifest))
-    assert (found.code, found.severity) == ("counter-missing", "warning")
+    found = check_run(run_manifest, requests=requests_table(*ROWS), derived=derive_tables(tmp_path, run_manifest))
+    assert (found[0].code, found[0].severity) == told
 
 
 def test_a_missing_or_repeated_request_makes_the_run_invalid(tmp_path: Path) -> None:

@@ -1,0 +1,86 @@
+"""``harness fleet``: what each device of a fleet does now, and the worker that stands for a device of another host.
+
+Reads what the runs write anyway; a worker becomes Dask's own process. Next: ``harness.runner.fleet``.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from harness.cli.run import RunsOption
+from harness.errors import SpecError
+
+
+def register(app: typer.Typer) -> None:
+    fleet = typer.Typer(no_args_is_help=True, help="Several devices: what each does now; workers of other hosts.")
+    fleet.command(name="status")(status)
+    fleet.command(name="worker")(worker)
+    app.add_typer(fleet, name="fleet")
+
+
+def status(
+    experiment: Annotated[str, typer.Argument(help="Name of an experiment that a fleet runs, or ran.")],
+    runs: RunsOption = Path("runs"),
+) -> None:
+    """Show what each device does now: blocks done and left, who is behind, INVALID runs, temperature.
+
+    Example: `harness fleet status six-or-eight --runs runs/today`
+    """
+    from harness.cli.words import terminal
+    from harness.report.terminal import plain_table
+    from harness.runner.fleet.status import device_states
+
+    table = plain_table(
+        f"Fleet of {experiment} in {runs}",
+        "behind: whole blocks fewer than the device that has most; warmest: of its latest run, where its driver told",
+    )
+    for name in ("device", "makes", "now", "blocks", "left", "behind", "INVALID", "warmest"):
+        table.add_column(name, overflow="fold")
+    for one in device_states(runs, experiment):
+        counts = map(str, (one.blocks_done, one.blocks_left, one.blocks_behind, one.num_invalid))
+        warmest = "" if one.warmest_c is None else f"{one.warmest_c:g} C"
+        table.add_row(one.place, one.making, one.now, *counts, warmest)
+    terminal().print(table)
+
+
+def worker(
+    scheduler: Annotated[
+        str, typer.Argument(help="Dask scheduler, e.g. `tcp://127.0.0.1:8786` or `tls://alpha:8786`.")
+    ],
+    device: Annotated[int, typer.Option(min=0, help="Device that this worker stands for.")],
+    host: Annotated[str | None, typer.Option(help="Name of this host in the experiment. Default: its own.")] = None,
+    port: Annotated[int, typer.Option(help="Port of the worker; 0: any. A tunnel needs a fixed one.")] = 0,
+    open_port: Annotated[
+        bool, typer.Option("--open-port", help="Allow neither loopback nor TLS: whoever reaches it runs code here.")
+    ] = False,
+) -> None:
+    """Become the worker of one device of this host, until the scheduler or a person ends it.
+
+    It listens where the scheduler is: on loopback for a loopback scheduler, else with TLS as Dask is configured.
+
+    Example: `harness fleet worker tcp://127.0.0.1:8786 --host alpha --device 3 --port 9003`
+    """
+    from pydantic import ValidationError
+
+    from harness.spec import FleetSpec, Place
+
+    if find_spec("distributed") is None:
+        hint = "Install it: pip install 'rbln-harness[cluster]'"
+        raise SpecError("Dask is not installed", where="harness fleet worker", hint=hint)
+    place = Place(host or socket.gethostname(), device)
+    try:
+        fleet = FleetSpec(devices=(device,), hosts=(place.host,), scheduler=scheduler, open_port=open_port)
+    except ValidationError as error:
+        what = error.errors()[0]["msg"].removeprefix("Value error, ").replace("open_port = true", "--open-port")
+        raise SpecError(what, where="harness fleet worker") from error
+    words = ["dask", "worker", scheduler, "--name", str(place), "--nworkers", "1", "--nthreads", "1"]
+    words += ["--resources", "rbln=1", "--no-nanny", "--no-dashboard", "--memory-limit", "0"]
+    words += ["--worker-port", str(port)] + (["--host", "127.0.0.1"] if fleet.is_on_loopback else [])
+    os.execv(sys.executable, [sys.executable, "-m", *words])

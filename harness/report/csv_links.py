@@ -1,0 +1,28 @@
+"""The tables of a report as CSV inside the page itself: an address for each, no file beside it.
+
+Figures as analysis has them, times in ns. Nothing is computed. Next: ``page`` offers them for download.
+"""
+
+from __future__ import annotations
+
+import base64
+import csv
+import io
+
+import pyarrow as pa
+
+from harness.analysis import ExperimentSummary
+
+
+def csv_links(summary: ExperimentSummary) -> list[tuple[str, str]]:
+    """(name, data address) of the report's tables as CSV, which lie in the page itself."""
+    tables = {"conditions": summary.to_arrow(), "runs": summary.runs_to_arrow(), "serving": summary.serving_to_arrow()}
+    return [(name, _csv_address(table)) for name, table in tables.items() if table.num_rows]
+
+
+def _csv_address(table: pa.Table) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text)
+    writer.writerow(table.column_names)
+    writer.writerows(row.values() for row in table.to_pylist())
+    return "data:text/csv;base64," + base64.b64encode(text.getvalue().encode()).decode()

@@ -1,0 +1,104 @@
+"""The devices of a fleet as a picture: how fast each was, block by block, and what each comparison gave on it.
+
+What is drawn was computed by ``harness.analysis``; nothing is with fewer than two devices. Next: ``page`` places the
+SVG above the tables of the same figures.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from harness.analysis import ConditionFigures, ExperimentSummary
+from harness.analysis.method.devices import DeviceEffect
+from harness.analysis.method.speeds import Speeds
+from harness.report.svg import GRID, INK, MUTED, SURFACE, Sheet, condition_color
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+WIDTH_IN, PANEL_IN = 10.66, 2.6
+MAX_PANELS_PER_ROW = 3
+BLOCK_SPREAD = 0.5
+DEVICES_CAPTION = (
+    "First panel: B over A of each block (dots, in the order in which the device made them), less the mean of all, and "
+    "each device's mean. Others: cost ratio on each device, filled: channel A, open: channel B; bars: one standard "
+    "deviation of its blocks; band: the mean of device means on channel B with its 95 % interval."
+)
+
+
+def device_plot(sheet: Sheet, summary: ExperimentSummary) -> str:
+    """Speeds of all devices and a panel for each comparison; "" with fewer than two devices."""
+    found = summary.speeds
+    if found is None:
+        return ""
+    compared = [
+        one for one in summary.conditions if one.comparison is not None and one.comparison.devices_b is not None
+    ]
+    columns = min(MAX_PANELS_PER_ROW, 1 + len(compared))
+    rows = -(-(1 + len(compared)) // columns)
+    figure = sheet.figure(WIDTH_IN * (1.0 if columns > 1 else 0.6), 0.4 + PANEL_IN * rows)
+    panels = list(figure.subplots(rows, columns, squeeze=False).flat)
+    _speeds_panel(panels[0], found)
+    for axes, one in zip(panels[1:], compared, strict=False):
+        _effect_panel(axes, one, condition_color(summary.place_of[one.name]))
+    for axes in panels[1 + len(compared) :]:
+        axes.set_visible(False)
+    told = ", ".join(f"{one.device} {_percent(_mean(one.values)):+.2f} %" for one in found.devices)
+    return sheet.render(figure, name="devices", label=f"How fast each device is, and each comparison on it. {told}.")
+
+
+def _speeds_panel(axes: Axes, found: Speeds) -> None:
+    _frame(axes, [one.device for one in found.devices])
+    axes.axhline(0, color=INK, linewidth=0.9)
+    for place, one in enumerate(found.devices):
+        step = BLOCK_SPREAD / max(1, len(one.values) - 1)
+        left = place - (BLOCK_SPREAD / 2 if len(one.values) > 1 else 0)
+        xs = [left + step * number for number in range(len(one.values))]
+        axes.plot(xs, [_percent(value) for value in one.values], "o", color=MUTED, alpha=0.6, markersize=3.4)
+        mean = _percent(_mean(one.values))
+        axes.plot([place - 0.34, place + 0.34], [mean, mean], color=INK, linewidth=2.0)
+    axes.set_title("time of each device (up: slower)")
+    axes.set_ylabel("B over A, from the mean [%]")
+
+
+def _effect_panel(axes: Axes, condition: ConditionFigures, color: str) -> None:
+    compared = condition.comparison
+    assert compared is not None, "only comparisons are drawn"
+    assert compared.devices_b is not None, "only those of several devices"
+    _frame(axes, [one.device for one in compared.devices_b.devices])
+    if (estimate := compared.devices_b.estimate) is not None:
+        interval = estimate.interval()
+        axes.axhspan(interval.low, interval.high, color=GRID, alpha=0.7, linewidth=0)
+        axes.axhline(interval.estimate, color=INK, linewidth=0.9, linestyle=(0, (4, 2)))
+    for offset, effect, marker, face in (
+        (-0.13, compared.devices_a, "o", color),
+        (0.13, compared.devices_b, "D", SURFACE),
+    ):
+        if effect is not None:
+            _device_means(axes, effect, offset, marker=marker, color=color, face=face)
+    axes.set_title(f"{condition.name} / {condition.baseline}")
+    axes.set_ylabel("cost ratio")
+
+
+def _device_means(axes: Axes, effect: DeviceEffect, offset: float, *, marker: str, color: str, face: str) -> None:
+    for place, one in enumerate(effect.devices):
+        if not math.isnan(one.sd):
+            ends = [math.exp(one.mean - one.sd), math.exp(one.mean + one.sd)]
+            axes.plot([place + offset] * 2, ends, color=color, linewidth=1.2)
+        axes.plot([place + offset], [math.exp(one.mean)], marker, color=color, markerfacecolor=face, markersize=6.5)
+
+
+def _frame(axes: Axes, devices: list[str]) -> None:
+    axes.set_xticks(range(len(devices)), devices, rotation=0 if len(devices) < 9 else 60)
+    axes.set_xlim(-0.6, len(devices) - 0.4)
+    axes.tick_params(axis="x", length=0)
+    axes.grid(visible=True, axis="y")
+
+
+def _mean(values: tuple[float, ...]) -> float:
+    return sum(values) / len(values)
+
+
+def _percent(log_ratio: float) -> float:
+    return 100 * math.expm1(log_ratio)

@@ -1,0 +1,65 @@
+"""Neighbours and duets: what busy devices beside one cost it, and what exchanging conditions between devices cancels.
+
+Channel B throughout: channel A prices steps by a model that knows of no neighbour. Nothing is decided here. Next:
+``catalogue`` names these analyses; the rules of both experiments are equivalences.
+Definitions: docs/fleet.md, "The device as a factor".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from harness.analysis.method.compare import compare
+from harness.analysis.method.tabular import Cell, ResultTable, table_of
+from harness.analysis.method.verdicts import Evidence
+
+
+def neighbours_table(evidence: Evidence) -> ResultTable:
+    """One row per condition and device, and one over all: how much longer with so many busy neighbours than alone."""
+    rows: list[Mapping[str, Cell]] = []
+    for condition, baseline in evidence.compared():
+        found = compare(baseline, evidence.figures(condition), evidence.figures(baseline))
+        if found is None or found.devices_b is None:
+            continue
+        busy = float(np.mean([run.neighbours for run in evidence.figures(condition)]))
+        named: dict[str, Cell] = {"condition": condition, "neighbours": busy}
+        rows += [
+            {**named, "device": one.device, "blocks": one.num_blocks, "longer_%": 100 * math.expm1(one.mean)}
+            for one in found.devices_b.devices
+        ]
+        if found.devices_b.estimate is not None:
+            interval = found.devices_b.estimate.interval(lambda value: 100 * math.expm1(value))
+            ends = {"longer_%": interval.estimate, "low_%": interval.low, "high_%": interval.high}
+            rows.append({**named, "device": "all", "blocks": len(found.replicates), **ends})
+    caption = (
+        "Channel B beside so many busy neighbours against the same plan alone; all: with a 95 % t interval over rounds"
+    )
+    return table_of("neighbours", caption, rows)
+
+
+def duet_table(evidence: Evidence) -> ResultTable:
+    """One row per round: the effect on each device, and their mean, in which the host's noise of a period cancels."""
+    return table_of(
+        "duets",
+        "100 ln of channel B over the baseline's on each device, and its mean over devices that exchanged conditions "
+        "at once; sd: over rounds. The mean scatters less than its parts where they shared a host's noise",
+        [row for condition, baseline in evidence.compared() for row in _duets(evidence, condition, baseline)],
+    )
+
+
+def _duets(evidence: Evidence, condition: str, baseline: str) -> Iterator[Mapping[str, Cell]]:
+    rounds: dict[int, dict[str, float]] = {}
+    for own, base in evidence.pairs(condition, baseline):
+        rounds.setdefault(own.unit, {})[own.device] = 100 * math.log(own.b_ns / base.b_ns)
+    columns: dict[str, list[float]] = {}
+    for number, by_device in sorted(rounds.items()):
+        changes = {**by_device, "mean": float(np.mean(list(by_device.values())))}
+        for name, value in changes.items():
+            columns.setdefault(name, []).append(value)
+        yield {"condition": condition, "round": number, **{f"{name}_%": value for name, value in changes.items()}}
+    if len(rounds) > 1:
+        sds = {f"{name}_%": float(np.std(values, ddof=1)) for name, values in columns.items()}
+        yield {"condition": condition, "round": "sd", **sds}
