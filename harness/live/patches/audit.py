@@ -44,9 +44,12 @@ def audit(before: str, after: str, *, where: str) -> tuple[AddedLine, ...]:
     where: named in the refusal. Comments and blank lines do not count: they run nothing. What a source cannot prove is
     the type of a value; ``logging`` reports one that %d cannot take, and does not raise.
     """
-    old, new = _parse(before, where), _parse(after, where)
-    comparison = _Comparison(where, new)
-    comparison.same(old, new)
+    try:
+        old, new = _parse(before, where), _parse(after, where)
+        comparison = _Comparison(where, new)
+        comparison.same(old, new)
+    except (RecursionError, MemoryError) as error:  # the latter is how the parser itself says it
+        raise PatchAuditError("is nested too deeply to be compared", where=where) from error
     if not comparison.added:
         raise PatchAuditError("adds no logging call", where=where, hint="A patch that observes nothing is not needed")
     return tuple(comparison.added)

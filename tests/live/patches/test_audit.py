@@ -193,3 +193,9 @@ def test_a_patch_that_adds_nothing_or_only_comments_is_refused() -> None:
 def test_text_that_is_not_python_is_refused() -> None:
     with pytest.raises(PatchAuditError, match="line 1 is not Python"):
         audit(BEFORE, "def (:\n", where="p")
+
+
+@pytest.mark.parametrize("depth", [3_000, 100_000])
+def test_a_source_that_is_nested_without_end_is_refused_in_one_line(depth: int) -> None:
+    with pytest.raises(PatchAuditError, match="nested too deeply"):
+        audit(BEFORE, f"x = {'-' * depth}1\n", where="p")
