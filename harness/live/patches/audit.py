@@ -60,6 +60,8 @@ def _parse(source: str, where: str) -> ast.Module:
         return ast.parse(source.encode())  # bytes, so that an encoding line counts
     except SyntaxError as error:
         raise PatchAuditError(f"line {error.lineno} is not Python: {error.msg}", where=where) from error
+    except ValueError as error:  # a null byte, before Python 3.12
+        raise PatchAuditError(f"is not Python: {error}", where=where) from error
 
 
 @dataclass

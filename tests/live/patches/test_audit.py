@@ -199,3 +199,8 @@ def test_text_that_is_not_python_is_refused() -> None:
 def test_a_source_that_is_nested_without_end_is_refused_in_one_line(depth: int) -> None:
     with pytest.raises(PatchAuditError, match="nested too deeply"):
         audit(BEFORE, f"x = {'-' * depth}1\n", where="p")
+
+
+def test_a_null_byte_is_not_python() -> None:
+    with pytest.raises(PatchAuditError, match="is not Python"):
+        audit(BEFORE, BEFORE + "\0", where="p")
