@@ -137,9 +137,13 @@ def _limited(error: BaseException) -> str:
     return f"this machine or its limits (`ulimit -a`) refused: {what}. Nothing half-written counts as a run"
 
 
+def _is_memory_limited() -> bool:
+    return resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
+
+
 def _take_blas_memory() -> None:
     """Under a limit of memory, let numpy's BLAS take its buffer while there is room: later it would try for ever."""
-    if resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY:
+    if not _is_memory_limited():
         return
     import numpy as np
 
@@ -166,6 +170,11 @@ def main() -> None:
         raise SystemExit(0) from None
     except MemoryError as error:
         _fail(_limited(error), ExitCode.HARNESS_FAULT)
+    except SystemError:
+        # An interpreter without room for an exception returns an error and sets none.
+        if not _is_memory_limited():
+            raise
+        _fail(_limited(MemoryError()), ExitCode.HARNESS_FAULT)
     except (RuntimeError, ImportError) as error:
         if not any(words in str(error).lower() for words in _NO_ROOM):
             raise
