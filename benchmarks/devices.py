@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.figures import Figure
+from benchmarks.figure import Figure
 from harness.analysis.method.devices import BlockRatio, device_effect
 from harness.analysis.method.stats import FloatArray, Interval, log_ratio_interval
 from harness.engine.config import EngineConfig

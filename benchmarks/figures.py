@@ -12,20 +12,11 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
 
+from benchmarks.figure import Figure
 from harness.clock import NS_PER_S, MonotonicClock
 
 PLAN_REQUESTS = 100_000
-
-
-class Figure(NamedTuple):
-    """One line of the benchmark. ``mark``: the goal, "" where there is none."""
-
-    name: str
-    value: str
-    mark: str
-    note: str = ""
 
 
 def bench_parser() -> Iterator[Figure]:

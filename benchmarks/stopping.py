@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from benchmarks.figures import Figure
+from benchmarks.figure import Figure
 from harness.advise.power import simulated_ratios
 from harness.analysis.method.power import blocks_for_difference, blocks_for_equivalence
 from harness.analysis.method.sequential import boundary_of, t_mixture_boundary
