@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -69,11 +68,10 @@ def worker(
     """
     from pydantic import ValidationError
 
+    from harness.dask import distributed
     from harness.spec import FleetSpec, Place
 
-    if find_spec("distributed") is None:
-        hint = "Install it: pip install 'rbln-harness[cluster]'"
-        raise SpecError("Dask is not installed", where="harness fleet worker", hint=hint)
+    distributed("harness fleet worker")
     place = Place(host or socket.gethostname(), device)
     try:
         fleet = FleetSpec(devices=(device,), hosts=(place.host,), scheduler=scheduler, open_port=open_port)

@@ -122,7 +122,7 @@ def scatter(
         print(f"undisturbed decode steps last {bias:+.2%} against the cost model, on the mean of runs")
     print("paste into the experiment, or a search space's table of the same keys:\n[prediction]")
     for key, one in found.items():
-        print(f"{key} = {one.value:.3g}  # from {one.units:,} {one.of}")
+        print(f"{key} = {one.value:.3g}  # from {one.num_units:,} {one.unit}")
     drawn = [key for key in PredictionSpec.model_fields if key.endswith(("_ms", "_sd"))]
     if left := [key for key in drawn if key not in found]:
         print(f"# these runs cannot tell {', '.join(left)}")

@@ -10,9 +10,9 @@ import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import Annotated, Any, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
 from harness.errors import SpecError
 from harness.spec.places import Place, key_lines, key_name, line_of
@@ -37,6 +37,16 @@ def check_name(name: str) -> str:
     if not NAME_PATTERN.match(name):
         raise ValueError(f"name {name!r} must match {NAME_PATTERN.pattern}")
     return name
+
+
+def _check_devices(devices: tuple[int, ...]) -> tuple[int, ...]:
+    if len(set(devices)) != len(devices) or any(device < 0 for device in devices):
+        raise ValueError(f"devices must be distinct and not negative, got {list(devices)}")
+    return devices
+
+
+DeviceNumbers = Annotated[tuple[int, ...], AfterValidator(_check_devices)]
+"""NPUs of one host by their numbers, each once."""
 
 
 def _did_you_mean(root: type[BaseModel] | None, place: Place) -> str:

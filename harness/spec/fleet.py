@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
-from harness.spec.base import Spec
+from harness.spec.base import DeviceNumbers, Spec
 from harness.spec.emulated import EmulatedDevice
 
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
@@ -32,7 +32,7 @@ class Place(NamedTuple):
 class FleetSpec(Spec):
     """Devices that run blocks side by side; each takes one server at a time."""
 
-    devices: tuple[int, ...] = Field(min_length=1, max_length=256, description="numbers of the devices of each host")
+    devices: DeviceNumbers = Field(min_length=1, max_length=256, description="numbers of the devices of each host")
     hosts: tuple[str, ...] = Field(
         default=(), max_length=256, description="hosts that have these devices, as their workers are named; none: this"
     )
@@ -58,13 +58,6 @@ class FleetSpec(Spec):
         if unknown := sorted(self.emulated.keys() - set(self.devices)):
             raise ValueError(f"emulated.{unknown[0]} is none of the devices {list(self.devices)}")
         return self
-
-    @field_validator("devices")
-    @classmethod
-    def _distinct_devices(cls, devices: tuple[int, ...]) -> tuple[int, ...]:
-        if len(set(devices)) != len(devices) or any(device < 0 for device in devices):
-            raise ValueError(f"devices must be distinct and not negative, got {list(devices)}")
-        return devices
 
     @field_validator("hosts")
     @classmethod

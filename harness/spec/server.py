@@ -13,7 +13,7 @@ from pydantic import AfterValidator, Field, field_serializer, field_validator, m
 
 from harness.kv_rules import AUTO, RuleSet, check_active_limit, check_rules, rule_set
 from harness.redact import redacted_arguments, redacted_env, redacted_text
-from harness.spec.base import Spec
+from harness.spec.base import DeviceNumbers, Spec
 
 RulesName = Annotated[str, AfterValidator(check_rules)]
 SSH_DESTINATION = re.compile(r"(ssh://)?(\w[\w.+-]*@)?([\w:][\w.:%-]*|\[[0-9a-fA-F:.%]+\](:\d+)?)/?")
@@ -41,7 +41,7 @@ class ServerSpec(Spec):
         default="",
         description="virtual environment that holds vllm; default: the one on PATH. Twin: or a version",
     )
-    devices: tuple[int, ...] = Field(
+    devices: DeviceNumbers = Field(
         default=(), description="NPUs that the server sees; default: what the artifact needs, from 0"
     )
     patch: PatchMode = Field(default="overlay", description="how the [BUCKET] line gets into a real stack")
@@ -89,13 +89,6 @@ class ServerSpec(Spec):
         if name.startswith("-"):
             raise ValueError("a name that starts with '-' would be read as an option; write ./ before it")
         return name
-
-    @field_validator("devices")
-    @classmethod
-    def _distinct_devices(cls, devices: tuple[int, ...]) -> tuple[int, ...]:
-        if len(set(devices)) != len(devices) or any(device < 0 for device in devices):
-            raise ValueError(f"devices must be distinct and not negative, got {list(devices)}")
-        return devices
 
     @field_validator("decode_buckets")
     @classmethod

@@ -15,7 +15,15 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from harness.analysis.method import stats
-from harness.analysis.method.stats import DEFAULT_LEVEL, MIN_REPLICATES, FloatArray, Interval, f_probability, t_quantile
+from harness.analysis.method.stats import (
+    DEFAULT_LEVEL,
+    MIN_REPLICATES,
+    FloatArray,
+    Interval,
+    f_probability,
+    pooled_variance,
+    t_quantile,
+)
 
 
 class Placed(Protocol):
@@ -184,29 +192,25 @@ def _groups(blocks: Sequence[BlockRatio]) -> dict[tuple[str, ...], list[float]]:
 
 def _within(groups: Sequence[Sequence[float]], unit: str) -> Estimate | None:
     """The mean of these groups' means by the spread inside them, pooled; None below two degrees of freedom."""
-    counts = np.array([len(values) for values in groups])
-    degrees = int(counts.sum()) - len(groups)
+    variance, degrees = pooled_variance(groups)
     if degrees < MIN_REPLICATES - 1:
         return None
-    error = math.sqrt(_pooled_variance(groups, degrees) * float((1 / counts).sum())) / len(groups)
+    counts = np.array([len(values) for values in groups])
+    error = math.sqrt(variance * float((1 / counts).sum())) / len(groups)
     mean = float(np.mean([np.mean(values) for values in groups]))
     return Estimate(mean, error, degrees, "t interval within these devices", unit, int(counts.sum()))
 
 
-def _pooled_variance(groups: Sequence[Sequence[float]], degrees: int) -> float:
-    return sum(float(((np.asarray(values) - np.mean(values)) ** 2).sum()) for values in groups) / degrees
-
-
 def _interaction(blocks: Sequence[BlockRatio]) -> Interaction | None:
     """One-way analysis of variance of the blocks' log ratios by device."""
-    groups = [np.array([one.value for one in blocks if one.device == name]) for name in _names(blocks)]
+    groups = [[one.value for one in blocks if one.device == name] for name in _names(blocks)]
     counts: FloatArray = np.array([len(values) for values in groups], dtype=np.float64)
-    between, inside = len(groups) - 1, len(blocks) - len(groups)
+    error_square, inside = pooled_variance(groups)
+    between = len(groups) - 1
     if between < 1 or inside < 1:
         return None
-    means = np.array([values.mean() for values in groups])
+    means = np.array([np.mean(values) for values in groups])
     mean_square = float((counts * (means - np.average(means, weights=counts)) ** 2).sum()) / between
-    error_square = _pooled_variance([values.tolist() for values in groups], inside)
     if error_square == 0:
         return Interaction(math.inf if mean_square else 0.0, (between, inside), float(mean_square == 0), 0.0, 0.0)
     f = mean_square / error_square

@@ -16,7 +16,7 @@ import numpy as np
 
 from harness.analysis.method.lateness import lateness
 from harness.analysis.method.reconstruct import decode_step_ns, step_contexts
-from harness.analysis.method.stats import FloatArray
+from harness.analysis.method.stats import FloatArray, pooled_variance
 from harness.analysis.method.steptimes import steady_steps
 from harness.records import SealedRun
 
@@ -27,11 +27,11 @@ PERCENTILES = (5, 95)
 
 
 class Deviation(NamedTuple):
-    """One figure, in the unit of its key in [prediction], and of how many of what it was told."""
+    """One figure, in the unit of its key in [prediction], and from how many of what (``unit``) it was told."""
 
     value: float
-    units: int
-    of: str
+    num_units: int
+    unit: str
 
 
 class StepRatios(NamedTuple):
@@ -87,8 +87,7 @@ def step_ratios(run: SealedRun) -> StepRatios:
 def step_deviation(runs: Iterable[StepRatios]) -> Deviation | None:
     """Each step on its own: half the central 90 % range of successive differences, so that neither a slow trend nor a
     rare stall counts. A stamp that is late lengthens one interval and shortens the next, so this is an upper bound."""
-    parts = [np.diff(run.log_ratio)[np.diff(run.bucket) == 0] for run in runs]
-    moved = _joined(parts)
+    moved = _joined([np.diff(run.log_ratio)[np.diff(run.bucket) == 0] for run in runs])
     if len(moved) < MIN_STEPS:
         return None
     low, high = np.percentile(moved, PERCENTILES)
@@ -97,7 +96,7 @@ def step_deviation(runs: Iterable[StepRatios]) -> Deviation | None:
 
 def restart_deviation(levels: Sequence[Level]) -> Deviation | None:
     """Runs of one condition about their mean, pooled over conditions: what all steps of one server life share."""
-    return _pooled([one.mean for one in group] for group in _grouped(levels, "condition").values())
+    return _pooled(([one.mean for one in group] for group in _grouped(levels, "condition").values()), "server lives")
 
 
 def bucket_deviation(runs: Sequence[tuple[Hashable, StepRatios]]) -> Deviation | None:
@@ -108,8 +107,7 @@ def bucket_deviation(runs: Sequence[tuple[Hashable, StepRatios]]) -> Deviation |
             own = run.log_ratio[run.bucket == bucket]
             if len(own) >= MIN_STEPS:
                 means[artifact][float(bucket)].append(float(own.mean()))
-    found = _pooled([float(np.mean(each)) for each in buckets.values()] for buckets in means.values())
-    return None if found is None else found._replace(of="buckets")
+    return _pooled(([float(np.mean(each)) for each in buckets.values()] for buckets in means.values()), "buckets")
 
 
 def artifact_deviation(levels: Sequence[Level]) -> Deviation | None:
@@ -131,15 +129,11 @@ def _grouped(levels: Sequence[Level], name: str) -> Mapping[Hashable, list[Level
     return groups
 
 
-def _pooled(groups: Iterable[Sequence[float]]) -> Deviation | None:
+def _pooled(groups: Iterable[Sequence[float]], unit: str) -> Deviation | None:
     """Spread within groups of at least two; None where there is none."""
-    large = [np.array(group) for group in groups if len(group) > 1]
-    if not large:
-        return None
-    squares = sum(float(((group - group.mean()) ** 2).sum()) for group in large)
-    return Deviation(
-        float(math.sqrt(squares / sum(len(group) - 1 for group in large))), sum(map(len, large)), "server lives"
-    )
+    several = [group for group in groups if len(group) > 1]
+    variance, degrees = pooled_variance(several)
+    return Deviation(math.sqrt(variance), degrees + len(several), unit) if degrees else None
 
 
 def _delays_ms(runs: Iterable[SealedRun]) -> tuple[FloatArray, FloatArray]:

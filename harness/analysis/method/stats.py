@@ -173,6 +173,14 @@ def _t_probability(theta: float, degrees: int) -> float:
     return 2 / math.pi * (theta + sine * total) if is_odd else sine * total
 
 
+def pooled_variance(groups: Iterable[Sequence[float]]) -> tuple[float, int]:
+    """(variance inside groups, its degrees of freedom); nan without any."""
+    values = [np.asarray(group, dtype=np.float64) for group in groups]
+    degrees = sum(len(group) - 1 for group in values)
+    squares = sum(float(((group - group.mean()) ** 2).sum()) for group in values)
+    return (squares / degrees if degrees else math.nan), degrees
+
+
 def f_probability(f: float, between: int, inside: int) -> float:
     """P(F <= f) of Fisher's F with these degrees of freedom: an incomplete beta function of half-integer parameters.
 

@@ -11,9 +11,9 @@ import pickle
 import shutil
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from importlib import import_module
 from pathlib import Path
 
+from harness.dask import distributed
 from harness.errors import HarnessError, SpecError
 from harness.experiment import PlannedRun
 from harness.live.provenance import SOURCE_ROOT, source_sha256
@@ -108,7 +108,7 @@ class _Line:
     """Tells the driver what happens; a message that is lost costs a line of its display and nothing else."""
 
     def __init__(self, fleet_id: str) -> None:
-        self._worker, self._topic = import_module("distributed").get_worker(), topic_name(fleet_id)
+        self._worker, self._topic = distributed("fleet.hosts").get_worker(), topic_name(fleet_id)
         self.name = str(self._worker.name)
 
     def add(self, said: Began | Made) -> None:

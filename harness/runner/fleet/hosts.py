@@ -12,11 +12,11 @@ import socket
 from collections import deque
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from importlib import import_module
 from queue import Empty, Queue
 from typing import Any
 
 from harness.clock import NS_PER_S, MonotonicClock
+from harness.dask import distributed
 from harness.errors import HarnessError, ServerError, SpecError
 from harness.experiment import PlannedRun
 from harness.records import RunKey, SealedRun
@@ -62,14 +62,9 @@ def perform_over_hosts(
 def _connected(fleet: FleetSpec) -> Generator[Any]:
     if not fleet.scheduler:
         raise SpecError("is missing", where="fleet.scheduler", hint="Workers of hosts are at one: docs/fleet.md")
+    dask = distributed("fleet.scheduler")
     try:
-        distributed = import_module("distributed")
-    except ImportError as error:
-        raise SpecError(
-            "Dask is not installed", where="fleet.scheduler", hint="Install it: pip install 'rbln-harness[cluster]'"
-        ) from error
-    try:
-        client = distributed.Client(fleet.scheduler, timeout=CONNECT_TIMEOUT_S, set_as_default=False)
+        client = dask.Client(fleet.scheduler, timeout=CONNECT_TIMEOUT_S, set_as_default=False)
     except (OSError, ValueError) as error:
         raise SpecError(
             f"no scheduler answers ({error})", where=fleet.scheduler, hint="Start it: docs/fleet.md"

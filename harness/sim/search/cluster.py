@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
-from importlib import import_module
 from typing import Any
 
+from harness.dask import distributed
 from harness.errors import SpecError
 from harness.sim.search.chunks import Chunk, ChunkRunner, compute_chunk
 
@@ -27,22 +27,15 @@ def cluster_runner(
     address: "local" (worker processes on this machine, ``workers`` of them) or a scheduler, e.g. "tcp://host:8786".
     Raises SpecError when Dask is missing or the scheduler does not answer.
     """
-    try:
-        distributed = import_module("distributed")
-    except ImportError as error:
-        raise SpecError(
-            "Dask is not installed", where="--cluster", hint="Install it: pip install 'rbln-harness[cluster]'"
-        ) from error
+    dask = distributed("--cluster")
     try:
         if address == "local":
             # No dashboard: a search must not open a port that nobody asked for.
-            cluster = distributed.LocalCluster(
-                n_workers=workers, threads_per_worker=1, processes=True, dashboard_address=None
-            )
-            client = distributed.Client(cluster)
+            cluster = dask.LocalCluster(n_workers=workers, threads_per_worker=1, processes=True, dashboard_address=None)
+            client = dask.Client(cluster)
         else:
             cluster = None
-            client = distributed.Client(address, timeout=connect_timeout_s)
+            client = dask.Client(address, timeout=connect_timeout_s)
     except OSError as error:
         raise SpecError(f"no scheduler answers ({error})", where=address, hint="Check the address") from error
     try:
@@ -57,7 +50,7 @@ def runner_of(client: Any) -> ChunkRunner:
     """A runner on a Dask client the user already has (dask-jobqueue, Kubernetes, ...)."""
 
     def run(space_json: str, chunks: Sequence[Chunk]) -> Iterator[tuple[Chunk, bytes]]:
-        as_completed = import_module("distributed").as_completed
+        as_completed = distributed("--cluster").as_completed
         chunk_of = {
             client.submit(compute_chunk, space_json, chunk, pure=False, retries=ALLOWED_DEATHS): chunk
             for chunk in chunks

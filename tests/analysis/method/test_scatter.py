@@ -35,7 +35,7 @@ def test_the_noise_of_steps_is_found_beside_a_trend_and_stalls() -> None:
     told = step_deviation([found, steps(2, 0.004)])
     assert told is not None
     assert told.value == pytest.approx(0.004, rel=0.06)
-    assert told.units == 7996
+    assert told.num_units == 7996
 
 
 def test_a_deviation_is_told_for_each_level_from_what_has_it() -> None:
@@ -51,14 +51,14 @@ def test_a_deviation_is_told_for_each_level_from_what_has_it() -> None:
     assert artifacts is not None
     assert restarts.value == pytest.approx(0.002, rel=0.1)
     assert artifacts.value == pytest.approx(0.01, rel=0.2)
-    assert artifacts.units == 60
+    assert artifacts.num_units == 60
 
 
 def test_what_the_cost_model_leaves_of_a_bucket_is_told_from_two_buckets_on() -> None:
     two = StepRatios(np.repeat([0.01, -0.01], 50), np.repeat([4.0, 8.0], 50))
     told = bucket_deviation([("one", two), ("one", two)])
     assert told is not None
-    assert (told.value, told.of) == (pytest.approx(0.02 / np.sqrt(2)), "buckets")
+    assert (told.value, told.unit) == (pytest.approx(0.02 / np.sqrt(2)), "buckets")
     assert bucket_deviation([("one", StepRatios(two.log_ratio[:50], two.bucket[:50]))]) is None
 
 
@@ -73,7 +73,7 @@ def test_simulated_steps_are_the_models_and_nothing_scatters(tmp_path: Path) -> 
     found = scatter(runs)
     assert found["decode_sd"].value == pytest.approx(0, abs=1e-4)  # stamps are of whole microseconds
     assert found["step_sd"].value == pytest.approx(0, abs=1e-4)  # stamps are of whole microseconds
-    assert found["decode_sd"].units == 6
+    assert found["decode_sd"].num_units == 6
     refused = harness("scatter", "small", "--runs", str(tmp_path), cwd=tmp_path)
     assert refused.returncode == 2
     assert "its runs are simulated" in refused.stderr
