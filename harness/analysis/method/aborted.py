@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 def aborted_rows(requests: pa.Table) -> list[dict[str, Any]]:
     """The rows whose answer the client left."""
+    # Most runs have none, and to filter takes a hundred times as long as to look.
+    if ABORTED not in requests.column("status").to_pylist():
+        return []
     return requests.filter(pc.field("status") == ABORTED).to_pylist()
 
 
