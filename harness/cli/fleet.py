@@ -79,6 +79,6 @@ def worker(
         what = error.errors()[0]["msg"].removeprefix("Value error, ").replace("open_port = true", "--open-port")
         raise SpecError(what, where="harness fleet worker") from error
     words = ["dask", "worker", scheduler, "--name", str(place), "--nworkers", "1", "--nthreads", "1"]
-    words += ["--resources", "rbln=1", "--no-nanny", "--no-dashboard", "--memory-limit", "0"]
+    words += ["--resources", f"{place}=1", "--no-nanny", "--no-dashboard", "--memory-limit", "0"]
     words += ["--worker-port", str(port)] + (["--host", "127.0.0.1"] if fleet.is_on_loopback else [])
     os.execv(sys.executable, [sys.executable, "-m", *words])
