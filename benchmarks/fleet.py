@@ -47,7 +47,7 @@ STRAY_S = 60.0
 # Nothing killed and nothing sealed for so long: something waits for what never comes.
 STUCK_S = 240.0
 # Between two kills, s.
-KILL_EVERY_S = (0.5, 8.0)
+KILL_EVERY_S = (0.5, 12.0)
 KINDS = ("driver", "device process", "scheduler", "Dask worker")
 
 
@@ -287,11 +287,12 @@ def _through_a_bad_path(
     """One experiment: the path is cut for a moment, slow for a while, then cut for longer than TCP waits."""
     file, num_blocks = _experiment(folder, name, 8, hosts), 8
     plan = [("cut", generator.uniform(2, 8)), ("slow", generator.uniform(5, 15)), ("cut", generator.uniform(45, 75))]
-    clock, driver, sealed = MonotonicClock(), None, dict[RunKey, str]()
+    clock, driver, num_starts, sealed = MonotonicClock(), None, 0, dict[RunKey, str]()
     began_ns = clock.now_ns()
     while driver is None or driver.poll() not in (0, 3):
         hosts.keep()
         if driver is None or driver.poll() is not None:
+            num_starts += 1
             driver = hosts.started("driver", "", *HARNESS, "run", str(file), "--resume", "--runs", "runs")
         wait_s(0.2)
         assert clock.now_ns() - began_ns < 3 * STUCK_S * NS_PER_S, f"does not end: logs in {folder}"
@@ -309,6 +310,7 @@ def _through_a_bad_path(
         sealed |= there
         print(f"  {what} for {seconds:.0f} s: then {num_waiting} runs were sealed at beta and not here", flush=True)
     require_whole(folder, name, num_blocks, hosts)
+    print(f"  its driver was started {num_starts} times", flush=True)
     here = _seals([folder / "runs"], name)
     assert sealed.items() <= here.items(), "what was sealed at beta was made again"
 
@@ -374,7 +376,7 @@ def main() -> None:
         null(folder, number, 1.0)
     elif what == "path":
         path(folder, number)
-    for over_hosts in (False, True) if what == "faults" else ():
+    for over_hosts in (True, False) if what == "faults" else ():
         own = folder / ("hosts" if over_hosts else "host")
         own.mkdir()
         hit = faults(own, (number + over_hosts) // 2, over_hosts=over_hosts)
