@@ -169,6 +169,7 @@ def _through(
         if hosts is not None:
             hosts.keep()
         if driver is None or driver.poll() is not None:
+            _tell_end(driver, folder)
             driver = _started(folder, "driver", [*HARNESS, "run", str(file), "--resume", "--runs", "runs"])
         wait_s(0.2)
         now_ns, num_sealed = clock.now_ns(), len(list((folder / "runs" / file.stem).glob(f"*/*/{layout.MANIFEST}")))
@@ -181,6 +182,12 @@ def _through(
         if state != (state := (num_sealed, sum(hit.values()))):
             changed_ns = now_ns
         assert now_ns - changed_ns < STUCK_S * NS_PER_S, f"nothing goes on: {num_sealed} sealed, logs in {folder}"
+
+
+def _tell_end(driver: subprocess.Popen[bytes] | None, folder: Path) -> None:
+    """Say why a driver ended that was not killed."""
+    if driver is not None and driver.returncode > 0:
+        print(f"  the driver ended: {(folder / 'driver.log').read_text().splitlines()[-1]}", flush=True)
 
 
 def _is_killed(kind: str, driver: subprocess.Popen[bytes], hosts: Cluster | None, generator: random.Random) -> bool:
@@ -292,6 +299,7 @@ def _through_a_bad_path(
     while driver is None or driver.poll() not in (0, 3):
         hosts.keep()
         if driver is None or driver.poll() is not None:
+            _tell_end(driver, folder)
             num_starts += 1
             driver = hosts.started("driver", "", *HARNESS, "run", str(file), "--resume", "--runs", "runs")
         wait_s(0.2)
