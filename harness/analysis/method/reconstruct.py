@@ -101,6 +101,11 @@ def channel_b(requests: pa.Table) -> int:
     return union_ns((a, b) for a, b in zip(sent, done, strict=True) if a is not None and b is not None)
 
 
+def with_tokens(chunks: pa.Table) -> pa.Table:
+    """The chunks that brought tokens."""
+    return chunks.filter(pa.array(chunks["num_tokens"].to_numpy() > 0))
+
+
 def union_ns(intervals: Iterable[tuple[int, int]]) -> int:
     """Length of a union of closed intervals."""
     total_ns, reached_ns = 0, None
