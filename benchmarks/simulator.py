@@ -149,13 +149,15 @@ def drawn() -> Iterator[Figure]:
     )
 
 
+def closed_population(num_requests: int) -> WorkloadSpec:
+    """Ten users who ask so often in all, ten times in a session."""
+    return WorkloadSpec(num_sessions=num_requests // 10, concurrency=10, requests_per_session=10)
+
+
 def linearity() -> Iterator[Figure]:
     """Time per request in one plan of up to a million requests, a closed population of ten users; the sizes in turn."""
     model = load_cost_model("paper")
-    plans = [
-        build_plan(WorkloadSpec(num_sessions=size // 4, concurrency=10, requests_per_session=4), 1, 0) for size in SIZES
-    ]
-    arrays = [plan_arrays([plan]) for plan in plans]
+    arrays = [plan_arrays([build_plan(closed_population(size), 1, 0)]) for size in SIZES]
     for rules in ("paper", "vendor-0.12.0"):
         config = EngineConfig(8, (1, 2, 4, 8), 8, rules=rules)
         run_totals(arrays[0], config, model)
