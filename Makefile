@@ -83,6 +83,7 @@ faults: dev  ## minutes: KILLS random kills and DISKS full disks, limits, killed
 	@$(BIN)/python -m pytest -n $(WORKERS) -q $(PYTEST_ARGS) tests/cli/test_cli_limits.py tests/cli/test_cli_interruption.py \
 	  tests/records tests/prereg tests/live/client/test_run_misbehaviours.py tests/live/client/test_processes.py \
 	  tests/live/server tests/live/test_ask.py tests/live/test_scrape.py tests/doors
+	@$(BIN)/python -m tests.faults misbehaviours 1
 	@$(BIN)/python -m tests.faults kills $(KILLS)
 	@$(PRIVATE_MOUNTS) $(BIN)/python -m tests.faults disks $(DISKS)
 

@@ -27,6 +27,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.figure import Figure, Measured
 from benchmarks.memory import replay_growth_bytes
 from benchmarks.peers import Peer, example, parse_peer, peer_spread_ms
 from harness.clock import NS_PER_MS, NS_PER_S, NS_PER_US, monotonic_ns, process_cpu_ns
@@ -363,6 +364,26 @@ def caption_of() -> str:
     return f"bare: a Python loop that only sends and receives; C: a client in C. {machine}"
 
 
+def beside_of(by_client: dict[Column, list[float]], clients: tuple[ClientName, ...]) -> Column | None:
+    """The yardstick of a quantity: the same in C, else the bare loop, else the second client; None without one."""
+    return next((column for column in ("C", "bare", *clients[1:]) if column in by_client), None)
+
+
+def figures_of(bench: Bench, clients: tuple[ClientName, ...]) -> list[Figure]:
+    """Every quantity of the first client beside its yardstick of the same repetitions."""
+    found: list[Figure] = []
+    for quantity, by_client in bench.figures.items():
+        own, beside = by_client.get(clients[0], []), beside_of(by_client, clients)
+        if not own:
+            continue
+        other = by_client[beside] if beside else []
+        is_measured = len(own) == len(other) and min((*own, *other), default=0) > 0
+        better = "more" if quantity.unit == "1/s" else "less"
+        measured = Measured(tuple(own), tuple(other), str(beside), better) if is_measured else None
+        found.append(Figure(quantity.name, f"{_cell(own)} {quantity.unit}", quantity.goal, "", measured))
+    return found
+
+
 def to_table(bench: Bench, clients: tuple[ClientName, ...]) -> Table:
     """Median and range of every quantity, beside its goal."""
     table = Table(title=title_of(bench), caption=caption_of())
@@ -371,8 +392,11 @@ def to_table(bench: Bench, clients: tuple[ClientName, ...]) -> Table:
         table.add_column(name)
     for client in columns:
         table.add_column(client, justify="right")
+    table.add_column(f"{clients[0]}: times as good as")
+    ratios = {figure.name: figure.measured for figure in figures_of(bench, clients)}
     for quantity, by_client in bench.figures.items():
-        table.add_row(*quantity, *(_cell(by_client.get(client, [])) for client in columns))
+        ratio = str(ratios.get(quantity.name) or "-").replace(" times as good as", "")
+        table.add_row(*quantity, *(_cell(by_client.get(client, [])) for client in columns), ratio)
     return table
 
 
@@ -397,8 +421,8 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if value == int(value) or abs(value) >= 1000 else f"{value:.3g}"
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Run and print."""
+def main(arguments: list[str] | None = None) -> list[Figure]:
+    """Run, print, and return the first client's figures."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.client", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="shorter scenarios, as many repetitions")
     parser.add_argument("--client", choices=CLIENTS, action="append", help="only this one; default: both")
@@ -413,8 +437,9 @@ def main(arguments: list[str] | None = None) -> None:
     )
     if options.markdown:
         print(to_markdown(bench, clients))
-        return
-    Console(width=None if sys.stdout.isatty() else 150).print(to_table(bench, clients))
+    else:
+        Console(width=None if sys.stdout.isatty() else 180).print(to_table(bench, clients))
+    return figures_of(bench, clients)
 
 
 if __name__ == "__main__":

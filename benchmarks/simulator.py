@@ -6,15 +6,16 @@ Counts CPU time of this process, since machines are shared. Judges nothing. Next
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 
+from benchmarks.figure import Figure, cpu_s, in_turns, per_cpu_s
 from harness.analysis.method.predictions import drawn_ratio
-from harness.clock import NS_PER_MS, NS_PER_S, process_cpu_ns
+from harness.clock import NS_PER_S
 from harness.engine.config import EngineConfig
 from harness.engine.cost import load_cost_model
 from harness.engine.memory import new_state
@@ -33,23 +34,21 @@ from harness.spec import PredictionSpec, WorkloadSpec, load_experiment
 from tests.support.naive import naive_run
 from tests.support.naive_paper import paper_run
 
-MARKS = {"paper": ">= 1,000 times the naive walk", "vendor-0.11.1": ">= 800 times the naive walk"}
-SIZES = (1_000, 10_000, 100_000)
+MARKS = {
+    "paper": ">= 1,000 times the naive walk",
+    "vendor-0.11.1": ">= 800 times the naive walk",
+    "vendor-0.12.0": ">= 800 times the naive walk",
+}
+SIZES = (1_000, 10_000, 100_000, 1_000_000)
+REPEATS = 5
 MOST_BYTES = 200
 TRACE_REQUESTS = 12_031
+# So many of a trace's sessions the naive walk takes: it needs milliseconds for each.
+NAIVE_SESSIONS = 60
 
 
-class SimulatorFigure(NamedTuple):
-    """One line of the benchmark. ``mark``: the goal, "" where there is none."""
-
-    name: str
-    value: str
-    mark: str = ""
-    note: str = ""
-
-
-def simulator_figures() -> Iterator[SimulatorFigure]:
-    """Everything this file measures; about 20 s of one core."""
+def simulator_figures() -> Iterator[Figure]:
+    """Everything this file measures; about 90 s of one core."""
     yield from rates()
     yield from whole_search()
     yield from drawn()
@@ -57,132 +56,169 @@ def simulator_figures() -> Iterator[SimulatorFigure]:
     yield from recorded()
 
 
-def rates() -> Iterator[SimulatorFigure]:
-    """Simulated runs per second under both rules, and of the naive walk, on the same plans: N = 6..10, two requests
-    each.
-    """
-    plans = [
+def small_plans() -> list[Plan]:
+    """N = 6 to 10, two requests each, 60 plans of each N in turn."""
+    return [
         build_plan(WorkloadSpec(source="paper", num_sessions=n), 20260910, block)
-        for n in range(6, 11)
         for block in range(60)
+        for n in range(6, 11)
     ]
+
+
+def rates() -> Iterator[Figure]:
+    """Simulated runs per second under each rule set, and of the naive walk, on the same plans."""
+    plans = small_plans()
     arrays, model = plan_arrays(plans), load_cost_model("paper")
     for rules, mark in MARKS.items():
         config = EngineConfig(8, (1, 2, 4, 8), 8, rules=rules)
         run_totals(arrays, config, model)
-        # Short samples: on a shared machine only the best of many is undisturbed.
-        best = max(
-            _rate(lambda config=config: len(run_totals(arrays, config, model)), NS_PER_S // 50) for _ in range(40)
-        )
-        naive = max(_naive_rate(rules, plans[::60]) for _ in range(8))
-        note = f"{best / naive:,.0f} times the naive walk, which makes {naive:,.0f} /s"
-        yield SimulatorFigure(f"simulated runs, rules {rules}", f"{best:,.0f} /s", mark, note)
+
+        def own(config: EngineConfig = config) -> float:
+            # Short samples: on a shared machine only the best of several is undisturbed.
+            return max(per_cpu_s(lambda: len(run_totals(arrays, config, model)), 0.02) for _ in range(4))
+
+        measured = in_turns(own, lambda rules=rules: naive_rate(rules, plans[:5]), 12, "the naive walk", "more")
+        note = f"the naive walk makes {max(measured.yardstick):,.0f} /s"
+        yield Figure(f"simulated runs, rules {rules}", f"{max(measured.samples):,.0f} /s", mark, note, measured)
 
 
-def whole_search() -> Iterator[SimulatorFigure]:
+def naive_rate(rules: str, plans: list[Plan]) -> float:
+    """Runs per CPU second of the tests' own simulators; best of three, as the other side has it."""
+    model, config = load_cost_model("paper"), EngineConfig(8, (1, 2, 4, 8), 8, rules=rules)
+
+    def walk() -> int:
+        for plan in plans:
+            paper_run(plan, 8, 8, (1, 2, 4, 8)) if rules == "paper" else naive_run(plan, config, model)
+        return len(plans)
+
+    return max(per_cpu_s(walk, 0.05) for _ in range(3))
+
+
+def whole_search() -> Iterator[Figure]:
     """The paper's search: plans built, 2,077 candidates x 54 plans, ledger written; and with nothing shared."""
-    for rules in MARKS:
-        space = load_space("paper").model_copy(update={"rules": rules, "title": f"{rules} {process_cpu_ns()}"})
-        with TemporaryDirectory() as folder:
-            began_ns = process_cpu_ns()
-            result = search(space, Path(folder) / "search")
-            shared_s = (process_cpu_ns() - began_ns) / NS_PER_S
-        began_ns = process_cpu_ns()
-        inputs = build_inputs(space.inputs)
-        evaluator = evaluator_of(space, inputs, is_sharing=False)
-        for candidate in space.candidates():
-            evaluator.evaluate(candidate, inputs.groups)
-        all_s = (process_cpu_ns() - began_ns) / NS_PER_S
-        yield SimulatorFigure(
-            f"the paper's search, rules {rules}",
-            f"{all_s:.2f} s",
-            "<= 1 s",
-            f"all {evaluator.num_simulated:,} simulations",
-        )
-        yield SimulatorFigure(
-            "  with equal simulations shared, ledger included",
-            f"{shared_s:.2f} s",
-            "<= 1 s",
-            f"{result.num_simulations:,} simulations for the same ledger",
-        )
+    plans = small_plans()[:5]
+    for rules in ("paper", "vendor-0.12.0"):
+        kept = load_space("paper").model_copy(update={"rules": rules})
+        simulations: list[int] = []
+
+        def shared(kept: Any = kept, simulations: list[int] = simulations) -> None:
+            with TemporaryDirectory() as folder:
+                simulations.append(search(kept, Path(folder) / "search").num_simulations)
+
+        def unshared(kept: Any = kept, simulations: list[int] = simulations) -> None:
+            inputs = build_inputs(kept.inputs)
+            evaluator = evaluator_of(kept, inputs, is_sharing=False)
+            for candidate in kept.candidates():
+                evaluator.evaluate(candidate, inputs.groups)
+            simulations.append(evaluator.num_simulated)
+
+        for work, name in ((unshared, f"the paper's search, rules {rules}"), (shared, f"  ledger included, {rules}")):
+            measured = in_turns(
+                lambda work=work: cpu_s(work),
+                lambda rules=rules: 112_158 / naive_rate(rules, plans),
+                REPEATS,
+                "the naive walk of each, from its rate",
+            )
+            note = f"{simulations[-1]:,} simulations{' for the same ledger' if work is shared else ''}"
+            yield Figure(name, f"{min(measured.samples):.2f} s", "<= 1 s", note, measured)
 
 
-def drawn() -> Iterator[SimulatorFigure]:
+def drawn() -> Iterator[Figure]:
     """Twelve perturbed draws of every run of the demo, and the intervals of its comparisons."""
     spec = load_experiment("demo")
     planned = resolve(spec.model_copy(update={"prediction": PredictionSpec(draws=12)}))
     pairs = [(one.name, spec.baseline_of(one)) for one in spec.condition if spec.baseline_of(one) != one.name]
-    spent_ns: list[int] = []
-    for _ in range(5):
-        began_ns = process_cpu_ns()
+
+    def draw() -> None:
         found = predict_experiment(planned)
         for own, base in pairs:
             drawn_ratio(list(found[own].values()), list(found[base].values()))
-        spent_ns.append(process_cpu_ns() - began_ns)
-    yield SimulatorFigure(
+
+    def naive() -> None:
+        for run in planned:
+            naive_run(run.plan, EngineConfig.from_server(run.server), run.cost_model)
+
+    draw()
+    measured = in_turns(lambda: cpu_s(draw), lambda: 12 * cpu_s(naive), REPEATS, "twelve naive walks of each run")
+    yield Figure(
         "twelve draws of the demo, with intervals",
-        f"{min(spent_ns) / NS_PER_MS:.0f} ms",
+        f"{min(measured.samples) * 1000:.0f} ms",
         "< 50 ms",
         f"{12 * len(planned)} simulations, {len(pairs)} ratios",
+        measured,
     )
 
 
-def linearity() -> Iterator[SimulatorFigure]:
-    """Time per request in one plan of up to 100,000 requests: a closed population of ten users."""
+def linearity() -> Iterator[Figure]:
+    """Time per request in one plan of up to a million requests, a closed population of ten users; the sizes in turn."""
     model = load_cost_model("paper")
-    for rules in MARKS:
+    plans = [
+        build_plan(WorkloadSpec(num_sessions=size // 4, concurrency=10, requests_per_session=4), 1, 0) for size in SIZES
+    ]
+    arrays = [plan_arrays([plan]) for plan in plans]
+    for rules in ("paper", "vendor-0.12.0"):
         config = EngineConfig(8, (1, 2, 4, 8), 8, rules=rules)
-        per_request: list[float] = []
-        for size in SIZES:
-            workload = WorkloadSpec(num_sessions=size // 4, concurrency=10, requests_per_session=4)
-            arrays = plan_arrays([build_plan(workload, 1, 0)])
-            run_totals(arrays, config, model)
-            spent: list[int] = []
-            for _ in range(3):
-                began_ns = process_cpu_ns()
-                run_totals(arrays, config, model)
-                spent.append(process_cpu_ns() - began_ns)
-            per_request.append(min(spent) / size)
-        value = ", ".join(f"{each / 1000:.2f}" for each in per_request)
-        growth = float(np.polyfit(np.log(SIZES), np.log(np.array(per_request) * SIZES), 1)[0])
-        sizes = ", ".join(f"{size:,}" for size in SIZES)
-        yield SimulatorFigure(
+        run_totals(arrays[0], config, model)
+
+        def once(config: EngineConfig = config) -> list[float]:
+            # A small plan is over in a millisecond: many of it make one sample.
+            return [
+                1
+                / per_cpu_s(lambda one=one, size=size, config=config: size * len(run_totals(one, config, model)), 0.02)
+                for one, size in zip(arrays, SIZES, strict=True)
+            ]
+
+        spent_s = np.array([once() for _ in range(REPEATS)])
+        slopes = 1 + np.polyfit(np.log(SIZES), np.log(spent_s.T), 1)[0]
+        error = slopes.std(ddof=1) / REPEATS**0.5
+        yield Figure(
             f"us per request, rules {rules}",
-            value,
+            ", ".join(f"{each * 1e6:.2f}" for each in np.median(spent_s, axis=0)),
             "exponent <= 1",
-            f"plans of {sizes} requests; exponent {growth:.2f}",
+            f"plans of {', '.join(f'{size:,}' for size in SIZES)} requests; exponent {slopes.mean():.3f} +- {error:.3f}"
+            f" (standard error of {REPEATS}); {state_bytes(arrays[-1], config, SIZES[-1]):.0f} bytes a request beside"
+            f" the plan (mark: <= {MOST_BYTES})",
         )
 
 
-def recorded() -> Iterator[SimulatorFigure]:
+def state_bytes(arrays: PlanArrays, config: EngineConfig, num_requests: int) -> float:
+    """Bytes of all tables of a simulation beside its plan, a request."""
+    tables = (*new_state(config, num_requests), *memory.new_scratch(arrays), *memory.new_outcome(arrays, config))
+    return sum(cast("Any", table).nbytes for table in tables) / num_requests
+
+
+def recorded() -> Iterator[Figure]:
     """A made-up production trace of as many requests as Mooncake's conversation trace, on 8,192-token slots."""
     rng = random.Random(20260910)
     recordings = [_made_up_arrival(rng, place) for place in range(TRACE_REQUESTS)]
+    model, config = load_cost_model("paper"), EngineConfig(8, (1, 2, 4, 8), 8)
     for divisor in (16, 4):
         how = Lowering(shrink=divisor, max_context_tokens=8000, arrivals="recorded")
         sessions, block_tokens, _ = sessions_of(recordings, 512, how, rng)
-        plan = Plan("trace", 1, 0, "as-drawn", 0, (1000, 150_000), sessions, block_tokens=block_tokens)
-        arrays, config = plan_arrays([plan]), EngineConfig(8, (1, 2, 4, 8), 8)
-        spent_ns = min(_spent_ns(arrays, config) for _ in range(3))
-        tokens = plan.decode_tokens + plan.num_requests
-        yield SimulatorFigure(
+        plan = _trace(sessions, block_tokens)
+        head = _trace(sessions[:NAIVE_SESSIONS], block_tokens)
+        arrays = plan_arrays([plan])
+        measured = in_turns(
+            lambda arrays=arrays, plan=plan: plan.num_requests / cpu_s(lambda: run_totals(arrays, config, model)),
+            lambda head=head: head.num_requests / cpu_s(lambda: naive_run(head, config, model)),
+            REPEATS,
+            f"the naive walk of its first {head.num_requests} requests",
+            "more",
+        )
+        rate, tokens = max(measured.samples), plan.decode_tokens + plan.num_requests
+        yield Figure(
             f"a recorded trace at scale 1/{divisor}",
-            f"{plan.num_requests * NS_PER_S / spent_ns:,.0f} requests/s",
+            f"{rate:,.0f} requests/s",
             ">= 500,000 /s",
-            f"{plan.num_requests:,} requests, {spent_ns / plan.num_requests / 1000:.2f} us each, "
-            f"{spent_ns / tokens:.1f} ns per generated token",
+            f"{plan.num_requests:,} requests, {1e6 / rate:.2f} us each, "
+            f"{1e9 * plan.num_requests / rate / tokens:.1f} ns per generated token; "
+            f"{state_bytes(arrays, config, plan.num_requests):.0f} bytes a request beside the plan",
+            measured,
         )
-        tables = (
-            *new_state(config, plan.num_requests),
-            *memory.new_scratch(arrays),
-            *memory.new_outcome(arrays, config),
-        )
-        yield SimulatorFigure(
-            "  memory beside the plan",
-            f"{sum(cast('Any', table).nbytes for table in tables) / plan.num_requests:.0f} bytes a request",
-            f"<= {MOST_BYTES}",
-            f"{len(plan.sessions):,} sessions",
-        )
+
+
+def _trace(sessions: Any, block_tokens: int) -> Plan:
+    return Plan("trace", 1, 0, "as-drawn", 0, (1000, 150_000), sessions, block_tokens=block_tokens)
 
 
 def _made_up_arrival(rng: random.Random, place: int) -> Recording:
@@ -192,24 +228,3 @@ def _made_up_arrival(rng: random.Random, place: int) -> Recording:
     blocks = (*range(shared), *(1000 + 1000 * place + at for at in range(shared, prompt // 512)))
     one = RecordedRequest(None, (), 0, "none", prompt, 0, rng.randint(20, 700), blocks)
     return Recording(str(place), place * NS_PER_S // 3, (one,))
-
-
-def _spent_ns(arrays: PlanArrays, config: EngineConfig) -> int:
-    began_ns = process_cpu_ns()
-    run_totals(arrays, config, load_cost_model("paper"))
-    return process_cpu_ns() - began_ns
-
-
-def _rate(run: Callable[[], int], at_least_ns: int) -> float:
-    began_ns, count = process_cpu_ns(), 0
-    while (spent_ns := process_cpu_ns() - began_ns) < at_least_ns:
-        count += run()
-    return count * NS_PER_S / spent_ns
-
-
-def _naive_rate(rules: str, plans: list[Plan]) -> float:
-    """Rate of the tests' own simulators."""
-    model, config = load_cost_model("paper"), EngineConfig(8, (1, 2, 4, 8), 8)
-    if rules == "paper":
-        return _rate(lambda: len([paper_run(plan, 8, 8, (1, 2, 4, 8)) for plan in plans]), NS_PER_S // 5)
-    return _rate(lambda: len([naive_run(plan, config, model) for plan in plans]), NS_PER_S // 5)

@@ -1,4 +1,4 @@
-"""The installed twin as a fixture; where there is none, tests that need it say so and are skipped."""
+"""What all tests share: no deadlines, and the installed twin; where there is none, tests that need it are skipped."""
 
 from __future__ import annotations
 
@@ -6,9 +6,14 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from harness.errors import HarnessError
 from harness.twin.environment import TwinEnvironment, find_twin
+
+# No verdict hangs on how fast a machine is.
+settings.register_profile("no deadline", settings(), deadline=None)
+settings.load_profile("no deadline")
 
 
 @pytest.fixture(scope="session")

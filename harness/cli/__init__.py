@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import io
 import mmap
+import os
 import resource
 import sys
 from collections.abc import Generator
@@ -131,10 +132,21 @@ def _fail(message: str, code: ExitCode) -> NoReturn:
     raise SystemExit(int(code))
 
 
-def _limited(error: BaseException) -> str:
+def _fail_limited(error: BaseException) -> NoReturn:
     """One line for what a limit of memory, files, file size or threads refused."""
     what = str(error).partition("\n")[0] or "not enough memory"
-    return f"this machine or its limits (`ulimit -a`) refused: {what}. Nothing half-written counts as a run"
+    try:
+        _fail(
+            f"this machine or its limits (`ulimit -a`) refused: {what}. Nothing half-written counts as a run",
+            ExitCode.HARNESS_FAULT,
+        )
+    except SystemExit:
+        if _is_memory_limited():
+            # Libraries that were refused memory may crash when the interpreter takes them down.
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(int(ExitCode.HARNESS_FAULT))
+        raise
 
 
 def _is_memory_limited() -> bool:
@@ -169,19 +181,19 @@ def main() -> None:
         sys.stderr.close()
         raise SystemExit(0) from None
     except MemoryError as error:
-        _fail(_limited(error), ExitCode.HARNESS_FAULT)
+        _fail_limited(error)
     except SystemError:
         # An interpreter without room for an exception returns an error and sets none.
         if not _is_memory_limited():
             raise
-        _fail(_limited(MemoryError()), ExitCode.HARNESS_FAULT)
+        _fail_limited(MemoryError())
     except (RuntimeError, ImportError) as error:
         if not any(words in str(error).lower() for words in _NO_ROOM):
             raise
-        _fail(_limited(error), ExitCode.HARNESS_FAULT)
+        _fail_limited(error)
     except OSError as error:
         if error.errno in _LIMIT_ERRORS or any(words in str(error).lower() for words in _NO_ROOM):
-            _fail(_limited(error), ExitCode.HARNESS_FAULT)
+            _fail_limited(error)
         if error.errno not in _DISK_ERRORS:
             raise
         where = f"{error.filename}: " if error.filename else ""

@@ -1,15 +1,25 @@
 """``harness bench``: what the harness can do on this machine, beside its marks.
 
-Prints; judges nothing; leaves nothing behind. Next: ``benchmarks.figures`` and ``benchmarks.client``.
+Prints; judges only what it is asked to compare; leaves nothing but the file it is told to write.
+Next: ``benchmarks.figures``, ``benchmarks.client`` and ``benchmarks.compare``.
 """
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harness.errors import SpecError
+from harness.errors import ExitCode, SpecError
+from harness.outputs import check_output
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rich.console import Console
+
+    from benchmarks.figure import Figure
 
 
 def register(app: typer.Typer) -> None:
@@ -32,14 +42,25 @@ def bench(
             help="Another load generator beside the client: a command with {url} or {port}, and {num_requests}.",
         ),
     ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write the figures and their samples there, as JSON.")
+    ] = None,
+    compare: Annotated[
+        Path | None, typer.Option("--compare", metavar="OLD.json", help="Say what got slower since that file.")
+    ] = None,
 ) -> None:
     """Measure the client, the emulator, the log parser, plan building, the simulator, stopping rules and fleets.
 
-    Example: `harness bench parser simulator`
+    Speeds show how many times as good they are as a yardstick: simpler code for the same work, run in turns with it.
+    `--compare` compares these ratios, so files of two machines too, beyond the noise of repeated samples; exit code 4
+    when something got slower.
+
+    Example: `harness bench parser simulator -o new.json --compare old.json`
     """
     from harness.cli.words import terminal
 
     try:
+        from benchmarks.compare import COMPARED, changes, read_figures, write_figures
         from benchmarks.figures import SECTIONS
     except ModuleNotFoundError as error:
         hint = "Clone the repository and run: make bench"
@@ -51,15 +72,29 @@ def bench(
         raise SpecError(f"unknown section {unknown[0]!r}", where="bench", hint=f"Use one of {[*SECTIONS, 'client']}")
     if peers and "client" not in wanted:
         raise SpecError("peers stand beside the client only", where="--peer", hint="harness bench client --peer ...")
-    console = terminal()
+    # Both are looked at before minutes of measuring.
+    then = None if compare is None else read_figures(compare)
+    if output is not None:
+        check_output(output)
+    console, found = terminal(), list["Figure"]()
     for name in wanted:
-        if name == "client":
-            from benchmarks import client as client_bench
+        found += _client(quick, peers or []) if name == "client" else _printed(console, SECTIONS[name]())
+    if output is not None:
+        write_figures(output, found)
+    if then is not None:
+        told = changes(then, found)
+        console.print("\n".join(["", COMPARED, *map(str, told)]), highlight=False, markup=False, soft_wrap=True)
+        if any(change.verdict == "slower" for change in told):
+            raise typer.Exit(int(ExitCode.RULE_FAILED))
 
-            beside = [word for peer in peers or [] for word in ("--peer", peer)]
-            client_bench.main([*(["--quick"] if quick else []), *beside])
-            continue
-        for figure in SECTIONS[name]():
-            mark = f"  (mark: {figure.mark})" if figure.mark else ""
-            note = f"  {figure.note}" if figure.note else ""
-            console.print(f"{figure.name:<46} {figure.value}{mark}{note}", highlight=False, soft_wrap=True)
+
+def _printed(console: Console, figures: Iterator[Figure]) -> Iterator[Figure]:
+    for figure in figures:
+        console.print(str(figure), highlight=False, markup=False, soft_wrap=True)
+        yield figure
+
+
+def _client(quick: bool, peers: list[str]) -> list[Figure]:
+    from benchmarks import client
+
+    return client.main([*(["--quick"] if quick else []), *(word for peer in peers for word in ("--peer", peer))])

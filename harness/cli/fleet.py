@@ -1,13 +1,11 @@
 """``harness fleet``: what each device of a fleet does now, and the worker that stands for a device of another host.
 
-Reads what the runs write anyway; a worker becomes Dask's own process. Next: ``harness.runner.fleet``.
+Reads what the runs write anyway; no record is written here. Next: ``harness.runner.fleet``.
 """
 
 from __future__ import annotations
 
-import os
 import socket
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -68,17 +66,13 @@ def worker(
     """
     from pydantic import ValidationError
 
-    from harness.dask import distributed
+    from harness.runner.fleet.hosted import serve
     from harness.spec import FleetSpec, Place
 
-    distributed("harness fleet worker")
     place = Place(host or socket.gethostname(), device)
     try:
         fleet = FleetSpec(devices=(device,), hosts=(place.host,), scheduler=scheduler, open_port=open_port)
     except ValidationError as error:
         what = error.errors()[0]["msg"].removeprefix("Value error, ").replace("open_port = true", "--open-port")
         raise SpecError(what, where="harness fleet worker") from error
-    words = ["dask", "worker", scheduler, "--name", str(place), "--nworkers", "1", "--nthreads", "1"]
-    words += ["--resources", "rbln=1", "--no-nanny", "--no-dashboard", "--memory-limit", "0"]
-    words += ["--worker-port", str(port)] + (["--host", "127.0.0.1"] if fleet.is_on_loopback else [])
-    os.execv(sys.executable, [sys.executable, "-m", *words])
+    serve(scheduler, place, port, is_on_loopback=fleet.is_on_loopback)

@@ -241,6 +241,8 @@ class SealedRun:
             # One file, not a dataset: a folder named key=value above it must not become a column.
             table = pq.ParquetFile(path).read()
         except (OSError, pa.ArrowException) as error:
+            if isinstance(error, MemoryError) or "launch worker thread" in str(error):
+                raise MemoryError(in_one_line(error)) from error
             raise damaged(path, f"cannot be read ({in_one_line(error)})") from error
         return table.rename_columns([schema.EARLIER_NAMES.get(column, column) for column in table.column_names])
 

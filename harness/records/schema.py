@@ -12,6 +12,7 @@ import json
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from harness.errors import RecordsError, in_one_line
 
@@ -220,6 +221,12 @@ def conform(name: str, table: pa.Table) -> pa.Table:
 def empty(name: str) -> pa.Table:
     """Table ``name`` with no rows."""
     return TABLES[name].empty_table()
+
+
+def rows_where(table: pa.Table, column: str, value: str | int) -> pa.Table:
+    """The rows with this value. By a mask: a filter by expression needs threads, and waits for them for ever where a
+    limit of memory lets none start."""
+    return table.filter(pc.call_function("equal", [table[column], pa.scalar(value)]))
 
 
 def content_sha256(table: pa.Table) -> str:

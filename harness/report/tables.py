@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from harness.analysis.method import reuse
+from harness.analysis.method.reconstruct import with_tokens
 from harness.clock import NS_PER_S
 from harness.records import SealedRun
 from harness.report.view import Bar, TimelineView
@@ -74,9 +74,10 @@ def timeline(run: SealedRun, color: int) -> TimelineView | None:
 
 def _first_tokens(chunks: pa.Table) -> dict[tuple[int, int], int]:
     """First instant at which a token of each request was received; the header's first byte may come long before."""
-    with_tokens = chunks.filter(pc.field("num_tokens") > 0)
-    grouped = with_tokens.group_by(["session", "request"]).aggregate([("received_ns", "min")]).to_pylist()
-    return {(row["session"], row["request"]): row["received_ns_min"] for row in grouped}
+    # Threads would be waited for for ever where none can be started (a limit of memory).
+    by_request = with_tokens(chunks).group_by(["session", "request"], use_threads=False)
+    grouped = by_request.aggregate([("received_ns", "min")])
+    return {(row["session"], row["request"]): row["received_ns_min"] for row in grouped.to_pylist()}
 
 
 def _bars(rows: list[dict[str, Any]], first_tokens: dict[tuple[int, int], int], start_ns: int) -> list[Bar]:

@@ -134,8 +134,7 @@ def prediction_table(evidence: Evidence) -> ResultTable:
         costs = costs_of(evidence, condition, baseline)
         if isinstance(costs, str):
             continue
-        predicted = costs.predicted_s / costs.baseline_predicted_s
-        observed = costs.a_s / costs.baseline_a_s
+        predicted, observed = costs.predicted_ratio, costs.ratio_a
         replicates = [own.replicate for own, _ in evidence.pairs(condition, baseline)]
         promised = [evidence.predictions[condition][k] for k in replicates]
         among = intervals.get(f"{condition} / {baseline}, channel A")

@@ -266,3 +266,18 @@ def test_a_body_that_unpacks_to_a_gigabyte_is_refused_unpacked_by_nobody(start_e
     refused = server.client.post("/v1/completions", content=bomb, headers={"Content-Encoding": "gzip"})
     assert refused.status_code == 400
     assert server.client.get("/health").status_code == 200
+
+
+@pytest.mark.same_everywhere
+def test_a_connection_that_asks_nothing_is_closed_before_its_first_request_and_after_one(start_emulator: Start) -> None:
+    program = """
+import sys
+from harness.emulator import __main__, server
+server.IDLE_TIMEOUT_S = 0.3
+sys.exit(__main__.main())"""
+    url = start_emulator(program=("-c", program)).client.base_url
+    for asks in (b"", b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n", b"GET /health HT"):
+        with socket.create_connection((url.host, url.port or 0), timeout=30) as idle:
+            idle.sendall(asks)
+            while idle.recv(4096):
+                pass

@@ -97,7 +97,7 @@ def assert_same_run(plan: Plan, server: ServerSpec) -> None:
     assert completed == {name: row["completed_ns"] for name, row in rows.items() if row["aborted_tokens"] < 0}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(server=servers(), workload=workloads(), seed=st.integers(0, 10_000))
 def test_emulator_loop_on_a_virtual_clock_equals_the_simulator(
     server: ServerSpec, workload: WorkloadSpec, seed: int

@@ -178,7 +178,7 @@ def test_engine_decides_as_the_oracle(name: str, rules: str, cost_model: CostMod
         compare(replace(SETTINGS[name], rules=rules), seed, 500, cost_model)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     limit=st.integers(1, 6),
     slots=st.integers(2, 10),

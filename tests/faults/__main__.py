@@ -1,4 +1,4 @@
-"""``python -m tests.faults kills|disks NUMBER [SEED]``: so many, and what was wrong; exit code 1 when anything was."""
+"""``python -m tests.faults kills|disks|misbehaviours NUMBER [SEED]``: so many; exit code 1 when anything was wrong."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ from pathlib import Path
 
 from tests.faults.disks import disks
 from tests.faults.kills import kills
+from tests.faults.misbehaviours import misbehaviours
+
+CAMPAIGNS = {"kills": kills, "disks": disks, "misbehaviours": misbehaviours}
 
 
 def main(what: str, number: int, seed: int) -> int:
     """0 when nothing was lost, half, left over, or said in more than a line."""
     folder = Path(tempfile.mkdtemp(prefix="faults-"))
-    fell, found = (kills if what == "kills" else disks)(number, folder, random.Random(seed))
+    fell, found = CAMPAIGNS[what](number, folder, random.Random(seed))
     shutil.rmtree(folder, ignore_errors=True)
     kinds = ", ".join(f"{count} {kind}" for kind, count in fell.most_common())
     print(f"{fell.total()} {what} ({kinds}), seed {seed}: {len(found)} faults")

@@ -136,7 +136,7 @@ def test_importing_twice_gives_the_same_bytes(tmp_path: Path) -> None:
     assert outputs[0].read_bytes() == outputs[1].read_bytes()
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     st.lists(st.integers(1, 10**6) | st.floats(0.001, 1e5).map(lambda ms: round(ms, 3)), min_size=1, max_size=60),
     st.sampled_from([1, 3, 10**6]),

@@ -68,7 +68,7 @@ def played(plan: Plan, draws: Draws, number: int) -> Plan:
     return replace(plan, sessions=sessions)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(
     seed=st.integers(0, 2**40),
     num_sessions=st.integers(1, 9),

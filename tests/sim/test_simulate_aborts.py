@@ -62,7 +62,7 @@ def aborted(result: SimResult) -> dict[tuple[int, int], int]:
     return {(row["session"], row["request"]): row["aborted_tokens"] for row in rows if row["aborted_tokens"] >= 0}
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(plan=plans(), server=servers())
 def test_any_planned_abort_takes_the_same_time_in_every_simulator(plan: Plan, server: ServerSpec) -> None:
     assert_same_run(plan, server)
@@ -112,7 +112,7 @@ def test_an_abort_that_cannot_happen_is_refused(aborts: dict[str, int]) -> None:
         )
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(plan=plans())
 def test_a_plan_with_aborts_reads_back_and_one_without_has_the_bytes_it_always_had(plan: Plan) -> None:
     with TemporaryDirectory() as folder:

@@ -59,7 +59,7 @@ def recordings(draw: st.DrawFn) -> list[Recording]:
     return found
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(trees=recordings(), shrink=st.sampled_from([1, 2, 4]))
 def test_any_fork_join_and_sharing_takes_the_same_time_in_every_simulator(trees: list[Recording], shrink: int) -> None:
     how = Lowering(shrink=shrink, max_context_tokens=8000)

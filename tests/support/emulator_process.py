@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,14 +67,19 @@ class Emulator:
 Start = Callable[..., Emulator]
 
 
-def start_process(folder: Path, *flags: str, **config: Any) -> tuple[subprocess.Popen[bytes], Path]:
-    """A server process that may not be ready yet, and where its log goes."""
+AS_A_COMMAND = ("-m", "harness.emulator")
+
+
+def start_process(
+    folder: Path, *flags: str, program: Sequence[str] = AS_A_COMMAND, **config: Any
+) -> tuple[subprocess.Popen[bytes], Path]:
+    """A server process that may not be ready yet, and where its log goes. program: what the interpreter runs."""
     folder.mkdir(exist_ok=True)
     log_path, config_path = folder / "server.log", folder / "config.json"
     table = {"port": 0, "time_scale": SCALE, "trace_path": str(folder / "trace.jsonl"), **config}
     config_path.write_text(json.dumps(table))
     with log_path.open("wb") as log:
-        command = [sys.executable, "-m", "harness.emulator", "--config", str(config_path), *flags]
+        command = [sys.executable, *program, "--config", str(config_path), *flags]
         return subprocess.Popen(command, stdout=log, stderr=log), log_path
 
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from tests.support.raw_server import CHUNKED_HEAD, CLOSE, KEEP, Asked, Reply, chunked, events
+from tests.support.raw_server import CHUNKED_HEAD, CLOSE, HANG, KEEP, RESET, Asked, Reply, chunked, events
 
 Answering = Callable[[Asked], Reply]
 
@@ -172,4 +173,49 @@ CATALOGUE = (
     Misbehaviour(
         "Content-Length on a stream", with_head(COUNTED, after=KEEP), status="ok", why="legal HTTP; the end is known"
     ),
+)
+
+
+def without_end(first: bytes, again: Callable[[], bytes], *, every_s: float = 0.0) -> Answering:
+    """A head, then the same for ever, at once or one each ``every_s``."""
+
+    def pieces() -> Iterator[bytes]:
+        yield first
+        while True:
+            threading.Event().wait(every_s)
+            yield again()
+
+    return lambda _asked: Reply(pieces())
+
+
+def again(piece: bytes) -> Callable[[], bytes]:
+    return lambda: piece
+
+
+MANY = 1 << 18
+OPEN_HEAD = b"HTTP/1.1 200 OK\r\n\r\n"
+TOKEN = b'data: {"id":"cmpl-x","choices":[{"index":0,"text":" x","token_ids":[1000],"finish_reason":null}]}\n\n'
+# Ended by the deadline of the request, or by what no answer may exceed, whichever comes first.
+ENDLESS = (
+    Misbehaviour("no answer", lambda _asked: Reply([], HANG), status="timeout"),
+    Misbehaviour("half a head", lambda _asked: Reply([b"HTTP/1.1 200"], HANG), status="timeout"),
+    Misbehaviour("a head alone", lambda _asked: Reply([CHUNKED_HEAD], HANG), status="timeout"),
+    Misbehaviour("a chunk alone", lambda asked: Reply([CHUNKED_HEAD, b"ffff\r\n", events(asked)[0]], HANG), "timeout"),
+    Misbehaviour("half an event", lambda asked: Reply([CHUNKED_HEAD, *chunked(events(asked))[:1]], HANG), "timeout"),
+    Misbehaviour("reset in the middle", lambda asked: Reply([CHUNKED_HEAD, *chunked(events(asked))[:2]], RESET), ""),
+    Misbehaviour(
+        "one byte of a head each 20 ms", without_end(b"HTTP/1.1 200 OK\r\nX: ", again(b"y"), every_s=0.02), ""
+    ),
+    Misbehaviour("a comment each 20 ms", without_end(OPEN_HEAD, again(b": ping\n\n"), every_s=0.02), ""),
+    Misbehaviour("a token each 20 ms", without_end(OPEN_HEAD, again(TOKEN), every_s=0.02), ""),
+    Misbehaviour("headers without end", without_end(b"HTTP/1.1 200 OK\r\n", again(b"X: y\r\n" * 40_000)), ""),
+    Misbehaviour("a header without end", without_end(b"HTTP/1.1 200 OK\r\nX: ", again(b"y" * MANY)), ""),
+    Misbehaviour("comments without end", without_end(OPEN_HEAD, again(b": ping\n\n" * 30_000)), ""),
+    Misbehaviour("a comment without end", without_end(OPEN_HEAD, again(b":" * MANY)), ""),
+    Misbehaviour("an event without end", without_end(OPEN_HEAD, again(b"data: " + b"x" * MANY)), ""),
+    Misbehaviour("tokens without end", without_end(OPEN_HEAD, again(TOKEN * 2_000)), ""),
+    Misbehaviour("empty lines without end", without_end(OPEN_HEAD, again(b"\n" * MANY)), ""),
+    Misbehaviour("an error text without end", without_end(b"HTTP/1.1 500 Oh\r\n\r\n", again(b"e" * MANY)), ""),
+    Misbehaviour("chunks of one byte without end", without_end(CHUNKED_HEAD, again(b"1\r\n:\r\n" * 30_000)), ""),
+    Misbehaviour("100 Continue without end", without_end(b"", again(b"HTTP/1.1 100 Continue\r\n\r\n" * 9_000)), ""),
 )

@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from harness.analysis.method.lateness import ROUNDING_NS
 from harness.analysis.method.reconstruct import join_request_id
 from harness.clock import NS_PER_MS
 from harness.records import Finding
-from harness.records.schema import ABORTED
+from harness.records.schema import ABORTED, rows_where
 
 if TYPE_CHECKING:
     from harness.plan import Plan
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 
 def aborted_rows(requests: pa.Table) -> list[dict[str, Any]]:
     """The rows whose answer the client left."""
-    return requests.filter(pc.field("status") == ABORTED).to_pylist()
+    return rows_where(requests, "status", ABORTED).to_pylist()
 
 
 def response_id_of(row: Mapping[str, Any]) -> str:

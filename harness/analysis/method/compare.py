@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from harness.analysis.method.devices import DeviceEffect, log_ratio_effect, log_ratio_interval
 from harness.analysis.method.figures import RunFigures
-from harness.analysis.method.reconstruct import agreement_tolerance
+from harness.analysis.method.reconstruct import agreement_tolerance, channel_agreement, cost_ratio, residual_ns
 from harness.analysis.method.stats import Interval
 
 # Channels that differ by more are never said to agree, however far apart the baseline's own are: the paper's effects
@@ -75,16 +75,19 @@ class Comparison:
     @property
     def difference(self) -> float:
         """|ratio_A - ratio_B|."""
-        return abs(self.ratio_a - self.ratio_b)
+        return channel_agreement(self.ratio_a, self.ratio_b, self.tau).difference
 
     @property
     def verdict(self) -> Verdict:
         """What may be said of the channels; "cannot tell" where the baseline's own lie further apart than MAX_TAU."""
         if self.is_predicted:
             return Verdict.PREDICTED
-        if self.published_tau > MAX_TAU and self.difference <= self.published_tau:
+        published, capped = (
+            channel_agreement(self.ratio_a, self.ratio_b, tau) for tau in (self.published_tau, self.tau)
+        )
+        if self.published_tau > MAX_TAU and published.is_agreed:
             return Verdict.CANNOT_TELL
-        return Verdict.AGREE if self.difference <= self.tau else Verdict.DIFFER
+        return Verdict.AGREE if capped.is_agreed else Verdict.DIFFER
 
     @property
     def is_agreed(self) -> bool:
@@ -108,13 +111,14 @@ def compare(
     if not pairs or any(run.a is None for pair in pairs for run in pair):
         return None
     own_runs, base_runs = [run for run, _ in pairs], [run for _, run in pairs]
-    sums = [_sums_ns(runs) for runs in (own_runs, base_runs)]
+    base_a_ns, base_b_ns = (sum(map(of, base_runs)) for of in (_a_ns, _b_ns))
     work, base_work = _work(own_runs), _work(base_runs)
-    if not all(sums[1]) or not all(work) or not all(base_work):
+    if not base_a_ns or not base_b_ns or not all(work) or not all(base_work):
         return None
     by_token = [_tokens(runs) if work != base_work else [1.0] * len(pairs) for runs in (own_runs, base_runs)]
     per_unit = sum(by_token[1]) / sum(by_token[0])
     per_request = base_work.num_requests / work.num_requests
+    ratio_a, ratio_b = (cost_ratio(map(of, own_runs), map(of, base_runs)) for of in (_a_ns, _b_ns))
     a, b = (
         [[of(run) / units for run, units in zip(runs, by_token[side], strict=True)]
          for side, runs in enumerate((own_runs, base_runs))]
@@ -123,14 +127,14 @@ def compare(
     return Comparison(
         baseline=baseline,
         replicates=tuple(run.replicate for run in own_runs),
-        ratio_a=sums[0][0] / sums[1][0] * per_unit,
-        ratio_b=sums[0][1] / sums[1][1] * per_unit,
-        request_ratio_a=sums[0][0] / sums[1][0] * per_request,
-        request_ratio_b=sums[0][1] / sums[1][1] * per_request,
+        ratio_a=ratio_a * per_unit,
+        ratio_b=ratio_b * per_unit,
+        request_ratio_a=ratio_a * per_request,
+        request_ratio_b=ratio_b * per_request,
         work=work,
         baseline_work=base_work,
-        residual_share=(sums[1][1] - sums[1][0]) / sums[1][1],
-        published_tau=agreement_tolerance(*sums[1]),
+        residual_share=residual_ns(base_b_ns, base_a_ns) / base_b_ns,
+        published_tau=agreement_tolerance(base_a_ns, base_b_ns),
         per_replicate=tuple((run.replicate, _ratio(a, place), _ratio(b, place)) for place, run in enumerate(own_runs)),
         interval_a=log_ratio_interval(a[0], a[1], own_runs),
         interval_b=log_ratio_interval(b[0], b[1], own_runs),
@@ -150,10 +154,6 @@ def _a_ns(run: RunFigures) -> int:
 
 def _b_ns(run: RunFigures) -> int:
     return run.b_ns
-
-
-def _sums_ns(runs: Sequence[RunFigures]) -> tuple[int, int]:
-    return sum(map(_a_ns, runs)), sum(map(_b_ns, runs))
 
 
 def _work(runs: Sequence[RunFigures]) -> Work:

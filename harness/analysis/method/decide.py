@@ -14,7 +14,13 @@ from typing import NamedTuple
 
 from harness.analysis.method import stats
 from harness.analysis.method.padding import Padding, direction, occupancy_ratio
-from harness.analysis.method.reconstruct import agreement_tolerance
+from harness.analysis.method.reconstruct import (
+    ROUNDING,
+    ChannelAgreement,
+    agreement_tolerance,
+    channel_agreement,
+    cost_ratio,
+)
 from harness.spec.rules import (
     CostRule,
     DirectionRule,
@@ -26,8 +32,6 @@ from harness.spec.rules import (
 )
 
 Number = float | int | str | bool | None
-# Decimal inputs are held as doubles: a difference equal to its limit must count as equal.
-ROUNDING = 1e-9
 
 
 class Outcome(str, Enum):
@@ -80,39 +84,52 @@ class Costs(NamedTuple):
     baseline_predicted_s: float
     predicted_interval: stats.Interval | None = None
 
+    @property
+    def ratio_a(self) -> float:
+        return cost_ratio([self.a_s], [self.baseline_a_s])
+
+    @property
+    def ratio_b(self) -> float:
+        return cost_ratio([self.b_s], [self.baseline_b_s])
+
+    @property
+    def predicted_ratio(self) -> float:
+        return cost_ratio([self.predicted_s], [self.baseline_predicted_s])
+
+    def agreement(self, tau0: float, *, is_revised: bool = True) -> ChannelAgreement:
+        """Of both channels, by the tolerance of this baseline."""
+        tau = agreement_tolerance_s(self.baseline_a_s, self.baseline_b_s, tau0, is_revised=is_revised)
+        return channel_agreement(self.ratio_a, self.ratio_b, tau)
+
 
 def decide_cost(rule: CostRule, subject: str, costs: Costs) -> Decision:
     """Cost validation: channels agree; |e| <= max_error; prediction and observation on the same side of 1.
 
     e = R_A - R_hat: positive, the prediction promised too much. Both tolerance rules are always reported.
     """
-    ratio_a, ratio_b = costs.a_s / costs.baseline_a_s, costs.b_s / costs.baseline_b_s
-    predicted = costs.predicted_s / costs.baseline_predicted_s
-    error, difference = ratio_a - predicted, abs(ratio_a - ratio_b)
-    tau = {
-        name: agreement_tolerance_s(costs.baseline_a_s, costs.baseline_b_s, rule.tau0, is_revised=name == "revised")
-        for name in ("revised", "initial")
-    }
-    agreed = {name: difference <= limit + ROUNDING for name, limit in tau.items()}
+    ratio_a, predicted = costs.ratio_a, costs.predicted_ratio
+    error = ratio_a - predicted
+    agreed = {name: costs.agreement(rule.tau0, is_revised=name == "revised") for name in ("revised", "initial")}
+    difference = agreed["revised"].difference
     is_same_side = same_side(predicted, ratio_a, rule.equivalence_band)
     numbers: dict[str, Number] = {
         **{name: value for name, value in costs._asdict().items() if name != "predicted_interval"},
         "ratio_a": ratio_a,
-        "ratio_b": ratio_b,
+        "ratio_b": costs.ratio_b,
         "predicted_ratio": predicted,
         "error": error,
         "max_error": rule.max_error,
         "channel_difference": difference,
-        "tau_revised": tau["revised"],
-        "tau_initial": tau["initial"],
-        "is_agreed_revised": agreed["revised"],
-        "is_agreed_initial": agreed["initial"],
+        "tau_revised": agreed["revised"].tau,
+        "tau_initial": agreed["initial"].tau,
+        "is_agreed_revised": agreed["revised"].is_agreed,
+        "is_agreed_initial": agreed["initial"].is_agreed,
         "is_same_side": is_same_side,
     }
     intervals = {} if costs.predicted_interval is None else {"predicted_ratio": costs.predicted_interval}
     by_other = "initial" if rule.tolerance == "revised" else "revised"
-    tolerances = f"{rule.tolerance} tolerance {tau[rule.tolerance]:.4f}, {by_other} {tau[by_other]:.4f}"
-    if not agreed[rule.tolerance]:
+    tolerances = f"{rule.tolerance} tolerance {agreed[rule.tolerance].tau:.4f}, {by_other} {agreed[by_other].tau:.4f}"
+    if not agreed[rule.tolerance].is_agreed:
         reason = f"the channels differ by {difference:.4f} ({tolerances})"
         return Decision(rule.name, subject, Outcome.WITHHELD, reason, numbers=numbers, intervals=intervals)
     problems = []
@@ -148,9 +165,7 @@ class TauSensitivity(NamedTuple):
 
 def tau_sensitivity(costs: Costs, grid: Sequence[float]) -> list[TauSensitivity]:
     """How channel agreement depends on the default of the tolerance (docs/method.md, "Decisions")."""
-    difference = abs(costs.a_s / costs.baseline_a_s - costs.b_s / costs.baseline_b_s)
-    taus = [agreement_tolerance_s(costs.baseline_a_s, costs.baseline_b_s, tau0, is_revised=True) for tau0 in grid]
-    return [TauSensitivity(tau0, tau, difference <= tau + ROUNDING) for tau0, tau in zip(grid, taus, strict=True)]
+    return [TauSensitivity(tau0, (one := costs.agreement(tau0)).tau, one.is_agreed) for tau0 in grid]
 
 
 class Block(NamedTuple):

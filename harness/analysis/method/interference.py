@@ -13,12 +13,11 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from harness.analysis.method import stats
 from harness.analysis.method.decide import Decision, Number, Outcome
-from harness.analysis.method.reconstruct import join_request_id
+from harness.analysis.method.reconstruct import join_request_id, with_tokens
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.records import SealedRun, by_condition
 from harness.spec.rules import InterferenceRule
@@ -229,7 +228,7 @@ def measured_waiting_session_ns(run: SealedRun) -> int | None:
     A prefill lasts from its allocation in the log to its first token at the client. None without stamps or streaming.
     """
     events, requests = run.table("kv_events"), run.table("requests").to_pylist()
-    instants = chunk_instants(run.table("chunks").filter(pc.field("num_tokens") > 0))
+    instants = chunk_instants(with_tokens(run.table("chunks")))
     token_ns = {key: (int(own[0]), int(own[-1])) for key, own in instants.items()}
     by_id = {row["response_id"]: row for row in requests if row["response_id"]}
     if not token_ns or events.num_rows == 0 or not _is_streaming(run):

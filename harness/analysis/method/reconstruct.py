@@ -19,6 +19,8 @@ from numpy.typing import NDArray
 IntArray = NDArray[np.int64]
 ToleranceRule = Literal["revised", "initial"]
 DEFAULT_TAU = 0.02
+# Decimal inputs are held as doubles: a difference equal to its limit must count as equal.
+ROUNDING = 1e-9
 # What the engine adds to a response id (docs/stack.md, "Request ids"): the prompt's index (always for completions,
 # for a chat only when it has several prompts), then 8 random hex digits unless randomisation is off.
 _COMPLETION_SUFFIX = re.compile(r"-\d+(?:-[0-9a-f]{8})?")
@@ -99,6 +101,11 @@ def channel_b(requests: pa.Table) -> int:
     return union_ns((a, b) for a, b in zip(sent, done, strict=True) if a is not None and b is not None)
 
 
+def with_tokens(chunks: pa.Table) -> pa.Table:
+    """The chunks that brought tokens."""
+    return chunks.filter(pa.array(chunks["num_tokens"].to_numpy() > 0))
+
+
 def union_ns(intervals: Iterable[tuple[int, int]]) -> int:
     """Length of a union of closed intervals."""
     total_ns, reached_ns = 0, None
@@ -117,10 +124,9 @@ def residual_ns(channel_b_ns: int, channel_a_ns: int) -> int:
     return channel_b_ns - channel_a_ns
 
 
-def cost_ratio(costs_ns: Iterable[int], baseline_costs_ns: Iterable[int]) -> float | None:
-    """Ratio of sums over replicates, never the mean of ratios; None when the baseline's sum is 0."""
-    baseline_ns = sum(baseline_costs_ns)
-    return sum(costs_ns) / baseline_ns if baseline_ns else None
+def cost_ratio(costs: Iterable[float], baseline_costs: Iterable[float]) -> float:
+    """Ratio of sums over replicates, never the mean of ratios. ZeroDivisionError where the baseline cost nothing."""
+    return sum(costs) / sum(baseline_costs)
 
 
 def agreement_tolerance(
@@ -140,7 +146,7 @@ class ChannelAgreement(NamedTuple):
 
     @property
     def is_agreed(self) -> bool:
-        return self.difference <= self.tau
+        return self.difference <= self.tau + ROUNDING
 
 
 def channel_agreement(ratio_a: float, ratio_b: float, tau: float) -> ChannelAgreement:

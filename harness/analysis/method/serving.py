@@ -14,15 +14,15 @@ from functools import lru_cache
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from harness.analysis.method.devices import mean_interval
 from harness.analysis.method.figures import place_of
-from harness.analysis.method.reconstruct import join_request_id
+from harness.analysis.method.reconstruct import join_request_id, with_tokens
 from harness.analysis.method.stats import FloatArray, Interval, quantiles
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.records import SealedRun, once_per_run
+from harness.records.schema import rows_where
 from harness.spec import SloSpec, WindowSpec
 
 IntArray = NDArray[np.int64]
@@ -161,8 +161,8 @@ def latencies(run: SealedRun) -> Latencies:
     window = WindowSpec.model_validate(run.manifest.requested_experiment.get("window") or {})
     due_ns = requests.column("due_ns").to_numpy()
     first_ns, last_ns = window.bounds_ns(int(due_ns.min()) if len(due_ns) else 0)
-    in_window = (pc.field("due_ns") >= first_ns) & (pc.field("due_ns") < last_ns)
-    kept = requests.filter((pc.field("status") == "ok") & in_window)
+    in_window = requests.filter(pa.array((due_ns >= first_ns) & (due_ns < last_ns)))
+    kept = rows_where(in_window, "status", "ok")
     sent_ns, done_ns = kept.column("sent_ns").to_numpy(), kept.column("done_ns").to_numpy()
     turn = kept.column("request").to_numpy().astype(np.int64)
     is_reused = kept.column("cached_tokens").to_numpy() > 0
@@ -202,7 +202,7 @@ def _token_chunks(run: SealedRun, requests: pa.Table) -> tuple[IntArray, IntArra
 
     The instant is the kernel's stamp where there is one: the client's own lag is not the server's latency.
     """
-    chunks = run.table("chunks").filter(pc.field("num_tokens") > 0)
+    chunks = with_tokens(run.table("chunks"))
     wanted = _keys(requests)
     order = np.argsort(wanted)
     found = _keys(chunks)
@@ -227,7 +227,7 @@ def _keys(table: pa.Table) -> IntArray:
 
 def _queueing_ns(run: SealedRun, response_ids: Sequence[str], sent_ns: IntArray) -> FloatArray:
     """From the send to the first ALLOC line of each request; nan where the log does not tell."""
-    allocs = run.table("kv_events").filter(pc.field("kind") == "alloc")
+    allocs = rows_where(run.table("kv_events"), "kind", "alloc")
     row_of = {response_id: row for row, response_id in enumerate(response_ids) if response_id}
     queue_ns = np.full(len(response_ids), np.nan)
     for log_id, at_ns in zip(allocs.column("request_id").to_pylist(), allocs.column("log_ns").to_pylist(), strict=True):

@@ -20,6 +20,8 @@ PLAIN_EVENT = b"data: {"
 DATA_PREFIX = b"data:"
 DONE_MARK = b"[DONE]"
 MAX_ERROR_CHARS = 300
+# What is kept of the body of an answer other than 200, to be told in the row.
+MAX_ERROR_BYTES = 64 << 10
 MAX_ID_CHARS = 256
 # Token ids and counts are 32-bit in every record; what does not fit is no token id and no count.
 MAX_COUNT = 2**31 - 1
@@ -297,7 +299,7 @@ def error_message(document: dict[str, Any]) -> str:
     return printable(str(message))
 
 
-def describe_error_body(body: bytes) -> str:
+def describe_error_body(body: bytes | bytearray) -> str:
     """One line that says what a non-200 body said, whatever its form."""
     try:
         document = scan_json(body)

@@ -15,7 +15,7 @@ import aiohttp
 
 from harness.clock import NS_PER_MS, NS_PER_S, monotonic_ns
 from harness.live.ask import MIN_FINAL_STATUS
-from harness.live.client.answer import NO_KERNEL_STAMP, Answer, describe_error_body, printable
+from harness.live.client.answer import MAX_ERROR_BYTES, NO_KERNEL_STAMP, Answer, describe_error_body, printable
 from harness.records.schema import ABORTED
 
 if TYPE_CHECKING:
@@ -178,7 +178,7 @@ class PortableReplay:
     async def _read(self, row: int, response: aiohttp.ClientResponse, answer: Answer) -> tuple[str, str]:
         last = (monotonic_ns(), NO_KERNEL_STAMP, b"")
         self._rows.first_byte_ns[row] = last[0]
-        refused: list[bytes] = []
+        refused = bytearray()
         async for data in response.content.iter_any():
             last = (monotonic_ns(), NO_KERNEL_STAMP, data)
             if response.status == 200:
@@ -187,11 +187,11 @@ class PortableReplay:
                     response.close()
                     return ABORTED, ""
             else:
-                refused.append(data)
+                refused += data[: MAX_ERROR_BYTES - len(refused)]
         self._rows.done_ns[row] = monotonic_ns()
         if response.status < MIN_FINAL_STATUS:
             return "bad_response", f"not HTTP: status {response.status} is no answer"
         if response.status != 200:
-            return "http_error", describe_error_body(b"".join(refused))
+            return "http_error", describe_error_body(refused)
         answer.close(last)
         return "", ""

@@ -21,6 +21,7 @@ from harness.live.devices.smi import read_devices, require_idle
 from harness.live.doctor import Check
 from harness.live.launch import LOOPBACK, LaunchPlan, write_config
 from harness.live.releases.check import usable_with
+from harness.live.serve_command import visible_devices
 from harness.live.server.ports import require_port
 from harness.live.stack import Stack, check_installed, serve_plan
 from harness.records import layout
@@ -102,7 +103,7 @@ class TwinBackend(ServerBackend):
             overlays=twin.folder / "overlays",
             log_format=options.log_format,
             paths=(INSIDE,),
-            variables=twin_variables(files["config"]),
+            variables=twin_variables(files["config"]) | visible_devices(twin.version, npus),
             files=files,
             device_command=command,
             devices=require_idle(npus, read_devices(command)),

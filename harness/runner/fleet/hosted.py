@@ -1,4 +1,4 @@
-"""What a Dask worker does for the driver: one block on its own device, and the sealed runs of it as one archive.
+"""The Dask worker of one device: it makes one block at a time there, and gives the sealed runs of it as one archive.
 
 Runs stay in a folder of this host until the next block, so that a block which is asked for again is sent, not made
 again. The driver's records are never touched here. Next: ``hosts`` receives what is returned.
@@ -6,15 +6,18 @@ again. The driver's records are never touched here. Next: ``hosts`` receives wha
 
 from __future__ import annotations
 
+import asyncio
 import os
 import pickle
 import shutil
+import signal
+import threading
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.dask import distributed
-from harness.errors import HarnessError, SpecError
+from harness.errors import HarnessError, ServerError, SpecError
 from harness.experiment import PlannedRun
 from harness.live.provenance import SOURCE_ROOT, source_sha256
 from harness.records import RunStore, layout
@@ -24,6 +27,9 @@ from harness.runner.fleet.work import Block
 from harness.runner.lane import Began, Made
 from harness.runner.progress import ProgressEvent, StopFlag
 from harness.runner.run import Invocation
+from harness.spec import Place
+
+_BLOCK_IN_HAND = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +46,45 @@ class HostedBlock:
     source: str
 
 
+def serve(scheduler: str, place: Place, port: int, *, is_on_loopback: bool) -> None:
+    """Be the worker of a device until its scheduler is gone and the block in hand is made; never returns.
+
+    A signal ends it at once: Dask's own handlers wait for ever where scheduler and worker end together.
+    Raises ServerError when it cannot join.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        asyncio.run(_served(scheduler, place, port, "127.0.0.1" if is_on_loopback else None))
+    except (OSError, ValueError, RuntimeError) as error:
+        raise ServerError(
+            f"cannot join as {place} ({error})", where=scheduler, hint="See docs/fleet.md: its scheduler, TLS, name"
+        ) from error
+
+
+async def _served(scheduler: str, place: Place, port: int, host: str | None) -> None:
+    worker = distributed("harness fleet worker").Worker(
+        scheduler,
+        name=str(place),
+        nthreads=1,
+        resources={str(place): 1},
+        memory_limit=0,
+        dashboard=False,
+        host=host,
+        port=port,
+    )
+    async with worker:
+        await worker.finished()
+        # A path that was cut for a while costs nothing: what is in hand is sealed, and sent when it is asked for again.
+        _BLOCK_IN_HAND.acquire()
+        os._exit(0)
+
+
 def block_archive(hosted: HostedBlock) -> Archive | HarnessError:
     """Make what is left of a block on this worker's device and return all of it; an error comes back as a value."""
     try:
-        return _archived(hosted)
+        with _BLOCK_IN_HAND:
+            return _archived(hosted)
     except HarnessError as error:
         return error
 
@@ -65,12 +106,12 @@ def _archived(hosted: HostedBlock) -> Archive:
             "its harness is another one than the driver's", where=line.name, hint="Install the same on both"
         )
     root = scratch_folder(hosted.fleet_id)
-    store, keys = RunStore(root), {run.key for run in hosted.block.runs}
-    _forget_earlier_blocks(store, hosted.block.runs[0])
-    made = {run.key for run in store.sealed() if run.key in keys}
-    left = [run for run in _with_cost_files(hosted, root) if run.key not in made]
+    store, runs = RunStore(root), hosted.block.runs
+    _forget_earlier_blocks(store, runs[0])
+    left = [run for run in _with_cost_files(hosted, root) if not layout.run_folder(root, *run.key).exists()]
     perform_side_by_side(left, Invocation(root, hosted.spec_source, None, line.tell, StopFlag()), {}, line)
-    return packed(run for run in store.sealed() if run.key in keys)
+    # Never all that is sealed there: the host's other workers remove what is theirs meanwhile.
+    return packed(store.run(*run.key) for run in runs if layout.run_folder(root, *run.key).exists())
 
 
 def scratch_folder(fleet_id: str) -> Path:
@@ -95,13 +136,12 @@ def _with_cost_files(hosted: HostedBlock, root: Path) -> list[PlannedRun]:
 
 def _forget_earlier_blocks(store: RunStore, run: PlannedRun) -> None:
     """Remove what this device made for other blocks: the driver has it, or it would not ask for this one."""
-    assert run.place is not None
-    for old in store.sealed():
-        if old.device == run.place.device and old.replicate != run.replicate:
-            shutil.rmtree(old.path)
-    for folder in store.unsealed():
-        if layout.ABORTED in folder.name:
-            shutil.rmtree(folder, ignore_errors=True)
+    fleet = run.spec.fleet
+    assert fleet is not None
+    for old in store.root.glob(f"{run.spec.name}/*/*"):
+        is_earlier = layout.is_replicate_name(old.name) and int(old.name) != run.replicate
+        if (is_earlier and fleet.place_of(int(old.name)) == run.place) or layout.ABORTED in old.name:
+            shutil.rmtree(old, ignore_errors=True)
 
 
 class _Line:

@@ -32,7 +32,6 @@ POLL_S = 0.2
 CONNECT_TIMEOUT_S = 15.0
 # A scheduler that is restarted in this time is found again; workers of its own find it too.
 LOST_TIMEOUT_S = 30.0
-RESOURCE = "rbln"
 
 
 def perform_over_hosts(
@@ -76,11 +75,10 @@ def _connected(fleet: FleetSpec) -> Generator[Any]:
 
 
 def _require_workers(client: Any, fleet: FleetSpec, todo: Sequence[PlannedRun]) -> None:
-    """SpecError unless every device that has something to do has exactly one worker with the resource."""
+    """SpecError unless every device that has something to do has a worker, which offers the device's name."""
     workers = client.scheduler_info(n_workers=-1)["workers"].values()
-    ready = [str(one["name"]) for one in workers if one["resources"].get(RESOURCE)]
-    wanted = {str(run.place) for run in todo}
-    if missing := sorted(wanted - set(ready)):
+    offered = {name for one in workers for name in one["resources"]}
+    if missing := sorted({str(run.place) for run in todo} - offered):
         host, device = missing[0].rsplit("/dev", 1)
         raise SpecError(
             f"no worker is called {', '.join(missing)}",
@@ -123,21 +121,16 @@ class _Driver:
         self._inbox.put(event[1])
 
     def _submit(self, place: Place) -> None:
-        """The next block of a device, to its own worker and to no other, without a second try elsewhere."""
+        """The next block of a device, to the worker that bears its name: also to one that is started again later.
+
+        Dask turns ``workers=[name]`` into the address of now: one at another port would never be given the block.
+        """
         if not self._blocks[place]:
             return
         block = self._blocks[place].popleft()
         costs = tuple(run.cost_file.read_bytes() for run in block.runs)
         hosted = HostedBlock(self._fleet_id, block, costs, self._invocation.spec_source, self._source)
-        future = self._client.submit(
-            block_archive,
-            hosted,
-            resources={RESOURCE: 1},
-            workers=[str(place)],
-            allow_other_workers=False,
-            pure=False,
-            retries=0,
-        )
+        future = self._client.submit(block_archive, hosted, resources={str(place): 1}, pure=False, retries=0)
         self._in_flight[future] = place, block
         future.add_done_callback(self._inbox.put)
 

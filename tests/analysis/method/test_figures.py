@@ -179,7 +179,8 @@ def test_cost_ratio_is_the_ratio_of_sums() -> None:
     # up to 22.509 because each was rounded by itself.
     ratio = rec.cost_ratio([7_694, 6_563, 8_252], [7_696, 6_785, 8_503])
     assert ratio == pytest.approx(0.9793, abs=1e-4)
-    assert rec.cost_ratio([1], [0]) is None
+    with pytest.raises(ZeroDivisionError):
+        rec.cost_ratio([1], [0])
 
 
 def test_the_tolerance_follows_the_baselines_residual() -> None:

@@ -43,7 +43,7 @@ def test_events_torn_into_each_other_are_no_documents(events: list[bytes]) -> No
     assert "not a JSON object" in answer.problem
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(st.lists(st.text(st.sampled_from('{}[],:"\\ a1'), max_size=8), min_size=1, max_size=6))
 def test_texts_are_read_together_exactly_when_each_is_json_by_itself(texts: list[str]) -> None:
     def is_json(text: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.misbehaviours import CATALOGUE, Misbehaviour
+from tests.support.misbehaviours import CATALOGUE, ENDLESS, Misbehaviour
 from tests.support.raw_server import CHUNKED_HEAD, Asked, RawServer, Reply, chunked, events
 from tests.support.replays import plan_of, rows_of, run, session
 
@@ -30,3 +30,14 @@ def test_a_misbehaviour_ends_as_its_catalogue_says(wrong: Misbehaviour, client: 
         # Without a wait the compiled loop may have gone on before the answer was read through.
         assert rows[1]["status"] in {"not_sent", "connection", "bad_response"}
         assert rows[0]["error"]
+
+
+@pytest.mark.parametrize("client", ["epoll", "aiohttp"])
+def test_answers_without_end_all_end_at_the_deadline_or_before(client: str) -> None:
+    with RawServer(lambda asked: ENDLESS[asked.session].answer(asked)) as server:
+        sessions = (session(place, num_requests=1) for place in range(len(ENDLESS)))
+        rows = rows_of(run(plan_of(*sessions), server, client, timeout_s=0.5))
+    for wrong, row in zip(ENDLESS, rows, strict=True):
+        assert row["status"] in ({wrong.status} if wrong.status else {"timeout", "bad_response", "connection"}), wrong
+        assert row["error"]
+        assert row["error"].isprintable()

@@ -116,7 +116,7 @@ def test_figures_are_those_of_simulating_each_plan_alone(tmp_path: Path) -> None
                 assert row[f"{role}_completed"][place] == sum(run.requests.num_rows for run in runs)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     rules=st.sampled_from(list(RULE_SETS)),
     limit=st.integers(1, 9),

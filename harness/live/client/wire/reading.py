@@ -10,14 +10,12 @@ from collections.abc import Sequence
 
 import httptools
 
-from harness.live.client.answer import NO_KERNEL_STAMP, Answer, Piece
+from harness.live.client.answer import MAX_ERROR_BYTES, NO_KERNEL_STAMP, Answer, Piece
 from harness.live.client.wire.heads import HEAD_END
 from harness.live.client.wire.layout import MODE_CHUNKED, MODE_COUNTED, MODE_FOREIGN
 
 MIN_FINAL_STATUS = 200
 MAX_HEAD_BYTES = 64 << 10
-# More of a refusal is not kept: its first words are what a row has room for.
-MAX_ERROR_BYTES = 64 << 10
 FRAMING_HEADERS = (b"content-length", b"transfer-encoding")
 # Receives of one answer that are interpreted together: about 30 us of work.
 MAX_WAITING = 8

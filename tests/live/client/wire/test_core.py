@@ -54,7 +54,7 @@ EVENTS = st.lists(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     EVENTS,
     st.sampled_from(["\n", "\r\n"]),
@@ -135,7 +135,6 @@ def test_ids_beyond_the_room_of_a_session_are_not_written() -> None:
     assert scanned.session.used_bytes <= ROOM
 
 
-@settings(deadline=None)
 @given(st.floats(0.01, 500.0), st.integers(0, 10**16))
 def test_the_loop_converts_instants_as_the_clock_does(scale: float, instant_ns: int) -> None:
     clock = ScaledClock(scale)
@@ -147,7 +146,6 @@ def test_the_loop_converts_instants_as_the_clock_does(scale: float, instant_ns: 
     )
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 1)), max_size=60))
 def test_deadlines_come_in_order_of_time_then_kind_then_row(entries: list[tuple[int, int]]) -> None:
     tables = SharedTables(1, 64)

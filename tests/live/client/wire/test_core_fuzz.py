@@ -126,9 +126,7 @@ def replay_against(made: list[Recipe]) -> tuple[Plan, ReplayResult, list[Asked]]
     return plan, result, sorted(server.asked, key=lambda one: (one.session, one.request))
 
 
-FUZZ: Any = settings(
-    max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
-)
+FUZZ: Any = settings(max_examples=EXAMPLES, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 
 
 @FUZZ
