@@ -27,7 +27,8 @@ class Scraper:
 
     One line per scrape: {"at_ns": when it was sent, "done_ns": when the body was complete, "reason", "status": HTTP
     status or 0 for no answer, "body", "error" when there was no answer, and what ``beside`` gives}. Instants are of
-    ``clock``; interval_s is in seconds of ``clock`` too. Bytes that are not UTF-8 stand as lone surrogates (``surrogateescape``).
+    ``clock``; interval_s is in seconds of ``clock`` too.
+    Bytes that are not UTF-8 stand as lone surrogates (``surrogateescape``).
     """
 
     def __init__(

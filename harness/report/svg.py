@@ -9,7 +9,9 @@ from __future__ import annotations
 import io
 import re
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -139,14 +141,14 @@ def _arrange(figure: Figure) -> None:
     lefts = [max((_left_in(axes) for axes in panels if places[axes][1] == c), default=0.0) for c in range(grid.ncols)]
     belows = [max((_below_in(axes) for axes in panels if places[axes][0] == r), default=0.0) for r in range(grid.nrows)]
     right, above = max(map(_right_in, panels)), max(map(_above_in, panels))
-    (width, height), ratios = figure.get_size_inches(), grid.get_width_ratios()
+    (width, height), ratios = figure.get_size_inches(), np.asarray(grid.get_width_ratios(), dtype=np.float64)
     legend = LEGEND_IN * bool(figure.legends)
     tall = (height - legend - sum(belows)) / grid.nrows - above
     for axes, (row, column) in places.items():
-        share = (width - sum(lefts) - right * grid.ncols) / sum(ratios)
-        x = sum(lefts[: column + 1]) + right * column + share * sum(ratios[:column])
+        share = (width - sum(lefts) - right * grid.ncols) / float(ratios.sum())
+        x = sum(lefts[: column + 1]) + right * column + share * float(ratios[:column].sum())
         y = height - legend - (row + 1) * (above + tall) - sum(belows[:row])
-        wide = share * ratios[column]
+        wide = share * float(ratios[column])
         axes.set_position((x / width, y / height, wide / width, tall / height))
         # Said here, as matplotlib would measure all ticks to find these places.
         axes.yaxis.set_label_coords(-_ticks_in(axes) / wide, 0.5)
@@ -164,7 +166,7 @@ def _ticks_in(axes: Axes) -> float:
 
 def _right_in(axes: Axes) -> float:
     """Half of the last tick's label reaches over the edge; a second axis has labels there."""
-    return max([RIGHT_IN, *(_widest_in(child) + TICK_GAP_IN + EDGE_IN for child in axes.child_axes)])
+    return max([RIGHT_IN, *(_widest_in(cast("Axes", child)) + TICK_GAP_IN + EDGE_IN for child in axes.child_axes)])
 
 
 def _widest_in(axes: Axes) -> float:
@@ -172,13 +174,16 @@ def _widest_in(axes: Axes) -> float:
     from matplotlib.ticker import FixedLocator
 
     places, texts = axes.yaxis.get_major_locator(), axes.yaxis.get_major_formatter()
-    named = texts.format_ticks(places.locs) if isinstance(places, FixedLocator) else []
+    named = texts.format_ticks(list(places())) if isinstance(places, FixedLocator) else []
     return CHARACTER_IN * max((len(line) for text in named for line in text.split("\n")), default=5)
 
 
 def _above_in(axes: Axes) -> float:
-    offset = axes.titleOffsetTrans.transform((0.0, 0.0))[1] / axes.figure.dpi
-    return float(offset) + LINE_IN if axes.get_title(loc="left") else EDGE_IN
+    """A title, and the line that some panels have between it and their upper edge."""
+    from matplotlib.text import Annotation
+
+    has_line = any(isinstance(text, Annotation) and text.xy == (0, 1) for text in axes.texts)
+    return LINE_IN * (1.25 + has_line) if axes.get_title(loc="left") else EDGE_IN
 
 
 def _below_in(axes: Axes) -> float:

@@ -6,6 +6,7 @@ run itself. Next: ``harness.runner.experiment`` returns what it counted.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
 
 from harness.clock import NS_PER_S, MonotonicClock
@@ -17,9 +18,9 @@ from harness.runner.lane import Began, Made
 from harness.runner.progress import BlockLooked, ExperimentStarted, ProgressSink, RunSealed, RunStarted
 from harness.sim import simulate
 
-# Wall seconds of a simulated run and of each of its tokens, whose rows are what takes time: on an idle machine, before
-# any was timed on this one.
-SIMULATED_RUN_S, SIMULATED_TOKEN_S = 0.05, 2.3e-5
+# What a simulated run and each of its tokens take, in rows that could be encoded meanwhile; found by timing both.
+SIMULATED_RUN_ROWS, SIMULATED_TOKEN_ROWS = 7_000, 4.3
+TIMED_ROWS = 4_000
 
 
 class Account:
@@ -90,7 +91,8 @@ class Forecast:
     def __init__(self, runs: Iterable[PlannedRun]) -> None:
         runs = list(runs)
         self._place = {run.key: run.place for run in runs}
-        self._predicted_s = {run.key: _predicted_wall_s(run) for run in runs}
+        row_s = _row_s()
+        self._predicted_s = {run.key: _predicted_wall_s(run, row_s) for run in runs}
         self._wall_s: dict[RunKey, float] = {}
         self._keeps_pace = all(
             kind.has_device is False and not kind.is_virtual for kind in (kind_named(run.spec.backend) for run in runs)
@@ -120,13 +122,22 @@ class Forecast:
         self._wall_s[key] = wall_s
 
 
-def _predicted_wall_s(run: PlannedRun) -> float:
+def _predicted_wall_s(run: PlannedRun, row_s: float) -> float:
     """Wall seconds of one run before any was timed: its replay and what lies around it, or what simulating it costs."""
     kind = kind_named(run.spec.backend)
     if kind.is_virtual:
         tokens = sum(request.generate_tokens for session in run.plan.sessions for request in session.requests)
-        return SIMULATED_RUN_S + SIMULATED_TOKEN_S * tokens
+        return (SIMULATED_RUN_ROWS + SIMULATED_TOKEN_ROWS * tokens) * row_s
     return predicted_replay_s(run) + kind.lifecycle_s
+
+
+def _row_s() -> float:
+    """Wall seconds in which this machine encodes one small row now: idle ones and busy ones differ tenfold."""
+    clock = MonotonicClock()
+    began_ns = clock.now_ns()
+    for number in range(TIMED_ROWS):
+        json.dumps({"session": number, "request": 2, "trigger_ns": began_ns, "status": "ok", "wait": [1, 2, 3, 4]})
+    return (clock.now_ns() - began_ns) / NS_PER_S / TIMED_ROWS
 
 
 def predicted_replay_s(run: PlannedRun) -> float:
