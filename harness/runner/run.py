@@ -207,11 +207,10 @@ def _measure(
     run: PlannedRun, invocation: Invocation, launch_server: Launch, writer: RunWriter, clock: ScaledClock
 ) -> _Measured | None:
     """Start the server, replay the plan against it and stop it; None when the person aborted the run."""
-    spec, server, plan = run.spec, run.server, run.plan
+    spec, server, plan, interval_s = run.spec, run.server, run.plan, run.spec.client.scrape_interval_s
     on_progress, stop = invocation.on_progress, invocation.stop
     launch = _launched(run, invocation, launch_server, writer)
-    seen = _Seen(run.label, clock.scale, on_progress)
-    timings = {"server_start_ns": clock.now_ns()}
+    timings, seen = {"server_start_ns": clock.now_ns()}, _Seen(run.label, clock.scale, on_progress)
     with invocation.at_station():
         audit = self_audit(plan, spec.client, clock, writer.folder)
     with (
@@ -237,12 +236,7 @@ def _measure(
         with (
             invocation.at_station() as neighbours,
             Scraper(
-                scrapes,
-                host=launch.host,
-                port=launch.port,
-                clock=clock,
-                interval_s=spec.client.scrape_interval_s,
-                beside=seen.so_far,
+                scrapes, host=launch.host, port=launch.port, clock=clock, interval_s=interval_s, beside=seen.so_far
             ),
         ):
             result = replay(
