@@ -121,8 +121,8 @@ _NO_ROOM = (
 )
 
 
-# OpenBLAS takes 32 MiB; what it needs beside them is small.
-_BLAS_BYTES = 48 << 20
+# Address space that numpy takes with one thread of OpenBLAS and its buffer: 120 MiB, and room for the rest.
+_BLAS_BYTES = 144 << 20
 
 
 def _fail(message: str, code: ExitCode) -> NoReturn:
@@ -154,12 +154,13 @@ def _is_memory_limited() -> bool:
 
 
 def _take_blas_memory() -> None:
-    """Under a limit of memory, let numpy's BLAS take its buffer while there is room: later it would try for ever."""
+    """Under a limit of memory, let numpy's BLAS take its buffer while there is room: without, it tries for ever."""
     if not _is_memory_limited():
         return
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    mmap.mmap(-1, _BLAS_BYTES).close()
     import numpy as np
 
-    mmap.mmap(-1, _BLAS_BYTES).close()
     np.linalg.inv(np.eye(2))
 
 

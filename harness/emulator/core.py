@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from harness.emulator.tokens import ContextHash, TokenArray
-from harness.engine import PREFILL, KvEvent, Scheduler, Step
+from harness.engine import DECODE, PREFILL, KvEvent, Scheduler, Step
 
 FinishReason = Literal["length", "stop", "abort"]
 Int64Array = npt.NDArray[np.int64]
@@ -97,10 +98,12 @@ class StepStart(NamedTuple):
 class StepEnd(NamedTuple):
     """A step that ended: who gets one token, who is finished, and what the KV pool logged while freeing.
 
+    ends_ns: its end; of equal decode steps taken together, that of each, and everyone gets as many tokens.
     used_blocks: inner KV blocks that running requests hold.
     """
 
     start: StepStart
+    ends_ns: Sequence[int]
     requests: tuple[EngineRequest, ...]
     finished: tuple[EngineRequest, ...]
     kv_events: tuple[KvEvent, ...]
@@ -191,18 +194,36 @@ class EmulatorCore:
         self.num_steps += 1
         return self.running_step
 
-    def end_step(self) -> StepEnd:
-        """The running step is over: aborts that came meanwhile, then tokens, finishes and freed slots."""
+    def equal_ends_ns(self) -> list[int]:
+        """When the running step ends, and each decode step exactly like it that must follow while nobody comes or
+        leaves.
+
+        A head of the queue that could be admitted is refused anew before each step, and the log says so each time.
+        """
+        start, scheduler = self.running_step, self.scheduler
+        assert start is not None, "no step is running"
+        refuses = scheduler.num_waiting > 0 and scheduler.num_running < scheduler.config.active_limit
+        if start.step.kind != DECODE or refuses:
+            return [start.end_ns]
+        return list(accumulate(scheduler.equal_durations_ns(start.step)[1:], initial=start.end_ns))
+
+    def end_step(self, ends_ns: Sequence[int] = ()) -> StepEnd:
+        """The running step is over: aborts that came meanwhile, then tokens, finishes and freed slots.
+
+        ends_ns: the first of ``equal_ends_ns``, to take so many steps at once; default: the running one alone.
+        """
         start = self.running_step
         assert start is not None, "no step is running"
         self.running_step = None
-        abort_events = self._apply_aborts(start.end_ns)
+        ends_ns = ends_ns or (start.end_ns,)
+        self.num_steps += len(ends_ns) - 1
+        abort_events = self._apply_aborts(ends_ns[-1])
         receivers = tuple(request for request in start.requests if request.finish_reason is None)
         for request in receivers:
-            if request.num_generated + 1 == request.planned_tokens:
+            if request.num_generated + len(ends_ns) == request.planned_tokens:
                 request.kv_blocks = self.scheduler.inner_blocks(request.handle)
         finished: list[EngineRequest] = []
-        for handle in self.scheduler.finish_step():
+        for handle in self.scheduler.finish_step(len(ends_ns)):
             request = self.requests.pop(handle)
             request.finish_reason = request.planned_reason
             finished.append(request)
@@ -212,6 +233,7 @@ class EmulatorCore:
                 request.first_token_ns = start.end_ns
         return StepEnd(
             start,
+            ends_ns,
             receivers,
             tuple(finished),
             (*abort_events, *self.scheduler.take_kv_events()),

@@ -6,9 +6,12 @@ also those whose slot is gone. Next: ``api`` renders them at /metrics; the perio
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
-from typing import NamedTuple
+from functools import lru_cache
+from itertools import pairwise
+from typing import Literal, NamedTuple
 
 from prometheus_client import (
     CollectorRegistry,
@@ -20,6 +23,7 @@ from prometheus_client import (
     ProcessCollector,
     generate_latest,
 )
+from prometheus_client.utils import floatToGoString
 
 from harness.clock import NS_PER_S
 from harness.emulator.core import EngineRequest, StepEnd
@@ -33,25 +37,7 @@ FIRST_TOKEN_S = [
     *(80.0, 160.0, 640.0, 2560.0),
 ]
 PER_TOKEN_S = [
-    0.01,
-    0.025,
-    0.05,
-    0.075,
-    0.1,
-    0.15,
-    0.2,
-    0.3,
-    0.4,
-    0.5,
-    0.75,
-    1.0,
-    2.5,
-    5.0,
-    7.5,
-    10.0,
-    20.0,
-    40.0,
-    80.0,
+    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
 ]
 REQUEST_S = [
     *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0),
@@ -94,6 +80,8 @@ NEVER_COUNTED = {
     "estimated_write_bytes_per_gpu": _PER_GPU.format("bytes written to memory"),
 }
 TIMES_PREEMPTED = [1, 2, 3, 4, 5, 10, 20]
+# What the library's own collectors say.
+PROCESS = ("process_", "python_")
 RECENT_REQUESTS = 1000  # the stats line's hit rate looks this far back
 
 
@@ -103,93 +91,243 @@ def one_two_five(max_value: int) -> list[int]:
     return [step for step in steps if step <= max_value]
 
 
+class Amount:
+    """A counter or a gauge."""
+
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value = 0.0
+
+    def inc(self, by: float = 1) -> None:
+        self.value += by
+
+    def set(self, value: float) -> None:
+        self.value = value
+
+    def samples(self) -> tuple[float, ...]:
+        return (self.value,)
+
+
+class Distribution:
+    """A histogram: how many values lie up to each bound, and their sum."""
+
+    __slots__ = ("_bounds", "_counts", "_sum")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds, self._counts, self._sum = bounds, [0] * (len(bounds) + 1), 0.0
+
+    def observe(self, value: float, times: int = 1) -> None:
+        self._counts[bisect_left(self._bounds, value)] += times
+        # One by one: so many additions are not a multiplication, to the last bit.
+        for _ in range(times):
+            self._sum += value
+
+    def samples(self) -> tuple[float, ...]:
+        """Its lines: up to each bound, all of them, their sum."""
+        cumulative = [float(sum(self._counts[: place + 1])) for place in range(len(self._counts))]
+        return (*cumulative, cumulative[-1], self._sum)
+
+
+class Family(NamedTuple):
+    """One metric family. values: those of ``label``, a series each. buckets: of a histogram."""
+
+    kind: Literal["gauge", "counter", "histogram"]
+    name: str
+    text: str
+    buckets: Sequence[float] = ()
+    label: str = ""
+    values: tuple[str, ...] = ()
+
+    @property
+    def first_line(self) -> str:
+        """How the first line of its samples begins."""
+        return f"vllm:{self.name}{ {'gauge': '', 'counter': '_total', 'histogram': '_bucket'}[self.kind] }{{"
+
+
 class RequestSeconds(NamedTuple):
     """How long the parts of a request took, a histogram each."""
 
-    first_token: Histogram
-    inter_token: Histogram
-    per_token: Histogram
-    e2e: Histogram
-    queue: Histogram
-    inference: Histogram
-    prefill: Histogram
-    decode: Histogram
+    first_token: Distribution
+    inter_token: Distribution
+    per_token: Distribution
+    e2e: Distribution
+    queue: Distribution
+    inference: Distribution
+    prefill: Distribution
+    decode: Distribution
+
+
+_BEFORE_PROCESS = (
+    Family("gauge", "num_requests_running", "Number of requests in model execution batches."),
+    Family("gauge", "num_requests_waiting", "Number of requests waiting to be processed."),
+    Family("gauge", "num_requests_waiting_by_reason", WAITING_HELP, (), "reason", WAITING_REASONS),
+    Family("gauge", "engine_sleep_state", SLEEP_HELP, (), "sleep_state", SLEEP_STATES),
+    Family("gauge", "kv_cache_usage_perc", "KV-cache usage. 1 means 100 percent usage."),
+    Family("counter", "prefix_cache_queries", "Prefix cache queries, in terms of number of queried tokens."),
+    Family("counter", "prefix_cache_hits", "Prefix cache hits, in terms of number of cached tokens."),
+    *(Family("counter", name, text) for name, text in NEVER_COUNTED.items()),
+)
+
+
+def _after_process(slot_tokens: int, counts_preemptions: bool) -> list[Family]:
+    prefill, tokens = "Number of prefill tokens processed.", one_two_five(slot_tokens)
+    max_tokens, params = "Histogram of maximum number of requested generation tokens.", "Histogram of the {} parameter."
+    computed = "Histogram of new KV tokens computed during prefill (excluding cached tokens)."
+    success = "Count of successfully processed requests."
+    by_source = "Number of prompt tokens by source."
+    preempted = "Histogram of the number of times a request was preempted."
+    return [
+        Family("counter", "num_preemptions", "Cumulative number of preemption from the engine."),
+        Family("counter", "prompt_tokens", prefill),
+        Family("counter", "prompt_tokens_by_source", by_source, (), "source", TOKEN_SOURCES),
+        Family("counter", "prompt_tokens_cached", "Number of cached prompt tokens (local + external)."),
+        Family("counter", "generation_tokens", "Number of generation tokens processed."),
+        Family("counter", "request_success", success, (), "finished_reason", FINISHED_REASONS),
+        Family("histogram", "request_prompt_tokens", prefill, tokens),
+        Family("histogram", "request_generation_tokens", "Number of generation tokens processed.", tokens),
+        Family(
+            "histogram", "iteration_tokens_total", "Histogram of number of tokens per engine_step.", ITERATION_TOKENS
+        ),
+        Family("histogram", "request_max_num_generation_tokens", max_tokens, tokens),
+        Family("histogram", "request_params_n", params.format("n request"), [1, 2, 5, 10, 20]),
+        Family("histogram", "request_params_max_tokens", params.format("max_tokens request"), tokens),
+        *(Family("histogram", name, f"Histogram of {what}.", buckets) for name, what, buckets in REQUEST_SECONDS),
+        Family("histogram", "request_prefill_kv_computed_tokens", computed, tokens),
+        *([Family("histogram", "request_num_preemptions", preempted, TIMES_PREEMPTED)] * counts_preemptions),
+    ]
+
+
+class Exposition(NamedTuple):
+    """What a server says before its first request, line by line, and at which line the samples of each family begin."""
+
+    lines: tuple[str, ...]
+    families: tuple[Family, ...]
+    first: dict[str, int]
+
+
+@lru_cache(maxsize=16)
+def exposition(model: str, config: EngineConfig, num_gpu_blocks: int) -> Exposition:
+    """The families as the library declares and orders them; a server then fills values in."""
+    registry, dialect = CollectorRegistry(), dialect_of(config.rule_set)
+    after = _after_process(config.slot_tokens, dialect.counts_preemptions)
+    for family in _BEFORE_PROCESS:
+        _declare(family, model, registry)
+    for of_the_process in (ProcessCollector, PlatformCollector, GCCollector):
+        of_the_process(registry=registry)
+    for family in after:
+        _declare(family, model, registry)
+    info = _cache_config(config, num_gpu_blocks)
+    Gauge(
+        "vllm:cache_config_info", "Information of the LLMEngine CacheConfig", labelnames=list(info), registry=registry
+    ).labels(**info).set(1)
+    lines = tuple(generate_latest(registry).decode().split("\n"))
+    families = (*_BEFORE_PROCESS, *after)
+    begins = {family.first_line: family.name for family in families}
+    first: dict[str, int] = {}
+    for place, line in enumerate(lines):
+        if (name := begins.get(line[: line.find("{") + 1])) is not None:
+            first.setdefault(name, place)
+    return Exposition(lines, families, first)
+
+
+def _declare(family: Family, model: str, registry: CollectorRegistry) -> None:
+    labels = {"model_name": model, "engine": "0"}
+    names = [*labels, family.label] if family.label else [*labels]
+    name = f"vllm:{family.name}"
+    if family.kind == "histogram":
+        Histogram(name, family.text, labelnames=names, buckets=family.buckets, registry=registry).labels(**labels)
+        return
+    declared = (Gauge if family.kind == "gauge" else Counter)(name, family.text, labelnames=names, registry=registry)
+    for value in family.values or ("",):
+        declared.labels(**labels, **({family.label: value} if family.label else {}))
+
+
+def _cache_config(config: EngineConfig, num_gpu_blocks: int) -> dict[str, str]:
+    """The labels of vLLM's cache_config_info."""
+    dialect, block_tokens = dialect_of(config.rule_set), block_tokens_of(config)
+    info = {
+        "block_size": block_tokens,
+        "enable_prefix_caching": config.prefix_caching,
+        # Twice: the API server's own count, plus the engine's. Source: vllm 0.22.0, core_client.py:713; the twin.
+        "num_gpu_blocks": 2 * num_gpu_blocks,
+        "engine": 0,
+        **dialect.cache_config,
+    }
+    if dialect.tells_pool:
+        num_tokens = num_gpu_blocks * block_tokens
+        info |= {"kv_cache_size_tokens": num_tokens, "kv_cache_max_concurrency": num_tokens / config.slot_tokens}
+    return {key: str(value) for key, value in info.items()}
+
+
+def block_tokens_of(config: EngineConfig) -> int:
+    """Tokens of what the server calls a KV block."""
+    return config.block_tokens if config.prefix_caching else config.slot_tokens
+
+
+_number = lru_cache(maxsize=4096)(floatToGoString)
 
 
 class ServerMetrics:
     """All metric families of one server; ``observe`` is called once per step, as vLLM's stat loggers are."""
 
     def __init__(self, model: str, config: EngineConfig, num_gpu_blocks: int) -> None:
-        self.registry = CollectorRegistry()
         self.dialect = dialect_of(config.rule_set)
-        self._labels = {"model_name": model, "engine": "0"}
-        self.num_gpu_blocks = num_gpu_blocks
+        self.num_gpu_blocks, self.block_tokens = num_gpu_blocks, block_tokens_of(config)
         self._num_blocks = max(num_gpu_blocks - 1, 1)
-        self.block_tokens = config.block_tokens if config.prefix_caching else config.slot_tokens
         self._looks_up = config.prefix_caching
-        tokens = one_two_five(config.slot_tokens)
-        self.running = self._gauge("num_requests_running", "Number of requests in model execution batches.")
-        self.waiting = self._gauge("num_requests_waiting", "Number of requests waiting to be processed.")
-        self._waiting_by_reason = self._gauges(
-            "num_requests_waiting_by_reason", WAITING_HELP, "reason", WAITING_REASONS
-        )
-        self._sleep_state = self._gauges("engine_sleep_state", SLEEP_HELP, "sleep_state", SLEEP_STATES)
-        self.kv_usage = self._gauge("kv_cache_usage_perc", "KV-cache usage. 1 means 100 percent usage.")
-        self.queries = self._counter(
-            "prefix_cache_queries", "Prefix cache queries, in terms of number of queried tokens."
-        )
-        self.hits = self._counter("prefix_cache_hits", "Prefix cache hits, in terms of number of cached tokens.")
-        for name, text in NEVER_COUNTED.items():
-            self._counter(name, text)
-        for of_the_process in (ProcessCollector, PlatformCollector, GCCollector):
-            of_the_process(registry=self.registry)
-        self.preemptions = self._counter("num_preemptions", "Cumulative number of preemption from the engine.")
-        self.prompt_tokens = self._counter("prompt_tokens", "Number of prefill tokens processed.")
-        self._by_source = self._counters(
-            "prompt_tokens_by_source", "Number of prompt tokens by source.", "source", TOKEN_SOURCES
-        )
-        self.cached_tokens = self._counter("prompt_tokens_cached", "Number of cached prompt tokens (local + external).")
-        self.generated = self._counter("generation_tokens", "Number of generation tokens processed.")
-        self._success = self._counters(
-            "request_success", "Count of successfully processed requests.", "finished_reason", FINISHED_REASONS
-        )
-        prefill = "Number of prefill tokens processed."
-        self.request_prompt = self._histogram("request_prompt_tokens", prefill, tokens)
-        self.request_generated = self._histogram(
-            "request_generation_tokens", "Number of generation tokens processed.", tokens
-        )
-        self.iteration = self._histogram(
-            "iteration_tokens_total", "Histogram of number of tokens per engine_step.", ITERATION_TOKENS
-        )
-        self.max_generated = self._histogram(
-            "request_max_num_generation_tokens", "Histogram of maximum number of requested generation tokens.", tokens
-        )
-        self.param_n = self._histogram("request_params_n", "Histogram of the n request parameter.", [1, 2, 5, 10, 20])
-        self.param_max_tokens = self._histogram(
-            "request_params_max_tokens", "Histogram of the max_tokens request parameter.", tokens
-        )
-        self.seconds = RequestSeconds(
-            *(self._histogram(name, f"Histogram of {what}.", buckets) for name, what, buckets in REQUEST_SECONDS)
-        )
-        self.computed = self._histogram(
-            "request_prefill_kv_computed_tokens",
-            "Histogram of new KV tokens computed during prefill (excluding cached tokens).",
-            tokens,
-        )
-        self._preempted = self._preemption_histogram()
-        self._set_constants(config, num_gpu_blocks)
+        self._exposition = exposition(model, config, num_gpu_blocks)
+        self._amounts: dict[str, tuple[Amount, ...]] = {}
+        self._distributions: dict[str, Distribution] = {}
+        for family in self._exposition.families:
+            if family.kind == "histogram":
+                self._distributions[family.name] = Distribution(family.buckets)
+            else:
+                self._amounts[family.name] = tuple(Amount() for _ in family.values or ("",))
+        one = {name: amounts[0] for name, amounts in self._amounts.items()}
+        self.running, self.waiting = one["num_requests_running"], one["num_requests_waiting"]
+        self._waiting_for_capacity = one["num_requests_waiting_by_reason"]
+        one["engine_sleep_state"].set(1)  # awake
+        self.kv_usage = one["kv_cache_usage_perc"]
+        self.queries, self.hits = one["prefix_cache_queries"], one["prefix_cache_hits"]
+        self.preemptions, self.prompt_tokens = one["num_preemptions"], one["prompt_tokens"]
+        self._by_source = dict(zip(TOKEN_SOURCES, self._amounts["prompt_tokens_by_source"], strict=True))
+        self.cached_tokens, self.generated = one["prompt_tokens_cached"], one["generation_tokens"]
+        self._success = dict(zip(FINISHED_REASONS, self._amounts["request_success"], strict=True))
+        of = self._distributions
+        self.request_prompt, self.request_generated = of["request_prompt_tokens"], of["request_generation_tokens"]
+        self.iteration, self.max_generated = of["iteration_tokens_total"], of["request_max_num_generation_tokens"]
+        self.param_n, self.param_max_tokens = of["request_params_n"], of["request_params_max_tokens"]
+        self.seconds = RequestSeconds(*(of[name] for name, _, _ in REQUEST_SECONDS))
+        self.computed = of["request_prefill_kv_computed_tokens"]
+        self._preempted = of.get("request_num_preemptions")
         self.stats = StatsWindow(self.dialect.kv_device)
 
-    def render(self) -> bytes:
-        """The exposition text; safe to call from another thread."""
-        return generate_latest(self.registry)
+    def render(self, *, of_the_process: bool = True) -> bytes:
+        """The exposition text; safe to call from another thread.
+
+        of_the_process: with this process's own memory, CPU and files as they are now.
+        """
+        lines = list(self._exposition.lines)
+        for name, place in self._exposition.first.items():
+            series = self._amounts.get(name) or (self._distributions[name],)
+            for at, value in enumerate((value for one in series for value in one.samples()), place):
+                head, _, _ = lines[at].rpartition(" ")
+                lines[at] = f"{head} {_number(value)}"
+        if of_the_process:
+            registry = CollectorRegistry()
+            for collector in (ProcessCollector, PlatformCollector, GCCollector):
+                collector(registry=registry)
+            now = {line.rpartition(" ")[0]: line for line in generate_latest(registry).decode().split("\n")}
+            lines = [now.get(line.rpartition(" ")[0], line) if line.startswith(PROCESS) else line for line in lines]
+        return "\n".join(lines).encode()
 
     def observe(self, end: StepEnd) -> None:
         """Everything one step changes; called after its tokens were drawn."""
-        step = end.start.step
+        step, num_tokens = end.start.step, len(end.requests) * len(end.ends_ns)
         self.running.set(end.num_running)
         self.waiting.set(end.num_waiting)
-        self._waiting_by_reason["capacity"].set(end.num_waiting)
+        self._waiting_for_capacity.set(end.num_waiting)
         self.kv_usage.set(end.used_blocks / self._num_blocks)
         self.preemptions.inc(len(step.preempted))
         for request in end.start.preempted:
@@ -198,18 +336,23 @@ class ServerMetrics:
         if step.kind == PREFILL:
             num_prompt_tokens = self._observe_prefill(end)
         elif step.kind == DECODE:
-            for request in end.requests:
-                self.seconds.inter_token.observe((end.start.end_ns - request.last_token_ns) / NS_PER_S)
+            self._observe_decode(end)
         if step.kind != IDLE:
-            self.generated.inc(len(end.requests))
-            self.iteration.observe(num_prompt_tokens + len(end.requests))
+            self.generated.inc(num_tokens)
+            self.iteration.observe(num_prompt_tokens + len(end.requests), len(end.ends_ns))
         for request in end.requests:
-            request.last_token_ns = end.start.end_ns
+            request.last_token_ns = end.ends_ns[-1]
         for request in end.finished:
             self._observe_finished(request)
-        self.stats.num_generated += len(end.requests)
+        self.stats.num_generated += num_tokens
         self.stats.num_running, self.stats.num_waiting = end.num_running, end.num_waiting
         self.stats.kv_usage = end.used_blocks / self._num_blocks
+
+    def _observe_decode(self, end: StepEnd) -> None:
+        for request in end.requests:
+            self.seconds.inter_token.observe((end.ends_ns[0] - request.last_token_ns) / NS_PER_S)
+        for before_ns, at_ns in pairwise(end.ends_ns):
+            self.seconds.inter_token.observe((at_ns - before_ns) / NS_PER_S, len(end.requests))
 
     def _observe_prefill(self, end: StepEnd) -> int:
         step = end.start.step
@@ -251,52 +394,6 @@ class ServerMetrics:
         self.param_max_tokens.observe(request.max_tokens)
         if self._preempted is not None:
             self._preempted.observe(request.num_preemptions)
-
-    def _preemption_histogram(self) -> Histogram | None:
-        if not self.dialect.counts_preemptions:
-            return None
-        text = "Histogram of the number of times a request was preempted."
-        return self._histogram("request_num_preemptions", text, TIMES_PREEMPTED)
-
-    def _set_constants(self, config: EngineConfig, num_gpu_blocks: int) -> None:
-        self._sleep_state["awake"].set(1)
-        info = {
-            "block_size": self.block_tokens,
-            "enable_prefix_caching": config.prefix_caching,
-            # Twice: the API server's own count, plus the engine's. Source: vllm 0.22.0, core_client.py:713; the twin.
-            "num_gpu_blocks": 2 * num_gpu_blocks,
-            "engine": 0,
-            **self.dialect.cache_config,
-        }
-        if self.dialect.tells_pool:
-            num_tokens = num_gpu_blocks * self.block_tokens
-            info |= {"kv_cache_size_tokens": num_tokens, "kv_cache_max_concurrency": num_tokens / config.slot_tokens}
-        family = Gauge(
-            "vllm:cache_config_info",
-            "Information of the LLMEngine CacheConfig",
-            labelnames=list(info),
-            registry=self.registry,
-        )
-        family.labels(**{key: str(value) for key, value in info.items()}).set(1)
-
-    def _gauge(self, name: str, text: str) -> Gauge:
-        return Gauge(f"vllm:{name}", text, labelnames=list(self._labels), registry=self.registry).labels(**self._labels)
-
-    def _counter(self, name: str, text: str) -> Counter:
-        family = Counter(f"vllm:{name}", text, labelnames=list(self._labels), registry=self.registry)
-        return family.labels(**self._labels)
-
-    def _histogram(self, name: str, text: str, buckets: list[int] | list[float]) -> Histogram:
-        family = Histogram(f"vllm:{name}", text, labelnames=list(self._labels), buckets=buckets, registry=self.registry)
-        return family.labels(**self._labels)
-
-    def _gauges(self, name: str, text: str, label: str, values: Sequence[str]) -> dict[str, Gauge]:
-        family = Gauge(f"vllm:{name}", text, labelnames=[*self._labels, label], registry=self.registry)
-        return {value: family.labels(**self._labels, **{label: value}) for value in values}
-
-    def _counters(self, name: str, text: str, label: str, values: Sequence[str]) -> dict[str, Counter]:
-        family = Counter(f"vllm:{name}", text, labelnames=[*self._labels, label], registry=self.registry)
-        return {value: family.labels(**self._labels, **{label: value}) for value in values}
 
 
 class StatsWindow:

@@ -248,6 +248,14 @@ class Scheduler:
         """
         return doors.equal_steps(self._state)
 
+    def equal_durations_ns(self, step: Step) -> list[int]:
+        """How long each of these ``equal_steps`` lasts, ``step`` the one just scheduled: contexts grow by a token."""
+        base_fs, model = self._base_fs[step.num_seqs], self.cost_model
+        return [
+            fs_to_ns(base_fs + model.context_fs * (step.context_tokens + place * step.num_seqs))
+            for place in range(int(self._state.server["equal_steps"][0]))
+        ]
+
     def finish_step(self, num_steps: int = 1) -> tuple[int, ...]:
         """The step ran: give everyone in it a token, free the finished, return their handles in batch order.
 

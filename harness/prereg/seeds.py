@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, cast
 from harness.errors import SpecError
 from harness.prereg.repository import Repository
 from harness.records import layout
+from harness.records.facts import table_at
 from harness.spec import load_toml
 
 SEED_KEY = re.compile(r"(?:^|_)seeds?$")
@@ -73,34 +74,25 @@ def _content(path: Path) -> Any:
             # Plans and ledgers: what decides them is in the first line.
             with open(path, "rb") as lines:
                 return json.loads(lines.readline())
-    except (SpecError, ValueError, OSError):
+    except (SpecError, ValueError, OSError, RecursionError):
         # A file that cannot be read cannot have been run either; whoever uses it gets the error.
         return None
     return None
 
 
 def seeds_in(content: Any) -> Iterator[int]:
-    """Whole numbers under keys that are called seed, seeds or end in _seed or _seeds, at any depth."""
-    if isinstance(content, Mapping):
-        for key, value in cast("Mapping[str, Any]", content).items():
-            if SEED_KEY.search(key):
-                yield from _numbers(value)
-            elif key not in NOT_INPUTS:
-                yield from seeds_in(value)
-    elif isinstance(content, list):
-        for item in cast("list[Any]", content):
-            yield from seeds_in(item)
-
-
-def _numbers(value: Any) -> Iterator[int]:
-    if isinstance(value, int) and not isinstance(value, bool):
-        yield value
-    elif isinstance(value, list):
-        for item in cast("list[Any]", value):
-            yield from _numbers(item)
-    elif isinstance(value, Mapping):
-        for item in cast("Mapping[str, Any]", value).values():
-            yield from _numbers(item)
+    """Whole numbers below keys that are called seed, seeds or end in _seed or _seeds, at any depth."""
+    left: list[tuple[Any, bool]] = [(content, False)]
+    while left:
+        value, is_seed = left.pop()
+        if isinstance(value, Mapping):
+            for key, item in reversed([*table_at(value).items()]):
+                if is_seed or SEED_KEY.search(key) or key not in NOT_INPUTS:
+                    left.append((item, is_seed or bool(SEED_KEY.search(key))))
+        elif isinstance(value, list):
+            left += [(item, is_seed) for item in reversed(cast("list[Any]", value))]
+        elif is_seed and isinstance(value, int) and not isinstance(value, bool):
+            yield value
 
 
 def _in_history(repository: Repository, hidden: set[str]) -> Iterator[SeedUse]:
@@ -120,19 +112,10 @@ def _in_runs(runs_root: Path) -> Iterator[SeedUse]:
     if not runs_root.is_dir():
         return
     for path in sorted(runs_root.rglob(SEARCH_FILE)):
-        for seed in seeds_in(_object(path)):
+        for seed in seeds_in(_content(path)):
             yield SeedUse(seed, f"search {path.parent.relative_to(runs_root).as_posix()}")
     for path in sorted(runs_root.rglob(layout.MANIFEST)):
-        manifest = _object(path)
-        seed = manifest.get("requested", {}).get("experiment", {}).get("base_seed")
+        manifest = table_at(_content(path))
+        seed = table_at(manifest, "requested", "experiment").get("base_seed")
         if isinstance(seed, int) and manifest.get("preregistration") is None:
             yield SeedUse(seed, f"exploratory run {path.parent.relative_to(runs_root).as_posix()}")
-
-
-def _object(path: Path) -> Mapping[str, Any]:
-    """What a manifest or a search says; nothing where it cannot be read: whoever uses it will say so."""
-    try:
-        content: Any = json.loads(path.read_bytes())
-    except (ValueError, OSError):
-        return {}
-    return cast("Mapping[str, Any]", content) if isinstance(content, Mapping) else {}

@@ -42,20 +42,33 @@ def disk_errors(path: Path) -> Generator[None]:
         ) from error
 
 
-def write_parquet(table: pa.Table, path: Path) -> Path:
-    """Write a table so that ``path`` either holds all of it or does not exist."""
+def write_parquet(table: pa.Table, path: Path, *, is_durable: bool = True) -> Path:
+    """Write a table so that ``path`` either holds all of it or does not exist.
+
+    is_durable: on disk before this returns; else whoever goes on sees to that.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}{UNFINISHED}")
     with disk_errors(path):
         path.parent.mkdir(exist_ok=True)
         try:
-            pq.write_table(table, temporary, compression=_CODEC)
-            sync_file(temporary)
+            with open(temporary, "wb") as file:
+                file.write(_parquet(table))
+                file.flush()
+                if is_durable:
+                    os.fsync(file.fileno())
             temporary.replace(path)
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
-        sync_folder(path.parent)
+        if is_durable:
+            sync_folder(path.parent)
     return path
+
+
+def _parquet(table: pa.Table) -> pa.Buffer:
+    written = pa.BufferOutputStream()
+    pq.write_table(table, written, compression=_CODEC)
+    return written.getvalue()
 
 
 def is_as_written_here(path: Path, table: pa.Table) -> bool:
@@ -63,9 +76,7 @@ def is_as_written_here(path: Path, table: pa.Table) -> bool:
 
     A flipped bit may change no value: it lies in a page's head or in the file's foot.
     """
-    repeated = pa.BufferOutputStream()
-    pq.write_table(table, repeated, compression=_CODEC)
-    return path.read_bytes() == repeated.getvalue().to_pybytes()
+    return path.read_bytes() == _parquet(table).to_pybytes()
 
 
 def is_unfinished(path: Path) -> bool:

@@ -15,6 +15,13 @@ DeviceMetrics = dict[str, dict[str, dict[str, float]]]
 Facts = TypeVar("Facts", bound="_Facts")
 
 
+def table_at(found: object, *keys: str) -> Mapping[str, Any]:
+    """The table below these keys; an empty one where there is none."""
+    for key in keys:
+        found = found.get(key) if isinstance(found, Mapping) else None  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+    return found if isinstance(found, Mapping) else {}  # pyright: ignore[reportUnknownVariableType]
+
+
 class _Facts(BaseModel):
     """Base: frozen; keys that this version does not know are left alone."""
 

@@ -15,6 +15,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from harness.errors import RecordsError
+from harness.records.facts import table_at
 from harness.records.schema import SCHEMA_VERSION, SEALED_SINCE
 
 Severity = Literal["invalid", "warning", "info"]
@@ -227,8 +228,7 @@ class Manifest(_Record):
     @property
     def serving_version(self) -> str:
         """Version of the vllm-rbln that served, as the launch found it; "" where none did or nobody could tell."""
-        requested: dict[str, Any] = self.server.facts.get("launch", {}).get("requested", {})
-        return str((requested.get("versions") or {}).get("vllm-rbln", ""))
+        return str(table_at(self.server.facts, "launch", "requested", "versions").get("vllm-rbln", ""))
 
     @property
     def server_spec(self) -> dict[str, Any]:

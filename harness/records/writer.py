@@ -117,7 +117,8 @@ class RunWriter:
         if name not in schema.TABLES:
             raise RecordsError(f"{name!r} is not a table of a run: {', '.join(schema.TABLES)}")
         table = schema.conform(name, table)
-        path = write_parquet(table, self.folder / layout.table_path(name))
+        # ``seal`` makes every file and folder durable before the manifest vouches for them.
+        path = write_parquet(table, self.folder / layout.table_path(name), is_durable=False)
         if name == "requests":
             self._num_requests = table.num_rows
         if name in schema.DERIVED_TABLES:

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from harness.analysis import check_run, derive_tables
+from harness.analysis.logs.derive import Derived
 from harness.analysis.logs.glance import REARRIVAL_P99_MS, START_SPREAD_MS
 from harness.analysis.method.lateness import Lateness
 from harness.clock import NS_PER_MS, NS_PER_S, ScaledClock, clock_for, realtime_minus_monotonic_ns
@@ -340,15 +341,17 @@ def seal_run(
     chunks: pa.Table,
     findings: Sequence[Finding] = (),
     cost_model: CostModel | None = None,
+    derived: Derived | None = None,
 ) -> SealedRun:
     """Write the tables, derive what the raw files say, judge the invariants, seal.
 
     findings: what the launch itself showed, beside the invariants. cost_model: prices channel A for a limit on it.
+    derived: what the raw files say, where their writer knows it without reading them.
     """
     writer.close_raw()
     writer.write("requests", requests)
     writer.write("chunks", chunks)
-    derived = derive_tables(writer.folder, manifest)
+    derived = derived or derive_tables(writer.folder, manifest)
     for name, table in derived.tables.items():
         writer.write(name, table)
     found = [*findings, *check_run(manifest, plan=plan, requests=requests, derived=derived, cost_model=cost_model)]

@@ -1,20 +1,25 @@
 """The backend ``sim``: a run in virtual time, with the same records as a measured one.
 
-The emulator's engine loop is stepped on a clock that jumps; log, scrapes, requests and chunks are written as a server
-and a perfect client would have left them, so that everything above reads them alike. Nothing waits and no process is
-started. Next: ``harness.runner.run.seal_run`` judges and seals it like any other run.
+The emulator's engine loop is stepped on a clock that jumps over equal steps; log, scrapes, requests and chunks are
+written as a server and a perfect client would have left them, and the derived tables without reading the log back.
+No process is started. Next: ``harness.runner.run.seal_run`` judges and seals it like any other run.
 """
 
 from __future__ import annotations
 
 import json
 from array import array
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 
 import numpy as np
 import pyarrow as pa
 
+from harness.analysis.logs import events as ev
+from harness.analysis.logs.derive import derived_from
+from harness.analysis.logs.events import LogEvent
+from harness.analysis.logs.parse import ParseCounts
 from harness.clock import NS_PER_S, NS_PER_US, utc_now
 from harness.emulator import logs
 from harness.emulator.core import EmulatorCore, EngineRequest, StepEnd, StepStart
@@ -22,7 +27,7 @@ from harness.emulator.logs import Site, kv_event_line
 from harness.emulator.metrics import ServerMetrics
 from harness.emulator.tokens import ContextHash
 from harness.emulator.virtual import LEAVES, Agenda
-from harness.engine import DECODE, PREFILL, CostModel, EngineConfig, KvEvent, Scheduler
+from harness.engine import DECODE, PREFILL, CostModel, EngineConfig, KvEvent, Scheduler, Step
 from harness.engine.config import PREFILL_CHUNK_TOKENS
 from harness.experiment import PlannedRun
 from harness.kinds import kind_named
@@ -45,6 +50,7 @@ from harness.sim import simulate
 
 MODEL = "simulated-qwen3-4b"
 LOG_PID = 0
+US_PER_S = NS_PER_S // NS_PER_US
 # A scrape costs as much as a thousand steps, and only what is injected into a run needs any between before and after.
 MAX_SCRAPES = 24
 
@@ -76,7 +82,9 @@ def perform_simulated_run(planned: PlannedRun, invocation: Invocation) -> Sealed
             timings={"replay_start_ns": 0, "replay_end_ns": end_ns},
             fleet=_fleet_record(planned, factor),
         )
-        return seal_run(writer, manifest, plan, run.rows.requests_table(), run.rows.chunks_table())
+        derived = derived_from(run.log.events, run.log.counts, run.scrapes, manifest)
+        rows = run.rows
+        return seal_run(writer, manifest, plan, rows.requests_table(), rows.chunks_table(), derived=derived)
 
 
 def _fleet_record(planned: PlannedRun, factor: float) -> FleetRecord | None:
@@ -89,22 +97,52 @@ def _fleet_record(planned: PlannedRun, factor: float) -> FleetRecord | None:
 
 
 class _Log:
-    """The server's log in its precise format, stamped with virtual instants."""
+    """The server's log in its precise format, stamped with virtual instants, and what a reader finds in it."""
 
     def __init__(self, file: RawFile, epoch_s: int) -> None:
-        self._file = file
-        self._epoch_s = epoch_s
+        self._file, self._epoch_s = file, epoch_s
         self._lines: list[str] = []
+        self.events: list[LogEvent] = []
 
-    def line(self, site: Site, message: str, at_ns: int) -> None:
-        seconds, nanoseconds = divmod(at_ns, NS_PER_S)
-        self._lines.append(
-            f"{self._epoch_s + seconds}.{nanoseconds // NS_PER_US:06d} {LOG_PID} {site.level} {site.logger} {message}\n"
-        )
+    @property
+    def counts(self) -> ParseCounts:
+        """As if it had been read: every line is whole and known."""
+        return ParseCounts(lines=len(self._lines), events=len(self._lines))
+
+    def _line(self, site: Site, message: str, at_ns: int) -> tuple[int, int, int]:
+        """Write a line; returns how an event of it begins: end_offset (nobody asks), created_ns, pid."""
+        seconds, micros = divmod(at_ns // NS_PER_US, US_PER_S)
+        seconds += self._epoch_s
+        self._lines.append(f"{seconds}.{micros:06d} {LOG_PID} {site.level} {site.logger} {message}\n")
+        return 0, (seconds * US_PER_S + micros) * NS_PER_US, LOG_PID
+
+    def decode_steps(self, step: Step, starts_ns: Iterable[int]) -> None:
+        """A line for each of equal steps."""
+        message = f"[BUCKET] request_nums={step.num_seqs} padded_batch_size={step.bucket}"
+        self.events += [
+            ev.BucketEvent(*self._line(logs.BUCKET, message, at_ns), step.num_seqs, step.bucket) for at_ns in starts_ns
+        ]
+
+    def kv_event(self, event: KvEvent, engine_id: str, at_ns: int) -> None:
+        place = self._line(*kv_event_line(event, engine_id), at_ns)
+        slots, num_blocks = event.slots, event.num_blocks
+        if event.kind == "ALLOC":
+            self.events.append(ev.AllocEvent(*place, engine_id, slots, num_blocks))
+        elif event.kind == "EVICTION":
+            self.events.append(ev.EvictionEvent(*place, slots[0], num_blocks, event.free_slots, event.inactive_slots))
+        elif event.kind == "CACHE_HIT":
+            self.events.append(ev.CacheHitEvent(*place, engine_id, slots, num_blocks))
+        elif event.kind == "CACHE_PARTIAL":
+            reused, looked_up = event.reused_tokens, event.hit_tokens
+            self.events.append(ev.CachePartialEvent(*place, engine_id, reused, looked_up, looked_up - reused))
+        elif event.kind == "MAPPING_REMOVE":
+            self.events.append(ev.MappingRemoveEvent(*place, slots[0], num_blocks))
+        elif event.kind == "FREE_REQUEST":
+            self.events.append(ev.FreeRequestEvent(*place, engine_id, event.is_preemption, slots))
+        # A search of the mapping and a preemption are in no table.
 
     def close(self) -> None:
         self._file.write("".join(self._lines).encode())
-        self._lines.clear()
 
 
 @dataclass
@@ -121,9 +159,9 @@ class _Rows:
     token_ns: dict[tuple[int, int], array[int]] = field(default_factory=dict[tuple[int, int], "array[int]"])
     aborted: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]])
 
-    def token(self, key: tuple[int, int], at_ns: int) -> None:
-        self.first_ns.setdefault(key, at_ns)
-        self.token_ns.setdefault(key, array("q")).append(at_ns)
+    def tokens(self, key: tuple[int, int], ends_ns: Sequence[int]) -> None:
+        self.first_ns.setdefault(key, ends_ns[0])
+        self.token_ns.setdefault(key, array("q")).extend(ends_ns)
 
     def num_tokens(self, key: tuple[int, int]) -> int:
         return len(self.token_ns.get(key, ()))
@@ -202,12 +240,6 @@ def _admission(start: StepStart) -> list[KvEvent]:
     return [*hit, KvEvent("ALLOC", handle, given, blocks, "", num_blocks)]
 
 
-@lru_cache(maxsize=16)
-def _fresh_body(config: EngineConfig, num_gpu_blocks: int) -> str:
-    """What a server says before its first request."""
-    return ServerMetrics(MODEL, config, num_gpu_blocks).render().decode()
-
-
 class _VirtualRun:
     """One plan on one freshly started server, in virtual time."""
 
@@ -217,9 +249,10 @@ class _VirtualRun:
         # The paper's rules tell of evictions only; admissions, reuse and ends are added as the vendor would log them.
         self._is_laconic = not config.has_inner_blocks
         self.rows = _Rows(plan, client.stream)
-        self._plan, self._log, self._scrapes = plan, log, scrapes
+        self.log, self.scrapes = log, list[bytes]()
+        self._plan, self._scrapes = plan, scrapes
+        self._leaves_by_tokens = any(one.abort_after_tokens for session in plan.sessions for one in session.requests)
         self._core = EmulatorCore(Scheduler(config, costs))
-        self._config, self._num_gpu_blocks = config, server.num_kv_slots
         self._metrics = ServerMetrics(MODEL, config, server.num_kv_slots)
         self._keys, self._agenda = BlockKeys(plan), Agenda(plan)
         self._names: dict[int, tuple[int, int]] = {}
@@ -242,18 +275,36 @@ class _VirtualRun:
         while self._agenda.next_ns is not None or self._core.num_unfinished or self._core.has_work:
             self._act_until(now_ns)
             start = self._core.start_step(now_ns)
-            after_ns = (self._agenda.next_ns or now_ns) if start is None else start.end_ns
-            while next_scrape_ns < after_ns:
+            ends_ns = [self._agenda.next_ns or now_ns] if start is None else self._equal_ends(next_scrape_ns)
+            while next_scrape_ns < ends_ns[0]:
                 self._scrape(next_scrape_ns, "interval")
                 next_scrape_ns += self._scrape_every_ns
-            now_ns = max(now_ns, after_ns)
             if start is not None:
-                self._log_start(start)
-                self._act_until(now_ns, is_step_over=True)
-                self._finish_step(self._core.end_step())
+                self._log_start(start, ends_ns)
+                self._act_until(ends_ns[-1], is_step_over=True)
+                self._finish_step(self._core.end_step(ends_ns))
+            now_ns = max(now_ns, ends_ns[-1])
         self._scrape(now_ns, "after")
-        self._log.close()
+        self.log.close()
         return now_ns
+
+    def _equal_ends(self, next_scrape_ns: int) -> list[int]:
+        """When the running step and its equal followers end, as far as nobody acts and nothing is scraped meanwhile."""
+        ends_ns = self._core.equal_ends_ns()
+        if len(ends_ns) == 1:
+            return ends_ns
+        next_ns = self._agenda.next_ns
+        most = bisect_left(ends_ns, next_scrape_ns if next_ns is None else min(next_ns, next_scrape_ns))
+        if self._leaves_by_tokens:
+            # The step at whose end one of them has the tokens after which its client leaves is the last.
+            for key in self._running_keys():
+                enough = self._plan.request(*key).abort_after_tokens
+                most = min(most, enough - self.rows.num_tokens(key)) if enough else most
+        return ends_ns[: max(most, 1)]
+
+    def _running_keys(self) -> list[tuple[int, int]]:
+        start = self._core.running_step
+        return [] if start is None else [self._names[request.handle] for request in start.requests]
 
     def _act_until(self, now_ns: int, *, is_step_over: bool = False) -> None:
         for act in self._agenda.acts(now_ns, is_step_over=is_step_over):
@@ -283,44 +334,46 @@ class _VirtualRun:
         self.rows.done_ns[key] = at_ns
         self.rows.aborted.add(key)
 
-    def _log_start(self, start: StepStart) -> None:
+    def _log_start(self, start: StepStart, ends_ns: Sequence[int]) -> None:
         events = (*start.kv_events_before, *start.step.kv_events)
         if self._is_laconic and start.step.kind == PREFILL:
             events = (*events, *_admission(start))
         for event in events:
-            self._log.line(*kv_event_line(event, self._engine_id(event.request)), start.start_ns)
+            self.log.kv_event(event, self._engine_id(event.request), start.start_ns)
         if start.step.kind == DECODE:
-            message = f"[BUCKET] request_nums={start.step.num_seqs} padded_batch_size={start.step.bucket}"
-            self._log.line(logs.BUCKET, message, start.start_ns)
+            self.log.decode_steps(start.step, (start.start_ns, *ends_ns[:-1]))
 
     def _engine_id(self, handle: int) -> str:
         return f"cmpl-{request_name(*self._names[handle])}-0" if handle in self._names else ""
 
     def _finish_step(self, end: StepEnd) -> None:
-        end_ns = end.start.end_ns
+        end_ns = end.ends_ns[-1]
         for request in end.requests:
             # Its answer is nobody's text, so that no token needs to be drawn.
-            request.num_generated += 1
+            request.num_generated += len(end.ends_ns)
             key = self._names[request.handle]
             self.rows.cached_tokens[key] = request.cached_tokens
-            self.rows.token(key, end_ns)
+            self.rows.tokens(key, end.ends_ns)
         for event in end.kv_events:
-            self._log.line(*kv_event_line(event, self._engine_id(event.request)), end_ns)
+            self.log.kv_event(event, self._engine_id(event.request), end_ns)
         self._metrics.observe(end)
         for request in end.finished:
             if self._is_laconic:
                 event = KvEvent("FREE_REQUEST", request.handle, (0,))
-                self._log.line(*kv_event_line(event, self._engine_id(request.handle)), end_ns)
+                self.log.kv_event(event, self._engine_id(request.handle), end_ns)
             key = self._names[request.handle]
             self.rows.done_ns[key] = end_ns
             self._agenda.over(*key, end_ns)
+        if not self._leaves_by_tokens:
+            return
         keys = (self._names[request.handle] for request in end.requests)
         for key in self._agenda.with_enough((*key, self.rows.num_tokens(key)) for key in keys):
             self._leave(key, end_ns)
             self._agenda.over(*key, end_ns)
 
     def _scrape(self, at_ns: int, reason: str) -> None:
-        is_fresh = reason == "before"
-        body = _fresh_body(self._config, self._num_gpu_blocks) if is_fresh else self._metrics.render().decode()
+        # No process serves: what the page says of one is as when this process first simulated such a server.
+        body = self._metrics.render(of_the_process=False).decode()
         record = {"at_ns": at_ns, "reason": reason, "status": 200, "body": body}
-        self._scrapes.write(json.dumps(record).encode() + b"\n")
+        self.scrapes.append(json.dumps(record).encode() + b"\n")
+        self._scrapes.write(self.scrapes[-1])

@@ -121,4 +121,5 @@ def describe_validation_error(
         line = line_of(place, lines)
         at = "" if line is None else f"line {line}: "
         problems.append(f"{at}{key_name(place, table)}: {message}" if place else message)
-    return "; ".join(problems)
+    # A key may hold anything, line breaks too.
+    return " ".join("; ".join(problems).split())

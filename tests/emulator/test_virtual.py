@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.emulator.core import StepEnd
+from harness.emulator.core import EmulatorCore, EngineRequest, StepEnd
+from harness.emulator.metrics import ServerMetrics
+from harness.emulator.tokens import ContextHash
 from harness.emulator.virtual import run_virtually
-from harness.engine import DECODE, PREFILL
-from harness.plan import Plan, RequestPlan, SessionPlan, build_plan
+from harness.engine import DECODE, PREFILL, EngineConfig, Scheduler, load_cost_model
+from harness.plan import Plan, RequestPlan, SessionPlan, build_plan, token_block_keys
 from harness.sim import SimResult, simulate
 from harness.spec import ServerSpec, UniformLaw, WorkloadSpec
 
@@ -128,3 +131,37 @@ def test_an_idle_step_flushes_the_last_finished_request_and_takes_no_time() -> N
     assert last.start.step.kind == "IDLE"
     assert last.start.step.duration_ns == 0
     assert [request.external_id for request in last.start.flushed] == ["0-0"]
+
+
+Request = tuple[int, int]  # prompt and generated tokens
+
+
+def served(requests: list[Request], server: ServerSpec, *, at_once: bool) -> tuple[list[tuple[int, ...]], str]:
+    """(end, tokens generated so far by each that got one) of every step, and the metrics page at the end."""
+    config = EngineConfig.from_server(server)
+    core = EmulatorCore(Scheduler(config, load_cost_model("context-1-2-4-8")))
+    metrics, steps, now_ns = ServerMetrics("model", config, server.num_kv_slots), list[tuple[int, ...]](), 0
+    for handle, (prompt, generated) in enumerate(requests):
+        ids = np.full(prompt, handle, dtype=np.int32)
+        keys, context = token_block_keys(ids), ContextHash.of(ids, 0)
+        core.submit(
+            EngineRequest(handle, str(handle), str(handle), ids, generated, keys, context, generated, arrival_ns=0)
+        )
+    while core.has_work or core.num_unfinished:
+        start = core.start_step(now_ns)
+        assert start is not None
+        end = core.end_step(core.equal_ends_ns() if at_once else ())
+        now_ns = end.ends_ns[-1]
+        for at_ns in end.ends_ns:
+            for request in end.requests:
+                request.num_generated += 1
+            steps.append((at_ns, *(request.num_generated for request in end.requests)))
+        metrics.observe(end)
+    return steps, metrics.render(of_the_process=False).decode()
+
+
+@given(st.lists(st.tuples(st.integers(1, 400), st.integers(1, 300)), min_size=1, max_size=6), st.booleans())
+@settings(max_examples=20)
+def test_equal_steps_taken_at_once_are_the_steps_one_by_one(requests: list[Request], caches: bool) -> None:
+    server = ServerSpec(max_num_seqs=4, decode_buckets=(1, 2, 4), kv_slots=4, slot_tokens=1024, prefix_caching=caches)
+    assert served(requests, server, at_once=True) == served(requests, server, at_once=False)

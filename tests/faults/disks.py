@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 import resource
 import shutil
+import signal
 import subprocess
 from collections import Counter
 from pathlib import Path
@@ -52,10 +53,16 @@ def _starved(kind: str, place: Place, rng: random.Random, fell: Counter[str]) ->
         _mounted(disk, limit)
     code, said = _run(place, kind, limit)
     found = place.faults(said)
-    if code not in (0, 1, 3) or (code == 0 and not place.is_whole) or (code and said.strip().count("\nharness: ") > 1):
+    # A C++ library that memory is refused may end the process itself; what was sealed is looked at all the same.
+    is_aborted = code == -signal.SIGABRT and "std::bad_alloc" in said
+    if (
+        (code not in (0, 1, 3) and not is_aborted)
+        or (code == 0 and not place.is_whole)
+        or (code and said.strip().count("\nharness: ") > 1)
+    ):
         found.append(f"exit {code} with {len(place.sealed)} runs: {said[-300:]}")
     if code:
-        fell[kind] += 1
+        fell[f"{kind}, aborted by a library" if is_aborted else kind] += 1
     if kind == "disk":
         _mounted(disk, 4 * DISK_BYTES)
     if code and rng.random() < 0.2:

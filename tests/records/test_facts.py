@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from harness.records.facts import ClientAudit, LaunchReport
+from harness.records.facts import ClientAudit, LaunchReport, table_at
 
 
 def test_a_report_that_was_not_made_is_absent_and_not_zero():
@@ -24,3 +24,9 @@ def test_an_old_self_audit_knows_all_sends_together():
     assert ClientAudit.tolerant({"self_audit": {"floor_lag_ms": [0.1, 0.2]}}).floor_lag_ms == (0.1, 0.2)
     both = {"floor_lag_ms": [0.1], "floor_rearrival_lag_ms": [0.3]}
     assert ClientAudit.tolerant({"self_audit": both}).floor_lag_ms == (0.3,)
+
+
+def test_what_is_no_table_holds_nothing_below_it():
+    assert table_at({"launch": {"requested": {"versions": {"vllm-rbln": "0.12.0"}}}}, "launch", "requested", "versions")
+    for broken in ({"launch": -1}, {"launch": {"requested": [1]}}, {}, None, "text"):
+        assert table_at(broken, "launch", "requested") == {}

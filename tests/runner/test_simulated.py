@@ -92,8 +92,19 @@ def test_waiting_measured_from_stamps_and_streams_is_the_modelled_one(tmp_path: 
         assert modelled > 0
 
 
-def test_derived_tables_can_be_rebuilt_and_files_verified(tmp_path: Path) -> None:
-    for run in simulated(tmp_path):
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *({"server": {"rules": rules}, "workload": CROWDED} for rules in RULES),
+        {"server": {"prefix_caching": False}},
+        {"server": {"cost_model": "context-1-2-4-8"}},
+    ],
+    ids=str,
+)
+def test_the_tables_written_at_once_are_those_that_log_and_scrapes_give_when_read(
+    tmp_path: Path, changes: dict[str, object]
+) -> None:
+    for run in simulated(tmp_path, **changes):
         rebuild(run)
     assert RunStore(tmp_path).verify() == 2
 

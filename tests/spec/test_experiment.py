@@ -52,6 +52,7 @@ def test_repeated_input_is_the_first_replicates() -> None:
     ("changes", "words"),
     [
         ({"replicate": 3}, "replicate: unknown key"),
+        ({"two\nlines": 3}, "two lines: unknown key"),
         ({"baseline": "nobody"}, "baseline 'nobody' is not one of the conditions"),
         ({"condition": [{"name": "a"}, {"name": "a"}]}, "condition names repeat"),
         ({"condition": [{"name": "a", "server": {"kv_slot": 1}}]}, "kv_slot: unknown key"),

@@ -80,12 +80,17 @@ def derive_tables(folder: Path, manifest: Manifest) -> Derived:
     manifest: for the clock and the configured buckets. Missing raw files give empty tables. Raises RecordsError when
     a raw file cannot be read.
     """
-    to_clock = ToRunClock(manifest, _read_optional(folder / layout.LOG_STAMPS))
-    buckets = manifest.decode_buckets
-    derived = collect(
-        parse_log(_chunks(folder / layout.SERVER_LOG), counts := ParseCounts()), counts, to_clock, buckets
-    )
-    metrics, derived.num_scrapes, derived.num_failed_scrapes = metrics_table(_lines(folder / layout.SCRAPES))
+    events = parse_log(_chunks(folder / layout.SERVER_LOG), counts := ParseCounts())
+    stamps = _read_optional(folder / layout.LOG_STAMPS)
+    return derived_from(events, counts, _lines(folder / layout.SCRAPES), manifest, stamps)
+
+
+def derived_from(
+    events: Iterable[LogEvent], counts: ParseCounts, scrapes: Iterable[bytes], manifest: Manifest, stamps: bytes = b""
+) -> Derived:
+    """The derived tables of what a log says and of the lines of the scrapes' file."""
+    derived = collect(events, counts, ToRunClock(manifest, stamps), manifest.decode_buckets)
+    metrics, derived.num_scrapes, derived.num_failed_scrapes = metrics_table(scrapes)
     derived.tables["metrics"] = metrics
     return derived
 
@@ -327,21 +332,22 @@ def metrics_table(lines: Iterable[bytes]) -> tuple[pa.Table, int, int]:
             record = json.loads(line)
             if record["status"] != HTTP_OK:
                 raise ValueError("no body")
-            samples = list(_samples(record["body"]))
+            names, values = _samples(record["body"])
             at_ns, reason = int(record["at_ns"]), str(record["reason"])
             if not (0 <= at_ns < 1 << 63 and reason.isprintable()):
                 raise ValueError("no instant or no reason")
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
             num_failed += 1
             continue
-        for name, labels, value in samples:
-            for column, cell in zip(columns.values(), (scrape, at_ns, reason, name, labels, value), strict=True):
-                column.append(cell)
+        same = ([one] * len(values) for one in (scrape, at_ns, reason))
+        both = ([name for name, _ in names], [labels for _, labels in names])
+        for column, cells in zip(columns.values(), (*same, *both, values), strict=True):
+            column.extend(cells)
     return pa.table(columns, schema=schema.METRICS), num_scrapes, num_failed
 
 
-def _samples(body: str) -> Iterator[tuple[str, str, float]]:
-    """Every sample: name, labels, value. Scrapes of one server differ in values alone, so that names are read once."""
+def _samples(body: str) -> tuple[list[tuple[str, str]], list[float]]:
+    """(name, labels) and value of every sample. Scrapes of one server differ in values alone: names are read once."""
     # A body may hold bytes that were no UTF-8, kept as lone surrogates: Arrow strings cannot.
     text = body.encode("utf-8", "replace").decode("utf-8")
     lines = [line.rpartition(" ") for line in text.split("\n") if line and not line.startswith("#")]
@@ -349,17 +355,16 @@ def _samples(body: str) -> Iterator[tuple[str, str, float]]:
     key = hashlib.sha256(f"{heads}\n{_comments(text)}".encode()).digest()
     known = _known_names.get(key)
     if known is not None:
-        for (name, labels), (_head, _space, value) in zip(known, lines, strict=True):
-            yield name, labels, float(value)
-        return
+        return known, [float(value) for _head, _space, value in lines]
     parsed = list(_parsed(text))
-    yield from parsed
+    names = [(name, labels) for name, labels, _value in parsed]
     if len(parsed) == len(lines) and all(
         _is_value(line[2], sample[2]) for line, sample in zip(lines, parsed, strict=True)
     ):
         if len(_known_names) >= MOST_KNOWN_NAMES:
             _known_names.clear()
-        _known_names[key] = [(name, labels) for name, labels, _value in parsed]
+        _known_names[key] = names
+    return names, [value for _name, _labels, value in parsed]
 
 
 MOST_KNOWN_NAMES = 16

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from harness.analysis import run_figures
+from harness.analysis import rebuild, run_figures
 from harness.analysis.method.aborted import check_aborts
 from harness.errors import SpecError
 from harness.experiment import resolve
@@ -57,6 +57,7 @@ def test_a_simulated_run_is_valid_and_its_channels_are_the_simulators(tmp_path: 
     spec = experiment(trace, backend="sim")
     run = run_experiment(spec, runs_root=tmp_path / "runs").runs[0]
     assert_left_as_planned(run)
+    rebuild(run)
     (planned, _) = resolve(spec)
     expected, figures = simulate(planned.plan, planned.server), run_figures(run)
     assert figures.a is not None
