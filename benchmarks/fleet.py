@@ -335,12 +335,13 @@ def _two_hosts() -> Generator[tuple[dict[str, tuple[str, ...]], Callable[[str], 
     middle = ("ip", "netns", "exec", spaces["middle"])
 
     def switch(what: str) -> None:
-        """``cut``: what is sent to or from beta is lost without a word; ``slow``: 256 kbit/s to it; else whole."""
+        """``cut``: what is sent to or from beta is lost without a word; ``slow``: 256 kbit/s each way; else whole."""
         _do(*middle, "ip", "link", "set", "beta", *(("nomaster",) if what == "cut" else ("master", "bridge")))
-        subprocess.run([*middle, "tc", "qdisc", "del", "dev", "beta", "root"], stderr=subprocess.DEVNULL, check=False)
-        if what == "slow":
-            shape = ("rate", "256kbit", "burst", "4k", "latency", "2s")
-            _do(*middle, "tc", "qdisc", "add", "dev", "beta", "root", "tbf", *shape)
+        for host in HOSTS:
+            control = (*middle, "tc", "qdisc")
+            subprocess.run([*control, "del", "dev", host, "root"], stderr=subprocess.DEVNULL, check=False)
+            if what == "slow":
+                _do(*control, "add", "dev", host, "root", "tbf", *("rate", "256kbit", "burst", "4k", "latency", "2s"))
 
     try:
         for space in spaces.values():

@@ -36,11 +36,11 @@ def find_shipped(kind: str, name_or_path: str, *, what: str) -> Path:
         if not path.is_file():
             raise SpecError(f"there is no such {what} file", where=name_or_path, hint="Check the path")
         return path
-    names = shipped_names(kind)
     folder = shipped_folder(kind)
-    if folder is None or name_or_path not in names:
-        suffix = SUFFIXES[kind == "traces"]
-        known = ", ".join(names) or "(none shipped)"
-        hint = f"Use one of {known}, or give the path of a {suffix} file"
-        raise SpecError(f"unknown {what} {name_or_path!r}", where=kind, hint=hint)
-    return next(path for suffix in SUFFIXES if (path := folder / f"{name_or_path}{suffix}").is_file())
+    for suffix in SUFFIXES if folder else ():
+        if (path := Path(str(folder)) / f"{name_or_path}{suffix}").is_file():
+            return path
+    suffix = SUFFIXES[kind == "traces"]
+    known = ", ".join(shipped_names(kind)) or "(none shipped)"
+    hint = f"Use one of {known}, or give the path of a {suffix} file"
+    raise SpecError(f"unknown {what} {name_or_path!r}", where=kind, hint=hint)

@@ -61,10 +61,11 @@ class WindowFigures(NamedTuple):
 
 def users_of(arrays: layout.PlanArrays) -> IntArray:
     """The user behind each session of a single plan: a session that starts after another is the same user's next."""
-    users = np.arange(len(arrays.sessions), dtype=np.int64)
-    for place, before in enumerate(arrays.sessions["after"].tolist()):
-        if before >= 0:
-            users[place] = users[before]
+    after = arrays.sessions["after"]
+    users = np.where(after >= 0, after, np.arange(len(after)))
+    # Each pass doubles how far back it sees.
+    while not np.array_equal(further := users[users], users):
+        users = further
     return users
 
 
@@ -99,26 +100,31 @@ def window_start(arrays: layout.PlanArrays, outcome: layout.Outcome, after_reque
     """The instant from which every user has finished ``after_requests`` requests."""
     if after_requests == 0:
         return 0
-    user = users_of(arrays)[arrays.requests["session"]]
-    completed = outcome.requests["completed_ns"]
-    starts: list[int] = []
-    for one in np.unique(user).tolist():
-        own = np.sort(completed[user == one])
-        if len(own) < after_requests:
-            raise PlanError(
-                f"it has {len(own)} requests, fewer than the {after_requests} after which the window begins",
-                where=f"user {one}",
-                hint="Give each user more sessions or requests",
-            )
-        starts.append(int(own[after_requests - 1]))
-    return max(starts)
+    completed, users, first, count = _completions_by_user(arrays, outcome)
+    if np.any(count < after_requests):
+        few = int(np.argmax(count < after_requests))
+        raise PlanError(
+            f"it has {int(count[few])} requests, fewer than the {after_requests} after which the window begins",
+            where=f"user {int(users[few])}",
+            hint="Give each user more sessions or requests",
+        )
+    return int(completed[first + after_requests - 1].max())
 
 
 def last_full_ns(arrays: layout.PlanArrays, outcome: layout.Outcome) -> int:
     """The instant at which the first user has nothing left to do: after it the population shrinks."""
-    user = users_of(arrays)[arrays.requests["session"]]
-    completed = outcome.requests["completed_ns"]
-    return min(int(completed[user == one].max()) for one in np.unique(user).tolist())
+    completed, _, first, count = _completions_by_user(arrays, outcome)
+    return int(completed[first + count - 1].min())
+
+
+def _completions_by_user(
+    arrays: layout.PlanArrays, outcome: layout.Outcome
+) -> tuple[IntArray, IntArray, IntArray, IntArray]:
+    """Completions of each user one after another, earliest first; shape (users,): who, at which place, how many."""
+    user, completed = users_of(arrays)[arrays.requests["session"]], outcome.requests["completed_ns"]
+    order = np.lexsort((completed, user))
+    users, first, count = np.unique(user[order], return_index=True, return_counts=True)
+    return completed[order], users, first, count
 
 
 def look(

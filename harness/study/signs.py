@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from harness.engine.config import EngineConfig
 from harness.engine.cost import load_cost_model
 from harness.plan import build_plan
+from harness.sim.kernel.arrays import PlanArrays, with_column
 from harness.sim.simulate import plan_arrays, run_batch
 from harness.spec import RulesName, Treatment, WorkloadSpec
 
@@ -172,19 +174,33 @@ def draw(
     users: int, num_plans: int, variant: Variant = SHIPPED, buckets: tuple[int, ...] = GRID, base_seed: int = BASE_SEED
 ) -> Draws:
     """``num_plans`` plans of ``users`` sessions, each simulated with waits and without."""
-    workload = WorkloadSpec(num_sessions=users, **variant.workload)
-    plans = [build_plan(workload, base_seed, block) for block in range(num_plans)]
     config = EngineConfig(LIMIT, buckets, LIMIT, SLOT_TOKENS, rules=variant.rules)
     model = load_cost_model(variant.costs)
     n = np.arange(LIMIT + 1)
     bucket_of = np.array([0, *(config.bucket_of(seqs) for seqs in n[1:].tolist())])
     counts: list[tuple[IntArray, IntArray, IntArray]] = []
-    for treatment in (variant.treatment, "no-waits"):
-        outcome = run_batch(plan_arrays([plan.with_treatment(treatment) for plan in plans]), config, model)
+    asked = tuple(variant.workload.items())
+    for arrays in drawn_inputs(users, num_plans, asked, base_seed, variant.treatment):
+        outcome = run_batch(arrays, config, model)
         slots = outcome.histogram @ bucket_of
         counts.append((slots - outcome.histogram @ n, slots, outcome.totals["decode_ns"]))
     padded, slots, decode_ns = (np.stack(pair) for pair in zip(*counts, strict=True))
     return Draws(padded, slots, decode_ns).grouped(PLANS_IN_A_SUM)
+
+
+@lru_cache(maxsize=64)
+def drawn_inputs(
+    users: int, num_plans: int, asked: tuple[tuple[str, Any], ...], base_seed: int, treatment: Treatment
+) -> tuple[PlanArrays, PlanArrays]:
+    """The plans of a draw with waits and without; drawn once for all rules, costs and buckets.
+
+    asked: keys of a WorkloadSpec beside the number of sessions. No start of these is a wait, so that without waits
+    is with waits of nothing.
+    """
+    workload = WorkloadSpec(num_sessions=users, **dict(asked))
+    plans = (build_plan(workload, base_seed, block) for block in range(num_plans))
+    arrays = plan_arrays([plan.with_treatment(treatment) for plan in plans])
+    return arrays, with_column(arrays, "wait_ns", np.zeros_like(arrays.requests["wait_ns"]))
 
 
 def draw_published(users: int) -> tuple[Draws, ...]:

@@ -75,16 +75,23 @@ def _connected(fleet: FleetSpec) -> Generator[Any]:
 
 
 def _require_workers(client: Any, fleet: FleetSpec, todo: Sequence[PlannedRun]) -> None:
-    """SpecError unless every device that has something to do has a worker, which offers the device's name."""
-    workers = client.scheduler_info(n_workers=-1)["workers"].values()
-    offered = {name for one in workers for name in one["resources"]}
-    if missing := sorted({str(run.place) for run in todo} - offered):
+    """SpecError unless every device that has something to do has a worker, which offers the device's name, soon."""
+    clock, wanted = MonotonicClock(), {str(run.place) for run in todo}
+    give_up_ns = clock.now_ns() + int(CONNECT_TIMEOUT_S * NS_PER_S)
+    while (missing := sorted(wanted - _offered(client))) and clock.now_ns() < give_up_ns:
+        clock.sleep_until_ns(clock.now_ns() + int(POLL_S * NS_PER_S))
+    if missing:
         host, device = missing[0].rsplit("/dev", 1)
         raise SpecError(
             f"no worker is called {', '.join(missing)}",
             where=fleet.scheduler,
             hint=f"On {host}: harness fleet worker {fleet.scheduler} --host {host} --device {device}",
         )
+
+
+def _offered(client: Any) -> set[str]:
+    """Devices whose workers are there now."""
+    return {name for one in client.scheduler_info(n_workers=-1)["workers"].values() for name in one["resources"]}
 
 
 class _Driver:

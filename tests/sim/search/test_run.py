@@ -156,6 +156,19 @@ def test_sharing_simulations_changes_no_figure(
     assert shared.num_simulated <= alone.num_simulated
 
 
+@pytest.mark.same_everywhere
+def test_what_the_papers_search_does_not_simulate_loses_nothing() -> None:
+    spec = load_space("paper")
+    inputs = build_inputs(spec.inputs)
+    shared, alone = evaluator_of(spec, inputs), evaluator_of(spec, inputs, is_sharing=False)
+    groups = [group for group in inputs.groups if group.role == "evaluation"]
+    candidates = list(spec.candidates())
+    assert len(candidates) == 2077
+    full = [alone.evaluate(candidate, groups) for candidate in candidates]
+    assert [shared.evaluate(candidate, groups) for candidate in candidates] == full
+    assert shared.num_simulated < 0.6 * alone.num_simulated == 0.6 * 27 * len(candidates)
+
+
 def test_a_search_goes_on_where_it_was_stopped_and_gives_the_same_bytes(tmp_path: Path) -> None:
     spec = space(limits=[4, 6, 8], buckets={"most": 6})
     whole = search(spec, tmp_path / "whole")
