@@ -18,7 +18,7 @@ class BackendKind:
     label: as a report says it, so that no reader takes one kind for another. has_device: its times come from a device,
     as far as anybody knows; None: that is not known. scales_time: model time may differ from wall time. is_virtual: no
     process is started and no wall time passes. has_stack: the real vllm-rbln, which can be patched and observed.
-    is_restarted: every run gets a fresh server.
+    is_restarted: every run gets a fresh server. lifecycle_s: wall seconds of a run beside its replay, as a first guess.
     """
 
     name: str
@@ -28,6 +28,7 @@ class BackendKind:
     is_virtual: bool = False
     has_stack: bool = False
     is_restarted: bool = True
+    lifecycle_s: float = 3.0
 
 
 _TABLE = (
@@ -40,6 +41,7 @@ _TABLE = (
         name="twin",
         label="twin (real vLLM and vllm-rbln on a stand-in device with modelled step times)",
         has_stack=True,
+        lifecycle_s=20.0,
     ),
     BackendKind(
         name="sim",
@@ -52,12 +54,14 @@ _TABLE = (
         label="RBLN NPU (vLLM with vllm-rbln)",
         has_device=True,
         has_stack=True,
+        lifecycle_s=20.0,
     ),
     BackendKind(
         name="attached",
         label="attached server (started by somebody else, not restarted between runs)",
         has_device=True,
         is_restarted=False,
+        lifecycle_s=1.5,
     ),
 )
 KINDS = {kind.name: kind for kind in _TABLE}

@@ -70,11 +70,12 @@ def _print_pairs(table: ResultTable) -> None:
 
     out = terminal()
     shown = ("measure", "this_mean", "other_mean", "ratio", "low", "high", "p_holm", "differs")
-    for (this, other, paired, runs), rows in groupby(
-        table.records(), lambda row: (row["this"], row["other"], row["paired"], row["runs"])
+    named = ("this", "other", "paired", "runs", "backends")
+    for (this, other, paired, runs, backends), rows in groupby(
+        table.records(), lambda row: tuple(row[name] for name in named)
     ):
         how = "paired by plan" if paired else "not paired: other inputs"
-        drawn = plain_table(f"{this} / {other} ({how}, {runs} runs)", "")
+        drawn = plain_table(f"{this} / {other} ({how}, {runs} runs, {backends})", "")
         for name in shown:
             drawn.add_column(name, justify="left" if name == "measure" else "right", no_wrap=True)
         for row in rows:

@@ -173,7 +173,7 @@ def _until_decided(spec: ExperimentSpec, source: Path, replicates: int | None) -
             hint="Set it: --set stop.budget=N",
         )
     spec = spec.until_decided(str(source))
-    declared_rule(spec, ())
+    declared_rule(spec, (), str(source))
     return spec
 
 

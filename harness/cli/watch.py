@@ -25,7 +25,7 @@ def watch(
     interval_s: Annotated[float, typer.Option("--interval-s", min=0.2, help="Seconds between two looks.")] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Look once and end.")] = False,
 ) -> None:
-    """Watch the runs that another terminal makes: requests done, n and bucket, tokens/s, what is waited for.
+    """Watch the runs that another terminal makes: requests done, n and bucket, tokens/s, lateness, what is waited for.
 
     Ctrl-C ends the watching and not the runs.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, BinaryIO, Literal
 
@@ -25,8 +26,9 @@ class Scraper:
     """Scrapes one server from a thread of its own between ``start`` and ``stop``.
 
     One line per scrape: {"at_ns": when it was sent, "done_ns": when the body was complete, "reason", "status": HTTP
-    status or 0 for no answer, "body", and "error" when there was no answer}. Instants are of ``clock``; interval_s
-    is in seconds of ``clock`` too. Bytes that are not UTF-8 stand as lone surrogates (``surrogateescape``).
+    status or 0 for no answer, "body", "error" when there was no answer, and what ``beside`` gives}. Instants are of
+    ``clock``; interval_s is in seconds of ``clock`` too.
+    Bytes that are not UTF-8 stand as lone surrogates (``surrogateescape``).
     """
 
     def __init__(
@@ -39,6 +41,7 @@ class Scraper:
         interval_s: float,
         timeout_s: float = SCRAPE_TIMEOUT_S,
         path: str = "/metrics",
+        beside: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
         self._sink = sink
         self._host = host
@@ -47,6 +50,7 @@ class Scraper:
         self._interval_ns = int(interval_s * NS_PER_S)
         self._timeout_s = timeout_s
         self._path = path
+        self._beside = beside
         self._sink_lock = threading.Lock()
         self._stop_asked = threading.Event()
         self._thread: threading.Thread | None = None
@@ -96,6 +100,7 @@ class Scraper:
             "reason": reason,
             "status": status,
             "body": reply.body.decode("utf-8", "surrogateescape"),
+            **self._beside(),
         }
         if reply.error:
             line["error"] = reply.error

@@ -82,7 +82,7 @@ def freeze(
     budget is frozen, and the rule with it. tell: takes the share of the runs predicted.
     """
     if spec.stop is not None:
-        check_can_decide(spec.stop)
+        check_can_decide(spec.stop, str(experiment_file))
         spec = spec.until_decided()
     options = options or FreezeOptions()
     repository = Repository(experiment_file)

@@ -7,6 +7,7 @@ what this returns; ``harness query`` hands SQL to ``RunStore.query``.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -94,7 +95,7 @@ class RunStore:
         Every view starts with experiment, condition, replicate, is_valid (docs/data-dictionary.md). The plain ones hold
         rows of all sealed runs, invalid ones included; ``valid_runs``, ``valid_requests``, ... hold what counts.
         """
-        return _connect(self.sealed())
+        return _connect(self.sealed(), VIEWS)
 
     def query(self, sql: str) -> pa.Table:
         """Rows of one reading SQL statement over all sealed runs, which sees their tables and no other file.
@@ -105,7 +106,7 @@ class RunStore:
         import duckdb
 
         runs = self.sealed()
-        connection = _connect(runs)
+        connection = _connect(runs, _read_views(sql))
         try:
             _require_one_reading_statement(connection, sql)
             _lock(connection, runs)
@@ -174,7 +175,20 @@ def runs_table(runs: list[SealedRun]) -> pa.Table:
     return pa.Table.from_pylist(rows, schema=schema.RUNS)
 
 
-def _connect(runs: list[SealedRun]) -> duckdb.DuckDBPyConnection:
+def _read_views(sql: str) -> Sequence[str]:
+    """The views that ``sql`` reads, and what they are made of: each looks into the files of all runs, which takes time.
+
+    All of them where it names none, or may read what its text does not name.
+    """
+    text = sql.lower()
+    named = [name for name in VIEWS if name in text]
+    if not named or any(unseen in text for unseen in ("query", "information_schema", "duckdb_")):
+        return VIEWS
+    below = ("requests", "chunks", "kv_events") if "latencies" in named else ()
+    return [name for name in VIEWS if name in named or name in below]
+
+
+def _connect(runs: list[SealedRun], views: Sequence[str]) -> duckdb.DuckDBPyConnection:
     import duckdb
 
     connection = duckdb.connect()
@@ -184,11 +198,13 @@ def _connect(runs: list[SealedRun]) -> duckdb.DuckDBPyConnection:
     connection.execute("create table internal.all_runs as select * from arrow_runs")
     connection.unregister("arrow_runs")
     connection.execute("create view runs as select * from internal.all_runs")
-    for name in schema.TABLES:
+    for name in schema.TABLES.keys() & views:
         _create_table_view(connection, name, runs)
-    _create_scrapes_view(connection, runs)
-    connection.execute(_LATENCIES)
-    for name in VIEWS:
+    if "scrapes" in views:
+        _create_scrapes_view(connection, runs)
+    if "latencies" in views:
+        connection.execute(_LATENCIES)
+    for name in {"runs", *views}:
         connection.execute(f"create view valid_{name} as select * from {name} where is_valid")
     return connection
 
@@ -196,7 +212,7 @@ def _connect(runs: list[SealedRun]) -> duckdb.DuckDBPyConnection:
 def _lock(connection: duckdb.DuckDBPyConnection, runs: list[SealedRun]) -> None:
     """Leave ``connection`` the files that its views read: no other file, no network, no extension, no setting."""
     files = [run.path / layout.table_path(name) for run in runs for name in schema.TABLES]
-    files += [run.file(layout.SCRAPES) for run in runs]
+    files += [run.path / layout.SCRAPES for run in runs]
     # A path is asked for as the view words it, and again as it was found.
     allowed = [_quoted(form) for path in files for form in dict.fromkeys((str(path), _glob_literal(str(path))))]
     connection.execute(f"set allowed_paths = [{', '.join(allowed)}]")

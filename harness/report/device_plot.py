@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 WIDTH_IN, PANEL_IN = 10.66, 2.6
 MAX_PANELS_PER_ROW = 3
 BLOCK_SPREAD = 0.5
+# From so many devices on their names are slanted.
+TURNED_NAMES = 9
 DEVICES_CAPTION = (
     "First panel: B over A of each block (dots, in the order in which the device made them), less the mean of all, and "
     "each device's mean. Others: cost ratio on each device, filled: channel A, open: channel B; bars: one standard "
@@ -38,6 +40,8 @@ def device_plot(sheet: Sheet, summary: ExperimentSummary) -> str:
     columns = min(MAX_PANELS_PER_ROW, 1 + len(compared))
     rows = -(-(1 + len(compared)) // columns)
     figure = sheet.figure(WIDTH_IN * (1.0 if columns > 1 else 0.6), 0.4 + PANEL_IN * rows)
+    if len(found.devices) >= TURNED_NAMES:
+        figure.set_layout_engine("constrained")  # measures what slanted names need
     panels = list(figure.subplots(rows, columns, squeeze=False).flat)
     _speeds_panel(panels[0], found)
     for axes, one in zip(panels[1:], compared, strict=False):
@@ -90,7 +94,7 @@ def _device_means(axes: Axes, effect: DeviceEffect, offset: float, *, marker: st
 
 
 def _frame(axes: Axes, devices: list[str]) -> None:
-    axes.set_xticks(range(len(devices)), devices, rotation=0 if len(devices) < 9 else 60)
+    axes.set_xticks(range(len(devices)), devices, rotation=0 if len(devices) < TURNED_NAMES else 60)
     axes.set_xlim(-0.6, len(devices) - 0.4)
     axes.tick_params(axis="x", length=0)
     axes.grid(visible=True, axis="y")

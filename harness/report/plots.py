@@ -312,6 +312,7 @@ def _lag_ecdf(
         axes.set_xscale("log")
         axes.set_xlim(lowest * 0.8, max(float(everything.max()), limit_ms or 0.0, lowest * 10) * 1.4)
         axes.xaxis.set_major_formatter(plain_log_ticks)
+        axes.minorticks_off()
     if limit_ms is not None:
         _limit_line(axes, limit_ms, "limit on p99")
     axes.axhline(0.99, color=MUTED, linewidth=0.7, linestyle=(0, (1, 2)))

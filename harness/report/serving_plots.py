@@ -63,15 +63,11 @@ def _panel(axes: Axes, view: ReportView, samples: dict[str, FloatArray], name: s
     low, high = axes.get_xlim()
     axes.set_xlim(max(low, high / 1e4), high)
     axes.xaxis.set_major_formatter(plain_log_ticks)
-    axes.xaxis.set_minor_formatter(_nothing)
+    axes.minorticks_off()
     axes.set_xlabel(f"{name} [{'model ' if view.is_scaled else ''}ms]")
     axes.set_ylim(0, 1.02)
     axes.set_yticks([0, 0.5, 0.9, 0.99], ["0", "0.5", "0.9", "0.99"])
     axes.grid(visible=True, axis="both")
-
-
-def _nothing(_value: float, _position: float) -> str:
-    return ""
 
 
 def sweep_plot(sheet: Sheet, view: ReportView) -> str:

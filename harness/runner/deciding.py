@@ -15,8 +15,11 @@ from harness.records import RunKey, SealedRun
 from harness.spec import ExperimentSpec, StopSpec
 
 
-def declared_rule(spec: ExperimentSpec, sealed: Iterable[SealedRun]) -> StopSpec:
-    """The experiment's stopping rule; SpecError where it has none, or where sealed runs did not declare this one."""
+def declared_rule(spec: ExperimentSpec, sealed: Iterable[SealedRun], source: str = "") -> StopSpec:
+    """The experiment's stopping rule; SpecError where it has none, or where sealed runs did not declare this one.
+
+    source: where the experiment was written, for what is refused; default: its name.
+    """
     stop = spec.until_decided().stop
     assert stop is not None, "an experiment that runs until decided has a rule"
     for run in sealed:
@@ -27,7 +30,7 @@ def declared_rule(spec: ExperimentSpec, sealed: Iterable[SealedRun]) -> StopSpec
                 where=str(run.path),
                 hint="Give the experiment with the new rule a new name, or write to another --runs folder",
             )
-    return check_can_decide(stop)
+    return check_can_decide(stop, source or spec.name)
 
 
 class Watch:

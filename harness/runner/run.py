@@ -12,18 +12,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from harness.analysis import check_run, derive_tables
 from harness.analysis.logs.derive import Derived
-from harness.clock import NS_PER_S, ScaledClock, clock_for, realtime_minus_monotonic_ns
+from harness.analysis.logs.glance import REARRIVAL_P99_MS, START_SPREAD_MS
+from harness.analysis.method.lateness import Lateness
+from harness.clock import NS_PER_MS, NS_PER_S, ScaledClock, clock_for, realtime_minus_monotonic_ns
 from harness.engine import CostModel
 from harness.errors import HarnessError
 from harness.experiment import PlannedRun
 from harness.kv_rules import rules_in_force
 from harness.live import provenance
 from harness.live.audit.replay import self_audit
-from harness.live.client.run import ReplayResult, replay
+from harness.live.client.run import ReplayEvent, ReplayResult, replay
 from harness.live.devices.watch import (
     DeviceWatch,
     device_findings,
@@ -205,10 +208,10 @@ def _measure(
     run: PlannedRun, invocation: Invocation, launch_server: Launch, writer: RunWriter, clock: ScaledClock
 ) -> _Measured | None:
     """Start the server, replay the plan against it and stop it; None when the person aborted the run."""
-    spec, server, plan = run.spec, run.server, run.plan
+    spec, server, plan, interval_s = run.spec, run.server, run.plan, run.spec.client.scrape_interval_s
     on_progress, stop = invocation.on_progress, invocation.stop
     launch = _launched(run, invocation, launch_server, writer)
-    timings = {"server_start_ns": clock.now_ns()}
+    timings, seen = {"server_start_ns": clock.now_ns()}, _Seen(run.label, clock.scale, on_progress)
     with invocation.at_station():
         audit = self_audit(plan, spec.client, clock, writer.folder)
     with (
@@ -233,7 +236,9 @@ def _measure(
             return None
         with (
             invocation.at_station() as neighbours,
-            Scraper(scrapes, host=launch.host, port=launch.port, clock=clock, interval_s=spec.client.scrape_interval_s),
+            Scraper(
+                scrapes, host=launch.host, port=launch.port, clock=clock, interval_s=interval_s, beside=seen.so_far
+            ),
         ):
             result = replay(
                 plan,
@@ -243,7 +248,7 @@ def _measure(
                 options=spec.client,
                 clock=clock,
                 request_timeout_ns=int(spec.limits.request_timeout_s * NS_PER_S),
-                on_event=_counter(run.label, plan.num_requests, on_progress),
+                on_event=seen.add,
                 stop=stop.now,
                 records=writer.folder,
             )
@@ -261,16 +266,26 @@ def _measure(
     )
 
 
-def _counter(label: str, num_requests: int, on_progress: ProgressSink) -> Any:
-    """A callback for the client: one call per finished request."""
-    num_finished = 0
+class _Seen:
+    """The requests of a run that have finished: counted for its progress, and how late they left so far."""
 
-    def on_event(_event: object) -> None:
-        nonlocal num_finished
-        num_finished += 1
-        on_progress(RequestFinished(label, num_finished, num_requests))
+    def __init__(self, label: str, scale: float, on_progress: ProgressSink) -> None:
+        self._label, self._scale, self._on_progress = label, scale, on_progress
+        self._starts_ms: list[float] = []
+        self._rearrivals_ms: list[float] = []
 
-    return on_event
+    def add(self, event: ReplayEvent) -> None:
+        """One more, from the thread in which the client tells of it."""
+        if event.late_ns is not None:
+            late_ms = self._rearrivals_ms if event.request else self._starts_ms
+            late_ms.append(event.late_ns / self._scale / NS_PER_MS)
+        self._on_progress(RequestFinished(self._label, event.num_finished, event.num_requests))
+
+    def so_far(self) -> dict[str, float]:
+        """What a scrape notes for those who watch: wall ms, as the report will count them from all rows."""
+        late = Lateness(np.sort(self._rearrivals_ms), np.array(self._starts_ms), 0)
+        told = {REARRIVAL_P99_MS: late.rearrival_p99_ms, START_SPREAD_MS: late.start_spread_ms}
+        return {name: value for name, value in told.items() if value is not None}
 
 
 def _seal(

@@ -30,6 +30,8 @@ def test_folders_experiments_and_conditions_are_compared_by_pairs(folders: Path)
     text = harness("compare", *named, environment={"COLUMNS": "80"}).stdout
     assert "paired by plan" in " ".join(text.split())
     assert "ttft_p50_ms" in text
+    assert "sim:sim" in text
+    assert "Predicted: simulated in virtual time" in text
 
 
 @pytest.mark.parametrize(("form", "sign"), [("csv", "this,other"), ("markdown", "| this |"), ("latex", "toprule")])

@@ -9,9 +9,10 @@ from typing import NamedTuple
 import pytest
 
 from harness.analysis import run_figures, summarise
+from harness.analysis.method.lateness import lateness
 from harness.errors import RecordsError, SpecError
 from harness.plan import read_plan
-from harness.records import RunStore
+from harness.records import RunStore, layout
 from harness.report import write_report
 from harness.runner import StopFlag, run_experiment
 from harness.runner.experiment import ExperimentOutcome
@@ -109,6 +110,14 @@ def test_the_progress_events_tell_the_whole_story_in_order(performed: Performed)
     assert kinds == [ExperimentStarted, *one_run, *one_run]
     finished = [event.num_finished for event in performed.events if isinstance(event, RequestFinished)]
     assert finished == [1, 2, 3, 4, 5, 6] * 2
+
+
+def test_those_who_watch_are_told_of_the_lateness_that_is_reported(performed: Performed):
+    for run in performed.outcome.runs:
+        last = json.loads(run.file(layout.SCRAPES).read_text(encoding="utf-8").splitlines()[-1])
+        late = lateness(run.table("requests"), run.manifest.clock.scale)
+        assert last["rearrival_p99_ms"] == pytest.approx(late.rearrival_p99_ms, abs=1e-5)
+        assert last["start_spread_ms"] == pytest.approx(late.start_spread_ms, abs=1e-5)
 
 
 def test_a_run_carries_the_plan_it_replayed(performed: Performed):

@@ -19,6 +19,8 @@ from harness.records import layout
 # Enough for some hundred lines of a log, and for several scrapes.
 TAIL_BYTES = 1 << 16
 SCRAPE_TAIL_BYTES = 1 << 18
+# What the client's own process notes beside each scrape.
+REARRIVAL_P99_MS, START_SPREAD_MS = "rearrival_p99_ms", "start_spread_ms"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +28,8 @@ class Glance:
     """What is known of a running run. num_seqs, bucket: of its latest decode step; None: not seen.
 
     num_finished, num_running, num_waiting: requests, as the server counts them. tokens_per_s: generated between the
-    latest two scrapes, per second of the run's clock.
+    latest two scrapes, per second of the run's clock. rearrival_p99_ms, start_spread_ms: how late the client was so
+    far, wall ms, of the requests that have finished.
     """
 
     num_seqs: int | None = None
@@ -35,6 +38,8 @@ class Glance:
     num_running: int | None = None
     num_waiting: int | None = None
     tokens_per_s: float | None = None
+    rearrival_p99_ms: float | None = None
+    start_spread_ms: float | None = None
 
     @property
     def waits_for(self) -> str:
@@ -46,12 +51,16 @@ class Glance:
         return f"{self.num_running} run" + (f", {self.num_waiting} wait for a slot" if self.num_waiting else "")
 
     def in_words(self) -> str:
-        """One line: n and bucket, rate, and what is waited for."""
+        """One line: what is waited for, n and bucket, rate, and how late the client was so far."""
         parts = [self.waits_for]
         if self.num_running and self.num_seqs is not None:
             parts.append(f"{self.num_seqs} in bucket {self.bucket}")
         if self.tokens_per_s is not None:
             parts.append(f"{self.tokens_per_s:,.0f} tokens/s")
+        if self.rearrival_p99_ms is not None:
+            parts.append(f"late p99 {self.rearrival_p99_ms:.3g} ms")
+        elif self.start_spread_ms is not None:
+            parts.append(f"start spread {self.start_spread_ms:.3g} ms")
         return ", ".join(parts)
 
 
@@ -66,7 +75,7 @@ def glance(folder: Path) -> Glance:
     n, b = (None, None) if step is None else (step.num_seqs, step.bucket)
     if not scrapes:
         return Glance(n, b)
-    (_, now), rate = scrapes[-1], None
+    (_, now, late), rate = scrapes[-1], None
     if len(scrapes) > 1 and (passed_ns := scrapes[-1][0] - scrapes[-2][0]) > 0:
         rate = (now["generation_tokens_total"] - scrapes[-2][1]["generation_tokens_total"]) * NS_PER_S / passed_ns
     return Glance(
@@ -76,6 +85,8 @@ def glance(folder: Path) -> Glance:
         int(now["num_requests_running"]),
         int(now["num_requests_waiting"]),
         rate,
+        late.get(REARRIVAL_P99_MS),
+        late.get(START_SPREAD_MS),
     )
 
 
@@ -87,8 +98,8 @@ _NAMES: tuple[str, ...] = (
 )
 
 
-def _scrape(line: bytes) -> tuple[int, dict[str, float]] | None:
-    """(instant, sums by name) of one scrape; None for a line that was cut or has no answer."""
+def _scrape(line: bytes) -> tuple[int, dict[str, float], dict[str, float]] | None:
+    """(instant, sums by name, lateness so far) of one scrape; None for a line that was cut or has no answer."""
     try:
         row = json.loads(line)
         sums = dict.fromkeys(_NAMES, 0.0)
@@ -97,7 +108,9 @@ def _scrape(line: bytes) -> tuple[int, dict[str, float]] | None:
             name = name.partition("{")[0].removeprefix("vllm:")
             if name in sums:
                 sums[name] += float(value)
-        return (int(row["at_ns"]), sums) if row["body"] and all(map(math.isfinite, sums.values())) else None
+        late = {name: float(row[name]) for name in (REARRIVAL_P99_MS, START_SPREAD_MS) if name in row}
+        is_readable = row["body"] and all(map(math.isfinite, (*sums.values(), *late.values())))
+        return (int(row["at_ns"]), sums, late) if is_readable else None
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return None
 

@@ -26,6 +26,7 @@ from harness.analysis.method.stats import (
 )
 from harness.analysis.method.tabular import Cell, ResultTable, table_of
 from harness.clock import NS_PER_MS, NS_PER_S
+from harness.kinds import origin_note
 from harness.records import SealedRun
 
 
@@ -35,6 +36,11 @@ class Side:
 
     name: str
     runs: tuple[SealedRun, ...]
+
+    @property
+    def backends(self) -> tuple[str, ...]:
+        """What made the runs, each kind once."""
+        return tuple(dict.fromkeys(run.manifest.backend for run in self.runs))
 
 
 def _seconds(duration_ns: int | None, per: int = 1) -> float | None:
@@ -88,7 +94,8 @@ def compare_all(sides: Sequence[Side]) -> ResultTable:
         "ratio: geometric mean of this / other; interval: 95 %, not adjusted; p_holm: adjusted over all rows (Holm), "
         "differs: p_holm below 0.05. paired: by equal plan hashes; without, the sides replayed different inputs."
     )
-    return table_of("Comparison of all pairs", caption, rows)
+    notes = dict.fromkeys(note for side in sides for kind in side.backends if (note := origin_note(kind)))
+    return table_of("Comparison of all pairs", " ".join([*notes, caption]), rows)
 
 
 def _row(one: Side, other: Side, measure: str, of: Callable[[SealedRun], float | None]) -> dict[str, Cell] | None:
@@ -109,6 +116,7 @@ def _row(one: Side, other: Side, measure: str, of: Callable[[SealedRun], float |
         "paired": is_paired,
         **_same_devices(devices, is_paired=is_paired),
         "runs": f"{len(values[0])}:{len(values[1])}",
+        "backends": f"{'+'.join(one.backends)}:{'+'.join(other.backends)}",
         "this_mean": float(np.exp(logs[0].mean())),
         "other_mean": float(np.exp(logs[1].mean())),
         "ratio": float(np.exp(logs[0].mean() - logs[1].mean())),

@@ -139,15 +139,15 @@ def blocks_left(look: Look, stop: StopSpec) -> int | None:
     return None
 
 
-def check_can_decide(stop: StopSpec) -> StopSpec:
-    """The same rule, unless no look within its budget has a finite interval: then SpecError."""
+def check_can_decide(stop: StopSpec, source: str) -> StopSpec:
+    """The same rule, unless no look within its budget has a finite interval: then SpecError that names its source."""
     boundary = boundary_of(stop)
     if all(math.isinf(boundary(n) or math.inf) for n in range(2, stop.budget + 1)):
         first = next(n for n in range(2, 10_000) if math.isfinite(t_mixture_boundary(n, stop.alpha)))
         raise SpecError(
             f"{stop.budget} blocks never decide: the confidence sequence at alpha {stop.alpha:g} is infinite before "
             f"block {first}",
-            where="stop.budget",
+            where=f"{source}: stop.budget",
             hint="Raise it (`harness power` says to what), or preset a few looks: looks = [3]",
         )
     return stop

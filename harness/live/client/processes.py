@@ -164,7 +164,8 @@ def _run_all(
                 _say(parts, str(monotonic_ns() + START_LEAD_NS))
         elif words[0] == "event" and on_event is not None:
             num_finished += 1
-            on_event(ReplayEvent(int(words[1]), int(words[2]), words[3], num_finished, num_requests))
+            late_ns = None if words[4] == "None" else int(words[4])
+            on_event(ReplayEvent(int(words[1]), int(words[2]), words[3], late_ns, num_finished, num_requests))
 
 
 def _last_words(part: Popen[str] | None) -> str:
@@ -271,7 +272,7 @@ def work() -> None:
         stopped.set()
 
     def tell(event: ReplayEvent) -> None:
-        print("event", event.session, event.request, event.status, flush=True)
+        print("event", event.session, event.request, event.status, event.late_ns, flush=True)
 
     result = replay_here(
         read_plan(Path(task["plan"])),

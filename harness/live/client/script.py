@@ -39,11 +39,15 @@ class Due(NamedTuple):
 
 
 class ReplayEvent(NamedTuple):
-    """One more request has its final row. Told to ``on_event`` from a thread that cannot hold the replay up."""
+    """One more request has its final row. Told to ``on_event`` from a thread that cannot hold the replay up.
+
+    late_ns: clock ns from when it was due to when it left; None: it never left.
+    """
 
     session: int
     request: int
     status: str
+    late_ns: int | None
     num_finished: int
     num_requests: int
 
@@ -306,8 +310,10 @@ class Script:
         rows.status[row], rows.error[row] = status, error
         self.num_finished += 1
         if self._tells:
-            event = ReplayEvent(rows.session[row], rows.request[row], status, self.num_finished, rows.count)
-            self.finished_events.append(event)
+            sent_ns = rows.sent_ns[row]
+            late_ns = None if sent_ns < 0 else self.clock.from_monotonic_ns(sent_ns) - rows.due_ns[row]
+            named = (rows.session[row], rows.request[row], status)
+            self.finished_events.append(ReplayEvent(*named, late_ns, self.num_finished, rows.count))
 
     def _copy_counts(self, row: int, answer: Answer) -> None:
         rows = self.rows

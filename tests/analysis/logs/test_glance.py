@@ -13,14 +13,15 @@ from harness.records import layout
 STEP = b"1795324631.046899 17255 INFO vllm_rbln.x [BUCKET] request_nums=3 padded_batch_size=4\n"
 
 
-def scrape(at_s: int, tokens: int, running: int, waiting: int, done: int) -> bytes:
+def scrape(at_s: int, tokens: int, running: int, waiting: int, done: int, **late_ms: float) -> bytes:
     body = (
         f'vllm:generation_tokens_total{{engine="0"}} {tokens}.0\nvllm:num_requests_running{{engine="0"}} {running}.0\n'
         f'vllm:num_requests_waiting{{engine="0"}} {waiting}.0\n'
         f'vllm:request_success_total{{finished_reason="stop"}} 0.0\n'
         f'vllm:request_success_total{{finished_reason="length"}} {done}.0\n'
     )
-    return json.dumps({"at_ns": at_s * NS_PER_S, "reason": "interval", "status": 200, "body": body}).encode() + b"\n"
+    told = {"at_ns": at_s * NS_PER_S, "reason": "interval", "status": 200, "body": body, **late_ms}
+    return json.dumps(told).encode() + b"\n"
 
 
 def test_a_run_is_read_from_the_ends_of_its_files_also_where_a_line_is_cut(tmp_path: Path) -> None:
@@ -33,6 +34,13 @@ def test_a_run_is_read_from_the_ends_of_its_files_also_where_a_line_is_cut(tmp_p
     assert glance(tmp_path).in_words() == "3 run, 1 wait for a slot, 2 in bucket 4, 100 tokens/s"
     (tmp_path / layout.SCRAPES).write_bytes(scrape(3, 300, 0, 0, 5))
     assert glance(tmp_path).in_words() == "sessions wait for tools"
+
+
+def test_a_run_says_how_late_its_client_was_so_far(tmp_path: Path) -> None:
+    (tmp_path / layout.SCRAPES).write_bytes(scrape(3, 300, 3, 0, 1, start_spread_ms=0.125))
+    assert glance(tmp_path).in_words() == "3 run, start spread 0.125 ms"
+    (tmp_path / layout.SCRAPES).write_bytes(scrape(4, 400, 3, 0, 5, start_spread_ms=0.125, rearrival_p99_ms=2.5))
+    assert glance(tmp_path).in_words() == "3 run, late p99 2.5 ms"
 
 
 def test_watching_shows_the_run_that_is_being_made(tmp_path: Path) -> None:

@@ -114,6 +114,6 @@ def test_blocks_lost_to_invalid_runs_leave_a_last_look_at_what_is_there() -> Non
 
 
 def test_a_budget_in_which_no_look_can_decide_is_refused_with_the_first_that_could() -> None:
-    with pytest.raises(SpecError, match="infinite before block 5"):
-        check_can_decide(StopSpec(margin=0.02, budget=4))
-    assert check_can_decide(StopSpec(margin=0.02, budget=4, looks=(4,))).budget == 4
+    with pytest.raises(SpecError, match=r"mine\.toml: stop\.budget: 4 blocks never decide.*infinite before block 5"):
+        check_can_decide(StopSpec(margin=0.02, budget=4), "mine.toml")
+    assert check_can_decide(StopSpec(margin=0.02, budget=4, looks=(4,)), "mine.toml").budget == 4
