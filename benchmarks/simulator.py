@@ -15,7 +15,7 @@ import numpy as np
 
 from benchmarks.figure import Figure, cpu_s, in_turns, per_cpu_s
 from harness.analysis.method.predictions import drawn_ratio
-from harness.clock import NS_PER_S
+from harness.clock import NS_PER_S, process_cpu_ns
 from harness.engine.config import EngineConfig
 from harness.engine.cost import load_cost_model
 from harness.engine.memory import new_state
@@ -102,8 +102,10 @@ def whole_search() -> Iterator[Figure]:
         simulations: list[int] = []
 
         def shared(kept: Any = kept, simulations: list[int] = simulations) -> None:
+            # Another title is another search: a process keeps what it has simulated for one.
+            own = kept.model_copy(update={"title": f"{kept.title} {process_cpu_ns()}"})
             with TemporaryDirectory() as folder:
-                simulations.append(search(kept, Path(folder) / "search").num_simulations)
+                simulations.append(search(own, Path(folder) / "search").num_simulations)
 
         def unshared(kept: Any = kept, simulations: list[int] = simulations) -> None:
             inputs = build_inputs(kept.inputs)
