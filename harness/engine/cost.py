@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any
@@ -43,6 +43,13 @@ def to_fs(value: Decimal | float | int | str, unit_fs: int) -> int:
     Raises ValueError for an exponent that no duration has: all its digits would be written out.
     """
     return round(Fraction(_bounded(Decimal(repr(value)) if isinstance(value, float) else Decimal(value))) * unit_fs)
+
+
+def _exact(text: str) -> Decimal:
+    try:
+        return _bounded(Decimal(text))
+    except InvalidOperation as error:
+        raise ValueError(f"{text:.40} is no number that can be held") from error
 
 
 def _bounded(exact: Decimal) -> Decimal:
@@ -222,7 +229,7 @@ def load_cost_model(name_or_path: str | Path) -> CostModel:
     """The cost model in a file; raises SpecError naming the file and every key that is wrong."""
     path = find_cost_file(name_or_path)
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"), parse_float=lambda text: _bounded(Decimal(text)))
+        table = tomllib.loads(path.read_text(encoding="utf-8"), parse_float=_exact)
         return cost_model_from(_CostFile.model_validate(table))
     except OSError as error:
         raise SpecError(f"cannot be read ({error.strerror})", where=str(path), hint="Check the path") from error

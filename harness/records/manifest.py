@@ -179,8 +179,7 @@ class Manifest(_Record):
     @property
     def requested_experiment(self) -> dict[str, Any]:
         """The experiment that was asked for (a dumped ExperimentSpec); empty where the manifest holds none."""
-        asked: dict[str, Any] = self.requested.get("experiment", {})
-        return asked
+        return dict(table_at(self.requested, "experiment"))
 
     @property
     def title(self) -> str:
@@ -195,18 +194,19 @@ class Manifest(_Record):
     @property
     def requested_condition(self) -> dict[str, Any]:
         """The run's condition as it was asked for (a dumped ConditionSpec); empty where the manifest holds none."""
-        conditions: list[dict[str, Any]] = self.requested_experiment.get("condition", [])
-        return next((one for one in conditions if one.get("name") == self.condition), {})
+        conditions = self.requested_experiment.get("condition")
+        tables = map(table_at, conditions if isinstance(conditions, list) else ())  # pyright: ignore[reportUnknownArgumentType]
+        return next((dict(one) for one in tables if one.get("name") == self.condition), {})
 
     @property
     def packages(self) -> dict[str, str]:
         """Versions of the packages that the harness ran with; empty where none were noted."""
-        return dict(self.provenance.get("packages", {}))
+        return dict(table_at(self.provenance, "packages"))
 
     @property
     def factors(self) -> dict[str, Any]:
         """Factors that the experiment gives the run's condition; empty where it gives none."""
-        return dict(self.requested_condition.get("factors") or {})
+        return dict(table_at(self.requested_condition, "factors"))
 
     @property
     def time_scale(self) -> float:
@@ -216,14 +216,12 @@ class Manifest(_Record):
     @property
     def requested_server(self) -> dict[str, Any]:
         """The server configuration that was asked for (a dumped ServerSpec)."""
-        asked: dict[str, Any] = self.requested.get("server", {})
-        return asked
+        return dict(table_at(self.requested, "server"))
 
     @property
     def requested_client(self) -> dict[str, Any]:
         """The client configuration that was asked for (a dumped ClientSpec)."""
-        asked: dict[str, Any] = self.requested.get("client", {})
-        return asked
+        return dict(table_at(self.requested, "client"))
 
     @property
     def serving_version(self) -> str:
@@ -233,13 +231,13 @@ class Manifest(_Record):
     @property
     def server_spec(self) -> dict[str, Any]:
         """The server configuration in force: effective where known, else requested."""
-        merged: dict[str, Any] = {**self.requested_server, **self.effective.get("server", {})}
-        return merged
+        return {**self.requested_server, **table_at(self.effective, "server")}
 
     @property
     def decode_buckets(self) -> tuple[int, ...]:
         """The compiled decode buckets; () where the manifest does not tell."""
-        return tuple(self.server_spec.get("decode_buckets", ()))
+        buckets: Any = self.server_spec.get("decode_buckets")
+        return tuple(buckets) if isinstance(buckets, list | tuple) else ()
 
     def to_json(self) -> str:
         """The text of manifest.json, sealed."""

@@ -354,7 +354,8 @@ def _samples(body: str) -> tuple[list[tuple[str, str]], list[float]]:
     heads = "\n".join(head for head, _space, _value in lines)
     key = hashlib.sha256(f"{heads}\n{_comments(text)}".encode()).digest()
     known = _known_names.get(key)
-    if known is not None:
+    # A line without a space has no head, as has no line.
+    if known is not None and len(known) == len(lines):
         return known, [float(value) for _head, _space, value in lines]
     parsed = list(_parsed(text))
     names = [(name, labels) for name, labels, _value in parsed]

@@ -164,6 +164,14 @@ def test_scrapes_become_samples_and_unreadable_ones_are_counted() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("bodies", [("", "NaN"), ("NaN", "")])
+def test_a_scrape_without_names_is_not_taken_for_one_without_lines(bodies: tuple[str, str]) -> None:
+    scrapes = [{"at_ns": 5, "reason": "before", "status": 200, "body": body} for body in bodies]
+    table, num_scrapes, num_failed = metrics_table(json.dumps(scrape).encode() for scrape in scrapes)
+    # The parser takes a lone word for a sample.
+    assert (table["scrape"].to_pylist(), num_scrapes, num_failed) == ([bodies.index("NaN")], 2, 0)
+
+
 def sealed_golden(root: Path) -> SealedRun:
     with RunWriter(root, "e", "c", 0, 1) as writer:
         writer.raw("server.log").write((GOLDEN / "precise.log").read_bytes())
