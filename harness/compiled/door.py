@@ -158,8 +158,10 @@ def kind_of(argument: Any) -> object:
     """What decides the machine code for an argument, and nothing else of it."""
     if isinstance(argument, np.ndarray):
         array = cast("Array", argument)
-        flags = (array.flags.c_contiguous, array.flags.f_contiguous, array.flags.aligned, array.flags.writeable)
-        return (_fields_of(array.dtype), array.ndim, *flags)
+        flags = array.flags
+        # As numba: a table of one row or column is of both orders, and the same to the code as one of more.
+        order = "C" if flags.c_contiguous else "F" if flags.f_contiguous else "A"
+        return (_fields_of(array.dtype), array.ndim, order, flags.aligned, flags.writeable)
     if isinstance(argument, tuple):
         parts = cast("tuple[Any, ...]", argument)
         return (type(parts).__qualname__, [kind_of(part) for part in parts])

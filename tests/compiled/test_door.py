@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from harness.compiled import compiled
+from harness.compiled.door import kind_of
 from harness.compiled.records import IntArray, new_records
 from harness.engine.scheduler import warm_up
 
@@ -45,6 +46,12 @@ def test_a_process_that_finds_machine_code_steps_the_engine_without_numba() -> N
 def test_each_kind_of_array_has_code_of_its_own_and_each_array_its_own_values() -> None:
     line, square = np.arange(4, dtype=np.int64), np.arange(10, 14, dtype=np.int64).reshape(2, 2)
     assert [first_of(numbers, 3) for numbers in (line, square, line, square + 100)] == [3, 13, 3, 113]
+
+
+def test_tables_of_one_row_or_column_or_none_run_the_code_of_longer_ones() -> None:
+    assert len({repr(kind_of(np.zeros(shape))) for shape in [(3, 4), (1, 4), (3, 1), (1, 1), (0, 4)]}) == 1
+    assert kind_of(np.zeros((4, 3)).T) != kind_of(np.zeros((3, 4))) != kind_of(np.zeros((3, 8))[:, ::2])
+    assert [first_of(table, 2) for table in (np.arange(12).reshape(3, 4), np.arange(4).reshape(1, 4))] == [2, 2]
 
 
 def test_a_function_without_a_result_gives_none_and_changes_its_memory() -> None:
