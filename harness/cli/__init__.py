@@ -125,28 +125,27 @@ _NO_ROOM = (
 _BLAS_BYTES = 144 << 20
 
 
-def _fail(message: str, code: ExitCode) -> NoReturn:
+def _say(message: str) -> None:
     from harness.cli.words import said_plainly
 
     print(f"harness: {said_plainly(message)}", file=sys.stderr)
+
+
+def _fail(message: str, code: ExitCode) -> NoReturn:
+    _say(message)
     raise SystemExit(int(code))
 
 
 def _fail_limited(error: BaseException) -> NoReturn:
     """One line for what a limit of memory, files, file size or threads refused."""
     what = str(error).partition("\n")[0] or "not enough memory"
-    try:
-        _fail(
-            f"this machine or its limits (`ulimit -a`) refused: {what}. Nothing half-written counts as a run",
-            ExitCode.HARNESS_FAULT,
-        )
-    except SystemExit:
-        if _is_memory_limited():
-            # Libraries that were refused memory may crash when the interpreter takes them down.
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(int(ExitCode.HARNESS_FAULT))
-        raise
+    _say(f"this machine or its limits (`ulimit -a`) refused: {what}. Nothing half-written counts as a run")
+    if _is_memory_limited():
+        # Libraries that were refused memory may crash when the interpreter takes them down.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(int(ExitCode.HARNESS_FAULT))
+    raise SystemExit(int(ExitCode.HARNESS_FAULT))
 
 
 def _is_memory_limited() -> bool:

@@ -87,8 +87,9 @@ def seeds_in(content: Any) -> Iterator[int]:
         value, is_seed = left.pop()
         if isinstance(value, Mapping):
             for key, item in reversed([*table_at(value).items()]):
-                if is_seed or SEED_KEY.search(key) or key not in NOT_INPUTS:
-                    left.append((item, is_seed or bool(SEED_KEY.search(key))))
+                is_below = is_seed or bool(SEED_KEY.search(key))
+                if is_below or key not in NOT_INPUTS:
+                    left.append((item, is_below))
         elif isinstance(value, list):
             left += [(item, is_seed) for item in reversed(cast("list[Any]", value))]
         elif is_seed and isinstance(value, int) and not isinstance(value, bool):

@@ -182,7 +182,7 @@ def _read_views(sql: str) -> Sequence[str]:
     """
     text = sql.lower()
     named = [name for name in VIEWS if name in text]
-    if not named or any(unseen in text for unseen in ("query", "information_schema", "duckdb_")):
+    if not named or any(unseen in text for unseen in ("query", "_schema", "duckdb_", "sqlite_", "pg_")):
         return VIEWS
     below = ("requests", "chunks", "kv_events") if "latencies" in named else ()
     return [name for name in VIEWS if name in named or name in below]
