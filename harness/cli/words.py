@@ -7,8 +7,9 @@ Next: the commands print errors, reasons and table cells with it.
 from __future__ import annotations
 
 import os
+import shutil
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from harness.live.client.answer import NOT_PRINTABLE, printable
 
@@ -24,8 +25,16 @@ def terminal(*, is_error: bool = False) -> Console:
     """Standard output, or error, as rich writes on it; lines fold at a terminal's width and nowhere else."""
     from rich.console import Console
 
-    stream = sys.stderr if is_error else sys.stdout
-    return Console(width=None if stream.isatty() or "COLUMNS" in os.environ else PIPE_WIDTH, stderr=is_error)
+    return Console(width=None if _has_width(sys.stderr if is_error else sys.stdout) else PIPE_WIDTH, stderr=is_error)
+
+
+def terminal_width() -> int:
+    """Columns of standard output, for what is drawn without rich."""
+    return shutil.get_terminal_size().columns if _has_width(sys.stdout) else PIPE_WIDTH
+
+
+def _has_width(stream: TextIO) -> bool:
+    return stream.isatty() or "COLUMNS" in os.environ
 
 
 def said_in_lines(text: str) -> str:
