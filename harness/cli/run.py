@@ -139,7 +139,7 @@ def perform(
 
     console = terminal(is_error=form is not TableForm.text)
     page = check_output(page or runs / f"{spec.name}.html")
-    load_engine(console, with_client=not kind_named(spec.backend).is_virtual and spec.client.name == "epoll")
+    load_engine(with_client=not kind_named(spec.backend).is_virtual and spec.client.name == "epoll")
     stop = StopFlag()
     with TerminalProgress(console, runs) as progress, interruptible(stop, console):
         outcome = run_experiment(
@@ -369,8 +369,8 @@ def _exit_code(console: Console, outcome: ExperimentOutcome, experiment: str, ru
     return ExitCode.RUN_INVALID if outcome.invalid_runs else ExitCode.PASS
 
 
-def load_engine(console: Console, *, with_client: bool = False) -> None:
-    """Compile the engine, or load it from its cache; says so when a person will have to wait for it.
+def load_engine(*, with_client: bool = False) -> None:
+    """Compile the engine, or load it from its cache.
 
     with_client: the epoll client's loop too, beside it in a process of its own.
     """
@@ -379,8 +379,6 @@ def load_engine(console: Console, *, with_client: bool = False) -> None:
     from harness.engine.scheduler import warm_up
 
     is_first = not has_machine_code(doors.__file__)
-    if is_first:
-        console.print("compiling the engine for this machine (about 20 s, once)")
     # What two processes compile at once is done in half the time; later runs load it in a fraction of a second.
     loop = "harness.live.client.wire.core"
     beside = subprocess.Popen([sys.executable, "-m", loop]) if is_first and with_client else None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import hashlib
+import logging
 import os
 import struct
 import sys
@@ -29,6 +30,10 @@ Native = Callable[[Any, bytes], int]
 SYMBOL = "door"
 """What a function is called in its object file: int32 door(int64 *result, const int64 *words)."""
 SUFFIX = ".door.o"
+_log = logging.getLogger(__name__)
+_PACKAGE = Path(__file__).resolve().parents[1]
+_told: set[Path] = set()
+"""Files that were said to be compiled: a person waits for it."""
 
 
 class Inner:
@@ -122,6 +127,11 @@ class Door:
     def _make(self, arguments: Sequence[Any]) -> bytes:
         from harness.compiled.linked import object_code
 
+        source = Path(self._function.__code__.co_filename)
+        if source not in _told:
+            _told.add(source)
+            what = source.relative_to(_PACKAGE.parent) if source.is_relative_to(_PACKAGE) else source.name
+            _log.warning("compiling %s for this machine: once, 10 to 20 s; kept in %s", what, self._folder)
         return object_code(self._function, self._options, arguments, SYMBOL)
 
 
