@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from xdist.scheduler import LoadGroupScheduling
 
 from harness.errors import HarnessError
 from harness.twin.environment import TwinEnvironment, find_twin
@@ -28,6 +29,19 @@ def twin(request: pytest.FixtureRequest) -> TwinEnvironment:
         return find_twin(getattr(request, "param", None))
     except HarnessError as error:
         pytest.skip(str(error))
+
+
+class _OneProcessPerServer(LoadGroupScheduling):
+    """``--dist loadgroup``: the tests that share a server of the twin run in one process, which starts it once."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file, _, name = nodeid.partition("::")
+        return f"{file} {name.rpartition('-')[2]}" if file.endswith("test_twin_shapes.py") else nodeid
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadGroupScheduling | None:
+    return _OneProcessPerServer(config, log) if config.getvalue("dist") == "loadgroup" else None
 
 
 TESTS = Path(__file__).parent

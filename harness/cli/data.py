@@ -5,7 +5,6 @@ Reads sealed runs only; never changes what was measured. Next: ``harness.records
 
 from __future__ import annotations
 
-import contextlib
 import io
 import sys
 from enum import Enum
@@ -18,7 +17,7 @@ from harness.cli.compare import TableForm, written
 from harness.cli.run import RunsOption
 from harness.cli.sealed import sealed_runs, store_at
 from harness.errors import SpecError
-from harness.outputs import check_output
+from harness.outputs import check_output, write_text
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -56,13 +55,16 @@ def query(
 
     Example: `harness query "select condition, sum(cached_tokens) from valid_requests group by all" --runs runs/today`
     """
-    rows = store_at(runs).query(sql)
-    if form is OutputFormat.table and output is None:
-        print(_drawn(rows))
+    store = store_at(runs)
+    if form is OutputFormat.table:
+        from harness.cli.words import said_in_lines, terminal_width
+
+        text = said_in_lines(store.drawn(sql, terminal_width()))
+        print(text) if output is None else write_text(output, f"{text}\n")
         return
     if output is None and form is OutputFormat.parquet and sys.stdout.isatty():
         raise SpecError("Parquet is not for a terminal", where="--format", hint="Name a file with -o")
-    data = _encoded(rows, form)
+    data = _encoded(store.query(sql), form)
     if output is None:
         sys.stdout.buffer.write(data)
     else:
@@ -83,25 +85,9 @@ def _encoded(rows: pa.Table, form: OutputFormat) -> bytes:
         pq.write_table(rows, buffer)
     elif form is OutputFormat.jsonl:
         buffer.write("".join(json.dumps(row, default=str) + "\n" for row in rows.to_pylist()).encode())
-    elif form is OutputFormat.json:
-        buffer.write(json.dumps(rows.to_pylist(), default=str, indent=1).encode() + b"\n")
     else:
-        buffer.write(_drawn(rows).encode() + b"\n")
+        buffer.write(json.dumps(rows.to_pylist(), default=str, indent=1).encode() + b"\n")
     return buffer.getvalue()
-
-
-def _drawn(rows: pa.Table) -> str:
-    """The rows as DuckDB draws them: types under names, the middle of many rows left out."""
-    import duckdb
-
-    from harness.cli.words import said_in_lines, terminal
-
-    if not rows.num_columns:
-        return ""
-    drawn = io.StringIO()
-    with contextlib.redirect_stdout(drawn):
-        duckdb.from_arrow(rows).show(max_width=terminal().width)
-    return said_in_lines(drawn.getvalue().rstrip("\n"))
 
 
 def list_runs(
@@ -112,13 +98,13 @@ def list_runs(
 
     Example: `harness runs --runs runs/today`
     """
-    from harness.cli.words import said, terminal
-
-    console = terminal()
     store = store_at(runs)
     if form is not TableForm.text:
         print(written(_runs_listed(store), form), end="")
         return
+    from harness.cli.words import said, terminal
+
+    console = terminal()
     for run in store.sealed():
         verdict = "valid" if run.is_valid else f"INVALID: {said('; '.join(run.invalid_reasons))}"
         tries = "".join(f"; repeats {one.folder}, INVALID" for one in run.manifest.earlier_tries)

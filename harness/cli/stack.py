@@ -227,6 +227,6 @@ def _exporter(environment: Path | None, twin: bool) -> Exporter:
     if twin:
         found = find_twin()
         versions = dict(found.stamp.get("versions", {}))
-        return Exporter(found.python, WRITER, versions, twin_variables(), free_gib=0.1)
+        return Exporter(found.python, WRITER, versions, twin_variables(found), free_gib=0.1)
     stack = find_stack(str(environment or ""))
     return Exporter(stack.vllm.with_name("python"), EXPORT, stack.versions, {})

@@ -7,8 +7,9 @@ Next: the commands print errors, reasons and table cells with it.
 from __future__ import annotations
 
 import os
+import shutil
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from harness.live.client.answer import NOT_PRINTABLE, printable
 
@@ -16,16 +17,33 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 MAX_CHARS = 4_000
+# How a terminal of ASCII alone is told what the tables say with other letters.
+IN_ASCII = {"\u00d7": "x", "\u2013": "-", "\u2212": "-", "\u2020": "+", "\u2264": "<=", "\u2265": ">=", "\u03c4": "tau"}
 # Where output goes to a file or a pipe, nothing needs to fit a screen.
 PIPE_WIDTH = 200
+
+
+def in_ascii(error: UnicodeError) -> tuple[str, int]:
+    """An error handler of encodings: the letter's word in ASCII, or a question mark."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return "".join(IN_ASCII.get(letter, "?") for letter in error.object[error.start : error.end]), error.end
 
 
 def terminal(*, is_error: bool = False) -> Console:
     """Standard output, or error, as rich writes on it; lines fold at a terminal's width and nowhere else."""
     from rich.console import Console
 
-    stream = sys.stderr if is_error else sys.stdout
-    return Console(width=None if stream.isatty() or "COLUMNS" in os.environ else PIPE_WIDTH, stderr=is_error)
+    return Console(width=None if _has_width(sys.stderr if is_error else sys.stdout) else PIPE_WIDTH, stderr=is_error)
+
+
+def terminal_width() -> int:
+    """Columns of standard output, for what is drawn without rich."""
+    return shutil.get_terminal_size().columns if _has_width(sys.stdout) else PIPE_WIDTH
+
+
+def _has_width(stream: TextIO) -> bool:
+    return stream.isatty() or "COLUMNS" in os.environ
 
 
 def said_in_lines(text: str) -> str:

@@ -24,11 +24,11 @@ from harness.records import layout, schema
 from harness.records.disk import is_as_written_here, is_unfinished, known_entry
 from harness.records.facts import ClientAudit, LaunchReport
 from harness.records.manifest import Manifest
-from harness.spec import ClientSpec, ConditionSpec, ExperimentSpec, FleetSpec, LimitsSpec, ServerSpec, WorkloadSpec
 
 if TYPE_CHECKING:
     from harness.engine import CostModel
     from harness.plan import Plan
+    from harness.spec import ClientSpec, ConditionSpec, ExperimentSpec, FleetSpec, LimitsSpec, ServerSpec, WorkloadSpec
 
 _RESTORE = "Restore the file from a copy, or move the run away"
 _REBUILD = "`harness derive` rebuilds derived tables"
@@ -84,6 +84,8 @@ class SealedRun:
     @cached_property
     def spec(self) -> ExperimentSpec:
         """The experiment it was made for; RecordsError when the manifest holds none that this version reads."""
+        from harness.spec import ExperimentSpec
+
         return self._parsed(ExperimentSpec, self.manifest.requested.get("experiment", {}), "experiment")
 
     @cached_property
@@ -104,6 +106,8 @@ class SealedRun:
     @cached_property
     def server(self) -> ServerSpec:
         """The server configuration that was asked for; rules that it left open are those of the version that served."""
+        from harness.spec import ServerSpec
+
         asked = self._parsed(ServerSpec, self.manifest.requested_server, "server")
         named = asked.rules if asked.rules != AUTO else str(self.manifest.server_spec.get("rules", AUTO))
         return asked.model_copy(update={"rules": rule_set(named, self.manifest.serving_version).name})
@@ -111,16 +115,22 @@ class SealedRun:
     @cached_property
     def client(self) -> ClientSpec:
         """How its plan was to be replayed."""
+        from harness.spec import ClientSpec
+
         return self._parsed(ClientSpec, self.manifest.requested.get("client", {}), "client")
 
     @cached_property
     def limits(self) -> LimitsSpec:
         """What it was held to."""
+        from harness.spec import LimitsSpec
+
         return self._parsed(LimitsSpec, self.manifest.requested.get("limits", {}), "limits")
 
     @cached_property
     def fleet_spec(self) -> FleetSpec | None:
         """The devices that shared its experiment; None where there was one."""
+        from harness.spec import FleetSpec
+
         asked = self.manifest.requested_experiment.get("fleet")
         return None if asked is None else self._parsed(FleetSpec, asked, "fleet")
 
@@ -239,7 +249,7 @@ class SealedRun:
     def _parquet(self, path: Path) -> pa.Table:
         try:
             # One file, not a dataset: a folder named key=value above it must not become a column.
-            table = pq.ParquetFile(path).read()
+            table = pq.ParquetFile(path).read(use_threads=False)
         except (OSError, pa.ArrowException) as error:
             if isinstance(error, MemoryError) or "launch worker thread" in str(error):
                 raise MemoryError(in_one_line(error)) from error

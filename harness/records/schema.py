@@ -12,7 +12,6 @@ import json
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from harness.errors import RecordsError, in_one_line
 
@@ -226,7 +225,10 @@ def empty(name: str) -> pa.Table:
 def rows_where(table: pa.Table, column: str, value: str | int) -> pa.Table:
     """The rows with this value. By a mask: a filter by expression needs threads, and waits for them for ever where a
     limit of memory lets none start."""
-    return table.filter(pc.call_function("equal", [table[column], pa.scalar(value)]))
+    # Imported where rows are chosen: what only reads manifests, or asks SQL, is a tenth of a second sooner without.
+    from pyarrow.compute import call_function
+
+    return table.filter(call_function("equal", [table[column], pa.scalar(value)]))
 
 
 def content_sha256(table: pa.Table) -> str:

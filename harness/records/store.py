@@ -6,8 +6,10 @@ what this returns; ``harness query`` hands SQL to ``RunStore.query``.
 
 from __future__ import annotations
 
+import io
 import json
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -102,6 +104,19 @@ class RunStore:
 
         SpecError says what is wrong with the statement.
         """
+        with self._answered(sql) as (rows, _):
+            return rows
+
+    def drawn(self, sql: str, width: int) -> str:
+        """The rows of ``query`` as DuckDB draws them: types under names, the middle of many rows left out."""
+        with self._answered(sql) as (rows, connection), redirect_stdout(io.StringIO()) as drawn:
+            if rows.num_columns:
+                connection.from_arrow(rows).show(max_width=width)
+            return drawn.getvalue().rstrip("\n")
+
+    @contextmanager
+    def _answered(self, sql: str) -> Generator[tuple[pa.Table, duckdb.DuckDBPyConnection]]:
+        """The rows, and the connection while it is open: making another one takes a twentieth of a second."""
         # Imported where SQL is asked for: most commands read runs without it.
         import duckdb
 
@@ -112,7 +127,7 @@ class RunStore:
             _lock(connection, runs)
             # None: a statement without rows.
             relation = cast("duckdb.DuckDBPyRelation | None", connection.sql(sql))
-            return pa.table({}) if relation is None else relation.to_arrow_table()
+            yield pa.table({}) if relation is None else relation.to_arrow_table(), connection
         except duckdb.PermissionException as error:
             raise SpecError(
                 f"the query is refused: {_one_line(error)}",

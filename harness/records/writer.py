@@ -23,7 +23,6 @@ from harness.records import layout, schema
 from harness.records.disk import disk_errors, file_entry, sync_file, sync_folder, sync_tree, write_parquet, write_synced
 from harness.records.manifest import DerivedEntry, EarlierTry, Manifest, load_manifest
 from harness.records.run import SealedRun
-from harness.spec import check_name
 
 
 class RawFile:
@@ -256,6 +255,8 @@ def earlier_tries(folder: Path) -> tuple[EarlierTry, ...]:
 
 def _checked_name(name: str) -> None:
     try:
+        from harness.spec import check_name
+
         check_name(name)
     except ValueError as error:
         raise SpecError(str(error)) from error

@@ -110,7 +110,7 @@ def write_artifact(twin: TwinEnvironment, spec: ArtifactSpec, folder: Path) -> P
             capture_output=True,
             text=True,
             check=False,
-            env={**os.environ, **twin_variables()},
+            env={**os.environ, **twin_variables(twin)},
         )
         if done.returncode:
             said = [line for line in done.stderr.splitlines() if line.strip()] or ["no message"]

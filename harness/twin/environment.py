@@ -7,7 +7,6 @@ tests run programs in it.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,14 +105,10 @@ def _stamp_of(folder: Path) -> dict[str, Any]:
         return {}
 
 
-def twin_variables(settings: Path | None = None, *, overlay: Path | None = None) -> dict[str, str]:
-    """Environment variables of every twin process.
-
-    settings: the stand-in device's JSON file. overlay: a folder that shadows vllm_rbln, see ``overlay``.
-    """
-    paths = [str(folder) for folder in (overlay, INSIDE) if folder is not None]
+def twin_variables(twin: TwinEnvironment, settings: Path | None = None) -> dict[str, str]:
+    """Environment variables of every process of a twin. settings: the stand-in device's JSON file."""
     variables = {
-        "PYTHONPATH": os.pathsep.join(paths),
+        "PYTHONPATH": str(INSIDE),
         "PYTHONUNBUFFERED": "1",
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_OFFLINE": "1",
@@ -121,6 +116,9 @@ def twin_variables(settings: Path | None = None, *, overlay: Path | None = None)
         "DO_NOT_TRACK": "1",
         # The sampler's graph is run as it is: no C++ compiler needed, and the server starts sooner.
         "TORCHDYNAMO_DISABLE": "1",
+        # vLLM asks a process of its own about a model class, 9 s of CPU, and keeps the answer there under a name that
+        # all its releases share: in one folder they would overwrite each other's.
+        "VLLM_CACHE_ROOT": str(twin.folder / "cache"),
         "VLLM_LOGGING_COLOR": "0",
         "NO_COLOR": "1",
     }

@@ -244,7 +244,7 @@ def check_disk(where: Path, needed_mib: int) -> None:
 
 def _check_loads(twin: TwinEnvironment) -> None:
     script = "import vllm_rbln.v1.core.optimum_scheduler, optimum.rbln, vllm.entrypoints.openai.api_server"
-    _run([str(twin.python), "-c", script], "the installed packages do not load", env=twin_variables())
+    _run([str(twin.python), "-c", script], "the installed packages do not load", env=twin_variables(twin))
 
 
 def _pip(where: Path, *arguments: str) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -90,3 +92,15 @@ def test_a_summary_shows_itself_in_a_notebook(runs: Path) -> None:
     assert shown.startswith("<table><caption>")
     assert "Predicted: simulated in virtual time" in shown
     assert "<td>more</td>" in shown
+
+
+@pytest.mark.same_everywhere
+@pytest.mark.parametrize("command", [("runs",), ("query", "from valid_requests")])
+def test_a_list_of_runs_and_their_rows_load_no_specs_no_machine_code_and_no_pictures(
+    runs: Path, command: tuple[str, ...]
+) -> None:
+    alone = [sys.executable, "-X", "importtime", "-m", "harness", *command, "--runs", str(runs)]
+    shown = subprocess.run(alone, capture_output=True, text=True, check=True)
+    loaded = {line.rpartition("|")[2].strip() for line in shown.stderr.splitlines()}
+    assert "harness.records.store" in loaded
+    assert not loaded & {"harness.spec", "harness.engine", "numba", "matplotlib", "pyarrow.compute"}

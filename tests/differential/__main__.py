@@ -18,10 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.clock import NS_PER_S, MonotonicClock
-from tests.differential.ledger import Ledger, Tally, code_hash
+from tests.differential.ledger import Ledger, Outcome, Tally, code_hash
 
 if TYPE_CHECKING:
-    from tests.differential.compare import Outcome
     from tests.differential.histories import History
 
 DIFFERENCE_STATUS = 1

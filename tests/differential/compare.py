@@ -6,26 +6,15 @@ Next: ``__main__`` runs many of them.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 from tests.differential.engine_side import EngineServer
 from tests.differential.histories import Abort, Geometry, History, Submit, simpler, without
+from tests.differential.ledger import Outcome
 from tests.differential.seen import Seen, difference
 from tests.differential.vendor_side import VendorServer
-
-
-@dataclass
-class Outcome:
-    """steps: compared ones, idle ones aside. counts: what happened in them. differences: of the first that differs."""
-
-    steps: int = 0
-    counts: Counter[str] = field(default_factory=Counter[str])
-    differences: list[str] = field(default_factory=list[str])
-    at_operation: int = -1
-    vendor_error: str = ""
 
 
 def play(

@@ -12,10 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from tests.differential.compare import Outcome
+from typing import Any
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 COMPARED_CODE = (
@@ -28,6 +25,20 @@ COMPARED_CODE = (
     ),
 )
 """What decides how a history is drawn and how the engine plays it."""
+
+
+@dataclass
+class Outcome:
+    """What came of one history; here, so that who receives it from a worker need not import the vendor's packages.
+
+    steps: compared ones, idle ones aside. counts: what happened in them. differences: of the first that differs.
+    """
+
+    steps: int = 0
+    counts: Counter[str] = field(default_factory=Counter[str])
+    differences: list[str] = field(default_factory=list[str])
+    at_operation: int = -1
+    vendor_error: str = ""
 
 
 @dataclass

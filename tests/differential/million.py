@@ -39,7 +39,7 @@ def main(num_steps: str = "1000000", *versions: str) -> int:
 def play_version(version: str, num_steps: str) -> int:
     """Compare the rules of one version with its own classes; the exit status. HarnessError: it is not installed."""
     twin, clock, rules = find_twin(version), MonotonicClock(), rule_set(AUTO, version).name
-    variables = {**os.environ, **twin_variables(), "VLLM_LOGGING_LEVEL": "CRITICAL"}
+    variables = {**os.environ, **twin_variables(twin), "VLLM_LOGGING_LEVEL": "CRITICAL"}
     variables["PYTHONPATH"] = os.pathsep.join([variables["PYTHONPATH"], str(CHECKOUT)])
     ledger = LEDGERS / f"{version}.jsonl"
     arguments = ["--artifact", str(cached_artifact(twin, ArtifactSpec())), "--seeds", MANY_SEEDS]

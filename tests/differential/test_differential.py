@@ -26,7 +26,7 @@ HISTORY_STEPS = {"0.11.1": 120, "0.11.2": 120, "0.12.0": 480, "0.12.1a8": 240}
 
 def run_in_twin(twin: TwinEnvironment, *arguments: str) -> subprocess.CompletedProcess[str]:
     """A module of this checkout, run by the twin's Python with the stand-in runtime and the harness importable."""
-    variables = twin_variables()
+    variables = twin_variables(twin)
     paths = [variables["PYTHONPATH"], str(CHECKOUT)]
     variables["PYTHONPATH"] = os.pathsep.join(paths)
     variables["VLLM_LOGGING_LEVEL"] = "CRITICAL"

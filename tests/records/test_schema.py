@@ -16,6 +16,7 @@ import pyarrow as pa
 from harness.records.schema import rows_where
 
 table = pa.table({"status": ["ok", None, "timeout", "ok"], "row": [0, 1, 2, 3]})
+rows_where(table, "row", 0)  # loads what it needs
 with open("/proc/self/statm") as memory:
     now = int(memory.read().split()[0]) * resource.getpagesize()
 # Room for a few pages, and for no stack of a thread.

@@ -113,6 +113,13 @@ def test_plots_are_described_for_those_who_cannot_see_them(demo: Page) -> None:
     assert all(re.search(r'aria-label="[^"]{20,}"', plot) for plot in plots)
 
 
+def test_bars_of_many_rearrivals_are_one_shape_for_each_kind_and_panel(demo: Page, demo_runs: list[SealedRun]) -> None:
+    (plot,) = re.findall(r"<svg(?:(?!</svg>).)*reuse-figure.*?</svg>", demo.html, flags=re.DOTALL)
+    panels = len({run.condition for run in demo_runs})
+    frames = 1 + 3 * panels  # of the figure, and of each panel
+    assert plot.count('id="reuse-patch_') == frames + 2 * panels
+
+
 def test_figures_of_the_analysis_appear(demo: Page, demo_runs: list[SealedRun]) -> None:
     for condition in summarise(demo_runs).conditions:
         assert condition.a_ns is not None

@@ -71,7 +71,7 @@ class Place:
                 "costs": step_costs(load_cost_model("paper"), changes.get("decode_buckets", (1, 2, 4, 8))),
             }
             settings.write_text(json.dumps(told))
-            env = {**twin_variables(), SETTINGS_VARIABLE: str(settings), "PYTHONPATH": str(INSIDE)}
+            env = {**twin_variables(self.twin), SETTINGS_VARIABLE: str(settings), "PYTHONPATH": str(INSIDE)}
             lines.append(f'[[condition]]\nname = "{condition}"\nserver.env = {_inline(env)}')
             lines += [f"server.{key} = {json.dumps(value)}" for key, value in changes.items() if key not in OWN]
             lines += [f"workload.{key} = {json.dumps(value)}" for key, value in changes.get("workload", {}).items()]

@@ -14,7 +14,7 @@ import pytest
 from harness.errors import ExitCode, HarnessError, SpecError
 from harness.live.serve_command import logging_config
 from harness.twin.artifact import SPEC_FILE, ArtifactSpec, cached_artifact, write_artifact
-from harness.twin.environment import STAMP_FILE, TwinEnvironment, find_twin, installed_twins
+from harness.twin.environment import STAMP_FILE, TwinEnvironment, find_twin, installed_twins, twin_variables
 from harness.twin.install import (
     TwinInstallError,
     check_disk,
@@ -95,6 +95,12 @@ def test_a_half_installed_twin_is_not_found(tmp_path: Path) -> None:
 
     with pytest.raises(HarnessError, match=r"no installed twin\. Run harness twin install"):
         find_twin(tmp_path)
+
+
+def test_each_release_keeps_to_itself_what_its_vllm_learned_of_models(tmp_path: Path) -> None:
+    twins = [TwinEnvironment(tmp_path / version, {}) for version in ("0.11.1", "0.12.0")]
+
+    assert len({twin_variables(twin)["VLLM_CACHE_ROOT"] for twin in twins}) == len(twins)
 
 
 def test_installing_again_does_nothing(twin: TwinEnvironment) -> None:

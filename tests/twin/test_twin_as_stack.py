@@ -36,7 +36,7 @@ def _run(
     settings.write_text(json.dumps({"trace_path": str(trace)}))
     monkeypatch.setenv("HOME", str(folder))
     monkeypatch.delenv("VLLM_WORKER_MULTIPROC_METHOD")
-    variables = {**twin_variables(), SETTINGS_VARIABLE: str(settings), "PYTHONPATH": str(INSIDE)}
+    variables = {**twin_variables(twin), SETTINGS_VARIABLE: str(settings), "PYTHONPATH": str(INSIDE)}
     spec = ExperimentSpec.model_validate(
         {
             "name": "on-twin",
@@ -78,7 +78,7 @@ def test_slots_can_be_taken_away_without_another_artifact(
 
 
 def test_a_specification_becomes_an_artifact_that_the_stack_itself_wrote(twin: TwinEnvironment, tmp_path: Path) -> None:
-    exporter = Exporter(twin.python, WRITER, dict(twin.stamp["versions"]), twin_variables(), free_gib=0.1)
+    exporter = Exporter(twin.python, WRITER, dict(twin.stamp["versions"]), twin_variables(twin), free_gib=0.1)
     spec = CompileSpec(model="Qwen/Qwen3-4B", batch_size=4, decoder_batch_sizes=(1, 4), kvcache_num_blocks=6)
     made = compile_artifact(spec, tmp_path, exporter)
     assert (made.config.batch_size, made.config.decoder_batch_sizes) == (4, (1, 4))

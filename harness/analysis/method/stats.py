@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import combinations
 from typing import Literal
 
@@ -145,6 +146,7 @@ def _t_interval(values: FloatArray, level: float) -> tuple[float, float, float]:
     return mean, mean - half, mean + half
 
 
+@cache
 def t_quantile(level: float, degrees: int) -> float:
     """The t that |T| stays below with probability ``level``, by bisection of the exact finite series.
 

@@ -103,7 +103,7 @@ class TwinBackend(ServerBackend):
             overlays=twin.folder / "overlays",
             log_format=options.log_format,
             paths=(INSIDE,),
-            variables=twin_variables(files["config"]) | visible_devices(twin.version, npus),
+            variables=twin_variables(twin, files["config"]) | visible_devices(twin.version, npus),
             files=files,
             device_command=command,
             devices=require_idle(npus, read_devices(command)),
