@@ -137,7 +137,7 @@ def perform(
 
     console = terminal(is_error=form is not TableForm.text)
     page = check_output(page or runs / f"{spec.name}.html")
-    load_engine(console, spec)
+    load_engine(spec)
     stop = StopFlag()
     with TerminalProgress(console, runs) as progress, interruptible(stop, console):
         outcome = run_experiment(
@@ -367,16 +367,12 @@ def _exit_code(console: Console, outcome: ExperimentOutcome, experiment: str, ru
     return ExitCode.RUN_INVALID if outcome.invalid_runs else ExitCode.PASS
 
 
-def load_engine(console: Console, spec: ExperimentSpec | None = None) -> None:
-    """Compile what runs of ``spec`` need, or simulations alone without one, where this machine has no code of it.
-
-    Says so, since a person will have to wait for it; later runs load it in a fraction of a second.
-    """
+def load_engine(spec: ExperimentSpec | None = None) -> None:
+    """Compile what runs of ``spec`` need, or simulations alone without one, where this machine has no code of it."""
     from harness.runner.machine_code import make, missing, parts_of
 
     needed = ["simulator"] if spec is None else parts_of(kind_named(spec.backend), spec.client.name)
     if lacking := missing(needed):
-        console.print("compiling the engine for this machine (about 20 s, once)")
         make(lacking)
 
 
