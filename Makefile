@@ -49,7 +49,7 @@ pytest: compiled
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 
 compiled: dev  ## machine code of engine, simulator and client for this machine and this Python
-	@$(BIN)/python -m tests.support.machine_code
+	@$(BIN)/python -m harness.runner.machine_code
 
 twin-venv: dev  ## install the real vLLM + vllm-rbln for the twin (.venv-twin-0.12.0, 3 GB, and those beside it, 1 GB each)
 	@$(BIN)/harness twin install $(TWIN_ALSO)

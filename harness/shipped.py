@@ -6,6 +6,7 @@ Next: ``harness.plan.waits`` and ``harness.engine`` load what is found.
 
 from __future__ import annotations
 
+import difflib
 from pathlib import Path
 
 from harness.errors import SpecError
@@ -41,6 +42,8 @@ def find_shipped(kind: str, name_or_path: str, *, what: str) -> Path:
         if (path := Path(str(folder)) / f"{name_or_path}{suffix}").is_file():
             return path
     suffix = SUFFIXES[kind == "traces"]
-    known = ", ".join(shipped_names(kind)) or "(none shipped)"
-    hint = f"Use one of {known}, or give the path of a {suffix} file"
+    names = shipped_names(kind)
+    near = difflib.get_close_matches(name_or_path, names, n=1)
+    meant = f"Did you mean {near[0]!r}? " if near else ""
+    hint = f"{meant}Use one of {', '.join(names) or '(none shipped)'}, or give the path of a {suffix} file"
     raise SpecError(f"unknown {what} {name_or_path!r}", where=kind, hint=hint)

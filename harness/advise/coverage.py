@@ -87,11 +87,18 @@ class Coverage:
         yield f"  a true {self.level:.0%} interval would hold {low} to {high} of them in 95 of 100 such checks"
 
 
-def check_coverage(space: SpaceSpec, trials: int, *, users: int | None = None, name: str = "") -> Coverage:
+def check_coverage(
+    space: SpaceSpec,
+    trials: int,
+    *,
+    users: int | None = None,
+    name: str = "",
+    tell: Callable[[float], None] = lambda _share: None,
+) -> Coverage:
     """Emulate ``trials`` experiments of one of the space's named configurations beside its baseline.
 
-    users: default, the first N. name: default, the first named configuration. Raises SpecError when the space names
-    none, or its rules are not those of the emulator.
+    users: default, the first N. name: default, the first named configuration. tell: takes the share done. Raises
+    SpecError when the space names none, or its rules are not those of the emulator.
     """
     if not space.named:
         raise SpecError("the space names no configuration", where="coverage", hint="Add a [named.<name>] table")
@@ -111,6 +118,7 @@ def check_coverage(space: SpaceSpec, trials: int, *, users: int | None = None, n
         seed = derive_seed(space.uncertainty.seed, f"coverage/{count}/{trial}") % SEED_RANGE
         outcomes.append(emulated(space, candidate, count, seed))
         given.append(predicted(_given(space, seed), candidate, count))
+        tell((trial + 1) / trials)
     level = space.uncertainty.level
     anew = None if new is None else _counted([new] * trials, outcomes, level)
     return Coverage(chosen, count, level, tuple(outcomes), anew, _counted(given, outcomes, level))

@@ -6,6 +6,7 @@ Next: each command calls public functions of ``plan``, ``runner``, ``records``, 
 
 from __future__ import annotations
 
+import codecs
 import errno
 import gc
 import io
@@ -164,12 +165,19 @@ def _take_blas_memory() -> None:
     np.linalg.inv(np.eye(2))
 
 
+def _in_ascii(error: UnicodeError) -> tuple[str, int]:
+    from harness.cli.words import in_ascii
+
+    return in_ascii(error)
+
+
 def main() -> None:
     """Entry point: run the command, turn every known failure into one line and an exit code."""
+    codecs.register_error("in-ascii", _in_ascii)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             # A terminal that knows ASCII alone still gets every word.
-            stream.reconfigure(errors="replace")
+            stream.reconfigure(errors="in-ascii")
     # What imports make stays: looking through it for cycles, over and over, takes a tenth of a short command's time.
     gc.set_threshold(50_000)
     try:

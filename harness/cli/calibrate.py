@@ -138,7 +138,7 @@ def _measure(console: Console, spec: CalibrationSpec, runs: Path, *, resume: boo
     from harness.runner.calibrate import calibration_experiment
 
     planned = calibration_experiment(spec)
-    load_engine(console)
+    load_engine(planned)
     stop = StopFlag()
     with TerminalProgress(console) as progress, interruptible(stop, console):
         outcome = run_experiment(

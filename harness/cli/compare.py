@@ -5,6 +5,7 @@ Reads sealed runs only. Next: ``harness.analysis.method.across``.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -53,9 +54,23 @@ def compare(
         raise SpecError(f"{len(sides)} condition to compare", where="harness compare", hint="Name two or more")
     table = compare_all(sides)
     if form is TableForm.text:
-        _print_pairs(table)
+        _print_pairs(_rounded(table))
     else:
-        print(written(table, form), end="")
+        print(written(table if form in (TableForm.csv, TableForm.json) else _rounded(table), form), end="")
+
+
+def _rounded(table: ResultTable) -> ResultTable:
+    """The table with means as people read them: four digits, whatever their unit."""
+    from harness.analysis.method.tabular import four_digits
+
+    means = [table.columns.index(name) for name in ("this_mean", "other_mean")]
+    rows = [
+        tuple(
+            four_digits(cell) if place in means and isinstance(cell, float) else cell for place, cell in enumerate(row)
+        )
+        for row in table.rows
+    ]
+    return replace(table, rows=tuple(rows))
 
 
 def _print_pairs(table: ResultTable) -> None:
@@ -75,7 +90,7 @@ def _print_pairs(table: ResultTable) -> None:
         table.records(), lambda row: tuple(row[name] for name in named)
     ):
         how = "paired by plan" if paired else "not paired: other inputs"
-        drawn = plain_table(f"{this} / {other} ({how}, {runs} runs, {backends})", "")
+        drawn = plain_table(f"{this} against {other} ({how}, {runs} runs, {backends})", "")
         for name in shown:
             drawn.add_column(name, justify="left" if name == "measure" else "right", no_wrap=True)
         for row in rows:

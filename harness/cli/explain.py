@@ -64,6 +64,7 @@ def _models() -> dict[str, type[BaseModel]]:
         "limits": spec.LimitsSpec,
         "slo": spec.SloSpec,
         "window": spec.WindowSpec,
+        "prediction": spec.PredictionSpec,
         "stop": spec.StopSpec,
         "fleet": spec.FleetSpec,
         "emulated": spec.EmulatedDevice,

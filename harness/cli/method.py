@@ -19,7 +19,7 @@ from harness.cli.sealed import sealed_runs
 from harness.errors import RunInvalidError, SpecError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from harness.analysis.method.decide import Decision
     from harness.analysis.method.tabular import AnalysisResult
@@ -239,8 +239,9 @@ def analyse(
 
 
 def _print_tables(result: AnalysisResult) -> None:
-    """Aligned columns without borders; wide tables run on, so that nothing is cut."""
+    """Aligned columns without borders; what is wider than the terminal goes on below, its first column repeated."""
     from harness.analysis.method.tabular import rows_as_text
+    from harness.cli.words import terminal
 
     if result.origin:
         print(f"{result.origin}\n")
@@ -248,13 +249,26 @@ def _print_tables(result: AnalysisResult) -> None:
         rows = [list(table.columns), *rows_as_text(table.rows)]
         widths = [max(len(row[place]) for row in rows) for place in range(len(table.columns))]
         print(f"{table.name}: {table.caption}")
-        for row in rows:
-            print("  " + "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)))
-        print()
+        for places in _fitting(widths, terminal().width):
+            for row in rows:
+                print("".join(f"  {row[place]:>{widths[place]}}" for place in places))
+            print()
     for name, interval in result.intervals.items():
         print(f"{name}: {interval}")
     for note in result.notes:
         print(f"note: {note}")
+
+
+def _fitting(widths: Sequence[int], width: int) -> Iterator[list[int]]:
+    """Columns in groups that fit a terminal beside the first one."""
+    group, used = [0], widths[0] + 2
+    for place in range(1, len(widths)):
+        if used + widths[place] + 2 > width and len(group) > 1:
+            yield group
+            group, used = [0], widths[0] + 2
+        group.append(place)
+        used += widths[place] + 2
+    yield group
 
 
 def catalogue(

@@ -7,8 +7,6 @@ Next: ``harness.runner.run_experiment`` and ``harness.report``.
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
@@ -139,7 +137,7 @@ def perform(
 
     console = terminal(is_error=form is not TableForm.text)
     page = check_output(page or runs / f"{spec.name}.html")
-    load_engine(console, with_client=not kind_named(spec.backend).is_virtual and spec.client.name == "epoll")
+    load_engine(spec)
     stop = StopFlag()
     with TerminalProgress(console, runs) as progress, interruptible(stop, console):
         outcome = run_experiment(
@@ -369,26 +367,13 @@ def _exit_code(console: Console, outcome: ExperimentOutcome, experiment: str, ru
     return ExitCode.RUN_INVALID if outcome.invalid_runs else ExitCode.PASS
 
 
-def load_engine(console: Console, *, with_client: bool = False) -> None:
-    """Compile the engine, or load it from its cache; says so when a person will have to wait for it.
+def load_engine(spec: ExperimentSpec | None = None) -> None:
+    """Compile what runs of ``spec`` need, or simulations alone without one, where this machine has no code of it."""
+    from harness.runner.machine_code import make, missing, parts_of
 
-    with_client: the epoll client's loop too, beside it in a process of its own.
-    """
-    from harness.compiled import has_machine_code
-    from harness.engine import doors
-    from harness.engine.scheduler import warm_up
-
-    is_first = not has_machine_code(doors.__file__)
-    if is_first:
-        console.print("compiling the engine for this machine (about 20 s, once)")
-    # What two processes compile at once is done in half the time; later runs load it in a fraction of a second.
-    loop = "harness.live.client.wire.core"
-    beside = subprocess.Popen([sys.executable, "-m", loop]) if is_first and with_client else None
-    try:
-        warm_up()
-    finally:
-        if beside is not None:
-            beside.wait()
+    needed = ["simulator"] if spec is None else parts_of(kind_named(spec.backend), spec.client.name)
+    if lacking := missing(needed):
+        make(lacking)
 
 
 def _show_order(

@@ -86,9 +86,8 @@ def predict(
 
     Example: `harness predict paper --ablation lru-slots --ablation chunked-prefill`
     """
-    from rich.table import Table
-
     from harness.cli.words import terminal
+    from harness.report.terminal import plain_table
     from harness.sim.ablations import LABEL, ablation
     from harness.sim.interval import predict as run_prediction
     from harness.sim.search.space import candidate_of
@@ -97,26 +96,19 @@ def predict(
     spec = _space(space, changes)
     if not console.is_terminal:
         console.width = 160
-    title = f"{spec.name}: cost ratio to {candidate_of(spec.baseline).label}"
-    table = Table(title=title, header_style="bold", title_justify="left", box=None, pad_edge=False)
-    for heading in (
-        "configuration",
-        "N",
-        "rules",
-        "sums",
-        "median",
-        "mean of draws",
-        f"{spec.uncertainty.level:.0%} interval",
-        "",
-    ):
-        is_text = heading in ("configuration", "rules", "")
-        table.add_column(heading, justify="left" if is_text else "right", no_wrap=True)
+    table = plain_table(
+        f"{spec.name}: cost ratio to {candidate_of(spec.baseline).label}", "sums, median: nominal; mean: of the draws"
+    )
+    table.add_column("configuration", overflow="fold")
+    for heading in ("N", "rules", "sums", "median", "mean", f"{spec.uncertainty.level:.0%} interval"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("", overflow="fold")
     for changed in (None, *(ablation(name) for name in ablations or ())):
         for name, server in spec.named.items():
             for users in spec.inputs.users:
                 found = run_prediction(spec, candidate_of(server), users, changed)
                 note = "" if changed is None else f"{changed.name}: {LABEL}"
-                told = note or ("" if found.is_told_apart else "not told apart from the baseline")
+                told = note or ("" if found.is_told_apart else "not told apart")
                 table.add_row(
                     name,
                     str(users),
@@ -184,6 +176,7 @@ def coverage(
     Example: `harness coverage paper --trials 100 --set rules=vendor-0.11.1`
     """
     from harness.advise.coverage import check_coverage
+    from harness.cli.progress import time_left
     from harness.kv_rules import NEWEST_STABLE, rule_set
 
     asked = _space(space, changes)
@@ -191,7 +184,9 @@ def coverage(
         print(f"rules: {NEWEST_STABLE}, since the emulator does not run those of the space ({asked.rules})")
         asked = asked.model_copy(update={"rules": NEWEST_STABLE})
     for users in asked.inputs.users:
-        for line in check_coverage(asked, trials, users=users).lines():
+        with time_left(f"N={users}") as tell:
+            found = check_coverage(asked, trials, users=users, tell=tell)
+        for line in found.lines():
             print(line, flush=True)
 
 

@@ -139,7 +139,7 @@ def patch_check(
     console = terminal()
     table = override_table(experiment_table(experiment), [*real_server_changes(backend), *(changes or [])])
     spec = paired_spec(parse_experiment(table, where=str(experiment)), backend)
-    load_engine(console)
+    load_engine(spec)
     stop = StopFlag()
     with TerminalProgress(console) as progress, interruptible(stop, console):
         outcome = run_paired(spec, runs, resume=resume, on_progress=progress, stop=stop)

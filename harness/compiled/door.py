@@ -9,9 +9,11 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import hashlib
+import logging
 import os
 import struct
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -29,6 +31,10 @@ Native = Callable[[Any, bytes], int]
 SYMBOL = "door"
 """What a function is called in its object file: int32 door(int64 *result, const int64 *words)."""
 SUFFIX = ".door.o"
+_log = logging.getLogger(__name__)
+_PACKAGE = Path(__file__).resolve().parents[1]
+_told: set[Path] = set()
+"""Files that were said to be compiled: a person waits for it."""
 
 
 class Inner:
@@ -63,36 +69,20 @@ class Door:
         self._has_result = kinds.pop("return", None) not in (None, "None")
         self._numbers = struct.Struct(f"{len(kinds)}q") if set(kinds.values()) == {"int"} else None
         self._codes: dict[str, Native] = {}
-        self._code: Native | None = None
-        self._seen: dict[int, _Memory] = {}
+        self._caller = _Caller()
 
     def __call__(self, *arguments: Any) -> int | None:
         """Its number, or None."""
         # Numbers alone are packed in one go: the client's loop is called for each event.
-        words = self._words(arguments) if self._numbers is None else self._numbers.pack(*arguments)
-        code = self._code
+        caller = self._caller
+        words = _words(arguments, caller) if self._numbers is None else self._numbers.pack(*arguments)
+        code = caller.code
         if code is None:
-            code = self._code = self._code_for(arguments)
+            code = caller.code = self._code_for(arguments)
         result = ctypes.c_int64()
         if code(ctypes.byref(result), words):
             raise RuntimeError(f"{self._function.__qualname__}: compiled functions never raise, this one did")
         return result.value if self._has_result else None
-
-    def _words(self, arguments: Sequence[Any]) -> bytes:
-        """Arguments as the code takes them; where one is of another kind than before, the code is looked up again."""
-        words: list[bytes] = []
-        for place, argument in enumerate(arguments):
-            if isinstance(argument, tuple | np.ndarray):
-                memory = self._seen.get(place)
-                if memory is None or not memory.is_of(cast("Any", argument)):
-                    before, memory = memory, _Memory(cast("Any", argument))
-                    self._seen[place] = memory
-                    if before is None or before.kind != memory.kind:
-                        self._code = None
-                words.append(memory.words)
-            else:
-                words.append(_pack_number(argument))
-        return b"".join(words)
 
     def _code_for(self, arguments: Sequence[Any]) -> Native:
         kinds = repr([kind_of(argument) for argument in arguments])
@@ -122,7 +112,40 @@ class Door:
     def _make(self, arguments: Sequence[Any]) -> bytes:
         from harness.compiled.linked import object_code
 
+        source = Path(self._function.__code__.co_filename)
+        if source not in _told:
+            _told.add(source)
+            what = source.relative_to(_PACKAGE.parent) if source.is_relative_to(_PACKAGE) else source.name
+            _log.warning("compiling %s for this machine: once, 10 to 20 s; kept in %s", what, self._folder)
         return object_code(self._function, self._options, arguments, SYMBOL)
+
+
+class _Caller(threading.local):
+    """What a thread called last: another may call with tables of another kind meanwhile.
+
+    code: None where it must be looked up.
+    """
+
+    def __init__(self) -> None:
+        self.code: Native | None = None
+        self.seen: dict[int, _Memory] = {}
+
+
+def _words(arguments: Sequence[Any], caller: _Caller) -> bytes:
+    """Arguments as the code takes them; where one is of another kind than before, the code is looked up again."""
+    words: list[bytes] = []
+    for place, argument in enumerate(arguments):
+        if isinstance(argument, tuple | np.ndarray):
+            memory = caller.seen.get(place)
+            if memory is None or not memory.is_of(cast("Any", argument)):
+                before, memory = memory, _Memory(cast("Any", argument))
+                caller.seen[place] = memory
+                if before is None or before.kind != memory.kind:
+                    caller.code = None
+            words.append(memory.words)
+        else:
+            words.append(_pack_number(argument))
+    return b"".join(words)
 
 
 class _Memory:

@@ -176,7 +176,7 @@ Number = Annotated[Decimal, BeforeValidator(_decimal)]
 
 
 class _Table(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
 
 class _Decode(_Table):

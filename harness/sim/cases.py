@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from harness.clock import NS_PER_S
 from harness.compiled.records import Records, record_as_dict
 from harness.engine.config import EngineConfig
 from harness.engine.cost import CostModel, check_magnitudes, to_fs
@@ -27,7 +28,6 @@ from harness.sim.search.space import UncertaintySpec
 from harness.sim.simulate import SessionRow, check_slots, one_plan, pack, run_arrays
 from harness.spec import RulesName
 
-NS_PER_S = 1_000_000_000
 LONGEST_S = 1e8
 LARGEST_SEED = 2**63 - 1
 
@@ -44,7 +44,7 @@ Real = Annotated[float, BeforeValidator(_number)]
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
 
 class CaseRequest(_Part):

@@ -142,26 +142,30 @@ def sampled(
     space: SpaceSpec, pair: Sequence[Candidate], users: Sequence[int], changed: Ablation = PLAIN
 ) -> list[Sampled]:
     """Imagined experiments of several configurations, which see the same plans and the same true costs."""
+    asked = space.model_dump_json(), tuple(users), changed
+    return [_imagined(*asked, each, role) for role, each in enumerate(pair)]
+
+
+# The reference of many predictions one after another is the same, and as dear as the candidate.
+@lru_cache(maxsize=4)
+def _imagined(space_json: str, users: tuple[int, ...], changed: Ablation, each: Candidate, role: int) -> Sampled:
+    """One configuration's part of every imagined experiment; role: its place among those compared."""
+    space = SpaceSpec.model_validate_json(space_json)
     uncertainty = space.uncertainty
     if uncertainty.is_calibrated:
         uncertainty = calibrated_uncertainty(uncertainty, space.cost_model)
-    drawn = _drawn(space.model_dump_json(include={"inputs", "uncertainty"}), tuple(users), _treatment(space, changed))
+    drawn = _drawn(space.model_dump_json(include={"inputs", "uncertainty"}), users, _treatment(space, changed))
     model, plans_each = load_cost_model(space.cost_model), len(drawn.plans) // uncertainty.samples
-    found: list[Sampled] = []
-    for role, each in enumerate(pair):
-        config = each.config(changed.rules or space.rules)
-        truths = [perturbed(model, uncertainty, sample, artifact_key(config)) for sample in range(uncertainty.samples)]
-        jittered = jitter(drawn, uncertainty, role)
-        draws = Draws(
-            _pin(jittered, candidate_of(space.baseline), space, changed),
-            tuple(truth for truth in truths for _plan in range(plans_each)),
-            noise_seeds(uncertainty, len(drawn.plans), role),
-            noise_table(uncertainty.step_relative),
-        )
-        runner = _Runner(draws.arrays, config, changed, space)
-        drawn_costs = draws.costs(config, chunked_prefill_calls=changed.chunked_prefill_calls)
-        found.append(runner.sampled(drawn_costs, plans_each))
-    return found
+    config = each.config(changed.rules or space.rules)
+    truths = [perturbed(model, uncertainty, sample, artifact_key(config)) for sample in range(uncertainty.samples)]
+    draws = Draws(
+        _pin(jitter(drawn, uncertainty, role), candidate_of(space.baseline), space, changed),
+        tuple(truth for truth in truths for _plan in range(plans_each)),
+        noise_seeds(uncertainty, len(drawn.plans), role),
+        noise_table(uncertainty.step_relative),
+    )
+    runner = _Runner(draws.arrays, config, changed, space)
+    return runner.sampled(draws.costs(config, chunked_prefill_calls=changed.chunked_prefill_calls), plans_each)
 
 
 @lru_cache(maxsize=8)

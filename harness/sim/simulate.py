@@ -238,6 +238,21 @@ def one_plan(arrays: layout.PlanArrays, plan: int) -> layout.PlanArrays:
     return alone
 
 
+def first_sessions(alone: layout.PlanArrays, size: int) -> layout.PlanArrays:
+    """A single plan's first ``size`` sessions, as a plan; no session waits for a later one."""
+    sessions = alone.sessions[:size].copy()
+    requests = alone.requests[: int(sessions["first_request"][-1] + sessions["num_requests"][-1])]
+    # Those of one session after those of another, each in ascending order: the ones that stay come first.
+    owner = np.repeat(np.arange(size), sessions["num_followers"])
+    first = int(sessions["first_follower"][0])
+    is_kept = alone.followers[first : first + len(owner)] < size
+    sessions["num_followers"][:] = np.bincount(owner[is_kept], minlength=size)
+    plans = alone.plans.copy()
+    plans["num_sessions"][:], plans["num_requests"][:] = size, len(requests)
+    plans["num_abortable"][:] = np.count_nonzero(requests["abort_ns"] + requests["abort_tokens"])
+    return alone._replace(plans=plans, sessions=sessions, requests=requests)
+
+
 def is_rearrival(arrays: layout.PlanArrays) -> npt.NDArray[np.bool_]:
     """Which requests go on with the text of an earlier one."""
     session = arrays.requests["session"] + np.repeat(arrays.plans["first_session"], arrays.plans["num_requests"])
@@ -276,6 +291,9 @@ def run_arrays(
     cost = memory.cost_arrays(config, costs) if isinstance(costs, CostModel) else costs
     scratch = memory.new_scratch(arrays)
     step_room, eviction_room = 8 * num_requests + 64, 2 * num_requests + 64
+    if len(cost.noise) > 1 or cost.other["context_fs"][0]:
+        # Each decode step lasts a time of its own, so that few share a record.
+        step_room = min(int(arrays.requests["generate"].sum()) + step_room, 5 * step_room)
     while True:
         outcome = memory.new_outcome(arrays, config, step_room, eviction_room)
         kernel.run_plans(arrays, 0, 1, state, cost, scratch, outcome, FAR if max_steps is None else max_steps)

@@ -8,11 +8,12 @@ from __future__ import annotations
 import difflib
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, TypeAlias, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
+from pydantic_core import ErrorDetails
 
 from harness.errors import SpecError
 from harness.spec.places import Place, key_lines, key_name, line_of
@@ -97,29 +98,44 @@ _PLAIN = {
 }
 
 
-def describe_validation_error(
-    error: ValidationError,
-    model: type[BaseModel] | None = None,
-    *,
-    table: Mapping[str, Any] | None = None,
-    file: Path | None = None,
-) -> str:
-    """All problems of one pydantic error in one line, each with its key.
+Problem: TypeAlias = tuple[Place, str]
+"""Where something is wrong, and what, in the words of a file."""
 
-    model: whose keys a misspelt one may mean. table: what was written, to name the elements of lists. file: where it
-    was written, for the line of each problem.
+
+def problems_of(error: ValidationError, model: type[BaseModel] | None = None, at: Place = ()) -> list[Problem]:
+    """What one pydantic error found, each at its place.
+
+    model: whose keys a misspelt one may mean. at: where in it that stands which was checked.
+    """
+    return [(place, _in_words(item, model, place)) for item in error.errors() for place in [(*at, *item["loc"])]]
+
+
+def _in_words(item: ErrorDetails, model: type[BaseModel] | None, place: Place) -> str:
+    kind = item["type"]
+    if kind == "extra_forbidden":
+        return "unknown key" + _did_you_mean(model, place)
+    if kind == "union_tag_invalid":
+        tag, tags = (str(item.get("ctx", {}).get(name)) for name in ("tag", "expected_tags"))
+        near = difflib.get_close_matches(tag, re.findall(r"[\w-]+", tags), n=1)
+        return f"{tag!r} is none of {tags}" + (f" (did you mean {near[0]}?)" if near else "")
+    return _PLAIN.get(kind, item["msg"].removeprefix("Value error, ").replace("Input should be", "must be"))
+
+
+def told(problems: Iterable[Problem], *, table: Mapping[str, Any] | None = None, file: Path | None = None) -> str:
+    """Problems in one line, each once, in the order of their lines.
+
+    table: what was written, to name the elements of lists. file: where it was written, for the line of each problem.
     """
     lines = {} if file is None else key_lines(file)
-    problems: list[str] = []
-    for item in error.errors():
-        place: Place = item["loc"]
-        message = item["msg"].removeprefix("Value error, ")
-        if item["type"] == "extra_forbidden":
-            message = "unknown key" + _did_you_mean(model, place)
-        message = message.replace("Input should be", "must be")
-        message = _PLAIN.get(item["type"], message)
+    said: dict[str, int] = {}
+    for place, message in problems:
         line = line_of(place, lines)
         at = "" if line is None else f"line {line}: "
-        problems.append(f"{at}{key_name(place, table)}: {message}" if place else message)
+        said.setdefault(f"{at}{key_name(place, table)}: {message}" if place else message, line or 0)
     # A key may hold anything, line breaks too.
-    return " ".join("; ".join(problems).split())
+    return " ".join("; ".join(sorted(said, key=lambda one: said[one])).split())
+
+
+def describe_validation_error(error: ValidationError, model: type[BaseModel] | None = None) -> str:
+    """All problems of one pydantic error in one line, each with its key. model: whose keys a misspelt one may mean."""
+    return told(problems_of(error, model))

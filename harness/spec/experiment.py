@@ -5,28 +5,28 @@ Inside the harness a spec is never edited, only derived. Next: ``harness.runner`
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast, get_args
+from typing import Annotated, Any, Literal, TypeVar, cast, get_args
 
 from pydantic import AfterValidator, Field, ValidationError, field_serializer, field_validator, model_validator
-from pydantic_core import InitErrorDetails
 
 from harness.clock import NS_PER_S
 from harness.errors import SpecError
 from harness.kinds import DEFAULT_BACKEND, KINDS
 from harness.redact import redacted_value
 from harness.shipped import find_shipped
-from harness.spec.base import Spec, check_name, describe_validation_error, load_toml
+from harness.spec.base import Problem, Spec, check_name, load_toml, problems_of, told
 from harness.spec.factors import Factors, WrittenFactors, factor_names, factors_from_name
 from harness.spec.fleet import FleetSpec
+from harness.spec.places import Place
 from harness.spec.prediction import PredictionSpec
 from harness.spec.rules import load_rule
 from harness.spec.server import ServerSpec
 from harness.spec.stopping import StopSpec
 from harness.spec.workload import WorkloadSpec
 
+_Spec = TypeVar("_Spec", ServerSpec, WorkloadSpec)
 Treatment = Literal["as-drawn", "no-waits", "equal-waits"]
 ClientName = Literal["epoll", "aiohttp"]
 OrderName = Literal["rotation", "abba", "latin"]
@@ -170,18 +170,9 @@ class ExperimentSpec(Spec):
 
     @model_validator(mode="after")
     def _consistent(self) -> ExperimentSpec:
-        names = [condition.name for condition in self.condition]
-        if len(set(names)) != len(names):
-            raise ValueError(f"condition names repeat: {names}")
-        if self.baseline and self.baseline not in names:
-            raise ValueError(f"baseline {self.baseline!r} is not one of the conditions {names}")
-        for place, condition in enumerate(self.condition):
-            if condition.baseline and condition.baseline not in names:
-                raise ValueError(f"condition {condition.name}: baseline {condition.baseline!r} is not one of {names}")
-            with _problems_at("condition", place, "server"):
-                self.server_of(condition)
-            with _problems_at("condition", place, "workload"):
-                self.workload_of(condition)
+        written = [dict(condition) for condition in self.condition]
+        if found := _problems_of_conditions(written, self.baseline, self.server, self.workload):
+            raise ValueError(told(found, table={"condition": written}))
         return self
 
     @model_validator(mode="after")
@@ -273,34 +264,77 @@ class ExperimentSpec(Spec):
 
     def workload_of(self, condition: ConditionSpec) -> WorkloadSpec:
         """What one condition replays. Conditions that change no key of it share one plan in each replicate."""
-        if not condition.workload:
-            return self.workload
-        table = self.workload.model_dump(exclude_unset=True)
-        if {"num_background", "group"} & condition.workload.keys():
-            # Both decide the number of sessions.
-            table.pop("num_sessions", None)
-        return WorkloadSpec.model_validate({**table, **condition.workload})
+        return _changed_workload(self.workload, condition.workload) if condition.workload else self.workload
 
     def server_of(self, condition: ConditionSpec) -> ServerSpec:
         """The whole server configuration of one condition."""
-        return ServerSpec.model_validate({**self.server.model_dump(), **condition.server})
+        return _changed_server(self.server, condition.server)
 
 
-@contextmanager
-def _problems_at(*place: int | str) -> Generator[None]:
-    """Problems of what is checked inside are told at their place in the experiment."""
+def _changed_workload(workload: WorkloadSpec, changes: Mapping[str, Any]) -> WorkloadSpec:
+    table = workload.model_dump(exclude_unset=True)
+    if {"num_background", "group"} & changes.keys():
+        # Both decide the number of sessions.
+        table.pop("num_sessions", None)
+    return WorkloadSpec.model_validate({**table, **changes})
+
+
+def _changed_server(server: ServerSpec, changes: Mapping[str, Any]) -> ServerSpec:
+    return ServerSpec.model_validate({**server.model_dump(), **changes})
+
+
+def _problems_of_conditions(
+    conditions: Sequence[Mapping[str, Any]], baseline: object, server: ServerSpec | None, workload: WorkloadSpec | None
+) -> list[Problem]:
+    """What is wrong with conditions beside each other, and with what each of them changes.
+
+    server, workload: what they change; None where that is wrong itself, and then only their own keys are told.
+    """
+    names = [one.get("name") for one in conditions]
+    unknown = f"is not one of the conditions {', '.join(map(str, names))}"
+    found: list[Problem] = []
+    if baseline and baseline not in names:
+        found.append((("baseline",), f"{baseline!r} {unknown}"))
+    for place, one in enumerate(conditions):
+        at: Place = ("condition", place)
+        if one.get("name") in names[:place]:
+            found.append(((*at, "name"), "another condition has that name"))
+        if (named := one.get("baseline")) and named not in names:
+            found.append(((*at, "baseline"), f"{named!r} {unknown}"))
+        found += _problems_of_changes(_changed_server, server or ServerSpec(), one, (*at, "server"), server is not None)
+        plain = workload or WorkloadSpec(num_sessions=1)
+        found += _problems_of_changes(_changed_workload, plain, one, (*at, "workload"), workload is not None)
+    return found
+
+
+def _problems_of_changes(
+    changed: Callable[[_Spec, Mapping[str, Any]], object], spec: _Spec, one: Mapping[str, Any], at: Place, knows: bool
+) -> list[Problem]:
+    """What is wrong with ``spec`` as a condition changes it. knows: whether it is what the experiment says."""
+    changes = one.get(str(at[-1]))
+    if not isinstance(changes, Mapping) or not changes:
+        return []
     try:
-        yield
+        changed(spec, cast("Mapping[str, Any]", changes))
     except ValidationError as error:
-        raise ValidationError.from_exception_data(
-            error.title,
-            [
-                InitErrorDetails(
-                    type=item["type"], loc=(*place, *item["loc"]), input=item["input"], ctx=item.get("ctx", {})
-                )
-                for item in error.errors()
-            ],
-        ) from error
+        own = {(*at, str(key)) for key in cast("Mapping[str, Any]", changes)}
+        return [one for one in problems_of(error, ExperimentSpec, at) if knows or one[0][: len(at) + 1] in own]
+    return []
+
+
+def _problems_of_table(error: ValidationError, table: Mapping[str, Any]) -> list[Problem]:
+    """Every problem of a refused experiment: what pydantic says first ends its look at the conditions."""
+    found = problems_of(error, ExperimentSpec)
+    listed = table.get("condition")
+    conditions = cast("list[Any]", listed) if isinstance(listed, list) else []
+    if not all(isinstance(one, Mapping) and isinstance(one.get("name"), str) for one in conditions) or not conditions:
+        return found
+    wrong = {place[0] for place, _ in found if place}
+    server = None if "server" in wrong else ServerSpec.model_validate(table.get("server", {}))
+    workload = None if "workload" in wrong else WorkloadSpec.model_validate(table["workload"])
+    more = _problems_of_conditions(cast("list[Mapping[str, Any]]", conditions), table.get("baseline"), server, workload)
+    # Told at their places, they need not be told together.
+    return [*(one for one in found if one[0] or not more), *more]
 
 
 def parse_experiment(table: Mapping[str, Any], *, where: str) -> ExperimentSpec:
@@ -312,7 +346,7 @@ def parse_experiment(table: Mapping[str, Any], *, where: str) -> ExperimentSpec:
         spec = ExperimentSpec.model_validate(table)
     except ValidationError as error:
         raise SpecError(
-            describe_validation_error(error, ExperimentSpec, table=table, file=Path(where)),
+            told(_problems_of_table(error, table), table=table, file=Path(where)),
             where=where,
             hint="See `harness explain experiment` for every key",
         ) from error

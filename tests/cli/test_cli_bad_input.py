@@ -185,6 +185,7 @@ def test_a_terminal_of_ascii_alone_gets_every_word(tmp_path: Path):
     result = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert result.returncode == 0, result.stderr
     assert "TTFT" in result.stdout
+    assert "?" not in result.stdout
 
 
 def test_init_writes_an_experiment_that_runs_as_it_is_and_overwrites_none(tmp_path: Path):

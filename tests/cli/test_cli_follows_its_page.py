@@ -30,6 +30,7 @@ def test_a_newcomer_follows_the_page_to_a_decision(tmp_path: Path) -> None:
     assert "NOT SUBJECT" in said["harness decide slots --runs runs/predicted --rule equivalence"]
     assert len(commands) >= 12
     assert (tmp_path / "slots.html").is_file()
+    assert (tmp_path / "plans" / "frozen" / "slots.json").is_file()
 
 
 def test_every_document_is_in_the_index() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.analysis.method.tabular import four_digits
 from harness.runner import run_experiment
 from tests.support.command_line import harness
 from tests.support.experiments import small_experiment
@@ -32,6 +33,7 @@ def test_folders_experiments_and_conditions_are_compared_by_pairs(folders: Path)
     assert "ttft_p50_ms" in text
     assert "sim:sim" in text
     assert "Predicted: simulated in virtual time" in text
+    assert f" {four_digits(rows[0]['this_mean'])} " in text
 
 
 @pytest.mark.parametrize(("form", "sign"), [("csv", "this,other"), ("markdown", "| this |"), ("latex", "toprule")])

@@ -72,6 +72,19 @@ def test_threads_that_call_one_function_do_not_mix_their_memory() -> None:
     assert [int(numbers[0]) for numbers in memory] == [0, 1, 2, 3]
 
 
+def test_threads_that_call_with_tables_of_other_kinds_each_run_their_own_code() -> None:
+    tables = [np.arange(8, dtype=np.int64), np.arange(16, dtype=np.int64)[::2], np.arange(12).reshape(3, 4)]
+    wanted = [3, 6, 3]
+
+    def wrong_answers(place: int) -> int:
+        # A copy each time, so that its kind is looked at each time.
+        return sum(first_of(np.copy(tables[place], order="A"), 3) != wanted[place] for _ in range(2_000))
+
+    assert [first_of(table, 3) for table in tables] == wanted
+    with ThreadPoolExecutor(3) as threads:
+        assert list(threads.map(wrong_answers, range(3))) == [0, 0, 0]
+
+
 def test_memory_of_a_table_is_not_taken_for_memory_of_numbers() -> None:
     with pytest.raises(TypeError, match="int64"):
         first_of(new_records(Pair, 1), 0)

@@ -16,9 +16,9 @@ from harness.sim import plan_arrays, simulate
 from harness.sim.kernel.arrays import PlanArrays
 from harness.sim.search.run import search
 from harness.sim.search.space import WindowSpec, parse_space
-from harness.sim.simulate import run_arrays
+from harness.sim.simulate import one_plan, run_arrays
 from harness.sim.windows import look, median_of_paired_ratios, ratio_of_sums, users_of, window_figures
-from harness.spec import WorkloadSpec
+from harness.spec import RulesName, WorkloadSpec
 
 COST = load_cost_model("paper")
 EIGHT = EngineConfig(8, (1, 2, 4, 8), 8)
@@ -68,6 +68,19 @@ def test_the_window_begins_when_every_user_has_finished_so_many_requests() -> No
     finished = [int((completed[user == one] <= found.start_ns).sum()) for one in range(5)]
     assert min(finished) == 4
     assert found.end_ns - found.start_ns == 3 * NS_PER_S
+
+
+@pytest.mark.parametrize("rules", ["paper", "vendor-0.11.1", "vendor-0.12.0"])
+@pytest.mark.parametrize("seconds", [5.0, 20.0, 60.0])
+def test_a_window_of_a_long_life_is_to_the_ns_what_the_whole_life_shows_there(rules: RulesName, seconds: float) -> None:
+    config = EngineConfig(8, (1, 2, 4, 8), 8, rules=rules)
+    arrays = plan_arrays([closed(4, 3), closed(6, 20), closed(5, 20, seed=6)])
+    for plan in (1, 2):
+        found = window_figures(arrays, plan, config, COST, WindowSpec(after_requests=6, seconds=seconds))
+        alone = one_plan(arrays, plan)
+        whole = look(alone, run_arrays(alone, config, COST), config, found.start_ns, found.end_ns)
+        assert found[:-1] == whole[:-1]
+        assert np.array_equal(found.latencies_ns, whole.latencies_ns)
 
 
 def test_a_window_that_outlasts_a_user_is_refused() -> None:

@@ -53,10 +53,14 @@ def test_repeated_input_is_the_first_replicates() -> None:
     [
         ({"replicate": 3}, "replicate: unknown key"),
         ({"two\nlines": 3}, "two lines: unknown key"),
-        ({"baseline": "nobody"}, "baseline 'nobody' is not one of the conditions"),
-        ({"condition": [{"name": "a"}, {"name": "a"}]}, "condition names repeat"),
+        ({"baseline": "nobody"}, "baseline: 'nobody' is not one of the conditions base, slots, more"),
+        ({"condition": [{"name": "a"}, {"name": "a"}]}, "condition[a].name: another condition has that name"),
         ({"condition": [{"name": "a", "server": {"kv_slot": 1}}]}, "kv_slot: unknown key"),
         ({"condition": [{"name": "Big"}]}, "name 'Big' must match"),
+        (
+            {"workload": {"num_sessions": 4, "prompt_tokens": {"law": "unifrm"}}},
+            "workload.prompt_tokens: 'unifrm' is none of 'fixed', 'uniform', 'lognormal' (did you mean uniform?)",
+        ),
         ({"backend": "gpu"}, "unknown backend 'gpu'"),
         ({"limits": {"residual_share": 2}}, "limits.residual_share"),
     ],

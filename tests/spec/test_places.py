@@ -46,6 +46,23 @@ def test_a_wrong_key_of_a_condition_is_named_by_the_condition_and_its_line(tmp_p
     assert "line 11: condition[more].workload.num_sessions: must be greater than or equal to 1" in str(refused.value)
 
 
+def test_every_problem_is_told_at_once_in_the_order_of_lines(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    wrong = TEXT.replace("base_seed = 1", 'base_seed = "x"\nreplicats = 3\nbaseline = "bse"')
+    path.write_text(wrong.replace("num_sessions = 4", "num_sessions = 0") + "\n[slo]\nttft_ms = -1\n")
+    with pytest.raises(SpecError) as refused:
+        load_experiment(path)
+    assert str(refused.value).removeprefix(f"{path}: ").split("; ") == [
+        "line 2: base_seed: must be a whole number",
+        "line 3: replicats: unknown key (did you mean replicates?)",
+        "line 4: baseline: 'bse' is not one of the conditions base, more",
+        "line 5: workload.num_sessions: must be greater than or equal to 1",
+        "line 12: condition[more].server.kv_slotz: unknown key (did you mean kv_slots?)",
+        "line 14: condition[more].workload.num_sessions: must be greater than or equal to 1",
+        "line 17: slo.ttft_ms: must be greater than 0. See `harness explain experiment` for every key",
+    ]
+
+
 def test_files_that_an_experiment_names_are_found_beside_it(tmp_path: Path) -> None:
     (tmp_path / "short.toml").write_text('name = "short"\nwaits = { law = "constant", wait_s = 1 }\n')
     path = tmp_path / "mine.toml"

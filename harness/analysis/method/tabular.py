@@ -6,6 +6,7 @@ Values only; rendering is text, Markdown, CSV or JSON of the same cells. Next: `
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
@@ -117,6 +118,12 @@ def cell_text(cell: Cell) -> str:
     if isinstance(cell, float):
         return f"{cell:.4f}" if abs(cell) < 1000 else f"{cell:.1f}"
     return str(cell)
+
+
+def four_digits(value: float) -> str:
+    """A figure of any size as people read it: 0.004975, 12.91, 2,831."""
+    places = 3 - math.floor(math.log10(abs(value))) if value else 3
+    return f"{value:,.{max(0, places)}f}"
 
 
 def rows_as_text(rows: Sequence[Sequence[Cell]]) -> list[list[str]]:

@@ -7,6 +7,7 @@ was shared. Next: ``run`` cuts the candidates into chunks; ``cluster`` sends chu
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -133,14 +134,13 @@ class Evaluator:
         config = candidate.config(self._rules)
         if self._longest > config.slot_tokens:
             check_slots(self.inputs.arrays, config)
-        cost = memory.cost_arrays(config, self._cost_model)
-        keys = self.share_keys(config, cost, groups) if self._is_sharing else []
+        keys = self.share_keys(config, groups) if self._is_sharing else []
         figures: list[GroupFigures | None] = [None] * len(groups)
         if self._is_sharing:
             figures = [self._shared.get(key) for key in keys]
         missing = [place for place, found in enumerate(figures) if found is None]
         for run in _runs_of(groups, missing):
-            found_all = self._simulate(config, cost, [groups[place] for place in run])
+            found_all = self._simulate(config, [groups[place] for place in run])
             for place, found in zip(run, found_all, strict=True):
                 figures[place] = found
                 if self._is_sharing:
@@ -149,9 +149,7 @@ class Evaluator:
                     self._shared[keys[place]] = found
         return [found for found in figures if found is not None]
 
-    def share_keys(
-        self, config: EngineConfig, cost: layout.CostArrays, groups: Sequence[Group]
-    ) -> list[tuple[object, ...]]:
+    def share_keys(self, config: EngineConfig, groups: Sequence[Group]) -> list[tuple[object, ...]]:
         """One key per group: candidates with equal keys give equal figures on it."""
         server = (config.num_usable_slots, config.is_full, config.slot_tokens)
         # The dummy rule goes by the compiled limit, admission by the lowered one.
@@ -163,24 +161,19 @@ class Evaluator:
                 width = self._widths[group] = most_at_once(self.inputs.arrays, group)
             if width not in parts:
                 limit = min(config.max_num_seqs, width + 1)
-                steps = min(limit, width) + 1
-                # With a window, padding is among the figures, and it shows the buckets themselves.
-                bucket = b"" if self._window is None else cost.batch["bucket"][:steps].tobytes()
-                parts[width] = (
-                    limit,
-                    min(config.active_limit, width + 1),
-                    *server,
-                    cost.batch["base_fs"][:steps].tobytes(),
-                    bucket,
-                )
+                # No step has more requests, and none runs in a bucket beyond the first that holds so many.
+                largest = bisect_left(config.decode_buckets, min(limit, width))
+                buckets = config.decode_buckets[: largest + 1]
+                parts[width] = (limit, min(config.active_limit, width + 1), *server, buckets)
             keys.append((group, *parts[width]))
         return keys
 
-    def _simulate(self, config: EngineConfig, cost: layout.CostArrays, groups: Sequence[Group]) -> list[GroupFigures]:
+    def _simulate(self, config: EngineConfig, groups: Sequence[Group]) -> list[GroupFigures]:
         arrays = self.inputs.arrays
         self.num_simulated += groups[-1].last - groups[0].first
         if self._window is not None:
             return [self._windows(config, group, self._window) for group in groups]
+        cost = memory.cost_arrays(config, self._cost_model)
         state, scratch, outcome = self._memory(config)
         kernel.run_plans(arrays, groups[0].first, groups[-1].last, state, cost, scratch, outcome, FAR)
         stuck = outcome.totals["stuck_session"][groups[0].first : groups[-1].last]

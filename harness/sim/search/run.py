@@ -21,7 +21,6 @@ from harness.clock import NS_PER_S, Clock, MonotonicClock
 from harness.engine.cost import load_cost_model
 from harness.errors import RecordsError, SpecError
 from harness.records.disk import disk_errors, write_parquet, write_synced
-from harness.sim.memory import cost_arrays
 from harness.sim.search.chunks import (
     LEDGER_SCHEMA,
     Chunk,
@@ -286,13 +285,10 @@ def _probe_s(searcher: Searcher, rung: Rung, feasible: Sequence[int]) -> float:
 def _distinct(searcher: Searcher, feasible: Sequence[int], enough: float) -> float:
     """How many whole candidates' worth of simulations differ; stops counting at ``enough``."""
     job, rules = searcher.job, searcher.space.rules
-    model = load_cost_model(searcher.space.cost_model)
     groups = [group for group in job.inputs.groups if group.role == "search"]
     seen: set[tuple[object, ...]] = set()
     for index in feasible:
-        config = job.candidates[index].config(rules)
-        cost = cost_arrays(config, model)
-        seen.update(job.evaluator.share_keys(config, cost, groups))
+        seen.update(job.evaluator.share_keys(job.candidates[index].config(rules), groups))
         if len(seen) > enough * len(groups):
             return float("inf")
     return len(seen) / len(groups)

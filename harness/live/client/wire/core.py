@@ -226,10 +226,3 @@ def warm_up() -> None:
     """Have the machine code ready: compiled once for this machine, then loaded (about 0.2 s)."""
     # A beat is due, so the loop returns at once.
     drive(SharedTables(1, 1).address, LOOP, 0)
-
-
-if __name__ == "__main__":
-    # Under its own name, since code is cached by module.
-    from harness.live.client.wire.core import warm_up as warm_up_for_all
-
-    warm_up_for_all()
