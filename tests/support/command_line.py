@@ -6,6 +6,7 @@ took most of the time of such tests; those about starting and dying start a real
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import resource
@@ -56,6 +57,7 @@ def _call(
     os.environ.clear()
     os.environ.update(variables)
     tempfile.tempdir = None
+    gc.freeze()
     sys.argv = ["harness", *words]
     for number, limit in limits.items():
         resource.setrlimit(number, (limit, limit))
