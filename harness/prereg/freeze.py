@@ -155,6 +155,7 @@ def _refuse(
     dirty: Sequence[str],
     options: FreezeOptions,
 ) -> None:
+    repository.relative(path)  # refused before anything is written
     if path.exists():
         raise SpecError(
             "is frozen already, and a frozen file never changes",

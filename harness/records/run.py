@@ -45,13 +45,16 @@ class RunKey(NamedTuple):
     replicate: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class SealedRun:
     """One sealed run: its folder and its manifest; everything else is read when asked for, and kept."""
 
     path: Path
     manifest: Manifest
     _values: dict[object, object] = field(default_factory=dict[object, object], init=False, repr=False, compare=False)
+
+    def __repr__(self) -> str:
+        return f"SealedRun({str(self.path)!r}, {'valid' if self.is_valid else 'INVALID'})"
 
     @property
     def experiment(self) -> str:

@@ -40,6 +40,9 @@ class RunStore:
     def __init__(self, root: Path) -> None:
         self.root = Path(root)
 
+    def __repr__(self) -> str:
+        return f"RunStore({str(self.root)!r}): {len(self.sealed())} sealed runs"
+
     def sealed(self, experiment: str | None = None) -> list[SealedRun]:
         """Sealed runs, sorted by key; raises RecordsError naming the file when one is damaged (no bytes are read)."""
         folders = [folder for folder in self._folders() if layout.is_replicate_name(folder.name)]

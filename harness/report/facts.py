@@ -67,7 +67,7 @@ def _plans(runs: Sequence[SealedRun]) -> Mapping[str, Any]:
         for name, value in {} if plan is None else plan.provenance.items():
             if name != "workload" and value != "":
                 told.setdefault(name, {})[fact_text(value)] = None
-    return {name: " / ".join(values) for name, values in told.items()}
+    return {name: ", ".join(values) + " (by run)" * (len(values) > 1) for name, values in told.items()}
 
 
 def _part(manifest: Manifest, name: str, *, inner: bool = False) -> Mapping[str, Any]:

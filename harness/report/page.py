@@ -35,7 +35,7 @@ from harness.report.plots import cost_ratio_plot, lateness_plot, reuse_plot, ste
 from harness.report.sequence_plot import SEQUENCE_CAPTION, sequence_plot
 from harness.report.serving_plots import serving_plot, sweep_plot
 from harness.report.svg import Sheet
-from harness.report.timeline import MAX_LANES, step_segments, timeline_svg
+from harness.report.timeline import drawn_lanes, step_segments, timeline_svg
 from harness.report.view import Check, ReportView, TimelineView
 from harness.spec import factors_text
 
@@ -159,12 +159,11 @@ def compare(condition: ConditionFigures) -> str:
         return f"{this} cannot be compared with {other}: a valid pair of runs with both channels is missing."
     a, b = _with_interval(found.ratio_a, found.interval_a), _with_interval(found.ratio_b, found.interval_b)
     few = "" if found.interval_a is not None else f" ({_too_few(len(found.replicates))})"
-    work = _other_work(found)
+    work, among = _other_work(found), found.interval_a
+    unsure = " The interval holds 1: these runs tell no difference." if among and among.low < 1 < among.high else ""
     if found.verdict is Verdict.PREDICTED:
-        return (
-            f"<b>Predicted:</b> {this} costs {_change(found.ratio_a, found.ratio_a)} {other}{work}: ratio {a}{few}. "
-            "Nothing was measured; both channels are one model's, so neither bears out the other."
-        )
+        this = f"<b>Predicted:</b> {this}"
+        return f"{this} costs {_change(found.ratio_a, found.ratio_a)} {other}{work}: ratio {a}{few}.{unsure}"
     ratios = f"ratio {a} on channel A, {b} on channel B{few}"
     if found.verdict is Verdict.CANNOT_TELL:
         return (
@@ -178,7 +177,7 @@ def compare(condition: ConditionFigures) -> str:
         )
     return (
         f"{this} costs {_change(found.ratio_a, found.ratio_b)} {other}{work}: {ratios}. The channels agree: "
-        f"they differ by {found.difference:.4f}, within \u03c4 = {found.tau:.4f}."
+        f"they differ by {found.difference:.4f}, within \u03c4 = {found.tau:.4f}.{unsure}"
     )
 
 
@@ -199,11 +198,15 @@ def _other_work(found: Comparison) -> str:
     """How conditions that did different work are compared; empty where they did the same."""
     if found.is_same_work:
         return ""
-    own, base = found.work, found.baseline_work
+    own, base, is_one = found.work, found.baseline_work, found.verdict is Verdict.PREDICTED
     return (
         f" <b>per generated token</b> (it did other work: {own.num_requests:,} requests and {own.generated_tokens:,} "
         f"generated tokens against {base.num_requests:,} and {base.generated_tokens:,}; per request the ratio is "
-        f"{found.request_ratio_a:.4f} on A, {found.request_ratio_b:.4f} on B)"
+        + (
+            f"{found.request_ratio_a:.4f})"
+            if is_one
+            else f"{found.request_ratio_a:.4f} on A, {found.request_ratio_b:.4f} on B)"
+        )
     )
 
 
@@ -262,8 +265,8 @@ def _plots(view: ReportView) -> dict[str, str]:
     return {
         **plots,
         "cost_caption": note + (COMPARED_CAPTION if view.is_compared else ALONE_CAPTION),
-        "serving_caption": f"{note}Share of all requests of the valid runs that had their first token, the next token, "
-        "or their whole answer within a time.",
+        "serving_caption": f"{note}Share of the requests of the valid runs{view.summary.window} that had their first "
+        "token, the next token, or their whole answer within a time.",
         "sequence_caption": SEQUENCE_CAPTION,
         "devices_caption": note + DEVICES_CAPTION,
         "sweep_caption": f"{note}Mean over valid runs; bars: 95 % t interval over runs, from three on.",
@@ -317,8 +320,9 @@ def _timeline(view: ReportView, timeline: TimelineView, index: int) -> dict[str,
     resting = f"{timeline.num_sessions} sessions, {len(timeline.bars)} requests, {timeline.end_s:.1f} {unit}"
     if view.is_scaled:
         resting += f" (\u00d7{view.time_scale:g})"
-    if timeline.num_sessions > MAX_LANES:
-        resting += f"; the first {MAX_LANES} sessions are drawn"
+    lanes = drawn_lanes(timeline, len(view.timelines))
+    if timeline.num_sessions > lanes:
+        resting += f"; the first {lanes} sessions are drawn"
     if not steps:
         resting += "; the log carries no usable step times, so n and bucket are not drawn"
     return {
@@ -328,6 +332,7 @@ def _timeline(view: ReportView, timeline: TimelineView, index: int) -> dict[str,
             unit=seconds_unit(view),
             end_s=_shared_end(view, timeline),
             buckets=view.buckets,
+            lanes=lanes,
         ),
         "json": json.dumps({"unit": unit, "steps": steps, "bars": bars}, separators=(",", ":")),
         "anchor": anchor_of(timeline.label),
@@ -426,8 +431,7 @@ def _resource(name: str) -> str:
 
 
 def _environment() -> Environment:
-    # Making code of the template takes a twentieth of a report's time: it is kept where Python keeps its own.
-    kept = Path(__file__).parent / "__pycache__"
+    kept = Path(__file__).parent / "__pycache__"  # making code of the template is a twentieth of a report's time
     cache = FileSystemBytecodeCache(str(kept)) if os.access(kept, os.W_OK) and not sys.dont_write_bytecode else None
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.loader, environment.bytecode_cache = PackageLoader("harness.report", ""), cache

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
+from matplotlib.ticker import LogLocator
 
 from harness.analysis.method.serving import METRICS, Latencies, Rate, ServingFigures, latencies
 from harness.clock import NS_PER_MS
@@ -61,7 +62,10 @@ def _panel(axes: Axes, view: ReportView, samples: dict[str, FloatArray], name: s
     axes.set_xscale("log")
     # Tokens that came in one receive lie no time apart: four decades hold what can be told, and their labels.
     low, high = axes.get_xlim()
-    axes.set_xlim(max(low, high / 1e4), high)
+    low = max(low, high / 1e4)
+    axes.set_xlim(low, high)
+    # A decade alone has one label, or none.
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 50 * low else (1,)))
     axes.xaxis.set_major_formatter(plain_log_ticks)
     axes.minorticks_off()
     axes.set_xlabel(f"{name} [{'model ' if view.is_scaled else ''}ms]")

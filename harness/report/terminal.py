@@ -49,9 +49,7 @@ def conditions_table(summary: ExperimentSummary, width: int = 0) -> Table:
     counted = f"{len(summary.runs)} runs" + (f", {num_invalid} INVALID and not counted" if num_invalid else "")
     table = plain_table(
         f"{summary.title} ({counted})" + (f"\n{origin}" if origin else ""),
-        f"A, B: cost on both channels, sum over replicates [{unit}]; A/base, B/base: against the condition's own "
-        "baseline; reused: of all re-arrivals; below A/base: its 95 % t interval, from three on; \u2020: per generated "
-        "token, as the work differs",
+        f"A, B: cost on both channels, sum over replicates [{unit}]{_legend(summary)}; reused: of all re-arrivals",
     )
     table.add_column("condition", overflow="fold")
     for name in ("A", "B", "A/base", "B/base"):
@@ -63,6 +61,26 @@ def conditions_table(summary: ExperimentSummary, width: int = 0) -> Table:
     for condition in summary.conditions:
         table.add_row(*_cells(condition))
     return table
+
+
+def _legend(summary: ExperimentSummary) -> str:
+    """What the ratios are against, and the marks that stand beside them."""
+    baselines: dict[str, list[str]] = {}
+    for condition in summary.conditions:
+        if condition.comparison is not None:
+            baselines.setdefault(condition.baseline, []).append(condition.name)
+    if not baselines:
+        return ""
+    against = [f"{name} (for {', '.join(those)})" for name, those in baselines.items()]
+    if len(against) != 2:
+        against = [*baselines] if len(against) == 1 else ["each its own baseline (--format csv names it)"]
+    found = [one.comparison for one in summary.conditions if one.comparison is not None]
+    marks = {
+        "; below A/base: its 95 % t interval": any(one.interval_a is not None for one in found),
+        "; no interval below three replicates": any(one.interval_a is None for one in found),
+        "; \u2020: per generated token, as the work differs": not all(one.is_same_work for one in found),
+    }
+    return f"; A/base, B/base: against {' and '.join(against)}{''.join(text for text, is_so in marks.items() if is_so)}"
 
 
 def standing_lines(standing: Standing) -> list[str]:
@@ -121,7 +139,7 @@ def serving_table(summary: ExperimentSummary) -> Table:
     table = plain_table(
         f"Serving figures [ms; per s{unit}]",
         "TTFT: to the first token; ITL: between tokens; E2E: the whole answer; queue: until a slot was given"
-        f"{few}; all of them: --serving",
+        f"{f'; of the requests{summary.window}' if summary.window else ''}{few}; all of them: --serving",
     )
     table.add_column("condition", overflow="fold")
     for metric, q in SHOWN:
@@ -142,17 +160,17 @@ def serving_table(summary: ExperimentSummary) -> Table:
 
 def serving_tables(summary: ExperimentSummary) -> list[Table]:
     """All serving figures, a table per condition: every group of requests, intervals and certified bounds."""
-    return [_all_of(one, summary.time_scale) for one in summary.serving]
+    return [_all_of(one, summary.time_scale, summary.window) for one in summary.serving]
 
 
-def _all_of(one: ServingFigures, time_scale: float) -> Table:
+def _all_of(one: ServingFigures, time_scale: float, window: str) -> Table:
     unit = "" if time_scale == 1 else f", model time, \u00d7{time_scale:g}"
     rates = [f"{one.tokens_per_s.mean:,.1f} tokens/s", f"{_rate(one.requests_per_s)} requests/s"]
     if one.goodput_per_s is not None:
         rates.append(f"goodput {_rate(one.goodput_per_s)}/s ({one.good_share or 0:.1%} of the requests)")
     needed = ", ".join(f"{requests_needed(q)} for p{q * 100:.0f}" for q in (0.5, 0.9, 0.99))
     table = plain_table(
-        f"{one.condition}: {one.num_requests} requests in {one.num_runs} runs; {', '.join(rates)} [ms{unit}]",
+        f"{one.condition}: {one.num_requests} requests{window} in {one.num_runs} runs; {', '.join(rates)} [ms{unit}]",
         "below a percentile: its 95 % t interval over runs, from three on; \u2264: what it does not exceed with 99 % "
         f"confidence (early stopping of MLPerf's LoadGen), which needs {needed} requests",
     )

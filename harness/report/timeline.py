@@ -7,9 +7,11 @@ A step is drawn from its log line to the next one, unless a prefill or idle time
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import accumulate
 
 import numpy as np
 
@@ -21,6 +23,8 @@ WIDTH = 1000.0
 LEFT = 46.0
 RIGHT = 12.0
 MAX_LANES = 96
+# That all timelines of a page draw together: a request takes some 440 bytes.
+MAX_DRAWN_REQUESTS = 3_600
 STEP_PANEL_HEIGHT = 86.0
 PANEL_GAP = 16.0
 AXIS_HEIGHT = 32.0
@@ -71,13 +75,20 @@ def step_segments(view: TimelineView) -> list[Segment]:
     return segments
 
 
-def timeline_svg(view: TimelineView, *, name: str, unit: str, end_s: float, buckets: Sequence[int]) -> str:
+def drawn_lanes(timeline: TimelineView, num_timelines: int) -> int:
+    """How many sessions, from the first, a timeline draws, so that those of a page leave it small."""
+    room = MAX_DRAWN_REQUESTS // num_timelines
+    counts = Counter(bar.session for bar in timeline.bars)
+    until = list(accumulate(counts[session] for session in range(min(timeline.num_sessions, MAX_LANES))))
+    return max(1, sum(total <= room for total in until))
+
+
+def timeline_svg(view: TimelineView, *, name: str, unit: str, end_s: float, buckets: Sequence[int], lanes: int) -> str:
     """The timeline as one inline <svg>.
 
     name: prefix of its ids. unit: how the page writes seconds of this run. end_s, buckets: end of the time
-    axis and marks of the step axis, so that timelines of one page can share them.
+    axis and marks of the step axis, so that timelines of one page can share them. lanes: sessions that are drawn.
     """
-    lanes = min(view.num_sessions, MAX_LANES)
     lane_height = 17.0 if lanes <= 16 else 11.0 if lanes <= 32 else 7.0 if lanes <= 64 else 5.0
     segments = step_segments(view)
     top = STALL_HEIGHT + 3.0

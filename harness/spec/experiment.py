@@ -122,6 +122,12 @@ class WindowSpec(Spec):
     warmup_s: float = Field(default=0.0, ge=0, description="model seconds from the common start that do not count")
     measure_s: float | None = Field(default=None, gt=0, description="model seconds that count then; default: the rest")
 
+    def in_words(self, seconds: str = "s") -> str:
+        """ " due from 5 to 25 s after the start", said after the requests that it holds; empty where all count."""
+        if self.measure_s is None:
+            return f" due from {self.warmup_s:g} {seconds} after the start" if self.warmup_s else ""
+        return f" due from {self.warmup_s:g} to {self.warmup_s + self.measure_s:g} {seconds} after the start"
+
     def bounds_ns(self, start_ns: int) -> tuple[int, int]:
         """[first, last) instants of the window of a run that starts at ``start_ns``."""
         first_ns = start_ns + round(self.warmup_s * NS_PER_S)

@@ -155,7 +155,8 @@ def prediction_table(evidence: Evidence) -> ResultTable:
         )
     caption = (
         "Cost of the condition over its baseline's, predicted (mean and interval of draws of these plans) and measured "
-        "(ratio of sums; t interval of replicates, from three on); error > 0: the prediction promised too much"
+        "(ratio of sums; t interval of replicates, from three on); error > 0: the prediction promised too "
+        "much; has_filled_in_buckets: the cost of some bucket was not measured"
     )
     return table_of("predictions", caption, rows)
 

@@ -88,7 +88,12 @@ def test_a_list_of_runs_and_the_result_of_a_run_come_in_every_form(runs: Path, t
 
 
 def test_a_summary_shows_itself_in_a_notebook(runs: Path) -> None:
-    shown = summarise(RunStore(runs).sealed())._repr_html_()  # pyright: ignore[reportPrivateUsage]
+    store = RunStore(runs)
+    summary = summarise(store.sealed())
+    assert (repr(summary), repr(store)) == (
+        "ExperimentSummary('small'): 2 conditions, 2 runs", f"RunStore({str(runs)!r}): 2 sealed runs"
+    )  # fmt: skip
+    shown = summary._repr_html_()  # pyright: ignore[reportPrivateUsage]
     assert shown.startswith("<table><caption>")
     assert "Predicted: simulated in virtual time" in shown
     assert "<td>more</td>" in shown

@@ -20,6 +20,8 @@ backend = "sim"
 num_sessions = 2
 wait_cap_s = 1.0
 generate_tokens = {law = "uniform", low = 8, high = 16}
+[window]
+measure_s = 9
 [[condition]]
 name = "only"
 """
@@ -34,6 +36,10 @@ def test_a_key_is_swept_and_the_report_draws_a_curve(tmp_path: Path) -> None:
     assert [run.manifest.factors for run in runs] == [{"num_sessions": n} for n in (2, 4, 6)]
     page = (tmp_path / "runs" / "few-sweep-num-sessions.html").read_text(encoding="utf-8")
     assert "Rates and time to first token by num_sessions" in page
+    assert "Percentiles over the requests of the valid runs due from 0 to 9 s after the start" in page
+    assert "of the requests due from 0 to 9 s after the start" in " ".join(result.stdout.split())
+    assert "no client ran, and in virtual time nothing is late" in page
+    assert "wall ms" not in page
 
 
 @pytest.mark.parametrize(

@@ -143,6 +143,9 @@ def test_an_experiment_outside_any_repository_is_refused(place: Workplace, tmp_p
     outside.write_text(place.experiment_file.read_text())
     with pytest.raises(SpecError, match="in no git repository"):
         freeze(place.spec, outside, options=FreezeOptions())
+    with pytest.raises(SpecError, match="lies outside the repository"):
+        freeze(place.spec, place.experiment_file, options=FreezeOptions(folder=tmp_path / "frozen"))
+    assert not (tmp_path / "frozen").exists()
 
 
 def test_predictions_can_be_made_with_the_papers_rules(place: Workplace) -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from harness.analysis import summarise
@@ -16,7 +17,8 @@ from harness.analysis.method.tabular import AnalysisResult, ResultTable
 from harness.errors import SpecError
 from harness.records import Finding, SealedRun
 from harness.report import write_report
-from harness.report.view import Results
+from harness.report.timeline import drawn_lanes
+from harness.report.view import Bar, Results, TimelineView
 from tests.support.report_runs import Shape, seal_demo, seal_run
 
 VOID = {"area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "track", "wbr"}
@@ -251,6 +253,14 @@ def test_sixty_four_sessions_and_a_dozen_runs_stay_a_small_file(tmp_path: Path) 
     assert path.stat().st_size < 3_000_000
     page = Page(path.read_text(encoding="utf-8"))
     assert "64 sessions, 192 requests" in page.text
+
+
+def test_timelines_of_many_requests_draw_fewer_sessions_and_say_so() -> None:
+    bar = Bar(0, 0, 0.0, 0.0, 0.1, 1.0, "first", "ok", 9, 9, 0)
+    bars = tuple(replace(bar, session=session) for session in range(100) for _ in range(30))
+    none = np.empty(0)
+    crowd = TimelineView("base/0", "base", 0, 100, bars, none, none.astype(int), none.astype(int), 1.0)
+    assert [drawn_lanes(crowd, of) for of in (1, 3, 1000)] == [96, 40, 1]
 
 
 def test_findings_of_one_kind_are_gathered(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from harness.analysis.method.devices import DeviceEffect, log_ratio_effect, log_
 from harness.analysis.method.figures import RunFigures
 from harness.analysis.method.reconstruct import agreement_tolerance, channel_agreement, cost_ratio, residual_ns
 from harness.analysis.method.stats import Interval
+from harness.records import Finding
 
 # Channels that differ by more are never said to agree, however far apart the baseline's own are: the paper's effects
 # are 1 to 14 %, and a tolerance of that size would call anything agreement.
@@ -170,3 +171,48 @@ def _tokens(runs: Sequence[RunFigures]) -> list[float]:
 
 def _ratio(costs: Sequence[Sequence[float]], place: int) -> float | None:
     return costs[0][place] / costs[1][place] if costs[1][place] else None
+
+
+def check_channels(runs: Sequence[RunFigures]) -> list[Finding]:
+    """What the channels of single runs say against their cost model, or about what it was fitted on."""
+    findings: list[Finding] = []
+    for run in runs:
+        if run.is_valid and run.r_ns is not None and run.r_ns < 0:
+            findings.append(
+                Finding(
+                    code="residual-negative",
+                    severity="warning",
+                    evidence=f"{run.label}: channel A exceeds channel B by {-run.r_ns / 1e9:.6f} s",
+                    hint="The cost model asks more than the server took: calibrate it on this server",
+                )
+            )
+        if run.is_valid and run.r_ns is not None and run.r_ns > MAX_TAU * run.b_ns:
+            findings.append(
+                Finding(
+                    code="channels-apart",
+                    severity="warning",
+                    evidence=f"{run.label}: channel A explains {(run.b_ns - run.r_ns) / 1e9:.3f} s of "
+                    f"{run.b_ns / 1e9:.3f} s that channel B saw; r/B = {run.r_ns / run.b_ns:.3f}, above {MAX_TAU:g}",
+                    hint="No comparison with it can say that the channels agree. Calibrate the cost model on this "
+                    "server; limits.residual_share makes such runs INVALID",
+                )
+            )
+        if run.a is not None and run.a.context_problem:
+            findings.append(
+                Finding(
+                    code="context-unknown",
+                    severity="warning",
+                    evidence=f"{run.label}: steps were priced without their contexts ({run.a.context_problem})",
+                    hint="Turn the [PFX] log on, or use a cost model without a context term",
+                )
+            )
+        if run.a is not None and (run.a.num_extrapolated_steps or run.a.num_extrapolated_prefills):
+            findings.append(
+                Finding(
+                    code="cost-extrapolated",
+                    severity="info",
+                    evidence=f"{run.label}: {run.a.num_extrapolated_steps} steps and {run.a.num_extrapolated_prefills} "
+                    "prefills lie outside what the cost model was fitted on",
+                )
+            )
+    return findings

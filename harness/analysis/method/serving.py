@@ -154,13 +154,17 @@ def _at_most(t: int, n: int, q: float) -> float:
     return math.fsum(math.exp(one) for one in logs)
 
 
+def window_of(run: SealedRun) -> WindowSpec:
+    """The measurement window that the experiment of a run asked for."""
+    return WindowSpec.model_validate(run.manifest.requested_experiment.get("window") or {})
+
+
 @once_per_run
 def latencies(run: SealedRun) -> Latencies:
     """What every answered request of a run's measurement window waited for, and when its tokens came."""
     requests, place = run.table("requests"), place_of(run)
-    window = WindowSpec.model_validate(run.manifest.requested_experiment.get("window") or {})
     due_ns = requests.column("due_ns").to_numpy()
-    first_ns, last_ns = window.bounds_ns(int(due_ns.min()) if len(due_ns) else 0)
+    first_ns, last_ns = window_of(run).bounds_ns(int(due_ns.min()) if len(due_ns) else 0)
     in_window = requests.filter(pa.array((due_ns >= first_ns) & (due_ns < last_ns)))
     kept = rows_where(in_window, "status", "ok")
     sent_ns, done_ns = kept.column("sent_ns").to_numpy(), kept.column("done_ns").to_numpy()

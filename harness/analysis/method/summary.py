@@ -16,20 +16,27 @@ from typing import Any
 import pyarrow as pa
 
 from harness.analysis.method.ceilings import Ceilings, total
-from harness.analysis.method.compare import MAX_TAU, Comparison, compare
+from harness.analysis.method.compare import Comparison, check_channels, compare
 from harness.analysis.method.device_tables import device_tables
 from harness.analysis.method.figures import ReuseFigures, RunFigures, figures_at, run_figures
 from harness.analysis.method.invariants import check_experiment
 from harness.analysis.method.padding import Padding, removed_slots, shapley_split
 from harness.analysis.method.reconstruct import StepCost
-from harness.analysis.method.serving import ServingFigures, serving_figures, serving_rows
+from harness.analysis.method.serving import ServingFigures, serving_figures, serving_rows, window_of
 from harness.analysis.method.speeds import Speeds, device_findings, speeds
 from harness.analysis.method.stats import Interval
-from harness.analysis.method.tabular import ResultTable, table_of
+from harness.analysis.method.tabular import Cell, ResultTable, table_of
+from harness.clock import NS_PER_S
 from harness.errors import SpecError
 from harness.kinds import kind_of_run, origin_note
 from harness.records import Finding, SealedRun
 from harness.spec import Factor, Factors
+
+# Columns of ``to_arrow`` that a notebook shows.
+SHOWN = (
+    *("condition", "baseline", "num_valid_runs", "a_ns", "b_ns", "ratio_a", "ratio_a_low", "ratio_a_high", "ratio_b"),
+    *("channels", "padding_ratio", "num_reused", "num_rearrivals"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,11 +181,12 @@ class ConditionFigures:
         return _worst(self.valid_runs, lambda run: run.lateness.start_spread_ms)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class ExperimentSummary:
     """All conditions of an experiment, in the order of their first run. time_scale: model time per wall time.
 
-    speeds: of its devices; None where fewer than two made it.
+    speeds: of its devices; None where fewer than two made it. window: in words, which requests the serving figures
+    count.
     """
 
     experiment: str
@@ -189,6 +197,7 @@ class ExperimentSummary:
     backend: str = ""
     serving: tuple[ServingFigures, ...] = ()
     speeds: Speeds | None = None
+    window: str = ""
 
     @property
     def runs(self) -> tuple[RunFigures, ...]:
@@ -214,9 +223,14 @@ class ExperimentSummary:
         except ImportError as error:
             raise SpecError("pandas is not installed", hint="pip install pandas, or use to_arrow()") from error
 
+    def __repr__(self) -> str:
+        return f"ExperimentSummary({self.experiment!r}): {len(self.conditions)} conditions, {len(self.runs)} runs"
+
     def _repr_html_(self) -> str:
-        """What a notebook shows: the same rows, and where they are from."""
-        return table_of(self.title, origin_note(self.backend), self.to_arrow().to_pylist()).to_html()
+        """What a notebook shows: costs in seconds of the run's clock, ratios, and where they are from."""
+        shown = [{name: row[name] for name in SHOWN} for row in self.to_arrow().to_pylist()]
+        rows = [{name.replace("_ns", "_s"): _in_seconds(name, value) for name, value in row.items()} for row in shown]
+        return table_of(self.title, origin_note(self.backend), rows).to_html()
 
     @property
     def device_tables(self) -> list[ResultTable]:
@@ -271,12 +285,13 @@ def summarise(runs: Sequence[SealedRun], cost_model: StepCost | None = None) -> 
         conditions=conditions,
         findings=(
             *check_experiment(runs),
-            *_check_channels(figures),
+            *check_channels(figures),
             *device_findings(runs, figures, found, compared),
         ),
         backend=backend,
         serving=_serving(ordered),
         speeds=found,
+        window=window_of(ordered[0]).in_words("model s" if ordered[0].manifest.clock.scale != 1 else "s"),
     )
 
 
@@ -312,50 +327,6 @@ def _bucket_change(condition: ConditionFigures, baseline: ConditionFigures) -> B
 
 def _rule(buckets: tuple[int, ...], histogram: Mapping[int, int]) -> dict[int, int]:
     return {n: buckets[bisect_left(buckets, n)] for n in histogram}
-
-
-def _check_channels(runs: Sequence[RunFigures]) -> list[Finding]:
-    findings: list[Finding] = []
-    for run in runs:
-        if run.is_valid and run.r_ns is not None and run.r_ns < 0:
-            findings.append(
-                Finding(
-                    code="residual-negative",
-                    severity="warning",
-                    evidence=f"{run.label}: channel A exceeds channel B by {-run.r_ns / 1e9:.6f} s",
-                    hint="The cost model asks more than the server took: calibrate it on this server",
-                )
-            )
-        if run.is_valid and run.r_ns is not None and run.r_ns > MAX_TAU * run.b_ns:
-            findings.append(
-                Finding(
-                    code="channels-apart",
-                    severity="warning",
-                    evidence=f"{run.label}: channel A explains {(run.b_ns - run.r_ns) / 1e9:.3f} s of "
-                    f"{run.b_ns / 1e9:.3f} s that channel B saw; r/B = {run.r_ns / run.b_ns:.3f}, above {MAX_TAU:g}",
-                    hint="No comparison with it can say that the channels agree. Calibrate the cost model on this "
-                    "server; limits.residual_share makes such runs INVALID",
-                )
-            )
-        if run.a is not None and run.a.context_problem:
-            findings.append(
-                Finding(
-                    code="context-unknown",
-                    severity="warning",
-                    evidence=f"{run.label}: steps were priced without their contexts ({run.a.context_problem})",
-                    hint="Turn the [PFX] log on, or use a cost model without a context term",
-                )
-            )
-        if run.a is not None and (run.a.num_extrapolated_steps or run.a.num_extrapolated_prefills):
-            findings.append(
-                Finding(
-                    code="cost-extrapolated",
-                    severity="info",
-                    evidence=f"{run.label}: {run.a.num_extrapolated_steps} steps and {run.a.num_extrapolated_prefills} "
-                    "prefills lie outside what the cost model was fitted on",
-                )
-            )
-    return findings
 
 
 def _sum_or_none(runs: Sequence[RunFigures], of: Callable[[RunFigures], int | None]) -> int | None:
@@ -402,6 +373,10 @@ def _condition_row(condition: ConditionFigures) -> dict[str, Any]:
         "rearrival_p99_ms": condition.rearrival_p99_ms,
         "start_spread_ms": condition.start_spread_ms,
     }
+
+
+def _in_seconds(name: str, value: Cell) -> Cell:
+    return value / NS_PER_S if name.endswith("_ns") and isinstance(value, int) else value
 
 
 def _interval_cells(name: str, interval: Interval | None) -> dict[str, float | None]:

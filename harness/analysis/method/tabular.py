@@ -89,6 +89,10 @@ class AnalysisResult:
             parts.append("\n".join(f"- {note}" for note in self.notes))
         return "\n\n".join(parts) + "\n"
 
+    def _repr_markdown_(self) -> str:
+        """What a notebook shows."""
+        return self.to_markdown()
+
     def to_json(self) -> str:
         """The whole result, floats unrounded."""
         content = {
