@@ -28,7 +28,7 @@ class BackendKind:
     is_virtual: bool = False
     has_stack: bool = False
     is_restarted: bool = True
-    lifecycle_s: float = 3.0
+    lifecycle_s: float = 2.5
 
 
 _TABLE = (
