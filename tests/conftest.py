@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from pathlib import Path
 
@@ -42,6 +43,12 @@ class _OneProcessPerServer(LoadGroupScheduling):
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadGroupScheduling | None:
     return _OneProcessPerServer(config, log) if config.getvalue("dist") == "loadgroup" else None
+
+
+def pytest_collection_finish() -> None:
+    """What is loaded by now stays: no collection, with one of which each replay begins, walks it again."""
+    gc.collect()
+    gc.freeze()
 
 
 TESTS = Path(__file__).parent

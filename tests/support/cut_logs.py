@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import TypeAlias
 
 from harness.analysis import ParseCounts, parse_log
@@ -54,21 +55,31 @@ def assert_no_cut_invents_or_loses(content: bytes) -> dict[str, int]:
     cuts: dict[str, int] = {}
     for kind, start, end in one_line_of_each_kind(content, whole):
         following = content.find(b"\n", end) + 1
-        before, line, after = content[max(0, start - 2000) : start], content[start:end], content[end:following]
-        first = before.find(b"\n") + 1 if start > 2000 else 0
-        before = before[first:]
+        first = _line_before(content, start, 500)
+        before, line, after = content[first:start], content[start:end], content[end:following]
         around = told(before), told(after)
         kept = told(before + line + after)
         for place in range(len(line)):
             _assert_line_cut(before, line, after, place, around, kept)
         cuts[kind] = len(line)
     chosen = random.Random(20261123)
-    for place in (chosen.randrange(len(content) + 1) for _ in range(NUM_RANDOM_CUTS)):
-        # Cut off for good, and cut only by the reader's blocks.
-        assert events_of(content[:place]) == [event for event in whole if event.end_offset <= place], place
-        assert events_of(content[:place], content[place:]) == whole, place
+    places = sorted(chosen.randrange(len(content) + 1) for _ in range(NUM_RANDOM_CUTS))
+    for place in places:
+        # Cut off for good; what lies far before is read as it was.
+        first = _line_before(content, place, 4000)
+        ended = [said(event) for event in whole if first < event.end_offset <= place]
+        assert told(content[first:place]) == ended, place
+    assert events_of(content[: places[-1]]) == [event for event in whole if event.end_offset <= places[-1]]
+    # Cut only by the reader's blocks.
+    blocks = [content[start:end] for start, end in pairwise([0, *places, len(content)])]
+    assert events_of(*blocks) == whole
     cuts["anywhere"] = NUM_RANDOM_CUTS
     return cuts
+
+
+def _line_before(content: bytes, place: int, num_bytes: int) -> int:
+    """Where the line begins that is at least ``num_bytes`` before ``place``, or the file."""
+    return content.rfind(b"\n", 0, max(0, place - num_bytes)) + 1
 
 
 def _assert_line_cut(

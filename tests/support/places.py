@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from harness.records import RunStore, SealedRun
 from harness.runner.backends.twin import step_costs
 from harness.twin.artifact import ArtifactSpec, cached_artifact
 from harness.twin.environment import INSIDE, SETTINGS_VARIABLE, TwinEnvironment, twin_variables
+from tests.support.command_line import harness
 
 
 def _inline(table: Mapping[str, Any]) -> str:
@@ -40,11 +40,8 @@ class Place:
 
     def harness(self, *words: str) -> subprocess.CompletedProcess[str]:
         # HOME: the overlays of these tests are not the user's. TMPDIR: what is left in it can be seen.
-        variables = {**os.environ, "HOME": str(self.folder), "TMPDIR": str(self.temporary), "COLUMNS": "1000"}
-        return subprocess.run(
-            [sys.executable, "-m", "harness", *words],
-            cwd=self.folder, env=variables, capture_output=True, text=True, check=False,
-        )  # fmt: skip
+        variables = {"HOME": str(self.folder), "TMPDIR": str(self.temporary), "COLUMNS": "1000"}
+        return harness(*words, cwd=self.folder, environment=variables)
 
     def trace(self, name: str, condition: str) -> Path:
         return self.folder / f"{name}-{condition}.trace.jsonl"

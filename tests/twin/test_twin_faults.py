@@ -62,7 +62,7 @@ def test_a_server_that_is_not_ready_in_time_is_one_error_and_gone(tmp_path: Path
     process, launch = started(tmp_path, do="slow", call="start", seconds=600)
 
     with process, pytest.raises(ServerError, match=r"not healthy|not ready|did not"):
-        process.wait_healthy(launch.host, launch.port, deadline_s=8)
+        process.wait_healthy(launch.host, launch.port, deadline_s=4)
 
     assert processes_below(tmp_path) == []
 

@@ -200,14 +200,12 @@ def _undisturbed() -> Generator[None]:
     """No garbage collection, and short turns for other threads, while the block runs; both restored after it."""
     was_enabled, interval_s = gc.isenabled(), sys.getswitchinterval()
     gc.collect()
-    gc.freeze()
     gc.disable()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
         yield
     finally:
         sys.setswitchinterval(interval_s)
-        gc.unfreeze()
         if was_enabled:
             gc.enable()
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from harness.live.client.answer import NO_KERNEL_STAMP, Answer, parse_each
 from tests.support.readings import drawn_stream, read_in_every_way
 
-EXAMPLES = int(os.environ.get("ANSWER_EXAMPLES", "40000"))
+EXAMPLES = int(os.environ.get("ANSWER_EXAMPLES", "12000"))
 
 
 def test_all_readings_of_a_stream_agree() -> None:

@@ -5,15 +5,14 @@ Skipped where the twin is not installed.
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from harness.records import RunStore
+from tests.support.command_line import harness
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(600), pytest.mark.usefixtures("twin")]
 
@@ -36,10 +35,8 @@ name = "m6"
 
 
 def patch_check(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "harness", "patch", "check", "survival.toml", "--runs", "runs", *words],
-        cwd=folder, env={**os.environ, "COLUMNS": "200"}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    command = ("patch", "check", "survival.toml", "--runs", "runs", *words)
+    return harness(*command, cwd=folder, environment={"COLUMNS": "200"})
 
 
 def test_observing_changes_no_token_and_no_step_and_says_what_it_costs(tmp_path: Path) -> None:
