@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harness.cli.compare import TableForm, written
+from harness.cli.complete import SealedArgument
 from harness.cli.run import RunsOption
 from harness.cli.sealed import sealed_runs, store_at
 from harness.errors import SpecError
@@ -144,7 +145,7 @@ def verify(runs: RunsOption = Path("runs")) -> None:
 
 
 def derive(
-    experiment: Annotated[str, typer.Argument(help="Name of an experiment with sealed runs.")],
+    experiment: SealedArgument,
     runs: RunsOption = Path("runs"),
 ) -> None:
     """Rebuild every derived table from the raw logs and scrapes.

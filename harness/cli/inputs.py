@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from harness.cli.complete import ExperimentArgument, MaybeExperimentArgument
 from harness.cli.trace import check_trace_format
 from harness.errors import SpecError
 
@@ -72,7 +73,7 @@ def init(
 
 @plan_app.command(name="build")
 def plan_build(
-    experiment: Annotated[Path, typer.Argument(help="Experiment file (TOML), or a shipped one by name.")],
+    experiment: ExperimentArgument,
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the plan files.")] = Path("plans/frozen"),
 ) -> None:
     """Write every plan an experiment will replay, each named by its hash.
@@ -158,7 +159,7 @@ def waits_import(
 
 
 def simulate(
-    experiment: Annotated[Path | None, typer.Argument(help="Experiment file (TOML), or a shipped one by name.")] = None,
+    experiment: MaybeExperimentArgument = None,
     jsonl: Annotated[
         Path | None, typer.Option("--jsonl", help="One case per line instead of an experiment; `-` for standard input.")
     ] = None,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from harness.cli.complete import SealedArgument
 from harness.cli.overrides import override_table
 from harness.cli.run import RunsOption
 from harness.cli.sealed import sealed_runs
@@ -111,7 +112,7 @@ def freeze(
 
 
 def decide(
-    experiment: Annotated[str, typer.Argument(help="Name of an experiment with sealed runs.")],
+    experiment: SealedArgument,
     runs: RunsOption = Path("runs"),
     rules: Annotated[
         list[str] | None, typer.Option("--rule", help="Rule name or file. Default: frozen, else the experiment's own.")
@@ -215,7 +216,7 @@ def publish(
 
 
 def analyse(
-    experiment: Annotated[str, typer.Argument(help="Name of an experiment with sealed runs.")],
+    experiment: SealedArgument,
     runs: RunsOption = Path("runs"),
     name: Annotated[str, typer.Option("--as", help="Analysis to use instead of the experiment's own.")] = "",
     output: FormatOption = ResultFormat.text,

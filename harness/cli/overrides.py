@@ -7,10 +7,18 @@ Next: ``harness.spec.parse_experiment`` checks the result.
 from __future__ import annotations
 
 import copy
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from harness.errors import SpecError
+
+
+def asked_again(changes: Sequence[str], backend: str | None, replicates: int | None, devices: str | None = None) -> str:
+    """What was said beside an experiment's file, as the command that continues it must say it again."""
+    said = "".join(f" --set {shlex.quote(change)}" for change in changes)
+    options = {"backend": backend, "replicates": replicates, "devices": devices}
+    return said + "".join(f" --{name} {value}" for name, value in options.items() if value)
 
 
 def override_table(table: Mapping[str, Any], changes: Sequence[str]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from harness.cli.complete import ExperimentArgument
 from harness.cli.overrides import override_table
 from harness.cli.run import RunsOption
 from harness.errors import SpecError
@@ -32,7 +33,7 @@ def register(app: typer.Typer) -> None:
 
 
 def power(
-    experiment: Annotated[Path, typer.Argument(help="Experiment file (TOML), or a shipped one by name.")],
+    experiment: ExperimentArgument,
     runs: RunsOption = Path("runs"),
     margin: Annotated[
         float | None,

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harness.cli.compare import TableForm, written
-from harness.cli.overrides import override_table
+from harness.cli.complete import MaybeExperimentArgument, SealedArgument
+from harness.cli.overrides import asked_again, override_table
 from harness.cli.sealed import sealed_runs
 from harness.errors import ExitCode, SpecError
 from harness.kinds import kind_named
@@ -53,7 +54,7 @@ def register(app: typer.Typer) -> None:
 
 
 def run(
-    experiment: Annotated[Path | None, typer.Argument(help="Experiment file (TOML), or a shipped one by name.")] = None,
+    experiment: MaybeExperimentArgument = None,
     runs: RunsOption = Path("runs"),
     confirmatory: Annotated[
         Path | None, typer.Option("--confirmatory", help="Frozen file to run by (see `harness freeze`).")
@@ -109,6 +110,7 @@ def run(
         resume=resume,
         retry_invalid=retry_invalid,
         until=until is not None,
+        again="" if ticket else f"harness run {source}{asked_again(changes or [], backend, replicates, devices)}",
         form=form,
     )
 
@@ -129,7 +131,7 @@ def perform(
     """Run what ``spec`` plans, showing progress, write its report and leave with the outcome's exit code.
 
     until: end when the experiment's stopping rule has decided.
-    again: the command that continues it; default: ``harness run`` of its file.
+    again: the command that continues it; default: ``harness run --confirmatory`` of the frozen file.
     """
     from harness.cli.progress import TerminalProgress
     from harness.cli.words import terminal
@@ -151,7 +153,7 @@ def perform(
             retry_invalid=retry_invalid,
             until_decided=until,
         )
-    again = again or f"harness run {source if ticket is None else f'--confirmatory {source}'}"
+    again = again or f"harness run --confirmatory {source}"
     again += " --until decided" if until else ""
     if outcome.runs:
         _conclude(console, outcome.runs, page, spec.title or spec.name)
@@ -212,7 +214,7 @@ def _what_to_run(
 
 
 def report(
-    experiment: Annotated[str, typer.Argument(help="Name of an experiment with sealed runs.")],
+    experiment: SealedArgument,
     runs: RunsOption = Path("runs"),
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Default: `RUNS/EXPERIMENT.html`")] = None,
 ) -> None:
@@ -227,7 +229,7 @@ def report(
 
 
 def table(
-    experiment: Annotated[str, typer.Argument(help="Name of an experiment with sealed runs.")],
+    experiment: SealedArgument,
     runs: RunsOption = Path("runs"),
     serving: Annotated[
         bool, typer.Option("--serving", help="Every latency: by turn and prefix, with intervals and certified bounds.")

@@ -11,7 +11,8 @@ from typing import Annotated, Any
 
 import typer
 
-from harness.cli.overrides import override_table
+from harness.cli.complete import ExperimentArgument
+from harness.cli.overrides import asked_again, override_table
 from harness.cli.run import RunsOption, perform, real_server_changes
 from harness.errors import SpecError
 
@@ -23,7 +24,7 @@ def register(app: typer.Typer) -> None:
 
 
 def sweep(
-    experiment: Annotated[Path, typer.Argument(help="Experiment file (TOML), or a shipped one by name.")],
+    experiment: ExperimentArgument,
     over: Annotated[
         str,
         typer.Option("--over", help="KEY=VALUE,VALUE,... of [server] or [workload], e.g. `server.kv_slots=8,10,12`."),
@@ -48,8 +49,7 @@ def sweep(
     extra += [f"replicates={replicates}"] if replicates is not None else []
     table = swept_table(override_table(experiment_table(path), extra), over)
     spec = parse_experiment(table, where=f"{path} --over {over}")
-    asked = "".join(f" --set {shlex.quote(change)}" for change in changes or [])
-    asked += (f" --backend {backend}" if backend else "") + (f" --replicates {replicates}" if replicates else "")
+    asked = asked_again(changes or [], backend, replicates)
     again = f"harness sweep {experiment} --over {shlex.quote(over)}{asked}"
     perform(spec, path, runs, resume=resume, again=again)
 

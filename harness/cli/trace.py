@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from harness.cli.complete import SealedArgument
 from harness.cli.run import RunsOption
 from harness.cli.sealed import sealed_runs
 from harness.errors import SpecError
@@ -108,7 +109,7 @@ def trace_show(
 
 @trace_app.command(name="export")
 def trace_export(
-    experiment: Annotated[str, typer.Argument(help="Name of an experiment with sealed runs.")],
+    experiment: SealedArgument,
     run: Annotated[str, typer.Argument(help="One run: condition/replicate.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.")],
     form: Annotated[str, typer.Option("--format", help="agentic-mooncake, otel or csv.")] = "agentic-mooncake",
@@ -127,7 +128,7 @@ def trace_export(
 
 @trace_app.command(name="perfetto")
 def perfetto(
-    experiment: Annotated[str, typer.Argument(help="Name of an experiment with sealed runs.")],
+    experiment: SealedArgument,
     run: Annotated[list[str], typer.Argument(help="Runs: condition/replicate, one or several in one file.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The trace file to write (JSON).")],
     runs: RunsOption = Path("runs"),

@@ -39,6 +39,10 @@ class Judgement:
     def failed(self) -> tuple[Decision, ...]:
         return tuple(decision for decision in self.decisions if decision.outcome is Outcome.FAIL)
 
+    def _repr_markdown_(self) -> str:
+        """What a notebook shows: each decision with its reason."""
+        return "\n".join(f"- **{one.outcome.value}** {one.rule}: {one.subject}. {one.reason}" for one in self.decisions)
+
     def require_passed(self) -> Judgement:
         """This judgement, unless a rule said FAIL: then RuleFailedError. WITHHELD and NOT SUBJECT fail nothing."""
         if self.failed:

@@ -240,7 +240,7 @@ def _felt(view: ReportView, condition: ConditionFigures) -> str:
         return ""
     first, ms = found.of("ttft"), "model ms" if view.is_scaled else "ms"
     to_first = (
-        f" First token after {_milliseconds(first.at(0.5).value)} {ms} (median), {_milliseconds(first.at(0.99).value)} "
+        f" First token after {_short_ms(first.at(0.5).value)} {ms} (median), {_short_ms(first.at(0.99).value)} "
         f"{ms} (p99)."
         if first is not None
         else ""

@@ -33,7 +33,7 @@ def write_power_page(path: Path, title: str, found: Sequence[Needed], goal: Goal
     style = files("harness.report").joinpath("style.css").read_text(encoding="utf-8")
     page = (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
-        f"<style>{style}</style></head><body><main><h1>{escape(title)}</h1><figure>{picture}<figcaption>"
+        f"<style>{style}</style></head><body><header><h1>{escape(title)}</h1></header><main><figure>{picture}<figcaption>"
         "Probability of the verdict by the number of blocks, exact for Gaussian log ratios; dotted: what is wanted."
         f"</figcaption></figure><pre>{escape(text)}</pre></main></body></html>\n"
     )
@@ -59,6 +59,7 @@ def power_plot(sheet: Sheet, found: Sequence[Needed], goal: Goal) -> str:
         axes.set_ylim(0, 1.02)
         axes.set_xlim(0, blocks[-1])
         axes.grid(visible=True)
+        axes.xaxis.get_major_locator().set_params(integer=True)
         axes.set_xlabel("blocks")
     equal.set_ylabel("power")
     equal.legend(loc="lower right", labelcolor=INK)

@@ -33,6 +33,8 @@ VERDICTS = {
 STOP_COLORS = {StopVerdict.GO_ON: "cyan", StopVerdict.INCONCLUSIVE: "yellow", StopVerdict.WORSE: "red"}
 # Characters that every number of the table of conditions fits in, beside a name.
 ROOMY = 76
+# Below, one space between columns leaves names the room of a set of buckets.
+WIDE = 92
 # (metric, percentile) of the short table.
 SHOWN = (("ttft", 0.5), ("ttft", 0.99), ("itl", 0.5), ("itl", 0.99), ("e2e", 0.5), ("e2e", 0.99), ("queue", 0.99))
 
@@ -51,6 +53,8 @@ def conditions_table(summary: ExperimentSummary, width: int = 0) -> Table:
         f"{summary.title} ({counted})" + (f"\n{origin}" if origin else ""),
         f"A, B: cost on both channels, sum over replicates [{unit}]{_legend(summary)}; reused: of all re-arrivals",
     )
+    if 0 < width < WIDE:
+        table.padding = 0
     table.add_column("condition", overflow="fold")
     for name in ("A", "B", "A/base", "B/base"):
         # Half an interval reads as another number; names fold before it does.

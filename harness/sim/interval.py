@@ -142,18 +142,27 @@ def sampled(
     space: SpaceSpec, pair: Sequence[Candidate], users: Sequence[int], changed: Ablation = PLAIN
 ) -> list[Sampled]:
     """Imagined experiments of several configurations, which see the same plans and the same true costs."""
-    asked = space.model_dump_json(), tuple(users), changed
+    if space.uncertainty.is_calibrated:
+        known = calibrated_uncertainty(space.uncertainty, space.cost_model)
+        space = space.model_copy(update={"uncertainty": known})
+    # The model as it is now: its file may have been fitted again since.
+    asked = space.model_dump_json(), repr(load_cost_model(space.cost_model)), tuple(users), changed
     return [_imagined(*asked, each, role) for role, each in enumerate(pair)]
 
 
 # The reference of many predictions one after another is the same, and as dear as the candidate.
 @lru_cache(maxsize=4)
-def _imagined(space_json: str, users: tuple[int, ...], changed: Ablation, each: Candidate, role: int) -> Sampled:
+def _imagined(
+    space_json: str,
+    model_read: str,  # noqa: ARG001
+    users: tuple[int, ...],
+    changed: Ablation,
+    each: Candidate,
+    role: int,
+) -> Sampled:
     """One configuration's part of every imagined experiment; role: its place among those compared."""
     space = SpaceSpec.model_validate_json(space_json)
     uncertainty = space.uncertainty
-    if uncertainty.is_calibrated:
-        uncertainty = calibrated_uncertainty(uncertainty, space.cost_model)
     drawn = _drawn(space.model_dump_json(include={"inputs", "uncertainty"}), users, _treatment(space, changed))
     model, plans_each = load_cost_model(space.cost_model), len(drawn.plans) // uncertainty.samples
     config = each.config(changed.rules or space.rules)

@@ -210,8 +210,10 @@ def _steps_inside(steps: Records[layout.StepRecord], start_ns: int, end_ns: int)
 
 def _waited(requests: Records[layout.RequestResult], prefills: Records[layout.StepRecord], inside: IntArray) -> int:
     """W: session ns that others, admitted and not yet complete, waited while these prefills ran."""
-    admitted = np.sort(requests["admitted_ns"])
-    completed = np.sort(requests["completed_ns"])
+    # Those whose client left before were never admitted.
+    was_admitted = requests["admitted_ns"] >= 0
+    admitted = np.sort(requests["admitted_ns"][was_admitted])
+    completed = np.sort(requests["completed_ns"][was_admitted])
     begin = prefills["start_ns"]
     others = np.searchsorted(admitted, begin, "left") - np.searchsorted(completed, begin, "right")
     return int((others * inside).sum())

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from rich.console import Console
 
-from harness.analysis import summarise
+from harness.analysis import ExperimentSummary, summarise
 from harness.records import SealedRun
 from harness.report import conditions_table, perfetto_trace, write_perfetto
 from harness.report.tables import requests_in_stalls
@@ -22,8 +23,12 @@ from tests.support.report_runs import MS, Shape, seal_demo, seal_run
 
 
 def printed(runs: list[SealedRun], width: int) -> str:
+    return drawn(summarise(runs), width, 0)
+
+
+def drawn(summary: ExperimentSummary, width: int, known_width: int) -> str:
     console = Console(width=width, file=io.StringIO(), color_system=None)
-    console.print(conditions_table(summarise(runs)))
+    console.print(conditions_table(summary, known_width))
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
@@ -65,6 +70,13 @@ def test_a_narrow_terminal_loses_no_column(tmp_path: Path) -> None:
     letters = "".join(text.split())
     assert "bucke" in letters
     assert all(len(line) <= 60 for line in text.splitlines())
+
+
+def test_at_eighty_columns_a_set_of_buckets_stays_whole(tmp_path: Path) -> None:
+    summary = summarise(seal_demo(tmp_path, num_replicates=3))
+    factors = {"waits": True, "buckets": "1,2,4,6,8"}
+    conditions = tuple(replace(condition, factors=factors) for condition in summary.conditions)
+    assert "buckets=1,2,4,6,8 " in drawn(replace(summary, conditions=conditions), 80, 80)
 
 
 def test_the_trace_holds_every_request_and_the_steps(tmp_path: Path) -> None:

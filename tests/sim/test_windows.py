@@ -11,7 +11,7 @@ import pytest
 from harness.clock import NS_PER_S
 from harness.engine import EngineConfig, load_cost_model
 from harness.errors import PlanError
-from harness.plan import Plan, build_plan
+from harness.plan import Plan, RequestPlan, SessionPlan, build_plan
 from harness.sim import plan_arrays, simulate
 from harness.sim.kernel.arrays import PlanArrays
 from harness.sim.search.run import search
@@ -46,6 +46,19 @@ def test_a_window_over_the_whole_life_counts_everything_once() -> None:
     assert whole.rearrivals == len(again)
     assert whole.reused == sum(row["cached_tokens"] > 0 for row in again)
     assert whole.reusable_tokens >= whole.cached_tokens
+
+
+def test_a_request_that_its_client_leaves_before_it_is_admitted_waits_for_no_prefill() -> None:
+    hasty = RequestPlan(0, 1, 2, abort_after_ns=1)
+    sessions = (
+        SessionPlan(0, 0, None, None, (hasty, RequestPlan(0, 1, 2), hasty)),
+        SessionPlan(1, 0, 0, None, (hasty,)),
+    )
+    plan = Plan("drawn", 0, 0, "as-drawn", 0, (1000, 150_000), sessions)
+    arrays, one = plan_arrays([plan]), EngineConfig(4, (1, 2, 4), 5, rules="paper")
+    outcome = run_arrays(arrays, one, COST)
+    assert outcome.requests["admitted_ns"].min() == -1
+    assert look(arrays, outcome, one, 0, 1 << 50).wait_session_ns == simulate(plan, one).wait_session_ns == 0
 
 
 def test_windows_side_by_side_add_up_to_the_whole() -> None:

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import socket
 from array import array
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING
 
 from harness.clock import NS_PER_MS, monotonic_ns, realtime_minus_monotonic_ns
 
-IntArray = NDArray[np.int64]
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    IntArray = NDArray[np.int64]
 
 # Linux values (asm-generic/socket.h); Python does not export them. The *_OLD option, which carries a plain timespec on
 # 64 bit.
@@ -54,6 +56,8 @@ class OffsetLog:
         realtime_ns: int64, -1 where there is none. received_ns: the user-clock stamp of the same receive; a kernel
         stamp that is not before it (by more than reading noise) is refused too. Both of shape (n,).
         """
+        import numpy as np
+
         at = np.frombuffer(self.at_ns, dtype=np.int64)
         offset = np.frombuffer(self.offset_ns, dtype=np.int64)
         if len(at) == 0:

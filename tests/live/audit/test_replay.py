@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import os
 import signal
+import subprocess
+import sys
 from typing import Any
 
 import pyarrow as pa
@@ -102,3 +104,11 @@ def test_a_null_server_that_was_killed_is_one_clear_line() -> None:
         os.kill(server.pid, signal.SIGKILL)
         with pytest.raises(ServerError, match="the null server"):
             server.stamps()
+
+
+@pytest.mark.same_everywhere
+@pytest.mark.parametrize("module", ["audit.nullserver", "client.stall", "server.supervisor"])
+def test_the_small_processes_beside_each_run_load_no_large_package(module: str) -> None:
+    asked = f"import sys, harness.live.{module}; print(*{{'numpy', 'httpx', 'pydantic', 'pyarrow'}} & {{*sys.modules}})"
+    loaded = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True)
+    assert loaded.stdout.split() == []
