@@ -97,7 +97,8 @@ def predict(
     if not console.is_terminal:
         console.width = 160
     table = plain_table(
-        f"{spec.name}: cost ratio to {candidate_of(spec.baseline).label}", "sums, median: nominal; mean: of the draws"
+        f"{spec.name}: cost ratio to {candidate_of(spec.baseline).label}",
+        "sums, median: nominal; mean: of draws; =: not told apart from the baseline",
     )
     table.add_column("configuration", overflow="fold")
     for heading in ("N", "rules", "sums", "median", "mean", f"{spec.uncertainty.level:.0%} interval"):
@@ -108,7 +109,7 @@ def predict(
             for users in spec.inputs.users:
                 found = run_prediction(spec, candidate_of(server), users, changed)
                 note = "" if changed is None else f"{changed.name}: {LABEL}"
-                told = note or ("" if found.is_told_apart else "not told apart")
+                told = note or ("" if found.is_told_apart else "=")
                 table.add_row(
                     name,
                     str(users),

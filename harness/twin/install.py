@@ -30,8 +30,12 @@ DISK_MIB = 2900
 FREE_MIB = 4500
 """Asked for before anything is downloaded: what it takes, and room for pip to unpack."""
 MIB = 1024 * 1024
-UV_OPTIONS = ("--quiet", "--compile-bytecode")
-"""Compiled here, as pip does: where Python may not write its caches, every start of the server would compile anew."""
+SERVED_MODULES = (
+    *("vllm.entrypoints.cli.main", "vllm.entrypoints.cli.benchmark.main", "vllm.entrypoints.openai.api_server"),
+    *("vllm_rbln.v1.core.optimum_scheduler", "vllm_rbln.v1.worker.optimum_worker", "optimum.rbln"),
+    "vllm_rbln.model_executor.model_loader.rbln_model_loader",
+)
+"""What a server imports; a quarter of the installed files, so that all of them need not be compiled."""
 NO_NETWORK_SIGNS = ("NewConnectionError", "NameResolutionError", "ConnectTimeoutError", "ProxyError", "Max retries")
 CPU_WHEEL_HINT = "Give a CPU build of torch: --torch-wheel FILE, or --torch-index ADDRESS of PyTorch's CPU wheels"
 
@@ -86,7 +90,7 @@ def install_twin(
             _record(where, stamp, torch=_version(where, "torch"))
     if "torch" not in stamp:
         say(f"torch {TORCH}")
-        _pip(where, "install", "--no-deps", *torch_options)
+        _pip(where, "install", "--no-deps", "--no-compile", *torch_options)
         _record(where, stamp, torch=_version(where, "torch"))
     if "packages" not in stamp:
         _install_packages(where, stack, say)
@@ -109,7 +113,7 @@ def _install_packages(where: Path, stack: TwinStack, say: Say) -> None:
     wanted = ["install", "--no-deps", "--require-hashes", *locks]
     try:
         _pip(where, "install", "--no-deps", "--require-hashes", "-r", str(UV_LOCK))
-        _run([str(where / "bin" / "uv"), "pip", *wanted, *UV_OPTIONS, "--python", str(where / "bin" / "python")], "uv")
+        _run([str(where / "bin" / "uv"), "pip", *wanted, "--quiet", "--python", str(where / "bin" / "python")], "uv")
     except TwinInstallError as error:
         # uv does not read pip's configuration, which may know the only index that this machine reaches.
         say(f"pip installs them, uv could not ({error})")
@@ -243,8 +247,10 @@ def check_disk(where: Path, needed_mib: int) -> None:
 
 
 def _check_loads(twin: TwinEnvironment) -> None:
-    script = "import vllm_rbln.v1.core.optimum_scheduler, optimum.rbln, vllm.entrypoints.openai.api_server"
-    _run([str(twin.python), "-c", script], "the installed packages do not load", env=twin_variables(twin))
+    # It also keeps what it compiles, whatever later processes may write: else every start would compile anew.
+    variables = twin_variables(twin) | {"PYTHONDONTWRITEBYTECODE": ""}
+    command = [str(twin.python), "-c", f"import {', '.join(SERVED_MODULES)}"]
+    _run(command, "the installed packages do not load", env=variables)
 
 
 def _pip(where: Path, *arguments: str) -> None:
