@@ -98,7 +98,7 @@ def predict(
         console.width = 160
     table = plain_table(
         f"{spec.name}: cost ratio to {candidate_of(spec.baseline).label}",
-        "sums, median: nominal; mean: of the draws; =: not told apart from it",
+        "sums, median: nominal; mean: of draws; =: not told apart from the baseline",
     )
     table.add_column("configuration", overflow="fold")
     for heading in ("N", "rules", "sums", "median", "mean", f"{spec.uncertainty.level:.0%} interval"):
