@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from harness.cli.overrides import override_table
-from harness.cli.run import RunsOption, interruptible, load_engine
+from harness.cli.run import RunsOption, ensure_machine_code, interruptible
 from harness.cli.sealed import sealed_runs
 from harness.errors import ExitCode, SpecError
 from harness.kinds import DEFAULT_BACKEND, KINDS, kind_named
@@ -138,7 +138,7 @@ def _measure(console: Console, spec: CalibrationSpec, runs: Path, *, resume: boo
     from harness.runner.calibrate import calibration_experiment
 
     planned = calibration_experiment(spec)
-    load_engine(planned)
+    ensure_machine_code(planned)
     stop = StopFlag()
     with TerminalProgress(console) as progress, interruptible(stop, console):
         outcome = run_experiment(

@@ -59,7 +59,7 @@ def power(
     Example: `harness power demo --margin 0.02 -o power.html`
     """
     from harness.advise.power import Costs, Goal, measured_components, needed, simulated_components
-    from harness.cli.run import load_engine
+    from harness.cli.run import ensure_machine_code
     from harness.records import RunStore
     from harness.report.power_page import write_power_page
     from harness.spec import experiment_file, load_toml, parse_experiment
@@ -68,7 +68,7 @@ def power(
     spec = parse_experiment(override_table(load_toml(path), changes or []), where=str(path))
     declared = 0.02 if spec.stop is None else spec.stop.margin
     goal = Goal(declared if margin is None else margin, alpha, wanted, precision, compile_sd)
-    load_engine()
+    ensure_machine_code()
     simulated, costs = simulated_components(spec, blocks)
     costs = Costs(costs.block_s + start_s * len(spec.condition), costs.compile_s)
     sealed = [] if simulate else [run for run in RunStore(runs).sealed(spec.name) if run.is_valid]

@@ -139,7 +139,7 @@ def perform(
 
     console = terminal(is_error=form is not TableForm.text)
     page = check_output(page or runs / f"{spec.name}.html")
-    load_engine(spec)
+    ensure_machine_code(spec)
     stop = StopFlag()
     with TerminalProgress(console, runs) as progress, interruptible(stop, console):
         outcome = run_experiment(
@@ -369,7 +369,7 @@ def _exit_code(console: Console, outcome: ExperimentOutcome, experiment: str, ru
     return ExitCode.RUN_INVALID if outcome.invalid_runs else ExitCode.PASS
 
 
-def load_engine(spec: ExperimentSpec | None = None) -> None:
+def ensure_machine_code(spec: ExperimentSpec | None = None) -> None:
     """Compile what runs of ``spec`` need, or simulations alone without one, where this machine has no code of it."""
     from harness.runner.machine_code import make, missing, parts_of
 

@@ -128,7 +128,7 @@ def patch_check(
     """
     from harness.cli.overrides import override_table
     from harness.cli.progress import TerminalProgress
-    from harness.cli.run import interruptible, load_engine, real_server_changes
+    from harness.cli.run import ensure_machine_code, interruptible, real_server_changes
     from harness.cli.words import terminal
     from harness.errors import ExitCode
     from harness.live.patches.check import paired_spec
@@ -139,7 +139,7 @@ def patch_check(
     console = terminal()
     table = override_table(experiment_table(experiment), [*real_server_changes(backend), *(changes or [])])
     spec = paired_spec(parse_experiment(table, where=str(experiment)), backend)
-    load_engine(spec)
+    ensure_machine_code(spec)
     stop = StopFlag()
     with TerminalProgress(console) as progress, interruptible(stop, console):
         outcome = run_paired(spec, runs, resume=resume, on_progress=progress, stop=stop)

@@ -75,16 +75,18 @@ def _legend(summary: ExperimentSummary) -> str:
             baselines.setdefault(condition.baseline, []).append(condition.name)
     if not baselines:
         return ""
-    against = [f"{name} (for {', '.join(those)})" for name, those in baselines.items()]
-    if len(against) != 2:
-        against = [*baselines] if len(against) == 1 else ["each its own baseline (--format csv names it)"]
+    against = " and ".join(f"{name} (for {', '.join(those)})" for name, those in baselines.items())
+    if len(baselines) == 1:
+        against = next(iter(baselines))
+    elif len(baselines) > 2:
+        against = "each its own baseline (--format csv names it)"
     found = [one.comparison for one in summary.conditions if one.comparison is not None]
     marks = {
         "; below A/base: its 95 % t interval": any(one.interval_a is not None for one in found),
         "; no interval below three replicates": any(one.interval_a is None for one in found),
         "; \u2020: per generated token, as the work differs": not all(one.is_same_work for one in found),
     }
-    return f"; A/base, B/base: against {' and '.join(against)}{''.join(text for text, is_so in marks.items() if is_so)}"
+    return f"; A/base, B/base: against {against}{''.join(text for text, is_so in marks.items() if is_so)}"
 
 
 def standing_lines(standing: Standing) -> list[str]:
