@@ -126,8 +126,6 @@ PANELS = {
 for _command in (*app.registered_commands, *app.registered_groups):
     _panel = next((panel for panel, names in PANELS.items() if _command.name in names), "Servers and stacks")
     _command.rich_help_panel = _panel
-for _group in app.registered_groups:
-    _group.cls = Group
 _groups = [group.typer_instance for group in app.registered_groups if group.typer_instance is not None]
 for _command in (*app.registered_commands, *(command for group in _groups for command in group.registered_commands)):
     _command.cls = Command
