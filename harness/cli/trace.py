@@ -132,9 +132,7 @@ def perfetto(
     run: Annotated[list[str], typer.Argument(help="Runs: condition/replicate, one or several in one file.")],
     output: Annotated[
         Path,
-        typer.Option(
-            "--output", "-o", help="The trace file to write: `.json`, or `.json.gz`, which the viewer opens too."
-        ),
+        typer.Option("--output", "-o", help="The trace file to write: `.json` or `.json.gz`."),
     ],
     runs: RunsOption = Path("runs"),
 ) -> None:
