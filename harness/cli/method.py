@@ -40,6 +40,8 @@ RepositoryOption = Annotated[
     Path | None, typer.Option("--repository", help="Git repository of the freeze. Default: around the runs, or here.")
 ]
 FormatOption = Annotated[ResultFormat, typer.Option("--format", help="How the result is printed.")]
+# What predicting and analysing the runs of an experiment takes, of what making them took.
+ANALYSIS_SHARE = 0.3
 
 
 def register(app: typer.Typer) -> None:
@@ -327,19 +329,26 @@ def _is_general(path: Path) -> bool:
 def _perform_all(specs: Sequence[ExperimentSpec], paths: Sequence[Path], runs: Path, *, resume: bool) -> None:
     """Perform every experiment, with the time left; RunInvalidError when a run is invalid."""
     from harness.cli.progress import time_left
-    from harness.runner.progress import ProgressEvent, RunSealed
+    from harness.experiment import resolve
+    from harness.runner.account import predicted_work
+    from harness.runner.progress import ExperimentStarted, ProgressEvent, RunSealed
 
-    num_runs = sum(len(spec.condition) * spec.replicates for spec in specs)
-    num_invalid, num_sealed = 0, 0
+    work = {spec.name: {run.label: predicted_work(run) for run in resolve(spec)} for spec in specs}
+    whole = (1 + ANALYSIS_SHARE) * sum(sum(runs.values()) for runs in work.values())
+    name, num_invalid, done = "", 0, 0.0
     with time_left("catalogue") as tell:
 
         def on_progress(event: ProgressEvent, /) -> None:
-            nonlocal num_sealed
-            num_sealed += isinstance(event, RunSealed)
-            tell(num_sealed / num_runs)
+            nonlocal name, done
+            if isinstance(event, ExperimentStarted):
+                name = event.name
+            elif isinstance(event, RunSealed):
+                done += work[name][event.label]
+                tell(done / whole)
 
         for spec, path in zip(specs, paths, strict=True):
             num_invalid += _perform(spec, runs, str(path), resume=resume, on_progress=on_progress)
+            done += ANALYSIS_SHARE * sum(work[name].values())
     if num_invalid:
         raise RunInvalidError(f"{num_invalid} runs are invalid", where=str(runs), hint="See `harness runs`")
 
@@ -360,7 +369,7 @@ def _perform(spec: ExperimentSpec, runs: Path, source: str, *, resume: bool, on_
     page.write_text(result.to_markdown(), encoding="utf-8")
     num_invalid = len(outcome.invalid_runs)
     seconds = (clock.now_ns() - began_ns) / NS_PER_S
-    print(f"{spec.name:<24} {spec.backend:<9} {len(sealed):>3} runs, {num_invalid} invalid, {seconds:6.1f} s  {page}")
+    print(f"{spec.name:<27} {spec.backend:<9} {len(sealed):>3} runs, {num_invalid} invalid, {seconds:6.1f} s  {page}")
     for run in outcome.invalid_runs:
         print(f"    {run.condition}/{run.replicate}: {'; '.join(run.invalid_reasons)}")
     return num_invalid

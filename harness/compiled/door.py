@@ -116,7 +116,7 @@ class Door:
         if source not in _told:
             _told.add(source)
             what = source.relative_to(_PACKAGE.parent) if source.is_relative_to(_PACKAGE) else source.name
-            _log.warning("compiling %s for this machine: once, 10 to 20 s; kept in %s", what, self._folder)
+            _log.warning("compiling %s for this machine: once, some 10 s; kept in %s", what, self._folder)
         return object_code(self._function, self._options, arguments, SYMBOL)
 
 
@@ -173,18 +173,20 @@ _pack_number = struct.Struct("q").pack
 
 
 def _words_of(array: Array) -> Iterator[int]:
-    """numba's struct of an array: no owner, items, bytes of an item, address, shape, strides."""
-    yield from (0, 0, array.size, array.itemsize, array.ctypes.data, *array.shape, *array.strides)
+    """What compiled code knows of an array: address, shape. See ``tables``."""
+    yield from (array.ctypes.data, *array.shape)
 
 
 def kind_of(argument: Any) -> object:
-    """What decides the machine code for an argument, and nothing else of it."""
+    """What decides the machine code for an argument, and nothing else of it.
+
+    Raises TypeError for an array that does not lie in memory row after row.
+    """
     if isinstance(argument, np.ndarray):
         array = cast("Array", argument)
-        flags = array.flags
-        # As numba: a table of one row or column is of both orders, and the same to the code as one of more.
-        order = "C" if flags.c_contiguous else "F" if flags.f_contiguous else "A"
-        return (_fields_of(array.dtype), array.ndim, order, flags.aligned, flags.writeable)
+        if not array.flags.c_contiguous:
+            raise TypeError("a compiled function takes arrays that lie in memory row after row: copy this one first")
+        return (_fields_of(array.dtype), array.ndim)
     if isinstance(argument, tuple):
         parts = cast("tuple[Any, ...]", argument)
         return (type(parts).__qualname__, [kind_of(part) for part in parts])

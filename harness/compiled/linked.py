@@ -8,27 +8,22 @@ there is none yet. Next: ``door.Door`` and ``door.Inner`` call it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar, cast
 
 import llvmlite.binding
 import numba
-import numpy as np
-import numpy.typing as npt
 from numba.core import codegen, compiler, types
 from numba.core.registry import cpu_target
-from numba.np import arrayobj
+
+from harness.compiled.tables import num_words, type_of
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
 _jit: Any = numba.njit
-_type_of: Any = numba.typeof
-_arrays: Any = arrayobj
 _parse: Any = llvmlite.binding.parse_bitcode
 _assembly: Any = llvmlite.binding.parse_assembly
-_UNWRAPPED: Mapping[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 _library_class: Any = getattr(codegen, "JITCodeLibrary", object)
 _compiler_class: Any = compiler.Compiler
 _OVERRIDDEN = ("_optimize_final_module", "_finalize_final_module", "get_pointer_to_function", "codegen")
@@ -42,8 +37,11 @@ class _NoEnvironment:
         """Functions that never raise need no environment."""
 
 
-class _UnloadedLibrary(_library_class):
-    """Code that numba neither assembles nor loads: ``object_code`` does, from the optimised module."""
+class _LinkedLibrary(_library_class):
+    """Code that numba neither optimises as a whole nor assembles nor loads: its callers link it in."""
+
+    def _optimize_final_module(self) -> None:
+        """``object_code`` does, once, for a door and all that it calls."""
 
     def _finalize_final_module(self) -> None:
         self._finalized = True
@@ -57,53 +55,22 @@ class _UnloadedLibrary(_library_class):
         return _NoEnvironment()
 
 
-class _LinkedLibrary(_UnloadedLibrary):
-    """Code that its callers link in."""
-
-    def _optimize_final_module(self) -> None:
-        """The caller's module is optimised as a whole."""
-
-
-class _UnloadedCompiler(_compiler_class):
+class _LinkedCompiler(_compiler_class):
     """numba's own pipeline, into a library of another kind."""
 
-    library_class: Any = _UnloadedLibrary
-
     def __init__(self, typing_context: Any, target_context: Any, library: Any, *rest: Any) -> None:
-        own = self.library_class(target_context.codegen(), "linked") if library is None else library
+        own = _LinkedLibrary(target_context.codegen(), "linked") if library is None else library
         super().__init__(typing_context, target_context, own, *rest)
 
 
-class _LinkedCompiler(_UnloadedCompiler):
-    library_class = _LinkedLibrary
-
-
-def takes_tables(function: Callable[..., Any]) -> bool:
-    """Whether a call of its own would cost more than the function: a tuple of tables is passed as hundreds of words."""
-    kinds = {name: kind for name, kind in function.__annotations__.items() if name != "return"}
-    return set(kinds.values()) != {"int"}
-
-
-@contextmanager
-def _places_are_never_negative() -> Generator[None, None, None]:
-    """Within, numba adds no length to an index below zero: nothing here counts from the end of a table."""
-
-    def as_it_is(context: Any, builder: Any, kind: Any, index: Any, _size: Any) -> Any:
-        return context.cast(builder, index, kind, types.intp)
-
-    before, _arrays.fix_integer_index = _arrays.fix_integer_index, as_it_is
-    try:
-        yield
-    finally:
-        _arrays.fix_integer_index = before
+def _dispatcher(function: Callable[..., Any], options: Mapping[str, Any]) -> Any:
+    extra = {"pipeline_class": _LinkedCompiler} if IS_KNOWN_NUMBA else {}
+    return _jit(**options, **extra, no_cpython_wrapper=True, no_cfunc_wrapper=True)(function)
 
 
 def linked(function: Callable[Parameters, Result], options: Mapping[str, Any]) -> Callable[Parameters, Result]:
     """Compile ``function`` for compiled callers only, once for all of them: a constant counts as any number."""
-    extra: dict[str, Any] = {**_UNWRAPPED, "forceinline": takes_tables(function)}
-    if IS_KNOWN_NUMBA:
-        extra["pipeline_class"] = _LinkedCompiler
-    dispatcher: Any = _jit(**options, **extra)(function)
+    dispatcher = _dispatcher(function, options)
     template_of = dispatcher.get_call_template
 
     def template_of_any_number(arguments: Any, named: Mapping[str, Any]) -> Any:
@@ -135,44 +102,52 @@ def object_code(
 
     It needs nothing but the C library: the function takes no Python object and never raises.
     """
-    extra = {"pipeline_class": _UnloadedCompiler} if IS_KNOWN_NUMBA else {}
-    dispatcher: Any = _jit(**options, **_UNWRAPPED, **extra)(function)
-    signature = tuple(_type_of(argument) for argument in arguments)
-    with _places_are_never_negative():
-        dispatcher.compile(signature)
-        made = dispatcher.overloads[signature]
+    dispatcher = _dispatcher(function, options)
+    signature = tuple(type_of(argument) for argument in arguments)
+    dispatcher.compile(signature)
+    made = dispatcher.overloads[signature]
     if made.signature.return_type not in (types.int64, types.none):
         raise TypeError(f"{function.__qualname__} returns {made.signature.return_type}, not int64 or None")
     module = _parse(made.library._final_module.as_bitcode())
     target = module.get_function(made.fndesc.llvm_func_name)
     target.name = f"{symbol}.target"
-    module.link_in(_assembly(_spread(symbol, target.name, [_word_types(argument) for argument in arguments])))
-    return made.library._codegen._tm.emit_object(module)
+    module.link_in(_assembly(_spread(symbol, target.name, signature)))
+    return _assembled(module, symbol)
 
 
-def _word_types(argument: Any) -> list[str]:
-    """LLVM's types of an argument's words, as numba takes them: see ``door``."""
-    if isinstance(argument, np.ndarray):
-        return ["ptr", "ptr", "i64", "i64", "ptr", *["i64"] * 2 * cast("npt.NDArray[Any]", argument).ndim]
-    if isinstance(argument, tuple):
-        return [word for part in cast("tuple[Any, ...]", argument) for word in _word_types(part)]
-    return ["i64"]
+def _assembled(module: Any, symbol: str) -> bytes:
+    """The object file of a module that others call by one symbol alone: with the rest LLVM may do as it likes."""
+    for one in module.functions:
+        if not one.is_declaration and one.name != symbol:
+            one.linkage = "internal"
+    machine = cast("Any", cpu_target.target_context).codegen()._tm
+    tuning = llvmlite.binding.create_pipeline_tuning_options()
+    # Loops here are over a handful of requests: what is made for long ones only costs.
+    tuning.loop_vectorization = tuning.loop_unrolling = False
+    builder = llvmlite.binding.create_pass_builder(machine, tuning)
+    builder.getModulePassManager().run(module, builder)
+    return machine.emit_object(module)
 
 
-def _spread(symbol: str, target: str, types_of: Sequence[Sequence[str]]) -> str:
-    """A function in LLVM's assembly that calls another with the words at an address: faster than hundreds by ctypes."""
-    words = [word for types_of_one in types_of for word in types_of_one]
-    reads = [
-        f"%p{place} = getelementptr i64, ptr %words, i64 {place}\n%w{place} = load {word}, ptr %p{place}"
-        for place, word in enumerate(words)
-    ]
-    passed = ", ".join(["ptr %result", "ptr null", *(f"{word} %w{place}" for place, word in enumerate(words))])
+def _spread(symbol: str, target: str, signature: Sequence[Any]) -> str:
+    """A function in LLVM's assembly that calls another with what stands in the words at an address.
+
+    A number is its word; tables are the address of their first word.
+    """
+    lines, passed, word = [], ["ptr %result", "ptr null"], 0
+    for kind in signature:
+        lines.append(f"%p{word} = getelementptr i64, ptr %words, i64 {word}")
+        if kind == types.int64:
+            lines.append(f"%w{word} = load i64, ptr %p{word}")
+        passed.append(f"i64 %w{word}" if kind == types.int64 else f"ptr %p{word}")
+        word += num_words(kind)
+    kinds = ", ".join(one.split()[0] for one in passed)
     return "\n".join(
         [
-            f'declare i32 @"{target}"({", ".join(["ptr", "ptr", *words])})',
+            f'declare i32 @"{target}"({kinds})',
             f'define i32 @"{symbol}"(ptr %result, ptr %words) {{',
-            *reads,
-            f'%status = call i32 @"{target}"({passed})',
+            *lines,
+            f'%status = call i32 @"{target}"({", ".join(passed)})',
             "ret i32 %status\n}",
         ]
     )

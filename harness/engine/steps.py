@@ -6,7 +6,7 @@ Next: ``scheduler.Scheduler`` and ``harness.sim.kernel.events`` drive these func
 
 from __future__ import annotations
 
-from harness.compiled import inner
+from harness.compiled import hot, inner
 from harness.engine.events import log_free_request
 from harness.engine.paper import paper_admit, paper_release
 from harness.engine.pools import make_room
@@ -159,7 +159,7 @@ def schedule(state: EngineState) -> int:
     return schedule_decode(state)
 
 
-@inner
+@hot
 def schedule_decode(state: EngineState) -> int:
     """One token for every running request, in admission order; the last admitted give way when memory runs out."""
     server, rows = state.server[0], state.rows
@@ -231,7 +231,7 @@ def release(state: EngineState, row: int) -> None:
         paper_release(state, row)
 
 
-@inner
+@hot
 def finish_steps(state: EngineState, num_steps: int) -> int:
     """Append ``num_steps`` tokens to everyone in the batch, free the finished, return how many there are.
 

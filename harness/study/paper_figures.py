@@ -14,11 +14,11 @@ from typing import NamedTuple
 
 from harness.engine.config import EngineConfig
 from harness.engine.cost import load_cost_model
-from harness.plan import build_plan
+from harness.sim.inputs import Input, input_arrays
 from harness.sim.search.rank import TOP, sensitivity
 from harness.sim.search.run import SearchResult, search
 from harness.sim.search.space import Candidate, load_space
-from harness.sim.simulate import plan_arrays, run_batch
+from harness.sim.simulate import run_batch
 from harness.spec import WorkloadSpec
 
 BASELINE = Candidate(8, (1, 2, 4, 8), 8, 8192)
@@ -126,7 +126,7 @@ class Sums(NamedTuple):
 def sums(candidate: Candidate, users: int, seed: int, rules: str) -> Sums:
     """Device time and reused re-arrivals of a configuration over the blocks 0, 1, 2 of one seed."""
     workload = WorkloadSpec(source="paper", num_sessions=users)
-    arrays = plan_arrays([build_plan(workload, seed, block) for block in range(3)])
+    arrays = input_arrays([Input(workload, seed, block) for block in range(3)])
     config = EngineConfig(*candidate[:2], candidate.kv_slots, candidate.slot_tokens, rules=rules)
     outcome = run_batch(arrays, config, load_cost_model("paper"))
     decode, prefill = (int(outcome.totals[name].sum()) for name in ("decode_ns", "prefill_ns"))

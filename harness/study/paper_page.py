@@ -11,12 +11,13 @@ from collections.abc import Callable, Iterator, Sequence
 from harness.clock import NS_PER_S
 from harness.engine.config import EngineConfig
 from harness.engine.cost import load_cost_model
-from harness.plan import build_plan
 from harness.sim.ablations import ABLATIONS, LABEL, ablated_totals
+from harness.sim.inputs import Input, input_arrays
+from harness.sim.kernel.arrays import PlanArrays
 from harness.sim.search.run import SearchResult
 from harness.sim.search.space import Candidate
-from harness.sim.simulate import plan_arrays, run_totals
-from harness.spec import WorkloadSpec
+from harness.sim.simulate import run_totals
+from harness.spec import Treatment, WorkloadSpec
 from harness.study.paper_figures import (
     BASELINE,
     COMPARISONS,
@@ -111,13 +112,16 @@ def _parts(tell: Callable[[float], None]) -> Iterator[str]:
     yield from _ablation_rows()
 
 
+def _paper_inputs(users: int, treatment: Treatment = "as-drawn") -> PlanArrays:
+    workload = WorkloadSpec(source="paper", num_sessions=users)
+    return input_arrays([Input(workload, 20261000, block) for block in range(3)], treatment)
+
+
 def _device_rows() -> Iterator[str]:
     cost = load_cost_model("paper")
     for candidate in (BASELINE, MORE_SLOTS, SELECTED):
         for users in (6, 8, 10):
-            arrays = plan_arrays(
-                [build_plan(WorkloadSpec(source="paper", num_sessions=users), 20261000, b) for b in range(3)]
-            )
+            arrays = _paper_inputs(users)
             for rules in RULES:
                 found = sums(candidate, users, 20261000, rules)
                 evictions = int(run_totals(arrays, candidate.config(rules), cost)["evictions"].sum())
@@ -141,10 +145,7 @@ def _ablation_rows() -> Iterator[str]:
     cost = load_cost_model("paper")
     for changed in ABLATIONS.values():
         for users in (6, 8, 10):
-            drawn = [
-                build_plan(WorkloadSpec(source="paper", num_sessions=users), 20261000, block) for block in range(3)
-            ]
-            arrays = plan_arrays([plan.with_treatment(changed.treatment) for plan in drawn])
+            arrays = _paper_inputs(users, changed.treatment)
             rules = changed.rules or "vendor-0.11.1"
             base = BASELINE.config(rules)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,7 +30,17 @@ class Pair:
 
 @compiled
 def first_of(numbers: IntArray, place: int) -> int:
-    return numbers.flat[place]
+    return numbers[place]
+
+
+@compiled
+def corner_of(square: IntArray, row: int, column: int) -> int:
+    return square[row, column]
+
+
+@compiled
+def length_of(table: IntArray) -> int:
+    return len(table)
 
 
 @compiled
@@ -43,15 +54,26 @@ def test_a_process_that_finds_machine_code_steps_the_engine_without_numba() -> N
     assert done.stdout.split() == ["False"]
 
 
-def test_each_kind_of_array_has_code_of_its_own_and_each_array_its_own_values() -> None:
-    line, square = np.arange(4, dtype=np.int64), np.arange(10, 14, dtype=np.int64).reshape(2, 2)
-    assert [first_of(numbers, 3) for numbers in (line, square, line, square + 100)] == [3, 13, 3, 113]
+def test_each_kind_of_table_has_code_of_its_own_and_each_table_its_own_values() -> None:
+    line, square = np.arange(4, dtype=np.int64), np.arange(10, 16, dtype=np.int64).reshape(2, 3)
+    assert [first_of(numbers, 3) for numbers in (line, line + 100)] == [3, 103]
+    assert [corner_of(square, 1, 2), corner_of(square + 100, 1, 0), corner_of(square, 0, 2)] == [15, 113, 12]
+    assert [length_of(table) for table in (line, square, new_records(Pair, 5), line[:0])] == [4, 2, 5, 0]
 
 
 def test_tables_of_one_row_or_column_or_none_run_the_code_of_longer_ones() -> None:
     assert len({repr(kind_of(np.zeros(shape))) for shape in [(3, 4), (1, 4), (3, 1), (1, 1), (0, 4)]}) == 1
-    assert kind_of(np.zeros((4, 3)).T) != kind_of(np.zeros((3, 4))) != kind_of(np.zeros((3, 8))[:, ::2])
-    assert [first_of(table, 2) for table in (np.arange(12).reshape(3, 4), np.arange(4).reshape(1, 4))] == [2, 2]
+
+
+def test_a_table_that_does_not_lie_row_after_row_is_refused() -> None:
+    for table in (np.arange(12).reshape(4, 3).T, np.arange(16)[::2]):
+        with pytest.raises(TypeError, match="row after row"):
+            length_of(table)
+
+
+def test_an_array_of_other_numbers_than_int64_is_refused() -> None:
+    with pytest.raises(TypeError, match="int64"):
+        length_of(np.zeros(3, dtype=np.int32))
 
 
 def test_a_function_without_a_result_gives_none_and_changes_its_memory() -> None:
@@ -73,14 +95,14 @@ def test_threads_that_call_one_function_do_not_mix_their_memory() -> None:
 
 
 def test_threads_that_call_with_tables_of_other_kinds_each_run_their_own_code() -> None:
-    tables = [np.arange(8, dtype=np.int64), np.arange(16, dtype=np.int64)[::2], np.arange(12).reshape(3, 4)]
-    wanted = [3, 6, 3]
+    tables: list[Any] = [np.arange(8, dtype=np.int64), np.arange(12).reshape(3, 4), new_records(Pair, 5)]
+    wanted = [8, 3, 5]
 
     def wrong_answers(place: int) -> int:
         # A copy each time, so that its kind is looked at each time.
-        return sum(first_of(np.copy(tables[place], order="A"), 3) != wanted[place] for _ in range(2_000))
+        return sum(length_of(tables[place].copy()) != wanted[place] for _ in range(2_000))
 
-    assert [first_of(table, 3) for table in tables] == wanted
+    assert [length_of(table) for table in tables] == wanted
     with ThreadPoolExecutor(3) as threads:
         assert list(threads.map(wrong_answers, range(3))) == [0, 0, 0]
 

@@ -6,7 +6,7 @@ here. Next: ``events`` moves time from arrival to arrival.
 
 from __future__ import annotations
 
-from harness.compiled import inner
+from harness.compiled import hot, inner
 from harness.compiled.records import Records
 from harness.engine.state import EngineState
 from harness.engine.steps import reset, submit
@@ -116,7 +116,7 @@ def load_shared_keys(plans: PlanArrays, plan: int, state: EngineState, request: 
     return int(max(num_shared, num_named))
 
 
-@inner
+@hot
 def arrive(plans: PlanArrays, plan: int, scratch: Scratch, state: EngineState, outcome: Outcome, session: int) -> None:
     """The next request of a session joins the queue."""
     place = int(plans.plans[plan].first_session + session)
@@ -135,7 +135,7 @@ def arrive(plans: PlanArrays, plan: int, scratch: Scratch, state: EngineState, o
     submit(state, row, prompt, generate, generate, int(plans.sessions[place].root))
 
 
-@inner
+@hot
 def complete(
     plans: PlanArrays, plan: int, scratch: Scratch, outcome: Outcome, waiting: int, row: int, now_ns: int
 ) -> int:
@@ -187,7 +187,7 @@ def begin(plans: PlanArrays, plan: int, scratch: Scratch, state: EngineState, ou
     """A fresh server and the first arrivals of a plan; returns how many arrivals are expected."""
     reset(state)
     clear(outcome.totals[plan])
-    for i in range(outcome.histogram.shape[1]):
+    for i in range(state.server[0].limit + 1):
         outcome.histogram[plan, i] = 0
     scratch.num_watched[0] = 0
     first_session = plans.plans[plan].first_session

@@ -6,7 +6,7 @@ It allocates nothing, so one call can run many plans. Next: ``harness.sim.simula
 
 from __future__ import annotations
 
-from harness.compiled import compiled, inner
+from harness.compiled import compiled, hot, inner
 from harness.engine.state import (
     STEP_DECODE,
     STEP_IDLE,
@@ -178,7 +178,7 @@ def steps_ahead(state: EngineState, max_steps: int) -> int:
     return min(equal_steps(state), max_steps)
 
 
-@inner
+@hot
 def run_decode(
     plan: int,
     state: EngineState,
