@@ -19,9 +19,8 @@ if TYPE_CHECKING:
     from harness.live.client.script import Script
     from harness.live.client.wire.layout import Receive
     from harness.live.client.wire.tables import SharedTables
-
-# Entries that are read in one go.
-BLOCK_ENTRIES = 8
+# A turn for fewer is not worth its switch while nothing is due.
+FEW_ENTRIES = 8
 
 
 class JournalReader:
@@ -51,38 +50,41 @@ class JournalReader:
         """Entries that wait."""
         return self._reg.journal_written - self._num_read
 
-    def read_until(self, until_ns: int, block_entries: int) -> bool:
-        """Read until an instant; False when there was nothing to read."""
-        if not self.read_block(block_entries):
-            return False
-        while monotonic_ns() < until_ns and self.read_block(block_entries):
-            pass
-        return True
+    def read_until(self, until_ns: int, latest_ns: int) -> bool:
+        """Read until an instant, a few entries at least unless ``latest_ns`` comes first; False if there are none."""
+        enough = self._num_read + FEW_ENTRIES
+
+        def goes_on() -> bool:
+            now_ns = monotonic_ns()
+            return now_ns < until_ns or (self._num_read < enough and now_ns < latest_ns)
+
+        return self._read_while(goes_on)
 
     def read_all(self) -> None:
         """Read everything that has come."""
-        while self.read_block():
-            pass
+        self._read_while(lambda: True)
 
     def read_to(self, row: int) -> None:
         """Read on until a complete answer has been judged."""
-        while not self._status[row] and self.read_block():
-            pass
+        if not self._status[row]:
+            self._read_while(lambda: not self._status[row])
 
-    def read_block(self, block_entries: int = BLOCK_ENTRIES) -> bool:
-        """Read a few entries; False when there are none."""
+    def _read_while(self, goes_on: Callable[[], bool]) -> bool:
+        """Read entry after entry, for as long as that holds behind each; False when there are none."""
         assert not self.is_reading
-        first = self._num_read % JOURNAL_ENTRIES
-        last = min(first + min(self.backlog, block_entries), JOURNAL_ENTRIES)
-        if first == last:
+        first, end = self._num_read, self._reg.journal_written
+        if first == end:
             return False
         self.is_reading = True
-        for place in range(first, last):
-            entry = self._receives[place]
+        for place in range(first, end):
+            entry = self._receives[place % JOURNAL_ENTRIES]
             if not self._status[entry.row]:
                 self._read(entry)
-        self._num_read += last - first
-        self._reg.journal_read, self._reg.ring_read = self._num_read, self._receives[last - 1].ring_end
+            self._num_read = place + 1
+            if not goes_on():
+                break
+        last = self._receives[(self._num_read - 1) % JOURNAL_ENTRIES]
+        self._reg.journal_read, self._reg.ring_read = self._num_read, last.ring_end
         self.is_reading = False
         return True
 
