@@ -183,7 +183,7 @@ def search_figures(result: SearchResult) -> Iterator[Figure]:
 
     evaluation = result.evaluation
     assert evaluation is not None
-    order = {result.candidate(index): index for index in (*range(result.ledger.num_rows),)}
+    order = {candidate: index for index, candidate in enumerate(result.space.candidates())}
     best = result.ranked[0]
     yield figure("section 5-1", "candidates", "2077", str(result.ledger.num_rows))
     yield Figure(
@@ -225,11 +225,6 @@ def search_figures(result: SearchResult) -> Iterator[Figure]:
             yield figure(where, name, text, f"{value:.4f}")
         yield figure(where, "rank of the recorded one", str(printed[7]), str(row.reference_rank))
         yield figure(where.replace("S10", "S11"), "top 20 in common", str(printed[8]), str(row.common_top))
-
-
-def top_sets_equal(left: SearchResult, right: SearchResult) -> bool:
-    """Whether two searches of one space have the same 20 best candidates (S9 says so of the dummy rule)."""
-    return set(left.ranked[:TOP]) == set(right.ranked[:TOP])
 
 
 def disagreements(figures: Sequence[Figure]) -> list[Figure]:

@@ -126,6 +126,11 @@ class Draws:
         whole = self.num_plans // plans_in_a_sum * plans_in_a_sum
         return Draws(self.padded[:, :whole], self.slots[:, :whole], self.decode_ns[:, :whole], plans_in_a_sum)
 
+    def first(self, num_sums: int) -> Draws:
+        """The first sums alone."""
+        last = num_sums * self.plans_in_a_sum
+        return Draws(self.padded[:, :last], self.slots[:, :last], self.decode_ns[:, :last], self.plans_in_a_sum)
+
     def sums_p(self) -> FloatArray:
         """Padding ratio of every sum, shape (2, sums): numerators and denominators are summed first."""
         return self._sums(self.padded) / self._sums(self.slots)
