@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, cast
@@ -26,6 +27,7 @@ from harness.plan.traces.lower import Lowering, sessions_of
 from harness.prereg import predict_experiment
 from harness.sim import memory
 from harness.sim.kernel.arrays import PlanArrays
+from harness.sim.search.chunks import compute_here
 from harness.sim.search.evaluate import build_inputs, evaluator_of
 from harness.sim.search.run import search
 from harness.sim.search.space import load_space
@@ -45,6 +47,8 @@ MOST_BYTES = 200
 TRACE_REQUESTS = 12_031
 # So many of a trace's sessions the naive walk takes: it needs milliseconds for each.
 NAIVE_SESSIONS = 60
+
+ALONE = partial(compute_here, processes=1)
 
 
 def simulator_figures() -> Iterator[Figure]:
@@ -105,7 +109,7 @@ def whole_search() -> Iterator[Figure]:
             # Another title is another search: a process keeps what it has simulated for one.
             own = kept.model_copy(update={"title": f"{kept.title} {process_cpu_ns()}"})
             with TemporaryDirectory() as folder:
-                simulations.append(search(own, Path(folder) / "search").num_simulations)
+                simulations.append(search(own, Path(folder) / "search", run_chunks=ALONE).num_simulations)
 
         def unshared(kept: Any = kept, simulations: list[int] = simulations) -> None:
             inputs = build_inputs(kept.inputs)

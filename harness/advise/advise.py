@@ -15,7 +15,7 @@ from typing import Any
 from harness.advise.diagnose import Diagnosis, diagnose
 from harness.advise.experiment import write_experiment
 from harness.errors import SpecError
-from harness.plan.build import derive_seed
+from harness.plan.seeds import derive_seed
 from harness.records import SealedRun
 from harness.sim.calibrated import calibrated_uncertainty
 from harness.sim.interval import Prediction, predict

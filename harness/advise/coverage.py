@@ -20,7 +20,7 @@ from harness.engine.state import STEP_DECODE, STEP_PREFILL
 from harness.errors import SpecError
 from harness.kv_rules import NEWEST_STABLE, rule_set
 from harness.plan import Plan, build_plan
-from harness.plan.build import derive_seed
+from harness.plan.seeds import derive_seed
 from harness.sim import memory
 from harness.sim.draws import ORDER_NS, artifact_key, perturbed
 from harness.sim.interval import interval, sampled

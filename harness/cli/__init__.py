@@ -14,11 +14,12 @@ import mmap
 import os
 import resource
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from harness.cli import (
     bench,
@@ -43,8 +44,33 @@ from harness.cli import (
 )
 from harness.errors import ExitCode, HarnessError
 
+
+def _untype_flags(options: Iterable[object]) -> None:
+    """Help names no type for what takes no value."""
+    for option in options:
+        if isinstance(option, TyperOption) and option.is_flag:
+            option.metavar = ""
+
+
+class Command(TyperCommand):
+    """A command of this command line."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:  # of click's or typer's own, by typer's version
+        _untype_flags(self.get_params(ctx))
+        super().format_help(ctx, formatter)
+
+
+class Group(TyperGroup):
+    """A group of such commands."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        _untype_flags(self.get_params(ctx))
+        super().format_help(ctx, formatter)
+
+
 app = typer.Typer(
     name="harness",
+    cls=Group,
     help="Live measurement harness for RBLN NPU vLLM servers under agentic re-arrival.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -100,6 +126,9 @@ PANELS = {
 for _command in (*app.registered_commands, *app.registered_groups):
     _panel = next((panel for panel, names in PANELS.items() if _command.name in names), "Servers and stacks")
     _command.rich_help_panel = _panel
+_groups = [group.typer_instance for group in app.registered_groups if group.typer_instance is not None]
+for _command in (*app.registered_commands, *(command for group in _groups for command in group.registered_commands)):
+    _command.cls = Command
 
 
 @contextmanager

@@ -152,7 +152,7 @@ def derive(
 
     Example: `harness derive demo --runs runs/today`
     """
-    from harness.analysis import rebuild
+    from harness.analysis.logs.derive import rebuild
 
     for run in sealed_runs(runs, experiment):
         rebuild(run)

@@ -17,6 +17,19 @@ from harness.errors import SpecError
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
+# Where the keys of a topic stand in a file, if not in the table of its name.
+PLACES = {
+    "experiment": "the top of an experiment file",
+    "group": "[[workload.group]]",
+    "condition": "[[condition]]",
+    "emulated": "[fleet.emulated.DEVICE]",
+    "waits": "the top of a file of waits",
+    "tool": "[[tool]]",
+    "fixed": 'law = "fixed"',
+    "uniform": 'law = "uniform"',
+    "lognormal": 'law = "lognormal"',
+}
+
 
 def register(app: typer.Typer) -> None:
     app.command(name="explain")(explain)
@@ -82,7 +95,7 @@ def _topics() -> list[str]:
 
 def _explain_model(topic: str, model: type[BaseModel]) -> None:
     said = " ".join((model.__doc__ or "").split())
-    print(f"[{topic}]  {said}\n")
+    print(f"{PLACES.get(topic, f'[{topic}]')}  {said}\n")
     document = model.model_json_schema()
     for name, key in document["properties"].items():
         is_required = name in document.get("required", ())
@@ -146,7 +159,7 @@ def _explain_tables(output: Path | None) -> None:
     from harness.report.terminal import plain_table
 
     out = terminal()
-    out.print(Text(INTRODUCTION))
+    out.print(Text(" ".join(INTRODUCTION.split())))
     for name, (row, columns) in TABLES.items():
         table = plain_table(f"\n{name}: {row}", "")
         for heading in ("column", "unit"):

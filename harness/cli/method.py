@@ -20,7 +20,7 @@ from harness.cli.sealed import sealed_runs
 from harness.errors import RunInvalidError, SpecError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from harness.analysis.method.decide import Decision
     from harness.analysis.method.tabular import AnalysisResult
@@ -40,6 +40,8 @@ RepositoryOption = Annotated[
     Path | None, typer.Option("--repository", help="Git repository of the freeze. Default: around the runs, or here.")
 ]
 FormatOption = Annotated[ResultFormat, typer.Option("--format", help="How the result is printed.")]
+# What predicting and analysing the runs of an experiment takes, of what making them took.
+ANALYSIS_SHARE = 0.3
 
 
 def register(app: typer.Typer) -> None:
@@ -327,25 +329,55 @@ def _is_general(path: Path) -> bool:
 def _perform_all(specs: Sequence[ExperimentSpec], paths: Sequence[Path], runs: Path, *, resume: bool) -> None:
     """Perform every experiment, with the time left; RunInvalidError when a run is invalid."""
     from harness.cli.progress import time_left
+    from harness.experiment import resolve
+    from harness.kinds import kind_named
+    from harness.processes import side_by_side
+    from harness.runner.account import predicted_work
     from harness.runner.progress import ProgressEvent, RunSealed
 
-    num_runs = sum(len(spec.condition) * spec.replicates for spec in specs)
-    num_invalid, num_sealed = 0, 0
-    with time_left("catalogue") as tell:
+    work = {spec.name: {run.label: predicted_work(run) for run in resolve(spec)} for spec in specs}
+    whole = (1 + ANALYSIS_SHARE) * sum(sum(runs.values()) for runs in work.values())
+    order, processes = list(range(len(specs))), 1
+    # Servers of another kind than the simulator's would disturb each other.
+    if all(kind_named(spec.backend).is_virtual for spec in specs):
+        processes = None
+        # One of little work tells whether sharing is worth it; then those of most, so that the last is a short one.
+        order.sort(key=lambda place: -sum(work[specs[place].name].values()))
+        order.insert(0, order.pop())
+    said: dict[int, tuple[str, int]] = {}
+    num_said, done = 0, 0.0
+
+    def perform(place: int, tell: Callable[[float], None]) -> tuple[str, int]:
+        runs_of = work[specs[place].name]
 
         def on_progress(event: ProgressEvent, /) -> None:
-            nonlocal num_sealed
-            num_sealed += isinstance(event, RunSealed)
-            tell(num_sealed / num_runs)
+            if isinstance(event, RunSealed):
+                tell(runs_of[event.label])
 
-        for spec, path in zip(specs, paths, strict=True):
-            num_invalid += _perform(spec, runs, str(path), resume=resume, on_progress=on_progress)
-    if num_invalid:
+        found = _perform(specs[place], runs, str(paths[place]), resume=resume, on_progress=on_progress)
+        tell(ANALYSIS_SHARE * sum(runs_of.values()))
+        return found
+
+    with time_left("catalogue") as show:
+
+        def on_told(share: float) -> None:
+            nonlocal done
+            done += share
+            show(done / whole)
+
+        for place, found in side_by_side(perform, order, on_told, processes):
+            said[order[place]] = found
+            while num_said in said:
+                print(said[num_said][0], flush=True)
+                num_said += 1
+    if num_invalid := sum(invalid for _, invalid in said.values()):
         raise RunInvalidError(f"{num_invalid} runs are invalid", where=str(runs), hint="See `harness runs`")
 
 
-def _perform(spec: ExperimentSpec, runs: Path, source: str, *, resume: bool, on_progress: ProgressSink) -> int:
-    """Perform one experiment, write its analysis beside its runs, print a line; returns how many runs are invalid."""
+def _perform(
+    spec: ExperimentSpec, runs: Path, source: str, *, resume: bool, on_progress: ProgressSink
+) -> tuple[str, int]:
+    """Perform one experiment and write its analysis beside its runs: what to say of it, and how many are invalid."""
     from harness.clock import NS_PER_S, MonotonicClock
     from harness.prereg import predictions_for
     from harness.runner import run_experiment
@@ -360,7 +392,7 @@ def _perform(spec: ExperimentSpec, runs: Path, source: str, *, resume: bool, on_
     page.write_text(result.to_markdown(), encoding="utf-8")
     num_invalid = len(outcome.invalid_runs)
     seconds = (clock.now_ns() - began_ns) / NS_PER_S
-    print(f"{spec.name:<24} {spec.backend:<9} {len(sealed):>3} runs, {num_invalid} invalid, {seconds:6.1f} s  {page}")
-    for run in outcome.invalid_runs:
-        print(f"    {run.condition}/{run.replicate}: {'; '.join(run.invalid_reasons)}")
-    return num_invalid
+    counted = f"{len(sealed):>3} runs, {num_invalid} invalid, {seconds:6.1f} s"
+    lines = [f"{spec.name:<27} {spec.backend:<9} {counted}  {page}"]
+    lines += [f"    {run.condition}/{run.replicate}: {'; '.join(run.invalid_reasons)}" for run in outcome.invalid_runs]
+    return "\n".join(lines), num_invalid

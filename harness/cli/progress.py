@@ -43,8 +43,10 @@ from harness.runner.progress import (
 
 
 def format_duration(seconds: float) -> str:
-    """ "48 s", "3 min 05 s", "1 h 02 min"."""
-    whole = max(0, round(seconds))
+    """ "under 1 s", "48 s", "3 min 05 s", "1 h 02 min"."""
+    if seconds < 1:
+        return "under 1 s"
+    whole = round(seconds)
     if whole < 60:
         return f"{whole} s"
     if whole < 3600:
@@ -140,9 +142,11 @@ class TerminalProgress:
         self._name = event.name
         self._num_planned, self._num_sealed = event.num_planned, event.num_sealed
         already = f", {event.num_sealed} sealed before" if event.num_sealed else ""
-        left = format_duration(event.predicted_wall_s)
+        predicted_s = event.predicted_wall_s
+        left = "simulated, a moment each" if predicted_s is None else f"about {format_duration(predicted_s)} to go"
+        left += ", if it keeps the pace of its cost model" if event.is_assumed else ""
         planned = f"at most {event.num_planned} runs" if event.is_at_most else f"{event.num_planned} runs"
-        self._console.print(f"[bold]{event.name}[/]: {planned}{already}; about {left} to go")
+        self._console.print(f"[bold]{event.name}[/]: {planned}{already}; {left}")
         self._runs_task = self._bars.add_task("runs", total=event.num_planned, completed=event.num_sealed, note="")
 
     def _run_started(self, event: RunStarted) -> None:
@@ -164,11 +168,12 @@ class TerminalProgress:
     def _run_sealed(self, event: RunSealed) -> None:
         self._num_sealed += 1
         self._remove_bar(event.label)
-        left = f"{format_duration(event.left_s)} left"
+        left = f"{format_duration(event.left_s)} left" if event.left_s else ""
         if self._runs_task is not None:
             self._bars.update(self._runs_task, completed=self._num_sealed, note=left)
         verdict = "[green]valid[/]" if event.is_valid else f"[red]INVALID[/]: {said('; '.join(event.reasons))}"
         count = f"{self._num_sealed:>{len(str(self._num_planned))}}/{self._num_planned}"
         self._console.print(
-            f"  {count}  {event.label:<28} {verdict}  in {format_duration(event.wall_s)}, {left}", highlight=False
+            f"  {count}  {event.label:<28} {verdict}  in {format_duration(event.wall_s)}{left and ', '}{left}",
+            highlight=False,
         )

@@ -130,12 +130,15 @@ def trace_export(
 def perfetto(
     experiment: SealedArgument,
     run: Annotated[list[str], typer.Argument(help="Runs: condition/replicate, one or several in one file.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The trace file to write (JSON).")],
+    output: Annotated[
+        Path,
+        typer.Option("--output", "-o", help="The trace file to write: `.json` or `.json.gz`."),
+    ],
     runs: RunsOption = Path("runs"),
 ) -> None:
     """Write runs as a trace for ui.perfetto.dev: requests and tool waits, every decode step and who was in it.
 
-    Example: `harness trace perfetto demo base-waits/0 -o trace.json --runs runs/today`
+    Example: `harness trace perfetto demo base-waits/0 -o trace.json.gz --runs runs/today`
     """
     from harness.report import write_perfetto
 

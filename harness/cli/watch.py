@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harness.cli.run import RunsOption
+from harness.cli.sealed import store_at
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -48,7 +49,7 @@ def watch(
 
 
 def view(runs: Path) -> Table:
-    """A row per experiment below ``runs``: runs sealed and invalid, and the one being made."""
+    """A row per experiment below ``runs``: runs sealed and invalid, and the one being made; SpecError without any."""
     from rich.text import Text
 
     from harness.analysis.logs.glance import glance
@@ -59,6 +60,8 @@ def view(runs: Path) -> Table:
     store = RunStore(runs)
     making = [folder for folder in store.unsealed() if folder.name.endswith(layout.PARTIAL)]
     sealed = store.sealed()
+    if not making:
+        store_at(runs)
     table = plain_table(
         f"Runs in {runs}", "n, bucket: of the latest decode step; done: requests, as the server counts them"
     )

@@ -4,10 +4,12 @@ Nothing here reads a clock or opens a socket. Next: ``harness.sim`` and ``harnes
 """
 
 from harness.plan.blocks import BlockKeys, block_keys, token_block_keys
-from harness.plan.build import build_plan, check_fits, derive_seed, describe
+from harness.plan.build import build_plan, check_fits, describe
+from harness.plan.draws import draw_requests, is_waited, wait_cap_ns
 from harness.plan.files import read_plan, save_plan, write_plan
 from harness.plan.followers import Followers
 from harness.plan.model import Plan, RequestPlan, SessionPlan
+from harness.plan.seeds import derive_seed
 from harness.plan.tokens import TokenStreams
 from harness.plan.waits import WaitDistribution, load_waits
 
@@ -24,9 +26,12 @@ __all__ = [
     "check_fits",
     "derive_seed",
     "describe",
+    "draw_requests",
+    "is_waited",
     "load_waits",
     "read_plan",
     "save_plan",
     "token_block_keys",
+    "wait_cap_ns",
     "write_plan",
 ]

@@ -7,40 +7,23 @@ Next: ``harness.runner`` and ``harness.sim`` replay what is built here.
 
 from __future__ import annotations
 
-import hashlib
 import json
-import math
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from itertools import chain
-from statistics import NormalDist
+
+import numpy as np
 
 from harness.clock import NS_PER_S
 from harness.errors import SpecError
+from harness.plan.draws import draw_length, draw_requests, is_waited, members, wait_cap_ns
 from harness.plan.model import Plan, RequestPlan, SessionPlan
+from harness.plan.seeds import derive_seed
 from harness.plan.traces.file import load_trace
 from harness.plan.traces.lower import Lowering, sessions_of
-from harness.plan.waits import HIGHEST_QUANTILE, LOWEST_QUANTILE, WaitDistribution, load_waits
-from harness.spec import FixedLaw, LengthLaw, ServerSpec, SessionGroup, UniformLaw, WorkloadSpec
-
-_NORMAL = NormalDist()
-
-
-def derive_seed(base_seed: int, name: str) -> int:
-    """First 8 bytes, big-endian, of SHA-256 of ``<base_seed>:<name>``; the paper's rule, used for every source."""
-    return int.from_bytes(hashlib.sha256(f"{base_seed}:{name}".encode()).digest()[:8], "big")
-
-
-def draw_length(law: LengthLaw, rng: random.Random) -> int:
-    """A number of tokens; one call of ``rng.random()`` whatever the law, so that laws can be swapped singly."""
-    u = rng.random()
-    if isinstance(law, FixedLaw):
-        return law.value
-    if isinstance(law, UniformLaw):
-        return law.low + int(u * (law.high - law.low + 1))
-    u = min(max(u, LOWEST_QUANTILE), HIGHEST_QUANTILE)
-    drawn = law.median * math.exp(min(law.sigma * _NORMAL.inv_cdf(u), 100.0))
-    return min(max(round(drawn), law.low), law.high)
+from harness.plan.waits import load_waits
+from harness.spec import ServerSpec, WorkloadSpec
 
 
 def build_plan(workload: WorkloadSpec, base_seed: int, replicate: int) -> Plan:
@@ -54,9 +37,9 @@ def build_plan(workload: WorkloadSpec, base_seed: int, replicate: int) -> Plan:
         )
     if workload.source == "trace":
         return _traced(workload, base_seed, replicate)
-    waits = _CappedWaits(load_waits(workload.waits), workload.wait_cap_s)
+    waits = load_waits(workload.waits)
     build = {"drawn": _drawn, "paper": _paper, "sequential": _sequential}[workload.source]
-    sessions = build(workload, waits, base_seed, replicate)
+    built = build(workload, base_seed, replicate)
     return Plan(
         source=workload.source,
         seed=base_seed,
@@ -64,14 +47,14 @@ def build_plan(workload: WorkloadSpec, base_seed: int, replicate: int) -> Plan:
         treatment="as-drawn",
         shared_prefix_tokens=workload.shared_prefix_tokens,
         token_id_range=workload.token_id_range,
-        sessions=sessions,
+        sessions=built.sessions,
         provenance={
             "workload": _what_was_asked(workload),
-            "waits": waits.distribution.name,
-            "waits_sha256": waits.distribution.content_hash,
-            "wait_cap_ns": waits.cap_ns,
-            "waits_waited": waits.num_waited,
-            "waits_capped": waits.num_capped,
+            "waits": waits.name,
+            "waits_sha256": waits.content_hash,
+            "wait_cap_ns": wait_cap_ns(workload),
+            "waits_waited": built.num_waited,
+            "waits_capped": built.num_capped,
         },
         prompt_form=workload.prompt_form,
     )
@@ -137,52 +120,31 @@ def _counted(counts: Mapping[str, int]) -> str:
     return "; ".join(f"{count} {what}" for what, count in sorted(counts.items()))
 
 
-class _CappedWaits:
-    """Draws waits, cuts them at the cap, and counts what it cut."""
+@dataclass(frozen=True, slots=True)
+class _Built:
+    """Sessions of a plan, and how many waits they hold; num_capped: of these, those cut at the cap."""
 
-    def __init__(self, distribution: WaitDistribution, cap_s: float) -> None:
-        self.distribution = distribution
-        self.cap_ns = round(cap_s * NS_PER_S)
-        self.num_waited = 0
-        self.num_capped = 0
-
-    def draw(self, rng: random.Random, *, is_waited: bool) -> int:
-        """One wait in ns; only those that will be waited are counted."""
-        wait_ns = self.distribution.draw(rng)
-        self.num_waited += is_waited
-        self.num_capped += is_waited and wait_ns > self.cap_ns
-        return min(wait_ns, self.cap_ns)
+    sessions: tuple[SessionPlan, ...]
+    num_waited: int = 0
+    num_capped: int = 0
 
 
-_Sessions = tuple[SessionPlan, ...]
-
-
-def _drawn(workload: WorkloadSpec, waits: _CappedWaits, base_seed: int, replicate: int) -> _Sessions:
+def _drawn(workload: WorkloadSpec, base_seed: int, replicate: int) -> _Built:
     """Own draws: per session one generator for lengths and one for waits, so that either can change alone."""
+    drawn = draw_requests(workload, base_seed, [replicate])
+    cap_ns = wait_cap_ns(workload)
+    kept, new, generated, waits_ns = (column[0].tolist() for column in drawn)
+    requests = list(map(RequestPlan, kept, new, generated, [min(wait_ns, cap_ns) for wait_ns in waits_ns]))
+    waited = is_waited(workload)
     sessions: list[SessionPlan] = []
-    for index, (group, place, laws) in enumerate(_members(workload)):
-        name = f"drawn/n{workload.num_sessions}r{replicate}/s{index}"
-        lengths = random.Random(derive_seed(base_seed, f"{name}/lengths"))
-        wait_rng = random.Random(derive_seed(base_seed, f"{name}/waits"))
-        requests: list[RequestPlan] = []
-        keep_tokens = 0
-        for position in range(laws.requests_per_session):
-            new_tokens = draw_length(laws.new_tokens if position else laws.prompt_tokens, lengths)
-            generate_tokens = draw_length(laws.generate_tokens, lengths)
-            wait_ns = waits.draw(wait_rng, is_waited=position < laws.requests_per_session - 1)
-            requests.append(RequestPlan(keep_tokens, new_tokens, generate_tokens, wait_ns))
-            keep_tokens += new_tokens + generate_tokens
+    first = 0
+    for index, (group, place, laws) in enumerate(members(workload)):
         after, offset_ns = _start(workload, index)
         offset_ns += round((group.start_s + place * group.start_offset_s) * NS_PER_S)
-        sessions.append(SessionPlan(index, offset_ns, after, None, tuple(requests)))
-    return tuple(sessions)
-
-
-def _members(workload: WorkloadSpec) -> Iterator[tuple[SessionGroup, int, WorkloadSpec]]:
-    """Every session's group, its place in that group, and the laws it is drawn by; in session order."""
-    for group, laws in workload.groups_or_self():
-        for place in range(group.num_sessions):
-            yield group, place, laws
+        own = tuple(requests[first : first + laws.requests_per_session])
+        first += len(own)
+        sessions.append(SessionPlan(index, offset_ns, after, None, own))
+    return _Built(tuple(sessions), int(waited.sum()), int((drawn.wait_ns[0][waited] > cap_ns).sum()))
 
 
 def _start(workload: WorkloadSpec, index: int) -> tuple[int | None, int]:
@@ -192,25 +154,31 @@ def _start(workload: WorkloadSpec, index: int) -> tuple[int | None, int]:
     return None, round(index * workload.start_offset_s * NS_PER_S)
 
 
-def _paper(workload: WorkloadSpec, waits: _CappedWaits, base_seed: int, replicate: int) -> _Sessions:
+def _paper(workload: WorkloadSpec, base_seed: int, replicate: int) -> _Built:
     """The paper's inputs: one generator per session, draws in the order prompt, generation, wait, generation.
 
     ``randint`` is not covered by Python's promise about ``random()``; a golden test holds it to the known draws.
     """
-    sessions: list[SessionPlan] = []
+    lengths: list[tuple[int, int, int]] = []
+    picks: list[tuple[float, float]] = []
     for index in range(workload.num_sessions):
         rng = random.Random(derive_seed(base_seed, f"n{workload.num_sessions}b{replicate}/s{index}"))
-        prompt_tokens = rng.randint(800, 1600)
-        generate_tokens = rng.randint(32, 256)
-        first = RequestPlan(0, prompt_tokens, generate_tokens, waits.draw(rng, is_waited=True))
-        second = RequestPlan(first.stream_tokens, 8, rng.randint(32, 256), 0)
-        sessions.append(SessionPlan(index, 0, None, None, (first, second)))
-    return tuple(sessions)
+        prompt_tokens, generate_tokens = rng.randint(800, 1600), rng.randint(32, 256)
+        picks.append((rng.random(), rng.random()))
+        lengths.append((prompt_tokens, generate_tokens, rng.randint(32, 256)))
+    waits_ns, cap_ns = load_waits(workload.waits).waits_ns(*np.array(picks).T), wait_cap_ns(workload)
+    sessions: list[SessionPlan] = []
+    for index, (prompt, generated, again) in enumerate(lengths):
+        first = RequestPlan(0, prompt, generated, min(int(waits_ns[index]), cap_ns))
+        sessions.append(SessionPlan(index, 0, None, None, (first, RequestPlan(first.stream_tokens, 8, again, 0))))
+    return _Built(tuple(sessions), len(sessions), int((waits_ns > cap_ns).sum()))
 
 
-def _sequential(workload: WorkloadSpec, waits: _CappedWaits, base_seed: int, replicate: int) -> _Sessions:
-    """The target, ``num_background`` others one after another, and the target's re-arrival without its own answer."""
-    del waits  # Nobody waits: the background requests take the time a tool would.
+def _sequential(workload: WorkloadSpec, base_seed: int, replicate: int) -> _Built:
+    """The target, ``num_background`` others one after another, and the target's re-arrival without its own answer.
+
+    Nobody waits: the background requests take the time a tool would.
+    """
     rng = random.Random(derive_seed(base_seed, f"sequential/m{workload.num_background}r{replicate}/lengths"))
     lengths: list[Callable[[], int]] = [
         lambda: draw_length(workload.prompt_tokens, rng),
@@ -224,7 +192,7 @@ def _sequential(workload: WorkloadSpec, waits: _CappedWaits, base_seed: int, rep
     new_tokens = draw_length(workload.new_tokens, rng)
     again = RequestPlan(target.prompt_tokens, new_tokens, draw_length(workload.generate_tokens, rng))
     last = len(sessions)
-    return (*sessions, SessionPlan(last, 0, last - 1, 0, (again,)))
+    return _Built((*sessions, SessionPlan(last, 0, last - 1, 0, (again,))))
 
 
 def check_fits(plan: Plan, server: ServerSpec) -> None:

@@ -10,7 +10,6 @@ import hashlib
 import json
 import math
 import random
-from bisect import bisect_left
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -18,6 +17,7 @@ from statistics import NormalDist
 from typing import Annotated, Any, Literal, Protocol
 
 import numpy as np
+import numpy.typing as npt
 from pydantic import Field, ValidationError, model_validator
 
 from harness.clock import NS_PER_MS
@@ -31,7 +31,10 @@ HIGHEST_QUANTILE = 1 - 1e-9
 Z_90 = 1.2816  # the paper's rounding of the normal deviate of 0.9
 ZERO_MEDIAN_MS = 0.5  # a median of 0 ms in integer milliseconds lies somewhere below 1
 
+LONGEST_NS = 1 << 62  # longer waits are cut to it, so that sums of a few stay whole numbers of a machine
+
 _NORMAL = NormalDist()
+FloatArray = npt.NDArray[np.float64]
 
 
 class Law(Protocol):
@@ -70,13 +73,13 @@ class ToolRow(Spec):
 
         Below the median log-normal, with the spread of the 50-90 leg.
         """
-        median_ms = self.median_ms
+        median_ms, log_p90, log_p99, sigma = self._legs
         if u < 0.5:
-            return median_ms * math.exp(self._sigma * _NORMAL.inv_cdf(max(u, LOWEST_QUANTILE)))
+            return median_ms * math.exp(sigma * _NORMAL.inv_cdf(max(u, LOWEST_QUANTILE)))
         if u <= 0.9:
-            return median_ms * math.exp(math.log(self.p90_ms / median_ms) * (u - 0.5) / 0.4)
+            return median_ms * math.exp(log_p90 * (u - 0.5) / 0.4)
         if u < 0.99:
-            return self.p90_ms * math.exp(math.log(self.p99_ms / self.p90_ms) * (u - 0.9) / 0.09)
+            return self.p90_ms * math.exp(log_p99 * (u - 0.9) / 0.09)
         return self.p99_ms
 
     def cdf(self, latency_ms: float) -> float:
@@ -87,13 +90,16 @@ class ToolRow(Spec):
             return 0.9 + 0.09 * math.log(latency_ms / self.p90_ms) / math.log(self.p99_ms / self.p90_ms)
         if latency_ms >= median_ms:
             return 0.5 + 0.4 * math.log(latency_ms / median_ms) / math.log(self.p90_ms / median_ms)
-        if latency_ms <= 0 or self._sigma == 0:
+        sigma = self._legs[3]
+        if latency_ms <= 0 or sigma == 0:
             return 0.0
-        return _NORMAL.cdf(math.log(latency_ms / median_ms) / self._sigma)
+        return _NORMAL.cdf(math.log(latency_ms / median_ms) / sigma)
 
-    @property
-    def _sigma(self) -> float:
-        return math.log(self.p90_ms / self.median_ms) / Z_90
+    @cached_property
+    def _legs(self) -> tuple[float, float, float, float]:
+        """The median in ms, the logarithms of the ratios p90 / p50 and p99 / p90, and the spread below the median."""
+        log_p90 = math.log(self.p90_ms / self.median_ms)
+        return self.median_ms, log_p90, math.log(self.p99_ms / self.p90_ms), log_p90 / Z_90
 
 
 class ConstantLaw(Spec):
@@ -235,13 +241,21 @@ class WaitDistribution:
         return self.laws[self.tools.index(tool) if isinstance(tool, str) else tool].quantile_ms(u)
 
     def draw(self, rng: random.Random) -> int:
-        """One wait in ns, uncapped, from two uniform deviates: the first picks the tool, the second its quantile.
+        """One wait in ns, uncapped.
 
         Only ``random()`` is used: its sequence for a seed is the one thing Python promises not to change.
         """
-        tool = bisect_left(self._running_totals, rng.random() * self.total_calls)
-        u = min(max(rng.random(), LOWEST_QUANTILE), HIGHEST_QUANTILE)
-        return round(self.laws[tool].quantile_ms(u) * NS_PER_MS)
+        return int(self.waits_ns(np.array(rng.random()), np.array(rng.random())))
+
+    def waits_ns(self, picks: FloatArray, u: FloatArray) -> npt.NDArray[np.int64]:
+        """A wait in ns, uncapped, from each two deviates: the first picks the tool, the second its quantile."""
+        tools = np.searchsorted(self._running_totals, picks * self.total_calls)
+        quantiles = np.clip(u, LOWEST_QUANTILE, HIGHEST_QUANTILE)
+        waits_ms = [
+            self.laws[tool].quantile_ms(each)
+            for tool, each in zip(tools.ravel().tolist(), quantiles.ravel().tolist(), strict=True)
+        ]
+        return np.rint(np.array(waits_ms) * NS_PER_MS).clip(max=LONGEST_NS).astype(np.int64).reshape(u.shape)
 
     def cdf(self, latency_ms: float) -> float:
         """Share of all calls that take at most ``latency_ms``."""

@@ -6,6 +6,7 @@ smoothed or left out; events are written one by one. Next: a person opens the fi
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -38,8 +39,12 @@ def perfetto_trace(*runs: SealedRun) -> bytes:
 
 
 def write_perfetto(runs: Sequence[SealedRun], path: Path) -> Path:
-    """Write that trace to ``path``, piece by piece: a million steps never stand in memory as text."""
-    with check_output(path).open("w", encoding="utf-8") as file:
+    """Write that trace to ``path``, piece by piece: a million steps never stand in memory as text.
+
+    With a name that ends in ".gz" it is compressed.
+    """
+    check_output(path)
+    with gzip.open(path, "wt", encoding="utf-8") if path.suffix == ".gz" else path.open("w", encoding="utf-8") as file:
         file.writelines(_pieces(runs))
     return path
 

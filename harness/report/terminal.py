@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from harness.analysis import ExperimentSummary
-from harness.analysis.method.compare import Verdict
+from harness.analysis.method.compare import MAX_TAU, Verdict
 from harness.analysis.method.sequential import StopVerdict
 from harness.analysis.method.serving import METRICS, Percentile, Rate, ServingFigures, requests_needed
 from harness.analysis.method.stats import Interval
@@ -85,6 +85,10 @@ def _legend(summary: ExperimentSummary) -> str:
         "; below A/base: its 95 % t interval": any(one.interval_a is not None for one in found),
         "; no interval below three replicates": any(one.interval_a is None for one in found),
         "; \u2020: per generated token, as the work differs": not all(one.is_same_work for one in found),
+        "; withheld: the ratios of A and B lie too far apart": any(one.verdict is Verdict.DIFFER for one in found),
+        f"; cannot tell: A and B of the baseline itself lie more than {MAX_TAU:g} of B apart": any(
+            one.verdict is Verdict.CANNOT_TELL for one in found
+        ),
     }
     return f"; A/base, B/base: against {against}{''.join(text for text, is_so in marks.items() if is_so)}"
 

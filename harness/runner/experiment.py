@@ -121,7 +121,7 @@ def run_experiment(
     watch = _watch(store, planned, again) if until_decided else None
     todo = [] if watch is not None and watch.is_decided else todo
     check_hosts(todo)
-    account = Account(planned, todo, on_progress, watch, store.root)
+    account = Account(planned, todo, on_progress, watch)
     invocation = Invocation(store.root, spec_source, ticket, on_progress, stop)
     if spec.fleet is None or kind_named(spec.backend).is_virtual:
         for said in perform_in_order(todo, invocation, again):

@@ -17,14 +17,16 @@ from harness.analysis.method.stopping import Standing
 class ExperimentStarted:
     """The whole work: ``num_planned`` runs, of which ``num_sealed`` were sealed before; wall seconds predicted.
 
-    is_at_most: a stopping rule may end it sooner.
+    predicted_wall_s: None where the pace of this machine decides. is_at_most: a stopping rule may end it sooner.
+    is_assumed: the server has a pace of its own, and was taken to keep that of its cost model.
     """
 
     name: str
     num_planned: int
     num_sealed: int
-    predicted_wall_s: float
+    predicted_wall_s: float | None
     is_at_most: bool = False
+    is_assumed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,6 @@ class RunStarted:
     position: int
     num_planned: int
     num_requests: int
-    predicted_wall_s: float
     place: str = ""
 
 
@@ -58,13 +59,13 @@ class RequestFinished:
 
 @dataclass(frozen=True, slots=True)
 class RunSealed:
-    """A run is on disk, whole. ``left_s``: predicted wall seconds until the experiment ends."""
+    """A run is on disk, whole. ``left_s``: predicted wall seconds until the experiment ends, once known."""
 
     label: str
     is_valid: bool
     reasons: tuple[str, ...]
     wall_s: float
-    left_s: float
+    left_s: float | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from harness.analysis import check_run, derive_tables
-from harness.analysis.logs.derive import Derived
+from harness.analysis import check_run
+from harness.analysis.logs.derive import Derived, derive_tables
 from harness.analysis.logs.glance import REARRIVAL_P99_MS, START_SPREAD_MS
 from harness.analysis.method.lateness import Lateness
 from harness.clock import NS_PER_MS, NS_PER_S, ScaledClock, clock_for, realtime_minus_monotonic_ns

@@ -102,7 +102,7 @@ class _Log:
     def __init__(self, file: RawFile, epoch_s: int) -> None:
         self._file, self._epoch_s = file, epoch_s
         self._lines: list[str] = []
-        self.events: list[LogEvent] = []
+        self.events: list[LogEvent | ev.EqualSteps] = []
 
     @property
     def counts(self) -> ParseCounts:
@@ -111,17 +111,20 @@ class _Log:
 
     def _line(self, site: Site, message: str, at_ns: int) -> tuple[int, int, int]:
         """Write a line; returns how an event of it begins: end_offset (nobody asks), created_ns, pid."""
-        seconds, micros = divmod(at_ns // NS_PER_US, US_PER_S)
-        seconds += self._epoch_s
-        self._lines.append(f"{seconds}.{micros:06d} {LOG_PID} {site.level} {site.logger} {message}\n")
-        return 0, (seconds * US_PER_S + micros) * NS_PER_US, LOG_PID
+        return 0, self._same_lines(site, message, (at_ns,))[0], LOG_PID
+
+    def _same_lines(self, site: Site, message: str, at_ns: Iterable[int]) -> list[int]:
+        """Write a line at each of these instants; returns their stamps in realtime ns."""
+        rest = f" {LOG_PID} {site.level} {site.logger} {message}\n"
+        stamps_us = [self._epoch_s * US_PER_S + each // NS_PER_US for each in at_ns]
+        self._lines += [f"{stamp // US_PER_S}.{stamp % US_PER_S:06d}{rest}" for stamp in stamps_us]
+        return [stamp * NS_PER_US for stamp in stamps_us]
 
     def decode_steps(self, step: Step, starts_ns: Iterable[int]) -> None:
         """A line for each of equal steps."""
         message = f"[BUCKET] request_nums={step.num_seqs} padded_batch_size={step.bucket}"
-        self.events += [
-            ev.BucketEvent(*self._line(logs.BUCKET, message, at_ns), step.num_seqs, step.bucket) for at_ns in starts_ns
-        ]
+        stamps_ns = self._same_lines(logs.BUCKET, message, starts_ns)
+        self.events.append(ev.EqualSteps(stamps_ns, step.num_seqs, step.bucket))
 
     def kv_event(self, event: KvEvent, engine_id: str, at_ns: int) -> None:
         place = self._line(*kv_event_line(event, engine_id), at_ns)

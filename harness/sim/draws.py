@@ -17,10 +17,11 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.clock import NS_PER_MS
-from harness.compiled.records import IntArray, end_to_end, record_as_dict
+from harness.compiled.records import IntArray, record_as_dict
 from harness.engine.config import EngineConfig
 from harness.engine.cost import CostModel
 from harness.sim import memory
+from harness.sim.inputs import joined
 from harness.sim.kernel import arrays as layout
 from harness.sim.search.space import UncertaintySpec
 from harness.sim.simulate import run_with_costs
@@ -88,19 +89,6 @@ def outcome_of_plan(arrays: layout.PlanArrays, outcome: layout.Outcome, plan: in
         histogram=outcome.histogram[plan : plan + 1],
         totals=outcome.totals[plan : plan + 1],
     )
-
-
-def joined(parts: Sequence[layout.PlanArrays]) -> layout.PlanArrays:
-    """Copies of the same plans end to end; who follows whom and the names of blocks are the first copy's."""
-    first = parts[0]
-    copies = np.arange(len(parts), dtype=np.int64)
-    plans = end_to_end([part.plans for part in parts])
-    sessions = end_to_end([part.sessions for part in parts])
-    plans["first_session"][:] += np.repeat(copies * len(first.sessions), len(first.plans))
-    plans["first_request"][:] += np.repeat(copies * len(first.requests), len(first.plans))
-    sessions["first_request"][:] += np.repeat(copies * len(first.requests), len(first.sessions))
-    requests = end_to_end([part.requests for part in parts])
-    return layout.PlanArrays(plans, sessions, requests, first.followers, first.names)
 
 
 def jitter(arrays: layout.PlanArrays, uncertainty: UncertaintySpec, *key: int) -> layout.PlanArrays:

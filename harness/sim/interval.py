@@ -21,15 +21,15 @@ from harness.engine.cost import CostModel, load_cost_model
 from harness.engine.memory import new_state
 from harness.engine.steps import FAR
 from harness.errors import PlanError, SpecError
-from harness.plan import Plan, build_plan
 from harness.sim import memory
 from harness.sim.ablations import Ablation
 from harness.sim.calibrated import calibrated_uncertainty
 from harness.sim.draws import Draws, artifact_key, jitter, noise_seeds, noise_table, perturbed
+from harness.sim.inputs import Input, input_arrays, joined
 from harness.sim.kernel import arrays as layout
 from harness.sim.kernel import events as kernel
-from harness.sim.search.space import Candidate, SpaceSpec, UncertaintySpec, candidate_of
-from harness.sim.simulate import check_slots, is_rearrival, plan_arrays
+from harness.sim.search.space import Candidate, InputSpec, SpaceSpec, UncertaintySpec, candidate_of
+from harness.sim.simulate import check_slots, is_rearrival
 from harness.sim.windows import median_of_paired_ratios, ratio_of_sums, window_figures
 from harness.spec import Treatment
 
@@ -188,25 +188,27 @@ def _drawn(space_json: str, users: tuple[int, ...], treatment: Treatment) -> lay
             where="uncertainty.seed",
             hint="Choose another seed",
         )
-    plans: list[Plan] = []
     if uncertainty.draws == "given":
-        seeds = inputs.evaluation_seeds or inputs.search_seeds
-        once = [
-            build_plan(inputs.workload_of(n), seed, k)
-            for n in users
-            for seed in seeds
-            for k in range(inputs.replicates)
-        ]
         # Once per sample: each has a jitter of its own.
-        plans = once * uncertainty.samples
-    else:
-        for sample in range(uncertainty.samples):
-            for n in users:
-                workload = inputs.workload_of(n)
-                start = sample * uncertainty.replicates
-                plans += [build_plan(workload, uncertainty.seed, start + k) for k in range(uncertainty.replicates)]
-    treated = [plan if treatment == "as-drawn" else plan.with_treatment(treatment) for plan in plans]
-    return plan_arrays(treated)
+        return joined([input_arrays(_own_inputs(inputs, users), treatment)] * uncertainty.samples)
+    workloads = [inputs.workload_of(n) for n in users]
+    each = uncertainty.replicates
+    return input_arrays(
+        [
+            Input(workload, uncertainty.seed, replicate)
+            for sample in range(uncertainty.samples)
+            for workload in workloads
+            for replicate in range(sample * each, (sample + 1) * each)
+        ],
+        treatment,
+    )
+
+
+def _own_inputs(inputs: InputSpec, users: Sequence[int]) -> list[Input]:
+    """The evaluation plans of a space, its search plans where it has none."""
+    workloads = [inputs.workload_of(n) for n in users]
+    seeds = inputs.evaluation_seeds or inputs.search_seeds
+    return [Input(workload, seed, k) for workload in workloads for seed in seeds for k in range(inputs.replicates)]
 
 
 class _SampledSpace(SpaceSpec):
@@ -282,13 +284,7 @@ def _nominal(
     space: SpaceSpec, pair: Sequence[Candidate], users: Sequence[int], changed: Ablation
 ) -> tuple[FloatArray, FloatArray]:
     """Cost of each evaluation plan (search plan without any) under both of a pair, nominal costs and no jitter."""
-    inputs = space.inputs
-    seeds = inputs.evaluation_seeds or inputs.search_seeds
-    drawn = [
-        build_plan(inputs.workload_of(n), seed, k) for n in users for seed in seeds for k in range(inputs.replicates)
-    ]
-    treatment = _treatment(space, changed)
-    plans = plan_arrays([plan if treatment == "as-drawn" else plan.with_treatment(treatment) for plan in drawn])
+    plans = input_arrays(_own_inputs(space.inputs, users), _treatment(space, changed))
     pinned = _pin(plans, candidate_of(space.baseline), space, changed)
     model = load_cost_model(space.cost_model)
     costs: list[FloatArray] = []

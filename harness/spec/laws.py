@@ -11,12 +11,14 @@ from pydantic import Field, model_validator
 
 from harness.spec.base import Spec
 
+MOST_TOKENS = 1 << 40
+
 
 class FixedLaw(Spec):
     """Always ``value`` tokens."""
 
     law: Literal["fixed"] = "fixed"
-    value: int = Field(ge=1)
+    value: int = Field(ge=1, le=MOST_TOKENS)
 
     @property
     def minimum(self) -> int:
@@ -54,7 +56,7 @@ class UniformLaw(_BoundedLaw):
 
     law: Literal["uniform"] = "uniform"
     low: int = Field(ge=1)
-    high: int = Field(ge=1)
+    high: int = Field(ge=1, le=MOST_TOKENS)
 
 
 class LognormalLaw(_BoundedLaw):
@@ -64,7 +66,7 @@ class LognormalLaw(_BoundedLaw):
     median: float = Field(gt=0)
     sigma: float = Field(ge=0)
     low: int = Field(default=1, ge=1)
-    high: int = Field(ge=1)
+    high: int = Field(ge=1, le=MOST_TOKENS)
 
 
 LengthLaw = Annotated[FixedLaw | UniformLaw | LognormalLaw, Field(discriminator="law")]

@@ -14,11 +14,11 @@ from typing import NamedTuple
 
 from harness.engine.config import EngineConfig
 from harness.engine.cost import load_cost_model
-from harness.plan import build_plan
+from harness.sim.inputs import Input, input_arrays
 from harness.sim.search.rank import TOP, sensitivity
 from harness.sim.search.run import SearchResult, search
 from harness.sim.search.space import Candidate, load_space
-from harness.sim.simulate import plan_arrays, run_batch
+from harness.sim.simulate import run_batch
 from harness.spec import WorkloadSpec
 
 BASELINE = Candidate(8, (1, 2, 4, 8), 8, 8192)
@@ -126,7 +126,7 @@ class Sums(NamedTuple):
 def sums(candidate: Candidate, users: int, seed: int, rules: str) -> Sums:
     """Device time and reused re-arrivals of a configuration over the blocks 0, 1, 2 of one seed."""
     workload = WorkloadSpec(source="paper", num_sessions=users)
-    arrays = plan_arrays([build_plan(workload, seed, block) for block in range(3)])
+    arrays = input_arrays([Input(workload, seed, block) for block in range(3)])
     config = EngineConfig(*candidate[:2], candidate.kv_slots, candidate.slot_tokens, rules=rules)
     outcome = run_batch(arrays, config, load_cost_model("paper"))
     decode, prefill = (int(outcome.totals[name].sum()) for name in ("decode_ns", "prefill_ns"))
@@ -183,7 +183,7 @@ def search_figures(result: SearchResult) -> Iterator[Figure]:
 
     evaluation = result.evaluation
     assert evaluation is not None
-    order = {result.candidate(index): index for index in (*range(result.ledger.num_rows),)}
+    order = {candidate: index for index, candidate in enumerate(result.space.candidates())}
     best = result.ranked[0]
     yield figure("section 5-1", "candidates", "2077", str(result.ledger.num_rows))
     yield Figure(
@@ -225,11 +225,6 @@ def search_figures(result: SearchResult) -> Iterator[Figure]:
             yield figure(where, name, text, f"{value:.4f}")
         yield figure(where, "rank of the recorded one", str(printed[7]), str(row.reference_rank))
         yield figure(where.replace("S10", "S11"), "top 20 in common", str(printed[8]), str(row.common_top))
-
-
-def top_sets_equal(left: SearchResult, right: SearchResult) -> bool:
-    """Whether two searches of one space have the same 20 best candidates (S9 says so of the dummy rule)."""
-    return set(left.ranked[:TOP]) == set(right.ranked[:TOP])
 
 
 def disagreements(figures: Sequence[Figure]) -> list[Figure]:

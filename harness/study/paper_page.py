@@ -11,12 +11,14 @@ from collections.abc import Callable, Iterator, Sequence
 from harness.clock import NS_PER_S
 from harness.engine.config import EngineConfig
 from harness.engine.cost import load_cost_model
-from harness.plan import build_plan
+from harness.processes import side_by_side
 from harness.sim.ablations import ABLATIONS, LABEL, ablated_totals
-from harness.sim.search.run import SearchResult
+from harness.sim.inputs import Input, input_arrays
+from harness.sim.kernel.arrays import PlanArrays
+from harness.sim.search.rank import TOP
 from harness.sim.search.space import Candidate
-from harness.sim.simulate import plan_arrays, run_totals
-from harness.spec import WorkloadSpec
+from harness.sim.simulate import run_totals
+from harness.spec import Treatment, WorkloadSpec
 from harness.study.paper_figures import (
     BASELINE,
     COMPARISONS,
@@ -28,7 +30,6 @@ from harness.study.paper_figures import (
     run_search,
     search_figures,
     sums,
-    top_sets_equal,
 )
 
 RULES = ("paper", "paper+dummy", "vendor-0.11.1")
@@ -78,14 +79,14 @@ def page(tell: Callable[[float], None] = lambda _share: None) -> str:
 
 def _parts(tell: Callable[[float], None]) -> Iterator[str]:
     predictions = {rules: list(prediction_figures(rules)) for rules in RULES}
-    results: dict[str, SearchResult] = {}
+    shares: dict[str, float] = {}
 
-    def tell_all(share: float) -> None:
-        tell((len(results) + share) / len(RULES))
+    def tell_all(said: tuple[str, float]) -> None:
+        shares.update([said])
+        tell(sum(shares.values()) / len(RULES))
 
-    for rules in RULES:
-        results[rules] = run_search(rules, tell_all)
-    searched = {rules: list(search_figures(results[rules])) for rules in RULES}
+    found = dict(side_by_side(_searched, RULES, tell_all))
+    searched = {rules: found[place][0] for place, rules in enumerate(RULES)}
     everything = [figure for rules in RULES for figure in (*predictions[rules], *searched[rules])]
     wrong = disagreements(everything)
     printed = sum(figure.printed != "" for figure in everything)
@@ -93,7 +94,7 @@ def _parts(tell: Callable[[float], None]) -> Iterator[str]:
     yield f"{printed} printed figures were compared; {len(wrong)} differ in a printed digit" + (":" if wrong else ".")
     for figure in wrong:
         yield f"- {figure.where}: {figure.what} ({figure.rules}): printed {figure.printed}, computed {figure.computed}"
-    same = "the same 20" if top_sets_equal(results["paper"], results["paper+dummy"]) else "other"
+    same = "the same 20" if found[0][1] == found[1][1] else "other"
     yield f"S9 says that the dummy rule leaves the top 20 unchanged: here they are {same} candidates."
     yield ""
     yield WHY
@@ -111,13 +112,26 @@ def _parts(tell: Callable[[float], None]) -> Iterator[str]:
     yield from _ablation_rows()
 
 
+def _searched(rules: str, tell: Callable[[tuple[str, float]], None]) -> tuple[list[Figure], set[int]]:
+    """The figures of the paper's search under one set of rules, and its 20 best candidates."""
+
+    def tell_share(share: float) -> None:
+        tell((rules, share))
+
+    result = run_search(rules, tell_share)
+    return list(search_figures(result)), set(result.ranked[:TOP])
+
+
+def _paper_inputs(users: int, treatment: Treatment = "as-drawn") -> PlanArrays:
+    workload = WorkloadSpec(source="paper", num_sessions=users)
+    return input_arrays([Input(workload, 20261000, block) for block in range(3)], treatment)
+
+
 def _device_rows() -> Iterator[str]:
     cost = load_cost_model("paper")
     for candidate in (BASELINE, MORE_SLOTS, SELECTED):
         for users in (6, 8, 10):
-            arrays = plan_arrays(
-                [build_plan(WorkloadSpec(source="paper", num_sessions=users), 20261000, b) for b in range(3)]
-            )
+            arrays = _paper_inputs(users)
             for rules in RULES:
                 found = sums(candidate, users, 20261000, rules)
                 evictions = int(run_totals(arrays, candidate.config(rules), cost)["evictions"].sum())
@@ -141,10 +155,7 @@ def _ablation_rows() -> Iterator[str]:
     cost = load_cost_model("paper")
     for changed in ABLATIONS.values():
         for users in (6, 8, 10):
-            drawn = [
-                build_plan(WorkloadSpec(source="paper", num_sessions=users), 20261000, block) for block in range(3)
-            ]
-            arrays = plan_arrays([plan.with_treatment(changed.treatment) for plan in drawn])
+            arrays = _paper_inputs(users, changed.treatment)
             rules = changed.rules or "vendor-0.11.1"
             base = BASELINE.config(rules)
 

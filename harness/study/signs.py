@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from harness.engine.config import EngineConfig
 from harness.engine.cost import load_cost_model
-from harness.plan import build_plan
+from harness.sim.inputs import Input, input_arrays
 from harness.sim.kernel.arrays import PlanArrays, with_column
-from harness.sim.simulate import plan_arrays, run_batch
+from harness.sim.simulate import run_batch
 from harness.spec import RulesName, Treatment, WorkloadSpec
 
 FloatArray = NDArray[np.float64]
@@ -126,6 +126,11 @@ class Draws:
         whole = self.num_plans // plans_in_a_sum * plans_in_a_sum
         return Draws(self.padded[:, :whole], self.slots[:, :whole], self.decode_ns[:, :whole], plans_in_a_sum)
 
+    def first(self, num_sums: int) -> Draws:
+        """The first sums alone."""
+        last = num_sums * self.plans_in_a_sum
+        return Draws(self.padded[:, :last], self.slots[:, :last], self.decode_ns[:, :last], self.plans_in_a_sum)
+
     def sums_p(self) -> FloatArray:
         """Padding ratio of every sum, shape (2, sums): numerators and denominators are summed first."""
         return self._sums(self.padded) / self._sums(self.slots)
@@ -198,8 +203,7 @@ def drawn_inputs(
     is with waits of nothing.
     """
     workload = WorkloadSpec(num_sessions=users, **dict(asked))
-    plans = (build_plan(workload, base_seed, block) for block in range(num_plans))
-    arrays = plan_arrays([plan.with_treatment(treatment) for plan in plans])
+    arrays = input_arrays([Input(workload, base_seed, block) for block in range(num_plans)], treatment)
     return arrays, with_column(arrays, "wait_ns", np.zeros_like(arrays.requests["wait_ns"]))
 
 

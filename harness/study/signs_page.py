@@ -5,12 +5,13 @@ Nothing is measured. Next: ``harness signs`` writes docs/table-signs.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from textwrap import fill
 from typing import NamedTuple
 
 import numpy as np
 
+from harness.processes import side_by_side
 from harness.study.signs import (
     ALTERNATIVES,
     BASE_SEED,
@@ -43,25 +44,41 @@ class _Facts(NamedTuple):
     single: list[SignRow]
 
 
+Draw = tuple[str, tuple[int, ...]]
+"""A variant's name and the buckets."""
+
+
 def page(num_sums: int = DEFAULT_SUMS, tell: Callable[[float], None] = lambda _share: None) -> str:
     """The whole page as Markdown; num_sums: sums of three plans per N. tell: takes the share of the plans drawn."""
-    num_others = max(2, num_sums // ALTERNATIVE_PART)
+    # A small N tells whether sharing is worth it; then those of most sessions, so that the last is a short one.
+    first, *others = sorted(TABLE_I)
+    users = [first, *reversed(others)]
     num_drawn = 0
-    num_all = num_sums * (len(TABLE_I) + len(TABLE_II)) + num_others * len(TABLE_I) * (1 + len(ALTERNATIVES))
 
-    def told_draw(users: int, num_sums: int, variant: Variant = SHIPPED, buckets: tuple[int, ...] = GRID) -> Draws:
+    def on_told(sessions: int) -> None:
         nonlocal num_drawn
-        found = draw(users, num_sums * PLANS_IN_A_SUM, variant, buckets)
-        num_drawn += num_sums
-        tell(num_drawn / num_all)
-        return found
+        num_drawn += sessions
+        tell(num_drawn / sum(users))
 
-    return "\n".join(_parts(num_sums, num_others, told_draw)) + "\n"
+    found = dict(side_by_side(lambda each, tell: _draws(each, num_sums, tell), users, on_told))
+    draws = {each: found[users.index(each)] for each in TABLE_I}
+    return "\n".join(_parts(num_sums, max(2, num_sums // ALTERNATIVE_PART), draws)) + "\n"
 
 
-def _parts(num_sums: int, num_others: int, draw: Callable[..., Draws]) -> Iterator[str]:
+def _draws(users: int, num_sums: int, tell: Callable[[int], None]) -> dict[Draw, Draws]:
+    """Everything that the page draws of one N."""
     num_plans = num_sums * PLANS_IN_A_SUM
-    draws = {users: draw(users, num_sums) for users in TABLE_I}
+    num_others = max(2, num_sums // ALTERNATIVE_PART) * PLANS_IN_A_SUM
+    found = {(SHIPPED.name, GRID): draw(users, num_plans)}
+    found |= {(SHIPPED.name, grid): draw(users, num_plans, buckets=grid) for n, grid in TABLE_II if n == users}
+    found |= {(variant.name, GRID): draw(users, num_others, variant) for variant in ALTERNATIVES}
+    tell(users)
+    return found
+
+
+def _parts(num_sums: int, num_others: int, found: Mapping[int, Mapping[Draw, Draws]]) -> Iterator[str]:
+    num_plans = num_sums * PLANS_IN_A_SUM
+    draws = {users: of_users[SHIPPED.name, GRID] for users, of_users in found.items()}
     rows = [sign_row(users, one) for users, one in draws.items()]
     single = [sign_row(users, one.grouped(1)) for users, one in draws.items()]
     facts = _Facts(draws, rows, single)
@@ -69,9 +86,9 @@ def _parts(num_sums: int, num_others: int, draw: Callable[..., Draws]) -> Iterat
     yield from _table_i(facts)
     yield from _verdict(facts)
     yield from _four(facts)
-    yield from _alternatives(num_others, draw)
+    yield from _alternatives(num_others, found)
     yield from _published()
-    yield from _table_ii(num_sums, draw)
+    yield from _table_ii(found)
 
 
 def _said(text: str, bullet: str = "") -> str:
@@ -172,7 +189,7 @@ def _four(facts: _Facts) -> Iterator[str]:
     yield ""
 
 
-def _alternatives(num_sums: int, draw: Callable[..., Draws]) -> Iterator[str]:
+def _alternatives(num_sums: int, draws: Mapping[int, Mapping[Draw, Draws]]) -> Iterator[str]:
     yield "## Is it the model?\n"
     yield _said(
         f"""The same with one thing changed, {num_sums} figures each: pooled delta p by N, **bold** where its sign is
@@ -181,7 +198,7 @@ def _alternatives(num_sums: int, draw: Callable[..., Draws]) -> Iterator[str]:
     yield f"\n| changed | {' | '.join(f'N={users}' for users in TABLE_I)} | decode ratios |"
     yield "|" + "---|" * (len(TABLE_I) + 2)
     found = {
-        variant.name: {users: draw(users, num_sums, variant) for users in TABLE_I}
+        variant.name: {users: of_users[variant.name, GRID].first(num_sums) for users, of_users in draws.items()}
         for variant in (SHIPPED, *ALTERNATIVES)
     }
     for variant in (SHIPPED, *ALTERNATIVES):
@@ -221,7 +238,7 @@ def _alternative_row(variant: Variant, found: dict[int, Draws]) -> str:
     return f"| {variant.name}: {variant.meaning} | {' | '.join(cells)} | {min(ratios):.2f} - {max(ratios):.2f} |"
 
 
-def _table_ii(num_sums: int, draw: Callable[..., Draws]) -> Iterator[str]:
+def _table_ii(drawn: Mapping[int, Mapping[Draw, Draws]]) -> Iterator[str]:
     yield """\
 ## Table II
 
@@ -229,7 +246,7 @@ At N = 8 the paper prints only that delta p is below 0 on both grids.
 
 | N | grid | printed | all plans: p_A | p_C | delta p | interval | share of sums with that sign |
 |---|---|---|---|---|---|---|---|"""
-    found = {key: draw(key[0], num_sums, buckets=key[1]) for key in TABLE_II}
+    found = {(users, grid): drawn[users][SHIPPED.name, grid] for users, grid in TABLE_II}
     for (users, grid), draws in found.items():
         printed = TABLE_II[users, grid]
         low, high = draws.delta_p_interval()

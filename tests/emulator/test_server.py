@@ -14,8 +14,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from harness.analysis import ParseCounts, parse_log
 from harness.analysis.logs.events import KvCopyFailedEvent
+from harness.analysis.logs.parse import ParseCounts, parse_log
 from harness.clock import NS_PER_MS, MonotonicClock
 from harness.emulator.config import config_from_arguments
 from harness.errors import SpecError

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from harness.errors import PlanError, SpecError
 from harness.plan import Plan, RequestPlan, SessionPlan, build_plan, check_fits, describe
-from harness.plan.build import derive_seed
+from harness.plan.seeds import derive_seed
 from harness.spec import FixedLaw, LognormalLaw, ServerSpec, UniformLaw, WorkloadSpec
 
 
@@ -87,7 +87,7 @@ def test_length_laws_are_obeyed() -> None:
 @given(seed=st.integers(0, 2**64 - 1), law=st.sampled_from([FixedLaw(value=3), UniformLaw(low=2, high=9),
        LognormalLaw(median=5, sigma=30, low=1, high=70)]))  # fmt: skip
 def test_every_length_lies_within_its_law(seed: int, law: FixedLaw | UniformLaw | LognormalLaw) -> None:
-    from harness.plan.build import draw_length
+    from harness.plan.draws import draw_length
 
     assert law.minimum <= draw_length(law, random.Random(seed)) <= law.maximum
 

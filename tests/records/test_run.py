@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.analysis import rebuild, run_figures, summarise
+from harness.analysis import run_figures, summarise
+from harness.analysis.logs.derive import rebuild
 from harness.errors import PlanError, RecordsError, in_one_line
 from harness.prereg import predict_runs
 from harness.records import RunStore, SealedRun, by_condition, layout, paired

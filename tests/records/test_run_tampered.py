@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from harness.analysis import rebuild, summarise
+from harness.analysis import summarise
+from harness.analysis.logs.derive import rebuild
 from harness.errors import RecordsError
 from harness.records import Finding, RunStore, SealedRun, layout
 from harness.records.disk import file_entry

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 from dataclasses import replace
@@ -97,6 +98,8 @@ def test_every_step_is_a_slice_that_names_its_requests_and_shares_it_among_them(
     runs = run_experiment(small_experiment(backend="sim"), runs_root=tmp_path).runs
     events = json.loads(write_perfetto(runs, tmp_path / "trace.json").read_text())["traceEvents"]
     assert {event["pid"] for event in events} == {1, 2, 3, 4}
+    squeezed = write_perfetto(runs, tmp_path / "trace.json.gz").read_bytes()
+    assert json.loads(gzip.decompress(squeezed))["traceEvents"] == events
     steps = [event for event in events if event["ph"] == "X" and (event["pid"], event["tid"]) == (2, 1)]
     assert len(steps) == runs[0].table("steps").num_rows
     assert all(len(step["args"]["requests"].split()) == step["args"]["n"] for step in steps)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.analysis import rebuild, run_figures, summarise
+from harness.analysis import run_figures, summarise
+from harness.analysis.logs.derive import rebuild
 from harness.analysis.method.interference import measured_waiting_session_ns
 from harness.errors import RunInvalidError
 from harness.kv_rules import AUTO, NEWEST_STABLE

@@ -17,7 +17,6 @@ from harness.study.paper_figures import (
     run_search,
     search_figures,
     sums,
-    top_sets_equal,
 )
 from harness.study.paper_page import page
 from tests.support.checkout import ROOT
@@ -40,7 +39,7 @@ def test_the_dummy_rule_leaves_the_selection_and_the_top_twenty_unchanged() -> N
     dummy = run_search("paper+dummy")
     assert disagreements(list(search_figures(dummy))) == []
     assert dummy.candidate(dummy.ranked[0]) == SELECTED
-    assert top_sets_equal(run_search("paper"), dummy)
+    assert set(run_search("paper").ranked[:20]) == set(dummy.ranked[:20])
 
 
 def test_the_vendors_rules_differ_only_through_the_baseline() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import random
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 from harness.live.client.answer import NO_KERNEL_STAMP, Answer
@@ -105,6 +106,8 @@ def _read_at_once(pieces: list[bytes], num_at_once: int) -> Answer:
     answer = Answer(stream=True)
     for place in range(0, len(pieces), num_at_once):
         block = pieces[place : place + num_at_once]
-        answer.feed_many(b"".join(block), [(place, NO_KERNEL_STAMP, 0)] * len(block))
+        ended = [b"".join(pieces[: place + count]).count(b"\n\n") for count in range(len(block) + 1)]
+        counts = [after - before for before, after in pairwise(ended)]
+        answer.feed_many(b"".join(block), [(place, NO_KERNEL_STAMP, count) for count in counts])
     answer.close((len(pieces), NO_KERNEL_STAMP, b""))
     return answer

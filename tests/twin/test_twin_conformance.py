@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from harness.analysis import ParseCounts, parse_log
+from harness.analysis.logs.parse import ParseCounts, parse_log
 from harness.engine import EngineConfig
 from harness.kv_rules import AUTO, rule_set
 from harness.live.client.script import token_digest

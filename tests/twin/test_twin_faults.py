@@ -13,8 +13,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from harness.analysis import ParseCounts, parse_log
 from harness.analysis.logs.events import KvCopyFailedEvent
+from harness.analysis.logs.parse import ParseCounts, parse_log
 from harness.errors import ServerError
 from harness.live.launch import LaunchPlan
 from harness.live.server.process import ServerProcess

@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
-from harness.analysis import ParseCounts, parse_log
+from harness.analysis.logs.parse import ParseCounts, parse_log
 from harness.kv_rules import AUTO, rule_set
 from harness.live.server.process import ServerProcess
 from harness.runner.backends.base import ServerBackend

@@ -69,9 +69,13 @@ class ToRunClock:
         created: model = (realtime - offset) * scale. received: the read that brought the line's newline.
         """
         if event.created_ns is not None:
-            return self._clock.from_monotonic_ns(event.created_ns - self._offset_ns)
+            return self.created_ns(event.created_ns)
         at = int(np.searchsorted(self._read_offsets, event.end_offset - 1, side="right")) - 1
         return int(self._received_ns[at]) if at >= 0 else None
+
+    def created_ns(self, realtime_ns: int) -> int:
+        """The instant of a line's own stamp."""
+        return self._clock.from_monotonic_ns(realtime_ns - self._offset_ns)
 
 
 def derive_tables(folder: Path, manifest: Manifest) -> Derived:
@@ -86,7 +90,11 @@ def derive_tables(folder: Path, manifest: Manifest) -> Derived:
 
 
 def derived_from(
-    events: Iterable[LogEvent], counts: ParseCounts, scrapes: Iterable[bytes], manifest: Manifest, stamps: bytes = b""
+    events: Iterable[LogEvent | ev.EqualSteps],
+    counts: ParseCounts,
+    scrapes: Iterable[bytes],
+    manifest: Manifest,
+    stamps: bytes = b"",
 ) -> Derived:
     """The derived tables of what a log says and of the lines of the scrapes' file."""
     derived = collect(events, counts, ToRunClock(manifest, stamps), manifest.decode_buckets)
@@ -129,7 +137,10 @@ def rebuild(run: SealedRun) -> Derived:
 
 
 def collect(
-    events: Iterable[LogEvent], counts: ParseCounts, to_clock: ToRunClock, buckets: tuple[int, ...] = ()
+    events: Iterable[LogEvent | ev.EqualSteps],
+    counts: ParseCounts,
+    to_clock: ToRunClock,
+    buckets: tuple[int, ...] = (),
 ) -> Derived:
     """Steps and KV events of a stream of log events, causes of evictions read from their order."""
     derived = Derived(tables={}, counts=counts)
@@ -138,7 +149,10 @@ def collect(
     faults: list[str] = []
     failed_copies: list[str] = []
     for event in events:
-        if isinstance(event, ev.BucketEvent | ev.IterationEvent):
+        if isinstance(event, ev.EqualSteps):
+            steps.add_equal(event)
+            kv.end_schedule(steps.num_bucket_steps, steps.num_iteration_steps)
+        elif isinstance(event, ev.BucketEvent | ev.IterationEvent):
             steps.add(event)
             if isinstance(event, ev.BucketEvent) or event.is_from_engine:
                 kv.end_schedule(steps.num_bucket_steps, steps.num_iteration_steps)
@@ -203,6 +217,11 @@ class _StepRows:
         self.num_iterations += 1
         if event.generation_requests > 0:
             self._iteration_rows.append((self._to_clock.instant_ns(event), event.generation_requests))
+
+    def add_equal(self, steps: ev.EqualSteps) -> None:
+        self.has_created = True
+        created_ns, num_seqs, bucket = steps
+        self._bucket_rows += [(self._to_clock.created_ns(each), num_seqs, bucket) for each in created_ns]
 
     def table(self, buckets: tuple[int, ...]) -> pa.Table:
         rows = self._bucket_rows

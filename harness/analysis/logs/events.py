@@ -22,6 +22,14 @@ class BucketEvent(NamedTuple):
     bucket: int
 
 
+class EqualSteps(NamedTuple):
+    """A BucketEvent at each of ``created_ns``: equal steps that a simulator takes at once."""
+
+    created_ns: list[int]
+    num_seqs: int
+    bucket: int
+
+
 class AllocEvent(NamedTuple):
     """A request was given KV slots."""
 

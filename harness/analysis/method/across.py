@@ -76,8 +76,8 @@ def _a_ns(figures: RunFigures) -> int | None:
 def compare_all(sides: Sequence[Side]) -> ResultTable:
     """Every pair of sides in every measure: ratio of means, its interval, and a p-value adjusted over all of them.
 
-    Paired by plan hash where both sides replayed the same plans (t test of log ratios), else as independent samples
-    (Welch's t test of logs). p_holm: Holm's step-down over every row with a p-value. Rows with fewer than three
+    Paired by plan hash where one side replayed every plan of the other (t test of log ratios), else as independent
+    samples (Welch's t test of logs). p_holm: Holm's step-down over every row with a p-value. Rows with fewer than three
     replicates have ratios and no p.
     """
     rows = [
@@ -92,7 +92,8 @@ def compare_all(sides: Sequence[Side]) -> ResultTable:
         row["differs"] = None if row["p_holm"] is None else row["p_holm"] < 0.05
     caption = (
         "ratio: geometric mean of this / other; interval: 95 %, not adjusted; p_holm: adjusted over all rows (Holm), "
-        "differs: p_holm below 0.05. paired: by equal plan hashes; without, the sides replayed different inputs."
+        "differs: p_holm below 0.05; a dash: fewer than three runs a side. paired: by equal plan hashes, runs of other "
+        "plans left out; without, the sides replayed different inputs."
     )
     notes = dict.fromkeys(note for side in sides for kind in side.backends if (note := origin_note(kind)))
     return table_of("Comparison of all pairs", " ".join([*notes, caption]), rows)
@@ -101,7 +102,7 @@ def compare_all(sides: Sequence[Side]) -> ResultTable:
 def _row(one: Side, other: Side, measure: str, of: Callable[[SealedRun], float | None]) -> dict[str, Cell] | None:
     by_plan = {run.manifest.plan_hash: run for run in other.runs}
     pairs = [(run, by_plan[run.manifest.plan_hash]) for run in one.runs if run.manifest.plan_hash in by_plan]
-    is_paired = len(pairs) == len(one.runs) == len(other.runs)
+    is_paired = len(pairs) == len(one.runs) == len(other.runs) or _is_within(pairs, one, other)
     sides = ([run for run, _ in pairs], [run for _, run in pairs]) if is_paired else (one.runs, other.runs)
     values = [[value for run in runs if (value := of(run)) is not None and value > 0] for runs in sides]
     if not values[0] or not values[1] or (is_paired and len(values[0]) != len(values[1])):
@@ -124,6 +125,11 @@ def _row(one: Side, other: Side, measure: str, of: Callable[[SealedRun], float |
         "high": high,
         "p": p,
     }
+
+
+def _is_within(pairs: Sequence[tuple[SealedRun, SealedRun]], one: Side, other: Side) -> bool:
+    """Whether one side replayed each plan of the other once, and more: those are left out."""
+    return len({run.path for _, run in pairs}) == len(pairs) == min(len(one.runs), len(other.runs))
 
 
 Test = tuple[float | None, float | None, float | None]

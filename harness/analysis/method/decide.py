@@ -223,7 +223,7 @@ def decide_occupancy_prediction(
         "predicted_R": predicted_r, "measured_R": measured_r, "error": error, "max_error": rule.max_error,
         "is_same_side": is_same_side,
     }  # fmt: skip
-    told = f"predicted R {predicted_r:.4f}, measured {measured_r:.4f}"
+    told = f"predicted R {predicted_r:.4f}, found {measured_r:.4f}"
     return Decision(rule.name, subject, Outcome.PASS if is_met else Outcome.FAIL, told, "", numbers)
 
 

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from harness.analysis.logs.derive import Derived
 from harness.analysis.method.aborted import (
     aborted_rows,
     check_aborts,
@@ -32,6 +31,7 @@ from harness.records.schema import ABORTED
 from harness.spec import LimitsSpec
 
 if TYPE_CHECKING:
+    from harness.analysis.logs.derive import Derived
     from harness.plan import Plan
 
 CACHED_COUNTER = "vllm:prompt_tokens_cached_total"

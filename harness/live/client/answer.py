@@ -15,16 +15,18 @@ from typing import Any, TypeAlias
 import pydantic_core
 
 EVENT_END = b"\n\n"
-# How vLLM begins an event that carries a document; the general form is parsed too.
-PLAIN_EVENT = b"data: {"
 DATA_PREFIX = b"data:"
+# How vLLM writes an event; the general form is parsed too.
+PLAIN_PREFIX = b"data: "
 DONE_MARK = b"[DONE]"
+DONE_EVENT = PLAIN_PREFIX + DONE_MARK + EVENT_END
 MAX_ERROR_CHARS = 300
 # What is kept of the body of an answer other than 200, to be told in the row.
 MAX_ERROR_BYTES = 64 << 10
 MAX_ID_CHARS = 256
-# Token ids and counts are 32-bit in every record; what does not fit is no token id and no count.
-MAX_COUNT = 2**31 - 1
+# Token ids and counts are 32-bit in every record; what does not fit is no token id and no count. Nothing is left of one
+# that fits when so many bits are shifted out; a negative number leaves its sign.
+COUNT_BITS = 31
 # Far above what 100,000 tokens, or the ids of as long a prompt, take: what is longer is no answer.
 MAX_ANSWER_BYTES = 64 << 20
 MAX_EVENT_BYTES = 4 << 20
@@ -106,19 +108,23 @@ class Answer:
         The same as feeding them one by one, at half the cost; where the numbers do not fit the bytes, all events get
         the last stamps and count as coalesced.
         """
+        pieces = [
+            ((received_ns, kernel_ns, b""), count > 1) for received_ns, kernel_ns, count in stamps for _ in range(count)
+        ]
+        is_end = body.endswith(DONE_EVENT)
+        is_alone = not self._rest and not self._is_done and self._num_bytes + len(body) <= MAX_ANSWER_BYTES
+        documents = plain_documents(body[: -len(DONE_EVENT)] if is_end else body) if is_alone else None
+        if documents is not None and len(documents) + is_end == len(pieces):
+            self._num_bytes += len(body)
+            for document, (piece, is_coalesced) in zip(documents, pieces, strict=False):
+                self._take_document(document, piece, is_coalesced)
+            self._is_done = is_end
+            return
         events = self._events_with(body)
-        pieces = [(received_ns, kernel, b"", count > 1) for received_ns, kernel, count in stamps for _ in range(count)]
         if len(pieces) != len(events):
-            pieces = [(*stamps[-1][:2], b"", True)] * len(events)
-        is_plain = [event.startswith(PLAIN_EVENT) and b"\n" not in event for event in events]
-        documents = parse_each([event[6:] for event, plain in zip(events, is_plain, strict=True) if plain])
-        left = iter(documents or ())
-        for event, plain, (received_ns, kernel, data, is_coalesced) in zip(events, is_plain, pieces, strict=True):
-            document = next(left) if plain and documents else None
-            if document is None or self._is_done:
-                self._take_event(event, (received_ns, kernel, data), is_coalesced)
-            else:
-                self._take_document(document, (received_ns, kernel, data), is_coalesced)
+            pieces = [((*stamps[-1][:2], b""), True)] * len(events)
+        for event, (piece, is_coalesced) in zip(events, pieces, strict=True):
+            self._take_event(event, piece, is_coalesced)
 
     def _events_with(self, body: bytes) -> list[bytes]:
         """The events that these bytes complete; the others are kept, as all bytes of an answer that is no stream."""
@@ -146,9 +152,13 @@ class Answer:
         return events
 
     def take_whole(self, piece: Piece) -> None:
-        """Take a whole answer that came in one receive; ``close`` is not called then."""
-        self.feed(piece)
-        self.close(piece)
+        """Take a whole answer that came in one receive, and so is short; ``close`` is not called then."""
+        if self.stream:
+            self.feed(piece)
+            self.close(piece)
+        else:
+            self._take_data(piece[2].strip(), piece, False)
+            self._check_counts()
 
     def close(self, last: Piece) -> None:
         """The body is complete; ``last`` is its last receive."""
@@ -231,7 +241,7 @@ class Answer:
             raise TypeError("token_ids are no list")
         for token_id in ids:
             # ``type`` and not ``isinstance``: true and false are ints too.
-            if type(token_id) is not int or not 0 <= token_id <= MAX_COUNT:
+            if type(token_id) is not int or token_id >> COUNT_BITS:
                 self.problem = self.problem or "token_ids are not all token ids"
                 return
         self.token_ids.extend(ids)
@@ -240,17 +250,23 @@ class Answer:
 
     def _take_usage(self, usage: dict[str, Any]) -> None:
         # Absent and null both mean that nothing was cached.
-        details = usage.get("prompt_tokens_details") or {}
-        counts = (usage["prompt_tokens"], usage.get("completion_tokens") or 0, details.get("cached_tokens") or 0)
-        for count in counts:
-            if type(count) is not int or not 0 <= count <= MAX_COUNT:
-                raise ValueError(f"usage counts {count!r:.40}")
-        if counts[2] > counts[0]:
-            raise ValueError(f"usage counts {counts[2]} cached of {counts[0]} prompt tokens")
-        told_before = (self.prompt_tokens, self.completion_tokens, self.cached_tokens)
-        if self.prompt_tokens is not None and counts != told_before:
+        details = usage.get("prompt_tokens_details")
+        cached = (details.get("cached_tokens") or 0) if details else 0
+        prompt, completion = usage["prompt_tokens"], usage.get("completion_tokens") or 0
+        if (
+            not (type(prompt) is type(completion) is type(cached) is int)
+            or (prompt | completion | cached) >> COUNT_BITS
+        ):
+            raise ValueError(f"usage counts {prompt!r:.40}, {completion!r:.40}, {cached!r:.40}")
+        if cached > prompt:
+            raise ValueError(f"usage counts {cached} cached of {prompt} prompt tokens")
+        if self.prompt_tokens is not None and (prompt, completion, cached) != (
+            self.prompt_tokens,
+            self.completion_tokens,
+            self.cached_tokens,
+        ):
             raise ValueError("usage is told twice, and differs")
-        self.prompt_tokens, self.completion_tokens, self.cached_tokens = counts
+        self.prompt_tokens, self.completion_tokens, self.cached_tokens = prompt, completion, cached
 
     def keep_first(self, num_tokens: int) -> None:
         """Forget the ids behind the first ``num_tokens``: the client left there, whatever else had come."""
@@ -273,6 +289,19 @@ class Answer:
             self.problem = f"usage says {self.completion_tokens} tokens, token_ids hold {len(self.token_ids)}"
 
 
+def plain_documents(body: bytes) -> list[dict[str, Any]] | None:
+    """The documents of a body that holds nothing but whole events as vLLM writes them; None for any other body."""
+    if not body:
+        return []
+    if not body.startswith(PLAIN_PREFIX) or not body.endswith(EVENT_END):
+        return None
+    texts = body[len(PLAIN_PREFIX) : -len(EVENT_END)].split(EVENT_END + PLAIN_PREFIX)
+    if body.count(b"\n") != len(texts) * len(EVENT_END):
+        return None
+    documents = parse_each(texts)
+    return documents if documents is not None and set(map(type, documents)) == {dict} else None
+
+
 def parse_each(texts: Sequence[bytes]) -> list[dict[str, Any]] | None:
     """The documents that these texts are, each by itself; None when one of them is no JSON, so that each must be looked
     at.
@@ -288,6 +317,9 @@ def parse_each(texts: Sequence[bytes]) -> list[dict[str, Any]] | None:
 
 def printable(text: str, max_chars: int = MAX_ERROR_CHARS) -> str:
     """A server's words on one line that any terminal and any table can hold: what cannot be printed is spelled out."""
+    if text.isalnum() and len(text) <= max_chars:
+        # One word, as most are that come with every answer.
+        return text
     line = NOT_PRINTABLE.sub(lambda found: ascii(found[0])[1:-1], " ".join(text[: 4 * max_chars].split()))
     return line if len(line) <= max_chars else line[: max_chars - 1] + "…"
 

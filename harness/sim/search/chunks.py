@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from harness.errors import PlanError
+from harness.processes import side_by_side
 from harness.sim.search.evaluate import Evaluator, Group, GroupFigures, Inputs, build_inputs, evaluator_of
 from harness.sim.search.space import Candidate, SpaceSpec
 
@@ -179,10 +180,12 @@ ChunkRunner = Callable[[str, Sequence[Chunk]], Iterator[tuple[Chunk, bytes]]]
 """Computes chunks of a space (its JSON) and gives them back in any order."""
 
 
-def compute_here(space_json: str, chunks: Sequence[Chunk]) -> Iterator[tuple[Chunk, bytes]]:
-    """The runner of one process."""
-    for chunk in chunks:
-        yield chunk, compute_chunk(space_json, chunk)
+def compute_here(
+    space_json: str, chunks: Sequence[Chunk], processes: int | None = None
+) -> Iterator[tuple[Chunk, bytes]]:
+    """The runner of one machine: by ``processes``, default all its cores, where there is enough to do."""
+    for place, data in side_by_side(lambda chunk, _tell: compute_chunk(space_json, chunk), chunks, processes=processes):
+        yield chunks[place], data
 
 
 def digest_of(text: str) -> str:

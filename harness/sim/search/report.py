@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 
 from rich.table import Table
 
+from harness.processes import side_by_side
 from harness.sim.interval import Prediction, predict
 from harness.sim.search.rank import objective_values, pareto_front, sensitivity
 from harness.sim.search.run import Halving, SearchResult
@@ -70,6 +71,12 @@ def best_table(result: SearchResult, top: int, *, with_intervals: bool, tell: Ca
     for heading in headings + (["beside the first"] if with_intervals else []):
         table.add_column(heading, justify="left" if heading == "configuration" else "right", no_wrap=True)
     best = result.candidate(result.ranked[0])
+    others = [result.candidate(index) for index in result.ranked[1:top]] if with_intervals else []
+    beside = [""] * (len(others) + 1)
+    shared = side_by_side(lambda each, _tell: predict(space, each, space.inputs.users, reference=best), others)
+    for num_done, (place, found) in enumerate(shared, 1):
+        beside[place + 1] = interval_text(found)
+        tell(num_done / len(others))
     for rank, index in enumerate(result.ranked[:top], 1):
         place = place_of[index]
         row = rows[place]
@@ -83,10 +90,8 @@ def best_table(result: SearchResult, top: int, *, with_intervals: bool, tell: Ca
             f"{row['compile_s']:.0f}",
         ]
         if with_intervals:
-            found = predict(space, result.candidate(index), space.inputs.users, reference=best)
-            cells.append("" if rank == 1 else interval_text(found))
+            cells.append(beside[rank - 1])
         table.add_row(*cells)
-        tell(rank / min(top, len(result.ranked)))
     return table
 
 

@@ -74,7 +74,10 @@ class Halving:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """A finished search. ``ledger``: one row per candidate, in enumeration order. ``judged``: rows with all plans."""
+    """A finished search. ``ledger``: one row per candidate, in enumeration order. ``judged``: rows with all plans.
+
+    num_simulations: those of this process, which are all where it works alone.
+    """
 
     space: SpaceSpec
     folder: Path

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from harness.analysis import rebuild, run_figures
+from harness.analysis import run_figures
+from harness.analysis.logs.derive import rebuild
 from harness.analysis.method.aborted import check_aborts
 from harness.errors import SpecError
 from harness.experiment import resolve

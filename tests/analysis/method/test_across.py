@@ -31,6 +31,12 @@ def test_runs_of_equal_plans_are_paired_across_experiments_and_others_are_not(tm
     assert len(rows) == 3 * 6
 
 
+def test_a_side_with_further_plans_is_paired_by_those_that_both_replayed(tmp_path: Path) -> None:
+    more, few = side(tmp_path / "more", "base", replicates=4), side(tmp_path / "few", "base")
+    rows = compare_all([more, few]).records()
+    assert all(row["paired"] and row["runs"] == "3:3" and row["ratio"] == pytest.approx(1) for row in rows)
+
+
 def test_a_slower_server_differs_and_one_replicate_says_nothing(tmp_path: Path) -> None:
     base = side(tmp_path / "base", "base")
     slow = side(tmp_path / "slow", "slow", server={"decode_buckets": [8]})

@@ -9,7 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from harness.analysis import check_experiment, check_run, derive_tables, summarise
+from harness.analysis import check_experiment, check_run, summarise
+from harness.analysis.logs.derive import derive_tables
 from harness.analysis.method.compare import Verdict
 from harness.analysis.method.invariants import CACHED_COUNTER, check_freezes
 from harness.engine import load_cost_model

@@ -17,7 +17,7 @@ BytesArray = NDArray[np.uint8]
 
 # A multiple of a cache line, so that tables keep their alignment.
 GUARD_BYTES = 256
-_GUARD = (np.arange(GUARD_BYTES) * 37 + 0xA5).astype(np.uint8)
+_GUARD = bytes((place * 37 + 0xA5) & 0xFF for place in range(GUARD_BYTES))
 
 
 class GuardedMemory:
@@ -31,7 +31,7 @@ class GuardedMemory:
         kind = np.dtype(dtype)
         size = int(np.prod(shape)) * kind.itemsize
         block = np.zeros(size + 2 * GUARD_BYTES, dtype=np.uint8)
-        block[:GUARD_BYTES] = block[GUARD_BYTES + size :] = _GUARD
+        block[:GUARD_BYTES] = block[GUARD_BYTES + size :] = np.frombuffer(_GUARD, dtype=np.uint8)
         self._blocks[name] = block
         return block[GUARD_BYTES : GUARD_BYTES + size].view(kind).reshape(shape)
 
@@ -56,7 +56,8 @@ def refuse_to_write() -> NoReturn:
 
 
 def _require_guards(name: str, block: BytesArray) -> None:
-    if not (np.array_equal(block[:GUARD_BYTES], _GUARD) and np.array_equal(block[-GUARD_BYTES:], _GUARD)):
+    # Bytes, which take a tenth of the time of a comparison by numpy: each session asks this while the replay runs.
+    if block[:GUARD_BYTES].tobytes() != _GUARD or block[-GUARD_BYTES:].tobytes() != _GUARD:
         raise HarnessError(
             f"the replay client wrote beside its table of {name}: what it recorded cannot be trusted",
             hint="This is a defect of the harness; client.name = 'aiohttp' does not have it",

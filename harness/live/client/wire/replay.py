@@ -10,14 +10,13 @@ import select
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from harness.clock import NS_PER_US, monotonic_ns
+from harness.clock import NS_PER_MS, NS_PER_US, monotonic_ns
 from harness.live.client.kernel_stamps import OffsetLog
 from harness.live.client.scheduler_slice import SHORT_SLICE_NS, SchedulerSlice
 from harness.live.client.wire import events
-from harness.live.client.wire.core import HEARTBEAT_NS, LOOP, drive
+from harness.live.client.wire.core import FAR_AWAY_NS, HEARTBEAT_NS, LOOP, drive
 from harness.live.client.wire.deadlines import FRESH_AFTER_IDLE_NS
 from harness.live.client.wire.exchanges import Exchanges
-from harness.live.client.wire.journal import BLOCK_ENTRIES
 from harness.live.client.wire.memory import refuse_to_write
 from harness.live.client.wire.pool import ConnectionPool, allow_sockets
 from harness.live.client.wire.sessions import Sessions
@@ -34,11 +33,10 @@ TURN_NS = 30 * NS_PER_US
 # With more journal entries than this, answers come faster than they can be read; fewer and longer turns are cheaper.
 LONG_BACKLOG = 1_024
 LONG_TURN_NS = 300 * NS_PER_US
-LONG_BLOCK_ENTRIES = 16
-# No long turn ends nearer to a send than this.
-LEAD_NS = 500 * NS_PER_US
-# With the journal full, this many entries are read before the loop goes on.
-MAKE_ROOM_ENTRIES = 1_000
+# Nearer to a send than this no long turn goes on, and no other one that has had its time.
+LONG_LEAD_NS, LEAD_NS = 500 * NS_PER_US, 100 * NS_PER_US
+# With the journal full, it is read for so long before the loop goes on.
+MAKE_ROOM_NS = 10 * NS_PER_MS
 
 
 class WireReplay:
@@ -173,14 +171,11 @@ class WireReplay:
         Nothing is due before the turn ends.
         """
         journal, jobs = self._sessions.journal, self._sessions.jobs
+        next_ns = self._tables.deadlines[0].at_ns if self._reg.num_deadlines else FAR_AWAY_NS
         until_ns = monotonic_ns() + TURN_NS
-        block_entries = BLOCK_ENTRIES
         if journal.backlog > LONG_BACKLOG:
-            long_until_ns = until_ns + LONG_TURN_NS
-            if self._reg.num_deadlines:
-                long_until_ns = min(long_until_ns, self._tables.deadlines[0].at_ns - LEAD_NS)
-            until_ns, block_entries = max(until_ns, long_until_ns), LONG_BLOCK_ENTRIES
-        if journal.read_until(until_ns, block_entries):
+            until_ns = max(until_ns, min(until_ns + LONG_TURN_NS, next_ns - LONG_LEAD_NS))
+        if journal.read_until(until_ns, next_ns - LEAD_NS):
             return
         while jobs:
             jobs.popleft()()
@@ -188,8 +183,7 @@ class WireReplay:
                 return
 
     def _make_room(self) -> None:
-        for _ in range(MAKE_ROOM_ENTRIES // BLOCK_ENTRIES):
-            self._sessions.journal.read_block()
+        self._sessions.journal.read_until(monotonic_ns() + MAKE_ROOM_NS, 0)
 
     def _beat(self) -> None:
         """What must happen now and then; not within the spin before a send, unless sends leave no other time."""
