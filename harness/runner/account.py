@@ -41,10 +41,14 @@ class Account:
         self._forecast = Forecast(todo)
         self._began_ns: dict[RunKey, int] = {}
         self.performed: list[RunKey] = []
-        left_s = self._forecast.left_s()
         on_progress(
             ExperimentStarted(
-                planned.spec.name, self._num_planned, self._num_kept, left_s, is_at_most=watch is not None
+                planned.spec.name,
+                self._num_planned,
+                self._num_kept,
+                self._forecast.left_s(),
+                is_at_most=watch is not None,
+                is_assumed=kind_named(planned.spec.backend).has_device is not False,
             )
         )
         if watch is not None and self._num_kept:

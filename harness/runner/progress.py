@@ -18,6 +18,7 @@ class ExperimentStarted:
     """The whole work: ``num_planned`` runs, of which ``num_sealed`` were sealed before; wall seconds predicted.
 
     predicted_wall_s: None where the pace of this machine decides. is_at_most: a stopping rule may end it sooner.
+    is_assumed: the server has a pace of its own, and was taken to keep that of its cost model.
     """
 
     name: str
@@ -25,6 +26,7 @@ class ExperimentStarted:
     num_sealed: int
     predicted_wall_s: float | None
     is_at_most: bool = False
+    is_assumed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

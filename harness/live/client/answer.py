@@ -250,12 +250,14 @@ class Answer:
 
     def _take_usage(self, usage: dict[str, Any]) -> None:
         # Absent and null both mean that nothing was cached.
-        details = usage.get("prompt_tokens_details") or {}
+        details = usage.get("prompt_tokens_details")
+        cached = (details.get("cached_tokens") or 0) if details else 0
         prompt, completion = usage["prompt_tokens"], usage.get("completion_tokens") or 0
-        cached = details.get("cached_tokens") or 0
-        for count in (prompt, completion, cached):
-            if type(count) is not int or count >> COUNT_BITS:
-                raise ValueError(f"usage counts {count!r:.40}")
+        if (
+            not (type(prompt) is type(completion) is type(cached) is int)
+            or (prompt | completion | cached) >> COUNT_BITS
+        ):
+            raise ValueError(f"usage counts {prompt!r:.40}, {completion!r:.40}, {cached!r:.40}")
         if cached > prompt:
             raise ValueError(f"usage counts {cached} cached of {prompt} prompt tokens")
         if self.prompt_tokens is not None and (prompt, completion, cached) != (
