@@ -28,7 +28,7 @@ SpaceArgument = Annotated[str, typer.Argument(help="A shipped search space, or a
 SetOption = Annotated[list[str] | None, typer.Option("--set", help="Change one key of the space. Repeatable.")]
 ClusterOption = Annotated[
     str | None,
-    typer.Option(help="`local`, or a Dask scheduler such as `tcp://host:8786`. Default: this process alone."),
+    typer.Option(help="`local`, or a Dask scheduler such as `tcp://host:8786`. Default: all cores of this machine."),
 ]
 
 

@@ -22,7 +22,10 @@ if TYPE_CHECKING:
     from harness.live.client.wire.tables import SharedTables
 
 # What each entry is asked for.
-READ_FIELDS = ("row", "mode", "place", "num_bytes", "received_ns", "kernel_ns", "num_events", "end")
+READ_FIELDS = (
+    *("row", "mode", "place", "num_bytes", "received_ns", "kernel_ns", "num_events", "end"),
+    *("ids_place", "ids_bytes"),
+)
 # A turn for fewer is not worth its switch while nothing is due.
 FEW_ENTRIES = 8
 
@@ -46,9 +49,11 @@ class JournalReader:
         tables: SharedTables,
         *,
         on_begin: Callable[[int], None],
-        on_end: Callable[[int, Answer, Receive], None],
+        on_end: Callable[[int, Answer, int, bytes], None],
     ) -> None:
-        """on_begin(row): its answer begins to come. on_end(row, answer, entry): the loop saw its end in this entry."""
+        """on_begin(row): its answer begins to come. on_end(row, answer, end, ids): the loop saw its end (END_...), and
+        went on with these ids, as text.
+        """
         self._script = script
         self._status, self._http_status = script.rows.status, script.rows.http_status
         self._receives = tables.receives
@@ -102,7 +107,8 @@ class JournalReader:
         return True
 
     def _read(self, entry: int) -> None:
-        row, mode, place, num_bytes, received_ns, kernel_ns, num_events, end = self._fields_of(entry)
+        fields = self._fields_of(entry)
+        row, mode, place, num_bytes, received_ns, kernel_ns, num_events, end, ids_place, ids_bytes = fields
         if self._status[row]:
             return
         data = self.from_ring(place, num_bytes)
@@ -110,14 +116,14 @@ class JournalReader:
         if end and mode == MODE_COUNTED and reading is None:
             answer = self._script.new_answer(row, keeps_id_text=False)
             answer.take_whole((received_ns, kernel_ns, data[data.find(HEAD_END) + len(HEAD_END) :]))
-            self._on_end(row, answer, self._receives[entry])
+            self._on_end(row, answer, end, self.from_ring(ids_place, ids_bytes))
             return
         if reading is None:
             reading = self._readings[row] = Reading(self._script.new_answer(row, keeps_id_text=False))
             self._on_begin(row)
         is_time = reading.take(received_ns, kernel_ns, data, mode, num_events)
         if end:
-            self._on_end(row, self.whole_answer(row), self._receives[entry])
+            self._on_end(row, self.whole_answer(row), end, self.from_ring(ids_place, ids_bytes))
         elif is_time:
             reading.interpret(self._http_status[row])
 

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from harness.live.client.answer import Answer
     from harness.live.client.script import Due, Script
     from harness.live.client.wire.connection import Connection
-    from harness.live.client.wire.layout import Receive
     from harness.live.client.wire.pool import ConnectionPool
     from harness.live.client.wire.streams import WireStreams
 
@@ -52,13 +51,13 @@ class Sessions:
         if not self.script.has_all_fresh:
             self.jobs.append(partial(self.script.prefetch_next, row))
 
-    def _on_end(self, row: int, answer: Answer, entry: Receive) -> None:
-        """The loop saw the end of the answer in this receive."""
-        if entry.ids_bytes:
-            hold_to(answer, self.journal.from_ring(entry.ids_place, entry.ids_bytes))
+    def _on_end(self, row: int, answer: Answer, end: int, ids: bytes) -> None:
+        """The loop saw the end of the answer, and went on with these ids."""
+        if ids:
+            hold_to(answer, ids)
             self._streams.note_carried(self.rows.session[row])
         self.judge(row, answer)
-        if entry.end != END_GOES_ON and not self.script.is_last_of_session(row) and self.script.may_send(row + 1):
+        if end != END_GOES_ON and not self.script.is_last_of_session(row) and self.script.may_send(row + 1):
             self.jobs.append(partial(self.stage, row + 1))
 
     def judge(self, row: int, answer: Answer) -> None:

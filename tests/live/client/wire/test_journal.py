@@ -9,7 +9,7 @@ from harness.clock import ScaledClock
 from harness.live.client.answer import Answer
 from harness.live.client.script import Script
 from harness.live.client.wire.journal import FEW_ENTRIES, JournalReader
-from harness.live.client.wire.layout import END_AS_PLANNED, MODE_COUNTED, Receive
+from harness.live.client.wire.layout import END_AS_PLANNED, MODE_COUNTED
 from harness.live.client.wire.tables import SharedTables
 from tests.support.replays import plan_of, session
 
@@ -37,7 +37,7 @@ def journal(read_rows: list[int]) -> JournalReader:
         entry.row, entry.mode, entry.num_bytes, entry.end = row, MODE_COUNTED, len(received), END_AS_PLANNED
     tables.reg.journal_written = NUM_ANSWERS
 
-    def on_end(row: int, _answer: Answer, _entry: Receive) -> None:
+    def on_end(row: int, _answer: Answer, _end: int, _ids: bytes) -> None:
         read_rows.append(row)
 
     return JournalReader(script, tables, on_begin=lambda _row: None, on_end=on_end)
