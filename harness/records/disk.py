@@ -10,6 +10,7 @@ import hashlib
 import os
 import stat
 from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -61,7 +62,7 @@ def write_parquet(table: pa.Table, path: Path, *, is_durable: bool = True) -> Pa
             temporary.unlink(missing_ok=True)
             raise
         if is_durable:
-            sync_folder(path.parent)
+            sync(path.parent)
     return path
 
 
@@ -116,15 +117,9 @@ def known_entry(path: Path) -> FileEntry:
     return _ENTRIES[key]
 
 
-def sync_file(path: Path) -> None:
-    """Make the bytes of a file durable, whoever wrote them."""
-    with open(path, "rb") as file:
-        os.fsync(file.fileno())
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+def sync(path: Path) -> None:
+    """Make the bytes of a file durable, whoever wrote them, or the names in a folder."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
@@ -132,10 +127,14 @@ def sync_folder(folder: Path) -> None:
 
 
 def sync_tree(folder: Path) -> None:
-    """Make the names in a folder and below it durable."""
-    for path in [folder, *sorted(folder.rglob("*"))]:
-        if path.is_dir():
-            sync_folder(path)
+    """Make a folder durable with all that lies in it.
+
+    All at once: a journal takes what waits together in one commit, and one after another each waits for a commit of its
+    own.
+    """
+    paths = [folder, *folder.rglob("*")]
+    with ThreadPoolExecutor(len(paths)) as threads:
+        list(threads.map(sync, paths))
 
 
 def write_synced(path: Path, data: bytes) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 
 from harness.errors import RecordsError
 from harness.records import layout
-from harness.records.disk import disk_errors, sync_folder, sync_tree
+from harness.records.disk import disk_errors, sync, sync_tree
 from harness.records.manifest import load_manifest
 from harness.records.run import RunKey, SealedRun
 from harness.records.writer import set_aside
@@ -83,5 +83,5 @@ def _received_run(
         sync_tree(partial)
         # rename() onto an existing sealed folder fails: it is not empty.
         partial.rename(final)
-        sync_folder(final.parent)
+        sync(final.parent)
     return SealedRun(final, run.manifest)

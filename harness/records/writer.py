@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from harness.errors import RecordsError, SpecError
 from harness.records import layout, schema
-from harness.records.disk import disk_errors, file_entry, sync_file, sync_folder, sync_tree, write_parquet, write_synced
+from harness.records.disk import disk_errors, file_entry, sync, sync_tree, write_parquet
 from harness.records.manifest import DerivedEntry, EarlierTry, Manifest, load_manifest
 from harness.records.run import SealedRun
 
@@ -48,14 +48,9 @@ class RawFile:
         return self._file.tell()
 
     def close(self) -> None:
-        """Flush to disk and close; closing twice is harmless."""
-        if self._file.closed:
-            return
+        """Close it; closing twice is harmless. ``seal`` makes it durable."""
         with disk_errors(self.path):
-            try:
-                os.fsync(self._file.fileno())
-            finally:
-                self._file.close()
+            self._file.close()
 
 
 class RunWriter:
@@ -116,7 +111,7 @@ class RunWriter:
         if name not in schema.TABLES:
             raise RecordsError(f"{name!r} is not a table of a run: {', '.join(schema.TABLES)}")
         table = schema.conform(name, table)
-        # ``seal`` makes every file and folder durable before the manifest vouches for them.
+        # ``seal`` makes every file and folder durable before the run has its name.
         path = write_parquet(table, self.folder / layout.table_path(name), is_durable=False)
         if name == "requests":
             self._num_requests = table.num_rows
@@ -139,12 +134,13 @@ class RunWriter:
         self.close_raw()
         text = self._complete(manifest, tuple(invalid_reasons)).to_json()
         with disk_errors(self.folder):
-            write_synced(self.folder / layout.MANIFEST, text.encode())
+            (self.folder / layout.MANIFEST).write_text(text, encoding="utf-8")
             (self.folder / layout.LOCK).unlink()
+            # Also what other processes wrote, as the server's log. Nobody takes the folder for a run by this name.
             sync_tree(self.folder)
             # rename() onto an existing sealed folder fails: it is not empty.
             self.folder.rename(self.final_folder)
-            sync_folder(self.final_folder.parent)
+            sync(self.final_folder.parent)
         self._close()
         return SealedRun(self.final_folder, Manifest.model_validate_json(text))
 
@@ -206,9 +202,6 @@ class RunWriter:
         )
         with disk_errors(self.folder):
             files = [path for path in sorted(self.folder.rglob("*")) if path.is_file() and path.name != layout.LOCK]
-            for path in files:
-                # Other processes wrote some of these (the server's log): on disk before the manifest vouches for them.
-                sync_file(path)
             facts["files"] = {
                 str(path.relative_to(self.folder)): file_entry(path)
                 for path in files
@@ -239,7 +232,7 @@ def keep_for_retry(run: SealedRun) -> Path:
     kept = run.path.with_name(f"{run.path.name}{layout.RETRIED}{len(earlier_tries(run.path)) + 1}")
     with disk_errors(run.path):
         run.path.rename(kept)
-        sync_folder(kept.parent)
+        sync(kept.parent)
     return kept
 
 
