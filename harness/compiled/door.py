@@ -15,11 +15,12 @@ import struct
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache, update_wrapper
 from importlib import import_module
 from importlib.metadata import version
+from operator import is_
 from pathlib import Path
 from typing import Any, cast
 
@@ -149,20 +150,28 @@ def _words(arguments: Sequence[Any], caller: _Caller) -> bytes:
 
 
 class _Memory:
-    """The arrays of one argument as a compiled function takes them, for as long as they are the same arrays."""
+    """The arrays of one argument as a compiled function takes them, for as long as they are the same arrays.
+
+    Their words, of each its address and its shape: see ``tables``.
+    """
 
     def __init__(self, argument: Array | tuple[Any, ...]) -> None:
         arrays = _arrays_of(argument)
-        self._arrays = [weakref.ref(array) for array in arrays]
+        self._held = [weakref.ref(array) for array in arrays]
         self.kind = kind_of(argument)
-        words = [word for array in arrays for word in _words_of(array)]
+        words: list[int] = []
+        for array in arrays:
+            words.append(array.ctypes.data)
+            words += array.shape
         self.words = struct.pack(f"{len(words)}q", *words)
 
     def is_of(self, argument: Array | tuple[Any, ...]) -> bool:
+        # Asked for each argument of each call: no step of it is Python's own.
         arrays = _arrays_of(argument)
-        return len(arrays) == len(self._arrays) and all(
-            held() is array for held, array in zip(self._arrays, arrays, strict=True)
-        )
+        return len(arrays) == len(self._held) and all(map(is_, map(_array_held, self._held), arrays))
+
+
+_array_held = weakref.ref.__call__
 
 
 def _arrays_of(argument: Array | tuple[Any, ...]) -> Sequence[Array]:
@@ -170,11 +179,6 @@ def _arrays_of(argument: Array | tuple[Any, ...]) -> Sequence[Array]:
 
 
 _pack_number = struct.Struct("q").pack
-
-
-def _words_of(array: Array) -> Iterator[int]:
-    """What compiled code knows of an array: address, shape. See ``tables``."""
-    yield from (array.ctypes.data, *array.shape)
 
 
 def kind_of(argument: Any) -> object:
