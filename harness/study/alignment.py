@@ -63,7 +63,7 @@ def alignment_table(evidence: Evidence) -> ResultTable:
                 "replicates": len(pairs),
             }
         )
-    caption = "Padding and decode time with tool waits (A) and without (C); sums over replicates before dividing"
+    caption = "Padding, decode time with tool waits (A) and without (C); sums over replicates before dividing (Table I)"
     return table_of("alignment", caption, rows)
 
 
