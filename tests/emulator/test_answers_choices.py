@@ -33,15 +33,16 @@ def test_every_choice_is_an_engine_request_of_its_own(start_emulator: Start) -> 
     assert answer["usage"]["prompt_tokens"] == 300
     assert answer["usage"]["completion_tokens"] == 12
     assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 256
-    names = re.findall(r"\[ALLOC\] REQUEST=(\S+)", emulator.log)
-    assert [name[:-8] for name in names] == [f"{choice}_cmpl-three-0-" for choice in range(3)]
-    assert len({name[-8:] for name in names}) == 1
-    assert emulator.log.count("Received request cmpl-three-0:") == 1
     assert emulator.metric("vllm:prompt_tokens_total") == 900
     assert emulator.metric("vllm:request_success_total", finished_reason="length") == 3
     assert emulator.metric("vllm:request_params_n_sum") == 3
     assert emulator.metric("vllm:request_params_n_count") == 1
     assert emulator.metric("vllm:request_max_num_generation_tokens_count") == 1
+    assert emulator.stop() == 0
+    names = re.findall(r"\[ALLOC\] REQUEST=(\S+)", emulator.log)
+    assert [name[:-8] for name in names] == [f"{choice}_cmpl-three-0-" for choice in range(3)]
+    assert len({name[-8:] for name in names}) == 1
+    assert emulator.log.count("Received request cmpl-three-0:") == 1
 
 
 def test_the_first_choice_is_the_answer_that_comes_alone(emulator: Emulator) -> None:

@@ -96,8 +96,8 @@ def test_from_0_30_on_the_pool_is_told_and_preemptions_have_a_histogram(newer: E
     text = newer.client.get("/metrics").text
     assert 'kv_cache_size_tokens="65664"' in text
     assert "vllm:request_num_preemptions_bucket" in text
-    assert "CPU KV cache size: 65,664 tokens, Maximum concurrency" in newer.log
-    facts = read_launch(newer.log.splitlines())
+    assert "CPU KV cache size: 65,664 tokens, Maximum concurrency" in newer.log_so_far
+    facts = read_launch(newer.log_so_far.splitlines())
     assert facts.pool_tokens == 65664
     assert facts.version == newer.client.get("/version").json()["version"]
 

@@ -209,8 +209,9 @@ def test_the_periodic_line_comes_every_ten_model_seconds(start_emulator: Start) 
     server = start_emulator()
     clock = MonotonicClock()
     server.complete([7] * 1000, max_tokens=200)
-    while "Engine 000: " not in server.log:
+    while "Engine 000: " not in server.log_so_far:
         clock.sleep_until_ns(clock.now_ns() + 20 * NS_PER_MS)
+    assert server.stop() == 0
     assert re.search(
         r"\[v1/metrics/loggers\.py:271\] Engine 000: Avg prompt throughput: \d+\.\d tokens/s, "
         r"Avg generation throughput: \d+\.\d tokens/s, Running: \d reqs, Waiting: 0 reqs, "

@@ -40,8 +40,8 @@ def run_to_exit(*flags: str) -> tuple[int, str]:
 def wait_for(server: Emulator, text: str) -> None:
     """Return when the server's log has ``text``."""
     clock = MonotonicClock()
-    while text not in server.log:
-        assert server.process.poll() is None, server.log
+    while text not in server.log_so_far:
+        assert server.process.poll() is None, server.log_so_far
         clock.sleep_until_ns(clock.now_ns() + 10 * NS_PER_MS)
 
 

@@ -30,12 +30,24 @@ class Emulator:
     client: httpx.Client
 
     @property
-    def log(self) -> str:
+    def log_so_far(self) -> str:
+        """What a thread wrote by now: lines of an answer may come after the answer."""
         return self.log_path.read_text()
 
     @property
+    def log(self) -> str:
+        """The whole log, of a server that has ended."""
+        self._must_have_ended()
+        return self.log_so_far
+
+    @property
     def trace(self) -> list[dict[str, Any]]:
+        """All its steps, of a server that has ended."""
+        self._must_have_ended()
         return read_trace(self.trace_path)
+
+    def _must_have_ended(self) -> None:
+        assert self.process.poll() is not None, "stop the server first: it may not have written all of it"
 
     def complete(self, prompt: Any, **fields: Any) -> dict[str, Any]:
         """The body of a successful /v1/completions answer."""
