@@ -140,7 +140,7 @@ def test_a_harness_killed_at_a_random_moment_leaves_no_server_and_no_false_run(t
 
 
 @pytest.mark.parametrize("seed", [4, pytest.param(5, marks=pytest.mark.same_everywhere)])
-def test_a_server_killed_at_a_random_moment_makes_its_run_invalid_or_ends_with_one_error(tmp_path: Path, seed: int):
+def test_a_server_killed_before_its_run_is_over_makes_it_invalid_or_ends_with_one_error(tmp_path: Path, seed: int):
     harness = Harness(tmp_path)
     harness.wait_for("to go")
     assert eventually(lambda: any(b"harness.emulator" in _command(pid) for pid in harness.servers()))
@@ -152,9 +152,11 @@ def test_a_server_killed_at_a_random_moment_makes_its_run_invalid_or_ends_with_o
     assert harness.servers() == []
     store = RunStore(tmp_path / "runs")
     store.verify()
-    if victims:
+    assert "Traceback" not in output
+    # A moment while a server stops harms no run: all that is measured was there, and the manifest tells of the signal.
+    ends = [run.manifest.server for run in store.sealed()]
+    if victims and not any(end.is_alive_until_stop and end.exit_status == -signal.SIGKILL for end in ends):
         assert code in (1, 3), output
-        assert "Traceback" not in output
     invalid = [run for run in store.sealed() if not run.is_valid]
     assert all(run.invalid_reasons for run in invalid)
 
