@@ -38,11 +38,12 @@ def side_by_side(
     tasks: Sequence[Task],
     on_told: Tell = lambda _said: None,
     processes: int | None = None,
+    worth_s: float = WORTH_S,
 ) -> Iterator[tuple[int, Result]]:
     """The place and result of each task, as they are done; what ``work`` tells meanwhile goes to ``on_told``.
 
     processes: at most so many, default one for each core. The first task is done here; only where the others would then
-    last longer than WORTH_S are they shared out, in their order. Results and what is told must be picklable.
+    last longer than ``worth_s`` are they shared out, in their order. Results and what is told must be picklable.
     Raises what ``work`` raises, and HarnessError when a process dies.
     """
     clock = MonotonicClock()
@@ -52,7 +53,7 @@ def side_by_side(
         place = left.pop(0)
         yield place, work(tasks[place], on_told)
         each_s = (clock.now_ns() - began_ns) / NS_PER_S / (len(tasks) - len(left))
-        if each_s * len(left) < WORTH_S:
+        if each_s * len(left) < worth_s:
             count = 1
     if left:
         yield from _shared_out(work, tasks, left, on_told, min(count, len(left)))

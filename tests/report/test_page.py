@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import math
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -17,6 +18,8 @@ from harness.analysis.method.tabular import AnalysisResult, ResultTable
 from harness.errors import SpecError
 from harness.records import Finding, SealedRun
 from harness.report import write_report
+from harness.report.gather import gather
+from harness.report.page import render_page
 from harness.report.timeline import drawn_lanes
 from harness.report.view import Bar, Results, TimelineView
 from tests.support.report_runs import Shape, seal_demo, seal_run
@@ -261,6 +264,16 @@ def test_timelines_of_many_requests_draw_fewer_sessions_and_say_so() -> None:
     none = np.empty(0)
     crowd = TimelineView("base/0", "base", 0, 100, bars, none, none.astype(int), none.astype(int), 1.0)
     assert [drawn_lanes(crowd, of) for of in (1, 3, 1000)] == [96, 40, 1]
+
+
+def test_plots_are_the_same_whether_one_process_draws_them_or_several(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    view = gather([seal_run(tmp_path, Shape(condition="base"))])
+    monkeypatch.setattr("harness.report.page.DRAWING_WORTH_S", math.inf)
+    alone = render_page(view)
+    monkeypatch.setattr("harness.report.page.DRAWING_WORTH_S", 0.0)
+    assert render_page(view) == alone
 
 
 def test_findings_of_one_kind_are_gathered(tmp_path: Path) -> None:
