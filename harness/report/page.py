@@ -28,14 +28,8 @@ from harness.analysis.method.stats import Interval
 from harness.analysis.method.tabular import cell_text
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.kinds import kind_of_run
-from harness.processes import side_by_side
 from harness.report.csv_links import csv_links
-from harness.report.device_plot import DEVICES_CAPTION, device_plot
-from harness.report.gather import LAG_P99, START_SPREAD
-from harness.report.plots import cost_ratio_plot, lateness_plot, reuse_plot, step_histograms
-from harness.report.sequence_plot import SEQUENCE_CAPTION, sequence_plot
-from harness.report.serving_plots import serving_plot, sweep_plot
-from harness.report.svg import Sheet
+from harness.report.drawings import plots_of
 from harness.report.timeline import drawn_lanes, step_segments, timeline_svg
 from harness.report.view import Check, ReportView, TimelineView
 from harness.spec import factors_text
@@ -56,13 +50,6 @@ SECTIONS = (
     ("glossary", "Glossary"),
 )
 SHOWN_CASES = 4
-# What a second process costs by itself, several times over.
-DRAWING_WORTH_S = 0.15
-COMPARED_CAPTION = (
-    "Large markers: ratio of sums over replicates; small dots: single replicates; bars: 95 % t interval of the mean "
-    "log ratio, from three replicates on; the line at 1: the baseline."
-)
-ALONE_CAPTION = "Filled: channel A, rebuilt from steps and cost models; open: channel B, seen by the client."
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,11 +87,11 @@ def render_page(view: ReportView) -> str:
         has_factors=any(condition.factors for condition in view.conditions),
         has_audit=any(run.audit.floor_lag_ms for run in view.sealed.values()),
         scale=f"{view.time_scale:g}",
-        time_note=time_note(view),
-        time_caption=Markup(f"<b>{escape(time_note(view)).capitalize()}.</b> ") if view.is_scaled else "",
-        s=seconds_unit(view),
+        time_note=view.time_note,
+        time_caption=Markup(view.time_caption),
+        s=view.seconds_unit,
         ms="model ms" if view.is_scaled else "ms",
-        plots=_plots(view),
+        plots=plots_of(view),
         timelines=timeline_groups(view),
         ratio_of=_ratio_of,
         callers=_callers(view),
@@ -115,15 +102,6 @@ def render_page(view: ReportView) -> str:
         shown_cases=SHOWN_CASES,
         glossary=_resource("glossary.html"),
     )
-
-
-def seconds_unit(view: ReportView) -> str:
-    """How seconds of the measured system are written: model seconds say so when time was scaled."""
-    return f"model s, \u00d7{view.time_scale:g}" if view.is_scaled else "s"
-
-
-def time_note(view: ReportView) -> str:
-    return f"model time, \u00d7{view.time_scale:g}" if view.is_scaled else ""
 
 
 def headline(view: ReportView) -> list[str]:
@@ -141,7 +119,7 @@ def headline(view: ReportView) -> list[str]:
         f"{_count(len(view.conditions), 'condition')} \u00d7 {_count(replicates, 'replicate')}",
         f"{_count(len(view.runs), noun)}, {validity}",
     ]
-    return [*parts, time_note(view)] if view.is_scaled else parts
+    return [*parts, view.time_note] if view.is_scaled else parts
 
 
 def answers(view: ReportView) -> list[Answer]:
@@ -251,43 +229,6 @@ def _felt(view: ReportView, condition: ConditionFigures) -> str:
     return f"{to_first} {found.tokens_per_s.mean:,.1f} tokens/s, {found.requests_per_s.mean:.2f} requests/s."
 
 
-def _plots(view: ReportView) -> dict[str, str]:
-    note = f"<b>{escape(time_note(view)).capitalize()}.</b> " if view.is_scaled else ""
-    limits = (_limit(view, LAG_P99), _limit(view, START_SPREAD))
-    draw: dict[str, Callable[[Sheet], str]] = {
-        "cost": lambda sheet: cost_ratio_plot(sheet, view, seconds_unit(view)),
-        "steps": lambda sheet: step_histograms(sheet, view),
-        "serving": lambda sheet: serving_plot(sheet, view),
-        "reuse": lambda sheet: reuse_plot(sheet, view),
-        "lateness": lambda sheet: lateness_plot(sheet, view, limits),
-        "sweep": lambda sheet: sweep_plot(sheet, view),
-        "sequence": lambda sheet: sequence_plot(sheet, view.standing, view.summary.place_of),
-        "devices": lambda sheet: device_plot(sheet, view.summary),
-    }
-    names = list(draw)
-    with Sheet() as sheet:
-        drawn = side_by_side(lambda name, _tell: draw[name](sheet), names, worth_s=DRAWING_WORTH_S)
-        plots = {names[place]: plot for place, plot in drawn}
-    return {
-        **plots,
-        "cost_caption": note + (COMPARED_CAPTION if view.is_compared else ALONE_CAPTION),
-        "serving_caption": f"{note}Share of the requests of the valid runs{view.summary.window} that had their first "
-        "token, the next token, or their whole answer within a time.",
-        "sequence_caption": SEQUENCE_CAPTION,
-        "devices_caption": note + DEVICES_CAPTION,
-        "sweep_caption": f"{note}Mean over valid runs; bars: 95 % t interval over runs, from three on.",
-        "steps_caption": f"{note}Steps of all valid runs by n, the requests really in the step; shade: the bucket it "
-        "ran in; hatched: the share of that bucket's positions that was padding. One scale for all panels.",
-        "reuse_caption": f"{note}Outline: tokens that formula C allows; filled: tokens that the server reused. "
-        "With many re-arrivals: points, measured over allowed, larger where several coincide."
-        if plots["reuse"]
-        else "",
-        "lateness_caption": "<b>Wall time.</b> Left: share of re-arrivals sent within a lag, all runs of a condition "
-        "together; the dotted line marks p99. Right: how far apart the first requests of a run left; "
-        "a cross is an invalid run.",
-    }
-
-
 def timeline_groups(view: ReportView) -> list[list[dict[str, Any]]]:
     """Timelines by condition, the one that is shown first leading each group."""
     groups: dict[str, list[dict[str, Any]]] = {}
@@ -335,7 +276,7 @@ def _timeline(view: ReportView, timeline: TimelineView, index: int) -> dict[str,
         "svg": timeline_svg(
             timeline,
             name=f"tl{index}",
-            unit=seconds_unit(view),
+            unit=view.seconds_unit,
             end_s=_shared_end(view, timeline),
             buckets=view.buckets,
             lanes=lanes,
@@ -381,11 +322,6 @@ def _check_names(view: ReportView) -> list[dict[str, str]]:
 
 def _check_of(checks: Iterable[Check], name: str) -> Check | None:
     return next((check for check in checks if check.name == name), None)
-
-
-def _limit(view: ReportView, name: str) -> float | None:
-    limits = {check.limit for checks in view.checks.values() for check in checks if check.name == name}
-    return limits.pop() if len(limits) == 1 else None  # runs held to different limits share no line
 
 
 def _verdict(checks: Iterable[Check]) -> str:

@@ -181,6 +181,20 @@ class ReportView:
         return self.time_scale != 1.0
 
     @property
+    def seconds_unit(self) -> str:
+        """How seconds of the measured system are written: model seconds say so when time was scaled."""
+        return f"model s, \u00d7{self.time_scale:g}" if self.is_scaled else "s"
+
+    @property
+    def time_note(self) -> str:
+        return f"model time, \u00d7{self.time_scale:g}" if self.is_scaled else ""
+
+    @property
+    def time_caption(self) -> str:
+        """``time_note`` as the first words of a caption, as HTML."""
+        return f"<b>{self.time_note.capitalize()}.</b> " if self.is_scaled else ""
+
+    @property
     def is_compared(self) -> bool:
         return any(condition.is_compared for condition in self.conditions)
 
