@@ -195,7 +195,7 @@ def _simulate_experiment(path: Path, draws: int | None) -> None:
     from rich.table import Table
 
     from harness.analysis.method.predictions import drawn_interval
-    from harness.cli.progress import time_left
+    from harness.cli.time_left import time_left
     from harness.cli.words import terminal
     from harness.clock import NS_PER_S
     from harness.experiment import resolve

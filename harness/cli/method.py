@@ -75,7 +75,7 @@ def freeze(
 
     Example: `harness freeze plans/experiments/configuration.toml --seed 20270101 --commit`
     """
-    from harness.cli.progress import time_left
+    from harness.cli.time_left import time_left
     from harness.kv_rules import check_rules
     from harness.prereg import FreezeOptions
     from harness.prereg import freeze as freeze_experiment
@@ -328,7 +328,7 @@ def _is_general(path: Path) -> bool:
 
 def _perform_all(specs: Sequence[ExperimentSpec], paths: Sequence[Path], runs: Path, *, resume: bool) -> None:
     """Perform every experiment, with the time left; RunInvalidError when a run is invalid."""
-    from harness.cli.progress import time_left
+    from harness.cli.time_left import time_left
     from harness.experiment import resolve
     from harness.kinds import kind_named
     from harness.processes import side_by_side

@@ -142,7 +142,7 @@ def _lines(
 ) -> Iterator[str]:
     import math
 
-    from harness.cli.progress import format_duration
+    from harness.cli.time_left import format_duration
 
     yield f"{spec.name}: log cost ratio of one block, {origin}"
     width = max(len(one.components.condition) for one in found)

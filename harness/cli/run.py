@@ -384,7 +384,7 @@ def _show_order(
     """The runs in their order; what is refused or left out now is refused or left out by the run itself."""
     from rich.table import Table
 
-    from harness.cli.progress import format_duration
+    from harness.cli.time_left import format_duration
     from harness.runner.account import predicted_replay_s
     from harness.runner.experiment import check_hosts, what_to_do
 

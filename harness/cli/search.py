@@ -153,7 +153,7 @@ def paper_rules(
 
     Example: `harness paper-rules -o docs/paper-rules.md`
     """
-    from harness.cli.progress import time_left
+    from harness.cli.time_left import time_left
     from harness.study.paper_page import page
 
     if output is not None:
@@ -177,7 +177,7 @@ def coverage(
     Example: `harness coverage paper --trials 100 --set rules=vendor-0.11.1`
     """
     from harness.advise.coverage import check_coverage
-    from harness.cli.progress import time_left
+    from harness.cli.time_left import time_left
     from harness.kv_rules import NEWEST_STABLE, rule_set
 
     asked = _space(space, changes)
@@ -216,7 +216,7 @@ def _progress(console: Console, spec: SpaceSpec) -> Generator[Any]:
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
     from rich.progress import Progress as Bars
 
-    from harness.cli.progress import format_duration
+    from harness.cli.time_left import format_duration
 
     bars = Bars(
         TextColumn("{task.description}"),
@@ -239,7 +239,7 @@ def _progress(console: Console, spec: SpaceSpec) -> Generator[Any]:
 
 
 def _show(console: Console, result: SearchResult, top: int, *, with_intervals: bool) -> None:
-    from harness.cli.progress import time_left
+    from harness.cli.time_left import time_left
     from harness.sim.search.report import search_tables
 
     if not console.is_terminal:

@@ -67,7 +67,7 @@ def signs(
 
     Example: `harness signs -o docs/table-signs.md`
     """
-    from harness.cli.progress import time_left
+    from harness.cli.time_left import time_left
     from harness.study.signs_page import page
 
     if output is not None:

@@ -120,8 +120,10 @@ class Distribution:
     def observe(self, value: float, times: int = 1) -> None:
         self._counts[bisect_left(self._bounds, value)] += times
         # One by one: so many additions are not a multiplication, to the last bit.
+        total = self._sum
         for _ in range(times):
-            self._sum += value
+            total += value
+        self._sum = total
 
     def samples(self) -> tuple[float, ...]:
         """Its lines: up to each bound, all of them, their sum."""

@@ -12,6 +12,7 @@ import stat
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 
 import pyarrow as pa
@@ -132,9 +133,13 @@ def sync_tree(folder: Path) -> None:
     All at once: a journal takes what waits together in one commit, and one after another each waits for a commit of its
     own.
     """
-    paths = [folder, *folder.rglob("*")]
-    with ThreadPoolExecutor(len(paths)) as threads:
-        list(threads.map(sync, paths))
+    list(_syncing_threads(os.getpid()).map(sync, [folder, *folder.rglob("*")]))
+
+
+@lru_cache(maxsize=1)
+def _syncing_threads(_process: int) -> ThreadPoolExecutor:
+    """As many as a run has files, kept for the next run; a forked process has to start its own."""
+    return ThreadPoolExecutor(16, thread_name_prefix="sync")
 
 
 def write_synced(path: Path, data: bytes) -> None:

@@ -39,7 +39,8 @@ from harness.live.launch_log import launch_findings, read_launch_files, rules_fi
 from harness.live.scrape import Scraper
 from harness.live.server.life import start_server
 from harness.live.server.process import ExitReport
-from harness.plan import Plan, write_plan
+from harness.plan import Plan
+from harness.plan.model import canonical_lines
 from harness.prereg import Ticket
 from harness.records import (
     ClockRecord,
@@ -106,7 +107,7 @@ class Invocation:
     @contextmanager
     def _writer(self, run: PlannedRun) -> Generator[RunWriter]:
         with RunWriter(self.runs_root, *run.key, run.plan.num_requests) as writer:
-            write_plan(run.plan, writer.folder / layout.PLAN)
+            writer.raw(layout.PLAN).write(b"".join(canonical_lines(run.plan, run.plan.hash)))
             writer.raw(layout.COST_MODEL).write(run.cost_file.read_bytes())
             if self.ticket is not None:
                 writer.raw(layout.FROZEN).write(self.ticket.content)

@@ -29,6 +29,8 @@ from harness.sim.simulate import run_with_costs
 FloatArray = npt.NDArray[np.float64]
 ORDER_NS = 1000
 NOISE_PLACES = 4096
+# A cost model has one number for each bucket from 0 to 1024.
+NUM_BUCKETS = 1025
 LEAST_FACTOR = 0.05
 """A drawn cost is never below this share of the nominal one, however wide it is drawn."""
 
@@ -117,11 +119,11 @@ def perturbed(model: CostModel, uncertainty: UncertaintySpec, sample: int, artif
 
     artifact: names the compiled configuration, whose steps deviate together.
     """
-    generator = np.random.default_rng([uncertainty.seed, sample, zlib.crc32(b"cost")])
-    common = generator.normal(size=2) * (uncertainty.decode_relative, uncertainty.prefill_relative)
-    own = np.random.default_rng([uncertainty.seed, sample, artifact]).normal() * uncertainty.artifact_relative
+    of_costs = _normals(2 + NUM_BUCKETS, uncertainty.seed, sample, zlib.crc32(b"cost"))
+    common = of_costs[:2] * (uncertainty.decode_relative, uncertainty.prefill_relative)
+    own = _normals(1, uncertainty.seed, sample, artifact)[0] * uncertainty.artifact_relative
     decode, prefill = np.maximum((1 + common) * (1 + own), LEAST_FACTOR).tolist()
-    buckets = np.maximum(1 + generator.normal(size=1025) * uncertainty.bucket_relative, LEAST_FACTOR)
+    buckets = np.maximum(1 + of_costs[2:] * uncertainty.bucket_relative, LEAST_FACTOR)
     return replace(
         model,
         f_fs=_ScaledBuckets(model, decode * buckets),
@@ -133,6 +135,12 @@ def perturbed(model: CostModel, uncertainty: UncertaintySpec, sample: int, artif
         position_fs=round(model.position_fs * prefill),
         _filled_fs={},
     )
+
+
+@lru_cache(maxsize=256)
+def _normals(count: int, *key: int) -> FloatArray:
+    """Standard normal numbers, kept: the runs of an experiment meet the same devices."""
+    return np.random.default_rng(key).normal(size=count)
 
 
 class _ScaledBuckets(dict[int, int]):

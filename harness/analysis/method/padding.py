@@ -6,6 +6,7 @@ Definitions: docs/method.md, "Padding", "Decomposition of a bucket change".
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -37,10 +38,8 @@ class Padding(NamedTuple):
 
 def steps_by_n_b(steps: pa.Table) -> dict[tuple[int, int], int]:
     """Decode steps by (requests really in the step, bucket). steps: columns n, b."""
-    pairs, counts = np.unique(
-        np.stack([steps.column("n").to_numpy(), steps.column("b").to_numpy()]), axis=1, return_counts=True
-    )
-    return {(int(n), int(b)): int(count) for (n, b), count in zip(pairs.T, counts, strict=True)}
+    pairs = zip(steps.column("n").to_pylist(), steps.column("b").to_pylist(), strict=True)
+    return dict(sorted(Counter(pairs).items()))
 
 
 def step_histogram(steps: pa.Table) -> dict[int, int]:

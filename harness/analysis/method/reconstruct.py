@@ -292,11 +292,11 @@ def decode_step_ns(steps: pa.Table, contexts: IntArray, cost_model: StepCost) ->
     return np.array([cost_model.decode_step_ns(*row) for row in distinct], dtype=np.int64)[back]
 
 
-def _distinct(steps: pa.Table, contexts: IntArray) -> tuple[list[list[int]], IntArray]:
+def _distinct(steps: pa.Table, contexts: IntArray) -> tuple[list[tuple[int, int, int]], IntArray]:
     """The different (b, n, context) of the steps, and which of them each step is."""
-    rows = np.stack([steps.column("b").to_numpy(), steps.column("n").to_numpy(), contexts]).astype(np.int64)
-    distinct, back = np.unique(rows, axis=1, return_inverse=True)
-    return distinct.T.tolist(), back.reshape(-1)
+    rows = list(zip(steps.column("b").to_pylist(), steps.column("n").to_pylist(), contexts.tolist(), strict=True))
+    places = {row: place for place, row in enumerate(dict.fromkeys(rows))}
+    return list(places), np.fromiter((places[row] for row in rows), np.int64, len(rows))
 
 
 def _decode(steps: pa.Table, contexts: IntArray, cost_model: StepCost) -> tuple[int, int]:

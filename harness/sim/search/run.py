@@ -206,7 +206,8 @@ def judged_rows(rows: pa.Table) -> pa.Table:
 def read_chunk(path: Path, chunk: Chunk) -> pa.Table:
     """A chunk from disk; raises RecordsError when it is not what its name says."""
     try:
-        rows = pq.read_table(path)
+        with pq.ParquetFile(path) as file:  # read_table would load what datasets of many files need
+            rows = file.read()
     except (OSError, pa.ArrowException) as error:
         raise RecordsError(
             "is damaged", where=str(path), hint="Delete it and search again; only it is redone"
