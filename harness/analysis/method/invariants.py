@@ -91,12 +91,8 @@ def _workload_changes(run: SealedRun) -> str:
 
 def _check_server(manifest: Manifest) -> Iterator[Finding]:
     if not manifest.server.is_alive_until_stop:
-        yield Finding(
-            code="server-died",
-            severity="invalid",
-            evidence=f"the server ended before it was told to stop (exit status {manifest.server.exit_status})",
-            hint="Read the end of server.log",
-        )
+        evidence = f"the server ended before it was told to stop (exit status {manifest.server.exit_status})"
+        yield _invalid("server-died", evidence, "Read the end of server.log")
 
 
 def _check_answers(manifest: Manifest, requests: pa.Table, plan: Plan | None) -> Iterator[Finding]:
@@ -180,6 +176,9 @@ def _check_observation(manifest: Manifest, requests: pa.Table, derived: Derived)
         yield _invalid("kv-log-silent", "the [PFX] lines that were declared are not in the log", _DEBUG_HINT)
     if declared.has_metrics and not derived.tables["metrics"].num_rows:
         yield _invalid("metrics-missing", f"none of {derived.num_scrapes} scrapes has a readable body with samples")
+    elif derived.num_failed_scrapes:
+        evidence = f"{derived.num_failed_scrapes} of {derived.num_scrapes} scrapes have no readable body"
+        yield Finding(code="scrape-failed", severity="warning", evidence=evidence)
     if derived.faults:
         yield _invalid("kv-fault", f"the server reported inconsistent KV bookkeeping: {', '.join(derived.faults[:3])}")
     if derived.failed_copies:

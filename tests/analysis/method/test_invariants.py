@@ -95,6 +95,17 @@ def test_a_cross_check_that_could_not_be_made_is_a_finding(tmp_path: Path, body:
     assert (found[0].code, found[0].severity) == told
 
 
+def test_scrapes_that_failed_between_the_first_and_the_last_are_told(tmp_path: Path) -> None:
+    raw_files(tmp_path)
+    scrapes = (tmp_path / "scrapes.jsonl").read_text().splitlines()
+    failed = json.dumps({"at_ns": 1, "reason": "interval", "status": None, "body": "", "error": "timed out"})
+    (tmp_path / "scrapes.jsonl").write_text("\n".join((scrapes[0], failed, failed, *scrapes[1:])))
+    run_manifest = manifest(planned_requests=2)
+    found = check_run(run_manifest, requests=requests_table(*ROWS), derived=derive_tables(tmp_path, run_manifest))
+    assert [(one.code, one.severity) for one in found] == [("scrape-failed", "warning")]
+    assert found[0].evidence == "2 of 4 scrapes have no readable body"
+
+
 def test_a_missing_or_repeated_request_makes_the_run_invalid(tmp_path: Path) -> None:
     raw_files(tmp_path)
     assert "request-missing" in codes(tmp_path, ROWS[:1])
