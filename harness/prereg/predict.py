@@ -6,7 +6,8 @@ Next: ``freeze`` writes them down; ``harness decide`` compares them with sealed 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 import numpy as np
 
@@ -22,6 +23,10 @@ from harness.sim.draws import draw, run_draws
 from harness.sim.kernel.arrays import Outcome, PlanArrays
 from harness.sim.simulate import is_rearrival, plan_arrays, run_batch
 from harness.spec import RulesName, ServerSpec
+
+Key = TypeVar("Key")
+Source = TypeVar("Source")
+Made = TypeVar("Made")
 
 MOST_REQUESTS = 500_000
 """Of all draws that are simulated in one call: more would take the memory of a long trace too often."""
@@ -106,11 +111,30 @@ def predict_experiment(
 
 
 def predict_runs(runs: Sequence[SealedRun], rules: RulesName | None = None) -> Predictions:
-    """Predictions of runs that were sealed without any: from the plan that lies in each."""
-    found: dict[str, dict[int, Prediction]] = {}
+    """Predictions of runs that were sealed without any, from the plan in each; made when they are asked for."""
+    groups: dict[str, dict[int, SealedRun]] = {}
     for run in runs:
-        found.setdefault(run.condition, {})[run.replicate] = predict_run(run, rules)
-    return found
+        groups.setdefault(run.condition, {})[run.replicate] = run
+    return _WhenAsked(groups, lambda group: _WhenAsked(group, lambda run: predict_run(run, rules)))
+
+
+class _WhenAsked(Mapping[Key, Made]):
+    """What ``make`` makes of each value, when it is first asked for: most analyses compare with few predictions."""
+
+    def __init__(self, of: Mapping[Key, Source], make: Callable[[Source], Made]) -> None:
+        self._of, self._make = of, make
+        self._made: dict[Key, Made] = {}
+
+    def __getitem__(self, key: Key) -> Made:
+        if key not in self._made:
+            self._made[key] = self._make(self._of[key])
+        return self._made[key]
+
+    def __iter__(self) -> Iterator[Key]:
+        return iter(self._of)
+
+    def __len__(self) -> int:
+        return len(self._of)
 
 
 def predictions_for(runs: Sequence[SealedRun], frozen: Preregistration | None) -> Predictions:

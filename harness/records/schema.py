@@ -237,5 +237,11 @@ def content_sha256(table: pa.Table) -> str:
     for name in table.column_names:
         # Values and names only: Parquet writers differ in how they spell a list type.
         digest.update(json.dumps(name).encode())
-        digest.update(json.dumps(table.column(name).to_pylist()).encode())
+        digest.update(json.dumps(_values(table.column(name))).encode())
     return digest.hexdigest()
+
+
+def _values(column: pa.ChunkedArray) -> list[object]:
+    """The values of a column as Python's own; whole numbers by way of numpy, which is several times faster."""
+    is_plain = pa.types.is_integer(column.type) and not column.null_count
+    return column.to_numpy().tolist() if is_plain else column.to_pylist()

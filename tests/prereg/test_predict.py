@@ -9,8 +9,10 @@ import pytest
 
 from harness.analysis.method.predictions import drawn_interval, drawn_ratio
 from harness.analysis.method.stats import t_quantile
+from harness.errors import RecordsError
 from harness.experiment import PlannedRuns, resolve
-from harness.prereg.predict import predict_experiment
+from harness.prereg.predict import predict_experiment, predict_runs
+from harness.runner import run_experiment
 from harness.sim import simulate
 from harness.sim.calibrated import perturbation_of
 from harness.spec import PredictionSpec, parse_experiment
@@ -29,6 +31,17 @@ def test_whoever_waits_for_predictions_is_told_the_share_done() -> None:
     told: list[float] = []
     predict_experiment(planned(draws=1), tell=told.append)
     assert told == [0.25, 0.5, 0.75, 1.0]
+
+
+def test_a_sealed_run_is_predicted_when_its_prediction_is_asked_for(tmp_path: Path) -> None:
+    spec = planned(draws=1).spec
+    runs = run_experiment(spec, runs_root=tmp_path).runs
+    (tmp_path / "drawn" / "finer" / "0" / "plan.jsonl").unlink()
+    predictions = predict_runs(runs)
+    assert {name: list(found) for name, found in predictions.items()} == {"base": [0, 1], "finer": [0, 1]}
+    assert predictions["base"][0] == predict_experiment(resolve(spec))["base"][0]
+    with pytest.raises(RecordsError, match="plan"):
+        predictions["finer"][0]
 
 
 def test_a_single_draw_is_the_nominal_simulation() -> None:
