@@ -85,8 +85,10 @@ def _run_events(run: SealedRun, *, client: int, server: int) -> Iterator[TraceEv
     shares_s = _shares(spans, lengths_s, view)
     previous: Bar | None = None
     for bar in view.bars:
-        if previous is not None and previous.session == bar.session and previous.done_s is not None:
-            yield _slice(client, bar.session + 1, "tool wait", previous.done_s, bar.due_s, {})
+        waited_from_s = previous.done_s if previous is not None and previous.session == bar.session else None
+        # A viewer puts a slice of no length inside whatever begins with it: here, the next request.
+        if waited_from_s is not None and bar.due_s > waited_from_s:
+            yield _slice(client, bar.session + 1, "tool wait", waited_from_s, bar.due_s, {})
         yield from _request_events(bar, client, shares_s.get((bar.session, bar.request)))
         previous = bar
     for start_s, duration_s in view.stalls_s:

@@ -111,6 +111,13 @@ def test_every_step_is_a_slice_that_names_its_requests_and_shares_it_among_them(
     assert sum(event["name"] == "tool wait" for event in events if event["pid"] == 1) == len(requests) - 3
 
 
+def test_a_session_that_does_not_wait_has_no_slice_of_a_wait(tmp_path: Path) -> None:
+    """A viewer would draw a slice of no length inside the request that begins with it."""
+    events = json.loads(perfetto_trace(seal_run(tmp_path, Shape(waits=False))))["traceEvents"]
+    assert "request 1" in {event["name"] for event in events}
+    assert "tool wait" not in {event["name"] for event in events}
+
+
 def test_a_trace_without_steps_still_holds_the_requests(tmp_path: Path) -> None:
     run = seal_run(tmp_path, Shape(has_steps=False, has_chunks=False))
     events = json.loads(perfetto_trace(run))["traceEvents"]
