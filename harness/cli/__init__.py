@@ -52,10 +52,32 @@ def _untype_flags(options: Iterable[object]) -> None:
             option.metavar = ""
 
 
+def _in_words_of_a_file(error: typer.BadParameter) -> str:
+    """What is wrong with the value of an option, in the words that a wrong key of a file gets."""
+    if (cause := error.__cause__) is None:
+        return error.message
+    from pydantic import ValidationError
+
+    from harness.spec.base import problems_of
+
+    if not isinstance(cause, ValidationError):
+        return error.message
+    given = cause.errors()[0]["input"]
+    words = problems_of(cause)[0][1]
+    return words if repr(given) in words else f"{given!r} {words}"
+
+
 class Command(TyperCommand):
     """A command of this command line."""
 
-    def format_help(self, ctx: Any, formatter: Any) -> None:  # of click's or typer's own, by typer's version
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # of click's or typer's own, by typer's version
+        try:
+            return super().parse_args(ctx, args)
+        except typer.BadParameter as error:
+            error.message = _in_words_of_a_file(error)
+            raise
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
         _untype_flags(self.get_params(ctx))
         super().format_help(ctx, formatter)
 
@@ -126,6 +148,8 @@ PANELS = {
 for _command in (*app.registered_commands, *app.registered_groups):
     _panel = next((panel for panel, names in PANELS.items() if _command.name in names), "Servers and stacks")
     _command.rich_help_panel = _panel
+for _group in app.registered_groups:
+    _group.cls = Group
 _groups = [group.typer_instance for group in app.registered_groups if group.typer_instance is not None]
 for _command in (*app.registered_commands, *(command for group in _groups for command in group.registered_commands)):
     _command.cls = Command

@@ -329,33 +329,36 @@ def _is_general(path: Path) -> bool:
 def _perform_all(specs: Sequence[ExperimentSpec], paths: Sequence[Path], runs: Path, *, resume: bool) -> None:
     """Perform every experiment, with the time left; RunInvalidError when a run is invalid."""
     from harness.cli.time_left import time_left
-    from harness.experiment import resolve
     from harness.kinds import kind_named
     from harness.processes import side_by_side
     from harness.runner.account import predicted_work
+    from harness.runner.experiment import what_to_do
     from harness.runner.progress import ProgressEvent, RunSealed
 
-    work = {spec.name: {run.label: predicted_work(run) for run in resolve(spec)} for spec in specs}
-    whole = (1 + ANALYSIS_SHARE) * sum(sum(runs.values()) for runs in work.values())
+    # All are looked at before the first is performed; runs that are sealed are analysed, but take no more time.
+    both = {spec.name: what_to_do(spec, runs, resume=resume, retry_invalid=False, ticket=None)[:2] for spec in specs}
+    work = {name: {run.label: predicted_work(run) for run in todo} for name, (_, todo) in both.items()}
+    analyses = {name: ANALYSIS_SHARE * sum(map(predicted_work, planned)) for name, (planned, _) in both.items()}
+    whole = sum(map(sum, (todo.values() for todo in work.values()))) + sum(analyses.values())
     order, processes = list(range(len(specs))), 1
     # Servers of another kind than the simulator's would disturb each other.
     if all(kind_named(spec.backend).is_virtual for spec in specs):
         processes = None
         # One of little work tells whether sharing is worth it; then those of most, so that the last is a short one.
-        order.sort(key=lambda place: -sum(work[specs[place].name].values()))
+        order.sort(key=lambda place: -sum(work[specs[place].name].values()) - analyses[specs[place].name])
         order.insert(0, order.pop())
     said: dict[int, tuple[str, int]] = {}
     num_said, done = 0, 0.0
 
     def perform(place: int, tell: Callable[[float], None]) -> tuple[str, int]:
-        runs_of = work[specs[place].name]
+        name = specs[place].name
 
         def on_progress(event: ProgressEvent, /) -> None:
             if isinstance(event, RunSealed):
-                tell(runs_of[event.label])
+                tell(work[name][event.label])
 
         found = _perform(specs[place], runs, str(paths[place]), resume=resume, on_progress=on_progress)
-        tell(ANALYSIS_SHARE * sum(runs_of.values()))
+        tell(analyses[name])
         return found
 
     with time_left("catalogue") as show:

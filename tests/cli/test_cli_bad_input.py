@@ -71,6 +71,33 @@ def test_a_wrong_experiment_file_is_one_line_that_names_the_key(
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.parametrize(
+    ("words_given", "words"),
+    [
+        (("run", "demo", "--replicates", "abc"), "'--replicates': 'abc' must be a whole number"),
+        (("table", "demo", "--format", "xml"), "'--format': 'xml' is not one of 'text', 'csv'"),
+    ],
+)
+def test_a_wrong_value_of_an_option_is_told_like_one_of_a_file(words_given: tuple[str, ...], words: str):
+    done = harness(*words_given)
+    assert done.returncode == 2
+    assert words in done.stderr
+
+
+def test_a_catalogue_that_is_there_already_is_refused_before_anything_is_performed(tmp_path: Path):
+    performed = ("catalogue", "--run", "--replicates", "2", "--runs", str(tmp_path), "--only", "dispersion")
+    first = harness(*performed)
+    assert first.returncode == 0, first.stderr
+    pages = {page.name: page.read_bytes() for page in tmp_path.glob("sim/*.md")}
+    refused = harness(*performed, "--only", "alignment")
+    assert refused.returncode == 2
+    assert "--resume" in refused.stderr
+    assert {page.name: page.read_bytes() for page in tmp_path.glob("sim/*.md")} == pages
+    resumed = harness(*performed, "--resume")
+    assert resumed.returncode == 0, resumed.stderr
+    assert {page.name: page.read_bytes() for page in tmp_path.glob("sim/*.md")} == pages
+
+
 def test_zero_sessions_are_refused(tmp_path: Path):
     path = write(tmp_path)
     result = harness("run", str(path), "--set", "workload.num_sessions=0", "--runs", str(tmp_path / "runs"))
