@@ -69,6 +69,44 @@ def users_of(arrays: layout.PlanArrays) -> IntArray:
     return users
 
 
+class Lives(NamedTuple):
+    """When the requests of each user completed, one user after another, earliest first. Times in ns.
+
+    completed: shape (requests,). users, first, count: shape (users,): who, at which place of it, how many.
+    """
+
+    completed: IntArray
+    users: IntArray
+    first: IntArray
+    count: IntArray
+
+    def window_start(self, after_requests: int) -> int:
+        """The instant from which every user has finished ``after_requests`` requests; PlanError when one never has."""
+        if after_requests == 0:
+            return 0
+        if np.any(self.count < after_requests):
+            few = int(np.argmax(self.count < after_requests))
+            raise PlanError(
+                f"it has {self.count[few]} requests, fewer than the {after_requests} after which the window begins",
+                where=f"user {self.users[few]}",
+                hint="Give each user more sessions or requests",
+            )
+        return int(self.completed[self.first + after_requests - 1].max())
+
+    def last_full_ns(self) -> int:
+        """The instant at which the first user has nothing left to do: after it the population shrinks."""
+        return int(self.completed[self.first + self.count - 1].min())
+
+
+def lives_of(arrays: layout.PlanArrays, outcome: layout.Outcome) -> Lives:
+    """The users of a single plan, as it was simulated."""
+    user, completed = users_of(arrays)[arrays.requests["session"]], outcome.requests["completed_ns"]
+    per_user = np.bincount(user)
+    users = np.flatnonzero(per_user)
+    count = per_user[users]
+    return Lives(completed[np.lexsort((completed, user))], users, count.cumsum() - count, count)
+
+
 def window_figures(
     arrays: layout.PlanArrays,
     plan: int,
@@ -86,9 +124,10 @@ def window_figures(
     if found is not None:
         return found
     outcome = run_arrays(alone, config, costs)
-    start_ns = window_start(alone, outcome, window.after_requests)
+    lives = lives_of(alone, outcome)
+    start_ns = lives.window_start(window.after_requests)
     end_ns = start_ns + round(window.seconds * NS_PER_S)
-    life_ns = last_full_ns(alone, outcome)
+    life_ns = lives.last_full_ns()
     if end_ns > life_ns:
         raise PlanError(
             f"the window ends {end_ns / NS_PER_S:.1f} s after the start, when a user has already left "
@@ -112,46 +151,15 @@ def _figures_of_half(
         return None
     half = first_sessions(arrays, size)
     outcome = run_arrays(half, config, costs)
-    completed, _, first, count = _completions_by_user(half, outcome)
-    if count.min() < window.after_requests:
+    lives = lives_of(half, outcome)
+    if lives.count.min() < window.after_requests:
         return None
     last_request = half.sessions["first_request"] + half.sessions["num_requests"] - 1
     is_cut = half.sessions["num_followers"] < arrays.sessions["num_followers"][:size]
-    known_ns = min(outcome.requests["completed_ns"][last_request[is_cut]].min(), completed[first + count - 1].min())
-    start_ns = window_start(half, outcome, window.after_requests)
+    known_ns = min(outcome.requests["completed_ns"][last_request[is_cut]].min(), lives.last_full_ns())
+    start_ns = lives.window_start(window.after_requests)
     end_ns = start_ns + round(window.seconds * NS_PER_S)
     return look(half, outcome, config, start_ns, end_ns) if end_ns <= known_ns else None
-
-
-def window_start(arrays: layout.PlanArrays, outcome: layout.Outcome, after_requests: int) -> int:
-    """The instant from which every user has finished ``after_requests`` requests."""
-    if after_requests == 0:
-        return 0
-    completed, users, first, count = _completions_by_user(arrays, outcome)
-    if np.any(count < after_requests):
-        few = int(np.argmax(count < after_requests))
-        raise PlanError(
-            f"it has {int(count[few])} requests, fewer than the {after_requests} after which the window begins",
-            where=f"user {int(users[few])}",
-            hint="Give each user more sessions or requests",
-        )
-    return int(completed[first + after_requests - 1].max())
-
-
-def last_full_ns(arrays: layout.PlanArrays, outcome: layout.Outcome) -> int:
-    """The instant at which the first user has nothing left to do: after it the population shrinks."""
-    completed, _, first, count = _completions_by_user(arrays, outcome)
-    return int(completed[first + count - 1].min())
-
-
-def _completions_by_user(
-    arrays: layout.PlanArrays, outcome: layout.Outcome
-) -> tuple[IntArray, IntArray, IntArray, IntArray]:
-    """Completions of each user one after another, earliest first; shape (users,): who, at which place, how many."""
-    user, completed = users_of(arrays)[arrays.requests["session"]], outcome.requests["completed_ns"]
-    order = np.lexsort((completed, user))
-    users, first, count = np.unique(user[order], return_index=True, return_counts=True)
-    return completed[order], users, first, count
 
 
 def look(
@@ -168,8 +176,10 @@ def look(
     over = begin + each * steps["count"]
     inside = np.clip(np.minimum(over, end_ns) - np.maximum(begin, start_ns), 0, None)
     is_prefill = steps["kind"] == STEP_PREFILL
-    decode_inside = _steps_inside(steps[~is_prefill], start_ns, end_ns)
-    num_seqs, bucket = steps["num_seqs"][~is_prefill], steps["bucket"][~is_prefill]
+    # Column by column: numpy takes whole records out of a table one at a time.
+    is_decode = ~is_prefill
+    decode_inside = _steps_inside(steps, start_ns, end_ns)[is_decode]
+    num_seqs, bucket = steps["num_seqs"][is_decode], steps["bucket"][is_decode]
     histogram = np.bincount(num_seqs, weights=decode_inside, minlength=config.max_num_seqs + 1).astype(np.int64)
     completed = requests["completed_ns"]
     done = (start_ns <= completed) & (completed < end_ns)
@@ -185,8 +195,8 @@ def look(
         end_ns=end_ns,
         completed=int(done.sum()),
         device_ns=int(inside.sum()),
-        decode_ns=int(inside[~is_prefill].sum()),
-        wait_session_ns=_waited(requests, steps[is_prefill], inside[is_prefill]),
+        decode_ns=int(inside[is_decode].sum()),
+        wait_session_ns=_waited(requests, begin[is_prefill], inside[is_prefill]),
         rearrivals=int(again.sum()),
         reused=int((requests["cached_tokens"][again] > 0).sum()),
         cached_tokens=int(requests["cached_tokens"][again].sum()),
@@ -208,13 +218,12 @@ def _steps_inside(steps: Records[layout.StepRecord], start_ns: int, end_ns: int)
     return until - before
 
 
-def _waited(requests: Records[layout.RequestResult], prefills: Records[layout.StepRecord], inside: IntArray) -> int:
-    """W: session ns that others, admitted and not yet complete, waited while these prefills ran."""
+def _waited(requests: Records[layout.RequestResult], begin: IntArray, inside: IntArray) -> int:
+    """W: session ns that others, admitted and not yet complete, waited while the prefills that begin then ran."""
     # Those whose client left before were never admitted.
     was_admitted = requests["admitted_ns"] >= 0
     admitted = np.sort(requests["admitted_ns"][was_admitted])
     completed = np.sort(requests["completed_ns"][was_admitted])
-    begin = prefills["start_ns"]
     others = np.searchsorted(admitted, begin, "left") - np.searchsorted(completed, begin, "right")
     return int((others * inside).sum())
 
