@@ -106,6 +106,7 @@ def written(table: ResultTable, form: TableForm) -> str:
     import json
 
     from harness.analysis.method.tabular import rows_as_text
+    from harness.study.paper_tables.render import to_latex
 
     if form is TableForm.json:
         return json.dumps(table.records(), indent=1) + "\n"
@@ -115,17 +116,9 @@ def written(table: ResultTable, form: TableForm) -> str:
         writer.writerows([table.columns, *table.rows])
         return text.getvalue()
     if form is TableForm.latex:
-        rows = [[_tex(cell) for cell in row] for row in (table.columns, *rows_as_text(table.rows))]
-        lines = [" & ".join(row) + r" \\" for row in rows]
-        return "\n".join(
-            [rf"\begin{{tabular}}{{{'l' * len(table.columns)}}}", r"\toprule", lines[0], r"\midrule", *lines[1:],
-             r"\bottomrule", r"\end{tabular}", ""]
-        )  # fmt: skip
+        rows = tuple(tuple(row) for row in rows_as_text(table.rows))
+        return to_latex(table.name, table.columns, rows, [table.caption] if table.caption else [])
     return table.to_markdown() + "\n"
-
-
-def _tex(text: str) -> str:
-    return "".join(rf"\{letter}" if letter in "_%&#${}" else letter for letter in text)
 
 
 def _sides(place: Path) -> list[Side]:

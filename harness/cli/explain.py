@@ -37,7 +37,10 @@ def register(app: typer.Typer) -> None:
 
 def explain(
     topic: Annotated[
-        str, typer.Argument(help="`experiment`, one of its tables, `laws`, `waits`, or `tables`: what runs leave.")
+        str,
+        typer.Argument(
+            help="`experiment`, a table or key of it (`server.kv_slots`), `laws`, `waits`, or `tables`: runs."
+        ),
     ] = "experiment",
     output: Annotated[Path | None, typer.Option("--output", "-o", help="`tables`: a Markdown file for it.")] = None,
 ) -> None:
@@ -55,10 +58,15 @@ def explain(
     elif topic in models:
         _explain_model(topic, models[topic])
         _explain_more(topic)
+    elif found := _tables_with(topic, models):
+        for table in found:
+            _explain_model(table, models[table], only=topic.rpartition(".")[2])
     else:
         import difflib
 
-        near = difflib.get_close_matches(topic, [*models, "laws", "tables"], n=1)
+        keys = [f"{table}.{key}" for table, model in models.items() for key in model.model_fields]
+        bare = {key for model in models.values() for key in model.model_fields}
+        near = difflib.get_close_matches(topic, [*models, "laws", "tables", *bare, *keys], n=1)
         hint = f"Did you mean {near[0]!r}? " if near else ""
         raise SpecError(f"nothing is known of {topic!r}", where="explain", hint=f"{hint}Topics: {', '.join(_topics())}")
 
@@ -89,15 +97,23 @@ def _models() -> dict[str, type[BaseModel]]:
     }
 
 
+def _tables_with(topic: str, models: Mapping[str, type[BaseModel]]) -> list[str]:
+    """The tables that hold the key of TABLE.KEY, as errors name it, or of KEY alone."""
+    *_, table, key = "", *topic.split(".")
+    return [name for name, model in models.items() if key in model.model_fields and table in ("", name)]
+
+
 def _topics() -> list[str]:
     return [name for name in _models() if name not in ("fixed", "uniform", "lognormal")] + ["laws", "tables"]
 
 
-def _explain_model(topic: str, model: type[BaseModel]) -> None:
+def _explain_model(topic: str, model: type[BaseModel], only: str = "") -> None:
     said = " ".join((model.__doc__ or "").split())
     print(f"{PLACES.get(topic, f'[{topic}]')}  {said}\n")
     document = model.model_json_schema()
     for name, key in document["properties"].items():
+        if only not in ("", name):
+            continue
         is_required = name in document.get("required", ())
         default = "required" if is_required else _default(model, name)
         notes = [note for note in (key.get("description", ""), _allowed(key)) if note]

@@ -261,14 +261,18 @@ def table(
 
 
 def _conditions_written(sealed: Sequence[SealedRun], form: TableForm, *, serving: bool = False) -> str:
-    """A row per condition, or the serving figures, as a file of that form holds them."""
+    """A row per condition, or the serving figures: every column for programs, the terminal's tables for documents."""
     from harness.analysis import summarise
     from harness.analysis.method.tabular import table_of
-    from harness.kinds import origin_note
+    from harness.report import serving_tables, summary_tables
+    from harness.report.terminal import as_values
 
     summary = summarise(sealed)
-    rows = (summary.serving_to_arrow() if serving else summary.to_arrow()).to_pylist()
-    return written(table_of(summary.experiment, origin_note(summary.backend), rows), form)
+    if form in (TableForm.csv, TableForm.json):
+        rows = (summary.serving_to_arrow() if serving else summary.to_arrow()).to_pylist()
+        return written(table_of(summary.experiment, "", rows), form)
+    shown = serving_tables(summary) if serving else summary_tables(summary)
+    return "\n".join(written(as_values(one), form) for one in shown)
 
 
 def _predicted_written(sealed: Sequence[SealedRun], form: TableForm) -> str:

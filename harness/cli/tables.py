@@ -18,6 +18,7 @@ from harness.outputs import check_output, write_text
 class TableForm(str, Enum):
     """How tables are written."""
 
+    markdown = "markdown"
     md = "md"
     csv = "csv"
     latex = "latex"
@@ -33,7 +34,9 @@ def tables(
     numbers: Annotated[
         list[str] | None, typer.Option("--table", help="Only this one, e.g. `--table I --table S4`. Repeatable.")
     ] = None,
-    form: Annotated[TableForm, typer.Option("--format", help="Markdown, CSV or LaTeX (booktabs).")] = TableForm.md,
+    form: Annotated[
+        TableForm, typer.Option("--format", help="Markdown, CSV or LaTeX (booktabs).")
+    ] = TableForm.markdown,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Default: print.")] = None,
     search: Annotated[
         Path | None, typer.Option("--search", help="Folder of `harness search paper`, for S10 and S11.")

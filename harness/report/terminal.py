@@ -45,12 +45,11 @@ def conditions_table(summary: ExperimentSummary, width: int = 0) -> Table:
     width: of that terminal, characters. From ROOMY on only names fold; below, a number folds rather than lose a digit.
     """
     is_roomy = width >= ROOMY
-    origin = origin_note(summary.backend)
     unit = "s" if summary.time_scale == 1 else f"model s, \u00d7{summary.time_scale:g}"
     num_invalid = sum(not run.is_valid for run in summary.runs)
     counted = f"{len(summary.runs)} runs" + (f", {num_invalid} INVALID and not counted" if num_invalid else "")
     table = plain_table(
-        f"{summary.title} ({counted})" + (f"\n{origin}" if origin else ""),
+        _titled(f"{summary.title} ({counted})", summary),
         f"A, B: cost on both channels, sum over replicates [{unit}]{_legend(summary)}; reused: of all re-arrivals",
     )
     if 0 < width < WIDE:
@@ -121,6 +120,19 @@ def drawn(result: ResultTable) -> Table:
     return table
 
 
+def as_values(table: Table) -> ResultTable:
+    """The same table for a document: cells without colour, each on one line; where it is from leads its caption."""
+    from rich.text import Text
+
+    def plain(words: object) -> str:
+        return words.plain if isinstance(words, Text) else Text.from_markup(str(words)).plain
+
+    columns = [[" ".join(plain(cell).split()) for cell in (one.header, *one.cells)] for one in table.columns]
+    heads, *rows = zip(*columns, strict=True)
+    name, *origin = plain(table.title).split("\n")
+    return ResultTable(name, " ".join([*origin, plain(table.caption)]), heads, tuple(rows))
+
+
 def plain_table(title: str, caption: str) -> Table:
     """A table without a frame; other people's words in its title are shown as they are."""
     from rich import box
@@ -147,7 +159,7 @@ def serving_table(summary: ExperimentSummary) -> Table:
     few = f"; p99 of fewer than {needed} requests is not certified (here {fewest})" if fewest < needed else ""
     has_slo = any(one.goodput_per_s is not None for one in summary.serving)
     table = plain_table(
-        f"Serving figures [ms; per s{unit}]",
+        _titled(f"Serving figures [ms; per s{unit}]", summary),
         "TTFT: to the first token; ITL: between tokens; E2E: the whole answer; queue: until a slot was given"
         f"{f'; of the requests{summary.window}' if summary.window else ''}{few}; all of them: --serving",
     )
@@ -170,17 +182,26 @@ def serving_table(summary: ExperimentSummary) -> Table:
 
 def serving_tables(summary: ExperimentSummary) -> list[Table]:
     """All serving figures, a table per condition: every group of requests, intervals and certified bounds."""
-    return [_all_of(one, summary.time_scale, summary.window) for one in summary.serving]
+    return [_all_of(one, summary) for one in summary.serving]
 
 
-def _all_of(one: ServingFigures, time_scale: float, window: str) -> Table:
-    unit = "" if time_scale == 1 else f", model time, \u00d7{time_scale:g}"
+def _titled(title: str, summary: ExperimentSummary) -> str:
+    """The title of a table that may stand alone: below it, where its figures are from."""
+    return "\n".join(filter(None, (title, origin_note(summary.backend))))
+
+
+def _all_of(one: ServingFigures, summary: ExperimentSummary) -> Table:
+    unit = "" if summary.time_scale == 1 else f", model time, \u00d7{summary.time_scale:g}"
     rates = [f"{one.tokens_per_s.mean:,.1f} tokens/s", f"{_rate(one.requests_per_s)} requests/s"]
     if one.goodput_per_s is not None:
         rates.append(f"goodput {_rate(one.goodput_per_s)}/s ({one.good_share or 0:.1%} of the requests)")
     needed = ", ".join(f"{requests_needed(q)} for p{q * 100:.0f}" for q in (0.5, 0.9, 0.99))
     table = plain_table(
-        f"{one.condition}: {one.num_requests} requests{window} in {one.num_runs} runs; {', '.join(rates)} [ms{unit}]",
+        _titled(
+            f"{one.condition}: {one.num_requests} requests{summary.window} in {one.num_runs} runs; "
+            f"{', '.join(rates)} [ms{unit}]",
+            summary,
+        ),
         "below a percentile: its 95 % t interval over runs, from three on; \u2264: what it does not exceed with 99 % "
         f"confidence (early stopping of MLPerf's LoadGen), which needs {needed} requests",
     )

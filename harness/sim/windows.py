@@ -72,22 +72,23 @@ def users_of(arrays: layout.PlanArrays) -> IntArray:
 class Lives(NamedTuple):
     """When the requests of each user completed, one user after another, earliest first. Times in ns.
 
-    completed: shape (requests,). users, first, count: shape (users,): who, at which place of it, how many.
+    completed: shape (requests,). users, first, num_requests: shape (users,): who, at which place of it, how many.
     """
 
     completed: IntArray
     users: IntArray
     first: IntArray
-    count: IntArray
+    num_requests: IntArray
 
     def window_start(self, after_requests: int) -> int:
         """The instant from which every user has finished ``after_requests`` requests; PlanError when one never has."""
         if after_requests == 0:
             return 0
-        if np.any(self.count < after_requests):
-            few = int(np.argmax(self.count < after_requests))
+        if np.any(self.num_requests < after_requests):
+            few = int(np.argmax(self.num_requests < after_requests))
             raise PlanError(
-                f"it has {self.count[few]} requests, fewer than the {after_requests} after which the window begins",
+                f"it has {self.num_requests[few]} requests, fewer than the {after_requests} after which the window "
+                "begins",
                 where=f"user {self.users[few]}",
                 hint="Give each user more sessions or requests",
             )
@@ -95,7 +96,7 @@ class Lives(NamedTuple):
 
     def last_full_ns(self) -> int:
         """The instant at which the first user has nothing left to do: after it the population shrinks."""
-        return int(self.completed[self.first + self.count - 1].min())
+        return int(self.completed[self.first + self.num_requests - 1].min())
 
 
 def lives_of(arrays: layout.PlanArrays, outcome: layout.Outcome) -> Lives:
@@ -152,7 +153,7 @@ def _figures_of_half(
     half = first_sessions(arrays, size)
     outcome = run_arrays(half, config, costs)
     lives = lives_of(half, outcome)
-    if lives.count.min() < window.after_requests:
+    if lives.num_requests.min() < window.after_requests:
         return None
     last_request = half.sessions["first_request"] + half.sessions["num_requests"] - 1
     is_cut = half.sessions["num_followers"] < arrays.sessions["num_followers"][:size]

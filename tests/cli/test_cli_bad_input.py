@@ -184,6 +184,14 @@ def test_every_key_of_an_experiment_can_be_looked_up():
             assert name in shown
 
 
+def test_one_key_is_explained_by_the_name_that_errors_give_it():
+    named = harness("explain", "server.kv_slots").stdout
+    assert "physical KV slots" in named
+    assert "decode_buckets" not in named
+    assert harness("explain", "kv_slots").stdout == named
+    assert "Did you mean 'server.kv_slots'?" in harness("explain", "server.kv_slot").stderr
+
+
 def test_a_shipped_experiment_is_run_by_its_name_and_an_unknown_name_lists_them(tmp_path: Path):
     shown = harness("run", "demo", "--dry-run", cwd=tmp_path)
     assert shown.returncode == 0

@@ -43,6 +43,20 @@ def test_the_table_is_written_in_the_form_asked_for(folders: Path, form: str, si
     assert [row["condition"] for row in csv.DictReader(shown.splitlines())] == ["base", "more"]
 
 
+@pytest.mark.parametrize("asked", [(), ("--serving",)])
+@pytest.mark.parametrize("form", ["text", "markdown", "latex", "csv", "json"])
+def test_a_table_of_simulated_runs_says_so_in_every_form(folders: Path, form: str, asked: tuple[str, ...]) -> None:
+    shown = harness("table", "small", "--runs", str(folders / "monday"), "--format", form, *asked).stdout
+    if form == "csv":
+        assert {row["backend"] for row in csv.DictReader(shown.splitlines())} == {"sim"}
+    elif form == "json":
+        assert {row["backend"] for row in json.loads(shown)} == {"sim"}
+    else:
+        ruled = {"text": "\n\u2500", "markdown": "\n|---", "latex": r"\begin{tabular}"}[form]
+        # Each of them may be taken out and stand alone.
+        assert " ".join(shown.split()).count("Predicted: simulated in virtual time") == shown.count(ruled) > 0
+
+
 def test_one_condition_or_none_is_refused(folders: Path) -> None:
     alone = harness("compare", str(folders / "monday" / "small" / "base"))
     assert (alone.returncode, "Name two or more" in alone.stderr) == (2, True)

@@ -19,7 +19,7 @@ from harness.shipped import find_shipped, shipped_folder
 from harness.spec import PredictionSpec, load_experiment
 from harness.study.paper_sums import contributions, dummy_requests, loaded_memory_gib
 from harness.study.paper_tables import PaperTable, Source, paper_tables
-from harness.study.paper_tables.render import latex_text, render, to_csv, to_latex, to_markdown
+from harness.study.paper_tables.render import latex_text, render, to_csv, to_markdown
 from tests.support.as_sealed import as_sealed
 
 PAPER_ORDER = (
@@ -231,7 +231,7 @@ def test_csv_reads_back_as_the_same_cells() -> None:
 
 
 def test_latex_is_a_booktabs_table_with_its_signs_escaped() -> None:
-    latex = to_latex(TABLE)
+    latex = render([TABLE], "latex")
     assert r"\caption{Delay by length, 50\%}" in latex
     assert r"2,000 & $-$0.072 \\" in latex
     assert r"\{1,2\} & a|b \\" in latex

@@ -214,7 +214,7 @@ class ExperimentSummary:
 
     def to_arrow(self) -> pa.Table:
         """One row per condition."""
-        return pa.Table.from_pylist([_condition_row(condition) for condition in self.conditions])
+        return self._told_from([_condition_row(condition) for condition in self.conditions])
 
     def to_pandas(self) -> object:
         """One row per condition as a pandas DataFrame; SpecError where pandas is not installed."""
@@ -243,7 +243,11 @@ class ExperimentSummary:
 
     def serving_to_arrow(self) -> pa.Table:
         """One row per condition, group of requests and metric, in ms, and one per rate."""
-        return pa.Table.from_pylist(serving_rows(self.serving))
+        return self._told_from(serving_rows(self.serving))
+
+    def _told_from(self, rows: Sequence[dict[str, Any]]) -> pa.Table:
+        """Rows that leave this program, each with the kind of server that it is from."""
+        return pa.Table.from_pylist([{**row, "backend": self.backend} for row in rows])
 
     def runs_to_arrow(self) -> pa.Table:
         """One row per run, invalid ones included."""

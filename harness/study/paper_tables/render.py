@@ -12,7 +12,7 @@ from typing import Literal
 
 from harness.study.paper_tables.table import PaperTable
 
-TableFormat = Literal["md", "csv", "latex"]
+TableFormat = Literal["markdown", "md", "csv", "latex"]
 _LATEX = {
     "\\": r"\textbackslash{}",
     "{": r"\{",
@@ -25,12 +25,16 @@ _LATEX = {
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
 }
-_AFTER = {"->": r"$\rightarrow$", "<=": r"$\le$"}
+_AFTER = {
+    **{"->": r"$\rightarrow$", "<=": r"$\le$", "\u2264": r"$\le$", "\u00d7": r"$\times$", "\u03c4": r"$\tau$"},
+    **{"\u2020": r"\dag{}", "\u2013": "--"},
+}
 
 
 def render(tables: Sequence[PaperTable], form: TableFormat) -> str:
     """All tables one after another."""
-    return "\n".join({"md": to_markdown, "csv": to_csv, "latex": to_latex}[form](table) for table in tables)
+    write = {"csv": to_csv, "latex": _in_latex}.get(form, to_markdown)
+    return "\n".join(map(write, tables))
 
 
 def title(table: PaperTable) -> str:
@@ -67,21 +71,27 @@ def to_csv(table: PaperTable) -> str:
     return file.getvalue()
 
 
-def to_latex(table: PaperTable) -> str:
+def _in_latex(table: PaperTable) -> str:
+    return to_latex(table.caption, table.columns, table.rows, remarks(table), f"tab:{table.number}")
+
+
+def to_latex(
+    caption: str, columns: Sequence[str], rows: Sequence[Sequence[str]], remarks: Sequence[str], label: str = ""
+) -> str:
     """A booktabs table as in the paper; needs \\usepackage{booktabs}."""
-    lines = [r"\begin{table*}[!t]", rf"\caption{{{latex_text(table.caption)}}}", rf"\label{{tab:{table.number}}}"]
-    if table.rows:
+    lines = [r"\begin{table*}[!t]", rf"\caption{{{latex_text(caption)}}}", *([rf"\label{{{label}}}"] if label else [])]
+    if rows:
         lines += [
             r"\centering\small",
-            rf"\begin{{tabular}}{{l{'c' * (len(table.columns) - 1)}}}",
+            rf"\begin{{tabular}}{{l{'c' * (len(columns) - 1)}}}",
             r"\toprule",
-            _ampersands(table.columns),
+            _ampersands(columns),
             r"\midrule",
-            *map(_ampersands, table.rows),
+            *map(_ampersands, rows),
             r"\bottomrule",
             r"\end{tabular}",
         ]
-    lines += [rf"\par\footnotesize {latex_text(remark)}" for remark in remarks(table)]
+    lines += [rf"\par\footnotesize {latex_text(remark)}" for remark in remarks]
     return "\n".join([*lines, r"\end{table*}", ""])
 
 
