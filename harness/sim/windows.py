@@ -169,17 +169,19 @@ def look(
     """Count what a simulated plan did in [start_ns, end_ns)."""
     requests = outcome.requests
     steps = outcome.steps[: outcome.totals["num_step_records"][0]]
-    # Most records of a long life lie outside; one may straddle the beginning.
+    # Most records of a long life lie outside; those at the edges may straddle them, or end before.
     first, over = np.searchsorted(steps["start_ns"], (start_ns, end_ns))
     steps = steps[max(int(first) - 1, 0) : int(over)]
-    begin = steps["start_ns"]
-    each = steps["duration_ns"]
-    over = begin + each * steps["count"]
-    inside = np.clip(np.minimum(over, end_ns) - np.maximum(begin, start_ns), 0, None)
+    begin, each = steps["start_ns"], steps["duration_ns"]
+    inside, num_inside = each * steps["count"], steps["count"].copy()
+    for edge in (0, -1)[: len(steps)]:
+        over = min(int(begin[edge] + inside[edge]), end_ns)
+        inside[edge] = max(0, over - max(int(begin[edge]), start_ns))
+        num_inside[edge] = _steps_inside(int(begin[edge]), int(each[edge]), int(num_inside[edge]), start_ns, end_ns)
     is_prefill = steps["kind"] == STEP_PREFILL
     # Column by column: numpy takes whole records out of a table one at a time.
     is_decode = ~is_prefill
-    decode_inside = _steps_inside(steps, start_ns, end_ns)[is_decode]
+    decode_inside = num_inside[is_decode]
     num_seqs, bucket = steps["num_seqs"][is_decode], steps["bucket"][is_decode]
     histogram = np.bincount(num_seqs, weights=decode_inside, minlength=config.max_num_seqs + 1).astype(np.int64)
     completed = requests["completed_ns"]
@@ -210,12 +212,9 @@ def look(
     )
 
 
-def _steps_inside(steps: Records[layout.StepRecord], start_ns: int, end_ns: int) -> IntArray:
-    """How many of each record's equal steps start in [start_ns, end_ns)."""
-    begin, count = steps["start_ns"], steps["count"]
-    each = np.maximum(steps["duration_ns"], 1)
-    before = np.clip(-((begin - start_ns) // each), 0, count)
-    until = np.clip(-((begin - end_ns) // each), 0, count)
+def _steps_inside(begin_ns: int, each_ns: int, count: int, start_ns: int, end_ns: int) -> int:
+    """How many of a record's equal steps start in [start_ns, end_ns)."""
+    before, until = (min(max(-((begin_ns - at_ns) // max(each_ns, 1)), 0), count) for at_ns in (start_ns, end_ns))
     return until - before
 
 
