@@ -24,8 +24,8 @@ Task = TypeVar("Task")
 Result = TypeVar("Result")
 Tell = Callable[[Any], None]
 
-# Forking, and fetching results, cost less than a tenth of this.
-WORTH_S = 1.0
+# Forking, and fetching results, cost up to a quarter of this.
+WORTH_S = 0.4
 
 
 def num_cores() -> int:
