@@ -14,6 +14,7 @@ from harness.analysis import extra_prefill_ns, run_figures, summarise
 from harness.analysis.method.serving import latencies
 from harness.clock import NS_PER_S
 from harness.errors import SpecError
+from harness.kinds import origin_note
 from harness.records import SealedRun
 from harness.sim import simulate
 from harness.spec import ServerSpec
@@ -26,10 +27,11 @@ class Diagnosis:
     lost_prefill_ns: prefill of tokens that formula C would have let reuse. padding_ns: decode time of empty places, at
     f(b) - f(n). queue_ns: per session, from sending to the first token, the longest first. simulated_ns: device time
     that the simulator gives for the same plans; device_ns: channel A. start_jitter_ms, rearrival_lag_ms: mean lateness
-    of the client that measured, model ms, taken as exponential.
+    of the client that measured, model ms, taken as exponential. backend: the kind of server that the runs had.
     """
 
     condition: str
+    backend: str
     server: ServerSpec
     num_runs: int
     num_rearrivals: int
@@ -56,6 +58,8 @@ class Diagnosis:
         """The diagnosis for people."""
         total = self.device_ns or self.simulated_ns
         lost = self.num_rearrivals - self.num_reused
+        if origin := origin_note(self.backend):
+            yield origin
         yield f"baseline {self.condition!r}: {self.num_runs} valid runs, {total / NS_PER_S:.2f} s of device time"
         yield (
             f"  reuse: {lost} of {self.num_rearrivals} re-arrivals lost it; {self.lost_tokens:,} tokens computed twice:"
@@ -72,10 +76,11 @@ class Diagnosis:
             yield f"  waiting: {self.waiting_session_ns / NS_PER_S:.2f} session seconds behind other sessions' prefills"
         if not self.queue_ns:
             yield "  until the first token: not known, the answers were not streamed"
-        longest = ", ".join(f"session {session} {spent / NS_PER_S:.2f} s" for session, spent in self.queue_ns[:3])
-        yield f"  longest until the first token, all runs together: {longest}"
+        else:
+            longest = ", ".join(f"session {session} {spent / NS_PER_S:.2f} s" for session, spent in self.queue_ns[:3])
+            yield f"  longest until the first token, all runs together: {longest}"
         if self.device_ns:
-            yield f"  the simulator gives {self.simulated_ns / self.device_ns:.3f} of the measured device time"
+            yield f"  the simulator gives {self.simulated_ns / self.device_ns:.3f} of this device time"
 
 
 def diagnose(runs: Sequence[SealedRun], condition: str = "") -> Diagnosis:
@@ -112,6 +117,7 @@ def diagnose(runs: Sequence[SealedRun], condition: str = "") -> Diagnosis:
     )
     return Diagnosis(
         condition=name,
+        backend=summary.backend,
         server=server,
         num_runs=len(own),
         num_rearrivals=figures.reuse.num_rearrivals,

@@ -60,6 +60,7 @@ def power(
     """
     from harness.advise.power import Costs, Goal, measured_components, needed, simulated_components
     from harness.cli.run import ensure_machine_code
+    from harness.kinds import origin_note
     from harness.records import RunStore
     from harness.report.power_page import write_power_page
     from harness.spec import experiment_file, load_toml, parse_experiment
@@ -75,11 +76,11 @@ def power(
     components = measured_components(spec, sealed) if sealed else simulated
     components = _chosen(components, comparison or [], str(path))
     found = [needed(one, goal) for one in components]
-    origin = (
-        f"measured in {max(one.num_blocks for one in components)} sealed blocks under {runs}"
-        if sealed
-        else f"simulated: {blocks} plan draws, each restarted with the client's jitter"
-    )
+    origin = f"simulated: {blocks} plan draws, each restarted with the client's jitter"
+    if sealed:
+        notes = dict.fromkeys(note for run in sealed if (note := origin_note(run.manifest.backend)))
+        counted = f"{max(one.num_blocks for one in components)} sealed blocks under {runs}"
+        origin = "\n".join((f"{'of' if notes else 'measured in'} {counted}", *notes))
     lines = list(_lines(spec, found, goal, costs, origin, start_s))
     print("\n".join(lines))
     if output is not None:

@@ -277,6 +277,7 @@ def _conditions_written(sealed: Sequence[SealedRun], form: TableForm, *, serving
 
 def _predicted_written(sealed: Sequence[SealedRun], form: TableForm) -> str:
     """What was predicted for the very plans of these runs, by the frozen draws where there are such."""
+    from harness.analysis.method.tabular import ResultTable
     from harness.analysis.method.verdicts import Evidence
     from harness.kinds import origin_note
     from harness.prereg import check_sealed_runs, predictions_for
@@ -288,9 +289,12 @@ def _predicted_written(sealed: Sequence[SealedRun], form: TableForm) -> str:
     found = prediction_table(Evidence(valid, predictions_for(valid, check_sealed_runs(sealed)))) if valid else None
     if found is None or not found.rows:
         raise SpecError("no condition has valid runs beside its baseline's", where=sealed[0].experiment)
+    note = origin_note(kind)
     if form is not TableForm.text:
-        return written(found, form)
-    lines = [note] if (note := origin_note(kind)) else []
+        rows = tuple((*row, kind) for row in found.rows)
+        caption = " ".join(filter(None, (note, f"{found.caption}.")))
+        return written(ResultTable(found.name, caption, (*found.columns, "backend"), rows), form)
+    lines = [note] if note else []
     for row in found.records():
         lines.append(f"{row['condition']}")
         for name in ("predicted", "observed"):

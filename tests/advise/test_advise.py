@@ -57,6 +57,7 @@ def test_lost_reuse_is_met_with_slots_until_they_no_longer_help(tmp_path: Path) 
     helped = [found.is_told_apart and found.high < 1 for _, found in advice.ladder]
     assert helped[:-1] == [True] * (len(helped) - 1)
     text = "\n".join(advice.lines())
+    assert text.startswith("Predicted: simulated in virtual time")
     assert "slots first" in text
     assert "harness freeze" in text
     assert f"predicted to save {advice.proposal.saving:.1%}" in text

@@ -55,6 +55,13 @@ def test_spreads_come_from_sealed_blocks_where_there_are_enough(tmp_path: Path) 
         measured_components(spec, runs[:4])
 
 
+def test_blocks_that_were_simulated_are_not_said_to_be_measured(tmp_path: Path) -> None:
+    harness("run", "demo", "--backend", "sim", "--replicates", "3", "--runs", "runs", cwd=tmp_path)
+    said = harness("power", "demo", "--runs", "runs", cwd=tmp_path).stdout
+    assert "of 3 sealed blocks under runs\nPredicted: simulated in virtual time" in said
+    assert "measured in" not in said
+
+
 def test_simulated_spreads_tell_plan_draws_from_restarts() -> None:
     spec = small_experiment(backend="sim")
     ((drawn,), costs) = simulated_components(spec, 20)

@@ -92,3 +92,4 @@ def test_emulated_runs_tell_lines_to_paste_and_stand_beside_their_prediction(tmp
     table = harness("table", "small", "--runs", str(tmp_path), "--predicted", "--format", "json", cwd=tmp_path).stdout
     (row,) = json.loads(table)
     assert row["predicted_low"] < row["predicted_ratio"] < row["predicted_high"]
+    assert row["backend"] == "emulator"
