@@ -77,6 +77,6 @@ def view(runs: Path) -> Table:
             mark = None if folder is None else living_mark(folder)
             label = label if mark is None else f"dev{mark['device']} {label}"
             done = "" if seen is None or seen.num_finished is None else str(seen.num_finished)
-            now = "nothing" if seen is None else seen.in_words()
+            now = "nothing" if seen is None else ": ".join(filter(None, (seen.stand_in, seen.in_words())))
             table.add_row(*map(Text, (experiment, str(len(mine)), str(num_invalid), label, done, now)))
     return table

@@ -21,6 +21,8 @@ TAIL_BYTES = 1 << 16
 SCRAPE_TAIL_BYTES = 1 << 18
 # What the client's own process notes beside each scrape.
 REARRIVAL_P99_MS, START_SPREAD_MS = "rearrival_p99_ms", "start_spread_ms"
+# What only a server that stands in for a device is started with.
+STAND_INS = {layout.SERVER_CONFIG: "emulated", layout.TWIN_SETTINGS: "on the twin"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +31,7 @@ class Glance:
 
     num_finished, num_running, num_waiting: requests, as the server counts them. tokens_per_s: generated between the
     latest two scrapes, per second of the run's clock. rearrival_p99_ms, start_spread_ms: how late the client was so
-    far, wall ms, of the requests that have finished.
+    far, wall ms, of the requests that have finished. stand_in: what stands in for a device; "": nothing.
     """
 
     num_seqs: int | None = None
@@ -40,6 +42,7 @@ class Glance:
     tokens_per_s: float | None = None
     rearrival_p99_ms: float | None = None
     start_spread_ms: float | None = None
+    stand_in: str = ""
 
     @property
     def waits_for(self) -> str:
@@ -58,10 +61,14 @@ class Glance:
         if self.tokens_per_s is not None:
             parts.append(f"{self.tokens_per_s:,.0f} tokens/s")
         if self.rearrival_p99_ms is not None:
-            parts.append(f"late p99 {self.rearrival_p99_ms:.3g} ms")
+            parts.append(f"late p99 {_short(self.rearrival_p99_ms)}")
         elif self.start_spread_ms is not None:
-            parts.append(f"start spread {self.start_spread_ms:.3g} ms")
+            parts.append(f"start spread {_short(self.start_spread_ms)}")
         return ", ".join(parts)
+
+
+def _short(ms: float) -> str:
+    return f"{ms:.3g} ms" if ms >= 0.1 else f"{ms * 1000:.2g} us"
 
 
 def glance(folder: Path) -> Glance:
@@ -73,8 +80,9 @@ def glance(folder: Path) -> Glance:
         found for line in _tail(folder / layout.SCRAPES, SCRAPE_TAIL_BYTES).splitlines() if (found := _scrape(line))
     ]
     n, b = (None, None) if step is None else (step.num_seqs, step.bucket)
+    stand_in = next((words for name, words in STAND_INS.items() if (folder / name).is_file()), "")
     if not scrapes:
-        return Glance(n, b)
+        return Glance(n, b, stand_in=stand_in)
     (_, now, late), rate = scrapes[-1], None
     if len(scrapes) > 1 and (passed_ns := scrapes[-1][0] - scrapes[-2][0]) > 0:
         rate = (now["generation_tokens_total"] - scrapes[-2][1]["generation_tokens_total"]) * NS_PER_S / passed_ns
@@ -87,6 +95,7 @@ def glance(folder: Path) -> Glance:
         rate,
         late.get(REARRIVAL_P99_MS),
         late.get(START_SPREAD_MS),
+        stand_in,
     )
 
 

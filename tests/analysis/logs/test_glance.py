@@ -41,6 +41,8 @@ def test_a_run_says_how_late_its_client_was_so_far(tmp_path: Path) -> None:
     assert glance(tmp_path).in_words() == "3 run, start spread 0.125 ms"
     (tmp_path / layout.SCRAPES).write_bytes(scrape(4, 400, 3, 0, 5, start_spread_ms=0.125, rearrival_p99_ms=2.5))
     assert glance(tmp_path).in_words() == "3 run, late p99 2.5 ms"
+    (tmp_path / layout.SCRAPES).write_bytes(scrape(4, 400, 3, 0, 5, rearrival_p99_ms=0.00182))
+    assert glance(tmp_path).in_words() == "3 run, late p99 1.8 us"
 
 
 def test_watching_shows_the_run_that_is_being_made(tmp_path: Path) -> None:
@@ -49,3 +51,5 @@ def test_watching_shows_the_run_that_is_being_made(tmp_path: Path) -> None:
     (folder / layout.SCRAPES).write_bytes(scrape(1, 100, 2, 0, 7))
     shown = [str(next(iter(column.cells))) for column in view(tmp_path).columns]
     assert shown == ["mine", "0", "0", "base/0", "7", "2 run"]
+    (folder / layout.SERVER_CONFIG).write_text("{}")
+    assert str(next(iter(view(tmp_path).columns[-1].cells))) == "emulated: 2 run"
