@@ -105,8 +105,8 @@ def written(table: ResultTable, form: TableForm) -> str:
     import io
     import json
 
+    from harness.analysis.method.latex import to_latex
     from harness.analysis.method.tabular import rows_as_text
-    from harness.study.paper_tables.render import to_latex
 
     if form is TableForm.json:
         return json.dumps(table.records(), indent=1) + "\n"
@@ -116,8 +116,7 @@ def written(table: ResultTable, form: TableForm) -> str:
         writer.writerows([table.columns, *table.rows])
         return text.getvalue()
     if form is TableForm.latex:
-        rows = tuple(tuple(row) for row in rows_as_text(table.rows))
-        return to_latex(table.name, table.columns, rows, [table.caption] if table.caption else [])
+        return to_latex(table.name, table.columns, rows_as_text(table.rows), list(filter(None, [table.caption])))
     return table.to_markdown() + "\n"
 
 

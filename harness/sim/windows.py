@@ -175,8 +175,8 @@ def look(
     begin, each = steps["start_ns"], steps["duration_ns"]
     inside, num_inside = each * steps["count"], steps["count"].copy()
     for edge in (0, -1)[: len(steps)]:
-        over = min(int(begin[edge] + inside[edge]), end_ns)
-        inside[edge] = max(0, over - max(int(begin[edge]), start_ns))
+        until = min(int(begin[edge] + inside[edge]), end_ns)
+        inside[edge] = max(0, until - max(int(begin[edge]), start_ns))
         num_inside[edge] = _steps_inside(int(begin[edge]), int(each[edge]), int(num_inside[edge]), start_ns, end_ns)
     is_prefill = steps["kind"] == STEP_PREFILL
     # Column by column: numpy takes whole records out of a table one at a time.

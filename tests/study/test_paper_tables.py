@@ -19,7 +19,7 @@ from harness.shipped import find_shipped, shipped_folder
 from harness.spec import PredictionSpec, load_experiment
 from harness.study.paper_sums import contributions, dummy_requests, loaded_memory_gib
 from harness.study.paper_tables import PaperTable, Source, paper_tables
-from harness.study.paper_tables.render import latex_text, render, to_csv, to_markdown
+from harness.study.paper_tables.render import render, to_csv, to_markdown
 from tests.support.as_sealed import as_sealed
 
 PAPER_ORDER = (
@@ -237,7 +237,6 @@ def test_latex_is_a_booktabs_table_with_its_signs_escaped() -> None:
     assert r"\{1,2\} & a|b \\" in latex
     assert r"A $\rightarrow$ B" in latex
     assert latex.count(r"\begin{table*}") == latex.count(r"\end{table*}") == 1
-    assert latex_text("batch_size") == r"batch\_size"
 
 
 @pytest.mark.parametrize("form", ["md", "csv", "latex"])

@@ -10,25 +10,10 @@ import io
 from collections.abc import Sequence
 from typing import Literal
 
+from harness.analysis.method.latex import to_latex
 from harness.study.paper_tables.table import PaperTable
 
 TableFormat = Literal["markdown", "md", "csv", "latex"]
-_LATEX = {
-    "\\": r"\textbackslash{}",
-    "{": r"\{",
-    "}": r"\}",
-    "%": r"\%",
-    "&": r"\&",
-    "_": r"\_",
-    "#": r"\#",
-    "$": r"\$",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-}
-_AFTER = {
-    **{"->": r"$\rightarrow$", "<=": r"$\le$", "\u2264": r"$\le$", "\u00d7": r"$\times$", "\u03c4": r"$\tau$"},
-    **{"\u2020": r"\dag{}", "\u2013": "--"},
-}
 
 
 def render(tables: Sequence[PaperTable], form: TableFormat) -> str:
@@ -73,36 +58,3 @@ def to_csv(table: PaperTable) -> str:
 
 def _in_latex(table: PaperTable) -> str:
     return to_latex(table.caption, table.columns, table.rows, remarks(table), f"tab:{table.number}")
-
-
-def to_latex(
-    caption: str, columns: Sequence[str], rows: Sequence[Sequence[str]], remarks: Sequence[str], label: str = ""
-) -> str:
-    """A booktabs table as in the paper; needs \\usepackage{booktabs}."""
-    lines = [r"\begin{table*}[!t]", rf"\caption{{{latex_text(caption)}}}", *([rf"\label{{{label}}}"] if label else [])]
-    if rows:
-        lines += [
-            r"\centering\small",
-            rf"\begin{{tabular}}{{l{'c' * (len(columns) - 1)}}}",
-            r"\toprule",
-            _ampersands(columns),
-            r"\midrule",
-            *map(_ampersands, rows),
-            r"\bottomrule",
-            r"\end{tabular}",
-        ]
-    lines += [rf"\par\footnotesize {latex_text(remark)}" for remark in remarks]
-    return "\n".join([*lines, r"\end{table*}", ""])
-
-
-def _ampersands(cells: Sequence[str]) -> str:
-    return " & ".join(latex_text(cell) for cell in cells) + r" \\"
-
-
-def latex_text(words: str) -> str:
-    """Escaped; a number's minus and arrows in math."""
-    escaped = "".join(_LATEX.get(letter, letter) for letter in words)
-    for plain, math in _AFTER.items():
-        escaped = escaped.replace(plain, math)
-    is_negative = escaped.startswith("-") and escaped[1:2].isdigit()
-    return f"$-${escaped[1:]}" if is_negative else escaped
