@@ -106,14 +106,27 @@ class ClientSpec(Spec):
 
 
 class SloSpec(Spec):
-    """What an answer must keep to count as good: goodput is requests per second that keep all that is set."""
+    """Latency targets of a request. Goodput counts the requests per second that meet every target that is set."""
 
     ttft_ms: float | None = Field(default=None, gt=0, description="model ms to the first token")
-    itl_ms: float | None = Field(default=None, gt=0, description="model ms per token after it, mean of the request")
+    tpot_ms: float | None = Field(
+        default=None, gt=0, description="model ms per token after the first, mean of the request"
+    )
+    itl_ms: float | None = Field(default=None, gt=0, description="model ms between two tokens of the request")
+    itl_percentile: float = Field(
+        default=100.0, gt=0, le=100, description="percentile of the request's gaps that itl_ms limits; 100: every gap"
+    )
+    e2e_ms: float | None = Field(default=None, gt=0, description="model ms from the send to the end of the answer")
+
+    @model_validator(mode="after")
+    def _percentile_has_a_limit(self) -> SloSpec:
+        if self.itl_ms is None and "itl_percentile" in self.model_fields_set and self.itl_percentile != 100.0:
+            raise ValueError("itl_percentile limits nothing without itl_ms; set both")
+        return self
 
     @property
     def is_set(self) -> bool:
-        return self.ttft_ms is not None or self.itl_ms is not None
+        return any(limit is not None for limit in (self.ttft_ms, self.tpot_ms, self.itl_ms, self.e2e_ms))
 
 
 class WindowSpec(Spec):

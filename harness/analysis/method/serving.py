@@ -31,6 +31,7 @@ QUANTILES = (0.5, 0.9, 0.99)
 CONFIDENCE = 0.99
 METRICS = {
     "ttft": "time to first token",
+    "tpot": "time per output token",
     "itl": "inter-token latency",
     "e2e": "end to end",
     "queue": "queueing",
@@ -264,14 +265,29 @@ def serving_figures(condition: str, runs: Sequence[SealedRun]) -> ServingFigures
 
 
 def _is_good(one: Latencies, slo: SloSpec) -> NDArray[np.bool_]:
-    """Which requests met every limit that is set; what was not observed met none."""
+    """Which requests met every target that is set. A latency that was not observed meets no target."""
     met = np.ones(len(one.turn), dtype=np.bool_)
+    # An answer of one token has no gap that could be too long.
+    has_no_gap = (one.tokens == 1) & ~np.isnan(one.ttft_ns)
     if slo.ttft_ms is not None:
         met &= one.ttft_ns <= slo.ttft_ms * NS_PER_MS
+    if slo.tpot_ms is not None:
+        met &= (one.tpot_ns <= slo.tpot_ms * NS_PER_MS) | has_no_gap
     if slo.itl_ms is not None:
-        # An answer of one token has no later one that could be late.
-        met &= (one.tpot_ns <= slo.itl_ms * NS_PER_MS) | ((one.tokens == 1) & ~np.isnan(one.ttft_ns))
+        met &= (_gap_ns(one, slo.itl_percentile) <= slo.itl_ms * NS_PER_MS) | has_no_gap
+    if slo.e2e_ms is not None:
+        met &= one.e2e_ns <= slo.e2e_ms * NS_PER_MS
     return met
+
+
+def _gap_ns(one: Latencies, percentile: float) -> FloatArray:
+    """The given percentile of the gaps between the tokens of each request; nan for a request without gaps."""
+    gap_ns = np.full(len(one.turn), np.nan)
+    sorting = np.argsort(one.itl_row, kind="stable")
+    rows, starts = np.unique(one.itl_row[sorting], return_index=True)
+    for row, gaps in zip(rows, np.split(one.itl_ns[sorting], starts[1:]), strict=True):
+        gap_ns[row] = np.percentile(gaps, percentile)
+    return gap_ns
 
 
 def _rate(amounts: Sequence[int], spans_s: Sequence[float], runs: Sequence[Latencies]) -> Rate:
@@ -300,7 +316,9 @@ def _distributions(observed: Sequence[Latencies]) -> list[Distribution]:
 def _values(one: Latencies, metric: str, is_in: NDArray[np.bool_]) -> FloatArray:
     if metric == "itl":
         return one.itl_ns[is_in[one.itl_row]] if len(one.itl_row) else one.itl_ns
-    values: FloatArray = {"ttft": one.ttft_ns, "e2e": one.e2e_ns, "queue": one.queue_ns}[metric][is_in]
+    values: FloatArray = {"ttft": one.ttft_ns, "tpot": one.tpot_ns, "e2e": one.e2e_ns, "queue": one.queue_ns}[metric][
+        is_in
+    ]
     return values[~np.isnan(values)]
 
 

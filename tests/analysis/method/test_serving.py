@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from harness.analysis import summarise
-from harness.analysis.method.serving import certified, latencies, requests_needed
+from harness.analysis.method.serving import Latencies, certified, latencies, requests_needed
+from harness.errors import SpecError
 from harness.records import RunStore, SealedRun
 from harness.runner import run_experiment
 from harness.sim import simulate
+from harness.spec import parse_experiment
 from tests.support.experiments import small_experiment
 
 SLOW = {"num_sessions": 6, "wait_cap_s": 2.0}
@@ -63,13 +66,41 @@ def test_figures_are_grouped_by_turn_and_prefix_with_intervals_over_runs(tmp_pat
 
 
 def test_goodput_counts_what_keeps_the_limits_and_the_window_leaves_the_start_out(tmp_path: Path) -> None:
-    generous = summarise(simulated(tmp_path / "a", slo={"ttft_ms": 1e6, "itl_ms": 1e6})).serving[0]
+    generous = summarise(
+        simulated(tmp_path / "a", slo={"ttft_ms": 1e6, "tpot_ms": 1e6, "itl_ms": 1e6, "e2e_ms": 1e6})
+    ).serving[0]
     strict = summarise(simulated(tmp_path / "b", slo={"ttft_ms": 1e-3})).serving[0]
     late = summarise(simulated(tmp_path / "c", window={"warmup_s": 0.001})).serving[0]
     assert generous.goodput_per_s == generous.requests_per_s
     assert strict.good_share == 0
     assert late.num_requests == generous.num_requests / 2
     assert late.goodput_per_s is None
+
+
+LATENCY_OF_TARGET: dict[str, Callable[[Latencies, int], float]] = {
+    "ttft_ms": lambda one, row: one.ttft_ns[row],
+    "tpot_ms": lambda one, row: one.itl_ns[one.itl_row == row].mean(),
+    "itl_ms": lambda one, row: one.itl_ns[one.itl_row == row].max(),
+    "itl_percentile": lambda one, row: float(np.percentile(one.itl_ns[one.itl_row == row], 90)),
+    "e2e_ms": lambda one, row: one.e2e_ns[row],
+}
+
+
+@pytest.mark.parametrize("slo", LATENCY_OF_TARGET)
+def test_each_target_limits_the_latency_that_it_names(tmp_path: Path, slo: str) -> None:
+    observed = [latencies(run) for run in simulated(tmp_path / "without") if run.condition == "base"]
+    values = [LATENCY_OF_TARGET[slo](one, row) / 1e6 for one in observed for row in range(len(one.turn))]
+    limit = float(np.mean(values))
+    targets = {"itl_ms": limit, "itl_percentile": 90} if slo == "itl_percentile" else {slo: limit}
+    found = summarise(simulated(tmp_path / "with", slo=targets)).serving_of("base")
+    assert found is not None
+    assert found.good_share == pytest.approx(np.mean([value <= limit for value in values]))
+    assert 0 < found.good_share < 1
+
+
+def test_a_percentile_of_gaps_without_a_limit_is_refused() -> None:
+    with pytest.raises(SpecError, match="itl_percentile limits nothing without itl_ms"):
+        parse_experiment({**small_experiment().model_dump(mode="json"), "slo": {"itl_percentile": 99}}, where="x.toml")
 
 
 def test_without_streaming_nothing_is_said_of_tokens(tmp_path: Path) -> None:
