@@ -28,7 +28,7 @@ from harness.sim.kernel import arrays as layout
 from harness.sim.search.rank import FloatArray
 from harness.sim.search.space import Candidate, SpaceSpec, UncertaintySpec, candidate_of
 from harness.sim.simulate import is_rearrival, plan_arrays
-from harness.sim.windows import lives_of, look
+from harness.sim.windows import user_timelines, window_stats
 
 SEED_RANGE = 2**31
 
@@ -188,9 +188,9 @@ def figures(
     arrays = plan_arrays([plan])
     outcome = _as_simulated(arrays, candidate.config(space.rules), steps)
     if space.window is not None:
-        start_ns = lives_of(arrays, outcome).window_start(space.window.after_requests)
+        start_ns = user_timelines(arrays, outcome).window_start(space.window.after_requests)
         end_ns = start_ns + round(space.window.seconds * NS_PER_S)
-        found = look(arrays, outcome, candidate.config(space.rules), start_ns, end_ns)
+        found = window_stats(arrays, outcome, candidate.config(space.rules), start_ns, end_ns)
         return found.device_ns, found.completed, found.reused, found.rearrivals
     again = is_rearrival(arrays)
     is_reused = again & (outcome.requests["cached_tokens"] > 0)

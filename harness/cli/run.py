@@ -278,7 +278,7 @@ def _conditions_written(sealed: Sequence[SealedRun], form: TableForm, *, serving
 def _predicted_written(sealed: Sequence[SealedRun], form: TableForm) -> str:
     """What was predicted for the very plans of these runs, by the frozen draws where there are such."""
     from harness.analysis.method.tabular import ResultTable
-    from harness.analysis.method.verdicts import Evidence
+    from harness.analysis.method.verdicts import ExperimentRuns
     from harness.kinds import origin_note
     from harness.prereg import check_sealed_runs, predictions_for
     from harness.study.repeats import prediction_table
@@ -286,7 +286,9 @@ def _predicted_written(sealed: Sequence[SealedRun], form: TableForm) -> str:
     kind, valid = sealed[0].manifest.backend, [run for run in sealed if run.is_valid]
     if kind_named(kind).is_virtual:
         raise SpecError("its runs are simulated: nothing was measured", where=sealed[0].experiment)
-    found = prediction_table(Evidence(valid, predictions_for(valid, check_sealed_runs(sealed)))) if valid else None
+    found = (
+        prediction_table(ExperimentRuns(valid, predictions_for(valid, check_sealed_runs(sealed)))) if valid else None
+    )
     if found is None or not found.rows:
         raise SpecError("no condition has valid runs beside its baseline's", where=sealed[0].experiment)
     note = origin_note(kind)
@@ -322,7 +324,7 @@ def _conclude(console: Console, sealed: Sequence[SealedRun], path: Path, title: 
 
 def _results(sealed: Sequence[SealedRun]) -> Results:
     """What the experiment's own analysis and rules give; why one of them gives nothing stands in the report."""
-    from harness.analysis.method.verdicts import Evidence
+    from harness.analysis.method.verdicts import ExperimentRuns
     from harness.errors import HarnessError
     from harness.prereg import check_sealed_runs, judge, predictions_for
     from harness.report.view import Results
@@ -339,7 +341,7 @@ def _results(sealed: Sequence[SealedRun]) -> Results:
             predictions = predictions_for(valid, frozen)
             if asked.get("analysis"):
                 analysis = analyse(sealed, predictions)
-            if is_measured and (table := prediction_table(Evidence(valid, predictions))).rows:
+            if is_measured and (table := prediction_table(ExperimentRuns(valid, predictions))).rows:
                 predicted = table
         except HarnessError as error:
             name = repr(asked["analysis"]) if asked.get("analysis") else "of predictions"

@@ -13,7 +13,7 @@ from pathlib import Path
 from harness.analysis.method.decide import Decision, Outcome
 from harness.analysis.method.equivalence import decide_stopped
 from harness.analysis.method.stopping import Standing, standing, standing_of
-from harness.analysis.method.verdicts import EXPLORATORY, Evidence, decide_experiment
+from harness.analysis.method.verdicts import EXPLORATORY, ExperimentRuns, decide_experiment
 from harness.errors import RecordsError, RuleFailedError, SpecError
 from harness.prereg.frozen import Preregistration
 from harness.prereg.predict import predictions_for
@@ -74,8 +74,8 @@ def judge(
         raise SpecError("no sealed runs to judge", where="decide", hint="Run the experiment first")
     frozen = check_sealed_runs(runs)
     chosen = _chosen_rules(runs, frozen, rules)
-    evidence = Evidence(runs, predictions_for(runs, frozen))
-    decisions = decide_experiment(chosen, evidence, is_confirmatory=frozen is not None)
+    experiment = ExperimentRuns(runs, predictions_for(runs, frozen))
+    decisions = decide_experiment(chosen, experiment, is_confirmatory=frozen is not None)
     found = _stopped(runs, frozen)
     if found is not None:
         said = decide_stopped(found)

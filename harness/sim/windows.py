@@ -69,7 +69,7 @@ def users_of(arrays: layout.PlanArrays) -> IntArray:
     return users
 
 
-class Lives(NamedTuple):
+class UserTimelines(NamedTuple):
     """When the requests of each user completed, one user after another, earliest first. Times in ns.
 
     completed: shape (requests,). users, first, num_requests: shape (users,): who, at which place of it, how many.
@@ -99,13 +99,13 @@ class Lives(NamedTuple):
         return int(self.completed[self.first + self.num_requests - 1].min())
 
 
-def lives_of(arrays: layout.PlanArrays, outcome: layout.Outcome) -> Lives:
+def user_timelines(arrays: layout.PlanArrays, outcome: layout.Outcome) -> UserTimelines:
     """The users of a single plan, as it was simulated."""
     user, completed = users_of(arrays)[arrays.requests["session"]], outcome.requests["completed_ns"]
     per_user = np.bincount(user)
     users = np.flatnonzero(per_user)
     count = per_user[users]
-    return Lives(completed[np.lexsort((completed, user))], users, count.cumsum() - count, count)
+    return UserTimelines(completed[np.lexsort((completed, user))], users, count.cumsum() - count, count)
 
 
 def window_figures(
@@ -125,18 +125,18 @@ def window_figures(
     if found is not None:
         return found
     outcome = run_arrays(alone, config, costs)
-    lives = lives_of(alone, outcome)
-    start_ns = lives.window_start(window.after_requests)
+    timelines = user_timelines(alone, outcome)
+    start_ns = timelines.window_start(window.after_requests)
     end_ns = start_ns + round(window.seconds * NS_PER_S)
-    life_ns = lives.last_full_ns()
-    if end_ns > life_ns:
+    full_until_ns = timelines.last_full_ns()
+    if end_ns > full_until_ns:
         raise PlanError(
             f"the window ends {end_ns / NS_PER_S:.1f} s after the start, when a user has already left "
-            f"({life_ns / NS_PER_S:.1f} s)",
+            f"({full_until_ns / NS_PER_S:.1f} s)",
             where=f"plan {plan}",
             hint="Give each user more sessions, or a shorter window",
         )
-    return look(alone, outcome, config, start_ns, end_ns)
+    return window_stats(alone, outcome, config, start_ns, end_ns)
 
 
 def _figures_of_half(
@@ -152,18 +152,18 @@ def _figures_of_half(
         return None
     half = first_sessions(arrays, size)
     outcome = run_arrays(half, config, costs)
-    lives = lives_of(half, outcome)
-    if lives.num_requests.min() < window.after_requests:
+    timelines = user_timelines(half, outcome)
+    if timelines.num_requests.min() < window.after_requests:
         return None
     last_request = half.sessions["first_request"] + half.sessions["num_requests"] - 1
     is_cut = half.sessions["num_followers"] < arrays.sessions["num_followers"][:size]
-    known_ns = min(outcome.requests["completed_ns"][last_request[is_cut]].min(), lives.last_full_ns())
-    start_ns = lives.window_start(window.after_requests)
+    known_ns = min(outcome.requests["completed_ns"][last_request[is_cut]].min(), timelines.last_full_ns())
+    start_ns = timelines.window_start(window.after_requests)
     end_ns = start_ns + round(window.seconds * NS_PER_S)
-    return look(half, outcome, config, start_ns, end_ns) if end_ns <= known_ns else None
+    return window_stats(half, outcome, config, start_ns, end_ns) if end_ns <= known_ns else None
 
 
-def look(
+def window_stats(
     arrays: layout.PlanArrays, outcome: layout.Outcome, config: EngineConfig, start_ns: int, end_ns: int
 ) -> WindowFigures:
     """Count what a simulated plan did in [start_ns, end_ns)."""

@@ -16,18 +16,18 @@ from harness.analysis.method.decide import Block
 from harness.analysis.method.figures import RunFigures
 from harness.analysis.method.padding import Padding, direction, removed_slots, shapley_split
 from harness.analysis.method.tabular import Cell, ResultTable, table_of
-from harness.analysis.method.verdicts import Evidence, blocks_of, waits_pairs
+from harness.analysis.method.verdicts import ExperimentRuns, blocks_of, waits_pairs
 from harness.clock import NS_PER_S
 
 
-def num_sessions(evidence: Evidence, condition: str) -> int:
+def num_sessions(experiment: ExperimentRuns, condition: str) -> int:
     """N of a condition."""
-    return evidence.runs[condition][0].workload.num_sessions
+    return experiment.runs[condition][0].workload.num_sessions
 
 
-def grid_text(evidence: Evidence, condition: str) -> str:
+def grid_text(experiment: ExperimentRuns, condition: str) -> str:
     """The compiled decode batch sizes, {1,2,4,8}."""
-    buckets = evidence.runs[condition][0].server.decode_buckets
+    buckets = experiment.runs[condition][0].server.decode_buckets
     return "{" + ",".join(map(str, buckets)) + "}"
 
 
@@ -36,20 +36,20 @@ def decode_ns(runs: Sequence[RunFigures]) -> int:
     return sum(run.a.decode_ns for run in runs if run.a is not None)
 
 
-def alignment_table(evidence: Evidence) -> ResultTable:
+def alignment_table(experiment: ExperimentRuns) -> ResultTable:
     """One row per pair of conditions with waits and without: p_A, p_C, delta p, R, steps, decode time ratio."""
     rows: list[dict[str, Cell]] = []
-    for with_waits, without in waits_pairs(evidence):
-        pairs = evidence.pairs(with_waits, without)
+    for with_waits, without in waits_pairs(experiment):
+        pairs = experiment.pairs(with_waits, without)
         if not pairs:
             continue
-        total = decide.pooled(blocks_of(evidence, with_waits, without))
+        total = decide.pooled(blocks_of(experiment, with_waits, without))
         own, base = [run for run, _ in pairs], [run for _, run in pairs]
         p_with, p_without = total.with_waits.ratio or 0.0, total.without_waits.ratio or 0.0
         rows.append(
             {
-                "grid": grid_text(evidence, with_waits),
-                "N": num_sessions(evidence, with_waits),
+                "grid": grid_text(experiment, with_waits),
+                "N": num_sessions(experiment, with_waits),
                 "p_A": p_with,
                 "p_C": p_without,
                 "delta_p": p_without - p_with,
@@ -74,17 +74,17 @@ def unpadded_share(runs: Sequence[RunFigures]) -> float:
     return full / total if total else 0.0
 
 
-def block_table(evidence: Evidence) -> ResultTable:
+def block_table(experiment: ExperimentRuns) -> ResultTable:
     """One row per pair and replicate (Table S5): p_A, p_C, delta p, R and its place against the band."""
     rows: list[dict[str, Cell]] = []
-    for with_waits, without in waits_pairs(evidence):
-        for own, base in evidence.pairs(with_waits, without):
+    for with_waits, without in waits_pairs(experiment):
+        for own, base in experiment.pairs(with_waits, without):
             block = Block(own.padding, base.padding)
             p_with, p_without = own.padding.ratio or 0.0, base.padding.ratio or 0.0
             rows.append(
                 {
                     "condition": with_waits,
-                    "N": num_sessions(evidence, with_waits),
+                    "N": num_sessions(experiment, with_waits),
                     "replicate": own.replicate,
                     "R": block.occupancy,
                     "direction": direction(block.occupancy),
@@ -96,34 +96,34 @@ def block_table(evidence: Evidence) -> ResultTable:
     return table_of("blocks", "Every input plan by itself; its composition, no uncertainty interval", rows)
 
 
-def histogram_table(evidence: Evidence) -> ResultTable:
+def histogram_table(experiment: ExperimentRuns) -> ResultTable:
     """h(n) of every condition over its valid runs."""
     rows: list[dict[str, Cell]] = []
-    for condition in evidence.runs:
+    for condition in experiment.runs:
         total: Counter[int] = Counter()
-        for run in evidence.figures(condition):
+        for run in experiment.figures(condition):
             total.update(run.histogram)
         row: dict[str, Cell] = {"condition": condition, "steps": sum(total.values())}
         rows.append(row | {f"h({n})": total[n] for n in sorted(total)})
     return table_of("histogram", "h(n): decode steps with n requests", rows)
 
 
-def grid_table(evidence: Evidence) -> ResultTable:
+def grid_table(experiment: ExperimentRuns) -> ResultTable:
     """Table II: p_A, p_C and delta p by N and grid, pairing conditions of equal N and grid but other treatment."""
     groups: dict[tuple[int, str], dict[str, str]] = {}
-    for condition in evidence.runs:
-        key = (num_sessions(evidence, condition), grid_text(evidence, condition))
-        groups.setdefault(key, {})[evidence.treatments[condition]] = condition
+    for condition in experiment.runs:
+        key = (num_sessions(experiment, condition), grid_text(experiment, condition))
+        groups.setdefault(key, {})[experiment.treatments[condition]] = condition
     rows: list[dict[str, Cell]] = []
     for (n, grid), conditions in groups.items():
         if not {"as-drawn", "no-waits"} <= conditions.keys():
             continue
         with_waits, without = conditions["as-drawn"], conditions["no-waits"]
-        total = decide.pooled(blocks_of(evidence, with_waits, without))
+        total = decide.pooled(blocks_of(experiment, with_waits, without))
         p_with, p_without = total.with_waits.ratio or 0.0, total.without_waits.ratio or 0.0
         per_replicate = [
             (base.padding.ratio or 0.0) - (own.padding.ratio or 0.0)
-            for own, base in evidence.pairs(with_waits, without)
+            for own, base in experiment.pairs(with_waits, without)
         ]
         rows.append(
             {
@@ -139,12 +139,12 @@ def grid_table(evidence: Evidence) -> ResultTable:
     return table_of("grids", "Padding by bucket set, with tool waits (A) and without (C)", rows)
 
 
-def contribution_table(evidence: Evidence) -> ResultTable:
+def contribution_table(experiment: ExperimentRuns) -> ResultTable:
     """Table S7: by n, slots removed by another bucket set and its share of the drop of p; only at equal h(n)."""
     rows: list[dict[str, Cell]] = []
-    for condition, baseline in evidence.compared():
-        pairs = evidence.pairs(condition, baseline)
-        old, new = (evidence.runs[name][0].server.decode_buckets for name in (baseline, condition))
+    for condition, baseline in experiment.compared():
+        pairs = experiment.pairs(condition, baseline)
+        old, new = (experiment.runs[name][0].server.decode_buckets for name in (baseline, condition))
         own, base = (_summed([pair[side].histogram for pair in pairs]) for side in (0, 1))
         if not pairs or old == new or own != base:
             continue
@@ -176,12 +176,12 @@ def _summed(histograms: Sequence[dict[int, int]]) -> dict[int, int]:
     return dict(sorted(total.items()))
 
 
-def cost_table(evidence: Evidence) -> ResultTable:
+def cost_table(experiment: ExperimentRuns) -> ResultTable:
     """One row per condition: sums of both channels, of W, of reuse; ratios to its baseline and their agreement."""
     rows: list[dict[str, Cell]] = []
-    for condition in evidence.runs:
-        baseline = evidence.baselines.get(condition, condition)
-        pairs = evidence.pairs(condition, baseline)
+    for condition in experiment.runs:
+        baseline = experiment.baselines.get(condition, condition)
+        pairs = experiment.pairs(condition, baseline)
         own, base = [run for run, _ in pairs], [run for _, run in pairs]
         if not pairs:
             continue

@@ -19,7 +19,7 @@ from harness.analysis.method.predictions import Predictions
 from harness.analysis.method.speeds import speeds
 from harness.analysis.method.stats import Interval
 from harness.analysis.method.tabular import AnalysisResult, Cell, ResultTable, table_of
-from harness.analysis.method.verdicts import Evidence
+from harness.analysis.method.verdicts import ExperimentRuns
 from harness.clock import NS_PER_S
 from harness.errors import SpecError
 from harness.kinds import origin_note
@@ -31,7 +31,7 @@ from harness.study.ceilings import ceilings_table
 from harness.study.waiting import measured_waiting, waiting_table
 
 Tables = tuple[ResultTable, ...]
-Found = tuple[Tables, dict[str, Interval], tuple[str, ...]]
+AnalysisOutput = tuple[Tables, dict[str, Interval], tuple[str, ...]]
 INTERFERENCE = InterferenceRule(name="interference", kind="interference")
 
 
@@ -48,27 +48,27 @@ def analyse(runs: Sequence[SealedRun], predictions: Predictions | None = None, n
         raise SpecError(
             f"unknown analysis {asked!r}", where="analysis", hint=f"Use one of {', '.join(sorted(ANALYSES))}"
         )
-    evidence = Evidence(runs, predictions)
-    tables, intervals, notes = compute(evidence)
-    fewest = min(len({run.replicate for run in group}) for group in evidence.runs.values())
+    experiment = ExperimentRuns(runs, predictions)
+    tables, intervals, notes = compute(experiment)
+    fewest = min(len({run.replicate for run in group}) for group in experiment.runs.values())
     if fewest < stats.MIN_REPLICATES:
         notes = (*notes, f"{fewest} valid replicates of a condition: too few for an interval of a ratio or a mean")
     invalid = sum(not run.is_valid for run in runs)
     if invalid:
         notes = (*notes, f"{invalid} invalid runs are left out")
-    kept = tuple(table for table in (*tables, *_by_device(evidence)) if table.rows)
+    kept = tuple(table for table in (*tables, *_by_device(experiment)) if table.rows)
     return AnalysisResult(runs[0].experiment, asked, kept, notes, intervals, origin_note(runs[0].manifest.backend))
 
 
-Table = Callable[[Evidence], ResultTable]
+Table = Callable[[ExperimentRuns], ResultTable]
 
 
-def _by_device(evidence: Evidence) -> list[ResultTable]:
+def _by_device(experiment: ExperimentRuns) -> list[ResultTable]:
     """Devices and comparisons on each of them; nothing where fewer than two made the runs."""
-    found = speeds([figures for condition in evidence.runs for figures in evidence.figures(condition)])
+    found = speeds([figures for condition in experiment.runs for figures in experiment.figures(condition)])
     compared = {
-        name: compare(baseline, evidence.figures(name), evidence.figures(baseline))
-        for name, baseline in evidence.compared()
+        name: compare(baseline, experiment.figures(name), experiment.figures(baseline))
+        for name, baseline in experiment.compared()
     }
     return device_tables(found, compared) if found is not None else []
 
@@ -76,26 +76,32 @@ def _by_device(evidence: Evidence) -> list[ResultTable]:
 FORMULAS: tuple[Table, ...] = (survival.formula_table, survival.exceptions_table)
 
 
-def _show(*tables: Table, notes: tuple[str, ...] = (), with_ratios: bool = False) -> Callable[[Evidence], Found]:
+def _show(
+    *tables: Table, notes: tuple[str, ...] = (), with_ratios: bool = False
+) -> Callable[[ExperimentRuns], AnalysisOutput]:
     """An analysis that is its tables in order. with_ratios: intervals of the ratios over replicates too."""
 
-    def found(evidence: Evidence) -> Found:
-        intervals = repeats.ratio_intervals(evidence) if with_ratios else {}
-        return tuple(table(evidence) for table in tables), intervals, notes
+    def found(experiment: ExperimentRuns) -> AnalysisOutput:
+        intervals = repeats.ratio_intervals(experiment) if with_ratios else {}
+        return tuple(table(experiment) for table in tables), intervals, notes
 
     return found
 
 
-def _sequential_survival(evidence: Evidence) -> Found:
-    critical = survival.critical_count(evidence)
+def _sequential_survival(experiment: ExperimentRuns) -> AnalysisOutput:
+    critical = survival.critical_count(experiment)
     count = "none" if critical is None else critical
     note = f"critical request count: {count}; of this order of requests, no threshold on N"
-    tables = (survival.survival_table(evidence), survival.formula_table(evidence), survival.exceptions_table(evidence))
+    tables = (
+        survival.survival_table(experiment),
+        survival.formula_table(experiment),
+        survival.exceptions_table(experiment),
+    )
     return tables, {}, (note,)
 
 
-def _prefill_injection(evidence: Evidence) -> Found:
-    runs = [run for group in evidence.runs.values() for run in group]
+def _prefill_injection(experiment: ExperimentRuns) -> AnalysisOutput:
+    runs = [run for group in experiment.runs.values() for run in group]
     found = injections(runs, INTERFERENCE)
     return (
         (_by_length(found), _by_run(found)),
@@ -152,13 +158,13 @@ def _by_run(found: dict[str, list[Injection]]) -> ResultTable:
     )
 
 
-def _joined(evidence: Evidence) -> Found:
+def _joined(experiment: ExperimentRuns) -> AnalysisOutput:
     rows: list[dict[str, Cell]] = []
     intervals: dict[str, Interval] = {}
-    for condition, baseline in evidence.compared():
-        pairs = paired(evidence.runs.get(condition, []), evidence.runs.get(baseline, []))
+    for condition, baseline in experiment.compared():
+        pairs = paired(experiment.runs.get(condition, []), experiment.runs.get(baseline, []))
         for own, base in pairs:
-            rows.append({"condition": condition, "replicate": own.replicate, **_joint(evidence, own, base)})
+            rows.append({"condition": condition, "replicate": own.replicate, **_joint(experiment, own, base)})
         own_rows = [row for row in rows if row["condition"] == condition]
         for name in (
             "reuse_gained_tokens",
@@ -174,9 +180,9 @@ def _joined(evidence: Evidence) -> Found:
     caption = "Per replicate, against the baseline: reuse restored, prefill saved, waiting of other sessions saved"
     tables = (
         table_of("joined", caption, rows),
-        waiting_table(evidence),
-        survival.prefill_kinds_table(evidence),
-        alignment.cost_table(evidence),
+        waiting_table(experiment),
+        survival.prefill_kinds_table(experiment),
+        alignment.cost_table(experiment),
     )
     notes = (
         "waiting is modelled (T of each prefill times the requests held back) and measured (by the observer inside the "
@@ -186,9 +192,9 @@ def _joined(evidence: Evidence) -> Found:
     return tables, intervals, notes
 
 
-def _joint(evidence: Evidence, own: SealedRun, base: SealedRun) -> dict[str, Cell]:
+def _joint(experiment: ExperimentRuns, own: SealedRun, base: SealedRun) -> dict[str, Cell]:
     figures = [
-        next(one for one in evidence.figures(run.condition) if one.replicate == run.replicate) for run in (own, base)
+        next(one for one in experiment.figures(run.condition) if one.replicate == run.replicate) for run in (own, base)
     ]
     modelled = [one.waiting_session_ns for one in figures]
     seen = [measured_waiting(run) for run in (own, base)]
@@ -214,8 +220,8 @@ def _difference_s(left: int | None, right: int | None) -> float | None:
     return None if left is None or right is None else (left - right) / NS_PER_S
 
 
-def _step_cost(evidence: Evidence) -> Found:
-    decode, prefill = recompilation.step_table(evidence), recompilation.prefill_table(evidence)
+def _step_cost(experiment: ExperimentRuns) -> AnalysisOutput:
+    decode, prefill = recompilation.step_table(experiment), recompilation.prefill_table(experiment)
     errors = {
         "decode": recompilation.largest_model_error_ms(decode, "median_ms"),
         "prefill": recompilation.largest_model_error_ms(prefill, "elapsed_ms"),
@@ -228,14 +234,14 @@ def _step_cost(evidence: Evidence) -> Found:
     return (decode, prefill), {}, tuple(notes)
 
 
-def _saturation(evidence: Evidence) -> Found:
-    adjacent, intervals = repeats.adjacent_table(evidence)
-    tables = (adjacent, repeats.saturation_table(evidence), alignment.cost_table(evidence))
+def _saturation(experiment: ExperimentRuns) -> AnalysisOutput:
+    adjacent, intervals = repeats.adjacent_table(experiment)
+    tables = (adjacent, repeats.saturation_table(experiment), alignment.cost_table(experiment))
     return tables, intervals, ("an operational classification, no equivalence test",)
 
 
 AT_ONCE = "the blocks of a round ran at once by plan: a round is one datum, whatever the number of its devices"
-ANALYSES: dict[AnalysisName, Callable[[Evidence], Found]] = {
+ANALYSES: dict[AnalysisName, Callable[[ExperimentRuns], AnalysisOutput]] = {
     "general": _show(
         alignment.cost_table,
         repeats.decomposition_table,

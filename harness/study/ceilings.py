@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from harness.analysis.method.ceilings import total
 from harness.analysis.method.tabular import Cell, ResultTable, table_of
-from harness.analysis.method.verdicts import Evidence
+from harness.analysis.method.verdicts import ExperimentRuns
 
 
-def ceilings_table(evidence: Evidence) -> ResultTable:
+def ceilings_table(experiment: ExperimentRuns) -> ResultTable:
     """Reused share and its three ceilings per condition, then the tokens lost by cause; none without a plan."""
     found = {
-        condition: total(one.ceilings for one in evidence.figures(condition) if one.ceilings is not None)
-        for condition in evidence.runs
+        condition: total(one.ceilings for one in experiment.figures(condition) if one.ceilings is not None)
+        for condition in experiment.runs
     }
     causes = sorted({cause for one in found.values() for cause in one.lost})
     rows: list[dict[str, Cell]] = []

@@ -13,28 +13,28 @@ from harness.analysis import RunFigures
 from harness.analysis.method.devices import mean_interval
 from harness.analysis.method.stats import Interval
 from harness.analysis.method.tabular import Cell, ResultTable, table_of
-from harness.analysis.method.verdicts import Evidence
+from harness.analysis.method.verdicts import ExperimentRuns
 from harness.clock import NS_PER_S
 from harness.study.repeats import ratio_intervals
 
 Pairs = Sequence[tuple[RunFigures, RunFigures]]
 
 
-def effects_table(evidence: Evidence) -> ResultTable:
+def effects_table(experiment: ExperimentRuns) -> ResultTable:
     """One row per condition: what it adds per run to its baseline, with the low and high end of each interval.
 
     reused: re-arrivals that found KV. prefill_s: device time. W_session_s: session time held back by prefills. cost:
     geometric mean of the ratios of channel A.
     """
-    ratios = ratio_intervals(evidence)
+    ratios = ratio_intervals(experiment)
     rows: list[dict[str, Cell]] = []
-    for condition, baseline in evidence.compared():
-        pairs = evidence.pairs(condition, baseline)
+    for condition, baseline in experiment.compared():
+        pairs = experiment.pairs(condition, baseline)
         # Without a plan in common, the difference would be one of inputs.
-        plans = [{run.manifest.drawn_hash for run in evidence.runs.get(name, ())} for name in (condition, baseline)]
+        plans = [{run.manifest.drawn_hash for run in experiment.runs.get(name, ())} for name in (condition, baseline)]
         if not pairs or not plans[0] & plans[1]:
             continue
-        row: dict[str, Cell] = {"condition": condition, **evidence.runs[condition][0].manifest.factors}
+        row: dict[str, Cell] = {"condition": condition, **experiment.runs[condition][0].manifest.factors}
         for name, found in effects_of(pairs).items():
             values, of = [value for _, value in found], [run for run, _ in found]
             row |= _ends(name, mean_interval(values, of, unit="replicates"))

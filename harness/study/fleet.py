@@ -14,17 +14,17 @@ import numpy as np
 
 from harness.analysis.method.compare import compare
 from harness.analysis.method.tabular import Cell, ResultTable, table_of
-from harness.analysis.method.verdicts import Evidence
+from harness.analysis.method.verdicts import ExperimentRuns
 
 
-def neighbours_table(evidence: Evidence) -> ResultTable:
+def neighbours_table(experiment: ExperimentRuns) -> ResultTable:
     """One row per condition and device, and one over all: how much longer with so many busy neighbours than alone."""
     rows: list[Mapping[str, Cell]] = []
-    for condition, baseline in evidence.compared():
-        found = compare(baseline, evidence.figures(condition), evidence.figures(baseline))
+    for condition, baseline in experiment.compared():
+        found = compare(baseline, experiment.figures(condition), experiment.figures(baseline))
         if found is None or found.devices_b is None:
             continue
-        busy = float(np.mean([run.neighbours for run in evidence.figures(condition)]))
+        busy = float(np.mean([run.neighbours for run in experiment.figures(condition)]))
         named: dict[str, Cell] = {"condition": condition, "neighbours": busy}
         rows += [
             {**named, "device": one.device, "blocks": one.num_blocks, "longer_%": 100 * math.expm1(one.mean)}
@@ -40,19 +40,19 @@ def neighbours_table(evidence: Evidence) -> ResultTable:
     return table_of("neighbours", caption, rows)
 
 
-def duet_table(evidence: Evidence) -> ResultTable:
+def duet_table(experiment: ExperimentRuns) -> ResultTable:
     """One row per round: the effect on each device, and their mean, in which the host's noise of a period cancels."""
     return table_of(
         "duets",
         "100 ln of channel B over the baseline's on each device, and its mean over devices that exchanged conditions "
         "at once; sd: over rounds. The mean scatters less than its parts where they shared a host's noise",
-        [row for condition, baseline in evidence.compared() for row in _duets(evidence, condition, baseline)],
+        [row for condition, baseline in experiment.compared() for row in _duets(experiment, condition, baseline)],
     )
 
 
-def _duets(evidence: Evidence, condition: str, baseline: str) -> Iterator[Mapping[str, Cell]]:
+def _duets(experiment: ExperimentRuns, condition: str, baseline: str) -> Iterator[Mapping[str, Cell]]:
     rounds: dict[int, dict[str, float]] = {}
-    for own, base in evidence.pairs(condition, baseline):
+    for own, base in experiment.pairs(condition, baseline):
         rounds.setdefault(own.unit, {})[own.device] = 100 * math.log(own.b_ns / base.b_ns)
     columns: dict[str, list[float]] = {}
     for number, by_device in sorted(rounds.items()):

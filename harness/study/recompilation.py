@@ -12,17 +12,17 @@ import numpy as np
 from harness.analysis.method import stats
 from harness.analysis.method.steptimes import run_steady_step_ns
 from harness.analysis.method.tabular import Cell, ResultTable, table_of
-from harness.analysis.method.verdicts import Evidence, artifact_times_ms
+from harness.analysis.method.verdicts import ExperimentRuns, artifact_times_ms
 from harness.clock import NS_PER_MS
 from harness.records import SealedRun
 
 TIMES = {"reported": "model p50 of the server's own report", "steps": "whole step periods (model, sampler and host)"}
 
 
-def session_table(evidence: Evidence) -> ResultTable:
+def session_table(experiment: ExperimentRuns) -> ResultTable:
     """Table S2: per bucket and artifact, the time of every session, their median, and the pooled null pairs."""
     rows: list[dict[str, Cell]] = []
-    by_bucket, source = artifact_times_ms(evidence)
+    by_bucket, source = artifact_times_ms(experiment)
     # The server's report has two digits.
     digits = 2 if source == "reported" else 3
     for bucket, artifacts in by_bucket.items():
@@ -46,14 +46,14 @@ def session_table(evidence: Evidence) -> ResultTable:
     return table_of("sessions", caption, rows)
 
 
-def step_table(evidence: Evidence) -> ResultTable:
+def step_table(experiment: ExperimentRuns) -> ResultTable:
     """Undisturbed decode steps by (n, b): how many, their median and spread, and what the cost model says."""
     found: dict[tuple[int, int], list[float]] = {}
-    for runs in evidence.runs.values():
+    for runs in experiment.runs.values():
         for run in runs:
             for pair, durations in run_steady_step_ns(run).items():
                 found.setdefault(pair, []).extend((durations / NS_PER_MS).tolist())
-    model = next(iter(evidence.runs.values()))[0].cost_model
+    model = next(iter(experiment.runs.values()))[0].cost_model
     rows: list[dict[str, Cell]] = [
         {
             "n": n,
@@ -81,10 +81,10 @@ def prefill_times(run: SealedRun) -> list[tuple[int, float]]:
     ]
 
 
-def prefill_table(evidence: Evidence) -> ResultTable:
+def prefill_table(experiment: ExperimentRuns) -> ResultTable:
     """Answer times of one-token requests against T(q), ascending q."""
-    pairs = [pair for runs in evidence.runs.values() for run in runs for pair in prefill_times(run)]
-    model = next(iter(evidence.runs.values()))[0].cost_model
+    pairs = [pair for runs in experiment.runs.values() for run in runs for pair in prefill_times(run)]
+    model = next(iter(experiment.runs.values()))[0].cost_model
     rows: list[dict[str, Cell]] = [
         {
             "computed_tokens": tokens,

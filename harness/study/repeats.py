@@ -15,7 +15,7 @@ from harness.analysis.method.devices import log_ratio_interval
 from harness.analysis.method.figures import RunFigures
 from harness.analysis.method.stats import Interval
 from harness.analysis.method.tabular import Cell, ResultTable, table_of
-from harness.analysis.method.verdicts import Contrast, Evidence, adjacent_ratios, costs_of
+from harness.analysis.method.verdicts import Contrast, ExperimentRuns, adjacent_ratios, costs_of
 from harness.clock import NS_PER_S
 
 TAU0_GRID = tuple(k / 1000 for k in range(5, 55, 5))
@@ -28,11 +28,11 @@ def channels_s(runs: Sequence[RunFigures]) -> tuple[list[float], list[float]]:
     return [run.a.total_ns / NS_PER_S for run in observed if run.a], [run.b_ns / NS_PER_S for run in observed]
 
 
-def repeats_table(evidence: Evidence, sum_size: int = 3) -> ResultTable:
+def repeats_table(experiment: ExperimentRuns, sum_size: int = 3) -> ResultTable:
     """Table S1: |A_i/A_j - B_i/B_j| over single pairs and over pairs of disjoint sums, and tau."""
     rows: list[dict[str, Cell]] = []
-    for condition in evidence.runs:
-        a_s, b_s = channels_s(evidence.figures(condition))
+    for condition in experiment.runs:
+        a_s, b_s = channels_s(experiment.figures(condition))
         units = {
             "single run pair": stats.single_pair_differences(a_s, b_s),
             f"{sum_size}-run summed pair": stats.disjoint_sum_pair_differences(a_s, b_s, sum_size).tolist(),
@@ -45,7 +45,7 @@ def repeats_table(evidence: Evidence, sum_size: int = 3) -> ResultTable:
                 {
                     "unit": unit,
                     "condition": condition,
-                    "N": evidence.runs[condition][0].workload.num_sessions,
+                    "N": experiment.runs[condition][0].workload.num_sessions,
                     "pairs": one.num_values,
                     "median": one.median,
                     "q95": one.q95,
@@ -58,14 +58,14 @@ def repeats_table(evidence: Evidence, sum_size: int = 3) -> ResultTable:
     return table_of("repeats", "Channel ratio differences between runs of the same input; pairs share runs", rows)
 
 
-def repeat_sensitivity_table(evidence: Evidence, sum_size: int = 3) -> ResultTable:
+def repeat_sensitivity_table(experiment: ExperimentRuns, sum_size: int = 3) -> ResultTable:
     """What other defaults of the tolerance would cover of the same distributions (S1): tau0 from 0.005 to 0.05.
 
     Where r/B of the runs lies above tau0 it is the tolerance, and tau0 changes nothing.
     """
     rows: list[dict[str, Cell]] = []
-    for condition in evidence.runs:
-        a_s, b_s = channels_s(evidence.figures(condition))
+    for condition in experiment.runs:
+        a_s, b_s = channels_s(experiment.figures(condition))
         singles = stats.single_pair_differences(a_s, b_s)
         sums = stats.disjoint_sum_pair_differences(a_s, b_s, sum_size).tolist()
         if not singles or not sums:
@@ -85,22 +85,22 @@ def repeat_sensitivity_table(evidence: Evidence, sum_size: int = 3) -> ResultTab
     return table_of("tau sensitivity", "Share of pairs within tau = max(tau0, r / B of these runs)", rows)
 
 
-def survival_variation_table(evidence: Evidence) -> ResultTable:
+def survival_variation_table(experiment: ExperimentRuns) -> ResultTable:
     """How many re-arrivals found their KV in each repeat of the same input."""
     rows: list[dict[str, Cell]] = []
-    for condition in evidence.runs:
-        counts = [run.reuse.num_reused for run in evidence.figures(condition)]
+    for condition in experiment.runs:
+        counts = [run.reuse.num_reused for run in experiment.figures(condition)]
         rows.extend(
             {"condition": condition, "reused": reused, "runs": counts.count(reused)} for reused in sorted(set(counts))
         )
     return table_of("survival by repeat", "Runs by number of re-arrivals that reused; the same input every time", rows)
 
 
-def decomposition_table(evidence: Evidence) -> ResultTable:
+def decomposition_table(experiment: ExperimentRuns) -> ResultTable:
     """Table S8: both channels of every replicate and of their sum, ratios, channel difference and savings."""
     rows: list[dict[str, Cell]] = []
-    for condition, baseline in evidence.compared():
-        pairs = evidence.pairs(condition, baseline)
+    for condition, baseline in experiment.compared():
+        pairs = experiment.pairs(condition, baseline)
         parts = [(str(own.replicate), [own], [base]) for own, base in pairs]
         if pairs:
             parts.append(("sum", [own for own, _ in pairs], [base for _, base in pairs]))
@@ -110,7 +110,7 @@ def decomposition_table(evidence: Evidence) -> ResultTable:
             rows.append(
                 {
                     "condition": condition,
-                    "N": evidence.runs[condition][0].workload.num_sessions,
+                    "N": experiment.runs[condition][0].workload.num_sessions,
                     "replicate": replicate,
                     "baseline_A_s": base_a_s,
                     "changed_A_s": a_s,
@@ -126,17 +126,17 @@ def decomposition_table(evidence: Evidence) -> ResultTable:
     return table_of("decomposition", "The sum decides; a replicate shows its composition, it is no interval", rows)
 
 
-def prediction_table(evidence: Evidence) -> ResultTable:
+def prediction_table(experiment: ExperimentRuns) -> ResultTable:
     """Table IX: predicted and observed cost ratio, error e, and reuse as predicted and as observed, with intervals."""
     rows: list[dict[str, Cell]] = []
-    intervals = ratio_intervals(evidence)
-    for condition, baseline in evidence.compared():
-        costs = costs_of(evidence, condition, baseline)
+    intervals = ratio_intervals(experiment)
+    for condition, baseline in experiment.compared():
+        costs = costs_of(experiment, condition, baseline)
         if isinstance(costs, str):
             continue
         predicted, observed = costs.predicted_ratio, costs.ratio_a
-        replicates = [own.replicate for own, _ in evidence.pairs(condition, baseline)]
-        promised = [evidence.predictions[condition][k] for k in replicates]
+        replicates = [own.replicate for own, _ in experiment.pairs(condition, baseline)]
+        promised = [experiment.predictions[condition][k] for k in replicates]
         among = intervals.get(f"{condition} / {baseline}, channel A")
         rows.append(
             {
@@ -149,7 +149,7 @@ def prediction_table(evidence: Evidence) -> ResultTable:
                 "observed_high": None if among is None else among.high,
                 "error": observed - predicted,
                 "predicted_reuse": sum(one.num_reused for one in promised),
-                "observed_reuse": sum(own.reuse.num_reused for own, _ in evidence.pairs(condition, baseline)),
+                "observed_reuse": sum(own.reuse.num_reused for own, _ in experiment.pairs(condition, baseline)),
                 "has_filled_in_buckets": any(one.filled_in_buckets for one in promised),
             }
         )
@@ -161,11 +161,11 @@ def prediction_table(evidence: Evidence) -> ResultTable:
     return table_of("predictions", caption, rows)
 
 
-def sensitivity_table(evidence: Evidence) -> ResultTable:
+def sensitivity_table(experiment: ExperimentRuns) -> ResultTable:
     """Channel agreement of every comparison under other defaults of the tolerance (S1)."""
     rows: list[dict[str, Cell]] = []
-    for condition, baseline in evidence.compared():
-        costs = costs_of(evidence, condition, baseline)
+    for condition, baseline in experiment.compared():
+        costs = costs_of(experiment, condition, baseline)
         if isinstance(costs, str):
             continue
         for one in decide.tau_sensitivity(costs, TAU0_GRID):
@@ -173,11 +173,11 @@ def sensitivity_table(evidence: Evidence) -> ResultTable:
     return table_of("tau sensitivity", "tau = max(tau0, r / B of the baseline)", rows)
 
 
-def ratio_intervals(evidence: Evidence) -> dict[str, Interval]:
+def ratio_intervals(experiment: ExperimentRuns) -> dict[str, Interval]:
     """t interval of every mean log cost ratio over its replicates; none below three."""
     found: dict[str, Interval] = {}
-    for condition, baseline in evidence.compared():
-        pairs = evidence.pairs(condition, baseline)
+    for condition, baseline in experiment.compared():
+        pairs = experiment.pairs(condition, baseline)
         runs = [run for run, _ in pairs]
         own, _ = channels_s(runs)
         base, _ = channels_s([run for _, run in pairs])
@@ -186,12 +186,12 @@ def ratio_intervals(evidence: Evidence) -> dict[str, Interval]:
     return found
 
 
-def saturation_table(evidence: Evidence) -> ResultTable:
+def saturation_table(experiment: ExperimentRuns) -> ResultTable:
     """Table S9: ratios to the baseline and reuse by stratum, replicate and level; and how much the top bucket ran."""
     rows: list[dict[str, Cell]] = []
-    for condition, baseline in evidence.compared():
-        top = evidence.runs[condition][0].server.decode_buckets[-1] if evidence.runs.get(condition) else 0
-        for own, base in evidence.pairs(condition, baseline):
+    for condition, baseline in experiment.compared():
+        top = experiment.runs[condition][0].server.decode_buckets[-1] if experiment.runs.get(condition) else 0
+        for own, base in experiment.pairs(condition, baseline):
             steps = sum(count for (_n, b), count in own.steps_by_n_b.items() if b == top)
             a_ratio = own.a.total_ns / base.a.total_ns if own.a is not None and base.a is not None else None
             rows.append(
@@ -207,18 +207,18 @@ def saturation_table(evidence: Evidence) -> ResultTable:
     return table_of("saturation by replicate", "Cost ratios to the baseline of the same N and replicate", rows)
 
 
-def adjacent_table(evidence: Evidence) -> tuple[ResultTable, dict[str, Interval]]:
+def adjacent_table(experiment: ExperimentRuns) -> tuple[ResultTable, dict[str, Interval]]:
     """Ratios between adjacent slot counts, pooled and stratified by N, with bootstrap intervals of the median.
 
     Slot counts: the values of the factor ``slots`` that conditions other than baselines have.
     """
     contrast = Contrast("slots", ("N",))
-    changed = (evidence.factors[condition].get("slots") for condition, _baseline in evidence.compared())
+    changed = (experiment.factors[condition].get("slots") for condition, _baseline in experiment.compared())
     levels = sorted({value for value in changed if isinstance(value, int)})
     rows: list[dict[str, Cell]] = []
     intervals: dict[str, Interval] = {}
     for smaller, larger in pairwise(levels):
-        every = adjacent_ratios(evidence, contrast, smaller, larger)
+        every = adjacent_ratios(experiment, contrast, smaller, larger)
         by_stratum = {stratum: ratios for stratum, ratios in every.items() if ratios}
         pooled = [ratio for ratios in by_stratum.values() for ratio in ratios]
         if not pooled:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from harness.analysis.method.reuse import critical_request_count, extra_prefill_ns, rearrivals, reusable_tokens
 from harness.analysis.method.tabular import Cell, ResultTable, table_of
-from harness.analysis.method.verdicts import Evidence
+from harness.analysis.method.verdicts import ExperimentRuns
 from harness.clock import NS_PER_MS
 from harness.records import SealedRun
 from harness.study.paper_sums import DummyRequests, dummy_requests
@@ -72,10 +72,10 @@ def reuse_checks(run: SealedRun) -> list[ReuseCheck]:
     return checks
 
 
-def formula_table(evidence: Evidence) -> ResultTable:
+def formula_table(experiment: ExperimentRuns) -> ResultTable:
     """How often formula C, and the one that counts generated text, equal the measured reuse of reused re-arrivals."""
     rows: list[dict[str, Cell]] = []
-    for condition, runs in evidence.runs.items():
+    for condition, runs in experiment.runs.items():
         checks = [check for run in runs for check in reuse_checks(run)]
         reused = [check for check in checks if check.is_reused]
         diverging = [check for check in reused if check.by_formula != check.by_wider_formula]
@@ -96,7 +96,7 @@ def formula_table(evidence: Evidence) -> ResultTable:
     return table_of("formula", caption, rows)
 
 
-def exceptions_table(evidence: Evidence) -> ResultTable:
+def exceptions_table(experiment: ExperimentRuns) -> ResultTable:
     """Every re-arrival whose reuse is neither 0 nor what formula C gives: none, where the formula holds."""
     rows: list[dict[str, Cell]] = [
         {
@@ -111,7 +111,7 @@ def exceptions_table(evidence: Evidence) -> ResultTable:
             "formula_C": check.by_formula,
             "wider_formula": check.by_wider_formula,
         }
-        for runs in evidence.runs.values()
+        for runs in experiment.runs.values()
         for run in runs
         for check in reuse_checks(run)
         if check.cached not in (0, check.by_formula)
@@ -119,10 +119,10 @@ def exceptions_table(evidence: Evidence) -> ResultTable:
     return table_of("formula exceptions", "Re-arrivals with another reuse than nothing or formula C", rows)
 
 
-def lost_reuse_table(evidence: Evidence) -> ResultTable:
+def lost_reuse_table(experiment: ExperimentRuns) -> ResultTable:
     """What losing the reuse costs, T(L) - T(L - C), summed over the re-arrivals that lost it; ms."""
     rows: list[dict[str, Cell]] = []
-    for condition, runs in evidence.runs.items():
+    for condition, runs in experiment.runs.items():
         model = runs[0].cost_model
         lost = [check for run in runs for check in reuse_checks(run) if not check.is_reused and check.by_formula]
         extra_ms = [extra_prefill_ns(model, check.prompt, check.by_formula) / NS_PER_MS for check in lost]
@@ -138,17 +138,17 @@ def lost_reuse_table(evidence: Evidence) -> ResultTable:
     return table_of("lost reuse", "Extra prefill of re-arrivals that found nothing, by the cost model", rows)
 
 
-def survival_table(evidence: Evidence) -> ResultTable:
+def survival_table(experiment: ExperimentRuns) -> ResultTable:
     """Sequential runs by number of background requests m: reuse, evictions by caller, against max(0, m - 5)."""
     rows: list[dict[str, Cell]] = []
-    for condition, runs in evidence.runs.items():
+    for condition, runs in experiment.runs.items():
         workload = runs[0].workload
         if workload.source != "sequential":
             continue
         m = workload.num_background
         slots = runs[0].server.num_kv_slots
         checks = [check for run in runs for check in reuse_checks(run)]
-        evictions = [sum(run.evictions.values()) for run in evidence.figures(condition)]
+        evictions = [sum(run.evictions.values()) for run in experiment.figures(condition)]
         rows.append(
             {
                 "condition": condition,
@@ -166,10 +166,10 @@ def survival_table(evidence: Evidence) -> ResultTable:
     return table_of("survival", caption, sorted(rows, key=lambda row: int(row["m"] or 0)))
 
 
-def critical_count(evidence: Evidence) -> int | None:
+def critical_count(experiment: ExperimentRuns) -> int | None:
     """The critical request count over all sequential conditions; None when reuse is lost at the smallest m."""
     by_count: dict[int, list[bool]] = {}
-    for runs in evidence.runs.values():
+    for runs in experiment.runs.values():
         workload = runs[0].workload
         if workload.source == "sequential":
             found = [check.is_reused for run in runs for check in reuse_checks(run)]
@@ -206,10 +206,10 @@ def lifecycle(run: SealedRun) -> Lifecycle:
     return Lifecycle(len(n), partial, dummy_requests(run), len(n) - partial, callers, never)
 
 
-def lifecycle_table(evidence: Evidence) -> ResultTable:
+def lifecycle_table(experiment: ExperimentRuns) -> ResultTable:
     """Table S4: one row per run."""
     rows: list[dict[str, Cell]] = []
-    for condition, runs in evidence.runs.items():
+    for condition, runs in experiment.runs.items():
         for run in runs:
             one = lifecycle(run)
             rows.append(
@@ -227,12 +227,12 @@ def lifecycle_table(evidence: Evidence) -> ResultTable:
     return table_of("dummy lifecycle", "The dummy block is asked for in every partial step (0 < n < limit)", rows)
 
 
-def prefill_kinds_table(evidence: Evidence) -> ResultTable:
+def prefill_kinds_table(experiment: ExperimentRuns) -> ResultTable:
     """Tokens really computed by first requests and by re-arrivals, and what reuse saved of the latter."""
     rows: list[dict[str, Cell]] = []
-    for condition, runs in evidence.runs.items():
+    for condition, runs in experiment.runs.items():
         checks = [check for run in runs for check in reuse_checks(run)]
-        total = sum(figures.computed_prefill_tokens for figures in evidence.figures(condition))
+        total = sum(figures.computed_prefill_tokens for figures in experiment.figures(condition))
         again = sum(check.prompt - check.cached for check in checks)
         rows.append(
             {
@@ -243,7 +243,7 @@ def prefill_kinds_table(evidence: Evidence) -> ResultTable:
                 "computed_first": total - again,
                 "computed_rearrivals": again,
                 "largest_batch": _largest_batch(runs),
-                "decode_steps": sum(figures.num_steps for figures in evidence.figures(condition)),
+                "decode_steps": sum(figures.num_steps for figures in experiment.figures(condition)),
                 "max_bucket": _largest_bucket(runs),
             }
         )

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from harness.analysis.method.verdicts import Evidence
+from harness.analysis.method.verdicts import ExperimentRuns
 from harness.compiled.records import record_as_dict
 from harness.engine import EngineConfig
 from harness.prereg import predict_runs
@@ -36,23 +36,23 @@ class VariantRatio:
         return None if self.observed_ratio is None else abs(self.ratio - self.observed_ratio)
 
 
-def observed_ratio(evidence: Evidence, condition: str, baseline: str) -> float | None:
+def observed_ratio(experiment: ExperimentRuns, condition: str, baseline: str) -> float | None:
     """Channel A of a condition over its baseline's, sums over replicates."""
-    pairs = evidence.pairs(condition, baseline)
+    pairs = experiment.pairs(condition, baseline)
     own_ns = sum(own.a.total_ns for own, _base in pairs if own.a is not None)
     base_ns = sum(base.a.total_ns for _own, base in pairs if base.a is not None)
     return own_ns / base_ns if base_ns else None
 
 
 def predicted_ratio(
-    evidence: Evidence, condition: str, baseline: str, rules: RulesName | None = None
+    experiment: ExperimentRuns, condition: str, baseline: str, rules: RulesName | None = None
 ) -> VariantRatio | None:
     """The full simulator under ``rules`` (default: what was predicted); None without runs of both."""
-    pairs = paired(evidence.runs.get(condition, []), evidence.runs.get(baseline, []))
+    pairs = paired(experiment.runs.get(condition, []), experiment.runs.get(baseline, []))
     if not pairs:
         return None
-    if rules is None and evidence.predictions:
-        predictions = evidence.predictions
+    if rules is None and experiment.predictions:
+        predictions = experiment.predictions
     else:
         predictions = predict_runs([run for pair in pairs for run in pair], rules)
     own = [predictions[condition][run.replicate] for run, _base in pairs]
@@ -61,13 +61,13 @@ def predicted_ratio(
         ratio=sum(one.device_ns for one in own) / sum(one.device_ns for one in base),
         num_reused=sum(one.num_reused for one in own),
         num_rearrivals=sum(one.num_rearrivals for one in own),
-        observed_ratio=observed_ratio(evidence, condition, baseline),
+        observed_ratio=observed_ratio(experiment, condition, baseline),
     )
 
 
-def fixed_arrival_ratio(evidence: Evidence, condition: str, baseline: str) -> VariantRatio | None:
+def fixed_arrival_ratio(experiment: ExperimentRuns, condition: str, baseline: str) -> VariantRatio | None:
     """Every re-arrival comes when it came in the baseline's run of the same replicate, whatever completes when."""
-    pairs = paired(evidence.runs.get(condition, []), evidence.runs.get(baseline, []))
+    pairs = paired(experiment.runs.get(condition, []), experiment.runs.get(baseline, []))
     if not pairs:
         return None
     changed = [_device_ns(own, _arrivals(base)) for own, base in pairs]
@@ -76,7 +76,7 @@ def fixed_arrival_ratio(evidence: Evidence, condition: str, baseline: str) -> Va
         ratio=sum(device for device, _ in changed) / sum(device for device, _ in unchanged),
         num_reused=sum(reused for _, reused in changed),
         num_rearrivals=sum(at_ns >= 0 for own, _ in pairs for at_ns in _arrivals(own)),
-        observed_ratio=observed_ratio(evidence, condition, baseline),
+        observed_ratio=observed_ratio(experiment, condition, baseline),
     )
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from harness.analysis.logs.observer import held_back, load_observer
 from harness.analysis.method.interference import measured_waiting_session_ns
 from harness.analysis.method.tabular import Cell, ResultTable, table_of
-from harness.analysis.method.verdicts import Evidence
+from harness.analysis.method.verdicts import ExperimentRuns
 from harness.clock import NS_PER_S
 from harness.records import SealedRun, layout
 
@@ -41,14 +41,14 @@ def measured_waiting(run: SealedRun) -> MeasuredWaiting | None:
     return None if session_ns is None else MeasuredWaiting(session_ns, "stamps and streams")
 
 
-def waiting_table(evidence: Evidence) -> ResultTable:
+def waiting_table(experiment: ExperimentRuns) -> ResultTable:
     """W per condition, modelled and measured, over the replicates where it was measured; none without any."""
     rows: list[dict[str, Cell]] = []
-    for condition, runs in evidence.runs.items():
+    for condition, runs in experiment.runs.items():
         seen = {run.replicate: found for run in runs if (found := measured_waiting(run)) is not None}
         if not seen:
             continue
-        figures = [one for one in evidence.figures(condition) if one.replicate in seen]
+        figures = [one for one in experiment.figures(condition) if one.replicate in seen]
         modelled_ns = sum(one.waiting_session_ns or 0 for one in figures)
         measured_ns = sum(found.session_ns for found in seen.values())
         rows.append(

@@ -97,9 +97,9 @@ def test_a_backend_is_its_row_and_its_module(tmp_path: Path, experiment: Path, m
 def test_an_analysis_table_is_its_function_and_its_place_in_an_analysis(
     tmp_path: Path, experiment: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def with_table(evidence: catalogue.Evidence) -> catalogue.Found:
-        rows = tuple((name, len(runs)) for name, runs in evidence.runs.items())
-        tables, intervals, notes = general(evidence)
+    def with_table(experiment: catalogue.ExperimentRuns) -> catalogue.AnalysisOutput:
+        rows = tuple((name, len(runs)) for name, runs in experiment.runs.items())
+        tables, intervals, notes = general(experiment)
         return (*tables, ResultTable("counted", "Runs.", ("condition", "runs"), rows)), intervals, notes
 
     general = catalogue.ANALYSES["general"]

@@ -15,7 +15,7 @@ import pytest
 from harness.analysis import run_figures
 from harness.analysis.method.decide import Outcome
 from harness.analysis.method.tabular import AnalysisResult
-from harness.analysis.method.verdicts import Evidence, decide_experiment
+from harness.analysis.method.verdicts import ExperimentRuns, decide_experiment
 from harness.experiment import resolve
 from harness.prereg import predict_experiment, predict_runs
 from harness.records import SealedRun
@@ -219,7 +219,7 @@ def test_an_injected_prefill_stops_all_streams_at_once_and_longer_the_longer_it_
 def test_existence_stays_a_partial_confirmation_because_the_start_is_an_injection_too(simulated: Runs) -> None:
     runs = simulated("prefill-injection", 1)
     rule = load_rule("interference").model_copy(update={"min_replicates": 1})
-    decisions = {one.subject: one for one in decide_experiment([rule], Evidence(runs), is_confirmatory=True)}
+    decisions = {one.subject: one for one in decide_experiment([rule], ExperimentRuns(runs), is_confirmatory=True)}
     assert decisions["existence"].outcome is Outcome.WITHHELD
     assert decisions["existence"].label == "PARTIALLY CONFIRMED"
     assert 0.25 < decisions["existence"].numbers["last_control_crossing_s"] < 0.35  # type: ignore[operator]
@@ -244,11 +244,11 @@ def test_step_costs_of_constant_n_runs_are_the_cost_models(simulated: Runs) -> N
 def test_recompilations_of_a_deterministic_device_are_within(simulated: Runs) -> None:
     runs = simulated("recompilation", 2)
     rule = load_rule("recompilation")
-    assert {one.outcome for one in decide_experiment([rule], Evidence(runs), is_confirmatory=True)} == {
+    assert {one.outcome for one in decide_experiment([rule], ExperimentRuns(runs), is_confirmatory=True)} == {
         Outcome.WITHHELD
     }
     relaxed = rule.model_copy(update={"min_replicates": 2})
-    decisions = decide_experiment([relaxed], Evidence(runs), is_confirmatory=True)
+    decisions = decide_experiment([relaxed], ExperimentRuns(runs), is_confirmatory=True)
     assert [one.label for one in decisions] == ["WITHIN"] * 12
     assert {row["null_pairs"] for row in analysed(runs).table("sessions").records()} == {3}
 
@@ -277,7 +277,7 @@ def test_a_recompilation_rule_can_ask_for_one_figure_alone(simulated: Runs) -> N
     reasons = {
         times: decide_experiment(
             [RecompilationRule(name="r", kind="recompilation", times=times, **asked)],  # type: ignore[arg-type]
-            Evidence(runs),
+            ExperimentRuns(runs),
             is_confirmatory=True,
         )[0].reason
         for times in ("any", "reported", "steps")
@@ -294,7 +294,7 @@ def test_repeats_of_one_input_give_45_and_2100_pairs(simulated: Runs) -> None:
     sensitivity = analysed(runs).table("tau sensitivity").records()
     assert [row["tau0"] for row in sensitivity] == [k / 1000 for k in range(5, 55, 5)]
     assert all(row["covers_q95_of_sums"] for row in sensitivity)
-    decisions = decide_experiment([load_rule("no-treatment")], Evidence(runs), is_confirmatory=True)
+    decisions = decide_experiment([load_rule("no-treatment")], ExperimentRuns(runs), is_confirmatory=True)
     assert [one.label for one in decisions] == ["COVERED"]
 
 
@@ -313,8 +313,8 @@ def test_the_papers_predictions_come_out_of_its_own_inputs() -> None:
 
 def test_a_cost_is_validated_against_predictions_made_by_other_rules(simulated: Runs) -> None:
     runs = simulated("configuration", 3, ("n8-base", "n8-slots16", "n8-selected"))
-    evidence = Evidence(runs, predict_runs(runs, "paper"))
-    decisions = decide_experiment([load_rule("cost-validation")], evidence, is_confirmatory=True)
+    experiment = ExperimentRuns(runs, predict_runs(runs, "paper"))
+    decisions = decide_experiment([load_rule("cost-validation")], experiment, is_confirmatory=True)
     # The rule asks for N = 6 too; that nothing of it was run is said.
     assert [one.subject for one in decisions] == ["n8-slots16", "n8-selected", "N = 6"]
     assert decisions[-1].outcome is Outcome.WITHHELD
@@ -329,7 +329,7 @@ def test_saturation_compares_adjacent_slot_counts_of_every_n(simulated: Runs) ->
     result = analysed(runs)
     assert result.table("adjacent levels").column("pair") == ["slots16 -> slots24", "slots24 -> slots32"]
     assert {row["share_of_top_bucket"] for row in result.table("saturation by replicate").records()} == {0.0}
-    decisions = decide_experiment([load_rule("saturation")], Evidence(runs), is_confirmatory=True)
+    decisions = decide_experiment([load_rule("saturation")], ExperimentRuns(runs), is_confirmatory=True)
     assert [one.label for one in decisions] == ["SATURATED", "SATURATED"]
     assert {interval.seed for interval in decisions[0].intervals.values()} == {20260912}
 
@@ -339,20 +339,20 @@ def test_saturation_compares_adjacent_slot_counts_of_every_n(simulated: Runs) ->
 
 def test_exploratory_runs_have_no_verdict_only_a_computation(simulated: Runs) -> None:
     runs = simulated("no-treatment", 10, ("n6",))
-    (decision,) = decide_experiment([load_rule("no-treatment")], Evidence(runs), is_confirmatory=False)
+    (decision,) = decide_experiment([load_rule("no-treatment")], ExperimentRuns(runs), is_confirmatory=False)
     assert (decision.outcome, decision.would_be) == (Outcome.NOT_SUBJECT, Outcome.PASS)
 
 
 def test_an_exploratory_condition_has_none_even_in_confirmatory_runs(simulated: Runs) -> None:
     runs = simulated("configuration", 3, ("n8-base", "n8-slots16", "n8-selected"))
     rule = load_rule("cost-validation").model_copy(update={"conditions": (), "exploratory": {"N": (8,)}})
-    decisions = decide_experiment([rule], Evidence(runs, predict_runs(runs)), is_confirmatory=True)
+    decisions = decide_experiment([rule], ExperimentRuns(runs, predict_runs(runs)), is_confirmatory=True)
     assert {one.outcome for one in decisions} == {Outcome.NOT_SUBJECT}
 
 
 def test_a_rule_without_a_subject_is_withheld_not_passed(simulated: Runs) -> None:
     runs = simulated("no-treatment", 10, ("n6",))
-    (decision,) = decide_experiment([load_rule("cost-validation")], Evidence(runs), is_confirmatory=True)
+    (decision,) = decide_experiment([load_rule("cost-validation")], ExperimentRuns(runs), is_confirmatory=True)
     assert decision.outcome is Outcome.WITHHELD
     assert "no condition of this experiment" in decision.reason
 

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from harness.analysis.method.verdicts import Evidence
+from harness.analysis.method.verdicts import ExperimentRuns
 from harness.runner import run_experiment
 from harness.spec import parse_experiment
 from harness.study import recompilation
 
 
 @pytest.fixture(scope="module")
-def evidence(tmp_path_factory: pytest.TempPathFactory) -> Evidence:
+def experiment(tmp_path_factory: pytest.TempPathFactory) -> ExperimentRuns:
     def condition(artifact: str, bucket: int) -> dict[str, Any]:
         return {"name": f"{artifact}.{bucket}", "factors": {"artifact": artifact, "bucket": bucket},
                 "workload": {"num_sessions": bucket}}  # fmt: skip
@@ -27,11 +27,11 @@ def evidence(tmp_path_factory: pytest.TempPathFactory) -> Evidence:
                                           "generate_tokens": {"law": "fixed", "value": 1}}}],
     }  # fmt: skip
     runs_root = tmp_path_factory.mktemp("runs")
-    return Evidence(run_experiment(parse_experiment(table, where="test"), runs_root=runs_root).runs)
+    return ExperimentRuns(run_experiment(parse_experiment(table, where="test"), runs_root=runs_root).runs)
 
 
-def test_sessions_are_grouped_by_factors_whatever_conditions_are_called(evidence: Evidence) -> None:
-    rows = recompilation.session_table(evidence).records()
+def test_sessions_are_grouped_by_factors_whatever_conditions_are_called(experiment: ExperimentRuns) -> None:
+    rows = recompilation.session_table(experiment).records()
     assert [(row["bucket"], row["artifact"]) for row in rows] == [
         (b, name) for b in (1, 2) for name in ("again", "first")
     ]
@@ -39,20 +39,20 @@ def test_sessions_are_grouped_by_factors_whatever_conditions_are_called(evidence
     assert {row["null_pairs"] for row in rows} == {2}
 
 
-def test_a_deterministic_device_has_the_same_time_in_every_session(evidence: Evidence) -> None:
-    for row in recompilation.session_table(evidence).records():
+def test_a_deterministic_device_has_the_same_time_in_every_session(experiment: ExperimentRuns) -> None:
+    for row in recompilation.session_table(experiment).records():
         first, second = str(row["ms_per_session"]).split(" / ")
         assert first == second
         assert row["null_max_ms"] == pytest.approx(0, abs=1e-3)
 
 
-def test_undisturbed_steps_take_what_the_cost_model_says(evidence: Evidence) -> None:
-    table = recompilation.step_table(evidence)
+def test_undisturbed_steps_take_what_the_cost_model_says(experiment: ExperimentRuns) -> None:
+    table = recompilation.step_table(experiment)
     assert {(1, 1), (2, 2)} <= {(row["n"], row["b"]) for row in table.records()}
     assert (recompilation.largest_model_error_ms(table, "median_ms") or 0) < 0.001
 
 
-def test_one_token_requests_that_run_alone_are_prefills(evidence: Evidence) -> None:
-    table = recompilation.prefill_table(evidence)
+def test_one_token_requests_that_run_alone_are_prefills(experiment: ExperimentRuns) -> None:
+    table = recompilation.prefill_table(experiment)
     assert table.column("computed_tokens") == [256] * 6
     assert recompilation.largest_model_error_ms(table, "elapsed_ms") == pytest.approx(0, abs=1e-6)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from harness.analysis.method.verdicts import Evidence
+from harness.analysis.method.verdicts import ExperimentRuns
 from harness.prereg import predict_runs
 from harness.records import SealedRun
 from harness.runner import run_experiment
@@ -36,48 +36,48 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[SealedRun]:
 
 
 @pytest.fixture(scope="module")
-def evidence(runs: list[SealedRun]) -> Evidence:
-    return Evidence(runs, predict_runs(runs))
+def experiment(runs: list[SealedRun]) -> ExperimentRuns:
+    return ExperimentRuns(runs, predict_runs(runs))
 
 
-def test_a_decomposition_ends_with_the_sum_of_its_replicates(evidence: Evidence) -> None:
-    rows = [row for row in repeats.decomposition_table(evidence).records() if row["condition"] == "users3.slots10"]
+def test_a_decomposition_ends_with_the_sum_of_its_replicates(experiment: ExperimentRuns) -> None:
+    rows = [row for row in repeats.decomposition_table(experiment).records() if row["condition"] == "users3.slots10"]
     assert [row["replicate"] for row in rows] == ["0", "1", "2", "sum"]
     assert rows[-1]["changed_A_s"] == pytest.approx(sum(row["changed_A_s"] for row in rows[:-1]))  # type: ignore[misc]
     assert rows[-1]["saving_A"] == pytest.approx(1 - rows[-1]["ratio_A"])  # type: ignore[operator]
 
 
-def test_predictions_of_simulated_runs_come_true(evidence: Evidence) -> None:
-    for row in repeats.prediction_table(evidence).records():
+def test_predictions_of_simulated_runs_come_true(experiment: ExperimentRuns) -> None:
+    for row in repeats.prediction_table(experiment).records():
         assert row["error"] == pytest.approx(0)
         assert row["predicted_reuse"] == row["observed_reuse"]
 
 
-def test_adjacent_slot_counts_are_the_values_of_a_factor(evidence: Evidence) -> None:
-    table, intervals = repeats.adjacent_table(evidence)
+def test_adjacent_slot_counts_are_the_values_of_a_factor(experiment: ExperimentRuns) -> None:
+    table, intervals = repeats.adjacent_table(experiment)
     (row,) = table.records()
     assert (row["pair"], row["comparisons"]) == ("slots10 -> slots12", 6)
     assert {"median_N2", "median_N3"} <= row.keys()
     assert set(intervals) == {"median slots10 -> slots12", "median slots10 -> slots12, by N"}
 
 
-def test_ratios_have_intervals_from_three_replicates_on(evidence: Evidence, tmp_path: Path) -> None:
-    assert len(repeats.ratio_intervals(evidence)) == 4
-    for interval in repeats.ratio_intervals(evidence).values():
+def test_ratios_have_intervals_from_three_replicates_on(experiment: ExperimentRuns, tmp_path: Path) -> None:
+    assert len(repeats.ratio_intervals(experiment)) == 4
+    for interval in repeats.ratio_intervals(experiment).values():
         assert interval.low <= interval.estimate <= interval.high
         assert "t interval" in interval.method
-    assert repeats.ratio_intervals(Evidence(sealed(tmp_path, 2))) == {}
+    assert repeats.ratio_intervals(ExperimentRuns(sealed(tmp_path, 2))) == {}
 
 
-def test_a_wider_default_never_agrees_less(evidence: Evidence) -> None:
+def test_a_wider_default_never_agrees_less(experiment: ExperimentRuns) -> None:
     by_condition: dict[str, list[bool]] = {}
-    for row in repeats.sensitivity_table(evidence).records():
+    for row in repeats.sensitivity_table(experiment).records():
         by_condition.setdefault(str(row["condition"]), []).append(bool(row["is_agreed"]))
     assert len(by_condition) == 4
     for agreed in by_condition.values():
         assert agreed == sorted(agreed)
 
 
-def test_reuse_by_repeat_counts_every_run(evidence: Evidence) -> None:
-    rows = repeats.survival_variation_table(evidence).records()
+def test_reuse_by_repeat_counts_every_run(experiment: ExperimentRuns) -> None:
+    rows = repeats.survival_variation_table(experiment).records()
     assert sum(row["runs"] for row in rows) == 18  # type: ignore[misc]

@@ -13,7 +13,7 @@ import pytest
 
 from harness.analysis.logs.observer import FORMAT, SCHEMA
 from harness.analysis.method.reconstruct import waiting_session_ns
-from harness.analysis.method.verdicts import Evidence
+from harness.analysis.method.verdicts import ExperimentRuns
 from harness.engine import load_cost_model
 from harness.records import SealedRun, layout, schema
 from harness.runner import run_experiment
@@ -59,7 +59,7 @@ def observed(run: SealedRun, folder: Path, *steps: tuple[str, int, int, int]) ->
 
 def test_streams_show_the_waiting_that_the_model_gives(tmp_path: Path) -> None:
     run = crowd(tmp_path, is_streaming=True)
-    [row] = waiting_table(Evidence([run])).records()
+    [row] = waiting_table(ExperimentRuns([run])).records()
     assert row["source"] == "stamps and streams"
     assert row["W_measured_session_s"] == pytest.approx(row["W_modelled_session_s"], abs=1e-3)
     assert isinstance(row["W_modelled_session_s"], float)
@@ -69,7 +69,7 @@ def test_streams_show_the_waiting_that_the_model_gives(tmp_path: Path) -> None:
 def test_without_streams_and_observer_nothing_is_measured(tmp_path: Path) -> None:
     run = crowd(tmp_path, is_streaming=False)
     assert measured_waiting(run) is None
-    assert waiting_table(Evidence([run])).rows == ()
+    assert waiting_table(ExperimentRuns([run])).rows == ()
 
 
 def test_an_observer_gives_duration_times_the_sessions_held_back(tmp_path: Path) -> None:
@@ -115,13 +115,13 @@ def test_the_papers_2000_token_injection_makes_four_sessions_wait_1_44_session_s
 
 def test_a_reuse_that_is_neither_nothing_nor_formula_c_is_listed(tmp_path: Path) -> None:
     run = crowd(tmp_path, is_streaming=False)
-    assert exceptions_table(Evidence([run])).rows == ()
+    assert exceptions_table(ExperimentRuns([run])).rows == ()
     requests = run.table("requests").to_pylist()
     again = next(row for row in requests if row["request"] == 1)
     again["cached_tokens"] = 128
     folder = tmp_path / "copy"
     copytree(run.path, folder)
     pq.write_table(pa.Table.from_pylist(requests, schema=schema.REQUESTS), folder / "requests.parquet")
-    [row] = exceptions_table(Evidence([as_sealed(run, folder)])).records()
+    [row] = exceptions_table(ExperimentRuns([as_sealed(run, folder)])).records()
     assert (row["session"], row["cached_tokens"]) == (again["session"], 128)
     assert row["formula_C"] not in (0, 128)

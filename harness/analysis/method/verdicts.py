@@ -39,7 +39,7 @@ from harness.spec.rules import (
 EXPLORATORY = "the runs are exploratory"
 
 
-class Evidence:
+class ExperimentRuns:
     """The valid runs of one experiment, their figures computed once, and what was predicted for them."""
 
     def __init__(self, runs: Sequence[SealedRun], predictions: Predictions | None = None) -> None:
@@ -71,13 +71,15 @@ class Evidence:
         return [(run, others[run.replicate, run.device]) for run in own]
 
 
-def decide_experiment(rules: Sequence[DecisionRule], evidence: Evidence, *, is_confirmatory: bool) -> list[Decision]:
+def decide_experiment(
+    rules: Sequence[DecisionRule], experiment: ExperimentRuns, *, is_confirmatory: bool
+) -> list[Decision]:
     """Every rule on everything it applies to, in the order of the rules and the conditions."""
     found: list[Decision] = []
     for rule in rules:
         nothing = withheld(rule.name, "-", "it found no condition of this experiment to judge")
-        judged = list(_apply(rule, evidence)) or [nothing]
-        missing = rule.missing_from(evidence.factors) if judged != [nothing] else []
+        judged = list(_apply(rule, experiment)) or [nothing]
+        missing = rule.missing_from(experiment.factors) if judged != [nothing] else []
         found += judged
         found += [withheld(rule.name, what, "no condition of this experiment is that") for what in missing]
     return found if is_confirmatory else [_without_standing(decision) for decision in found]
@@ -88,39 +90,39 @@ def _without_standing(decision: Decision) -> Decision:
     return decision.not_subject(EXPLORATORY) if is_subject else decision
 
 
-def _apply(rule: DecisionRule, evidence: Evidence) -> Iterator[Decision]:
+def _apply(rule: DecisionRule, experiment: ExperimentRuns) -> Iterator[Decision]:
     match rule:
         case CostRule():
-            yield from _costs(rule, evidence)
+            yield from _costs(rule, experiment)
         case DirectionRule():
-            yield from _directions(rule, evidence)
+            yield from _directions(rule, experiment)
         case OccupancyPredictionRule():
-            yield from _occupancy_predictions(rule, evidence)
+            yield from _occupancy_predictions(rule, experiment)
         case SaturationRule():
-            yield from _saturations(rule, evidence)
+            yield from _saturations(rule, experiment)
         case RecompilationRule():
-            yield from _recompilations(rule, evidence)
+            yield from _recompilations(rule, experiment)
         case NoTreatmentRule():
-            yield from _no_treatments(rule, evidence)
+            yield from _no_treatments(rule, experiment)
         case InterferenceRule():
-            yield from _interference(rule, evidence)
+            yield from _interference(rule, experiment)
         case EquivalenceRule():
-            yield from _equivalences(rule, evidence)
+            yield from _equivalences(rule, experiment)
 
 
-def _applies(rule: DecisionRule, evidence: Evidence, condition: str) -> bool:
-    return rule.applies_to(condition, evidence.factors[condition])
+def _applies(rule: DecisionRule, experiment: ExperimentRuns, condition: str) -> bool:
+    return rule.applies_to(condition, experiment.factors[condition])
 
 
-def _standing(rule: DecisionRule, evidence: Evidence, condition: str, decision: Decision) -> Decision:
-    is_exploratory = rule.is_exploratory(condition, evidence.factors[condition])
+def _standing(rule: DecisionRule, experiment: ExperimentRuns, condition: str, decision: Decision) -> Decision:
+    is_exploratory = rule.is_exploratory(condition, experiment.factors[condition])
     return decision.not_subject("exploratory condition") if is_exploratory else decision
 
 
-def costs_of(evidence: Evidence, condition: str, baseline: str) -> Costs | str:
+def costs_of(experiment: ExperimentRuns, condition: str, baseline: str) -> Costs | str:
     """Sums over the replicates that both conditions have; or, in words, what is missing."""
-    pairs = evidence.pairs(condition, baseline)
-    predicted = [evidence.predictions.get(name, {}) for name in (condition, baseline)]
+    pairs = experiment.pairs(condition, baseline)
+    predicted = [experiment.predictions.get(name, {}) for name in (condition, baseline)]
     replicates = [own.replicate for own, _base in pairs]
     if not pairs:
         return "no replicate is valid in both conditions"
@@ -138,17 +140,17 @@ def costs_of(evidence: Evidence, condition: str, baseline: str) -> Costs | str:
     )
 
 
-def _costs(rule: CostRule, evidence: Evidence) -> Iterator[Decision]:
-    for condition, baseline in evidence.compared():
-        if not _applies(rule, evidence, condition):
+def _costs(rule: CostRule, experiment: ExperimentRuns) -> Iterator[Decision]:
+    for condition, baseline in experiment.compared():
+        if not _applies(rule, experiment, condition):
             continue
-        costs = costs_of(evidence, condition, baseline)
-        if (few := _too_few(rule, condition, len(evidence.pairs(condition, baseline)))) is not None:
+        costs = costs_of(experiment, condition, baseline)
+        if (few := _too_few(rule, condition, len(experiment.pairs(condition, baseline)))) is not None:
             yield few
         elif isinstance(costs, str):
             yield withheld(rule.name, condition, costs)
         else:
-            yield _standing(rule, evidence, condition, decide.decide_cost(rule, condition, costs))
+            yield _standing(rule, experiment, condition, decide.decide_cost(rule, condition, costs))
 
 
 def _too_few(rule: DecisionRule, subject: str, found: int) -> Decision | None:
@@ -158,38 +160,38 @@ def _too_few(rule: DecisionRule, subject: str, found: int) -> Decision | None:
     return withheld(rule.name, subject, reason, num_replicates=found)
 
 
-def waits_pairs(evidence: Evidence) -> Iterator[tuple[str, str]]:
+def waits_pairs(experiment: ExperimentRuns) -> Iterator[tuple[str, str]]:
     """(condition with waits, condition without) wherever one is the other's baseline."""
-    for condition, baseline in evidence.compared():
-        treatments = (evidence.treatments[condition], evidence.treatments.get(baseline))
+    for condition, baseline in experiment.compared():
+        treatments = (experiment.treatments[condition], experiment.treatments.get(baseline))
         if treatments == ("as-drawn", "no-waits"):
             yield condition, baseline
         elif treatments == ("no-waits", "as-drawn"):
             yield baseline, condition
 
 
-def blocks_of(evidence: Evidence, with_waits: str, without: str) -> list[Block]:
+def blocks_of(experiment: ExperimentRuns, with_waits: str, without: str) -> list[Block]:
     """Padding of both conditions, block by block."""
-    return [Block(own.padding, base.padding) for own, base in evidence.pairs(with_waits, without)]
+    return [Block(own.padding, base.padding) for own, base in experiment.pairs(with_waits, without)]
 
 
-def _directions(rule: DirectionRule, evidence: Evidence) -> Iterator[Decision]:
-    for with_waits, without in waits_pairs(evidence):
-        if not _applies(rule, evidence, with_waits):
+def _directions(rule: DirectionRule, experiment: ExperimentRuns) -> Iterator[Decision]:
+    for with_waits, without in waits_pairs(experiment):
+        if not _applies(rule, experiment, with_waits):
             continue
-        blocks = blocks_of(evidence, with_waits, without)
+        blocks = blocks_of(experiment, with_waits, without)
         few = _too_few(rule, with_waits, len(blocks))
-        yield few or _standing(rule, evidence, with_waits, decide.decide_direction(rule, with_waits, blocks))
+        yield few or _standing(rule, experiment, with_waits, decide.decide_direction(rule, with_waits, blocks))
 
 
-def _occupancy_predictions(rule: OccupancyPredictionRule, evidence: Evidence) -> Iterator[Decision]:
-    for with_waits, without in waits_pairs(evidence):
-        if not _applies(rule, evidence, with_waits):
+def _occupancy_predictions(rule: OccupancyPredictionRule, experiment: ExperimentRuns) -> Iterator[Decision]:
+    for with_waits, without in waits_pairs(experiment):
+        if not _applies(rule, experiment, with_waits):
             continue
-        blocks = blocks_of(evidence, with_waits, without)
+        blocks = blocks_of(experiment, with_waits, without)
         few = _too_few(rule, with_waits, len(blocks))
-        predicted = [evidence.predictions.get(name, {}) for name in (with_waits, without)]
-        replicates = [own.replicate for own, _ in evidence.pairs(with_waits, without)]
+        predicted = [experiment.predictions.get(name, {}) for name in (with_waits, without)]
+        replicates = [own.replicate for own, _ in experiment.pairs(with_waits, without)]
         if few is not None:
             yield few
         elif any(k not in table for table in predicted for k in replicates):
@@ -198,7 +200,7 @@ def _occupancy_predictions(rule: OccupancyPredictionRule, evidence: Evidence) ->
             promised = decide.pooled([Block(predicted[0][k].padding, predicted[1][k].padding) for k in replicates])
             measured = decide.pooled(blocks)
             decision = decide.decide_occupancy_prediction(rule, with_waits, promised.occupancy, measured.occupancy)
-            yield _standing(rule, evidence, with_waits, decision)
+            yield _standing(rule, experiment, with_waits, decision)
 
 
 class Contrast(NamedTuple):
@@ -207,10 +209,10 @@ class Contrast(NamedTuple):
     factor: str
     strata: tuple[str, ...]
 
-    def conditions_at(self, evidence: Evidence, level: Factor) -> dict[str, str]:
+    def conditions_at(self, experiment: ExperimentRuns, level: Factor) -> dict[str, str]:
         """The condition of every stratum at one value; SpecError where two are the same in all that is asked for."""
         found: dict[str, str] = {}
-        for condition, factors in evidence.factors.items():
+        for condition, factors in experiment.factors.items():
             if self.factor not in factors or factors[self.factor] != level:
                 continue
             stratum = " ".join(level_text(name, factors[name]) for name in self.strata if name in factors)
@@ -224,13 +226,15 @@ class Contrast(NamedTuple):
         return found
 
 
-def adjacent_ratios(evidence: Evidence, contrast: Contrast, smaller: Factor, larger: Factor) -> dict[str, list[float]]:
+def adjacent_ratios(
+    experiment: ExperimentRuns, contrast: Contrast, smaller: Factor, larger: Factor
+) -> dict[str, list[float]]:
     """A(larger) / A(smaller) per replicate, by stratum; none where no replicate is valid in both."""
-    below, above = (contrast.conditions_at(evidence, level) for level in (smaller, larger))
+    below, above = (contrast.conditions_at(experiment, level) for level in (smaller, larger))
     return {
         stratum: [
             own.a.total_ns / base.a.total_ns
-            for own, base in evidence.pairs(condition, below[stratum])
+            for own, base in experiment.pairs(condition, below[stratum])
             if own.a is not None and base.a is not None
         ]
         for stratum, condition in above.items()
@@ -238,11 +242,11 @@ def adjacent_ratios(evidence: Evidence, contrast: Contrast, smaller: Factor, lar
     }
 
 
-def _saturations(rule: SaturationRule, evidence: Evidence) -> Iterator[Decision]:
+def _saturations(rule: SaturationRule, experiment: ExperimentRuns) -> Iterator[Decision]:
     contrast = Contrast(rule.factor, rule.strata)
     for smaller, larger in pairwise(rule.levels):
         subject = f"{level_text(rule.factor, smaller)} -> {level_text(rule.factor, larger)}"
-        ratios = adjacent_ratios(evidence, contrast, smaller, larger)
+        ratios = adjacent_ratios(experiment, contrast, smaller, larger)
         fewest = min((len(values) for values in ratios.values()), default=0)
         yield _too_few(rule, subject, fewest) or decide.decide_saturation(rule, subject, ratios)
 
@@ -254,29 +258,29 @@ class ArtifactTimes(NamedTuple):
     source: TimesSource
 
 
-def artifact_times_ms(evidence: Evidence, times: Literal[TimesSource, "any"] = "any") -> ArtifactTimes:
+def artifact_times_ms(experiment: ExperimentRuns, times: Literal[TimesSource, "any"] = "any") -> ArtifactTimes:
     """Time of a step with its bucket exactly full, of every session, by the factors bucket and artifact.
 
     times: "reported", the model p50 of the server's own report; "steps", the median of whole step periods; "any":
     reported where every session reported it, else steps, because the two differ by more than sessions do.
     """
-    reported = _times_by_bucket(evidence, reported_model_ms)
+    reported = _times_by_bucket(experiment, reported_model_ms)
     if times == "reported":
         return ArtifactTimes(reported, "reported")
-    steps = _times_by_bucket(evidence, full_bucket_ms)
+    steps = _times_by_bucket(experiment, full_bucket_ms)
     is_reported = times == "any" and bool(steps) and _num_sessions(reported) == _num_sessions(steps)
     return ArtifactTimes(reported, "reported") if is_reported else ArtifactTimes(steps, "steps")
 
 
 def _times_by_bucket(
-    evidence: Evidence, time_of: Callable[[SealedRun, int], float | None]
+    experiment: ExperimentRuns, time_of: Callable[[SealedRun, int], float | None]
 ) -> dict[int, dict[str, list[float]]]:
     found: dict[int, dict[str, list[float]]] = {}
-    for condition, factors in evidence.factors.items():
+    for condition, factors in experiment.factors.items():
         artifact, bucket = factors.get("artifact"), factors.get("bucket")
         if artifact is None or not isinstance(bucket, int):
             continue
-        sessions = [time_of(run, bucket) for run in evidence.runs.get(condition, ())]
+        sessions = [time_of(run, bucket) for run in experiment.runs.get(condition, ())]
         found.setdefault(bucket, {})[str(artifact)] = [value for value in sessions if value is not None]
     return dict(sorted(found.items()))
 
@@ -285,8 +289,8 @@ def _num_sessions(times: Mapping[int, Mapping[str, Sequence[float]]]) -> dict[tu
     return {(bucket, name): len(values) for bucket, found in times.items() for name, values in found.items()}
 
 
-def _recompilations(rule: RecompilationRule, evidence: Evidence) -> Iterator[Decision]:
-    found = artifact_times_ms(evidence, rule.times)
+def _recompilations(rule: RecompilationRule, experiment: ExperimentRuns) -> Iterator[Decision]:
+    found = artifact_times_ms(experiment, rule.times)
     for bucket, artifacts in found.by_bucket.items():
         rounded = {
             name: [_to_resolution(value, rule.resolution_ms) for value in values] for name, values in artifacts.items()
@@ -302,41 +306,41 @@ def _to_resolution(value: float, step: float) -> float:
     return round(round(value / step) * step, 9) if step else value
 
 
-def _no_treatments(rule: NoTreatmentRule, evidence: Evidence) -> Iterator[Decision]:
-    for condition in evidence.factors:
-        if not _applies(rule, evidence, condition):
+def _no_treatments(rule: NoTreatmentRule, experiment: ExperimentRuns) -> Iterator[Decision]:
+    for condition in experiment.factors:
+        if not _applies(rule, experiment, condition):
             continue
-        runs = [run for run in evidence.figures(condition) if run.a is not None]
+        runs = [run for run in experiment.figures(condition) if run.a is not None]
         few = _too_few(rule, condition, len(runs))
         a_s = [run.a.total_ns / NS_PER_S for run in runs if run.a is not None]
         b_s = [run.b_ns / NS_PER_S for run in runs]
-        yield few or _standing(rule, evidence, condition, decide.decide_no_treatment(rule, condition, a_s, b_s))
+        yield few or _standing(rule, experiment, condition, decide.decide_no_treatment(rule, condition, a_s, b_s))
 
 
-def _interference(rule: InterferenceRule, evidence: Evidence) -> Iterator[Decision]:
-    smallest = min((len(evidence.runs.get(condition, ())) for condition in evidence.factors), default=0)
+def _interference(rule: InterferenceRule, experiment: ExperimentRuns) -> Iterator[Decision]:
+    smallest = min((len(experiment.runs.get(condition, ())) for condition in experiment.factors), default=0)
     few = _too_few(rule, "injections", smallest)
     if few is not None:
         yield few
         return
-    runs = [run for group in evidence.runs.values() for run in group]
+    runs = [run for group in experiment.runs.values() for run in group]
     yield from decide_interference(rule, injections(runs, rule))
 
 
-def _equivalences(rule: EquivalenceRule, evidence: Evidence) -> Iterator[Decision]:
-    spec = evidence.all_runs[0].spec
-    looked = None if spec.stop is None else standing(spec, evidence.all_runs, spec.stop)
-    for ratios in log_ratios(spec, evidence.all_runs, rule.channel):
+def _equivalences(rule: EquivalenceRule, experiment: ExperimentRuns) -> Iterator[Decision]:
+    spec = experiment.all_runs[0].spec
+    looked = None if spec.stop is None else standing(spec, experiment.all_runs, spec.stop)
+    for ratios in log_ratios(spec, experiment.all_runs, rule.channel):
         subject = f"{ratios.condition} vs {ratios.baseline}"
-        if not _applies(rule, evidence, ratios.condition):
+        if not _applies(rule, experiment, ratios.condition):
             continue
         if (few := _too_few(rule, subject, len(ratios.values))) is not None:
             yield few
         elif looked is None:
             decision = decide_equivalence(rule, subject, ratios.values, devices=ratios.devices)
-            yield _standing(rule, evidence, ratios.condition, decision)
+            yield _standing(rule, experiment, ratios.condition, decision)
         elif looked.stop.channel != rule.channel or looked.stop.alpha > rule.alpha:
             yield withheld(rule.name, subject, f"its runs were looked at by another rule ({looked.stop})")
         else:
             decision = decide_equivalence(rule, subject, ratios.values, looked.of(ratios.condition), looked.stop.alpha)
-            yield _standing(rule, evidence, ratios.condition, decision)
+            yield _standing(rule, experiment, ratios.condition, decision)

@@ -140,7 +140,7 @@ def configurations(source: Source) -> Rows:
 
 def _changed(source: Source) -> Iterator[tuple[str, str, str, str]]:
     """(condition, its baseline, N, what was changed) of the validation, in the paper's order."""
-    for condition, baseline in source.evidence("configuration").compared():
+    for condition, baseline in source.experiment("configuration").compared():
         name = source.factor("configuration", condition, "configuration")
         yield condition, baseline, source.factor("configuration", condition, "N"), CONFIGURATIONS.get(name, name)
 
@@ -197,11 +197,11 @@ def channels(source: Source) -> Rows:
 
 
 def fixed_arrivals(source: Source) -> Rows:
-    evidence = source.evidence("configuration")
+    experiment = source.experiment("configuration")
     found: list[tuple[str, ...]] = []
     for condition, baseline, n, changed in _changed(source):
-        full = predicted_ratio(evidence, condition, baseline)
-        fixed = fixed_arrival_ratio(evidence, condition, baseline)
+        full = predicted_ratio(experiment, condition, baseline)
+        fixed = fixed_arrival_ratio(experiment, condition, baseline)
         if full is None or fixed is None:
             continue
         observed = decimals(full.observed_ratio, 4)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from harness.analysis.method.decide import Decision
 from harness.analysis.method.tabular import AnalysisResult, Cell
-from harness.analysis.method.verdicts import Evidence
+from harness.analysis.method.verdicts import ExperimentRuns
 from harness.prereg import check_sealed_runs, judge, predictions_for
 from harness.records import RunStore, SealedRun
 from harness.spec.factors import value_text
@@ -39,7 +39,7 @@ class Source:
     runs_root: Path
     search: Path | None = None
     artifacts: Path | None = None
-    _evidence: dict[str, Evidence] = field(default_factory=dict[str, Evidence], repr=False)
+    _experiments: dict[str, ExperimentRuns] = field(default_factory=dict[str, ExperimentRuns], repr=False)
     _analyses: dict[str, AnalysisResult] = field(default_factory=dict[str, AnalysisResult], repr=False)
 
     @cached_property
@@ -63,19 +63,19 @@ class Source:
 
     def factor(self, experiment: str, condition: str, name: str) -> str:
         """A factor of a condition as a cell; a dash where it has none."""
-        value = self.evidence(experiment).factors.get(condition, {}).get(name)
+        value = self.experiment(experiment).factors.get(condition, {}).get(name)
         return NONE if value is None else value_text(value)
 
     def has(self, experiment: str) -> bool:
         return experiment in self._by_experiment
 
-    def evidence(self, experiment: str) -> Evidence:
+    def experiment(self, experiment: str) -> ExperimentRuns:
         """Runs with what was predicted for them: frozen before, or else predicted now from the plan in each run."""
-        if experiment not in self._evidence:
+        if experiment not in self._experiments:
             runs = self.runs(experiment)
             frozen = check_sealed_runs(runs)
-            self._evidence[experiment] = Evidence(runs, predictions_for(runs, frozen))
-        return self._evidence[experiment]
+            self._experiments[experiment] = ExperimentRuns(runs, predictions_for(runs, frozen))
+        return self._experiments[experiment]
 
     def is_confirmatory(self, experiment: str) -> bool:
         return all(run.manifest.label == "confirmatory" for run in self.runs(experiment))
@@ -88,8 +88,8 @@ class Source:
     def rows(self, experiment: str, table: str) -> list[dict[str, Cell]]:
         """Rows of one table of the experiment's own analysis; none when it had nothing to show."""
         if experiment not in self._analyses:
-            evidence = self.evidence(experiment)
-            self._analyses[experiment] = analyse(self.runs(experiment), evidence.predictions)
+            predicted = self.experiment(experiment)
+            self._analyses[experiment] = analyse(self.runs(experiment), predicted.predictions)
         found = {one.name: one for one in self._analyses[experiment].tables}
         return found[table].records() if table in found else []
 

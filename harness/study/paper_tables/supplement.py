@@ -78,7 +78,9 @@ def whose_times(source: Source) -> str:
 
 
 def recompilation(source: Source) -> Rows:
-    decisions = decide_experiment([load_rule("recompilation")], source.evidence("recompilation"), is_confirmatory=True)
+    decisions = decide_experiment(
+        [load_rule("recompilation")], source.experiment("recompilation"), is_confirmatory=True
+    )
     found: list[tuple[str, ...]] = []
     for decision in sorted(decisions, key=lambda one: _place(one.subject.partition(",")[0])):
         pair, _, bucket = decision.subject.partition(", bucket ")
@@ -243,16 +245,16 @@ def top_sets(source: Source) -> Rows:
 
 
 def dummy_rule(source: Source) -> Rows:
-    evidence = source.evidence("configuration")
+    experiment = source.experiment("configuration")
     found: list[tuple[str, ...]] = []
-    for condition in evidence.runs:
-        baseline = evidence.baselines[condition]
-        plain = predicted_ratio(evidence, condition, baseline, "paper")
-        dummy = predicted_ratio(evidence, condition, baseline, "paper+dummy")
+    for condition in experiment.runs:
+        baseline = experiment.baselines[condition]
+        plain = predicted_ratio(experiment, condition, baseline, "paper")
+        dummy = predicted_ratio(experiment, condition, baseline, "paper+dummy")
         if plain is None or dummy is None:
             continue
         name = source.factor("configuration", condition, "configuration")
-        figures = evidence.figures(condition)
+        figures = experiment.figures(condition)
         measured = f"{sum(run.reuse.num_reused for run in figures)}/{sum(run.reuse.num_rearrivals for run in figures)}"
         is_baseline = condition == baseline
         found.append(

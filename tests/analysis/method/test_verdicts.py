@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from harness.analysis.method.decide import Outcome
-from harness.analysis.method.verdicts import Contrast, Evidence, adjacent_ratios, decide_experiment, waits_pairs
+from harness.analysis.method.verdicts import Contrast, ExperimentRuns, adjacent_ratios, decide_experiment, waits_pairs
 from harness.errors import SpecError
 from harness.records import SealedRun
 from harness.runner import run_experiment
@@ -40,16 +40,16 @@ def slots(name: str, n: int, count: int) -> dict[str, Any]:
 
 def test_strata_and_levels_go_by_factors_whatever_the_names_are(tmp_path: Path) -> None:
     runs = sealed(tmp_path, slots("alpha", 2, 8), slots("beta", 2, 10), slots("gamma", 3, 8), slots("delta", 3, 10))
-    ratios = adjacent_ratios(Evidence(runs), Contrast("slots", ("N",)), 8, 10)
+    ratios = adjacent_ratios(ExperimentRuns(runs), Contrast("slots", ("N",)), 8, 10)
     assert {stratum: len(values) for stratum, values in ratios.items()} == {"N2": 2, "N3": 2}
-    (decision,) = decide_experiment([SLOTS], Evidence(runs), is_confirmatory=True)
+    (decision,) = decide_experiment([SLOTS], ExperimentRuns(runs), is_confirmatory=True)
     assert (decision.subject, decision.numbers["num_comparisons"]) == ("slots8 -> slots10", 4)
 
 
 def test_a_stratum_without_valid_runs_withholds_instead_of_vanishing(tmp_path: Path) -> None:
     runs = sealed(tmp_path, slots("alpha", 2, 8), slots("beta", 2, 10), slots("gamma", 3, 8), slots("delta", 3, 10))
     kept = [run for run in runs if run.condition != "delta"]
-    (decision,) = decide_experiment([SLOTS], Evidence(kept), is_confirmatory=True)
+    (decision,) = decide_experiment([SLOTS], ExperimentRuns(kept), is_confirmatory=True)
     assert decision.outcome is Outcome.WITHHELD
     assert "0 valid replicates" in decision.reason
 
@@ -57,13 +57,13 @@ def test_a_stratum_without_valid_runs_withholds_instead_of_vanishing(tmp_path: P
 def test_two_conditions_that_factors_cannot_tell_apart_are_refused(tmp_path: Path) -> None:
     runs = sealed(tmp_path, slots("alpha", 2, 8), slots("twin", 2, 8), slots("beta", 2, 10))
     with pytest.raises(SpecError, match="'alpha' and 'twin'"):
-        decide_experiment([SLOTS], Evidence(runs), is_confirmatory=True)
+        decide_experiment([SLOTS], ExperimentRuns(runs), is_confirmatory=True)
 
 
 def test_a_value_that_no_condition_has_is_withheld_by_name(tmp_path: Path) -> None:
     runs = sealed(tmp_path, slots("alpha", 2, 8), slots("beta", 2, 10))
     rule = NoTreatmentRule(name="again", kind="no-treatment", conditions={"N": (2, 5)}, min_replicates=9)
-    decisions = decide_experiment([rule], Evidence(runs), is_confirmatory=True)
+    decisions = decide_experiment([rule], ExperimentRuns(runs), is_confirmatory=True)
     assert [one.subject for one in decisions] == ["alpha", "beta", "N = 5"]
     assert decisions[-1].reason == "no condition of this experiment is that"
 
@@ -71,22 +71,22 @@ def test_a_value_that_no_condition_has_is_withheld_by_name(tmp_path: Path) -> No
 def test_a_rule_that_finds_nothing_says_so_once(tmp_path: Path) -> None:
     runs = sealed(tmp_path, {"name": "alpha"}, {"name": "beta"})
     rule = CostRule(name="cost", kind="cost-validation", conditions={"N": (6,)})
-    (decision,) = decide_experiment([rule], Evidence(runs), is_confirmatory=True)
+    (decision,) = decide_experiment([rule], ExperimentRuns(runs), is_confirmatory=True)
     assert (decision.outcome, decision.subject) == (Outcome.WITHHELD, "-")
     assert "found no condition" in decision.reason
 
 
 def test_a_condition_that_is_exploratory_by_its_factors_has_no_verdict(tmp_path: Path) -> None:
     runs = sealed(tmp_path, {"name": "with", "factors": {"N": 2}}, {"name": "without", "treatment": "no-waits"})
-    assert list(waits_pairs(Evidence(runs[:0] + runs))) == [("with", "without")]
+    assert list(waits_pairs(ExperimentRuns(runs[:0] + runs))) == [("with", "without")]
     rule = DirectionRule(name="d", kind="direction", num_blocks=2, conditions=(), exploratory={"N": (2,)})
-    (decision,) = decide_experiment([rule], Evidence(runs), is_confirmatory=True)
+    (decision,) = decide_experiment([rule], ExperimentRuns(runs), is_confirmatory=True)
     assert decision.outcome is Outcome.NOT_SUBJECT
 
 
 def test_runs_sealed_without_factors_are_grouped_by_what_their_names_tell(tmp_path: Path) -> None:
     bare = [{key: value for key, value in slots(name, 2, count).items() if key != "factors"}
             for name, count in (("n2-slots8", 8), ("n2-slots10", 10))]  # fmt: skip
-    (decision,) = decide_experiment([SLOTS], Evidence(sealed(tmp_path, *bare)), is_confirmatory=True)
+    (decision,) = decide_experiment([SLOTS], ExperimentRuns(sealed(tmp_path, *bare)), is_confirmatory=True)
     assert decision.subject == "slots8 -> slots10"
     assert decision.outcome in (Outcome.PASS, Outcome.FAIL)
