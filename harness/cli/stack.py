@@ -1,7 +1,6 @@
 """``harness patch``, ``compile`` and ``devices``: what touches the real serving stack, by hand and in the open.
 
-Edits no installed file unless --in-place says so. Next: ``harness.live.patches``, ``harness.live.compile``,
-``harness.live.devices``.
+No installed file is edited.
 """
 
 from __future__ import annotations
@@ -26,13 +25,12 @@ TwinOption = Annotated[bool, typer.Option("--twin", help="The installed twin's e
 def register(app: typer.Typer) -> None:
     patch = typer.Typer(
         name="patch",
-        help="The observation patch of vllm-rbln: what is installed, prove it, apply it, take it back.",
+        help="The observation patch of vllm-rbln: what is installed, prove it, make its overlay.",
         no_args_is_help=True,
     )
     patch.command(name="status")(patch_status)
     patch.command(name="verify")(patch_verify)
     patch.command(name="apply")(patch_apply)
-    patch.command(name="revert")(patch_revert)
     patch.command(name="check")(patch_check)
     app.add_typer(patch)
     app.command(name="compile")(compile_model)
@@ -80,34 +78,17 @@ def patch_verify(
 def patch_apply(
     environment: EnvironmentOption = None,
     twin: TwinOption = False,
-    in_place: Annotated[bool, typer.Option("--in-place", help="Edit the installed file; a backup is kept.")] = False,
     overlays: Annotated[Path | None, typer.Option(help="Where overlays are kept. Default: the user's cache.")] = None,
 ) -> None:
-    """Make the overlay, a patched shadow copy for PYTHONPATH; with --in-place edit the installed file instead.
+    """Make the overlay, a patched copy of the package for PYTHONPATH.
 
     Runs make their overlay themselves. Example: `harness patch apply`
     """
-    from harness.live.patches.install import apply_in_place
     from harness.live.patches.shipped import make_overlay
     from harness.live.stack import overlay_folder
 
-    site_packages = _site_packages(environment, twin)
-    if in_place:
-        patch = apply_in_place(site_packages)
-        print(f"{site_packages / patch.target}: patched in place; `harness patch revert` restores it")
-        return
-    overlay = make_overlay(site_packages, overlays or overlay_folder())
+    overlay = make_overlay(_site_packages(environment, twin), overlays or overlay_folder())
     print(f"{overlay.path}: {overlay.num_files} files, {overlay.size_bytes / 2**20:.1f} MiB; installed files untouched")
-
-
-def patch_revert(environment: EnvironmentOption = None, twin: TwinOption = False) -> None:
-    """Take an in-place patch back, byte for byte, or clear what an interrupted edit left.
-
-    Example: `harness patch revert`
-    """
-    from harness.live.patches.install import revert_in_place
-
-    print(revert_in_place(_site_packages(environment, twin)))
 
 
 def patch_check(

@@ -36,6 +36,7 @@ LIBRARIES = (
     "httptools",
     "psutil",
     "tomli-w",
+    "unidiff",
     "prometheus-client",
     "jinja2",
     "matplotlib",

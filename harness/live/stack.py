@@ -20,8 +20,7 @@ from harness.errors import ServerError
 from harness.live.artifacts import ArtifactConfig, artifact_identity, blocks_override, requested_stack
 from harness.live.devices.smi import DeviceReport
 from harness.live.launch import LOOPBACK, LaunchPlan, LogFormat, write_config
-from harness.live.patches.install import in_place_record
-from harness.live.patches.shipped import make_overlay, patch_status, require_state
+from harness.live.patches.shipped import make_overlay, patch_status, require_pristine
 from harness.live.serve_command import (
     SOCKET_FOLDER_VARIABLE,
     declared,
@@ -153,16 +152,12 @@ def serve_plan(
 def check_installed(server: ServerSpec, site_packages: Path) -> None:
     """SpecError unless the installed package is as the patch mode of ``server`` needs it."""
     status = patch_status(site_packages)
-    if server.patch == "in-place":
-        require_state(status, "patched")
-    elif server.patch == "overlay" or status.state in ("patched", "half-applied"):
-        require_state(status, "pristine")
+    if server.patch == "overlay" or status.state == "patched":
+        require_pristine(status)
 
 
 def _patched(server: ServerSpec, stack: Stack, overlays: Path) -> tuple[dict[str, Any], Path | None]:
     """The manifest's record of the patch, and the folder that shadows the package."""
-    if server.patch == "in-place":
-        return in_place_record(stack.site_packages), None
     if server.patch == "overlay":
         overlay = make_overlay(stack.site_packages, overlays)
         return overlay.to_json(), overlay.path

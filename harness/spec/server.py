@@ -17,7 +17,7 @@ from harness.spec.base import DeviceNumbers, Spec
 
 RulesName = Annotated[str, AfterValidator(check_rules)]
 SSH_DESTINATION = re.compile(r"(ssh://)?(\w[\w.+-]*@)?([\w:][\w.:%-]*|\[[0-9a-fA-F:.%]+\](:\d+)?)/?")
-PatchMode = Literal["overlay", "in-place", "none"]
+PatchMode = Literal["overlay", "none"]
 
 
 class ServerSpec(Spec):

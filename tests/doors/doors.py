@@ -33,7 +33,7 @@ from harness.live.devices.exporter import device_samples, exporter_readings
 from harness.live.devices.smi import parse_devices
 from harness.live.launch_log import read_launch
 from harness.live.patches.audit import audit
-from harness.live.patches.diff import parse_diff
+from harness.live.patches.shipped import patched_text
 from harness.live.releases.sources import open_sources
 from harness.live.releases.table import load_table
 from harness.plan import build_plan, read_plan, write_plan
@@ -110,6 +110,7 @@ WHEEL = (
 )
 STEP = [0, 1, 2, 3, 4, 1, 1, 0, 5, 6, "prefill", 1, 1, ["r"], 20, 0, 20, -1, [[1, "c"]], [], 1, 15, 1, 0, 900]
 SOURCE = "import logging\nlogger = logging.getLogger(__name__)\ndef f(a, b=1):\n    c = a + b\n    return c\n"
+PATCHED = "import logging\na = 1\nb = 2\n"
 PATCH = "--- a/f.py\n+++ b/f.py\n@@ -1,3 +1,4 @@\n import logging\n a = 1\n+log.info(a)\n b = 2\n"
 SEAL = re.compile(rb'"seal": ?"[^"]*"')
 
@@ -256,7 +257,7 @@ def _of_people() -> Iterator[Door]:
     yield Door("texts with secrets", urls, lambda path: redacted_text(_text(path)))
     yield Door("emulator configuration", _json(EMULATOR), lambda path: parse_config(load_config(path), where="x"))
     yield Door("release facts", _json({"releases": {}, "facts": []}), load_table)
-    yield Door("patch", (PATCH.encode(),), lambda path: parse_diff(_text(path)))
+    yield Door("patch", (PATCH.encode(),), lambda path: patched_text(_text(path), "f.py", PATCHED))
     patched = SOURCE.replace("    return c", '    logger.info("c %d", c)\n    return c')
     yield Door("patched source", (patched.encode(),), lambda path: audit(SOURCE, _text(path), where="x"))
     yield Door("release wheel", (WHEEL,), _wheel, _packed)

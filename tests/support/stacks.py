@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from harness.live.patches.diff import parse_diff
+from harness.live.patches.shipped import patched_text
 from harness.twin.environment import TwinEnvironment
 
 TARGET = "vllm_rbln/model_executor/models/optimum/model_base.py"
@@ -76,7 +76,7 @@ def write_patched_stack(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     patches = folder / "patches" / "vllm_rbln-0.11.1"
     patches.mkdir(parents=True)
     (patches / "bucket_log.patch").write_text(DIFF)
-    hashes = [hashlib.sha256(text.encode()).hexdigest() for text in (BEFORE, DIFF, parse_diff(DIFF).apply(BEFORE))]
+    hashes = [hashlib.sha256(text.encode()).hexdigest() for text in (BEFORE, DIFF, patched_text(DIFF, TARGET, BEFORE))]
     (patches / "manifest.toml").write_text(
         'package = "vllm_rbln"\nversions = ["0.11.1"]\n[[patch]]\nname = "bucket_log"\nfile = "bucket_log.patch"\n'
         f'target = "{TARGET}"\nobserves = "n"\nsha256_before = "{hashes[0]}"\nsha256_patch = "{hashes[1]}"\n'

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from harness.live.patches.shipped import backup_path
 from harness.records import RunStore
 from harness.twin.artifact import ArtifactSpec, cached_artifact
 from harness.twin.environment import TwinEnvironment
@@ -67,25 +66,12 @@ def test_a_target_that_somebody_changed(place: Place) -> None:
     )
 
 
-def test_a_patch_that_was_applied_in_half(place: Place) -> None:
-    backup_path(place.site / TARGET).touch()
-    assert "is half-applied, not pristine" in (said := refusal(place, 2))
-    assert said.endswith("`harness patch revert` clears it")
-    place.patched("revert")
+def test_a_package_that_somebody_patched(place: Place) -> None:
     (place.site / TARGET).write_text((place.site / TARGET).read_text() + '# logger.debug("[BUCKET] request_nums=%d\n')
-    assert refusal(place, 2).endswith(
-        f"It holds part of a patch; reinstall: pip install --force-reinstall --no-deps vllm-rbln=={place.twin.version}"
-    )
-
-
-def test_a_package_that_is_not_patched_as_declared(place: Place) -> None:
-    assert refusal(place, 2, patch="in-place").endswith(
-        '`harness patch apply --in-place` patches it; patch = "overlay" needs no edit'
-    )
-    place.patched("apply", "--in-place")
     for declared in ("overlay", "none"):
-        assert "is patched, not pristine" in (said := refusal(place, 2, patch=declared))
-        assert said.endswith("`harness patch revert` restores it")
+        assert "is patched, not pristine" in (message := refusal(place, 2, patch=declared))
+        reinstall = f"pip install --force-reinstall --no-deps vllm-rbln=={place.twin.version}"
+        assert message.endswith(f"It was patched by hand; reinstall: {reinstall}")
 
 
 def test_a_port_that_is_taken(place: Place) -> None:

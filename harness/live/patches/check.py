@@ -1,6 +1,6 @@
 """Evidence that patch and observer only observe: proofs on files, and the experiment that runs with and without them.
 
-Nothing is applied or started here. Next: ``harness.runner.paired`` runs the pair and compares tokens, steps and times.
+Nothing is applied or started here.
 """
 
 from __future__ import annotations
@@ -13,23 +13,21 @@ from typing import Any
 from harness.errors import SpecError
 from harness.kinds import kind_named
 from harness.live.patches.observer_points import POINTS, RUNTIME, HookPoint, Read, known_versions, missing_hooks
-from harness.live.patches.shipped import Patch, patch_status, read, require_state, sha256, shipped_patches
+from harness.live.patches.shipped import Patch, patch_status, read, require_pristine, sha256, shipped_patches
 from harness.spec import ConditionSpec, ExperimentSpec
 
 PLAIN, OBSERVED = "plain", "observed"
 
 
 def verify_installed(site_packages: Path) -> str:
-    """Prove the patch that fits, or is applied to, an installed package, and say whether the observer's hooks fit.
+    """Prove the patch that fits an installed package, and say whether the observer's hooks fit; one line.
 
-    One line. SpecError when no patch fits.
+    SpecError when no patch fits.
     """
     status = patch_status(site_packages)
-    patch = status.patch or require_state(status, "pristine")
-    content = read(status.target)
-    before = patch.revert(content, status.target) if status.state == "patched" else content
+    proof = _proof(require_pristine(status), read(status.target), status.target)
     hooks = _hooks(lambda name: _text(site_packages / name), (*POINTS, RUNTIME))
-    return f"{status.target}: {status.state}; {_proof(patch, before, status.target)}; {hooks}"
+    return f"{status.target}: {status.state}; {proof}; {hooks}"
 
 
 def verify_wheel(wheel: Path) -> str:
@@ -93,8 +91,7 @@ def _text(path: Path) -> str | None:
 def paired_spec(spec: ExperimentSpec, backend: str | None = None) -> ExperimentSpec:
     """The first condition of ``spec`` twice, once: plain, and with patch and observer.
 
-    The patch comes as an overlay whatever ``spec`` says: an installed file that is patched in place would be patched in
-    both runs. The bytes that run are the same (``sha256_after``). Raises SpecError for a backend with nothing to patch.
+    Raises SpecError for a backend with nothing to patch.
     """
     kind = kind_named(backend or spec.backend)
     if not kind.has_stack:

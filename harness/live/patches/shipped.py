@@ -1,12 +1,12 @@
-"""The shipped patches, what is installed, and the overlay: a patched shadow copy for the server's PYTHONPATH.
+"""The shipped patches, the state of the installed package, and the overlay: a patched copy for PYTHONPATH.
 
-Installed files are only read here. Every hash must be one a manifest names, and every patch is audited each time it is
-used. Next: ``harness.live.patches.install`` edits in place for those who ask; backends put the overlay on the path.
+Installed files are only read. Every hash must be one that a manifest names. A patch is audited each time it is used.
 """
 
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import shutil
@@ -15,9 +15,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from unidiff.errors import UnidiffParseError
+from unidiff.patch import PatchSet
+
 from harness.errors import ServerError, SpecError
 from harness.live.patches.audit import AddedLine, audit
-from harness.live.patches.diff import parse_diff
 from harness.spec import load_toml
 
 _PACKAGE = Path(__file__).resolve().parents[2]
@@ -25,11 +27,10 @@ PATCH_ROOTS = (_PACKAGE.parent / "patches", _PACKAGE / "_data" / "patches")
 """In the checkout, and inside an installed wheel."""
 DEFAULT_PATCH = "bucket_log"
 OVERLAY_FILE = "overlay.json"
-BACKUP_SUFFIX = ".before-rbln-harness"
-PARTIAL_SUFFIX = ".rbln-harness-partial"
 TRACE_OF_PATCH = b"[BUCKET] request_nums="
 
-State = Literal["pristine", "patched", "half-applied", "unknown", "absent"]
+State = Literal["pristine", "patched", "unknown", "absent"]
+"""Of the installed file. patched: it holds the patch's line, whoever put it there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,18 +64,12 @@ class Patch:
 
     def apply(self, before: bytes, where: Path) -> bytes:
         """``before`` patched: hashes checked, change audited. where: named in refusals."""
-        require_hash(before, self.sha256_before, where, _install_hint(self))
-        after = parse_diff(self.text()).apply(before.decode()).encode()
+        hint = f"It was made for {self.package} {', '.join(self.versions)}; install one of these"
+        require_hash(before, self.sha256_before, where, hint)
+        after = patched_text(self.text(), self.target, before.decode()).encode()
         require_hash(after, self.sha256_after, self.path, "Restore manifest and patch from the release")
         self.audit(before, after)
         return after
-
-    def revert(self, after: bytes, where: Path) -> bytes:
-        """What ``after`` was before the patch."""
-        require_hash(after, self.sha256_after, where, _install_hint(self))
-        before = parse_diff(self.text()).revert(after.decode()).encode()
-        require_hash(before, self.sha256_before, self.path, "Restore manifest and patch from the release")
-        return before
 
     def audit(self, before: bytes, after: bytes) -> tuple[AddedLine, ...]:
         """The logging calls it adds; PatchRefused when it does anything else."""
@@ -86,14 +81,13 @@ class Patch:
 
 @dataclass(frozen=True, slots=True)
 class PatchStatus:
-    """What stands in an installed package. ``patch``: the one that fits or is applied; None when none does."""
+    """What stands in an installed package. ``patch``: the one that fits a pristine file."""
 
     state: State
     target: Path
     version: str
     found_sha256: str
     patch: Patch | None
-    leftovers: tuple[Path, ...]
     advice: str
 
 
@@ -152,47 +146,73 @@ def _load_manifest(path: Path) -> list[Patch]:
         ) from error
 
 
+def patched_text(diff: str, target: str, before: str) -> str:
+    """``before`` with a diff of the one file ``target`` applied to the letter: no fuzz, no offset.
+
+    SpecError names the first line that is not as the diff says.
+    """
+    where = f"the patch of {target}"
+    try:
+        files = PatchSet(diff)
+    except (UnidiffParseError, ValueError) as error:
+        raise SpecError(f"is no unified diff ({' '.join(str(error).split())})", where=where) from error
+    if [(file.source_file, file.target_file) for file in files] != [(f"a/{target}", f"b/{target}")]:
+        raise SpecError(f"changes {', '.join(file.path for file in files) or 'no file'}", where=where)
+    # Only a newline ends a line: Python source may hold form feeds, which splitlines() cuts at.
+    lines = io.StringIO(before, newline="\n").readlines()
+    for hunk in reversed(files[0]):
+        # A hunk without old lines goes in after the line that it names.
+        start = hunk.source_start - (hunk.source_length > 0)
+        expected = [line.value for line in hunk.source_lines()]
+        for number, line in enumerate(expected, start):
+            found = lines[number] if 0 <= number < len(lines) else "the end of the file"
+            if found != line:
+                raise SpecError(
+                    f"line {number + 1} is {found.rstrip()!r}, the patch expects {line.rstrip()!r}",
+                    where=target,
+                    hint="Use the patch made for this version",
+                )
+        lines[start : start + len(expected)] = [line.value for line in hunk.target_lines()]
+    return "".join(lines)
+
+
 def patch_status(
     site_packages: Path, *, name: str = DEFAULT_PATCH, patches: Sequence[Patch] | None = None
 ) -> PatchStatus:
-    """What stands in ``site_packages`` where the patch ``name`` would go. Reads only, raises for nothing it finds."""
+    """What stands in ``site_packages`` where the patch ``name`` would go. Reads only."""
     candidates = [patch for patch in (shipped_patches() if patches is None else patches) if patch.name == name]
     if not candidates:
         raise SpecError(f"there is no patch {name!r}", where="patch", hint="See `harness patch status`")
     target = site_packages / candidates[0].target
     version = installed_version(site_packages, candidates[0].package)
     if not target.is_file():
-        return PatchStatus("absent", target, version, "", None, (), f"Install {candidates[0].package} there")
+        return PatchStatus("absent", target, version, "", None, f"Install {candidates[0].package} there")
     content = read(target)
     found = sha256(content)
-    leftovers = tuple(path for path in (backup_path(target), partial_path(target)) if path.exists())
-    before = _with_version([patch for patch in candidates if patch.sha256_before == found], version)
-    after = _with_version([patch for patch in candidates if patch.sha256_after == found], version)
-    if after is not None:
-        return PatchStatus("patched", target, version, found, after, leftovers, "`harness patch revert` restores it")
-    if before is not None and leftovers:
-        advice = f"An edit was interrupted and left {leftovers[0].name}; `harness patch revert` clears it"
-        return PatchStatus("half-applied", target, version, found, before, leftovers, advice)
-    if before is not None:
-        return PatchStatus("pristine", target, version, found, before, (), "")
-    if leftovers or TRACE_OF_PATCH in content:
-        advice = f"It holds part of a patch; reinstall: pip install --force-reinstall --no-deps vllm-rbln=={version}"
-        return PatchStatus("half-applied", target, version, found, None, leftovers, advice)
-    return PatchStatus("unknown", target, version, found, None, (), _known_versions_advice(candidates, version))
+    fitting = [patch for patch in candidates if patch.sha256_before == found]
+    if fitting:
+        # The hash decides; the version only chooses between patches of equal content.
+        chosen = next((patch for patch in fitting if version in patch.versions), fitting[0])
+        return PatchStatus("pristine", target, version, found, chosen, "")
+    reinstall = f"reinstall: pip install --force-reinstall --no-deps vllm-rbln=={version}"
+    if TRACE_OF_PATCH in content:
+        return PatchStatus("patched", target, version, found, None, f"It was patched by hand; {reinstall}")
+    known = [one for patch in candidates for one in patch.versions]
+    if version in known:
+        return PatchStatus("unknown", target, version, found, None, f"The file was changed; {reinstall}")
+    advice = f'Patches exist for vllm-rbln {", ".join(known)}; install one of these, or run with patch = "none"'
+    return PatchStatus("unknown", target, version, found, None, advice)
 
 
-def require_state(status: PatchStatus, wanted: State) -> Patch:
-    """The patch of an installation that is ``wanted``; any other state is a SpecError with what was found."""
-    if status.state == wanted and status.patch is not None:
+def require_pristine(status: PatchStatus) -> Patch:
+    """The patch of a pristine installation; a SpecError says what stands there otherwise."""
+    if status.patch is not None:
         return status.patch
-    advice = status.advice
-    if status.state == "pristine":
-        advice = '`harness patch apply --in-place` patches it; patch = "overlay" needs no edit'
     raise SpecError(
-        f"is {status.state}, not {wanted}: vllm-rbln {status.version or '(no version)'}, "
+        f"is {status.state}, not pristine: vllm-rbln {status.version or '(no version)'}, "
         f"SHA-256 {status.found_sha256[:16] or 'of no file'}",
         where=str(status.target),
-        hint=advice or None,
+        hint=status.advice,
     )
 
 
@@ -203,7 +223,7 @@ def make_overlay(site_packages: Path, destination: Path, patch: str = DEFAULT_PA
     an overlay of its own, and an overlay that somebody edited is refused. Raises SpecError with what was found.
     """
     status = patch_status(site_packages, name=patch)
-    chosen = require_state(status, "pristine")
+    chosen = require_pristine(status)
     package = site_packages / chosen.package
     tree = tree_sha256(package)
     after = chosen.apply(read(status.target), status.target)
@@ -264,14 +284,6 @@ def installed_version(site_packages: Path, package: str) -> str:
     return found[-1].name.removesuffix(".dist-info").removeprefix(f"{package}-") if found else ""
 
 
-def backup_path(target: Path) -> Path:
-    return target.with_name(target.name + BACKUP_SUFFIX)
-
-
-def partial_path(target: Path) -> Path:
-    return target.with_name(target.name + PARTIAL_SUFFIX)
-
-
 def read(path: Path) -> bytes:
     """The file's bytes; a SpecError when it cannot be read."""
     try:
@@ -289,19 +301,3 @@ def require_hash(content: bytes, wanted: str, path: Path, hint: str) -> None:
     found = sha256(content)
     if found != wanted:
         raise SpecError(f"SHA-256 is {found[:16]}, not {wanted[:16]}", where=str(path), hint=hint)
-
-
-def _with_version(patches: Sequence[Patch], version: str) -> Patch | None:
-    """The hash decides; the version only chooses between patches of equal content."""
-    return next((patch for patch in patches if version in patch.versions), patches[0] if patches else None)
-
-
-def _install_hint(patch: Patch) -> str:
-    return f"It was made for {patch.package} {', '.join(patch.versions)}; install one of these"
-
-
-def _known_versions_advice(patches: Sequence[Patch], version: str) -> str:
-    known = [one for patch in patches for one in patch.versions]
-    if version in known:
-        return f"The file was changed; reinstall: pip install --force-reinstall --no-deps vllm-rbln=={version}"
-    return f'Patches exist for vllm-rbln {", ".join(known)}; install one of these, or run with patch = "none"'

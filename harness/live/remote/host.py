@@ -21,7 +21,7 @@ from harness.clock import MonotonicClock
 from harness.errors import ServerError, SpecError
 from harness.live.artifacts import ArtifactConfig, check_artifact, read_artifact
 from harness.live.devices.smi import DeviceReport, parse_devices, require_idle
-from harness.live.patches.shipped import Patch, patch_status, require_state, shipped_patches
+from harness.live.patches.shipped import Patch, patch_status, require_pristine, shipped_patches
 from harness.spec import ServerSpec
 
 HOST_SCRIPT = Path(__file__).resolve().parents[1] / "inside" / "remote_host.py"
@@ -172,13 +172,11 @@ def patch_for(stack: RemoteStack, mode: str, host: str) -> tuple[dict[str, Any],
         # Refusals name the file there, not the copy.
         status = replace(patch_status(site), target=Path(f"{host}:{stack.site_packages}") / patch.target)
         if mode == "none":
-            if status.state in ("patched", "half-applied"):
-                require_state(status, "pristine")
+            if status.state == "patched":
+                require_pristine(status)
             return {"mode": "none", "version": version, "found_sha256": status.found_sha256}, None, None
-        chosen = require_state(status, "patched" if mode == "in-place" else "pristine")
+        chosen = require_pristine(status)
         record = {"mode": mode, "name": chosen.name, "target": chosen.target, "version": version, **chosen.hashes}
-        if mode == "in-place":
-            return record, chosen, None
         return record, chosen, chosen.apply(stack.target or b"", status.target)
 
 

@@ -1,29 +1,23 @@
-"""Patches are applied whole or not at all, reverted to the byte, and refused wherever anything is not as recorded."""
+"""An overlay holds the whole patch, installed files stay as they are, and what is not as recorded is refused."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
-import py_compile
-import signal
-import stat
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from harness.errors import ServerError, SpecError
-from harness.live.patches.diff import parse_diff
-from harness.live.patches.install import apply_in_place, in_place_record, revert_in_place
+from harness.errors import SpecError
 from harness.live.patches.shipped import (
     Patch,
-    backup_path,
     make_overlay,
-    partial_path,
     patch_status,
-    require_state,
+    patched_text,
+    require_pristine,
     shipped_patches,
     tree_sha256,
 )
@@ -48,7 +42,7 @@ DIFF = f"""\
 +    logger.debug("[BUCKET] request_nums=%d padded_batch_size=%d", n, b)
      return b
 """
-AFTER = parse_diff(DIFF).apply(BEFORE)
+AFTER = patched_text(DIFF, TARGET, BEFORE)
 
 
 def _sha256(text: str) -> str:
@@ -153,62 +147,10 @@ def test_an_overlay_can_be_made_of_read_only_files(site_packages: Path, tmp_path
     assert (make_overlay(site_packages, tmp_path / "overlays").path / TARGET).read_text() == AFTER
 
 
-def test_in_place_and_back_leaves_no_difference_at_all(site_packages: Path) -> None:
-    target = site_packages / TARGET
-    target.chmod(0o640)
-    os.utime(target, ns=(1_600_000_000_000_000_000, 1_600_000_000_123_456_789))
-    before = _tree(site_packages)
-    apply_in_place(site_packages)
-    assert target.read_text() == AFTER
-    assert stat.S_IMODE(target.stat().st_mode) == 0o640
-    assert in_place_record(site_packages)["sha256_before"] == _sha256(BEFORE)
-    assert revert_in_place(site_packages) == "the original is restored"
-    assert _tree(site_packages) == before
-
-
-def test_a_lost_backup_is_no_loss(site_packages: Path) -> None:
-    apply_in_place(site_packages)
-    backup_path(site_packages / TARGET).unlink()
-    revert_in_place(site_packages)
-    assert (site_packages / TARGET).read_text() == BEFORE
-
-
-def test_a_damaged_backup_is_not_restored_from(site_packages: Path) -> None:
-    apply_in_place(site_packages)
-    backup_path(site_packages / TARGET).write_text("half of")
-    revert_in_place(site_packages)
-    assert (site_packages / TARGET).read_text() == BEFORE
-    assert not backup_path(site_packages / TARGET).exists()
-
-
-def test_a_file_that_others_share_by_a_hard_link_is_not_changed_for_them(site_packages: Path, tmp_path: Path) -> None:
-    shared = tmp_path / "cache.py"
-    os.link(site_packages / TARGET, shared)
-    apply_in_place(site_packages)
-    assert shared.read_text() == BEFORE
-
-
-def test_old_bytecode_does_not_outlive_the_edit(site_packages: Path) -> None:
-    unchecked = py_compile.PycInvalidationMode.UNCHECKED_HASH
-    py_compile.compile(str(site_packages / TARGET), invalidation_mode=unchecked)
-    cache = site_packages / "vllm_rbln" / "models" / "__pycache__"
-    assert list(cache.glob("base.*.pyc"))
-    apply_in_place(site_packages)
-    assert not list(cache.glob("base.*.pyc"))
-    assert "[BUCKET]" in _chosen_with(site_packages)
-
-
-def test_a_second_apply_says_what_is_there(site_packages: Path) -> None:
-    apply_in_place(site_packages)
-    with pytest.raises(
-        SpecError, match=r"is patched, not pristine: vllm-rbln 0.11.1, .* `harness patch revert` restores"
-    ):
-        apply_in_place(site_packages)
-
-
-def test_an_overlay_of_a_package_patched_in_place_is_refused(site_packages: Path, tmp_path: Path) -> None:
-    apply_in_place(site_packages)
-    with pytest.raises(SpecError, match="is patched, not pristine"):
+def test_an_overlay_of_a_package_that_somebody_patched_is_refused(site_packages: Path, tmp_path: Path) -> None:
+    (site_packages / TARGET).write_text(AFTER)
+    assert patch_status(site_packages).state == "patched"
+    with pytest.raises(SpecError, match=r"is patched, not pristine.* It was patched by hand; reinstall: pip install"):
         make_overlay(site_packages, tmp_path / "overlays")
 
 
@@ -221,10 +163,6 @@ def test_a_changed_file_is_refused_with_what_was_found_and_what_to_do(site_packa
     assert f"SHA-256 {_sha256(BEFORE + chr(10))[:16]}" in str(refusal.value)
     assert "pip install --force-reinstall --no-deps vllm-rbln==0.11.1" in str(refusal.value)
     assert not (tmp_path / "overlays").exists()
-    with pytest.raises(SpecError, match="is unknown, not pristine"):
-        apply_in_place(site_packages)
-    with pytest.raises(SpecError, match="is unknown, not patched"):
-        revert_in_place(site_packages)
     assert (site_packages / TARGET).read_text() == BEFORE + "\n"
 
 
@@ -232,7 +170,7 @@ def test_a_version_without_a_patch_is_refused_naming_those_that_have_one(site_pa
     (site_packages / "vllm_rbln-0.11.1.dist-info").rename(site_packages / "vllm_rbln-0.99.0.dist-info")
     (site_packages / TARGET).write_text("# another file\n")
     with pytest.raises(SpecError, match=r"vllm-rbln 0\.99\.0.*Patches exist for vllm-rbln 0\.11\.1; install one"):
-        require_state(patch_status(site_packages), "pristine")
+        require_pristine(patch_status(site_packages))
 
 
 def test_a_package_that_is_not_there_is_said_to_be_absent(tmp_path: Path, site_packages: Path) -> None:
@@ -240,105 +178,12 @@ def test_a_package_that_is_not_there_is_said_to_be_absent(tmp_path: Path, site_p
     del site_packages
 
 
-@pytest.mark.parametrize("leftover", [backup_path, partial_path])
-def test_an_interrupted_edit_is_seen_and_cleared(site_packages: Path, leftover: object) -> None:
-    assert callable(leftover)
-    left: Path = leftover(site_packages / TARGET)
-    left.write_text("some")
-    status = patch_status(site_packages)
-    assert status.state == "half-applied"
-    with pytest.raises(SpecError, match=r"is half-applied, not pristine.*harness patch revert"):
-        apply_in_place(site_packages)
-    assert "interrupted edit was cleared" in revert_in_place(site_packages)
-    assert patch_status(site_packages).state == "pristine"
-    assert not left.exists()
-
-
-# Runs one command on an installed package and kills itself, as SIGKILL would, just before its Nth change to the folder.
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-import harness.live.patches.shipped
-from harness.live.patches.install import apply_in_place, revert_in_place
-site, patches, command, kill_at = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])
-harness.live.patches.shipped.PATCH_ROOTS = (patches,)
-seen = 0
-def on_event(event, details):
-    global seen
-    changes = event in ("os.rename", "os.remove", "os.chmod", "shutil.copyfile") or (
-        event == "open" and isinstance(details[2], int) and details[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
-    )
-    if changes and str(details[0]).startswith(str(site)):
-        if seen == kill_at:
-            os.kill(os.getpid(), signal.SIGKILL)
-        seen += 1
-sys.addaudithook(on_event)
-{"apply": apply_in_place, "revert": revert_in_place}[command](site)
-"""
-
-
-def _killed_at(site: Path, command: str, kill_at: int) -> int:
-    patches = site.parent / "patches"
-    words = [sys.executable, "-c", KILLED, str(site), str(patches), command, str(kill_at)]
-    return subprocess.run(words, check=False).returncode
-
-
-@pytest.mark.parametrize("command", ["apply", "revert"])
-def test_a_kill_at_any_moment_leaves_a_whole_file_and_a_state_that_revert_clears(
-    site_packages: Path, command: str
-) -> None:
-    target = site_packages / TARGET
-    before = _tree(site_packages)
-    states: list[str] = []
-    for kill_at in range(100):
-        if command == "revert":
-            apply_in_place(site_packages)
-        returncode = _killed_at(site_packages, command, kill_at)
-        status = patch_status(site_packages)
-        assert target.read_text() in (BEFORE, AFTER), kill_at
-        assert status.state in ("pristine", "half-applied", "patched"), kill_at
-        if status.state == "half-applied":
-            # Neither a run nor another apply takes it for something it is not.
-            with pytest.raises(SpecError, match=r"is half-applied, not pristine: .*`harness patch revert` clears it"):
-                apply_in_place(site_packages)
-        revert_in_place(site_packages)
-        after = _tree(site_packages)
-        assert {name: one[:2] for name, one in after.items()} == {name: one[:2] for name, one in before.items()}
-        states.append(status.state)
-        if returncode == 0:
-            break
-        assert returncode == -signal.SIGKILL
-    # Reverting is one rename of the backup: there is no state in between.
-    assert set(states) == {"apply": {"pristine", "half-applied", "patched"}, "revert": {"patched", "pristine"}}[command]
-
-
-def test_a_file_with_part_of_the_patch_is_half_applied_and_never_touched(site_packages: Path) -> None:
-    mixed = AFTER.replace("return b\n", "return b + 0\n")
-    (site_packages / TARGET).write_text(mixed)
-    assert patch_status(site_packages).state == "half-applied"
-    with pytest.raises(SpecError, match="holds part of a patch; reinstall"):
-        revert_in_place(site_packages)
-    assert (site_packages / TARGET).read_text() == mixed
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_folder_that_cannot_be_written_is_refused_with_the_overlay_as_the_way_out(site_packages: Path) -> None:
-    folder = (site_packages / TARGET).parent
-    folder.chmod(0o555)
-    try:
-        with pytest.raises(ServerError, match=r"cannot be written .*Use the overlay"):
-            apply_in_place(site_packages)
-    finally:
-        folder.chmod(0o755)
-    assert patch_status(site_packages).state == "pristine"
-
-
 def test_a_tampered_patch_is_refused(site_packages: Path, tmp_path: Path) -> None:
     path = tmp_path / "patches" / "vllm_rbln-0.11.1" / "bucket_log.patch"
     path.write_text(DIFF.replace("n, b)", "b, n)"))
     with pytest.raises(SpecError, match=r"bucket_log.patch: SHA-256 is .*Restore the patch from the release"):
-        apply_in_place(site_packages)
-    assert (site_packages / TARGET).read_text() == BEFORE
+        make_overlay(site_packages, tmp_path / "overlays")
+    assert not (tmp_path / "overlays").exists()
 
 
 def test_a_patch_that_acts_is_refused_although_all_its_hashes_agree(
@@ -347,7 +192,7 @@ def test_a_patch_that_acts_is_refused_although_all_its_hashes_agree(
     diff = DIFF.replace(
         '    logger.debug("[BUCKET] request_nums=%d padded_batch_size=%d", n, b)', "    b = buckets[-1]"
     )
-    _release(tmp_path / "evil" / "vllm_rbln-0.11.1", diff, parse_diff(diff).apply(BEFORE))
+    _release(tmp_path / "evil" / "vllm_rbln-0.11.1", diff, patched_text(diff, TARGET, BEFORE))
     monkeypatch.setattr("harness.live.patches.shipped.PATCH_ROOTS", (tmp_path / "evil",))
     with pytest.raises(SpecError, match=r"bucket_log.patch line 8: adds or changes 'b = buckets\[-1\]'"):
         make_overlay(site_packages, tmp_path / "overlays")
@@ -358,39 +203,32 @@ def test_a_patch_that_acts_is_refused_although_all_its_hashes_agree(
     ("old", "new", "message"),
     [
         ("@@ -7,2 +7,3 @@", "@@ -6,2 +6,3 @@", "line 6 is 'def choose"),
-        ("@@ -7,2 +7,3 @@", "@@ -8,2 +8,3 @@", "the end of the file|line 8 is"),
-        ("@@ -7,2 +7,3 @@", "@@ -7,3 +7,4 @@", "cut short"),
-        ("@@ -7,2 +7,3 @@", "@@ -7 +7,2 @@", "not a hunk header"),
+        ("@@ -7,2 +7,3 @@", "@@ -8,2 +8,3 @@", "line 8 is '    return b', the patch expects '    b = min"),
+        ("@@ -7,2 +7,3 @@", "@@ -9,2 +9,3 @@", "line 9 is 'the end of the file'"),
+        ("@@ -7,2 +7,3 @@", "@@ -7,3 +7,4 @@", "no unified diff .Hunk is shorter"),
         ("     return b\n", "     return c\n", "the patch expects '    return c'"),
-        (f"--- a/{TARGET}", "--- a/../../etc/passwd", "not one file"),
-        ("--- a/", "*** a/", "does not start with"),
+        (f"--- a/{TARGET}", "--- a/../../etc/passwd", "changes "),
+        (f"+++ b/{TARGET}", "+++ b/vllm_rbln/other.py", "changes vllm_rbln/other.py"),
+        ("--- a/", "*** a/", "no unified diff .Target without source"),
     ],
 )
 def test_a_diff_that_does_not_fit_exactly_is_refused(old: str, new: str, message: str) -> None:
     with pytest.raises(SpecError, match=message):
-        parse_diff(DIFF.replace(old, new)).apply(BEFORE)
-
-
-def test_a_diff_can_be_taken_back_and_knows_a_missing_last_newline() -> None:
-    diff = parse_diff(DIFF.replace("     return b\n", "     return b\n\\ No newline at end of file\n"))
-    text = BEFORE.removesuffix("\n")
-    assert diff.apply(text) == AFTER.removesuffix("\n")
-    assert diff.revert(diff.apply(text)) == text
+        patched_text(DIFF.replace(old, new), TARGET, BEFORE)
 
 
 def test_form_feeds_and_carriage_returns_are_not_line_ends() -> None:
     text = "a\x0cb\r\nc\n"
-    diff = parse_diff("--- a/x.py\n+++ b/x.py\n@@ -2 +2,2 @@\n c\n+d\n")
-    assert diff.apply(text) == "a\x0cb\r\nc\nd\n"
+    diff = "--- a/x.py\n+++ b/x.py\n@@ -2 +2,2 @@\n c\n+d\n"
+    assert patched_text(diff, "x.py", text) == "a\x0cb\r\nc\nd\n"
 
 
 def test_every_shipped_patch_is_the_file_its_manifest_names() -> None:
     patches = shipped_patches()
     assert {version for patch in patches for version in patch.versions} >= {"0.11.0", "0.11.1", "0.11.2", "0.12.0"}
     for patch in patches:
-        diff = parse_diff(patch.text())
-        assert diff.target == patch.target
-        assert all(mark != "-" for hunk in diff.hunks for mark, _ in hunk.lines)
+        assert patch.text().startswith(f"--- a/{patch.target}\n+++ b/{patch.target}\n@@ ")
+        assert not [line for line in patch.text().splitlines()[2:] if line.startswith("-")]
 
 
 def test_a_broken_manifest_is_refused_by_name(tmp_path: Path) -> None:
@@ -403,7 +241,7 @@ def test_a_broken_manifest_is_refused_by_name(tmp_path: Path) -> None:
 def test_the_real_package_is_pristine_and_its_overlay_differs_in_one_file(
     twin: TwinEnvironment, tmp_path: Path
 ) -> None:
-    patch: Patch = require_state(patch_status(twin.site_packages), "pristine")
+    patch: Patch = require_pristine(patch_status(twin.site_packages))
     before = tree_sha256(twin.site_packages / "vllm_rbln")
     overlay = make_overlay(twin.site_packages, tmp_path)
     changed = [

@@ -251,7 +251,6 @@ def test_its_clock_is_placed_on_ours_with_an_honest_uncertainty(other_host: Path
         ),
         ({"artifact": "/none"}, SpecError, "npu1:/none: no such artifact. Compile it there"),
         ({"slot_tokens": 4096}, SpecError, "npu1:.*artifact: does not fit the experiment: slot_tokens is 4096"),
-        ({"patch": "in-place"}, SpecError, "^npu1:/.*/site/vllm_rbln/.*: is pristine, not patched"),
     ],
 )
 def test_what_is_wrong_there_is_refused_before_anything_is_laid_out(

@@ -13,7 +13,7 @@ import pytest
 from harness.clock import ScaledClock
 from harness.errors import ServerError, SpecError
 from harness.live.launch import LaunchPlan
-from harness.live.patches.install import apply_in_place
+from harness.live.patches.shipped import patched_text
 from harness.live.serve_command import step_report_variables, visible_devices
 from harness.live.server.life import start_server
 from harness.live.server.ports import free_port
@@ -25,7 +25,7 @@ from harness.runner.backends.emulator import EmulatorBackend
 from harness.runner.backends.rbln import RblnBackend
 from harness.spec import ExperimentSpec, ServerSpec
 from tests.support.processes import HOST, serving
-from tests.support.stacks import TARGET, write_artifact, write_environment, write_patched_stack
+from tests.support.stacks import DIFF, TARGET, write_artifact, write_environment, write_patched_stack
 
 
 @pytest.fixture
@@ -102,14 +102,10 @@ def test_the_experiment_file_has_the_last_word(tmp_path: Path, environment: Path
     assert plan.observation.patch["mode"] == "none"
 
 
-def test_in_place_needs_the_patch_to_be_there_and_overlay_and_none_need_it_not_to(
-    tmp_path: Path, environment: Path
-) -> None:
+def test_a_package_that_somebody_patched_is_refused_in_every_mode(tmp_path: Path, environment: Path) -> None:
     write_artifact(tmp_path / "artifact")
-    with pytest.raises(SpecError, match="is pristine, not patched"):
-        _launch(tmp_path, environment, patch="in-place")
-    apply_in_place(environment / "site")
-    assert _launch(tmp_path, environment, patch="in-place").observation.patch["mode"] == "in-place"
+    target = environment / "site" / TARGET
+    target.write_text(patched_text(DIFF, TARGET, target.read_text()))
     for mode in ("overlay", "none"):
         with pytest.raises(SpecError, match="is patched, not pristine"):
             _launch(tmp_path, environment, patch=mode)
