@@ -19,7 +19,7 @@ from pathlib import Path
 from harness.clock import NS_PER_MS, MonotonicClock
 from harness.errors import ServerError
 from harness.live.client.kernel_stamps import ANCILLARY_BYTES, SO_TIMESTAMPNS, enable_kernel_stamps
-from harness.live.client.wire.timer import DeadlineTimer
+from harness.live.client.timer import DeadlineTimer
 from harness.live.provenance import clock_source, memory_bytes, usable_cores
 from harness.live.server.ports import FREE_PORT_RANGE, free_port
 

@@ -156,6 +156,10 @@ CATALOGUE = (
     ),
     Misbehaviour("bytes after Content-Length", with_more_than_counted, says="not HTTP"),
     Misbehaviour("bytes after Content-Length, kept open", with_more_than_counted_open, says="not HTTP"),
+    *(
+        Misbehaviour(f"Content-Length of {size}", with_head(COUNTED.replace(b"%d", b"%d" % size)), status="connection")
+        for size in (1 << 63, (1 << 64) - 2)
+    ),
     Misbehaviour("stop at the exact length", edited('"length"', '"stop"'), status="ok", why=SAME_WORK),
     Misbehaviour("no finish reason", edited('"length"', "null"), status="ok", why=SAME_WORK),
     Misbehaviour(

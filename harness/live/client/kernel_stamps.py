@@ -9,10 +9,13 @@ user-clock ones.
 from __future__ import annotations
 
 import socket
+import struct
 from array import array
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from harness.clock import NS_PER_MS, monotonic_ns, realtime_minus_monotonic_ns
+from harness.clock import NS_PER_MS, NS_PER_S, monotonic_ns, realtime_minus_monotonic_ns
+from harness.live.client.answer import NO_KERNEL_STAMP
 
 if TYPE_CHECKING:
     import numpy as np
@@ -27,11 +30,20 @@ ANCILLARY_BYTES = socket.CMSG_SPACE(16)
 SAMPLE_INTERVAL_NS = 100 * NS_PER_MS
 # NTP slews at most 500 ppm: 50 us per interval; what exceeds it, plus reading noise, is a step.
 STEP_NS_PER_INTERVAL = 80_000
+_timespec = struct.Struct("qq").unpack
 
 
 def enable_kernel_stamps(sock: socket.socket) -> None:
     """Ask the kernel to stamp what ``sock`` receives."""
     sock.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
+
+
+def kernel_stamp_ns(ancillary: Sequence[tuple[int, int, bytes]]) -> int:
+    """When the kernel received the data of a ``recvmsg`` (CLOCK_REALTIME ns), from its control messages."""
+    if not ancillary:
+        return NO_KERNEL_STAMP
+    seconds, nanoseconds = _timespec(ancillary[0][2])
+    return seconds * NS_PER_S + nanoseconds
 
 
 class OffsetLog:

@@ -106,7 +106,7 @@ class Script:
         self._generate_tokens = [request.generate_tokens for request in requests]
         self._prompt_tokens = [request.prompt_tokens for request in requests]
         self.abort_after_ns = [request.abort_after_ns for request in requests]
-        self._abort_after_tokens = [request.abort_after_tokens for request in requests]
+        self.abort_after_tokens = [request.abort_after_tokens for request in requests]
         self._first_row = [0]
         for session in plan.sessions:
             self._first_row.append(self._first_row[-1] + len(session.requests))
@@ -245,7 +245,7 @@ class Script:
 
     def has_enough(self, row: int, answer: Answer) -> bool:
         """Whether the client has the tokens after which the plan has it leave."""
-        return 0 < self._abort_after_tokens[row] <= len(answer.token_ids)
+        return 0 < self.abort_after_tokens[row] <= len(answer.token_ids)
 
     def leave(self, row: int, done_ns: int, answer: Answer) -> list[Due]:
         """The client left at ``done_ns`` (CLOCK_MONOTONIC), as planned: what that makes due.
@@ -258,7 +258,7 @@ class Script:
         rows.response_id[row] = answer.response_id
         self.chunks.extend(row, answer.chunks)
         self._finish_row(row, ABORTED, "")
-        answer.keep_first(self._abort_after_tokens[row])
+        answer.keep_first(self.abort_after_tokens[row])
         if self.is_continued[row]:
             self._prompts.carry(rows.session[row], answer)
         elif self._is_last[row]:

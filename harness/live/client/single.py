@@ -26,7 +26,6 @@ from harness.live.client.script import ReplayEvent, Script
 from harness.spec import ClientSpec
 
 if TYPE_CHECKING:
-    from harness.live.client.wire.streams import WireStreams
     from harness.plan import Plan
 
 # Other threads of this process hand the interpreter over within this time, not within Python's usual 5 ms.
@@ -62,6 +61,11 @@ class Target:
     request_timeout_ns: int
     records: Path | None = None
 
+    @property
+    def authority(self) -> str:
+        """Host and port as they stand in a URL and in the Host header."""
+        return f"{in_url(self.host)}:{self.port}"
+
 
 def replay_here(
     plan: Plan,
@@ -77,7 +81,11 @@ def replay_here(
     only: these sessions, and rows for them alone. choose_start: the common start, CLOCK_MONOTONIC ns, once all is
     ready; None: a moment later.
     """
-    streams = _streams(plan) if target.options.name == "epoll" else None
+    is_epoll = target.options.name == "epoll"
+    if is_epoll and not sys.platform.startswith("linux"):
+        raise SpecError(
+            "client 'epoll' needs Linux", where="client.name", hint="Choose client 'aiohttp', which runs everywhere"
+        )
     script = Script(
         plan,
         model=target.model,
@@ -86,14 +94,13 @@ def replay_here(
         tells=on_event is not None,
         only=only,
         records=target.records,
-        prompts=streams,
     )
     script.prefetch_all()
     with contextlib.closing(script.chunks), _told(script, on_event) as tell, _undisturbed(), SchedulerSlice() as turns:
         cpu = CpuMeter()
         slice_ns = turns.ask(SHORT_SLICE_NS)
-        if streams is not None:
-            result = _run_epoll(script, streams, target, is_stopped, tell, turns, choose_start or _soon)
+        if is_epoll:
+            result = _run_epoll(script, target, is_stopped, tell, turns, choose_start or _soon)
         else:
             result = _run_aiohttp(script, target, is_stopped, tell)
         usage = cpu.read()
@@ -106,56 +113,32 @@ def _soon() -> int:
     return monotonic_ns() + START_LEAD_NS
 
 
-def _streams(plan: Plan) -> WireStreams:
-    if not sys.platform.startswith("linux"):
-        raise SpecError(
-            "client 'epoll' needs Linux", where="client.name", hint="Choose client 'aiohttp', which runs everywhere"
-        )
-    from harness.live.client.wire.streams import WireStreams
-
-    return WireStreams(plan)
-
-
 def _run_epoll(
     script: Script,
-    streams: WireStreams,
     target: Target,
     is_stopped: Callable[[], bool],
     tell: Callable[[], None],
     turns: SchedulerSlice,
     choose_start: Callable[[], int],
 ) -> ReplayResult:
-    from harness.live.client.wire.replay import WireReplay
+    from harness.live.client.loop import EpollReplay
 
-    spin_us = target.options.spin_us
-    wire = WireReplay(
-        script,
-        streams,
-        host=target.host,
-        port=target.port,
-        host_header=f"{in_url(target.host)}:{target.port}",
-        spin_us=spin_us,
-        request_timeout_ns=target.request_timeout_ns,
-        is_stopped=is_stopped,
-        on_slack=tell,
-        turns=turns,
-        choose_start=choose_start,
-    )
-    start_ns = wire.run()
+    loop = EpollReplay(script, target, is_stopped=is_stopped, on_slack=tell)
+    start_ns = loop.run(turns, choose_start)
     audit = {
         "client": "epoll",
         "stream": script.stream,
-        "spin_us": spin_us,
-        "spun_wall_ns": wire.spun_ns,
-        "num_wakeups": wire.num_wakeups,
+        "spin_us": target.options.spin_us,
+        "spun_wall_ns": loop.spun_ns,
+        "num_wakeups": loop.num_wakeups,
         # From the common start until every row had its final status.
-        "replay_wall_ns": wire.ended_ns - start_ns,
-        "num_reconnects": wire.num_reconnects,
+        "replay_wall_ns": loop.ended_ns - start_ns,
+        "num_reconnects": loop.num_reconnects,
         "num_spilled_chunks": script.chunks.num_spilled,
-        "clock_offset_samples_ns": wire.offsets.some(MAX_OFFSET_SAMPLES),
-        "clock_steps": wire.offsets.steps(),
+        "clock_offset_samples_ns": loop.offsets.some(MAX_OFFSET_SAMPLES),
+        "clock_steps": loop.offsets.steps(),
     }
-    return _result(script, start_ns, audit, script.chunks.to_table(script.rows, script.clock, wire.offsets))
+    return _result(script, start_ns, audit, script.chunks.to_table(script.rows, script.clock, loop.offsets))
 
 
 def _run_aiohttp(

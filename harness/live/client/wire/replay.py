@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from harness.clock import NS_PER_MS, NS_PER_US, monotonic_ns
 from harness.live.client.kernel_stamps import OffsetLog
 from harness.live.client.scheduler_slice import SHORT_SLICE_NS, SchedulerSlice
+from harness.live.client.timer import DeadlineTimer
 from harness.live.client.wire import events
 from harness.live.client.wire.core import FAR_AWAY_NS, HEARTBEAT_NS, LOOP, drive
 from harness.live.client.wire.deadlines import FRESH_AFTER_IDLE_NS
@@ -21,7 +22,6 @@ from harness.live.client.wire.memory import refuse_to_write
 from harness.live.client.wire.pool import ConnectionPool, allow_sockets
 from harness.live.client.wire.sessions import Sessions
 from harness.live.client.wire.share import share_script
-from harness.live.client.wire.timer import DeadlineTimer
 
 if TYPE_CHECKING:
     from harness.live.client.script import Script

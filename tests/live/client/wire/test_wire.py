@@ -18,9 +18,9 @@ from harness.live.client.kernel_stamps import SAMPLE_INTERVAL_NS, OffsetLog
 from harness.live.client.prompts import TextPiece, take_tokens, text_piece
 from harness.live.client.rows import BLOCK_CHUNKS, ChunkRows, RequestRows
 from harness.live.client.scheduler_slice import MAX_SLICE_NS, SHORT_SLICE_NS, SchedulerSlice
+from harness.live.client.timer import DeadlineTimer
 from harness.live.client.wire.heads import MAX_KEPT_HEADS, Framing, KnownHeads, read_framing
 from harness.live.client.wire.pool import allow_sockets
-from harness.live.client.wire.timer import DeadlineTimer
 from harness.plan import Plan, RequestPlan, SessionPlan
 from harness.records.schema import CHUNKS
 

@@ -1,7 +1,7 @@
 """One absolute CLOCK_MONOTONIC deadline as a file descriptor that epoll can wait for.
 
 ``os.timerfd_*`` exists from Python 3.13 on; below it the same three system calls go through ctypes. A timer never fires
-early. Next: ``harness.live.client.wire`` arms it a spin before each send.
+early.
 """
 
 from __future__ import annotations
@@ -57,6 +57,12 @@ class DeadlineTimer:
     def clear(self) -> None:
         """Forget that the timer fired; call when epoll reported it."""
         self.arm(0)
+
+    def __enter__(self) -> DeadlineTimer:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.close()
 
     def close(self) -> None:
         """Give the descriptor back."""
