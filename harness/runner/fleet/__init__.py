@@ -1,5 +1,4 @@
-"""Blocks side by side: a process per device on this host, or a worker per device on many.
+"""Blocks of an experiment side by side: a process for each device of this host, or Dask workers of other hosts.
 
-What is left to do is always planned minus sealed; nothing here keeps a state of its own. Next: ``local`` drives one
-host's devices, ``worker`` is the process of one.
+What is left to do is always planned minus sealed. No state is kept here.
 """

@@ -1,7 +1,7 @@
-"""The Dask worker of one device: it makes one block at a time there, and gives the sealed runs of it as one archive.
+"""The Dask worker of one device: it makes one block at a time there and returns the block's sealed runs as an archive.
 
 Runs stay in a folder of this host until the next block, so that a block which is asked for again is sent, not made
-again. The driver's records are never touched here. Next: ``hosts`` receives what is returned.
+again. The driver's records are never touched here.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from harness.live.provenance import SOURCE_ROOT, source_sha256
 from harness.records import RunStore, layout
 from harness.records.transfer import Archive, packed
 from harness.runner.fleet.local import perform_side_by_side
-from harness.runner.fleet.work import Block
 from harness.runner.lane import Began, Made
 from harness.runner.progress import ProgressEvent, StopFlag
 from harness.runner.run import Invocation
@@ -34,13 +33,13 @@ _BLOCK_IN_HAND = threading.Lock()
 
 @dataclass(frozen=True, slots=True)
 class HostedBlock:
-    """One block for another host. fleet_id: of this experiment in the driver's records.
+    """What is left of one block, for another host. fleet_id: of this experiment in the driver's records.
 
     costs: content of the cost file of each run. source: SHA-256 of the driver's harness, which must be the worker's.
     """
 
     fleet_id: str
-    block: Block
+    runs: tuple[PlannedRun, ...]
     costs: tuple[bytes, ...]
     spec_source: str
     source: str
@@ -55,14 +54,14 @@ def serve(scheduler: str, place: Place, port: int, *, is_on_loopback: bool) -> N
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
     try:
-        asyncio.run(_served(scheduler, place, port, "127.0.0.1" if is_on_loopback else None))
+        asyncio.run(_serve(scheduler, place, port, "127.0.0.1" if is_on_loopback else None))
     except (OSError, ValueError, RuntimeError) as error:
         raise ServerError(
             f"cannot join as {place} ({error})", where=scheduler, hint="See docs/fleet.md: its scheduler, TLS, name"
         ) from error
 
 
-async def _served(scheduler: str, place: Place, port: int, host: str | None) -> None:
+async def _serve(scheduler: str, place: Place, port: int, host: str | None) -> None:
     worker = distributed("harness fleet worker").Worker(
         scheduler,
         name=str(place),
@@ -75,16 +74,21 @@ async def _served(scheduler: str, place: Place, port: int, host: str | None) -> 
     )
     async with worker:
         await worker.finished()
-        # A path that was cut for a while costs nothing: what is in hand is sealed, and sent when it is asked for again.
+        # A path that was cut for a while costs nothing: the block in hand is sealed, and sent when asked for again.
         _BLOCK_IN_HAND.acquire()
         os._exit(0)
 
 
-def block_archive(hosted: HostedBlock) -> Archive | HarnessError:
+def block_archive(block: HostedBlock) -> Archive | HarnessError:
     """Make what is left of a block on this worker's device and return all of it; an error comes back as a value."""
+    relay = _Relay(block.fleet_id)
     try:
+        if block.source != own_source():
+            raise SpecError(
+                "its harness is another one than the driver's", where=relay.place, hint="Install the same on both"
+            )
         with _BLOCK_IN_HAND:
-            return _archived(hosted)
+            return _archive(block, relay)
     except HarnessError as error:
         return error
 
@@ -95,21 +99,16 @@ def own_source() -> str:
 
 
 def topic_name(fleet_id: str) -> str:
-    """Where workers tell what happens, as it happens."""
+    """Where workers publish progress."""
     return f"harness-fleet-{fleet_id}"
 
 
-def _archived(hosted: HostedBlock) -> Archive:
-    line = _Line(hosted.fleet_id)
-    if hosted.source != own_source():
-        raise SpecError(
-            "its harness is another one than the driver's", where=line.name, hint="Install the same on both"
-        )
-    root = scratch_folder(hosted.fleet_id)
-    store, runs = RunStore(root), hosted.block.runs
+def _archive(block: HostedBlock, relay: _Relay) -> Archive:
+    root = scratch_folder(block.fleet_id)
+    store, runs = RunStore(root), _with_cost_files(block, root)
     _forget_earlier_blocks(store, runs[0])
-    left = [run for run in _with_cost_files(hosted, root) if not layout.run_folder(root, *run.key).exists()]
-    perform_side_by_side(left, Invocation(root, hosted.spec_source, None, line.tell, StopFlag()), {}, line)
+    left = [run for run in runs if not layout.run_folder(root, *run.key).exists()]
+    perform_side_by_side(left, Invocation(root, block.spec_source, None, relay.publish, StopFlag()), {}, relay)
     # Never all that is sealed there: the host's other workers remove what is theirs meanwhile.
     return packed(store.run(*run.key) for run in runs if layout.run_folder(root, *run.key).exists())
 
@@ -122,16 +121,16 @@ def scratch_folder(fleet_id: str) -> Path:
     return folder
 
 
-def _with_cost_files(hosted: HostedBlock, root: Path) -> list[PlannedRun]:
+def _with_cost_files(block: HostedBlock, root: Path) -> list[PlannedRun]:
     """The runs of a block with their cost files as they are on the driver's host."""
     folder = root / "costs"
     folder.mkdir(exist_ok=True)
-    found: list[PlannedRun] = []
-    for place, (run, content) in enumerate(zip(hosted.block.runs, hosted.costs, strict=True)):
-        path = folder / f"{hosted.block.number}-{place}.toml"
+    runs: list[PlannedRun] = []
+    for place, (run, content) in enumerate(zip(block.runs, block.costs, strict=True)):
+        path = folder / f"{run.replicate}-{place}.toml"
         path.write_bytes(content)
-        found.append(replace(run, cost_file=path))
-    return found
+        runs.append(replace(run, cost_file=path))
+    return runs
 
 
 def _forget_earlier_blocks(store: RunStore, run: PlannedRun) -> None:
@@ -144,18 +143,18 @@ def _forget_earlier_blocks(store: RunStore, run: PlannedRun) -> None:
             shutil.rmtree(old, ignore_errors=True)
 
 
-class _Line:
-    """Tells the driver what happens; a message that is lost costs a line of its display and nothing else."""
+class _Relay:
+    """Publishes progress for the driver; a lost message costs a line of its display and nothing else."""
 
     def __init__(self, fleet_id: str) -> None:
         self._worker, self._topic = distributed("fleet.hosts").get_worker(), topic_name(fleet_id)
-        self.name = str(self._worker.name)
+        self.place = str(self._worker.name)
 
-    def add(self, said: Began | Made) -> None:
-        """A run begins; one that is sealed here counts when it has arrived."""
-        if isinstance(said, Began):
-            self.tell(said)
+    def add(self, event: Began | Made, /) -> None:
+        """A run that is sealed here counts when it has arrived."""
+        if isinstance(event, Began):
+            self.publish(event)
 
-    def tell(self, said: Began | ProgressEvent) -> None:
+    def publish(self, event: Began | ProgressEvent) -> None:
         with suppress(OSError):
-            self._worker.log_event(self._topic, pickle.dumps(said))
+            self._worker.log_event(self._topic, pickle.dumps(event))

@@ -1,7 +1,7 @@
 """The devices of several hosts side by side, through the Dask workers that stand for them, one per device.
 
-A block goes to the worker that bears its device's name and to no other; its sealed runs come back as one archive, and
-this process alone writes the records. Next: ``hosted`` is what a worker does. Needs the extra: rbln-harness[cluster].
+A block goes to the worker that bears its device's name and to no other. Its sealed runs come back as one archive, and
+this process alone writes the records. Needs the extra: rbln-harness[cluster].
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import socket
 from collections import deque
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from itertools import groupby
 from queue import Empty, Queue
 from typing import Any
 
@@ -22,15 +23,14 @@ from harness.experiment import PlannedRun
 from harness.records import RunKey, SealedRun
 from harness.records.transfer import Archive, received
 from harness.runner.fleet.hosted import HostedBlock, block_archive, own_source, topic_name
-from harness.runner.fleet.local import Counter, blocks_by_place
-from harness.runner.fleet.work import Block
+from harness.runner.fleet.local import Counter
 from harness.runner.lane import Began, Made
 from harness.runner.run import Invocation
 from harness.spec import FleetSpec, Place
 
 POLL_S = 0.2
 CONNECT_TIMEOUT_S = 15.0
-# A scheduler that is restarted in this time is found again; workers of its own find it too.
+# A scheduler that is restarted within this time costs nothing: driver and workers reconnect.
 LOST_TIMEOUT_S = 30.0
 
 
@@ -60,7 +60,7 @@ def perform_over_hosts(
 @contextmanager
 def _connected(fleet: FleetSpec) -> Generator[Any]:
     if not fleet.scheduler:
-        raise SpecError("is missing", where="fleet.scheduler", hint="Workers of hosts are at one: docs/fleet.md")
+        raise SpecError("is missing", where="fleet.scheduler", hint="Name the Dask scheduler (docs/fleet.md)")
     dask = distributed("fleet.scheduler")
     try:
         client = dask.Client(fleet.scheduler, timeout=CONNECT_TIMEOUT_S, set_as_default=False)
@@ -100,8 +100,12 @@ class _Driver:
     def __init__(self, client: Any, todo: Sequence[PlannedRun], invocation: Invocation, counter: Counter) -> None:
         self._client, self._invocation, self._counter = client, invocation, counter
         self._scheduler = "" if todo[0].spec.fleet is None else todo[0].spec.fleet.scheduler
-        self._blocks = {place: deque(blocks) for place, blocks in blocks_by_place(todo, {}).items()}
-        self._in_flight: dict[Any, tuple[Place, Block]] = {}
+        self._blocks: dict[Place, deque[tuple[PlannedRun, ...]]] = {}
+        for _, runs in groupby(todo, key=lambda run: run.replicate):
+            block = tuple(runs)
+            assert block[0].place is not None, "only runs of a fleet are shared out"
+            self._blocks.setdefault(block[0].place, deque()).append(block)
+        self._in_flight: dict[Any, tuple[Place, tuple[PlannedRun, ...]]] = {}
         self._inbox: Queue[Any] = Queue()
         self._begun: set[RunKey] = set()
         self._error: HarnessError | None = None
@@ -135,42 +139,44 @@ class _Driver:
         if not self._blocks[place]:
             return
         block = self._blocks[place].popleft()
-        costs = tuple(run.cost_file.read_bytes() for run in block.runs)
+        costs = tuple(run.cost_file.read_bytes() for run in block)
         hosted = HostedBlock(self._fleet_id, block, costs, self._invocation.spec_source, self._source)
         future = self._client.submit(block_archive, hosted, resources={str(place): 1}, pure=False, retries=0)
         self._in_flight[future] = place, block
         future.add_done_callback(self._inbox.put)
 
-    def _take(self, said: Any) -> None:
-        if isinstance(said, bytes):
-            event = pickle.loads(said)
+    def _take(self, message: Any) -> None:
+        """A published event, or a block's future that is done."""
+        if isinstance(message, bytes):
+            event = pickle.loads(message)
             if isinstance(event, Began):
                 self._begin(event.key)
             else:
                 self._invocation.on_progress(event)
             return
-        place, block = self._in_flight.pop(said)
-        self._error = self._error or self._received(said, place, block)
+        place, block = self._in_flight.pop(message)
+        self._error = self._error or self._received(message, place, block)
         if self._error is None and not self._invocation.stop.after_run:
             self._submit(place)
 
-    def _received(self, future: Any, place: Place, block: Block) -> HarnessError | None:
-        """Write what a block brought; what went wrong is a value, since the others are to be waited for."""
+    def _received(self, future: Any, place: Place, block: Sequence[PlannedRun]) -> HarnessError | None:
+        """Write what a block brought. An error is returned, not raised: the other blocks in flight still count."""
+        name = f"block {block[0].replicate}"
         try:
-            found: Archive | HarnessError = future.result()
-            if isinstance(found, HarnessError):
-                return found
-            wanted = {run.key for run in block.runs}
-            if set(found.keys) != wanted:
-                return _lost(f"block {block.number} came back with {len(found.keys)} of {len(wanted)} runs", str(place))
-            for run in received(self._invocation.runs_root, found):
+            archive: Archive | HarnessError = future.result()
+            if isinstance(archive, HarnessError):
+                return archive
+            wanted = {run.key for run in block}
+            if set(archive.keys) != wanted:
+                return _lost(f"{name} came back with {len(archive.keys)} of {len(wanted)} runs", str(place))
+            for run in received(self._invocation.runs_root, archive):
                 self._begin(run.key)
                 self._counter.add(Made(run))
         except HarnessError as error:
             return error
         except Exception as error:
             # Whatever Dask raises for a worker or scheduler that is gone.
-            return _lost(f"block {block.number} did not come back ({type(error).__name__})", str(place))
+            return _lost(f"{name} did not come back ({type(error).__name__})", str(place))
         return None
 
     def _begin(self, key: RunKey) -> None:

@@ -1,116 +1,39 @@
-"""The devices of this host side by side: a worker process each, and what is left of its blocks.
+"""The devices of this host side by side: a process for each, which makes what is left of the device's blocks.
 
-A worker that dies costs the run in flight and is started again; what was sealed counts. This process makes no run and
-holds no state: it hands out planned minus sealed. Next: ``harness.runner.account`` counts what the workers tell.
+A process that dies costs the run in flight and is started again. This driver makes no run and keeps no state: what is
+left is planned minus sealed.
 """
 
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
-from collections import deque
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
-from itertools import groupby
-from multiprocessing import Pipe
 from multiprocessing.connection import wait
-from typing import Protocol
-
-import psutil
+from typing import Protocol, TypeVar
 
 from harness.errors import HarnessError, ServerError
 from harness.experiment import PlannedRun
 from harness.records import RunKey, RunStore, SealedRun, layout
 from harness.runner.fleet.capacity import require_drivable, shared_cores
+from harness.runner.fleet.process import Audited, Command, DeviceProcess, Ended, Gate, Job, Message
 from harness.runner.fleet.station import Station
-from harness.runner.fleet.work import Audit, Audited, Block, Go, Idle, Job, Told, Wish
 from harness.runner.lane import Began, Made
-from harness.runner.progress import ServerReady
 from harness.runner.run import Invocation
 from harness.spec import Place
 
 POLL_S = 0.2
-END_TIMEOUT_S = 30.0
-# A block whose worker died so often is given up: it, not the worker, is then the likely cause.
+# A device whose process died more often is given up: its runs, not the process, are then the likely cause.
 ALLOWED_DEATHS = 2
+Expected = TypeVar("Expected", Gate, Audited)
 
 
 class Counter(Protocol):
-    """Who counts the runs that were made."""
+    """Counts the runs that were made."""
 
-    def add(self, said: Began | Made, /) -> None: ...
-
-
-class Worker:
-    """The process of one device, and the blocks that are still to be made on it, the one in hand first."""
-
-    def __init__(self, job: Job, blocks: Sequence[Block]) -> None:
-        self.place, self.blocks, self.num_deaths = job.station.place, deque(blocks), 0
-        self._job, self.awaits_others = job, False
-        self._server_pids: list[int] = []
-        self._start()
-
-    def _start(self) -> None:
-        self.connection, theirs = Pipe()
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "harness.runner.fleet.worker", str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(),),
-                # A Ctrl-C in the terminal is the driver's to answer.
-                start_new_session=True,
-            )
-        self.send(self._job)
-
-    def send(self, said: Job | Audit | Block | Go | Wish) -> None:
-        with suppress(OSError):  # one that just died is found by its silence
-            self.connection.send(said)
-
-    def received(self) -> Told | None:
-        """What it says; None when it is dead."""
-        try:
-            said: Told = self.connection.recv()
-        except (EOFError, OSError):
-            return None
-        if isinstance(said, ServerReady):
-            self.awaits_others = self.period is not None
-            with suppress(psutil.Error):
-                self._server_pids = [child.pid for child in psutil.Process(self._process.pid).children(recursive=True)]
-        return said
-
-    @property
-    def period(self) -> int | None:
-        """When its next block is due, where the devices keep step; None where it is due at any time."""
-        period = self.blocks[0].runs[0].period if self.blocks else None
-        return None if period is None else period.number
-
-    def takes_next(self) -> bool:
-        """Give it the block that is next; whether there was one."""
-        self.awaits_others = False
-        if self.blocks:
-            self.send(self.blocks[0])
-        return bool(self.blocks)
-
-    def restart(self) -> None:
-        """Start it once more, when nothing of its last server is left: a device serves one at a time."""
-        self.end()
-        left: list[psutil.Process] = []
-        for pid in self._server_pids:
-            with suppress(psutil.Error):
-                left.append(psutil.Process(pid))
-        psutil.wait_procs(left, timeout=END_TIMEOUT_S)
-        self._start()
-
-    def end(self) -> int:
-        """Close the line and wait until the process is gone; its exit status."""
-        self.connection.close()
-        try:
-            return self._process.wait(END_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            return self._process.wait()
+    def add(self, event: Began | Made, /) -> None: ...
 
 
 def perform_side_by_side(
@@ -118,78 +41,98 @@ def perform_side_by_side(
 ) -> None:
     """Make the runs of a fleet, each block on its device, the devices at once; ends as the person wishes.
 
-    Raises SpecError when this host cannot drive so many devices in time; the first error of a worker, when the runs in
+    Raises SpecError when this host cannot drive so many devices in time; the first error of a device, when the runs in
     flight on the others are sealed.
     """
     if not todo:
         return
-    with _workers(todo, invocation, again) as workers:
-        require_drivable(workers, todo[0])
-        _Driver(workers, invocation, again, counter).run()
+    fleet = todo[0].spec.fleet
+    assert fleet is not None
+    jobs = _jobs(todo, invocation, again)
+    require_drivable(len(jobs), fleet, todo[0].spec.limits, lambda num_clients: _audited(jobs[:num_clients]))
+    with _processes(jobs) as processes:
+        _Driver(processes, invocation, again, counter).run()
+
+
+def _jobs(todo: Sequence[PlannedRun], invocation: Invocation, again: Collection[RunKey]) -> list[Job]:
+    """What each device has left to do, in order."""
+    by_place: dict[Place, list[PlannedRun]] = {}
+    for run in todo:
+        assert run.place is not None, "only runs of a fleet are shared out"
+        by_place.setdefault(run.place, []).append(run)
+    spec = todo[0].spec
+    devices = () if spec.fleet is None else spec.fleet.devices
+    cores = shared_cores(sorted(os.sched_getaffinity(0)), len(devices), spec.client.processes)
+    return [
+        Job(
+            invocation.runs_root,
+            invocation.spec_source,
+            invocation.ticket,
+            Station(place, cores[devices.index(place.device)]),
+            tuple(sys.argv),
+            tuple(runs),
+            frozenset(again) & {run.key for run in runs},
+        )
+        for place, runs in by_place.items()
+    ]
 
 
 @contextmanager
-def _workers(
-    todo: Sequence[PlannedRun], invocation: Invocation, again: Mapping[RunKey, SealedRun]
-) -> Generator[list[Worker]]:
-    """A worker for every device that has something left to do; all gone at the end."""
-    blocks = blocks_by_place(todo, again)
-    fleet = todo[0].spec.fleet
-    assert fleet is not None
-    cores = shared_cores(sorted(os.sched_getaffinity(0)), len(fleet.devices), todo[0].spec.client.processes)
-    workers: list[Worker] = []
+def _processes(jobs: Sequence[Job]) -> Generator[list[DeviceProcess]]:
+    """A process for each job; all gone at the end."""
+    processes: list[DeviceProcess] = []
     try:
-        for place, own in blocks.items():
-            station = Station(place, cores[fleet.devices.index(place.device)])
-            job = Job(invocation.runs_root, invocation.spec_source, invocation.ticket, station, tuple(sys.argv))
-            workers.append(Worker(job, own))
-        yield workers
+        for job in jobs:
+            processes.append(DeviceProcess(job))
+        yield processes
     finally:
-        for worker in workers:
-            worker.connection.close()  # all at once: each needs a moment to stop its server
-        for worker in workers:
-            worker.end()
+        for process in processes:
+            process.connection.close()  # all at once: each needs a moment to stop its server
+        for process in processes:
+            process.end()
 
 
-def blocks_by_place(todo: Sequence[PlannedRun], again: Mapping[RunKey, SealedRun]) -> dict[Place, list[Block]]:
-    """What each device still has to do, block by block; run by run where the devices keep step."""
-    found: dict[Place, list[Block]] = {}
-    for (number, _), group in groupby(todo, key=lambda run: (run.replicate, run.period)):
-        runs = tuple(group)
-        place = runs[0].place
-        assert place is not None, "only runs of a fleet are shared out"
-        found.setdefault(place, []).append(Block(number, runs, frozenset(again) & {run.key for run in runs}))
-    return found
+def _audited(jobs: Sequence[Job]) -> list[Audited]:
+    """The lateness of each client when all replay at once."""
+    with _processes([replace(job, runs=job.runs[:1], is_audit=True) for job in jobs]) as processes:
+        for process in processes:
+            _expect(process, Gate)
+        for process in processes:
+            process.pass_gate()
+        return [_expect(process, Audited) for process in processes]
+
+
+def _expect(process: DeviceProcess, kind: type[Expected]) -> Expected:
+    message = process.receive()
+    if isinstance(message, kind):
+        return message
+    if isinstance(message, Ended) and message.error is not None:
+        raise message.error
+    raise ServerError("its process died at once", where=str(process.place), hint="Look for what kills it")
 
 
 class _Driver:
-    """Hands out blocks until none is left, somebody wishes to stop, or a worker failed."""
+    """Follows the processes until each has ended; passes on the person's wishes and keeps the devices in step."""
 
     def __init__(
-        self, workers: Sequence[Worker], invocation: Invocation, again: Mapping[RunKey, SealedRun], counter: Counter
+        self,
+        processes: Sequence[DeviceProcess],
+        invocation: Invocation,
+        again: Mapping[RunKey, SealedRun],
+        counter: Counter,
     ) -> None:
-        self._workers, self._invocation, self._again, self._counter = workers, invocation, again, counter
+        self._working, self._invocation, self._again, self._counter = list(processes), invocation, again, counter
         self._store, self._stop = RunStore(invocation.runs_root), invocation.stop
-        self._told: set[RunKey] = set()
         self._error: HarnessError | None = None
-        self._wished: Wish | None = None
+        self._sent: Command | None = None
 
     def run(self) -> None:
-        busy = self._begun(self._workers)
-        while busy:
-            ready = wait([worker.connection for worker in busy], POLL_S)
-            for worker in [worker for worker in busy if worker.connection in ready]:
-                said = worker.received()
-                if isinstance(said, Began | Made):
-                    self._count(said)
-                elif said is None or isinstance(said, Idle):
-                    is_busy = self._revived(worker) if said is None else self._ended(worker, said)
-                    busy = [other for other in busy if other is not worker or is_busy]
-                elif not isinstance(said, Audited):
-                    self._invocation.on_progress(said)
-            busy += self._begun([worker for worker in self._workers if worker not in busy])
-            self._let_go(busy)
-            self._pass_on(busy)
+        while self._working:
+            ready = wait([process.connection for process in self._working], POLL_S)
+            for process in [process for process in self._working if process.connection in ready]:
+                self._take(process, process.receive())
+            self._open_gates()
+            self._pass_on()
         if self._error is not None:
             raise self._error
 
@@ -197,65 +140,59 @@ class _Driver:
     def _is_ending(self) -> bool:
         return self._stop.after_run or self._error is not None
 
-    def _begun(self, idle: Sequence[Worker]) -> list[Worker]:
-        """Those of idle workers that now have a block: where the devices keep step, one of the earliest period."""
-        if self._is_ending:
-            return []
-        due = min((worker.period for worker in self._workers if worker.period is not None), default=None)
-        return [worker for worker in idle if worker.period in (None, due) and worker.takes_next()]
+    def _take(self, process: DeviceProcess, message: Message | None) -> None:
+        if message is None:
+            self._revive(process)
+        elif isinstance(message, Ended):
+            self._error = self._error or message.error
+            self._working.remove(process)
+        elif isinstance(message, Began | Made):
+            self._counter.add(message)
+        elif not isinstance(message, Gate | Audited):
+            self._invocation.on_progress(message)
 
-    def _let_go(self, busy: Sequence[Worker]) -> None:
-        """Once every server of a period is up, all its replays begin."""
-        if busy and all(worker.awaits_others for worker in busy):
-            for worker in busy:
-                worker.awaits_others = False
-                worker.send(Go())
-
-    def _count(self, said: Began | Made) -> None:
-        if isinstance(said, Made):
-            self._told.add(said.run.key)
-        self._counter.add(said)
-
-    def _ended(self, worker: Worker, said: Idle) -> bool:
-        """A block is through, or failed; whether its worker has the next one."""
-        worker.blocks.popleft()
-        self._error = self._error or said.error
-        return bool(self._begun([worker]))
-
-    def _revived(self, worker: Worker) -> bool:
-        """A worker died: count what it sealed and could not tell, and let another one do the rest of its block."""
-        block = worker.blocks.popleft()
-        left = [run for run in block.runs if run.key not in self._told and not self._is_sealed_now(run.key)]
-        worker.num_deaths += 1
-        if self._is_ending:
-            return False
-        if worker.num_deaths > ALLOWED_DEATHS:
+    def _revive(self, process: DeviceProcess) -> None:
+        """A process died: count what it sealed and did not report, and start another one for the rest."""
+        left = [run for run in process.left if not self._is_sealed_now(run.key)]
+        process.num_deaths += 1
+        if process.num_deaths > ALLOWED_DEATHS and not self._is_ending:
             self._error = ServerError(
-                f"its worker died {worker.num_deaths} times, the last time with status {worker.end()}",
-                where=str(worker.place),
+                f"its process died {process.num_deaths} times, the last time with status {process.end()}",
+                where=str(process.place),
                 hint="Look for what kills it (memory?), then continue with --resume",
             )
-            return False
-        if left:
-            # A run that was set aside for its repetition is not there to be set aside once more.
-            there = {key for key in block.again if layout.run_folder(self._store.root, *key).exists()}
-            worker.blocks.appendleft(replace(block, runs=tuple(left), again=frozenset(there)))
-        worker.restart()
-        return bool(self._begun([worker]))
+        if not left or self._is_ending:
+            self._working.remove(process)
+            return
+        # A run that was set aside for its repetition is not there to be set aside once more.
+        there = {key for key in process.job.again if layout.run_folder(self._store.root, *key).exists()}
+        process.restart(replace(process.job, runs=tuple(left), again=frozenset(there)))
 
     def _is_sealed_now(self, key: RunKey) -> bool:
-        """Whether a run was sealed by a worker that died before it could say so; then it is counted."""
+        """Whether a process sealed a run and died before it could report it; then the run is counted."""
         if not (layout.run_folder(self._store.root, *key) / layout.MANIFEST).exists():
             return False
         run, before = self._store.run(*key), self._again.get(key)
         if before is not None and before.manifest.seal == run.manifest.seal:
             return False
-        self._count(Made(run))
+        self._counter.add(Made(run))
         return True
 
-    def _pass_on(self, busy: Sequence[Worker]) -> None:
-        """Tell every worker what the person wishes, once; after an error each ends with the run in its hands."""
-        if self._is_ending and self._wished != (wish := Wish(is_now=self._stop.now.is_set())):
-            self._wished = wish
-            for worker in busy:
-                worker.send(wish)
+    def _open_gates(self) -> None:
+        """Where the devices keep step: those of the earliest period start, and replay once every server of it is up."""
+        periods = [process.period for process in self._working if process.period is not None]
+        current = [process for process in self._working if process.period == min(periods, default=None)]
+        for process in current:
+            if process.gate is Gate.START:
+                process.pass_gate()
+        if all(process.gate is Gate.REPLAY for process in current):
+            for process in current:
+                process.pass_gate()
+
+    def _pass_on(self) -> None:
+        """Send each process what the person wishes, once; after an error each ends with its run in flight."""
+        command = Command.ABORT if self._stop.now.is_set() else Command.END
+        if self._is_ending and self._sent is not command:
+            self._sent = command
+            for process in self._working:
+                process.send(command)
