@@ -1,11 +1,12 @@
 """``harness query``, ``runs``, ``derive``, ``verify``: look at sealed runs, with SQL or without.
 
-Reads sealed runs only; never changes what was measured. Next: ``harness.records.RunStore``.
+These commands never change what was measured.
 """
 
 from __future__ import annotations
 
 import io
+import json
 import sys
 from enum import Enum
 from pathlib import Path
@@ -17,7 +18,7 @@ from harness.cli.compare import TableForm, written
 from harness.cli.complete import SealedArgument
 from harness.cli.run import RunsOption
 from harness.cli.sealed import sealed_runs, store_at
-from harness.errors import SpecError
+from harness.errors import SpecError, in_one_line
 from harness.outputs import check_output, write_text
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ def query(
     runs: RunsOption = Path("runs"),
     form: Annotated[OutputFormat, typer.Option("--format", help="How rows are printed.")] = OutputFormat.table,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="A file for the rows. Default: print.")] = None,
+    timeout_s: Annotated[float, typer.Option("--timeout", min=0.001, help="Seconds the query may take.")] = 60.0,
 ) -> None:
     """SQL over all sealed runs: tables runs, requests, chunks, steps, kv_events, metrics, scrapes, latencies.
 
@@ -60,12 +62,12 @@ def query(
     if form is OutputFormat.table:
         from harness.cli.words import said_in_lines, terminal_width
 
-        text = said_in_lines(store.drawn(sql, terminal_width()))
+        text = said_in_lines(store.drawn(sql, terminal_width(), timeout_s))
         print(text) if output is None else write_text(output, f"{text}\n")
         return
     if output is None and form is OutputFormat.parquet and sys.stdout.isatty():
         raise SpecError("Parquet is not for a terminal", where="--format", hint="Name a file with -o")
-    data = _encoded(store.query(sql), form)
+    data = _encoded(store.query(sql, timeout_s), form)
     if output is None:
         sys.stdout.buffer.write(data)
     else:
@@ -73,22 +75,56 @@ def query(
 
 
 def _encoded(rows: pa.Table, form: OutputFormat) -> bytes:
-    """The rows as a file of that form holds them."""
-    import json
+    """The rows as a file of that form; SpecError where a cell does not fit into one."""
+    import pyarrow as pa
 
-    import pyarrow.csv as pa_csv
-    import pyarrow.parquet as pq
+    try:
+        return _ENCODERS[form](rows)
+    except (pa.ArrowException, ValueError, OverflowError) as error:
+        raise SpecError(
+            f"a cell of the answer cannot be written as {form.value}: {in_one_line(error)}",
+            where="--format",
+            hint="Cast its column to text, select COLUMN::varchar, or choose another format",
+        ) from error
+
+
+def _csv(rows: pa.Table) -> bytes:
+    from pyarrow.csv import write_csv
 
     buffer = io.BytesIO()
-    if form is OutputFormat.csv:
-        pa_csv.write_csv(rows, buffer)
-    elif form is OutputFormat.parquet:
-        pq.write_table(rows, buffer)
-    elif form is OutputFormat.jsonl:
-        buffer.write("".join(json.dumps(row, default=str) + "\n" for row in rows.to_pylist()).encode())
-    else:
-        buffer.write(json.dumps(rows.to_pylist(), default=str, indent=1).encode() + b"\n")
+    write_csv(rows, buffer)
     return buffer.getvalue()
+
+
+def _parquet(rows: pa.Table) -> bytes:
+    from pyarrow.parquet import write_table
+
+    buffer = io.BytesIO()
+    write_table(rows, buffer)
+    return buffer.getvalue()
+
+
+def _json_lines(rows: pa.Table) -> bytes:
+    return "".join(json.dumps(row, default=_json_text, allow_nan=False) + "\n" for row in rows.to_pylist()).encode()
+
+
+def _json(rows: pa.Table) -> bytes:
+    return json.dumps(rows.to_pylist(), default=_json_text, allow_nan=False, indent=1).encode() + b"\n"
+
+
+def _json_text(cell: object) -> str:
+    """Dates, decimals and identifiers as text; bytes have no text of their own."""
+    if isinstance(cell, bytes):
+        raise ValueError("JSON has no bytes")
+    return str(cell)
+
+
+_ENCODERS = {
+    OutputFormat.csv: _csv,
+    OutputFormat.json: _json,
+    OutputFormat.jsonl: _json_lines,
+    OutputFormat.parquet: _parquet,
+}
 
 
 def list_runs(

@@ -1,7 +1,6 @@
-"""The data dictionary: every table that SQL sees and every column of it, from the schema that records are written by.
+"""The data dictionary: every table that SQL sees and every column of it, made from the schema that records are written by.
 
-Words stand at the columns themselves (``schema``); nothing is repeated here. Next: ``harness explain tables`` shows
-it, docs/data-dictionary.md is this very text.
+``harness explain tables`` shows it; docs/data-dictionary.md holds the same text.
 """
 
 from __future__ import annotations
@@ -25,7 +24,11 @@ INTRODUCTION = """\
 Each table of `harness query` and of `RunStore.connect()`, also as `valid_...` (`valid_runs`, `valid_requests`, ...)
 without the rows of invalid runs. Every table begins with experiment, condition, replicate and is_valid, as `runs` does.
 *clock ns*: int64 nanoseconds of the run's clock; only differences mean something, and they are model time where time
-was scaled. A missing instant is null, never zero."""
+was scaled. A missing instant is null, never zero.
+
+`harness query` can only read: it accepts select, describe, summarize, and explain of these, and a statement sees copies
+of the tables in memory and no file. It may take 60 s (`--timeout`) and 4 GiB of memory. `RunStore.connect()` gives an
+ordinary DuckDB connection without these limits."""
 
 
 def meaning(field: pa.Field) -> str:

@@ -54,6 +54,30 @@ def test_rows_come_as_csv_json_and_parquet(runs: Path, tmp_path: Path) -> None:
     assert pq.read_table(file).to_pylist() == expected
 
 
+@pytest.mark.parametrize(
+    ("form", "cell"),
+    [
+        ("csv", "[1, 2]"),
+        ("json", "'nan'::double"),
+        ("jsonl", "'ab'::blob"),
+        ("json", "'290000-01-01'::timestamp"),
+        ("parquet", "interval '1 year'"),
+    ],
+)
+def test_a_cell_that_a_form_cannot_hold_is_one_line(runs: Path, form: str, cell: str) -> None:
+    refused = harness("query", f"select {cell} as cell", "--runs", str(runs), "--format", form)
+    assert refused.returncode == 2
+    assert f"cannot be written as {form}" in refused.stderr
+    assert refused.stderr.count("\n") == 1
+
+
+def test_a_query_has_a_time_limit(runs: Path) -> None:
+    endless = "select sum(a.range * b.range) from range(10000000) a, range(10000000) b"
+    stopped = harness("query", endless, "--runs", str(runs), "--timeout", "0.5")
+    assert stopped.returncode == 2
+    assert "took longer than 0.5 s" in stopped.stderr
+
+
 def test_a_table_shows_costs_and_what_users_felt(runs: Path) -> None:
     text = harness("table", "small", "--runs", str(runs)).stdout
     assert "A/base" in text

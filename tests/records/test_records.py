@@ -13,6 +13,7 @@ import resource
 import sys
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ import pytest
 
 from harness.errors import RecordsError, SpecError
 from harness.records import Finding, Manifest, RunStore, RunWriter, SealedRun, schema
-from harness.records.store import VIEWS
+from harness.records.sql import VIEWS
 
 FILE_OPERATIONS = ("open", "os.mkdir", "os.rename", "os.remove", "os.truncate", "os.rmdir")
 
@@ -331,18 +332,49 @@ REFUSED = (
     "select * from read_text('{0}/runs/**/manifest.json')", "select * from '{0}/near.csv'",
     "explain analyze copy runs to '{0}/out.csv'", "select * from read_parquet('https://127.0.0.1/x.parquet')",
     "select * from read_blob('/etc/hostname')",
+    "explain analyze copy (select 1 as x) to '{0}/runs/e/c/0/requests.parquet' (format parquet, use_tmp_file false)",
+    "explain (analyze) insert into internal.runs from runs", "explain create table mine (a int)",
+    "select * from read_parquet('{0}/runs/e/c/0/requests.parquet')", "copy runs to '.tmp/x.csv'",
+    "select * from read_text('.tmp/x.csv')", "attach '.tmp/x.db'", "select error('refused')",
 )  # fmt: skip
 
 
 @pytest.mark.parametrize("sql", REFUSED)
-def test_a_query_only_reads_the_tables_of_its_runs(tmp_path: Path, sql: str) -> None:
+def test_a_query_only_reads_the_tables_of_its_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sql: str) -> None:
     write_run(tmp_path / "runs")
     for name in ("near.txt", "near.csv"):
         (tmp_path / name).write_text("a\nnear\n")
+    monkeypatch.chdir(tmp_path)
+    store = RunStore(tmp_path / "runs")
     with pytest.raises(SpecError) as error:
-        RunStore(tmp_path / "runs").query(sql.format(tmp_path))
+        store.query(sql.format(tmp_path))
     assert "\n" not in str(error.value)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["near.csv", "near.txt", "runs"]
+    assert store.verify() == 1
+
+
+def test_a_query_changes_only_its_copy_of_a_table(tmp_path: Path) -> None:
+    write_run(tmp_path)
+    store = RunStore(tmp_path)
+    with suppress(SpecError):  # DuckDB before 2.0 refuses such a statement
+        store.query("with gone as (delete from internal.requests returning *) from gone")
+    assert store.verify() == 1
+    assert store.query("from requests").num_rows == 2
+
+
+def test_a_query_that_takes_too_long_is_stopped(tmp_path: Path) -> None:
+    endless = "select sum(a.range * b.range) from range(10000000) a, range(10000000) b"
+    with pytest.raises(SpecError, match=r"took longer than 0\.2 s and was stopped.*--timeout"):
+        RunStore(tmp_path).query(endless, timeout_s=0.2)
+
+
+@pytest.mark.parametrize("sql", ["from range(100000000)", "select list(range) from range(100000000)"])
+def test_a_query_that_needs_too_much_memory_is_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sql: str
+) -> None:
+    monkeypatch.setattr("harness.records.sql.MEMORY_LIMIT_BYTES", 64 << 20)
+    with pytest.raises(SpecError, match=r"needs more than 0\.0625 GiB of memory"):
+        RunStore(tmp_path).query(sql)
 
 
 @pytest.mark.parametrize(
@@ -350,6 +382,9 @@ def test_a_query_only_reads_the_tables_of_its_runs(tmp_path: Path, sql: str) -> 
     [
         "describe runs",
         "explain select * from steps",
+        "explain (analyze, format json) select * from valid_latencies",
+        "explain (select 1)",
+        "from query('from ' || 'req' || 'uests')",
         "pivot steps on b in (2, 4) using count(*)",
         "with x as (from runs) from x",
     ],

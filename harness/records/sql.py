@@ -1,0 +1,344 @@
+"""SQL over sealed runs: the tables of the runs as views, and statements that can only read them.
+
+A statement sees copies of the tables in memory and no file, so it cannot change a sealed record.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import threading
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+
+import duckdb
+import pyarrow as pa
+
+from harness.errors import RecordsError, SpecError, in_one_line
+from harness.records import layout, schema
+from harness.records.run import SealedRun
+
+# DuckDB's names of what it parses: "MULTI" is a pivot whose columns it must look up first.
+READING_STATEMENTS = ("SELECT", "MULTI")
+_EXPLAIN = re.compile(r"\s*explain\b(\s+analyze\b)?(\s*\(\s*(analyze|format)\b[^()]*\))?", re.IGNORECASE)
+MEMORY_LIMIT_BYTES = 4 << 30
+# In this order: nothing can be changed after the last setting.
+LOCKED_SETTINGS = {
+    "python_enable_replacements": "false",
+    "enable_external_access": "false",
+    "lock_configuration": "true",
+}
+ROWS_PER_BATCH = 100_000
+# How often a statement is interrupted once its time is over: DuckDB forgets an interrupt that comes between two steps.
+INTERRUPT_EVERY_S = 0.1
+MAX_SCRAPE_BYTES = 64 << 20
+RUN_COLUMNS = tuple(field.name for field in schema.RUN_COLUMNS)
+VIEWS = ("runs", *schema.TABLES, "scrapes", "latencies")
+# The suffix that the engine adds to a response id in its log (docs/stack.md, "Request ids").
+ENGINE_SUFFIX = r"(-\d+)?(-[0-9a-f]{8})?$|(_\d+)?-[0-9a-f]{8}$"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The rows of a statement, and the connection that made them, while it is open."""
+
+    rows: pa.Table
+    connection: duckdb.DuckDBPyConnection
+
+    def drawn(self, width: int) -> str:
+        """The rows as DuckDB draws them."""
+        with redirect_stdout(io.StringIO()) as text:
+            if self.rows.num_columns:
+                self.connection.from_arrow(self.rows).show(max_width=width)
+        return text.getvalue().rstrip("\n")
+
+
+def connected(runs: list[SealedRun]) -> duckdb.DuckDBPyConnection:
+    """A connection whose views read the files of the runs; see ``RunStore.connect``."""
+    connection = duckdb.connect()
+    connection.execute("create schema internal")
+    _create_table(connection, "runs", runs_table(runs))
+    for name in schema.TABLES.keys() | {"scrapes"}:
+        source = _source_of(connection, name, runs)
+        if source is None:
+            _create_table(connection, name, _empty_table(name))
+        else:
+            connection.execute(f"create view internal.{name} as {source}")
+    _create_views(connection)
+    return connection
+
+
+@contextmanager
+def answered(runs: list[SealedRun], sql: str, timeout_s: float) -> Generator[Answer]:
+    """The answer to one reading statement, within ``timeout_s`` seconds and MEMORY_LIMIT_BYTES."""
+    # Without a folder for temporary files it writes nothing.
+    connection = duckdb.connect(config={"memory_limit": f"{MEMORY_LIMIT_BYTES}B", "temp_directory": ""})
+    try:
+        with _interrupted_after(connection, timeout_s), _refusals():
+            _require_reading(connection, sql)
+            _load_tables(connection, runs, sql)
+            for setting, value in LOCKED_SETTINGS.items():
+                connection.execute(f"set {setting} = {value}")
+            yield Answer(_rows(connection, sql), connection)
+    finally:
+        connection.close()
+
+
+def _require_reading(connection: duckdb.DuckDBPyConnection, sql: str) -> None:
+    """SpecError unless ``sql`` is one statement that reads, or explains one that reads, as DuckDB itself parses it."""
+    statements = connection.extract_statements(sql)
+    if len(statements) != 1:
+        # DuckDB before 2.0 makes two statements of a pivot whose columns it must look up first.
+        hint = "Leave out extra semicolons, and name the columns of a pivot (pivot ... on b in (1, 2))"
+        raise SpecError(f"one SQL statement is needed, got {len(statements)}", hint=hint)
+    kind = statements[0].type.name
+    if kind == "EXPLAIN":
+        explained = connection.extract_statements(_EXPLAIN.sub("", statements[0].query, count=1))
+        kind = explained[0].type.name if len(explained) == 1 else kind
+    if kind not in READING_STATEMENTS:
+        hint = "Write select, describe, summarize, or explain with one of them"
+        raise SpecError(f"the query is refused: {kind.lower()} does not only read", hint=hint)
+
+
+def _load_tables(connection: duckdb.DuckDBPyConnection, runs: list[SealedRun], sql: str) -> None:
+    """Copy into memory the tables that ``sql`` reads; the others exist and are empty."""
+    connection.execute("create schema internal")
+    _create_table(connection, "runs", runs_table(runs))
+    for name in schema.TABLES.keys() | {"scrapes"}:
+        _create_table(connection, name, _empty_table(name))
+    _create_views(connection)
+    for name in _tables_read(sql):
+        source = _source_of(connection, name, runs)
+        if source is not None:
+            with _unreadable_records():
+                connection.execute(f"insert into internal.{name} by name {source}")
+
+
+def _tables_read(sql: str) -> set[str]:
+    """The tables that ``sql`` may read: those whose names stand in it."""
+    text = sql.lower()
+    if "query" in text:
+        # query() and query_table() take names as text, which may be put together from parts.
+        return {*schema.TABLES, "scrapes"}
+    below_latencies = ("requests", "chunks", "kv_events") if "latencies" in text else ()
+    return {name for name in (*schema.TABLES, "scrapes") if name in text or name in below_latencies}
+
+
+def _rows(connection: duckdb.DuckDBPyConnection, sql: str) -> pa.Table:
+    reader = connection.sql(sql).to_arrow_reader(ROWS_PER_BATCH)
+    batches: list[pa.RecordBatch] = []
+    num_bytes = 0
+    for batch in reader:
+        batches.append(batch)
+        num_bytes += batch.nbytes
+        if num_bytes > MEMORY_LIMIT_BYTES:
+            raise duckdb.OutOfMemoryException("the rows of the answer")
+    return pa.Table.from_batches(batches, reader.schema)
+
+
+@contextmanager
+def _interrupted_after(connection: duckdb.DuckDBPyConnection, timeout_s: float) -> Generator[None]:
+    """Interrupt what ``connection`` does once ``timeout_s`` seconds are over; SpecError then."""
+    done, is_over = threading.Event(), threading.Event()
+
+    def watch() -> None:
+        wait_s = timeout_s
+        while not done.wait(wait_s):
+            is_over.set()
+            connection.interrupt()
+            wait_s = INTERRUPT_EVERY_S
+
+    watcher = threading.Thread(target=watch, name="query-timeout", daemon=True)
+    watcher.start()
+    try:
+        yield
+    except (duckdb.InterruptException, pa.ArrowException, SpecError) as error:
+        if not is_over.is_set():
+            raise
+        raise SpecError(
+            f"the query took longer than {timeout_s:g} s and was stopped",
+            hint="Ask for fewer rows, or give it longer: --timeout SECONDS",
+        ) from error
+    finally:
+        done.set()
+        watcher.join()
+
+
+@contextmanager
+def _refusals() -> Generator[None]:
+    """Turn what DuckDB refuses into one line."""
+    try:
+        yield
+    except duckdb.InterruptException:
+        raise
+    except duckdb.PermissionException as error:
+        raise SpecError(
+            f"the query is refused: {_short(error)}",
+            hint="It reads the tables of the runs and nothing else; for more, harness.RunStore(...).connect()",
+        ) from error
+    except (duckdb.OutOfMemoryException, MemoryError) as error:
+        raise SpecError(
+            f"the query needs more than {MEMORY_LIMIT_BYTES / (1 << 30):g} GiB of memory",
+            hint="Aggregate or choose rows first, or use harness.RunStore(...).connect(), which has no limit",
+        ) from error
+    except duckdb.Error as error:
+        raise SpecError(f"the query is not valid: {_short(error)}", hint=_query_hint(error)) from error
+
+
+@contextmanager
+def _unreadable_records() -> Generator[None]:
+    try:
+        yield
+    except (duckdb.IOException, duckdb.InvalidInputException) as error:
+        raise RecordsError(
+            f"a record cannot be read: {_short(error)}", hint="`harness verify` names the damaged file"
+        ) from error
+
+
+def _create_table(connection: duckdb.DuckDBPyConnection, name: str, rows: pa.Table) -> None:
+    connection.register("arrow_rows", rows)
+    connection.execute(f"create table internal.{name} as select * from arrow_rows")
+    connection.unregister("arrow_rows")
+
+
+def _create_views(connection: duckdb.DuckDBPyConnection) -> None:
+    for name in VIEWS:
+        source = _LATENCIES if name == "latencies" else f"select * from internal.{name}"
+        connection.execute(f"create view {name} as {source}")
+        connection.execute(f"create view valid_{name} as select * from {name} where is_valid")
+
+
+def runs_table(runs: list[SealedRun]) -> pa.Table:
+    """One row per run: what its manifest says, the nested parts as JSON text."""
+    rows = [
+        {
+            **run.key._asdict(),
+            "is_valid": run.is_valid,
+            "invalid_reasons": list(run.manifest.invalid_reasons),
+            "findings": json.dumps([finding.model_dump() for finding in run.manifest.findings]),
+            "order_index": run.manifest.order_index,
+            "num_earlier_tries": len(run.manifest.earlier_tries),
+            "is_baseline": run.manifest.condition == run.manifest.baseline,
+            "backend": run.manifest.backend,
+            "label": run.manifest.label,
+            "treatment": run.manifest.treatment,
+            "factors": json.dumps(run.manifest.factors),
+            "plan_hash": run.manifest.plan_hash,
+            "drawn_hash": run.manifest.drawn_hash,
+            "planned_requests": run.manifest.planned_requests,
+            "time_scale": run.manifest.clock.scale,
+            "device": run.device,
+            "host": run.host or None,
+            "neighbours": None if run.manifest.fleet is None else run.manifest.fleet.neighbours,
+            "requested": json.dumps(run.manifest.requested),
+            "effective": json.dumps(run.manifest.effective),
+            "client_audit": json.dumps(run.manifest.client_audit),
+            "provenance": json.dumps(run.manifest.provenance),
+            "timings": json.dumps(run.manifest.timings),
+            "folder": str(run.path),
+        }
+        for run in runs
+    ]
+    return pa.Table.from_pylist(rows, schema=schema.RUNS)
+
+
+_LATENCIES = f"""
+with first_tokens as (
+    select experiment, condition, replicate, session, request, min(coalesce(kernel_ns, received_ns)) as first_ns,
+        max(coalesce(kernel_ns, received_ns)) as last_ns
+    from chunks where num_tokens > 0 group by all
+), admissions as (
+    select experiment, condition, replicate, regexp_replace(request_id, '{ENGINE_SUFFIX}', '') as response_id,
+        min(log_ns) as admitted_ns
+    from kv_events where kind = 'alloc' group by all
+)
+select r.experiment, r.condition, r.replicate, r.is_valid, r.session, r.request,
+    case when r.cached_tokens > 0 then 'reused' when r.request > 0 then 'recomputed' else 'first' end as prefix,
+    case when a.admitted_ns is not null then greatest(a.admitted_ns - r.sent_ns, 0) end as queue_ns,
+    case when is_streamed then t.first_ns - r.sent_ns end as ttft_ns,
+    case when is_streamed and r.completion_tokens > 1
+        then (t.last_ns - t.first_ns)::double / (r.completion_tokens - 1) end as tpot_ns,
+    r.done_ns - r.sent_ns as e2e_ns, r.prompt_tokens, r.cached_tokens, r.completion_tokens
+from requests r
+join (select experiment, condition, replicate,
+        coalesce(json_extract(requested, '$.client.stream')::boolean, true) as is_streamed from runs) s
+    using (experiment, condition, replicate)
+left join first_tokens t using (experiment, condition, replicate, session, request)
+left join admissions a using (experiment, condition, replicate, response_id)
+where r.status = 'ok'
+"""
+
+
+def _empty_table(name: str) -> pa.Table:
+    columns = schema.SCRAPES if name == "scrapes" else schema.TABLES[name]
+    return pa.schema([*schema.RUN_COLUMNS, *columns]).empty_table()
+
+
+def _source_of(connection: duckdb.DuckDBPyConnection, name: str, runs: list[SealedRun]) -> str | None:
+    """A statement for the rows of a table of all runs, beside the names of the runs; None where no run has it."""
+    if name == "scrapes":
+        files = {run.file(layout.SCRAPES): run for run in runs if layout.SCRAPES in run.manifest.files}
+        source = _scrapes_in(files)
+    else:
+        files = {path: run for run in runs if (path := run.table_file(name)) is not None}
+        source = _parquet_rows(name, files)
+    if not files:
+        return None
+    rows = [{"source_file": str(path), **run.key._asdict(), "is_valid": run.is_valid} for path, run in files.items()]
+    columns = pa.schema([pa.field("source_file", pa.string()), *schema.RUN_COLUMNS])
+    _create_table(connection, f"files_of_{name}", pa.Table.from_pylist(rows, schema=columns))
+    run_columns = ", ".join(f"f.{column}" for column in RUN_COLUMNS)
+    return (
+        f"select {run_columns}, t.* exclude (source_file) "
+        f"from ({source}) t join internal.files_of_{name} f using (source_file)"
+    )
+
+
+def _parquet_rows(name: str, files: dict[Path, SealedRun]) -> str:
+    sources: list[str] = []
+    for is_earlier in (True, False):
+        paths = [
+            path for path, run in files.items() if (run.manifest.schema_version < schema.RENAMED_SINCE) == is_earlier
+        ]
+        if paths:
+            renamed = ", ".join(
+                f"{old} as {new}" for old, new in schema.EARLIER_NAMES.items() if new in schema.TABLES[name].names
+            )
+            columns = f"* rename ({renamed})" if is_earlier and renamed else "*"
+            sources.append(f"select {columns} from read_parquet({_path_list(paths)}, filename = 'source_file')")
+    return " union all by name ".join(sources)
+
+
+def _scrapes_in(files: Iterable[Path]) -> str:
+    columns = "{at_ns: 'BIGINT', reason: 'VARCHAR', status: 'INTEGER', body: 'VARCHAR'}"
+    return (
+        f"select * from read_json({_path_list(files)}, format = 'newline_delimited', columns = {columns}, "
+        f"maximum_object_size = {MAX_SCRAPE_BYTES}, filename = 'source_file')"
+    )
+
+
+def _path_list(paths: Iterable[Path]) -> str:
+    return "[" + ", ".join(_quoted(_glob_literal(str(path))) for path in paths) + "]"
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+def _glob_literal(path: str) -> str:
+    # DuckDB reads file names as glob patterns; a bracket class makes each special character stand for itself.
+    return "".join(f"[{char}]" if char in "*?[" else char for char in path)
+
+
+def _short(error: Exception) -> str:
+    return in_one_line(error)[:300]
+
+
+def _query_hint(error: Exception) -> str:
+    for old, new in schema.EARLIER_NAMES.items():
+        if f'"{old}"' in str(error):
+            return f"{old} is called {new} now: it is the head of the response; the first token's time is in latencies"
+    return f'Tables: {" ".join(VIEWS)}, each also as valid_...; see "describe requests" or `harness explain tables`'
