@@ -1,4 +1,4 @@
-"""The data dictionary: every table that SQL sees and every column of it, made from the schema that records are written by.
+"""The data dictionary: every table that SQL sees and every column of it, made from the schema of the records.
 
 ``harness explain tables`` shows it; docs/data-dictionary.md holds the same text.
 """
