@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from harness.analysis.method.stats import binomial_cdf
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.emulator.core import StepEnd
 from harness.emulator.virtual import run_virtually
@@ -251,16 +252,7 @@ def jittered_plan(plan: Plan, uncertainty: UncertaintySpec, generator: np.random
 
 def expected_range(trials: int, level: float) -> tuple[int, int]:
     """Smallest central range of counts that a Binomial(trials, level) falls into with 95 %."""
-    counts = np.arange(trials + 1)
-    logs = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, trials + 1)))])
-    chance: FloatArray = np.exp(
-        logs[trials]
-        - logs[counts]
-        - logs[trials - counts]
-        + counts * np.log(level)
-        + (trials - counts) * np.log1p(-level)
-    )
-    below = np.cumsum(chance)
+    below = [binomial_cdf(most, trials, level) for most in range(trials + 1)]
     return int(np.searchsorted(below, 0.025)), int(np.searchsorted(below, 0.975))
 
 

@@ -133,4 +133,4 @@ def test_a_list_of_runs_and_their_rows_load_no_specs_no_machine_code_and_no_pict
     loaded = {line.rpartition("|")[2].strip() for line in shown.stderr.splitlines()}
     assert "harness.records.store" in loaded
     # What Python 3.10's duckdb imports of pyarrow is its own affair.
-    assert not loaded & {"harness.spec", "harness.engine", "numba", "matplotlib"}
+    assert not loaded & {"harness.spec", "harness.engine", "numba", "matplotlib", "scipy"}

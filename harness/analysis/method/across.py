@@ -21,8 +21,8 @@ from harness.analysis.method.stats import (
     MIN_REPLICATES,
     FloatArray,
     quantile,
-    t_probability,
     t_quantile,
+    t_tail,
 )
 from harness.analysis.method.tabular import Cell, ResultTable, table_of
 from harness.clock import NS_PER_MS, NS_PER_S
@@ -172,7 +172,7 @@ def _p_value(difference: float, error: float, degrees: int) -> float:
     """Two-sided p of a t statistic; equal values without scatter give 1, different ones 0."""
     if error == 0:
         return 1.0 if difference == 0 else 0.0
-    return max(0.0, 1 - t_probability(abs(difference) / error, degrees))
+    return t_tail(difference / error, degrees)
 
 
 def holm(values: Sequence[float]) -> list[float]:

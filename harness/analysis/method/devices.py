@@ -20,7 +20,7 @@ from harness.analysis.method.stats import (
     MIN_REPLICATES,
     FloatArray,
     Interval,
-    f_probability,
+    f_tail,
     pooled_variance,
     t_quantile,
 )
@@ -216,5 +216,5 @@ def _interaction(blocks: Sequence[BlockRatio]) -> Interaction | None:
     f = mean_square / error_square
     typical = (counts.sum() - (counts**2).sum() / counts.sum()) / between
     sd = math.sqrt(max(0.0, mean_square - error_square) / typical)
-    p = 1 - f_probability(f, between, inside)
+    p = f_tail(f, between, inside)
     return Interaction(f, (between, inside), p, sd, math.sqrt(error_square))

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.analysis.method.figures import run_figures
-from harness.analysis.method.stats import FloatArray, t_probability, t_quantile
+from harness.analysis.method.stats import FloatArray, t_quantile, t_tail
 from harness.records import SealedRun
 
 LEVEL = 0.95
@@ -98,5 +98,5 @@ def slope_of(
     rest = cost_left - slope * place_left
     error = math.sqrt(float(rest @ rest) / degrees / moved)
     half = t_quantile(LEVEL, degrees) * error
-    p = 1 - t_probability(abs(slope) / error, degrees) if error > 0 else float(slope == 0)
+    p = t_tail(slope / error, degrees) if error > 0 else float(slope == 0)
     return Slope(slope, slope - half, slope + half, p, degrees)

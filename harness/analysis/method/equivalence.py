@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from harness.analysis.method.decide import Decision, Outcome, withheld
 from harness.analysis.method.devices import DeviceEffect, of_blocks
-from harness.analysis.method.stats import Interval, t_probability, t_quantile
+from harness.analysis.method.stats import Interval, t_quantile, t_tail
 from harness.analysis.method.stopping import ComparisonLooks, Standing
 from harness.spec.rules import EquivalenceRule
 
@@ -27,8 +27,8 @@ def tost_p(mean: float, standard_error: float, degrees: int, log_margin: float) 
     distance = log_margin - abs(mean)
     if standard_error == 0:
         return 0.0 if distance > 0 else 1.0
-    within = t_probability(abs(distance) / standard_error, degrees)
-    return (1 - within) / 2 if distance > 0 else (1 + within) / 2
+    tail = t_tail(distance / standard_error, degrees) / 2
+    return tail if distance > 0 else 1 - tail
 
 
 def decide_equivalence(

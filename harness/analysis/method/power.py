@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import lru_cache
-from statistics import NormalDist
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +22,7 @@ MOST_BLOCKS = 1000
 NODES = 200
 PATHS = 2_000
 SEED = 20261121
-_CDF = np.vectorize(NormalDist().cdf, otypes=[np.float64])
+_gauss_legendre = cache(np.polynomial.legendre.leggauss)
 
 
 def blocks_for_precision(sd: float, half_width: float, alpha: float) -> int | None:
@@ -49,12 +48,14 @@ def equivalence_power(num_blocks: int, sd: float, log_margin: float, alpha: floa
     The mean is independent of the sample's spread s; given s it must lie within margin - t s / sqrt(n) of 0.
     Source: Phillips (1990), Power of the two one-sided tests procedure in bioequivalence; Owen's Q, by quadrature.
     """
+    from scipy.special import ndtr
+
     t = t_quantile(1 - 2 * alpha, num_blocks - 1)
     se = sd / math.sqrt(num_blocks)
 
     def passes(ratio: FloatArray) -> FloatArray:
         room = log_margin - t * se * ratio
-        found = _CDF((room - effect) / se) - _CDF((-room - effect) / se)
+        found = ndtr((room - effect) / se) - ndtr((-room - effect) / se)
         return np.where(room > 0, found, 0.0)
 
     # Where the room ends the integrand has a corner; quadrature stops there.
@@ -62,10 +63,15 @@ def equivalence_power(num_blocks: int, sd: float, log_margin: float, alpha: floa
 
 
 def difference_power(num_blocks: int, sd: float, effect: float, alpha: float) -> float:
-    """Probability that the two-sided t test at ``alpha`` leaves 0 out: two tails of the noncentral t."""
+    """Probability that the two-sided t test at ``alpha`` leaves 0 out: two tails of the noncentral t.
+
+    By quadrature too: scipy's ``nctdtr`` is nan where its lower tail is small.
+    """
+    from scipy.special import ndtr
+
     t = t_quantile(1 - alpha, num_blocks - 1)
     shift = effect * math.sqrt(num_blocks) / sd
-    return _over_spread(lambda ratio: _CDF(shift - t * ratio) + _CDF(-shift - t * ratio), num_blocks - 1, math.inf)
+    return _over_spread(lambda ratio: ndtr(shift - t * ratio) + ndtr(-shift - t * ratio), num_blocks - 1, math.inf)
 
 
 def _over_spread(value: Callable[[FloatArray], FloatArray], degrees: int, most: float) -> float:
@@ -74,17 +80,11 @@ def _over_spread(value: Callable[[FloatArray], FloatArray], degrees: int, most: 
     start = max(0.0, math.sqrt(degrees) - 9.0)
     if end <= start:
         return 0.0
-    nodes, weights = _gauss_legendre()
+    nodes, weights = _gauss_legendre(NODES)
     x = start + (nodes + 1) * (end - start) / 2
     log_density = (1 - degrees / 2) * math.log(2) - math.lgamma(degrees / 2) + (degrees - 1) * np.log(x) - x**2 / 2
     total = float(np.sum(weights * np.exp(log_density) * value(x / math.sqrt(degrees)))) * (end - start) / 2
     return min(1.0, max(0.0, total))
-
-
-@lru_cache(maxsize=1)
-def _gauss_legendre() -> tuple[FloatArray, FloatArray]:
-    nodes, weights = np.polynomial.legendre.leggauss(NODES)
-    return nodes, weights
 
 
 def _fewest(value: Callable[[int], float], wanted: float) -> int | None:

@@ -8,6 +8,7 @@ Definitions: docs/method.md, "Serving figures".
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 from harness.analysis.method.devices import mean_interval
 from harness.analysis.method.figures import place_of
 from harness.analysis.method.reconstruct import join_request_id, with_tokens
-from harness.analysis.method.stats import FloatArray, Interval, quantiles
+from harness.analysis.method.stats import FloatArray, Interval, binomial_cdf, quantiles
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.records import SealedRun, once_per_run
 from harness.records.schema import rows_where
@@ -123,7 +124,7 @@ class ServingFigures:
 
 def requests_needed(q: float) -> int:
     """Requests from which on percentile q can be certified: 11 for p50, 64 for p90, 662 for p99."""
-    return next(n for n in range(2, 1_000_000) if _at_most(1, n, q) <= 1 - CONFIDENCE)
+    return next(n for n in range(2, 1_000_000) if binomial_cdf(1, n, 1 - q) <= 1 - CONFIDENCE)
 
 
 def certified(values: FloatArray, q: float) -> float | None:
@@ -139,20 +140,8 @@ def certified(values: FloatArray, q: float) -> float | None:
 @lru_cache(maxsize=1024)
 def _overlong_allowed(n: int, q: float) -> int:
     """The largest t of ``certified``; 0 where not even one is allowed."""
-    low, high = 0, n
-    while low < high:
-        t = (low + high + 1) // 2
-        low, high = (t, high) if t < n and _at_most(t, n, q) <= 1 - CONFIDENCE else (low, t - 1)
-    return low
-
-
-def _at_most(t: int, n: int, q: float) -> float:
-    """P(Binomial(n, 1 - q) <= t)."""
-    logs = (
-        math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1) + k * math.log(1 - q) + (n - k) * math.log(q)
-        for k in range(t + 1)
-    )
-    return math.fsum(math.exp(one) for one in logs)
+    allowed = bisect_right(range(n), 1 - CONFIDENCE, key=lambda t: binomial_cdf(t, n, 1 - q))
+    return max(0, allowed - 1)
 
 
 def window_of(run: SealedRun) -> WindowSpec:

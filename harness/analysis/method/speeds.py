@@ -19,7 +19,7 @@ from harness.analysis.method.compare import Comparison
 from harness.analysis.method.devices import DeviceEffect, device_order
 from harness.analysis.method.drift import Slope, slope_of
 from harness.analysis.method.figures import RunFigures
-from harness.analysis.method.stats import DEFAULT_LEVEL, t_probability, t_quantile
+from harness.analysis.method.stats import DEFAULT_LEVEL, t_quantile, t_tail
 from harness.records import Finding, SealedRun
 
 
@@ -115,7 +115,7 @@ def _contrast(name: str, values: Mapping[str, Sequence[float]]) -> tuple[tuple[f
     spread = sum(part**2 / (len(values[other]) - 1) for other, part in parts.items())
     degrees = max(1, math.floor(error**4 / spread))
     half = t_quantile(DEFAULT_LEVEL, degrees) * error
-    return (mean, mean - half, mean + half), max(0.0, 1 - t_probability(abs(mean) / error, degrees))
+    return (mean, mean - half, mean + half), t_tail(mean / error, degrees)
 
 
 def _slope(runs: Sequence[RunFigures], places: Sequence[int]) -> Slope | None:

@@ -10,9 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from itertools import combinations
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -146,33 +145,37 @@ def _t_interval(values: FloatArray, level: float) -> tuple[float, float, float]:
     return mean, mean - half, mean + half
 
 
-@cache
 def t_quantile(level: float, degrees: int) -> float:
-    """The t that |T| stays below with probability ``level``, by bisection of the exact finite series.
+    """The t that |T| stays below with probability ``level``."""
+    return float(_special().stdtrit(degrees, (1 + level) / 2))
 
-    Source: Abramowitz and Stegun 26.7.3 and 26.7.4, with theta = atan(t / sqrt(degrees)).
+
+def t_tail(t: float, degrees: int) -> float:
+    """P(|T| > |t|) of Student's t: a two-sided p."""
+    return float(2 * _special().stdtr(degrees, -abs(t)))
+
+
+def f_tail(f: float, between: int, inside: int) -> float:
+    """P(F > f) of Fisher's F with these degrees of freedom."""
+    return float(_special().fdtrc(between, inside, f))
+
+
+def binomial_cdf(most: int, trials: int, chance: float) -> float:
+    """P(Binomial(trials, chance) <= most).
+
+    Summed here: every summary of a run needs it, and loading scipy would take longer than the summary.
     """
-    low, high = 0.0, math.pi / 2
-    for _ in range(80):
-        theta = (low + high) / 2
-        low, high = (theta, high) if _t_probability(theta, degrees) < level else (low, theta)
-    return math.tan((low + high) / 2) * math.sqrt(degrees)
-
-
-def t_probability(t: float, degrees: int) -> float:
-    """P(|T| <= t) of Student's t."""
-    return _t_probability(math.atan(t / math.sqrt(degrees)), degrees)
-
-
-def _t_probability(theta: float, degrees: int) -> float:
-    """P(|T| <= sqrt(degrees) tan(theta))."""
-    sine, cosine = math.sin(theta), math.cos(theta)
-    is_odd = degrees % 2 == 1
-    term, total = (cosine, 0.0) if is_odd else (1.0, 0.0)
-    for k in range(1, degrees // 2 + 1):
-        total += term
-        term *= cosine**2 * (2 * k / (2 * k + 1) if is_odd else (2 * k - 1) / (2 * k))
-    return 2 / math.pi * (theta + sine * total) if is_odd else sine * total
+    log_all = math.lgamma(trials + 1)
+    return math.fsum(
+        math.exp(
+            log_all
+            - math.lgamma(k + 1)
+            - math.lgamma(trials - k + 1)
+            + k * math.log(chance)
+            + (trials - k) * math.log1p(-chance)
+        )
+        for k in range(most + 1)
+    )
 
 
 def pooled_variance(groups: Iterable[Sequence[float]]) -> tuple[float, int]:
@@ -181,36 +184,6 @@ def pooled_variance(groups: Iterable[Sequence[float]]) -> tuple[float, int]:
     degrees = sum(len(group) - 1 for group in values)
     squares = sum(float(((group - group.mean()) ** 2).sum()) for group in values)
     return (squares / degrees if degrees else math.nan), degrees
-
-
-def f_probability(f: float, between: int, inside: int) -> float:
-    """P(F <= f) of Fisher's F with these degrees of freedom: an incomplete beta function of half-integer parameters.
-
-    Source: Abramowitz and Stegun 26.6.2 and 26.5.15, 26.5.16: one step of either parameter adds one term.
-    """
-    x = between * f / (between * f + inside)
-    a, b = 0.5 if between % 2 else 1.0, 0.5 if inside % 2 else 1.0
-    starts = {
-        (0.5, 0.5): 2 / math.pi * math.asin(math.sqrt(x)),
-        (0.5, 1.0): math.sqrt(x),
-        (1.0, 0.5): 1 - math.sqrt(1 - x),
-    }
-    found = starts.get((a, b), x)
-    while b < inside / 2:
-        found += _beta_term(x, a, b) / b
-        b += 1
-    while a < between / 2:
-        found -= _beta_term(x, a, b) / a
-        a += 1
-    return min(1.0, max(0.0, found))
-
-
-def _beta_term(x: float, a: float, b: float) -> float:
-    """x^a (1 - x)^b / B(a, b)."""
-    if x in (0.0, 1.0):
-        return 0.0
-    log_beta = math.lgamma(a) + math.lgamma(b) - math.lgamma(a + b)
-    return math.exp(a * math.log(x) + b * math.log1p(-x) - log_beta)
 
 
 def quantile(values: Iterable[float], q: float) -> float:
@@ -309,3 +282,10 @@ def _percentile(
     tail = (1 - level) / 2
     low, high = np.quantile(drawn, [tail, 1 - tail], method=QUANTILE_METHOD)
     return Interval(estimate, float(low), float(high), level, method, unit, num_units, len(drawn), seed)
+
+
+def _special() -> Any:
+    """``scipy.special``, imported at first use: it takes longer to load than most commands take."""
+    from scipy import special
+
+    return special

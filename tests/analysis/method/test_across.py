@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from harness.analysis.method.across import Side, compare_all, holm
-from harness.analysis.method.stats import t_probability, t_quantile
+from harness.analysis.method.stats import t_quantile, t_tail
 from harness.records import SealedRun
 from harness.runner import run_experiment
 from tests.support.experiments import small_experiment
@@ -55,4 +55,4 @@ def test_holm_bounds_the_chance_of_any_false_difference() -> None:
 
 @pytest.mark.parametrize("degrees", [1, 2, 5, 30])
 def test_the_t_distribution_and_its_quantile_are_inverse(degrees: int) -> None:
-    assert t_probability(t_quantile(0.95, degrees), degrees) == pytest.approx(0.95)
+    assert t_tail(t_quantile(0.95, degrees), degrees) == pytest.approx(0.05)

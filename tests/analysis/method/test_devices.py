@@ -11,7 +11,7 @@ import pytest
 from harness.analysis import summarise
 from harness.analysis.method.across import Side, compare_all
 from harness.analysis.method.devices import BlockRatio, device_effect, of_blocks
-from harness.analysis.method.stats import f_probability, t_probability, t_quantile
+from harness.analysis.method.stats import f_tail, t_quantile, t_tail
 from harness.records import SealedRun
 from harness.runner import run_experiment
 from tests.support.experiments import small_experiment
@@ -59,7 +59,7 @@ def test_the_interaction_is_fishers_test_by_hand() -> None:
 
 @pytest.mark.parametrize("inside", [1, 2, 7, 40])
 def test_fishers_f_of_one_degree_is_the_square_of_students_t(inside: int) -> None:
-    assert f_probability(1.7**2, 1, inside) == pytest.approx(t_probability(1.7, inside))
+    assert f_tail(1.7**2, 1, inside) == pytest.approx(t_tail(1.7, inside))
 
 
 def test_blocks_that_ran_at_once_by_plan_count_as_one() -> None:

@@ -81,7 +81,7 @@ def test_t_quantiles_are_the_printed_ones(level: float, degrees: int, printed: f
     [(4.965, 1, 10, 0.95), (4.256, 2, 9, 0.95), (3.708, 3, 10, 0.95), (3.687, 5, 8, 0.95), (4.431, 4, 20, 0.99)],
 )
 def test_probabilities_of_f_are_the_printed_ones(f: float, between: int, inside: int, level: float) -> None:
-    assert stats.f_probability(f, between, inside) == pytest.approx(level, abs=5e-5)
+    assert 1 - stats.f_tail(f, between, inside) == pytest.approx(level, abs=5e-5)
 
 
 def test_a_constant_ratio_has_an_interval_of_no_width() -> None:
