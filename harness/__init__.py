@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from harness.analysis import ExperimentSummary, summarise
+    from harness.analysis.catalogue import analyse
     from harness.cli.progress import TerminalProgress
     from harness.engine import CostModel, load_cost_model
     from harness.errors import HarnessError, RuleFailedError, RunInvalidError, SpecError
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from harness.runner import ExperimentOutcome, run_experiment
     from harness.sim import SimResult, simulate
     from harness.spec import ExperimentSpec, ServerSpec, WorkloadSpec, load_experiment
-    from harness.study.catalogue import analyse
 
 __version__ = "0.1.0"
 
@@ -50,7 +50,7 @@ _HOME = {
     "TerminalProgress": "harness.cli.progress",
     "WaitDistribution": "harness.plan",
     "WorkloadSpec": "harness.spec",
-    "analyse": "harness.study.catalogue",
+    "analyse": "harness.analysis.catalogue",
     "build_plan": "harness.plan",
     "judge": "harness.prereg",
     "load_cost_model": "harness.engine",

@@ -61,6 +61,7 @@ def explain(
     elif found := _tables_with(topic, models):
         for table in found:
             _explain_model(table, models[table], only=topic.rpartition(".")[2])
+        _explain_more(topic.rpartition(".")[2])
     else:
         import difflib
 
@@ -150,8 +151,12 @@ def _allowed(key: Mapping[str, Any]) -> str:
 
 
 def _explain_more(topic: str) -> None:
+    from harness.analysis.catalogue import analyses
     from harness.kv_rules import rules_in_words
 
+    if topic == "analysis":
+        for analysis in analyses().values():
+            print(f"{analysis.name:<20}  {analysis.meaning}")
     if topic == "server":
         print(f"Rules:\n{rules_in_words()}")
     if topic == "experiment":

@@ -227,8 +227,8 @@ def analyse(
 
     Example: `harness analyse alignment --runs runs/today --format markdown`
     """
+    from harness.analysis.catalogue import analyse as analyse_runs
     from harness.prereg import check_sealed_runs, predictions_for
-    from harness.study.catalogue import analyse as analyse_runs
 
     sealed = sealed_runs(runs, experiment)
     frozen = check_sealed_runs(sealed)
@@ -381,10 +381,10 @@ def _perform(
     spec: ExperimentSpec, runs: Path, source: str, *, resume: bool, on_progress: ProgressSink
 ) -> tuple[str, int]:
     """Perform one experiment and write its analysis beside its runs: what to say of it, and how many are invalid."""
+    from harness.analysis.catalogue import analyse as analyse_runs
     from harness.clock import NS_PER_S, MonotonicClock
     from harness.prereg import predictions_for
     from harness.runner import run_experiment
-    from harness.study.catalogue import analyse as analyse_runs
 
     clock = MonotonicClock()
     began_ns = clock.now_ns()

@@ -277,11 +277,11 @@ def _conditions_written(sealed: Sequence[SealedRun], form: TableForm, *, serving
 
 def _predicted_written(sealed: Sequence[SealedRun], form: TableForm) -> str:
     """What was predicted for the very plans of these runs, by the frozen draws where there are such."""
+    from harness.analysis.catalogue.costs import prediction_table
     from harness.analysis.method.tabular import ResultTable
     from harness.analysis.method.verdicts import ExperimentRuns
     from harness.kinds import origin_note
     from harness.prereg import check_sealed_runs, predictions_for
-    from harness.study.repeats import prediction_table
 
     kind, valid = sealed[0].manifest.backend, [run for run in sealed if run.is_valid]
     if kind_named(kind).is_virtual:
@@ -324,12 +324,12 @@ def _conclude(console: Console, sealed: Sequence[SealedRun], path: Path, title: 
 
 def _results(sealed: Sequence[SealedRun]) -> Results:
     """What the experiment's own analysis and rules give; why one of them gives nothing stands in the report."""
+    from harness.analysis.catalogue import analyse
+    from harness.analysis.catalogue.costs import prediction_table
     from harness.analysis.method.verdicts import ExperimentRuns
     from harness.errors import HarnessError
     from harness.prereg import check_sealed_runs, judge, predictions_for
     from harness.report.view import Results
-    from harness.study.catalogue import analyse
-    from harness.study.repeats import prediction_table
 
     asked = sealed[0].manifest.requested_experiment
     valid = [run for run in sealed if run.is_valid]

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
+from harness.analysis.catalogue import analysis_named
 from harness.analysis.method.sequential import check_can_decide
 from harness.clock import utc_now
 from harness.errors import SpecError
@@ -156,6 +157,7 @@ def _refuse(
     options: FreezeOptions,
 ) -> None:
     repository.relative(path)  # refused before anything is written
+    analysis_named(spec.analysis, str(experiment_file))
     if path.exists():
         raise SpecError(
             "is frozen already, and a frozen file never changes",

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness.analysis.catalogue import analysis_named
 from harness.errors import RecordsError, RunInvalidError, SpecError
 from harness.experiment import PlannedRun, PlannedRuns, changed_inputs, resolve
 from harness.kinds import kind_named
@@ -73,7 +74,8 @@ class ExperimentOutcome:
 
 
 def checked(planned: PlannedRuns) -> PlannedRuns:
-    """The same runs, unless a server asks for a compiled model that is not there or is another: then SpecError."""
+    """The same runs; SpecError for an unknown analysis, or a compiled model that is not there or is another."""
+    analysis_named(planned.spec.analysis, planned.spec.name)
     for runs in planned.by_condition.values():
         backend_named(planned.spec.backend).check_server(runs[0].server)
     return planned

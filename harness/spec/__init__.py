@@ -7,7 +7,6 @@ Next: ``harness.plan`` builds the inputs a WorkloadSpec asks for; ``harness.runn
 from harness.spec.base import NAME_PATTERN, Spec, check_name, describe_validation_error, load_toml
 from harness.spec.emulated import EmulatedDevice
 from harness.spec.experiment import (
-    AnalysisName,
     BackendName,
     ClientName,
     ClientSpec,
@@ -33,7 +32,6 @@ from harness.spec.workload import PromptForm, SessionGroup, WorkloadSpec
 
 __all__ = [
     "NAME_PATTERN",
-    "AnalysisName",
     "BackendName",
     "ClientName",
     "ClientSpec",

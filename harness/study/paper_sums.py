@@ -1,7 +1,7 @@
-"""What the paper prints and no other module counts: totals under rows, dummy requests, loaded memory.
+"""What the paper prints and no other module counts: totals under rows, loaded memory.
 
 Sums and counts only; a total of shares is the share of the total. Next: ``harness.report`` lays them out.
-Definitions: docs/method.md, "Decomposition of a bucket change"; Tables XV, S4 and S7.
+Definitions: docs/method.md, "Decomposition of a bucket change"; Tables XV and S7.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from harness.analysis.logs.observer import load_observer
 from harness.analysis.method.tabular import Cell
 from harness.records import SealedRun, layout
 
@@ -58,34 +57,6 @@ def contributions(rows: Sequence[Mapping[str, Cell]], num_steps: int) -> list[Co
         sum(one.share_of_drop for one in found),
     )
     return [*found, other, total]
-
-
-class DummyRequests(NamedTuple):
-    """How often a dummy block was asked for. is_derived: counted by the scheduler's rule, not seen."""
-
-    num_requests: int
-    is_derived: bool
-
-    def __str__(self) -> str:
-        return f"{self.num_requests} (derived)" if self.is_derived else str(self.num_requests)
-
-
-def dummy_requests(run: SealedRun) -> DummyRequests | None:
-    """Steps that asked for a dummy block: as the observer inside the server saw them, else by the vendor's rule.
-
-    The rule: with prefix caching, one in every decode step with 0 < n < limit, none in any other step (vllm-rbln 0.11.1
-    and 0.11.2, optimum_scheduler.py). A request that finds a free slot leaves no line in the log, so without an
-    observer the rule is all there is. None where it does not apply: no prefix caching, the paper's own rules, no steps.
-    """
-    path = run.file(layout.OBSERVER)
-    if path.exists():
-        slots = load_observer(path).steps.column("dummy_slot").to_pylist()
-        return DummyRequests(sum(slot is not None and slot >= 0 for slot in slots), is_derived=False)
-    server = run.server
-    n = run.table("steps").column("n").to_pylist()
-    if not n or not server.prefix_caching or not server.rule_set().has_inner_blocks:
-        return None
-    return DummyRequests(sum(0 < seqs < server.max_num_seqs for seqs in n), is_derived=True)
 
 
 def loaded_memory_gib(run: SealedRun) -> tuple[float, float] | None:

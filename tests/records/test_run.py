@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from harness.analysis import run_figures, summarise
+from harness.analysis.catalogue import analyse
 from harness.analysis.logs.derive import rebuild
 from harness.errors import PlanError, RecordsError, in_one_line
 from harness.prereg import predict_runs
 from harness.records import RunStore, SealedRun, by_condition, layout, paired
 from harness.records.disk import file_entry
 from harness.report import conditions_table, write_report
-from harness.study.catalogue import analyse
 
 SEALED = Path(__file__).parent / "sealed" / "by-0.1.0.zip"
 

@@ -73,13 +73,6 @@ def test_what_no_condition_has_is_named() -> None:
     assert unmatched(("a*", "c*"), conditions) == ["c*"]
 
 
-def test_an_unknown_analysis_is_refused_with_the_choices() -> None:
-    with pytest.raises(SpecError, match="unknown analysis 'alignement'") as refused:
-        parse_experiment(experiment(analysis="alignement"), where="mine.toml")
-    assert "alignment, bucket-intervention" in str(refused.value.hint)
-    assert refused.value.exit_code == 2
-
-
 def test_a_rule_by_a_factor_that_no_condition_has_is_refused() -> None:
     with pytest.raises(SpecError, match="rule 'saturation' goes by factor 'slots'") as refused:
         parse_experiment(experiment({"name": "a", "factors": {"N": 6}}, rules=["saturation"]), where="mine.toml")

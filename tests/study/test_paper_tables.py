@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from harness.analysis.catalogue.survival import dummy_requests
 from harness.cli import app
 from harness.errors import SpecError
 from harness.records import RunStore
 from harness.runner import run_experiment
 from harness.shipped import find_shipped, shipped_folder
 from harness.spec import PredictionSpec, load_experiment
-from harness.study.paper_sums import contributions, dummy_requests, loaded_memory_gib
+from harness.study.paper_sums import contributions, loaded_memory_gib
 from harness.study.paper_tables import PaperTable, Source, paper_tables
 from harness.study.paper_tables.render import render, to_csv, to_markdown
 from tests.support.as_sealed import as_sealed

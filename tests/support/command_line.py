@@ -17,7 +17,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 _processes = multiprocessing.get_context("forkserver")
-_processes.set_forkserver_preload(["harness.cli", "harness.study.catalogue", "harness.prereg", "harness.live.doctor"])
+_processes.set_forkserver_preload(
+    ["harness.cli", "harness.analysis.catalogue", "harness.prereg", "harness.live.doctor"]
+)
 GIVEN_UP_AFTER_S = 600
 
 

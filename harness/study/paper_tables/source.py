@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
+from harness.analysis.catalogue import analyse
 from harness.analysis.method.decide import Decision
 from harness.analysis.method.tabular import AnalysisResult, Cell
 from harness.analysis.method.verdicts import ExperimentRuns
@@ -17,7 +18,6 @@ from harness.prereg import check_sealed_runs, judge, predictions_for
 from harness.records import RunStore, SealedRun
 from harness.spec.factors import value_text
 from harness.spec.rules import load_rule
-from harness.study.catalogue import analyse
 from harness.study.paper_tables.cells import NONE
 
 

@@ -1,8 +1,7 @@
-"""KV survival: critical request count, evictions and who caused them, formula C against measurement, prefill by kind.
+"""Tables of KV reuse: re-arrivals against formula C, prefill by kind of request, ceilings of reuse.
 
-From responses, the reuse log and the step log of sealed runs. Attribution of an eviction is the log's own order.
-Next: ``catalogue`` names these analyses.
-Definitions: docs/method.md, "Reuse"; Tables III and S4.
+From responses and plans of sealed runs.
+Definitions: docs/method.md, "Reuse", "Ceilings of reuse"; Table III.
 """
 
 from __future__ import annotations
@@ -10,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from harness.analysis.method.reuse import critical_request_count, extra_prefill_ns, rearrivals, reusable_tokens
+from harness.analysis.method.ceilings import total
+from harness.analysis.method.reuse import extra_prefill_ns, rearrivals, reusable_tokens
 from harness.analysis.method.tabular import Cell, ResultTable, table_of
 from harness.analysis.method.verdicts import ExperimentRuns
 from harness.clock import NS_PER_MS
 from harness.records import SealedRun
-from harness.study.paper_sums import DummyRequests, dummy_requests
 
 
 class ReuseCheck(NamedTuple):
@@ -138,95 +137,6 @@ def lost_reuse_table(experiment: ExperimentRuns) -> ResultTable:
     return table_of("lost reuse", "Extra prefill of re-arrivals that found nothing, by the cost model", rows)
 
 
-def survival_table(experiment: ExperimentRuns) -> ResultTable:
-    """Sequential runs by number of background requests m: reuse, evictions by caller, against max(0, m - 5)."""
-    rows: list[dict[str, Cell]] = []
-    for condition, runs in experiment.runs.items():
-        workload = runs[0].workload
-        if workload.source != "sequential":
-            continue
-        m = workload.num_background
-        slots = runs[0].server.num_kv_slots
-        checks = [check for run in runs for check in reuse_checks(run)]
-        evictions = [sum(run.evictions.values()) for run in experiment.figures(condition)]
-        rows.append(
-            {
-                "condition": condition,
-                "m": m,
-                "runs": len(runs),
-                "reused": sum(check.is_reused for check in checks),
-                "cached_tokens": ", ".join(str(check.cached) for check in checks),
-                "formula_C": checks[0].by_formula if checks else None,
-                "evictions": ", ".join(map(str, evictions)),
-                "requests_alone": max(0, m + 2 - slots),
-                "with_dummy": max(0, m + 3 - slots),
-            }
-        )
-    caption = "One request at a time: target, m others, the target again; evictions as logged, and as two rules expect"
-    return table_of("survival", caption, sorted(rows, key=lambda row: int(row["m"] or 0)))
-
-
-def critical_count(experiment: ExperimentRuns) -> int | None:
-    """The critical request count over all sequential conditions; None when reuse is lost at the smallest m."""
-    by_count: dict[int, list[bool]] = {}
-    for runs in experiment.runs.values():
-        workload = runs[0].workload
-        if workload.source == "sequential":
-            found = [check.is_reused for run in runs for check in reuse_checks(run)]
-            by_count.setdefault(workload.num_background, []).extend(found)
-    return critical_request_count(by_count)
-
-
-class Lifecycle(NamedTuple):
-    """Table S4 of one run. dummy_requests: seen by an observer or derived; None where neither is possible."""
-
-    decode_steps: int
-    partial_steps: int
-    dummy_requests: DummyRequests | None
-    steps_at_limit: int
-    evictions: dict[str, int]
-    never_reallocated: int
-
-
-def lifecycle(run: SealedRun) -> Lifecycle:
-    """Partial steps (0 < n < limit), evictions by caller, and evicted slots that nobody got afterwards."""
-    limit = run.server.max_num_seqs
-    n = run.table("steps").column("n").to_pylist()
-    events = run.table("kv_events").select(["kind", "caller", "slots"]).to_pylist()
-    callers: dict[str, int] = {}
-    never = 0
-    for place, event in enumerate(events):
-        if event["kind"] != "eviction":
-            continue
-        callers[event["caller"] or "unknown"] = callers.get(event["caller"] or "unknown", 0) + 1
-        slot = event["slots"][0]
-        later = (other for other in events[place + 1 :] if other["kind"] == "alloc")
-        never += not any(slot in other["slots"] for other in later)
-    partial = sum(0 < seqs < limit for seqs in n)
-    return Lifecycle(len(n), partial, dummy_requests(run), len(n) - partial, callers, never)
-
-
-def lifecycle_table(experiment: ExperimentRuns) -> ResultTable:
-    """Table S4: one row per run."""
-    rows: list[dict[str, Cell]] = []
-    for condition, runs in experiment.runs.items():
-        for run in runs:
-            one = lifecycle(run)
-            rows.append(
-                {
-                    "run": f"{condition}/{run.replicate}",
-                    "decode_steps": one.decode_steps,
-                    "partial_steps": one.partial_steps,
-                    "dummy_requests": None if one.dummy_requests is None else str(one.dummy_requests),
-                    "steps_at_limit": one.steps_at_limit,
-                    "evictions": sum(one.evictions.values()),
-                    "callers": ", ".join(f"{caller} {count}" for caller, count in sorted(one.evictions.items())),
-                    "never_reallocated": one.never_reallocated,
-                }
-            )
-    return table_of("dummy lifecycle", "The dummy block is asked for in every partial step (0 < n < limit)", rows)
-
-
 def prefill_kinds_table(experiment: ExperimentRuns) -> ResultTable:
     """Tokens really computed by first requests and by re-arrivals, and what reuse saved of the latter."""
     rows: list[dict[str, Cell]] = []
@@ -256,3 +166,32 @@ def _largest_batch(runs: Sequence[SealedRun]) -> int:
 
 def _largest_bucket(runs: Sequence[SealedRun]) -> int:
     return max((max(run.table("steps").column("b").to_pylist(), default=0) for run in runs), default=0)
+
+
+def ceilings_table(experiment: ExperimentRuns) -> ResultTable:
+    """Reused share and its three ceilings per condition, then the tokens lost by cause; none without a plan."""
+    found = {
+        condition: total(one.ceilings for one in experiment.figures(condition) if one.ceilings is not None)
+        for condition in experiment.runs
+    }
+    causes = sorted({cause for one in found.values() for cause in one.lost})
+    rows: list[dict[str, Cell]] = []
+    for condition, one in found.items():
+        if not one.prompt:
+            continue
+        shares: dict[str, Cell] = {
+            "reused_share": one.reused / one.prompt,
+            "ceiling_blocks_share": one.blocks / one.prompt,
+            "ceiling_turn_before_share": one.by_turn / one.prompt,
+            "ceiling_endless_share": one.endless / one.prompt,
+        }
+        lost: dict[str, Cell] = {f"lost_{_as_column(cause)}_tokens": one.lost.get(cause, 0) for cause in causes}
+        rows.append(
+            {"condition": condition, "prompt_tokens": one.prompt, **shares, **lost, "false_sharing_tokens": one.beyond}
+        )
+    caption = "Reuse beside its ceilings, shares of all prompt tokens; lost: what an endless cache would have hit"
+    return table_of("reuse_ceilings", caption, rows)
+
+
+def _as_column(cause: str) -> str:
+    return "_".join(cause.replace(":", "").replace(",", "").split())

@@ -1,7 +1,7 @@
 """Step costs of artifacts and of constant-n runs: medians per session, null pairs, prefill times by length.
 
 Step times are intervals of the step log where nothing else ran; prefill times are answer times of one-token requests
-that ran alone. Nothing is fitted here. Next: ``catalogue`` names these analyses; a calibration fits what they show.
+that ran alone. Nothing is fitted here; a calibration does that.
 Definitions: docs/method.md, "Decisions"; Tables S2 and S3.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from harness.analysis.catalogue import Analysis, AnalysisOutput, of_tables
 from harness.analysis.method import stats
 from harness.analysis.method.steptimes import run_steady_step_ns
 from harness.analysis.method.tabular import Cell, ResultTable, table_of
@@ -107,3 +108,27 @@ def largest_model_error_ms(table: ResultTable, measured: str) -> float | None:
         if isinstance(ours, float) and isinstance(theirs, float)
     ]
     return float(np.max(errors)) if errors else None
+
+
+def _step_cost(experiment: ExperimentRuns) -> AnalysisOutput:
+    decode, prefill = step_table(experiment), prefill_table(experiment)
+    errors_ms = {
+        "decode": largest_model_error_ms(decode, "median_ms"),
+        "prefill": largest_model_error_ms(prefill, "elapsed_ms"),
+    }
+    notes = tuple(
+        f"largest distance to the cost model, {kind}: {error_ms:.3f} ms"
+        for kind, error_ms in errors_ms.items()
+        if error_ms is not None
+    )
+    return AnalysisOutput((decode, prefill), notes=notes)
+
+
+ANALYSES = (
+    Analysis("step-cost", "step and prefill times beside the cost model's (Table S3)", _step_cost),
+    Analysis(
+        "recompilation",
+        "step times of artifacts that were compiled apart (Table S2)",
+        of_tables(session_table, step_table),
+    ),
+)

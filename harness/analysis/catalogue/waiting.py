@@ -1,7 +1,7 @@
 """Cumulative waiting W of other sessions during prefills, measured where something saw it, beside what the model says.
 
 The observer inside a server gives it exactly; stamps of log and streams give it where clients streamed. It is session
-time and never part of device time. Next: ``catalogue`` shows it per condition and per pair of runs.
+time and never part of device time.
 Definition: docs/method.md, "Waiting": W_j = integral of K_j(t) dt over a prefill.
 """
 

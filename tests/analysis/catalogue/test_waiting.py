@@ -11,6 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from harness.analysis.catalogue.reuse import exceptions_table
+from harness.analysis.catalogue.waiting import measured_waiting, waiting_table
 from harness.analysis.logs.observer import FORMAT, SCHEMA
 from harness.analysis.method.reconstruct import waiting_session_ns
 from harness.analysis.method.verdicts import ExperimentRuns
@@ -18,8 +20,6 @@ from harness.engine import load_cost_model
 from harness.records import SealedRun, layout, schema
 from harness.runner import run_experiment
 from harness.spec import parse_experiment
-from harness.study.survival import exceptions_table
-from harness.study.waiting import measured_waiting, waiting_table
 from tests.support.as_sealed import as_sealed
 
 EXPERIMENT = {

@@ -1,7 +1,6 @@
 """Alignment, bucket intervention and dispersion: padding, occupancy and steps of paired conditions.
 
-Ratios are of sums over replicates that both conditions have; shares of single n only where h(n) is equal. Next:
-``catalogue`` names these analyses; ``verdicts`` decides directions.
+Ratios are of sums over the replicates that both conditions have. Shares of one n are given only where h(n) is equal.
 Definitions: docs/method.md, "Padding", "Decomposition of a bucket change"; Tables I and II.
 """
 
@@ -11,13 +10,15 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 
+from harness.analysis.catalogue import Analysis, of_tables
+from harness.analysis.catalogue.costs import cost_table, decode_ns, decomposition_table, ratio_intervals
+from harness.analysis.catalogue.reuse import prefill_kinds_table
 from harness.analysis.method import decide
 from harness.analysis.method.decide import Block
 from harness.analysis.method.figures import RunFigures
-from harness.analysis.method.padding import Padding, direction, removed_slots, shapley_split
+from harness.analysis.method.padding import direction, removed_slots, shapley_split
 from harness.analysis.method.tabular import Cell, ResultTable, table_of
 from harness.analysis.method.verdicts import ExperimentRuns, blocks_of, waits_pairs
-from harness.clock import NS_PER_S
 
 
 def num_sessions(experiment: ExperimentRuns, condition: str) -> int:
@@ -29,11 +30,6 @@ def grid_text(experiment: ExperimentRuns, condition: str) -> str:
     """The compiled decode batch sizes, {1,2,4,8}."""
     buckets = experiment.runs[condition][0].server.decode_buckets
     return "{" + ",".join(map(str, buckets)) + "}"
-
-
-def decode_ns(runs: Sequence[RunFigures]) -> int:
-    """Decode part of channel A, summed."""
-    return sum(run.a.decode_ns for run in runs if run.a is not None)
 
 
 def alignment_table(experiment: ExperimentRuns) -> ResultTable:
@@ -176,42 +172,39 @@ def _summed(histograms: Sequence[dict[int, int]]) -> dict[int, int]:
     return dict(sorted(total.items()))
 
 
-def cost_table(experiment: ExperimentRuns) -> ResultTable:
-    """One row per condition: sums of both channels, of W, of reuse; ratios to its baseline and their agreement."""
-    rows: list[dict[str, Cell]] = []
-    for condition in experiment.runs:
-        baseline = experiment.baselines.get(condition, condition)
-        pairs = experiment.pairs(condition, baseline)
-        own, base = [run for run, _ in pairs], [run for _, run in pairs]
-        if not pairs:
-            continue
-        a_s, b_s = sum_s(own)
-        base_a_s, base_b_s = sum_s(base)
-        padding = Padding(sum(run.padding.padded_slots for run in own), sum(run.padding.bucket_slots for run in own))
-        rows.append(
-            {
-                "condition": condition,
-                "baseline": baseline,
-                "A_s": a_s,
-                "B_s": b_s,
-                "r_s": b_s - a_s,
-                "ratio_A": a_s / base_a_s,
-                "ratio_B": b_s / base_b_s,
-                "tau": decide.agreement_tolerance_s(base_a_s, base_b_s, 0.02, is_revised=True),
-                "decode_ratio": decode_ns(own) / decode_ns(base) if decode_ns(base) else None,
-                "p": padding.ratio,
-                "reused": sum(run.reuse.num_reused for run in own),
-                "rearrivals": sum(run.reuse.num_rearrivals for run in own),
-                "reused_tokens": sum(run.reuse.reused_tokens for run in own),
-                "computed_tokens": sum(run.computed_prefill_tokens for run in own),
-                "W_session_s": sum(run.waiting_session_ns or 0 for run in own) / NS_PER_S,
-                "replicates": len(pairs),
-            }
-        )
-    return table_of("costs", "Sums over replicates; every ratio is a ratio of sums to the named baseline", rows)
-
-
-def sum_s(runs: Sequence[RunFigures]) -> tuple[float, float]:
-    """Channels A and B, summed, seconds."""
-    a_ns = sum(run.a.total_ns for run in runs if run.a is not None)
-    return a_ns / NS_PER_S, sum(run.b_ns for run in runs) / NS_PER_S
+ANALYSES = (
+    Analysis(
+        "alignment",
+        "padding and occupancy with and without tool waits (Table I)",
+        of_tables(
+            alignment_table,
+            block_table,
+            histogram_table,
+            cost_table,
+            notes=("decode_time_ratio is channel A's decode part: it depends on the cost model",),
+        ),
+    ),
+    Analysis(
+        "bucket-intervention",
+        "padding under another bucket set, and which request counts it changes (Tables II and S7)",
+        of_tables(
+            grid_table,
+            contribution_table,
+            histogram_table,
+            cost_table,
+            notes=("contributions are shown only where h(n) is the same on both grids",),
+        ),
+    ),
+    Analysis(
+        "dispersion",
+        "the same total wait, spread otherwise over the requests",
+        of_tables(
+            prefill_kinds_table,
+            decomposition_table,
+            cost_table,
+            histogram_table,
+            notes=("the total wait is the same in both conditions, to the ns",),
+            intervals=ratio_intervals,
+        ),
+    ),
+)

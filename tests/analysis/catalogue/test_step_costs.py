@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from harness.analysis.catalogue import step_costs
 from harness.analysis.method.verdicts import ExperimentRuns
 from harness.runner import run_experiment
 from harness.spec import parse_experiment
-from harness.study import recompilation
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def experiment(tmp_path_factory: pytest.TempPathFactory) -> ExperimentRuns:
 
 
 def test_sessions_are_grouped_by_factors_whatever_conditions_are_called(experiment: ExperimentRuns) -> None:
-    rows = recompilation.session_table(experiment).records()
+    rows = step_costs.session_table(experiment).records()
     assert [(row["bucket"], row["artifact"]) for row in rows] == [
         (b, name) for b in (1, 2) for name in ("again", "first")
     ]
@@ -40,19 +40,19 @@ def test_sessions_are_grouped_by_factors_whatever_conditions_are_called(experime
 
 
 def test_a_deterministic_device_has_the_same_time_in_every_session(experiment: ExperimentRuns) -> None:
-    for row in recompilation.session_table(experiment).records():
+    for row in step_costs.session_table(experiment).records():
         first, second = str(row["ms_per_session"]).split(" / ")
         assert first == second
         assert row["null_max_ms"] == pytest.approx(0, abs=1e-3)
 
 
 def test_undisturbed_steps_take_what_the_cost_model_says(experiment: ExperimentRuns) -> None:
-    table = recompilation.step_table(experiment)
+    table = step_costs.step_table(experiment)
     assert {(1, 1), (2, 2)} <= {(row["n"], row["b"]) for row in table.records()}
-    assert (recompilation.largest_model_error_ms(table, "median_ms") or 0) < 0.001
+    assert (step_costs.largest_model_error_ms(table, "median_ms") or 0) < 0.001
 
 
 def test_one_token_requests_that_run_alone_are_prefills(experiment: ExperimentRuns) -> None:
-    table = recompilation.prefill_table(experiment)
+    table = step_costs.prefill_table(experiment)
     assert table.column("computed_tokens") == [256] * 6
-    assert recompilation.largest_model_error_ms(table, "elapsed_ms") == pytest.approx(0, abs=1e-6)
+    assert step_costs.largest_model_error_ms(table, "elapsed_ms") == pytest.approx(0, abs=1e-6)

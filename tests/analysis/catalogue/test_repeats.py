@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from harness.analysis.catalogue import costs, repeats
 from harness.analysis.method.verdicts import ExperimentRuns
 from harness.prereg import predict_runs
 from harness.records import SealedRun
 from harness.runner import run_experiment
 from harness.spec import parse_experiment
-from harness.study import repeats
 
 
 def slots(n: int, count: int) -> dict[str, Any]:
@@ -41,14 +41,14 @@ def experiment(runs: list[SealedRun]) -> ExperimentRuns:
 
 
 def test_a_decomposition_ends_with_the_sum_of_its_replicates(experiment: ExperimentRuns) -> None:
-    rows = [row for row in repeats.decomposition_table(experiment).records() if row["condition"] == "users3.slots10"]
+    rows = [row for row in costs.decomposition_table(experiment).records() if row["condition"] == "users3.slots10"]
     assert [row["replicate"] for row in rows] == ["0", "1", "2", "sum"]
     assert rows[-1]["changed_A_s"] == pytest.approx(sum(row["changed_A_s"] for row in rows[:-1]))  # type: ignore[misc]
     assert rows[-1]["saving_A"] == pytest.approx(1 - rows[-1]["ratio_A"])  # type: ignore[operator]
 
 
 def test_predictions_of_simulated_runs_come_true(experiment: ExperimentRuns) -> None:
-    for row in repeats.prediction_table(experiment).records():
+    for row in costs.prediction_table(experiment).records():
         assert row["error"] == pytest.approx(0)
         assert row["predicted_reuse"] == row["observed_reuse"]
 
@@ -62,16 +62,16 @@ def test_adjacent_slot_counts_are_the_values_of_a_factor(experiment: ExperimentR
 
 
 def test_ratios_have_intervals_from_three_replicates_on(experiment: ExperimentRuns, tmp_path: Path) -> None:
-    assert len(repeats.ratio_intervals(experiment)) == 4
-    for interval in repeats.ratio_intervals(experiment).values():
+    assert len(costs.ratio_intervals(experiment)) == 4
+    for interval in costs.ratio_intervals(experiment).values():
         assert interval.low <= interval.estimate <= interval.high
         assert "t interval" in interval.method
-    assert repeats.ratio_intervals(ExperimentRuns(sealed(tmp_path, 2))) == {}
+    assert costs.ratio_intervals(ExperimentRuns(sealed(tmp_path, 2))) == {}
 
 
 def test_a_wider_default_never_agrees_less(experiment: ExperimentRuns) -> None:
     by_condition: dict[str, list[bool]] = {}
-    for row in repeats.sensitivity_table(experiment).records():
+    for row in costs.sensitivity_table(experiment).records():
         by_condition.setdefault(str(row["condition"]), []).append(bool(row["is_agreed"]))
     assert len(by_condition) == 4
     for agreed in by_condition.values():

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from harness.analysis.catalogue import alignment, costs
 from harness.analysis.method.verdicts import ExperimentRuns
 from harness.runner import run_experiment
 from harness.spec import parse_experiment
-from harness.study import alignment
 
 SIX = {"decode_buckets": [1, 2, 4, 6, 8]}
 
@@ -77,6 +77,6 @@ def test_grids_are_paired_by_n_and_buckets_not_by_names(tmp_path: Path) -> None:
 
 
 def test_costs_of_a_baseline_are_its_own_measure(waits: ExperimentRuns) -> None:
-    rows = {row["condition"]: row for row in alignment.cost_table(waits).records()}
+    rows = {row["condition"]: row for row in costs.cost_table(waits).records()}
     assert rows["without"]["ratio_A"] == rows["without"]["ratio_B"] == 1
     assert rows["with"]["ratio_A"] == pytest.approx(rows["with"]["A_s"] / rows["without"]["A_s"])  # type: ignore[operator]

@@ -8,22 +8,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
-from typing import Any, get_args
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from harness.analysis import run_figures
+from harness.analysis.catalogue import analyse, analyses
 from harness.analysis.method.decide import Outcome
 from harness.analysis.method.tabular import AnalysisResult
 from harness.analysis.method.verdicts import ExperimentRuns, decide_experiment
+from harness.errors import SpecError
 from harness.experiment import resolve
 from harness.prereg import predict_experiment, predict_runs
 from harness.records import SealedRun
 from harness.runner import run_experiment
 from harness.shipped import find_shipped, shipped_names
-from harness.spec import AnalysisName, ExperimentSpec, load_experiment, load_toml, parse_experiment
+from harness.spec import ExperimentSpec, load_experiment, load_toml, parse_experiment
 from harness.spec.rules import RecompilationRule, load_rule
-from harness.study.catalogue import ANALYSES, analyse
 from tests.support.checkout import ROOT
 
 CATALOGUE = [
@@ -63,7 +65,7 @@ def analysed(runs: list[SealedRun]) -> AnalysisResult:
 def test_a_shipped_experiment_names_an_analysis_rules_and_a_question(name: str) -> None:
     spec = load_experiment(find_shipped("experiments", name, what="experiment"))
     assert spec.name == name
-    assert spec.analysis in ANALYSES
+    assert spec.analysis in analyses()
     assert spec.question.endswith("?")
     for rule in spec.rules:
         assert load_rule(rule).has_subject_in(spec.factors)
@@ -363,8 +365,13 @@ def test_results_render_as_json_and_markdown(simulated: Runs) -> None:
     assert '"critical request count: 6' in result.to_json()
 
 
-def test_every_analysis_that_an_experiment_may_name_is_there() -> None:
-    assert list(ANALYSES) == list(get_args(AnalysisName))
+def test_an_unknown_analysis_is_refused_before_anything_runs_with_the_choices(tmp_path: Path) -> None:
+    spec = load_experiment("dispersion").model_copy(update={"analysis": "alignement"})
+    with pytest.raises(SpecError, match="unknown analysis 'alignement'") as refused:
+        run_experiment(spec, runs_root=tmp_path / "runs")
+    assert "alignment, bucket-intervention" in str(refused.value.hint)
+    assert refused.value.exit_code == 2
+    assert not (tmp_path / "runs").exists()
 
 
 def test_effects_are_the_mean_differences_of_pairs_with_their_intervals(simulated: Runs) -> None:

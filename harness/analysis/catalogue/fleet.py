@@ -1,7 +1,6 @@
 """Neighbours and duets: what busy devices beside one cost it, and what exchanging conditions between devices cancels.
 
-Channel B throughout: channel A prices steps by a model that knows of no neighbour. Nothing is decided here. Next:
-``catalogue`` names these analyses; the rules of both experiments are equivalences.
+Channel B throughout: channel A prices steps by a model that knows of no neighbour. Nothing is decided here.
 Definitions: docs/fleet.md, "The device as a factor".
 """
 
@@ -12,9 +11,13 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
+from harness.analysis.catalogue import Analysis, of_tables
+from harness.analysis.catalogue.costs import cost_table
 from harness.analysis.method.compare import compare
 from harness.analysis.method.tabular import Cell, ResultTable, table_of
 from harness.analysis.method.verdicts import ExperimentRuns
+
+AT_ONCE = "the blocks of a round ran at once by plan: a round is one datum, whatever the number of its devices"
 
 
 def neighbours_table(experiment: ExperimentRuns) -> ResultTable:
@@ -63,3 +66,17 @@ def _duets(experiment: ExperimentRuns, condition: str, baseline: str) -> Iterato
     if len(rounds) > 1:
         sds = {f"{name}_%": float(np.std(values, ddof=1)) for name, values in columns.items()}
         yield {"condition": condition, "round": "sd", **sds}
+
+
+ANALYSES = (
+    Analysis(
+        "neighbours",
+        "what busy devices of the same host cost a device",
+        of_tables(neighbours_table, cost_table, notes=(AT_ONCE,)),
+    ),
+    Analysis(
+        "duet",
+        "two conditions at once on two devices that then change places",
+        of_tables(duet_table, cost_table, notes=(AT_ONCE,)),
+    ),
+)

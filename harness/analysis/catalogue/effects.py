@@ -1,7 +1,6 @@
 """What a condition changes against its baseline, pair by pair of runs on the same plan: reuse, prefill, waiting, cost.
 
-Every effect is a mean over replicates with its t interval; none where there are fewer than three. Nothing is judged
-here. Next: ``catalogue`` shows the table for experiments whose question is one effect, such as ``upstream-lru``.
+Every effect is a mean over replicates with its t interval, from three replicates on. Nothing is judged here.
 Definitions: docs/method.md, "Intervals".
 """
 
@@ -10,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from harness.analysis import RunFigures
+from harness.analysis.catalogue import Analysis, of_tables
+from harness.analysis.catalogue.costs import cost_table, ratio_intervals
+from harness.analysis.catalogue.reuse import prefill_kinds_table
 from harness.analysis.method.devices import mean_interval
 from harness.analysis.method.stats import Interval
 from harness.analysis.method.tabular import Cell, ResultTable, table_of
 from harness.analysis.method.verdicts import ExperimentRuns
 from harness.clock import NS_PER_S
-from harness.study.repeats import ratio_intervals
 
 Pairs = Sequence[tuple[RunFigures, RunFigures]]
 
@@ -68,3 +69,18 @@ def _ends(name: str, interval: Interval | None) -> dict[str, Cell]:
     if interval is None:
         return {name: None, f"{name}_low": None, f"{name}_high": None}
     return {name: interval.estimate, f"{name}_low": interval.low, f"{name}_high": interval.high}
+
+
+ANALYSES = (
+    Analysis(
+        "effects",
+        "what each condition changes against its baseline, pair by pair",
+        of_tables(
+            effects_table,
+            prefill_kinds_table,
+            cost_table,
+            notes=("an interval that holds 0 (a cost ratio: 1) shows no effect",),
+            intervals=ratio_intervals,
+        ),
+    ),
+)

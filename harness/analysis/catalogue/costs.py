@@ -1,0 +1,193 @@
+"""Tables of cost: sums of both channels, ratios to the baseline per replicate, predictions beside measurements.
+
+Ratios are of sums over the replicates that both conditions have. A replicate's row shows the composition of a sum and
+is no uncertainty interval.
+Definitions: docs/method.md, "Decisions"; Tables IX and S8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from harness.analysis.catalogue import Analysis, of_tables
+from harness.analysis.catalogue.reuse import ceilings_table, exceptions_table, formula_table, prefill_kinds_table
+from harness.analysis.method import decide
+from harness.analysis.method.devices import log_ratio_interval
+from harness.analysis.method.figures import RunFigures
+from harness.analysis.method.padding import Padding
+from harness.analysis.method.stats import Interval
+from harness.analysis.method.tabular import Cell, ResultTable, table_of
+from harness.analysis.method.verdicts import ExperimentRuns, costs_of
+from harness.clock import NS_PER_S
+
+TAU0_GRID = tuple(k / 1000 for k in range(5, 55, 5))
+
+
+def decode_ns(runs: Sequence[RunFigures]) -> int:
+    """Decode part of channel A, summed."""
+    return sum(run.a.decode_ns for run in runs if run.a is not None)
+
+
+def channels_s(runs: Sequence[RunFigures]) -> tuple[list[float], list[float]]:
+    """Channels A and B of every run with a step log, seconds."""
+    observed = [run for run in runs if run.a is not None]
+    return [run.a.total_ns / NS_PER_S for run in observed if run.a], [run.b_ns / NS_PER_S for run in observed]
+
+
+def cost_table(experiment: ExperimentRuns) -> ResultTable:
+    """One row per condition: sums of both channels, of W, of reuse; ratios to its baseline and their agreement."""
+    rows: list[dict[str, Cell]] = []
+    for condition in experiment.runs:
+        baseline = experiment.baselines.get(condition, condition)
+        pairs = experiment.pairs(condition, baseline)
+        own, base = [run for run, _ in pairs], [run for _, run in pairs]
+        if not pairs:
+            continue
+        a_s, b_s = sum_s(own)
+        base_a_s, base_b_s = sum_s(base)
+        padding = Padding(sum(run.padding.padded_slots for run in own), sum(run.padding.bucket_slots for run in own))
+        rows.append(
+            {
+                "condition": condition,
+                "baseline": baseline,
+                "A_s": a_s,
+                "B_s": b_s,
+                "r_s": b_s - a_s,
+                "ratio_A": a_s / base_a_s,
+                "ratio_B": b_s / base_b_s,
+                "tau": decide.agreement_tolerance_s(base_a_s, base_b_s, 0.02, is_revised=True),
+                "decode_ratio": decode_ns(own) / decode_ns(base) if decode_ns(base) else None,
+                "p": padding.ratio,
+                "reused": sum(run.reuse.num_reused for run in own),
+                "rearrivals": sum(run.reuse.num_rearrivals for run in own),
+                "reused_tokens": sum(run.reuse.reused_tokens for run in own),
+                "computed_tokens": sum(run.computed_prefill_tokens for run in own),
+                "W_session_s": sum(run.waiting_session_ns or 0 for run in own) / NS_PER_S,
+                "replicates": len(pairs),
+            }
+        )
+    return table_of("costs", "Sums over replicates; every ratio is a ratio of sums to the named baseline", rows)
+
+
+def sum_s(runs: Sequence[RunFigures]) -> tuple[float, float]:
+    """Channels A and B, summed, seconds."""
+    a_ns = sum(run.a.total_ns for run in runs if run.a is not None)
+    return a_ns / NS_PER_S, sum(run.b_ns for run in runs) / NS_PER_S
+
+
+def decomposition_table(experiment: ExperimentRuns) -> ResultTable:
+    """Table S8: both channels of every replicate and of their sum, ratios, channel difference and savings."""
+    rows: list[dict[str, Cell]] = []
+    for condition, baseline in experiment.compared():
+        pairs = experiment.pairs(condition, baseline)
+        parts = [(str(own.replicate), [own], [base]) for own, base in pairs]
+        if pairs:
+            parts.append(("sum", [own for own, _ in pairs], [base for _, base in pairs]))
+        for replicate, own, base in parts:
+            (a_s, b_s), (base_a_s, base_b_s) = (tuple(map(sum, channels_s(runs))) for runs in (own, base))
+            ratio_a, ratio_b = a_s / base_a_s, b_s / base_b_s
+            rows.append(
+                {
+                    "condition": condition,
+                    "N": experiment.runs[condition][0].workload.num_sessions,
+                    "replicate": replicate,
+                    "baseline_A_s": base_a_s,
+                    "changed_A_s": a_s,
+                    "ratio_A": ratio_a,
+                    "ratio_B": ratio_b,
+                    "difference": abs(ratio_a - ratio_b),
+                    "saving_A": 1 - ratio_a,
+                    "saving_B": 1 - ratio_b,
+                    "reused": sum(run.reuse.num_reused for run in own),
+                    "rearrivals": sum(run.reuse.num_rearrivals for run in own),
+                }
+            )
+    return table_of("decomposition", "The sum decides; a replicate shows its composition, it is no interval", rows)
+
+
+def prediction_table(experiment: ExperimentRuns) -> ResultTable:
+    """Table IX: predicted and observed cost ratio, error e, and reuse as predicted and as observed, with intervals."""
+    rows: list[dict[str, Cell]] = []
+    intervals = ratio_intervals(experiment)
+    for condition, baseline in experiment.compared():
+        costs = costs_of(experiment, condition, baseline)
+        if isinstance(costs, str):
+            continue
+        predicted, observed = costs.predicted_ratio, costs.ratio_a
+        replicates = [own.replicate for own, _ in experiment.pairs(condition, baseline)]
+        promised = [experiment.predictions[condition][k] for k in replicates]
+        among = intervals.get(f"{condition} / {baseline}, channel A")
+        rows.append(
+            {
+                "condition": condition,
+                "predicted_ratio": predicted,
+                "predicted_low": None if costs.predicted_interval is None else costs.predicted_interval.low,
+                "predicted_high": None if costs.predicted_interval is None else costs.predicted_interval.high,
+                "observed_ratio_A": observed,
+                "observed_low": None if among is None else among.low,
+                "observed_high": None if among is None else among.high,
+                "error": observed - predicted,
+                "predicted_reuse": sum(one.num_reused for one in promised),
+                "observed_reuse": sum(own.reuse.num_reused for own, _ in experiment.pairs(condition, baseline)),
+                "has_filled_in_buckets": any(one.filled_in_buckets for one in promised),
+            }
+        )
+    caption = (
+        "Cost of the condition over its baseline's, predicted (mean and interval of draws of these plans) and measured "
+        "(ratio of sums; t interval of replicates, from three on); error > 0: the prediction promised too "
+        "much; has_filled_in_buckets: the cost of some bucket was not measured"
+    )
+    return table_of("predictions", caption, rows)
+
+
+def sensitivity_table(experiment: ExperimentRuns) -> ResultTable:
+    """Channel agreement of every comparison under other defaults of the tolerance (S1)."""
+    rows: list[dict[str, Cell]] = []
+    for condition, baseline in experiment.compared():
+        costs = costs_of(experiment, condition, baseline)
+        if isinstance(costs, str):
+            continue
+        for one in decide.tau_sensitivity(costs, TAU0_GRID):
+            rows.append({"condition": condition, "tau0": one.tau0, "tau": one.tau, "is_agreed": one.is_agreed})
+    return table_of("tau sensitivity", "tau = max(tau0, r / B of the baseline)", rows)
+
+
+def ratio_intervals(experiment: ExperimentRuns) -> dict[str, Interval]:
+    """t interval of every mean log cost ratio over its replicates; none below three."""
+    found: dict[str, Interval] = {}
+    for condition, baseline in experiment.compared():
+        pairs = experiment.pairs(condition, baseline)
+        runs = [run for run, _ in pairs]
+        own, _ = channels_s(runs)
+        base, _ = channels_s([run for _, run in pairs])
+        if (interval := log_ratio_interval(own, base, runs)) is not None:
+            found[f"{condition} / {baseline}, channel A"] = interval
+    return found
+
+
+ANALYSES = (
+    Analysis(
+        "general",
+        "cost on both channels, ceilings of reuse, formula C against measurement",
+        of_tables(
+            cost_table,
+            decomposition_table,
+            ceilings_table,
+            formula_table,
+            exceptions_table,
+            intervals=ratio_intervals,
+        ),
+    ),
+    Analysis(
+        "configuration",
+        "predicted and measured cost ratios of configurations, and how far the channels agree",
+        of_tables(
+            prediction_table,
+            decomposition_table,
+            cost_table,
+            prefill_kinds_table,
+            sensitivity_table,
+            intervals=ratio_intervals,
+        ),
+    ),
+)
