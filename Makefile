@@ -48,7 +48,7 @@ pytest: compiled
 	@echo "== tests"
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 
-compiled: dev  ## machine code of engine, simulator and client for this machine and this Python
+compiled: dev  ## machine code of engine and simulator for this machine and this Python
 	@$(BIN)/python -m harness.runner.machine_code
 
 twin-venv: dev  ## install the real vLLM + vllm-rbln for the twin (.venv-twin-0.12.0, 3 GB, and those beside it, 1 GB each)

@@ -1,8 +1,8 @@
 /* A replay client in C, for one figure only: how late a re-arrival is at the server when no Python is in the way.
  *
  * Reads "port sessions requests prompt_tokens generate_tokens" and then one wait in ns per (session, request) from
- standard input; replays * like wire.py: epoll, one kept connection per session, timerfd, a final spin of 300 us, never
- early. Records nothing: the server's stamps * tell. Built and used by bench.py.
+ standard input; replays like the epoll client: epoll, one kept connection per session, timerfd, a final spin of 300 us,
+ never early. Records nothing: the server's stamps tell. Built and used by benchmarks/client.py.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -39,7 +39,7 @@ static int64_t now_ns(void) {
     return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
-/* The same short scheduler slice that wire.py asks for. */
+/* The same short scheduler slice that the epoll client asks for. */
 static void ask_short_slice(void) {
     struct {
         uint32_t size, policy;

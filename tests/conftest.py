@@ -58,7 +58,7 @@ def pytest_unconfigure() -> None:
 
 TESTS = Path(__file__).parent
 SAME_EVERYWHERE = (
-    *("benchmarks", "docker", "engine", "recipes", "sim", "study", "live/client/wire"),
+    *("benchmarks", "docker", "engine", "recipes", "sim", "study"),
     "advise/test_advise.py",
 )
 """Folders and files about compiled integer arithmetic and pages made of it, C programs, container files, the order of

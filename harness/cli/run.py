@@ -383,7 +383,7 @@ def ensure_machine_code(spec: ExperimentSpec | None = None) -> None:
     """Compile what runs of ``spec`` need, or simulations alone without one, where this machine has no code of it."""
     from harness.runner.machine_code import make, missing, parts_of
 
-    needed = ["simulator"] if spec is None else parts_of(kind_named(spec.backend), spec.client.name)
+    needed = ["simulator"] if spec is None else parts_of(kind_named(spec.backend))
     if lacking := missing(needed):
         make(lacking)
 

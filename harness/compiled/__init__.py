@@ -2,9 +2,7 @@
 
 A function marked ``@compiled`` or ``@inner`` never raises or allocates, and touches nothing but the arrays it is
 given. Where no folder can hold the machine code it is compiled anew in each process.
-Next: ``door`` keeps it and calls it without numba. ``pools``, ``vendor``, ``paper``, ``steps`` and
-``harness.sim.kernel.events`` are written in it, and so is ``harness.live.client.wire.core``, whose memory is given by
-address.
+``door`` keeps the machine code and calls it without numba.
 """
 
 from __future__ import annotations

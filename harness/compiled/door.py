@@ -66,17 +66,14 @@ class Door:
         self._function = function
         self._options = options
         self._folder = folder
-        kinds = dict(function.__annotations__)
-        self._has_result = kinds.pop("return", None) not in (None, "None")
-        self._numbers = struct.Struct(f"{len(kinds)}q") if set(kinds.values()) == {"int"} else None
+        self._has_result = function.__annotations__.get("return") not in (None, "None")
         self._codes: dict[str, Native] = {}
         self._caller = _Caller()
 
     def __call__(self, *arguments: Any) -> int | None:
         """Its number, or None."""
-        # Numbers alone are packed in one go: the client's loop is called for each event.
         caller = self._caller
-        words = _words(arguments, caller) if self._numbers is None else self._numbers.pack(*arguments)
+        words = _words(arguments, caller)
         code = caller.code
         if code is None:
             code = caller.code = self._code_for(arguments)

@@ -86,15 +86,6 @@ def type_of_function(dispatcher: Any) -> Any:
     return types.Dispatcher(dispatcher)
 
 
-def type_of_made(made: Any) -> Any:
-    """numba's type of an intrinsic, or of a function of the C library."""
-    context, target = cast("tuple[Any, Any]", (cpu_target.typing_context, cpu_target.target_context))
-    # What was made while something is compiled is registered, and looked up only after this.
-    context.refresh()
-    target.refresh()
-    return context.resolve_value_type(made)
-
-
 def object_code(
     function: Callable[..., Any], options: Mapping[str, Any], arguments: Sequence[Any], symbol: str
 ) -> bytes:

@@ -1,13 +1,11 @@
 """Tables of named int64 fields, one record a place: what compiled functions read and write by name.
 
 A record is declared as a class of annotated fields; the array of it is a numpy structured array, which numba indexes
-as ``table[place].field``. Nothing is computed here. Next: ``harness.engine.state``, ``harness.sim.kernel.arrays`` and
-``harness.live.client.wire.layout`` declare theirs.
+as ``table[place].field``. Nothing is computed here.
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
 from collections.abc import Sequence
 from functools import lru_cache
@@ -68,13 +66,6 @@ def new_records(record: type[Record], count: int) -> Records[Record]:
     """``count`` records of zeros."""
     records = np.zeros(count, dtype=record_dtype(record))
     return cast("Records[Record]", records.view(_PlainRecords) if IS_PLAIN_PYTHON else records)
-
-
-def by_name(record: type[Record], records: npt.NDArray[Any]) -> Sequence[Record]:
-    """The same memory for the interpreter: ``[place].field`` reads and writes a Python integer where it lies."""
-    fields = [(name, ctypes.c_int64) for name in record_fields(record)]
-    structure: Any = type(record.__name__, (ctypes.Structure,), {"_fields_": fields})
-    return cast("Sequence[Record]", (structure * len(records)).from_buffer(records))
 
 
 def records_of(record: type[Record], columns: dict[str, npt.ArrayLike], count: int) -> Records[Record]:

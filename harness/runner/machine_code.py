@@ -1,6 +1,6 @@
-"""Machine code that runs need, made before the first of them starts: in two processes, since that halves the wait.
+"""Compiles what runs need before the first of them starts, the simulator and the engine in two processes at once.
 
-What is at hand already is left alone. No run is made here. Next: whoever needs the code finds it in its file.
+Machine code that exists is left alone. No run is made here.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from harness.compiled import has_machine_code
 from harness.engine import EngineConfig, doors, load_cost_model
 from harness.engine.scheduler import warm_up as warm_up_engine
 from harness.kinds import BackendKind
-from harness.live.client.wire import core
 from harness.plan import Plan, RequestPlan, SessionPlan
 from harness.sim.kernel import events
 from harness.sim.simulate import plan_arrays, run_batch
@@ -34,27 +33,25 @@ def _warm_up_simulator() -> None:
     run_batch(plan_arrays([plan]), EngineConfig.from_server(ServerSpec()), load_cost_model("paper"))
 
 
-# The one that takes longest first: it is made while another process makes all others.
+# The longest first: this process compiles it, while another compiles the rest.
 PARTS = {
     "simulator": Part(str(events.__file__), _warm_up_simulator),
     "engine": Part(str(doors.__file__), warm_up_engine),
-    "client": Part(str(core.__file__), core.warm_up),
 }
 
 
-def parts_of(kind: BackendKind, client: str) -> list[str]:
-    """What runs of a kind load: the forecast the simulator, a modelled server the engine, the epoll client its loop."""
-    needed = {"simulator": True, "engine": kind.scales_time and not kind.is_virtual}
-    return [name for name in PARTS if needed.get(name, client == "epoll" and not kind.is_virtual)]
+def parts_of(kind: BackendKind) -> list[str]:
+    """What runs of a kind load: the simulator for the forecast, the engine where the server is modelled."""
+    return ["simulator", "engine"] if kind.scales_time and not kind.is_virtual else ["simulator"]
 
 
 def missing(parts: Sequence[str]) -> list[str]:
-    """Those of ``parts`` that this machine has no code of."""
+    """Those of ``parts`` that were not compiled on this machine yet."""
     return [name for name in parts if not has_machine_code(PARTS[name].source)]
 
 
 def make(parts: Sequence[str]) -> None:
-    """Compile ``parts``, or load them: the first of them here, all others in a process beside."""
+    """Compile ``parts``, or load them: the first in this process, the others in a second one at the same time."""
     first, *others = parts
     beside = subprocess.Popen([sys.executable, "-m", "harness.runner.machine_code", *others]) if others else None
     try:

@@ -11,16 +11,11 @@ pytestmark = pytest.mark.same_everywhere
 
 
 @pytest.mark.parametrize(
-    ("backend", "client", "parts"),
-    [
-        ("emulator", "epoll", ["simulator", "engine", "client"]),
-        ("emulator", "aiohttp", ["simulator", "engine"]),
-        ("attached", "epoll", ["simulator", "client"]),
-        ("sim", "epoll", ["simulator"]),
-    ],
+    ("backend", "parts"),
+    [("emulator", ["simulator", "engine"]), ("attached", ["simulator"]), ("sim", ["simulator"])],
 )
-def test_a_run_waits_for_no_machine_code_that_it_does_not_load(backend: str, client: str, parts: list[str]) -> None:
-    assert parts_of(kind_named(backend), client) == parts
+def test_a_run_waits_for_no_machine_code_that_it_does_not_load(backend: str, parts: list[str]) -> None:
+    assert parts_of(kind_named(backend)) == parts
 
 
 def test_what_was_made_is_not_missed_again() -> None:

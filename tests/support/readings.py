@@ -1,21 +1,17 @@
-"""Every way to read a stream: event by event, several receives at once, by the compiled loop. All of them must agree.
+"""One stream read whole, in pieces, and as the chunks of an HTTP answer in pieces. All readings must agree.
 
 Streams are drawn: events torn, joined, cut and spelled otherwise in a few places. No socket here.
-Next: ``test_answer_readings`` reads some in every test run, ``tests.doors`` as many as it has time for.
 """
 
 from __future__ import annotations
 
 import json
 import random
-from functools import cache
-from itertools import pairwise
 from typing import Any
 
 from harness.live.client.answer import NO_KERNEL_STAMP, Answer
-from harness.live.client.wire.chunks import OVER
-from harness.live.client.wire.reading import hold_to, ids_text
-from tests.support.scanned import Scanned, chunked
+from harness.live.client.exchange import Exchange
+from tests.support.raw_server import CHUNKED_HEAD, chunked
 
 IDS_EVENT = '{"id":"a","choices":[{"index":0,"text":"x","token_ids":%s}]}'
 USAGE_EVENT = '{"id":"a","choices":[],"usage":{"prompt_tokens":%s,"completion_tokens":%s}}'
@@ -57,29 +53,17 @@ def read_in_every_way(body: bytes, draw: random.Random) -> bool:
 
     Raises AssertionError where two readings differ.
     """
-    pieces = _cut(draw, body, 8)
-    whole = _read_one_by_one([body])
-    for other in (_read_one_by_one(pieces), _read_at_once(pieces, 1 + draw.randrange(8)), _read_at_once([body], 1)):
-        assert _said(other) == _said(whole), body
-    scanned = _scanned()
-    scanned.begin()
-    wire = chunked(body, [1 + draw.randrange(200)], b"")
-    for piece in _cut(draw, wire, 4):
-        scanned.take(piece)
-    state = scanned.state
-    assert state.chunk_mode == OVER, body
-    has_counts = state.prompt_tokens == NUM_PROMPT and state.completion_tokens == state.num_ids
-    if state.has_done and has_counts and not state.is_odd and not whole.problem:
-        # The loop would have gone on. What the parsers read is the same, or it fails the request.
-        is_same = scanned.ids == ids_text(whole.token_ids)
-        hold_to(whole, scanned.ids)
-        assert is_same == (not whole.problem), body
+    whole = _read([body])
+    assert _contents(_read(_cut(draw, body, 8))) == _contents(whole), body
+    size = 1 + draw.randrange(200)
+    chunks = chunked([body[place : place + size] for place in range(0, len(body), size)])
+    exchange = Exchange(0, Answer(stream=True), b"")
+    for piece in _cut(draw, b"".join((CHUNKED_HEAD, *chunks)), 8):
+        exchange.take(1, NO_KERNEL_STAMP, piece)
+    assert exchange.is_over, body
+    assert not exchange.problem, body
+    assert _contents(exchange.close()) == _contents(whole), body
     return not whole.problem
-
-
-@cache
-def _scanned() -> Scanned:
-    return Scanned()
 
 
 def _cut(draw: random.Random, data: bytes, most: int) -> list[bytes]:
@@ -88,26 +72,15 @@ def _cut(draw: random.Random, data: bytes, most: int) -> list[bytes]:
     return [piece for piece in pieces if piece]
 
 
-def _said(answer: Answer) -> tuple[Any, ...]:
+def _contents(answer: Answer) -> tuple[Any, ...]:
     counts = (answer.prompt_tokens, answer.completion_tokens, answer.cached_tokens)
     tokens = [num_tokens for _, _, num_tokens, _ in answer.chunks]
     return bool(answer.problem), answer.token_ids, counts, answer.response_id, answer.finish_reason, tokens
 
 
-def _read_one_by_one(pieces: list[bytes]) -> Answer:
+def _read(pieces: list[bytes]) -> Answer:
     answer = Answer(stream=True)
     for place, piece in enumerate(pieces):
         answer.feed((place, NO_KERNEL_STAMP, piece))
-    answer.close((len(pieces), NO_KERNEL_STAMP, b""))
-    return answer
-
-
-def _read_at_once(pieces: list[bytes], num_at_once: int) -> Answer:
-    answer = Answer(stream=True)
-    for place in range(0, len(pieces), num_at_once):
-        block = pieces[place : place + num_at_once]
-        ended = [b"".join(pieces[: place + count]).count(b"\n\n") for count in range(len(block) + 1)]
-        counts = [after - before for before, after in pairwise(ended)]
-        answer.feed_many(b"".join(block), [(place, NO_KERNEL_STAMP, count) for count in counts])
     answer.close((len(pieces), NO_KERNEL_STAMP, b""))
     return answer

@@ -6,19 +6,14 @@ from chunks or text. No socket and no clock here. Next: ``script`` decides what 
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import pydantic_core
 
 EVENT_END = b"\n\n"
 DATA_PREFIX = b"data:"
-# How vLLM writes an event; the general form is parsed too.
-PLAIN_PREFIX = b"data: "
 DONE_MARK = b"[DONE]"
-DONE_EVENT = PLAIN_PREFIX + DONE_MARK + EVENT_END
 MAX_ERROR_CHARS = 300
 # What is kept of the body of an answer other than 200, to be told in the row.
 MAX_ERROR_BYTES = 64 << 10
@@ -34,10 +29,6 @@ NOT_PRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-
 # What stands for a kernel stamp where there is none.
 NO_KERNEL_STAMP = -1
 _from_json: Any = pydantic_core.from_json
-# Stands between documents that are parsed in one go. No server can know it, so each document is whole by itself where
-# every second element is this one: a text that closes what another opened would swallow it.
-_BETWEEN = os.urandom(16).hex()
-_SEPARATOR = f',"{_BETWEEN}",'.encode()
 
 # One receive: CLOCK_MONOTONIC ns after the call, the kernel's stamp (CLOCK_REALTIME ns), bytes. A plain tuple, because
 # there is one per chunk of the run.
@@ -45,8 +36,6 @@ Piece: TypeAlias = tuple[int, int, bytes]
 # One event that carried choices: stamps of its receive, token ids in it, whether its receive held other events too (its
 # stamps are then theirs).
 ChunkStamp: TypeAlias = tuple[int, int, int, bool]
-# One receive without its bytes: its two stamps, and how many events ended in it.
-EventStamp: TypeAlias = tuple[int, int, int]
 
 
 class Answer:
@@ -98,30 +87,6 @@ class Answer:
         for event in events:
             self._take_event(event, piece, is_coalesced)
 
-    def feed_many(self, body: bytes, stamps: Sequence[EventStamp]) -> None:
-        """Take several receives of a stream at once: their bytes, and for each how many events ended in it.
-
-        The same as feeding them one by one, at half the cost; where the numbers do not fit the bytes, all events get
-        the last stamps and count as coalesced.
-        """
-        pieces = [
-            ((received_ns, kernel_ns, b""), count > 1) for received_ns, kernel_ns, count in stamps for _ in range(count)
-        ]
-        is_end = body.endswith(DONE_EVENT)
-        is_alone = not self._rest and not self._is_done and self._num_bytes + len(body) <= MAX_ANSWER_BYTES
-        documents = plain_documents(body[: -len(DONE_EVENT)] if is_end else body) if is_alone else None
-        if documents is not None and len(documents) + is_end == len(pieces):
-            self._num_bytes += len(body)
-            for document, (piece, is_coalesced) in zip(documents, pieces, strict=False):
-                self._take_document(document, piece, is_coalesced)
-            self._is_done = is_end
-            return
-        events = self._events_with(body)
-        if len(pieces) != len(events):
-            pieces = [((*stamps[-1][:2], b""), True)] * len(events)
-        for event, (piece, is_coalesced) in zip(events, pieces, strict=True):
-            self._take_event(event, piece, is_coalesced)
-
     def _events_with(self, body: bytes) -> list[bytes]:
         """The events that these bytes complete; the others are kept, as all bytes of an answer that is no stream."""
         rest = self._rest
@@ -146,15 +111,6 @@ class Answer:
         *events, last = body.split(EVENT_END)
         rest += last
         return events
-
-    def take_whole(self, piece: Piece) -> None:
-        """Take a whole answer that came in one receive, and so is short; ``close`` is not called then."""
-        if self.stream:
-            self.feed(piece)
-            self.close(piece)
-        else:
-            self._take_data(piece[2].strip(), piece, False)
-            self._check_counts()
 
     def close(self, last: Piece) -> None:
         """The body is complete; ``last`` is its last receive."""
@@ -285,19 +241,6 @@ class Answer:
             self.problem = f"usage says {self.completion_tokens} tokens, token_ids hold {len(self.token_ids)}"
 
 
-def plain_documents(body: bytes) -> list[dict[str, Any]] | None:
-    """The documents of a body that holds nothing but whole events as vLLM writes them; None for any other body."""
-    if not body:
-        return []
-    if not body.startswith(PLAIN_PREFIX) or not body.endswith(EVENT_END):
-        return None
-    texts = body[len(PLAIN_PREFIX) : -len(EVENT_END)].split(EVENT_END + PLAIN_PREFIX)
-    if body.count(b"\n") != len(texts) * len(EVENT_END):
-        return None
-    documents = parse_each(texts)
-    return documents if documents is not None and set(map(type, documents)) == {dict} else None
-
-
 def scan_json(text: bytes | bytearray) -> Any:
     """A JSON value; ValueError where there is none.
 
@@ -305,19 +248,6 @@ def scan_json(text: bytes | bytearray) -> Any:
     its depth is bounded.
     """
     return _from_json(text, allow_inf_nan=False, cache_strings="keys")
-
-
-def parse_each(texts: Sequence[bytes]) -> list[dict[str, Any]] | None:
-    """The documents that these texts are, each by itself; None when one of them is no JSON, so that each must be looked
-    at.
-    """
-    try:
-        elements = scan_json(b"[%b]" % _SEPARATOR.join(texts))
-    except ValueError:
-        return None
-    num_between = len(texts) - 1
-    is_each_whole = len(elements) == num_between + len(texts) and elements[1::2].count(_BETWEEN) == num_between
-    return elements[::2] if is_each_whole else None
 
 
 def printable(text: str, max_chars: int = MAX_ERROR_CHARS) -> str:

@@ -1,7 +1,7 @@
 """The portable replay client, on asyncio and aiohttp: same script, same rows, coarser clockwork than the epoll loop.
 
-For hosts without epoll and as a second opinion on the wire client. It retries nothing, has no kernel stamps, and its
-lateness shows in its rows. Next: ``harness.live.client`` labels what it recorded "aiohttp".
+For hosts without epoll, and as a second opinion on the epoll client. It retries nothing, has no kernel stamps, and its
+lateness shows in its rows.
 """
 
 from __future__ import annotations

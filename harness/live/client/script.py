@@ -1,8 +1,7 @@
 """What each session does next: prompts as kept bytes, rows, and who becomes due when an answer is complete.
 
 Both replay clients follow this one script, so their rows mean the same. It opens no socket, reads no clock and never
-re-serialises a prompt: a session's token-id stream only grows by pieces of text. Next: ``wire`` and ``portable`` send
-what it hands out.
+re-serialises a prompt: a session's token-id stream only grows by pieces of text.
 """
 
 from __future__ import annotations
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
     from pathlib import Path
 
-    from harness.live.client.prompts import Prompts
     from harness.plan import Plan
 
 
@@ -52,15 +50,6 @@ class ReplayEvent(NamedTuple):
     num_requests: int
 
 
-class BodyTexts(NamedTuple):
-    """What stays the same of every request's JSON body, in order: prompt, token limit and request id go between."""
-
-    before_prompt: bytes
-    before_max_tokens: bytes
-    before_request_id: bytes
-    end: bytes
-
-
 class Script:
     """The plan as a state machine over rows; row = position of a request in plan order.
 
@@ -79,11 +68,8 @@ class Script:
         tells: bool = True,
         only: Collection[int] | None = None,
         records: Path | None = None,
-        prompts: Prompts | None = None,
     ) -> None:
         """only: the sessions this process replays, with all that they follow or continue; None: all.
-
-        prompts: where the client keeps them itself.
 
         records: the folder for chunk rows that wait on disk; None: the system's temporary folder.
         """
@@ -100,7 +86,7 @@ class Script:
         self.num_finished = 0
         self.has_all_fresh = False
         self.finished_events: list[ReplayEvent] = []
-        self._prompts = prompts or prompts_of(plan)
+        self._prompts = prompts_of(plan)
         requests = [request for session in plan.sessions for request in session.requests]
         self._wait_after_ns = [request.wait_after_ns for request in requests]
         self._generate_tokens = [request.generate_tokens for request in requests]
@@ -120,14 +106,16 @@ class Script:
             session, request = self.rows.session[row], self.rows.request[row]
             self.rows.request_id[row] = f"{self.nonce}-{session}-{request}"
         self.needs_token_ids = plan.prompt_form == "token-ids"
-        self._model = model
-        self._body = self.body_texts()
+        streaming = b'"stream":true,"stream_options":{"include_usage":true}' if stream else b'"stream":false'
+        self._before_prompt = f'{{"model":{json.dumps(model)},"prompt":'.encode()
+        # No min_tokens: ignore_eos gives the exact length, and min_tokens kills a bf16 vllm-rbln 0.11.1 engine (its
+        # logits processor writes float32 into bfloat16 logits).
+        self._options = b'"ignore_eos":true,"temperature":0,"seed":%d,"return_token_ids":true,%b' % (
+            plan.seed,
+            streaming,
+        )
 
     # -- positions ---------------------------------------------------------------------------------------------
-
-    @property
-    def num_sessions(self) -> int:
-        return len(self.plan.sessions)
 
     @property
     def is_finished(self) -> bool:
@@ -135,15 +123,6 @@ class Script:
 
     def is_last_of_session(self, row: int) -> bool:
         return self._is_last[row]
-
-    def end_of_session(self, session: int) -> int:
-        """The row after the session's last one."""
-        return self._first_row[session + 1]
-
-    def last_row_of_parent(self, session: int) -> int | None:
-        """The last row of the session that this one continues."""
-        parent = self.parent_of(session)
-        return None if parent is None else self._first_row[parent + 1] - 1
 
     def parent_of(self, session: int) -> int | None:
         """The session whose stream this session continues."""
@@ -328,10 +307,9 @@ class Script:
 
     # -- what is sent ------------------------------------------------------------------------------------------
 
-    def new_answer(self, row: int, *, keeps_id_text: bool = True) -> Answer:
-        """An empty answer of the form this replay asks for; keeps_id_text: for a client that appends ids from it."""
-        keeps = keeps_id_text and self.needs_token_ids and self.is_continued[row]
-        return Answer(self.stream, self.needs_token_ids, keeps)
+    def new_answer(self, row: int) -> Answer:
+        """An empty answer of the form this replay asks for."""
+        return Answer(self.stream, self.needs_token_ids, self.needs_token_ids and self.is_continued[row])
 
     def prefetch_all(self) -> None:
         """Draw what the whole replay will send, as far as that fits in memory."""
@@ -342,27 +320,18 @@ class Script:
         if not self._is_last[row]:
             self._prompts.prefetch(self.rows.session[row + 1], self.rows.request[row + 1])
 
-    def body_texts(self) -> BodyTexts:
-        """The parts that all bodies of this replay share; a token-id prompt stands in brackets of its own."""
-        streaming = b'"stream":true,"stream_options":{"include_usage":true}' if self.stream else b'"stream":false'
-        # No min_tokens: ignore_eos gives the exact length, and min_tokens kills a bf16 vllm-rbln 0.11.1 engine (its
-        # logits processor writes float32 into bfloat16 logits).
-        options = b',"ignore_eos":true,"temperature":0,"seed":%d,"return_token_ids":true,"request_id":"'
-        return BodyTexts(
-            f'{{"model":{json.dumps(self._model)},"prompt":'.encode(),
-            b',"max_tokens":',
-            options % self.plan.seed,
-            b'",%b}' % streaming,
-        )
-
     def body_parts(self, row: int) -> list[bytes]:
         """The JSON body of the row's request, to be joined; call once, after everything before it in its stream was
         judged.
         """
-        parts = self._prompts.next_prompt(self.rows.session[row], self.rows.request[row])
-        body = self._body
-        limit, request_id = str(self._generate_tokens[row]).encode(), self.rows.request_id[row].encode()
-        return [body.before_prompt, *parts, body.before_max_tokens, limit, body.before_request_id, request_id, body.end]
+        rows = self.rows
+        prompt = self._prompts.next_prompt(rows.session[row], rows.request[row])
+        rest = b',"max_tokens":%d,"request_id":"%b",%b}' % (
+            self._generate_tokens[row],
+            rows.request_id[row].encode(),
+            self._options,
+        )
+        return [self._before_prompt, *prompt, rest]
 
 
 def continued_requests(plan: Plan) -> list[bool]:
