@@ -1,8 +1,7 @@
 """The replay clients measured against a server that stamps everything: lags, spreads, stamp errors, rates, CPU.
 
 `python -m benchmarks.client [--quick] [--client epoll]`. Every figure is a median over repetitions with its
-range, the two clients take turns in one sitting, and nothing here judges. Next: ``make bench`` prints this table beside
-the others.
+range, the two clients take turns in one sitting, and nothing here judges.
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ from rich.table import Table
 from benchmarks.figure import Figure, Measured
 from benchmarks.memory import replay_growth_bytes
 from benchmarks.peers import Peer, example, parse_peer, peer_spread_ms
+from harness.client.null_server import NullServer, NullServerConfig
+from harness.client.run import ReplayResult
+from harness.client.self_audit import FloatArray, compare_with_server, replay_on_null, require_answered
 from harness.clock import NS_PER_MS, NS_PER_S, NS_PER_US, monotonic_ns, process_cpu_ns
-from harness.live.audit.nullserver import NullServer, NullServerConfig
-from harness.live.audit.replay import FloatArray, compare_with_server, replay_on_null, require_answered
-from harness.live.client.run import ReplayResult
 from harness.plan import Plan, RequestPlan, SessionPlan
 from harness.spec import ClientName, ClientSpec
 

@@ -1,7 +1,7 @@
 """Two files of figures held to each other: what got slower or faster by more than its samples scatter.
 
 Only the ratios to a yardstick of the same sitting are compared, so that another or a busier machine says nothing.
-Noise is what repeated samples show within each sitting. Next: ``harness bench --compare`` prints the changes.
+Noise is what repeated samples show within each sitting.
 """
 
 from __future__ import annotations

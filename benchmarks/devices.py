@@ -1,7 +1,7 @@
 """Whether the device as a block keeps its word: coverage over simulated experiments of a fleet that is not equal.
 
 Every run is simulated with drawn plans and jitter, its costs those of its device at that time. No server runs, and only
-device time is looked at. Next: ``harness bench devices`` prints the figures; the tests run its short form.
+device time is looked at.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """How well the emulator keeps time: its step period against the cost model's, from the stamps of sent chunks.
 
-It starts a server process of its own and stops it; nothing else is measured. Next: ``make bench`` prints the result.
+It starts a server process of its own and stops it; nothing else is measured.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """One line of the benchmark, as every section gives it: a value, its mark, and samples beside those of a yardstick.
 
 A yardstick is simpler code for the same work, run in turns with it, so that figures of two machines can be compared.
-Next: ``figures`` gathers the sections; ``compare`` holds two files of them to each other.
 """
 
 from __future__ import annotations

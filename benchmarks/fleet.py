@@ -1,6 +1,6 @@
 """Fleets under kill -9, and a fleet against one device: what is promised of both, tried on emulated devices.
 
-Everything runs on this host, below one folder. Nothing of an NPU is shown. Next: docs/fleet.md quotes what it prints.
+Everything runs on this host, below one folder. Nothing of an NPU is shown.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ import psutil
 
 from harness.analysis import run_figures
 from harness.clock import NS_PER_S, MonotonicClock
-from harness.live.server.ports import free_port
 from harness.records import RunKey, RunStore, SealedRun, layout
 from harness.runner import run_experiment
+from harness.server.ports import free_port
 from harness.spec import ExperimentSpec, FleetSpec
 
 HOSTS = ("alpha", "beta")

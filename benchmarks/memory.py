@@ -1,7 +1,4 @@
-"""How much memory a replay needs: the growth of a process of its own, so that nothing else is in the figure.
-
-Next: ``bench`` asks for it, once per client and repetition.
-"""
+"""How much memory a replay needs: the growth of a process of its own, so that nothing else is in the figure."""
 
 from __future__ import annotations
 
@@ -9,8 +6,8 @@ import multiprocessing
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
+from harness.client.self_audit import replay_on_null, require_answered
 from harness.clock import NS_PER_S
-from harness.live.audit.replay import replay_on_null, require_answered
 from harness.plan import Plan
 from harness.spec import ClientSpec
 

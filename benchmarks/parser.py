@@ -1,7 +1,6 @@
 """How fast and in how much memory the log parser reads a realistic log; printed by ``make bench``.
 
 Memory is measured on a log made on the fly, so that it says what the parser keeps. No file, no server.
-Next: ``harness bench`` prints the result beside its mark.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Other load generators against the same stamping server: how far apart their first requests arrive.
 
 A peer is any command that sends a burst of completions requests; what it prints is not read, the server's own stamps
-are. Nothing is installed here. Next: ``bench`` puts the figures beside those of the replay clients.
+are. Nothing is installed here.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import shlex
 import subprocess
 from typing import NamedTuple
 
+from harness.client.null_server import NullServer, NullServerConfig
 from harness.clock import NS_PER_MS
 from harness.errors import SpecError
-from harness.live.audit.nullserver import NullServer, NullServerConfig
 
 NUM_REQUESTS = 64
 TIMEOUT_S = 300.0

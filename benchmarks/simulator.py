@@ -1,6 +1,6 @@
 """How fast the simulator and the search are on one core, beside their marks and a naive Python walk of the same plans.
 
-Counts CPU time of this process, since machines are shared. Judges nothing. Next: ``harness bench`` prints the figures.
+Counts CPU time of this process, since machines are shared. Judges nothing.
 """
 
 from __future__ import annotations
@@ -22,8 +22,6 @@ from harness.engine.cost import load_cost_model
 from harness.engine.memory import new_state
 from harness.experiment import resolve
 from harness.plan import Plan, build_plan
-from harness.plan.traces.form import RecordedRequest, Recording
-from harness.plan.traces.lower import Lowering, sessions_of
 from harness.prereg import predict_experiment
 from harness.sim import memory
 from harness.sim.kernel.arrays import PlanArrays
@@ -33,6 +31,8 @@ from harness.sim.search.run import search
 from harness.sim.search.space import load_space
 from harness.sim.simulate import plan_arrays, run_totals
 from harness.spec import PredictionSpec, WorkloadSpec, load_experiment
+from harness.traces.form import RecordedRequest, Recording
+from harness.traces.lower import Lowering, sessions_of
 from tests.support.naive import naive_run
 from tests.support.naive_paper import paper_run
 

@@ -1,7 +1,7 @@
 """Whether looking keeps its word: sequences, preset looks and powers on simulated experiments with drawn plans.
 
 Blocks are drawn from a population of simulated ones, whose mean is known exactly; each has a plan draw and a restart of
-its own. No server runs. Next: ``harness bench stopping`` prints the figures; the tests run its short form.
+its own. No server runs.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Every instant is an int of nanoseconds from a passed Clock. A ScaledClock runs *model* time faster than wall
 time; everything above it (plans, records, reports) then speaks model time and says so. Nothing here knows what
-it is timing. Next: ``harness.live`` and ``harness.emulator`` take a Clock from their caller.
+it is timing.
 """
 
 from __future__ import annotations

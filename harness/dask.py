@@ -1,6 +1,6 @@
 """Dask's distributed package, where it is installed; nothing else of the harness imports it.
 
-An optional extra: one machine needs none of it. Next: the search and fleets over hosts submit work to its workers.
+An optional extra: one machine needs none of it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What every part of the harness may know of a backend: its name, its label, what it can. Nothing is started here.
 
 The only table of backends: specs are checked against it and reports take their words from it. A sealed run may name a
-kind that this version does not have; it still opens. Next: ``harness.runner.backends`` runs one.
+kind that this version does not have; it still opens.
 """
 
 from __future__ import annotations

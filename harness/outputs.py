@@ -1,6 +1,6 @@
 """Where a person's output may go: a new name or a regular file, and nothing else.
 
-A link or a device is never written through nor renamed over. Next: whoever writes a named file asks here first.
+A link or a device is never written through nor renamed over.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The same work on many tasks by as many processes as there are cores, where it is long enough to be worth them.
 
 Processes are forked, so that they know what was read and drawn before; they end with the one that forked them. Tasks
-are tried once: a process that dies ends the whole. Next: searches, studies and the catalogue share their work so.
+are tried once: a process that dies ends the whole.
 """
 
 from __future__ import annotations

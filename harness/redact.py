@@ -1,7 +1,7 @@
 """What of a setting is known to be harmless and may be recorded; for all else stands the word "redacted".
 
 A secret reaches the server and nothing else: manifests, frozen files and reports hold the word. The environment is
-not read here. Next: ``harness.spec`` dumps by these; backends fill secrets in to start a server.
+not read here.
 """
 
 from __future__ import annotations

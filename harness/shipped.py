@@ -1,7 +1,6 @@
 """Files that ship with the harness, found by name: wait distributions, cost models, experiments.
 
 They lie in ``plans/`` of a checkout and in ``harness/_data/`` of an installed wheel. Nothing here reads their content.
-Next: ``harness.plan.waits`` and ``harness.engine`` load what is found.
 """
 
 from __future__ import annotations

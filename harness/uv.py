@@ -1,7 +1,7 @@
 """Packages by uv: from where pip's own settings say, by the same hashes, several times as fast as pip.
 
 It names no package index, and who calls decides what a failure means: pip can do the same, later. Standard library
-alone, because the set-up of a checkout runs it before anything is installed. Next: tools/bootstrap.py, ``twin``.
+alone, because the set-up of a checkout runs it before anything is installed.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from hypothesis import settings
 from xdist.scheduler import LoadGroupScheduling
 
 from harness.errors import HarnessError
-from harness.twin.environment import TwinEnvironment, find_twin
+from harness.stack.rbln.twin.environment import TwinEnvironment, find_twin
 
 # No verdict hangs on how fast a machine is.
 settings.register_profile("no deadline", settings(), deadline=None)

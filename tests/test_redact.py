@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from harness.errors import SpecError
-from harness.live.launch import LaunchPlan
-from harness.live.provenance import capture
 from harness.redact import filled_env, is_secret, redacted_arguments, redacted_env
 from harness.runner import run_experiment
+from harness.server.launch import LaunchPlan
+from harness.server.provenance import capture
 from harness.spec import ExperimentSpec, ServerSpec
 
 SECRET = "hf_0123456789abcdef"

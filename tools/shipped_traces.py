@@ -12,8 +12,8 @@ import random
 from pathlib import Path
 
 from harness.plan.model import WaitKind
-from harness.plan.traces.file import TraceHead, write_trace
-from harness.plan.traces.form import RecordedRequest, Recording
+from harness.traces.file import TraceHead, write_trace
+from harness.traces.form import RecordedRequest, Recording
 
 NS_PER_S = 1_000_000_000
 FOLDER = Path(__file__).resolve().parent.parent / "plans" / "traces"

@@ -1,7 +1,6 @@
 """From sealed baseline runs to a proposal: what the baseline loses, the smallest change that captures the gain.
 
 Nothing here measures or compiles; what it writes is an experiment that would show the proposal wrong.
-Next: ``harness freeze`` fixes that experiment, ``harness run`` performs it, ``harness decide`` judges it.
 """
 
 from __future__ import annotations

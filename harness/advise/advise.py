@@ -1,7 +1,7 @@
 """The smallest change that captures the gain: slots or buckets first by what is lost, both only where it pays.
 
 Slots are added until another step no longer helps; buckets are searched at the chosen slots. Every candidate is judged
-on new draws of the baseline's workload. Next: ``experiment`` writes what would validate the proposal.
+on new draws of the baseline's workload.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Whether predicted intervals keep their word: experiments emulated with jitter and unknown true costs, and a count.
 
 The emulator's own core runs on a virtual clock, on plans, jitter and costs that the interval never saw. That it checks
-the interval's bookkeeping and not a real server is said with the count. Next: ``harness coverage`` prints it.
+the interval's bookkeeping and not a real server is said with the count.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from harness.emulator.virtual import run_virtually
 from harness.engine import DECODE, CostModel, EngineConfig, load_cost_model
 from harness.engine.state import STEP_DECODE, STEP_PREFILL
 from harness.errors import SpecError
-from harness.kv_rules import NEWEST_STABLE, rule_set
 from harness.plan import Plan, build_plan
 from harness.plan.seeds import derive_seed
 from harness.sim import memory
@@ -30,6 +29,7 @@ from harness.sim.search.rank import FloatArray
 from harness.sim.search.space import Candidate, SpaceSpec, UncertaintySpec, candidate_of
 from harness.sim.simulate import is_rearrival, plan_arrays
 from harness.sim.windows import user_timelines, window_stats
+from harness.stack.rbln.kv_rules import NEWEST_STABLE, rule_set
 
 SEED_RANGE = 2**31
 

@@ -1,7 +1,7 @@
 """What a baseline loses: reuse, the prefill that costs, padded decode slots, and who waits for it.
 
 Sums over the valid sealed runs of one condition; what the records do not show is None. Nothing is simulated but a
-check that the simulator knows this server. Next: ``advise`` searches where the losses are.
+check that the simulator knows this server.
 """
 
 from __future__ import annotations

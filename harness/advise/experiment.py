@@ -1,7 +1,6 @@
 """Writes the experiment that would validate a proposal, and the criteria that decide it, as TOML for people to read.
 
 New inputs, the same workload, baseline beside proposal; nothing is run or frozen here.
-Next: ``harness freeze`` fixes both files before anything is measured.
 """
 
 from __future__ import annotations

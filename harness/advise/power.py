@@ -1,7 +1,6 @@
 """How many blocks an experiment needs: its spreads from sealed runs, else from the simulator, and what follows.
 
-Every spread says whether it was measured, simulated or assumed. Nothing is run. Next: ``harness power`` prints the
-table, the picture and the lines to paste. Definitions: docs/planning.md, "Power".
+Every spread says whether it was measured, simulated or assumed. Nothing is run. Definitions: docs/planning.md, "Power".
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Figures from sealed runs: log parsing, derived tables, reconstruction, invariants and summaries.
 
-Pure functions of records: no server, no socket, no clock. Next: ``harness.report`` shows what these compute.
+Pure functions of records: no server, no socket, no clock.
 """
 
 from harness.analysis.method.figures import RunFigures, run_figures

@@ -1,7 +1,6 @@
 """The ``harness`` command: thin commands over the public functions, and the one place where errors are caught.
 
 Imports of heavy packages happen inside commands, so that --help is instant. Nothing is computed here.
-Next: each command calls public functions of ``plan``, ``runner``, ``records``, ``analysis`` or ``report``.
 """
 
 from __future__ import annotations

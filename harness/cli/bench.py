@@ -1,7 +1,6 @@
 """``harness bench``: what the harness can do on this machine, beside its marks.
 
 Prints; judges only what it is asked to compare; leaves nothing but the file it is told to write.
-Next: ``benchmarks.figures``, ``benchmarks.client`` and ``benchmarks.compare``.
 """
 
 from __future__ import annotations

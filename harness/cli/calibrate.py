@@ -1,6 +1,6 @@
 """``harness calibrate``: measure what steps and prefills cost, and write a cost-model file.
 
-Plans and runs nothing itself; a file once written is never changed. Next: ``harness.runner.calibrate``.
+Plans and runs nothing itself; a file once written is never changed.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """``harness compare``: conditions of any experiments, folders and dates beside each other.
 
-Reads sealed runs only. Next: ``harness.analysis.method.across``.
+Reads sealed runs only.
 """
 
 from __future__ import annotations

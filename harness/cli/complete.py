@@ -1,6 +1,6 @@
 """What a shell offers for names: experiments that ship, and those with sealed runs below ``--runs``.
 
-Only names of files and folders are looked at; nothing is read. Next: the commands take these as their arguments.
+Only names of files and folders are looked at; nothing is read.
 """
 
 from __future__ import annotations

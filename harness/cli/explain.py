@@ -1,6 +1,6 @@
 """``harness explain``: every key of what people write, and every column of what runs leave.
 
-Words, choices and defaults are read from the specs and schemas themselves. Next: nothing; people read it.
+Words, choices and defaults are read from the specs and schemas themselves.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def _allowed(key: Mapping[str, Any]) -> str:
 
 def _explain_more(topic: str) -> None:
     from harness.analysis.catalogue import analyses
-    from harness.kv_rules import rules_in_words
+    from harness.stack.rbln.kv_rules import rules_in_words
 
     if topic == "analysis":
         for analysis in analyses().values():

@@ -1,6 +1,6 @@
 """``harness fleet``: what each device of a fleet does now, and the worker that stands for a device of another host.
 
-Reads what the runs write anyway; no record is written here. Next: ``harness.runner.fleet``.
+Reads what the runs write anyway; no record is written here.
 """
 
 from __future__ import annotations

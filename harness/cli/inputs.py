@@ -1,6 +1,6 @@
 """``harness plan``, ``waits``, ``simulate``: make and look at inputs, before any server is started.
 
-Writes only the file it is told to. Next: ``harness.plan`` and ``harness.sim``.
+Writes only the file it is told to.
 """
 
 from __future__ import annotations
@@ -143,14 +143,14 @@ def waits_import(
     Example: `harness waits import ~/.claude/projects --format claude -o plans/waits/mine.toml`
     """
     if kind != "tracelab":
-        from harness.plan.traces.waits import import_recorded_waits
+        from harness.traces.waits import import_recorded_waits
 
         check_trace_format(kind)
         counted = import_recorded_waits([source], output, name=name or output.stem, kind=kind)
         print(f"{counted.source_format}: {counted.num_waits} waits for tools; {counted.num_zero} of nothing left out")
         print(f"wrote {output}")
         return
-    from harness.plan.tracelab import import_tracelab
+    from harness.traces.tracelab import import_tracelab
 
     summary = import_tracelab(source, output, name=name or output.stem, tables=tuple(tables or ()))
     for line in summary.lines():

@@ -1,6 +1,6 @@
 """``harness doctor`` and ``emulator``: what this machine can run, and a server to try things on.
 
-Starts nothing that outlives the command. Next: ``harness.live.doctor``, ``harness.emulator``.
+Starts nothing that outlives the command.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def doctor(runs: RunsOption = Path("runs")) -> None:
     """
     from harness.cli.words import terminal
     from harness.errors import ExitCode
-    from harness.live.doctor import run_checks
     from harness.runner.backends import readiness
+    from harness.server.doctor import run_checks
 
     console = terminal()
     checks = [*run_checks(runs), *readiness()]

@@ -1,7 +1,6 @@
 """``harness freeze``, ``decide``, ``publish``, ``analyse``, ``catalogue``: criteria fixed beforehand, then applied.
 
 Thin commands; nothing is computed here. A rule that says FAIL ends the process with its own exit code.
-Next: ``harness.prereg`` and ``harness.analysis``.
 """
 
 from __future__ import annotations
@@ -76,10 +75,10 @@ def freeze(
     Example: `harness freeze plans/experiments/configuration.toml --seed 20270101 --commit`
     """
     from harness.cli.time_left import time_left
-    from harness.kv_rules import check_rules
     from harness.prereg import FreezeOptions
     from harness.prereg import freeze as freeze_experiment
     from harness.spec import experiment_file, experiment_table, parse_experiment
+    from harness.stack.rbln.kv_rules import check_rules
 
     if predict_with is not None:
         try:

@@ -1,7 +1,6 @@
 """``--set key=value``: one key of a TOML table changed on the command line, with TOML's own value syntax.
 
 Values that are not TOML are taken as strings, so that ``--set backend=emulator`` works. Nothing is validated here.
-Next: ``harness.spec.parse_experiment`` checks the result.
 """
 
 from __future__ import annotations

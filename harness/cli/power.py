@@ -1,7 +1,6 @@
 """``harness power`` and ``harness scatter``: how many blocks an experiment needs, and how far its runs scatter.
 
-Both read sealed runs or simulate; neither runs anything. Next: the lines they print go into the experiment,
-``harness freeze`` fixes them.
+Both read sealed runs or simulate; neither runs anything.
 """
 
 from __future__ import annotations

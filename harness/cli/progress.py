@@ -1,6 +1,6 @@
 """Progress for people: a live bar on a terminal, plain lines when output goes to a file.
 
-Shows what it is told and predicts nothing itself. Next: nothing; this is the end of the event stream.
+Shows what it is told and predicts nothing itself.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """``harness stack``: what of a release of the vendor's stack may be used, and how a new one is written into the table.
 
 Needs no device and no torch, starts and changes nothing but the table it is told to write.
-Next: ``harness.live.releases``.
 """
 
 from __future__ import annotations
@@ -12,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 if TYPE_CHECKING:
-    from harness.live.releases.check import ReleaseCheck
-    from harness.live.releases.sources import Sources
+    from harness.stack.rbln.releases.check import ReleaseCheck
+    from harness.stack.rbln.releases.sources import Sources
 
 ReleaseArgument = Annotated[
     Path, typer.Argument(help="Wheel or zip of vllm-rbln, virtual environment, or site-packages folder.")
@@ -51,9 +50,9 @@ def check(
     from rich.progress import Progress
 
     from harness.errors import ExitCode, SpecError
-    from harness.live.releases.check import check_release
-    from harness.live.releases.sources import RBLN, open_sources, wheel_beside
-    from harness.live.releases.table import load_table
+    from harness.stack.rbln.releases.check import check_release
+    from harness.stack.rbln.releases.sources import RBLN, open_sources, wheel_beside
+    from harness.stack.rbln.releases.table import load_table
 
     _place, facts = load_table(table)
     rbln = open_sources(release)
@@ -86,8 +85,8 @@ def record(release: ReleaseArgument, vllm: VllmOption = None, table: TableOption
 
     Read what `harness stack check` shows first. Example: `harness stack record vllm_rbln-0.12.0-py3-none-any.whl`
     """
-    from harness.live.releases.sources import open_sources
-    from harness.live.releases.table import load_table, recorded, write_table
+    from harness.stack.rbln.releases.sources import open_sources
+    from harness.stack.rbln.releases.table import load_table, recorded, write_table
 
     place, facts = load_table(table)
     rbln = open_sources(release)
@@ -98,7 +97,7 @@ def record(release: ReleaseArgument, vllm: VllmOption = None, table: TableOption
 
 
 def _vllm_of(rbln: Sources, given: Path | None) -> Sources | None:
-    from harness.live.releases.sources import VLLM, open_sources, vllm_beside
+    from harness.stack.rbln.releases.sources import VLLM, open_sources, vllm_beside
 
     return vllm_beside(rbln) if given is None else open_sources(given, VLLM)
 

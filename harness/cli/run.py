@@ -1,7 +1,6 @@
 """``harness run`` and ``harness report``: perform an experiment, and show what its sealed runs say.
 
 Turns signals into wishes (first Ctrl-C: end after this run; second: abort it). Never touches a server itself.
-Next: ``harness.runner.run_experiment`` and ``harness.report``.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Sealed runs as commands ask for them: by folder, by experiment; where there are none, where others lie is said.
 
-Nothing here reads a record or writes. Next: the commands hand them to ``analysis``, ``report`` and ``study``.
+Nothing here reads a record or writes.
 """
 
 from __future__ import annotations

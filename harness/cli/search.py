@@ -1,7 +1,6 @@
 """``harness search``, ``predict``, ``advise``, ``paper-rules``, ``coverage``: choose a configuration before compiling.
 
 Prints what the search found and how sure it is; writes only ledgers and the files it is told to.
-Next: ``harness.sim.search.run``, ``harness.sim.interval``, ``harness.advise``.
 """
 
 from __future__ import annotations
@@ -178,7 +177,7 @@ def coverage(
     """
     from harness.advise.coverage import check_coverage
     from harness.cli.time_left import time_left
-    from harness.kv_rules import NEWEST_STABLE, rule_set
+    from harness.stack.rbln.kv_rules import NEWEST_STABLE, rule_set
 
     asked = _space(space, changes)
     if not rule_set(asked.rules).has_inner_blocks and not any(change.startswith("rules=") for change in changes or []):

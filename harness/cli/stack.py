@@ -13,7 +13,7 @@ import typer
 from harness.errors import SpecError
 
 if TYPE_CHECKING:
-    from harness.live.compile import Exporter
+    from harness.stack.rbln.compile import Exporter
 
 EnvironmentOption = Annotated[
     Path | None,
@@ -42,7 +42,7 @@ def patch_status(environment: EnvironmentOption = None, twin: TwinOption = False
 
     Example: `harness patch status --environment /opt/vllm`
     """
-    from harness.live.patches import shipped as patches
+    from harness.stack.rbln.patches import shipped as patches
 
     for patch in patches.shipped_patches():
         print(f"patch {patch.path.parent.name}/{patch.name}: for {', '.join(patch.versions)}; {patch.observes}")
@@ -66,7 +66,7 @@ def patch_verify(
 
     Example: `harness patch verify vllm_rbln-0.11.1-py3-none-any.whl`
     """
-    from harness.live.patches.check import verify_installed, verify_wheel
+    from harness.stack.rbln.patches.check import verify_installed, verify_wheel
 
     if wheels:
         for wheel in wheels:
@@ -84,8 +84,8 @@ def patch_apply(
 
     Runs make their overlay themselves. Example: `harness patch apply`
     """
-    from harness.live.patches.shipped import make_overlay
-    from harness.live.stack import overlay_folder
+    from harness.stack.rbln.patches.shipped import make_overlay
+    from harness.stack.rbln.serving import overlay_folder
 
     overlay = make_overlay(_site_packages(environment, twin), overlays or overlay_folder())
     print(f"{overlay.path}: {overlay.num_files} files, {overlay.size_bytes / 2**20:.1f} MiB; installed files untouched")
@@ -112,10 +112,10 @@ def patch_check(
     from harness.cli.run import ensure_machine_code, interruptible, real_server_changes
     from harness.cli.words import terminal
     from harness.errors import ExitCode
-    from harness.live.patches.check import paired_spec
     from harness.runner import StopFlag
     from harness.runner.paired import run_paired
     from harness.spec import experiment_table, parse_experiment
+    from harness.stack.rbln.patches.check import paired_spec
 
     console = terminal()
     table = override_table(experiment_table(experiment), [*real_server_changes(backend), *(changes or [])])
@@ -144,7 +144,7 @@ def compile_model(
 
     Example: `harness compile plans/artifacts/qwen3-4b.toml --root /data/artifacts`
     """
-    from harness.live.compile import compile_artifact, list_artifacts, load_compile_spec, registered_artifact
+    from harness.stack.rbln.compile import compile_artifact, list_artifacts, load_compile_spec, registered_artifact
 
     if spec is None:
         found = list_artifacts(root)
@@ -176,7 +176,7 @@ def devices(
     import json
 
     from harness.errors import ServerError
-    from harness.live.devices.smi import read_devices
+    from harness.stack.rbln.devices.smi import read_devices
 
     report = read_devices()
     if report is None:
@@ -193,17 +193,17 @@ def devices(
 
 
 def _site_packages(environment: Path | None, twin: bool) -> Path:
-    from harness.live.stack import find_stack
-    from harness.twin.environment import find_twin
+    from harness.stack.rbln.serving import find_stack
+    from harness.stack.rbln.twin.environment import find_twin
 
     return find_twin().site_packages if twin else find_stack(str(environment or "")).site_packages
 
 
 def _exporter(environment: Path | None, twin: bool) -> Exporter:
-    from harness.live.compile import EXPORT, Exporter
-    from harness.live.stack import find_stack
-    from harness.twin.artifact import WRITER
-    from harness.twin.environment import find_twin, twin_variables
+    from harness.stack.rbln.compile import EXPORT, Exporter
+    from harness.stack.rbln.serving import find_stack
+    from harness.stack.rbln.twin.artifact import WRITER
+    from harness.stack.rbln.twin.environment import find_twin, twin_variables
 
     if twin:
         found = find_twin()

@@ -1,6 +1,6 @@
 """``harness sweep``: one key of an experiment over several values, a condition each, and a curve in the report.
 
-Only the table of the experiment is made here; it is run and reported like any other. Next: ``harness.cli.run``.
+Only the table of the experiment is made here; it is run and reported like any other.
 """
 
 from __future__ import annotations

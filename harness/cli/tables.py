@@ -1,6 +1,6 @@
 """``harness tables``, ``signs``: the paper's tables from sealed runs, and the signs of two of them over many plans.
 
-Nothing is computed here. Next: ``harness.study.paper_tables``, ``harness.study.signs_page``.
+Nothing is computed here.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """How long something takes, in words, and a bar for commands that say nothing until they are done.
 
-Light on purpose: what only computes loads nothing of runs. Next: nothing; people read it.
+Light on purpose: what only computes loads nothing of runs.
 """
 
 from __future__ import annotations

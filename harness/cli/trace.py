@@ -1,6 +1,6 @@
 """``harness trace``: recorded agents in, and what a trace holds.
 
-Writes only the file it is told to; prints counts, never a word of a recording. Next: ``harness.plan.traces``.
+Writes only the file it is told to; prints counts, never a word of a recording.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def trace_import(
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
 
-    from harness.plan.traces.importing import import_trace
+    from harness.traces.importing import import_trace
 
     check_trace_format(kind)
     total = sum(path.stat().st_size for source in sources for path in _files(source))
@@ -75,7 +75,7 @@ def trace_import(
 
 def check_trace_format(kind: str) -> None:
     """Raises SpecError for a format that no reader knows."""
-    from harness.plan.traces.importing import TRACE_FORMATS
+    from harness.traces.importing import TRACE_FORMATS
 
     if kind != "auto" and kind not in TRACE_FORMATS:
         raise SpecError(f"unknown format {kind!r}", where="--format", hint=f"Use auto, {', '.join(TRACE_FORMATS)}")
@@ -100,8 +100,8 @@ def trace_show(
     if max_context or scale != "1":
         _show_what_fits(trace, max_context, scale)
     if picture is not None:
-        from harness.plan.traces.file import load_trace
         from harness.report.trace_picture import draw_trace
+        from harness.traces.file import load_trace
 
         draw_trace(load_trace(trace), picture)
         print(f"wrote {picture}")
@@ -171,8 +171,8 @@ def _run(experiment: str, run: str, runs: Path) -> SealedRun:
 
 
 def _show(trace: Path | str) -> None:
-    from harness.plan.traces.file import load_trace, read_trace
-    from harness.plan.traces.summary import describe_trace
+    from harness.traces.file import load_trace, read_trace
+    from harness.traces.summary import describe_trace
 
     facts = describe_trace(read_trace(trace) if isinstance(trace, Path) else load_trace(trace))
     width = max(len(key) for key in facts)

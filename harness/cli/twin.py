@@ -1,6 +1,6 @@
 """``harness twin``: install the real stack beside the harness, and write artifacts that it can serve.
 
-Nothing is started here. Next: ``harness.twin.install``, ``harness.twin.artifact``; ``harness run`` with backend twin.
+Nothing is started here.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def install(
 
     Example: `harness twin install --stack 0.12.0`
     """
-    from harness.twin.install import install_twin
-    from harness.twin.stacks import stack_named
+    from harness.stack.rbln.twin.install import install_twin
+    from harness.stack.rbln.twin.stacks import stack_named
 
     versions = [stack_named(version).version for version in (stack, *(also or ()))]
     try:
@@ -72,8 +72,8 @@ def artifact(
     Example: `harness twin artifact artifacts/qwen3 --batch-size 8 --decoder-batch-sizes 1,2,4,8`
     """
     from harness.errors import SpecError
-    from harness.twin.artifact import ArtifactSpec, write_artifact
-    from harness.twin.environment import find_twin
+    from harness.stack.rbln.twin.artifact import ArtifactSpec, write_artifact
+    from harness.stack.rbln.twin.environment import find_twin
 
     try:
         buckets = tuple(int(part) for part in decoder_batch_sizes.split(","))

@@ -1,6 +1,6 @@
 """``harness watch``: the experiment that another terminal runs, on a full screen.
 
-Reads what the runs write anyway, and nothing else; looking changes no measurement's record. Next: a person sees it.
+Reads what the runs write anyway, and nothing else; looking changes no measurement's record.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Other people's words on a terminal: a server's or a file's, shown as they are read, never obeyed.
 
 Neither rich markup nor control characters in them have an effect, and none of them is lost.
-Next: the commands print errors, reasons and table cells with it.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import shutil
 import sys
 from typing import TYPE_CHECKING, TextIO
 
-from harness.live.client.answer import NOT_PRINTABLE, printable
+from harness.client.answer import NOT_PRINTABLE, printable
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -1,7 +1,7 @@
 """Doors: machine code that Python calls, kept as object files and loaded by LLVM alone.
 
 numba makes an object file once for each kind of arguments. Importing numba, and its own cache after it, takes two
-seconds of CPU; a process that finds the file needs neither. Nothing is compiled here. Next: ``linked`` asks numba.
+seconds of CPU; a process that finds the file needs neither. Nothing is compiled here.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 By itself numba optimises every function with all that it calls, again at each level of calls, and assembles each one;
 here that is done once, at the door. It overrides four methods of numba's code library; with a numba that has others,
 functions compile as numba does it. Only this module asks numba for machine code that ``door`` keeps, and only when
-there is none yet. Next: ``door.Door`` and ``door.Inner`` call it.
+there is none yet.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 numba's own arrays are structs of seven and more words, passed by value and copied at every index, and most of what LLVM
 had to read was that. Nothing is checked: places are never negative, and no table moves during a call.
-Next: ``linked`` asks for the types of a door's arguments.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """How long an answer will be and why it ends, decided when the request arrives.
 
 Lengths are exact: without a stop condition an answer has ``max_tokens`` tokens; with one, the tokens are drawn ahead to
-find where it strikes. The scheduler never sees more than the length. Next: ``server`` puts this into an EngineRequest.
+find where it strikes. The scheduler never sees more than the length.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The HTTP face: the paths, status codes and headers of vLLM's OpenAI-compatible server.
 
 Handlers turn a body into engine requests and wait; they never look at the schedule. A client that goes away
-has its engine requests aborted. Next: ``driver`` runs what is submitted here; ``streams`` brings the tokens back.
+has its engine requests aborted.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What the emulator is told when it starts: the server's configuration, clock scale, address, logs, faults.
 
 Everything is checked here, before a socket is opened; what is wrong is one SpecError. JSON for the harness,
-flags for people. Next: ``__main__`` hands an EmulatorConfig to ``server``.
+flags for people.
 """
 
 from __future__ import annotations

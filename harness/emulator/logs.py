@@ -1,7 +1,7 @@
 """The server's log, line for line in the formats of vLLM 0.22 and vllm-rbln 0.11.1.
 
 Lines of the engine carry the modelled instant of the event, lines of the API server the instant they were made; writing
-happens on another thread. Next: ``harness.analysis.logs`` must not be able to tell this log from the real stack's.
+happens on another thread.
 """
 
 from __future__ import annotations

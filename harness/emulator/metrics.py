@@ -1,7 +1,7 @@
 """The server's Prometheus metrics, with the names, types, labels, buckets and meanings of vLLM on vllm-rbln.
 
 Seconds are model seconds, so that a scaled run reads like a real one. ``prefix_cache_hits`` counts hash hits,
-also those whose slot is gone. Next: ``api`` renders them at /metrics; the periodic stats line comes from here too.
+also those whose slot is gone.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from prometheus_client.utils import floatToGoString
 
 from harness.clock import NS_PER_S
 from harness.emulator.core import EngineRequest, StepEnd
-from harness.emulator.dialect import dialect_of
 from harness.engine import DECODE, IDLE, PREFILL, EngineConfig
+from harness.stack.rbln.dialect import dialect_of
 
 # Buckets: vllm/v1/metrics/loggers.py, vLLM 0.22.0.
 ITERATION_TOKENS = [1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384]

@@ -1,7 +1,6 @@
 """Bytes to a file descriptor from a thread of their own, so that a slow reader never delays a step.
 
 Bytes keep their order; ``close`` writes what is left. Never drops: the queue grows while the reader sleeps.
-Next: ``logs`` writes the server's log through one of these, ``trace`` the step trace.
 """
 
 from __future__ import annotations

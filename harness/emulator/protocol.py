@@ -1,7 +1,6 @@
 """What clients may send, checked as vLLM checks it, and the error bodies they get when it is wrong.
 
-Unknown fields are allowed and ignored, as there. Nothing here touches the engine. Next: ``api`` turns a valid
-request into engine requests; ``responses`` shapes the answer.
+Unknown fields are allowed and ignored, as there. Nothing here touches the engine.
 """
 
 from __future__ import annotations
@@ -12,9 +11,9 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from harness.emulator.dialect import Dialect
 from harness.emulator.logprobs import MOST_LOGPROBS, WantedLogprobs
 from harness.emulator.tokens import VOCAB_SIZE, chat_prompt, encode
+from harness.stack.rbln.dialect import Dialect
 
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 EchoMode = Literal["", "before", "alone"]

@@ -1,7 +1,6 @@
 """Tells the world what a step did: tokens to clients, then log lines, metrics and the trace.
 
 It runs after the next step was armed, so none of it delays the engine. It decides nothing.
-Next: ``streams`` for tokens, ``logs`` for lines, ``metrics`` for /metrics, ``trace`` for the record.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 Null, absent and zero are three different things here: before 0.12 a usage without reuse says
 ``prompt_tokens_details: null`` in a whole answer and has no such field in a stream, since then it says zero in both.
-Next: ``api`` sends what these functions return.
 """
 
 from __future__ import annotations
@@ -12,10 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from harness.emulator.core import EngineRequest, FinishReason
-from harness.emulator.dialect import Dialect
 from harness.emulator.logprobs import WantedLogprobs
 from harness.emulator.protocol import EchoMode
 from harness.emulator.tokens import decode
+from harness.stack.rbln.dialect import Dialect
 
 DONE = b"data: [DONE]\n\n"
 # Stand-ins in an event's template; what a client chose (id, model) comes before them.

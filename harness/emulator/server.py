@@ -1,7 +1,6 @@
 """One emulator process from start to exit: bind, get ready, listen, serve, drain or abort, leave.
 
 It listens only when it is ready, as vLLM does, and exits 0 after SIGTERM; a second signal ends it at once.
-Next: ``__main__`` turns its failures into one line on stderr.
 """
 
 from __future__ import annotations

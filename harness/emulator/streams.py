@@ -1,7 +1,6 @@
 """The way back to the client: each new token of a request becomes bytes on its connection, or waits for the rest.
 
 Writing never blocks and never waits: bytes go straight to the transport, so that a step's tokens leave in one go.
-Next: ``reporter`` calls ``push`` after each step; ``api`` waits for ``finished``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """What the emulated model says: a toy tokenizer, and the next token as a pure function of all tokens before it.
 
 The same prompt always gives the same answer, whether its KV was reused or not; no token depends on time or load.
-Next: ``server`` tokenises prompts here and ``core`` draws each generated token here.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The emulator's own truth: one JSON line per engine step, to judge from outside what was reconstructed from its log.
 
 Times are model ns; ``duration_ns`` is what the cost model said, never what the host did. Nothing is rounded or sampled.
-Next: tests and ``benchmarks.emulator`` read it with ``read_trace``.
 """
 
 from __future__ import annotations

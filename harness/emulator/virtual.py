@@ -1,7 +1,6 @@
 """The emulator's loop on a virtual clock: a whole plan, without sockets and without waiting.
 
 It is the same EmulatorCore that the server runs; only the clock jumps. A client here answers in no time.
-Next: its steps are compared with ``harness.sim`` one by one.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Compile and load everything a step needs before the server says it is ready.
 
 The engine's functions are compiled on their first call, which may take seconds: in a measurement that would be one
-endless step. Nothing of the throwaway objects here outlives the call. Next: ``server`` listens.
+endless step. Nothing of the throwaway objects here outlives the call.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 import numpy as np
 
 from harness.emulator.core import EngineRequest
-from harness.emulator.dialect import DIALECTS
 from harness.emulator.responses import Answer
 from harness.emulator.tokens import ContextHash, TokenArray, decode
 from harness.engine import EngineConfig, Scheduler, load_cost_model
 from harness.plan import token_block_keys
 from harness.spec import ServerSpec
+from harness.stack.rbln.dialect import DIALECTS
 
 PROMPT_TOKENS = 300
 

@@ -1,7 +1,6 @@
 """The scheduler, KV pools and cost model of the served stack, as its source has them.
 
-No I/O but reading cost files, no clock, no arrivals, no sockets. Next: ``harness.sim`` and ``harness.emulator`` drive
-the same functions, in virtual and in real time.
+No I/O but reading cost files, no clock, no arrivals, no sockets.
 """
 
 from __future__ import annotations

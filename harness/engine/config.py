@@ -1,7 +1,6 @@
 """What the engine must know of a server: its limit, its buckets, its KV slots, and the rules it follows.
 
 Frozen and checked once; nothing here depends on time or on requests.
-Next: ``state.new_state`` turns an EngineConfig into the arrays that the compiled functions work on.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from harness.errors import SpecError
-from harness.kv_rules import AUTO, RULE_SETS, RuleSet, check_active_limit, rule_set
+from harness.stack.rbln.kv_rules import AUTO, RULE_SETS, RuleSet, check_active_limit, rule_set
 
 if TYPE_CHECKING:
     from harness.spec import ServerSpec
@@ -27,7 +26,7 @@ class EngineConfig:
 
     max_num_seqs: the limit, most requests running at once (the artifact's batch_size).
     max_active_seqs: most requests admitted at once (--max-num-active-seqs), at most the limit; None: the limit.
-    rules: a name of ``harness.kv_rules``; "auto" becomes the newest stable release's.
+    rules: a name of ``harness.stack.rbln.kv_rules``; "auto" becomes the newest stable release's.
     decode_buckets: ascending compiled decode batch sizes; the last is the limit.
     kv_slots: physical KV regions (kvcache_num_blocks, or --num-gpu-blocks-override).
     slot_tokens: longest request, prompt and output together (max_model_len).

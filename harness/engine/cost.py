@@ -1,7 +1,7 @@
 """What a step costs: decode by bucket, batch and context; prefill by computed tokens. Integer ns, rounded once.
 
 Coefficients are kept as integer femtoseconds, exact decimals of their file; a value outside the range its file was
-fitted on is given all the same and flagged. Next: the drivers ask for the duration of each step.
+fitted on is given all the same and flagged.
 """
 
 from __future__ import annotations

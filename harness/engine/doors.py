@@ -1,6 +1,6 @@
 """The functions of ``steps`` that Python calls, one compiled door each; the simulator's kernel needs none of them.
 
-Nothing is decided here. Next: ``scheduler.Scheduler`` is a thin shell over these.
+Nothing is decided here.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The engine's log of what happened to KV memory, as variable-length records in one int64 array.
 
 Record: kind, row, caller, number of slots, number of block ids, x, y, then the slots, then the block ids. Nothing is
-written unless the state was made with events. Next: ``scheduler`` turns records into KvEvent values.
+written unless the state was made with events.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The tables of an EngineState for one configuration: how large they are, and a fresh server's scalars.
 
-The only place where names of a specification become numbers that compiled functions read. Next: ``steps.reset`` makes
-a used state fresh again without allocating.
+The only place where names of a specification become numbers that compiled functions read.
 """
 
 from __future__ import annotations

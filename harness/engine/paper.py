@@ -1,7 +1,7 @@
 """The paper's own rules of KV slots, so that its printed predictions can be reproduced. Not what the stack does.
 
 One slot per admission, first-in first-out; a completed request's slot cannot be evicted before the next admission has
-chosen its victim; no inner blocks, no dummy block. Next: ``steps`` calls these in place of ``vendor``.
+chosen its victim; no inner blocks, no dummy block.
 """
 
 from __future__ import annotations

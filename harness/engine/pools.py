@@ -1,7 +1,7 @@
 """Two-level KV memory as vllm-rbln 0.11.1 keeps it: 128-token inner blocks, and the slots that really hold the KV.
 
 Inner blocks carry hashes and an LRU free queue; slots carry an ordered list of inner ids and are evicted first-in
-first-out. Nothing here decides when. Next: ``vendor`` allocates, looks up and frees through these functions.
+first-out. Nothing here decides when.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The engine as one object: submit, schedule, finish the step, take its KV events. No clock and no arrivals.
 
 Scheduler is a thin shell over the compiled functions of ``steps``: it maps callers' handles to rows and numbers to
-named values. Next: the emulator steps it in real time; ``harness.sim`` drives the same functions in virtual time.
+named values.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The engine's whole state: tables of named records. One EngineState is one server from its start.
 
 It holds no times: the drivers own those. It knows no specification either, so that editing one recompiles nothing.
-Next: ``memory`` makes it for a configuration; ``pools`` (blocks and slots), ``vendor`` and ``paper`` change it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """One engine step after another: who is prefilled, who decodes, who is preempted, who is finished.
 
 Exactly one prefill per step, never mixed with decode, and always before it. No clock: a step has no duration here.
-Next: ``scheduler.Scheduler`` and ``harness.sim.kernel.events`` drive these functions, and give steps their times.
 """
 
 from __future__ import annotations

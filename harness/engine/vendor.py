@@ -1,7 +1,7 @@
 """What vllm-rbln decides for one request: admission, look-up, decode growth, release, preemption.
 
 Allocation comes first, then eviction, then the look-up; prefill hashes blocks, decode never does. Whose turn it is
-is not decided here. Next: ``steps`` calls these functions in the order of the vendor's schedule().
+is not decided here.
 """
 
 from __future__ import annotations

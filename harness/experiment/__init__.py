@@ -1,7 +1,6 @@
 """An experiment resolved: from what people wrote to the runs it means, each one value, made once.
 
-Nothing is run or predicted here. Next: ``harness.runner`` performs PlannedRuns; ``harness.prereg`` freezes and predicts
-them.
+Nothing is run or predicted here.
 """
 
 from harness.experiment.planned import PlannedRun, PlannedRuns, changed_inputs, resolve

@@ -1,7 +1,6 @@
 """In which order a block runs its conditions: rotated, there and back, or by a Latin square without carry-over.
 
 Every order has each condition once in each block. Nothing is drawn: the same experiment always has the same order.
-Next: ``resolve`` lays the runs in it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Which runs of a fleet are made at once: periods, for experiments that ask who runs beside whom.
 
 A period's runs start together, and the next one when all of them are sealed. Most fleets have none: there each device
-goes on by itself. Nothing is started here. Next: ``resolve`` gives every run its period; the driver waits for it.
+goes on by itself. Nothing is started here.
 """
 
 from __future__ import annotations

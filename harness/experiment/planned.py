@@ -1,7 +1,7 @@
 """From an ExperimentSpec to its runs: server, plan, treatment and cost model of each, settled once.
 
 Whoever holds a PlannedRun validates no spec, derives no treatment and looks for no file again. Nothing is started,
-simulated or written. Next: ``harness.runner`` performs the runs; ``harness.prereg`` freezes and predicts them.
+simulated or written.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Input plans: what every session sends and how long it waits, content-addressed and the same for all conditions.
 
-Nothing here reads a clock or opens a socket. Next: ``harness.sim`` and ``harness.live`` replay a Plan.
+Nothing here reads a clock or opens a socket.
 """
 
 from harness.plan.blocks import BlockKeys, block_keys, token_block_keys

@@ -2,7 +2,6 @@
 
 A key names a whole prefix, as the server's chained block hashes do: two requests of a plan share key i if and only if
 their first (i+1) * block_tokens tokens are the same by construction (up to a 64-bit collision).
-Next: ``harness.sim`` submits ``block_keys`` to the engine; ``harness.emulator`` submits ``token_block_keys``.
 """
 
 from __future__ import annotations

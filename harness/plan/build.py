@@ -2,7 +2,6 @@
 
 Every draw comes from a generator of its own, seeded by a text that names it, so that no draw depends on how many were
 made before it. Nothing here reads a clock or an environment.
-Next: ``harness.runner`` and ``harness.sim`` replay what is built here.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ from harness.errors import SpecError
 from harness.plan.draws import draw_length, draw_requests, is_waited, members, wait_cap_ns
 from harness.plan.model import Plan, RequestPlan, SessionPlan
 from harness.plan.seeds import derive_seed
-from harness.plan.traces.file import load_trace
-from harness.plan.traces.lower import Lowering, sessions_of
 from harness.plan.waits import load_waits
 from harness.spec import ServerSpec, WorkloadSpec
+from harness.traces.file import load_trace
+from harness.traces.lower import Lowering, sessions_of
 
 
 def build_plan(workload: WorkloadSpec, base_seed: int, replicate: int) -> Plan:

@@ -2,7 +2,6 @@
 
 Each session has a generator for lengths and one for waits, seeded by a text that names it, so that no draw depends on
 how many were made before or beside it. Nothing here reads a clock or an environment.
-Next: ``build`` makes Plans of them; ``harness.sim.drawn`` fills the simulator's tables with them.
 """
 
 from __future__ import annotations

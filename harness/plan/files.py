@@ -2,7 +2,6 @@
 
 The bytes are canonical: one plan has one file content, its hash is in the header, and a file whose bytes do not
 follow from what it says is refused. Nothing here draws or changes a plan.
-Next: ``harness.runner`` keeps a copy beside every run.
 """
 
 from __future__ import annotations

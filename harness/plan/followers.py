@@ -1,7 +1,6 @@
 """Which sessions may start when another completes: one counter for every driver of a plan.
 
-It knows nothing of time: who asks adds the waits. Next: the clients, the simulator's runs and the emulator's virtual
-client ask it.
+It knows nothing of time: who asks adds the waits.
 """
 
 from __future__ import annotations

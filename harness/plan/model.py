@@ -2,8 +2,6 @@
 
 Plans are values: checked when made, named by the hash of their canonical form, never edited, only derived. A plan
 never holds an instant of execution: it fixes inputs, not the times they produce.
-Next: ``harness.plan.files`` stores one, ``harness.plan.tokens`` turns lengths into prompts, ``harness.sim`` and
-``harness.live`` replay it.
 """
 
 from __future__ import annotations

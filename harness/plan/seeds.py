@@ -1,7 +1,7 @@
 """Seeds that a text names, and the uniform deviates that each of many seeds gives first.
 
 The deviates are those of Python's ``random.Random(seed).random()``, the one sequence that Python promises to keep.
-Nothing here reads a clock. Next: ``harness.plan.draws`` turns them into lengths and waits.
+Nothing here reads a clock.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 Counts are exact and prompts unique by construction: no two sessions share an aligned run of tokens that the plan does
 not declare shared. Nothing is kept: each request's ids are computed when asked for, so a plan of any size fits.
-Next: ``harness.live.client`` sends them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Preregistration: plans, predictions and criteria fixed in one committed file before anything is measured.
 
 A confirmatory run needs the ticket that only an unchanged, committed, older file gives; nothing here measures or
-decides. Next: ``harness.runner`` keeps a copy of the file in every run; ``harness decide`` judges by what it holds.
+decides.
 """
 
 from __future__ import annotations

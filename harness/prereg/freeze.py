@@ -1,7 +1,7 @@
 """``freeze``: from an experiment to one file that fixes plans, predictions, criteria, code and patches.
 
 Refuses a tree with uncommitted changes unless told, a seed that was used before, and a file that exists. Nothing is
-measured. Next: the file is committed; ``ticket`` checks it before a confirmatory run.
+measured.
 """
 
 from __future__ import annotations
@@ -16,10 +16,6 @@ from harness.analysis.method.sequential import check_can_decide
 from harness.clock import utc_now
 from harness.errors import SpecError
 from harness.experiment import PlannedRuns, resolve
-from harness.kv_rules import AUTO, rule_set
-from harness.live.artifacts import artifact_identity
-from harness.live.patches.shipped import PATCH_ROOTS
-from harness.live.provenance import SOURCE_ROOT, source_facts, source_sha256
 from harness.plan import save_plan
 from harness.plan.files import write_atomic
 from harness.prereg.frozen import FrozenPerturbation, FrozenPlan, FrozenRule, NamedFile, Preregistration
@@ -27,11 +23,15 @@ from harness.prereg.predict import predict_experiment
 from harness.prereg.repository import Commit, Repository, file_sha256
 from harness.prereg.seeds import used_seeds
 from harness.prereg.signatures import sign_file
+from harness.server.provenance import SOURCE_ROOT, source_facts, source_sha256
 from harness.shipped import find_shipped
 from harness.sim.calibrated import perturbation_of
 from harness.spec import ExperimentSpec, RulesName
 from harness.spec.recorded import recorded_changes
 from harness.spec.rules import find_rule, load_rule
+from harness.stack.rbln.artifacts import artifact_identity
+from harness.stack.rbln.kv_rules import AUTO, rule_set
+from harness.stack.rbln.patches.shipped import PATCH_ROOTS
 
 PATCHES = "patches"
 # Where `harness run` writes unless told; exploratory runs anywhere below it have used their seeds.

@@ -1,7 +1,6 @@
 """The frozen file: everything that is fixed before a confirmatory measurement, in one JSON file with its own digest.
 
 It is written once and never changed; a changed one is refused. Nothing here looks at git or at runs.
-Next: ``ticket`` checks that what it names is unchanged; ``harness decide`` takes rules and predictions from it.
 """
 
 from __future__ import annotations

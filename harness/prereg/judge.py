@@ -1,7 +1,7 @@
 """Judging sealed runs: by what they were frozen with, or, exploratory ones, by rules that give no standing.
 
 The same for the command line and for a notebook. Nothing is measured; a rule that differs from its frozen self is
-refused. Next: ``harness decide`` prints what this returns.
+refused.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The ledger of a freeze: every start of one of its runs and how that ended, as a chain of commits on a ref of its own.
 
 Each entry is a git commit without changes behind the one before it, the first behind the freeze: its hash covers all
-that came before. Entries are never rewritten here. Next: ``proof`` reads the chain and says what is wrong with it.
+that came before. Entries are never rewritten here.
 """
 
 from __future__ import annotations

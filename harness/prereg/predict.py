@@ -1,7 +1,6 @@
 """Predictions of every planned run, from the simulator, before anything is measured: means over perturbed draws.
 
 The same plan, server and perturbation give the same prediction on every machine. Nothing is compared here.
-Next: ``freeze`` writes them down; ``harness decide`` compares them with sealed runs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """What shows that frozen runs are what they say: the freeze's commit, its way to the frozen file, and the ledger.
 
 The same checks judge a repository and a published archive. A doubt withholds every decision; nothing here repairs.
-Next: ``judge`` turns doubts into WITHHELD; ``publish`` writes a proof down and checks one without git.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A published experiment: one archive that a stranger can check without its repository, its git or its authors.
 
 RO-Crate with checksums, the frozen file, the proof of its commit, the ledger, every sealed run and the verdict, signed
-where a key is given. Nothing is measured here. Next: ``harness publish --check`` prints what ``check`` finds.
+where a key is given. Nothing is measured here.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The git repository that holds experiments and frozen files: what is committed, since when, and what is not.
 
 Only ``commit``, ``tag`` and ``append`` write, and only what they are given; the index and other people's changes stay.
-Next: ``freeze``, ``ticket``, ``ledger`` and ``proof`` ask here.
 """
 
 from __future__ import annotations

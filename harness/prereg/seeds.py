@@ -1,8 +1,7 @@
 """Which base seeds were ever used: read from the repository's own files and history, never from a list kept beside.
 
 A seed counts as used when any plan, experiment, search, calibration or frozen file below plans/ names it, now or in any
-commit, or when a sealed run or a search had it. Nothing here draws. Next: ``ticket`` refuses a confirmatory plan with a
-used seed.
+commit, or when a sealed run or a search had it. Nothing here draws.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Signatures with the keys that people have: ``ssh-keygen -Y``, made and really verified; no key is ever read here.
 
-A signature says which key signed; who holds the key is said by a file of allowed signers. Next: ``freeze`` and
-``publish`` sign; ``ticket`` and ``publish`` check.
+A signature says which key signed; who holds the key is said by a file of allowed signers.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The ticket of a confirmatory run: given only when the frozen file is committed, older, and all it names unchanged.
 
-Every refusal is one line with its reason. Nothing is repaired. Next: ``harness.runner`` seals the ticket into each run;
-``check_sealed_runs`` holds sealed runs against it again before anything is decided.
+Every refusal is one line with its reason. Nothing is repaired.
 """
 
 from __future__ import annotations
@@ -13,8 +12,6 @@ from pathlib import Path
 from harness.clock import NS_PER_S, ScaledClock, utc_now
 from harness.errors import PlanError, RecordsError, SpecError
 from harness.experiment import PlannedRuns, changed_inputs, resolve
-from harness.kv_rules import AUTO, rule_set, rules_for_version
-from harness.live.provenance import source_sha256
 from harness.plan import read_plan
 from harness.prereg.freeze import HARNESS_FOLDER, artifact_sha256, check_new_seed, located
 from harness.prereg.frozen import (
@@ -28,6 +25,8 @@ from harness.prereg.ledger import Ledger
 from harness.prereg.repository import Commit, Repository, file_sha256
 from harness.prereg.signatures import check_signature, signature_of
 from harness.records import PreregistrationRecord, SealedRun, layout
+from harness.server.provenance import source_sha256
+from harness.stack.rbln.kv_rules import AUTO, rule_set, rules_for_version
 
 AGAIN = "Restore it, or freeze the changed experiment under a new name"
 

@@ -1,7 +1,6 @@
 """Records of runs: Arrow schemas, the writer that seals them, and the store that reads them.
 
 Only sealed runs are visible, and they are plain Parquet and JSON that any tool can read. No figure is computed here.
-Next: ``harness.analysis`` computes figures from sealed runs.
 """
 
 from harness.records.manifest import (

@@ -1,6 +1,6 @@
 """Disk habits of the records: a name appears only when its bytes are all there, and failures say what to do.
 
-Nothing here knows what a run is. Next: ``writer`` builds runs with these, ``store`` checks files with them.
+Nothing here knows what a run is.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """What a manifest says of launch and client, as typed values: parsed once, and tolerant of what older versions wrote.
 
 Absent stays None or empty, never zero; an unreadable part is absent, and the rest stands. Nothing is judged here.
-Next: ``run`` hands these out; ``harness.analysis`` and ``harness.report`` read them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The folder of a run: the name of every file in it, and of the folder itself.
 
 The only module that spells these names; writers and readers of a file share its constant. Nothing is read or written
-here. Next: ``writer`` fills such a folder, ``run`` reads a sealed one.
+here.
 """
 
 from __future__ import annotations

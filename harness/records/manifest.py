@@ -1,7 +1,6 @@
 """What a run says about itself: manifest.json, written last, and the only sign that a run is whole.
 
-A manifest names every file of the run with its size and SHA-256. It never changes after sealing. Next: ``writer``
-makes it, ``store`` trusts nothing without it, ``harness.analysis`` reads the clock and the configuration from it.
+A manifest names every file of the run with its size and SHA-256. It never changes after sealing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One sealed run, and how everyone reads it: each file is parsed at most once, each figure computed at most once.
 
 What was asked for comes back as checked specs, what the server and the client said as typed facts. Nothing here
-computes a figure or writes. Next: ``harness.analysis`` computes figures of a SealedRun with ``once_per_run``.
+computes a figure or writes.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ import pyarrow.parquet as pq
 from pydantic import BaseModel, ValidationError
 
 from harness.errors import PlanError, RecordsError, in_one_line
-from harness.kv_rules import AUTO, rule_set
 from harness.records import layout, schema
 from harness.records.disk import is_as_written_here, is_unfinished, known_entry
 from harness.records.facts import ClientAudit, LaunchReport
 from harness.records.manifest import Manifest
+from harness.stack.rbln.kv_rules import AUTO, rule_set
 
 if TYPE_CHECKING:
     from harness.engine import CostModel

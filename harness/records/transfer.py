@@ -1,7 +1,6 @@
 """Sealed runs on their way from one records folder to another: one archive, each byte checked before a run is visible.
 
 What arrives twice is kept once; what arrives damaged, or outside a run's folder, is refused. Nothing is sent here.
-Next: ``harness.runner.fleet.hosts`` sends archives; ``store`` reads what was received.
 """
 
 from __future__ import annotations

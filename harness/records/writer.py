@@ -1,7 +1,7 @@
 """One run being written: a folder that ends in ``.partial`` until everything in it is on disk and counted.
 
 Records are append-only: a sealed run is never overwritten, a stale ``.partial`` is set aside, and a run whose rows
-do not match its plan is refused. Nothing here computes a figure. Next: ``store`` reads what was sealed.
+do not match its plan is refused. Nothing here computes a figure.
 """
 
 from __future__ import annotations

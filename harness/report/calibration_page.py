@@ -1,7 +1,6 @@
 """What a calibration found, for a person: coefficients with intervals, every residual, what is extrapolated, two plots.
 
 One Markdown page and one PNG beside the runs, named like the cost-model file. Nothing is fitted or measured here.
-Next: ``harness calibrate`` writes them; the cost-model file itself is what everything else reads.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The tables of a report as CSV inside the page itself: an address for each, no file beside it.
 
-Figures as analysis has them, times in ns. Nothing is computed. Next: ``page`` offers them for download.
+Figures as analysis has them, times in ns. Nothing is computed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The devices of a fleet as a picture: how fast each was, block by block, and what each comparison gave on it.
 
-What is drawn was computed by ``harness.analysis``; nothing is with fewer than two devices. Next: ``page`` places the
-SVG above the tables of the same figures.
+What is drawn was computed by ``harness.analysis``; nothing is with fewer than two devices.
 """
 
 from __future__ import annotations

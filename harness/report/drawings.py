@@ -1,6 +1,6 @@
 """All plots of a report and the words under them.
 
-Plots are drawn by all cores, each by one; the order in which they are done changes nothing. Next: ``page`` places them.
+Plots are drawn by all cores, each by one; the order in which they are done changes nothing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """What was run, as names and values that people can read: specs, versions, machine, commands.
 
 Values are shown as the manifests hold them; where runs differ, that is said. Nothing is interpreted.
-Next: ``gather`` puts these into the view.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Sealed runs and their summary, turned into a ReportView: the figures, and what is said beside them.
 
 Figures come from ``harness.analysis``; only what a plot needs is picked from tables here. Nothing is written.
-Next: ``page`` renders the view.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The HTML page of a report: words, units, formats and the template; one string that needs no network.
 
 Everything shown comes from a ReportView, in ns; the template's filters write seconds. No run is read here.
-Next: ``write`` puts the page on disk.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Runs as one Chrome/Perfetto JSON trace: sessions and the server's steps as tracks, who was in each step, and stalls.
 
 Instants are the run's clock (model time when scaled), microseconds since the first request was due. Nothing is
-smoothed or left out; events are written one by one. Next: a person opens the file in a trace viewer.
+smoothed or left out; events are written one by one.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The report's plots: cost ratios, step histograms, reuse, and the harness's own lateness.
 
 Same colour = same condition in every plot; shades of one hue are buckets; hatching is padding. Nothing is computed
-here but what an axis needs. Next: ``page`` places the SVG that these return beside its caption.
+here but what an axis needs.
 """
 
 from __future__ import annotations

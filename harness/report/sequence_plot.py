@@ -1,7 +1,6 @@
 """The stopping rule as a picture: the interval of each comparison over blocks, its margin, and where it was decided.
 
 What is drawn was computed by ``harness.analysis``; an interval that is still infinite fills its panel.
-Next: ``page`` places the SVG beside the rule as it was declared.
 """
 
 from __future__ import annotations

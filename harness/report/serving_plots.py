@@ -1,7 +1,6 @@
 """The report's plots of serving figures: how long requests took, and curves along what a sweep varies.
 
 Same colours as everywhere on the page; nothing is computed here but what an axis needs.
-Next: ``page`` places the SVG that these return beside its caption.
 """
 
 from __future__ import annotations

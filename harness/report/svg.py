@@ -1,7 +1,7 @@
 """Matplotlib figures as inline SVG whose colours follow the page (light, dark, print).
 
 Figures are drawn in placeholder colours that are replaced by CSS variables, so one SVG serves every theme.
-Nothing here knows what is plotted. Next: ``plots`` draws with these, ``page`` places the text in the HTML.
+Nothing here knows what is plotted.
 """
 
 from __future__ import annotations

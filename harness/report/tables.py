@@ -1,7 +1,6 @@
 """What plots need from the tables of one run: the lanes of a timeline, and requests that met a stall.
 
 What was not observed stays None. Instants are the run's clock. Nothing is judged here.
-Next: ``gather`` puts these beside the figures of ``harness.analysis``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The timeline of one run as hand-made SVG: a lane per session, and below it n and the bucket of every step.
 
 Drawn from the client's stamps above and the server's step log below, both on the run's clock; nothing is smoothed.
-A step is drawn from its log line to the next one, unless a prefill or idle time lies between. Next: ``page``.
+A step is drawn from its log line to the next one, unless a prefill or idle time lies between.
 """
 
 from __future__ import annotations

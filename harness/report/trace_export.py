@@ -17,10 +17,10 @@ from typing import Any
 from harness.clock import NS_PER_MS
 from harness.errors import SpecError
 from harness.plan import BlockKeys, Plan, RequestPlan
-from harness.plan.traces.blocks import FORMATS
-from harness.plan.traces.table import COLUMNS
 from harness.records import SealedRun
 from harness.records.schema import ABORTED
+from harness.traces.blocks import FORMATS
+from harness.traces.table import COLUMNS
 
 EPOCH = datetime(2000, 1, 1, tzinfo=timezone.utc)
 """Instants of a run have no date of their own: spans count from here."""

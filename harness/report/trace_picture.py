@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from harness.clock import NS_PER_S
 from harness.errors import RecordsError, SpecError
 from harness.plan.model import WAIT_KINDS
-from harness.plan.traces.file import TraceFile
-from harness.plan.traces.form import Recording
+from harness.traces.file import TraceFile
+from harness.traces.form import Recording
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

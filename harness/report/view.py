@@ -1,7 +1,6 @@
 """What a report shows: the figures of analysis themselves, and beside them checks, findings and lanes of a timeline.
 
 No figure is copied or computed here; missing means None and is shown as a dash, never as zero.
-Next: ``gather`` fills these from sealed runs; ``figures``, ``timeline`` and ``page`` draw them, units included.
 """
 
 from __future__ import annotations

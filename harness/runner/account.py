@@ -1,7 +1,7 @@
 """What an experiment has done and has still to do, while its runs are made: in one process or in several.
 
 Turns what happened to a run into progress, and a block that became whole into a look of the stopping rule. Makes no
-run itself. Next: ``harness.runner.experiment`` returns what it counted.
+run itself.
 """
 
 from __future__ import annotations

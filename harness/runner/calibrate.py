@@ -1,8 +1,7 @@
 """Calibration: plan the sweeps, run them like any experiment, fit what their sealed runs show.
 
 Every number of a cost model comes from sealed runs that it names by hash; a calibration that is cut short continues.
-Nothing is measured that the runner does not record anyway. Next: ``cost_file`` writes the result; ``harness.engine``
-loads it.
+Nothing is measured that the runner does not record anyway.
 """
 
 from __future__ import annotations

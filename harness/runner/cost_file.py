@@ -1,7 +1,7 @@
 """A calibration as a cost-model file: the coefficients, and everything they were made from, in one TOML file.
 
 The schema is that of plans/costs; a file once written is never written over, so a name and its number mean one thing
-for ever. Nothing is fitted here. Next: ``harness.engine.load_cost_model`` reads it for simulator, emulator, channel A.
+for ever. Nothing is fitted here.
 """
 
 from __future__ import annotations

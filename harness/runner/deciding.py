@@ -1,7 +1,7 @@
 """``--until decided``: the stopping rule that the experiment declared, applied whenever a block is whole.
 
 A rule counts only when every run was sealed under it; one that came later, or was changed, is refused. Nothing is
-computed here. Next: ``harness.analysis.method.stopping`` says where the experiment stands.
+computed here.
 """
 
 from __future__ import annotations

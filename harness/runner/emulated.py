@@ -1,7 +1,7 @@
 """How an emulated device of a fleet differs in one run: one factor on the time of each step, by ``[fleet.emulated]``.
 
 The same run always gets the same factor, resumed or not. Channel A goes on pricing steps by the cost model, as on a
-real device that is slower than its calibration. Next: the simulator and the emulator's configuration take it.
+real device that is slower than its calibration.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """An experiment's runs, in their order, resumed by set difference: planned keys minus sealed keys.
 
 The order of conditions is that of ``harness.experiment.orders``, and every condition of a replicate gets the identical
-drawn plan. No progress file exists: what is sealed is done. Next: ``harness.runner.run`` performs one run.
+drawn plan. No progress file exists: what is sealed is done.
 """
 
 from __future__ import annotations

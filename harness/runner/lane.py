@@ -1,7 +1,6 @@
 """Runs made one after another by one process, each told of when it begins and when it is sealed.
 
-Whoever listens may be in this process or in another one. What is made next is settled before. Next:
-``harness.runner.backends`` perform each run.
+Whoever listens may be in this process or in another one. What is made next is settled before.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The same plan with and without observation: are the tokens the same, are the steps, and what does observing cost?
 
-Both runs are ordinary sealed runs; nothing but them is looked at. Next: ``harness patch check`` prints the lines.
+Both runs are ordinary sealed runs; nothing but them is looked at.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import numpy as np
 from harness.analysis.logs.observer import load_observer
 from harness.analysis.method.stats import Interval, StatisticName, bootstrap_interval
 from harness.errors import RecordsError
-from harness.live.patches.check import OBSERVED, PLAIN
 from harness.records import SealedRun, layout
 from harness.runner.experiment import run_experiment
 from harness.runner.progress import ProgressSink, StopFlag, silent
 from harness.spec import ExperimentSpec
+from harness.stack.rbln.patches.check import OBSERVED, PLAIN
 
 INTERVAL_SEED = 20261121
 Place = tuple[int, int]

@@ -1,7 +1,6 @@
 """What a running experiment says about itself, as values; and how it is told to stop.
 
 Sinks render these events (a terminal, a log, a notebook); the runner never prints. Nothing here reads time.
-Next: ``harness.cli.progress`` renders them for people.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """One run in hops: fresh server, healthy, scrape, replay, scrape, stop, derive, invariants, seal.
 
 Whatever happens, the server is gone afterwards and an unfinished run never looks whole. No result is interpreted.
-Next: ``harness.records`` seals; ``harness.analysis`` judges the invariants before that.
 """
 
 from __future__ import annotations
@@ -19,26 +18,12 @@ from harness.analysis import check_run
 from harness.analysis.logs.derive import Derived, derive_tables
 from harness.analysis.logs.glance import REARRIVAL_P99_MS, START_SPREAD_MS
 from harness.analysis.method.lateness import Lateness
+from harness.client.run import ReplayEvent, ReplayResult, replay
+from harness.client.self_audit import self_audit
 from harness.clock import NS_PER_MS, NS_PER_S, ScaledClock, clock_for, realtime_minus_monotonic_ns
 from harness.engine import CostModel
 from harness.errors import HarnessError
 from harness.experiment import PlannedRun
-from harness.kv_rules import rules_in_force
-from harness.live import provenance
-from harness.live.audit.replay import self_audit
-from harness.live.client.run import ReplayEvent, ReplayResult, replay
-from harness.live.devices.watch import (
-    DeviceWatch,
-    device_findings,
-    devices_seen,
-    from_driver,
-    from_exporter,
-)
-from harness.live.launch import LaunchPlan
-from harness.live.launch_log import launch_findings, read_launch_files, rules_findings
-from harness.live.scrape import Scraper
-from harness.live.server.life import start_server
-from harness.live.server.process import ExitReport
 from harness.plan import Plan
 from harness.plan.model import canonical_lines
 from harness.prereg import Ticket
@@ -58,6 +43,20 @@ from harness.redact import redacted_arguments, redacted_text
 from harness.runner.emulated import emulated_factor
 from harness.runner.fleet.station import Station
 from harness.runner.progress import ProgressSink, RequestFinished, ServerReady, StopFlag
+from harness.server import provenance
+from harness.server.launch import LaunchPlan
+from harness.server.life import start_server
+from harness.server.process import ExitReport
+from harness.server.scrape import Scraper
+from harness.stack.rbln.devices.watch import (
+    DeviceWatch,
+    device_findings,
+    devices_seen,
+    from_driver,
+    from_exporter,
+)
+from harness.stack.rbln.kv_rules import rules_in_force
+from harness.stack.rbln.launch_log import launch_findings, read_launch_files, rules_findings
 
 Launch = Callable[..., LaunchPlan]
 

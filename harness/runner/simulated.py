@@ -2,7 +2,7 @@
 
 The emulator's engine loop is stepped on a clock that jumps over equal steps; log, scrapes, requests and chunks are
 written as a server and a perfect client would have left them, and the derived tables without reading the log back.
-No process is started. Next: ``harness.runner.run.seal_run`` judges and seals it like any other run.
+No process is started.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ from harness.engine import DECODE, PREFILL, CostModel, EngineConfig, KvEvent, Sc
 from harness.engine.config import PREFILL_CHUNK_TOKENS
 from harness.experiment import PlannedRun
 from harness.kinds import kind_named
-from harness.live import provenance
 from harness.plan import BlockKeys, Plan, RequestPlan
 from harness.records import (
     ClockRecord,
@@ -46,6 +45,7 @@ from harness.records import (
 from harness.runner.emulated import emulated_factor
 from harness.runner.progress import RequestFinished
 from harness.runner.run import Invocation, manifest_of, seal_run
+from harness.server import provenance
 from harness.sim import simulate
 
 MODEL = "simulated-qwen3-4b"

@@ -1,6 +1,6 @@
 """The engine in virtual time: what a server would do with a plan, without one.
 
-No sockets, no processes, no clock. Next: ``simulate`` for one plan; ``kernel`` for many.
+No sockets, no processes, no clock.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """What if the stack did otherwise: one rule changed, everything else kept. Computed, never measured.
 
 No server behaves like an ablated run, so nothing here is ever compared with a measurement as if one did.
-Next: ``harness predict --ablation`` and the docs page of the paper's figures show them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """What a calibration leaves open, read from the cost file it wrote: relative deviations of buckets and of prefill.
 
 Files without a calibration say nothing, and then the given deviations stay. Nothing is fitted here.
-Next: ``interval`` draws true costs with these deviations.
 """
 
 from __future__ import annotations

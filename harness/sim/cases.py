@@ -1,7 +1,6 @@
 """Simulation cases as JSON lines, one case in and one result out, so that others can check the simulator.
 
 A bad case gives a line with an error and the rest goes on; the same line gives the same result on every machine.
-Next: ``harness simulate --jsonl`` reads and writes the lines.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ from harness.engine.cost import CostModel, check_magnitudes, to_fs
 from harness.engine.state import STEP_DECODE
 from harness.engine.units import FS_PER_S
 from harness.errors import HarnessError
-from harness.kv_rules import AUTO
 from harness.sim import memory
 from harness.sim.draws import draw, outcome_of_plan, run_draws
 from harness.sim.kernel import arrays as layout
 from harness.sim.search.space import UncertaintySpec
 from harness.sim.simulate import SessionRow, check_slots, one_plan, pack, run_arrays
 from harness.spec import RulesName
+from harness.stack.rbln.kv_rules import AUTO
 
 LONGEST_S = 1e8
 LARGEST_SEED = 2**63 - 1

@@ -1,7 +1,7 @@
 """Draws of simulations: the same plans again, with starts, lags, steps and costs a little different each time.
 
 A server is chaotic, so that one simulation is one draw. Every draw has a seed; its result is that of simulating its
-perturbed plan alone. All draws are one call into compiled code. Next: ``interval`` and predictions of experiments.
+perturbed plan alone. All draws are one call into compiled code.
 """
 
 from __future__ import annotations

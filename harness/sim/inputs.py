@@ -1,7 +1,7 @@
 """Many plans as the tables of the compiled simulator, without a Plan object for each.
 
 Replicates of a drawn workload differ in lengths and waits alone, so that one plan gives the shape of all. Every number
-is the one that ``build_plan`` draws. Next: ``harness.sim.simulate`` runs them; searches and studies judge by them.
+is the one that ``build_plan`` draws.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 Both configurations of a pair see the same plans and the same true costs; each has its own jitter, as two runs have.
 Every draw has a seed of its own, apart from the search's and the evaluation's.
-Next: ``search.report`` says which candidates are not told apart; ``harness predict`` prints intervals.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Tables for the compiled simulator, of the right sizes: costs of a configuration, working memory, room for results.
 
-Nothing is simulated here. Next: ``kernel.events`` runs on them.
+Nothing is simulated here.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """What a server would do with a plan: every admission, reuse, step and completion, in virtual time.
 
 Exact integers, no randomness, no I/O: the same plan and server give the same result on every machine.
-Next: analysis and reports read the SimResult; the search calls ``kernel`` in bulk.
 """
 
 from __future__ import annotations

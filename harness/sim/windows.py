@@ -1,8 +1,7 @@
 """Figures of a stretch of a longer life: what the device did and gave between two instants, and whether it was steady.
 
 A window begins when every user has finished so many requests, and lasts a stated time; everything is counted to the ns,
-steps that straddle an edge by the part inside. Nothing is drawn here. Next: ``search.evaluate`` judges candidates by
-it.
+steps that straddle an edge by the part inside. Nothing is drawn here.
 """
 
 from __future__ import annotations

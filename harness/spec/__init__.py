@@ -1,7 +1,6 @@
 """What people write: experiments, conditions, servers and workloads, as frozen objects read from TOML.
 
 Everything is checked at the door, unknown keys included; inside the harness a spec is never edited, only derived.
-Next: ``harness.plan`` builds the inputs a WorkloadSpec asks for; ``harness.runner`` runs an ExperimentSpec.
 """
 
 from harness.spec.base import NAME_PATTERN, Spec, check_name, describe_validation_error, load_toml

@@ -1,6 +1,6 @@
 """What all written things share: models that refuse unknown keys, names that can be folders, TOML that names its file.
 
-Frozen once read; nothing here knows an experiment. Next: the other files of ``harness.spec`` define what people write.
+Frozen once read; nothing here knows an experiment.
 """
 
 from __future__ import annotations

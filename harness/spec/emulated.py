@@ -1,7 +1,6 @@
 """``[fleet.emulated]``: how emulated and simulated devices differ, so that a fleet's analysis is shown without an NPU.
 
-Shares of every step's time; an emulated fleet without it has equal devices. Nothing is timed here. Next: the simulator
-and the emulator multiply the cost model's steps by ``factor``; channel A goes on pricing them by the model.
+Shares of every step's time; an emulated fleet without it has equal devices. Nothing is timed here.
 """
 
 from __future__ import annotations

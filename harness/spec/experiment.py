@@ -1,6 +1,6 @@
 """An experiment: conditions x replicates, what makes a run invalid, how it is replayed; read from TOML.
 
-Inside the harness a spec is never edited, only derived. Next: ``harness.runner`` runs an ExperimentSpec.
+Inside the harness a spec is never edited, only derived.
 """
 
 from __future__ import annotations

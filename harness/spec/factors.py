@@ -1,7 +1,7 @@
 """Factors: what an experiment varies between its conditions, by name and value; a selection picks conditions by them.
 
 Rules, tables and reports group by factors. A name is read for them only where an experiment gives none, in one function
-here. Next: ``experiment`` gives every condition its factors, ``rules`` selects by them.
+here.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """``[fleet]``: the devices that share an experiment's blocks, declared before its first run.
 
 Which block goes where follows from its number alone: a block never leaves its device, and every device has the same
-number of them. Nothing is started here. Next: ``harness.runner.fleet`` performs the blocks side by side.
+number of them. Nothing is started here.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """How token counts are drawn: fixed, uniform or lognormal, each within its own limits.
 
-A law is data; nothing is drawn here. Next: ``workload`` gives every length of a plan a law, ``harness.plan`` draws.
+A law is data; nothing is drawn here.
 """
 
 from __future__ import annotations

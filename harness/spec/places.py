@@ -1,7 +1,7 @@
 """Where a key stands: its line in the TOML file, and its name as a person would say it.
 
 Lines are found by their headings and keys and only shown; tomllib has read the file before. Nothing here checks a
-value. Next: ``base.describe_validation_error`` names every problem by these.
+value.
 """
 
 from __future__ import annotations

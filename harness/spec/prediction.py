@@ -1,7 +1,6 @@
 """How an experiment is predicted: over how many draws, and how far these lie from the nominal simulation.
 
-Nothing is drawn here, and what is not written is not taken for known. Next: ``harness.sim.calibrated`` fills in what a
-cost file's calibration says and names what is assumed; ``harness.prereg.predict`` draws.
+Nothing is drawn here, and what is not written is not taken for known.
 """
 
 from __future__ import annotations

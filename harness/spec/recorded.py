@@ -1,6 +1,6 @@
 """How a command line and its ``--set`` changes are recorded: parsed first, so that no spelling hides a secret.
 
-What the specification knows as harmless is kept, the rest is "redacted". Next: provenance and frozen files hold these.
+What the specification knows as harmless is kept, the rest is "redacted".
 """
 
 from __future__ import annotations

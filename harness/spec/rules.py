@@ -1,7 +1,7 @@
 """Decision rules as data: one TOML file per rule, every limit in it, nothing hidden in code.
 
 A rule says what is compared, under which preconditions, and what is exploratory; it never changes after it was frozen.
-Nothing here decides. Next: ``harness.analysis`` applies a rule to sealed runs; ``harness.prereg`` freezes it.
+Nothing here decides.
 Definitions: docs/method.md, "Decisions".
 """
 

@@ -1,7 +1,6 @@
 """The server of a run: what is compiled into it, how it is started, and where it stands.
 
-Secrets in its environment and arguments reach the server and no record. Next: ``harness.live`` starts it,
-``harness.engine`` steps its rules.
+Secrets in its environment and arguments reach the server and no record.
 """
 
 from __future__ import annotations
@@ -11,9 +10,9 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, field_serializer, field_validator, model_validator
 
-from harness.kv_rules import AUTO, RuleSet, check_active_limit, check_rules, rule_set
 from harness.redact import redacted_arguments, redacted_env, redacted_text
 from harness.spec.base import DeviceNumbers, Spec
+from harness.stack.rbln.kv_rules import AUTO, RuleSet, check_active_limit, check_rules, rule_set
 
 RulesName = Annotated[str, AfterValidator(check_rules)]
 SSH_DESTINATION = re.compile(r"(ssh://)?(\w[\w.+-]*@)?([\w:][\w.:%-]*|\[[0-9a-fA-F:.%]+\](:\d+)?)/?")

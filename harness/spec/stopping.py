@@ -1,7 +1,6 @@
 """``[stop]``: the rule by which an experiment ends when its answer is known, declared before its first run.
 
 Data only: which difference matters, how sure, how many blocks at most, when it is looked at. Nothing here looks.
-Next: ``harness.analysis.method.sequential`` draws the intervals that this rule asks for.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The workload of a replicate: how many sessions, what they send, how long they wait.
 
-Sources other than "drawn" fix some keys; a key that would silently count for nothing is refused. Next:
-``harness.plan`` builds the inputs that a WorkloadSpec asks for.
+Sources other than "drawn" fix some keys; a key that would silently count for nothing is refused.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Every predicted figure that the paper prints, and the same figure computed here under any rules.
 
 The printed values are the paper's, with the table they stand in; they are held against, never used. Differences are
-shown to the last printed digit. Next: ``paper_page`` writes them down; the tests hold them.
+shown to the last printed digit.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The page that sets the paper's printed figures beside those under the vendor's rules, and says why they differ.
 
 Every number on it is computed when the page is written; the words about causes are held by tests. Nothing is measured.
-Next: ``harness paper-rules`` writes docs/paper-rules.md.
 """
 
 from __future__ import annotations

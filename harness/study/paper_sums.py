@@ -1,6 +1,6 @@
 """What the paper prints and no other module counts: totals under rows, loaded memory.
 
-Sums and counts only; a total of shares is the share of the total. Next: ``harness.report`` lays them out.
+Sums and counts only; a total of shares is the share of the total.
 Definitions: docs/method.md, "Decomposition of a bucket change"; Tables XV and S7.
 """
 

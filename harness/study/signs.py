@@ -1,7 +1,7 @@
 """Tables I and II over many drawn plans: which printed sign belongs to the method, and which to three plans.
 
 Simulated with the same plans, rules and costs as the experiments ``alignment`` and ``bucket-intervention``; nothing is
-measured, and no printed value is used but to be compared. Next: ``padding_signs_page`` writes what is found.
+measured, and no printed value is used but to be compared.
 Definitions: docs/method.md, "Padding"; Tables I and II.
 """
 

@@ -1,6 +1,6 @@
 """The page about the signs of Tables I and II: every number on it is computed when it is written.
 
-Nothing is measured. Next: ``harness signs`` writes docs/table-signs.md.
+Nothing is measured.
 """
 
 from __future__ import annotations

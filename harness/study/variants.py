@@ -1,7 +1,6 @@
 """Predictions of sealed runs under another rule: other KV rules, or re-arrivals pinned to what was observed.
 
-Computed from the plans that lie in the runs; never compared as if a server behaved so. Next: Tables XI and S12 show
-them beside the observed ratios.
+Computed from the plans that lie in the runs; never compared as if a server behaved so.
 """
 
 from __future__ import annotations

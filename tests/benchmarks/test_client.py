@@ -27,9 +27,9 @@ from benchmarks.client import (
     to_table,
 )
 from benchmarks.peers import Peer, parse_peer
+from harness.client.run import ReplayResult
 from harness.clock import NS_PER_MS
 from harness.errors import SpecError
-from harness.live.client.run import ReplayResult
 from harness.spec import ClientSpec
 
 

@@ -1,7 +1,7 @@
 """Compare the vendor's scheduler with the engine over many random histories; one summary line per kind of server.
 
 Run with the twin's Python: ``python -m tests.differential --artifact DIR --seeds 0:400``. Exit status 0 means no
-difference. Next: ``make differential`` and the short sweep of the tests.
+difference.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ BATCH_SEEDS = 16
 
 def history_of(seed: int, num_steps: int, rules: str) -> History:
     """The history of a seed, with admission limits and failed copies where the rules know them."""
-    from harness.kv_rules import RULE_SETS
+    from harness.stack.rbln.kv_rules import RULE_SETS
     from tests.differential.histories import draw_history
 
     followed = RULE_SETS[rules]

@@ -1,7 +1,6 @@
 """Plays one history to the vendor's scheduler and to the engine, and shrinks a history on which they differ.
 
 A vendor exception ends a history: what it would have done next is nobody's to say; those are counted, never hidden.
-Next: ``__main__`` runs many of them.
 """
 
 from __future__ import annotations

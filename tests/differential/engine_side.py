@@ -1,7 +1,6 @@
 """The harness's engine, fed with the same history and described in the same values.
 
 Its KV events become log lines by the emulator's own formatter, so that the emulator's log is held to the vendor's too.
-Next: ``compare`` puts each ``Seen`` beside the vendor's.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Random histories of one server: who is submitted, aborted and when a step runs, as plain values that can be shrunk.
 
 A history names every prompt token by where it comes from, so that dropping any operation leaves the rest meaningful.
-It is drawn from a seed alone, never from what either scheduler did. Next: ``compare`` plays it to both.
+It is drawn from a seed alone, never from what either scheduler did.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """What a differential run has played so far: sums that can be written down, so that a long run may be interrupted.
 
 A ledger holds results of one rule set, one length of histories and one state of the code; others in it are passed over.
-Next: ``__main__`` adds batches up, ``million`` keeps a ledger per rule set.
 """
 
 from __future__ import annotations

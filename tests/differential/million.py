@@ -1,7 +1,7 @@
 """The long differential run: at least a million steps per rule set, fixed seeds, in the twin's Python.
 
 ``python -m tests.differential.million [STEPS]``; exit status 0 means no difference. Interrupted, it continues where it
-stopped, unless the engine or the comparison has changed since. Next: people read what it prints.
+stopped, unless the engine or the comparison has changed since.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from pathlib import Path
 
 from harness.clock import NS_PER_S, MonotonicClock
 from harness.errors import HarnessError
-from harness.kv_rules import AUTO, rule_set
-from harness.twin.artifact import ArtifactSpec, cached_artifact
-from harness.twin.environment import find_twin, twin_variables
-from harness.twin.stacks import known_stacks
+from harness.stack.rbln.kv_rules import AUTO, rule_set
+from harness.stack.rbln.twin.artifact import ArtifactSpec, cached_artifact
+from harness.stack.rbln.twin.environment import find_twin, twin_variables
+from harness.stack.rbln.twin.stacks import known_stacks
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 MANY_SEEDS = "0:1000000"

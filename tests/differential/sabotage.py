@@ -1,6 +1,6 @@
 """Proof that the comparison sees and shrinks: a vendor's scheduler that evicts in another order than its release does.
 
-Prints the shrunk history; exit status 0 when a difference was found. Next: ``test_differential`` counts its operations.
+Prints the shrunk history; exit status 0 when a difference was found.
 """
 
 from __future__ import annotations

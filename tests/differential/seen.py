@@ -1,6 +1,6 @@
 """What one engine step shows to the outside: everything that two schedulers must agree on.
 
-Plain values only, so that a difference can be printed as it is. Next: ``compare`` names the fields that differ.
+Plain values only, so that a difference can be printed as it is.
 """
 
 from __future__ import annotations

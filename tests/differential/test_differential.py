@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.kv_rules import AUTO, rule_set
-from harness.twin.artifact import ArtifactSpec, cached_artifact
-from harness.twin.environment import TwinEnvironment, twin_variables
+from harness.stack.rbln.kv_rules import AUTO, rule_set
+from harness.stack.rbln.twin.artifact import ArtifactSpec, cached_artifact
+from harness.stack.rbln.twin.environment import TwinEnvironment, twin_variables
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 NUM_HISTORIES = 64

@@ -2,7 +2,6 @@
 """What the vendor's model runner makes of KV that cannot be copied: its own code, on a device that fails when told.
 
 No model is loaded and nothing is computed: only the runner's functions about copies and about the prefill's input run.
-Next: ``vendor_side`` asks for a prefill that reuses KV; the engine's ``Scheduler.recomputed`` is held to the answer.
 """
 
 from __future__ import annotations

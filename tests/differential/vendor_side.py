@@ -2,7 +2,6 @@
 """The vendor's own scheduler, fed by hand: RBLNOptimumScheduler, its KV cache manager and vLLM's Request, unmodified.
 
 No server, no worker, no device; sampled tokens come from the history. Runs in the twin's environment only.
-Next: ``compare`` puts each ``Seen`` beside the engine's.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Every parser that reads what somebody else wrote, as data: a name, texts that it accepts, and how it is called.
 
 A door answers with a value or a HarnessError, within seconds, whatever it is given. Nothing is mutated here.
-Next: ``knock`` gives changed texts to a door.
 """
 
 from __future__ import annotations
@@ -24,22 +23,11 @@ from harness.analysis.logs.glance import glance
 from harness.analysis.logs.observer import SCHEMA, held_back, read_observer
 from harness.analysis.logs.parse import parse_log
 from harness.cli.overrides import override_table
+from harness.client.answer import describe_error_body
 from harness.emulator.config import load_config, parse_config
 from harness.emulator.protocol import ApiError, ChatRequest, CompletionRequest, parse_request, prompts_of
 from harness.engine.cost import load_cost_model
-from harness.live.artifacts import CONFIG_FILE, read_artifact
-from harness.live.client.answer import describe_error_body
-from harness.live.devices.exporter import device_samples, exporter_readings
-from harness.live.devices.smi import parse_devices
-from harness.live.launch_log import read_launch
-from harness.live.patches.audit import audit
-from harness.live.patches.shipped import patched_text
-from harness.live.releases.sources import open_sources
-from harness.live.releases.table import load_table
 from harness.plan import build_plan, read_plan, write_plan
-from harness.plan.tracelab import summarise_tracelab
-from harness.plan.traces.file import read_trace
-from harness.plan.traces.importing import read_recordings
 from harness.plan.waits import load_waits
 from harness.prereg.frozen import load_preregistration
 from harness.prereg.ledger import object_hash, read_chain
@@ -52,6 +40,17 @@ from harness.sim.search.space import load_space
 from harness.spec import WorkloadSpec, load_experiment
 from harness.spec.recorded import recorded_changes, recorded_command
 from harness.spec.rules import load_rule
+from harness.stack.rbln.artifacts import CONFIG_FILE, read_artifact
+from harness.stack.rbln.devices.exporter import device_samples, exporter_readings
+from harness.stack.rbln.devices.smi import parse_devices
+from harness.stack.rbln.launch_log import read_launch
+from harness.stack.rbln.patches.audit import audit
+from harness.stack.rbln.patches.shipped import patched_text
+from harness.stack.rbln.releases.sources import open_sources
+from harness.stack.rbln.releases.table import load_table
+from harness.traces.file import read_trace
+from harness.traces.importing import read_recordings
+from harness.traces.tracelab import summarise_tracelab
 from tests.support.checkout import ROOT
 from tests.support.mutated_traces import CSV_HEAD, RECORDS
 from tests.support.readings import drawn_stream, read_in_every_way

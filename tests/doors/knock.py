@@ -1,7 +1,6 @@
 """One input at a door: what comes back is a value or a HarnessError in one line, soon; anything else is a find.
 
 A path in memory where there is one, and an alarm instead of a process: thousands of inputs a second.
-Next: ``__main__`` knocks for as long as it is told, ``test_doors`` for a moment.
 """
 
 from __future__ import annotations

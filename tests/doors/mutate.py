@@ -1,7 +1,6 @@
 """Changed texts for a door: seeds with numbers, values, words, bytes and lines that no honest writer would put there.
 
 The same random numbers give the same texts everywhere. Nothing is read here.
-Next: ``knock`` gives what comes out to a door.
 """
 
 from __future__ import annotations

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from harness.emulator.core import EngineRequest
-from harness.emulator.dialect import DIALECTS
 from harness.emulator.responses import Answer
 from harness.emulator.tokens import ContextHash
+from harness.stack.rbln.dialect import DIALECTS
 
 
 def engine_request() -> EngineRequest:

@@ -2,7 +2,6 @@
 
 A disk is a tmpfs that is made so large and no larger, where mounting is allowed (root); file sizes are exact to the
 byte. Afterwards there is room, and the experiment is completed.
-Next: ``python -m tests.faults disks 200``.
 """
 
 from __future__ import annotations

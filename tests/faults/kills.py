@@ -1,7 +1,6 @@
 """Signals at random moments: to the harness, to all its processes, or to one child; then the same again with --resume.
 
 Every experiment goes on until it is whole; a kill may fall anywhere from the start of Python to the last rename.
-Next: ``python -m tests.faults kills 200``.
 """
 
 from __future__ import annotations

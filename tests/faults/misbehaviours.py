@@ -1,7 +1,6 @@
 """Each answer that a server may get wrong, with both clients, each in a process of its own: its time and its memory.
 
 The server of the test lives in the same process, so that its memory counts as well.
-Next: ``python -m tests.faults misbehaviours 1``.
 """
 
 from __future__ import annotations

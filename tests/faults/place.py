@@ -1,7 +1,6 @@
 """A folder with a small experiment, commands in it that may be killed or starved, and what must be true afterwards.
 
 Nothing of the harness is called from inside: each command is an interpreter of its own, as a person starts it.
-Next: ``kills`` and ``disks`` do their worst to it.
 """
 
 from __future__ import annotations

@@ -10,12 +10,12 @@ from shutil import which
 import pytest
 
 from harness.errors import RecordsError, SpecError
-from harness.kv_rules import NEWEST_STABLE
 from harness.plan import read_plan
 from harness.prereg import load_preregistration, ticket_for, used_seeds
 from harness.prereg.freeze import HARNESS_FOLDER, FreezeOptions, freeze
 from harness.prereg.repository import Repository
 from harness.prereg.seeds import seeds_in
+from harness.stack.rbln.kv_rules import NEWEST_STABLE
 from tests.support.workplace import Workplace
 
 

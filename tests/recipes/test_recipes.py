@@ -46,7 +46,7 @@ BACKEND = """
 from dataclasses import dataclass
 
 from harness.kinds import KINDS, BackendKind
-from harness.live.doctor import Check
+from harness.server.doctor import Check
 from harness.runner.backends.base import Backend
 from harness.runner.simulated import perform_simulated_run
 
@@ -150,9 +150,9 @@ def test_an_experiment_is_its_file_and_its_page(house: House) -> None:
 
 SPOKEN = """
 import sys
-from harness.emulator.dialect import dialect_of
-from harness.kv_rules import rule_set
-from harness.twin.stacks import stack_named
+from harness.stack.rbln.dialect import dialect_of
+from harness.stack.rbln.kv_rules import rule_set
+from harness.stack.rbln.twin.stacks import stack_named
 for version in sys.argv[1:]:
     rules = rule_set("auto", version)
     print(stack_named(version).vllm, rules.name, dialect_of(rules).vllm)
@@ -170,10 +170,12 @@ def test_a_release_is_its_facts_its_lock_its_number_and_its_dialect(house: House
     house.harness("stack", "record", wheel)
     lock = (house.root / "harness" / "twin" / f"requirements-stack-{known}.lock").read_text()
     assert "\nvllm==0.31.0" in lock
-    house.write(f"harness/twin/requirements-stack-{new}.lock", lock.replace("\nvllm==0.31.0", "\nvllm==0.33.0"))
-    house.edit("harness/kv_rules.py", 'releases=("0.12.1",)', f'releases=("0.12.1", "{new}")')
+    house.write(
+        f"harness/stack/rbln/twin/requirements-stack-{new}.lock", lock.replace("\nvllm==0.31.0", "\nvllm==0.33.0")
+    )
+    house.edit("harness/stack/rbln/kv_rules.py", 'releases=("0.12.1",)', f'releases=("0.12.1", "{new}")')
     house.edit(
-        "harness/emulator/dialect.py",
+        "harness/stack/rbln/dialect.py",
         "CONFIG_OF_0_31),\n}",
         f'CONFIG_OF_0_31),\n"{new}": replace(_OF_0_12_0, vllm="0.33.0")}}',
     )

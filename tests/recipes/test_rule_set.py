@@ -18,7 +18,7 @@ from tests.support.checkout import ROOT
 
 NEEDED = ("harness", "benchmarks", "plans", "patches", "tests", "pyproject.toml", "README.md")
 EDITS = {
-    "harness/kv_rules.py": (
+    "harness/stack/rbln/kv_rules.py": (
         (
             "    survives_copy_failure: bool = False\n",
             "    survives_copy_failure: bool = False\n    forgets: bool = False\n",

@@ -11,13 +11,13 @@ import pytest
 from harness.clock import NS_PER_US
 from harness.errors import SpecError
 from harness.plan import Plan, build_plan
-from harness.plan.traces.file import TraceFile, TraceHead, read_trace, write_trace
-from harness.plan.traces.form import RecordedRequest, Recording
-from harness.plan.traces.importing import import_trace
 from harness.records import SealedRun
 from harness.report.trace_export import export_trace
 from harness.runner import run_experiment
 from harness.spec import ExperimentSpec, WorkloadSpec
+from harness.traces.file import TraceFile, TraceHead, read_trace, write_trace
+from harness.traces.form import RecordedRequest, Recording
+from harness.traces.importing import import_trace
 
 
 def simulated(folder: Path, workload: dict[str, Any]) -> SealedRun:

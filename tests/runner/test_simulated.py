@@ -11,13 +11,13 @@ from harness.analysis import run_figures, summarise
 from harness.analysis.logs.derive import rebuild
 from harness.analysis.method.interference import measured_waiting_session_ns
 from harness.errors import RunInvalidError
-from harness.kv_rules import AUTO, NEWEST_STABLE
 from harness.plan import read_plan
 from harness.records import RunStore, SealedRun
 from harness.report.facts import gather_facts
 from harness.runner import run_experiment
 from harness.sim import simulate
 from harness.spec import ServerSpec
+from harness.stack.rbln.kv_rules import AUTO, NEWEST_STABLE
 from tests.support.experiments import small_experiment
 
 RULES = ("vendor-0.11.1", "vendor-0.11.2", "paper", "paper+dummy")

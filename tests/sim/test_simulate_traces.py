@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from harness.emulator.virtual import run_virtually
 from harness.engine import EngineConfig, load_cost_model
 from harness.plan import Plan, build_plan
-from harness.plan.traces.form import RecordedRequest, Recording
-from harness.plan.traces.lower import Lowering, sessions_of
 from harness.sim import simulate
 from harness.spec import ServerSpec, WorkloadSpec
+from harness.traces.form import RecordedRequest, Recording
+from harness.traces.lower import Lowering, sessions_of
 from tests.support.naive import naive_run
 
 SERVER = ServerSpec(rules="vendor-0.11.1")

@@ -18,7 +18,7 @@ from pathlib import Path
 
 _processes = multiprocessing.get_context("forkserver")
 _processes.set_forkserver_preload(
-    ["harness.cli", "harness.analysis.catalogue", "harness.prereg", "harness.live.doctor"]
+    ["harness.cli", "harness.analysis.catalogue", "harness.prereg", "harness.server.doctor"]
 )
 GIVEN_UP_AFTER_S = 600
 

@@ -1,7 +1,6 @@
 """Cuts real logs everywhere: at every byte of one line of each kind, and at many places over the whole log.
 
 A cut may lose the line it goes through, never another one, and never makes an event that the whole log does not have.
-Next: ``test_twin_conformance`` and ``test_twin_shapes`` hand in what the real stack wrote.
 """
 
 from __future__ import annotations

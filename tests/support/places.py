@@ -1,7 +1,4 @@
-"""A place to run experiments from files on the real stack: an environment that may be patched, traces, commands.
-
-Next: ``test_twin_experiments`` and ``test_twin_refusals`` give the commands that a person would.
-"""
+"""A place to run experiments from files on the real stack: an environment that may be patched, traces, commands."""
 
 from __future__ import annotations
 
@@ -15,8 +12,8 @@ from typing import Any
 from harness.engine import load_cost_model
 from harness.records import RunStore, SealedRun
 from harness.runner.backends.twin import step_costs
-from harness.twin.artifact import ArtifactSpec, cached_artifact
-from harness.twin.environment import INSIDE, SETTINGS_VARIABLE, TwinEnvironment, twin_variables
+from harness.stack.rbln.twin.artifact import ArtifactSpec, cached_artifact
+from harness.stack.rbln.twin.environment import INSIDE, SETTINGS_VARIABLE, TwinEnvironment, twin_variables
 from tests.support.command_line import harness
 
 

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from harness.clock import NS_PER_MS, NS_PER_S, Clock, MonotonicClock
-from harness.live.launch import LaunchPlan
-from harness.live.server.process import ServerProcess
+from harness.server.launch import LaunchPlan
+from harness.server.process import ServerProcess
 
 TINY_SERVER = Path(__file__).with_name("tiny_server.py")
 HOST = "127.0.0.1"

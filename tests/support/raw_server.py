@@ -1,6 +1,6 @@
 """A server that answers with the very bytes a test gives it, in the pieces it gives them, and keeps what it was asked.
 
-It runs in threads of the test's own process. Next: tests of what clients make of it.
+It runs in threads of the test's own process.
 """
 
 from __future__ import annotations

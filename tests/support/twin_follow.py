@@ -1,7 +1,7 @@
 """Plays the twin's own arrivals to the emulator's core, at their true times, and compares every decision.
 
 What the server saw comes from the stand-in's trace: when each request entered the scheduler's queue, was dropped, and
-when each step was scheduled. Nothing is told to the core about whom to admit. Next: ``test_twin_conformance``.
+when each step was scheduled. Nothing is told to the core about whom to admit.
 """
 
 from __future__ import annotations

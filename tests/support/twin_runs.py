@@ -1,7 +1,4 @@
-"""Runs on the twin, for tests: an experiment of one condition, performed by the same code as ``harness run``.
-
-Next: ``test_twin_conformance`` reads the sealed run; ``twin_follow`` plays its log to the engine.
-"""
+"""Runs on the twin, for tests: an experiment of one condition, performed by the same code as ``harness run``."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from harness.plan import Plan, TokenStreams
 from harness.records import SealedRun
 from harness.runner import run_experiment
 from harness.spec import ExperimentSpec
-from harness.twin.inside.twin_device.rolling import expected_tokens
+from harness.stack.rbln.twin.inside.twin_device.rolling import expected_tokens
 
 
 def run_on_twin(folder: Path, name: str, workload: dict[str, Any], server: dict[str, Any] | None = None) -> SealedRun:

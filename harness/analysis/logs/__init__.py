@@ -1,4 +1,4 @@
 """What the raw bytes of a run say: log lines, scrapes and observer records become tables.
 
-No figure is computed here. Next: ``harness.analysis.method`` computes them from these tables.
+No figure is computed here.
 """

@@ -1,7 +1,6 @@
 """Derived tables (steps, KV events, metrics) computed from a run's raw files, the same each time.
 
-The raw files are the record; these tables can be deleted and rebuilt at will. Nothing here judges a run. Next:
-``reconstruct`` computes figures from the tables, ``invariants`` judges them, ``harness derive`` rebuilds them.
+The raw files are the record; these tables can be deleted and rebuilt at will. Nothing here judges a run.
 """
 
 from __future__ import annotations

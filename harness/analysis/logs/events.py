@@ -2,7 +2,7 @@
 
 Every event starts with where it stood: ``end_offset`` (bytes of the stream up to and including its newline),
 ``created_ns`` (realtime ns of the logging call; None in the default format, whose stamps have no year and 1 s steps)
-and ``pid`` (0 when the line does not say). Nothing here reads text. Next: ``grammar`` builds these for ``derive``.
+and ``pid`` (0 when the line does not say). Nothing here reads text.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A run that is being written, at a glance: what its log and its scrapes say so far, read from their ends.
 
 Figures for waiting people and for no record; a run that is not there yet shows nothing. Nothing here talks to a
-server. Next: ``harness watch`` and the progress display show it.
+server.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The observer's file as a table: one row per engine step, exactly as the server's own process saw it.
 
 Pure: bytes in, Arrow out; nothing is repaired, and a last line that a kill cut short is left out and said.
-Next: ``held_back`` says which prefills made others wait; tests hold the steps to the [BUCKET] log and the device trace.
-Source of the columns: harness/observer/inside/rbln_observer/steps.py, format 1.
+Source of the columns: harness/stack/rbln/observer/inside/rbln_observer/steps.py, format 1.
 """
 
 from __future__ import annotations

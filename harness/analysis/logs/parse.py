@@ -2,7 +2,7 @@
 
 Two header formats are read (the vendor's default and the precise one of a logging config), with process prefixes and
 colours. Only a line that is whole, from its header to its newline, becomes an event; anything else is counted and never
-guessed. Next: ``derive`` turns the events into tables.
+guessed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from harness.analysis.logs.events import LineContent, LogEvent
-from harness.analysis.logs.grammar import looks_needed, read_message
+from harness.stack.rbln.log_grammar import looks_needed, read_message
 
 # A longer line is foreign (a traceback dump, a model listing): it is skipped, so that memory stays constant.
 MAX_LINE_BYTES = 1 << 20

@@ -1,4 +1,4 @@
 """The method: figures, invariants, decisions and fits, as pure functions of a run's tables.
 
-No raw byte is read here. Next: ``harness.report`` and ``harness.study`` show what these compute.
+No raw byte is read here.
 """

@@ -1,7 +1,7 @@
 """Answers that the client left as planned: what of them is known, and which checks they stand outside of, and why.
 
 Usage comes with the end of an answer, so that of one that was left is unknown: its length, its reuse, how many steps it
-still took. None of that is guessed. Next: ``invariants`` checks the rest, ``figures`` counts them.
+still took. None of that is guessed.
 Definitions: docs/method.md, "Answers that the client leaves".
 """
 

@@ -1,7 +1,7 @@
 """Any conditions against each other: across experiments, folders and dates, every pair, with one error rate for all.
 
 Runs that replayed the same plan are paired by its hash; where they did not, that is said and no pairing is pretended.
-Nothing is decided and no run is left out but invalid ones. Next: ``harness compare`` prints these.
+Nothing is decided and no run is left out but invalid ones.
 Definitions: docs/method.md, "Comparing any conditions".
 """
 

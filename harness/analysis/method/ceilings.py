@@ -2,7 +2,7 @@
 
 Three ceilings, each of prompt tokens: an endless cache; what the turn before left; whole blocks of the turn before
 (formula C). What lies between them and the reuse is divided by cause, so that the parts sum to the whole.
-Next: ``figures`` keeps them per run. Definitions: docs/method.md, "Ceilings of reuse".
+Definitions: docs/method.md, "Ceilings of reuse".
 """
 
 from __future__ import annotations

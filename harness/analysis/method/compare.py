@@ -1,7 +1,7 @@
 """One condition against its baseline: ratios of what is comparable, their intervals, and whether both channels agree.
 
 Totals are compared only where both did the same work, else cost per generated token. Agreement means something only
-below MAX_TAU; what lies above is "cannot tell". Next: ``summary`` compares every condition, reports show the words.
+below MAX_TAU; what lies above is "cannot tell".
 Definitions: docs/method.md.
 """
 

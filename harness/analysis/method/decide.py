@@ -1,7 +1,7 @@
 """Decisions: a rule applied to numbers gives PASS, FAIL, WITHHELD or NOT SUBJECT, with every number that was used.
 
 Pure functions; the limits come from the rule, the numbers from sealed valid runs. A precondition that does not hold
-withholds, it never fails. Next: ``verdicts`` gathers the numbers of an experiment; ``harness decide`` prints them.
+withholds, it never fails.
 Definitions: docs/method.md, "Decisions".
 """
 

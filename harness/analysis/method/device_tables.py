@@ -1,7 +1,6 @@
 """What a fleet's devices gave, as tables: how fast each was, and each comparison on each of them; none with one device.
 
-Values of ``speeds`` and ``compare`` alone, in per cent where they are shares. Next: ``harness table``, ``harness
-analyse`` and the report's page on devices show them.
+Values of ``speeds`` and ``compare`` alone, in per cent where they are shares.
 """
 
 from __future__ import annotations

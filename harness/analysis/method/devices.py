@@ -1,7 +1,7 @@
 """The device as a factor: what a comparison gives on each device, their mean, and whether the devices differ in it.
 
 A block never leaves its device, so that a paired difference holds no device's speed; what may remain is another effect
-on another device. With one device nothing here is used. Next: ``compare`` takes the interval, ``speeds`` the levels.
+on another device. With one device nothing here is used.
 Definitions: docs/fleet.md, "The device as a factor".
 """
 

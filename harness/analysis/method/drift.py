@@ -1,7 +1,7 @@
 """Drift: does a run cost more merely because it came later in its block?
 
 Conditions and plan draws are taken out by least squares; what is left is set against the place in the order. Nothing is
-corrected by it. Next: ``report`` and ``harness run`` say what was found.
+corrected by it.
 Definitions: docs/planning.md, "Orders and drift".
 """
 

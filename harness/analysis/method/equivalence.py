@@ -1,7 +1,7 @@
 """Decisions on a mean log cost ratio: equivalence by two one-sided tests, and what a declared stopping rule found.
 
 Where the experiment was looked at while it ran, equivalence is taken from the sequence, never from a fixed-n interval.
-Pure functions. Next: ``verdicts`` gives these the blocks of an experiment; ``prereg.judge`` adds the rule's verdicts.
+Pure functions.
 Definitions: docs/planning.md, "Equivalence".
 """
 

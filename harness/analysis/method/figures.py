@@ -1,7 +1,6 @@
 """The figures of one run, computed from its sealed records: one frozen value per run, summed elsewhere.
 
-Every figure comes from the records alone; what cannot be computed is None, never zero. Next: ``summary`` sums runs into
-conditions and compares them.
+Every figure comes from the records alone; what cannot be computed is None, never zero.
 """
 
 from __future__ import annotations

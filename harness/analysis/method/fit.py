@@ -1,8 +1,7 @@
 """Cost models fitted to step periods and prefill times: straight lines by least squares, with what they leave over.
 
 Every coefficient comes with an interval that names its method, unit and seed; every fit with its residuals and its
-error on points it did not see. Nothing is tuned to a result. Next: ``harness.runner.calibrate`` writes a cost-model
-file from this.
+error on points it did not see. Nothing is tuned to a result.
 Forms: docs/method.md, "Step time", "Prefill time".
 """
 

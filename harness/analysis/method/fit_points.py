@@ -1,8 +1,7 @@
 """Step periods and prefill times that sealed runs show: the observations that cost models are fitted to.
 
 A step counts only in the middle of a stretch in which the same n requests decode and nobody is prefilled or finishes;
-what is left out is left out by rule, never by value. Nothing is fitted here. Next: ``fit`` draws its lines through
-these points.
+what is left out is left out by rule, never by value. Nothing is fitted here.
 Sources: "log" pairs the stamps of the server's own lines; "chunks" pairs the client's stamps of one stream.
 """
 

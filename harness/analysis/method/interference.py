@@ -1,7 +1,7 @@
 """Prefill interference: long response intervals of background sessions while an injected request is in flight.
 
 From the client's chunk stamps and send and completion stamps; the elapsed time of the prefill from the server's metric.
-Cumulative waiting is session-time, never added to device time. Next: ``verdicts`` applies the rule to these.
+Cumulative waiting is session-time, never added to device time.
 Definitions: docs/method.md, "Waiting".
 """
 

@@ -1,7 +1,6 @@
 """Every invariant of a run, as findings: what was expected, what was found, and the next move.
 
-A finding of severity "invalid" makes a run INVALID; nothing here raises, stops or repairs. Next: the runner writes the
-findings into the manifest, ``harness.report`` shows them.
+A finding of severity "invalid" makes a run INVALID; nothing here raises, stops or repairs.
 Definitions: docs/method.md, "A run and its invariants".
 """
 

@@ -1,7 +1,7 @@
 """How late the harness itself was: a result of every run, in wall time of the client's machine.
 
 Rows are in model ns; lateness is divided by the clock's scale, because the machine is late in wall time. Nothing here
-judges. Next: ``invariants`` holds these to their limits, ``summary`` reports them.
+judges.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Tables for papers: the same cells in LaTeX, every sign escaped; nothing is computed or rounded.
-
-Next: ``harness tables``, and ``--format latex`` of the commands that print tables.
-"""
+"""Tables for papers: the same cells in LaTeX, every sign escaped; nothing is computed or rounded."""
 
 from __future__ import annotations
 

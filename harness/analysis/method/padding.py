@@ -1,6 +1,6 @@
 """Padding of decode steps: h(n), the padding ratio, and how much of its change each request count accounts for.
 
-Pure arithmetic over (n, b) pairs: no model, no time. Next: ``summary`` sums these over replicates.
+Pure arithmetic over (n, b) pairs: no model, no time.
 Definitions: docs/method.md, "Padding", "Decomposition of a bucket change".
 """
 

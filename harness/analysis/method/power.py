@@ -1,7 +1,7 @@
 """How many blocks a precision or a verdict needs, and how they are best spread over restarts and compiles.
 
 A block's datum is its log cost ratio, Gaussian with a given spread; powers are exact for that, by quadrature over the
-sample's own spread. Nothing is read. Next: ``harness.advise.power`` brings the spreads; ``harness power`` prints.
+sample's own spread. Nothing is read.
 Definitions: docs/planning.md, "Power".
 """
 

@@ -1,6 +1,6 @@
 """What a simulator promised for one run, as numbers that can be frozen in a file and compared later.
 
-Values only: who simulates is above this floor. Times in model ns. Next: ``verdicts`` compares these with sealed runs.
+Values only: who simulates is above this floor. Times in model ns.
 """
 
 from __future__ import annotations

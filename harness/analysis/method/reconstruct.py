@@ -1,7 +1,6 @@
 """Device time of a run, on two channels: A from the step log and the cost models, B from the client's stamps alone.
 
-Pure functions over Arrow tables; times in integer ns of the run's clock. Nothing here decides anything. Next:
-``summary`` sums the channels over replicates and compares conditions.
+Pure functions over Arrow tables; times in integer ns of the run's clock. Nothing here decides anything.
 Definitions: docs/method.md, "Channel A and channel B".
 """
 

@@ -1,6 +1,6 @@
 """KV reuse of re-arrivals: what formula C allows, what the server reported, and what losing it costs.
 
-Pure arithmetic over the requests table. Next: ``summary`` sums these; ``invariants`` compares the three witnesses.
+Pure arithmetic over the requests table.
 Definitions: docs/method.md, "Reuse".
 """
 

@@ -1,7 +1,7 @@
 """How far sealed runs scatter about the cost model: the deviations that draws of predictions are made with.
 
 Measured from null repeats, runs of the same condition, and from what a cost model leaves of several buckets and
-compilations. Nothing is assumed here: what runs cannot tell is left out. Next: ``harness scatter`` prints the lines.
+compilations. Nothing is assumed here: what runs cannot tell is left out.
 Definitions: docs/planning.md, "How far runs scatter".
 """
 

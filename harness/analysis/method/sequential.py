@@ -1,7 +1,7 @@
 """A mean that is looked at while its data come in: intervals that hold at every look, and the verdict at each.
 
 The data are the blocks' log cost ratios; a fixed-n interval, which misses ever more often the oftener one looks, is not
-offered. Nothing is read. Next: ``stopping`` applies this to sealed runs; ``runner`` stops on it.
+offered. Nothing is read.
 Definitions: docs/planning.md, "Stopping".
 """
 

@@ -1,7 +1,7 @@
 """Serving figures: what a user of the server felt, as percentiles over requests, and rates over runs.
 
 Every instant is the client's, but the end of queueing, which the server's log tells; what was not observed is absent,
-never zero. Nothing is compared here. Next: ``summary`` holds these by condition, reports and the terminal show them.
+never zero. Nothing is compared here.
 Definitions: docs/method.md, "Serving figures".
 """
 

@@ -1,7 +1,7 @@
 """How fast each device is: what the client saw over what the executed steps cost by the model, so that plans drop out.
 
 Levels, drift and the price of busy neighbours are described and found; nothing is corrected by them, since pairs on one
-device hold none of them. Next: ``summary`` makes findings of these, the report's page on devices draws them.
+device hold none of them.
 Definitions: docs/fleet.md, "The device as a factor".
 """
 

@@ -1,7 +1,7 @@
 """A few preset looks share alpha: the boundaries of a group-sequential t test.
 
 The error that is spent by each look is the spending function's; boundaries come from that and from nothing seen.
-Next: ``sequential`` makes intervals of them. Definitions: docs/planning.md, "Preset looks".
+Definitions: docs/planning.md, "Preset looks".
 """
 
 from __future__ import annotations

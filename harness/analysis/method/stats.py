@@ -1,7 +1,7 @@
 """Intervals, quantiles and exact pair enumerations: every figure of uncertainty names its method, unit and seed.
 
 Pure numpy on small samples; a seed is always given, never taken from the machine; ``across`` alone computes
-p-values. Next: ``decide`` compares these with the limits of a rule.
+p-values.
 Definitions: docs/method.md, "Intervals".
 """
 

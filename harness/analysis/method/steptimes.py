@@ -1,8 +1,7 @@
 """How long decode steps really took: intervals between step stamps, where nothing else ran between them.
 
 The log stamps a step when it begins; the interval to the next step is its duration when no prefill lies between and
-n and b stay. A server's own report is read as it is. Nothing is modelled. Next: ``recompilation`` compares medians; a
-calibration fits them.
+n and b stay. A server's own report is read as it is. Nothing is modelled.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The stopping rule applied to what is sealed: for each comparison its looks so far, its verdict and the blocks left.
 
 Only blocks whose runs are all sealed count, in their order, so that a resumed experiment says what an uninterrupted one
-says. Nothing is decided by a name. Next: ``harness.runner`` stops on it, ``report`` draws it, ``prereg`` honours it.
+says. Nothing is decided by a name.
 """
 
 from __future__ import annotations

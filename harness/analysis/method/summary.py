@@ -1,7 +1,7 @@
 """An experiment's conditions: sums over replicates, cost ratios on both channels, and whether the channels agree.
 
 Ratios are ratios of sums over the replicates that both conditions have, valid runs only; nothing is averaged over
-ratios and nothing is decided. Next: ``harness.report`` and the command line show this.
+ratios and nothing is decided.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Results of an analysis as small tables: names, units in the column names, and what a reader must know.
 
-Values only; rendering is text, Markdown, CSV or JSON of the same cells. Next: ``harness analyse`` prints them.
+Values only; rendering is text, Markdown, CSV or JSON of the same cells.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Verdicts on an experiment: its rules applied to the numbers of its sealed valid runs.
 
 Runs that are exploratory, and conditions that a rule calls so, are computed and NOT SUBJECT. Nothing is read but
-records, rules and predictions. Next: ``harness decide`` prints them and sets the exit code.
+records, rules and predictions.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Each module here is one kind of server, as a value ``BACKEND``: its checks, its launch, its ``perform``.
 
 What others may know of a kind without running it stands in ``harness.kinds``; a module is loaded when it is needed.
-Next: ``harness.runner.experiment`` lets the backend of an experiment perform its runs.
 """
 
 from __future__ import annotations
@@ -10,8 +9,8 @@ from collections.abc import Iterator
 from importlib import import_module
 
 from harness.kinds import KINDS, kind_named
-from harness.live.doctor import Check
 from harness.runner.backends.base import Backend
+from harness.server.doctor import Check
 
 
 def backend_named(name: str) -> Backend:

@@ -1,6 +1,6 @@
 """A server that somebody else started, as a backend; every run on it says so.
 
-It is never started, restarted, stopped or configured. Next: ``harness.live.server.life`` looks at it during a run.
+It is never started, restarted, stopped or configured.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from urllib.parse import urlsplit
 
 from harness.errors import ServerError, SpecError
 from harness.kinds import KINDS, BackendKind
-from harness.live.doctor import Check
-from harness.live.launch import LaunchPlan
-from harness.live.server.life import get
-from harness.live.server.ports import url_host
 from harness.records import Finding, Observation
 from harness.redact import redacted_text
 from harness.runner.backends.base import LaunchOptions, ServerBackend
+from harness.server.doctor import Check
+from harness.server.launch import LaunchPlan
+from harness.server.life import get
+from harness.server.ports import url_host
 from harness.spec import ServerSpec
 
 ATTACHED = Finding(

@@ -1,7 +1,7 @@
 """What a backend is: checks before anything starts, one line for the doctor, and how one run is performed.
 
 A backend of servers adds the exact command that starts one; every such server is started, watched and stopped by the
-same code (``harness.runner.run``). No kind is named here. Next: the modules beside this one.
+same code (``harness.runner.run``). No kind is named here.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import NamedTuple
 from harness.errors import SpecError
 from harness.experiment import PlannedRun
 from harness.kinds import BackendKind
-from harness.live.artifacts import check_artifact, read_artifact
-from harness.live.doctor import Check
-from harness.live.launch import LaunchPlan, LogFormat
 from harness.records import SealedRun
 from harness.runner.run import Invocation, perform_run
+from harness.server.doctor import Check
+from harness.server.launch import LaunchPlan, LogFormat
 from harness.spec import ServerSpec
+from harness.stack.rbln.artifacts import check_artifact, read_artifact
 
 
 class Backend(ABC):

@@ -1,6 +1,6 @@
 """The embedded emulator as a backend: the scheduler's rules in real time, a cost model instead of a device.
 
-Everything it is told stands in one file of the run folder. Next: ``harness.emulator`` reads that file.
+Everything it is told stands in one file of the run folder.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import sys
 from dataclasses import dataclass
 
 from harness.kinds import KINDS, BackendKind
-from harness.live.doctor import Check
-from harness.live.launch import LOOPBACK, LaunchPlan, write_config
-from harness.live.server.ports import require_port
 from harness.records import Observation, layout
 from harness.runner.backends.base import LaunchOptions, ServerBackend
+from harness.server.doctor import Check
+from harness.server.launch import LOOPBACK, LaunchPlan, write_config
+from harness.server.ports import require_port
 from harness.spec import ServerSpec
 
 EMULATED_MODEL = "emulated-qwen3-4b"

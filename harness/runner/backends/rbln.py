@@ -1,7 +1,6 @@
 """The NPUs of this host, or of another one over ssh, as a backend: ``vllm serve`` of a compiled artifact.
 
-Refuses busy devices, and an artifact or a package that is not as declared. Next: ``harness.live.stack`` knows the
-command, ``harness.live.remote`` takes it to another host.
+Refuses busy devices, and an artifact or a package that is not as declared.
 """
 
 from __future__ import annotations
@@ -12,20 +11,20 @@ from pathlib import Path
 
 from harness.errors import ServerError, SpecError
 from harness.kinds import KINDS, BackendKind
-from harness.live.artifacts import check_artifact, read_artifact
-from harness.live.compile import require_fresh
-from harness.live.devices.smi import find_command, require_idle
-from harness.live.doctor import Check, first_line_of
-from harness.live.launch import LOOPBACK, LaunchPlan
-from harness.live.releases.check import usable_with
-from harness.live.remote.plan import remote_plan
-from harness.live.serve_command import visible_devices
-from harness.live.server.ports import require_port
-from harness.live.stack import check_installed, find_stack, overlay_folder, serve_plan
 from harness.redact import filled_env
 from harness.runner.backends.base import LaunchOptions, ServerBackend, check_named_artifact, npus_of
+from harness.server.doctor import Check, first_line_of
+from harness.server.launch import LOOPBACK, LaunchPlan
+from harness.server.ports import require_port
 from harness.spec import ServerSpec
-from harness.twin.stacks import newest_stable
+from harness.stack.rbln.artifacts import check_artifact, read_artifact
+from harness.stack.rbln.compile import require_fresh
+from harness.stack.rbln.devices.smi import find_command, require_idle
+from harness.stack.rbln.releases.check import usable_with
+from harness.stack.rbln.remote.plan import remote_plan
+from harness.stack.rbln.serve_command import visible_devices
+from harness.stack.rbln.serving import check_installed, find_stack, overlay_folder, serve_plan
+from harness.stack.rbln.twin.stacks import newest_stable
 
 VLLM_RBLN = newest_stable()
 STACK = ("vllm", "vllm-rbln", "optimum-rbln")

@@ -1,6 +1,6 @@
 """The simulator as a backend: a run in virtual time, with the same records as a measured one.
 
-Starts no process and waits for nothing, so it has nothing to check. Next: ``harness.runner.simulated``.
+Starts no process and waits for nothing, so it has nothing to check.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 from harness.experiment import PlannedRun
 from harness.kinds import KINDS, BackendKind
-from harness.live.doctor import Check
 from harness.records import SealedRun
 from harness.runner.backends.base import Backend
 from harness.runner.run import Invocation
 from harness.runner.simulated import perform_simulated_run
+from harness.server.doctor import Check
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,6 @@
 """The twin as a backend: ``vllm serve`` of the real stack on the stand-in device, launched as an NPU server is.
 
 Artifact and overlay are written once and reused; settings, log format and device trace belong to one run.
-Next: ``harness.live.server.process`` starts the LaunchPlan.
 """
 
 from __future__ import annotations
@@ -16,19 +15,19 @@ from harness.engine import EngineConfig, load_cost_model
 from harness.engine.cost import CostModel
 from harness.errors import ServerError
 from harness.kinds import KINDS, BackendKind
-from harness.live.artifacts import check_artifact, read_artifact
-from harness.live.devices.smi import read_devices, require_idle
-from harness.live.doctor import Check
-from harness.live.launch import LOOPBACK, LaunchPlan, write_config
-from harness.live.releases.check import usable_with
-from harness.live.serve_command import visible_devices
-from harness.live.server.ports import require_port
-from harness.live.stack import Stack, check_installed, serve_plan
 from harness.records import layout
 from harness.runner.backends.base import LaunchOptions, ServerBackend, check_named_artifact, npus_of
+from harness.server.doctor import Check
+from harness.server.launch import LOOPBACK, LaunchPlan, write_config
+from harness.server.ports import require_port
 from harness.spec import ServerSpec
-from harness.twin.artifact import ArtifactSpec, cached_artifact
-from harness.twin.environment import INSIDE, find_twin, installed_twins, twin_variables
+from harness.stack.rbln.artifacts import check_artifact, read_artifact
+from harness.stack.rbln.devices.smi import read_devices, require_idle
+from harness.stack.rbln.releases.check import usable_with
+from harness.stack.rbln.serve_command import visible_devices
+from harness.stack.rbln.serving import Stack, check_installed, serve_plan
+from harness.stack.rbln.twin.artifact import ArtifactSpec, cached_artifact
+from harness.stack.rbln.twin.environment import INSIDE, find_twin, installed_twins, twin_variables
 
 TWIN_MODEL = "twin-qwen3-4b"
 NUM_DEVICES = 4
@@ -40,7 +39,7 @@ class TwinBackend(ServerBackend):
     """The real vLLM and vllm-rbln; only the device runtime is a stand-in.
 
     folder: where the twin is installed; default: what ``server.environment`` names, a folder or a vllm-rbln version, or
-    `harness.twin.environment.find_twin`'s choice. timing: "period" hides the host's work inside the modelled step,
+    `harness.stack.rbln.twin.environment.find_twin`'s choice. timing: "period" hides the host's work inside the modelled step,
     "device" adds to it, "none" takes no time. faults: as ``twin_device.settings.Fault`` takes them.
     """
 

@@ -19,13 +19,13 @@ from pathlib import Path
 from harness.dask import distributed
 from harness.errors import HarnessError, ServerError, SpecError
 from harness.experiment import PlannedRun
-from harness.live.provenance import SOURCE_ROOT, source_sha256
 from harness.records import RunStore, layout
 from harness.records.transfer import Archive, packed
 from harness.runner.fleet.local import perform_side_by_side
 from harness.runner.lane import Began, Made
 from harness.runner.progress import ProgressEvent, StopFlag
 from harness.runner.run import Invocation
+from harness.server.provenance import SOURCE_ROOT, source_sha256
 from harness.spec import Place
 
 _BLOCK_IN_HAND = threading.Lock()

@@ -1,7 +1,7 @@
 """Where in a fleet a process makes its runs: its device, its cores, and who is busy beside it.
 
 Each unfinished run's folder says whose it is, so that neighbours are found by looking, and a killed one is found dead.
-Nothing is locked or decided here. Next: ``harness.runner.run`` notes this in every run of a fleet.
+Nothing is locked or decided here.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import Any
 import psutil
 
 from harness.experiment import PlannedRun
-from harness.live.devices.smi import parse_devices
 from harness.records import FleetRecord, layout
 from harness.spec import Place
+from harness.stack.rbln.devices.smi import parse_devices
 
 
 @dataclass(frozen=True, slots=True)

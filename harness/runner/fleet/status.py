@@ -1,6 +1,6 @@
 """What each device of a fleet does now, by the folders of its runs: blocks done and left, who is behind, how warm.
 
-Reads what the runs write anyway, so looking disturbs nothing. Nothing is kept. Next: ``harness fleet status`` shows it.
+Reads what the runs write anyway, so looking disturbs nothing. Nothing is kept.
 """
 
 from __future__ import annotations

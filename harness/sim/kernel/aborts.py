@@ -1,7 +1,7 @@
 """The client leaves: its request is dropped at the end of the step that runs, before the tokens of that step.
 
 As vLLM does (``EngineCore.step``: aborts that came meanwhile, then ``update_from_output``); the engine alone decides
-what becomes of the memory. Next: ``events`` asks before and after each step's tokens.
+what becomes of the memory.
 """
 
 from __future__ import annotations

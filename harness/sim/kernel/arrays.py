@@ -1,7 +1,6 @@
 """The tables that the compiled simulator reads and writes: plans, costs, working memory, results.
 
 All int64, times in ns after the common start. Nothing is computed here.
-Next: ``harness.sim.memory`` makes them; ``events`` runs on them; ``simulate`` fills the plans in and reads the results.
 """
 
 from __future__ import annotations

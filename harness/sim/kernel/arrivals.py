@@ -1,7 +1,7 @@
 """Who arrives when, and what their prompts share: the arrivals' half of the compiled simulator.
 
 A heap of next arrivals by (instant, session); block keys by who wrote a block first. No decision of the engine is taken
-here. Next: ``events`` moves time from arrival to arrival.
+here.
 """
 
 from __future__ import annotations

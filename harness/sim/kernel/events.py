@@ -1,7 +1,7 @@
 """The simulator's inner loop: plans as arrays in, times and counts as arrays out; compiled, integer nanoseconds.
 
 It moves virtual time from decision to decision and takes equal decode steps at once; every decision is the engine's.
-It allocates nothing, so one call can run many plans. Next: ``harness.sim.simulate`` wraps it for one Plan.
+It allocates nothing, so one call can run many plans.
 """
 
 from __future__ import annotations

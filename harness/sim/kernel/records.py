@@ -1,7 +1,6 @@
 """Notes of steps and evictions, as many as there is room for: the memory half of the compiled simulator.
 
-Equal decode steps that follow each other become one record. Nothing is decided here. Next: ``events`` calls these after
-each step; ``simulate`` turns the records into tables.
+Equal decode steps that follow each other become one record. Nothing is decided here.
 """
 
 from __future__ import annotations

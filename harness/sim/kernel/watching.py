@@ -1,7 +1,6 @@
 """Requests under way that the client may leave: which, when, and how many steps may pass before one is left.
 
 A plan without planned aborts never gets further than the first line of each function. Nothing is aborted here.
-Next: ``aborts`` lets the client leave.
 """
 
 from __future__ import annotations

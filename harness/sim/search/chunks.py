@@ -1,7 +1,6 @@
 """The unit of work of a search: some candidates of one rung, figured out and encoded as Parquet bytes.
 
 The same job and chunk give the same bytes wherever they are computed. Nothing is written to disk here.
-Next: ``run`` writes what comes back; ``cluster`` computes chunks on other machines.
 """
 
 from __future__ import annotations

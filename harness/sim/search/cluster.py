@@ -1,7 +1,7 @@
 """The same search on a Dask cluster: chunks go out, Parquet bytes come back, this process writes the ledger.
 
 Workers share no disk and keep nothing; one that dies costs only the chunk it held. The bytes are those of one process.
-Next: ``run`` writes what arrives. Needs the optional extra: pip install 'rbln-harness[cluster]'.
+Needs the optional extra: pip install 'rbln-harness[cluster]'.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Two candidates that cannot differ on a set of plans are simulated once: with at most w requests at a time only the costs
 of steps of up to w requests, the slots and whether the limit is above w can matter. The figures never depend on what
-was shared. Next: ``run`` cuts the candidates into chunks; ``cluster`` sends chunks elsewhere.
+was shared.
 """
 
 from __future__ import annotations

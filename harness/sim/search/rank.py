@@ -1,7 +1,6 @@
 """What a ledger says: both scores, ranks with ties in enumeration order, the Pareto front, sensitivity, overlaps.
 
 Sums stay integers until the one division that makes a score. Nothing is simulated here.
-Next: ``harness search`` prints these; ``harness.advise`` picks from them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """A finished search as tables for people: the best, which of them are told apart, the front, the sensitivity.
 
 Says what was not evaluated before it says anything else. Nothing is judged here that the ledger does not hold.
-Next: ``harness search`` prints these.
 """
 
 from __future__ import annotations

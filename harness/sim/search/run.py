@@ -1,7 +1,7 @@
 """Searches a space: every candidate's figures into a ledger on disk, in chunks that survive whatever stops the search.
 
 Progress is the set of chunk files; resuming computes those that are missing. When the time given is too short, halving
-takes its place, and the result says what was not evaluated. Next: ``rank`` reads the ledger.
+takes its place, and the result says what was not evaluated.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What a search asks: the configurations, their limits, the inputs they are judged on. All of it is TOML.
 
 Everything is checked at the door; a candidate keeps its place in the enumeration for good, so ledgers can be resumed.
-Nothing is simulated here. Next: ``run`` gives every candidate its figures.
+Nothing is simulated here.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from pydantic import AfterValidator, Field, ValidationError, field_validator, mo
 
 from harness.engine.config import EngineConfig
 from harness.errors import SpecError
-from harness.kv_rules import AUTO, RULE_SETS, check_active_limit, rule_set
 from harness.shipped import find_shipped
 from harness.spec import RulesName, ServerSpec, Spec, Treatment, WorkloadSpec, check_name, describe_validation_error
 from harness.spec import load_toml as load_table
+from harness.stack.rbln.kv_rules import AUTO, RULE_SETS, check_active_limit, rule_set
 
 MOST_CANDIDATES = 10_000_000
 GIB = 1 << 30

@@ -1,7 +1,7 @@
 """The paper's tables from a user's own sealed runs: numbers I to XV and S1 to S12, in the paper's columns and digits.
 
 Cells are only laid out and rounded here; every figure is computed by ``harness.analysis`` and its neighbours. A table
-whose runs are not there names the command that makes it. Next: ``render`` writes Markdown, CSV, LaTeX.
+whose runs are not there names the command that makes it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What configurations take before and besides their runs: compile time, sizes, device memory (Tables XIV and XV).
 
-Layout only. Source: the paper, 5-5, "Compile Cost and Memory Usage". Next: ``main`` names the tables.
+Layout only. Source: the paper, 5-5, "Compile Cost and Memory Usage".
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from harness.live.compile import list_artifacts
 from harness.sim.search.space import Candidate, DeviceSpec
+from harness.stack.rbln.compile import list_artifacts
 from harness.study.paper_sums import loaded_memory_gib
 from harness.study.paper_tables.cells import NONE, decimals, text
 from harness.study.paper_tables.source import NotRunError, Source

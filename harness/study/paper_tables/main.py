@@ -1,6 +1,6 @@
 """Tables I to XV of the paper, from the experiments of the catalogue.
 
-Layout only: which column of which analysis stands where, and with how many digits. Next: ``table`` makes them.
+Layout only: which column of which analysis stands where, and with how many digits.
 Source: the paper, sections 3 to 5.
 """
 

@@ -1,7 +1,4 @@
-"""A paper table as Markdown, CSV or LaTeX: the same cells, nothing computed and nothing rounded.
-
-Next: ``harness tables`` prints it.
-"""
+"""A paper table as Markdown, CSV or LaTeX: the same cells, nothing computed and nothing rounded."""
 
 from __future__ import annotations
 

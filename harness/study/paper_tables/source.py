@@ -1,6 +1,6 @@
 """Where the paper's tables find their runs: one experiment of the catalogue each, computed once.
 
-Nothing is laid out here. A missing experiment is a NotRunError that names the command. Next: ``table`` makes tables.
+Nothing is laid out here. A missing experiment is a NotRunError that names the command.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Tables S1 to S12 of the paper's supplement, from the experiments of the catalogue and the configuration search.
 
-Layout only: which column of which analysis stands where, and with how many digits. Next: ``table`` makes them.
+Layout only: which column of which analysis stands where, and with how many digits.
 Source: the paper's supplementary material, S1 to S9.
 """
 

@@ -1,6 +1,6 @@
 """One table of the paper: how it is made, and what it says where its runs are not there.
 
-Cells are laid out and rounded by its builder; whether an NPU was measured stands in its notes. Next: ``render``.
+Cells are laid out and rounded by its builder; whether an NPU was measured stands in its notes.
 """
 
 from __future__ import annotations

@@ -12,13 +12,13 @@ from harness.analysis.logs.derive import rebuild
 from harness.analysis.method.aborted import check_aborts
 from harness.errors import SpecError
 from harness.experiment import resolve
-from harness.plan.traces.file import TraceHead, write_trace
-from harness.plan.traces.form import RecordedRequest, Recording
 from harness.records import SealedRun
 from harness.report import write_report
 from harness.report.perfetto import perfetto_trace
 from harness.runner import run_experiment
 from harness.sim import simulate
+from harness.traces.file import TraceHead, write_trace
+from harness.traces.form import RecordedRequest, Recording
 from tests.support.experiments import small_experiment
 
 SECOND_NS = 1_000_000_000

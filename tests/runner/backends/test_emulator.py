@@ -12,9 +12,9 @@ import pytest
 
 from harness.clock import ScaledClock
 from harness.errors import ServerError
-from harness.live.launch import LOOPBACK
-from harness.live.server.ports import free_port
 from harness.runner.backends.emulator import EmulatorBackend
+from harness.server.launch import LOOPBACK
+from harness.server.ports import free_port
 from harness.spec import ServerSpec
 from tests.support.processes import serving
 

@@ -12,18 +12,18 @@ import pytest
 
 from harness.clock import ScaledClock
 from harness.errors import ServerError, SpecError
-from harness.live.launch import LaunchPlan
-from harness.live.patches.shipped import patched_text
-from harness.live.serve_command import step_report_variables, visible_devices
-from harness.live.server.life import start_server
-from harness.live.server.ports import free_port
-from harness.observer import INSIDE
 from harness.records import RunStore
 from harness.runner import run_experiment
 from harness.runner.backends.attached import AttachedBackend
 from harness.runner.backends.emulator import EmulatorBackend
 from harness.runner.backends.rbln import RblnBackend
+from harness.server.launch import LaunchPlan
+from harness.server.life import start_server
+from harness.server.ports import free_port
 from harness.spec import ExperimentSpec, ServerSpec
+from harness.stack.rbln.observer import INSIDE
+from harness.stack.rbln.patches.shipped import patched_text
+from harness.stack.rbln.serve_command import step_report_variables, visible_devices
 from tests.support.processes import HOST, serving
 from tests.support.stacks import DIFF, TARGET, write_artifact, write_environment, write_patched_stack
 

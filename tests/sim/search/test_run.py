@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.errors import RecordsError, SpecError
-from harness.kv_rules import RULE_SETS
 from harness.plan import build_plan
 from harness.shipped import shipped_names
 from harness.sim import simulate
@@ -22,6 +21,7 @@ from harness.sim.search.evaluate import Evaluator, build_inputs, evaluator_of, n
 from harness.sim.search.rank import pareto_front, sensitivity
 from harness.sim.search.run import Progress, search, share_at_most
 from harness.sim.search.space import Candidate, SpaceSpec, load_space, parse_space
+from harness.stack.rbln.kv_rules import RULE_SETS
 
 SMALL: dict[str, Any] = {
     "name": "small",

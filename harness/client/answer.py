@@ -1,0 +1,278 @@
+"""One answer of an OpenAI-compatible completions server, turned into token ids, stamps and counts.
+
+Bytes go in as they arrived, each piece with the stamps of its receive; tokens are counted from ``token_ids``, never
+from chunks or text. No socket and no clock here.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, TypeAlias
+
+import pydantic_core
+
+EVENT_END = b"\n\n"
+DATA_PREFIX = b"data:"
+DONE_MARK = b"[DONE]"
+MAX_ERROR_CHARS = 300
+# What is kept of the body of an answer other than 200, to be told in the row.
+MAX_ERROR_BYTES = 64 << 10
+MAX_ID_CHARS = 256
+# Token ids and counts are 32-bit in every record; what does not fit is no token id and no count. Nothing is left of one
+# that fits when so many bits are shifted out; a negative number leaves its sign.
+COUNT_BITS = 31
+# Far above what 100,000 tokens, or the ids of as long a prompt, take: what is longer is no answer.
+MAX_ANSWER_BYTES = 64 << 20
+MAX_EVENT_BYTES = 4 << 20
+# Control characters, escapes among them, and surrogates: nothing of a server's words may steer a terminal.
+NOT_PRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+# What stands for a kernel stamp where there is none.
+NO_KERNEL_STAMP = -1
+_from_json: Any = pydantic_core.from_json
+
+# One receive: CLOCK_MONOTONIC ns after the call, the kernel's stamp (CLOCK_REALTIME ns), bytes. A plain tuple, because
+# there is one per chunk of the run.
+Piece: TypeAlias = tuple[int, int, bytes]
+# One event that carried choices: stamps of its receive, token ids in it, whether its receive held other events too (its
+# stamps are then theirs).
+ChunkStamp: TypeAlias = tuple[int, int, int, bool]
+
+
+class Answer:
+    """What one response said so far. ``problem`` is empty while everything could be understood.
+
+    keeps_id_text: the ids are also wanted as decimal text, for the session's next prompt.
+    """
+
+    __slots__ = (
+        "_is_done",
+        "_lacks_token_ids",
+        "_num_bytes",
+        "_rest",
+        "cached_tokens",
+        "chunks",
+        "completion_tokens",
+        "finish_reason",
+        "id_texts",
+        "keeps_id_text",
+        "needs_token_ids",
+        "problem",
+        "prompt_tokens",
+        "response_id",
+        "stream",
+        "texts",
+        "token_ids",
+    )
+
+    def __init__(self, stream: bool, needs_token_ids: bool = True, keeps_id_text: bool = False) -> None:
+        self.stream = stream
+        self.needs_token_ids = needs_token_ids
+        self.keeps_id_text = keeps_id_text
+        self.response_id = self.finish_reason = self.problem = ""
+        self.token_ids: list[int] = []
+        self.id_texts: list[str] = []
+        self.texts: list[str] = []
+        self.prompt_tokens: int | None = None
+        self.completion_tokens: int | None = None
+        self.cached_tokens = 0
+        self.chunks: list[ChunkStamp] = []
+        self._rest = bytearray()
+        self._num_bytes = 0
+        self._is_done = self._lacks_token_ids = False
+
+    def feed(self, piece: Piece) -> None:
+        """Take the next received piece of the body."""
+        events = self._events_with(piece[2])
+        is_coalesced = len(events) > 1
+        for event in events:
+            self._take_event(event, piece, is_coalesced)
+
+    def _events_with(self, body: bytes) -> list[bytes]:
+        """The events that these bytes complete; the others are kept, as all bytes of an answer that is no stream."""
+        rest = self._rest
+        self._num_bytes += len(body)
+        if self._num_bytes > MAX_ANSWER_BYTES or (self.stream and len(rest) > MAX_EVENT_BYTES):
+            self.problem = self.problem or "the answer is longer than any answer can be"
+            rest.clear()
+            return []
+        if not self.stream:
+            rest += body
+            return []
+        if rest:
+            # Where an event may end that has begun before; nothing is copied while none does.
+            seen = max(0, len(rest) - 3)
+            rest += body
+            if rest.find(b"\n\n", seen) < 0 and rest.find(b"\n\r\n", seen) < 0:
+                return []
+            body = bytes(rest)
+            rest.clear()
+        if b"\r" in body:
+            body = body.replace(b"\r\n", b"\n")
+        *events, last = body.split(EVENT_END)
+        rest += last
+        return events
+
+    def close(self, last: Piece) -> None:
+        """The body is complete; ``last`` is its last receive."""
+        rest = bytes(self._rest).strip()
+        self._rest.clear()
+        if not self.stream:
+            self._take_data(rest, last, False)
+        elif rest:
+            self._take_event(rest, last, True)
+        if self.stream and not self._is_done and not self.problem:
+            self.problem = "the stream ended without [DONE]"
+        self._check_counts()
+
+    def _take_event(self, event: bytes, piece: Piece, is_coalesced: bool) -> None:
+        for line in event.split(b"\n") if b"\n" in event else (event,):
+            if not line.startswith(DATA_PREFIX):
+                continue  # comments (keep-alive pings) and other fields of the event stream
+            data = line[5:].strip()
+            if self._is_done:
+                self.problem = self.problem or "the stream goes on after [DONE]"
+            elif data == DONE_MARK:
+                self._is_done = True
+            else:
+                self._take_data(data, piece, is_coalesced)
+
+    def _take_data(self, data: bytes, piece: Piece, is_coalesced: bool) -> None:
+        try:
+            document = scan_json(data)
+        except ValueError:
+            document = None
+        if type(document) is dict:
+            self._take_document(document, piece, is_coalesced)  # pyright: ignore[reportUnknownArgumentType]
+        else:
+            self.problem = self.problem or f"not a JSON object: {data[:80]!r}"
+
+    def _take_document(self, document: dict[str, Any], piece: Piece, is_coalesced: bool) -> None:
+        if "error" in document:
+            self.problem = self.problem or error_message(document) or "an error without a word"
+            return
+        try:
+            self._read_fields(document, piece, is_coalesced)
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+            shape = printable(f"{type(error).__name__}: {error}")
+            self.problem = self.problem or f"unexpected shape of the answer ({shape})"
+
+    def _read_fields(self, document: dict[str, Any], piece: Piece, is_coalesced: bool) -> None:
+        response_id = document.get("id")
+        if response_id != self.response_id or not response_id:
+            self._note_id(response_id)
+        choices = document.get("choices") or ()
+        for choice in choices:
+            if len(choices) > 1 or choice.get("index"):
+                raise ValueError("more than the one choice that was asked for")
+            ids = choice.get("token_ids")
+            if ids is None:
+                # A last chunk that only states the finish reason carries no text and needs no ids.
+                self._lacks_token_ids = self._lacks_token_ids or bool(choice.get("text"))
+                ids = ()
+            else:
+                self._take_ids(ids)
+            if not self.needs_token_ids:
+                self.texts.append(str(choice.get("text") or ""))
+            self.chunks.append((piece[0], piece[1], len(ids), is_coalesced))
+            if choice.get("finish_reason"):
+                self.finish_reason = printable(str(choice["finish_reason"]), MAX_ID_CHARS)
+        usage = document.get("usage")
+        if usage:
+            self._take_usage(usage)
+
+    def _note_id(self, response_id: object) -> None:
+        """The id joins a row to the server's log, so an answer has one."""
+        if type(response_id) is not str or not 0 < len(response_id) <= MAX_ID_CHARS or not response_id.isprintable():
+            raise ValueError(f"id {response_id!r:.80} is no name")
+        if self.response_id:
+            raise ValueError(f"id {response_id!r:.80} after {self.response_id!r:.80}")
+        self.response_id = response_id
+
+    def _take_ids(self, ids: object) -> None:
+        if type(ids) is not list:
+            raise TypeError("token_ids are no list")
+        for token_id in ids:
+            # ``type`` and not ``isinstance``: true and false are ints too.
+            if type(token_id) is not int or token_id >> COUNT_BITS:
+                self.problem = self.problem or "token_ids are not all token ids"
+                return
+        self.token_ids.extend(ids)
+        if self.keeps_id_text:
+            self.id_texts.extend(map(str, ids))
+
+    def _take_usage(self, usage: dict[str, Any]) -> None:
+        # Absent and null both mean that nothing was cached.
+        details = usage.get("prompt_tokens_details")
+        cached = (details.get("cached_tokens") or 0) if details else 0
+        prompt, completion = usage["prompt_tokens"], usage.get("completion_tokens") or 0
+        if (
+            not (type(prompt) is type(completion) is type(cached) is int)
+            or (prompt | completion | cached) >> COUNT_BITS
+        ):
+            raise ValueError(f"usage counts {prompt!r:.40}, {completion!r:.40}, {cached!r:.40}")
+        if cached > prompt:
+            raise ValueError(f"usage counts {cached} cached of {prompt} prompt tokens")
+        if self.prompt_tokens is not None and (prompt, completion, cached) != (
+            self.prompt_tokens,
+            self.completion_tokens,
+            self.cached_tokens,
+        ):
+            raise ValueError("usage is told twice, and differs")
+        self.prompt_tokens, self.completion_tokens, self.cached_tokens = prompt, completion, cached
+
+    def keep_first(self, num_tokens: int) -> None:
+        """Forget the ids behind the first ``num_tokens``: the client left there, whatever else had come."""
+        del self.token_ids[num_tokens:], self.id_texts[num_tokens:]
+
+    @property
+    def num_tokens(self) -> int | None:
+        """Tokens generated: counted from ids where there are any, else what usage says, else unknown."""
+        return len(self.token_ids) if self.token_ids else self.completion_tokens
+
+    def _check_counts(self) -> None:
+        if self.problem:
+            return
+        has_ids = not self._lacks_token_ids and bool(self.token_ids or not self.completion_tokens)
+        if self.needs_token_ids and not has_ids:
+            self.problem = "no token_ids in the answer: the server ignored return_token_ids, so nothing can continue it"
+        elif self.prompt_tokens is None:
+            self.problem = "no usage in the answer"
+        elif has_ids and self.completion_tokens != len(self.token_ids):
+            self.problem = f"usage says {self.completion_tokens} tokens, token_ids hold {len(self.token_ids)}"
+
+
+def scan_json(text: bytes | bytearray) -> Any:
+    """A JSON value; ValueError where there is none.
+
+    Strict, and twice as fast as ``json.loads`` on the short documents of a stream. It knows no lone surrogates, and
+    its depth is bounded.
+    """
+    return _from_json(text, allow_inf_nan=False, cache_strings="keys")
+
+
+def printable(text: str, max_chars: int = MAX_ERROR_CHARS) -> str:
+    """A server's words on one line that any terminal and any table can hold: what cannot be printed is spelled out."""
+    if text.isalnum() and len(text) <= max_chars:
+        # One word, as most are that come with every answer.
+        return text
+    line = NOT_PRINTABLE.sub(lambda found: ascii(found[0])[1:-1], " ".join(text[: 4 * max_chars].split()))
+    return line if len(line) <= max_chars else line[: max_chars - 1] + "…"
+
+
+def error_message(document: dict[str, Any]) -> str:
+    """The message of an OpenAI-style error body, shortened to a row's width."""
+    error = document.get("error", document)
+    message = error.get("message", error) if isinstance(error, dict) else error
+    return printable(str(message))
+
+
+def describe_error_body(body: bytes | bytearray) -> str:
+    """One line that says what a non-200 body said, whatever its form."""
+    try:
+        document = scan_json(body)
+    except ValueError:
+        document = None
+    if isinstance(document, dict):
+        return error_message(document)  # pyright: ignore[reportUnknownArgumentType]
+    said = printable(body[: 4 * MAX_ERROR_CHARS].decode("utf-8", "replace"))
+    return said or "no words came with the status"

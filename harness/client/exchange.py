@@ -1,0 +1,167 @@
+"""One request on the wire and its answer so far: HTTP is parsed as bytes arrive, JSON when there is time.
+
+httptools decides where the answer ends. No socket and no clock here; ``loop`` reads, stamps and decides what follows.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+import httptools
+
+from harness.client.answer import MAX_ERROR_BYTES, NO_KERNEL_STAMP, Answer, Piece
+from harness.client.rows import ABSENT
+from harness.server.ask import MIN_FINAL_STATUS
+
+MAX_HEAD_BYTES = 64 << 10
+FRAMING_HEADERS = (b"content-length", b"transfer-encoding")
+# With more receives than this waiting, they are interpreted at once: memory stays bounded whatever a server sends.
+MAX_WAITING_PIECES = 32
+# Receives that are interpreted in one go while there is time: about 40 us of work.
+PIECES_AT_ONCE = 4
+
+
+def request_bytes(authority: str, request_id: str, body: Sequence[bytes]) -> bytes:
+    """A whole request; authority: host and port of the server."""
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nHost: {authority}\r\nContent-Type: application/json\r\nAccept: */*\r\n"
+        f"X-Request-Id: {request_id}\r\nContent-Length: {sum(map(len, body))}\r\n\r\n"
+    )
+    return b"".join((head.encode(), *body))
+
+
+class Exchange:
+    """A request and what has come back.
+
+    payload: the request's bytes until they are sent. status: 0 until the head is complete. problem: why the answer is
+    not HTTP, empty while it is. is_over: the whole answer has come. is_queued: somebody will interpret what waits.
+    """
+
+    __slots__ = (
+        "_has_framing",
+        "_head_bytes",
+        "_is_head_complete",
+        "_last",
+        "_new_body",
+        "_parser",
+        "_waiting",
+        "answer",
+        "error_body",
+        "first_byte_ns",
+        "is_kept_alive",
+        "is_over",
+        "is_queued",
+        "payload",
+        "problem",
+        "row",
+        "status",
+    )
+
+    def __init__(self, row: int, answer: Answer, payload: bytes) -> None:
+        self.row = row
+        self.answer = answer
+        self.payload = payload
+        self.status = 0
+        self.problem = ""
+        self.error_body = bytearray()
+        self.first_byte_ns = ABSENT
+        self.is_over = self.is_kept_alive = self.is_queued = False
+        # Of all heads: an interim answer has a head too.
+        self._head_bytes = 0
+        self._has_framing = self._is_head_complete = False
+        self._new_body: list[bytes] = []
+        self._waiting: deque[Piece] = deque()
+        self._last: Piece | None = None
+        self._parser: httptools.HttpResponseParser | None = None
+
+    # -- called by httptools -----------------------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        if self.is_over:
+            self.problem = "not HTTP: more bytes than the answer's end allows"
+        self._has_framing = False
+
+    def on_header(self, name: bytes, _value: bytes) -> None:
+        if name.lower() in FRAMING_HEADERS:
+            self._has_framing = True
+
+    def on_headers_complete(self) -> None:
+        self._is_head_complete = True
+
+    def on_body(self, body: bytes) -> None:
+        self._new_body.append(body)
+
+    def on_message_complete(self) -> None:
+        assert self._parser is not None
+        if self._parser.get_status_code() < MIN_FINAL_STATUS:
+            # An interim answer (100 Continue): the final one follows.
+            self._is_head_complete = False
+            return
+        self.is_over = True
+        # The parser forgets the message's framing after this call.
+        self.is_kept_alive = self._parser.should_keep_alive()
+
+    # -- called by the loop ------------------------------------------------------------------------------------
+
+    def take(self, received_ns: int, kernel_ns: int, data: bytes) -> None:
+        """Parse the bytes of one receive as HTTP; what they hold of the body waits to be interpreted."""
+        if self._parser is None:
+            self.first_byte_ns = received_ns
+            self._parser = httptools.HttpResponseParser(self)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            self.problem = self.problem or f"not HTTP: {error}"
+        except httptools.HttpParserUpgrade:
+            self.problem = "not HTTP: the server changes to another protocol"
+        if not self._is_head_complete:
+            self._head_bytes += len(data)
+            if self._head_bytes > MAX_HEAD_BYTES:
+                self.problem = self.problem or "not HTTP: a head without an end"
+            return
+        if not self.status:
+            self.status = self._parser.get_status_code()
+        body = self._new_body
+        if body:
+            whole = body[0] if len(body) == 1 else b"".join(body)
+            body.clear()
+            if self.status == 200:
+                self._waiting.append((received_ns, kernel_ns, whole))
+                if len(self._waiting) > MAX_WAITING_PIECES:
+                    self.interpret()
+            else:
+                self.error_body += whole[: MAX_ERROR_BYTES - len(self.error_body)]
+
+    def interpret(self, most: int = MAX_WAITING_PIECES + 1) -> bool:
+        """Read the JSON of at most so many waiting receives; True when more are waiting."""
+        waiting, feed = self._waiting, self.answer.feed
+        for _ in range(min(most, len(waiting))):
+            self._last = piece = waiting.popleft()
+            feed(piece)
+        return bool(waiting)
+
+    def read(self) -> Answer:
+        """The answer, with everything that has come of it interpreted."""
+        self.interpret()
+        return self.answer
+
+    def close(self) -> Answer:
+        """The whole answer, once it is complete."""
+        self.interpret()
+        self.answer.close(self._last or (self.first_byte_ns, NO_KERNEL_STAMP, b""))
+        return self.answer
+
+    def release(self) -> None:
+        """Nothing more will come. Callbacks make a cycle, and nothing collects cycles during a replay."""
+        self._parser = None
+
+    @property
+    def has_head(self) -> bool:
+        """True once the whole head of the answer has come."""
+        return self._is_head_complete
+
+    @property
+    def ends_at_close(self) -> bool:
+        """True when the end of the connection is what marks the answer's end."""
+        return self._is_head_complete and not self._has_framing and not self.problem

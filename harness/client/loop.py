@@ -1,0 +1,440 @@
+"""The epoll replay: one thread, absolute deadlines, never early. It sends, stamps and finds the end of answers.
+
+Sends come first. Answers are interpreted and requests are built while no send is near, or when a send needs them. It
+retries nothing and computes no statistic, and every wait has a limit.
+"""
+
+from __future__ import annotations
+
+import heapq
+import select
+from collections import deque
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from harness.client.answer import describe_error_body
+from harness.client.connection import Connection, ConnectionPool, allow_sockets
+from harness.client.exchange import PIECES_AT_ONCE, Exchange, request_bytes
+from harness.client.kernel_stamps import ANCILLARY_BYTES, OffsetLog, kernel_stamp_ns
+from harness.client.rows import ABSENT
+from harness.client.scheduler_slice import SHORT_SLICE_NS, SchedulerSlice
+from harness.client.timer import DeadlineTimer
+from harness.clock import NS_PER_MS, NS_PER_S, NS_PER_US, monotonic_ns
+
+if TYPE_CHECKING:
+    from harness.client.script import Due, Script
+    from harness.client.single import Target
+
+EPOLLIN, EPOLLOUT = select.EPOLLIN, select.EPOLLOUT
+RECEIVE_BYTES = 65_536
+MAX_EVENTS = 64
+# The loop wakes this often with nothing to do: to see the stop flag and to sample the clock offset.
+HEARTBEAT_NS = 50 * NS_PER_MS
+# Below this the final spin only reads the clock; above it, it also takes arrivals.
+BARE_SPIN_NS = 25 * NS_PER_US
+# A kept connection that idled longer is replaced before it is used: servers close idle connections after a few seconds
+# (uvicorn: 5 s), and a request sent in that very moment would be lost.
+FRESH_AFTER_IDLE_NS = NS_PER_S
+PREPARE_LEAD_NS = 250 * NS_PER_MS
+# Work that can wait is done in turns this long, with a look for arrivals between them: the kernel has stamped what
+# arrives meanwhile. No turn begins nearer to a send than the lead, unless more work waits than the limit.
+TURN_NS = 20 * NS_PER_US
+TURN_LEAD_NS = 60 * NS_PER_US
+MAX_WAITING_JOBS = 256
+FAR_AWAY_NS = 1 << 62
+# What a deadline is for; at one instant they are met in this order.
+PREPARE, SEND, LEAVE = range(3)
+
+
+class EpollReplay:
+    """One replay. ``run`` returns when every row has a final status."""
+
+    def __init__(
+        self, script: Script, target: Target, *, is_stopped: Callable[[], bool], on_slack: Callable[[], None]
+    ) -> None:
+        """on_slack: called about every 50 ms."""
+        self._script = script
+        self._rows = script.rows
+        self._target = target
+        self._spin_ns = target.options.spin_us * NS_PER_US
+        self._timeout_ns = script.clock.to_monotonic_ns(target.request_timeout_ns)
+        self._is_stopped = is_stopped
+        self._on_slack = on_slack
+        self.offsets = OffsetLog()
+        self.spun_ns = self.num_wakeups = self.num_reconnects = self.ended_ns = 0
+        self._next_beat_ns = 0
+        # (instant, what for, row)
+        self._deadlines: list[tuple[int, int, int]] = []
+        self._jobs: deque[Callable[[], object]] = deque()
+        # By row: the exchanges that are ready to be sent, and whether one was ever made.
+        self._ready: dict[int, Exchange | None] = {}
+        self._is_prepared = bytearray(self._rows.count)
+        # Complete answers that are not judged yet, by session.
+        self._unjudged: dict[int, Exchange] = {}
+
+    def run(self, turns: SchedulerSlice, choose_start: Callable[[], int]) -> int:
+        """Connect, release all sessions together, and loop to the end; the common start in CLOCK_MONOTONIC ns.
+
+        choose_start: called once everything is ready; returns that start.
+        """
+        script, clock = self._script, self._script.clock
+        with select.epoll() as self._epoll, DeadlineTimer() as self._timer:
+            self._pool = ConnectionPool(self._epoll, self._target.host, self._target.port)
+            self._epoll.register(self._timer.fd, EPOLLIN)
+            try:
+                first = script.release(0)
+                allow_sockets(len(first))
+                soon = [due.row for due in first if clock.to_monotonic_ns(due.due_ns) < FRESH_AFTER_IDLE_NS]
+                self._pool.open_all([self._rows.session[row] for row in soon], self._on_writable, self._is_stopped)
+                for row in soon:
+                    self._stage(row)
+                self.offsets.sample()
+                # The common start is one long run of sends, which those that it wakes must not cut into pieces.
+                turns.as_before()
+                start_ns = choose_start()
+                self._schedule_all(script.release(clock.from_monotonic_ns(start_ns)))
+                self._loop(start_ns, turns)
+            finally:
+                self.offsets.sample()
+                self._pool.close()
+        return start_ns
+
+    # -- the loop ----------------------------------------------------------------------------------------------
+
+    def _loop(self, start_ns: int, turns: SchedulerSlice) -> None:
+        script, deadlines = self._script, self._deadlines
+        is_burst = True
+        while not script.is_finished:
+            now_ns = self._run_due()
+            if is_burst and now_ns >= start_ns:
+                is_burst = False
+                turns.ask(SHORT_SLICE_NS)
+            next_ns = deadlines[0][0] if deadlines else FAR_AWAY_NS
+            late_beat_ns = now_ns - self._next_beat_ns
+            if late_beat_ns >= 0 and (next_ns - now_ns > self._spin_ns or late_beat_ns > HEARTBEAT_NS):
+                self._beat(now_ns)
+            else:
+                self._take_events(self._wait(now_ns, next_ns))
+        while self._jobs:
+            self._jobs.popleft()()
+        self.ended_ns = monotonic_ns()
+
+    def _run_due(self) -> int:
+        """Meet every deadline that has come; the instant after it."""
+        deadlines = self._deadlines
+        now_ns = monotonic_ns()
+        while deadlines and deadlines[0][0] <= now_ns:
+            _, what, row = heapq.heappop(deadlines)
+            if what == SEND:
+                self._dispatch(row)
+            elif what == PREPARE:
+                self._refresh(row)
+                self._jobs.append(partial(self._stage, row))
+            else:
+                self._leave_in_time(row)
+            now_ns = monotonic_ns()
+        return now_ns
+
+    def _wait(self, now_ns: int, next_ns: int) -> Iterable[tuple[int, int]]:
+        """Wait for events until the next deadline or heartbeat, working through the jobs while nothing comes."""
+        left_ns = next_ns - now_ns
+        if left_ns <= self._spin_ns:
+            return self._spin(now_ns, next_ns)
+        jobs = self._jobs
+        if jobs and (left_ns > self._spin_ns + TURN_LEAD_NS or len(jobs) > MAX_WAITING_JOBS):
+            # Arrivals first: the end of an answer often follows its last token by microseconds.
+            events = self._epoll.poll(0, MAX_EVENTS)
+            is_behind = len(jobs) > MAX_WAITING_JOBS
+            while jobs and (is_behind or not events):
+                jobs.popleft()()
+                if monotonic_ns() >= now_ns + TURN_NS:
+                    break
+            return events
+        self._timer.arm(next_ns - self._spin_ns if next_ns < FAR_AWAY_NS else 0)
+        self.num_wakeups += 1
+        return self._epoll.poll(HEARTBEAT_NS / NS_PER_S, MAX_EVENTS)
+
+    def _spin(self, now_ns: int, next_ns: int) -> Iterable[tuple[int, int]]:
+        """Wait for a near deadline without giving the core away."""
+        if next_ns - now_ns <= BARE_SPIN_NS:
+            while monotonic_ns() < next_ns:
+                pass
+            self.spun_ns += next_ns - now_ns
+            return ()
+        _, what, row = self._deadlines[0]
+        if what == SEND and not self._is_prepared[row]:
+            self._stage(row)
+            return ()
+        events = self._epoll.poll(0, MAX_EVENTS)
+        self.spun_ns += monotonic_ns() - now_ns
+        return events
+
+    def _beat(self, now_ns: int) -> None:
+        """What must happen now and then; not within the spin before a send, unless sends leave no other time."""
+        self._next_beat_ns = now_ns + HEARTBEAT_NS
+        if now_ns >= self.offsets.next_ns:
+            self.offsets.sample()
+        for connection, problem in self._pool.overdue(now_ns):
+            self._break(connection, "timeout", problem)
+        self._script.chunks.spill()
+        if self._is_stopped():
+            self._stop(now_ns)
+        self._on_slack()
+
+    def _take_events(self, events: Iterable[tuple[int, int]]) -> None:
+        deadlines, by_fd = self._deadlines, self._pool.by_fd
+        for fd, mask in events:
+            connection = by_fd.get(fd)
+            if connection is None:
+                if fd == self._timer.fd:
+                    self._timer.clear()
+                continue
+            if not connection.is_connected:
+                if mask & ~EPOLLIN:  # a lone EPOLLIN is a stale event of a closed socket that had this number
+                    self._on_writable(connection)
+            elif mask == EPOLLIN:
+                self._on_readable(connection)
+            else:
+                if mask & EPOLLOUT:
+                    self._on_writable(connection)
+                if mask & ~EPOLLOUT and by_fd.get(fd) is connection:
+                    self._on_readable(connection)
+            if deadlines and deadlines[0][0] <= monotonic_ns():
+                self._run_due()
+
+    # -- what comes in -----------------------------------------------------------------------------------------
+
+    def _on_readable(self, connection: Connection) -> None:
+        try:
+            data, ancillary, _, _ = connection.recvmsg(RECEIVE_BYTES, ANCILLARY_BYTES)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._break(connection, "connection", f"{error.strerror} ({connection.describe_progress()})")
+            return
+        received_ns = monotonic_ns()
+        exchange = connection.exchange
+        if exchange is None:
+            self._pool.drop(connection)  # closed, or talking while nothing was asked
+            return
+        if not data:
+            if exchange.ends_at_close:
+                self._complete(connection, exchange, received_ns)
+            else:
+                self._break(connection, "connection", f"closed by the server ({connection.describe_progress()})")
+            return
+        exchange.take(received_ns, kernel_stamp_ns(ancillary), data)
+        if exchange.problem:
+            self._break(connection, "bad_response", exchange.problem)
+        elif self._script.abort_after_tokens[exchange.row] and self._script.has_enough(exchange.row, exchange.read()):
+            self._leave(connection, exchange)
+        elif exchange.is_over:
+            self._complete(connection, exchange, received_ns)
+        else:
+            self._read_later(exchange)
+
+    def _read_later(self, exchange: Exchange) -> None:
+        if not exchange.is_queued:
+            exchange.is_queued = True
+            self._jobs.append(partial(self._read_on, exchange))
+
+    def _read_on(self, exchange: Exchange) -> None:
+        """A job: interpret some of what has come of an answer; once all of it has, decide on it."""
+        exchange.is_queued = False
+        if exchange.interpret(PIECES_AT_ONCE):
+            self._read_later(exchange)
+        elif self._unjudged.get(session := self._rows.session[exchange.row]) is exchange:
+            self._judge(session)
+
+    def _on_writable(self, connection: Connection) -> None:
+        """A connection came about, or failed to, or has room for more of a request."""
+        if not connection.is_connected:
+            problem = connection.finish_connect()
+            if problem:
+                self._break(connection, "connection", f"cannot connect: {problem}")
+                return
+            self._pool.watch_room(connection, is_wanted=False)
+            if connection.exchange is not None:
+                self._send(connection, connection.exchange)
+        elif connection.unsent is None or self._hand_over(connection, connection.unsent):
+            self._pool.watch_room(connection, is_wanted=connection.unsent is not None)
+
+    # -- sending -----------------------------------------------------------------------------------------------
+
+    def _schedule(self, due: Due) -> None:
+        """Queue a send; see to it that its bytes are made and its connection is open, and fresh, before."""
+        due_ns = self._script.clock.to_monotonic_ns(due.due_ns)
+        heapq.heappush(self._deadlines, (due_ns, SEND, due.row))
+        now_ns = monotonic_ns()
+        if due_ns - now_ns > FRESH_AFTER_IDLE_NS:
+            heapq.heappush(self._deadlines, (due_ns - PREPARE_LEAD_NS, PREPARE, due.row))
+        elif due_ns > now_ns:
+            self._jobs.append(partial(self._stage, due.row))
+            session = self._rows.session[due.row]
+            if session not in self._pool.of_session:
+                self._pool.open(session)
+
+    def _schedule_all(self, due: list[Due], connection: Connection | None = None) -> None:
+        """Queue what became due; the first session that follows takes the connection over."""
+        for item in due:
+            session = self._rows.session[item.row]
+            if connection is not None and session not in self._pool.of_session:
+                self._pool.hand_over(connection, session)
+                connection = None
+            self._schedule(item)
+        if not due and connection is not None:
+            self._pool.drop(connection)
+
+    def _refresh(self, row: int) -> None:
+        """A connection would idle for too long before a send: another takes its place."""
+        if not self._script.may_send(row):
+            return
+        session = self._rows.session[row]
+        connection = self._pool.of_session.get(session)
+        if connection is not None:
+            if connection.exchange is not None or not connection.is_connected:
+                return
+            self._pool.drop(connection)
+        self.num_reconnects += 1
+        self._pool.open(session)
+
+    def _prepare(self, row: int) -> Exchange | None:
+        """A request with its bytes; None when what came before it failed and it must not be sent."""
+        script, rows = self._script, self._rows
+        self._is_prepared[row] = True
+        session = rows.session[row]
+        if session in self._unjudged:
+            self._judge(session)
+        elif not rows.request[row] and (parent := script.parent_of(session)) is not None:
+            self._judge(parent)
+        if not script.may_send(row):
+            return None
+        reason = script.blocked_by(row)
+        if reason:
+            self._schedule_all(script.skip_session(row, reason, monotonic_ns()))
+            return None
+        payload = request_bytes(self._target.authority, rows.request_id[row], script.body_parts(row))
+        return Exchange(row, script.new_answer(row), payload)
+
+    def _stage(self, row: int) -> None:
+        """Make everything ready for a send, so that only the send is left."""
+        if not self._is_prepared[row]:
+            self._ready[row] = self._prepare(row)
+
+    def _dispatch(self, row: int) -> None:
+        exchange = self._ready.pop(row, None) if self._is_prepared[row] else self._prepare(row)
+        if exchange is None:
+            return
+        session = self._rows.session[row]
+        connection = self._pool.of_session.get(session) or self._pool.open(session)
+        if connection is None:
+            problem = f"cannot connect: {self._pool.problem}"
+            self._schedule_all(self._script.fail(row, monotonic_ns(), "connection", problem))
+            return
+        connection.exchange = exchange
+        if connection.is_connected:
+            self._send(connection, exchange)
+
+    def _send(self, connection: Connection, exchange: Exchange) -> None:
+        row = exchange.row
+        # Stamped before the call: on loopback the server may answer before it returns.
+        self._rows.sent_ns[row] = sent_ns = monotonic_ns()
+        if not self._hand_over(connection, exchange.payload):
+            return
+        exchange.payload = b""
+        if connection.unsent is not None:
+            self._pool.watch_room(connection, is_wanted=True)
+        self._pool.expect_end(connection, exchange, sent_ns + self._timeout_ns)
+        leave_after_ns = self._script.abort_after_ns[row]
+        if leave_after_ns:
+            leave_ns = sent_ns + self._script.clock.to_monotonic_ns(leave_after_ns)
+            heapq.heappush(self._deadlines, (leave_ns, LEAVE, row))
+        if not self._script.has_all_fresh:
+            self._jobs.append(partial(self._script.prefetch_next, row))
+
+    def _hand_over(self, connection: Connection, data: bytes | memoryview) -> bool:
+        """Give the kernel what it takes of a request; False when that breaks the connection."""
+        try:
+            connection.send(data)
+        except OSError as error:
+            self._break(connection, "connection", f"{error.strerror} while sending")
+            return False
+        return True
+
+    # -- ends of exchanges -------------------------------------------------------------------------------------
+
+    def _complete(self, connection: Connection, exchange: Exchange, done_ns: int) -> None:
+        """The whole answer is there: on with its session."""
+        script, row = self._script, exchange.row
+        self._note_head(exchange)
+        free = connection if exchange.is_kept_alive and connection.unsent is None else None
+        connection.end_exchange()
+        if free is None:
+            self._pool.drop(connection)
+        if exchange.status != 200:
+            error = describe_error_body(exchange.error_body)
+            self._schedule_all(script.fail(row, done_ns, "http_error", error), free)
+            return
+        self._unjudged[self._rows.session[row]] = exchange
+        due = script.complete(row, done_ns)
+        if not script.is_last_of_session(row) and due[0].due_ns == self._rows.trigger_ns[row + 1]:
+            # No wait: on with the session, right now.
+            self._dispatch(row + 1)
+            return
+        self._read_later(exchange)
+        self._schedule_all(due, free)
+
+    def _judge(self, session: int) -> None:
+        """Decide on the session's last answer, if that has not been done; its row is written later, as a job."""
+        exchange = self._unjudged.pop(session, None)
+        if exchange is None:
+            return
+        answer = exchange.close()
+        due = self._script.judge(exchange.row, answer)
+        connection = self._pool.of_session.get(session)
+        if self._rows.status[exchange.row] == "ok" or connection is None or connection.exchange is not None:
+            connection = None
+        self._schedule_all(due, connection)
+        self._jobs.append(partial(self._script.book, exchange.row, answer))
+
+    def _leave_in_time(self, row: int) -> None:
+        """The instant has come at which the plan leaves an answer; nothing if it has ended."""
+        connection = self._pool.of_session.get(self._rows.session[row])
+        if connection is not None and connection.exchange is not None and connection.exchange.row == row:
+            self._leave(connection, connection.exchange)
+
+    def _leave(self, connection: Connection, exchange: Exchange) -> None:
+        """Leave an answer as planned: close the connection, which tells the server, and go on with the session."""
+        problem = exchange.problem or exchange.read().problem
+        if problem:
+            self._break(connection, "bad_response", problem)
+            return
+        if exchange.status not in {0, 200}:
+            return  # a refusal, which will end by itself
+        row = exchange.row
+        self._note_head(exchange)
+        left_ns = monotonic_ns()
+        self._pool.drop(connection)
+        self._schedule_all(self._script.leave(row, left_ns, exchange.answer))
+
+    def _break(self, connection: Connection, status: str, error: str) -> None:
+        """The connection is of no use any more; what it carried has failed."""
+        exchange = connection.exchange
+        self._pool.drop(connection)
+        if exchange is None:
+            return
+        self._note_head(exchange)
+        self._schedule_all(self._script.fail(exchange.row, monotonic_ns(), status, error, exchange.read()))
+
+    def _note_head(self, exchange: Exchange) -> None:
+        self._rows.first_byte_ns[exchange.row] = exchange.first_byte_ns
+        self._rows.http_status[exchange.row] = exchange.status or ABSENT
+
+    def _stop(self, now_ns: int) -> None:
+        """Break everything off: nobody wants the rest."""
+        for session in list(self._unjudged):
+            self._judge(session)
+        for connection in list(self._pool.by_fd.values()):
+            self._break(connection, "connection", "the replay was stopped before the answer was complete")
+        self._script.stop(now_ns)

@@ -1,0 +1,197 @@
+"""The portable replay client, on asyncio and aiohttp: same script, same rows, coarser clockwork than the epoll loop.
+
+For hosts without epoll, and as a second opinion on the epoll client. It retries nothing, has no kernel stamps, and its
+lateness shows in its rows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import aiohttp
+
+from harness.client.answer import MAX_ERROR_BYTES, NO_KERNEL_STAMP, Answer, describe_error_body, printable
+from harness.clock import NS_PER_MS, NS_PER_S, monotonic_ns
+from harness.records.schema import ABORTED
+from harness.server.ask import MIN_FINAL_STATUS
+
+if TYPE_CHECKING:
+    from harness.client.script import Due, Script
+
+HEARTBEAT_NS = 50 * NS_PER_MS
+START_LEAD_NS = 20 * NS_PER_MS
+# A pooled connection that idled longer is not used again: servers close idle ones, and a request sent then would be
+# lost.
+KEEPALIVE_S = 1.0
+READ_BYTES = 65_536
+
+
+class PortableReplay:
+    """One replay. ``run`` returns when every row has a final status."""
+
+    def __init__(
+        self,
+        script: Script,
+        *,
+        base_url: str,
+        request_timeout_ns: int,
+        is_stopped: Callable[[], bool],
+        on_slack: Callable[[], None],
+    ) -> None:
+        self._script = script
+        self._rows = script.rows
+        self._url = f"{base_url}/v1/completions"
+        self._timeout_s = script.clock.to_monotonic_ns(request_timeout_ns) / NS_PER_S
+        self._is_stopped = is_stopped
+        self._on_slack = on_slack
+        self._payloads: dict[int, bytes] = {}
+
+    def run(self) -> int:
+        """Release all sessions together and see them to the end; the common start in CLOCK_MONOTONIC ns."""
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return asyncio.run(self._run())
+        # Called from a notebook, whose own loop runs in this thread.
+        with ThreadPoolExecutor(1) as elsewhere:
+            return elsewhere.submit(lambda: asyncio.run(self._run())).result()
+
+    async def _run(self) -> int:
+        script = self._script
+        for due in script.release(0):
+            self._payloads[due.row] = b"".join(script.body_parts(due.row))
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._failures: list[BaseException] = []
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S)
+        timeout = aiohttp.ClientTimeout(total=self._timeout_s)
+        async with aiohttp.ClientSession(
+            connector=connector,
+            timeout=timeout,
+            read_bufsize=1 << 20,
+            # A body that nobody asked to be compressed is no answer, and a small one can become a large one.
+            auto_decompress=False,
+        ) as self._http:
+            start_ns = monotonic_ns() + START_LEAD_NS
+            self._start(script.release(script.clock.from_monotonic_ns(start_ns)))
+            while not script.is_finished and not self._failures:
+                self._on_slack()
+                script.chunks.spill()
+                if self._is_stopped():
+                    await self._stop()
+                await self._wait_for_a_beat()
+            if self._failures:
+                await self._stop()
+                raise self._failures[0]
+        return start_ns
+
+    async def _wait_for_a_beat(self) -> None:
+        beat = asyncio.ensure_future(self._script.clock.wait_until_ns(self._beat_ns()))
+        await asyncio.wait({beat, *self._tasks}, return_when=asyncio.FIRST_COMPLETED)
+        beat.cancel()
+        await asyncio.gather(beat, return_exceptions=True)
+
+    def _beat_ns(self) -> int:
+        return self._script.clock.from_monotonic_ns(monotonic_ns() + HEARTBEAT_NS)
+
+    async def _stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._script.stop(monotonic_ns())
+
+    def _start(self, due: list[Due]) -> None:
+        for item in due:
+            task = asyncio.create_task(self._perform(item))
+            self._tasks.add(task)
+            task.add_done_callback(self._forget)
+
+    def _forget(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (failure := task.exception()) is not None:
+            self._failures.append(failure)
+
+    async def _perform(self, due: Due) -> None:
+        script, row = self._script, due.row
+        reason = script.blocked_by(row)
+        if reason:
+            self._start(script.skip_session(row, reason, monotonic_ns()))
+            return
+        body = self._payloads.pop(row, None) or b"".join(script.body_parts(row))
+        await script.clock.wait_until_ns(due.due_ns)
+        answer = script.new_answer(row)
+        try:
+            status, problem = await self._exchange_or_leave(row, body, answer)
+        except asyncio.CancelledError:
+            if self._rows.sent_ns[row] >= 0:
+                script.fail(
+                    row, monotonic_ns(), "connection", "the replay was stopped before the answer was complete", answer
+                )
+            raise
+        if status == ABORTED:
+            self._start(script.leave(row, monotonic_ns(), answer))
+            return
+        if status:
+            self._start(script.fail(row, monotonic_ns(), status, problem, answer))
+            return
+        due_next = script.complete(row, self._rows.done_ns[row])
+        due_next_on_failure = script.settle(row, answer)
+        self._start([item for item in due_next if script.may_send(item.row)] + due_next_on_failure)
+
+    async def _exchange_or_leave(self, row: int, body: bytes, answer: Answer) -> tuple[str, str]:
+        """As ``_exchange``; ABORTED when the plan has the client leave, and the answer has not ended before."""
+        exchange = asyncio.ensure_future(self._exchange(row, body, answer))
+        after_ns = self._script.abort_after_ns[row]
+        if not after_ns:
+            return await exchange
+        instant = asyncio.ensure_future(self._wait_to_leave(row, after_ns))
+        try:
+            await asyncio.wait({exchange, instant}, return_when=asyncio.FIRST_COMPLETED)
+            return exchange.result() if exchange.done() else (ABORTED, "")
+        finally:
+            for task in (exchange, instant):
+                task.cancel()
+            await asyncio.gather(exchange, instant, return_exceptions=True)
+
+    async def _wait_to_leave(self, row: int, after_ns: int) -> None:
+        # Begun after the exchange, whose first act is to stamp the send.
+        clock = self._script.clock
+        await clock.wait_until_ns(clock.from_monotonic_ns(self._rows.sent_ns[row]) + after_ns)
+
+    async def _exchange(self, row: int, body: bytes, answer: Answer) -> tuple[str, str]:
+        """One request to its end; a status and its reason when it failed, two empty strings otherwise."""
+        headers = {"Content-Type": "application/json", "X-Request-Id": self._rows.request_id[row]}
+        self._rows.sent_ns[row] = monotonic_ns()
+        try:
+            async with self._http.post(self._url, data=body, headers=headers) as response:
+                self._rows.http_status[row] = response.status
+                return await self._read(row, response, answer)
+        except asyncio.TimeoutError:
+            return "timeout", "no end within the limit"
+        except aiohttp.ClientResponseError as error:
+            return "bad_response", printable(f"not HTTP: {error.message}")
+        except (aiohttp.ClientError, OSError) as error:
+            return "connection", f"{type(error).__name__}: {error}"
+
+    async def _read(self, row: int, response: aiohttp.ClientResponse, answer: Answer) -> tuple[str, str]:
+        last = (monotonic_ns(), NO_KERNEL_STAMP, b"")
+        self._rows.first_byte_ns[row] = last[0]
+        refused = bytearray()
+        async for data in response.content.iter_any():
+            last = (monotonic_ns(), NO_KERNEL_STAMP, data)
+            if response.status == 200:
+                answer.feed(last)
+                if self._script.has_enough(row, answer):
+                    response.close()
+                    return ABORTED, ""
+            else:
+                refused += data[: MAX_ERROR_BYTES - len(refused)]
+        self._rows.done_ns[row] = monotonic_ns()
+        if response.status < MIN_FINAL_STATUS:
+            return "bad_response", f"not HTTP: status {response.status} is no answer"
+        if response.status != 200:
+            return "http_error", describe_error_body(refused)
+        answer.close(last)
+        return "", ""

@@ -1,0 +1,304 @@
+"""One replay by several client processes: one clock, one common start, sessions dealt out, rows merged.
+
+Sessions that follow or continue one another stay in one process; every process opens and prepares what is its own, and
+all leave at one instant of CLOCK_MONOTONIC. This process sends nothing itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import pyarrow as pa
+from pyarrow import ipc
+
+from harness.client.meters import CpuMeter
+from harness.client.script import ReplayEvent
+from harness.client.single import ReplayResult, Target, replay_here
+from harness.clock import NS_PER_MS, monotonic_ns
+from harness.errors import HarnessError, ServerError, SpecError
+from harness.plan import Plan, read_plan, write_plan
+from harness.records import layout
+from harness.spec import ClientSpec
+
+if TYPE_CHECKING:
+    from subprocess import Popen
+
+# From the last process that is ready to the common start: each must read one line in this time.
+START_LEAD_NS = 20 * NS_PER_MS
+POLL_S = 0.05
+READ_BYTES = 65_536
+END_TIMEOUT_S = 10.0
+
+
+def deal_sessions(plan: Plan, num_processes: int) -> list[list[int]]:
+    """Session indices by process, about as many requests in each; chains of sessions stay whole, empty hands are left
+    out.
+    """
+    chain_of = list(range(plan.num_sessions))
+    for session in plan.sessions:  # what a session follows or continues comes before it in the plan
+        for other in {*session.predecessors, *(() if session.continues is None else (session.continues,))}:
+            old, new = chain_of[session.index], chain_of[other]
+            chain_of = [new if chain == old else chain for chain in chain_of] if old != session.index else chain_of
+            chain_of[session.index] = new
+    chains: dict[int, list[int]] = {}
+    for session, chain in enumerate(chain_of):
+        chains.setdefault(chain, []).append(session)
+    sizes = {chain: sum(len(plan.sessions[index].requests) for index in members) for chain, members in chains.items()}
+    hands: list[list[int]] = [[] for _ in range(num_processes)]
+    loads = [0] * num_processes
+    for chain in sorted(chains, key=lambda chain: (-sizes[chain], chain)):
+        place = loads.index(min(loads))
+        hands[place] += chains[chain]
+        loads[place] += sizes[chain]
+    return [sorted(hand) for hand in hands if hand]
+
+
+def replay_in_processes(
+    plan: Plan, target: Target, *, on_event: Callable[[ReplayEvent], None] | None, is_stopped: Callable[[], bool]
+) -> ReplayResult:
+    """Replay with ``target.options.processes`` processes and merge what they recorded.
+
+    Raises SpecError when the client is not 'epoll', ServerError when a client process ended without a result.
+    """
+    if target.options.name != "epoll":
+        raise SpecError(
+            "only client 'epoll' runs in several processes", where="client.processes", hint="Set client.processes = 1"
+        )
+    cpu = CpuMeter()
+    with tempfile.TemporaryDirectory(prefix="harness-client-", dir=target.records) as name:
+        folder = Path(name)
+        plan_path = write_plan(plan, folder / layout.PLAN)
+        with ExitStack() as stack:
+            parts = [
+                stack.enter_context(_part(plan_path, folder / str(place), target, sessions, tells=on_event is not None))
+                for place, sessions in enumerate(deal_sessions(plan, target.options.processes))
+            ]
+            _run_all(parts, plan.num_requests, on_event, is_stopped)
+        results = [_read_result(folder / str(place)) for place in range(len(parts))]
+    merged = _merge(results)
+    workers_s = merged.audit["cpu_s"]
+    usage = cpu.read(workers_s)
+    merged.audit.update(usage)
+    merged.audit["cpu_s"], merged.audit["cpu_helpers_s"] = round(usage["cpu_s"] + workers_s, 4), 0.0
+    return merged
+
+
+@contextmanager
+def _part(plan: Path, folder: Path, target: Target, sessions: list[int], *, tells: bool) -> Generator[Popen[str]]:
+    """A client process that prepares its sessions and waits for the start; gone at the end of the block."""
+    folder.mkdir()
+    task = {
+        "plan": str(plan),
+        "folder": str(folder),
+        "sessions": sessions,
+        "host": target.host,
+        "port": target.port,
+        "model": target.model,
+        "options": target.options.model_dump(mode="json"),
+        "scale": target.clock.scale,
+        "request_timeout_ns": target.request_timeout_ns,
+        "tells": tells,
+    }
+    process = subprocess.Popen(
+        [sys.executable, "-m", "harness.client.processes"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # A Ctrl-C in the terminal is the harness's to answer.
+        start_new_session=True,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stderr is not None
+    try:
+        with suppress(BrokenPipeError):
+            process.stdin.write(json.dumps(task) + "\n")
+            process.stdin.flush()
+        yield process
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(END_TIMEOUT_S)
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+        with suppress(BrokenPipeError):
+            process.stdin.close()
+        process.stdout.close()
+        process.stderr.close()
+
+
+def _run_all(
+    parts: list[Popen[str]],
+    num_requests: int,
+    on_event: Callable[[ReplayEvent], None] | None,
+    is_stopped: Callable[[], bool],
+) -> None:
+    """See all processes ready, give them one start, pass on what they tell until the last has ended."""
+    num_finished = num_ready = 0
+    has_stopped = False
+    for part, words in _lines(parts):
+        if words is None and part is None:
+            if is_stopped() and not has_stopped:
+                has_stopped = True
+                _say(parts, "stop")
+        elif words is None:
+            raise ServerError(
+                "a client process ended without a result", where="client.processes", hint=_last_words(part)
+            )
+        elif words[0] == "ready":
+            num_ready += 1
+            if num_ready == len(parts):
+                _say(parts, str(monotonic_ns() + START_LEAD_NS))
+        elif words[0] == "event" and on_event is not None:
+            num_finished += 1
+            late_ns = None if words[4] == "None" else int(words[4])
+            on_event(ReplayEvent(int(words[1]), int(words[2]), words[3], late_ns, num_finished, num_requests))
+
+
+def _last_words(part: Popen[str] | None) -> str:
+    """What a client process said of its end."""
+    with suppress(subprocess.TimeoutExpired, AttributeError):
+        assert part is not None
+        assert part.stderr is not None
+        status = part.wait(END_TIMEOUT_S)
+        os.set_blocking(part.stderr.fileno(), False)
+        lines = part.stderr.read().strip().splitlines()
+        return f"It said: {lines[-1][:200]}" if lines else f"Its exit status was {status}; see `ulimit -a`"
+    return "It does not end either"
+
+
+def _lines(parts: list[Popen[str]]) -> Iterator[tuple[Popen[str] | None, list[str] | None]]:
+    """The words of each line a process says, (part, None) when one broke off, (None, None) now and then."""
+    pipes = {part.stdout.fileno(): (part, b"") for part in parts if part.stdout is not None}
+    while pipes:
+        ready, _, _ = select.select(list(pipes), [], [], POLL_S)
+        yield None, None
+        for fd in ready:
+            part, rest = pipes[fd]
+            data = os.read(fd, READ_BYTES)
+            *lines, rest = (rest + data).split(b"\n")
+            pipes[fd] = part, rest
+            for line in lines:
+                words = line.decode().split()
+                if words[0] == "done":
+                    pipes.pop(fd)
+                yield part, words
+            if not data and fd in pipes:
+                pipes.pop(fd)
+                yield part, None
+
+
+def _say(parts: Iterable[Popen[str]], line: str) -> None:
+    for part in parts:
+        assert part.stdin is not None
+        with suppress(BrokenPipeError):
+            part.stdin.write(line + "\n")
+            part.stdin.flush()
+
+
+def _read_result(folder: Path) -> ReplayResult:
+    with pa.OSFile(str(folder / "requests.arrow")) as file:
+        requests = ipc.open_file(file).read_all()
+    with pa.OSFile(str(folder / "chunks.arrow")) as file:
+        chunks = ipc.open_file(file).read_all()
+    facts = json.loads((folder / "result.json").read_text())
+    return ReplayResult(requests, chunks, facts["start_ns"], facts["audit"])
+
+
+def _merge(results: list[ReplayResult]) -> ReplayResult:
+    """Tables in plan order; counters added up; what differs by process stays apart under "processes"."""
+    requests = pa.concat_tables([result.requests for result in results])
+    chunks = pa.concat_tables([result.chunks for result in results])
+    audits = [result.audit for result in results]
+    added = ("spun_wall_ns", "num_wakeups", "num_reconnects", "num_spilled_chunks", "num_early_sends", "cpu_s")
+    audit: dict[str, Any] = {
+        **audits[0],
+        **{name: sum(each[name] for each in audits) for name in added},
+        "clock_steps": sorted({step for each in audits for step in each["clock_steps"]}),
+        "processes": [{"run_nonce": each["run_nonce"], "cpu_s": each["cpu_s"]} for each in audits],
+    }
+    return ReplayResult(
+        requests.sort_by([("session", "ascending"), ("request", "ascending")]),
+        chunks.sort_by([("session", "ascending"), ("request", "ascending"), ("chunk", "ascending")]),
+        results[0].start_ns,
+        audit,
+    )
+
+
+def work() -> None:
+    """The life of one client process: read the task, get ready, start when told, write tables, say so."""
+    from harness.clock import clock_for
+
+    task = json.loads(sys.stdin.readline())
+    folder = Path(task["folder"])
+    stopped = threading.Event()
+    target = Target(
+        task["host"],
+        task["port"],
+        task["model"],
+        ClientSpec.model_validate(task["options"]),
+        clock_for(task["scale"]),
+        task["request_timeout_ns"],
+        folder,
+    )
+
+    def choose_start() -> int:
+        print("ready", flush=True)
+        line = sys.stdin.readline()
+        if not line:
+            _forsaken(folder)
+        line = line.strip()
+        threading.Thread(target=watch_for_stop, daemon=True).start()
+        if not line.isdecimal():
+            stopped.set()
+        return int(line) if line.isdecimal() else monotonic_ns()
+
+    def watch_for_stop() -> None:
+        if not sys.stdin.readline():  # a word, or the end of the harness
+            _forsaken(folder)
+        stopped.set()
+
+    def tell(event: ReplayEvent) -> None:
+        print("event", event.session, event.request, event.status, event.late_ns, flush=True)
+
+    result = replay_here(
+        read_plan(Path(task["plan"])),
+        target,
+        on_event=tell if task["tells"] else None,
+        is_stopped=stopped.is_set,
+        only=frozenset(task["sessions"]),
+        choose_start=choose_start,
+    )
+    for name, table in (("requests", result.requests), ("chunks", result.chunks)):
+        with pa.OSFile(str(folder / f"{name}.arrow"), "wb") as file, ipc.new_file(file, table.schema) as writer:
+            writer.write_table(table)
+    (folder / "result.json").write_text(json.dumps({"start_ns": result.start_ns, "audit": result.audit}))
+    print("done", flush=True)
+
+
+def _forsaken(folder: Path) -> NoReturn:
+    """The harness is gone, however it ended: nobody will read a result, so nothing of it stays, and no word is said."""
+    shutil.rmtree(folder.parent, ignore_errors=True)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    try:
+        work()
+    except BrokenPipeError:
+        os._exit(0)
+    except (HarnessError, OSError, MemoryError, RuntimeError) as error:
+        # One line, which the harness passes on: mostly a limit of this machine.
+        sys.exit(str(error).partition("\n")[0] or type(error).__name__)

@@ -1,0 +1,171 @@
+"""The prompts of a replay as kept JSON text: a session's stream grows by pieces and is never serialised twice.
+
+Token-id prompts carry the server's own ids forward exactly; text prompts carry its text, for servers that re-tokenise.
+No socket, no clock.
+"""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.errors import PlanError
+from harness.plan import TokenStreams
+
+if TYPE_CHECKING:
+    from harness.client.answer import Answer
+    from harness.plan import Plan, SessionPlan
+
+# About 60 MB of text; what a larger plan needs beyond it is drawn during the run, in slack.
+PREFETCH_TOKENS = 10_000_000
+
+
+class Prompts(Protocol):
+    """What a script needs of either form. ``session`` and ``request`` are plan indices."""
+
+    def prefetch(self, session: int, request: int) -> None:
+        """Draw the request's fresh part now, so that ``next_prompt`` has little left to compute."""
+        ...
+
+    def prefetch_all(self, sessions: Sequence[int]) -> bool:
+        """Draw what fits the budget before the run, request by request of these sessions; True when that is all."""
+        ...
+
+    def next_prompt(self, session: int, request: int) -> list[bytes]:
+        """The JSON value of the request's prompt in parts; once per request, after everything before it was carried."""
+        ...
+
+    def carry(self, session: int, answer: Answer) -> None:
+        """Append what the server generated to the session's stream."""
+        ...
+
+    def drop(self, session: int) -> None:
+        """Forget a stream that nothing will build on."""
+        ...
+
+
+def prompts_of(plan: Plan) -> Prompts:
+    """The prompts of a plan in the form it asks for."""
+    return TextPrompts(plan) if plan.prompt_form == "text" else TokenIdPrompts(plan)
+
+
+class TextPiece(NamedTuple):
+    """``num_tokens`` token ids as comma-separated decimal text."""
+
+    num_tokens: int
+    text: bytes
+
+
+class TokenIdPrompts:
+    """Each stream is a list of pieces; a prompt is one join of them."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._streams = TokenStreams(plan)
+        self._pieces: list[list[TextPiece]] = [[] for _ in plan.sessions]
+        self._fresh: dict[tuple[int, int], TextPiece] = {}
+        self._num_prompted = array("i", [0]) * len(plan.sessions)
+        self._keep_tokens = [[request.keep_tokens for request in session.requests] for session in plan.sessions]
+
+    def prefetch(self, session: int, request: int) -> None:
+        if request >= self._num_prompted[session] and (session, request) not in self._fresh:
+            self._fresh[session, request] = text_piece(self._streams.fresh_tokens(session, request))
+
+    def prefetch_all(self, sessions: Sequence[int]) -> bool:
+        return prefetch_in_turns(self, [self._plan.sessions[session] for session in sessions])
+
+    def next_prompt(self, session: int, request: int) -> list[bytes]:
+        keep_tokens = self._keep_tokens[session][request]
+        prompt: list[TextPiece] = []
+        if keep_tokens:
+            parent = self._plan.sessions[session].continues if request == 0 else session
+            known = [] if parent is None else self._pieces[parent]
+            prompt = take_tokens(known, keep_tokens, where=f"session {session}")
+        self._num_prompted[session] = request + 1
+        fresh = self._fresh.pop((session, request), None)
+        prompt.append(fresh or text_piece(self._streams.fresh_tokens(session, request)))
+        self._pieces[session] = prompt
+        parts = [b"["]
+        for num_tokens, text in prompt:
+            if num_tokens:
+                parts += (text, b",")
+        if len(parts) > 1:
+            parts.pop()
+        parts.append(b"]")
+        return parts
+
+    def carry(self, session: int, answer: Answer) -> None:
+        # The decimal text of most ids was made while the answer was still coming in.
+        self._pieces[session].append(TextPiece(len(answer.token_ids), ",".join(answer.id_texts).encode()))
+
+    def drop(self, session: int) -> None:
+        self._pieces[session] = []
+
+
+class TextPrompts:
+    """Prompts as words; the plan's own rules say how a stream is cut and continued."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._streams = TokenStreams(plan)
+        self._generated: dict[int, list[str]] = {session.index: [] for session in plan.sessions}
+
+    def prefetch(self, session: int, request: int) -> None:
+        """Text prompts are built when they are needed; nothing to draw ahead."""
+
+    def prefetch_all(self, sessions: Sequence[int]) -> bool:  # noqa: ARG002
+        """As ``prefetch``."""
+        return True
+
+    def next_prompt(self, session: int, request: int) -> list[bytes]:
+        return [json.dumps(self._streams.text_prompt(session, request, self._generated)).encode()]
+
+    def carry(self, session: int, answer: Answer) -> None:
+        self._generated[session].append("".join(answer.texts))
+
+    def drop(self, session: int) -> None:
+        self._generated[session] = []
+
+
+def prefetch_in_turns(prompts: Prompts, sessions: Sequence[SessionPlan]) -> bool:
+    """Draw first requests of all sessions, then second ones, and so on, as far as the budget goes; True when all is
+    drawn.
+    """
+    left = PREFETCH_TOKENS
+    for request in range(max(len(session.requests) for session in sessions)):
+        for session in sessions:
+            if request < len(session.requests):
+                prompts.prefetch(session.index, request)
+                left -= session.requests[request].new_tokens
+            if left < 0:
+                return False
+    return True
+
+
+def text_piece(token_ids: Sequence[int] | NDArray[np.int32]) -> TextPiece:
+    """Token ids as the text that stands for them in every prompt from now on."""
+    ids = token_ids.tolist() if isinstance(token_ids, np.ndarray) else token_ids
+    return TextPiece(len(ids), ",".join(map(str, ids)).encode())
+
+
+def take_tokens(pieces: Sequence[TextPiece], num_tokens: int, *, where: str) -> list[TextPiece]:
+    """The first ``num_tokens`` of a stream as a new list; only a piece that is cut is ever touched.
+
+    Raises PlanError when the stream is shorter.
+    """
+    taken: list[TextPiece] = []
+    left = num_tokens
+    for piece in pieces:
+        if left < piece.num_tokens:
+            if left:
+                taken.append(TextPiece(left, b",".join(piece.text.split(b",", left)[:left])))
+            return taken
+        taken.append(piece)
+        left -= piece.num_tokens
+    if left:
+        raise PlanError(f"keeps {num_tokens} tokens of a stream that is {left} tokens shorter", where=where)
+    return taken

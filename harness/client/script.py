@@ -1,0 +1,353 @@
+"""What each session does next: prompts as kept bytes, rows, and who becomes due when an answer is complete.
+
+Both replay clients follow this one script, so their rows mean the same. It opens no socket, reads no clock and never
+re-serialises a prompt: a session's token-id stream only grows by pieces of text.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from array import array
+from hashlib import sha256
+from typing import TYPE_CHECKING, NamedTuple
+
+import pyarrow as pa
+
+from harness.client.answer import Answer
+from harness.client.prompts import prompts_of
+from harness.client.rows import ChunkRows, RequestRows
+from harness.clock import ScaledClock
+from harness.plan.followers import Followers
+from harness.records.schema import ABORTED
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+    from pathlib import Path
+
+    from harness.plan import Plan
+
+
+class Due(NamedTuple):
+    """A request that became due at ``due_ns`` (clock ns)."""
+
+    due_ns: int
+    row: int
+
+
+class ReplayEvent(NamedTuple):
+    """One more request has its final row. Told to ``on_event`` from a thread that cannot hold the replay up.
+
+    late_ns: clock ns from when it was due to when it left; None: it never left.
+    """
+
+    session: int
+    request: int
+    status: str
+    late_ns: int | None
+    num_finished: int
+    num_requests: int
+
+
+class Script:
+    """The plan as a state machine over rows; row = position of a request in plan order.
+
+    Contract with a client: ``release`` once; then for each Due, ``body_parts`` just before it is sent, and one of
+    ``complete``, ``leave`` or ``fail`` exactly once; after ``complete``, ``judge`` before the session's next
+    ``body_parts``, and ``book`` at any time after that.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        model: str,
+        stream: bool,
+        clock: ScaledClock,
+        tells: bool = True,
+        only: Collection[int] | None = None,
+        records: Path | None = None,
+    ) -> None:
+        """only: the sessions this process replays, with all that they follow or continue; None: all.
+
+        records: the folder for chunk rows that wait on disk; None: the system's temporary folder.
+        """
+        self.plan = plan
+        mine = range(len(plan.sessions)) if only is None else only
+        self._mine = [session for session in plan.sessions if session.index in mine]
+        self._num_mine = sum(len(session.requests) for session in self._mine)
+        self._tells = tells
+        self.stream = stream
+        self.clock = clock
+        self.rows = RequestRows(plan)
+        self.chunks = ChunkRows(records)
+        self.nonce = os.urandom(4).hex()
+        self.num_finished = 0
+        self.has_all_fresh = False
+        self.finished_events: list[ReplayEvent] = []
+        self._prompts = prompts_of(plan)
+        requests = [request for session in plan.sessions for request in session.requests]
+        self._wait_after_ns = [request.wait_after_ns for request in requests]
+        self._generate_tokens = [request.generate_tokens for request in requests]
+        self._prompt_tokens = [request.prompt_tokens for request in requests]
+        self.abort_after_ns = [request.abort_after_ns for request in requests]
+        self.abort_after_tokens = [request.abort_after_tokens for request in requests]
+        self._first_row = [0]
+        for session in plan.sessions:
+            self._first_row.append(self._first_row[-1] + len(session.requests))
+        self._has_failed = [False] * len(plan.sessions)
+        self._followers = Followers(plan)
+        self._is_last = [False] * self.rows.count
+        for past_the_end in self._first_row[1:]:
+            self._is_last[past_the_end - 1] = True
+        self.is_continued = continued_requests(plan)
+        for row in range(self.rows.count):
+            session, request = self.rows.session[row], self.rows.request[row]
+            self.rows.request_id[row] = f"{self.nonce}-{session}-{request}"
+        self.needs_token_ids = plan.prompt_form == "token-ids"
+        streaming = b'"stream":true,"stream_options":{"include_usage":true}' if stream else b'"stream":false'
+        self._before_prompt = f'{{"model":{json.dumps(model)},"prompt":'.encode()
+        # No min_tokens: ignore_eos gives the exact length, and min_tokens kills a bf16 vllm-rbln 0.11.1 engine (its
+        # logits processor writes float32 into bfloat16 logits).
+        self._options = b'"ignore_eos":true,"temperature":0,"seed":%d,"return_token_ids":true,%b' % (
+            plan.seed,
+            streaming,
+        )
+
+    # -- positions ---------------------------------------------------------------------------------------------
+
+    @property
+    def is_finished(self) -> bool:
+        return self.num_finished == self._num_mine
+
+    def is_last_of_session(self, row: int) -> bool:
+        return self._is_last[row]
+
+    def parent_of(self, session: int) -> int | None:
+        """The session whose stream this session continues."""
+        return self.plan.sessions[session].continues
+
+    def rows_table(self) -> pa.Table:
+        """The REQUESTS table of this script's sessions, in plan order."""
+        table = self.rows.to_table(self.plan, self.clock)
+        if self._num_mine == self.rows.count:
+            return table
+        first = self._first_row
+        return table.take([row for item in self._mine for row in range(first[item.index], first[item.index + 1])])
+
+    # -- who is due --------------------------------------------------------------------------------------------
+
+    def release(self, start_ns: int) -> list[Due]:
+        """The first requests of all sessions that follow nobody, due from the common start (clock ns) on."""
+        return [
+            self._make_due(self._first_row[session.index], start_ns, session.start_offset_ns)
+            for session in self._mine
+            if session.after is None
+        ]
+
+    def _start_followers(self, session: int, trigger_ns: int) -> list[Due]:
+        return [
+            self._make_due(self._first_row[follower], trigger_ns, self.plan.sessions[follower].start_offset_ns)
+            for follower in self._followers.completed(session)
+        ]
+
+    def _make_due(self, row: int, trigger_ns: int, wait_ns: int) -> Due:
+        self.rows.trigger_ns[row] = trigger_ns
+        self.rows.due_ns[row] = trigger_ns + wait_ns
+        return Due(trigger_ns + wait_ns, row)
+
+    def complete(self, row: int, done_ns: int) -> list[Due]:
+        """A 200 answer ended at ``done_ns`` (CLOCK_MONOTONIC): what it makes due.
+
+        Its content is judged by ``judge``.
+        """
+        rows = self.rows
+        rows.done_ns[row] = done_ns
+        trigger_ns = self.clock.from_monotonic_ns(done_ns)
+        if self._is_last[row]:
+            return self._start_followers(rows.session[row], trigger_ns)
+        due_ns = trigger_ns + self._wait_after_ns[row]
+        row += 1
+        rows.trigger_ns[row] = trigger_ns
+        rows.due_ns[row] = due_ns
+        return [Due(due_ns, row)]
+
+    def judge(self, row: int, answer: Answer) -> list[Due]:
+        """Decide what a complete answer is worth and carry its token ids on.
+
+        An answer that breaks the plan ends its session: what ``complete`` made due of it must not be sent
+        (``may_send``), and what is returned, the sessions that follow, becomes due instead.
+        """
+        session, num_tokens = self.rows.session[row], answer.num_tokens
+        status, error = "ok", ""
+        if answer.problem:
+            status, error = "bad_response", answer.problem
+        elif num_tokens != self._generate_tokens[row]:
+            status = "wrong_length"
+            error = f"{num_tokens} tokens generated, {self._generate_tokens[row]} planned"
+        elif answer.prompt_tokens != self._prompt_tokens[row] and self.needs_token_ids:
+            # A server that re-tokenises text may count otherwise; the drift is in the row's two columns.
+            status = "wrong_length"
+            error = f"the server counted {answer.prompt_tokens} prompt tokens, {self._prompt_tokens[row]} were sent"
+        self._finish_row(row, status, error)
+        if status != "ok":
+            done_ns = self.rows.done_ns[row]
+            self._fail_rest(row, done_ns)
+            return [] if self._is_last[row] else self._start_followers(session, self.clock.from_monotonic_ns(done_ns))
+        if self.is_continued[row]:
+            self._prompts.carry(session, answer)
+        elif self._is_last[row]:
+            self._prompts.drop(session)
+        return []
+
+    def book(self, row: int, answer: Answer) -> None:
+        """Write what a judged answer said into its row and its chunks: nothing waits for this."""
+        self._copy_counts(row, answer)
+        if answer.token_ids and self.rows.status[row] == "ok":
+            self.rows.token_digest[row] = token_digest(answer.token_ids)
+
+    def settle(self, row: int, answer: Answer) -> list[Due]:
+        """``judge`` and ``book`` in one, for a client that has no slack to choose."""
+        due = self.judge(row, answer)
+        self.book(row, answer)
+        return due
+
+    def fail(self, row: int, done_ns: int, status: str, error: str, answer: Answer | None = None) -> list[Due]:
+        """The request came to nothing at ``done_ns`` (CLOCK_MONOTONIC); its session ends, sessions after it go on."""
+        self.rows.done_ns[row] = done_ns
+        if answer is not None:
+            self._copy_counts(row, answer)
+        self._finish_row(row, status, error)
+        self._fail_rest(row, done_ns)
+        return self._start_followers(self.rows.session[row], self.clock.from_monotonic_ns(done_ns))
+
+    def has_enough(self, row: int, answer: Answer) -> bool:
+        """Whether the client has the tokens after which the plan has it leave."""
+        return 0 < self.abort_after_tokens[row] <= len(answer.token_ids)
+
+    def leave(self, row: int, done_ns: int, answer: Answer) -> list[Due]:
+        """The client left at ``done_ns`` (CLOCK_MONOTONIC), as planned: what that makes due.
+
+        The session goes on from the tokens that the plan counts on; what the server would have said of its usage is
+        not known.
+        """
+        rows = self.rows
+        due = self.complete(row, done_ns)
+        rows.response_id[row] = answer.response_id
+        self.chunks.extend(row, answer.chunks)
+        self._finish_row(row, ABORTED, "")
+        answer.keep_first(self.abort_after_tokens[row])
+        if self.is_continued[row]:
+            self._prompts.carry(rows.session[row], answer)
+        elif self._is_last[row]:
+            self._prompts.drop(rows.session[row])
+        return due
+
+    def skip_session(self, row: int, error: str, now_ns: int) -> list[Due]:
+        """This row cannot be sent at all: it and the rest of its session become "not_sent"; sessions after it go on."""
+        self._finish_row(row, "not_sent", error)
+        self._fail_rest(row, now_ns)
+        return self._start_followers(self.rows.session[row], self.clock.from_monotonic_ns(now_ns))
+
+    def stop(self, now_ns: int) -> None:
+        """Everything without a final row becomes "not_sent"; the client has already failed what was in flight."""
+        for session in self._mine:
+            for row in range(self._first_row[session.index], self._first_row[session.index + 1]):
+                if not self.rows.status[row]:
+                    self._never_due(row, now_ns)
+                    self._finish_row(row, "not_sent", "the replay was stopped")
+
+    def may_send(self, row: int) -> bool:
+        """False when the row already has a final status: its session failed after it had become due."""
+        return not self.rows.status[row]
+
+    def blocked_by(self, row: int) -> str:
+        """Why this row can never be sent, or an empty string."""
+        if self.rows.request[row]:
+            return ""
+        parent = self.parent_of(self.rows.session[row])
+        if parent is not None and self._has_failed[parent]:
+            return f"session {parent}, which it continues, failed"
+        return ""
+
+    def _fail_rest(self, row: int, now_ns: int) -> None:
+        session = self.rows.session[row]
+        self._has_failed[session] = True
+        self._prompts.drop(session)
+        for later in range(row + 1, self._first_row[session + 1]):
+            self._never_due(later, now_ns)
+            self._finish_row(later, "not_sent", f"request {self.rows.request[row]} of its session failed")
+
+    def _never_due(self, row: int, now_ns: int) -> None:
+        """A row that never became due: both instants say when that was decided, so that neither is a made-up plan."""
+        if self.rows.trigger_ns[row] < 0:
+            self.rows.trigger_ns[row] = self.rows.due_ns[row] = self.clock.from_monotonic_ns(now_ns)
+
+    def _finish_row(self, row: int, status: str, error: str) -> None:
+        rows = self.rows
+        rows.status[row], rows.error[row] = status, error
+        self.num_finished += 1
+        if self._tells:
+            sent_ns = rows.sent_ns[row]
+            late_ns = None if sent_ns < 0 else self.clock.from_monotonic_ns(sent_ns) - rows.due_ns[row]
+            named = (rows.session[row], rows.request[row], status)
+            self.finished_events.append(ReplayEvent(*named, late_ns, self.num_finished, rows.count))
+
+    def _copy_counts(self, row: int, answer: Answer) -> None:
+        rows = self.rows
+        rows.response_id[row], rows.finish_reason[row] = answer.response_id, answer.finish_reason
+        rows.cached_tokens[row] = answer.cached_tokens
+        num_tokens = answer.num_tokens
+        if answer.prompt_tokens is not None:
+            rows.prompt_tokens[row] = answer.prompt_tokens
+        if num_tokens is not None:
+            rows.completion_tokens[row] = num_tokens
+        self.chunks.extend(row, answer.chunks)
+
+    # -- what is sent ------------------------------------------------------------------------------------------
+
+    def new_answer(self, row: int) -> Answer:
+        """An empty answer of the form this replay asks for."""
+        return Answer(self.stream, self.needs_token_ids, self.needs_token_ids and self.is_continued[row])
+
+    def prefetch_all(self) -> None:
+        """Draw what the whole replay will send, as far as that fits in memory."""
+        self.has_all_fresh = self._prompts.prefetch_all([session.index for session in self._mine])
+
+    def prefetch_next(self, row: int) -> None:
+        """Prefetch the request that follows in the row's session, if there is one."""
+        if not self._is_last[row]:
+            self._prompts.prefetch(self.rows.session[row + 1], self.rows.request[row + 1])
+
+    def body_parts(self, row: int) -> list[bytes]:
+        """The JSON body of the row's request, to be joined; call once, after everything before it in its stream was
+        judged.
+        """
+        rows = self.rows
+        prompt = self._prompts.next_prompt(rows.session[row], rows.request[row])
+        rest = b',"max_tokens":%d,"request_id":"%b",%b}' % (
+            self._generate_tokens[row],
+            rows.request_id[row].encode(),
+            self._options,
+        )
+        return [self._before_prompt, *prompt, rest]
+
+
+def continued_requests(plan: Plan) -> list[bool]:
+    """In plan order: whether what a request generates is part of a later prompt (a truncation may have cut it off)."""
+    continued_sessions = {session.continues for session in plan.sessions}
+    is_continued: list[bool] = []
+    for session in plan.sessions:
+        following = zip(session.requests, session.requests[1:], strict=False)
+        is_continued += [later.keep_tokens > request.prompt_tokens for request, later in following]
+        is_continued.append(session.index in continued_sessions)
+    return is_continued
+
+
+def token_digest(token_ids: Sequence[int]) -> str:
+    """SHA-256 of the ids as little-endian int32."""
+    ids = array("i", token_ids)
+    if sys.byteorder == "big":
+        ids.byteswap()
+    return sha256(ids.tobytes()).hexdigest()

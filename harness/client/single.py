@@ -1,0 +1,230 @@
+"""A replay in this thread, by the client that was asked for, with nothing else of this process in its way.
+
+No garbage collection while it runs, and events are told from a thread that cannot delay a send.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import queue
+import sys
+import threading
+from collections.abc import Callable, Collection, Generator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from harness.client.meters import CpuMeter
+from harness.client.scheduler_slice import SHORT_SLICE_NS, SchedulerSlice
+from harness.client.script import ReplayEvent, Script
+from harness.clock import NS_PER_MS, NS_PER_US, ScaledClock, monotonic_ns
+from harness.errors import SpecError
+from harness.spec import ClientSpec
+
+if TYPE_CHECKING:
+    from harness.plan import Plan
+
+# Other threads of this process hand the interpreter over within this time, not within Python's usual 5 ms.
+SWITCH_INTERVAL_S = 50e-6
+MAX_OFFSET_SAMPLES = 200
+START_LEAD_NS = 5 * NS_PER_MS
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayResult:
+    """What one replay recorded. All instants are clock ns.
+
+    requests: REQUESTS schema, one row per planned request, in plan order. chunks: CHUNKS schema, by (session, request,
+    chunk). start_ns: the common start. audit: what the client did to the measurement (facts, plain JSON values, wall ns
+    where named so).
+    """
+
+    requests: pa.Table
+    chunks: pa.Table
+    start_ns: int
+    audit: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where a replay goes and how: the arguments of ``replay`` that every client process is given."""
+
+    host: str
+    port: int
+    model: str
+    options: ClientSpec
+    clock: ScaledClock
+    request_timeout_ns: int
+    records: Path | None = None
+
+    @property
+    def authority(self) -> str:
+        """Host and port as they stand in a URL and in the Host header."""
+        return f"{in_url(self.host)}:{self.port}"
+
+
+def replay_here(
+    plan: Plan,
+    target: Target,
+    *,
+    on_event: Callable[[ReplayEvent], None] | None,
+    is_stopped: Callable[[], bool],
+    only: Collection[int] | None = None,
+    choose_start: Callable[[], int] | None = None,
+) -> ReplayResult:
+    """Replay in this thread.
+
+    only: these sessions, and rows for them alone. choose_start: the common start, CLOCK_MONOTONIC ns, once all is
+    ready; None: a moment later.
+    """
+    is_epoll = target.options.name == "epoll"
+    if is_epoll and not sys.platform.startswith("linux"):
+        raise SpecError(
+            "client 'epoll' needs Linux", where="client.name", hint="Choose client 'aiohttp', which runs everywhere"
+        )
+    script = Script(
+        plan,
+        model=target.model,
+        stream=target.options.stream,
+        clock=target.clock,
+        tells=on_event is not None,
+        only=only,
+        records=target.records,
+    )
+    script.prefetch_all()
+    with contextlib.closing(script.chunks), _told(script, on_event) as tell, _undisturbed(), SchedulerSlice() as turns:
+        cpu = CpuMeter()
+        slice_ns = turns.ask(SHORT_SLICE_NS)
+        if is_epoll:
+            result = _run_epoll(script, target, is_stopped, tell, turns, choose_start or _soon)
+        else:
+            result = _run_aiohttp(script, target, is_stopped, tell)
+        usage = cpu.read()
+    result.audit.update(usage)
+    result.audit["scheduler_slice_us"] = None if slice_ns is None else slice_ns / NS_PER_US
+    return result
+
+
+def _soon() -> int:
+    return monotonic_ns() + START_LEAD_NS
+
+
+def _run_epoll(
+    script: Script,
+    target: Target,
+    is_stopped: Callable[[], bool],
+    tell: Callable[[], None],
+    turns: SchedulerSlice,
+    choose_start: Callable[[], int],
+) -> ReplayResult:
+    from harness.client.loop import EpollReplay
+
+    loop = EpollReplay(script, target, is_stopped=is_stopped, on_slack=tell)
+    start_ns = loop.run(turns, choose_start)
+    audit = {
+        "client": "epoll",
+        "stream": script.stream,
+        "spin_us": target.options.spin_us,
+        "spun_wall_ns": loop.spun_ns,
+        "num_wakeups": loop.num_wakeups,
+        # From the common start until every row had its final status.
+        "replay_wall_ns": loop.ended_ns - start_ns,
+        "num_reconnects": loop.num_reconnects,
+        "num_spilled_chunks": script.chunks.num_spilled,
+        "clock_offset_samples_ns": loop.offsets.some(MAX_OFFSET_SAMPLES),
+        "clock_steps": loop.offsets.steps(),
+    }
+    return _result(script, start_ns, audit, script.chunks.to_table(script.rows, script.clock, loop.offsets))
+
+
+def _run_aiohttp(
+    script: Script, target: Target, is_stopped: Callable[[], bool], tell: Callable[[], None]
+) -> ReplayResult:
+    from harness.client.portable import PortableReplay
+
+    client = PortableReplay(
+        script,
+        base_url=f"http://{in_url(target.host)}:{target.port}",
+        request_timeout_ns=target.request_timeout_ns,
+        is_stopped=is_stopped,
+        on_slack=tell,
+    )
+    start_ns = client.run()
+    audit = {"client": "aiohttp", "stream": script.stream, "num_spilled_chunks": script.chunks.num_spilled}
+    return _result(script, start_ns, audit, script.chunks.to_table(script.rows, script.clock, None))
+
+
+def _result(script: Script, start_monotonic_ns: int, audit: dict[str, Any], chunks: pa.Table) -> ReplayResult:
+    requests = script.rows_table()
+    audit["num_early_sends"] = sum(
+        1
+        for sent_ns, due_ns in zip(requests["sent_ns"].to_pylist(), requests["due_ns"].to_pylist(), strict=True)
+        if sent_ns is not None and sent_ns < due_ns
+    )
+    audit["run_nonce"] = script.nonce
+    return ReplayResult(requests, chunks, script.clock.from_monotonic_ns(start_monotonic_ns), audit)
+
+
+def in_url(host: str) -> str:
+    """A host as it stands in a URL or Host header: IPv6 addresses in brackets."""
+    return f"[{host}]" if ":" in host else host
+
+
+def _nothing() -> None:
+    pass
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Generator[None]:
+    """No garbage collection, and short turns for other threads, while the block runs; both restored after it."""
+    was_enabled, interval_s = gc.isenabled(), sys.getswitchinterval()
+    gc.collect()
+    gc.disable()
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(interval_s)
+        if was_enabled:
+            gc.enable()
+
+
+@contextlib.contextmanager
+def _told(script: Script, on_event: Callable[[ReplayEvent], None] | None) -> Generator[Callable[[], None]]:
+    """A function that passes new final rows on to ``on_event``, which runs in a thread of its own and so cannot delay a
+    send.
+
+    What ``on_event`` raises ends the telling, not the replay, and is raised after it.
+    """
+    if on_event is None:
+        yield _nothing
+        return
+    events: queue.SimpleQueue[ReplayEvent | None] = queue.SimpleQueue()
+    failures: list[Exception] = []
+
+    def deliver() -> None:
+        while (event := events.get()) is not None:
+            try:
+                on_event(event)
+            except Exception as error:
+                failures.append(error)
+                return
+
+    def tell() -> None:
+        for event in script.finished_events:
+            events.put(event)
+        script.finished_events.clear()
+
+    teller = threading.Thread(target=deliver, name="replay-events", daemon=True)
+    teller.start()
+    try:
+        yield tell
+        tell()
+    finally:
+        events.put(None)
+        teller.join()
+    if failures:
+        raise failures[0]

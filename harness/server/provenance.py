@@ -1,0 +1,201 @@
+"""What a run was made with: code, packages, machine, clocks and command, as plain JSON.
+
+Facts that cannot be read are absent, never guessed; the environment is not recorded, so no secret can be. Nothing here
+changes anything.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from copy import deepcopy
+from functools import lru_cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from harness.clock import realtime_minus_monotonic_ns, utc_now
+from harness.spec.recorded import recorded_command
+
+SOURCE_ROOT = Path(__file__).resolve().parents[2]
+# What decides a figure: the harness's own libraries, and the serving stack where it is installed.
+PACKAGES = (
+    "rbln-harness",
+    "numpy",
+    "numba",
+    "pyarrow",
+    "duckdb",
+    "pydantic",
+    "httpx",
+    "aiohttp",
+    "httptools",
+    "prometheus-client",
+    "vllm",
+    "vllm-rbln",
+    "optimum-rbln",
+    "rebel-compiler",
+    "torch",
+    "transformers",
+)
+GIT_TIMEOUT_S = 10.0
+
+
+def capture(argv: Sequence[str] | None = None) -> dict[str, Any]:
+    """Everything about this moment that a reader of the run needs.
+
+    argv: default this process's own. The program is named without its folder, which says only where somebody lives.
+    """
+    program, *arguments = sys.argv if argv is None else argv
+    return {
+        "captured_at_utc": utc_now().isoformat(timespec="seconds"),
+        "argv": [Path(program).name, *recorded_command(arguments)],
+        "python": {
+            "version": platform.python_version(),
+            "implementation": platform.python_implementation(),
+            "compiler": platform.python_compiler(),
+        },
+        **deepcopy(_code_facts()),
+        "host": host_facts(),
+        "clock": clock_facts(),
+    }
+
+
+@lru_cache(maxsize=1)
+def _code_facts() -> dict[str, Any]:
+    """What code this process loaded: looked at once, since a file that changes later is not what runs."""
+    return {"packages": package_versions(), "source": source_facts()}
+
+
+def package_versions(names: Sequence[str] = PACKAGES) -> dict[str, str]:
+    """Installed versions; a package that is not installed is absent."""
+    versions: dict[str, str] = {}
+    for name in names:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def source_facts(root: Path = SOURCE_ROOT) -> dict[str, Any]:
+    """Which code ran: a hash of its files always; commit, branch and changes where ``root`` is a git checkout."""
+    facts: dict[str, Any] = {"sha256": source_sha256(root / "harness")}
+    top = _git(root, "rev-parse", "--show-toplevel")
+    # An installed copy may lie inside somebody else's repository.
+    if top is None or Path(top).resolve() != root.resolve():
+        return facts
+    status = _git(root, "status", "--porcelain")
+    facts["git_commit"] = _git(root, "rev-parse", "HEAD")
+    facts["git_branch"] = _git(root, "rev-parse", "--abbrev-ref", "HEAD")
+    facts["git_is_dirty"] = None if status is None else bool(status)
+    facts["git_changed"] = [line[3:] for line in (status or "").splitlines()][:50]
+    return facts
+
+
+def source_sha256(package: Path) -> str:
+    """SHA-256 over the relative names and contents of all Python files below ``package``, sorted by name."""
+    digest = hashlib.sha256()
+    for path in sorted(package.rglob("*.py")):
+        content = path.read_bytes()
+        digest.update(f"{path.relative_to(package).as_posix()}\0{len(content)}\0".encode())
+        digest.update(content)
+    return digest.hexdigest()
+
+
+def host_facts() -> dict[str, Any]:
+    """The machine: kernel, processor, memory, and what changes its speed."""
+    facts: dict[str, Any] = {
+        "hostname": platform.node(),
+        "kernel": f"{platform.system()} {platform.release()}",
+        "machine": platform.machine(),
+        "cpu_count": os.cpu_count(),
+        "cpu_usable": usable_cores(),
+        "load_average_1min": round(os.getloadavg()[0], 2),
+    }
+    optional = {
+        "os": _field("/etc/os-release", "PRETTY_NAME", "="),
+        "cpu_model": _field("/proc/cpuinfo", "model name", ":"),
+        "memory_bytes": memory_bytes(),
+        "cpu_governor": _governors(),
+        "cgroup_cpu_max": read_line("/sys/fs/cgroup/cpu.max"),
+    }
+    return facts | {key: value for key, value in optional.items() if value is not None}
+
+
+def clock_facts() -> dict[str, Any]:
+    """What the run's stamps rest on, in ns; boot_id tells whether two runs share a monotonic zero."""
+    facts: dict[str, Any] = {
+        "monotonic_resolution_ns": round(time.clock_getres(time.CLOCK_MONOTONIC) * 1e9),
+        "realtime_minus_monotonic_ns": realtime_minus_monotonic_ns(),
+        "clock_source": clock_source(),
+        "boot_id": read_line("/proc/sys/kernel/random/boot_id"),
+    }
+    return {key: value for key, value in facts.items() if value is not None}
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on, which a container or a task set can make fewer than the machine has."""
+    return len(os.sched_getaffinity(0))
+
+
+def memory_bytes() -> int | None:
+    """Physical memory; None where /proc does not tell."""
+    total = _field("/proc/meminfo", "MemTotal", ":")
+    return None if total is None else int(total.split()[0]) * 1024
+
+
+def clock_source() -> str | None:
+    """What the kernel reads time from: tsc is fast, hpet and acpi_pm cost microseconds a read."""
+    return read_line("/sys/devices/system/clocksource/clocksource0/current_clocksource")
+
+
+def read_line(path: str) -> str | None:
+    """The first line of a small file, or None when it is absent, unreadable or empty."""
+    try:
+        lines = Path(path).read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return None
+    return lines[0].strip() if lines else None
+
+
+def _field(path: str, key: str, separator: str) -> str | None:
+    """The value of the first ``key<separator>value`` line."""
+    try:
+        text = Path(path).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    for line in text.splitlines():
+        name, _, value = line.partition(separator)
+        if name.strip() == key:
+            return value.strip().strip('"')
+    return None
+
+
+def _governors() -> str | None:
+    """The scaling governors of all cores, as one word when they agree."""
+    paths = Path("/sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq/scaling_governor")
+    found = {line for path in paths if (line := read_line(str(path)))}
+    return ",".join(sorted(found)) or None
+
+
+def _git(root: Path, *arguments: str) -> str | None:
+    """What git says about ``root``; None without git, outside a checkout, or when it fails."""
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(root), *arguments],
+            check=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=GIT_TIMEOUT_S,
+            # Looking must not write: without this, status may take the index lock from under somebody's commit.
+            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.decode("utf-8", "replace").rstrip("\n")

@@ -1,0 +1,173 @@
+"""Compiled models as folders: what one was compiled for, whether an experiment's server can be it, and what it is.
+
+It reads rbln_config.json and hashes files; it compiles and changes nothing. What the stack would accept and then fail
+on, or silently do otherwise, is refused here by name.
+Source: optimum-rbln 0.11.1 (configuration_decoderonly.py), vllm-rbln 0.11.1 (from_optimum.py).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from harness.errors import SpecError
+from harness.spec import ServerSpec
+from harness.stack.rbln.devices.smi import DeviceReport
+
+CONFIG_FILE = "rbln_config.json"
+EAGER_LIMIT_TOKENS = 32_768
+_EDGE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class ArtifactConfig:
+    """What a model was compiled for. partition_tokens: None for eager attention, where a slot is max_seq_len long.
+
+    kvcache_num_blocks: physical KV regions of kvcache_block_tokens each. decoder_batch_sizes: ascending.
+    """
+
+    batch_size: int
+    decoder_batch_sizes: tuple[int, ...]
+    max_seq_len: int
+    kvcache_num_blocks: int
+    kvcache_block_tokens: int
+    partition_tokens: int | None
+    prefill_chunk_tokens: int
+    num_devices: int
+    npu: str
+    optimum_rbln: str
+    model: str
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "decoder_batch_sizes": list(self.decoder_batch_sizes)}
+
+
+LARGEST_BATCH = 1 << 20
+
+
+def read_artifact(folder: Path) -> ArtifactConfig:
+    """The configuration of the artifact in ``folder``; a SpecError says what is missing and how to get it."""
+    path = folder / CONFIG_FILE
+    if not folder.is_dir():
+        raise SpecError("no such artifact", where=str(folder), hint="Compile one: harness compile SPEC.toml")
+    try:
+        table = cast("dict[str, Any]", json.loads(path.read_text(encoding="utf-8")))
+        compiled = cast("list[dict[str, Any]]", table.get("_compile_cfgs") or [])
+        config = ArtifactConfig(
+            batch_size=int(table["batch_size"]),
+            decoder_batch_sizes=tuple(sorted(int(size) for size in table["decoder_batch_sizes"])),
+            max_seq_len=int(table["max_seq_len"]),
+            kvcache_num_blocks=int(table["kvcache_num_blocks"]),
+            kvcache_block_tokens=int(table["kvcache_block_size"]),
+            partition_tokens=None if not table.get("kvcache_partition_len") else int(table["kvcache_partition_len"]),
+            prefill_chunk_tokens=int(table["prefill_chunk_size"]),
+            num_devices=max([int(one.get("num_devices") or 1) for one in compiled], default=1),
+            npu=str(next((one["npu"] for one in compiled if one.get("npu")), "")),
+            optimum_rbln=str(table.get("optimum_rbln_version", "")),
+            model=str(table.get("cls_name", "")),
+        )
+    except OSError as error:
+        raise SpecError(
+            f"holds no readable {CONFIG_FILE} ({error.strerror})",
+            where=str(folder),
+            hint="An artifact is a folder that optimum-rbln saved; compile one: harness compile SPEC.toml",
+        ) from error
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        raise SpecError(
+            f"is not the configuration of a decoder-only model ({error!r})", where=str(path), hint="Compile it anew"
+        ) from error
+    if not all(0 < size <= LARGEST_BATCH for size in config.decoder_batch_sizes):
+        raise SpecError(
+            f"names decode batches of {config.decoder_batch_sizes[0]} to {config.decoder_batch_sizes[-1]}",
+            where=str(path),
+            hint="Compile it anew",
+        )
+    missing = [name for name in graph_files(config) if not (folder / name).is_file()]
+    if missing:
+        raise SpecError(f"lacks {', '.join(missing)}", where=str(folder), hint="It was copied in part; copy it again")
+    return config
+
+
+def graph_files(config: ArtifactConfig) -> tuple[str, ...]:
+    """The compiled graphs that an artifact must hold."""
+    return ("prefill.rbln", *(f"decoder_batch_{size}.rbln" for size in config.decoder_batch_sizes))
+
+
+def check_artifact(config: ArtifactConfig, server: ServerSpec, where: str) -> None:
+    """Raise SpecError naming every way in which ``server`` asks for something else than the artifact is.
+
+    Fewer slots than compiled are no disagreement: --num-gpu-blocks-override gives them without a recompile.
+    """
+    wanted: list[tuple[str, object, object]] = [
+        ("max_num_seqs", server.max_num_seqs, config.batch_size),
+        ("decode_buckets", list(server.decode_buckets), list(config.decoder_batch_sizes)),
+        ("slot_tokens", server.slot_tokens, config.max_seq_len),
+    ]
+    different = [f"{key} is {asked}, compiled {found}" for key, asked, found in wanted if asked != found]
+    if server.kv_slots is not None and server.kv_slots > config.kvcache_num_blocks:
+        # vllm-rbln does not check it and would address KV memory that is not there.
+        different.append(f"kv_slots is {server.kv_slots}, compiled {config.kvcache_num_blocks}")
+    if different:
+        raise SpecError(
+            f"does not fit the experiment: {'; '.join(different)}",
+            where=where,
+            hint="Name another artifact, compile one (harness compile), or change [server]",
+        )
+    if server.devices and len(server.devices) != config.num_devices:
+        raise SpecError(
+            f"was compiled for {config.num_devices} devices, the experiment names {len(server.devices)}",
+            where=where,
+            hint="Change server.devices",
+        )
+
+
+def blocks_override(config: ArtifactConfig, server: ServerSpec) -> int | None:
+    """The value of --num-gpu-blocks-override for a slot intervention; None when the compiled number is wanted."""
+    if server.kv_slots is None or server.kv_slots == config.kvcache_num_blocks:
+        return None
+    return server.kv_slots
+
+
+def requested_stack(
+    server: ServerSpec,
+    config: ArtifactConfig,
+    *,
+    versions: Mapping[str, str],
+    identity: Mapping[str, Any],
+    devices: DeviceReport | None,
+) -> dict[str, Any]:
+    """What a launch of the real stack asked for, as the manifest keeps it. devices: their state before it."""
+    return {
+        "server": server.model_dump(mode="json"),
+        "num_gpu_blocks_override": blocks_override(config, server),
+        "versions": dict(versions),
+        "artifact": {**identity, "config": config.to_json()},
+        "devices": None if devices is None else devices.raw,
+    }
+
+
+def artifact_identity(folder: Path) -> dict[str, Any]:
+    """Which artifact this is: names, sizes and contents of its files, as one SHA-256.
+
+    Compiled graphs are many gigabytes; of a file above 2 MiB the first and the last MiB and its size are hashed. The
+    registry of ``compile`` holds whole hashes.
+    """
+    digest = hashlib.sha256()
+    total = 0
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    for path in files:
+        size = path.stat().st_size
+        digest.update(f"{path.relative_to(folder).as_posix()}\0{size}\0".encode())
+        with path.open("rb") as file:
+            if size <= 2 * _EDGE_BYTES:
+                digest.update(file.read())
+            else:
+                digest.update(file.read(_EDGE_BYTES))
+                file.seek(-_EDGE_BYTES, 2)
+                digest.update(file.read(_EDGE_BYTES))
+        total += size
+    return {"name": folder.name, "sha256_edges": digest.hexdigest(), "num_files": len(files), "size_bytes": total}

@@ -1,0 +1,217 @@
+"""NPUs as ``rbln-smi -j`` tells of them: which there are, who uses them, how warm they are.
+
+The report is kept raw and read leniently, because its keys and types differ between drivers: what cannot be read is
+absent. Nothing is configured or reset.
+Source: the vendor's public documentation and public readers of the format; never run on a device.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from harness.errors import ServerError
+from harness.stack.rbln.devices.units import memory_bytes, number_of, power_w, temperature_c
+
+COMMANDS = ("rbln-smi", "rbln-stat")
+TIMEOUT_S = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One logical NPU; None where the driver did not tell. card: the board, whose devices share one power meter.
+
+    device: "rbln0", which with the uuid is what tells two dies of a card apart. units: what each quantity was read as.
+    """
+
+    npu: int
+    name: str = ""
+    uuid: str = ""
+    device: str = ""
+    card: str = ""
+    status: str = ""
+    temperature_c: float | None = None
+    card_power_w: float | None = None
+    utilisation: float | None = None
+    memory_used_bytes: int | None = None
+    memory_total_bytes: int | None = None
+    group: str = ""
+    units: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceUse:
+    """A process that holds a context on a device."""
+
+    npu: int
+    pid: int | None
+    process: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceReport:
+    """What ``rbln-smi -j`` said. raw: its own JSON, for the manifest."""
+
+    kmd_version: str
+    devices: tuple[Device, ...]
+    uses: tuple[DeviceUse, ...]
+    raw: dict[str, Any]
+
+    def users_of(self, devices: Sequence[int]) -> tuple[DeviceUse, ...]:
+        return tuple(use for use in self.uses if use.npu in devices)
+
+
+def find_command() -> tuple[str, ...]:
+    """The command that reports this host's devices as JSON; empty when no driver is installed."""
+    return next(((path, "-j") for name in COMMANDS if (path := shutil.which(name))), ())
+
+
+def read_devices(command: Sequence[str] | None = None) -> DeviceReport | None:
+    """The report of this host's driver; None when it has no rbln-smi. ServerError when it fails or says no JSON."""
+    words = find_command() if command is None else tuple(command)
+    if not words:
+        return None
+    found = words[0]
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise ServerError(
+            f"gives no answer ({type(error).__name__})", where=found, hint="Check the driver: rbln-smi"
+        ) from error
+    if done.returncode:
+        said = (done.stderr or done.stdout).strip().splitlines() or ["no message"]
+        raise ServerError(f"fails with status {done.returncode}: {said[-1]}", where=found, hint="Check the driver")
+    return parse_devices(done.stdout, where=found)
+
+
+def parse_devices(text: str, *, where: str = "rbln-smi") -> DeviceReport:
+    """A report from the command's output; whatever key it lacks is absent."""
+    try:
+        # Some drivers print a header line before the JSON.
+        table: Any = json.loads(text[text.index("{") :])
+    except (ValueError, RecursionError) as error:
+        raise ServerError("its output is not JSON", where=where, hint="Update the driver, or report this") from error
+    raw = cast("dict[str, Any]", table)
+    # With -g some drivers list the devices below their groups.
+    grouped = [
+        {"group_id": group.get("group_id", group.get("id")), **row}
+        for group in _rows(raw, "groups")
+        for row in _rows(group, "devices")
+    ]
+    devices = [_device(one, at) for at, one in enumerate(_rows(raw, "devices") or grouped)]
+    uses = [
+        DeviceUse(npu, _whole(one.get("pid")), str(one.get("process") or one.get("name") or ""))
+        for one in _rows(raw, "contexts")
+        for npu in _numbers(one.get("npu", one.get("device")))
+    ]
+    return DeviceReport(str(raw.get("KMD_version") or raw.get("kmd_version") or ""), tuple(devices), tuple(uses), raw)
+
+
+def require_idle(devices: Sequence[int], report: DeviceReport | None = None) -> DeviceReport | None:
+    """The host's report; ServerError when a chosen device is missing, not well, or used by somebody.
+
+    None where there is no rbln-smi: then nothing is known, and the server itself will say what it lacks.
+    """
+    report = report if report is not None else read_devices()
+    if report is None:
+        return None
+    known = {device.npu: device for device in report.devices}
+    if missing := [npu for npu in devices if npu not in known]:
+        raise ServerError(
+            f"device {_list(missing)} does not exist; there are {_list(sorted(known)) or 'none'}",
+            where="server.devices",
+            hint="Choose existing ones",
+        )
+    if ill := [npu for npu in devices if known[npu].status.lower() not in {"", "normal", "ok", "healthy"}]:
+        raise ServerError(
+            f"device {ill[0]} reports status {known[ill[0]].status!r}",
+            where="server.devices",
+            hint="Look at rbln-smi; choose others with server.devices",
+        )
+    if users := report.users_of(devices):
+        who = "; ".join(f"device {use.npu} by pid {use.pid} ({use.process or 'unknown'})" for use in users[:4])
+        raise ServerError(
+            f"the chosen devices are busy: {who}",
+            where="server.devices",
+            hint="End that process, or choose others with server.devices",
+        )
+    return report
+
+
+def readings(report: DeviceReport) -> list[dict[str, Any]]:
+    """Temperature, power, load and memory of every device, for a series through a run."""
+    return [
+        {
+            "device": device.device or device.uuid or f"rbln{device.npu}",
+            "npu": device.npu,
+            "card": device.card,
+            "temperature_c": device.temperature_c,
+            "card_power_w": device.card_power_w,
+            "utilisation": device.utilisation,
+            "memory_used_bytes": device.memory_used_bytes,
+            "units": dict(device.units),
+        }
+        for device in report.devices
+    ]
+
+
+def _device(row: dict[str, Any], at: int) -> Device:
+    memory = row.get("memory")
+    sizes = cast("dict[str, Any]", memory) if isinstance(memory, dict) else {}
+    warmth, power = temperature_c(row.get("temperature")), power_w(row.get("card_power", row.get("power")))
+    used, total = memory_bytes(
+        sizes.get("used", row.get("memory_used")), sizes.get("total", row.get("memory_total", memory))
+    )
+    npus = _numbers(row.get("npu", row.get("device")))
+    read = {"temperature": warmth.unit, "card_power": power.unit, "memory": total.unit or used.unit}
+    return Device(
+        npu=npus[0] if npus else at,
+        name=str(row.get("name") or ""),
+        uuid=str(row.get("uuid") or ""),
+        device=str(row.get("device") or ""),
+        card=str(row.get("sid") or ""),
+        status=str(row.get("status") or ""),
+        temperature_c=warmth.value,
+        card_power_w=power.value,
+        utilisation=number_of(row.get("util")),
+        memory_used_bytes=None if used.value is None else int(used.value),
+        memory_total_bytes=None if total.value is None else int(total.value),
+        group=str(row["group_id"]) if row.get("group_id") is not None else "",
+        units=tuple((name, unit) for name, unit in read.items() if unit),
+    )
+
+
+def _rows(table: dict[str, Any], key: str) -> list[dict[str, Any]]:
+    """The rows below ``key``: a list, or a table by device, whose names then count as its rows' "device"."""
+    rows: Any = table.get(key)
+    if isinstance(rows, dict):
+        named = cast("dict[str, Any]", rows)
+        rows = [{"device": name, **row} for name, row in named.items() if isinstance(row, dict)]
+    if not isinstance(rows, list):
+        return []
+    return [cast("dict[str, Any]", row) for row in cast("list[Any]", rows) if isinstance(row, dict)]
+
+
+def _whole(value: object) -> int | None:
+    number = number_of(value)
+    return None if number is None else int(number)
+
+
+def _numbers(value: object) -> list[int]:
+    """Device numbers in 3, "3", "rbln3", "0,1,2,3" or [0, 1]."""
+    if isinstance(value, list):
+        return [number for one in cast("list[object]", value) for number in _numbers(one)]
+    return (
+        []
+        if value is None or isinstance(value, bool)
+        else [int(one) for one in re.findall(r"\d{1,6}", str(value)[:256])]
+    )
+
+
+def _list(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers))

@@ -1,0 +1,322 @@
+"""What a server said about itself: settings in force, read back from its log and its metrics, and its own step timings.
+
+Requested and effective are kept apart; where they differ, a Finding makes the run INVALID. Lines that are not there are
+absent, never guessed.
+Source: vllm 0.22.0 to 0.31.0; vllm-rbln 0.11.1 to 0.12.1a8 (converter/from_optimum.py, v1/worker/metrics.py, and
+v1/metrics/performance.py from 0.12.1 on).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from harness.records import Finding, layout
+from harness.records.facts import DeviceMetrics, LaunchReport
+from harness.stack.rbln.kv_rules import AUTO, rule_set, rules_for_version
+
+_UPDATE = re.compile(r"Updating (\w+\.\w+) from (\S+) to (\S+) based on rbln_config\.json")
+_CONFIG = re.compile(r"\b(max_seq_len|enable_prefix_caching|tensor_parallel_size|pipeline_parallel_size)=(\w+)")
+# vLLM 0.30 draws its version into a logo; the engine's own line has it in every release.
+_VERSION = re.compile(r"(?:vLLM server version |V1 LLM engine \(v)([\w.+]+)[,)]")
+_POOL = re.compile(r"KV cache size: (\d[\d,]{0,20}) tokens")
+_ENGINE = "Initializing a V1 LLM engine"
+_OBSERVER = "[OBSERVER] "
+# The API server outlives its engine core for a while and answers every request with an error.
+_ENGINE_DEAD = "EngineDeadError: "
+# From vLLM 0.30 on it also says so of an engine core that it has just stopped itself.
+_STOPPED = "[shutdown] MPClient: engine manager stopped"
+_FATAL = re.compile(r"^\(EngineCore[^)]*\) (?:[\w.]+(?:Error|Exception): .*)$")
+_TITLE = re.compile(r"\bPERFORMANCE STATISTICS(?: \[([^\]]+)\])?\s*$")
+_PHASE = re.compile(
+    r"(?:(MODEL \+ SAMPLE|E2E) \()?\b(PREFILL|PADDED DECODE|DECODE)\)? METRICS:(?: (No data) recorded)?"
+)
+_CALLS = re.compile(r"  Total call counts *: (\d{1,18})\s*$")
+_LATENCY = re.compile(r"  Latency \(ms\): (mean .*)$")
+_ONE_LATENCY = re.compile(r"  (Mean|Median|P\d+) latency \(ms\) *: (\d{1,18}\.\d+)\s*$")
+_AVERAGE = re.compile(r"  Average (host|device|ccl|prepare) time: (\d{1,18}(?:\.\d+)?) us")
+_STATISTIC = re.compile(r"(mean|p\d+|max) (\d{1,18}(?:\.\d+)?)")
+
+
+@dataclass(slots=True)
+class LaunchFacts:
+    """What is kept in the manifest (see LaunchReport), and what only judges the run.
+
+    unread: lines of statistics of no known form. engine_error: the last exception that the engine core itself named.
+    is_stopped: the API server has ended its engine core, as asked.
+    """
+
+    settings: dict[str, str] = field(default_factory=dict[str, str])
+    engine: dict[str, str] = field(default_factory=dict[str, str])
+    cache: dict[str, str] = field(default_factory=dict[str, str])
+    version: str = ""
+    pool_tokens: int | None = None
+    device_metrics: DeviceMetrics = field(default_factory=DeviceMetrics)
+    observer: list[str] = field(default_factory=list[str])
+    unread: list[str] = field(default_factory=list[str])
+    engine_error: str = ""
+    is_engine_dead: bool = False
+    is_stopped: bool = False
+
+    @property
+    def effective(self) -> dict[str, Any]:
+        """Keys of a ServerSpec with the values in force; a key that nothing told of is absent."""
+        found: dict[str, Any] = {}
+        if (limit := _count(self.settings.get("scheduler_config.max_num_seqs"))) is not None:
+            found["max_num_seqs"] = limit
+        if (length := _count(self.engine.get("max_seq_len"))) is not None:
+            found["slot_tokens"] = length
+        if (caching := self.engine.get("enable_prefix_caching")) is not None:
+            found["prefix_caching"] = caching == "True"
+        if (slots := self._num_slots(found.get("slot_tokens"))) is not None:
+            found["usable_kv_slots"] = slots
+        return found
+
+    def _num_slots(self, slot_tokens: int | None) -> int | None:
+        """Slots that the pool hands out: ceil((blocks - 1) / blocks of a slot); eager attention only.
+
+        blocks: from the engine's own line. The gauge's num_gpu_blocks is twice that for an artifact, because the API
+        server adds what the engine core reports to what it had read from the artifact already (vllm 0.22.0).
+        """
+        block_tokens = _count(self.cache.get("block_size"))
+        if self.pool_tokens is None or slot_tokens is None or block_tokens is None:
+            return None
+        return -(-(self.pool_tokens // block_tokens - 1) // max(1, slot_tokens // block_tokens))
+
+    @property
+    def report(self) -> LaunchReport:
+        """What the manifest keeps."""
+        return LaunchReport(
+            settings=self.settings,
+            engine=self.engine,
+            cache_config_info=self.cache,
+            vllm=self.version,
+            pool_tokens=self.pool_tokens,
+            device_metrics=self.device_metrics,
+            observer=tuple(self.observer),
+        )
+
+
+def _count(text: str | None) -> int | None:
+    """A positive number in digits; None for anything else that stands in its place."""
+    return int(text) if text and len(text) < 19 and text.isascii() and text.isdigit() and int(text) else None
+
+
+def read_launch(log: Iterable[str], scrapes: Iterable[str] = (), reports: Iterable[str] = ()) -> LaunchFacts:
+    """The facts in a server's log lines, in the lines of scrapes.jsonl, and in its JSON reports of step statistics."""
+    facts = LaunchFacts()
+    statistics = _Statistics(facts)
+    for line in log:
+        if match := _UPDATE.search(line):
+            facts.settings[match[1]] = match[3]
+        elif _ENGINE in line and not facts.engine:
+            facts.engine = dict(_CONFIG.findall(line))
+            facts.version = facts.version or next(iter(_VERSION.findall(line)), "")
+        elif (match := _VERSION.search(line)) and not facts.version:
+            facts.version = match[1]
+        elif match := _POOL.search(line):
+            facts.pool_tokens = int(match[1].replace(",", ""))
+        elif _STOPPED in line:
+            facts.is_stopped = True
+        elif _ENGINE_DEAD in line and not facts.is_stopped:
+            facts.is_engine_dead = True
+        elif match := _FATAL.match(line):
+            facts.engine_error = line.strip()
+        elif _OBSERVER in line:
+            facts.observer.append(line[line.index(_OBSERVER) :].strip())
+        else:
+            statistics.take(line)
+    for report in reports:
+        _read_report(report, facts)
+    facts.cache = _cache_info(scrapes)
+    return facts
+
+
+class _Statistics:
+    """Reads the step statistics that a worker logs at its end, in either of their two forms."""
+
+    def __init__(self, facts: LaunchFacts) -> None:
+        self._facts = facts
+        self._title = ""
+        self._phase: dict[str, float] | None = None
+
+    def take(self, line: str) -> None:
+        if match := _TITLE.search(line):
+            self._title, self._phase = match[1] or "all", None
+        elif not self._title:
+            return
+        elif match := _PHASE.search(line):
+            tracker = self._facts.device_metrics.setdefault(match[1] or self._title, {})
+            self._phase = tracker[match[2].lower()] = {"calls": 0.0} if match[3] else {}
+        elif self._phase is not None:
+            self._take_number(line, self._phase)
+
+    def _take_number(self, line: str, numbers: dict[str, float]) -> None:
+        if match := _CALLS.search(line):
+            numbers["calls"] = float(match[1])
+        elif match := _LATENCY.search(line):
+            parts = match[1].strip().split(" | ")
+            found = [one for part in parts if (one := _STATISTIC.fullmatch(part))]
+            numbers.update((f"{one[1]}_ms", float(one[2])) for one in found)
+            if len(found) < len(parts):
+                self._facts.unread.append(line.strip())
+        elif match := _ONE_LATENCY.search(line):
+            numbers[f"{'p50' if match[1] == 'Median' else match[1].lower()}_ms"] = float(match[2])
+        elif match := _AVERAGE.search(line):
+            numbers[f"{match[1]}_us"] = float(match[2])
+        elif "atency" in line and "(ms)" in line and "Per-request prefill" not in line:
+            self._facts.unread.append(line.strip())
+
+
+def _read_report(text: str, facts: LaunchFacts) -> None:
+    """One JSON report of step statistics; it counts where the log, which may be cut short, has none."""
+    try:
+        sections = _Report.model_validate_json(text).sections
+    except ValidationError as error:
+        facts.unread.append(f"a report of step statistics: {error.errors()[0]['msg']}")
+        return
+    for label, section in sections.items():
+        match = re.fullmatch(r"(.+) \((PREFILL|PADDED DECODE|DECODE)\)", label)
+        if match is None:
+            facts.unread.append(f"a report of step statistics: section {label[:80]!r}")
+            continue
+        numbers = {"calls": float(section.call_count), "mean_ms": section.mean_latency_ms}
+        numbers |= {f"{name}_ms": value for name, value in section.latency_percentiles_ms.items()}
+        facts.device_metrics.setdefault(match[1], {}).setdefault(match[2].lower(), numbers)
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(allow_inf_nan=False)
+    call_count: int = Field(ge=0, le=2**62)
+    mean_latency_ms: float
+    latency_percentiles_ms: dict[str, float] = {}
+
+
+class _Report(BaseModel):
+    """metrics.json of VLLM_RBLN_METRICS_DIR. Source: vllm-rbln 0.12.1a8, v1/metrics/performance.py."""
+
+    sections: dict[str, _Section]
+
+
+def _cache_info(scrapes: Iterable[str]) -> dict[str, str]:
+    """Labels of vllm:cache_config_info in the first scrape that has it."""
+    for line in scrapes:
+        if "vllm:cache_config_info" not in line:
+            continue
+        try:
+            body = str(json.loads(line)["body"])
+            only = "\n".join(one for one in body.splitlines() if "cache_config_info" in one) + "\n"
+            samples = [sample for family in text_string_to_metric_families(only) for sample in family.samples]
+        # Whatever a server says instead of metrics is a scrape without them.
+        except (ValueError, KeyError, TypeError, IndexError, RecursionError):
+            continue
+        if samples:
+            return {key: str(value) for key, value in samples[0].labels.items()}
+    return {}
+
+
+def launch_findings(requested: Mapping[str, Any], facts: LaunchFacts, *, needs_observer: bool) -> list[Finding]:
+    """Differences between what was asked for and what is in force, each INVALID.
+
+    requested: a dumped ServerSpec. A setting that the server never told is a warning, because it cannot be compared.
+    """
+    findings = _died(facts) + _settings(requested, facts.effective)
+    if facts.unread:
+        findings.append(
+            Finding(
+                code="statistics-unread",
+                severity="warning",
+                evidence=f"{len(facts.unread)} step statistics are of no known form, e.g. {facts.unread[0][:160]!r}",
+                hint="`harness stack check` says what this release changed",
+            )
+        )
+    said = " ".join(facts.observer)
+    if needs_observer and ("one record per step" not in said or "stopped after" in said):
+        findings.append(
+            Finding(
+                code="observer-off",
+                severity="invalid",
+                evidence=said or "the observer never said that it is on",
+                hint="Set server.observer = false to measure without it",
+            )
+        )
+    return findings
+
+
+def _died(facts: LaunchFacts) -> list[Finding]:
+    if not facts.is_engine_dead:
+        return []
+    return [
+        Finding(
+            code="engine-died",
+            severity="invalid",
+            evidence=facts.engine_error or "the engine core ended during the run and said nothing",
+            hint="Read server.log where the first EngineDeadError stands",
+        )
+    ]
+
+
+def _settings(requested: Mapping[str, Any], effective: Mapping[str, Any]) -> list[Finding]:
+    """What is in force otherwise than requested, and what the server never told."""
+    limit = int(requested["max_num_seqs"])
+    slots = int(requested["kv_slots"] or limit)
+    # Below the limit one slot is set aside for padding for good.
+    expected: dict[str, Any] = {
+        "max_num_seqs": limit,
+        "slot_tokens": int(requested["slot_tokens"]),
+        "prefix_caching": bool(requested["prefix_caching"]),
+        "usable_kv_slots": slots if slots >= limit else slots - 1,
+    }
+    findings = [
+        Finding(
+            code="setting-differs",
+            severity="invalid",
+            evidence=f"{key}: requested {wanted}, in force {effective[key]}",
+            hint="Change [server] or the artifact so that they agree",
+        )
+        for key, wanted in expected.items()
+        if key in effective and effective[key] != wanted
+    ]
+    if untold := sorted(expected.keys() - effective.keys()):
+        findings.append(
+            Finding(
+                code="setting-unknown",
+                severity="warning",
+                evidence=f"the server never told {', '.join(untold)}",
+                hint="Check that INFO lines of vllm and vllm_rbln are in server.log",
+            )
+        )
+    return findings
+
+
+def rules_findings(rules: str, version: str) -> list[Finding]:
+    """What the requested ``rules`` have to do with the vllm-rbln ``version`` that serves ("": none, or unknown)."""
+    served = rules_for_version(version)
+    if not version or (served is not None and rules in (AUTO, served.name)):
+        return []
+    if served is None:
+        said = f"nobody has read the rules of vllm-rbln {version}; predictions follow {rule_set(rules).name}"
+        hint = "Run harness stack check on its wheel: it says what still holds"
+    else:
+        said = f"the server is vllm-rbln {version}, which follows {served.name}; the rules asked for are {rules}"
+        hint = 'Set server.rules = "auto"'
+    return [Finding(code="rules-differ", severity="warning", evidence=said, hint=hint)]
+
+
+def read_launch_files(folder: Path) -> LaunchFacts:
+    """``read_launch`` of a run's folder; files that are not there give no facts."""
+    reports = (path.read_text(encoding="utf-8", errors="replace") for path in layout.step_reports(folder))
+    return read_launch(_lines(folder / layout.SERVER_LOG), _lines(folder / layout.SCRAPES), reports)
+
+
+def _lines(path: Path) -> Iterable[str]:
+    if path.is_file():
+        with path.open(encoding="utf-8", errors="replace") as file:
+            yield from file

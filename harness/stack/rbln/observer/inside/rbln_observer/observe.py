@@ -1,0 +1,355 @@
+"""Wraps the few functions of vllm-rbln through which every engine step passes, and nothing else.
+
+Each wrapper calls the original exactly once, with the arguments and the result left alone; what it adds runs inside a
+guard that switches the observer off at its first fault. An unknown version is refused.
+Source: vllm-rbln 0.11.0 to 0.12.0 (optimum path), optimum-rbln 0.11.1.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Callable
+from importlib import metadata
+from typing import Any
+
+from . import LOG
+from .steps import Step, StepFile, now_ns
+
+KNOWN_VERSIONS = ("0.11.", "0.12.")
+PREFIX_CACHE = "vllm_rbln.v1.core.prefix_cache_manager.optimum_prefix_cache_manager"
+RUNNER = "vllm_rbln.v1.worker.optimum_model_runner"
+MODEL = "vllm_rbln.model_executor.models.optimum.model_base"
+RUNTIME = "optimum.rbln.utils.runtime_utils"
+ATTACHED = "_rbln_observer_attached"
+
+
+class NotObservable(Exception):  # noqa: N818 - a reason, not a fault
+    """This stack is not one whose functions are known; the message is for the log."""
+
+
+def attach(scheduler: Any, path: str) -> None:
+    """Observe the engine core that ``scheduler`` belongs to; refuse with one log line what is not known."""
+    scheduler_class = type(scheduler)
+    if hasattr(scheduler_class, ATTACHED):
+        return
+    try:
+        points = find_points(scheduler)
+    except NotObservable as reason:
+        LOG.warning("[OBSERVER] not observing: %s", reason)
+        return
+    header = {
+        "pid": os.getpid(),
+        "vllm_rbln": _version("vllm-rbln"),
+        "vllm": _version("vllm"),
+        "max_num_seqs": int(getattr(scheduler, "max_num_running_reqs", -1)),
+        "num_slots": points["num_slots"],
+        "attached_ns": now_ns(),
+    }
+    file = StepFile(path, header)
+    setattr(scheduler_class, ATTACHED, True)
+    Observer(points, file).wrap()
+    LOG.info("[OBSERVER] one record per step (vllm-rbln %s) in %s", header["vllm_rbln"], path)
+
+
+def find_points(scheduler: Any) -> dict[str, Any]:
+    """The classes to wrap, by role; NotObservable names what is missing."""
+    version = _version("vllm-rbln")
+    if not version.startswith(KNOWN_VERSIONS):
+        raise NotObservable(f"vllm-rbln {version or '(no version)'} is not one of 0.11.x, 0.12.x")
+    decoder = _class(MODEL, "RBLNOptimumDecoderMixin")
+    chooser = next((name for name in ("decode_layout", "preprocess_for_decoder") if hasattr(decoder, name)), "")
+    copier = next((name for name in ("copy_cached_kv_blocks", "_copy_cached_kv_blocks") if hasattr(decoder, name)), "")
+    prefix_cache = getattr(scheduler.kv_cache_manager, "prefix_cache_manager", None)
+    points: dict[str, Any] = {
+        "scheduler": type(scheduler),
+        "runner": _class(RUNNER, "RBLNOptimumModelRunner"),
+        "decoder": decoder,
+        "chooser": chooser,
+        "copier": copier,
+        "runtime": _class(RUNTIME, "RBLNPytorchRuntime"),
+        "prefix_cache": None if prefix_cache is None else _class(PREFIX_CACHE, "RBLNPrefixKVCacheManager"),
+        "num_slots": -1,
+    }
+    needed = [("scheduler", "schedule"), ("scheduler", "update_from_output"), ("runner", "execute_model")]
+    needed += [("runtime", "forward")]
+    if prefix_cache is not None:
+        needed += [("prefix_cache", name) for name in ("get_dummy_block", "_evict_block", "free_request")]
+        points["num_slots"] = int(prefix_cache._config.num_ob)
+        prefix_cache._allocator.get_free_count()
+    missing = [f"{points[role].__name__}.{name}" for role, name in needed if not hasattr(points[role], name)]
+    missing += [] if chooser else ["RBLNOptimumDecoderMixin.decode_layout"]
+    if missing:
+        raise NotObservable(f"vllm-rbln {version} has no {', '.join(missing)}")
+    return points
+
+
+def _class(module: str, name: str) -> Any:
+    found = getattr(sys.modules.get(module), name, None)
+    if found is None:
+        raise NotObservable(f"the server has not loaded {module}.{name} (the optimum path of vllm-rbln)")
+    return found
+
+
+def _version(distribution: str) -> str:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+class Observer:
+    """The wrappers, and the one step they speak of: the engine core runs one step at a time in one thread."""
+
+    def __init__(self, points: dict[str, Any], file: StepFile) -> None:
+        self._points = points
+        self._file = file
+        self._step = Step()
+        self._is_on = True
+
+    def wrap(self) -> None:
+        """Put the wrappers in place."""
+        points = self._points
+        _replace(points["scheduler"], "schedule", self._schedule)
+        _replace(points["scheduler"], "update_from_output", self._update)
+        _replace(points["runner"], "execute_model", self._execute)
+        _replace(points["runtime"], "forward", self._device_call)
+        chosen = self._layout if points["chooser"] == "decode_layout" else self._preprocess
+        for owner in _owners(points["decoder"], points["chooser"]):
+            _replace(owner, points["chooser"], chosen)
+        if points["copier"]:
+            _replace(points["decoder"], points["copier"], self._copy)
+        if points["prefix_cache"] is not None:
+            _replace(points["prefix_cache"], "get_dummy_block", self._dummy_block)
+            _replace(points["prefix_cache"], "free_request", self._free_request)
+            _replace(points["prefix_cache"], "_evict_block", self._evict)
+
+    def _fail(self, error: Exception) -> None:
+        """The first fault is the last: one line, and from then on only the originals run."""
+        if self._is_on:
+            self._is_on = False
+            LOG.warning("[OBSERVER] stopped after step %d: %s: %s", self._step.index, type(error).__name__, error)
+
+    def _schedule(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        step = self._step
+
+        def schedule(scheduler: Any, *args: Any, **options: Any) -> Any:
+            began_ns = now_ns()
+            # Aborted requests are freed between two steps; their evictions, if any, belong to the step that follows.
+            step.scheduled = None
+            output = original(scheduler, *args, **options)
+            ended_ns = now_ns()
+            if self._is_on:
+                try:
+                    step.scheduled = (began_ns, ended_ns, *self._decision(scheduler, output))
+                    step.observer_ns += now_ns() - ended_ns
+                except Exception as error:
+                    self._fail(error)
+            return output
+
+        return schedule
+
+    def _decision(self, scheduler: Any, output: Any) -> tuple[Any, ...]:
+        """Columns kind, n, requests ... waiting, of what schedule() decided."""
+        tokens: dict[str, int] = output.num_scheduled_tokens
+        requests = list(tokens)
+        is_prefill = bool(output.scheduled_new_reqs) or bool(output.scheduled_cached_reqs.resumed_req_ids)
+        prompt = cached = computed = 0
+        if is_prefill:
+            prompt = sum(tokens.values())
+            cached = int(sum(output.cached_length))
+            computed = prompt - cached
+        dummy = output.dummy_block
+        free = self._num_free(scheduler)
+        return (
+            "prefill" if is_prefill else "decode" if requests else "idle",
+            len(requests),
+            requests,
+            prompt,
+            cached,
+            computed,
+            -1 if dummy is None or is_prefill else int(dummy),
+            list(output.preempted_req_ids or ()),
+            -1 if free < 0 else self._points["num_slots"] - free,
+            free,
+            len(scheduler.running),
+            len(scheduler.waiting) + len(getattr(scheduler, "skipped_waiting", ())),
+        )
+
+    def _num_free(self, scheduler: Any) -> int:
+        if self._points["prefix_cache"] is None:
+            return -1
+        return int(scheduler.kv_cache_manager.prefix_cache_manager._allocator.get_free_count())
+
+    def _update(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def update_from_output(scheduler: Any, *args: Any, **options: Any) -> Any:
+            outputs = original(scheduler, *args, **options)
+            if self._is_on:
+                try:
+                    self._finish(now_ns())
+                except Exception as error:
+                    self._fail(error)
+            return outputs
+
+        return update_from_output
+
+    def _finish(self, ended_ns: int) -> None:
+        """Write the record of the step that has just ended."""
+        step = self._step
+        if step.scheduled is None:
+            return
+        if step.scheduled[2] == "decode" and not step.bucket:
+            raise NotObservable("a decode step was not laid out by any function that is known")
+        began_ns, scheduled_ns, kind, n, requests, prompt, cached, computed, dummy, preempted, held, free, *rest = (
+            step.scheduled
+        )
+        self._file.append(
+            (
+                step.index,
+                began_ns,
+                scheduled_ns,
+                step.device_start_ns,
+                step.device_end_ns,
+                step.device_ns,
+                step.device_calls,
+                step.copy_ns,
+                step.executed_ns,
+                ended_ns,
+                kind,
+                n,
+                step.bucket if kind == "decode" else n,
+                requests,
+                prompt,
+                cached,
+                computed,
+                dummy,
+                step.evictions,
+                preempted,
+                held,
+                free,
+                *rest,
+                step.last_observer_ns,
+            )
+        )
+        observer_ns = step.observer_ns + now_ns() - ended_ns
+        step.restart()
+        step.last_observer_ns = observer_ns
+        step.index += 1
+
+    def _execute(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        step = self._step
+
+        def execute_model(runner: Any, *args: Any, **options: Any) -> Any:
+            output = original(runner, *args, **options)
+            step.executed_ns = now_ns()
+            return output
+
+        return execute_model
+
+    def _device_call(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        step = self._step
+
+        def forward(runtime: Any, *args: Any, **options: Any) -> Any:
+            began_ns = now_ns()
+            output = original(runtime, *args, **options)
+            ended_ns = now_ns()
+            if not step.device_calls:
+                step.device_start_ns = began_ns
+            step.device_end_ns = ended_ns
+            step.device_ns += ended_ns - began_ns
+            step.device_calls += 1
+            return output
+
+        return forward
+
+    def _copy(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        step = self._step
+
+        def copy_cached_kv_blocks(model: Any, *args: Any, **options: Any) -> Any:
+            began_ns = now_ns()
+            output = original(model, *args, **options)
+            step.copy_ns += now_ns() - began_ns
+            return output
+
+        return copy_cached_kv_blocks
+
+    def _layout(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def decode_layout(model: Any, *args: Any, **options: Any) -> Any:
+            layout = original(model, *args, **options)
+            if self._is_on:
+                try:
+                    self._step.bucket = int(layout[0])
+                except Exception as error:
+                    self._fail(error)
+            return layout
+
+        return decode_layout
+
+    def _preprocess(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def preprocess_for_decoder(model: Any, *args: Any, **options: Any) -> Any:
+            inputs = original(model, *args, **options)
+            if self._is_on:
+                try:
+                    self._step.bucket = int(inputs["padded_batch_size"] or 0)
+                except Exception as error:
+                    self._fail(error)
+            return inputs
+
+        return preprocess_for_decoder
+
+    def _dummy_block(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        step = self._step
+
+        def get_dummy_block(manager: Any, *args: Any, **options: Any) -> Any:
+            step.caller = "dummy"
+            try:
+                return original(manager, *args, **options)
+            finally:
+                step.caller = "request"
+
+        return get_dummy_block
+
+    def _free_request(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        step = self._step
+
+        def free_request(manager: Any, *args: Any, **options: Any) -> Any:
+            step.caller = "preempt"
+            try:
+                return original(manager, *args, **options)
+            finally:
+                step.caller = "request"
+
+        return free_request
+
+    def _evict(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        step = self._step
+
+        def _evict_block(manager: Any, block_id: Any, *args: Any, **options: Any) -> Any:
+            free_before = manager._allocator.get_free_count()
+            output = original(manager, block_id, *args, **options)
+            if self._is_on:
+                try:
+                    # A block without a mapping is passed over: nothing is evicted then.
+                    if manager._allocator.get_free_count() > free_before:
+                        step.evictions.append((int(block_id), step.caller))
+                except Exception as error:
+                    self._fail(error)
+            return output
+
+        return _evict_block
+
+
+def _owners(mixin: Any, name: str) -> list[Any]:
+    """``mixin`` and every class below it that has its own ``name``: some models lay their batch out otherwise."""
+    owners, frontier = [mixin], [mixin]
+    while frontier:
+        frontier = [one for parent in frontier for one in parent.__subclasses__()]
+        owners += [one for one in frontier if name in vars(one) and one not in owners]
+    return owners
+
+
+def _replace(owner: Any, name: str, wrapper: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Put a wrapper where ``name`` was, on ``owner`` itself: an inherited function stays as it is for others."""
+    original = getattr(owner, name)
+    setattr(owner, name, functools.wraps(original)(wrapper(original)))

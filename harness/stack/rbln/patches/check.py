@@ -1,0 +1,129 @@
+"""Evidence that patch and observer only observe: proofs on files, and the experiment that runs with and without them.
+
+Nothing is applied or started here.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from harness.errors import SpecError
+from harness.kinds import kind_named
+from harness.spec import ConditionSpec, ExperimentSpec
+from harness.stack.rbln.patches.observer_points import POINTS, RUNTIME, HookPoint, Read, known_versions, missing_hooks
+from harness.stack.rbln.patches.shipped import Patch, patch_status, read, require_pristine, sha256, shipped_patches
+
+PLAIN, OBSERVED = "plain", "observed"
+
+
+def verify_installed(site_packages: Path) -> str:
+    """Prove the patch that fits an installed package, and say whether the observer's hooks fit; one line.
+
+    SpecError when no patch fits.
+    """
+    status = patch_status(site_packages)
+    proof = _proof(require_pristine(status), read(status.target), status.target)
+    hooks = _hooks(lambda name: _text(site_packages / name), (*POINTS, RUNTIME))
+    return f"{status.target}: {status.state}; {proof}; {hooks}"
+
+
+def verify_wheel(wheel: Path) -> str:
+    """Prove the patch that fits the package in a wheel, and the observer's hooks, without installing it; one line."""
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            source = _reader(archive)
+            patch, why = fitting_patch(source)
+            if patch is None:
+                raise SpecError(why, where=str(wheel))
+            before = archive.read(patch.target)
+            return f"{_proof(patch, before, wheel / patch.target)}; {_hooks(source, POINTS)}"
+    except (OSError, KeyError, zipfile.BadZipFile) as error:
+        raise SpecError(f"is no wheel of vllm-rbln ({error})", where=str(wheel)) from error
+
+
+def fitting_patch(source: Read) -> tuple[Patch | None, str]:
+    """The patch made for exactly what stands in a release, or None and why there is none."""
+    reasons: list[str] = []
+    for patch in shipped_patches():
+        text = source(patch.target)
+        if text is None:
+            reasons.append(f"{patch.target} is not there")
+        elif sha256(text.encode()) == patch.sha256_before:
+            return patch, ""
+        else:
+            reasons.append(f"no patch fits {patch.target}, SHA-256 {sha256(text.encode())[:16]}")
+    return None, reasons[-1] if reasons else "this release ships no patches"
+
+
+def why_no_observer(source: Read, version: str) -> str:
+    """Why the observer would refuse a release; "" when it fits."""
+    known = known_versions()
+    if not version.startswith(known):
+        return f"it takes {', '.join(f'{one}x' for one in known)} only"
+    return "; ".join(missing_hooks(source))
+
+
+def _proof(patch: Patch, before: bytes, where: Path) -> str:
+    after = patch.apply(before, where)
+    lines = ", ".join(f"line {one.line} {one.format!r}" for one in patch.audit(before, after))
+    return f"{patch.path.parent.name}/{patch.name} agrees in all three hashes and adds only logging: {lines}"
+
+
+def _hooks(read: Read, points: Sequence[HookPoint]) -> str:
+    missing = missing_hooks(read, points)
+    if missing:
+        return f"the observer does NOT fit: {'; '.join(missing)}"
+    return f"the observer's {len(points)} hooks fit"
+
+
+def _reader(archive: zipfile.ZipFile) -> Read:
+    names = set(archive.namelist())
+    return lambda name: archive.read(name).decode() if name in names else None
+
+
+def _text(path: Path) -> str | None:
+    return read(path).decode() if path.is_file() else None
+
+
+def paired_spec(spec: ExperimentSpec, backend: str | None = None) -> ExperimentSpec:
+    """The first condition of ``spec`` twice, once: plain, and with patch and observer.
+
+    Raises SpecError for a backend with nothing to patch.
+    """
+    kind = kind_named(backend or spec.backend)
+    if not kind.has_stack:
+        raise SpecError(
+            f"backend {kind.name!r} has no vllm-rbln of ours to patch and observe",
+            where="patch check",
+            hint="Use --backend rbln on an NPU server, or --backend twin anywhere",
+        )
+    first = spec.condition[0]
+    table: dict[str, Any] = spec.model_dump(exclude={"condition", "baseline"})
+    server = {key: value for key, value in first.server.items() if key not in {"patch", "observer"}}
+    pair = (
+        ConditionSpec(
+            name=PLAIN,
+            treatment=first.treatment,
+            workload=first.workload,
+            server={**server, "patch": "none", "observer": False},
+        ),
+        ConditionSpec(
+            name=OBSERVED,
+            treatment=first.treatment,
+            workload=first.workload,
+            server={**server, "patch": "overlay", "observer": True},
+        ),
+    )
+    return ExperimentSpec.model_validate(
+        {
+            **table,
+            "name": f"{spec.name}-check"[:64],
+            "backend": kind.name,
+            "replicates": 1,
+            "rules": (),
+            "condition": [one.model_dump() for one in pair],
+        }
+    )

@@ -1,0 +1,170 @@
+"""The real stack: where it is installed, and the exact ``vllm serve`` of a compiled artifact, seen by patch and plugin.
+
+``serve_plan`` alone knows the command, its environment and its log format; the twin uses it too, so that what is tested
+without an NPU is what runs on one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harness.errors import ServerError
+from harness.records import layout
+from harness.server.launch import LOOPBACK, LaunchPlan, LogFormat, write_config
+from harness.spec import ServerSpec
+from harness.stack.rbln.artifacts import ArtifactConfig, artifact_identity, blocks_override, requested_stack
+from harness.stack.rbln.devices.smi import DeviceReport
+from harness.stack.rbln.observer import INSIDE
+from harness.stack.rbln.patches.shipped import make_overlay, patch_status, require_pristine
+from harness.stack.rbln.serve_command import (
+    SOCKET_FOLDER_VARIABLE,
+    declared,
+    logging_config,
+    serve_arguments,
+    server_env,
+    step_report_variables,
+)
+
+FIND_TIMEOUT_S = 60.0
+_FIND = """
+import importlib.metadata, json
+found = {}
+for name in ("vllm", "vllm-rbln", "optimum-rbln", "rebel-compiler", "torch", "transformers"):
+    try:
+        found[name] = importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        pass
+try:
+    site = str(importlib.metadata.distribution("vllm-rbln").locate_file(""))
+except importlib.metadata.PackageNotFoundError:
+    site = ""
+print(json.dumps({"versions": found, "site_packages": site}))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """An installed serving stack. vllm: the command. versions: of its packages, those that are installed."""
+
+    vllm: Path
+    site_packages: Path
+    versions: Mapping[str, str]
+
+
+def find_stack(environment: str = "") -> Stack:
+    """The stack in a virtual environment, or the one whose ``vllm`` is on PATH; ServerError says what is missing."""
+    found = str(Path(environment).absolute() / "bin" / "vllm") if environment else shutil.which("vllm")
+    if not found or not Path(found).is_file():
+        raise ServerError(
+            f"no vllm command in {environment}" if environment else "no vllm command on PATH",
+            where="server.environment",
+            hint="Install vllm and vllm-rbln, and name their virtual environment (docs/ca25.md)",
+        )
+    python = Path(found).with_name("python")
+    try:
+        done = subprocess.run(
+            [str(python), "-c", _FIND], capture_output=True, text=True, timeout=FIND_TIMEOUT_S, check=True
+        )
+        facts: dict[str, Any] = json.loads(done.stdout)
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        raise ServerError(
+            f"its Python cannot be asked ({type(error).__name__})", where=str(python), hint="Check the environment"
+        ) from error
+    if not facts["site_packages"]:
+        raise ServerError(
+            "vllm is there, vllm-rbln is not",
+            where=str(python.parent.parent),
+            hint="pip install vllm-rbln, of the release that fits the cards' driver (docs/ca25.md)",
+        )
+    return Stack(Path(found), Path(facts["site_packages"]), facts["versions"])
+
+
+def serve_plan(
+    server: ServerSpec,
+    *,
+    backend: str,
+    stack: Stack,
+    artifact: Path,
+    config: ArtifactConfig,
+    model: str,
+    port: int,
+    run_folder: Path,
+    overlays: Path,
+    log_format: LogFormat,
+    paths: Sequence[Path] = (),
+    variables: Mapping[str, str] | None = None,
+    files: Mapping[str, Path] | None = None,
+    device_command: Sequence[str] = (),
+    devices: DeviceReport | None = None,
+    more: Mapping[str, Any] | None = None,
+) -> LaunchPlan:
+    """The command that serves ``artifact`` with the real stack, observed as ``server`` says.
+
+    overlays: where patched shadow copies are kept. paths: more of PYTHONPATH. variables: of the environment; the
+    experiment's own ``env`` wins over everything. devices: their state now. files, more: what the backend adds to the
+    plan's own. Raises SpecError when the installed package is not as declared.
+    """
+    patch_record, overlay = _patched(server, stack, overlays)
+    written = dict(files or {})
+    if server.observer:
+        written["observer"] = (run_folder / layout.OBSERVER).absolute()
+    logs = {"VLLM_LOGGING_LEVEL": "DEBUG"}
+    if log_format == "precise":
+        written["logging"] = (run_folder / layout.SERVER_LOGGING).absolute()
+        write_config(written["logging"], logging_config())
+        logs = {"VLLM_LOGGING_CONFIG_PATH": str(written["logging"])}
+    search = [*([] if overlay is None else [overlay]), *([INSIDE] if server.observer else []), *paths]
+    reports = step_report_variables(stack.versions.get("vllm-rbln", ""), run_folder.absolute())
+    env = server_env(
+        server,
+        {**reports, **(variables or {}), **logs},
+        [str(folder) for folder in search],
+        written.get("observer"),
+        os.environ.get("VLLM_PLUGINS"),
+    )
+    return LaunchPlan(
+        backend=backend,
+        argv=(str(stack.vllm), *serve_arguments(server, artifact, port, model, blocks_override(config, server))),
+        host=LOOPBACK,
+        port=port,
+        model=model,
+        env=env,
+        files=written,
+        requested=requested_stack(
+            server, config, versions=stack.versions, identity=artifact_identity(artifact), devices=devices
+        )
+        | dict(more or {}),
+        observation=declared(server, patch_record),
+        tells_settings=True,
+        device_command=tuple(device_command),
+        scratch_variable="" if SOCKET_FOLDER_VARIABLE in {**os.environ, **env} else SOCKET_FOLDER_VARIABLE,
+    )
+
+
+def check_installed(server: ServerSpec, site_packages: Path) -> None:
+    """SpecError unless the installed package is as the patch mode of ``server`` needs it."""
+    status = patch_status(site_packages)
+    if server.patch == "overlay" or status.state == "patched":
+        require_pristine(status)
+
+
+def _patched(server: ServerSpec, stack: Stack, overlays: Path) -> tuple[dict[str, Any], Path | None]:
+    """The manifest's record of the patch, and the folder that shadows the package."""
+    if server.patch == "overlay":
+        overlay = make_overlay(stack.site_packages, overlays)
+        return overlay.to_json(), overlay.path
+    check_installed(server, stack.site_packages)
+    status = patch_status(stack.site_packages)
+    return {"mode": "none", "version": status.version, "found_sha256": status.found_sha256}, None
+
+
+def overlay_folder() -> Path:
+    """Where overlays are kept between runs: the user's cache folder."""
+    return Path.home() / ".cache" / "rbln-harness" / "overlays"

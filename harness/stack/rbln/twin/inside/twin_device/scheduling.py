@@ -1,0 +1,71 @@
+"""Puts into the device trace when a request entered the server's queue, when it was dropped, and what a step decided.
+
+It watches three methods of the vendor's scheduler from outside: each is called once, arguments and result left alone.
+Only a traced twin is watched.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from .pacing import now_ns
+
+MODULE, CLASS = "vllm_rbln.v1.core.optimum_scheduler", "RBLNOptimumScheduler"
+MARK = "_twin_traced"
+Note = Callable[..., None]
+
+
+def trace_scheduling(note: Note) -> None:
+    """Watch the scheduler class of this process, when its module is loaded; note(kind, start_ns, **fields) writes."""
+    scheduler = getattr(sys.modules.get(MODULE), CLASS, None)
+    if scheduler is None or hasattr(scheduler, MARK):
+        return
+    setattr(scheduler, MARK, True)
+    scheduler.add_request = _traced_arrival(scheduler.add_request, note)
+    scheduler.finish_requests = _traced_abort(scheduler.finish_requests, note)
+    scheduler.schedule = _traced_schedule(scheduler.schedule, note)
+
+
+def _traced_arrival(original: Callable[..., Any], note: Note) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def add_request(scheduler: Any, request: Any, *args: Any, **options: Any) -> Any:
+        note("arrival", now_ns(), request=request.request_id, prompt_tokens=request.num_prompt_tokens)
+        return original(scheduler, request, *args, **options)
+
+    return add_request
+
+
+def _traced_abort(original: Callable[..., Any], note: Note) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def finish_requests(scheduler: Any, *args: Any, **options: Any) -> Any:
+        start_ns = now_ns()
+        dropped = original(scheduler, *args, **options)
+        # Several at once are freed in the order of a set of texts, which only the answer tells.
+        if dropped:
+            # vLLM 0.22 and 0.24 answer with (id, client) pairs, 0.30 and later with the requests.
+            names = [one[0] if isinstance(one, tuple) else one.request_id for one in dropped]
+            note("abort", start_ns, requests=names)
+        return dropped
+
+    return finish_requests
+
+
+def _traced_schedule(original: Callable[..., Any], note: Note) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def schedule(scheduler: Any, *args: Any, **options: Any) -> Any:
+        start_ns = now_ns()
+        output = original(scheduler, *args, **options)
+        note(
+            "schedule",
+            start_ns,
+            requests=list(output.num_scheduled_tokens),
+            cached_tokens=int(sum(getattr(output, "cached_length", ()) or ())),
+            running=[request.request_id for request in scheduler.running],
+            waiting=[request.request_id for request in scheduler.waiting],
+        )
+        return output
+
+    return schedule

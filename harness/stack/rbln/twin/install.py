@@ -1,0 +1,299 @@
+"""Installs the real server stack into an environment of its own, pinned by version and hash.
+
+Each stage is recorded when it is done, so that a second run continues; nothing outside the folder is touched. It names
+no package index: pip's own configuration decides.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from harness.errors import ServerError, SpecError
+from harness.stack.rbln.twin.environment import STAMP_FILE, TwinEnvironment, default_folder, find_twin, twin_variables
+from harness.stack.rbln.twin.shared_files import STAND_IN, link_shared, twin_to_share
+from harness.stack.rbln.twin.stacks import COMMON_LOCK, UV_LOCK, TwinStack, release_order, stack_named
+
+TORCH = "2.13.0"
+PACKAGES = ("vllm", "vllm_rbln", "optimum_rbln")
+PYTHONS = ("3.11", "3.12", "3.10", "3.13")
+"""Versions the wheels exist for, in the order they are tried."""
+DOWNLOAD_MIB = {"torch (CPU wheel)": 183, "vllm": 310, "the other 190 packages": 420}
+"""torch and vllm as measured on Linux x86-64, Python 3.11; the rest is an estimate."""
+DISK_MIB = 2900
+FREE_MIB = 4500
+"""Asked for before anything is downloaded: what it takes, and room for pip to unpack."""
+MIB = 1024 * 1024
+SERVED_MODULES = (
+    *("vllm.entrypoints.cli.main", "vllm.entrypoints.cli.benchmark.main", "vllm.entrypoints.openai.api_server"),
+    *("vllm_rbln.v1.core.optimum_scheduler", "vllm_rbln.v1.worker.optimum_worker", "optimum.rbln"),
+    "vllm_rbln.model_executor.model_loader.rbln_model_loader",
+)
+"""What a server imports; a quarter of the installed files, so that all of them need not be compiled."""
+NO_NETWORK_SIGNS = ("NewConnectionError", "NameResolutionError", "ConnectTimeoutError", "ProxyError", "Max retries")
+CPU_WHEEL_HINT = "Give a CPU build of torch: --torch-wheel FILE, or --torch-index ADDRESS of PyTorch's CPU wheels"
+
+Say = Callable[[str], None]
+
+
+class TwinInstallError(ServerError):
+    """This machine cannot have the twin; the reason is the message."""
+
+
+def install_twin(
+    folder: Path | None = None,
+    *,
+    version: str = "",
+    python: str | None = None,
+    torch_wheel: str | None = None,
+    torch_index: str | None = None,
+    say: Say = print,
+) -> TwinEnvironment:
+    """The twin of one vllm-rbln version in ``folder`` (default: .venv-twin-VERSION), installed or completed as needed.
+
+    version: default: the newest stable one. python: an interpreter; default: the first at hand for which a CPU build of
+    torch can be had. torch_wheel, torch_index: where torch comes from when pip's configured indexes have no CPU build.
+    Raises TwinInstallError naming what this machine lacks; what was done so far stays and is not done again.
+    """
+    stack = stack_named(version)
+    where = (default_folder(stack.version) if folder is None else folder).absolute()
+    stamp = _read_stamp(where)
+    if stamp.get("complete") and stamp.get("locks_sha256") == stack.locks_sha256:
+        say(f"{where}: already installed")
+        return TwinEnvironment(where, stamp)
+    if where.exists() and not stamp and any(where.iterdir()):
+        raise SpecError("is not a twin environment", where=str(where), hint="Choose an empty folder with --path")
+    if stamp.get("stack", stack.version) != stack.version:
+        raise SpecError(f"holds {stamp['stack']}", where=str(where), hint="Choose another folder with --path")
+    _say_what_comes(stack, where, say)
+    check_disk(where, FREE_MIB // 2 if "torch" in stamp else FREE_MIB)
+    torch_options = _torch_options(torch_wheel, torch_index)
+    if stamp.get("locks_sha256") != stack.locks_sha256:
+        kept = {key: stamp[key] for key in ("python", "torch") if key in stamp}
+        stamp = kept | {"stack": stack.version, "locks_sha256": stack.locks_sha256}
+    if "python" not in stamp:
+        # Who names a torch wants that one.
+        donor = None if torch_wheel or torch_index else twin_to_share(python)
+        chosen = str(donor.stamp["python"]) if donor else choose_python(python, torch_options, say)
+        say(f"environment: {where} with {chosen}")
+        _run([chosen, "-m", "venv", "--clear", str(where)], "cannot make the environment")
+        _record(where, stamp, python=chosen)
+        if donor:
+            say(f"what it shares with {donor.folder}, torch above all")
+            link_shared(donor, stack_named(donor.version), where)
+            _record(where, stamp, torch=_version(where, "torch"))
+    if "torch" not in stamp:
+        say(f"torch {TORCH}")
+        _pip(where, "install", "--no-deps", "--no-compile", *torch_options)
+        _record(where, stamp, torch=_version(where, "torch"))
+    if "packages" not in stamp:
+        _install_packages(where, stack, say)
+        _declare_stand_in(TwinEnvironment(where, stamp), stack)
+        _record(where, stamp, packages=True)
+    say("checking that the installed files are the released ones, and that they load")
+    twin = TwinEnvironment(where, stamp)
+    num_files = check_released_files(twin)
+    _check_loads(twin)
+    versions = {name: _version(where, name) for name in ("vllm", "vllm-rbln", "optimum-rbln", "torch", "transformers")}
+    _record(where, stamp, complete=True, versions=versions, verified_files=num_files, size_mib=_size_mib(where))
+    say(f"installed: {stamp['size_mib']:,} MiB, {num_files:,} files verified")
+    return find_twin(where)
+
+
+def _install_packages(where: Path, stack: TwinStack, say: Say) -> None:
+    """Every package but torch, by the locks' hashes: with uv, several times as fast, or with pip where uv fails."""
+    locks = [word for lock in (COMMON_LOCK, stack.lock) for word in ("-r", str(lock))]
+    say(f"packages of {COMMON_LOCK.name} and {stack.lock.name}")
+    wanted = ["install", "--no-deps", "--require-hashes", *locks]
+    try:
+        _pip(where, "install", "--no-deps", "--require-hashes", "-r", str(UV_LOCK))
+        _run([str(where / "bin" / "uv"), "pip", *wanted, "--quiet", "--python", str(where / "bin" / "python")], "uv")
+    except TwinInstallError as error:
+        # uv does not read pip's configuration, which may know the only index that this machine reaches.
+        say(f"pip installs them, uv could not ({error})")
+        _pip(where, *wanted)
+
+
+def _declare_stand_in(twin: TwinEnvironment, stack: TwinStack) -> None:
+    """Metadata of the device runtime's stand-in: the stack compares its version with its own."""
+    release = ".".join(map(str, release_order(stack.version)[0]))
+    folder = twin.site_packages / f"{STAND_IN}-{release}.dist-info"
+    folder.mkdir(exist_ok=True)
+    text = f"Metadata-Version: 2.1\nName: rebel-compiler\nVersion: {release}\nSummary: Stand-in: no compiler inside\n"
+    (folder / "METADATA").write_text(text, encoding="utf-8")
+
+
+def choose_python(wanted: str | None, torch_options: Sequence[str], say: Say = print) -> str:
+    """An interpreter of a supported version for which pip can find a CPU build of torch."""
+    refused: list[str] = []
+    lacks_torch = False
+    for candidate in [wanted] if wanted else candidate_pythons():
+        reason = _why_not_python(candidate)
+        if not reason:
+            reason = _why_not_torch(candidate, torch_options)
+            lacks_torch = lacks_torch or bool(reason)
+        if not reason:
+            return candidate
+        say(f"not {candidate}: {reason}")
+        refused.append(f"{candidate}: {reason}")
+    raise TwinInstallError(
+        "; ".join(refused) or "none at hand",
+        where="no Python for the twin",
+        # A Python that only lacks torch is good; another one would most likely lack it too.
+        hint=CPU_WHEEL_HINT if lacks_torch else f"Install one of Python {', '.join(PYTHONS)} with venv",
+    )
+
+
+def candidate_pythons() -> Iterator[str]:
+    """Interpreters at hand of the supported versions, each version once: this one, the path's, pyenv's."""
+    pyenv = Path(os.environ.get("PYENV_ROOT", str(Path.home() / ".pyenv"))) / "versions"
+    for version in PYTHONS:
+        if f"{sys.version_info.major}.{sys.version_info.minor}" == version:
+            yield getattr(sys, "_base_executable", sys.executable)
+            continue
+        on_path = shutil.which(f"python{version}")
+        # pyenv's shims are on the path for versions that are not switched on.
+        if on_path and "shims" not in on_path:
+            yield on_path
+            continue
+        installed = sorted(pyenv.glob(f"{version}.*/bin/python"))
+        if installed:
+            yield str(installed[-1])
+
+
+def check_released_files(twin: TwinEnvironment) -> int:
+    """Compare every file of the stack's wheels with the hashes their RECORD holds; how many were compared.
+
+    Raises ServerError naming the first file that differs.
+    """
+    script = (
+        "import base64, csv, hashlib, importlib.metadata as m, json, sys\n"
+        "count, wrong = 0, []\n"
+        "for name in sys.argv[1:]:\n"
+        "    d = m.distribution(name)\n"
+        "    for path, digest, _ in csv.reader(d.read_text('RECORD').splitlines()):\n"
+        "        if not digest.startswith('sha256='): continue\n"
+        "        count += 1\n"
+        "        found = hashlib.sha256(open(d.locate_file(path), 'rb').read()).digest()\n"
+        "        if base64.urlsafe_b64encode(found).rstrip(b'=').decode() != digest[7:]: wrong.append(path)\n"
+        "print(json.dumps([count, wrong]))\n"
+    )
+    output = _run([str(twin.python), "-c", script, *PACKAGES], "cannot read the installed files")
+    count, wrong = json.loads(output.splitlines()[-1])
+    if wrong:
+        raise ServerError(
+            f"{len(wrong)} installed files are not the released ones, first {wrong[0]}",
+            where=str(twin.folder),
+            hint="Delete the folder and run harness twin install again",
+        )
+    return int(count)
+
+
+def _why_not_python(python: str) -> str:
+    try:
+        version = _run([python, "-c", "import sys, venv, ensurepip; print('%d.%d' % sys.version_info[:2])"], "").strip()
+    except TwinInstallError:
+        return "does not run, or has no venv"
+    return "" if version in PYTHONS else f"Python {version or '?'} is not one of {', '.join(PYTHONS)}"
+
+
+def _why_not_torch(python: str, torch_options: Sequence[str]) -> str:
+    command = [python, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--no-deps", "--quiet"]
+    try:
+        report = _run([*command, "--report", "-", *torch_options], "pip finds none")
+    except TwinInstallError as error:
+        if any(sign in str(error) for sign in NO_NETWORK_SIGNS):
+            raise TwinInstallError(
+                "pip cannot reach its index",
+                where=python,
+                hint="Check the network or pip's configuration, run it again",
+            ) from error
+        return f"pip finds no torch {TORCH} for it"
+    found = json.loads(report[report.index("{") :])["install"][0]["metadata"]["version"]
+    if sys.platform == "linux" and "+cpu" not in found and os.uname().machine == "x86_64":
+        return f"the torch {found} that pip finds is a GPU build"
+    return ""
+
+
+def _torch_options(wheel: str | None, index: str | None) -> list[str]:
+    if wheel:
+        return [wheel]
+    return [f"torch=={TORCH}", *(["--index-url", index] if index else [])]
+
+
+def _say_what_comes(stack: TwinStack, where: Path, say: Say) -> None:
+    total = sum(DOWNLOAD_MIB.values())
+    parts = ", ".join(f"{name} {size} MiB" for name, size in DOWNLOAD_MIB.items())
+    say(f"the twin: the real vLLM {stack.vllm} and vllm-rbln {stack.version} on a stand-in device, in {where}")
+    say(f"to download at most about {total} MiB ({parts}); about {DISK_MIB:,} MiB on disk")
+
+
+def check_disk(where: Path, needed_mib: int) -> None:
+    """Raise TwinInstallError when less than ``needed_mib`` is free where ``where`` is, or would be made."""
+    existing = next(folder for folder in (where, *where.parents) if folder.exists())
+    free_mib = shutil.disk_usage(existing).free // MIB
+    if free_mib < needed_mib:
+        raise TwinInstallError(
+            f"{free_mib:,} MiB free on this disk, the twin needs {needed_mib:,}",
+            where=str(existing),
+            hint=f"Free {needed_mib - free_mib:,} MiB, or choose a folder on another disk with --path",
+        )
+
+
+def _check_loads(twin: TwinEnvironment) -> None:
+    # It also keeps what it compiles, whatever later processes may write: else every start would compile anew.
+    variables = twin_variables(twin) | {"PYTHONDONTWRITEBYTECODE": ""}
+    command = [str(twin.python), "-c", f"import {', '.join(SERVED_MODULES)}"]
+    _run(command, "the installed packages do not load", env=variables)
+
+
+def _pip(where: Path, *arguments: str) -> None:
+    python = str(where / "bin" / "python")
+    _run([python, "-m", "pip", "--disable-pip-version-check", "--quiet", *arguments], "pip failed", timeout_s=3600)
+
+
+def _run(command: Sequence[str], what: str, *, env: dict[str, str] | None = None, timeout_s: float = 900) -> str:
+    """Output of a command; TwinInstallError with its last lines when it fails."""
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=timeout_s, check=False, env={**os.environ, **(env or {})}
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise TwinInstallError(f"{what}: {error}", where=command[0]) from error
+    if done.returncode:
+        said = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()]
+        unreachable = [line for line in said if any(sign in line for sign in NO_NETWORK_SIGNS)]
+        raise TwinInstallError(
+            f"{what}: {' / '.join([*unreachable[:1], *said[-3:]])}", where=command[0], hint="Mend that and run it again"
+        )
+    return done.stdout
+
+
+def _version(where: Path, name: str) -> str:
+    script = f"import importlib.metadata as m; print(m.version({name!r}))"
+    return _run([str(where / "bin" / "python"), "-c", script], f"{name} is not installed").strip()
+
+
+def _size_mib(where: Path) -> int:
+    return sum(path.lstat().st_size for path in where.rglob("*") if not path.is_dir()) // MIB
+
+
+def _read_stamp(where: Path) -> dict[str, Any]:
+    try:
+        return json.loads((where / STAMP_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+
+
+def _record(where: Path, stamp: dict[str, Any], **done: Any) -> None:
+    """Write the stamp anew; a torn one would look like a foreign folder, so it is renamed into place."""
+    stamp.update(done)
+    partial = where / f"{STAMP_FILE}.partial"
+    partial.write_text(json.dumps(stamp, indent=2) + "\n", encoding="utf-8")
+    partial.replace(where / STAMP_FILE)

@@ -1,0 +1,179 @@
+"""From files of any known format to one trace: which reader takes them, what it left out, and how much is there.
+
+Files of two formats in one call are refused by name. Reads; writes one file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.errors import PlanError, SpecError
+from harness.traces.blocks import FORMATS, agentic_of, arrivals_of
+from harness.traces.claude import claude_rounds
+from harness.traces.codex import codex_rounds
+from harness.traces.file import Arrivals, TraceHead, write_trace
+from harness.traces.form import ReadNotes, Recording, check_recording
+from harness.traces.lines import Progress, Record, json_lines, record_of, whole_json
+from harness.traces.otel import otel_recordings
+from harness.traces.rounds import recordings_of, rounds_of_files
+from harness.traces.table import table_recordings
+from harness.traces.weka import weka_recordings
+
+Read = Callable[[list[Path], ReadNotes, Progress | None], Iterator[Recording]]
+LINES_LOOKED_AT = 50
+
+
+@dataclass(frozen=True, slots=True)
+class TraceFormat:
+    """One format. keys: what a record of it has, to know it by; suffixes: of the files taken from a folder."""
+
+    description: str
+    read: Read
+    keys: tuple[frozenset[str], ...] = ()
+    arrivals: Arrivals = "together"
+    block_tokens: int = 0
+    suffixes: tuple[str, ...] = (".jsonl", ".jsonl.gz")
+
+
+def _blocks(kind: str) -> Read:
+    return lambda files, notes, progress: arrivals_of(files, kind, notes, progress)
+
+
+TRACE_FORMATS: dict[str, TraceFormat] = {
+    "weka": TraceFormat(
+        "agent sessions with chained block hashes (cc-traces)",
+        weka_recordings,
+        (frozenset({"requests", "hash_id_scope"}),),
+    ),
+    "tracelab": TraceFormat(
+        "rounds of TraceLab's releases",
+        lambda files, notes, progress: recordings_of(rounds_of_files(files, notes, progress), notes),
+        (frozenset({"round_index", "timing_events"}),),
+    ),
+    "claude": TraceFormat(
+        "Claude Code's session logs, with sub-agents",
+        lambda files, notes, progress: recordings_of(claude_rounds(files, notes, progress), notes),
+        (frozenset({"type", "sessionId", "uuid"}), frozenset({"type", "sessionId", "message"})),
+    ),
+    "codex": TraceFormat(
+        "Codex's rollout logs",
+        lambda files, notes, progress: recordings_of(codex_rounds(files, notes, progress), notes),
+        (frozenset({"timestamp", "type", "payload"}),),
+    ),
+    "agentic-mooncake": TraceFormat(
+        "requests that wait for others (agentic_mooncake)",
+        agentic_of,
+        (frozenset({"request_id", "input_length", "wait_for"}),),
+        block_tokens=FORMATS["agentic-mooncake"].block_tokens,
+    ),
+    "bailian": TraceFormat(
+        "production requests with chat ids and 16-token blocks",
+        _blocks("bailian"),
+        (frozenset({"chat_id", "parent_chat_id", "input_length"}),),
+        "recorded",
+        FORMATS["bailian"].block_tokens,
+    ),
+    "mooncake": TraceFormat(
+        "production requests with 512-token blocks",
+        _blocks("mooncake"),
+        (frozenset({"timestamp", "input_length", "output_length", "hash_ids"}),),
+        "recorded",
+        FORMATS["mooncake"].block_tokens,
+    ),
+    "otel": TraceFormat(
+        "OpenTelemetry GenAI spans", otel_recordings, (frozenset({"spans"}),), "recorded", suffixes=(".json",)
+    ),
+    "csv": TraceFormat("TraceLab's replay columns", table_recordings, (), "recorded", suffixes=(".csv",)),
+}
+
+
+def import_trace(
+    sources: Iterable[Path], output: Path, *, name: str, kind: str = "auto", progress: Progress | None = None
+) -> tuple[TraceHead, ReadNotes]:
+    """Read ``sources`` and write one trace file; errors as ``read_recordings``."""
+    chosen, recordings, notes = read_recordings(sources, kind=kind, progress=progress)
+    form = TRACE_FORMATS[chosen]
+    head = TraceHead(
+        name=name,
+        source_format=chosen,
+        arrivals=form.arrivals,
+        block_tokens=form.block_tokens if any(one.blocks for each in recordings for one in each.requests) else 0,
+        dropped=dict(notes.dropped),
+        broken=dict(notes.broken),
+        labels=tuple(sorted(notes.labels)),
+    )
+    write_trace(output, head, recordings)
+    return head, notes
+
+
+def read_recordings(
+    sources: Iterable[Path], *, kind: str = "auto", progress: Progress | None = None
+) -> tuple[str, list[Recording], ReadNotes]:
+    """(format, recordings, what was left out) of files, or of folders that are searched.
+
+    Raises SpecError for an unknown or mixed format, for nothing to read, and when every line is broken.
+    """
+    found = list(_files(sources, kind))
+    if not found:
+        raise SpecError("no trace file is there", where=", ".join(map(str, sources)), hint="Name files or a folder")
+    kinds = {path: detect(path) if kind == "auto" else kind for path in found}
+    if len(set(kinds.values())) > 1:
+        first, other = next((a, b) for a in found for b in found if kinds[a] != kinds[b])
+        raise SpecError(
+            f"two formats: {first.name} is {kinds[first]}, {other.name} is {kinds[other]}",
+            where=str(other.parent),
+            hint="Import each format by itself, or say which: --format",
+        )
+    chosen = next(iter(kinds.values()))
+    notes = ReadNotes()
+    recordings = list(_sound(TRACE_FORMATS[chosen].read(found, notes, progress), notes))
+    if not recordings:
+        reasons = "; ".join(f"{count} x {reason}" for reason, count in (notes.broken + notes.dropped).most_common(3))
+        raise SpecError(f"no request could be read as {chosen} ({reasons or 'it is empty'})", where=str(found[0]))
+    return chosen, recordings, notes
+
+
+def _sound(recordings: Iterable[Recording], notes: ReadNotes) -> Iterator[Recording]:
+    """What a trace file may hold: a reader takes a line's numbers one by one, and their sums can be absurd."""
+    for place, recording in enumerate(recordings):
+        try:
+            check_recording(recording)
+        except PlanError:
+            notes.drop("a recording whose numbers make no request", f"recording {place}")
+        else:
+            yield recording
+
+
+def _files(sources: Iterable[Path], kind: str) -> Iterator[Path]:
+    forms = TRACE_FORMATS.values() if kind == "auto" else (TRACE_FORMATS[kind],)
+    suffixes = tuple({suffix for form in forms for suffix in form.suffixes})
+    for source in sources:
+        if source.is_dir():
+            yield from sorted(path for path in source.rglob("*") if path.name.endswith(suffixes) and path.is_file())
+        elif source.exists():
+            yield source
+        else:
+            raise SpecError("is not there", where=str(source), hint="Check the path")
+
+
+def detect(path: Path) -> str:
+    """The format of a file, by the keys of its first records; raises SpecError when it has none that is known."""
+    if path.suffix == ".csv":
+        return "csv"
+    if path.suffix == ".json" and "spans" in record_of(whole_json(path)):
+        return "otel"
+    notes = ReadNotes()
+    for place, (_, record) in enumerate(json_lines(path, notes)):
+        for name, form in TRACE_FORMATS.items():
+            if _is_of(record, form):
+                return name
+        if place >= LINES_LOOKED_AT:
+            break
+    known = ", ".join(TRACE_FORMATS)
+    raise SpecError("is in no known format", where=str(path), hint=f"Say which with --format: {known}")
+
+
+def _is_of(record: Record, form: TraceFormat) -> bool:
+    return any(keys <= record.keys() for keys in form.keys)

@@ -1,0 +1,142 @@
+"""Trace files as streams: JSON lines or one JSON document, gzipped or not, one line in memory at a time.
+
+A line that is too long, no JSON or no object is counted with its number and skipped; its text is never shown.
+"""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections.abc import Callable, Iterator
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import IO, Any, NamedTuple, cast
+
+from pydantic_core import from_json
+
+from harness.errors import SpecError
+from harness.traces.form import MOST_TOKENS, ReadNotes
+
+MAX_LINE_BYTES = 64 << 20
+Progress = Callable[[int], None]
+Record = dict[str, Any]
+EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+
+
+class TraceLine(NamedTuple):
+    """One JSON object. at: which file and line, for notes; a file's name may tell of a person, so it is its number."""
+
+    at: str
+    record: Record
+
+
+def json_lines(path: Path, notes: ReadNotes, progress: Progress | None = None) -> Iterator[TraceLine]:
+    """Every line of a file that is a JSON object; what is not is counted in ``notes``.
+
+    Raises SpecError where the file cannot be read to its end.
+    """
+    notes.num_files += 1
+    try:
+        with _opened(path) as stream:
+            for number, line in enumerate(_bounded_lines(stream), 1):
+                if progress is not None:
+                    progress(len(line))
+                if not line.strip():
+                    continue
+                notes.num_lines += 1
+                at = f"file {notes.num_files}, line {number}"
+                record = _parsed(line)
+                if isinstance(record, dict):
+                    yield TraceLine(at, cast("Record", record))
+                else:
+                    is_long = len(line) >= MAX_LINE_BYTES
+                    notes.line_broken("longer than 64 MiB" if is_long else "no JSON object", at)
+    except (OSError, EOFError, zlib.error) as error:
+        raise SpecError(f"cannot be read to its end ({error})", where=str(path), hint="Copy it again") from error
+
+
+def whole_json(path: Path) -> object:
+    """The one JSON document of a file, None when it is none; raises SpecError for one above 64 MiB or unreadable."""
+    try:
+        with _opened(path) as stream:
+            content = stream.read(MAX_LINE_BYTES + 1)
+    except (OSError, EOFError, zlib.error) as error:
+        raise SpecError(f"cannot be read to its end ({error})", where=str(path), hint="Copy it again") from error
+    if len(content) > MAX_LINE_BYTES:
+        raise SpecError("is one JSON document of more than 64 MiB", where=str(path), hint="Split it by trace")
+    return _parsed(content)
+
+
+def _opened(path: Path) -> IO[bytes]:
+    with path.open("rb") as stream:
+        is_gzip = stream.read(2) == b"\x1f\x8b"
+    return cast("IO[bytes]", gzip.open(path, "rb") if is_gzip else path.open("rb"))
+
+
+def _bounded_lines(stream: IO[bytes]) -> Iterator[bytes]:
+    """Lines of at most MAX_LINE_BYTES; of a longer one only its first so many bytes, the rest is read past."""
+    while line := stream.readline(MAX_LINE_BYTES):
+        yield line
+        while len(line) == MAX_LINE_BYTES and not line.endswith(b"\n"):
+            line = stream.readline(MAX_LINE_BYTES)
+
+
+def _parsed(line: bytes) -> object:
+    try:
+        return from_json(line, allow_inf_nan=False)
+    except ValueError:
+        return None
+
+
+def tokens_of(value: object) -> int | None:
+    """A number of tokens; None for what is none (a fraction, a negative or an absurd number)."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= MOST_TOKENS:
+        return None
+    return int(value) if value == int(value) else None
+
+
+def seconds_ns(value: object, unit_ns: int = 1_000_000_000) -> int | None:
+    """A duration or instant in ``unit_ns`` as ns; None for what is no finite number."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or abs(value) > 1e15:
+        return None
+    return round(value * unit_ns)
+
+
+def instant_ns(text: object) -> int | None:
+    """An ISO 8601 instant as ns since 1970; without a zone it is taken as UTC. None for what is none."""
+    if not isinstance(text, str) or len(text) > 64:
+        return None
+    try:
+        moment = datetime.fromisoformat(_six_digits(text.replace("Z", "+00:00")))
+    except ValueError:
+        return None
+    moment = moment if moment.tzinfo is not None else moment.replace(tzinfo=timezone.utc)
+    since = moment - EPOCH
+    return (since.days * 86_400 + since.seconds) * 1_000_000_000 + since.microseconds * 1_000
+
+
+def _six_digits(text: str) -> str:
+    """Fractions of a second in 3 or 6 digits, which is what Python 3.10 reads."""
+    head, dot, tail = text.partition(".")
+    if not dot:
+        return text
+    digits = next((place for place, letter in enumerate(tail) if not letter.isdigit()), len(tail))
+    return f"{head}.{tail[:digits][:6].ljust(6, '0')}{tail[digits:]}"
+
+
+def text_of(record: Record, *path: str) -> str:
+    """The string at a path of keys, "" where there is none."""
+    value: object = record
+    for key in path:
+        value = record_of(value).get(key)
+    return value if isinstance(value, str) else ""
+
+
+def record_of(value: object) -> Record:
+    """A JSON object, {} for anything else."""
+    return cast("Record", value) if isinstance(value, dict) else {}
+
+
+def list_of(value: object) -> list[object]:
+    """A JSON array, [] for anything else."""
+    return cast("list[object]", value) if isinstance(value, list) else []

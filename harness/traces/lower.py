@@ -1,0 +1,210 @@
+"""From recordings to the sessions of a plan: what is left out, how lengths shrink, who starts after whom.
+
+What does not fit a context is cut off before anything else is shortened, and counted. A request that waits for several
+others, or that several wait for, begins or ends a session of the plan.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from harness.plan.model import RequestPlan, SessionPlan
+from harness.traces.file import Arrivals
+from harness.traces.form import RecordedRequest, Recording
+from harness.traces.steady import begun_at_a_drawn_instant
+
+HumanWaits = Literal["keep", "cap", "drop"]
+
+
+@dataclass(frozen=True, slots=True)
+class Lowering:
+    """How recordings become sessions. wait_cap_ns: longest wait; human_wait_cap_ns: of waits for a person.
+
+    shrink: every length is divided by it, rounded up. max_context_tokens: prompt and answer after that; 0 for no limit.
+    num_recordings: how many are taken, without replacement, in a drawn order; 0 for all, in the file's order.
+    concurrency: closed population of recordings; None for all at once, or at their recorded starts.
+    is_steady: each recording begins at an instant drawn from its own time; those that take over a place, at its start.
+    """
+
+    shrink: int = 1
+    max_context_tokens: int = 0
+    num_recordings: int = 0
+    concurrency: int | None = None
+    arrivals: Arrivals = "together"
+    human_waits: HumanWaits = "keep"
+    wait_cap_ns: int = 1 << 62
+    human_wait_cap_ns: int = 1 << 62
+    is_steady: bool = False
+
+    def wait_ns(self, one: RecordedRequest) -> int:
+        """How long the plan waits before this request."""
+        if one.wait_kind != "human":
+            return min(one.wait_ns, self.wait_cap_ns)
+        if self.human_waits == "drop":
+            return 0
+        return min(one.wait_ns, self.human_wait_cap_ns if self.human_waits == "cap" else self.wait_cap_ns)
+
+
+@dataclass
+class Left:
+    """What a plan leaves out of its trace, by reason; num_warm_ups: requests that it sends only to go on from them."""
+
+    counts: Counter[str] = field(default_factory=Counter[str])
+    num_warm_ups: int = 0
+
+
+def sessions_of(
+    recordings: Sequence[Recording], block_tokens: int, how: Lowering, rng: random.Random
+) -> tuple[tuple[SessionPlan, ...], int, Left]:
+    """(sessions, tokens of a named block after shrinking, what was left out).
+
+    Blocks that shrinking would break are left unnamed, and counted.
+    """
+    left = Left()
+    named_tokens = block_tokens // how.shrink if block_tokens % how.shrink == 0 else 0
+    # What does not fit goes first: a sample of all would be smaller than was asked for, and of shorter recordings.
+    kept = [cut for recording in recordings if (cut := _that_fits(recording, how, left)).requests]
+    left.counts["recordings without a request that fits"] = len(recordings) - len(kept)
+    if 0 < how.num_recordings < len(kept):
+        left.counts["recordings not drawn"] = len(kept) - how.num_recordings
+    if how.num_recordings:
+        kept = rng.sample(kept, min(how.num_recordings, len(kept)))
+    if how.is_steady:
+        kept[: how.concurrency] = [_in_the_middle(recording, rng, left) for recording in kept[: how.concurrency]]
+    if block_tokens and not named_tokens:
+        left.counts["named blocks"] = sum(len(one.blocks) for recording in kept for one in recording.requests)
+    first_ns = min((recording.start_ns for recording in kept), default=0)
+    sessions: list[SessionPlan] = []
+    ends: list[tuple[int, ...]] = []  # the sessions that end each recording
+    for place, recording in enumerate(kept):
+        root_after: tuple[int, ...] = ()
+        start_ns = recording.start_ns - first_ns if how.arrivals == "recorded" else 0
+        if how.concurrency is not None and place >= how.concurrency:
+            root_after, start_ns = ends[place - how.concurrency], 0
+        own = _Segments(recording, named_tokens, len(sessions), root_after, start_ns)
+        sessions.extend(own.sessions())
+        ends.append(own.ends())
+    left.counts = +left.counts
+    return tuple(sessions), named_tokens if any(session.blocks for session in sessions) else 0, left
+
+
+def _that_fits(recording: Recording, how: Lowering, left: Left) -> Recording:
+    """The recording shrunk, without what exceeds the context and all that waits for such a request."""
+    places: dict[int, int] = {}
+    kept: list[RecordedRequest] = []
+    for place, one in enumerate(recording.requests):
+        small = _shrunk(one, how.shrink)
+        is_too_long = 0 < how.max_context_tokens < small.prompt_tokens + small.generate_tokens
+        if is_too_long or any(before not in places for before in one.after):
+            left.counts["requests above the context" if is_too_long else "requests after such a one"] += 1
+            continue
+        base = None if one.base is None else kept[places[one.base]]
+        streamed = 0 if base is None else base.stream_tokens
+        keep = min(small.keep_tokens, streamed, small.prompt_tokens)
+        places[place] = len(kept)
+        kept.append(
+            small._replace(
+                after=tuple(places[before] for before in one.after),
+                base=places[one.base] if one.base is not None and keep else None,
+                keep_tokens=keep,
+                wait_ns=how.wait_ns(small),
+            )
+        )
+    return Recording(recording.name, recording.start_ns, tuple(kept))
+
+
+def _in_the_middle(recording: Recording, rng: random.Random, left: Left) -> Recording:
+    begun, num_warm_ups = begun_at_a_drawn_instant(recording, rng)
+    left.num_warm_ups += num_warm_ups
+    left.counts["requests before a drawn start"] += len(recording.requests) - len(begun.requests)
+    return begun
+
+
+def _shrunk(one: RecordedRequest, shrink: int) -> RecordedRequest:
+    if shrink == 1:
+        return one
+    lengths = {name: -(-getattr(one, name) // shrink) for name in ("prompt_tokens", "keep_tokens", "generate_tokens")}
+    # An answer that shrinks to what the client had of it is one that it leaves before its last token.
+    left = min(-(-one.abort_after_tokens // shrink), lengths["generate_tokens"] - 1)
+    if one.abort_after_tokens and not left:
+        lengths["generate_tokens"], left = 2, 1
+    return one._replace(**lengths, abort_after_tokens=left)
+
+
+class _Segments:
+    """One recording cut into sessions: at every request that waits for several, or that several wait for."""
+
+    def __init__(
+        self,
+        recording: Recording,
+        named_tokens: int,
+        first_index: int,
+        root_after: tuple[int, ...],
+        start_ns: int,
+    ) -> None:
+        self._requests, self._named_tokens = recording.requests, named_tokens
+        self._root_after, self._start_ns = root_after, start_ns
+        followers: list[set[int]] = [set() for _ in self._requests]
+        for place, one in enumerate(self._requests):
+            for before in {*one.after, *(() if one.base is None else (one.base,))}:
+                followers[before].add(place)
+        self._followers = followers
+        self._segment_of: list[int] = []
+        self._segments: list[list[int]] = []
+        for place, one in enumerate(self._requests):
+            begins_with_names = one.blocks and not one.keep_tokens
+            is_next = len(one.after) == 1 and followers[one.after[0]] == {place} and one.base in (None, one.after[0])
+            if is_next and not begins_with_names:
+                number = self._segment_of[one.after[0]]
+                self._segments[number].append(place)
+            else:
+                number = len(self._segments)
+                self._segments.append([place])
+            self._segment_of.append(number)
+        self._first_index = first_index
+
+    def sessions(self) -> list[SessionPlan]:
+        return [self._session(number, places) for number, places in enumerate(self._segments)]
+
+    def ends(self) -> tuple[int, ...]:
+        """Indices of the sessions that nothing waits for."""
+        return tuple(
+            self._first_index + number
+            for number, places in enumerate(self._segments)
+            if not self._followers[places[-1]]
+        )
+
+    def _session(self, number: int, places: list[int]) -> SessionPlan:
+        first = self._requests[places[0]]
+        before = sorted({self._first_index + self._segment_of[place] for place in first.after}) or self._root_after
+        wait_ns = first.wait_ns + (0 if first.after else self._start_ns)
+        has_names = first.keep_tokens == 0 and self._named_tokens
+        return SessionPlan(
+            index=self._first_index + number,
+            start_offset_ns=wait_ns,
+            after=before[0] if before else None,
+            continues=None if first.base is None else self._first_index + self._segment_of[first.base],
+            requests=tuple(
+                self._request(place, follower) for place, follower in zip(places, [*places[1:], -1], strict=True)
+            ),
+            also_after=tuple(before[1:]),
+            start_kind=first.wait_kind if first.after else "none",
+            blocks=first.blocks[: first.prompt_tokens // self._named_tokens] if has_names else (),
+        )
+
+    def _request(self, place: int, follower: int) -> RequestPlan:
+        one = self._requests[place]
+        following = self._requests[follower] if follower >= 0 else None
+        return RequestPlan(
+            keep_tokens=one.keep_tokens,
+            new_tokens=one.prompt_tokens - one.keep_tokens,
+            generate_tokens=one.generate_tokens,
+            wait_after_ns=0 if following is None else following.wait_ns,
+            wait_kind="none" if following is None else following.wait_kind,
+            abort_after_ns=one.abort_after_ns,
+            abort_after_tokens=one.abort_after_tokens,
+        )

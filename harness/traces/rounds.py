@@ -1,0 +1,168 @@
+"""Rounds of an agent (TraceLab's unit): one model call each, with the inputs before it and the tools after it.
+
+Claude Code and Codex logs become rounds first, so that a user's own logs and TraceLab's releases take one way. Nothing
+is drawn here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from harness.plan.model import WaitKind
+from harness.traces.form import ReadNotes, RecordedRequest, Recording, hidden_name
+from harness.traces.lines import (
+    Progress,
+    Record,
+    instant_ns,
+    json_lines,
+    list_of,
+    record_of,
+    text_of,
+    tokens_of,
+)
+
+Span = tuple[int, int]
+DEEPEST = 32  # sub-agents of sub-agents
+
+
+@dataclass
+class Round:
+    """One model call. Instants in ns since 1970, lengths in tokens.
+
+    submitted_ns: the latest user message or tool result before it; end_ns: the last text, reasoning or tool call.
+    prefix_tokens: what the provider's cache held of the input. visible_tokens: output that the next prompt can hold.
+    children: sessions of the sub-agents that its tools started. parent: the session that started this one, where only
+    that is known. is_reset: the stream begins anew.
+    """
+
+    session: str
+    submitted_ns: int
+    end_ns: int
+    input_tokens: int
+    prefix_tokens: int
+    output_tokens: int
+    visible_tokens: int
+    is_human: bool = False
+    tool_spans: list[Span] = field(default_factory=list[Span])
+    children: list[str] = field(default_factory=list[str])
+    parent: str = ""
+    is_reset: bool = False
+    index: int = 0
+
+
+def recordings_of(rounds: Iterable[Round], notes: ReadNotes) -> Iterator[Recording]:
+    """Every root session with its sub-agents, in order of their first submission; times from the first of all."""
+    by_session: dict[str, list[Round]] = {}
+    for one in rounds:
+        by_session.setdefault(one.session, []).append(one)
+    for group in by_session.values():
+        group.sort(key=lambda one: (one.submitted_ns, one.index))
+    _adopt(by_session)
+    children = {child for group in by_session.values() for one in group for child in one.children}
+    roots = [name for name in by_session if name not in children]
+    roots.sort(key=lambda name: by_session[name][0].submitted_ns)
+    first_ns = by_session[roots[0]][0].submitted_ns if roots else 0
+    for name in roots:
+        start_ns = by_session[name][0].submitted_ns
+        yield Recording(hidden_name(name), start_ns - first_ns, tuple(_Tree(by_session, notes).requests(name)))
+
+
+def _adopt(by_session: dict[str, list[Round]]) -> None:
+    """A session that only names its parent was started by the last round which had ended before its first one."""
+    for name, group in by_session.items():
+        above = by_session.get(group[0].parent, [])
+        before = [one for one in above if one.end_ns <= group[0].submitted_ns]
+        if before and group[0].parent != name:
+            before[-1].children.append(name)
+
+
+class _Tree:
+    """A root session and its sub-agents, put into one list in which all that a request waits for comes before it."""
+
+    def __init__(self, by_session: dict[str, list[Round]], notes: ReadNotes) -> None:
+        self._by_session, self._notes = by_session, notes
+        self._requests: list[RecordedRequest] = []
+
+    def requests(self, root: str) -> list[RecordedRequest]:
+        self._add(root, (), 0, {root})
+        return self._requests
+
+    def _add(self, session: str, started_by: tuple[int, ...], started_ns: int, above: set[str]) -> tuple[int, int]:
+        """Add a session's requests; returns (place, end) of its last one."""
+        base: int | None = None
+        stream_tokens = 0
+        after, ended_ns = started_by, started_ns
+        kind: WaitKind = "none"
+        for place, one in enumerate(self._by_session[session]):
+            keep = 0 if one.is_reset else min(one.prefix_tokens, stream_tokens, one.input_tokens)
+            wait_ns = 0 if place == 0 and not started_by else one.submitted_ns - ended_ns
+            if wait_ns < 0:
+                # It did not wait for what ended later: its wait counts from the round before it alone.
+                self._notes.labels.add("overlapping rounds start at once")
+                wait_ns = 0
+            if place:
+                kind = "human" if one.is_human else "tool"
+            self._requests.append(
+                RecordedRequest(
+                    base if keep else None,
+                    after,
+                    wait_ns,
+                    kind,
+                    max(one.input_tokens, 1),
+                    keep,
+                    max(one.output_tokens, 1),
+                )
+            )
+            base = own = len(self._requests) - 1
+            stream_tokens = one.input_tokens + one.visible_tokens
+            after, ended_ns = (own,), one.end_ns
+            for child in one.children:
+                if child in above or child not in self._by_session or len(above) > DEEPEST:
+                    self._notes.drop("sub-agents without a recording, or in a circle", hidden_name(session))
+                    continue
+                last, child_end_ns = self._add(child, (own,), one.end_ns, above | {child})
+                if any(end >= child_end_ns for _, end in one.tool_spans):
+                    # The parent waited for it: what is left after the last child is the residual.
+                    after, ended_ns = (*after, last), max(ended_ns, child_end_ns)
+        return after[0], ended_ns
+
+
+def rounds_of_files(files: Iterable[Path], notes: ReadNotes, progress: Progress | None = None) -> Iterator[Round]:
+    """The rounds of TraceLab's own JSON lines."""
+    for path in files:
+        for at, record in json_lines(path, notes, progress):
+            one = _round_of(record)
+            if one is None:
+                notes.line_broken("a round without its tokens or times", at)
+            else:
+                yield one
+
+
+def _round_of(record: Record) -> Round | None:
+    events = [record_of(event) for event in list_of(record.get("timing_events"))]
+    at = [(text_of(event, "event_type"), instant_ns(event.get("timestamp"))) for event in events]
+    inputs = [moment for kind, moment in at if kind in ("user_message", "tool_result") and moment is not None]
+    outputs = [moment for kind, moment in at if kind in ("text", "reasoning", "tool_call") and moment is not None]
+    total, prefix = tokens_of(record.get("input_tokens_total")), tokens_of(record.get("prefix_tokens"))
+    output = tokens_of(record.get("output_tokens"))
+    session = text_of(record, "session_id")
+    if not inputs or not outputs or total is None or output is None or not session:
+        return None
+    tools = [record_of(tool) for tool in list_of(record.get("tools"))]
+    spans = [(instant_ns(tool.get("emitted_at")), instant_ns(tool.get("result_at"))) for tool in tools]
+    hidden = tokens_of(record.get("reasoning_output_tokens")) or 0
+    is_codex = text_of(record, "provider") == "codex"
+    return Round(
+        session=session,
+        submitted_ns=max(inputs),
+        end_ns=max(outputs),
+        input_tokens=total,
+        prefix_tokens=prefix or 0,
+        output_tokens=output,
+        visible_tokens=max(output - hidden, 0) if is_codex else output,
+        is_human=text_of(record, "first_input_event_type") == "user_message",
+        tool_spans=[(start, end) for start, end in spans if start is not None and end is not None and end >= start],
+        index=tokens_of(record.get("round_index")) or 0,
+    )

@@ -1,1 +1,0 @@
-"""The part of the runtime that torch.compile calls. Next: ``rebel.core.torch_compile``."""
