@@ -21,7 +21,8 @@ from harness.engine.config import EngineConfig
 from harness.engine.cost import load_cost_model
 from harness.engine.memory import new_state
 from harness.experiment import resolve
-from harness.plan import Plan, build_plan
+from harness.experiment.plans import build_plan
+from harness.plan import Plan
 from harness.prereg import predict_experiment
 from harness.sim import memory
 from harness.sim.kernel.arrays import PlanArrays

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from harness.cli.progress import TerminalProgress
     from harness.engine import CostModel, load_cost_model
     from harness.errors import HarnessError, RuleFailedError, RunInvalidError, SpecError
-    from harness.plan import Plan, WaitDistribution, build_plan, load_waits
+    from harness.experiment.plans import build_plan
+    from harness.plan import Plan, WaitDistribution, load_waits
     from harness.prereg import Judgement, judge
     from harness.records import RunStore, SealedRun
     from harness.report import write_report
@@ -51,7 +52,7 @@ _HOME = {
     "WaitDistribution": "harness.plan",
     "WorkloadSpec": "harness.spec",
     "analyse": "harness.analysis.catalogue",
-    "build_plan": "harness.plan",
+    "build_plan": "harness.experiment.plans",
     "judge": "harness.prereg",
     "load_cost_model": "harness.engine",
     "load_experiment": "harness.spec",

@@ -19,7 +19,8 @@ from harness.emulator.virtual import run_virtually
 from harness.engine import DECODE, CostModel, EngineConfig, load_cost_model
 from harness.engine.state import STEP_DECODE, STEP_PREFILL
 from harness.errors import SpecError
-from harness.plan import Plan, build_plan
+from harness.experiment.plans import build_plan
+from harness.plan import Plan
 from harness.plan.seeds import derive_seed
 from harness.sim import memory
 from harness.sim.draws import ORDER_NS, artifact_key, perturbed

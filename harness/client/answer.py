@@ -11,6 +11,8 @@ from typing import Any, TypeAlias
 
 import pydantic_core
 
+# Below are the statuses of HTTP that are not an answer yet (100 Continue).
+MIN_FINAL_STATUS = 200
 EVENT_END = b"\n\n"
 DATA_PREFIX = b"data:"
 DONE_MARK = b"[DONE]"

@@ -10,9 +10,8 @@ from collections.abc import Sequence
 
 import httptools
 
-from harness.client.answer import MAX_ERROR_BYTES, NO_KERNEL_STAMP, Answer, Piece
+from harness.client.answer import MAX_ERROR_BYTES, MIN_FINAL_STATUS, NO_KERNEL_STAMP, Answer, Piece
 from harness.client.rows import ABSENT
-from harness.server.ask import MIN_FINAL_STATUS
 
 MAX_HEAD_BYTES = 64 << 10
 FRAMING_HEADERS = (b"content-length", b"transfer-encoding")

@@ -13,10 +13,16 @@ from typing import TYPE_CHECKING
 
 import aiohttp
 
-from harness.client.answer import MAX_ERROR_BYTES, NO_KERNEL_STAMP, Answer, describe_error_body, printable
+from harness.client.answer import (
+    MAX_ERROR_BYTES,
+    MIN_FINAL_STATUS,
+    NO_KERNEL_STAMP,
+    Answer,
+    describe_error_body,
+    printable,
+)
 from harness.clock import NS_PER_MS, NS_PER_S, monotonic_ns
 from harness.records.schema import ABORTED
-from harness.server.ask import MIN_FINAL_STATUS
 
 if TYPE_CHECKING:
     from harness.client.script import Due, Script

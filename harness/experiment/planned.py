@@ -15,8 +15,9 @@ from harness.engine.cost import find_cost_file
 from harness.errors import SpecError
 from harness.experiment.orders import order_of_block
 from harness.experiment.periods import Period, period_of
+from harness.experiment.plans import build_plan
 from harness.kinds import kind_named
-from harness.plan import Plan, build_plan, check_fits
+from harness.plan import Plan, check_fits
 from harness.records import RunKey, SealedRun
 from harness.spec import ConditionSpec, ExperimentSpec, FleetSpec, Place, ServerSpec, Treatment, WorkloadSpec
 

@@ -4,7 +4,7 @@ Nothing here reads a clock or opens a socket.
 """
 
 from harness.plan.blocks import BlockKeys, block_keys, token_block_keys
-from harness.plan.build import build_plan, check_fits, describe
+from harness.plan.build import check_fits, describe, draw_plan
 from harness.plan.draws import draw_requests, is_waited, wait_cap_ns
 from harness.plan.files import read_plan, save_plan, write_plan
 from harness.plan.followers import Followers
@@ -22,10 +22,10 @@ __all__ = [
     "TokenStreams",
     "WaitDistribution",
     "block_keys",
-    "build_plan",
     "check_fits",
     "derive_seed",
     "describe",
+    "draw_plan",
     "draw_requests",
     "is_waited",
     "load_waits",

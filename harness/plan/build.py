@@ -1,4 +1,4 @@
-"""From a workload to a Plan: the draws of one replicate, from seeds that are documented and never change.
+"""From a drawn workload to a Plan: the draws of one replicate, from seeds that are documented and never change.
 
 Every draw comes from a generator of its own, seeded by a text that names it, so that no draw depends on how many were
 made before it. Nothing here reads a clock or an environment.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import chain
 
@@ -21,21 +21,13 @@ from harness.plan.model import Plan, RequestPlan, SessionPlan
 from harness.plan.seeds import derive_seed
 from harness.plan.waits import load_waits
 from harness.spec import ServerSpec, WorkloadSpec
-from harness.traces.file import load_trace
-from harness.traces.lower import Lowering, sessions_of
 
 
-def build_plan(workload: WorkloadSpec, base_seed: int, replicate: int) -> Plan:
-    """The input of one replicate (for the source "paper": of one block).
+def draw_plan(workload: WorkloadSpec, base_seed: int, replicate: int) -> Plan:
+    """The drawn input of one replicate (for the source "paper": of one block); the source is not "trace".
 
     Raises SpecError when the wait distribution is unknown or its file is wrong.
     """
-    if base_seed < 0 or replicate < 0:
-        raise SpecError(
-            f"base seed {base_seed} and replicate {replicate} must not be negative", where="plan", hint="Give 0 or more"
-        )
-    if workload.source == "trace":
-        return _traced(workload, base_seed, replicate)
     waits = load_waits(workload.waits)
     build = {"drawn": _drawn, "paper": _paper, "sequential": _sequential}[workload.source]
     built = build(workload, base_seed, replicate)
@@ -48,7 +40,7 @@ def build_plan(workload: WorkloadSpec, base_seed: int, replicate: int) -> Plan:
         token_id_range=workload.token_id_range,
         sessions=built.sessions,
         provenance={
-            "workload": _what_was_asked(workload),
+            "workload": requested_keys(workload),
             "waits": waits.name,
             "waits_sha256": waits.content_hash,
             "wait_cap_ns": wait_cap_ns(workload),
@@ -59,64 +51,10 @@ def build_plan(workload: WorkloadSpec, base_seed: int, replicate: int) -> Plan:
     )
 
 
-def _what_was_asked(workload: WorkloadSpec) -> str:
+def requested_keys(workload: WorkloadSpec) -> str:
     """The keys that differ from their defaults, as JSON: a key that a later version adds changes no hash."""
     asked = workload.model_dump(mode="json", exclude_defaults=True, exclude={"waits"})
     return json.dumps(asked, sort_keys=True, separators=(",", ":"))
-
-
-def _traced(workload: WorkloadSpec, base_seed: int, replicate: int) -> Plan:
-    """A recorded trace as it is, or a sample of its sessions; what is left out is in the provenance."""
-    trace = load_trace(workload.trace)
-    is_whole = workload.num_sessions >= len(trace.recordings)
-    is_steady = workload.start == "steady"
-    how = Lowering(
-        shrink=workload.length_divisor,
-        max_context_tokens=workload.max_context_tokens,
-        num_recordings=0 if is_whole else workload.num_sessions,
-        concurrency=workload.concurrency,
-        arrivals=workload.arrivals or ("together" if is_steady else trace.head.arrivals),
-        human_waits=workload.human_waits,
-        wait_cap_ns=round(workload.wait_cap_s * NS_PER_S),
-        human_wait_cap_ns=round(workload.human_wait_cap_s * NS_PER_S),
-        is_steady=is_steady,
-    )
-    rng = random.Random(derive_seed(base_seed, f"trace/r{replicate}/sample"))
-    sessions, block_tokens, left = sessions_of(trace.recordings, trace.head.block_tokens, how, rng)
-    if not sessions:
-        raise SpecError(
-            f"no request of the trace fits ({_counted(left.counts)})",
-            where=workload.trace,
-            hint="Raise max_context_tokens, or shrink the lengths: scale = '1/4'",
-        )
-    provenance: dict[str, str | int | float] = {
-        "workload": _what_was_asked(workload),
-        "trace": trace.head.name,
-        "trace_sha256": trace.sha256,
-        "trace_format": trace.head.source_format,
-        "trace_arrivals": how.arrivals,
-        "left_out": _counted(left.counts),
-        "dropped_at_import": _counted(trace.head.dropped),
-        "assumed_at_import": "; ".join(trace.head.labels),
-    }
-    if is_steady:
-        provenance["warm_up_requests"] = left.num_warm_ups
-    return Plan(
-        source="trace",
-        seed=base_seed,
-        replicate=replicate,
-        treatment="as-drawn",
-        shared_prefix_tokens=0,
-        token_id_range=workload.token_id_range,
-        sessions=sessions,
-        provenance=provenance,
-        prompt_form=workload.prompt_form,
-        block_tokens=block_tokens,
-    )
-
-
-def _counted(counts: Mapping[str, int]) -> str:
-    return "; ".join(f"{count} {what}" for what, count in sorted(counts.items()))
 
 
 @dataclass(frozen=True, slots=True)

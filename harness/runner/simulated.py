@@ -16,9 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
-from harness.analysis.logs import events as ev
 from harness.analysis.logs.derive import derived_from
-from harness.analysis.logs.events import LogEvent
 from harness.analysis.logs.parse import ParseCounts
 from harness.clock import NS_PER_S, NS_PER_US, utc_now
 from harness.emulator import logs
@@ -47,6 +45,8 @@ from harness.runner.progress import RequestFinished
 from harness.runner.run import Invocation, manifest_of, seal_run
 from harness.server import provenance
 from harness.sim import simulate
+from harness.stack.rbln import log_events as ev
+from harness.stack.rbln.log_events import LogEvent
 
 MODEL = "simulated-qwen3-4b"
 LOG_PID = 0

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import httptools
 import pydantic_core
 
+from harness.client.answer import MIN_FINAL_STATUS
 from harness.clock import NS_PER_S, monotonic_ns
 
 NO_ANSWER = 0
 HTTP_OK = 200
-MIN_FINAL_STATUS = 200
 # A vLLM server's metrics are 50 kB; a list of models is less.
 MAX_BODY_BYTES = 8 << 20
 MAX_HEAD_BYTES = 64 << 10

@@ -367,7 +367,7 @@ def _scratch_folder() -> str:
 
 def _supervisor_command(control_fd: int) -> list[str]:
     """The interpreter that runs the supervisor from this very source, whatever the working folder."""
-    root = str(Path(__file__).resolve().parents[3])
+    root = str(Path(__file__).resolve().parents[2])
     code = f"import sys; sys.path[0] = {root!r}; from harness.server.supervisor import main; main()"
     return [sys.executable, "-c", code, str(control_fd), str(os.getpid())]
 

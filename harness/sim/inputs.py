@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.compiled.records import IntArray
-from harness.plan import build_plan, draw_requests, is_waited, wait_cap_ns
+from harness.experiment.plans import build_plan
+from harness.plan import draw_requests, is_waited, wait_cap_ns
 from harness.sim.kernel import arrays as layout
 from harness.sim.simulate import plan_arrays
 from harness.spec import Treatment, WorkloadSpec

@@ -11,7 +11,7 @@ from harness.advise import advise, diagnose
 from harness.advise.advise import Step, smallest_enough
 from harness.errors import SpecError
 from harness.experiment import resolve
-from harness.plan import build_plan
+from harness.experiment.plans import build_plan
 from harness.records import SealedRun
 from harness.runner import run_experiment
 from harness.sim import simulate

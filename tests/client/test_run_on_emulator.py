@@ -10,7 +10,8 @@ import pytest
 
 from harness.client.run import ReplayResult, replay
 from harness.clock import NS_PER_S, clock_for
-from harness.plan import Plan, RequestPlan, SessionPlan, build_plan
+from harness.experiment.plans import build_plan
+from harness.plan import Plan, RequestPlan, SessionPlan
 from harness.records.schema import rows_where
 from harness.runner.backends.emulator import EmulatorBackend
 from harness.spec import ClientSpec, ServerSpec, WorkloadSpec

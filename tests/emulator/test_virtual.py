@@ -13,7 +13,8 @@ from harness.emulator.metrics import ServerMetrics
 from harness.emulator.tokens import ContextHash
 from harness.emulator.virtual import run_virtually
 from harness.engine import DECODE, PREFILL, EngineConfig, Scheduler, load_cost_model
-from harness.plan import Plan, RequestPlan, SessionPlan, build_plan, token_block_keys
+from harness.experiment.plans import build_plan
+from harness.plan import Plan, RequestPlan, SessionPlan, token_block_keys
 from harness.sim import SimResult, simulate
 from harness.spec import ServerSpec, UniformLaw, WorkloadSpec
 

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.errors import PlanError, SpecError
-from harness.plan import Plan, RequestPlan, SessionPlan, build_plan, check_fits, describe
+from harness.experiment.plans import build_plan
+from harness.plan import Plan, RequestPlan, SessionPlan, check_fits, describe
 from harness.plan.seeds import derive_seed
 from harness.spec import FixedLaw, LognormalLaw, ServerSpec, UniformLaw, WorkloadSpec
 

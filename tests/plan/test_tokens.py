@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.errors import PlanError
+from harness.experiment.plans import build_plan
 from harness.plan import (
     BlockKeys,
     Plan,
@@ -17,7 +18,6 @@ from harness.plan import (
     SessionPlan,
     TokenStreams,
     block_keys,
-    build_plan,
     token_block_keys,
 )
 from harness.plan.tokens import TokenArray, mix64

@@ -162,13 +162,13 @@ for version in sys.argv[1:]:
 @pytest.mark.same_everywhere
 def test_a_release_is_its_facts_its_lock_its_number_and_its_dialect(house: House, tmp_path: Path) -> None:
     known, new = "0.12.1a8", "0.12.2"
-    shutil.copy(empty_table(tmp_path), house.root / "harness" / "live" / "releases" / "facts.json")
+    shutil.copy(empty_table(tmp_path), house.root / "harness" / "stack" / "rbln" / "releases" / "facts.json")
     house.harness("stack", "record", str(stack(tmp_path, known, vllm="0.31.0")))
     wheel = str(stack(tmp_path, new, vllm="0.33.0"))
     assert "rules: yes (vendor-0.12.1" in house.harness("stack", "check", wheel, exit_code=3)
     # Its facts, its lock, its number in the rules that it follows, its dialect: the files of the recipe.
     house.harness("stack", "record", wheel)
-    lock = (house.root / "harness" / "twin" / f"requirements-stack-{known}.lock").read_text()
+    lock = (house.root / "harness" / "stack" / "rbln" / "twin" / f"requirements-stack-{known}.lock").read_text()
     assert "\nvllm==0.31.0" in lock
     house.write(
         f"harness/stack/rbln/twin/requirements-stack-{new}.lock", lock.replace("\nvllm==0.31.0", "\nvllm==0.33.0")

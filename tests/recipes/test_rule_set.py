@@ -98,7 +98,7 @@ def test_the_recipe_names_the_files_that_the_toy_took() -> None:
 
 def test_a_rule_set_of_its_own_is_checked_against_the_second_opinion_and_measured(copy: Path) -> None:
     # The engine decides as the oracle under the toy's rules too, and the table's own tests hold.
-    checks = ("tests/test_kv_rules.py", "tests/engine/test_scheduler_against_oracle.py")
+    checks = ("tests/stack/rbln/test_kv_rules.py", "tests/engine/test_scheduler_against_oracle.py")
     python(copy, "-m", "pytest", "-q", "-W", "ignore:overflow", *checks, "-k", "tried or kv_rules")
     (copy / "toy.toml").write_text(EXPERIMENT)
     python(copy, "-m", "harness", "run", "toy.toml", "--runs", "runs")

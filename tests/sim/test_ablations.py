@@ -7,7 +7,8 @@ import pytest
 
 from harness.engine import EngineConfig, load_cost_model
 from harness.errors import SpecError
-from harness.plan import Plan, RequestPlan, SessionPlan, build_plan
+from harness.experiment.plans import build_plan
+from harness.plan import Plan, RequestPlan, SessionPlan
 from harness.sim import plan_arrays, run_totals
 from harness.sim.ablations import ABLATIONS, Ablation, ablated_totals, ablation
 from harness.sim.kernel import arrays as layout

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.engine import CostModel, EngineConfig, load_cost_model
-from harness.plan import Plan, build_plan
+from harness.experiment.plans import build_plan
+from harness.plan import Plan
 from harness.sim import plan_arrays
 from harness.sim.draws import Draws, draw, outcome_of_plan, run_draws
 from harness.sim.search.space import UncertaintySpec

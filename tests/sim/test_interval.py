@@ -11,7 +11,7 @@ import pytest
 
 from harness.engine import load_cost_model
 from harness.errors import SpecError
-from harness.plan import build_plan
+from harness.experiment.plans import build_plan
 from harness.sim import plan_arrays
 from harness.sim.ablations import ABLATIONS
 from harness.sim.calibrated import calibrated_uncertainty

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from harness.compiled.records import record_as_dict
 from harness.engine import EngineConfig, load_cost_model
 from harness.errors import PlanError
-from harness.plan import Plan, RequestPlan, SessionPlan, build_plan
+from harness.experiment.plans import build_plan
+from harness.plan import Plan, RequestPlan, SessionPlan
 from harness.sim import SimResult, plan_arrays, run_totals, simulate
 from harness.spec import ServerSpec, UniformLaw, WorkloadSpec
 from harness.stack.rbln.kv_rules import RULE_SETS

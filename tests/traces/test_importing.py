@@ -14,7 +14,7 @@ from harness.traces.blocks import kept_tokens
 from harness.traces.file import TraceFile, read_trace
 from harness.traces.importing import import_trace
 
-RECORDED = Path(__file__).parents[4] / "shared" / "traces"
+RECORDED = Path(__file__).parents[3] / "shared" / "traces"
 
 
 def imported(folder: Path, rows: list[Any], kind: str = "auto", name: str = "in.jsonl") -> TraceFile:

@@ -15,7 +15,7 @@ from harness.traces.form import ReadNotes, Recording, check_recording
 from harness.traces.rounds import Round, recordings_of, rounds_of_files
 from tests.support.agent_logs import SECRET, assistant, at, result, text, tool, user
 
-RECORDED = Path(__file__).parents[4] / "shared" / "traces" / "agent-logs"
+RECORDED = Path(__file__).parents[3] / "shared" / "traces" / "agent-logs"
 
 
 def written(folder: Path, rows: list[dict[str, Any]], name: str = "log.jsonl") -> Path:

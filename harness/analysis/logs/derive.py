@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from harness.analysis.logs import events as ev
-from harness.analysis.logs.events import LogEvent
 from harness.analysis.logs.parse import ParseCounts, parse_log
 from harness.clock import ScaledClock
 from harness.errors import RecordsError
 from harness.records import Manifest, SealedRun, layout, schema
 from harness.records.disk import write_parquet
 from harness.records.run import damaged
+from harness.stack.rbln import log_events as ev
+from harness.stack.rbln.log_events import LogEvent
 
 READ_BYTES = 1 << 20
 HTTP_OK = 200

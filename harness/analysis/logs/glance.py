@@ -11,10 +11,10 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.analysis.logs.events import BucketEvent
 from harness.analysis.logs.parse import parse_log
 from harness.clock import NS_PER_S
 from harness.records import layout
+from harness.stack.rbln.log_events import BucketEvent
 
 # Enough for some hundred lines of a log, and for several scrapes.
 TAIL_BYTES = 1 << 16

@@ -39,7 +39,7 @@ class TwinBackend(ServerBackend):
     """The real vLLM and vllm-rbln; only the device runtime is a stand-in.
 
     folder: where the twin is installed; default: what ``server.environment`` names, a folder or a vllm-rbln version, or
-    `harness.stack.rbln.twin.environment.find_twin`'s choice. timing: "period" hides the host's work inside the modelled step,
+    the choice of ``find_twin``. timing: "period" hides the host's work inside the modelled step,
     "device" adds to it, "none" takes no time. faults: as ``twin_device.settings.Fault`` takes them.
     """
 

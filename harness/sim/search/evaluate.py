@@ -22,7 +22,8 @@ from harness.engine.memory import new_state
 from harness.engine.state import EngineState
 from harness.engine.steps import FAR
 from harness.errors import PlanError, SpecError
-from harness.plan import Plan, build_plan
+from harness.experiment.plans import build_plan
+from harness.plan import Plan
 from harness.sim import memory
 from harness.sim.kernel import arrays as layout
 from harness.sim.kernel import events as kernel

@@ -11,8 +11,8 @@ import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from harness.analysis.logs import events as ev
-from harness.analysis.logs.events import LineContent
+from harness.stack.rbln import log_events as ev
+from harness.stack.rbln.log_events import LineContent
 
 # Python's own rendering of a list of ints; a torn list lacks its last bracket.
 _LIST = rb"(\[(?:\d+(?:, \d+)*)?\])"

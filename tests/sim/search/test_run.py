@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.errors import RecordsError, SpecError
-from harness.plan import build_plan
+from harness.experiment.plans import build_plan
 from harness.shipped import shipped_names
 from harness.sim import simulate
 from harness.sim.search.chunks import Chunk, compute_here

@@ -13,7 +13,7 @@ from harness.spec import ServerSpec
 from harness.stack.rbln.kv_rules import AUTO, NEWEST_STABLE, RULE_SETS, rule_set, rules_for_version, rules_in_words
 from harness.stack.rbln.twin.stacks import known_stacks
 
-README = Path(__file__).parents[1] / "README.md"
+README = Path(__file__).parents[3] / "README.md"
 
 
 def test_the_readme_prints_the_table() -> None:

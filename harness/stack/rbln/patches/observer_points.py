@@ -2,7 +2,8 @@
 
 Nothing is imported or run, so it can be asked before an upgrade. The observer itself refuses a stack whose hooks are
 missing when a server starts.
-Source: harness/stack/rbln/observer/inside/rbln_observer/observe.py; vllm-rbln 0.11.0 to 0.12.1a8, optimum-rbln 0.11.0 to 0.12.0.
+Source: rbln_observer/observe.py of ``harness.stack.rbln.observer``; vllm-rbln 0.11.0 to 0.12.1a8, optimum-rbln 0.11.0
+to 0.12.0.
 """
 
 from __future__ import annotations

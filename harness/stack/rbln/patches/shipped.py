@@ -22,7 +22,7 @@ from harness.errors import ServerError, SpecError
 from harness.spec import load_toml
 from harness.stack.rbln.patches.audit import AddedLine, audit
 
-_PACKAGE = Path(__file__).resolve().parents[2]
+_PACKAGE = Path(__file__).resolve().parents[3]
 PATCH_ROOTS = (_PACKAGE.parent / "patches", _PACKAGE / "_data" / "patches")
 """In the checkout, and inside an installed wheel."""
 DEFAULT_PATCH = "bucket_log"

@@ -52,7 +52,7 @@ class TwinEnvironment:
 
 def twin_root() -> Path:
     """Where twins are kept: the checkout that this package lies in, or the current folder when it is installed."""
-    checkout = Path(__file__).resolve().parents[2]
+    checkout = Path(__file__).resolve().parents[4]
     return checkout if (checkout / "pyproject.toml").is_file() else Path.cwd()
 
 

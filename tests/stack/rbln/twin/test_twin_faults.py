@@ -13,13 +13,13 @@ from pathlib import Path
 import httpx
 import pytest
 
-from harness.analysis.logs.events import KvCopyFailedEvent
 from harness.analysis.logs.parse import ParseCounts, parse_log
 from harness.errors import ServerError
 from harness.runner.backends.twin import TwinBackend
 from harness.server.launch import LaunchPlan
 from harness.server.process import ServerProcess
 from harness.spec import ServerSpec
+from harness.stack.rbln.log_events import KvCopyFailedEvent
 from harness.stack.rbln.twin.environment import TwinEnvironment
 from tests.support.processes import start_launched
 

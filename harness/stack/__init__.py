@@ -1,0 +1,1 @@
+"""What belongs to a vendor's serving stack: a folder each."""
