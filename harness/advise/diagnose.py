@@ -97,15 +97,21 @@ def diagnose(runs: Sequence[SealedRun], condition: str = "") -> Diagnosis:
     own = [run for run in runs if run.condition == name and run.is_valid]
     if not own:
         raise SpecError(f"condition {name!r} has no valid run", where="advise", hint="Run the baseline first")
+    lost_tokens, num_reused = figures.reuse.lost_tokens, figures.reuse.num_reused
+    if lost_tokens is None or num_reused is None:
+        raise SpecError(
+            f"what condition {name!r} reused is unknown: the server did not state cached tokens",
+            where="advise",
+            hint="Start the server with --enable-prompt-tokens-details and run the baseline again",
+        )
     server, model = own[0].server, own[0].cost_model
-    lost_tokens, lost_ns, simulated_ns = 0, 0, 0
+    lost_ns = simulated_ns = 0
     queues: dict[int, int] = {}
     for run in own:
         simulated_ns += simulate(run.plan, server, model).device_ns
         for again in run_figures(run).reuse.rearrivals:
-            lost = again.reusable_tokens - again.cached_tokens
-            lost_tokens += lost
-            lost_ns += extra_prefill_ns(model, again.prompt_tokens - again.cached_tokens, lost)
+            cached = again.cached_tokens or 0
+            lost_ns += extra_prefill_ns(model, again.prompt_tokens - cached, again.reusable_tokens - cached)
         for session, ttft_ns in zip(
             *(getattr(latencies(run), name).tolist() for name in ("session", "ttft_ns")), strict=True
         ):
@@ -121,13 +127,13 @@ def diagnose(runs: Sequence[SealedRun], condition: str = "") -> Diagnosis:
         server=server,
         num_runs=len(own),
         num_rearrivals=figures.reuse.num_rearrivals,
-        num_reused=figures.reuse.num_reused,
+        num_reused=num_reused,
         lost_tokens=lost_tokens,
         lost_prefill_ns=lost_ns,
         padding_ns=padding_ns,
         padding_ratio=figures.padding.ratio or 0.0,
         steps_by_n_b=tuple((n, b, count) for (n, b), count in figures.steps_by_n_b.items()),
-        evictions=tuple(sorted(figures.evictions.items())),
+        evictions=tuple(sorted((figures.evictions or {}).items())),
         waiting_session_ns=figures.waiting_session_ns,
         queue_ns=tuple(sorted(queues.items(), key=lambda item: -item[1])),
         device_ns=figures.a_ns,

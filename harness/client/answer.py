@@ -76,7 +76,7 @@ class Answer:
         self.texts: list[str] = []
         self.prompt_tokens: int | None = None
         self.completion_tokens: int | None = None
-        self.cached_tokens = 0
+        self.cached_tokens: int | None = None
         self.chunks: list[ChunkStamp] = []
         self._rest = bytearray()
         self._num_bytes = 0
@@ -203,9 +203,10 @@ class Answer:
             self.id_texts.extend(map(str, ids))
 
     def _take_usage(self, usage: dict[str, Any]) -> None:
-        # Absent and null both mean that nothing was cached.
+        # Absent or null: the answer does not state it. Some servers leave a zero out, others never state it.
         details = usage.get("prompt_tokens_details")
-        cached = (details.get("cached_tokens") or 0) if details else 0
+        stated = details.get("cached_tokens") if details else None
+        cached = stated or 0
         prompt, completion = usage["prompt_tokens"], usage.get("completion_tokens") or 0
         if (
             not (type(prompt) is type(completion) is type(cached) is int)
@@ -214,13 +215,13 @@ class Answer:
             raise ValueError(f"usage counts {prompt!r:.40}, {completion!r:.40}, {cached!r:.40}")
         if cached > prompt:
             raise ValueError(f"usage counts {cached} cached of {prompt} prompt tokens")
-        if self.prompt_tokens is not None and (prompt, completion, cached) != (
+        if self.prompt_tokens is not None and (prompt, completion, stated) != (
             self.prompt_tokens,
             self.completion_tokens,
             self.cached_tokens,
         ):
             raise ValueError("usage is told twice, and differs")
-        self.prompt_tokens, self.completion_tokens, self.cached_tokens = prompt, completion, cached
+        self.prompt_tokens, self.completion_tokens, self.cached_tokens = prompt, completion, stated
 
     def keep_first(self, num_tokens: int) -> None:
         """Forget the ids behind the first ``num_tokens``: the client left there, whatever else had come."""

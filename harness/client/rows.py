@@ -56,7 +56,7 @@ class RequestRows:
         self.http_status = array("i", [ABSENT]) * count
         self.prompt_tokens = array("i", [ABSENT]) * count
         self.completion_tokens = array("i", [ABSENT]) * count
-        self.cached_tokens = array("i", [0]) * count
+        self.cached_tokens = array("i", [ABSENT]) * count
         self.status: list[str] = [""] * count
         self.error: list[str] = [""] * count
         self.request_id: list[str] = [""] * count
@@ -83,7 +83,7 @@ class RequestRows:
             "planned_wait_ns": pa.array([item.wait_after_ns for item in requests], pa.int64()),
             "prompt_tokens": _nullable(self.prompt_tokens, np.int32),
             "completion_tokens": _nullable(self.completion_tokens, np.int32),
-            "cached_tokens": pa.array(np.frombuffer(self.cached_tokens, dtype=np.int32)),
+            "cached_tokens": _nullable(self.cached_tokens, np.int32),
             "request_id": pa.array(self.request_id, pa.string()),
             "response_id": pa.array(self.response_id, pa.string()),
             "finish_reason": pa.array(self.finish_reason, pa.string()),

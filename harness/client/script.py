@@ -297,10 +297,11 @@ class Script:
     def _copy_counts(self, row: int, answer: Answer) -> None:
         rows = self.rows
         rows.response_id[row], rows.finish_reason[row] = answer.response_id, answer.finish_reason
-        rows.cached_tokens[row] = answer.cached_tokens
         num_tokens = answer.num_tokens
         if answer.prompt_tokens is not None:
             rows.prompt_tokens[row] = answer.prompt_tokens
+        if answer.cached_tokens is not None:
+            rows.cached_tokens[row] = answer.cached_tokens
         if num_tokens is not None:
             rows.completion_tokens[row] = num_tokens
         self.chunks.extend(row, answer.chunks)

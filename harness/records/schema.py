@@ -66,8 +66,14 @@ REQUESTS = pa.schema(
         column("planned_wait_ns", _INT64, "tool wait after it", "ns"),
         column("prompt_tokens", _INT32, "prompt as the server counted it", "tokens", nullable=True),
         column("completion_tokens", _INT32, "answer as the server counted it", "tokens", nullable=True),
-        # 0 when the server sent no prompt_tokens_details: the vendor leaves it out when nothing was cached.
-        column("cached_tokens", _INT32, "reused prompt, as the response says; 0 where it says nothing", "tokens"),
+        column(
+            "cached_tokens",
+            _INT32,
+            "reused prompt, as the response states; 0 where it states none and the server's counters, or its other "
+            "answers, show that none was reused; null where that is unknown",
+            "tokens",
+            nullable=True,
+        ),
         column("request_id", _TEXT, "id that the client sent along"),
         column("response_id", _TEXT, "id that the server answered with"),
         column("finish_reason", _TEXT, "why the answer ended, in the server's word"),
@@ -175,13 +181,13 @@ LATENCIES = pa.schema(
     [
         column("session", _INT32, "session of the request"),
         column("request", _INT32, "which turn of that session, from 0"),
-        column("prefix", _TEXT, "first (nothing to reuse), reused, or recomputed"),
+        column("prefix", _TEXT, "first (nothing to reuse), reused, recomputed, or unknown"),
         column("queue_ns", _INT64, "from sending to its slot, by the log; null without a KV log", "ns", nullable=True),
         column("ttft_ns", _INT64, "from sending to its first token; null without streaming", "ns", nullable=True),
         column("tpot_ns", _FLOAT, "mean time between its tokens after the first", "ns", nullable=True),
         column("e2e_ns", _INT64, "sent until the end of the response", "ns", nullable=True),
         column("prompt_tokens", _INT32, "prompt as the server counted it", "tokens", nullable=True),
-        column("cached_tokens", _INT32, "reused part of it", "tokens"),
+        column("cached_tokens", _INT32, "reused part of it; null where unknown", "tokens", nullable=True),
         column("completion_tokens", _INT32, "generated tokens", "tokens", nullable=True),
     ]
 )

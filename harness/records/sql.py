@@ -256,7 +256,8 @@ with first_tokens as (
     from kv_events where kind = 'alloc' group by all
 )
 select r.experiment, r.condition, r.replicate, r.is_valid, r.session, r.request,
-    case when r.cached_tokens > 0 then 'reused' when r.request > 0 then 'recomputed' else 'first' end as prefix,
+    case when r.cached_tokens > 0 then 'reused' when r.request = 0 then 'first'
+        when r.cached_tokens is null then 'unknown' else 'recomputed' end as prefix,
     case when a.admitted_ns is not null then greatest(a.admitted_ns - r.sent_ns, 0) end as queue_ns,
     case when is_streamed then t.first_ns - r.sent_ns end as ttft_ns,
     case when is_streamed and r.completion_tokens > 1

@@ -302,7 +302,7 @@ def _ratio_of(condition: ConditionFigures, run: RunFigures) -> tuple[float | Non
 
 
 def _callers(view: ReportView) -> list[str]:
-    found = {caller for condition in view.conditions for caller in condition.evictions}
+    found = {caller for condition in view.conditions for caller in condition.evictions or ()}
     order = {"request": 0, "dummy": 1, "preempt": 2}
     return sorted(found, key=lambda caller: (order.get(caller, 3), caller))
 

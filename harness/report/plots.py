@@ -153,7 +153,7 @@ def step_histograms(sheet: Sheet, view: ReportView) -> str:
         handleheight=1.0,
         columnspacing=1.2,
     )
-    text = "; ".join(f"{c.name}: {c.num_steps} steps, padding {_padding(c)}" for c in shown)
+    text = "; ".join(f"{c.name}: {sum(c.histogram.values())} steps, padding {_padding(c)}" for c in shown)
     return sheet.render(figure, name="steps", label=f"Histograms of decode steps by number of requests. {text}.")
 
 
@@ -172,7 +172,7 @@ def _step_histogram(
     axes.bar(places, padded, bottom=bottoms, width=0.78, color="none", edgecolor=colors, linewidth=0.8, hatch="//////")
     axes.set_title(condition.name, color=title_color, fontweight="bold", pad=16)
     axes.annotate(
-        f"{condition.num_steps:,} steps \u00b7 p = {_padding(condition)}",
+        f"{sum(condition.histogram.values()):,} steps \u00b7 p = {_padding(condition)}",
         (0, 1),
         xytext=(0, 5),
         xycoords="axes fraction",
@@ -227,7 +227,7 @@ def _reuse_bars(axes: Axes, condition: ConditionFigures, color: str) -> None:
         if rearrivals := run.reuse.rearrivals:
             ticks.append(len(cached) + (len(rearrivals) - 1) / 2)
             labels.append(str(run.replicate))
-            cached += [*(one.cached_tokens for one in rearrivals), math.nan]
+            cached += [*(_or_nan(one.cached_tokens) for one in rearrivals), math.nan]
             allowed += [*(one.reusable_tokens for one in rearrivals), math.nan]
     # One path for all bars of a kind: a shape of its own for each takes twenty times as long.
     edges = np.stack([np.arange(len(cached)) - 0.4, np.arange(len(cached)) + 0.4], axis=1).ravel()
@@ -241,8 +241,15 @@ def _reuse_bars(axes: Axes, condition: ConditionFigures, color: str) -> None:
     _reuse_title(axes, condition, color)
 
 
+def _or_nan(tokens: int | None) -> float:
+    return math.nan if tokens is None else tokens
+
+
 def _reuse_points(axes: Axes, condition: ConditionFigures, color: str) -> None:
-    rearrivals = condition.reuse.rearrivals
+    rearrivals = [one for one in condition.reuse.rearrivals if one.cached_tokens is not None]
+    if not rearrivals:
+        _reuse_title(axes, condition, color)
+        return
     expected = np.array([rearrival.reusable_tokens for rearrival in rearrivals])
     cached = np.array([rearrival.cached_tokens for rearrival in rearrivals])
     pairs, counts = np.unique(np.stack([expected, cached], axis=1), axis=0, return_counts=True)
@@ -256,7 +263,8 @@ def _reuse_points(axes: Axes, condition: ConditionFigures, color: str) -> None:
 
 def _reuse_title(axes: Axes, condition: ConditionFigures, color: str) -> None:
     axes.set_title(condition.name, color=color, fontweight="bold", pad=16)
-    text = f"{condition.reuse.num_reused} of {condition.reuse.num_rearrivals} reused"
+    reused = condition.reuse.num_reused
+    text = "reuse unknown: not reported" if reused is None else f"{reused} of {condition.reuse.num_rearrivals} reused"
     axes.annotate(text, (0, 1), xytext=(0, 5), xycoords="axes fraction", textcoords="offset points", fontsize=8.5)
     axes.grid(visible=True, axis="y")
 

@@ -109,6 +109,8 @@ def _bars(rows: list[dict[str, Any]], first_tokens: dict[tuple[int, int], int], 
 def _reuse(row: dict[str, Any], before: dict[str, Any] | None) -> str:
     if row["prompt_tokens"] is None:
         return "unknown"
+    if row["cached_tokens"] is None:
+        return "unknown" if before is not None else "first"
     if row["cached_tokens"] == 0:
         return "first" if before is None else "recomputed"
     if before is None:

@@ -48,10 +48,12 @@ def conditions_table(summary: ExperimentSummary, width: int = 0) -> Table:
     unit = "s" if summary.time_scale == 1 else f"model s, \u00d7{summary.time_scale:g}"
     num_invalid = sum(not run.is_valid for run in summary.runs)
     counted = f"{len(summary.runs)} runs" + (f", {num_invalid} INVALID and not counted" if num_invalid else "")
-    table = plain_table(
-        _titled(f"{summary.title} ({counted})", summary),
-        f"A, B: cost on both channels, sum over replicates [{unit}]{_legend(summary)}; reused: of all re-arrivals",
-    )
+    notes = [
+        f"A, B: cost on both channels, sum over replicates [{unit}]{_legend(summary)}",
+        "reused: share of returning requests whose prefix was still cached",
+        *filter(None, [summary.unknowns]),
+    ]
+    table = plain_table(_titled(f"{summary.title} ({counted})", summary), "; ".join(notes))
     if 0 < width < WIDE:
         table.padding = 0
     table.add_column("condition", overflow="fold")
@@ -258,7 +260,9 @@ def _cells(condition: ConditionFigures) -> tuple[str, ...]:
         verdict,
         f"{condition.num_steps:,}" if condition.num_steps else DASH,
         DASH if condition.padding.ratio is None else f"{condition.padding.ratio:.4f}",
-        f"{condition.reuse.num_reused}/{condition.reuse.num_rearrivals}" if condition.reuse.num_rearrivals else DASH,
+        DASH
+        if not condition.reuse.num_rearrivals or condition.reuse.num_reused is None
+        else condition.reuse.share_text,
     )
 
 

@@ -222,7 +222,8 @@ def _describe(bar: Bar, unit: str) -> str:
         lines.append(f"done {bar.done_s:.3f} {unit} (in flight {bar.done_s - bar.sent_s:.3f})")
     if bar.prompt_tokens is not None:
         words = {"cached": ", reused", "partial": ", partly reused", "recomputed": ", recomputed"}.get(bar.reuse, "")
-        lines.append(f"prompt {bar.prompt_tokens} tokens, cached {bar.cached_tokens}{words}")
+        cached = "reuse not reported" if bar.cached_tokens is None else f"cached {bar.cached_tokens}{words}"
+        lines.append(f"prompt {bar.prompt_tokens} tokens, {cached}")
     if bar.completion_tokens is not None:
         lines.append(f"generated {bar.completion_tokens} tokens")
     return "\n".join(lines)

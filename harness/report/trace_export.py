@@ -146,13 +146,19 @@ def _spans(run: SealedRun) -> bytes:
                     "gen_ai.agent.name": _agent(plan, session),
                     "gen_ai.usage.input_tokens": row["prompt_tokens"] or planned.prompt_tokens,
                     "gen_ai.usage.output_tokens": _output_tokens(row, planned, received),
-                    "gen_ai.usage.cache_read.input_tokens": row["cached_tokens"] or 0,
+                    **_cache_read(row),
                 },
             }
         )
         if place + 1 < len(plan.sessions[session].requests) and planned.wait_after_ns:
             spans.append(_tool_span(run, row, session, place, planned.wait_after_ns, start_ns))
     return json.dumps({"spans": spans}, separators=(",", ":")).encode()
+
+
+def _cache_read(row: dict[str, Any]) -> dict[str, int]:
+    """The reused tokens; nothing where the server did not report them."""
+    cached = row["cached_tokens"]
+    return {} if cached is None else {"gen_ai.usage.cache_read.input_tokens": cached}
 
 
 def _output_tokens(row: dict[str, Any], planned: RequestPlan, received: Counter[tuple[int, int]]) -> int:

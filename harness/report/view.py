@@ -67,7 +67,7 @@ class Bar:
     status: str
     prompt_tokens: int | None
     completion_tokens: int | None
-    cached_tokens: int
+    cached_tokens: int | None
 
 
 @dataclass(frozen=True, slots=True)

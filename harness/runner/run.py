@@ -17,7 +17,9 @@ import pyarrow as pa
 from harness.analysis import check_run
 from harness.analysis.logs.derive import Derived, derive_tables
 from harness.analysis.logs.glance import REARRIVAL_P99_MS, START_SPREAD_MS
+from harness.analysis.method.invariants import CACHED_COUNTER, counter_increment
 from harness.analysis.method.lateness import Lateness
+from harness.analysis.method.reuse import with_known_zeros
 from harness.client.run import ReplayEvent, ReplayResult, replay
 from harness.client.self_audit import self_audit
 from harness.clock import NS_PER_MS, NS_PER_S, ScaledClock, clock_for, realtime_minus_monotonic_ns
@@ -349,9 +351,10 @@ def seal_run(
     derived: what the raw files say, where their writer knows it without reading them.
     """
     writer.close_raw()
+    derived = derived or derive_tables(writer.folder, manifest)
+    requests = with_known_zeros(requests, counter_increment(derived.tables["metrics"], CACHED_COUNTER))
     writer.write("requests", requests)
     writer.write("chunks", chunks)
-    derived = derived or derive_tables(writer.folder, manifest)
     for name, table in derived.tables.items():
         writer.write(name, table)
     found = [*findings, *check_run(manifest, plan=plan, requests=requests, derived=derived, cost_model=cost_model)]

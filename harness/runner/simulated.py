@@ -197,7 +197,7 @@ class _Rows:
             # Usage comes with an answer's end.
             "prompt_tokens": None if is_aborted else planned.prompt_tokens,
             "completion_tokens": None if is_aborted else planned.generate_tokens,
-            "cached_tokens": 0 if is_aborted else self.cached_tokens[key],
+            "cached_tokens": None if is_aborted else self.cached_tokens[key],
             "request_id": request_name(*key),
             "response_id": "" if head_ns is None else f"cmpl-{request_name(*key)}",
             "finish_reason": "" if is_aborted else "length",

@@ -43,6 +43,7 @@ class Shape:
     has_audit: bool = True
     has_step_times: bool = True
     has_steps: bool = True
+    states_reuse: bool = True
     slow_start_ns: int = 0
     fails: bool = False
     invalid_reasons: tuple[str, ...] = ()
@@ -192,6 +193,8 @@ def _kv_event(index: int, step: int, log_ns: int, kind: str, caller: str, reused
 
 def _request_table(requests: list[_Request], shape: Shape) -> pa.Table:
     rows = [_row(request) for request in requests]
+    if not shape.states_reuse:
+        rows = [{**row, "cached_tokens": None} for row in rows]
     if shape.fails:
         rows[-1].update(
             status="http_error", http_status=500, error="HTTP 500", completion_tokens=None, response_head_ns=None

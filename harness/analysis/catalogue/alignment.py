@@ -17,6 +17,7 @@ from harness.analysis.method import decide
 from harness.analysis.method.decide import Block
 from harness.analysis.method.figures import RunFigures
 from harness.analysis.method.padding import direction, removed_slots, shapley_split
+from harness.analysis.method.reuse import sum_or_none
 from harness.analysis.method.tabular import Cell, ResultTable, table_of
 from harness.analysis.method.verdicts import ExperimentRuns, blocks_of, waits_pairs
 
@@ -52,8 +53,8 @@ def alignment_table(experiment: ExperimentRuns) -> ResultTable:
                 "R": total.occupancy,
                 "R_direction": direction(total.occupancy),
                 "decode_time_ratio": decode_ns(own) / decode_ns(base),
-                "steps_A": sum(run.num_steps for run in own),
-                "steps_C": sum(run.num_steps for run in base),
+                "steps_A": sum_or_none(run.num_steps for run in own),
+                "steps_C": sum_or_none(run.num_steps for run in base),
                 "unpadded_share_A": unpadded_share(own),
                 "unpadded_share_C": unpadded_share(base),
                 "replicates": len(pairs),
@@ -65,7 +66,7 @@ def alignment_table(experiment: ExperimentRuns) -> ResultTable:
 
 def unpadded_share(runs: Sequence[RunFigures]) -> float:
     """Share of decode steps whose bucket was exactly full."""
-    total = sum(run.num_steps for run in runs)
+    total = sum(sum(run.steps_by_n_b.values()) for run in runs)
     full = sum(count for run in runs for (n, b), count in run.steps_by_n_b.items() if n == b)
     return full / total if total else 0.0
 

@@ -15,6 +15,7 @@ from harness.analysis.method import decide
 from harness.analysis.method.devices import log_ratio_interval
 from harness.analysis.method.figures import RunFigures
 from harness.analysis.method.padding import Padding
+from harness.analysis.method.reuse import sum_or_none
 from harness.analysis.method.stats import Interval
 from harness.analysis.method.tabular import Cell, ResultTable, table_of
 from harness.analysis.method.verdicts import ExperimentRuns, costs_of
@@ -46,6 +47,7 @@ def cost_table(experiment: ExperimentRuns) -> ResultTable:
         a_s, b_s = sum_s(own)
         base_a_s, base_b_s = sum_s(base)
         padding = Padding(sum(run.padding.padded_slots for run in own), sum(run.padding.bucket_slots for run in own))
+        waiting_ns = sum_or_none(run.waiting_session_ns for run in own)
         rows.append(
             {
                 "condition": condition,
@@ -58,11 +60,11 @@ def cost_table(experiment: ExperimentRuns) -> ResultTable:
                 "tau": decide.agreement_tolerance_s(base_a_s, base_b_s, 0.02, is_revised=True),
                 "decode_ratio": decode_ns(own) / decode_ns(base) if decode_ns(base) else None,
                 "p": padding.ratio,
-                "reused": sum(run.reuse.num_reused for run in own),
+                "reused": sum_or_none(run.reuse.num_reused for run in own),
                 "rearrivals": sum(run.reuse.num_rearrivals for run in own),
-                "reused_tokens": sum(run.reuse.reused_tokens for run in own),
-                "computed_tokens": sum(run.computed_prefill_tokens for run in own),
-                "W_session_s": sum(run.waiting_session_ns or 0 for run in own) / NS_PER_S,
+                "reused_tokens": sum_or_none(run.reuse.reused_tokens for run in own),
+                "computed_tokens": sum_or_none(run.computed_prefill_tokens for run in own),
+                "W_session_s": None if waiting_ns is None else waiting_ns / NS_PER_S,
                 "replicates": len(pairs),
             }
         )
@@ -98,7 +100,7 @@ def decomposition_table(experiment: ExperimentRuns) -> ResultTable:
                     "difference": abs(ratio_a - ratio_b),
                     "saving_A": 1 - ratio_a,
                     "saving_B": 1 - ratio_b,
-                    "reused": sum(run.reuse.num_reused for run in own),
+                    "reused": sum_or_none(run.reuse.num_reused for run in own),
                     "rearrivals": sum(run.reuse.num_rearrivals for run in own),
                 }
             )
@@ -128,7 +130,7 @@ def prediction_table(experiment: ExperimentRuns) -> ResultTable:
                 "observed_high": None if among is None else among.high,
                 "error": observed - predicted,
                 "predicted_reuse": sum(one.num_reused for one in promised),
-                "observed_reuse": sum(own.reuse.num_reused for own, _ in experiment.pairs(condition, baseline)),
+                "observed_reuse": sum_or_none(own.reuse.num_reused for own, _ in experiment.pairs(condition, baseline)),
                 "has_filled_in_buckets": any(one.filled_in_buckets for one in promised),
             }
         )

@@ -124,12 +124,12 @@ def _savings(experiment: ExperimentRuns, own: SealedRun, base: SealedRun) -> dic
     """What the condition saved against its baseline on the same plan."""
     ours, theirs = (_figures_of(experiment, run) for run in (own, base))
     measured_ns = [None if (seen := measured_waiting(run)) is None else seen.session_ns for run in (own, base)]
-    prefill_ns = [0 if figures.a is None else figures.a.prefill_ns for figures in (ours, theirs)]
+    prefill_ns = [None if figures.a is None else figures.a.prefill_ns for figures in (ours, theirs)]
     return {
-        "reused": f"{theirs.reuse.num_reused} -> {ours.reuse.num_reused}",
-        "reuse_gained_tokens": ours.reuse.reused_tokens - theirs.reuse.reused_tokens,
-        "computed_saved_tokens": theirs.computed_prefill_tokens - ours.computed_prefill_tokens,
-        "prefill_saved_s": (prefill_ns[1] - prefill_ns[0]) / NS_PER_S,
+        "reused": f"{theirs.reuse.share_text} -> {ours.reuse.share_text}",
+        "reuse_gained_tokens": _difference(ours.reuse.reused_tokens, theirs.reuse.reused_tokens),
+        "computed_saved_tokens": _difference(theirs.computed_prefill_tokens, ours.computed_prefill_tokens),
+        "prefill_saved_s": _difference_s(prefill_ns[1], prefill_ns[0]),
         "waiting_saved_session_s": _difference_s(theirs.waiting_session_ns, ours.waiting_session_ns),
         "waiting_saved_measured_session_s": _difference_s(measured_ns[1], measured_ns[0]),
         "ratio_A": ours.a.total_ns / theirs.a.total_ns if ours.a and theirs.a and theirs.a.total_ns else None,
@@ -140,8 +140,13 @@ def _figures_of(experiment: ExperimentRuns, run: SealedRun) -> RunFigures:
     return next(figures for figures in experiment.figures(run.condition) if figures.replicate == run.replicate)
 
 
+def _difference(left: int | None, right: int | None) -> int | None:
+    return None if left is None or right is None else left - right
+
+
 def _difference_s(left: int | None, right: int | None) -> float | None:
-    return None if left is None or right is None else (left - right) / NS_PER_S
+    difference = _difference(left, right)
+    return None if difference is None else difference / NS_PER_S
 
 
 ANALYSES = (

@@ -6,6 +6,7 @@ Definitions: docs/method.md, "Decisions"; Tables S1 and S9.
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import pairwise
 
 from harness.analysis.catalogue import Analysis, AnalysisOutput, of_tables
@@ -79,10 +80,11 @@ def survival_variation_table(experiment: ExperimentRuns) -> ResultTable:
     """How many re-arrivals found their KV in each repeat of the same input."""
     rows: list[dict[str, Cell]] = []
     for condition in experiment.runs:
-        counts = [run.reuse.num_reused for run in experiment.figures(condition)]
-        rows.extend(
-            {"condition": condition, "reused": reused, "runs": counts.count(reused)} for reused in sorted(set(counts))
-        )
+        counts = Counter(run.reuse.num_reused for run in experiment.figures(condition))
+        known = sorted(reused for reused in counts if reused is not None)
+        rows.extend({"condition": condition, "reused": reused, "runs": counts[reused]} for reused in known)
+        if None in counts:
+            rows.append({"condition": condition, "reused": None, "runs": counts[None]})
     return table_of("survival by repeat", "Runs by number of re-arrivals that reused; the same input every time", rows)
 
 
@@ -100,7 +102,7 @@ def saturation_table(experiment: ExperimentRuns) -> ResultTable:
                     "replicate": own.replicate,
                     "ratio_A": a_ratio,
                     "ratio_B": own.b_ns / base.b_ns,
-                    "reused": f"{own.reuse.num_reused}/{own.reuse.num_rearrivals}",
+                    "reused": own.reuse.share_text,
                     "share_of_top_bucket": steps / own.num_steps if own.num_steps else None,
                 }
             )

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from harness.analysis.method.ceilings import total
-from harness.analysis.method.reuse import extra_prefill_ns, rearrivals, reusable_tokens
+from harness.analysis.method.reuse import extra_prefill_ns, rearrivals, reusable_tokens, sum_or_none
 from harness.analysis.method.tabular import Cell, ResultTable, table_of
 from harness.analysis.method.verdicts import ExperimentRuns
 from harness.clock import NS_PER_MS
@@ -18,7 +18,9 @@ from harness.records import SealedRun
 
 
 class ReuseCheck(NamedTuple):
-    """One re-arrival. Tokens. by_formula: C; by_wider_formula: as if generated text counted too; cached: measured."""
+    """One re-arrival. Tokens. by_formula: C; by_wider_formula: as if generated text counted too; cached: measured,
+    None where the server did not report it.
+    """
 
     condition: str
     replicate: int
@@ -29,11 +31,15 @@ class ReuseCheck(NamedTuple):
     prompt: int
     by_formula: int
     by_wider_formula: int
-    cached: int
+    cached: int | None
 
     @property
-    def is_reused(self) -> bool:
-        return self.cached > 0
+    def is_reused(self) -> bool | None:
+        return None if self.cached is None else self.cached > 0
+
+    @property
+    def is_partial(self) -> bool | None:
+        return None if self.cached is None else 0 < self.cached < self.by_formula
 
 
 def reuse_checks(run: SealedRun) -> list[ReuseCheck]:
@@ -77,18 +83,19 @@ def formula_table(experiment: ExperimentRuns) -> ResultTable:
     for condition, runs in experiment.runs.items():
         checks = [check for run in runs for check in reuse_checks(run)]
         reused = [check for check in checks if check.is_reused]
+        is_known = all(check.cached is not None for check in checks)
         diverging = [check for check in reused if check.by_formula != check.by_wider_formula]
         rows.append(
             {
                 "condition": condition,
                 "rearrivals": len(checks),
-                "reused": len(reused),
+                "reused": sum_or_none(check.is_reused for check in checks),
                 "formula_C_matches": sum(check.cached == check.by_formula for check in reused),
                 "wider_formula_matches": sum(check.cached == check.by_wider_formula for check in reused),
                 "formulas_differ": len(diverging),
                 "C_matches_where_they_differ": sum(check.cached == check.by_formula for check in diverging),
-                "partial": sum(0 < check.cached < check.by_formula for check in checks),
-                "lost_tokens": sum(check.by_formula for check in checks if not check.is_reused),
+                "partial": sum_or_none(check.is_partial for check in checks),
+                "lost_tokens": sum(check.by_formula for check in checks if not check.is_reused) if is_known else None,
             }
         )
     caption = "Measured reuse against C = 128 floor(min(p0, p1 - 1) / 128), and against counting generated text"
@@ -113,7 +120,7 @@ def exceptions_table(experiment: ExperimentRuns) -> ResultTable:
         for runs in experiment.runs.values()
         for run in runs
         for check in reuse_checks(run)
-        if check.cached not in (0, check.by_formula)
+        if check.cached not in (None, 0, check.by_formula)
     ]
     return table_of("formula exceptions", "Re-arrivals with another reuse than nothing or formula C", rows)
 
@@ -123,7 +130,10 @@ def lost_reuse_table(experiment: ExperimentRuns) -> ResultTable:
     rows: list[dict[str, Cell]] = []
     for condition, runs in experiment.runs.items():
         model = runs[0].cost_model
-        lost = [check for run in runs for check in reuse_checks(run) if not check.is_reused and check.by_formula]
+        checks = [check for run in runs for check in reuse_checks(run)]
+        if any(check.cached is None for check in checks):
+            continue
+        lost = [check for check in checks if not check.is_reused and check.by_formula]
         extra_ms = [extra_prefill_ns(model, check.prompt, check.by_formula) / NS_PER_MS for check in lost]
         rows.append(
             {
@@ -142,18 +152,19 @@ def prefill_kinds_table(experiment: ExperimentRuns) -> ResultTable:
     rows: list[dict[str, Cell]] = []
     for condition, runs in experiment.runs.items():
         checks = [check for run in runs for check in reuse_checks(run)]
-        total = sum(figures.computed_prefill_tokens for figures in experiment.figures(condition))
-        again = sum(check.prompt - check.cached for check in checks)
+        total = sum_or_none(figures.computed_prefill_tokens for figures in experiment.figures(condition))
+        reused = sum_or_none(check.is_reused for check in checks)
+        again = sum_or_none(None if check.cached is None else check.prompt - check.cached for check in checks)
         rows.append(
             {
                 "condition": condition,
-                "reused": f"{sum(check.is_reused for check in checks)}/{len(checks)}",
-                "reused_tokens": sum(check.cached for check in checks),
+                "reused": None if reused is None else f"{reused}/{len(checks)}",
+                "reused_tokens": sum_or_none(check.cached for check in checks),
                 "computed_all": total,
-                "computed_first": total - again,
+                "computed_first": None if total is None or again is None else total - again,
                 "computed_rearrivals": again,
                 "largest_batch": _largest_batch(runs),
-                "decode_steps": sum(figures.num_steps for figures in experiment.figures(condition)),
+                "decode_steps": sum_or_none(figures.num_steps for figures in experiment.figures(condition)),
                 "max_bucket": _largest_bucket(runs),
             }
         )

@@ -78,7 +78,7 @@ def prefill_times(run: SealedRun) -> list[tuple[int, float]]:
     return [
         (row["prompt_tokens"] - row["cached_tokens"], (row["done_ns"] - row["sent_ns"]) / NS_PER_MS)
         for row in rows
-        if row["completion_tokens"] == 1 and row["done_ns"] is not None
+        if row["completion_tokens"] == 1 and row["done_ns"] is not None and row["cached_tokens"] is not None
     ]
 
 

@@ -21,7 +21,7 @@ from harness.analysis.catalogue.reuse import (
 )
 from harness.analysis.catalogue.waiting import waiting_table
 from harness.analysis.logs.observer import load_observer
-from harness.analysis.method.reuse import critical_request_count
+from harness.analysis.method.reuse import critical_request_count, sum_or_none
 from harness.analysis.method.tabular import Cell, ResultTable, table_of
 from harness.analysis.method.verdicts import ExperimentRuns
 from harness.records import SealedRun, layout
@@ -37,16 +37,16 @@ def survival_table(experiment: ExperimentRuns) -> ResultTable:
         m = workload.num_background
         slots = runs[0].server.num_kv_slots
         checks = [check for run in runs for check in reuse_checks(run)]
-        evictions = [sum(run.evictions.values()) for run in experiment.figures(condition)]
+        evictions = [run.num_evictions for run in experiment.figures(condition)]
         rows.append(
             {
                 "condition": condition,
                 "m": m,
                 "runs": len(runs),
-                "reused": sum(check.is_reused for check in checks),
-                "cached_tokens": ", ".join(str(check.cached) for check in checks),
+                "reused": sum_or_none(check.is_reused for check in checks),
+                "cached_tokens": ", ".join("?" if check.cached is None else str(check.cached) for check in checks),
                 "formula_C": checks[0].by_formula if checks else None,
-                "evictions": ", ".join(map(str, evictions)),
+                "evictions": ", ".join("?" if count is None else str(count) for count in evictions),
                 "requests_alone": max(0, m + 2 - slots),
                 "with_dummy": max(0, m + 3 - slots),
             }
@@ -61,7 +61,8 @@ def critical_count(experiment: ExperimentRuns) -> int | None:
     for runs in experiment.runs.values():
         workload = runs[0].workload
         if workload.source == "sequential":
-            found = [check.is_reused for run in runs for check in reuse_checks(run)]
+            checks = [check for run in runs for check in reuse_checks(run)]
+            found = [check.is_reused for check in checks if check.is_reused is not None]
             by_count.setdefault(workload.num_background, []).extend(found)
     return critical_request_count(by_count)
 

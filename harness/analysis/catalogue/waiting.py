@@ -13,6 +13,7 @@ import numpy as np
 
 from harness.analysis.logs.observer import held_back, load_observer
 from harness.analysis.method.interference import measured_waiting_session_ns
+from harness.analysis.method.reuse import sum_or_none
 from harness.analysis.method.tabular import Cell, ResultTable, table_of
 from harness.analysis.method.verdicts import ExperimentRuns
 from harness.clock import NS_PER_S
@@ -49,12 +50,12 @@ def waiting_table(experiment: ExperimentRuns) -> ResultTable:
         if not seen:
             continue
         figures = [one for one in experiment.figures(condition) if one.replicate in seen]
-        modelled_ns = sum(one.waiting_session_ns or 0 for one in figures)
+        modelled_ns = sum_or_none(one.waiting_session_ns for one in figures)
         measured_ns = sum(found.session_ns for found in seen.values())
         rows.append(
             {
                 "condition": condition,
-                "W_modelled_session_s": modelled_ns / NS_PER_S,
+                "W_modelled_session_s": None if modelled_ns is None else modelled_ns / NS_PER_S,
                 "W_measured_session_s": measured_ns / NS_PER_S,
                 "measured_over_modelled": measured_ns / modelled_ns if modelled_ns else None,
                 "source": ", ".join(sorted({found.source for found in seen.values()})),

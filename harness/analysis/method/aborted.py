@@ -53,7 +53,7 @@ def with_logged_prefills(requests: pa.Table, kv_events: pa.Table) -> pa.Table:
             continue
         row = left[name]
         row["response_id"], row["prompt_tokens"] = name, row["planned_prompt_tokens"]
-        row["cached_tokens"] += (reused or 0) if kind == "cache_hit" else 0
+        row["cached_tokens"] = (row["cached_tokens"] or 0) + ((reused or 0) if kind == "cache_hit" else 0)
     return pa.Table.from_pylist(rows, schema=requests.schema)
 
 

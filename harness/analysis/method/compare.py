@@ -104,7 +104,7 @@ def compare(
 ) -> Comparison | None:
     """Compare valid runs of a condition with those of its baseline, over the replicates that both have.
 
-    None without a common replicate, without a step log in one of them, or where the baseline cost nothing.
+    None without a common replicate, without channel A of one of them, or where the baseline cost nothing.
     """
     others = {(run.replicate, run.device): run for run in base}
     found = ((run, others.get((run.replicate, run.device))) for run in own)
@@ -160,7 +160,7 @@ def _b_ns(run: RunFigures) -> int:
 def _work(runs: Sequence[RunFigures]) -> Work:
     return Work(
         sum(run.num_requests for run in runs),
-        sum(run.computed_prefill_tokens + run.cached_tokens for run in runs),
+        sum(run.prompt_tokens for run in runs),
         sum(run.generated_tokens for run in runs),
     )
 

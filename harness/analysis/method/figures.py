@@ -24,7 +24,15 @@ from harness.analysis.method.reconstruct import (
     residual_ns,
     waiting_session_ns,
 )
-from harness.analysis.method.reuse import Rearrival, cached_tokens, computed_prefill_tokens, rearrivals
+from harness.analysis.method.reuse import (
+    Rearrival,
+    cached_tokens,
+    computed_prefill_tokens,
+    is_reuse_known,
+    prompt_tokens,
+    rearrivals,
+    sum_or_none,
+)
 from harness.kinds import kind_of_run
 from harness.records import RunKey, SealedRun, once_per_run, schema
 from harness.spec import Place
@@ -32,7 +40,10 @@ from harness.spec import Place
 
 @dataclass(frozen=True, slots=True)
 class ReuseFigures:
-    """Re-arrivals of a run and what they reused. Tokens; reusable is what formula C allows."""
+    """Re-arrivals of a run and what they reused. Tokens; reusable is what formula C allows.
+
+    What was reused is None where the server did not report it for every re-arrival.
+    """
 
     rearrivals: tuple[Rearrival, ...] = field(default=(), repr=False)
 
@@ -41,16 +52,38 @@ class ReuseFigures:
         return len(self.rearrivals)
 
     @property
-    def num_reused(self) -> int:
-        return sum(one.is_reused for one in self.rearrivals)
+    def num_reused(self) -> int | None:
+        return sum_or_none(one.is_reused for one in self.rearrivals)
 
     @property
-    def num_partial(self) -> int:
-        return sum(one.is_partial for one in self.rearrivals)
+    def num_partial(self) -> int | None:
+        return sum_or_none(one.is_partial for one in self.rearrivals)
 
     @property
-    def reused_tokens(self) -> int:
-        return sum(one.cached_tokens for one in self.rearrivals)
+    def reused_tokens(self) -> int | None:
+        return sum_or_none(one.cached_tokens for one in self.rearrivals)
+
+    @property
+    def num_full(self) -> int | None:
+        """Re-arrivals that reused all that formula C allows, or more."""
+        return sum_or_none(
+            None if one.is_reused is None else one.is_reused and not one.is_partial for one in self.rearrivals
+        )
+
+    @property
+    def num_lost(self) -> int | None:
+        """Re-arrivals that reused nothing."""
+        return sum_or_none(None if one.is_reused is None else not one.is_reused for one in self.rearrivals)
+
+    @property
+    def lost_tokens(self) -> int | None:
+        """What formula C allows less what was reused."""
+        return None if self.reused_tokens is None else self.reusable_tokens - self.reused_tokens
+
+    @property
+    def share_text(self) -> str:
+        """ "3/4": three of four re-arrivals reused something; "?" where it is unknown."""
+        return f"{'?' if self.num_reused is None else self.num_reused}/{self.num_rearrivals}"
 
     @property
     def reusable_tokens(self) -> int:
@@ -61,8 +94,11 @@ class ReuseFigures:
 class RunFigures:
     """Figures of one run; times in model ns.
 
-    a: channel A and its parts. b_ns: channel B. waiting_session_ns: W (session-ns), modelled, None when the log has no
-    KV lines. evictions: by who caused them. cached_tokens: sum over all responses. ceilings: None without the plan.
+    a: channel A and its parts, None without a step log or where reuse is unknown. b_ns: channel B. waiting_session_ns:
+    W (session-ns), modelled, None when the log has no KV lines. evictions: by who caused them, None without KV lines.
+    has_steps: whether the decode steps are known, from a step log or because nothing was decoded.
+    prompt_tokens, cached_tokens: sums over all responses; cached and computed are None where reuse is unknown.
+    ceilings: None without the plan or where reuse is unknown.
     device: of its fleet, "" outside one. unit: replicates that ran at once by plan share one, else the replicate.
     neighbours: devices of its host that were busy beside it. is_emulated: by a fleet's emulated device.
     """
@@ -76,11 +112,13 @@ class RunFigures:
     a: ChannelA | None
     b_ns: int
     padding: Padding
+    has_steps: bool
     steps_by_n_b: Mapping[tuple[int, int], int]
-    computed_prefill_tokens: int
-    cached_tokens: int
+    prompt_tokens: int
+    computed_prefill_tokens: int | None
+    cached_tokens: int | None
     reuse: ReuseFigures
-    evictions: Mapping[str, int]
+    evictions: Mapping[str, int] | None
     waiting_session_ns: int | None
     lateness: Lateness
     num_requests: int
@@ -104,12 +142,18 @@ class RunFigures:
 
     @property
     def a_ns(self) -> int | None:
-        """Channel A; None without a step log."""
+        """Channel A; None without a step log or where reuse is unknown."""
         return None if self.a is None else self.a.total_ns
 
     @property
-    def num_steps(self) -> int:
-        return sum(self.steps_by_n_b.values())
+    def num_steps(self) -> int | None:
+        """Decode steps; None without a step log."""
+        return sum(self.steps_by_n_b.values()) if self.has_steps else None
+
+    @property
+    def num_evictions(self) -> int | None:
+        """Slot evictions; None without KV lines in the log."""
+        return None if self.evictions is None else sum(self.evictions.values())
 
     @property
     def histogram(self) -> dict[int, int]:
@@ -121,7 +165,7 @@ class RunFigures:
 
     @property
     def r_ns(self) -> int | None:
-        """r = B - A; None without a step log."""
+        """r = B - A; None without channel A."""
         return None if self.a_ns is None else residual_ns(self.b_ns, self.a_ns)
 
 
@@ -134,7 +178,7 @@ def run_figures(run: SealedRun) -> RunFigures:
 def figures_at(run: SealedRun, cost_model: StepCost) -> RunFigures:
     """Every figure of one sealed run, channel A at the prices of ``cost_model``.
 
-    Channel A is None when the run has no step log although it decoded.
+    Channel A is None when the run has no step log although it decoded, or when its reuse is unknown.
     """
     requests, steps, kv_events = run.table("requests"), run.table("steps"), run.table("kv_events")
     statuses = Counter(requests.column("status").to_pylist())
@@ -143,6 +187,7 @@ def figures_at(run: SealedRun, cost_model: StepCost) -> RunFigures:
     is_observed = steps.num_rows > 0 or not has_decoded
     plan = run.plan_if_readable
     known = with_logged_prefills(requests, kv_events)
+    is_priced = is_observed and is_reuse_known(known)
     return RunFigures(
         experiment=run.experiment,
         condition=run.condition,
@@ -150,21 +195,23 @@ def figures_at(run: SealedRun, cost_model: StepCost) -> RunFigures:
         is_valid=run.is_valid,
         treatment=run.manifest.treatment,
         baseline=run.manifest.baseline,
-        a=channel_a(steps, known, cost_model, kv_events) if is_observed else None,
+        a=channel_a(steps, known, cost_model, kv_events) if is_priced else None,
         b_ns=channel_b(requests),
         padding=padding(steps),
+        has_steps=is_observed,
         steps_by_n_b=steps_by_n_b(steps),
+        prompt_tokens=prompt_tokens(known),
         computed_prefill_tokens=computed_prefill_tokens(known),
         cached_tokens=cached_tokens(requests),
         reuse=ReuseFigures(tuple(rearrivals(known, plan))),
         evictions=_evictions(kv_events),
-        waiting_session_ns=waiting_session_ns(kv_events, known, cost_model),
+        waiting_session_ns=waiting_session_ns(kv_events, known, cost_model) if is_reuse_known(known) else None,
         lateness=lateness(requests, run.manifest.time_scale),
         num_requests=requests.num_rows,
         num_failed=requests.num_rows - statuses["ok"] - statuses[schema.ABORTED],
         num_aborted=statuses[schema.ABORTED],
         generated_tokens=sum(tokens or 0 for tokens in generated),
-        ceilings=None if plan is None else ceilings(requests, kv_events, plan),
+        ceilings=None if plan is None or not is_reuse_known(requests) else ceilings(requests, kv_events, plan),
         invalid_reasons=run.invalid_reasons,
         **place_of(run),
     )
@@ -193,6 +240,8 @@ def place_of(run: SealedRun) -> RunPlace:
     )
 
 
-def _evictions(events: pa.Table) -> dict[str, int]:
+def _evictions(events: pa.Table) -> dict[str, int] | None:
+    if not events.num_rows:
+        return None
     pairs = zip(events.column("kind").to_pylist(), events.column("caller").to_pylist(), strict=True)
     return dict(Counter(caller or "unknown" for kind, caller in pairs if kind == "eviction"))

@@ -290,7 +290,7 @@ def _log_prefills(run: SealedRun) -> Iterator[PrefillPoint]:
     known = {
         row["response_id"]: (row["prompt_tokens"], row["cached_tokens"])
         for row in requests.to_pylist()
-        if row["status"] == "ok" and row["response_id"]
+        if row["status"] == "ok" and row["response_id"] and row["cached_tokens"] is not None
     }
     step_ns = steps.column("log_ns").to_pylist()
     rows = [row for row in kv_events.to_pylist() if row["kind"] in ("alloc", "free_request")]
@@ -325,6 +325,8 @@ def _client_prefills(run: SealedRun) -> Iterator[PrefillPoint]:
     first_ns = {(row["session"], row["request"]): row["received_ns"] for row in chunks if row["chunk"] == 0}
     rows = [row for row in run.table("requests").to_pylist() if row["status"] == "ok"]
     for row in rows:
+        if row["cached_tokens"] is None:
+            continue
         sent_ns, token_ns = row["sent_ns"], first_ns.get((row["session"], row["request"]))
         if token_ns is None or any(
             one["done_ns"] > sent_ns and one["sent_ns"] < token_ns for one in rows if one != row

@@ -61,7 +61,7 @@ class Injection(NamedTuple):
     condition: str
     replicate: int
     prompt_tokens: int
-    cached_tokens: int
+    cached_tokens: int | None
     spikes: tuple[Spike, ...]
     crossings: tuple[Crossing, ...]
     prefill_ms: float | None
@@ -132,7 +132,7 @@ def injection_of(run: SealedRun, rule: InterferenceRule) -> Injection:
         condition=run.condition,
         replicate=run.replicate,
         prompt_tokens=0 if injected is None else int(injected["prompt_tokens"]),
-        cached_tokens=0 if injected is None else int(injected["cached_tokens"]),
+        cached_tokens=0 if injected is None else injected["cached_tokens"],
         spikes=tuple(spikes),
         crossings=tuple(crossings),
         prefill_ms=None if injected is None else prefill_elapsed_ms(run.table("metrics"), *window),

@@ -23,7 +23,7 @@ from harness.analysis.method.aborted import (
 )
 from harness.analysis.method.lateness import lateness
 from harness.analysis.method.reconstruct import StepCost, channel_a, channel_b, join_request_id, residual_ns
-from harness.analysis.method.reuse import cached_tokens
+from harness.analysis.method.reuse import cached_tokens, is_reuse_known
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.records import Finding, Manifest, SealedRun
 from harness.records.schema import ABORTED
@@ -224,11 +224,14 @@ def _check_decode_tokens(requests: pa.Table, derived: Derived) -> Iterator[Findi
 
 
 def _check_reuse(manifest: Manifest, requests: pa.Table, derived: Derived) -> Iterator[Finding]:
-    told = cached_tokens(requests)
+    increment = counter_increment(derived.tables["metrics"], CACHED_COUNTER)
+    if not is_reuse_known(requests):
+        yield _unknown_reuse(requests, increment)
+        return
+    told = cached_tokens(requests) or 0
     witnesses: dict[str, int] = {"responses": told}
     # What the counter and the log may hold beside that: the reuse of answers that were left, which nobody told.
     left = {response_id_of(row): row["planned_prompt_tokens"] for row in aborted_rows(requests)}
-    increment = counter_increment(derived.tables["metrics"], CACHED_COUNTER)
     if increment is not None:
         witnesses["counter"] = told if told < round(increment) <= told + sum(left.values()) else round(increment)
     elif manifest.observation.has_metrics:
@@ -249,9 +252,22 @@ def _check_reuse(manifest: Manifest, requests: pa.Table, derived: Derived) -> It
         yield Finding(code="reuse-disagrees", severity=severity, evidence=f"cached tokens differ: {named}")
 
 
+def _unknown_reuse(requests: pa.Table, increment: float | None) -> Finding:
+    columns = (requests.column(name).to_pylist() for name in ("prompt_tokens", "cached_tokens"))
+    unknown = sum(prompt is not None and cached is None for prompt, cached in zip(*columns, strict=True))
+    counter = "" if increment is None else f", while {CACHED_COUNTER} rose by {increment:,.0f}"
+    return Finding(
+        code="reuse-unknown",
+        severity="warning",
+        evidence=f"{unknown} of {requests.num_rows} answers do not state usage.prompt_tokens_details{counter}: "
+        "what they reused is unknown, and so are the prefill of channel A and every figure of reuse",
+        hint="Start the server with --enable-prompt-tokens-details",
+    )
+
+
 def _check_reuse_by_request(requests: pa.Table, hits: Mapping[str, int], *, has_preemptions: bool) -> Iterator[Finding]:
     columns = (requests.column(name).to_pylist() for name in ("response_id", "cached_tokens", "status"))
-    told = {name: tokens for name, tokens, status in zip(*columns, strict=True) if name and status != ABORTED}
+    told = {name: tokens or 0 for name, tokens, status in zip(*columns, strict=True) if name and status != ABORTED}
     logged: dict[str, int] = {}
     strangers: list[str] = []
     for log_id, tokens in hits.items():
@@ -344,6 +360,8 @@ def _check_residual(
         return
     kv_events = derived.tables["kv_events"]
     known = with_logged_prefills(requests, kv_events)
+    if not is_reuse_known(known):
+        return
     a_ns = channel_a(derived.tables["steps"], known, cost_model, kv_events).total_ns
     share = residual_ns(b_ns, a_ns) / b_ns
     if share > limit:

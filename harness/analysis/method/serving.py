@@ -46,8 +46,8 @@ class Latencies:
     """Answered requests of one run that lie in its measurement window; times in model ns, nan where not observed.
 
     session, turn, prefix, ttft_ns, e2e_ns, queue_ns, tpot_ns, tokens: shape (requests,). prefix: "first", "reused" or
-    "recomputed". itl_ns, itl_row: one per token after a request's first; the request it belongs to. span_ns: from the
-    first send to the last end in the window. device, unit: where in a fleet it ran.
+    "recomputed", "unknown". itl_ns, itl_row: one per token after a request's first; the request it belongs to. span_ns:
+    from the first send to the last end in the window. device, unit: where in a fleet it ran.
     """
 
     session: IntArray
@@ -159,7 +159,9 @@ def latencies(run: SealedRun) -> Latencies:
     kept = rows_where(in_window, "status", "ok")
     sent_ns, done_ns = kept.column("sent_ns").to_numpy(), kept.column("done_ns").to_numpy()
     turn = kept.column("request").to_numpy().astype(np.int64)
-    is_reused = kept.column("cached_tokens").to_numpy() > 0
+    cached = kept.column("cached_tokens")
+    is_reused = cached.fill_null(0).to_numpy() > 0
+    again = np.where(cached.is_valid().to_numpy(), "recomputed", "unknown")
     tokens = kept.column("completion_tokens").to_numpy().astype(np.int64)
     ttft_ns, tpot_ns = np.full(len(turn), np.nan), np.full(len(turn), np.nan)
     itl_ns, itl_row = np.empty(0), np.empty(0, dtype=np.int64)
@@ -177,7 +179,7 @@ def latencies(run: SealedRun) -> Latencies:
     return Latencies(
         session=kept.column("session").to_numpy().astype(np.int64),
         turn=turn,
-        prefix=np.where(is_reused, "reused", np.where(turn > 0, "recomputed", "first")),
+        prefix=np.where(is_reused, "reused", np.where(turn > 0, again, "first")),
         ttft_ns=ttft_ns,
         e2e_ns=(done_ns - sent_ns).astype(np.float64),
         queue_ns=_queueing_ns(run, kept.column("response_id").to_pylist(), sent_ns),
@@ -286,7 +288,7 @@ def _rate(amounts: Sequence[int], spans_s: Sequence[float], runs: Sequence[Laten
 
 def _distributions(observed: Sequence[Latencies]) -> list[Distribution]:
     groups: dict[str, Callable[[Latencies], NDArray[np.bool_]]] = {"all": lambda one: np.ones(len(one.turn), np.bool_)}
-    for prefix in ("first", "reused", "recomputed"):
+    for prefix in ("first", "reused", "recomputed", "unknown"):
         groups[prefix] = lambda one, prefix=prefix: one.prefix == prefix
     most = max(int(one.turn.max()) for one in observed)
     for turn in range(min(most + 1, MAX_TURNS) if most else 0):

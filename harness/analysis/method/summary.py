@@ -126,8 +126,8 @@ class ConditionFigures:
         return dict(sorted(total.items()))
 
     @property
-    def num_steps(self) -> int:
-        return sum(run.num_steps for run in self.valid_runs)
+    def num_steps(self) -> int | None:
+        return _sum_or_none(self.valid_runs, lambda run: run.num_steps)
 
     @property
     def mean_n(self) -> float | None:
@@ -156,16 +156,14 @@ class ConditionFigures:
         return total(found) if found and len(found) == len(self.valid_runs) else None
 
     @property
-    def evictions(self) -> Counter[str]:
-        """By who caused them."""
-        total: Counter[str] = Counter()
-        for run in self.valid_runs:
-            total.update(run.evictions)
-        return total
+    def evictions(self) -> Counter[str] | None:
+        """By who caused them; None where a run has no KV log."""
+        found = [run.evictions for run in self.valid_runs]
+        return None if not found or None in found else sum((Counter(one) for one in found), Counter[str]())
 
     @property
-    def computed_prefill_tokens(self) -> int:
-        return sum(run.computed_prefill_tokens for run in self.valid_runs)
+    def computed_prefill_tokens(self) -> int | None:
+        return _sum_or_none(self.valid_runs, lambda run: run.computed_prefill_tokens)
 
     @property
     def rearrival_p50_ms(self) -> float | None:
@@ -202,6 +200,17 @@ class ExperimentSummary:
     @property
     def runs(self) -> tuple[RunFigures, ...]:
         return tuple(run for condition in self.conditions for run in condition.runs)
+
+    @property
+    def unknowns(self) -> str:
+        """Why dashes stand where figures of reuse should be; empty where every server stated its reuse."""
+        silent = [one.name for one in self.conditions if one.reuse.num_rearrivals and one.reuse.num_reused is None]
+        if not silent:
+            return ""
+        return (
+            f"reuse and channel A of {', '.join(silent)} are unknown: the server did not state the cached tokens of "
+            "its answers (--enable-prompt-tokens-details)"
+        )
 
     @property
     def place_of(self) -> dict[str, int]:
@@ -406,8 +415,8 @@ def _run_row(run: RunFigures) -> dict[str, Any]:
         "num_reused": run.reuse.num_reused,
         "reused_tokens": run.reuse.reused_tokens,
         "computed_prefill_tokens": run.computed_prefill_tokens,
-        "evictions": sum(run.evictions.values()),
-        "evictions_dummy": run.evictions.get("dummy", 0),
+        "evictions": run.num_evictions,
+        "evictions_dummy": None if run.evictions is None else run.evictions.get("dummy", 0),
         "rearrival_p50_ms": run.lateness.rearrival_p50_ms,
         "rearrival_p99_ms": run.lateness.rearrival_p99_ms,
         "start_spread_ms": run.lateness.start_spread_ms,

@@ -125,7 +125,7 @@ def costs_of(experiment: ExperimentRuns, condition: str, baseline: str) -> Costs
     predicted = [experiment.predictions.get(name, {}) for name in (condition, baseline)]
     replicates = [own.replicate for own, _base in pairs]
     if not pairs:
-        return "no replicate is valid in both conditions"
+        return "no replicate is valid, and has channel A, in both conditions"
     if any(replicate not in table for table in predicted for replicate in replicates):
         return "nothing was predicted for these runs"
     own_s, base_s = (sum(table[k].device_ns for k in replicates) / NS_PER_S for table in predicted)

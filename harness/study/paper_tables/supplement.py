@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
+from harness.analysis.method.figures import ReuseFigures
 from harness.analysis.method.tabular import Cell
 from harness.analysis.method.verdicts import decide_experiment
 from harness.sim.search.rank import SensitivityRow, sensitivity
@@ -255,7 +256,7 @@ def dummy_rule(source: Source) -> Rows:
             continue
         name = source.factor("configuration", condition, "configuration")
         figures = experiment.figures(condition)
-        measured = f"{sum(run.reuse.num_reused for run in figures)}/{sum(run.reuse.num_rearrivals for run in figures)}"
+        measured = ReuseFigures(tuple(one for run in figures for one in run.reuse.rearrivals)).share_text
         is_baseline = condition == baseline
         found.append(
             (

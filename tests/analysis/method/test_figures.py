@@ -133,6 +133,47 @@ def test_rearrivals_are_held_against_formula_c() -> None:
     assert reuse.computed_prefill_tokens(requests) == 1000 + 404 + 1000 + 1300
 
 
+def test_reuse_that_an_answer_does_not_state_is_unknown() -> None:
+    requests = requests_table(
+        request_row(0, 0),
+        request_row(0, 1, cached_tokens=None),
+        request_row(1, 0),
+        request_row(1, 1, cached_tokens=128),
+    )
+    found = reuse.rearrivals(requests)
+    assert [(one.cached_tokens, one.is_reused, one.is_partial) for one in found] == [
+        (None, None, None),
+        (128, True, True),
+    ]
+    assert not reuse.is_reuse_known(requests)
+    assert reuse.computed_prefill_tokens(requests) is None
+    assert reuse.cached_tokens(requests) is None
+
+
+@pytest.mark.parametrize(
+    ("stated", "counter", "recorded"),
+    [
+        ([None, 128], 128.0, [0, 128]),  # vLLM leaves the field out of an answer that reused nothing
+        ([None, None], 0.0, [0, 0]),
+        ([None, None], 4551.0, [None, None]),
+        ([None, None], None, [None, None]),
+        ([None, 128], None, [0, 128]),
+    ],
+)
+def test_a_missing_field_is_zero_only_where_nothing_else_speaks_against_it(
+    stated: list[int | None], counter: float | None, recorded: list[int | None]
+) -> None:
+    requests = requests_table(*(request_row(0, place, cached_tokens=one) for place, one in enumerate(stated)))
+    assert reuse.with_known_zeros(requests, counter).column("cached_tokens").to_pylist() == recorded
+
+
+def test_a_request_without_an_answer_has_no_reuse_to_state() -> None:
+    failed = request_row(0, 1, status="timeout", prompt_tokens=None, completion_tokens=None, cached_tokens=None)
+    requests = reuse.with_known_zeros(requests_table(request_row(0, 0), failed), 0.0)
+    assert requests.column("cached_tokens").to_pylist() == [0, None]
+    assert reuse.is_reuse_known(requests)
+
+
 def test_losing_reuse_costs_the_difference_of_two_prefills() -> None:
     model = load_cost_model("paper")
     lost = reuse.extra_prefill_ns(model, 2008, 1920)

@@ -95,6 +95,19 @@ def test_a_cross_check_that_could_not_be_made_is_a_finding(tmp_path: Path, body:
     assert (found[0].code, found[0].severity) == told
 
 
+def test_reuse_that_no_answer_states_is_a_finding_and_not_zero(tmp_path: Path) -> None:
+    raw_files(tmp_path, counter=(0, 4551))
+    run_manifest = manifest(planned_requests=2)
+    requests = requests_table(*({**row, "cached_tokens": None} for row in ROWS))
+    (found,) = check_run(run_manifest, requests=requests, derived=derive_tables(tmp_path, run_manifest))
+    assert (found.code, found.severity) == ("reuse-unknown", "warning")
+    assert (
+        f"2 of 2 answers do not state usage.prompt_tokens_details, while {CACHED_COUNTER} rose by 4,551"
+        in found.evidence
+    )
+    assert "--enable-prompt-tokens-details" in found.hint
+
+
 def test_scrapes_that_failed_between_the_first_and_the_last_are_told(tmp_path: Path) -> None:
     raw_files(tmp_path)
     scrapes = (tmp_path / "scrapes.jsonl").read_text().splitlines()
