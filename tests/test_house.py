@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -92,6 +93,33 @@ def test_no_file_names_a_package_index() -> None:
 def test_no_file_names_a_place_on_a_developers_machine() -> None:
     place = re.compile(r"(?<![\w.$}/-])/(?:home/(?!user|somebody)\w|Users/\w|root/(?!\.netrc)|tmp/bash_)")
     assert [name for name, text in tracked_text().items() if place.search(text)] == []
+
+
+VERSION_OF_THE_STACK = re.compile(r"\b0\.1[12]\.\d")
+ROOMS_THAT_NAME_A_VERSION = {"stack", "paper", "study"}
+"""The vendor's stack, and the published case, which was measured on one release."""
+
+
+def words_that_a_program_acts_on(tree: ast.Module) -> Iterator[str]:
+    """String constants but for docstrings, which give sources and examples."""
+    prose = {
+        id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in prose:
+            yield node.value
+
+
+def test_nothing_outside_its_room_acts_on_a_version_of_the_stack() -> None:
+    package = ROOT / "harness"
+    found = [
+        f"{path.relative_to(package)}: {words}"
+        for path in sorted(package.rglob("*.py"))
+        if path.relative_to(package).parts[0] not in ROOMS_THAT_NAME_A_VERSION
+        for words in words_that_a_program_acts_on(ast.parse(path.read_text(encoding="utf-8")))
+        if VERSION_OF_THE_STACK.search(words)
+    ]
+    assert found == []
 
 
 def test_every_module_loads_on_this_interpreter() -> None:

@@ -36,7 +36,7 @@ def check(
     release: ReleaseArgument,
     vllm: VllmOption = None,
     against: Annotated[
-        str, typer.Option(help="Compare with this release (0.12.0, or its wheel) as if no other were known.")
+        str, typer.Option(help="Compare with this release (its number, or its wheel) as if no other were known.")
     ] = "",
     table: TableOption = None,
     output: Annotated[Literal["text", "json"], typer.Option("--format", help="How to print it.")] = "text",

@@ -33,7 +33,7 @@ def install(
     torch_wheel: Annotated[str | None, typer.Option(help="a CPU wheel of torch 2.13.0, as a file")] = None,
     torch_index: Annotated[str | None, typer.Option(help="index to take torch's CPU build from")] = None,
     also: Annotated[
-        list[str] | None, typer.Option(help="one more version, in an environment beside it: 0.11.2")
+        list[str] | None, typer.Option(help="one more version, in an environment beside it: its number")
     ] = None,
 ) -> None:
     """Install the twin into an environment of its own; run it again to continue.

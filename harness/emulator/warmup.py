@@ -14,7 +14,8 @@ from harness.emulator.tokens import ContextHash, TokenArray, decode
 from harness.engine import EngineConfig, Scheduler, load_cost_model
 from harness.plan import token_block_keys
 from harness.spec import ServerSpec
-from harness.stack.rbln.dialect import DIALECTS
+from harness.stack.rbln.dialect import dialect_of
+from harness.stack.rbln.kv_rules import NEWEST_STABLE, RULE_SETS
 
 PROMPT_TOKENS = 300
 
@@ -41,6 +42,6 @@ def _speak(prompt: TokenArray) -> None:
     token = context.after(context.next_token()).next_token()
     request = EngineRequest(0, "", "", prompt, 1, np.zeros(0, dtype=np.int64), context, 1)
     for is_chat in (False, True):
-        answer = Answer(DIALECTS["0.12.0"], "", 0, "", is_chat, [request], include_usage=True)
+        answer = Answer(dialect_of(RULE_SETS[NEWEST_STABLE]), "", 0, "", is_chat, [request], include_usage=True)
         answer.chunk(0, decode([token]), [token], 1)
         answer.last_chunk(1)

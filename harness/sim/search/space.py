@@ -238,7 +238,9 @@ class SpaceSpec(Spec):
     kv_slots: tuple[Place, ...] = Field(default=("limit",), min_length=1, description="numbers apart from the limit")
     slot_tokens: tuple[int, ...] = Field(default=(8192,), min_length=1)
     active_limits: tuple[Place, ...] = Field(
-        default=("limit",), min_length=1, description="admission below the limit, without another artifact (0.12.1)"
+        default=("limit",),
+        min_length=1,
+        description="admission below the limit, without another artifact; not every release has it",
     )
     buckets: BucketRule = BucketRule()
     baseline: ServerSpec = ServerSpec()
