@@ -1,8 +1,7 @@
 """How the hot functions of the engine are compiled: numba, kept on disk, integers only.
 
-A function marked ``@compiled`` or ``@inner`` never raises or allocates, and touches nothing but the arrays it is
-given. Where no folder can hold the machine code it is compiled anew in each process.
-``door`` keeps the machine code and calls it without numba.
+Compiled functions never raise or allocate, and touch nothing but the arrays they are given. ``aot`` keeps the machine
+code on disk and calls it without numba; where no folder can hold it, each process compiles again.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, cast
 
-from harness.compiled.door import SUFFIX, Door, Inner
+from harness.compiled.aot import SUFFIX, AotFunction, JitFunction
 from harness.compiled.records import IS_PLAIN_PYTHON
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -31,21 +30,21 @@ OPTIONS: Mapping[str, Any] = {"nogil": True, "_nrt": False, "error_model": "nump
 
 def compiled(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
     """Compile a function that Python calls, on its first call, and keep the machine code for later processes."""
-    door = Door(function, OPTIONS, cache_folder(function.__code__.co_filename))
-    return function if IS_PLAIN_PYTHON else cast("Callable[Parameters, Result]", door)
+    entrypoint = AotFunction(function, OPTIONS, cache_folder(function.__code__.co_filename))
+    return function if IS_PLAIN_PYTHON else cast("Callable[Parameters, Result]", entrypoint)
 
 
-def inner(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+def jit(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
     """Compile a function that only compiled functions call; made into machine code only as a part of those."""
-    return function if IS_PLAIN_PYTHON else cast("Callable[Parameters, Result]", Inner(function, OPTIONS))
+    return function if IS_PLAIN_PYTHON else cast("Callable[Parameters, Result]", JitFunction(function, OPTIONS))
 
 
-def hot(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """As ``inner``, with a copy of it in each caller: what most steps run, and something seldom run calls too."""
+def always_inline(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """As ``jit``, with a copy in each caller: for what most steps run, and a rare function calls too."""
     return (
         function
         if IS_PLAIN_PYTHON
-        else cast("Callable[Parameters, Result]", Inner(function, {**OPTIONS, "forceinline": True}))
+        else cast("Callable[Parameters, Result]", JitFunction(function, {**OPTIONS, "forceinline": True}))
     )
 
 

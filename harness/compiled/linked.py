@@ -1,9 +1,8 @@
 """Functions that only compiled functions call: typed and lowered once, optimised and assembled only inside the callers.
 
-By itself numba optimises every function with all that it calls, again at each level of calls, and assembles each one;
-here that is done once, at the door. It overrides four methods of numba's code library; with a numba that has others,
-functions compile as numba does it. Only this module asks numba for machine code that ``door`` keeps, and only when
-there is none yet.
+By itself numba optimises every function with all that it calls, again at each level of calls, and assembles each one.
+Here that is done once for each entrypoint, which halves the first compilation. Four methods of numba's code library are
+overridden; a numba without them compiles functions in its usual way. Only ``aot`` imports this module, to compile.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ IS_KNOWN_NUMBA = all(hasattr(_library_class, name) for name in _OVERRIDDEN)
 
 
 class _NoEnvironment:
-    """Stands for the code generator where one asks it for the address of a function that has none."""
+    """Stands for the code generator, for functions that have no address."""
 
     def set_env(self, _name: str, _environment: object) -> None:
         """Functions that never raise need no environment."""
@@ -41,7 +40,7 @@ class _LinkedLibrary(_library_class):
     """Code that numba neither optimises as a whole nor assembles nor loads: its callers link it in."""
 
     def _optimize_final_module(self) -> None:
-        """``object_code`` does, once, for a door and all that it calls."""
+        """``object_code`` does, once, for an entrypoint and all that it calls."""
 
     def _finalize_final_module(self) -> None:
         self._finalized = True

@@ -53,7 +53,7 @@ def _digest(*parts: object) -> str:
 
 
 def type_of(argument: Any) -> Any:
-    """What compiled code takes for an argument of a door: see ``door.kind_of``."""
+    """What compiled code takes for an argument of an entrypoint: see ``aot.kind_of``."""
     if isinstance(argument, np.ndarray):
         array = cast("npt.NDArray[Any]", argument)
         item = _from_dtype(array.dtype)

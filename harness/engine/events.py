@@ -6,7 +6,7 @@ written unless the state was made with events.
 
 from __future__ import annotations
 
-from harness.compiled import inner
+from harness.compiled import jit
 from harness.engine.state import (
     CALLER_NONE,
     CALLER_PREEMPT,
@@ -25,7 +25,7 @@ from harness.engine.state import (
 )
 
 
-@inner
+@jit
 def begin_event(state: EngineState, kind: int, caller: int, row: int, slots: int, blocks: int, x: int, y: int) -> int:
     """Write a record's header and make room for its slots and blocks; return the place of the first."""
     server, events = state.server[0], state.events
@@ -41,7 +41,7 @@ def begin_event(state: EngineState, kind: int, caller: int, row: int, slots: int
     return at + EVENT_HEADER
 
 
-@inner
+@jit
 def log_alloc(state: EngineState, row: int, seat: int, first_slot: int, slots: int, first_block: int, n: int) -> None:
     """``slots`` slots and ``n`` inner blocks were given, from these places of the seat on."""
     if state.server[0].has_events == 0:
@@ -53,7 +53,7 @@ def log_alloc(state: EngineState, row: int, seat: int, first_slot: int, slots: i
         state.events[at + slots + i] = state.seat_blocks[seat, first_block + i]
 
 
-@inner
+@jit
 def log_mapping_remove(state: EngineState, slot: int) -> None:
     """The slot's list of inner blocks is about to be dropped."""
     if state.server[0].has_events == 0:
@@ -65,7 +65,7 @@ def log_mapping_remove(state: EngineState, slot: int) -> None:
         state.events[at + 1 + i] = state.slot_blocks[slot, i]
 
 
-@inner
+@jit
 def log_eviction(state: EngineState, slot: int, num_blocks: int) -> None:
     """The slot is free; after it come the inactive slots that remain, oldest allocation first. x: free slots."""
     if state.server[0].has_events == 0:
@@ -87,7 +87,7 @@ def log_eviction(state: EngineState, slot: int, num_blocks: int) -> None:
         walk = state.slots[walk].next
 
 
-@inner
+@jit
 def log_mapping_search(state: EngineState, row: int, first_hit: int, length: int, slot: int) -> None:
     """A group of hit blocks was looked up in the inner-to-outer index; ``slot`` is -1 when it had no entry."""
     if state.server[0].has_events == 0:
@@ -98,7 +98,7 @@ def log_mapping_search(state: EngineState, row: int, first_hit: int, length: int
         state.events[at + 1 + i] = state.prefix[first_hit + i].hit
 
 
-@inner
+@jit
 def log_lookup(state: EngineState, row: int, cached_tokens: int, block_tokens: int) -> None:
     """What the look-up gave: CACHE_PARTIAL when it fell short of the hash hits, CACHE_HIT when it gave anything.
 
@@ -123,7 +123,7 @@ def log_lookup(state: EngineState, row: int, cached_tokens: int, block_tokens: i
         state.events[at + 2 * matched + i] = state.prefix[i].hit
 
 
-@inner
+@jit
 def log_free_request(state: EngineState, row: int, seat: int, num_slots: int, is_preemption: int) -> None:
     """A request leaves its slots. x: 1 for a preemption."""
     if state.server[0].has_events == 0:
@@ -134,7 +134,7 @@ def log_free_request(state: EngineState, row: int, seat: int, num_slots: int, is
         state.events[at + i] = state.seat_slots[seat, i]
 
 
-@inner
+@jit
 def log_preempt(state: EngineState, row: int, seat: int, num_blocks: int, output: int) -> None:
     """A running request went back to the head of the queue; its inner blocks. x: tokens generated so far."""
     if state.server[0].has_events == 0:

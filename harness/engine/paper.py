@@ -6,7 +6,7 @@ chosen its victim; no inner blocks, no dummy block.
 
 from __future__ import annotations
 
-from harness.compiled import inner
+from harness.compiled import jit
 from harness.engine.pools import evict_slot, note_use, oldest_inactive, take_slot
 from harness.engine.state import (
     CALLER_REQUEST,
@@ -16,7 +16,7 @@ from harness.engine.state import (
 )
 
 
-@inner
+@jit
 def settle_releases(state: EngineState) -> None:
     """Completed requests' slots become evictable."""
     for place in range(state.server[0].pending_releases):
@@ -24,7 +24,7 @@ def settle_releases(state: EngineState) -> None:
     state.server[0].pending_releases = 0
 
 
-@inner
+@jit
 def paper_admit(state: EngineState, row: int) -> bool:
     """Choose a victim if no slot is free, settle releases, look the session up, take a slot; False: no slot to take."""
     server, slots = state.server[0], state.slots
@@ -68,7 +68,7 @@ def paper_admit(state: EngineState, row: int) -> bool:
     return True
 
 
-@inner
+@jit
 def paper_release(state: EngineState, row: int) -> None:
     """A request is over; its slot waits for the next admission before it can be evicted."""
     seat = state.rows[row].seat

@@ -6,7 +6,7 @@ first-out. Nothing here decides when.
 
 from __future__ import annotations
 
-from harness.compiled import inner
+from harness.compiled import jit
 from harness.engine.events import log_eviction, log_mapping_remove
 from harness.engine.state import (
     CALLER_DUMMY,
@@ -22,14 +22,14 @@ from harness.engine.state import (
 _MIX = 0x9E3779B97F4A7C15 - (1 << 64)
 
 
-@inner
+@jit
 def bucket_of(key: int, mask: int) -> int:
     """The bucket of a chain key."""
     mixed = key * _MIX
     return (mixed ^ (mixed >> 29)) & mask
 
 
-@inner
+@jit
 def hash_block(state: EngineState, block: int, key: int) -> None:
     """Register a full block under its chain key, as the key's most recent holder: only that one is in a bucket."""
     blocks = state.blocks
@@ -49,7 +49,7 @@ def hash_block(state: EngineState, block: int, key: int) -> None:
     replace_in_bucket(state, bucket, before, block, int(blocks[older].chain))
 
 
-@inner
+@jit
 def replace_in_bucket(state: EngineState, bucket: int, before: int, block: int, chain: int) -> None:
     """``block`` stands behind ``before`` (0: first) in a bucket, and ``chain`` behind it."""
     if block != 0:
@@ -61,7 +61,7 @@ def replace_in_bucket(state: EngineState, bucket: int, before: int, block: int, 
         state.blocks[before].chain = follows
 
 
-@inner
+@jit
 def unhash_block(state: EngineState, block: int) -> None:
     """Take a block out of its key's holders; the others keep their order."""
     blocks = state.blocks
@@ -79,7 +79,7 @@ def unhash_block(state: EngineState, block: int) -> None:
     replace_in_bucket(state, bucket, before, older, int(blocks[block].chain))
 
 
-@inner
+@jit
 def pop_block(state: EngineState) -> int:
     """The least recently freed inner block; it forgets its hash here, not when it was freed."""
     server = state.server[0]
@@ -101,7 +101,7 @@ def pop_block(state: EngineState) -> int:
     return block
 
 
-@inner
+@jit
 def push_free_block(state: EngineState, block: int) -> None:
     """Put a block at the tail of the free queue; it keeps its hash and its place in the index."""
     server = state.server[0]
@@ -113,7 +113,7 @@ def push_free_block(state: EngineState, block: int) -> None:
     server.free_blocks += 1
 
 
-@inner
+@jit
 def unlink_matched(state: EngineState) -> None:
     """Take the matched blocks out of the free queue, wherever they stand; they have a hash, so none is at its front."""
     server, blocks = state.server[0], state.blocks
@@ -136,7 +136,7 @@ def unlink_matched(state: EngineState) -> None:
     server.free_block_tail = last
 
 
-@inner
+@jit
 def push_free_block_first(state: EngineState, block: int) -> None:
     """Put a block before all free ones, also those never used: what vLLM 0.24 does with blocks that have no hash."""
     state.blocks[block].next_free = state.server[0].front_block
@@ -144,7 +144,7 @@ def push_free_block_first(state: EngineState, block: int) -> None:
     state.server[0].free_blocks += 1
 
 
-@inner
+@jit
 def detach_block(state: EngineState, block: int, new_slot: int) -> None:
     """Take a reused block out of the list of the slot that the index still names: the repair of vllm-rbln 0.11.2."""
     old_slot = state.blocks[block].slot
@@ -161,7 +161,7 @@ def detach_block(state: EngineState, block: int, new_slot: int) -> None:
     state.slots[old_slot].length = length - 1
 
 
-@inner
+@jit
 def take_slot(state: EngineState, row: int) -> int:
     """Map the slot that has been free longest to ``row``; it becomes the youngest in eviction order."""
     server, slots = state.server[0], state.slots
@@ -182,7 +182,7 @@ def take_slot(state: EngineState, row: int) -> int:
     return slot
 
 
-@inner
+@jit
 def append_to_slot(state: EngineState, slot: int, block: int) -> None:
     """Write an inner block into a slot's list and point the index at the slot, whatever it pointed at before."""
     if state.server[0].is_index_repaired:
@@ -192,7 +192,7 @@ def append_to_slot(state: EngineState, slot: int, block: int) -> None:
     state.blocks[block].slot = slot
 
 
-@inner
+@jit
 def fill_slot(state: EngineState, slot: int, seat: int, first: int, last: int) -> None:
     """Write the seat's inner blocks [first, last) into the list of a slot just taken, as ``append_to_slot``."""
     is_repaired = state.server[0].is_index_repaired
@@ -205,7 +205,7 @@ def fill_slot(state: EngineState, slot: int, seat: int, first: int, last: int) -
     state.slots[slot].length = last - first
 
 
-@inner
+@jit
 def evict_slot(state: EngineState, slot: int) -> None:
     """Drop a slot's contents and return it to the free slots; server.caller says who wants that.
 
@@ -247,7 +247,7 @@ def evict_slot(state: EngineState, slot: int) -> None:
     log_eviction(state, slot, int(length))
 
 
-@inner
+@jit
 def oldest_inactive(state: EngineState) -> int:
     """The mapped slot that was allocated first among those no request holds; -1 when there is none."""
     walk = int(state.server[0].fifo_head)
@@ -256,7 +256,7 @@ def oldest_inactive(state: EngineState) -> int:
     return walk
 
 
-@inner
+@jit
 def note_use(state: EngineState, slot: int) -> None:
     """A slot was read or filled: it becomes the youngest in eviction order if that order is by use (an ablation).
 
@@ -277,7 +277,7 @@ def note_use(state: EngineState, slot: int) -> None:
     server.fifo_tail = slot
 
 
-@inner
+@jit
 def make_room(state: EngineState, needed: int) -> bool:
     """Evict until ``needed`` slots are free; evict nothing and return False when there are too few inactive ones."""
     missing = needed - state.server[0].free_slots

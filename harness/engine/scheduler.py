@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from harness.compiled.records import IntArray, new_records, record_as_dict, record_fields
-from harness.engine import doors
+from harness.engine import entrypoints
 from harness.engine.config import PREFILL_CHUNK_TOKENS, EngineConfig
 from harness.engine.cost import CostModel, fs_to_ns
 from harness.engine.memory import new_state
@@ -161,7 +161,7 @@ class Scheduler:
         if session is None:
             # Distinct per request when there is no block to share.
             session = int(keys[0]) if len(keys) else -2 - request
-        doors.submit(
+        entrypoints.submit(
             self._state, row, prompt_tokens, max_tokens, max_tokens if stop_tokens is None else stop_tokens, session
         )
 
@@ -176,7 +176,7 @@ class Scheduler:
         if row is None:
             return
         # An abort inside a step must not lose the step's own batch.
-        doors.abort(self._state, row)
+        entrypoints.abort(self._state, row)
         self._late_events.extend(self._read_events())
         self._drop_row(request)
 
@@ -186,7 +186,7 @@ class Scheduler:
         head = int(state.server["wait_head"][0])
         if head >= 0 and self.config.prefix_caching:
             self._load_keys(head)
-        kind = doors.schedule(state)
+        kind = entrypoints.schedule(state)
         last = record_as_dict(state.server, 0)
         events = self._read_events() if last["events_len"] else ()
         preempted = tuple(self._handles[row] for row in state.places["preempted"][: last["num_preempted"]].tolist())
@@ -246,7 +246,7 @@ class Scheduler:
         Valid after schedule() gave DECODE, as long as nobody is submitted or aborted and no head of the queue is
         waiting for memory; with a context-dependent cost model their durations still differ.
         """
-        return doors.equal_steps(self._state)
+        return entrypoints.equal_steps(self._state)
 
     def equal_durations_ns(self, step: Step) -> list[int]:
         """How long each of these ``equal_steps`` lasts, ``step`` the one just scheduled: contexts grow by a token."""
@@ -262,7 +262,7 @@ class Scheduler:
         num_steps: 1, or up to equal_steps() to take that many equal decode steps at once.
         """
         state = self._state
-        count = doors.finish_steps(state, num_steps)
+        count = entrypoints.finish_steps(state, num_steps)
         self._batch = ()
         if count == 0:
             return ()

@@ -5,7 +5,7 @@ Exactly one prefill per step, never mixed with decode, and always before it. No 
 
 from __future__ import annotations
 
-from harness.compiled import hot, inner
+from harness.compiled import always_inline, jit
 from harness.engine.events import log_free_request
 from harness.engine.paper import paper_admit, paper_release
 from harness.engine.pools import make_room
@@ -28,7 +28,7 @@ IDLE_STEP_NS = 1_000_000
 """The engine sleeps so long when nothing could be scheduled while work remains. Source: vLLM 0.22.0, engine core."""
 
 
-@inner
+@jit
 def reset(state: EngineState) -> None:
     """Make ``state`` a freshly started server. Rows are left alone: `submit` writes them whole."""
     state.server[0] = state.server[1]
@@ -43,7 +43,7 @@ def reset(state: EngineState) -> None:
         state.buckets[bucket] = 0
 
 
-@inner
+@jit
 def submit(state: EngineState, row: int, prompt: int, max_tokens: int, stop_tokens: int, session: int) -> None:
     """Queue a request at the tail. ``stop_tokens`` is its true output length; admission never reads it."""
     server, rows = state.server[0], state.rows
@@ -64,7 +64,7 @@ def submit(state: EngineState, row: int, prompt: int, max_tokens: int, stop_toke
     server.num_waiting += 1
 
 
-@inner
+@jit
 def unqueue(state: EngineState, row: int) -> None:
     """Take a request out of the waiting queue, wherever it stands."""
     server, rows = state.server[0], state.rows
@@ -80,7 +80,7 @@ def unqueue(state: EngineState, row: int) -> None:
     server.num_waiting -= 1
 
 
-@inner
+@jit
 def requeue_first(state: EngineState, row: int) -> None:
     """Put a preempted request before everyone who waits; it keeps its generated tokens, not its KV."""
     server, rows = state.server[0], state.rows
@@ -95,7 +95,7 @@ def requeue_first(state: EngineState, row: int) -> None:
     server.num_waiting += 1
 
 
-@inner
+@jit
 def admit(state: EngineState, row: int) -> bool:
     """Try to give the head of the queue its KV memory, by the configured rules."""
     if state.server[0].has_inner_blocks:
@@ -106,7 +106,7 @@ def admit(state: EngineState, row: int) -> bool:
     return state.server[0].num_running == 0 and paper_admit(state, row)
 
 
-@inner
+@jit
 def forget_last_step(state: EngineState) -> None:
     """Nothing is scheduled yet."""
     server = state.server[0]
@@ -124,14 +124,14 @@ def forget_last_step(state: EngineState) -> None:
     server.kind = STEP_IDLE
 
 
-@inner
+@jit
 def schedule_decode_only(state: EngineState) -> int:
     """A decode step of everyone who runs, with no admission before it: between the parts of a chunked prefill."""
     forget_last_step(state)
     return schedule_decode(state)
 
 
-@inner
+@jit
 def schedule(state: EngineState) -> int:
     """Decide the next step and return its kind; its particulars are in ``state.server`` and the batch.
 
@@ -158,7 +158,7 @@ def schedule(state: EngineState) -> int:
     return schedule_decode(state)
 
 
-@hot
+@always_inline
 def schedule_decode(state: EngineState) -> int:
     """One token for every running request, in admission order; the last admitted give way when memory runs out."""
     server, rows = state.server[0], state.rows
@@ -199,7 +199,7 @@ def schedule_decode(state: EngineState) -> int:
     return STEP_DECODE
 
 
-@inner
+@jit
 def equal_steps(state: EngineState) -> int:
     """How many decode steps exactly like the one just scheduled can follow each other, this one included.
 
@@ -209,7 +209,7 @@ def equal_steps(state: EngineState) -> int:
     return int(state.server[0].equal_steps)
 
 
-@inner
+@jit
 def leave_running(state: EngineState, row: int) -> None:
     """Remove a request from the running list; the others keep their order."""
     server = state.server[0]
@@ -221,7 +221,7 @@ def leave_running(state: EngineState, row: int) -> None:
         state.places[i].running = state.places[i + 1].running
 
 
-@inner
+@jit
 def release(state: EngineState, row: int) -> None:
     """Free what a running request holds, by the configured rules."""
     if state.server[0].has_inner_blocks:
@@ -230,7 +230,7 @@ def release(state: EngineState, row: int) -> None:
         paper_release(state, row)
 
 
-@hot
+@always_inline
 def finish_steps(state: EngineState, num_steps: int) -> int:
     """Append ``num_steps`` tokens to everyone in the batch, free the finished, return how many there are.
 
@@ -256,7 +256,7 @@ def finish_steps(state: EngineState, num_steps: int) -> int:
     return finished
 
 
-@inner
+@jit
 def abort(state: EngineState, row: int) -> None:
     """Drop a request that waits or runs. What it prefilled stays reusable, as after a normal finish."""
     server, rows = state.server[0], state.rows

@@ -6,7 +6,7 @@ is not decided here.
 
 from __future__ import annotations
 
-from harness.compiled import inner
+from harness.compiled import jit
 from harness.engine.events import log_alloc, log_free_request, log_lookup, log_mapping_search, log_preempt
 from harness.engine.pools import (
     append_to_slot,
@@ -31,7 +31,7 @@ from harness.engine.state import (
 )
 
 
-@inner
+@jit
 def vendor_admit(state: EngineState, row: int) -> bool:
     """Give a waiting request its blocks and slots and look up what it can reuse; False changes nothing.
 
@@ -72,7 +72,7 @@ def vendor_admit(state: EngineState, row: int) -> bool:
     return True
 
 
-@inner
+@jit
 def look_up(state: EngineState, row: int, seat: int, most_blocks: int) -> None:
     """Find the reusable prefix: for each block the most recent *other* holder, then the slots behind those blocks.
 
@@ -117,7 +117,7 @@ def look_up(state: EngineState, row: int, seat: int, most_blocks: int) -> None:
     log_lookup(state, row, cached, block_tokens)
 
 
-@inner
+@jit
 def keep_matched_blocks(state: EngineState, num_slots: int) -> None:
     """Move the inner blocks just matched to the tail of the free queue, those that nobody holds, in reverse order."""
     block_tokens, per_slot = state.server[0].block_tokens, state.server[0].blocks_per_slot
@@ -133,7 +133,7 @@ def keep_matched_blocks(state: EngineState, num_slots: int) -> None:
             state.blocks[block].hashed = 1
 
 
-@inner
+@jit
 def vendor_grow(state: EngineState, row: int) -> bool:
     """One inner block more for a running request that has filled those it holds, and rarely a slot."""
     server, rows = state.server[0], state.rows
@@ -168,7 +168,7 @@ def vendor_grow(state: EngineState, row: int) -> bool:
     return True
 
 
-@inner
+@jit
 def vendor_release(state: EngineState, row: int, is_preemption: int) -> None:
     """A running request gives its memory back: its slots stay mapped for reuse, unless it is preempted."""
     server = state.server[0]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from harness.compiled import has_machine_code
-from harness.engine import EngineConfig, doors, load_cost_model
+from harness.engine import EngineConfig, entrypoints, load_cost_model
 from harness.engine.scheduler import warm_up as warm_up_engine
 from harness.kinds import BackendKind
 from harness.plan import Plan, RequestPlan, SessionPlan
@@ -36,7 +36,7 @@ def _warm_up_simulator() -> None:
 # The longest first: this process compiles it, while another compiles the rest.
 PARTS = {
     "simulator": Part(str(events.__file__), _warm_up_simulator),
-    "engine": Part(str(doors.__file__), warm_up_engine),
+    "engine": Part(str(entrypoints.__file__), warm_up_engine),
 }
 
 

@@ -21,10 +21,10 @@ def answer() -> int:
     return tripled(14)
 """
 CALLEE = """
-from {package}.compiled import inner
+from {package}.compiled import jit
 from {package}.engine.factor import FACTOR
 
-@inner
+@jit
 def tripled(number: int) -> int:
     return number * FACTOR
 """
@@ -54,7 +54,7 @@ def answer(engine: Path) -> tuple[int, int, str]:
         text=True,
         check=True,
     )
-    return int(done.stdout), len(list((engine / "cache").rglob("*.door.o"))), done.stderr
+    return int(done.stdout), len(list((engine / "cache").rglob("*.aot.o"))), done.stderr
 
 
 def test_an_edited_callee_or_constant_changes_what_a_cached_caller_returns(tmp_path: Path) -> None:

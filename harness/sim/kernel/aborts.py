@@ -6,7 +6,7 @@ what becomes of the memory.
 
 from __future__ import annotations
 
-from harness.compiled import inner
+from harness.compiled import jit
 from harness.engine.state import EngineState
 from harness.engine.steps import FAR, abort
 from harness.sim.kernel.arrays import Outcome, PlanArrays, Scratch
@@ -14,14 +14,14 @@ from harness.sim.kernel.arrivals import arrive, complete, heap_pop
 from harness.sim.kernel.watching import has_enough, next_to_leave, row_of
 
 
-@inner
+@jit
 def next_abort_ns(scratch: Scratch) -> int:
     """The first planned instant at which the client leaves; FAR for none."""
     session = next_to_leave(scratch)
     return FAR if session < 0 else int(scratch.sessions[session].abort_at_ns)
 
 
-@inner
+@jit
 def leave(
     plans: PlanArrays,
     plan: int,
@@ -42,7 +42,7 @@ def leave(
     return complete(plans, plan, scratch, outcome, expected, row, at_ns)
 
 
-@inner
+@jit
 def leave_by(
     plans: PlanArrays,
     plan: int,
@@ -71,7 +71,7 @@ def leave_by(
             return expected
 
 
-@inner
+@jit
 def leave_with_enough(
     plans: PlanArrays,
     plan: int,

@@ -6,7 +6,7 @@ here.
 
 from __future__ import annotations
 
-from harness.compiled import hot, inner
+from harness.compiled import always_inline, jit
 from harness.compiled.records import Records
 from harness.engine.state import EngineState
 from harness.engine.steps import reset, submit
@@ -14,7 +14,7 @@ from harness.sim.kernel.arrays import OWNER_STRIDE, Arrival, Outcome, PlanArrays
 from harness.sim.kernel.watching import unwatch, watch
 
 
-@inner
+@jit
 def heap_push(scratch: Scratch, size: int, session: int) -> None:
     """Add a session to the heap of next arrivals, ordered by (arrival, session)."""
     heap, place = scratch.heap, size
@@ -31,7 +31,7 @@ def heap_push(scratch: Scratch, size: int, session: int) -> None:
     heap[place].session = session
 
 
-@inner
+@jit
 def heap_pop(heap: Records[Arrival], size: int) -> int:
     """Remove and return the session that arrives first."""
     first = int(heap[0].session)
@@ -58,7 +58,7 @@ def heap_pop(heap: Records[Arrival], size: int) -> int:
     return first
 
 
-@inner
+@jit
 def load_keys(plans: PlanArrays, plan: int, state: EngineState, row: int) -> None:
     """Put the chain keys of the queue's head where the engine expects them: who of the plan wrote each block first.
 
@@ -87,7 +87,7 @@ def load_keys(plans: PlanArrays, plan: int, state: EngineState, row: int) -> Non
         request = int(before)
 
 
-@inner
+@jit
 def see_to_keys(plans: PlanArrays, plan: int, state: EngineState, row_with_keys: int) -> int:
     """Load the keys of the queue's head if it may be admitted and they are not there; the row whose keys are there."""
     server = state.server[0]
@@ -98,7 +98,7 @@ def see_to_keys(plans: PlanArrays, plan: int, state: EngineState, row_with_keys:
     return row
 
 
-@inner
+@jit
 def load_shared_keys(plans: PlanArrays, plan: int, state: EngineState, request: int, end: int) -> int:
     """Keys of the blocks wholly inside what a fresh stream shares: the common prefix, then named blocks; how many."""
     own_plan, block_tokens = plans.plans[plan], state.server[0].block_tokens
@@ -116,7 +116,7 @@ def load_shared_keys(plans: PlanArrays, plan: int, state: EngineState, request: 
     return int(max(num_shared, num_named))
 
 
-@hot
+@always_inline
 def arrive(plans: PlanArrays, plan: int, scratch: Scratch, state: EngineState, outcome: Outcome, session: int) -> None:
     """The next request of a session joins the queue."""
     place = int(plans.plans[plan].first_session + session)
@@ -135,7 +135,7 @@ def arrive(plans: PlanArrays, plan: int, scratch: Scratch, state: EngineState, o
     submit(state, row, prompt, generate, generate, int(plans.sessions[place].root))
 
 
-@hot
+@always_inline
 def complete(
     plans: PlanArrays, plan: int, scratch: Scratch, outcome: Outcome, waiting: int, row: int, now_ns: int
 ) -> int:
@@ -164,7 +164,7 @@ def complete(
     return waiting
 
 
-@inner
+@jit
 def clear(totals: PlanTotals) -> None:
     """Nothing has happened yet."""
     totals.decode_ns = 0
@@ -182,7 +182,7 @@ def clear(totals: PlanTotals) -> None:
     totals.stuck_session = -1
 
 
-@inner
+@jit
 def begin(plans: PlanArrays, plan: int, scratch: Scratch, state: EngineState, outcome: Outcome) -> int:
     """A fresh server and the first arrivals of a plan; returns how many arrivals are expected."""
     reset(state)

@@ -6,7 +6,7 @@ It allocates nothing, so one call can run many plans.
 
 from __future__ import annotations
 
-from harness.compiled import compiled, hot, inner
+from harness.compiled import always_inline, compiled, jit
 from harness.engine.state import (
     STEP_DECODE,
     STEP_IDLE,
@@ -27,14 +27,14 @@ from harness.sim.kernel.records import record_decode, record_evictions, record_p
 from harness.sim.kernel.watching import steps_to_enough
 
 
-@inner
+@jit
 def prefill_duration_ns(cost: CostArrays, computed: int, cached: int) -> int:
     """CostModel.prefill_ns."""
     chunk = cost.other[0].chunk_tokens
     return prefill_part_ns(cost, computed, cached, int((computed + chunk - 1) // chunk))
 
 
-@inner
+@jit
 def noisy_ns(cost: CostArrays, number: int, step_ns: int) -> int:
     """How long step ``number`` of a plan really takes: a hash of it and of the seed says which noise it draws.
 
@@ -49,13 +49,13 @@ def noisy_ns(cost: CostArrays, number: int, step_ns: int) -> int:
     return int(step_ns + step_ns * cost.noise[place] // 1_000_000)
 
 
-@inner
+@jit
 def steps_so_far(outcome: Outcome, plan: int) -> int:
     """How many steps of a plan have lasted, idle ones apart."""
     return int(outcome.totals[plan].decode_steps + outcome.totals[plan].prefills)
 
 
-@inner
+@jit
 def admit(plans: PlanArrays, plan: int, state: EngineState, outcome: Outcome, now_ns: int) -> tuple[int, int]:
     """Note who was admitted with the prefill just scheduled; (session, number of its request), within the plan."""
     server = state.server[0]
@@ -73,14 +73,14 @@ def admit(plans: PlanArrays, plan: int, state: EngineState, outcome: Outcome, no
     return session, int(request - plans.sessions[plans.plans[plan].first_session + session].first_request)
 
 
-@inner
+@jit
 def spend_prefill(outcome: Outcome, plan: int, num_decoding: int, duration_ns: int) -> None:
     """Add a prefill's time; everyone else who runs is ready to decode and waits for it."""
     outcome.totals[plan].prefill_ns += duration_ns
     outcome.totals[plan].wait_ns += num_decoding * duration_ns
 
 
-@inner
+@jit
 def note_first_token(plans: PlanArrays, plan: int, outcome: Outcome, row: int, at_ns: int) -> None:
     """A prefill ended: the request's first token, unless it is one after a preemption."""
     result = outcome.requests[plans.plans[plan].first_request + row]
@@ -88,7 +88,7 @@ def note_first_token(plans: PlanArrays, plan: int, outcome: Outcome, row: int, a
         result.first_token_ns = at_ns
 
 
-@inner
+@jit
 def run_prefill(
     plans: PlanArrays, plan: int, state: EngineState, cost: CostArrays, outcome: Outcome, now_ns: int
 ) -> int:
@@ -104,7 +104,7 @@ def run_prefill(
     return duration_ns
 
 
-@inner
+@jit
 def prefill_part_ns(cost: CostArrays, computed: int, cached: int, part_end: int) -> int:
     """How long the first ``part_end`` device calls of a prefill take."""
     other = cost.other[0]
@@ -114,7 +114,7 @@ def prefill_part_ns(cost: CostArrays, computed: int, cached: int, part_end: int)
     return int((total_fs + FS_PER_NS // 2) // FS_PER_NS)
 
 
-@inner
+@jit
 def run_chunked_prefill(
     plans: PlanArrays,
     plan: int,
@@ -165,7 +165,7 @@ def run_chunked_prefill(
     return now_ns, expected
 
 
-@inner
+@jit
 def steps_ahead(state: EngineState, max_steps: int) -> int:
     """How many equal decode steps may be taken before any decision can change, arrivals apart."""
     server = state.server[0]
@@ -178,7 +178,7 @@ def steps_ahead(state: EngineState, max_steps: int) -> int:
     return min(equal_steps(state), max_steps)
 
 
-@hot
+@always_inline
 def run_decode(
     plan: int,
     state: EngineState,
@@ -227,7 +227,7 @@ def run_decode(
     return taken, spent_ns
 
 
-@inner
+@jit
 def run_decode_to_next(
     plans: PlanArrays,
     plan: int,
@@ -250,7 +250,7 @@ def run_decode_to_next(
     return run_decode(plan, state, cost, outcome, now_ns, until_ns, abort_ns, most)
 
 
-@inner
+@jit
 def note_losses(plans: PlanArrays, plan: int, state: EngineState, outcome: Outcome, now_ns: int) -> None:
     """Who lost memory in the step just scheduled: slots that were evicted, requests that were preempted."""
     outcome.totals[plan].evictions += state.server[0].num_evicted
@@ -260,7 +260,7 @@ def note_losses(plans: PlanArrays, plan: int, state: EngineState, outcome: Outco
         outcome.requests[plans.plans[plan].first_request + state.places[i].preempted].preemptions += 1
 
 
-@inner
+@jit
 def run_plan(
     plans: PlanArrays,
     plan: int,
@@ -321,7 +321,7 @@ def run_plan(
     totals[plan].end_ns = now_ns
 
 
-@inner
+@jit
 def take_costs(cost: CostArrays, draw: int) -> None:
     """The costs that were drawn for a plan become those in force."""
     size = len(cost.batch)
@@ -341,7 +341,7 @@ def run_plans(
     outcome: Outcome,
     max_steps: int,
 ) -> None:
-    """Simulate plans [first_plan, last_plan), each on a fresh server: the kernel's only door."""
+    """Simulate plans [first_plan, last_plan), each on a fresh server: the kernel's only entrypoint."""
     for plan in range(first_plan, last_plan):
         if len(cost.drawn_other) > 0:
             take_costs(cost, plan - first_plan)

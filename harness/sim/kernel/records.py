@@ -5,7 +5,7 @@ Equal decode steps that follow each other become one record. Nothing is decided 
 
 from __future__ import annotations
 
-from harness.compiled import inner
+from harness.compiled import jit
 from harness.engine.state import STEP_DECODE, STEP_PREFILL, EngineState
 from harness.sim.kernel.arrays import (
     Outcome,
@@ -13,7 +13,7 @@ from harness.sim.kernel.arrays import (
 )
 
 
-@inner
+@jit
 def record_decode(
     outcome: Outcome, plan: int, start_ns: int, num_seqs: int, bucket: int, count: int, each_ns: int
 ) -> None:
@@ -46,7 +46,7 @@ def record_decode(
         step.duration_ns = each_ns
 
 
-@inner
+@jit
 def record_prefill(
     outcome: Outcome, plan: int, start_ns: int, session: int, request: int, computed: int, each_ns: int
 ) -> None:
@@ -69,7 +69,7 @@ def record_prefill(
         step.duration_ns = each_ns
 
 
-@inner
+@jit
 def record_evictions(outcome: Outcome, plans: PlanArrays, plan: int, state: EngineState, at_ns: int) -> None:
     """Note the slots that the last schedule() evicted."""
     room = len(outcome.evictions)

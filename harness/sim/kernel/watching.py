@@ -5,13 +5,13 @@ A plan without planned aborts never gets further than the first line of each fun
 
 from __future__ import annotations
 
-from harness.compiled import inner
+from harness.compiled import jit
 from harness.engine.state import ROW_RUNNING, EngineState
 from harness.engine.steps import FAR
 from harness.sim.kernel.arrays import PlanArrays, Scratch
 
 
-@inner
+@jit
 def watch(plans: PlanArrays, scratch: Scratch, session: int, request: int) -> None:
     """A request has arrived; remember it if the client may leave it. ``request`` is its index in all plans."""
     own = plans.requests[request]
@@ -25,7 +25,7 @@ def watch(plans: PlanArrays, scratch: Scratch, session: int, request: int) -> No
         scratch.sessions[session].abort_at_ns = scratch.sessions[session].arrival_ns + own.abort_ns
 
 
-@inner
+@jit
 def unwatch(plans: PlanArrays, scratch: Scratch, session: int, request: int) -> None:
     """A request is over."""
     own = plans.requests[request]
@@ -39,7 +39,7 @@ def unwatch(plans: PlanArrays, scratch: Scratch, session: int, request: int) -> 
     scratch.sessions[place].watched = scratch.sessions[last].watched
 
 
-@inner
+@jit
 def next_to_leave(scratch: Scratch) -> int:
     """The session that the client leaves first, by (instant, session); -1 when it leaves none at a planned instant."""
     found = -1
@@ -54,14 +54,14 @@ def next_to_leave(scratch: Scratch) -> int:
     return found
 
 
-@inner
+@jit
 def row_of(plans: PlanArrays, plan: int, scratch: Scratch, session: int) -> int:
     """The engine's row of the request that a session has under way."""
     own = plans.sessions[plans.plans[plan].first_session + session]
     return int(own.first_request - plans.plans[plan].first_request + scratch.sessions[session].next_request)
 
 
-@inner
+@jit
 def has_enough(plans: PlanArrays, plan: int, scratch: Scratch, state: EngineState) -> int:
     """The first session whose client has received the tokens after which it leaves; -1: none."""
     found = -1
@@ -74,7 +74,7 @@ def has_enough(plans: PlanArrays, plan: int, scratch: Scratch, state: EngineStat
     return found
 
 
-@inner
+@jit
 def steps_to_enough(plans: PlanArrays, plan: int, scratch: Scratch, state: EngineState) -> int:
     """How many decode steps may be taken until some client has the tokens after which it leaves."""
     most = FAR

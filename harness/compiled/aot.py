@@ -1,4 +1,4 @@
-"""Doors: machine code that Python calls, kept as object files and loaded by LLVM alone.
+"""Compiled functions that Python calls, kept as object files and loaded by LLVM alone.
 
 numba makes an object file once for each kind of arguments. Importing numba, and its own cache after it, takes two
 seconds of CPU; a process that finds the file needs neither. Nothing is compiled here.
@@ -29,16 +29,16 @@ import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 Native = Callable[[Any, bytes], int]
-SYMBOL = "door"
-"""What a function is called in its object file: int32 door(int64 *result, const int64 *words)."""
-SUFFIX = ".door.o"
+SYMBOL = "entrypoint"
+"""The function's name in its object file: int32 entrypoint(int64 *result, const int64 *words)."""
+SUFFIX = ".aot.o"
 _log = logging.getLogger(__name__)
 _PACKAGE = Path(__file__).resolve().parents[1]
-_told: set[Path] = set()
-"""Files that were said to be compiled: a person waits for it."""
+_announced: set[Path] = set()
+"""Files whose compilation was announced: a person waits for it."""
 
 
-class Inner:
+class JitFunction:
     """A function that only compiled functions call. numba finds its type here when one of those is compiled."""
 
     def __init__(self, function: Callable[..., Any], options: Mapping[str, Any]) -> None:
@@ -57,7 +57,7 @@ class Inner:
         return type_of_function(self._dispatcher)
 
 
-class Door:
+class AotFunction:
     """One function for Python: arguments are int64 numbers, int64 arrays, tables of them and named tuples of those."""
 
     def __init__(self, function: Callable[..., Any], options: Mapping[str, Any], folder: Path | None) -> None:
@@ -89,7 +89,7 @@ class Door:
         return self._codes[kinds]
 
     def _object_code(self, arguments: Sequence[Any], kinds: str) -> bytes:
-        """From its file, or made now; who comes while another process makes it waits for that one."""
+        """From its file, or compiled now. Other processes wait while one compiles."""
         if self._folder is None:
             return self._make(arguments)
         name = hashlib.sha256(f"{kinds}\0{_target()}".encode()).hexdigest()[:16]
@@ -111,15 +111,15 @@ class Door:
         from harness.compiled.linked import object_code
 
         source = Path(self._function.__code__.co_filename)
-        if source not in _told:
-            _told.add(source)
+        if source not in _announced:
+            _announced.add(source)
             what = source.relative_to(_PACKAGE.parent) if source.is_relative_to(_PACKAGE) else source.name
             _log.warning("compiling %s for this machine: once, some 10 s; kept in %s", what, self._folder)
         return object_code(self._function, self._options, arguments, SYMBOL)
 
 
 class _Caller(threading.local):
-    """What a thread called last: another may call with tables of another kind meanwhile.
+    """What a thread called last; threads may use tables of different kinds.
 
     code: None where it must be looked up.
     """
@@ -163,7 +163,7 @@ class _Memory:
         self.words = struct.pack(f"{len(words)}q", *words)
 
     def is_of(self, argument: Array | tuple[Any, ...]) -> bool:
-        # Asked for each argument of each call: no step of it is Python's own.
+        # Runs for each argument of each call, so it loops in C.
         arrays = _arrays_of(argument)
         return len(arrays) == len(self._held) and all(map(is_, map(_array_held, self._held), arrays))
 
@@ -196,19 +196,19 @@ def kind_of(argument: Any) -> object:
 
 @lru_cache(maxsize=64)
 def _fields_of(dtype: np.dtype[Any]) -> object:
-    """Names and kinds of an item's fields: numpy makes them anew each time, which took longer than a simulation."""
+    """Names and kinds of an item's fields. Cached: numpy makes them anew, which took longer than a simulation."""
     return dtype.descr
 
 
 @lru_cache(maxsize=1)
 def _llvm() -> Any:
-    # Imported where code is loaded: who only reads records runs none.
+    # Imported late: commands that only read records run no machine code.
     return import_module("llvmlite.binding")
 
 
 @lru_cache(maxsize=1)
 def _target() -> str:
-    """Who makes the code, of which bytecode, and for which processor."""
+    """Versions of the compilers, the bytecode, and the processor that the code is for."""
     makers = [f"{name} {version(name)}" for name in ("numba", "llvmlite", "numpy")]
     features = _llvm().get_host_cpu_features().flatten()
     return " ".join([*makers, sys.implementation.cache_tag or "", _llvm().get_host_cpu_name(), features])
@@ -223,7 +223,7 @@ def _target_machine() -> Any:
 
 
 _engines: list[Any] = []
-"""The code is theirs: it lives as long as the process."""
+"""They own the code, and live as long as the process."""
 
 
 def _load(code: bytes) -> Native:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from harness.compiled import compiled
-from harness.compiled.door import kind_of
+from harness.compiled.aot import kind_of
 from harness.compiled.records import IntArray, new_records
 from harness.engine.scheduler import warm_up
 

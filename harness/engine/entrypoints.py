@@ -1,4 +1,4 @@
-"""The functions of ``steps`` that Python calls, one compiled door each; the simulator's kernel needs none of them.
+"""The functions of ``steps`` that Python calls, compiled; the simulator's kernel needs none of them.
 
 Nothing is decided here.
 """
