@@ -1,7 +1,7 @@
 """The emulator: the engine's decisions in real time, behind an OpenAI-compatible HTTP server in its own process.
 
-A step lasts exactly as long as the cost model says, whatever the host was doing; nothing here decides a schedule.
-Start it with ``python -m harness.emulator``.
+A step lasts exactly as long as the cost model says, whatever the host was doing. Nothing here decides a schedule. Start
+it with ``python -m harness.emulator``.
 """
 
 from __future__ import annotations

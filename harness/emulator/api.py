@@ -1,7 +1,7 @@
 """The HTTP face: the paths, status codes and headers of vLLM's OpenAI-compatible server.
 
-Handlers turn a body into engine requests and wait; they never look at the schedule. A client that goes away
-has its engine requests aborted.
+Handlers turn a body into engine requests and wait; they never look at the schedule. When a client goes away, its engine
+requests are aborted.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from aiohttp import web
@@ -31,16 +31,16 @@ from harness.emulator.protocol import (
     check_sampling,
     parse_request,
     prompts_of,
+    refusal,
 )
+from harness.emulator.recorded import recorded
 from harness.emulator.responses import Answer, compact
 from harness.emulator.streams import ClientStream, open_stream
 from harness.emulator.tokens import ContextHash
 from harness.plan import token_block_keys
 
 if TYPE_CHECKING:
-    from harness.emulator.config import EmulatorConfig
-    from harness.emulator.core import EmulatorCore
-    from harness.emulator.metrics import ServerMetrics
+    from harness.emulator.server import EmulatorServer
 
 MAX_BODY_BYTES = 64 * 1024 * 1024
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -74,27 +74,10 @@ class RequestNames:
         return name if self.choices.num == 1 else f"{choice}_{name}"
 
 
-class Serving(Protocol):
-    """What the routes need of the process that they belong to."""
-
-    config: EmulatorConfig
-    core: EmulatorCore
-    log: logs.ServerLog
-    metrics: ServerMetrics
-
-    def submit(self, stream: ClientStream) -> None:
-        """Hand all engine requests of one HTTP request to the engine."""
-        ...
-
-    def forget(self, stream: ClientStream) -> None:
-        """The HTTP request is over, answered or left."""
-        ...
-
-
 class Api:
     """The routes of one server."""
 
-    def __init__(self, server: Serving) -> None:
+    def __init__(self, server: EmulatorServer) -> None:
         self._server = server
         self._config = server.config
         self._num_open = 0
@@ -130,8 +113,7 @@ class Api:
     async def _generate(self, http: web.Request, body: AnyRequest) -> web.StreamResponse:
         self._check_model(body.model)
         if self._faults.random() < self._config.fault.http_500_rate:
-            status = HTTPStatus.INTERNAL_SERVER_ERROR
-            raise ApiError("Internal server error", status=status, kind="InternalServerError")
+            raise refusal("fault")
         body.check_supported()
         prompts = prompts_of(body)
         limits = [check_lengths(body, prompt, self._config.server.slot_tokens) for prompt in prompts]
@@ -227,41 +209,17 @@ class Api:
 
     def _check_model(self, model: str | None) -> None:
         if model and model != self._config.model:
-            raise ApiError(
-                f"The model `{model}` does not exist.",
-                status=HTTPStatus.NOT_FOUND,
-                kind="NotFoundError",
-                param="model",
-            )
+            raise refusal("another model", value=model)
 
     # -- the rest -----------------------------------------------------------------------------------------------
 
     async def _models(self, _http: web.Request) -> web.Response:
         created = int(utc_now().timestamp())
-        permission = {
-            "id": f"modelperm-{random_id()}",
-            "object": "model_permission",
-            "created": created,
-            "allow_create_engine": False,
-            "allow_sampling": True,
-            "allow_logprobs": True,
-            "allow_search_indices": False,
-            "allow_view": True,
-            "allow_fine_tuning": False,
-            "organization": "*",
-            "group": None,
-            "is_blocking": False,
-        }
-        card = {
-            "id": self._config.model,
-            "object": "model",
-            "created": created,
-            "owned_by": "vllm",
-            "root": self._config.model,
-            "parent": None,
-            "max_model_len": self._config.server.slot_tokens,
-            "permission": [permission],
-        }
+        answers = recorded("answers")
+        permission = {**answers["model permission"], "id": f"modelperm-{random_id()}", "created": created}
+        name = {"id": self._config.model, "root": self._config.model}
+        size = {"max_model_len": self._config.server.slot_tokens, "permission": [permission]}
+        card = {**answers["model"], **name, "created": created, **size}
         return json_answer({"object": "list", "data": [card]})
 
     async def _health(self, _http: web.Request) -> web.Response:
@@ -285,16 +243,15 @@ class Api:
         try:
             return await handler(request)
         except ApiError as error:
-            return json_answer(error.body(self._server.metrics.dialect), status=int(error.status))
+            return json_answer(error.body(self._server.metrics.dialect), status=error.status)
         except web.HTTPException as error:
             # vLLM leaves unknown paths and methods to Starlette, whose bodies look like this.
             headers = {name: value for name, value in error.headers.items() if name == "Allow"}
             return json_answer({"detail": error.reason}, status=error.status, headers=headers)
         except Exception as error:
             self._server.log.line(logs.REQUEST_FAULT, f"Exception caught. {type(error).__name__}: {error}")
-            status = HTTPStatus.INTERNAL_SERVER_ERROR
-            fault = ApiError(str(error), status=status, kind="InternalServerError")
-            return json_answer(fault.body(self._server.metrics.dialect), status=int(status))
+            fault = refusal("exception", value=error)
+            return json_answer(fault.body(self._server.metrics.dialect), status=fault.status)
 
     async def _log_access(self, http: web.Request, response: web.StreamResponse) -> None:
         response.headers["server"] = "uvicorn"

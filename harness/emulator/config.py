@@ -1,7 +1,7 @@
-"""What the emulator is told when it starts: the server's configuration, clock scale, address, logs, faults.
+"""The configuration of an emulator process: server, clock scale, address, logs, faults.
 
-Everything is checked here, before a socket is opened; what is wrong is one SpecError. JSON for the harness,
-flags for people.
+Everything is checked here, before a socket is opened; what is wrong is one SpecError. JSON for the harness, flags for
+people.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The engine loop of the server: drain the inbox, schedule, let the step last, process aborts, finish, hand out tokens.
 
-It owns no clock and no sockets: whoever drives it says when a step starts, and learns when it ends. Order of events as
-in vLLM 0.22's EngineCore (``run_busy_loop``, ``step``).
+It owns no clock and no sockets: its driver says when a step starts, and learns when it ends. The order of events is
+that of vLLM 0.22's EngineCore (``run_busy_loop``, ``step``).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The real-time driver: lets each step of the core last until its modelled end, on an absolute schedule.
 
 The next step starts where the last one ended in model time, so the host's own delays do not add up; a stall beyond the
-limit moves the schedule on, is counted, and is told.
+limit moves the schedule on, is counted and reported. Steps are reported once the next one is armed.
 """
 
 from __future__ import annotations

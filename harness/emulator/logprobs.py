@@ -1,6 +1,6 @@
-"""Log probabilities in the shapes of vLLM 0.22; the emulated model is certain of every token: the numbers say nothing.
+"""Log probabilities in the shapes of vLLM 0.22. The emulated model is certain of every token: the numbers say nothing.
 
-What was drawn has probability one; as many other tokens as were asked for share a floor. Reading them costs no time.
+The drawn token has probability one; as many other tokens as were asked for share a floor. Reading them costs no time.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The server's log, line for line in the formats of vLLM 0.22 and vllm-rbln 0.11.1.
 
 Lines of the engine carry the modelled instant of the event, lines of the API server the instant they were made; writing
-happens on another thread.
+happens on another thread. ``harness.analysis.logs`` must read this log as it reads the real stack's.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Bytes to a file descriptor from a thread of their own, so that a slow reader never delays a step.
 
-Bytes keep their order; ``close`` writes what is left. Never drops: the queue grows while the reader sleeps.
+Bytes keep their order; ``close`` writes what is left. Nothing is dropped: the queue grows while the reader sleeps.
 """
 
 from __future__ import annotations

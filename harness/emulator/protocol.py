@@ -1,74 +1,60 @@
-"""What clients may send, checked as vLLM checks it, and the error bodies they get when it is wrong.
+"""What clients may send, checked as vLLM checks it, and the errors that they get when it is wrong.
 
-Unknown fields are allowed and ignored, as there. Nothing here touches the engine.
+The texts of errors are recorded in ``recorded/refusals.json``. Unknown fields are allowed and ignored, as in vLLM.
+Nothing here touches the engine.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from http import HTTPStatus
+from math import inf
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from harness.emulator.logprobs import MOST_LOGPROBS, WantedLogprobs
+from harness.emulator.recorded import recorded
 from harness.emulator.tokens import VOCAB_SIZE, chat_prompt, encode
 from harness.stack.rbln.dialect import Dialect
 
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 EchoMode = Literal["", "before", "alone"]
 TokenId = Annotated[int, Field(ge=0)]
+Fault = tuple[str, Any]
+"""A recorded refusal by name, and the value that it shows."""
 MISSING_BODY = {"type": "missing", "loc": ("body",), "msg": "Field required", "input": None}
-MOST_CHOICES = 16_384  # VLLM_MAX_N_SEQUENCES
 GREEDY_BELOW = 1e-5  # vllm/sampling_params.py, _SAMPLING_EPS
 
 
 class ApiError(Exception):
-    """A request that is answered with an error body; ``param`` names the field at fault, when one is."""
+    """A request that is answered with an error body. newer: type and param in releases that name the field at fault."""
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        status: HTTPStatus = HTTPStatus.BAD_REQUEST,
-        kind: str = "BadRequestError",
-        param: str | None = None,
-        named: tuple[str, str | None] | None = None,
-    ) -> None:
-        """named: kind and param in dialects that name the field at fault, where they differ from the others'."""
+    def __init__(self, message: str, kind: str, param: str | None, status: int, newer: Fault | None = None) -> None:
         super().__init__(message)
-        self.message, self.status, self.kind, self.param = message, status, kind, param
-        self._named = named
+        self.message, self.kind, self.param, self.status, self.newer = message, kind, param, status, newer
 
     def body(self, dialect: Dialect) -> dict[str, Any]:
         """vLLM's ErrorResponse."""
-        kind, param = self._named if self._named and dialect.names_fields else (self.kind, self.param)
-        return {"error": {"message": self.message, "type": kind, "param": param, "code": int(self.status)}}
+        kind, param = self.newer if self.newer and dialect.names_fields else (self.kind, self.param)
+        return {"error": {"message": self.message, "type": kind, "param": param, "code": self.status}}
 
 
-def bad_field(message: str, param: str, value: Any = None) -> ApiError:
-    """VLLMValidationError: the message ends with the field and its value."""
-    extra = f" (parameter={param})" if value is None else f" (parameter={param}, value={value})"
-    return ApiError(message + extra, param=param)
+def refusal(name: str, **values: Any) -> ApiError:
+    """The recorded refusal ``name``, with ``values`` in its text."""
+    return _refusal(recorded("refusals")[name], values)
 
 
-class VLLMValidationError(ValueError):
-    """Raised inside a model validator when vLLM names the field in ``param``; its name is in the error's text."""
-
-    def __init__(self, message: str, param: str, value: Any = None) -> None:
-        super().__init__(message)
-        self.param, self.value = param, value
-
-    def __str__(self) -> str:
-        value = "" if self.value is None else f", value={self.value}"
-        return f"{super().__str__()} (parameter={self.param}{value})"
-
-
-class LaterNamedError(VLLMValidationError):
-    """One whose field vLLM names from 0.30 on only."""
-
-    def __str__(self) -> str:
-        return str(self.args[0])
+def _refusal(entry: dict[str, Any], values: dict[str, Any]) -> ApiError:
+    param: str | None = entry.get("param")
+    return ApiError(
+        entry["message"].format(**values),
+        entry.get("type", "BadRequestError"),
+        None if param is None else param.format(**values),
+        entry.get("code", HTTPStatus.BAD_REQUEST.value),
+        entry.get("newer"),
+    )
 
 
 class StreamOptions(BaseModel):
@@ -107,19 +93,16 @@ class _GenerationRequest(BaseModel):
     prompt_logprobs: int | None = None
     cache_salt: str | None = None
 
-    @model_validator(mode="before")
     @classmethod
-    def _checked_together(cls, data: Any) -> Any:
-        if isinstance(data, dict):
-            if data.get("stream_options") and not data.get("stream"):
-                raise VLLMValidationError("Stream options can only be defined when `stream=True`.", "stream_options")
-            if data.get("stream") and (data.get("prompt_logprobs") or 0) != 0:
-                message = "`prompt_logprobs` are not available when `stream=True`."
-                raise VLLMValidationError(message, "prompt_logprobs")
-            salt = data.get("cache_salt")
-            if salt is not None and (not isinstance(salt, str) or not salt):
-                raise ValueError("Parameter 'cache_salt' must be a non-empty string if provided.")
-        return data
+    def faults(cls, data: dict[str, Any]) -> Iterator[Fault]:
+        """What is wrong with fields that do not go together; vLLM looks at these before it looks at their types."""
+        if data.get("stream_options") and not data.get("stream"):
+            yield "stream_options without stream", None
+        if data.get("stream") and (data.get("prompt_logprobs") or 0) != 0:
+            yield "prompt_logprobs in a stream", None
+        salt = data.get("cache_salt")
+        if salt is not None and (not isinstance(salt, str) or not salt):
+            yield "cache_salt", None
 
     @property
     def stop_texts(self) -> list[str]:
@@ -145,21 +128,14 @@ class CompletionRequest(_GenerationRequest):
     add_special_tokens: bool = True
     request_id: str = ""
 
-    @model_validator(mode="before")
     @classmethod
-    def _has_prompt(cls, data: Any) -> Any:
-        if isinstance(data, dict) and data.get("prompt") in (None, ""):
-            raise LaterNamedError("Either prompt or prompt_embeds must be provided and non-empty.", "prompt")
-        return data
-
-    @model_validator(mode="before")
-    @classmethod
-    def _logprobs_make_sense(cls, data: Any) -> Any:
-        if isinstance(data, dict):
-            wanted = data.get("logprobs")
-            if isinstance(wanted, int) and wanted < 0:
-                raise VLLMValidationError("`logprobs` must be a positive value.", "logprobs", wanted)
-        return data
+    def faults(cls, data: dict[str, Any]) -> Iterator[Fault]:
+        num_top = data.get("logprobs")
+        if isinstance(num_top, int) and num_top < 0:
+            yield "logprobs negative", num_top
+        if data.get("prompt") in (None, ""):
+            yield "prompt missing", None
+        yield from super().faults(data)
 
     @property
     def output_limit(self) -> tuple[int | None, str]:
@@ -183,7 +159,7 @@ class CompletionRequest(_GenerationRequest):
         if isinstance(prompt, str):
             return [encode(prompt)]
         if not prompt:
-            raise ApiError("You must pass at least one prompt")
+            raise refusal("no prompt")
         if isinstance(prompt[0], int):
             return [prompt]  # pyright: ignore[reportReturnType]  # a list of int, by the field's own check
         return [encode(one) if isinstance(one, str) else one for one in prompt]  # pyright: ignore[reportReturnType]
@@ -191,7 +167,7 @@ class CompletionRequest(_GenerationRequest):
     def check_supported(self) -> None:
         """Raise for what ends the real engine (vllm-rbln 0.11.1), so that nobody measures a silent difference."""
         if self.echo and self.logprobs is not None:
-            raise not_emulated("echo with logprobs", "logprobs")
+            raise refusal("not emulated", value="echo with logprobs", param="logprobs")
         check_prompt_logprobs(self.prompt_logprobs)
 
 
@@ -226,25 +202,19 @@ class ChatRequest(_GenerationRequest):
     add_generation_prompt: bool = True
     request_id: str = ""
 
-    @model_validator(mode="before")
     @classmethod
-    def _tools_make_sense(cls, data: Any) -> Any:
-        if isinstance(data, dict):
-            if data.get("tools") == []:
-                raise ValueError(
-                    "`tools` must not be an empty array. Either provide at least one tool or omit the field entirely."
-                )
-            top = data.get("top_logprobs")
-            if isinstance(top, int) and not isinstance(top, bool):
-                if top < 0 and top != -1:
-                    message = "`top_logprobs` must be a positive value or -1."
-                    raise VLLMValidationError(message, "top_logprobs", top)
-                if top != 0 and not data.get("logprobs"):
-                    message = "when using `top_logprobs`, `logprobs` must be set to true."
-                    raise VLLMValidationError(message, "top_logprobs")
-            if data.get("tool_choice") not in (None, "none") and data.get("tools") is None:
-                raise ValueError("When using `tool_choice`, `tools` must be set.")
-        return data
+    def faults(cls, data: dict[str, Any]) -> Iterator[Fault]:
+        if data.get("tools") == []:
+            yield "no tools", None
+        num_top = data.get("top_logprobs")
+        if isinstance(num_top, int) and not isinstance(num_top, bool):
+            if num_top < -1:
+                yield "top_logprobs negative", num_top
+            if num_top != 0 and not data.get("logprobs"):
+                yield "top_logprobs alone", None
+        if data.get("tool_choice") not in (None, "none") and data.get("tools") is None:
+            yield "tool_choice without tools", None
+        yield from super().faults(data)
 
     @property
     def output_limit(self) -> tuple[int | None, str]:
@@ -262,7 +232,7 @@ class ChatRequest(_GenerationRequest):
     def prompts(self) -> list[list[int]]:
         """Token ids of the templated conversation."""
         if not self.messages:
-            raise ApiError("list index out of range")  # what the chat template says of it
+            raise refusal("no messages")
         turns = [(message.role, message.text) for message in self.messages]
         return [encode(chat_prompt(turns, add_generation_prompt=self.add_generation_prompt))]
 
@@ -270,7 +240,7 @@ class ChatRequest(_GenerationRequest):
         """Raise for what vLLM does and the emulator does not."""
         check_prompt_logprobs(self.prompt_logprobs)
         if self.tools is not None and self.tool_choice != "none":
-            raise ApiError('"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set')
+            raise refusal("tool choice")
 
 
 AnyRequest = CompletionRequest | ChatRequest
@@ -280,51 +250,38 @@ RequestT = TypeVar("RequestT", CompletionRequest, ChatRequest)
 def check_prompt_logprobs(prompt_logprobs: int | None) -> None:
     """Log probabilities of a prompt end the engine of vllm-rbln 0.11.1: its runner lacks a field that they need."""
     if prompt_logprobs is not None:
-        raise not_emulated("prompt_logprobs", "prompt_logprobs")
-
-
-def not_emulated(what: str, field: str) -> ApiError:
-    """501, as vLLM answers for what a model does not support."""
-    return ApiError(
-        f"{what} is not supported by the emulator",
-        status=HTTPStatus.NOT_IMPLEMENTED,
-        kind="NotImplementedError",
-        param=field,
-    )
+        raise refusal("not emulated", value="prompt_logprobs", param="prompt_logprobs")
 
 
 def parse_request(kind: type[RequestT], body: bytes, content_type: str) -> RequestT:
     """The request in an HTTP body; raises ApiError shaped like vLLM's validation handler."""
     if content_type.split(";", maxsplit=1)[0].strip().lower() != "application/json":
-        raise _bad_request(["Unsupported Media Type: Only 'application/json' is allowed"])
+        raise refusal("media type")
+    data = _json(body)
+    if not isinstance(data, dict):
+        # A defect of vLLM 0.22 that clients can see: its validators call ``get`` before anyone checks the type.
+        raise refusal("not an object", value=type(data).__name__)
+    for name, value in kind.faults(data):
+        raise refusal(name, value=value)
+    try:
+        return kind.model_validate(data)
+    except ValidationError as error:
+        raise _invalid([{**one, "loc": ("body", *one["loc"])} for one in error.errors(include_url=False)]) from error
+
+
+def _json(body: bytes) -> Any:
     if not body:
-        raise _bad_request([MISSING_BODY])
+        raise _invalid([MISSING_BODY])
     try:
         data = json.loads(body)
     except json.JSONDecodeError as error:
         detail = {"type": "json_invalid", "loc": ("body", error.pos), "msg": "JSON decode error", "input": {}}
-        raise _bad_request([{**detail, "ctx": {"error": error.msg}}]) from error
+        raise _invalid([{**detail, "ctx": {"error": error.msg}}]) from error
     except (ValueError, RecursionError) as error:
-        raise ApiError("There was an error parsing the body", kind="Bad Request") from error
+        raise refusal("unreadable body") from error
     if data is None:
-        raise _bad_request([MISSING_BODY])
-    if not isinstance(data, dict):
-        # A defect of vLLM 0.22 that clients can see: its validators call ``get`` before anyone checks the type.
-        message = f"'{type(data).__name__}' object has no attribute 'get'"
-        raise ApiError(message, status=HTTPStatus.INTERNAL_SERVER_ERROR, kind="InternalServerError")
-    try:
-        return kind.model_validate(data)
-    except ValidationError as error:
-        details = error.errors(include_url=False)
-        causes = [cause for cause in map(_cause, details) if isinstance(cause, VLLMValidationError)]
-        items = [{**detail, "loc": ("body", *detail["loc"])} for detail in details]
-        named = ("BadRequestError", causes[0].param) if causes else None
-        params = [cause.param for cause in causes if not isinstance(cause, LaterNamedError)]
-        raise _bad_request(items, params[0] if params else None, named) from error
-
-
-def _cause(detail: Any) -> Any:
-    return detail.get("ctx", {}).get("error")
+        raise _invalid([MISSING_BODY])
+    return data
 
 
 def prompts_of(request: AnyRequest) -> list[list[int]]:
@@ -332,17 +289,15 @@ def prompts_of(request: AnyRequest) -> list[list[int]]:
     try:
         return request.prompts()
     except UnicodeEncodeError as error:
-        wanted = "Union[TextInputSequence, Tuple[InputSequence, InputSequence]]"
-        raise ApiError(f"TextEncodeInput must be {wanted}") from error
+        raise refusal("not text") from error
 
 
-def _bad_request(details: list[Any], param: str | None = None, named: tuple[str, str | None] | None = None) -> ApiError:
+def _invalid(details: list[dict[str, Any]]) -> ApiError:
     # FastAPI's text of a RequestValidationError, then the list itself, as vLLM's handler joins them.
-    if named is None and isinstance(details[0], dict):
-        named = ("Bad Request", field_path(details[0]["loc"]))
     count = f"{len(details)} validation error{'' if len(details) == 1 else 's'}:"
     text = "\n".join([count, *(f"  {detail}" for detail in details)])
-    return ApiError(f"{text} {details}", kind="Bad Request", param=param, named=named)
+    newer = ("Bad Request", field_path(details[0]["loc"]))
+    return ApiError(f"{text} {details}", "Bad Request", None, HTTPStatus.BAD_REQUEST.value, newer)
 
 
 def field_path(loc: tuple[str | int, ...]) -> str:
@@ -359,36 +314,22 @@ def field_path(loc: tuple[str | int, ...]) -> str:
 
 def check_sampling(request: AnyRequest) -> None:
     """SamplingParams' own checks, in its order. Source: vllm/sampling_params.py, ``_verify_args``."""
-    n = 1 if request.n is None else request.n
-    temperature = 1.0 if request.temperature is None else request.temperature
-    if n < 1:
-        raise ApiError(f"n must be at least 1, got {n}.")
-    if n > MOST_CHOICES:
-        hint = "To increase this limit, set the VLLM_MAX_N_SEQUENCES environment variable."
-        raise ApiError(f"n must be at most {MOST_CHOICES}, got {n}. {hint}")
-    for name, penalty in (("presence", request.presence_penalty), ("frequency", request.frequency_penalty)):
-        if penalty is not None and not -2.0 <= penalty <= 2.0:
-            raise ApiError(f"{name}_penalty must be in [-2, 2], got {penalty}.")
-    if request.repetition_penalty is not None and request.repetition_penalty <= 0:
-        raise ApiError(f"repetition_penalty must be greater than zero, got {request.repetition_penalty}.")
-    if temperature < 0:
-        raise bad_field(f"temperature must be non-negative, got {temperature}.", "temperature", temperature)
-    if request.top_p is not None and not 0 < request.top_p <= 1:
-        raise bad_field(f"top_p must be in (0, 1], got {request.top_p}.", "top_p", request.top_p)
-    if request.top_k is not None and request.top_k < -1:
-        raise ApiError(f"top_k must be 0 (disable), or at least 1, got {request.top_k}.")
-    if request.min_p is not None and not 0 <= request.min_p <= 1:
-        raise ApiError(f"min_p must be in [0, 1], got {request.min_p}.")
-    if request.min_tokens < 0:
-        raise ApiError(f"min_tokens must be greater than or equal to 0, got {request.min_tokens}.")
+    for limit in recorded("refusals")["sampling"]:
+        value = getattr(request, limit["field"])
+        if value is not None and not _is_within(value, limit):
+            raise _refusal(limit, {"value": value})
     if any(not text for text in request.stop_texts):
-        raise ApiError("stop cannot contain an empty string.")
-    if n > 1 and temperature < GREEDY_BELOW:
-        raise ApiError(f"n must be 1 when using greedy sampling, got {n}.")
+        raise refusal("empty stop")
+    temperature = 1.0 if request.temperature is None else request.temperature
+    if request.n is not None and request.n > 1 and temperature < GREEDY_BELOW:
+        raise refusal("greedy choices", value=request.n)
     wanted = request.wanted_logprobs
     if wanted is not None and wanted.num_top > MOST_LOGPROBS:
-        message = f"Requested sample logprobs of {wanted.num_top}, which is greater than max allowed: {MOST_LOGPROBS}"
-        raise bad_field(message, "logprobs", wanted.num_top)
+        raise refusal("logprobs too many", value=wanted.num_top, most=MOST_LOGPROBS)
+
+
+def _is_within(value: float, limit: dict[str, Any]) -> bool:
+    return limit.get("above", -inf) < value <= limit.get("at_most", inf) and value >= limit.get("at_least", -inf)
 
 
 def check_lengths(request: AnyRequest, prompt: list[int], max_model_len: int) -> int:
@@ -398,29 +339,24 @@ def check_lengths(request: AnyRequest, prompt: list[int], max_model_len: int) ->
     """
     limit, name = request.output_limit
     if limit is not None and limit > max_model_len:
-        raise bad_field(
-            f"{name}={limit} cannot be greater than max_model_len=max_total_tokens={max_model_len}. "
-            "Please request fewer output tokens.",
-            name,
-            limit,
-        )
-    num_tokens, wanted = len(prompt), limit or 0
-    if num_tokens > max_model_len - wanted:
-        raise bad_field(
-            f"This model's maximum context length is {max_model_len} tokens. However, you requested {wanted} output "
-            f"tokens and your prompt contains {num_tokens} input tokens, for a total of {num_tokens + wanted} tokens. "
-            "Please reduce the length of the input prompt or the number of requested output tokens.",
-            "input_tokens",
-            num_tokens,
+        raise refusal("answer longer than the model", param=name, value=limit, room=max_model_len)
+    num_tokens, answer = len(prompt), limit or 0
+    if num_tokens > max_model_len - answer:
+        raise refusal(
+            "prompt and answer longer than the model",
+            value=num_tokens,
+            answer=answer,
+            total=num_tokens + answer,
+            room=max_model_len,
         )
     room = max_model_len - num_tokens
     max_tokens = room if limit is None else min(room, limit)
     if max_tokens < 1:
-        raise bad_field(f"max_tokens must be at least 1, got {max_tokens}.", "max_tokens", max_tokens)
+        raise refusal("no token to generate", value=max_tokens)
     if request.min_tokens > max_tokens:
-        raise ApiError(f"min_tokens must be less than or equal to max_tokens={max_tokens}, got {request.min_tokens}.")
+        raise refusal("min_tokens above max_tokens", value=request.min_tokens, most=max_tokens)
     if num_tokens == 0:
-        raise ApiError("The decoder prompt cannot be empty")
+        raise refusal("empty prompt")
     if (largest := max(prompt)) >= VOCAB_SIZE:
-        raise ApiError(f"Token id {largest} is out of vocabulary")
+        raise refusal("token out of vocabulary", value=largest)
     return max_tokens

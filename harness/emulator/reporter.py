@@ -1,4 +1,4 @@
-"""Tells the world what a step did: tokens to clients, then log lines, metrics and the trace.
+"""What a step did, passed on: tokens to clients, then log lines, metrics and the trace.
 
 It runs after the next step was armed, so none of it delays the engine. It decides nothing.
 """

@@ -1,7 +1,7 @@
 """The JSON bodies and server-sent events of answers, field for field as vLLM serialises them.
 
-Null, absent and zero are three different things here: before 0.12 a usage without reuse says
-``prompt_tokens_details: null`` in a whole answer and has no such field in a stream, since then it says zero in both.
+The fixed fields are recorded in ``recorded/answers.json``. Null, absent and zero differ: before 0.12 a usage without
+reuse has ``prompt_tokens_details: null`` in a whole answer and no such field in a stream; since then zero in both.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 from harness.emulator.core import EngineRequest, FinishReason
 from harness.emulator.logprobs import WantedLogprobs
 from harness.emulator.protocol import EchoMode
+from harness.emulator.recorded import recorded
 from harness.emulator.tokens import decode
 from harness.stack.rbln.dialect import Dialect
 
@@ -80,53 +81,38 @@ class Answer:
             for index, request in enumerate(self.requests)
         ]
         body = {
+            **self._recorded(""),
             "id": self.response_id,
-            "object": "chat.completion" if self.is_chat else "text_completion",
             "created": self.created,
             "model": self.model,
             "choices": choices,
-            "service_tier": None,
             "system_fingerprint": self.fingerprint,
             "usage": self._whole_usage(sum(map(len, tokens))),
         }
-        if self.is_chat:
-            prompt = self.requests[0].prompt.tolist() if self.return_token_ids else None
-            body |= {"prompt_logprobs": None, "prompt_token_ids": prompt, "prompt_text": None}
+        if self.is_chat and self.return_token_ids:
+            body["prompt_token_ids"] = self.requests[0].prompt.tolist()
         return body | dict.fromkeys(self.dialect.null_fields)
 
+    def _recorded(self, part: str) -> dict[str, Any]:
+        answers = recorded("answers")
+        return answers[f"{'chat' if self.is_chat else 'completion'}{part}"]
+
     def _whole_choice(self, index: int, request: EngineRequest, text: str, tokens: list[int]) -> dict[str, Any]:
-        token_ids = tokens if self.return_token_ids else None
-        if self.is_chat:
-            message: dict[str, Any] = {
-                "role": "assistant",
-                "content": text,
-                "refusal": None,
-                "annotations": None,
-                "audio": None,
-                "function_call": None,
-                **({"tool_calls": []} if self.dialect.has_empty_tool_calls else {}),
-                "reasoning": None,
-            }
-            return {
-                "index": index,
-                "message": message,
-                "logprobs": self._logprobs(tokens),
-                "finish_reason": request.finish_reason,
-                "stop_reason": request.stop_reason,
-                "token_ids": token_ids,
-                "routed_experts": None,
-            }
-        return {
+        choice = {
+            **self._recorded(" choice"),
             "index": index,
-            "text": self._with_echo(request, text),
             "logprobs": self._logprobs(tokens),
             "finish_reason": request.finish_reason,
             "stop_reason": request.stop_reason,
-            "token_ids": token_ids,
-            "prompt_logprobs": None,
-            "prompt_token_ids": request.prompt.tolist() if self.return_token_ids else None,
-            "routed_experts": None,
+            "token_ids": tokens if self.return_token_ids else None,
         }
+        if self.is_chat:
+            message = {**self._recorded(" message"), "content": text}
+            if not self.dialect.has_empty_tool_calls:
+                del message["tool_calls"]
+            return {**choice, "message": message}
+        prompt = request.prompt.tolist() if self.return_token_ids else None
+        return {**choice, "text": self._with_echo(request, text), "prompt_token_ids": prompt}
 
     def _whole_usage(self, completion_tokens: int) -> dict[str, Any]:
         # With several prompts vLLM sums the tokens but reports the reuse of the last prompt alone.

@@ -1,7 +1,7 @@
 """One-shot alarms on CLOCK_MONOTONIC that wake an asyncio loop within tens of microseconds.
 
 asyncio's own timers are rounded to a millisecond by epoll; a timerfd is a file that becomes readable at an instant.
-Never fires early.
+An alarm never fires early.
 """
 
 from __future__ import annotations

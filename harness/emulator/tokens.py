@@ -1,6 +1,6 @@
-"""What the emulated model says: a toy tokenizer, and the next token as a pure function of all tokens before it.
+"""The emulated model: a toy tokenizer, and the next token as a pure function of all tokens before it.
 
-The same prompt always gives the same answer, whether its KV was reused or not; no token depends on time or load.
+The same prompt always gives the same answer, whether its KV was reused or not. No token depends on time or load.
 """
 
 from __future__ import annotations

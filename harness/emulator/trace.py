@@ -1,4 +1,4 @@
-"""The emulator's own truth: one JSON line per engine step, to judge from outside what was reconstructed from its log.
+"""The emulator's own record: one JSON line per engine step, to judge what was reconstructed from its log.
 
 Times are model ns; ``duration_ns`` is what the cost model said, never what the host did. Nothing is rounded or sampled.
 """

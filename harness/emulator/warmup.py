@@ -1,7 +1,7 @@
 """Compile and load everything a step needs before the server says it is ready.
 
 The engine's functions are compiled on their first call, which may take seconds: in a measurement that would be one
-endless step. Nothing of the throwaway objects here outlives the call.
+endless step. No object made here outlives the call.
 """
 
 from __future__ import annotations

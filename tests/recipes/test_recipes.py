@@ -176,8 +176,8 @@ def test_a_release_is_its_facts_its_lock_its_number_and_its_dialect(house: House
     house.edit("harness/stack/rbln/kv_rules.py", 'releases=("0.12.1",)', f'releases=("0.12.1", "{new}")')
     house.edit(
         "harness/stack/rbln/dialect.py",
-        "CONFIG_OF_0_31),\n}",
-        f'CONFIG_OF_0_31),\n"{new}": replace(_OF_0_12_0, vllm="0.33.0")}}',
+        '_CACHE_CONFIG["0.31.0"]),\n}',
+        f'_CACHE_CONFIG["0.31.0"]),\n"{new}": replace(_OF_0_12_0, vllm="0.33.0")}}',
     )
     spoken = house.python("-c", SPOKEN, new, "0.12.0")
     assert spoken == "0.33.0 vendor-0.12.1 0.33.0\n0.30.0 vendor-0.12.0 0.30.0\n"
