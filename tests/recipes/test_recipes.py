@@ -13,9 +13,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from release_wheels import empty_table, stack
 
 from tests.support.checkout import ROOT
+from tests.support.release_wheels import empty_table, stack
 
 EXPERIMENT = """
 name = "tried"
