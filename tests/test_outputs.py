@@ -8,9 +8,12 @@ from pathlib import Path
 import pytest
 
 from harness.errors import SpecError
-from harness.outputs import check_output, write_text
+from harness.outputs import BIDI_CONTROLS, check_output, write_text
 from harness.plan.files import write_atomic
 from harness.report import write_report
+from harness.traces.file import TraceHead, write_trace
+from harness.traces.form import RecordedRequest, Recording
+from tests.support.command_line import harness
 
 
 def _others(folder: Path) -> dict[str, Path]:
@@ -49,3 +52,15 @@ def test_a_new_file_and_a_regular_one_are_written(tmp_path: Path) -> None:
 def test_a_folder_that_takes_no_file_is_refused_beforehand_to_root_too() -> None:
     with pytest.raises(SpecError, match="nothing may be written in /proc"):
         check_output(Path("/proc/page.html"))
+
+
+def test_a_trace_name_that_reorders_its_letters_is_spelled_out_on_a_terminal_and_in_a_picture(tmp_path: Path) -> None:
+    head = TraceHead("agents \u202e8 x\u200f", "csv", "recorded", 0, {}, {}, ())
+    recording = Recording("r", 0, (RecordedRequest(None, (), 0, "none", 100, 0, 10),))
+    trace = write_trace(tmp_path / "mine.jsonl", head, [recording])
+    shown = harness("trace", "show", str(trace), "--picture", str(tmp_path / "mine.svg"))
+    assert shown.returncode == 0, shown.stderr
+    picture = (tmp_path / "mine.svg").read_text(encoding="utf-8")
+    for text in (shown.stdout, picture):
+        assert not BIDI_CONTROLS.search(text)
+    assert r"agents \u202e8 x\u200f" in shown.stdout

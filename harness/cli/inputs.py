@@ -98,12 +98,13 @@ def plan_show(path: Annotated[Path, typer.Argument(help="A plan file.")]) -> Non
 
     Example: `harness plan show plans/frozen/3f2a….jsonl`
     """
+    from harness.cli.words import said_plainly
     from harness.plan import describe, read_plan
 
     facts = describe(read_plan(path))
     width = max(len(key) for key in facts)
     for key, value in facts.items():
-        print(f"{key:<{width}}  {value}")
+        print(f"{key:<{width}}  {said_plainly(str(value))}")
 
 
 @waits_app.command(name="show")

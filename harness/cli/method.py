@@ -290,6 +290,7 @@ def catalogue(
 
     Example: `harness catalogue --run --backend sim --runs runs/catalogue`
     """
+    from harness.cli.words import said_plainly
     from harness.spec import experiment_table, parse_experiment
 
     extra = [*(changes or []), *([f"replicates={replicates}"] if replicates is not None else [])]
@@ -302,8 +303,8 @@ def catalogue(
     for spec in specs:
         num_runs = len(spec.condition) * spec.replicates
         print(f"{spec.name}  ({len(spec.condition)} conditions x {spec.replicates} = {num_runs} runs)")
-        print(f"    {spec.title}")
-        print(f"    {spec.question}")
+        print(f"    {said_plainly(spec.title)}")
+        print(f"    {said_plainly(spec.question)}")
 
 
 def _catalogue_files(only: list[str]) -> list[Path]:

@@ -40,7 +40,9 @@ def register(app: typer.Typer) -> None:
 
 @trace_app.command(name="import")
 def trace_import(
-    sources: Annotated[list[Path], typer.Argument(help="Recorded files, or folders that are searched for them.")],
+    sources: Annotated[
+        list[Path], typer.Argument(help="Recorded files, folders that are searched for them, or - for a pipe.")
+    ],
     output: Annotated[Path, typer.Option("--output", "-o", help="The trace file to write (.jsonl).")],
     kind: Annotated[str, typer.Option("--format", help="Format of the files; `auto` looks at them.")] = "auto",
     name: Annotated[str, typer.Option(help="Name of the trace; default: the file's stem.")] = "",
@@ -54,9 +56,15 @@ def trace_import(
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
 
+    from harness.cli.words import said_plainly
+    from harness.inputs import standard_input_as_file
     from harness.traces.importing import import_trace
 
     check_trace_format(kind)
+    if Path("-") in sources:
+        with standard_input_as_file() as piped:
+            trace_import([piped if source == Path("-") else source for source in sources], output, kind, name)
+        return
     total = sum(path.stat().st_size for source in sources for path in _files(source))
     console = Console(stderr=True)
     with Progress(BarColumn(), DownloadColumn(), TimeRemainingColumn(), console=console, transient=True) as bar:
@@ -69,7 +77,7 @@ def trace_import(
         for reason, count in counts.most_common():
             print(f"  {what}: {count} x {reason}, first at {notes.first_at[reason]}")
     for label in head.labels:
-        print(f"  assumed: {label}")
+        print(f"  assumed: {said_plainly(label)}")
     _show(output)
 
 
@@ -171,10 +179,11 @@ def _run(experiment: str, run: str, runs: Path) -> SealedRun:
 
 
 def _show(trace: Path | str) -> None:
+    from harness.cli.words import said_plainly
     from harness.traces.file import load_trace, read_trace
     from harness.traces.summary import describe_trace
 
     facts = describe_trace(read_trace(trace) if isinstance(trace, Path) else load_trace(trace))
     width = max(len(key) for key in facts)
     for key, value in facts.items():
-        print(f"{key:<{width}}  {value}")
+        print(f"{key:<{width}}  {said_plainly(str(value))}")

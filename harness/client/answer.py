@@ -27,7 +27,7 @@ COUNT_BITS = 31
 MAX_ANSWER_BYTES = 64 << 20
 MAX_EVENT_BYTES = 4 << 20
 # Control characters, escapes among them, and surrogates: nothing of a server's words may steer a terminal.
-NOT_PRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+NOT_PRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 # What stands for a kernel stamp where there is none.
 NO_KERNEL_STAMP = -1
 _from_json: Any = pydantic_core.from_json

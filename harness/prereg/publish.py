@@ -1,7 +1,7 @@
 """A published experiment: one archive that a stranger can check without its repository, its git or its authors.
 
-RO-Crate with checksums, the frozen file, the proof of its commit, the ledger, every sealed run and the verdict, signed
-where a key is given. Nothing is measured here.
+It is an RO-Crate with checksums: the frozen file, the proof of its commit, the ledger, every sealed run and the
+verdict, signed where a key is given.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ import hashlib
 import json
 import shutil
 import stat
+import struct
 import tempfile
 import zipfile
-from collections.abc import Sequence
+import zlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -24,7 +26,7 @@ from harness.errors import RecordsError, SpecError, in_one_line
 from harness.prereg.judge import Judgement, judge
 from harness.prereg.proof import Proof, find_proof
 from harness.prereg.repository import Repository, file_sha256
-from harness.prereg.signatures import check_signature, sign_file, signature_of
+from harness.prereg.signatures import SUFFIX, check_signature, sign_file, signature_of
 from harness.prereg.ticket import check_sealed_runs
 from harness.records import RunStore, SealedRun, layout
 
@@ -38,9 +40,13 @@ SUMS, PROOF, FROZEN, VERDICT, CRATE = (
 RUNS = "runs"
 # Stamps of others that may lie beside the frozen file: RFC 3161 tokens and OpenTimestamps proofs.
 STAMPS = (".tsr", ".ots")
+NEEDED = {SUMS, PROOF, FROZEN, VERDICT, CRATE}
+SIGNATURE_OF_SUMS = SUMS + SUFFIX
+OPTIONAL = {SIGNATURE_OF_SUMS, *(FROZEN + suffix for suffix in (SUFFIX, *STAMPS))}
+# Tables are compressed before they are packed and logs shrink by 10 to 40 times; deflate could make 1,030 of it.
 MOST_BYTES = 64 << 30
-# Runs are columns of numbers: what unpacks to more than this was made to fill a disk.
-MOST_EXPANSION = 2000
+MOST_EXPANSION = 100
+MOST_BYTES_OF_A_SMALL_ARCHIVE = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +74,9 @@ def publish(
     judgement = judge(runs, proof=proof)
     with tempfile.TemporaryDirectory(prefix="harness-publish-") as name:
         folder = Path(name)
-        for run in runs:
+        for run in _with_earlier_tries(runs):
             run.verify()
-            shutil.copytree(run.path, folder / RUNS / "/".join(map(str, run.key)))
+            shutil.copytree(run.path, folder / RUNS / run.experiment / run.condition / run.path.name)
         shutil.copy(runs[0].file(layout.FROZEN), folder / FROZEN)
         for beside in _beside(runs, repository, record.path):
             shutil.copy(beside, folder / (FROZEN + beside.name.removeprefix(PurePosixPath(record.path).name)))
@@ -99,19 +105,15 @@ def check(archive: Path, signers: Path | None = None) -> Checked:
         _unpack(archive, folder)
         _check_sums(archive, folder)
         proof = _proof(archive, folder)
-        store = RunStore(folder / RUNS)
-        num_runs = store.verify()
-        runs = store.sealed()
-        if len({run.experiment for run in runs}) != 1:
-            raise _wrong(archive, "does not hold the runs of one experiment")
+        runs = _runs(archive, folder)
         frozen = check_sealed_runs(runs)
         if frozen is None or (folder / FROZEN).read_bytes() != runs[0].file(layout.FROZEN).read_bytes():
             raise _wrong(archive, "its frozen file is not the one its runs were made under")
         judgement = judge(runs, proof=proof)
-        if _verdict(judgement) != (folder / VERDICT).read_text(encoding="utf-8"):
+        if _verdict(judgement).encode() != (folder / VERDICT).read_bytes():
             raise _wrong(archive, "its verdict is not what its runs give")
         proven = [
-            f"{num_runs} of {len(frozen.plans)} frozen runs, each file as it was sealed",
+            f"{len(runs)} of {len(frozen.plans)} frozen runs, each file as it was sealed",
             f"plans, predictions and criteria are those of {frozen.digest[:12]}",
             f"the ledger of {len(proof.chain)} entries stands behind commit {proof.commit[:12]}",
         ]
@@ -153,7 +155,7 @@ def _beside(runs: Sequence[SealedRun], repository: Path | None, path: str) -> li
         frozen = Repository(repository or runs[0].path).root / path
     except SpecError:
         return []
-    return [one for suffix in (".sig", *STAMPS) if (one := frozen.with_name(frozen.name + suffix)).is_file()]
+    return [one for suffix in (SUFFIX, *STAMPS) if (one := frozen.with_name(frozen.name + suffix)).is_file()]
 
 
 def _files(folder: Path) -> list[str]:
@@ -208,27 +210,72 @@ def _crate(folder: Path, title: str) -> str:
 
 
 def _unpack(archive: Path, folder: Path) -> None:
-    """Unpack plain files with plain names, of a size that was not made to fill a disk."""
+    """Unpack the files of a published experiment; nothing is unpacked when the archive holds anything else."""
     try:
         with zipfile.ZipFile(archive) as packed:
             infos = packed.infolist()
-            total = sum(info.file_size for info in infos)
-            if total > min(MOST_BYTES, MOST_EXPANSION * max(1, archive.stat().st_size)):
-                raise _wrong(archive, f"would unpack to {total} bytes")
-            if len({info.filename for info in infos}) != len(infos):
-                raise _wrong(archive, "holds a name twice")
-            for info in infos:
-                is_link = stat.S_ISLNK(info.external_attr >> 16)
-                if is_link or info.is_dir() or not _is_inside(info.filename):
-                    raise _wrong(archive, f"holds {info.filename!r}, which is no plain file")
-                packed.extract(info, folder)
-    except (OSError, zipfile.BadZipFile, RuntimeError, NotImplementedError, EOFError, ValueError) as error:
+            _check_listing(archive, infos)
+            packed.extractall(folder, infos)
+    except (*_UNREADABLE, OSError) as error:
         raise _wrong(archive, f"cannot be unpacked ({in_one_line(error)})") from error
 
 
-def _is_inside(name: str) -> bool:
-    path = PurePosixPath(name)
-    return not path.is_absolute() and ".." not in path.parts and "\\" not in name and path.as_posix() == name
+# What Python's zipfile raises where bytes of an archive were changed.
+_UNREADABLE = (
+    zipfile.BadZipFile,
+    zlib.error,
+    struct.error,
+    RuntimeError,
+    NotImplementedError,
+    EOFError,
+    ValueError,
+    OverflowError,
+)
+
+
+def _check_listing(archive: Path, infos: Sequence[zipfile.ZipInfo]) -> None:
+    names = {info.filename for info in infos}
+    if len(names) != len(infos):
+        raise _wrong(archive, "holds a name twice")
+    for info in infos:
+        if stat.S_ISLNK(info.external_attr >> 16) or not _is_known(info.filename):
+            raise _wrong(archive, f"holds {info.filename!r}, which is no file of a published experiment")
+        if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise _wrong(archive, f"holds {info.filename!r}, compressed in a way that publish never uses")
+    if missing := sorted(NEEDED - names):
+        raise _wrong(archive, f"lacks {missing[0]}")
+    total = sum(info.file_size for info in infos)
+    limit = min(MOST_BYTES, max(MOST_BYTES_OF_A_SMALL_ARCHIVE, MOST_EXPANSION * archive.stat().st_size))
+    if total > limit:
+        raise _wrong(archive, f"would unpack to {total} bytes, the limit for its size is {limit}")
+
+
+def _is_known(name: str) -> bool:
+    parts = name.split("/")
+    is_below_runs = len(parts) > 4 and parts[0] == RUNS
+    is_plain = not any(part in ("", ".", "..") or "\\" in part or "\0" in part for part in parts)
+    return name in NEEDED | OPTIONAL or (is_below_runs and is_plain)
+
+
+def _runs(archive: Path, folder: Path) -> list[SealedRun]:
+    """The verified runs of an unpacked archive, which holds no other file below its folder of runs."""
+    store = RunStore(folder / RUNS)
+    store.verify()
+    runs = store.sealed()
+    if len({run.experiment for run in runs}) != 1:
+        raise _wrong(archive, "does not hold the runs of one experiment")
+    known = {run.path.relative_to(folder).as_posix() for run in _with_earlier_tries(runs)}
+    for name in _files(folder):
+        if name.startswith(f"{RUNS}/") and "/".join(name.split("/")[:4]) not in known:
+            raise _wrong(archive, f"holds {name!r}, which belongs to none of its runs")
+    return runs
+
+
+def _with_earlier_tries(runs: Sequence[SealedRun]) -> Iterator[SealedRun]:
+    """The runs, each before the INVALID runs that it repeats."""
+    for run in runs:
+        yield run
+        yield from RunStore(run.path.parents[2]).earlier_tries(run)
 
 
 def _check_sums(archive: Path, folder: Path) -> None:
@@ -236,11 +283,10 @@ def _check_sums(archive: Path, folder: Path) -> None:
         lines = (folder / SUMS).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise _wrong(archive, f"has no readable {SUMS}") from error
-    told = {name: sha256 for sha256, _, name in (line.partition("  ") for line in lines)}
-    own = {SUMS, signature_of(Path(SUMS)).name}
-    if extra := sorted(set(_files(folder)) ^ (told.keys() | own & set(_files(folder)))):
-        raise _wrong(archive, f"{extra[0]} is missing or was added")
-    for name, sha256 in told.items():
+    sums = {name: sha256 for sha256, _, name in (line.partition("  ") for line in lines)}
+    if odd := sorted((set(_files(folder)) - {SUMS, SIGNATURE_OF_SUMS}) ^ sums.keys()):
+        raise _wrong(archive, f"{odd[0]} is missing or was added")
+    for name, sha256 in sums.items():
         if hashlib.sha256((folder / name).read_bytes()).hexdigest() != sha256:
             raise _wrong(archive, f"{name} differs from its checksum")
 

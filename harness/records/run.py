@@ -324,6 +324,22 @@ class SealedRun:
         ]
         if planned != sorted(tuple(row[column] for column in columns) for row in rows):
             raise damaged(self.path / layout.PLAN, "is not the plan that the requests of this run follow")
+        self._check_draw(plan)
+
+    def _check_draw(self, plan: Plan) -> None:
+        """The plan was drawn for this replicate: a run that was copied as another replicate keeps its own draw."""
+        if not self.manifest.requested_experiment:
+            return
+        draw = (plan.seed, plan.replicate)
+        expected = (self.spec.base_seed, self.spec.input_of(self.replicate))
+        if draw != expected:
+            seed, number = draw
+            raise damaged(
+                self.path / layout.PLAN,
+                f"is draw {number} of seed {seed}, and replicate {self.replicate} has draw {expected[1]} of seed "
+                f"{expected[0]}: this run was copied from another replicate",
+                hint="Move the copy away, and perform the run that is missing",
+            )
 
     def _require_sealed(self, path: Path, sha256: str) -> None:
         if self._hash_of(path) != sha256:

@@ -5,6 +5,8 @@ Everything shown comes from a ReportView, in ns; the template's filters write se
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import os
 import re
@@ -27,6 +29,7 @@ from harness.analysis.method.stats import Interval
 from harness.analysis.method.tabular import cell_text
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.kinds import kind_of_run
+from harness.outputs import escape_bidi
 from harness.report.csv_links import csv_links
 from harness.report.drawings import plots_of
 from harness.report.timeline import drawn_lanes, step_segments, timeline_svg
@@ -64,11 +67,13 @@ def render_page(view: ReportView) -> str:
     template = _environment().get_template("page.html.j2")
     devices = view.device_tables
     sections = [one for one in SECTIONS if one[0] != "devices" or devices]
-    return template.render(
+    script = _resource("script.js")
+    page = template.render(
         view=view,
         devices=devices,
         style=_resource("style.css"),
-        script=_resource("script.js"),
+        script=script,
+        policy=content_security_policy(script),
         headline=headline(view),
         answers=answers(view),
         sections=sections,
@@ -101,6 +106,14 @@ def render_page(view: ReportView) -> str:
         shown_cases=SHOWN_CASES,
         glossary=_resource("glossary.html"),
     )
+    return escape_bidi(page)
+
+
+def content_security_policy(script: str = "") -> str:
+    """What a page may do: show what is in it and run this one script; it loads nothing and sends nothing."""
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    allowed = f"script-src 'sha256-{digest}'; " if script else ""
+    return f"default-src 'none'; {allowed}style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 
 
 def headline(view: ReportView) -> list[str]:

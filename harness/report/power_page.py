@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 
 from harness.advise.power import Goal, Needed
 from harness.analysis.method.power import difference_power, equivalence_power
-from harness.outputs import check_output
+from harness.outputs import check_output, escape_bidi
 from harness.records.disk import write_synced
+from harness.report.page import content_security_policy
 from harness.report.svg import INK, MUTED, Sheet, condition_color
 
 if TYPE_CHECKING:
@@ -32,13 +33,15 @@ def write_power_page(path: Path, title: str, found: Sequence[Needed], goal: Goal
         picture = power_plot(sheet, found, goal)
     style = files("harness.report").joinpath("style.css").read_text(encoding="utf-8")
     page = (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{content_security_policy()}">'
+        f"<title>{escape(title)}</title>"
         f"<style>{style}</style></head><body><header><h1>{escape(title)}</h1></header><main><figure>{picture}<figcaption>"
         "Probability of the verdict by the number of blocks, exact for Gaussian log ratios; dotted: what is wanted."
         f"</figcaption></figure><pre>{escape(text)}</pre></main></body></html>\n"
     )
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_synced(path, page.encode())
+    write_synced(path, escape_bidi(page).encode())
     return path
 
 

@@ -18,6 +18,7 @@ from harness.analysis.method.summary import ConditionFigures
 from harness.analysis.method.tabular import ResultTable, rows_as_text
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.kinds import origin_note
+from harness.outputs import escape_bidi
 from harness.spec import factors_text
 
 if TYPE_CHECKING:
@@ -142,8 +143,8 @@ def plain_table(title: str, caption: str) -> Table:
     from rich.text import Text
 
     return Table(
-        title=Text(title),
-        caption=Text(caption),
+        title=Text(escape_bidi(title)),
+        caption=Text(escape_bidi(caption)),
         title_justify="left",
         caption_justify="left",
         box=box.SIMPLE_HEAD,

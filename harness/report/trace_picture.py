@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from harness.clock import NS_PER_S
 from harness.errors import RecordsError, SpecError
+from harness.outputs import escape_bidi
 from harness.plan.model import WAIT_KINDS
 from harness.traces.file import TraceFile
 from harness.traces.form import Recording
@@ -49,7 +50,7 @@ def draw_trace(trace: TraceFile, path: Path) -> None:
     for row, recording in enumerate(shown):
         _lane(lanes, row, recording)
     lanes.set(xlabel=f"seconds of the recording, answers drawn at {SECONDS_PER_TOKEN * 1000:g} ms a token")
-    lanes.set_title(f"{trace.head.name}: the first {len(shown)} of {len(trace.recordings)} recordings")
+    lanes.set_title(f"{escape_bidi(trace.head.name)}: the first {len(shown)} of {len(trace.recordings)} recordings")
     lanes.set_yticks([])
     lanes.invert_yaxis()
     try:

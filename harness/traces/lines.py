@@ -5,7 +5,6 @@ A line that is too long, no JSON or no object is counted with its number and ski
 
 from __future__ import annotations
 
-import gzip
 import zlib
 from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
@@ -15,6 +14,7 @@ from typing import IO, Any, NamedTuple, cast
 from pydantic_core import from_json
 
 from harness.errors import SpecError
+from harness.inputs import open_unpacked
 from harness.traces.form import MOST_TOKENS, ReadNotes
 
 MAX_LINE_BYTES = 64 << 20
@@ -37,7 +37,7 @@ def json_lines(path: Path, notes: ReadNotes, progress: Progress | None = None) -
     """
     notes.num_files += 1
     try:
-        with _opened(path) as stream:
+        with open_unpacked(path) as stream:
             for number, line in enumerate(_bounded_lines(stream), 1):
                 if progress is not None:
                     progress(len(line))
@@ -58,19 +58,13 @@ def json_lines(path: Path, notes: ReadNotes, progress: Progress | None = None) -
 def whole_json(path: Path) -> object:
     """The one JSON document of a file, None when it is none; raises SpecError for one above 64 MiB or unreadable."""
     try:
-        with _opened(path) as stream:
+        with open_unpacked(path) as stream:
             content = stream.read(MAX_LINE_BYTES + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise SpecError(f"cannot be read to its end ({error})", where=str(path), hint="Copy it again") from error
     if len(content) > MAX_LINE_BYTES:
         raise SpecError("is one JSON document of more than 64 MiB", where=str(path), hint="Split it by trace")
     return _parsed(content)
-
-
-def _opened(path: Path) -> IO[bytes]:
-    with path.open("rb") as stream:
-        is_gzip = stream.read(2) == b"\x1f\x8b"
-    return cast("IO[bytes]", gzip.open(path, "rb") if is_gzip else path.open("rb"))
 
 
 def _bounded_lines(stream: IO[bytes]) -> Iterator[bytes]:

@@ -7,11 +7,13 @@ whose numbers are missing or negative is counted and left out with the rest of i
 from __future__ import annotations
 
 import csv
+import io
 import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from harness.errors import SpecError
+from harness.inputs import open_unpacked
 from harness.plan.model import WaitKind
 from harness.traces.form import ReadNotes, RecordedRequest, Recording, hidden_name
 from harness.traces.lines import Progress, seconds_ns, tokens_of
@@ -48,8 +50,8 @@ def _round(row: Row) -> int:
 
 def _rows(path: Path, notes: ReadNotes, progress: Progress | None) -> Iterator[tuple[str, str, Row | None]]:
     try:
-        with path.open(newline="", encoding="utf-8", errors="replace") as stream:
-            reader = csv.DictReader(stream)
+        with open_unpacked(path) as stream:
+            reader = csv.DictReader(io.TextIOWrapper(stream, newline="", encoding="utf-8", errors="replace"))
             columns = set(reader.fieldnames or ())
             key = "session_id" if "session_id" in columns else "id"
             if missing := sorted({*COLUMNS, key} - columns):

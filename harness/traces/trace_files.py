@@ -19,7 +19,9 @@ from typing import Any, Literal, NamedTuple
 
 import duckdb
 
+from harness import inputs
 from harness.errors import SpecError
+from harness.inputs import open_regular, too_large
 
 Progress = Callable[[int, int], None]
 
@@ -41,7 +43,7 @@ _FOREIGN_STARTS = {
 def file_kind(source: Path) -> Literal["jsonl", "gzip", "duckdb"]:
     """What a file is, by its first bytes and not its name; raises SpecError for a foreign or unreadable one."""
     try:
-        with source.open("rb") as stream:
+        with open_regular(source) as stream:
             start = stream.read(16)
     except OSError as error:
         raise SpecError(f"cannot be read ({error.strerror})", where=str(source), hint="Check the path") from error
@@ -115,9 +117,12 @@ class RoundReader:
 
     def lines(self) -> Iterator[RoundLine]:
         """Every line that is not blank; raises SpecError for one that is no line at all."""
-        number = 0
+        number = num_bytes = 0
         while line := self._text.readline(MAX_LINE_BYTES):
             number += 1
+            num_bytes += len(line)
+            if num_bytes > inputs.MAX_UNPACKED_BYTES:
+                raise too_large(str(self._source))
             if len(line) >= MAX_LINE_BYTES:
                 raise SpecError(
                     f"is no JSONL: line {number} is longer than {MAX_LINE_BYTES >> 20} MiB",

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import random
+import shutil
 import subprocess
 import zipfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from shutil import which
 
@@ -13,6 +16,8 @@ import pytest
 
 from harness.errors import RecordsError, SpecError
 from harness.prereg import check_published, publish
+from harness.records import EarlierTry, RunStore, layout
+from harness.records.manifest import load_manifest
 from tests.prereg.test_ticket import harness
 from tests.support.workplace import Workplace
 
@@ -32,7 +37,7 @@ def rewritten(archive: Path, change: Callable[[dict[str, bytes]], None]) -> Path
         files = {name: packed.read(name) for name in packed.namelist()}
     change(files)
     other = archive.with_name("other.zip")
-    with zipfile.ZipFile(other, "w") as packed:
+    with zipfile.ZipFile(other, "w", zipfile.ZIP_DEFLATED) as packed:
         for name, content in files.items():
             packed.writestr(name, content)
     return other
@@ -69,18 +74,45 @@ def _no_sums(files: dict[str, bytes]) -> None:
     del files["SHA256SUMS"]
 
 
+def _sum_again(files: dict[str, bytes]) -> None:
+    """Write checksums that fit the files as they are now."""
+    sums = (f"{hashlib.sha256(content).hexdigest()}  {name}\n" for name, content in sorted(files.items()))
+    files["SHA256SUMS"] = "".join(line for line in sums if not line.endswith("  SHA256SUMS\n")).encode()
+
+
 def _hostile_proof(files: dict[str, bytes]) -> None:
-    old = hashlib.sha256(files["proof.json"]).hexdigest().encode()
     files["proof.json"] = files["proof.json"].replace(b'"chain": [', b'"chain": [["x", "no base64"], ')
-    new = hashlib.sha256(files["proof.json"]).hexdigest().encode()
-    files["SHA256SUMS"] = files["SHA256SUMS"].replace(old, new)
+    _sum_again(files)
 
 
 def _other_verdict(files: dict[str, bytes]) -> None:
-    old = hashlib.sha256(files["verdict.json"]).hexdigest().encode()
     files["verdict.json"] = files["verdict.json"].replace(b"PASS", b"FAIL")
-    new = hashlib.sha256(files["verdict.json"]).hexdigest().encode()
-    files["SHA256SUMS"] = files["SHA256SUMS"].replace(old, new)
+    _sum_again(files)
+
+
+def _verdict_of_no_text(files: dict[str, bytes]) -> None:
+    files["verdict.json"] = b"\xff"
+    _sum_again(files)
+
+
+def _no_verdict(files: dict[str, bytes]) -> None:
+    del files["verdict.json"]
+    _sum_again(files)
+
+
+def _unknown_file(files: dict[str, bytes]) -> None:
+    files["notes.txt"] = b"x"
+    _sum_again(files)
+
+
+def _file_of_no_run(files: dict[str, bytes]) -> None:
+    files["runs/small/base/0.partial/notes.txt"] = b"x"
+    _sum_again(files)
+
+
+def _zeros(files: dict[str, bytes]) -> None:
+    files["runs/small/base/0/server.log"] += bytes(128 << 20)
+    _sum_again(files)
 
 
 @pytest.mark.parametrize(
@@ -88,10 +120,15 @@ def _other_verdict(files: dict[str, bytes]) -> None:
     [
         (_flip_a_log, "server.log differs from its checksum"),
         (_add, "is missing or was added"),
-        (_drop, "is missing or was added"),
-        (_climb, "which is no plain file"),
-        (_no_sums, "has no readable SHA256SUMS"),
+        (_drop, "lacks proof.json"),
+        (_climb, "which is no file of a published experiment"),
+        (_no_sums, "lacks SHA256SUMS"),
         (_other_verdict, "its verdict is not what its runs give"),
+        (_verdict_of_no_text, "its verdict is not what its runs give"),
+        (_no_verdict, "lacks verdict.json"),
+        (_unknown_file, "'notes.txt', which is no file of a published experiment"),
+        (_file_of_no_run, "notes.txt', which belongs to none of its runs"),
+        (_zeros, r"would unpack to \d+ bytes, the limit for its size is 67108864"),
         (_hostile_proof, "has no readable proof.json"),
     ],
 )
@@ -100,6 +137,38 @@ def test_an_archive_that_was_changed_is_refused(
 ) -> None:
     with pytest.raises(RecordsError, match=words):
         check_published(rewritten(archive, change))
+
+
+def test_an_archive_with_a_few_changed_bytes_is_refused_or_says_the_same(archive: Path) -> None:
+    content = archive.read_bytes()
+    honest = check_published(archive)
+    generator = random.Random(1)
+    for _ in range(100):
+        changed = bytearray(content)
+        for place in generator.sample(range(len(content)), generator.randint(1, 5)):
+            changed[place] ^= generator.randint(1, 255)
+        other = archive.with_name("other.zip")
+        other.write_bytes(changed)
+        # A byte that unpacking does not look at changes nothing: a date, or a name that is written twice.
+        with suppress(RecordsError):
+            assert check_published(other) == honest
+
+
+def test_invalid_runs_that_were_repeated_are_published_too(place: Workplace) -> None:
+    run = place.run_confirmatory(place.freeze().path)[0]
+    earlier = shutil.copytree(run.path, run.path.with_name(f"0{layout.RETRIED}0"))
+    invalid = run.manifest.model_copy(update={"status": "invalid", "invalid_reasons": ("late",)})
+    (earlier / layout.MANIFEST).write_text(invalid.to_json())
+    tried = EarlierTry(folder=earlier.name, seal=load_manifest(earlier / layout.MANIFEST).seal, invalid_reasons=())
+    again = run.manifest.model_copy(update={"earlier_tries": (tried,)})
+    (run.path / layout.MANIFEST).write_text(again.to_json())
+    path = place.root / "small.zip"
+    judgement = publish(RunStore(place.runs).sealed("small"), path)
+    checked = check_published(path)
+    assert checked.judgement == judgement
+    assert checked.proven[0].startswith("6 of 6 frozen runs")
+    with zipfile.ZipFile(path) as packed:
+        assert f"runs/small/base/{earlier.name}/manifest.json" in packed.namelist()
 
 
 def test_what_is_no_archive_says_so(tmp_path: Path) -> None:

@@ -196,6 +196,13 @@ def test_another_plan_under_a_fitting_manifest_is_noticed(store: RunStore, run: 
         store.verify()
 
 
+def test_a_run_copied_as_another_replicate_is_noticed(store: RunStore, run: SealedRun):
+    copy = SealedRun(shutil.copytree(run.path, run.path.with_name("1")), run.manifest)
+    forge(copy, replicate=1)
+    with pytest.raises(RecordsError, match=r"is draw 0 of seed 5, and replicate 1 has draw 1 .*: this run was copied"):
+        store.verify()
+
+
 @pytest.mark.parametrize("name", ["00", "\u0663", "\u00b2", "1e0"])
 def test_a_run_under_a_name_that_no_run_has_counts_nowhere_and_fails_verify(store: RunStore, run: SealedRun, name: str):
     shutil.copytree(run.path, run.path.with_name(name))

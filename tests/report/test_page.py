@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import math
 import re
 from dataclasses import replace
@@ -20,10 +21,12 @@ from harness.records import Finding, SealedRun
 from harness.report import write_report
 from harness.report.gather import gather
 from harness.report.page import render_page
+from harness.report.terminal import plain_table
 from harness.report.timeline import drawn_lanes
 from harness.report.view import Bar, Results, TimelineView
 from tests.support.report_runs import Shape, seal_demo, seal_run
 
+RIGHT_TO_LEFT = "\u202e"
 VOID = {"area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "track", "wbr"}
 SECTION_IDS = ("conditions", "steps", "timeline", "reuse", "harness", "what", "reproduce", "findings", "glossary")
 
@@ -420,3 +423,22 @@ def test_a_condition_that_changes_the_workload_says_so(tmp_path: Path) -> None:
     page = report(told, tmp_path)
     assert "workload.num_sessions 6 \u2192 12" in page.text
     assert "N=12" in page.text
+
+
+def test_a_title_that_reorders_its_letters_is_spelled_out(tmp_path: Path) -> None:
+    title = f"8 slots {RIGHT_TO_LEFT}win"
+    runs = seal_demo(tmp_path, num_replicates=1)
+    page = write_report(runs, tmp_path / "page.html", title=title).read_text(encoding="utf-8")
+    assert RIGHT_TO_LEFT not in page
+    assert "8 slots \\u202ewin" in page
+    assert str(plain_table(title, "").title) == "8 slots \\u202ewin"
+
+
+def test_a_page_may_run_its_own_script_and_nothing_else(tmp_path: Path) -> None:
+    html = write_report(seal_demo(tmp_path, num_replicates=1), tmp_path / "page.html").read_text(encoding="utf-8")
+    (policy,) = re.findall(r'<meta http-equiv="Content-Security-Policy" content="([^"]*)">', html)
+    (script,) = re.findall(r"<script>(.*?)</script>", html, re.DOTALL)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert f"script-src &#39;sha256-{digest}&#39;" in policy
+    assert policy.startswith("default-src &#39;none&#39;")
+    assert html.index(policy) < html.index("<title>")

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from harness.analysis.logs.parse import parse_log
 from harness.clock import NS_PER_S
+from harness.inputs import open_regular
 from harness.records import layout
 from harness.stack.rbln.log_events import BucketEvent
 
@@ -126,9 +127,9 @@ def _scrape(line: bytes) -> tuple[int, dict[str, float], dict[str, float]] | Non
 
 def _tail(path: Path, num_bytes: int) -> bytes:
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             size = file.seek(0, 2)
             file.seek(max(0, size - num_bytes))
-            return file.read()
+            return file.read(num_bytes)
     except OSError:
         return b""

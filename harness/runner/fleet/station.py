@@ -18,9 +18,12 @@ from typing import Any
 import psutil
 
 from harness.experiment import PlannedRun
+from harness.inputs import open_regular
 from harness.records import FleetRecord, layout
 from harness.spec import Place
 from harness.stack.rbln.devices.smi import parse_devices
+
+MAX_MARK_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +83,8 @@ class Station:
 def living_mark(folder: Path) -> dict[str, Any] | None:
     """What an unfinished run says of its device, while the process that makes it lives on this host; None otherwise."""
     with suppress(OSError, ValueError, KeyError, psutil.Error):
-        mark: dict[str, Any] = json.loads((folder / layout.FLEET).read_text(encoding="utf-8"))
+        with open_regular(folder / layout.FLEET) as file:
+            mark: dict[str, Any] = json.loads(file.read(MAX_MARK_BYTES))
         if psutil.Process(mark["pid"]).create_time() == mark["process_started_s"]:
             return mark
     return None
