@@ -14,7 +14,6 @@ from harness.analysis import extra_prefill_ns, run_figures, summarise
 from harness.analysis.method.serving import latencies
 from harness.clock import NS_PER_S
 from harness.errors import SpecError
-from harness.kinds import origin_note
 from harness.records import SealedRun
 from harness.sim import simulate
 from harness.spec import ServerSpec
@@ -28,6 +27,7 @@ class Diagnosis:
     f(b) - f(n). queue_ns: per session, from sending to the first token, the longest first. simulated_ns: device time
     that the simulator gives for the same plans; device_ns: channel A. start_jitter_ms, rearrival_lag_ms: mean lateness
     of the client that measured, model ms, taken as exponential. backend: the kind of server that the runs had.
+    origin: what must stand beside the figures.
     """
 
     condition: str
@@ -46,6 +46,7 @@ class Diagnosis:
     queue_ns: tuple[tuple[int, int], ...]
     device_ns: int | None
     simulated_ns: int
+    origin: str
     start_jitter_ms: float
     rearrival_lag_ms: float
 
@@ -58,7 +59,7 @@ class Diagnosis:
         """The diagnosis for people."""
         total = self.device_ns or self.simulated_ns
         lost = self.num_rearrivals - self.num_reused
-        if origin := origin_note(self.backend):
+        if origin := self.origin:
             yield origin
         yield f"baseline {self.condition!r}: {self.num_runs} valid runs, {total / NS_PER_S:.2f} s of device time"
         yield (
@@ -124,6 +125,7 @@ def diagnose(runs: Sequence[SealedRun], condition: str = "") -> Diagnosis:
     return Diagnosis(
         condition=name,
         backend=summary.backend,
+        origin=summary.origin,
         server=server,
         num_runs=len(own),
         num_rearrivals=figures.reuse.num_rearrivals,

@@ -131,8 +131,8 @@ def decide(
 
     Example: `harness decide configuration --runs runs/today`
     """
-    from harness.kinds import origin_note
     from harness.prereg import judge
+    from harness.records import origin_of
 
     sealed = sealed_runs(runs, experiment)
     judgement = judge(sealed, rules or (), repository=repository)
@@ -141,7 +141,7 @@ def decide(
     else:
         standing = "confirmatory" if judgement.is_confirmatory else "exploratory"
         num_invalid = sum(not run.is_valid for run in sealed)
-        if origin := origin_note(sealed[0].manifest.backend):
+        if origin := origin_of(sealed):
             print(origin)
         _show(judgement.decisions, standing, num_invalid, is_full=output is ResultFormat.markdown)
         for abort in judgement.aborts:

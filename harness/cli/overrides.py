@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import shlex
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from harness.errors import SpecError
 
@@ -30,11 +30,24 @@ def override_table(table: Mapping[str, Any], changes: Sequence[str]) -> dict[str
         parts = key.strip().split(".")
         if not separator or not all(parts):
             raise SpecError(f"{change!r} is not KEY=VALUE", where="--set", hint="Write e.g. --set server.kv_slots=16")
-        target = result
-        for part in parts[:-1]:
-            child = target.setdefault(part, {})
-            if not isinstance(child, dict):
-                raise SpecError(f"{key!r}: {part!r} is not a table", where="--set", hint="Check the dotted key")
-            target = child
+        target = _table_of(result, parts[:-1], key)
         target[parts[-1]] = setting_value(text.strip())
     return result
+
+
+def _table_of(table: dict[str, Any], parts: Sequence[str], key: str) -> dict[str, Any]:
+    """The table below ``parts``, made where it is absent; an element of a list goes by its name."""
+    target: Any = table
+    for part in parts:
+        if isinstance(target, list):
+            named = [one for one in cast("list[Any]", target) if isinstance(one, dict) and one.get("name") == part]
+            if not named:
+                raise SpecError(f"{key!r}: nothing is named {part!r}", where="--set", hint="Check the dotted key")
+            target = named[0]
+        else:
+            target = target.setdefault(part, {})
+        if not isinstance(target, dict | list):
+            raise SpecError(f"{key!r}: {part!r} is not a table", where="--set", hint="Check the dotted key")
+    if isinstance(target, list):
+        raise SpecError(f"{key!r} names no element of {parts[-1]}", where="--set", hint=f"Say {parts[-1]}.NAME.KEY")
+    return target

@@ -59,8 +59,7 @@ def power(
     """
     from harness.advise.power import Costs, Goal, measured_components, needed, simulated_components
     from harness.cli.run import ensure_machine_code
-    from harness.kinds import origin_note
-    from harness.records import RunStore
+    from harness.records import RunStore, origin_of
     from harness.report.power_page import write_power_page
     from harness.spec import experiment_file, load_toml, parse_experiment
 
@@ -77,7 +76,7 @@ def power(
     found = [needed(one, goal) for one in components]
     origin = f"simulated: {blocks} plan draws, each restarted with the client's jitter"
     if sealed:
-        notes = dict.fromkeys(note for run in sealed if (note := origin_note(run.manifest.backend)))
+        notes = list(filter(None, [origin_of(sealed)]))
         counted = f"{max(one.num_blocks for one in components)} sealed blocks under {runs}"
         origin = "\n".join((f"{'of' if notes else 'measured in'} {counted}", *notes))
     lines = list(_lines(spec, found, goal, costs, origin, start_s))

@@ -279,8 +279,8 @@ def _predicted_written(sealed: Sequence[SealedRun], form: TableForm) -> str:
     from harness.analysis.catalogue.costs import prediction_table
     from harness.analysis.method.tabular import ResultTable
     from harness.analysis.method.verdicts import ExperimentRuns
-    from harness.kinds import origin_note
     from harness.prereg import check_sealed_runs, predictions_for
+    from harness.records import origin_of
 
     kind, valid = sealed[0].manifest.backend, [run for run in sealed if run.is_valid]
     if kind_named(kind).is_virtual:
@@ -290,7 +290,7 @@ def _predicted_written(sealed: Sequence[SealedRun], form: TableForm) -> str:
     )
     if found is None or not found.rows:
         raise SpecError("no condition has valid runs beside its baseline's", where=sealed[0].experiment)
-    note = origin_note(kind)
+    note = origin_of(sealed)
     if form is not TableForm.text:
         rows = tuple((*row, kind) for row in found.rows)
         caption = " ".join(filter(None, (note, f"{found.caption}.")))

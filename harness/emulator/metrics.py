@@ -6,6 +6,7 @@ real one. ``prefix_cache_hits`` counts hash hits, also those whose slot is gone.
 
 from __future__ import annotations
 
+import json
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
@@ -29,6 +30,7 @@ from harness.clock import NS_PER_S
 from harness.emulator.core import EngineRequest, StepEnd
 from harness.emulator.recorded import recorded
 from harness.engine import DECODE, IDLE, PREFILL, EngineConfig
+from harness.engine.settings import settings_of
 from harness.stack.rbln.dialect import dialect_of
 
 PREEMPTIONS_PER_REQUEST = "request_num_preemptions"
@@ -115,7 +117,7 @@ class Exposition(NamedTuple):
 
 
 @lru_cache(maxsize=16)
-def exposition(model: str, config: EngineConfig, num_gpu_blocks: int) -> Exposition:
+def exposition(model: str, config: EngineConfig, num_gpu_blocks: int, cost_model: str) -> Exposition:
     """The families as the library declares and orders them; a server then fills values in."""
     registry = CollectorRegistry()
     before, after = _families("before_process", config), _families("after_process", config)
@@ -129,6 +131,11 @@ def exposition(model: str, config: EngineConfig, num_gpu_blocks: int) -> Exposit
     Gauge(
         "vllm:cache_config_info", "Information of the LLMEngine CacheConfig", labelnames=list(info), registry=registry
     ).labels(**info).set(1)
+    # What no vLLM shows: all that this engine works by, so that a run can tell what was in force.
+    settings = {key: json.dumps(value) for key, value in settings_of(config, cost_model).items()}
+    Gauge(
+        "emulator:config_info", "Settings of the emulated engine", labelnames=list(settings), registry=registry
+    ).labels(**settings).set(1)
     lines = tuple(generate_latest(registry).decode().split("\n"))
     families = (*before, *after)
     begins = {family.first_line: family.name for family in families}
@@ -167,12 +174,12 @@ _number = lru_cache(maxsize=4096)(floatToGoString)
 class ServerMetrics:
     """All metric families of one server; ``observe`` is called once per step, as vLLM's stat loggers are."""
 
-    def __init__(self, model: str, config: EngineConfig, num_gpu_blocks: int) -> None:
+    def __init__(self, model: str, config: EngineConfig, num_gpu_blocks: int, cost_model: str = "") -> None:
         self.dialect = dialect_of(config.rule_set)
         self.num_gpu_blocks, self.block_tokens = num_gpu_blocks, block_tokens_of(config)
         self._num_blocks = max(num_gpu_blocks - 1, 1)
         self._looks_up = config.prefix_caching
-        self._exposition = exposition(model, config, num_gpu_blocks)
+        self._exposition = exposition(model, config, num_gpu_blocks, cost_model)
         # By family and label, "" for a family without one.
         self._amounts = {
             family.name: dict.fromkeys(family.values or ("",), 0.0)

@@ -70,7 +70,7 @@ class EmulatorServer:
         self.socket = bind(config.host, config.port)
         self.trace = self._open_trace()
         self.log = ServerLog(self.clock, log_format=config.log_format, with_debug=config.log_level == "DEBUG")
-        self.metrics = ServerMetrics(config.model, engine, scheduler.num_blocks + 1)
+        self.metrics = ServerMetrics(config.model, engine, scheduler.num_blocks + 1, config.server.cost_model)
         self.reporter = StepReporter(config, self.clock, self.log, self.metrics, self.trace)
         self._driver: RealTimeDriver | None = None
         self._stop_signals = 0

@@ -121,9 +121,9 @@ class EngineConfig:
     @property
     def num_usable_slots(self) -> int:
         """Slots that requests can hold. The paper's rules know no reserved slot."""
-        if self.is_full or not self.has_inner_blocks:
+        if not self.has_inner_blocks:
             return self.kv_slots
-        return self.kv_slots - 1
+        return usable_slots(self.kv_slots, self.max_num_seqs, self.slots_per_seq)
 
     @property
     def has_inner_blocks(self) -> bool:
@@ -133,6 +133,15 @@ class EngineConfig:
     def bucket_of(self, num_seqs: int) -> int:
         """The compiled batch size that a decode step of ``num_seqs`` requests pays for."""
         return decode_bucket(num_seqs, self.decode_buckets)
+
+
+def usable_slots(kv_slots: int, max_num_seqs: int, slots_per_seq: int = 1) -> int:
+    """Physical slots that requests can hold: all of them, or one less where the vendor sets one aside for padding.
+
+    It does so when ``max_num_seqs`` longest requests, of ``slots_per_seq`` slots each, do not fit at the same time.
+    Source: vllm-rbln 0.11.1, utils/optimum/converter/from_optimum.py.
+    """
+    return kv_slots if kv_slots >= max_num_seqs * slots_per_seq else kv_slots - 1
 
 
 def decode_bucket(num_seqs: int, buckets: Sequence[int]) -> int:

@@ -15,7 +15,7 @@ from harness.records.manifest import (
     PreregistrationRecord,
     ServerRecord,
 )
-from harness.records.run import RunKey, SealedRun, by_condition, once_per_run, paired
+from harness.records.run import RunKey, SealedRun, by_condition, declared_by, once_per_run, origin_of, paired
 from harness.records.store import RunStore
 from harness.records.writer import RawFile, RunWriter, earlier_tries, keep_for_retry
 
@@ -36,8 +36,10 @@ __all__ = [
     "SealedRun",
     "ServerRecord",
     "by_condition",
+    "declared_by",
     "earlier_tries",
     "keep_for_retry",
     "once_per_run",
+    "origin_of",
     "paired",
 ]

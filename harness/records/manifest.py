@@ -21,6 +21,10 @@ Severity = Literal["invalid", "warning", "info"]
 StepSource = Literal["bucket-log", "iteration-log", "none"]
 
 
+SETTING_DECLARED = "setting-declared"
+"""Code of the finding that names settings which nothing showed."""
+
+
 class _Record(BaseModel):
     """Base of what a manifest holds: frozen; a key this version does not know is an error."""
 
@@ -196,6 +200,18 @@ class Manifest(_Record):
         conditions = self.requested_experiment.get("condition")
         tables = map(table_at, conditions if isinstance(conditions, list) else ())  # pyright: ignore[reportUnknownArgumentType]
         return next((dict(one) for one in tables if one.get("name") == self.condition), {})
+
+    @property
+    def declared_settings(self) -> str:
+        """ "declared, not verified: kv_slots = 12": settings that a person answers for; empty where all are shown."""
+        return next((found.evidence for found in self.findings if found.code == SETTING_DECLARED), "")
+
+    @property
+    def varied_settings(self) -> frozenset[str]:
+        """Keys of [server] that some condition of the experiment sets."""
+        conditions = self.requested_experiment.get("condition")
+        tables = map(table_at, conditions if isinstance(conditions, list) else ())  # pyright: ignore[reportUnknownArgumentType]
+        return frozenset(key for one in tables for key in table_at(one, "server"))
 
     @property
     def packages(self) -> dict[str, str]:

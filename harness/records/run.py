@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 from pydantic import BaseModel, ValidationError
 
 from harness.errors import PlanError, RecordsError, in_one_line
+from harness.kinds import origin_note
 from harness.records import layout, schema
 from harness.records.disk import is_as_written_here, is_unfinished, known_entry
 from harness.records.facts import ClientAudit, LaunchReport
@@ -391,6 +392,24 @@ def paired(runs: Sequence[SealedRun], baseline: Sequence[SealedRun]) -> list[tup
     """Runs of both conditions by equal replicate."""
     others = {run.replicate: run for run in baseline}
     return [(run, others[run.replicate]) for run in runs if run.replicate in others]
+
+
+def origin_of(runs: Iterable[SealedRun]) -> str:
+    """What must stand beside figures of these runs: what stood in for a device, and what was declared."""
+    manifests = [run.manifest for run in runs]
+    kinds = dict.fromkeys(origin_note(manifest.backend) for manifest in manifests)
+    return " ".join(filter(None, (*kinds, _declared_by(manifests))))
+
+
+def declared_by(runs: Iterable[SealedRun]) -> str:
+    """ "Declared, not verified: base (kv_slots = 8).": what a person answers for; empty where all is shown."""
+    return _declared_by(run.manifest for run in runs)
+
+
+def _declared_by(manifests: Iterable[Manifest]) -> str:
+    found = dict.fromkeys((one.condition, one.declared_settings) for one in manifests if one.declared_settings)
+    named = "; ".join(f"{condition} ({text.partition(': ')[2]})" for condition, text in found)
+    return f"Declared, not verified: {named}." if named else ""
 
 
 def damaged(path: Path, what: str, *, hint: str = _RESTORE) -> RecordsError:

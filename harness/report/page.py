@@ -131,7 +131,7 @@ def headline(view: ReportView) -> list[str]:
         f"{_count(len(view.conditions), 'condition')} \u00d7 {_count(replicates, 'replicate')}",
         f"{_count(len(view.runs), noun)}, {validity}",
     ]
-    return [*parts, view.time_note] if view.is_scaled else parts
+    return [*parts, *filter(None, [view.time_note, view.summary.declared])]
 
 
 def answers(view: ReportView) -> list[Answer]:

@@ -15,9 +15,8 @@ from typing import Any
 import numpy as np
 
 from harness.analysis.method.reconstruct import decoding_spans, join_request_id
-from harness.kinds import origin_note
 from harness.outputs import check_output
-from harness.records import SealedRun
+from harness.records import SealedRun, origin_of
 from harness.records.schema import ABORTED
 from harness.report.tables import timeline
 from harness.report.timeline import step_lengths_s, step_segments
@@ -99,7 +98,7 @@ def _run_events(run: SealedRun, *, client: int, server: int) -> Iterator[TraceEv
 
 
 def _names(run: SealedRun, num_sessions: int, client: int, server: int) -> Iterator[TraceEvent]:
-    scale, origin = run.manifest.clock.scale, origin_note(run.manifest.backend)
+    scale, origin = run.manifest.clock.scale, origin_of([run])
     note = f"{run.label}{'' if scale == 1 else f' (model time, x{scale:g})'}{f'. {origin}' if origin else ''}"
     tracks = {
         (client, None): f"client of {note}",

@@ -17,7 +17,6 @@ from harness.analysis.method.stopping import Standing
 from harness.analysis.method.summary import ConditionFigures
 from harness.analysis.method.tabular import ResultTable, rows_as_text
 from harness.clock import NS_PER_MS, NS_PER_S
-from harness.kinds import origin_note
 from harness.outputs import escape_bidi
 from harness.spec import factors_text
 
@@ -190,7 +189,7 @@ def serving_tables(summary: ExperimentSummary) -> list[Table]:
 
 def _titled(title: str, summary: ExperimentSummary) -> str:
     """The title of a table that may stand alone: below it, where its figures are from."""
-    return "\n".join(filter(None, (title, origin_note(summary.backend))))
+    return "\n".join(filter(None, (title, summary.origin)))
 
 
 def _all_of(one: ServingFigures, summary: ExperimentSummary) -> Table:

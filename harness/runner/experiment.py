@@ -27,6 +27,7 @@ from harness.runner.progress import (
     silent,
 )
 from harness.runner.run import Invocation
+from harness.runner.settings import refuse_unshown_settings
 from harness.spec import ExperimentSpec
 
 Driver = Callable[[Sequence[PlannedRun], Invocation, Mapping[RunKey, SealedRun], Account], None]
@@ -83,8 +84,10 @@ def checked(planned: PlannedRuns) -> PlannedRuns:
 
 def check_hosts(runs: Iterable[PlannedRun]) -> None:
     """Refuse, before anything starts, what a condition of ``runs`` needs and this host does not have now."""
-    for run in {run.condition.name: run for run in runs}.values():
+    of_conditions = list({run.condition.name: run for run in runs}.values())
+    for run in of_conditions:
         backend_named(run.spec.backend).check_host(run.server)
+    refuse_unshown_settings(of_conditions)
 
 
 def run_experiment(

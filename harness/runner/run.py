@@ -26,6 +26,7 @@ from harness.clock import NS_PER_MS, NS_PER_S, ScaledClock, clock_for, realtime_
 from harness.engine import CostModel
 from harness.errors import HarnessError
 from harness.experiment import PlannedRun
+from harness.kinds import kind_named
 from harness.plan import Plan
 from harness.plan.model import canonical_lines
 from harness.prereg import Ticket
@@ -299,14 +300,15 @@ def _seal(
     facts: Mapping[str, Any],
 ) -> SealedRun:
     launch = measured.launch
-    said = read_launch_files(writer.folder) if launch.tells_settings else None
+    said = read_launch_files(writer.folder)
+    in_force = said.effective(launch.effective)
     devices = devices_seen(writer.folder)
     manifest = manifest_of(
         run,
         invocation,
         clock=clock_record,
         observation=launch.observation,
-        effective={} if said is None else {"server": said.effective, "launch": said.report.model_dump(mode="json")},
+        effective={"server": in_force, "shown": sorted(in_force), "launch": said.report.model_dump(mode="json")},
         server=ServerRecord(
             pid=measured.pid,
             is_alive_until_stop=measured.is_alive_until_stop,
@@ -329,8 +331,8 @@ def _seal(
                 evidence=f"log stamps are another host's, placed on this host's clock to within {within_us:.0f} us",
             )
         )
-    if said is not None:
-        found += launch_findings(manifest.requested_server, said, needs_observer=run.server.observer)
+    needs_observer = run.server.observer and kind_named(launch.backend).has_stack
+    found += launch_findings(said, needs_observer=needs_observer)
     found += rules_findings(run.server.rules, manifest.serving_version)
     return seal_run(writer, manifest, run.plan, measured.replay.requests, measured.replay.chunks, found, run.cost_model)
 
@@ -388,5 +390,5 @@ def manifest_of(run: PlannedRun, invocation: Invocation, **observed: Any) -> Man
     )
     # By name: what "auto" stands for changes with every release.
     rules = rules_in_force(run.server.rules, manifest.serving_version).name
-    in_force = {**manifest.effective.get("server", {}), "rules": rules}
+    in_force = {"rules": rules, **manifest.effective.get("server", {})}
     return manifest.model_copy(update={"effective": {**manifest.effective, "server": in_force}})

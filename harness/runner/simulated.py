@@ -27,6 +27,7 @@ from harness.emulator.tokens import ContextHash
 from harness.emulator.virtual import LEAVES, Agenda
 from harness.engine import DECODE, PREFILL, CostModel, EngineConfig, KvEvent, Scheduler, Step
 from harness.engine.config import PREFILL_CHUNK_TOKENS
+from harness.engine.settings import settings_of
 from harness.experiment import PlannedRun
 from harness.kinds import kind_named
 from harness.plan import BlockKeys, Plan, RequestPlan
@@ -78,6 +79,7 @@ def perform_simulated_run(planned: PlannedRun, invocation: Invocation) -> Sealed
             clock=ClockRecord(scale=1.0, realtime_minus_monotonic_ns=epoch_s * NS_PER_S),
             observation=Observation(has_kv_log=planned.server.prefix_caching),
             server=ServerRecord(facts={"launch": {"backend": kind.name, "label": kind.label}}),
+            effective={"server": run.settings, "shown": sorted(run.settings)},
             provenance=provenance.capture(),
             timings={"replay_start_ns": 0, "replay_end_ns": end_ns},
             fleet=_fleet_record(planned, factor),
@@ -256,7 +258,8 @@ class _VirtualRun:
         self._plan, self._scrapes = plan, scrapes
         self._leaves_by_tokens = any(one.abort_after_tokens for session in plan.sessions for one in session.requests)
         self._core = EmulatorCore(Scheduler(config, costs))
-        self._metrics = ServerMetrics(MODEL, config, server.num_kv_slots)
+        self.settings = settings_of(config, server.cost_model)
+        self._metrics = ServerMetrics(MODEL, config, server.num_kv_slots, server.cost_model)
         self._keys, self._agenda = BlockKeys(plan), Agenda(plan)
         self._names: dict[int, tuple[int, int]] = {}
         self._handles: dict[tuple[int, int], int] = {}

@@ -25,7 +25,8 @@ class LaunchPlan:
 
     env: additions to the harness's own environment, never the whole of it. files: what the backend wrote or the server
     will write into the run folder, by role ("config", "device_trace"). observation: what its log will show.
-    is_ours: False for a server that somebody else started. tells_settings: its log and metrics say what is in force.
+    is_ours: False for a server that somebody else started. effective: keys of a ServerSpec with the values in force, as
+    far as the launch itself shows them; the run's log and metrics show others, and what nobody shows is not in force.
     device_command: how to ask for the devices' state, with its first answer in ``requested``. findings: what is known
     to be so of every run on it. read_offset: for a log that another host stamps, its wall clock minus our monotonic
     clock and the uncertainty of that, ns. scratch_variable: tells the server a folder for its own sockets.
@@ -41,7 +42,7 @@ class LaunchPlan:
     requested: Mapping[str, Any] = field(default_factory=dict)
     observation: Observation = field(default_factory=Observation)
     is_ours: bool = True
-    tells_settings: bool = False
+    effective: Mapping[str, Any] = field(default_factory=dict)
     device_command: tuple[str, ...] = ()
     findings: tuple[Finding, ...] = ()
     scratch_variable: str = ""

@@ -228,6 +228,11 @@ class ExperimentSpec(Spec):
         return given if any(given.values()) else {name: factors_from_name(name) for name in given}
 
     @property
+    def varied_settings(self) -> frozenset[str]:
+        """Keys of [server] that some condition sets: the contrast rests on their values in every condition."""
+        return frozenset(key for condition in self.condition for key in condition.server)
+
+    @property
     def baseline_name(self) -> str:
         return self.baseline or self.condition[0].name
 

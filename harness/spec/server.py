@@ -24,7 +24,9 @@ class ServerSpec(Spec):
 
     max_num_seqs: int = Field(default=8, ge=1, le=1024, description="the limit: most requests running at once")
     decode_buckets: tuple[int, ...] = (1, 2, 4, 8)
-    kv_slots: int | None = Field(default=None, ge=1, description="physical KV slots; default: max_num_seqs")
+    kv_slots: int | None = Field(
+        default=None, ge=1, description="physical KV slots; left out: room for max_num_seqs of the longest requests"
+    )
     slot_tokens: int = Field(default=8192, ge=256, le=32768, multiple_of=128, description="max_model_len")
     cost_model: str = "paper"
     prefix_caching: bool = True
@@ -50,6 +52,9 @@ class ServerSpec(Spec):
         default_factory=dict, description="more environment variables of the server; secrets are left out of records"
     )
     url: str = Field(default="", description="backend 'attached': the server somebody else started")
+    declared: bool = Field(
+        default=False, description="what nothing shows is as you say; reports call it declared, not verified"
+    )
     ssh: str = Field(default="", description="backend 'rbln': start the server on this host, over ssh")
     device_metrics_url: str = Field(
         default="", description="of rbln-metrics-exporter, e.g. http://127.0.0.1:9090/metrics; read through every run"
@@ -121,4 +126,9 @@ class ServerSpec(Spec):
 
     @property
     def num_kv_slots(self) -> int:
-        return self.max_num_seqs if self.kv_slots is None else self.kv_slots
+        """Physical KV slots where each holds one request of the full length."""
+        return self.physical_slots()
+
+    def physical_slots(self, slots_per_seq: int = 1) -> int:
+        """Physical KV slots where the longest request takes ``slots_per_seq`` of them."""
+        return self.max_num_seqs * slots_per_seq if self.kv_slots is None else self.kv_slots

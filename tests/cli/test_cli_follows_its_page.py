@@ -11,16 +11,26 @@ from pathlib import Path
 
 import pytest
 
+from harness.server.life import get
+from tests.support.processes import comes_true
+
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = DOCS / "question-to-decision.md"
 
 
 @pytest.mark.same_everywhere
-def test_a_newcomer_follows_the_page_to_a_decision(tmp_path: Path) -> None:
+def test_a_newcomer_follows_the_page_to_a_decision(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     commands = re.findall(r"^\$ (.+)$", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)
     said: dict[str, str] = {}
     for command in commands:
         words = shlex.split(command)
+        if words[0] == "python":
+            started = subprocess.Popen([sys.executable, *words[1:-1]], stderr=subprocess.DEVNULL)
+            request.addfinalizer(started.wait)
+            request.addfinalizer(started.kill)
+            port = int(words[words.index("--port") + 1])
+            assert comes_true(lambda port=port: get("127.0.0.1", port, "/health").status == 200, 60.0)
+            continue
         called = [sys.executable, "-m", "harness", *words[1:]] if words[0] == "harness" else words
         done = subprocess.run(
             called, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300, env=os.environ

@@ -226,7 +226,7 @@ def _scraped(path: Path) -> object:
 
 def _launched(path: Path) -> object:
     facts = read_launch(_lines(path), _lines(path), [_text(path)])
-    return facts.effective, facts.report
+    return facts.effective(), facts.report
 
 
 def _logs() -> tuple[bytes, ...]:

@@ -45,6 +45,7 @@ KIND = """    BackendKind(
 BACKEND = """
 from dataclasses import dataclass
 
+from harness.engine.settings import ENGINE_KEYS
 from harness.kinds import KINDS, BackendKind
 from harness.server.doctor import Check
 from harness.runner.backends.base import Backend
@@ -54,6 +55,7 @@ from harness.runner.simulated import perform_simulated_run
 @dataclass(frozen=True, slots=True)
 class TriedBackend(Backend):
     kind: BackendKind = KINDS["tried"]
+    shown_keys = ENGINE_KEYS
 
     def readiness(self):
         return Check(name="backend tried", ok=True, found="a page of Python", need="nothing", how="Use it")
@@ -124,6 +126,8 @@ def test_a_backend_is_its_row_and_its_module(house: House) -> None:
     house.write("harness/runner/backends/tried.py", BACKEND)
     house.write("tried.toml", EXPERIMENT)
     assert "backend tried" in house.harness("doctor")
+    unknown = ("--set", "condition.slots.server.extra_args=['--seed']")
+    house.harness("run", "tried.toml", "--backend", "tried", *unknown, exit_code=2)
     assert "base/0" in house.harness("run", "tried.toml", "--backend", "tried")
     assert "backend tried (no NPU)" in (house.root / "runs" / "tried.html").read_text()
     assert "tried" in house.harness("query", "select distinct backend from runs")

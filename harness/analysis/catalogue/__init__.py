@@ -21,8 +21,7 @@ from harness.analysis.method.stats import Interval
 from harness.analysis.method.tabular import AnalysisResult, ResultTable
 from harness.analysis.method.verdicts import ExperimentRuns
 from harness.errors import SpecError
-from harness.kinds import origin_note
-from harness.records import SealedRun
+from harness.records import SealedRun, origin_of
 
 DEFAULT = "general"
 Tables = tuple[ResultTable, ...]
@@ -89,7 +88,7 @@ def analyse(runs: Sequence[SealedRun], predictions: Predictions | None = None, n
     if num_invalid := sum(not run.is_valid for run in runs):
         notes = (*notes, f"{num_invalid} invalid runs are left out")
     kept = tuple(table for table in (*tables, *_by_device(experiment)) if table.rows)
-    origin = origin_note(runs[0].manifest.backend)
+    origin = origin_of(runs)
     return AnalysisResult(runs[0].experiment, analysis.name, kept, notes, intervals, origin)
 
 

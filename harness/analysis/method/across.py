@@ -26,8 +26,7 @@ from harness.analysis.method.stats import (
 )
 from harness.analysis.method.tabular import Cell, ResultTable, table_of
 from harness.clock import NS_PER_MS, NS_PER_S
-from harness.kinds import origin_note
-from harness.records import SealedRun
+from harness.records import SealedRun, origin_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +94,8 @@ def compare_all(sides: Sequence[Side]) -> ResultTable:
         "differs: p_holm below 0.05; a dash: fewer than three runs a side. paired: by equal plan hashes, runs of other "
         "plans left out; without, the sides replayed different inputs."
     )
-    notes = dict.fromkeys(note for side in sides for kind in side.backends if (note := origin_note(kind)))
-    return table_of("Comparison of all pairs", " ".join([*notes, caption]), rows)
+    origin = origin_of(run for side in sides for run in side.runs)
+    return table_of("Comparison of all pairs", " ".join(filter(None, [origin, caption])), rows)
 
 
 def _row(one: Side, other: Side, measure: str, of: Callable[[SealedRun], float | None]) -> dict[str, Cell] | None:

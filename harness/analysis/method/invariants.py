@@ -24,6 +24,7 @@ from harness.analysis.method.aborted import (
 from harness.analysis.method.lateness import lateness
 from harness.analysis.method.reconstruct import StepCost, channel_a, channel_b, join_request_id, residual_ns
 from harness.analysis.method.reuse import cached_tokens, is_reuse_known
+from harness.analysis.method.settings import check_settings
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.records import Finding, Manifest, SealedRun
 from harness.records.schema import ABORTED
@@ -53,6 +54,7 @@ def check_run(
     """
     findings = [
         *_check_server(manifest),
+        *check_settings(manifest),
         *_check_answers(manifest, requests, plan),
         *_check_observation(manifest, requests, derived),
         *_check_decode_tokens(requests, derived),

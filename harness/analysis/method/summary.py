@@ -29,7 +29,7 @@ from harness.analysis.method.tabular import Cell, ResultTable, table_of
 from harness.clock import NS_PER_S
 from harness.errors import SpecError
 from harness.kinds import kind_of_run, origin_note
-from harness.records import Finding, SealedRun
+from harness.records import Finding, SealedRun, declared_by
 from harness.spec import Factor, Factors
 
 # Columns of ``to_arrow`` that a notebook shows.
@@ -196,6 +196,12 @@ class ExperimentSummary:
     serving: tuple[ServingFigures, ...] = ()
     speeds: Speeds | None = None
     window: str = ""
+    declared: str = ""
+
+    @property
+    def origin(self) -> str:
+        """What must stand beside the figures: what stood in for a device, and what was declared and not verified."""
+        return " ".join(filter(None, (origin_note(self.backend), self.declared)))
 
     @property
     def runs(self) -> tuple[RunFigures, ...]:
@@ -239,7 +245,7 @@ class ExperimentSummary:
         """What a notebook shows: costs in seconds of the run's clock, ratios, and where they are from."""
         shown = [{name: row[name] for name in SHOWN} for row in self.to_arrow().to_pylist()]
         rows = [{name.replace("_ns", "_s"): _in_seconds(name, value) for name, value in row.items()} for row in shown]
-        return table_of(self.title, origin_note(self.backend), rows).to_html()
+        return table_of(self.title, self.origin, rows).to_html()
 
     @property
     def device_tables(self) -> list[ResultTable]:
@@ -256,7 +262,8 @@ class ExperimentSummary:
 
     def _told_from(self, rows: Sequence[dict[str, Any]]) -> pa.Table:
         """Rows that leave this program, each with the kind of server that it is from."""
-        return pa.Table.from_pylist([{**row, "backend": self.backend} for row in rows])
+        declared = {"declared": self.declared} if self.declared else {}
+        return pa.Table.from_pylist([{**row, "backend": self.backend, **declared} for row in rows])
 
     def runs_to_arrow(self) -> pa.Table:
         """One row per run, invalid ones included."""
@@ -302,6 +309,7 @@ def summarise(runs: Sequence[SealedRun], cost_model: StepCost | None = None) -> 
             *device_findings(runs, figures, found, compared),
         ),
         backend=backend,
+        declared=declared_by(ordered),
         serving=_serving(ordered),
         speeds=found,
         window=window_of(ordered[0]).in_words("model s" if ordered[0].manifest.clock.scale != 1 else "s"),

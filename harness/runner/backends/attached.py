@@ -6,9 +6,10 @@ It is never started, restarted, stopped or configured.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
+from harness.engine.settings import requested_settings
 from harness.errors import ServerError, SpecError
 from harness.kinds import KINDS, BackendKind
 from harness.records import Finding, Observation
@@ -19,6 +20,7 @@ from harness.server.launch import LaunchPlan
 from harness.server.life import get
 from harness.server.ports import url_host
 from harness.spec import ServerSpec
+from harness.stack.rbln.launch_log import LaunchFacts, read_metrics
 
 ATTACHED = Finding(
     code="server-attached",
@@ -33,6 +35,8 @@ class AttachedBackend(ServerBackend):
     """Somebody else's OpenAI-compatible server at ``server.url``; the model is the first one it lists."""
 
     kind: BackendKind = KINDS["attached"]
+    # Where it stands is what the harness connects to; costs only price what was measured.
+    shown_keys: ClassVar[frozenset[str]] = frozenset({"url", "cost_model"})
 
     def readiness(self) -> Check:
         return Check(
@@ -46,6 +50,12 @@ class AttachedBackend(ServerBackend):
     def check_host(self, server: ServerSpec) -> None:
         _first_model(*_address(server.url))
 
+    def in_force(self, server: ServerSpec) -> dict[str, Any]:
+        host, number = _address(server.url)
+        facts = LaunchFacts()
+        read_metrics(get(host, number, "/metrics").body.decode("utf-8", "replace"), facts)
+        return facts.effective(_shown_by_models(host, number))
+
     def _plan(self, server: ServerSpec, options: LaunchOptions) -> LaunchPlan:
         del options  # nothing is launched
         host, number = _address(server.url)
@@ -58,6 +68,10 @@ class AttachedBackend(ServerBackend):
             model=_first_model(host, number),
             requested={"server": server.model_dump(mode="json"), "url": url, "version": _version(host, number)},
             observation=Observation(steps="none", has_kv_log=False),
+            effective={
+                **{key: requested_settings(server)[key] for key in self.shown_keys},
+                **_shown_by_models(host, number),
+            },
             is_ours=self.kind.is_restarted,
             findings=(ATTACHED,),
         )
@@ -76,6 +90,14 @@ def _address(url: str) -> tuple[str, int]:
             hint='Write for example "http://127.0.0.1:8000"',
         )
     return parts.hostname, port
+
+
+def _shown_by_models(host: str, port: int) -> dict[str, Any]:
+    """The longest request, which vLLM's list of models names."""
+    try:
+        return {"slot_tokens": int(get(host, port, "/v1/models").json()["data"][0]["max_model_len"])}
+    except (LookupError, TypeError, ValueError):
+        return {}
 
 
 def _first_model(host: str, port: int) -> str:

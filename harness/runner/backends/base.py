@@ -7,9 +7,11 @@ same code (``harness.runner.run``). No kind is named here.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
+from harness.engine.settings import ENGINE_KEYS
 from harness.errors import SpecError
 from harness.experiment import PlannedRun
 from harness.kinds import BackendKind
@@ -19,6 +21,7 @@ from harness.server.doctor import Check
 from harness.server.launch import LaunchPlan, LogFormat
 from harness.spec import ServerSpec
 from harness.stack.rbln.artifacts import check_artifact, read_artifact
+from harness.stack.rbln.kv_rules import rules_for_version
 
 
 class Backend(ABC):
@@ -27,6 +30,14 @@ class Backend(ABC):
     __slots__ = ()
 
     kind: BackendKind
+    shown_keys: ClassVar[frozenset[str]] = frozenset()
+    """Keys of a ServerSpec whose values in force every run of this kind shows. A condition that sets another key is
+    refused, and a run that does not show these after all is INVALID."""
+
+    def in_force(self, server: ServerSpec) -> Mapping[str, Any]:
+        """Settings in force that are known before the first run, as ``harness.engine.settings`` has them."""
+        del server
+        return {}
 
     def check_server(self, server: ServerSpec) -> None:  # noqa: B027  # most kinds have nothing to refuse
         """Refuse what no host could run, before an experiment is planned; raises SpecError."""
@@ -58,6 +69,16 @@ class LaunchOptions(NamedTuple):
     log_format: LogFormat
     device: int | None = None
     step_factor: float = 1.0
+
+
+STACK_KEYS = ENGINE_KEYS | {"artifact", "environment", "devices", "patch", "observer", "extra_args", "env"}
+"""Settings of the real stack, which a launch applies or the stack shows."""
+
+
+def rules_in_force(version: str) -> dict[str, Any]:
+    """The rules that a vllm-rbln ``version`` follows, as a setting in force; nothing for one that nobody has read."""
+    rules = rules_for_version(version)
+    return {} if rules is None else {"rules": rules.name}
 
 
 class ServerBackend(Backend):

@@ -8,7 +8,9 @@ from __future__ import annotations
 import platform
 import sys
 from dataclasses import dataclass
+from typing import ClassVar
 
+from harness.engine.settings import ENGINE_KEYS
 from harness.kinds import KINDS, BackendKind
 from harness.records import Observation, layout
 from harness.runner.backends.base import LaunchOptions, ServerBackend
@@ -25,6 +27,7 @@ class EmulatorBackend(ServerBackend):
     """An OpenAI-compatible server that steps the simulator's engine in real time. seed: of its tokens."""
 
     kind: BackendKind = KINDS["emulator"]
+    shown_keys: ClassVar[frozenset[str]] = ENGINE_KEYS
     seed: int = 0
 
     def check_host(self, server: ServerSpec) -> None:

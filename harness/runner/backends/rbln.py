@@ -8,11 +8,19 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, ClassVar
 
 from harness.errors import ServerError, SpecError
 from harness.kinds import KINDS, BackendKind
 from harness.redact import filled_env
-from harness.runner.backends.base import LaunchOptions, ServerBackend, check_named_artifact, npus_of
+from harness.runner.backends.base import (
+    STACK_KEYS,
+    LaunchOptions,
+    ServerBackend,
+    check_named_artifact,
+    npus_of,
+    rules_in_force,
+)
 from harness.server.doctor import Check, first_line_of
 from harness.server.launch import LOOPBACK, LaunchPlan
 from harness.server.ports import require_port
@@ -21,7 +29,7 @@ from harness.stack.rbln.artifacts import check_artifact, read_artifact
 from harness.stack.rbln.compile import require_fresh
 from harness.stack.rbln.devices.smi import find_command, require_idle
 from harness.stack.rbln.releases.check import usable_with
-from harness.stack.rbln.remote.plan import remote_plan
+from harness.stack.rbln.remote.plan import check_remote_server, remote_plan
 from harness.stack.rbln.serve_command import visible_devices
 from harness.stack.rbln.serving import check_installed, find_stack, overlay_folder, serve_plan
 from harness.stack.rbln.twin.stacks import newest_stable
@@ -36,17 +44,23 @@ class RblnBackend(ServerBackend):
     """vllm-rbln on RBLN NPUs. The artifact is compiled before: ``harness compile``."""
 
     kind: BackendKind = KINDS["rbln"]
+    shown_keys: ClassVar[frozenset[str]] = STACK_KEYS | {"ssh"}
 
     def check_server(self, server: ServerSpec) -> None:
         check_named_artifact(server)
 
+    def in_force(self, server: ServerSpec) -> dict[str, Any]:
+        # Another host's stack is known once its server starts.
+        return {} if server.ssh else rules_in_force(find_stack(server.environment).versions.get("vllm-rbln", ""))
+
     def check_host(self, server: ServerSpec) -> None:
-        if server.ssh:  # looked at when its server starts
+        _require_artifact(server)
+        if server.ssh:
+            check_remote_server(server)
             return
         require_port(LOOPBACK, server.port)
         stack = find_stack(server.environment)
         check_installed(server, stack.site_packages)
-        _require_artifact(server)
         require_fresh(Path(server.artifact), stack.versions)
         filled_env(server.env, os.environ)
 

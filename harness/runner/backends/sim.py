@@ -6,7 +6,9 @@ Starts no process and waits for nothing, so it has nothing to check.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
+from harness.engine.settings import ENGINE_KEYS
 from harness.experiment import PlannedRun
 from harness.kinds import KINDS, BackendKind
 from harness.records import SealedRun
@@ -21,6 +23,7 @@ class SimulatedBackend(Backend):
     """The emulator's engine loop on a clock that jumps."""
 
     kind: BackendKind = KINDS["sim"]
+    shown_keys: ClassVar[frozenset[str]] = ENGINE_KEYS
 
     def readiness(self) -> Check:
         return Check(

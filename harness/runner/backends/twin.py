@@ -9,14 +9,21 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from harness.engine import EngineConfig, load_cost_model
 from harness.engine.cost import CostModel
 from harness.errors import ServerError
 from harness.kinds import KINDS, BackendKind
 from harness.records import layout
-from harness.runner.backends.base import LaunchOptions, ServerBackend, check_named_artifact, npus_of
+from harness.runner.backends.base import (
+    STACK_KEYS,
+    LaunchOptions,
+    ServerBackend,
+    check_named_artifact,
+    npus_of,
+    rules_in_force,
+)
 from harness.server.doctor import Check
 from harness.server.launch import LOOPBACK, LaunchPlan, write_config
 from harness.server.ports import require_port
@@ -44,6 +51,7 @@ class TwinBackend(ServerBackend):
     """
 
     kind: BackendKind = KINDS["twin"]
+    shown_keys: ClassVar[frozenset[str]] = STACK_KEYS
     folder: Path | None = None
     timing: str = "period"
     faults: tuple[dict[str, Any], ...] = ()
@@ -51,6 +59,11 @@ class TwinBackend(ServerBackend):
 
     def check_server(self, server: ServerSpec) -> None:
         check_named_artifact(server)
+        if not server.artifact:
+            artifact_spec(server)
+
+    def in_force(self, server: ServerSpec) -> dict[str, Any]:
+        return rules_in_force(find_twin(self.folder or server.environment).version)
 
     def check_host(self, server: ServerSpec) -> None:
         require_port(LOOPBACK, server.port)

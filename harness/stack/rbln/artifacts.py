@@ -14,9 +14,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from harness.engine.settings import requested_settings
 from harness.errors import SpecError
 from harness.spec import ServerSpec
 from harness.stack.rbln.devices.smi import DeviceReport
+from harness.stack.rbln.kv_rules import rules_for_version
 
 CONFIG_FILE = "rbln_config.json"
 EAGER_LIMIT_TOKENS = 32_768
@@ -41,6 +43,11 @@ class ArtifactConfig:
     npu: str
     optimum_rbln: str
     model: str
+
+    @property
+    def slots_per_seq(self) -> int:
+        """Physical KV regions of the longest request."""
+        return -(-self.max_seq_len // max(1, self.partition_tokens or self.max_seq_len))
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "decoder_batch_sizes": list(self.decoder_batch_sizes)}
@@ -108,9 +115,11 @@ def check_artifact(config: ArtifactConfig, server: ServerSpec, where: str) -> No
         ("slot_tokens", server.slot_tokens, config.max_seq_len),
     ]
     different = [f"{key} is {asked}, compiled {found}" for key, asked, found in wanted if asked != found]
-    if server.kv_slots is not None and server.kv_slots > config.kvcache_num_blocks:
+    slots = server.physical_slots(config.slots_per_seq)
+    if slots > config.kvcache_num_blocks:
         # vllm-rbln does not check it and would address KV memory that is not there.
-        different.append(f"kv_slots is {server.kv_slots}, compiled {config.kvcache_num_blocks}")
+        left_out = " (left out: room for max_num_seqs)" if server.kv_slots is None else ""
+        different.append(f"kv_slots is {slots}{left_out}, compiled {config.kvcache_num_blocks}")
     if different:
         raise SpecError(
             f"does not fit the experiment: {'; '.join(different)}",
@@ -126,10 +135,33 @@ def check_artifact(config: ArtifactConfig, server: ServerSpec, where: str) -> No
 
 
 def blocks_override(config: ArtifactConfig, server: ServerSpec) -> int | None:
-    """The value of --num-gpu-blocks-override for a slot intervention; None when the compiled number is wanted."""
-    if server.kv_slots is None or server.kv_slots == config.kvcache_num_blocks:
-        return None
-    return server.kv_slots
+    """The value of --num-gpu-blocks-override; None when the compiled number is wanted."""
+    slots = server.physical_slots(config.slots_per_seq)
+    return None if slots == config.kvcache_num_blocks else slots
+
+
+def settings_applied(
+    server: ServerSpec, config: ArtifactConfig, versions: Mapping[str, str], patch: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Settings that a launch of the real stack applies itself, as JSON values: by what it starts, and with which words.
+
+    An argument that the stack does not know ends it at its start; what it does with the others is in its log. rules: of
+    a release that somebody has read. patch: the record of what was patched.
+    """
+    by_launch = (
+        *("artifact", "environment", "devices", "observer", "extra_args", "env", "ssh", "max_active_seqs"),
+        # Prices what was measured; the server knows nothing of it.
+        "cost_model",
+    )
+    asked = requested_settings(server)
+    rules = rules_for_version(versions.get("vllm-rbln", ""))
+    return {
+        **{key: asked[key] for key in by_launch},
+        "decode_buckets": list(config.decoder_batch_sizes),
+        "patch": patch["mode"],
+        "partition_tokens": config.partition_tokens,
+        **({} if rules is None else {"rules": rules.name}),
+    }
 
 
 def requested_stack(

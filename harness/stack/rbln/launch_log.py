@@ -42,6 +42,8 @@ _CALLS = re.compile(r"  Total call counts *: (\d{1,18})\s*$")
 _LATENCY = re.compile(r"  Latency \(ms\): (mean .*)$")
 _ONE_LATENCY = re.compile(r"  (Mean|Median|P\d+) latency \(ms\) *: (\d{1,18}\.\d+)\s*$")
 _AVERAGE = re.compile(r"  Average (host|device|ccl|prepare) time: (\d{1,18}(?:\.\d+)?) us")
+CACHE_INFO = "vllm:cache_config_info"
+EMULATOR_INFO = "emulator:config_info"
 _STATISTIC = re.compile(r"(mean|p\d+|max) (\d{1,18}(?:\.\d+)?)")
 
 
@@ -50,12 +52,13 @@ class LaunchFacts:
     """What is kept in the manifest (see LaunchReport), and what only judges the run.
 
     unread: lines of statistics of no known form. engine_error: the last exception that the engine core itself named.
-    is_stopped: the API server has ended its engine core, as asked.
+    is_stopped: the API server has ended its engine core, as asked. emulator: the settings of an emulated engine.
     """
 
     settings: dict[str, str] = field(default_factory=dict[str, str])
     engine: dict[str, str] = field(default_factory=dict[str, str])
     cache: dict[str, str] = field(default_factory=dict[str, str])
+    emulator: dict[str, Any] = field(default_factory=dict[str, Any])
     version: str = ""
     pool_tokens: int | None = None
     device_metrics: DeviceMetrics = field(default_factory=DeviceMetrics)
@@ -65,30 +68,36 @@ class LaunchFacts:
     is_engine_dead: bool = False
     is_stopped: bool = False
 
-    @property
-    def effective(self) -> dict[str, Any]:
-        """Keys of a ServerSpec with the values in force; a key that nothing told of is absent."""
-        found: dict[str, Any] = {}
+    def effective(self, known: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Keys of a ServerSpec with the values in force; a key that nothing shows is absent.
+
+        known: what is known beside log and metrics.
+        """
+        found: dict[str, Any] = {**self.emulator, **(known or {})}
         if (limit := _count(self.settings.get("scheduler_config.max_num_seqs"))) is not None:
             found["max_num_seqs"] = limit
         if (length := _count(self.engine.get("max_seq_len"))) is not None:
             found["slot_tokens"] = length
-        if (caching := self.engine.get("enable_prefix_caching")) is not None:
+        caching = self.engine.get("enable_prefix_caching", self.cache.get("enable_prefix_caching"))
+        if caching in ("True", "False"):
             found["prefix_caching"] = caching == "True"
-        if (slots := self._num_slots(found.get("slot_tokens"))) is not None:
+        region_tokens = found.get("partition_tokens") or found.get("slot_tokens")
+        if (slots := self._num_slots(region_tokens)) is not None:
             found["usable_kv_slots"] = slots
         return found
 
-    def _num_slots(self, slot_tokens: int | None) -> int | None:
-        """Slots that the pool hands out: ceil((blocks - 1) / blocks of a slot); eager attention only.
+    def _num_slots(self, region_tokens: int | None) -> int | None:
+        """Slots that the pool hands out: ceil((blocks - 1) / blocks of a slot). region_tokens: that a slot holds.
 
-        blocks: from the engine's own line. The gauge's num_gpu_blocks is twice that for an artifact, because the API
-        server adds what the engine core reports to what it had read from the artifact already (vllm 0.22.0).
+        blocks: from the engine's own line, or from the gauge's size in tokens (vllm 0.30 on). The gauge's
+        num_gpu_blocks is twice that for an artifact, because the API server adds what the engine core reports to what
+        it had read from the artifact already (vllm 0.22.0).
         """
         block_tokens = _count(self.cache.get("block_size"))
-        if self.pool_tokens is None or slot_tokens is None or block_tokens is None:
+        pool_tokens = self.pool_tokens or _count(self.cache.get("kv_cache_size_tokens"))
+        if pool_tokens is None or region_tokens is None or block_tokens is None:
             return None
-        return -(-(self.pool_tokens // block_tokens - 1) // max(1, slot_tokens // block_tokens))
+        return -(-(pool_tokens // block_tokens - 1) // max(1, region_tokens // block_tokens))
 
     @property
     def report(self) -> LaunchReport:
@@ -114,6 +123,8 @@ def read_launch(log: Iterable[str], scrapes: Iterable[str] = (), reports: Iterab
     facts = LaunchFacts()
     statistics = _Statistics(facts)
     for line in log:
+        if "[PFX] " in line or "[BUCKET] " in line:
+            continue  # most lines of a long log, and none of them is read here
         if match := _UPDATE.search(line):
             facts.settings[match[1]] = match[3]
         elif _ENGINE in line and not facts.engine:
@@ -135,7 +146,11 @@ def read_launch(log: Iterable[str], scrapes: Iterable[str] = (), reports: Iterab
             statistics.take(line)
     for report in reports:
         _read_report(report, facts)
-    facts.cache = _cache_info(scrapes)
+    for line in scrapes:
+        if CACHE_INFO in line:
+            read_metrics(_body_of(line), facts)
+        if facts.cache:
+            break
     return facts
 
 
@@ -205,29 +220,30 @@ class _Report(BaseModel):
     sections: dict[str, _Section]
 
 
-def _cache_info(scrapes: Iterable[str]) -> dict[str, str]:
-    """Labels of vllm:cache_config_info in the first scrape that has it."""
-    for line in scrapes:
-        if "vllm:cache_config_info" not in line:
-            continue
-        try:
-            body = str(json.loads(line)["body"])
-            only = "\n".join(one for one in body.splitlines() if "cache_config_info" in one) + "\n"
-            samples = [sample for family in text_string_to_metric_families(only) for sample in family.samples]
-        # Whatever a server says instead of metrics is a scrape without them.
-        except (ValueError, KeyError, TypeError, IndexError, RecursionError):
-            continue
-        if samples:
-            return {key: str(value) for key, value in samples[0].labels.items()}
-    return {}
+def read_metrics(body: str, facts: LaunchFacts) -> None:
+    """Take the labels of vLLM's cache_config_info, and of an emulator's config_info, from the body of /metrics."""
+    only = "\n".join(one for one in body.splitlines() if CACHE_INFO in one or EMULATOR_INFO in one) + "\n"
+    try:
+        samples = [sample for family in text_string_to_metric_families(only) for sample in family.samples]
+        labels = {sample.name: sample.labels for sample in reversed(samples)}
+        settings = {key: json.loads(value) for key, value in labels.get(EMULATOR_INFO, {}).items()}
+    # Whatever a server says instead of metrics is a scrape without them.
+    except (ValueError, KeyError, TypeError, IndexError, RecursionError):
+        return
+    facts.cache, facts.emulator = dict(labels.get(CACHE_INFO, {})), settings
 
 
-def launch_findings(requested: Mapping[str, Any], facts: LaunchFacts, *, needs_observer: bool) -> list[Finding]:
-    """Differences between what was asked for and what is in force, each INVALID.
+def _body_of(line: str) -> str:
+    """The body in one line of scrapes; empty where it has none."""
+    try:
+        return str(json.loads(line)["body"])
+    except (ValueError, KeyError, TypeError, IndexError, RecursionError):
+        return ""
 
-    requested: a dumped ServerSpec. A setting that the server never told is a warning, because it cannot be compared.
-    """
-    findings = _died(facts) + _settings(requested, facts.effective)
+
+def launch_findings(facts: LaunchFacts, *, needs_observer: bool) -> list[Finding]:
+    """What a server's log and reports say of its life and its observer. Settings are judged with the run."""
+    findings = _died(facts)
     if facts.unread:
         findings.append(
             Finding(
@@ -261,39 +277,6 @@ def _died(facts: LaunchFacts) -> list[Finding]:
             hint="Read server.log where the first EngineDeadError stands",
         )
     ]
-
-
-def _settings(requested: Mapping[str, Any], effective: Mapping[str, Any]) -> list[Finding]:
-    """What is in force otherwise than requested, and what the server never told."""
-    limit = int(requested["max_num_seqs"])
-    slots = int(requested["kv_slots"] or limit)
-    # Below the limit one slot is set aside for padding for good.
-    expected: dict[str, Any] = {
-        "max_num_seqs": limit,
-        "slot_tokens": int(requested["slot_tokens"]),
-        "prefix_caching": bool(requested["prefix_caching"]),
-        "usable_kv_slots": slots if slots >= limit else slots - 1,
-    }
-    findings = [
-        Finding(
-            code="setting-differs",
-            severity="invalid",
-            evidence=f"{key}: requested {wanted}, in force {effective[key]}",
-            hint="Change [server] or the artifact so that they agree",
-        )
-        for key, wanted in expected.items()
-        if key in effective and effective[key] != wanted
-    ]
-    if untold := sorted(expected.keys() - effective.keys()):
-        findings.append(
-            Finding(
-                code="setting-unknown",
-                severity="warning",
-                evidence=f"the server never told {', '.join(untold)}",
-                hint="Check that INFO lines of vllm and vllm_rbln are in server.log",
-            )
-        )
-    return findings
 
 
 def rules_findings(rules: str, version: str) -> list[Finding]:

@@ -19,7 +19,13 @@ from harness.errors import ServerError
 from harness.records import layout
 from harness.server.launch import LOOPBACK, LaunchPlan, LogFormat, write_config
 from harness.spec import ServerSpec
-from harness.stack.rbln.artifacts import ArtifactConfig, artifact_identity, blocks_override, requested_stack
+from harness.stack.rbln.artifacts import (
+    ArtifactConfig,
+    artifact_identity,
+    blocks_override,
+    requested_stack,
+    settings_applied,
+)
 from harness.stack.rbln.devices.smi import DeviceReport
 from harness.stack.rbln.observer import INSIDE
 from harness.stack.rbln.patches.shipped import make_overlay, patch_status, require_pristine
@@ -142,7 +148,7 @@ def serve_plan(
         )
         | dict(more or {}),
         observation=declared(server, patch_record),
-        tells_settings=True,
+        effective=settings_applied(server, config, stack.versions, patch_record),
         device_command=tuple(device_command),
         scratch_variable="" if SOCKET_FOLDER_VARIABLE in {**os.environ, **env} else SOCKET_FOLDER_VARIABLE,
     )

@@ -63,7 +63,8 @@ def test_the_command_says_everything_that_counts(tmp_path: Path, environment: Pa
     assert plugin == str(INSIDE)
     assert plan.observation.steps == "bucket-log"
     assert plan.observation.patch["mode"] == "overlay"
-    assert plan.tells_settings
+    assert plan.effective["decode_buckets"] == [1, 2, 4, 8]
+    assert plan.effective["rules"] == "vendor-0.11.1"
     assert json.loads(json.dumps(plan.to_json()))["requested"]["versions"]["vllm-rbln"] == "0.11.1"
 
 

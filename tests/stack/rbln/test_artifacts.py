@@ -45,7 +45,7 @@ def test_a_graph_that_was_not_copied_is_named(tmp_path: Path) -> None:
 
 def test_an_experiment_that_it_fits_passes(tmp_path: Path) -> None:
     config = read_artifact(write_artifact(tmp_path, kvcache_num_blocks=16))
-    for slots, override in ((None, None), (16, None), (12, 12), (6, 6)):
+    for slots, override in ((None, 8), (16, None), (12, 12), (6, 6)):
         server = ServerSpec(kv_slots=slots)
         check_artifact(config, server, "a")
         assert blocks_override(config, server) == override
@@ -57,6 +57,7 @@ def test_an_experiment_that_it_fits_passes(tmp_path: Path) -> None:
         ({"max_num_seqs": 4, "decode_buckets": (1, 4)}, "max_num_seqs is 4, compiled 8; decode_buckets is"),
         ({"decode_buckets": (1, 8)}, r"decode_buckets is \[1, 8\], compiled \[1, 2, 4, 8\]"),
         ({"slot_tokens": 4096}, "slot_tokens is 4096, compiled 8192"),
+        ({"max_num_seqs": 9, "decode_buckets": (9,)}, r"kv_slots is 9 \(left out: room for max_num_seqs\), compiled 8"),
         ({"kv_slots": 9}, "kv_slots is 9, compiled 8"),
         ({"devices": (0, 1)}, "compiled for 4 devices, the experiment names 2"),
     ],

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from harness.analysis.method.settings import check_settings
+from harness.records import Manifest
 from harness.spec import ServerSpec
 from harness.stack.rbln.launch_log import LaunchFacts, launch_findings, read_launch, rules_findings
 
@@ -45,14 +47,23 @@ SCRAPE = json.dumps(
 
 
 def _findings(facts: LaunchFacts, *, needs_observer: bool = True, **server: Any) -> list[tuple[str, str, str]]:
-    requested = ServerSpec(**server).model_dump(mode="json")
-    found = launch_findings(requested, facts, needs_observer=needs_observer)
+    in_force = facts.effective()
+    manifest = Manifest(
+        experiment="e",
+        condition="c",
+        replicate=0,
+        plan_hash="",
+        planned_requests=0,
+        requested={"server": ServerSpec(**server).model_dump(mode="json")},
+        effective={"server": in_force, "shown": sorted(in_force)},
+    )
+    found = [*launch_findings(facts, needs_observer=needs_observer), *check_settings(manifest)]
     return [(finding.code, finding.severity, finding.evidence) for finding in found]
 
 
 def test_the_settings_in_force_are_read_from_log_and_metrics() -> None:
     facts = read_launch(LOG, [json.dumps({"status": 0, "error": "no answer"}), SCRAPE])
-    assert facts.effective == {
+    assert facts.effective() == {
         "max_num_seqs": 8,
         "slot_tokens": 8192,
         "prefix_caching": True,
@@ -142,9 +153,9 @@ def test_a_setting_that_differs_makes_the_run_invalid(server: dict[str, Any], ev
 
 
 def test_what_the_server_never_told_is_said_and_not_guessed() -> None:
-    ((code, severity, evidence),) = _findings(read_launch([]), needs_observer=False)
+    ((code, severity, evidence),) = _findings(read_launch(LOG[1:2]), needs_observer=False)
     assert (code, severity) == ("setting-unknown", "warning")
-    assert evidence == "the server never told max_num_seqs, prefix_caching, slot_tokens, usable_kv_slots"
+    assert evidence == "nothing shows kv_slots, prefix_caching, slot_tokens"
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from harness.records import layout
 from harness.redact import redacted_arguments, redacted_env
 from harness.server.launch import LOOPBACK, LaunchPlan
 from harness.spec import ServerSpec
-from harness.stack.rbln.artifacts import blocks_override, requested_stack
+from harness.stack.rbln.artifacts import blocks_override, requested_stack, settings_applied
 from harness.stack.rbln.observer import INSIDE
 from harness.stack.rbln.patches.shipped import Patch
 from harness.stack.rbln.remote import host as remote
@@ -33,15 +33,20 @@ from harness.stack.rbln.serve_command import (
 SILENCE_S = 60.0
 
 
-def remote_plan(server: ServerSpec, *, backend: str, port: int, run_folder: Path) -> LaunchPlan:
-    """The same server on another host: the same arguments, environment, patch, observer and refusals."""
+def check_remote_server(server: ServerSpec) -> tuple[remote.RemoteHost, remote.RemoteStack, tuple[int, ...]]:
+    """The host, its stack and the devices to use; refuses an artifact that does not fit and devices that are busy."""
     if not server.environment:
         raise SpecError(
             "is missing", where="server.environment", hint="Name the virtual environment of vllm on that host"
         )
     host = remote.RemoteHost(server.ssh, f"{server.environment}/bin/python")
     stack = remote.look(host, server.artifact)
-    devices = remote.check_remote(stack, server, host)
+    return host, stack, remote.check_remote(stack, server, host)
+
+
+def remote_plan(server: ServerSpec, *, backend: str, port: int, run_folder: Path) -> LaunchPlan:
+    """The same server on another host: the same arguments, environment, patch, observer and refusals."""
+    host, stack, devices = check_remote_server(server)
     patch_record, patch, content = remote.patch_for(stack, server.patch, host.name)
     model = Path(server.artifact).name
     laid_out = host.call("prepare", _prepared(stack, patch, content))
@@ -86,7 +91,7 @@ def remote_plan(server: ServerSpec, *, backend: str, port: int, run_folder: Path
             },
         },
         observation=declared(server, patch_record),
-        tells_settings=True,
+        effective=settings_applied(server, stack.config, stack.versions, patch_record),
         device_command=() if stack.devices is None else tuple(host.command("rbln-smi", "-j")),
         read_offset=lambda: astuple(host.read_clock()),
     )

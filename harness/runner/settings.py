@@ -1,0 +1,50 @@
+"""Refuses, before the first run, conditions whose settings nobody would apply or show.
+
+One error names every key of every condition and the ways out. What a run then shows is judged with the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from harness.engine.settings import HARNESS_KEYS, changed_keys, differences, keys_shown, requested_settings
+from harness.errors import SpecError
+from harness.experiment import PlannedRun
+from harness.kinds import BackendKind, kind_named
+from harness.runner.backends import backend_named
+
+URL_EACH = "Start a server for each condition and name it: server.url in [[condition]]"
+DECLARE = "Where you know that they hold, set server.declared = true: reports then say declared, not verified"
+
+
+def refuse_unshown_settings(runs: Iterable[PlannedRun]) -> None:
+    """SpecError unless every setting that some condition varies is, or will be, shown to hold in each condition."""
+    problems: list[str] = []
+    can_declare = False
+    of_conditions = {run.condition.name: run for run in runs}
+    for name, run in of_conditions.items():
+        backend, server = backend_named(run.spec.backend), run.server
+        varied = run.spec.varied_settings - HARNESS_KEYS
+        if not varied and backend.kind.is_restarted:
+            continue
+        in_force = backend.in_force(server)
+        held = varied if backend.kind.is_restarted else varied | changed_keys(server)
+        problems += [f"condition {name}: {text}" for text in differences(server, in_force, held)]
+        if (unshown := varied - backend.shown_keys - keys_shown(in_force)) and not server.declared:
+            can_declare = True
+            problems.append(f"condition {name}: nothing shows {_named(unshown, requested_settings(server))}")
+    if problems:
+        kind = kind_named(next(iter(of_conditions.values())).spec.backend)
+        raise SpecError(
+            "; ".join(problems), where=f"backend {kind.name}", hint=_ways_out(kind, can_declare=can_declare)
+        )
+
+
+def _named(keys: Iterable[str], wanted: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key} = {wanted[key]}" for key in sorted(keys))
+
+
+def _ways_out(kind: BackendKind, *, can_declare: bool) -> str:
+    other = URL_EACH if not kind.is_restarted else "Leave those keys out, or choose another backend"
+    return f"{other}. {DECLARE}" if can_declare else other

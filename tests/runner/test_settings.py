@@ -1,0 +1,188 @@
+"""No backend seals a condition that it did not apply: what nothing shows is refused, what differs is INVALID.
+
+Every registered backend is held to it, also those that will be added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from harness.cli import app
+from harness.engine import EngineConfig
+from harness.engine.settings import ENGINE_KEYS, HARNESS_KEYS
+from harness.errors import SpecError
+from harness.experiment import resolve
+from harness.kinds import KINDS
+from harness.records import RunStore
+from harness.runner import StopFlag, run_experiment
+from harness.runner.backends import backend_named
+from harness.runner.backends.base import LaunchOptions, ServerBackend
+from harness.runner.backends.emulator import EmulatorBackend
+from harness.runner.progress import silent
+from harness.runner.run import Invocation
+from harness.runner.settings import refuse_unshown_settings
+from harness.server.launch import LaunchPlan
+from harness.server.ports import free_port
+from harness.spec import ExperimentSpec, ServerSpec
+from tests.support.processes import serving
+
+VALUES: Mapping[str, Any] = {
+    "max_num_seqs": 8,
+    "decode_buckets": [1, 8],
+    "kv_slots": 12,
+    "slot_tokens": 4096,
+    "cost_model": "paper",
+    "prefix_caching": False,
+    "rules": "vendor-0.11.1",
+    "max_active_seqs": 4,
+    "artifact": "folder",
+    "environment": "folder",
+    "devices": [1],
+    "patch": "none",
+    "observer": False,
+    "extra_args": ["--seed", "1"],
+    "env": {"NAME": "value"},
+    "url": "http://127.0.0.1:1",
+    "ssh": "host",
+}
+
+
+def experiment(backend: str, *conditions: Mapping[str, Any], **server: Any) -> ExperimentSpec:
+    """Conditions "c0", "c1", ... of two short sessions; each changes these keys of the server."""
+    return ExperimentSpec.model_validate(
+        {
+            "name": "settings",
+            "backend": backend,
+            "replicates": 1,
+            "base_seed": 1,
+            "workload": {
+                "num_sessions": 2,
+                "waits": "none",
+                "generate_tokens": {"law": "fixed", "value": 4},
+                "prompt_tokens": {"law": "fixed", "value": 200},
+            },
+            "server": {"observer": False, **server},
+            "limits": {"rearrival_lag_p99_ms": 2000.0, "start_spread_ms": 2000.0},
+            "condition": [{"name": f"c{place}", "server": changes} for place, changes in enumerate(conditions)],
+        }
+    )
+
+
+def test_every_setting_of_a_server_is_tried_here() -> None:
+    assert VALUES.keys() == ServerSpec.model_fields.keys() - HARNESS_KEYS
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_condition_that_sets_what_a_backend_does_not_show_is_refused(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = backend_named(name)
+    monkeypatch.setattr(type(backend), "in_force", lambda *_: {})
+    for key in VALUES.keys() - backend.shown_keys:
+        spec = experiment(name, {}, {key: VALUES[key]})
+        with pytest.raises(SpecError, match=rf"condition c1: nothing shows {key} = .*server\.declared = true"):
+            refuse_unshown_settings(resolve(spec))
+        refuse_unshown_settings(resolve(experiment(name, {}, {key: VALUES[key]}, declared=True)))
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("name", KINDS)
+def test_a_condition_that_a_backend_did_not_apply_is_invalid(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec, backend = experiment(name, {}, {"kv_slots": 12}), backend_named(name)
+    _, run = resolve(spec)
+    if isinstance(backend, ServerBackend):
+        plan = EmulatorBackend._plan
+
+        def another(_: ServerBackend, server: ServerSpec, options: LaunchOptions) -> LaunchPlan:
+            del server
+            return replace(plan(EmulatorBackend(), ServerSpec(), options), backend=name)
+
+        monkeypatch.setattr(type(backend), "_plan", another)
+    else:
+        config = EngineConfig.from_server(ServerSpec())
+        monkeypatch.setattr(EngineConfig, "from_server", lambda _: config)
+    sealed = backend.perform(run, Invocation(tmp_path, "", None, silent, StopFlag()))
+    assert sealed is not None
+    assert not sealed.is_valid
+    assert "setting-differs: kv_slots: requested 12, in force 8" in sealed.invalid_reasons
+
+
+def test_a_setting_that_a_run_does_not_show_after_all_makes_it_invalid(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("harness.runner.simulated.settings_of", lambda *_: {"slot_tokens": 8192})
+    outcome = run_experiment(experiment("sim", {}, {"kv_slots": 12}), runs_root=tmp_path)
+    reasons = [run.invalid_reasons for run in outcome.runs]
+    way_out = "setting-unshown: conditions differ in what nothing shows: kv_slots = "
+    assert [[one.startswith(way_out) for one in each] for each in reasons] == [[True], [True]]
+
+
+def test_the_simulator_shows_all_that_its_engine_works_by(tmp_path: Path) -> None:
+    changes = {key: VALUES[key] for key in ENGINE_KEYS} | {"max_active_seqs": None}
+    (_, run) = run_experiment(experiment("sim", {}, changes), runs_root=tmp_path).runs
+    assert run.is_valid, run.invalid_reasons
+    assert set(run.manifest.effective["shown"]) == ENGINE_KEYS
+
+
+@pytest.fixture
+def by_hand(tmp_path: Path) -> Iterator[Mapping[int, str]]:
+    """Emulators that somebody else has started, by their number of KV slots."""
+    with ExitStack() as servers:
+        urls: dict[int, str] = {}
+        for slots in (8, 12):
+            folder = tmp_path / f"emulator-{slots}"
+            folder.mkdir()
+            plan = EmulatorBackend().launch(ServerSpec(kv_slots=slots), port=free_port(), run_folder=folder)
+            servers.enter_context(serving(plan, folder))
+            urls[slots] = f"http://{plan.host}:{plan.port}"
+        yield urls
+
+
+@pytest.mark.live
+def test_attached_servers_are_held_to_the_settings_of_their_conditions(
+    tmp_path: Path, by_hand: Mapping[int, str]
+) -> None:
+    one_server = experiment("attached", {}, {"kv_slots": 12}, url=by_hand[8])
+    with pytest.raises(SpecError, match=r"condition c1: kv_slots: requested 12, in force 8\. Start a server for each"):
+        run_experiment(one_server, runs_root=tmp_path / "runs")
+    assert list(RunStore(tmp_path / "runs").sealed("settings")) == []
+    one_each = experiment("attached", {"url": by_hand[8]}, {"kv_slots": 12, "url": by_hand[12]})
+    runs = run_experiment(one_each, runs_root=tmp_path / "runs").runs
+    assert [run.invalid_reasons for run in runs] == [(), ()]
+    assert [run.manifest.effective["server"]["kv_slots"] for run in runs] == [8, 12]
+
+
+@pytest.mark.live
+def test_what_nothing_shows_can_be_declared_and_is_called_so_wherever_its_figures_stand(
+    tmp_path: Path, by_hand: Mapping[int, str]
+) -> None:
+    conditions = ({"url": by_hand[8]}, {"url": by_hand[12], "kv_slots": 12, "extra_args": ["--seed", "1"]})
+    with pytest.raises(SpecError, match=r"condition c1: nothing shows extra_args = \['--seed', '1'\]"):
+        run_experiment(experiment("attached", *conditions), runs_root=tmp_path)
+    run_experiment(experiment("attached", *conditions, declared=True), runs_root=tmp_path)
+    note = "Declared, not verified: c0 (extra_args = []); c1 (extra_args = ['--seed', '1'])."
+
+    def harness(*words: str) -> str:
+        done = CliRunner().invoke(app, [*words], env={"COLUMNS": "1000"})
+        assert done.exit_code == 0, done.output
+        return " ".join(done.output.split())
+
+    where = ("settings", "--runs", str(tmp_path))
+    for form in ("text", "markdown", "csv", "json"):
+        assert note in harness("table", *where, "--format", form)
+    assert note in harness("analyse", *where)
+    assert note in harness("compare", str(tmp_path / "settings"))
+    harness("report", *where, "-o", str(tmp_path / "page.html"))
+    assert note.replace("'", "&#39;") in (tmp_path / "page.html").read_text()
+    for run in RunStore(tmp_path).sealed("settings"):
+        (found,) = [one for one in run.manifest.findings if one.code == "setting-declared"]
+        assert found.evidence.startswith("declared, not verified: extra_args = ")
