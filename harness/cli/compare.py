@@ -6,28 +6,17 @@ Reads sealed runs only.
 from __future__ import annotations
 
 from dataclasses import replace
-from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from harness.errors import SpecError
+from harness.table import Table, TableForm, written
 
 if TYPE_CHECKING:
     from harness.analysis.method.across import Side
-    from harness.analysis.method.tabular import ResultTable
     from harness.records import SealedRun
-
-
-class TableForm(str, Enum):
-    """How a table is written."""
-
-    text = "text"
-    csv = "csv"
-    json = "json"
-    markdown = "markdown"
-    latex = "latex"
 
 
 def register(app: typer.Typer) -> None:
@@ -47,21 +36,26 @@ def compare(
 
     Example: `harness compare runs/monday/demo runs/tuesday/demo --format csv`
     """
+    from rich.text import Text
+
     from harness.analysis.method.across import compare_all
+    from harness.cli.words import terminal
 
     sides = [side for place in dict.fromkeys(places) for side in _sides(Path(place))]
     if len(sides) < 2:
         raise SpecError(f"{len(sides)} condition to compare", where="harness compare", hint="Name two or more")
     table = compare_all(sides)
     if form is TableForm.text:
-        _print_pairs(_rounded(table))
+        out = terminal()
+        out.print(Text(written(_by_pair(_rounded(table)), form, out.width)), soft_wrap=True)
+        out.print(Text(table.explanation))
     else:
-        print(written(table if form in (TableForm.csv, TableForm.json) else _rounded(table), form), end="")
+        print(written([table if form in (TableForm.csv, TableForm.json) else _rounded(table)], form), end="")
 
 
-def _rounded(table: ResultTable) -> ResultTable:
+def _rounded(table: Table) -> Table:
     """The table with means as people read them: four digits, whatever their unit."""
-    from harness.analysis.method.tabular import four_digits
+    from harness.table import four_digits
 
     means = [table.columns.index(name) for name in ("this_mean", "other_mean")]
     rows = [
@@ -73,51 +67,22 @@ def _rounded(table: ResultTable) -> ResultTable:
     return replace(table, rows=tuple(rows))
 
 
-def _print_pairs(table: ResultTable) -> None:
-    """A block per pair, which fits a narrow terminal: a row per measure."""
+def _by_pair(table: Table) -> list[Table]:
+    """A table per pair, which fits a narrow terminal: a row per measure."""
     from itertools import groupby
 
-    from rich.text import Text
+    from harness.table import table_of
 
-    from harness.analysis.method.tabular import cell_text
-    from harness.cli.words import terminal
-    from harness.report.terminal import plain_table
-
-    out = terminal()
     shown = ("measure", "this_mean", "other_mean", "ratio", "low", "high", "p_holm", "differs")
     named = ("this", "other", "paired", "runs", "backends")
+    pairs: list[Table] = []
     for (this, other, paired, runs, backends), rows in groupby(
         table.records(), lambda row: tuple(row[name] for name in named)
     ):
         how = "paired by plan" if paired else "not paired: other inputs"
-        drawn = plain_table(f"{this} against {other} ({how}, {runs} runs, {backends})", "")
-        for name in shown:
-            drawn.add_column(name, justify="left" if name == "measure" else "right", no_wrap=True)
-        for row in rows:
-            drawn.add_row(*(Text(cell_text(row[name])) for name in shown))
-        out.print(drawn)
-    out.print(Text(table.caption))
-
-
-def written(table: ResultTable, form: TableForm) -> str:
-    """A table as CSV, JSON, Markdown or LaTeX (booktabs)."""
-    import csv
-    import io
-    import json
-
-    from harness.analysis.method.latex import to_latex
-    from harness.analysis.method.tabular import rows_as_text
-
-    if form is TableForm.json:
-        return json.dumps(table.records(), indent=1) + "\n"
-    if form is TableForm.csv:
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerows([table.columns, *table.rows])
-        return text.getvalue()
-    if form is TableForm.latex:
-        return to_latex(table.name, table.columns, rows_as_text(table.rows), list(filter(None, [table.caption])))
-    return table.to_markdown() + "\n"
+        name = f"{this} against {other} ({how}, {runs} runs, {backends})"
+        pairs.append(table_of(name, "", ({name: row[name] for name in shown} for row in rows)))
+    return pairs
 
 
 def _sides(place: Path) -> list[Side]:

@@ -14,17 +14,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harness.cli.compare import TableForm, written
 from harness.cli.complete import SealedArgument
 from harness.cli.run import RunsOption
 from harness.cli.sealed import sealed_runs, store_at
 from harness.errors import SpecError, in_one_line
 from harness.outputs import check_output, write_text
+from harness.table import Table, TableForm, table_of, written
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from harness.analysis.method.tabular import ResultTable
     from harness.records import RunStore
 
 
@@ -137,7 +136,7 @@ def list_runs(
     """
     store = store_at(runs)
     if form is not TableForm.text:
-        print(written(_runs_listed(store), form), end="")
+        print(written([_runs_listed(store)], form), end="")
         return
     from harness.cli.words import said, terminal
 
@@ -155,8 +154,7 @@ def list_runs(
         console.print(f"{folder.relative_to(runs)}  never sealed, not counted", style="dim", highlight=False)
 
 
-def _runs_listed(store: RunStore) -> ResultTable:
-    from harness.analysis.method.tabular import table_of
+def _runs_listed(store: RunStore) -> Table:
 
     rows = [
         {

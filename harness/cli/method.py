@@ -19,10 +19,9 @@ from harness.cli.sealed import sealed_runs
 from harness.errors import RunInvalidError, SpecError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from harness.analysis.method.decide import Decision
-    from harness.analysis.method.tabular import AnalysisResult
     from harness.runner import ProgressSink
     from harness.spec import ExperimentSpec
 
@@ -150,7 +149,7 @@ def decide(
 
 
 def _decision_record(decision: Decision) -> dict[str, Any]:
-    from harness.analysis.method.tabular import interval_record
+    from harness.analysis.method.result import interval_record
 
     return {
         "rule": decision.rule,
@@ -165,7 +164,7 @@ def _decision_record(decision: Decision) -> dict[str, Any]:
 
 
 def _show(decisions: Sequence[Decision], standing: str, num_invalid: int, *, is_full: bool) -> None:
-    from harness.analysis.method.tabular import cell_text
+    from harness.table import cell_text
 
     left_out = f", {num_invalid} invalid runs left out" if num_invalid else ""
     print(f"{len(decisions)} decision{'s' * (len(decisions) != 1)} on {standing} runs{left_out}")
@@ -227,6 +226,7 @@ def analyse(
     Example: `harness analyse alignment --runs runs/today --format markdown`
     """
     from harness.analysis.catalogue import analyse as analyse_runs
+    from harness.cli.words import terminal
     from harness.prereg import check_sealed_runs, predictions_for
 
     sealed = sealed_runs(runs, experiment)
@@ -237,40 +237,7 @@ def analyse(
     elif output is ResultFormat.markdown:
         print(result.to_markdown(), end="")
     else:
-        _print_tables(result)
-
-
-def _print_tables(result: AnalysisResult) -> None:
-    """Aligned columns without borders; what is wider than the terminal goes on below, its first column repeated."""
-    from harness.analysis.method.tabular import rows_as_text
-    from harness.cli.words import terminal
-
-    if result.origin:
-        print(f"{result.origin}\n")
-    for table in result.tables:
-        rows = [list(table.columns), *rows_as_text(table.rows)]
-        widths = [max(len(row[place]) for row in rows) for place in range(len(table.columns))]
-        print(f"{table.name}: {table.caption}")
-        for places in _fitting(widths, terminal().width):
-            for row in rows:
-                print("".join(f"  {row[place]:>{widths[place]}}" for place in places))
-            print()
-    for name, interval in result.intervals.items():
-        print(f"{name}: {interval}")
-    for note in result.notes:
-        print(f"note: {note}")
-
-
-def _fitting(widths: Sequence[int], width: int) -> Iterator[list[int]]:
-    """Columns in groups that fit a terminal beside the first one."""
-    group, used = [0], widths[0] + 2
-    for place in range(1, len(widths)):
-        if used + widths[place] + 2 > width and len(group) > 1:
-            yield group
-            group, used = [0], widths[0] + 2
-        group.append(place)
-        used += widths[place] + 2
-    yield group
+        print(result.to_text(terminal().width), end="")
 
 
 def catalogue(

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harness.cli.compare import TableForm, written
 from harness.cli.complete import MaybeExperimentArgument, SealedArgument
 from harness.cli.overrides import asked_again, override_table
 from harness.cli.sealed import sealed_runs
 from harness.errors import ExitCode, SpecError
 from harness.kinds import kind_named
 from harness.outputs import check_output
+from harness.table import Table, TableForm, table_of, written
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -262,22 +262,20 @@ def table(
 def _conditions_written(sealed: Sequence[SealedRun], form: TableForm, *, serving: bool = False) -> str:
     """A row per condition, or the serving figures: every column for programs, the terminal's tables for documents."""
     from harness.analysis import summarise
-    from harness.analysis.method.tabular import table_of
     from harness.report import serving_tables, summary_tables
     from harness.report.terminal import as_values
 
     summary = summarise(sealed)
     if form in (TableForm.csv, TableForm.json):
         rows = (summary.serving_to_arrow() if serving else summary.to_arrow()).to_pylist()
-        return written(table_of(summary.experiment, "", rows), form)
+        return written([table_of(summary.experiment, "", rows)], form)
     shown = serving_tables(summary) if serving else summary_tables(summary)
-    return "\n".join(written(as_values(one), form) for one in shown)
+    return written([as_values(table) for table in shown], form)
 
 
 def _predicted_written(sealed: Sequence[SealedRun], form: TableForm) -> str:
     """What was predicted for the very plans of these runs, by the frozen draws where there are such."""
     from harness.analysis.catalogue.costs import prediction_table
-    from harness.analysis.method.tabular import ResultTable
     from harness.analysis.method.verdicts import ExperimentRuns
     from harness.prereg import check_sealed_runs, predictions_for
     from harness.records import origin_of
@@ -293,8 +291,8 @@ def _predicted_written(sealed: Sequence[SealedRun], form: TableForm) -> str:
     note = origin_of(sealed)
     if form is not TableForm.text:
         rows = tuple((*row, kind) for row in found.rows)
-        caption = " ".join(filter(None, (note, f"{found.caption}.")))
-        return written(ResultTable(found.name, caption, (*found.columns, "backend"), rows), form)
+        table = Table(found.name, f"{found.caption}.", (*found.columns, "backend"), rows, note)
+        return written([table], form)
     lines = [note] if note else []
     for row in found.records():
         lines.append(f"{row['condition']}")

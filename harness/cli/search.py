@@ -153,7 +153,7 @@ def paper_rules(
     Example: `harness paper-rules -o docs/paper-rules.md`
     """
     from harness.cli.time_left import time_left
-    from harness.study.paper_page import page
+    from harness.paper.rules_page import page
 
     if output is not None:
         check_output(output)

@@ -15,13 +15,15 @@ from harness.cli.run import RunsOption
 from harness.outputs import check_output, write_text
 
 
-class TableForm(str, Enum):
-    """How tables are written."""
+class PaperForm(str, Enum):
+    """How the paper's tables are written."""
 
     markdown = "markdown"
     md = "md"
     csv = "csv"
     latex = "latex"
+    text = "text"
+    json = "json"
 
 
 def register(app: typer.Typer) -> None:
@@ -35,8 +37,8 @@ def tables(
         list[str] | None, typer.Option("--table", help="Only this one, e.g. `--table I --table S4`. Repeatable.")
     ] = None,
     form: Annotated[
-        TableForm, typer.Option("--format", help="Markdown, CSV or LaTeX (booktabs).")
-    ] = TableForm.markdown,
+        PaperForm, typer.Option("--format", help="Markdown, CSV, LaTeX (booktabs), text or JSON.")
+    ] = PaperForm.markdown,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Default: print.")] = None,
     search: Annotated[
         Path | None, typer.Option("--search", help="Folder of `harness search paper`, for S10 and S11.")
@@ -49,16 +51,18 @@ def tables(
 
     Example: `harness tables --runs runs/catalogue --format latex -o tables.tex`
     """
-    from harness.study.paper_tables import Source, paper_tables
-    from harness.study.paper_tables.render import render
+    from harness.cli.words import terminal
+    from harness.paper import Source, paper_tables
+    from harness.table import TableForm, written
 
     if output is not None:
         check_output(output)  # before minutes of work, not after
-    written = render(paper_tables(Source(runs, search, artifacts), numbers or ()), form.value)
+    made = paper_tables(Source(runs, search, artifacts), numbers or ())
+    content = written(made, TableForm("markdown" if form is PaperForm.md else form.value), terminal().width)
     if output is None:
-        print(written, end="")
+        print(content, end="")
         return
-    write_text(output, written)
+    write_text(output, content)
     print(f"tables: {output}")
 
 
@@ -71,7 +75,7 @@ def signs(
     Example: `harness signs -o docs/table-signs.md`
     """
     from harness.cli.time_left import time_left
-    from harness.study.signs_page import page
+    from harness.paper.signs_page import page
 
     if output is not None:
         check_output(output)

@@ -6,12 +6,11 @@ Figures as analysis has them, times in ns. Nothing is computed.
 from __future__ import annotations
 
 import base64
-import csv
-import io
 
 import pyarrow as pa
 
 from harness.analysis import ExperimentSummary
+from harness.table import table_of, to_csv
 
 
 def csv_links(summary: ExperimentSummary) -> list[tuple[str, str]]:
@@ -21,8 +20,5 @@ def csv_links(summary: ExperimentSummary) -> list[tuple[str, str]]:
 
 
 def _csv_address(table: pa.Table) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text)
-    writer.writerow(table.column_names)
-    writer.writerows(row.values() for row in table.to_pylist())
-    return "data:text/csv;base64," + base64.b64encode(text.getvalue().encode()).decode()
+    text = to_csv(table_of("", "", table.to_pylist()))
+    return "data:text/csv;base64," + base64.b64encode(text.encode()).decode()

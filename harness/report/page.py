@@ -26,7 +26,6 @@ from harness.analysis import ConditionFigures, RunFigures
 from harness.analysis.method.compare import MAX_TAU, Comparison, Verdict
 from harness.analysis.method.serving import METRICS, requests_needed
 from harness.analysis.method.stats import Interval
-from harness.analysis.method.tabular import cell_text
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.kinds import kind_of_run
 from harness.outputs import escape_bidi
@@ -35,6 +34,7 @@ from harness.report.drawings import plots_of
 from harness.report.timeline import drawn_lanes, step_segments, timeline_svg
 from harness.report.view import Check, ReportView, TimelineView
 from harness.spec import factors_text
+from harness.table import cell_text
 
 DASH = "\u2013"
 SECTIONS = (

@@ -15,13 +15,13 @@ from harness.analysis.method.serving import METRICS, Percentile, Rate, ServingFi
 from harness.analysis.method.stats import Interval
 from harness.analysis.method.stopping import Standing
 from harness.analysis.method.summary import ConditionFigures
-from harness.analysis.method.tabular import ResultTable, rows_as_text
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.outputs import escape_bidi
 from harness.spec import factors_text
+from harness.table import Table
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from rich.table import Table as RichTable
 
 DASH = "\u2013"
 VERDICTS = {
@@ -39,7 +39,7 @@ WIDE = 92
 SHOWN = (("ttft", 0.5), ("ttft", 0.99), ("itl", 0.5), ("itl", 0.99), ("e2e", 0.5), ("e2e", 0.99), ("queue", 0.99))
 
 
-def conditions_table(summary: ExperimentSummary, width: int = 0) -> Table:
+def conditions_table(summary: ExperimentSummary, width: int = 0) -> RichTable:
     """The conditions of an experiment as a table for the terminal; costs in seconds of the run's clock.
 
     width: of that terminal, characters. From ROOMY on only names fold; below, a number folds rather than lose a digit.
@@ -106,24 +106,24 @@ def standing_lines(standing: Standing) -> list[str]:
     return found
 
 
-def summary_tables(summary: ExperimentSummary, width: int = 0) -> list[Table]:
+def summary_tables(summary: ExperimentSummary, width: int = 0) -> list[RichTable]:
     """What a terminal shows of an experiment: costs, what users felt, and where several devices made it, these."""
     shown = [conditions_table(summary, width), serving_table(summary)]
     return [*shown, *map(drawn, summary.device_tables)]
 
 
-def drawn(result: ResultTable) -> Table:
+def drawn(result: Table) -> RichTable:
     """A result as a table for the terminal."""
-    table = plain_table(result.name, result.caption)
+    table = plain_table(result.name, result.explanation)
     for place, name in enumerate(result.columns):
         table.add_column(name.replace("_", " "), justify="right" if place else "left", overflow="fold")
-    for row in rows_as_text(result.rows):
+    for row in result.text_rows():
         table.add_row(*row)
     return table
 
 
-def as_values(table: Table) -> ResultTable:
-    """The same table for a document: cells without colour, each on one line; where it is from leads its caption."""
+def as_values(table: RichTable) -> Table:
+    """The same table for a document: cells without colour, each on one line; its origin apart."""
     from rich.text import Text
 
     def plain(words: object) -> str:
@@ -132,16 +132,16 @@ def as_values(table: Table) -> ResultTable:
     columns = [[" ".join(plain(cell).split()) for cell in (one.header, *one.cells)] for one in table.columns]
     heads, *rows = zip(*columns, strict=True)
     name, *origin = plain(table.title).split("\n")
-    return ResultTable(name, " ".join([*origin, plain(table.caption)]), heads, tuple(rows))
+    return Table(name, plain(table.caption), heads, tuple(rows), " ".join(origin))
 
 
-def plain_table(title: str, caption: str) -> Table:
+def plain_table(title: str, caption: str) -> RichTable:
     """A table without a frame; other people's words in its title are shown as they are."""
     from rich import box
-    from rich.table import Table
+    from rich.table import Table as RichTable
     from rich.text import Text
 
-    return Table(
+    return RichTable(
         title=Text(escape_bidi(title)),
         caption=Text(escape_bidi(caption)),
         title_justify="left",
@@ -153,7 +153,7 @@ def plain_table(title: str, caption: str) -> Table:
     )
 
 
-def serving_table(summary: ExperimentSummary) -> Table:
+def serving_table(summary: ExperimentSummary) -> RichTable:
     """What users of each condition felt, one row each: times in ms of the run's clock, rates per second of it."""
     unit = "" if summary.time_scale == 1 else f", model time, \u00d7{summary.time_scale:g}"
     fewest = min((one.num_requests for one in summary.serving), default=0)
@@ -182,7 +182,7 @@ def serving_table(summary: ExperimentSummary) -> Table:
     return table
 
 
-def serving_tables(summary: ExperimentSummary) -> list[Table]:
+def serving_tables(summary: ExperimentSummary) -> list[RichTable]:
     """All serving figures, a table per condition: every group of requests, intervals and certified bounds."""
     return [_all_of(one, summary) for one in summary.serving]
 
@@ -192,7 +192,7 @@ def _titled(title: str, summary: ExperimentSummary) -> str:
     return "\n".join(filter(None, (title, summary.origin)))
 
 
-def _all_of(one: ServingFigures, summary: ExperimentSummary) -> Table:
+def _all_of(one: ServingFigures, summary: ExperimentSummary) -> RichTable:
     unit = "" if summary.time_scale == 1 else f", model time, \u00d7{summary.time_scale:g}"
     rates = [f"{one.tokens_per_s.mean:,.1f} tokens/s", f"{_rate(one.requests_per_s)} requests/s"]
     if one.goodput_per_s is not None:

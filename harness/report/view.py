@@ -15,9 +15,10 @@ from harness.analysis import ConditionFigures, ExperimentSummary, RunFigures
 from harness.analysis.method.decide import Decision
 from harness.analysis.method.device_tables import places_table
 from harness.analysis.method.drift import Drift
+from harness.analysis.method.result import AnalysisResult
 from harness.analysis.method.stopping import Standing
-from harness.analysis.method.tabular import AnalysisResult, ResultTable
 from harness.records import RunKey, SealedRun
+from harness.table import Table
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -101,10 +102,10 @@ class Results:
     analysis: AnalysisResult | None = None
     decisions: tuple[Decision, ...] = ()
     notes: tuple[str, ...] = ()
-    predicted: ResultTable | None = None
+    predicted: Table | None = None
 
     @property
-    def tables(self) -> tuple[ResultTable, ...]:
+    def tables(self) -> tuple[Table, ...]:
         """The tables to show; one of predictions that the analysis has as well stands once."""
         own = () if self.analysis is None else self.analysis.tables
         names = {table.name for table in own}
@@ -161,7 +162,7 @@ class ReportView:
         return tuple(run for run in self.sealed.values() if run.manifest.earlier_tries)
 
     @property
-    def device_tables(self) -> list[ResultTable]:
+    def device_tables(self) -> list[Table]:
         """Speeds of the devices, comparisons on each, and what they told; empty where fewer than two made the runs."""
         found = self.summary.device_tables
         return [*found, places_table(self.sealed.values())] if found else []

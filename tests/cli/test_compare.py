@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.analysis.method.tabular import four_digits
 from harness.runner import run_experiment
+from harness.table import four_digits
 from tests.support.command_line import harness
 from tests.support.experiments import small_experiment
 

@@ -68,7 +68,7 @@ BACKEND = TriedBackend()
 """
 ANALYSIS = """
 from harness.analysis.catalogue import Analysis, of_tables
-from harness.analysis.method.tabular import table_of
+from harness.table import table_of
 
 
 def counted_table(experiment):

@@ -15,7 +15,7 @@ import pytest
 
 from harness.analysis import summarise
 from harness.analysis.method.decide import Decision, Outcome
-from harness.analysis.method.tabular import AnalysisResult, ResultTable
+from harness.analysis.method.result import AnalysisResult
 from harness.errors import SpecError
 from harness.records import Finding, SealedRun
 from harness.report import write_report
@@ -24,6 +24,7 @@ from harness.report.page import render_page
 from harness.report.terminal import plain_table
 from harness.report.timeline import drawn_lanes
 from harness.report.view import Bar, Results, TimelineView
+from harness.table import Table
 from tests.support.report_runs import Shape, seal_demo, seal_run
 
 RIGHT_TO_LEFT = "\u202e"
@@ -321,7 +322,7 @@ def test_users_latencies_stand_beside_cost_and_lie_in_the_file_as_csv(demo: Page
 
 
 def test_the_experiments_own_analysis_and_decisions_are_shown(demo_runs: list[SealedRun], tmp_path: Path) -> None:
-    table = ResultTable("Table I", "What a row is.", ("condition", "padding"), (("base", 0.25),))
+    table = Table("Table I", "What a row is.", ("condition", "padding"), (("base", 0.25),))
     decision = Decision("cost-validation", "bucket6", Outcome.PASS, "both channels agree")
     results = Results(AnalysisResult("demo", "alignment", (table,), ("a note",)), (decision,))
     page = Page(write_report(demo_runs, tmp_path / "r.html", results=results).read_text(encoding="utf-8"))

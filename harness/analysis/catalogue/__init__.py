@@ -16,15 +16,16 @@ from harness.analysis.method import stats
 from harness.analysis.method.compare import compare
 from harness.analysis.method.device_tables import device_tables
 from harness.analysis.method.predictions import Predictions
+from harness.analysis.method.result import AnalysisResult
 from harness.analysis.method.speeds import speeds
 from harness.analysis.method.stats import Interval
-from harness.analysis.method.tabular import AnalysisResult, ResultTable
 from harness.analysis.method.verdicts import ExperimentRuns
 from harness.errors import SpecError
 from harness.records import SealedRun, origin_of
+from harness.table import Table
 
 DEFAULT = "general"
-Tables = tuple[ResultTable, ...]
+Tables = tuple[Table, ...]
 
 
 class AnalysisOutput(NamedTuple):
@@ -44,7 +45,7 @@ class Analysis(NamedTuple):
 
 
 def of_tables(
-    *tables: Callable[[ExperimentRuns], ResultTable],
+    *tables: Callable[[ExperimentRuns], Table],
     notes: tuple[str, ...] = (),
     intervals: Callable[[ExperimentRuns], Mapping[str, Interval]] = lambda _experiment: {},
 ) -> Callable[[ExperimentRuns], AnalysisOutput]:
@@ -92,7 +93,7 @@ def analyse(runs: Sequence[SealedRun], predictions: Predictions | None = None, n
     return AnalysisResult(runs[0].experiment, analysis.name, kept, notes, intervals, origin)
 
 
-def _by_device(experiment: ExperimentRuns) -> list[ResultTable]:
+def _by_device(experiment: ExperimentRuns) -> list[Table]:
     """Devices and comparisons on each of them; nothing where fewer than two made the runs."""
     by_device = speeds([figures for condition in experiment.runs for figures in experiment.figures(condition)])
     if by_device is None:

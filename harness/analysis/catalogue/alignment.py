@@ -18,8 +18,8 @@ from harness.analysis.method.decide import Block
 from harness.analysis.method.figures import RunFigures
 from harness.analysis.method.padding import direction, removed_slots, shapley_split
 from harness.analysis.method.reuse import sum_or_none
-from harness.analysis.method.tabular import Cell, ResultTable, table_of
 from harness.analysis.method.verdicts import ExperimentRuns, blocks_of, waits_pairs
+from harness.table import Cell, Table, table_of
 
 
 def num_sessions(experiment: ExperimentRuns, condition: str) -> int:
@@ -33,7 +33,7 @@ def grid_text(experiment: ExperimentRuns, condition: str) -> str:
     return "{" + ",".join(map(str, buckets)) + "}"
 
 
-def alignment_table(experiment: ExperimentRuns) -> ResultTable:
+def alignment_table(experiment: ExperimentRuns) -> Table:
     """One row per pair of conditions with waits and without: p_A, p_C, delta p, R, steps, decode time ratio."""
     rows: list[dict[str, Cell]] = []
     for with_waits, without in waits_pairs(experiment):
@@ -71,7 +71,7 @@ def unpadded_share(runs: Sequence[RunFigures]) -> float:
     return full / total if total else 0.0
 
 
-def block_table(experiment: ExperimentRuns) -> ResultTable:
+def block_table(experiment: ExperimentRuns) -> Table:
     """One row per pair and replicate (Table S5): p_A, p_C, delta p, R and its place against the band."""
     rows: list[dict[str, Cell]] = []
     for with_waits, without in waits_pairs(experiment):
@@ -93,7 +93,7 @@ def block_table(experiment: ExperimentRuns) -> ResultTable:
     return table_of("blocks", "Every input plan by itself; its composition, no uncertainty interval", rows)
 
 
-def histogram_table(experiment: ExperimentRuns) -> ResultTable:
+def histogram_table(experiment: ExperimentRuns) -> Table:
     """h(n) of every condition over its valid runs."""
     rows: list[dict[str, Cell]] = []
     for condition in experiment.runs:
@@ -105,7 +105,7 @@ def histogram_table(experiment: ExperimentRuns) -> ResultTable:
     return table_of("histogram", "h(n): decode steps with n requests", rows)
 
 
-def grid_table(experiment: ExperimentRuns) -> ResultTable:
+def grid_table(experiment: ExperimentRuns) -> Table:
     """Table II: p_A, p_C and delta p by N and grid, pairing conditions of equal N and grid but other treatment."""
     groups: dict[tuple[int, str], dict[str, str]] = {}
     for condition in experiment.runs:
@@ -136,7 +136,7 @@ def grid_table(experiment: ExperimentRuns) -> ResultTable:
     return table_of("grids", "Padding by bucket set, with tool waits (A) and without (C)", rows)
 
 
-def contribution_table(experiment: ExperimentRuns) -> ResultTable:
+def contribution_table(experiment: ExperimentRuns) -> Table:
     """Table S7: by n, slots removed by another bucket set and its share of the drop of p; only at equal h(n)."""
     rows: list[dict[str, Cell]] = []
     for condition, baseline in experiment.compared():

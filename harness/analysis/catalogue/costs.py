@@ -17,9 +17,9 @@ from harness.analysis.method.figures import RunFigures
 from harness.analysis.method.padding import Padding
 from harness.analysis.method.reuse import sum_or_none
 from harness.analysis.method.stats import Interval
-from harness.analysis.method.tabular import Cell, ResultTable, table_of
 from harness.analysis.method.verdicts import ExperimentRuns, costs_of
 from harness.clock import NS_PER_S
+from harness.table import Cell, Table, table_of
 
 TAU0_GRID = tuple(k / 1000 for k in range(5, 55, 5))
 
@@ -35,7 +35,7 @@ def channels_s(runs: Sequence[RunFigures]) -> tuple[list[float], list[float]]:
     return [run.a.total_ns / NS_PER_S for run in observed if run.a], [run.b_ns / NS_PER_S for run in observed]
 
 
-def cost_table(experiment: ExperimentRuns) -> ResultTable:
+def cost_table(experiment: ExperimentRuns) -> Table:
     """One row per condition: sums of both channels, of W, of reuse; ratios to its baseline and their agreement."""
     rows: list[dict[str, Cell]] = []
     for condition in experiment.runs:
@@ -77,7 +77,7 @@ def sum_s(runs: Sequence[RunFigures]) -> tuple[float, float]:
     return a_ns / NS_PER_S, sum(run.b_ns for run in runs) / NS_PER_S
 
 
-def decomposition_table(experiment: ExperimentRuns) -> ResultTable:
+def decomposition_table(experiment: ExperimentRuns) -> Table:
     """Table S8: both channels of every replicate and of their sum, ratios, channel difference and savings."""
     rows: list[dict[str, Cell]] = []
     for condition, baseline in experiment.compared():
@@ -107,7 +107,7 @@ def decomposition_table(experiment: ExperimentRuns) -> ResultTable:
     return table_of("decomposition", "The sum decides; a replicate shows its composition, it is no interval", rows)
 
 
-def prediction_table(experiment: ExperimentRuns) -> ResultTable:
+def prediction_table(experiment: ExperimentRuns) -> Table:
     """Table IX: predicted and observed cost ratio, error e, and reuse as predicted and as observed, with intervals."""
     rows: list[dict[str, Cell]] = []
     intervals = ratio_intervals(experiment)
@@ -142,7 +142,7 @@ def prediction_table(experiment: ExperimentRuns) -> ResultTable:
     return table_of("predictions", caption, rows)
 
 
-def sensitivity_table(experiment: ExperimentRuns) -> ResultTable:
+def sensitivity_table(experiment: ExperimentRuns) -> Table:
     """Channel agreement of every comparison under other defaults of the tolerance (S1)."""
     rows: list[dict[str, Cell]] = []
     for condition, baseline in experiment.compared():

@@ -14,14 +14,14 @@ from harness.analysis.catalogue.costs import cost_table, ratio_intervals
 from harness.analysis.catalogue.reuse import prefill_kinds_table
 from harness.analysis.method.devices import mean_interval
 from harness.analysis.method.stats import Interval
-from harness.analysis.method.tabular import Cell, ResultTable, table_of
 from harness.analysis.method.verdicts import ExperimentRuns
 from harness.clock import NS_PER_S
+from harness.table import Cell, Table, table_of
 
 Pairs = Sequence[tuple[RunFigures, RunFigures]]
 
 
-def effects_table(experiment: ExperimentRuns) -> ResultTable:
+def effects_table(experiment: ExperimentRuns) -> Table:
     """One row per condition: what it adds per run to its baseline, with the low and high end of each interval.
 
     reused: re-arrivals that found KV. prefill_s: device time. W_session_s: session time held back by prefills. cost:

@@ -14,13 +14,13 @@ import numpy as np
 from harness.analysis.catalogue import Analysis, of_tables
 from harness.analysis.catalogue.costs import cost_table
 from harness.analysis.method.compare import compare
-from harness.analysis.method.tabular import Cell, ResultTable, table_of
 from harness.analysis.method.verdicts import ExperimentRuns
+from harness.table import Cell, Table, table_of
 
 AT_ONCE = "the blocks of a round ran at once by plan: a round is one datum, whatever the number of its devices"
 
 
-def neighbours_table(experiment: ExperimentRuns) -> ResultTable:
+def neighbours_table(experiment: ExperimentRuns) -> Table:
     """One row per condition and device, and one over all: how much longer with so many busy neighbours than alone."""
     rows: list[Mapping[str, Cell]] = []
     for condition, baseline in experiment.compared():
@@ -43,7 +43,7 @@ def neighbours_table(experiment: ExperimentRuns) -> ResultTable:
     return table_of("neighbours", caption, rows)
 
 
-def duet_table(experiment: ExperimentRuns) -> ResultTable:
+def duet_table(experiment: ExperimentRuns) -> Table:
     """One row per round: the effect on each device, and their mean, in which the host's noise of a period cancels."""
     return table_of(
         "duets",

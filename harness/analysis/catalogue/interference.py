@@ -15,11 +15,11 @@ from harness.analysis.method.devices import mean_interval
 from harness.analysis.method.figures import RunFigures, run_figures
 from harness.analysis.method.interference import Injection, injections
 from harness.analysis.method.stats import Interval
-from harness.analysis.method.tabular import Cell, ResultTable, table_of
 from harness.analysis.method.verdicts import ExperimentRuns
 from harness.clock import NS_PER_S
 from harness.records import SealedRun, paired
 from harness.spec.rules import InterferenceRule
+from harness.table import Cell, Table, table_of
 
 INTERFERENCE = InterferenceRule(name="interference", kind="interference")
 SAVINGS = (
@@ -41,7 +41,7 @@ def _prefill_injection(experiment: ExperimentRuns) -> AnalysisOutput:
     )
 
 
-def _by_length(by_condition: dict[str, list[Injection]]) -> ResultTable:
+def _by_length(by_condition: dict[str, list[Injection]]) -> Table:
     rows: list[dict[str, Cell]] = []
     for group in by_condition.values():
         if not group[0].spikes:
@@ -65,7 +65,7 @@ def _by_length(by_condition: dict[str, list[Injection]]) -> ResultTable:
     return table_of("injection", caption, sorted(rows, key=lambda row: int(row["injected_tokens"] or 0)))
 
 
-def _by_run(by_condition: dict[str, list[Injection]]) -> ResultTable:
+def _by_run(by_condition: dict[str, list[Injection]]) -> Table:
     rows: list[dict[str, Cell]] = [
         {
             "condition": injection.condition,

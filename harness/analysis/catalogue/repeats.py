@@ -13,13 +13,13 @@ from harness.analysis.catalogue import Analysis, AnalysisOutput, of_tables
 from harness.analysis.catalogue.costs import TAU0_GRID, channels_s, cost_table
 from harness.analysis.method import decide, stats
 from harness.analysis.method.stats import Interval
-from harness.analysis.method.tabular import Cell, ResultTable, table_of
 from harness.analysis.method.verdicts import Contrast, ExperimentRuns, adjacent_ratios
+from harness.table import Cell, Table, table_of
 
 INTERVAL_SEED = 20260912
 
 
-def repeats_table(experiment: ExperimentRuns, sum_size: int = 3) -> ResultTable:
+def repeats_table(experiment: ExperimentRuns, sum_size: int = 3) -> Table:
     """Table S1: |A_i/A_j - B_i/B_j| over single pairs and over pairs of disjoint sums, and tau."""
     rows: list[dict[str, Cell]] = []
     for condition in experiment.runs:
@@ -49,7 +49,7 @@ def repeats_table(experiment: ExperimentRuns, sum_size: int = 3) -> ResultTable:
     return table_of("repeats", "Channel ratio differences between runs of the same input; pairs share runs", rows)
 
 
-def repeat_sensitivity_table(experiment: ExperimentRuns, sum_size: int = 3) -> ResultTable:
+def repeat_sensitivity_table(experiment: ExperimentRuns, sum_size: int = 3) -> Table:
     """What other defaults of the tolerance would cover of the same distributions (S1): tau0 from 0.005 to 0.05.
 
     Where r/B of the runs lies above tau0 it is the tolerance, and tau0 changes nothing.
@@ -76,7 +76,7 @@ def repeat_sensitivity_table(experiment: ExperimentRuns, sum_size: int = 3) -> R
     return table_of("tau sensitivity", "Share of pairs within tau = max(tau0, r / B of these runs)", rows)
 
 
-def survival_variation_table(experiment: ExperimentRuns) -> ResultTable:
+def survival_variation_table(experiment: ExperimentRuns) -> Table:
     """How many re-arrivals found their KV in each repeat of the same input."""
     rows: list[dict[str, Cell]] = []
     for condition in experiment.runs:
@@ -88,7 +88,7 @@ def survival_variation_table(experiment: ExperimentRuns) -> ResultTable:
     return table_of("survival by repeat", "Runs by number of re-arrivals that reused; the same input every time", rows)
 
 
-def saturation_table(experiment: ExperimentRuns) -> ResultTable:
+def saturation_table(experiment: ExperimentRuns) -> Table:
     """Table S9: ratios to the baseline and reuse by stratum, replicate and level; and how much the top bucket ran."""
     rows: list[dict[str, Cell]] = []
     for condition, baseline in experiment.compared():
@@ -109,7 +109,7 @@ def saturation_table(experiment: ExperimentRuns) -> ResultTable:
     return table_of("saturation by replicate", "Cost ratios to the baseline of the same N and replicate", rows)
 
 
-def adjacent_table(experiment: ExperimentRuns) -> tuple[ResultTable, dict[str, Interval]]:
+def adjacent_table(experiment: ExperimentRuns) -> tuple[Table, dict[str, Interval]]:
     """Ratios between adjacent slot counts, pooled and stratified by N, with bootstrap intervals of the median.
 
     Slot counts: the values of the factor ``slots`` that conditions other than baselines have.

@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 from harness.analysis.method.ceilings import total
 from harness.analysis.method.reuse import extra_prefill_ns, rearrivals, reusable_tokens, sum_or_none
-from harness.analysis.method.tabular import Cell, ResultTable, table_of
 from harness.analysis.method.verdicts import ExperimentRuns
 from harness.clock import NS_PER_MS
 from harness.records import SealedRun
+from harness.table import Cell, Table, table_of
 
 
 class ReuseCheck(NamedTuple):
@@ -77,7 +77,7 @@ def reuse_checks(run: SealedRun) -> list[ReuseCheck]:
     return checks
 
 
-def formula_table(experiment: ExperimentRuns) -> ResultTable:
+def formula_table(experiment: ExperimentRuns) -> Table:
     """How often formula C, and the one that counts generated text, equal the measured reuse of reused re-arrivals."""
     rows: list[dict[str, Cell]] = []
     for condition, runs in experiment.runs.items():
@@ -102,7 +102,7 @@ def formula_table(experiment: ExperimentRuns) -> ResultTable:
     return table_of("formula", caption, rows)
 
 
-def exceptions_table(experiment: ExperimentRuns) -> ResultTable:
+def exceptions_table(experiment: ExperimentRuns) -> Table:
     """Every re-arrival whose reuse is neither 0 nor what formula C gives: none, where the formula holds."""
     rows: list[dict[str, Cell]] = [
         {
@@ -125,7 +125,7 @@ def exceptions_table(experiment: ExperimentRuns) -> ResultTable:
     return table_of("formula exceptions", "Re-arrivals with another reuse than nothing or formula C", rows)
 
 
-def lost_reuse_table(experiment: ExperimentRuns) -> ResultTable:
+def lost_reuse_table(experiment: ExperimentRuns) -> Table:
     """What losing the reuse costs, T(L) - T(L - C), summed over the re-arrivals that lost it; ms."""
     rows: list[dict[str, Cell]] = []
     for condition, runs in experiment.runs.items():
@@ -147,7 +147,7 @@ def lost_reuse_table(experiment: ExperimentRuns) -> ResultTable:
     return table_of("lost reuse", "Extra prefill of re-arrivals that found nothing, by the cost model", rows)
 
 
-def prefill_kinds_table(experiment: ExperimentRuns) -> ResultTable:
+def prefill_kinds_table(experiment: ExperimentRuns) -> Table:
     """Tokens really computed by first requests and by re-arrivals, and what reuse saved of the latter."""
     rows: list[dict[str, Cell]] = []
     for condition, runs in experiment.runs.items():
@@ -179,7 +179,7 @@ def _largest_bucket(runs: Sequence[SealedRun]) -> int:
     return max((max(run.table("steps").column("b").to_pylist(), default=0) for run in runs), default=0)
 
 
-def ceilings_table(experiment: ExperimentRuns) -> ResultTable:
+def ceilings_table(experiment: ExperimentRuns) -> Table:
     """Reused share and its three ceilings per condition, then the tokens lost by cause; none without a plan."""
     found = {
         condition: total(one.ceilings for one in experiment.figures(condition) if one.ceilings is not None)

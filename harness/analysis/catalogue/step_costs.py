@@ -12,15 +12,15 @@ import numpy as np
 from harness.analysis.catalogue import Analysis, AnalysisOutput, of_tables
 from harness.analysis.method import stats
 from harness.analysis.method.steptimes import run_steady_step_ns
-from harness.analysis.method.tabular import Cell, ResultTable, table_of
 from harness.analysis.method.verdicts import ExperimentRuns, artifact_times_ms
 from harness.clock import NS_PER_MS
 from harness.records import SealedRun
+from harness.table import Cell, Table, table_of
 
 TIMES = {"reported": "model p50 of the server's own report", "steps": "whole step periods (model, sampler and host)"}
 
 
-def session_table(experiment: ExperimentRuns) -> ResultTable:
+def session_table(experiment: ExperimentRuns) -> Table:
     """Table S2: per bucket and artifact, the time of every session, their median, and the pooled null pairs."""
     rows: list[dict[str, Cell]] = []
     by_bucket, source = artifact_times_ms(experiment)
@@ -47,7 +47,7 @@ def session_table(experiment: ExperimentRuns) -> ResultTable:
     return table_of("sessions", caption, rows)
 
 
-def step_table(experiment: ExperimentRuns) -> ResultTable:
+def step_table(experiment: ExperimentRuns) -> Table:
     """Undisturbed decode steps by (n, b): how many, their median and spread, and what the cost model says."""
     found: dict[tuple[int, int], list[float]] = {}
     for runs in experiment.runs.values():
@@ -82,7 +82,7 @@ def prefill_times(run: SealedRun) -> list[tuple[int, float]]:
     ]
 
 
-def prefill_table(experiment: ExperimentRuns) -> ResultTable:
+def prefill_table(experiment: ExperimentRuns) -> Table:
     """Answer times of one-token requests against T(q), ascending q."""
     pairs = [pair for runs in experiment.runs.values() for run in runs for pair in prefill_times(run)]
     model = next(iter(experiment.runs.values()))[0].cost_model
@@ -100,7 +100,7 @@ def prefill_table(experiment: ExperimentRuns) -> ResultTable:
     )
 
 
-def largest_model_error_ms(table: ResultTable, measured: str) -> float | None:
+def largest_model_error_ms(table: Table, measured: str) -> float | None:
     """Largest |measured - model| of a table of this module, ms."""
     errors = [
         abs(float(ours) - float(theirs))

@@ -22,12 +22,12 @@ from harness.analysis.catalogue.reuse import (
 from harness.analysis.catalogue.waiting import waiting_table
 from harness.analysis.logs.observer import load_observer
 from harness.analysis.method.reuse import critical_request_count, sum_or_none
-from harness.analysis.method.tabular import Cell, ResultTable, table_of
 from harness.analysis.method.verdicts import ExperimentRuns
 from harness.records import SealedRun, layout
+from harness.table import Cell, Table, table_of
 
 
-def survival_table(experiment: ExperimentRuns) -> ResultTable:
+def survival_table(experiment: ExperimentRuns) -> Table:
     """Sequential runs by number of background requests m: reuse, evictions by caller, against max(0, m - 5)."""
     rows: list[dict[str, Cell]] = []
     for condition, runs in experiment.runs.items():
@@ -124,7 +124,7 @@ def lifecycle(run: SealedRun) -> Lifecycle:
     return Lifecycle(len(n), partial, dummy_requests(run), len(n) - partial, callers, never)
 
 
-def lifecycle_table(experiment: ExperimentRuns) -> ResultTable:
+def lifecycle_table(experiment: ExperimentRuns) -> Table:
     """Table S4: one row per run."""
     rows: list[dict[str, Cell]] = []
     for condition, runs in experiment.runs.items():

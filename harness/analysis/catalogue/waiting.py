@@ -14,10 +14,10 @@ import numpy as np
 from harness.analysis.logs.observer import held_back, load_observer
 from harness.analysis.method.interference import measured_waiting_session_ns
 from harness.analysis.method.reuse import sum_or_none
-from harness.analysis.method.tabular import Cell, ResultTable, table_of
 from harness.analysis.method.verdicts import ExperimentRuns
 from harness.clock import NS_PER_S
 from harness.records import SealedRun, layout
+from harness.table import Cell, Table, table_of
 
 
 class MeasuredWaiting(NamedTuple):
@@ -42,7 +42,7 @@ def measured_waiting(run: SealedRun) -> MeasuredWaiting | None:
     return None if session_ns is None else MeasuredWaiting(session_ns, "stamps and streams")
 
 
-def waiting_table(experiment: ExperimentRuns) -> ResultTable:
+def waiting_table(experiment: ExperimentRuns) -> Table:
     """W per condition, modelled and measured, over the replicates where it was measured; none without any."""
     rows: list[dict[str, Cell]] = []
     for condition, runs in experiment.runs.items():

@@ -24,9 +24,9 @@ from harness.analysis.method.stats import (
     t_quantile,
     t_tail,
 )
-from harness.analysis.method.tabular import Cell, ResultTable, table_of
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.records import SealedRun, origin_of
+from harness.table import Cell, Table, table_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ def _a_ns(figures: RunFigures) -> int | None:
     return figures.a_ns
 
 
-def compare_all(sides: Sequence[Side]) -> ResultTable:
+def compare_all(sides: Sequence[Side]) -> Table:
     """Every pair of sides in every measure: ratio of means, its interval, and a p-value adjusted over all of them.
 
     Paired by plan hash where one side replayed every plan of the other (t test of log ratios), else as independent
@@ -95,7 +95,7 @@ def compare_all(sides: Sequence[Side]) -> ResultTable:
         "plans left out; without, the sides replayed different inputs."
     )
     origin = origin_of(run for side in sides for run in side.runs)
-    return table_of("Comparison of all pairs", " ".join(filter(None, [origin, caption])), rows)
+    return table_of("Comparison of all pairs", caption, rows, origin)
 
 
 def _row(one: Side, other: Side, measure: str, of: Callable[[SealedRun], float | None]) -> dict[str, Cell] | None:

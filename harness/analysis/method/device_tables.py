@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from harness.analysis.method.compare import Comparison
 from harness.analysis.method.devices import DeviceEffect
 from harness.analysis.method.speeds import Speeds
-from harness.analysis.method.tabular import Cell, ResultTable, table_of
 from harness.records import FleetRecord, SealedRun
+from harness.table import Cell, Table, table_of
 
 SPEEDS_CAPTION = (
     "B over A, conditions' means taken out: how much longer each device took than the median of the others, with its "
@@ -24,7 +24,7 @@ EFFECTS_CAPTION = (
 )
 
 
-def device_tables(found: Speeds | None, compared: Mapping[str, Comparison | None]) -> list[ResultTable]:
+def device_tables(found: Speeds | None, compared: Mapping[str, Comparison | None]) -> list[Table]:
     """Both tables of an experiment; compared: by condition. Empty where fewer than two devices made it."""
     effects = table_of(
         "effect by device",
@@ -35,7 +35,7 @@ def device_tables(found: Speeds | None, compared: Mapping[str, Comparison | None
     return [table for table in tables if table.rows]
 
 
-def places_table(runs: Iterable[SealedRun]) -> ResultTable:
+def places_table(runs: Iterable[SealedRun]) -> Table:
     """What the runs of each device say of it: serial and card, temperatures, neighbours, cores of its client."""
     by_place: dict[tuple[str, int], list[FleetRecord]] = {}
     for run in runs:

@@ -25,12 +25,12 @@ from harness.analysis.method.reconstruct import StepCost
 from harness.analysis.method.serving import ServingFigures, serving_figures, serving_rows, window_of
 from harness.analysis.method.speeds import Speeds, device_findings, speeds
 from harness.analysis.method.stats import Interval
-from harness.analysis.method.tabular import Cell, ResultTable, table_of
 from harness.clock import NS_PER_S
 from harness.errors import SpecError
 from harness.kinds import kind_of_run, origin_note
 from harness.records import Finding, SealedRun, declared_by
 from harness.spec import Factor, Factors
+from harness.table import Cell, Table, table_of, to_html
 
 # Columns of ``to_arrow`` that a notebook shows.
 SHOWN = (
@@ -245,10 +245,10 @@ class ExperimentSummary:
         """What a notebook shows: costs in seconds of the run's clock, ratios, and where they are from."""
         shown = [{name: row[name] for name in SHOWN} for row in self.to_arrow().to_pylist()]
         rows = [{name.replace("_ns", "_s"): _in_seconds(name, value) for name, value in row.items()} for row in shown]
-        return table_of(self.title, self.origin, rows).to_html()
+        return to_html(table_of(self.title, "", rows, self.origin))
 
     @property
-    def device_tables(self) -> list[ResultTable]:
+    def device_tables(self) -> list[Table]:
         """How fast each device was, and every comparison on each of them; empty where fewer than two made it."""
         return device_tables(self.speeds, {one.name: one.comparison for one in self.conditions})
 

@@ -13,9 +13,9 @@ from harness.analysis.method import decide, padding, reuse, stats
 from harness.analysis.method import reconstruct as rec
 from harness.analysis.method.decide import Costs, Outcome
 from harness.engine import load_cost_model
+from harness.paper.signs import TABLE_I
 from harness.sim.search.space import Candidate, DeviceSpec
 from harness.spec.rules import CostRule, load_rule
-from harness.study.signs import TABLE_I
 
 MODEL = load_cost_model("paper")
 MS = 1e6

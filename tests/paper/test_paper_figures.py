@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.study.paper_figures import (
+from harness.paper.printed import (
     BASELINE,
     COMPARISONS,
     MORE_SLOTS,
@@ -18,7 +18,7 @@ from harness.study.paper_figures import (
     search_figures,
     sums,
 )
-from harness.study.paper_page import page
+from harness.paper.rules_page import page
 from tests.support.checkout import ROOT
 
 

@@ -10,11 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from harness.cli import app
-from harness.records import RunStore
-from harness.runner import run_experiment
-from harness.shipped import find_shipped, shipped_folder
-from harness.spec import load_experiment, load_toml
-from harness.study.signs import (
+from harness.paper.signs import (
     ALTERNATIVES,
     BASE_SEED,
     GRID,
@@ -28,6 +24,10 @@ from harness.study.signs import (
     share_by_decode_ratio,
     sign_row,
 )
+from harness.records import RunStore
+from harness.runner import run_experiment
+from harness.shipped import find_shipped, shipped_folder
+from harness.spec import load_experiment, load_toml
 
 NUM_PLANS = 600
 

@@ -10,15 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from harness.clock import NS_PER_S
 from harness.engine.config import EngineConfig
 from harness.engine.cost import load_cost_model
-from harness.processes import side_by_side
-from harness.sim.ablations import ABLATIONS, LABEL, ablated_totals
-from harness.sim.inputs import Input, input_arrays
-from harness.sim.kernel.arrays import PlanArrays
-from harness.sim.search.rank import TOP
-from harness.sim.search.space import Candidate
-from harness.sim.simulate import run_totals
-from harness.spec import Treatment, WorkloadSpec
-from harness.study.paper_figures import (
+from harness.paper.printed import (
     BASELINE,
     COMPARISONS,
     MORE_SLOTS,
@@ -30,6 +22,14 @@ from harness.study.paper_figures import (
     search_figures,
     sums,
 )
+from harness.processes import side_by_side
+from harness.sim.ablations import ABLATIONS, LABEL, ablated_totals
+from harness.sim.inputs import Input, input_arrays
+from harness.sim.kernel.arrays import PlanArrays
+from harness.sim.search.rank import TOP
+from harness.sim.search.space import Candidate
+from harness.sim.simulate import run_totals
+from harness.spec import Treatment, WorkloadSpec
 
 RULES = ("paper", "paper+dummy", "vendor-0.11.1")
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -14,13 +12,13 @@ from typer.testing import CliRunner
 from harness.analysis.catalogue.survival import dummy_requests
 from harness.cli import app
 from harness.errors import SpecError
+from harness.paper import Source, paper_tables
+from harness.paper.rows import contributions, loaded_memory_gib
 from harness.records import RunStore
 from harness.runner import run_experiment
 from harness.shipped import find_shipped, shipped_folder
 from harness.spec import PredictionSpec, load_experiment
-from harness.study.paper_sums import contributions, loaded_memory_gib
-from harness.study.paper_tables import PaperTable, Source, paper_tables
-from harness.study.paper_tables.render import render, to_csv, to_markdown
+from harness.table import Table, TableForm, written
 from tests.support.as_sealed import as_sealed
 
 PAPER_ORDER = (
@@ -45,22 +43,30 @@ def runs_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def one_table(root: Path, number: str) -> PaperTable:
+def number(table: Table) -> str:
+    return table.name.removeprefix("Table ")
+
+
+def one_table(root: Path, number: str) -> Table:
     [table] = paper_tables(Source(root), [number])
     return table
 
 
+def rows_of(root: Path, number: str) -> tuple[tuple[str, ...], ...]:
+    return tuple(tuple(row) for row in one_table(root, number).text_rows())
+
+
 def test_all_tables_come_in_the_papers_order_and_a_missing_one_names_its_command(tmp_path: Path) -> None:
     tables = paper_tables(Source(tmp_path))
-    assert tuple(table.number for table in tables) == PAPER_ORDER
+    assert tuple(number(table) for table in tables) == PAPER_ORDER
     # Table XV is arithmetic: it needs no run.
-    assert [table.number for table in tables if table.rows] == ["XV"]
-    assert all("harness " in table.missing for table in tables if not table.rows)
-    assert f"harness run plans/experiments/alignment.toml --runs {tmp_path}" in to_markdown(tables[0])
+    assert [number(table) for table in tables if table.rows] == ["XV"]
+    assert all("Make it with: harness " in table.notes[0] for table in tables if not table.rows)
+    assert f"harness run plans/experiments/alignment.toml --runs {tmp_path}" in tables[0].notes[0]
 
 
 def test_table_xv_is_the_papers_arithmetic(tmp_path: Path) -> None:
-    rows = one_table(tmp_path, "XV").rows
+    rows = rows_of(tmp_path, "XV")
     assert [row[:2] for row in rows] == [("16", "4.50 GiB"), ("24", "6.75 GiB"), ("32", "9.00 GiB")]
 
 
@@ -70,28 +76,28 @@ def test_an_unknown_number_is_refused_with_the_known_ones(tmp_path: Path) -> Non
 
 
 def test_every_table_of_runs_without_an_npu_says_so(runs_root: Path) -> None:
-    shown = [table for table in paper_tables(Source(runs_root)) if table.rows and table.number != "XV"]
+    shown = [table for table in paper_tables(Source(runs_root)) if table.rows and number(table) != "XV"]
     assert {"II", "V", "VI", "VII", "VIII", "IX", "X", "XI", "XII", "S4", "S7", "S8", "S12"} == {
-        table.number for table in shown
+        number(table) for table in shown
     }
-    assert all(table.notes[0].startswith("No NPU was measured") for table in shown)
+    assert all(table.origin.startswith("No NPU was measured") for table in shown)
 
 
 def test_tables_ii_and_vi_show_the_same_padding(runs_root: Path) -> None:
-    grid, with_waits, without, _difference = one_table(runs_root, "II").rows[0]
+    grid, with_waits, without, _difference = rows_of(runs_root, "II")[0]
     assert grid == "{1,2,4,8}"
-    assert one_table(runs_root, "VI").rows[0] == ("Padding ratio", without, with_waits)
+    assert rows_of(runs_root, "VI")[0] == ("Padding ratio", without, with_waits)
 
 
 def test_table_vii_gives_the_model_that_the_simulator_was_given(runs_root: Path) -> None:
-    rows = {row[0]: row[1] for row in one_table(runs_root, "VII").rows}
+    rows = {row[0]: row[1] for row in rows_of(runs_root, "VII")}
     # f + alpha of the paper's model: whole steps do not tell them apart.
     assert [rows[f"f({bucket})"] for bucket in (1, 2, 4, 8)] == ["10.371 ms", "10.921 ms", "11.326 ms", "13.471 ms"]
     assert rows["Additional time per request beta"] == "0.0413 ms/request"
 
 
 def test_table_viii_lists_the_papers_three_configurations(runs_root: Path) -> None:
-    assert one_table(runs_root, "VIII").rows == (
+    assert rows_of(runs_root, "VIII") == (
         ("Baseline", "8", "{1, 2, 4, 8}"),
         ("More KV slots", "16", "{1, 2, 4, 8, 16}"),
         ("More KV slots and changed bucket grid", "16", "{1, 4, 6, 8, 10, 16}"),
@@ -99,7 +105,7 @@ def test_table_viii_lists_the_papers_three_configurations(runs_root: Path) -> No
 
 
 def test_predictions_of_exploratory_runs_are_shown_and_not_subject_to_decision(runs_root: Path) -> None:
-    rows = one_table(runs_root, "IX").rows
+    rows = rows_of(runs_root, "IX")
     assert [row[1] for row in rows] == ["6", "6", "8", "8"]
     for _measurement, _n, _changed, predicted, observed, error, outcome in rows:
         # In virtual time the prediction is what happens.
@@ -109,21 +115,21 @@ def test_predictions_of_exploratory_runs_are_shown_and_not_subject_to_decision(r
 
 
 def test_full_and_fixed_arrival_predictions_differ_only_where_arrivals_move(runs_root: Path) -> None:
-    for row in one_table(runs_root, "XI").rows:
+    for row in rows_of(runs_root, "XI"):
         observed, full, full_error, fixed, fixed_error = row[3:]
         assert (full, full_error) == (observed, "0.0000")
         assert float(fixed_error) == pytest.approx(abs(float(fixed) - float(observed)), abs=1.01e-4)
 
 
 def test_the_sum_rows_of_table_s8_are_the_rows_of_table_xii(runs_root: Path) -> None:
-    sums = {(row[1], row[2]): row for row in one_table(runs_root, "S8").rows if row[3] == "Sum"}
-    for condition, changed, ratio_a, saving_a, ratio_b, saving_b in one_table(runs_root, "XII").rows:
+    sums = {(row[1], row[2]): row for row in rows_of(runs_root, "S8") if row[3] == "Sum"}
+    for condition, changed, ratio_a, saving_a, ratio_b, saving_b in rows_of(runs_root, "XII"):
         row = sums[condition.partition(",")[0].removeprefix("N="), changed]
         assert (row[6], row[7], row[9], row[10]) == (ratio_a, ratio_b, f"+{saving_a}", f"+{saving_b}")
 
 
 def test_table_s4_shows_the_evictions_of_the_dummy_path(runs_root: Path) -> None:
-    rows = {row[0]: row for row in one_table(runs_root, "S4").rows}
+    rows = {row[0]: row for row in rows_of(runs_root, "S4")}
     assert [rows[f"sequential-m{m}/0"][1] for m in (5, 6, 7, 8)] == ["49", "56", "63", "70"]
     assert [rows[f"sequential-m{m}/0"][5] for m in (5, 6, 7, 8)] == ["0", "1", "2", "3"]
     assert [rows[f"sequential-m{m}/0"][7] for m in (5, 6, 7, 8)] == ["0", "1", "1", "1"]
@@ -149,13 +155,13 @@ def test_table_s3_keeps_the_papers_order_and_s2_says_whose_times_it_shows(tmp_pa
     spec = load_experiment(find_shipped("experiments", "recompilation", what="experiment"))
     kept = tuple(one for one in spec.condition if one.name.endswith("-b1"))
     run_experiment(spec.model_copy(update={"backend": "sim", "replicates": 2, "condition": kept}), runs_root=tmp_path)
-    pairs = [row[0] for row in one_table(tmp_path, "S3").rows]
+    pairs = [row[0] for row in rows_of(tmp_path, "S3")]
     assert pairs == ["A1 vs. A3 (recompilation)", "A1 vs. A2 (grid change)", "A2 vs. A3"]
     assert any(note.startswith("Whole step periods") for note in one_table(tmp_path, "S2").notes)
 
 
 def test_table_s7_ends_with_the_papers_other_and_total_rows(runs_root: Path) -> None:
-    rows = one_table(runs_root, "S7").rows
+    rows = rows_of(runs_root, "S7")
     assert [row[0] for row in rows][-2:] == ["Other", "Total"]
     assert (rows[-1][4], rows[-1][6]) == ("100.0%", "100.0%")
 
@@ -186,11 +192,6 @@ def test_loaded_memory_is_that_of_the_devices_that_serve(runs_root: Path, tmp_pa
     assert loaded_memory_gib(as_sealed(run, tmp_path)) == pytest.approx((6.6, 7.0))
 
 
-TABLE = PaperTable(
-    "IV", "Delay by length, 50%", ("Length", "A -> B"), (("2,000", "-0.072"), ("{1,2}", "a|b")), ("Note.",)
-)
-
-
 def artifact(root: Path, name: str, versions: dict[str, str], **spec: object) -> None:
     (root / name).mkdir(parents=True)
     record = {"spec": spec, "versions": versions, "seconds": 407.2, "size_bytes": round(12.378 * 2**30), "files": {}}
@@ -210,41 +211,14 @@ def test_table_xiv_comes_from_the_records_of_compiled_artifacts(tmp_path: Path) 
 
 def test_table_xiv_without_artifacts_says_what_to_run(tmp_path: Path) -> None:
     [table] = paper_tables(Source(tmp_path, artifacts=tmp_path), ["XIV"])
-    assert table.missing.startswith("harness compile")
+    assert table.notes[0].startswith("Not run yet. Make it with: harness compile")
 
 
-def test_markdown_keeps_a_bar_inside_a_cell() -> None:
-    assert to_markdown(TABLE).splitlines() == [
-        "**Table IV. Delay by length, 50%**",
-        "",
-        "| Length | A -> B |",
-        "|---|---|",
-        "| 2,000 | -0.072 |",
-        "| {1,2} | a\\|b |",
-        "",
-        "Note.",
-    ]
-
-
-def test_csv_reads_back_as_the_same_cells() -> None:
-    lines = [line for line in to_csv(TABLE).splitlines() if not line.startswith("#")]
-    assert list(csv.reader(io.StringIO("\n".join(lines)))) == [list(TABLE.columns), *map(list, TABLE.rows)]
-
-
-def test_latex_is_a_booktabs_table_with_its_signs_escaped() -> None:
-    latex = render([TABLE], "latex")
-    assert r"\caption{Delay by length, 50\%}" in latex
-    assert r"2,000 & $-$0.072 \\" in latex
-    assert r"\{1,2\} & a|b \\" in latex
-    assert r"A $\rightarrow$ B" in latex
-    assert latex.count(r"\begin{table*}") == latex.count(r"\end{table*}") == 1
-
-
-@pytest.mark.parametrize("form", ["md", "csv", "latex"])
-def test_all_tables_render_in_every_form(runs_root: Path, form: str) -> None:
-    written = render(paper_tables(Source(runs_root)), form)  # type: ignore[arg-type]
-    for number in ("VIII", "S12"):
-        assert number in written
+@pytest.mark.parametrize("form", list(TableForm))
+def test_all_tables_are_written_in_every_form(runs_root: Path, form: TableForm) -> None:
+    page = written(paper_tables(Source(runs_root)), form)
+    assert "Baseline" in page
+    assert "Confirmatory" in page or "Exploratory" in page
 
 
 def test_the_command_writes_one_table_to_a_file(runs_root: Path, tmp_path: Path) -> None:

@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from harness.processes import side_by_side
-from harness.study.signs import (
+from harness.paper.signs import (
     ALTERNATIVES,
     BASE_SEED,
     GRID,
@@ -30,6 +29,7 @@ from harness.study.signs import (
     share_by_decode_ratio,
     sign_row,
 )
+from harness.processes import side_by_side
 
 DEFAULT_SUMS = 400
 WIDTH = 118

@@ -12,13 +12,13 @@ from pathlib import Path
 
 from harness.analysis.catalogue import analyse
 from harness.analysis.method.decide import Decision
-from harness.analysis.method.tabular import AnalysisResult, Cell
+from harness.analysis.method.result import AnalysisResult
 from harness.analysis.method.verdicts import ExperimentRuns
 from harness.prereg import check_sealed_runs, judge, predictions_for
 from harness.records import RunStore, SealedRun
 from harness.spec.factors import value_text
 from harness.spec.rules import load_rule
-from harness.study.paper_tables.cells import NONE
+from harness.table import ABSENT, Cell
 
 
 class NotRunError(Exception):
@@ -41,6 +41,9 @@ class Source:
     artifacts: Path | None = None
     _experiments: dict[str, ExperimentRuns] = field(default_factory=dict[str, ExperimentRuns], repr=False)
     _analyses: dict[str, AnalysisResult] = field(default_factory=dict[str, AnalysisResult], repr=False)
+    _decisions: dict[tuple[str, str], list[Decision]] = field(
+        default_factory=dict[tuple[str, str], list[Decision]], repr=False
+    )
 
     @cached_property
     def _sealed(self) -> Mapping[str, list[SealedRun]]:
@@ -64,7 +67,7 @@ class Source:
     def factor(self, experiment: str, condition: str, name: str) -> str:
         """A factor of a condition as a cell; a dash where it has none."""
         value = self.experiment(experiment).factors.get(condition, {}).get(name)
-        return NONE if value is None else value_text(value)
+        return ABSENT if value is None else value_text(value)
 
     def has(self, experiment: str) -> bool:
         return experiment in self._by_experiment
@@ -82,8 +85,11 @@ class Source:
 
     def decisions(self, experiment: str, rule: str) -> list[Decision]:
         """What `harness decide` says by one rule: the frozen one where the runs are confirmatory."""
-        names = () if self.is_confirmatory(experiment) else (rule,)
-        return [one for one in judge(self._sealed[experiment], names).decisions if one.rule == rule]
+        if (experiment, rule) not in self._decisions:
+            names = () if self.is_confirmatory(experiment) else (rule,)
+            judged = judge(self._sealed[experiment], names).decisions
+            self._decisions[experiment, rule] = [decision for decision in judged if decision.rule == rule]
+        return self._decisions[experiment, rule]
 
     def rows(self, experiment: str, table: str) -> list[dict[str, Cell]]:
         """Rows of one table of the experiment's own analysis; none when it had nothing to show."""

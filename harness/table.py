@@ -1,0 +1,232 @@
+"""A table of figures and every form in which it is written: text, Markdown, LaTeX, HTML, CSV, JSON.
+
+Forms for people (text, Markdown, LaTeX, HTML) round and carry where the figures are from. Forms for programs (CSV,
+JSON) have the cells as they are. Nothing is computed here.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from html import escape
+
+Cell = str | int | float | bool | None
+ABSENT = "-"
+
+
+class TableForm(str, Enum):
+    """How a table is written."""
+
+    text = "text"
+    csv = "csv"
+    json = "json"
+    markdown = "markdown"
+    latex = "latex"
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """One table. A column's name ends in its unit (``elapsed_ms``); the caption says what a row is.
+
+    origin: where the figures are from, when no device was measured. notes: what stands below. label: for references
+    in LaTeX, which then counts the table itself.
+    """
+
+    name: str
+    caption: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    origin: str = ""
+    notes: tuple[str, ...] = ()
+    label: str = ""
+
+    def records(self) -> list[dict[str, Cell]]:
+        """Rows by column name."""
+        return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
+
+    def column(self, name: str) -> list[Cell]:
+        """The cells of one column."""
+        place = self.columns.index(name)
+        return [row[place] for row in self.rows]
+
+    @property
+    def explanation(self) -> str:
+        """What stands beside the name: origin and caption; of a labelled table the caption alone."""
+        return self.caption if self.label else " ".join(filter(None, (self.origin, self.caption)))
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What stands below: the notes; of a labelled table its origin first."""
+        return (self.origin, *self.notes) if self.label and self.origin else self.notes
+
+    def text_rows(self) -> list[list[str]]:
+        """The cells as people read them."""
+        return [[cell_text(cell) for cell in row] for row in self.rows]
+
+
+def table_of(name: str, caption: str, records: Iterable[Mapping[str, Cell]], origin: str = "") -> Table:
+    """A table from rows by column name; a row without a column leaves its cell empty."""
+    listed = list(records)
+    columns = tuple(dict.fromkeys(key for record in listed for key in record))
+    return Table(name, caption, columns, tuple(tuple(row.get(key) for key in columns) for row in listed), origin)
+
+
+def cell_text(cell: Cell) -> str:
+    """A cell as people read it: four decimals, yes and no, a dash for what is absent."""
+    if cell is None:
+        return ABSENT
+    if isinstance(cell, bool):
+        return "yes" if cell else "no"
+    if isinstance(cell, float):
+        return f"{cell:.4f}" if abs(cell) < 1000 else f"{cell:.1f}"
+    return str(cell)
+
+
+def four_digits(value: float) -> str:
+    """A figure of any size with four digits: 0.004975, 12.91, 2,831."""
+    places = 3 - math.floor(math.log10(abs(value))) if value else 3
+    return f"{value:,.{max(0, places)}f}"
+
+
+def written(tables: Sequence[Table], form: TableForm, width: int = 80) -> str:
+    """Tables one below the other. width: of the terminal, for the text form alone.
+
+    Several tables in one CSV stand below comment lines with their titles and notes; a single one has its rows alone.
+    """
+    if form is TableForm.json:
+        content = [table.records() for table in tables]
+        return json.dumps(content[0] if len(content) == 1 else content, indent=1) + "\n"
+    if form is TableForm.csv and len(tables) > 1:
+        return "\n".join(map(to_titled_csv, tables))
+    if form is TableForm.text:
+        return "\n".join(to_text(table, width) for table in tables)
+    write = {TableForm.csv: to_csv, TableForm.latex: to_latex, TableForm.markdown: to_markdown}[form]
+    return "\n".join(map(write, tables))
+
+
+def to_text(table: Table, width: int) -> str:
+    """Aligned columns without borders; those beyond ``width`` go on below, the first column repeated."""
+    rows = [list(table.columns), *table.text_rows()]
+    widths = [max(len(row[place]) for row in rows) for place in range(len(table.columns))]
+    lines = [": ".join(filter(None, (table.name, table.explanation)))]
+    for places in _groups(widths, width):
+        lines += ["".join(f"  {row[place]:>{widths[place]}}" for place in places) for row in rows]
+        lines.append("")
+    lines += [f"{remark}\n" for remark in table.remarks]
+    return "\n".join(lines)
+
+
+def _groups(widths: Sequence[int], width: int) -> Iterator[list[int]]:
+    """Columns in groups that fit beside the first one."""
+    if not widths:
+        return
+    group, used = [0], widths[0] + 2
+    for place in range(1, len(widths)):
+        if used + widths[place] + 2 > width and len(group) > 1:
+            yield group
+            group, used = [0], widths[0] + 2
+        group.append(place)
+        used += widths[place] + 2
+    yield group
+
+
+def to_markdown(table: Table) -> str:
+    """A GitHub table under its caption."""
+    lines = [f"**{table.name}.** {table.explanation}"]
+    if table.rows:
+        lines += ["", *_markdown_rows([table.columns, *table.text_rows()])]
+    if table.remarks:
+        lines += ["", *(f"{remark}  " for remark in table.remarks)]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _markdown_rows(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    for place, row in enumerate(rows):
+        yield "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |"
+        if place == 0:
+            yield "|" + "---|" * len(row)
+
+
+def to_csv(table: Table) -> str:
+    """The cells unrounded, below the column names."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    if table.rows:
+        writer.writerows([table.columns, *table.rows])
+    return text.getvalue()
+
+
+def to_titled_csv(table: Table) -> str:
+    """CSV below comment lines: title, origin, notes."""
+    comments = filter(None, (f"{table.name}. {table.caption}", table.origin, *table.notes))
+    return "".join(f"# {comment}\n" for comment in comments) + to_csv(table)
+
+
+def to_html(table: Table) -> str:
+    """A plain HTML table under its caption."""
+    head = "".join(f"<th>{escape(name)}</th>" for name in table.columns)
+    body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in table.text_rows())
+    caption = escape(f"{table.name}. {table.explanation}")
+    return f"<table><caption>{caption}</caption><tr>{head}</tr>{body}</table>"
+
+
+_LATEX_SIGNS = {
+    "\\": r"\textbackslash{}",
+    "{": r"\{",
+    "}": r"\}",
+    "%": r"\%",
+    "&": r"\&",
+    "_": r"\_",
+    "#": r"\#",
+    "$": r"\$",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "\u2264": r"$\le$",
+    "\u00d7": r"$\times$",
+    "\u03c4": r"$\tau$",
+    "\u2020": r"\dag{}",
+    "\u2013": "--",
+}
+_LATEX_PAIRS = {"->": r"$\rightarrow$", "<=": r"$\le$"}
+
+
+def to_latex(table: Table) -> str:
+    """A booktabs table; needs \\usepackage{booktabs}. A labelled table leaves its number to LaTeX."""
+    lines = [r"\begin{table*}[!t]"]
+    if table.label:
+        lines += [rf"\caption{{{latex_text(table.caption)}}}", rf"\label{{{table.label}}}"]
+        remarks = table.remarks
+    else:
+        lines.append(rf"\caption{{{latex_text(table.name)}}}")
+        remarks = filter(None, (table.explanation, *table.remarks))
+    if table.rows:
+        lines += [
+            r"\centering\small",
+            rf"\begin{{tabular}}{{l{'c' * (len(table.columns) - 1)}}}",
+            r"\toprule",
+            _latex_row(table.columns),
+            r"\midrule",
+            *map(_latex_row, table.text_rows()),
+            r"\bottomrule",
+            r"\end{tabular}",
+        ]
+    lines += [rf"\par\footnotesize {latex_text(remark)}" for remark in remarks]
+    return "\n".join([*lines, r"\end{table*}", ""])
+
+
+def _latex_row(cells: Sequence[str]) -> str:
+    return " & ".join(latex_text(cell) for cell in cells) + r" \\"
+
+
+def latex_text(text: str) -> str:
+    """Escaped for LaTeX, with the minus of a number and arrows in math."""
+    escaped = "".join(_LATEX_SIGNS.get(letter, letter) for letter in text)
+    for plain, math_sign in _LATEX_PAIRS.items():
+        escaped = escaped.replace(plain, math_sign)
+    is_negative = escaped.startswith("-") and escaped[1:2].isdigit()
+    return f"$-${escaped[1:]}" if is_negative else escaped

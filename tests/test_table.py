@@ -1,0 +1,95 @@
+"""One table in every form: the same cells, and in the forms for people where they are from."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+
+import pytest
+
+from harness.table import Table, TableForm, latex_text, table_of, written
+
+TABLE = Table(
+    "Table IV",
+    "Delay by length, 50%",
+    ("Length", "A -> B"),
+    (("2,000", "-0.072"), ("{1,2}", "a|b")),
+    "Predicted.",
+    ("Note.",),
+    "tab:IV",
+)
+
+
+def test_markdown_keeps_a_bar_inside_a_cell() -> None:
+    assert written([TABLE], TableForm.markdown).splitlines() == [
+        "**Table IV.** Delay by length, 50%",
+        "",
+        "| Length | A -> B |",
+        "|---|---|",
+        "| 2,000 | -0.072 |",
+        "| {1,2} | a\\|b |",
+        "",
+        "Predicted.  ",
+        "Note.",
+    ]
+
+
+def test_csv_of_one_table_is_its_cells_alone() -> None:
+    lines = written([TABLE], TableForm.csv).splitlines()
+    assert list(csv.reader(lines)) == [list(TABLE.columns), *map(list, TABLE.rows)]
+
+
+def test_csv_of_several_tables_has_their_titles_origins_and_notes_as_comments() -> None:
+    lines = written([TABLE, TABLE], TableForm.csv).splitlines()
+    assert lines[:3] == ["# Table IV. Delay by length, 50%", "# Predicted.", "# Note."]
+    rows = list(csv.reader(io.StringIO("\n".join(line for line in lines if line and not line.startswith("#")))))
+    assert rows == 2 * [list(TABLE.columns), *map(list, TABLE.rows)]
+
+
+def test_people_read_four_decimals_and_programs_every_digit() -> None:
+    table = table_of("t", "", [{"a": 1 / 3, "b": None, "c": True}, {"a": 1234.56}])
+    assert table.text_rows() == [["0.3333", "-", "yes"], ["1234.6", "-", "-"]]
+    assert json.loads(written([table], TableForm.json))[0] == {"a": 1 / 3, "b": None, "c": True}
+
+
+def test_text_that_is_wider_than_the_terminal_goes_on_below_beside_the_first_column() -> None:
+    table = table_of("t", "c", [{"condition": "base", "first_ms": 1, "second_ms": 2}])
+    assert written([table], TableForm.text, 24).splitlines() == [
+        "t: c",
+        "  condition  first_ms",
+        "       base         1",
+        "",
+        "  condition  second_ms",
+        "       base          2",
+    ]
+
+
+def test_latex_is_a_booktabs_table_with_its_signs_escaped() -> None:
+    latex = written([TABLE], TableForm.latex)
+    assert r"\caption{Delay by length, 50\%}" in latex
+    assert r"\label{tab:IV}" in latex
+    assert r"2,000 & $-$0.072 \\" in latex
+    assert r"\{1,2\} & a|b \\" in latex
+    assert r"A $\rightarrow$ B" in latex
+    assert r"\par\footnotesize Predicted." in latex
+    assert latex.count(r"\begin{table*}") == latex.count(r"\end{table*}") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "latex"),
+    [
+        ("batch_size", r"batch\_size"),
+        ("{1,2}", r"\{1,2\}"),
+        ("\u2264 95 %, \u00d74", r"$\le$ 95 \%, $\times$4"),
+        ("-0.5", "$-$0.5"),
+        ("0.99\u20131.01\u2020", r"0.99--1.01\dag{}"),
+    ],
+)
+def test_every_sign_is_escaped(words: str, latex: str) -> None:
+    assert latex_text(words) == latex
+
+
+def test_a_table_without_rows_keeps_its_caption_and_notes() -> None:
+    lines = written([Table("Nothing", "", ("a", "b"), (), notes=("Not run yet.",))], TableForm.latex).splitlines()
+    assert lines == [r"\begin{table*}[!t]", r"\caption{Nothing}", r"\par\footnotesize Not run yet.", r"\end{table*}"]
