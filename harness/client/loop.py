@@ -177,7 +177,7 @@ class EpollReplay:
             self.offsets.sample()
         for connection, problem in self._pool.overdue(now_ns):
             self._break(connection, "timeout", problem)
-        self._script.chunks.spill()
+        self._script.spill()
         if self._is_stopped():
             self._stop(now_ns)
         self._on_slack()

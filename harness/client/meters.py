@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from harness.clock import NS_PER_MS
+from harness.records.schema import RowStream
 
 if TYPE_CHECKING:
     from harness.client.stall import StallMeter
@@ -95,11 +96,14 @@ def stall_facts(stalls: StallMeter, requests: pa.Table) -> dict[str, Any]:
     }
 
 
-def stamp_facts(chunks: pa.Table, scale: float) -> dict[str, Any]:
+def stamp_facts(chunks: RowStream, scale: float) -> dict[str, Any]:
     """How long what the kernel had received waited for this client: one that was frozen, or had no CPU, shows here.
 
     chunks: CHUNKS schema, of a clock of that scale. stamp_lag_max_ms: wall, None where no chunk has a kernel stamp.
     """
-    stamped = chunks.filter(chunks["kernel_ns"].is_valid())
-    lag_ns = stamped["received_ns"].to_numpy() - stamped["kernel_ns"].to_numpy()
-    return {"stamp_lag_max_ms": float(lag_ns.max()) / scale / NS_PER_MS if len(lag_ns) else None}
+    lags_ns: list[int] = []
+    for batch in chunks.batches():
+        stamped = batch.filter(batch["kernel_ns"].is_valid())
+        if stamped.num_rows:
+            lags_ns.append(int((stamped["received_ns"].to_numpy() - stamped["kernel_ns"].to_numpy()).max()))
+    return {"stamp_lag_max_ms": max(lags_ns) / scale / NS_PER_MS if lags_ns else None}

@@ -84,7 +84,7 @@ class PortableReplay:
             self._start(script.release(script.clock.from_monotonic_ns(start_ns)))
             while not script.is_finished and not self._failures:
                 self._on_slack()
-                script.chunks.spill()
+                script.spill()
                 if self._is_stopped():
                     await self._stop()
                 await self._wait_for_a_beat()

@@ -6,6 +6,8 @@ all leave at one instant of CLOCK_MONOTONIC. This process sends nothing itself.
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import json
 import os
 import select
@@ -16,9 +18,11 @@ import tempfile
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import numpy as np
 import pyarrow as pa
 from pyarrow import ipc
 
@@ -29,6 +33,7 @@ from harness.clock import NS_PER_MS, monotonic_ns
 from harness.errors import HarnessError, ServerError, SpecError
 from harness.plan import Plan, read_plan, write_plan
 from harness.records import layout
+from harness.records.schema import CHUNKS, RowStream
 from harness.spec import ClientSpec
 
 if TYPE_CHECKING:
@@ -211,16 +216,39 @@ def _say(parts: Iterable[Popen[str]], line: str) -> None:
 def _read_result(folder: Path) -> ReplayResult:
     with pa.OSFile(str(folder / "requests.arrow")) as file:
         requests = ipc.open_file(file).read_all()
-    with pa.OSFile(str(folder / "chunks.arrow")) as file:
-        chunks = ipc.open_file(file).read_all()
     facts = json.loads((folder / "result.json").read_text())
+    # It stays open, and can be read after its folder is gone.
+    file = ipc.open_file(pa.OSFile(str(folder / "chunks.arrow")))
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        return map(file.get_batch, range(file.num_record_batches))
+
+    chunks = RowStream(file.schema, facts["num_chunks"], batches)
     return ReplayResult(requests, chunks, facts["start_ns"], facts["audit"])
+
+
+def _merge_chunks(streams: list[RowStream]) -> RowStream:
+    """The chunks of several processes in plan order. Each process has sessions of its own."""
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        by_session = heapq.merge(*(_sessions(stream.batches()) for stream in streams), key=itemgetter(0))
+        return (batch for _session, batch in by_session)
+
+    return RowStream(CHUNKS, sum(stream.num_rows for stream in streams), batches)
+
+
+def _sessions(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Each batch cut where another session begins: the session and its rows."""
+    for batch in batches:
+        session = batch.column("session").to_numpy()
+        edges = [0, *(np.flatnonzero(np.diff(session)) + 1).tolist(), len(session)]
+        for first, past in itertools.pairwise(edges):
+            yield int(session[first]), batch.slice(first, past - first)
 
 
 def _merge(results: list[ReplayResult]) -> ReplayResult:
     """Tables in plan order; counters added up; what differs by process stays apart under "processes"."""
     requests = pa.concat_tables([result.requests for result in results])
-    chunks = pa.concat_tables([result.chunks for result in results])
     audits = [result.audit for result in results]
     added = ("spun_wall_ns", "num_wakeups", "num_reconnects", "num_spilled_chunks", "num_early_sends", "cpu_s")
     audit: dict[str, Any] = {
@@ -231,7 +259,7 @@ def _merge(results: list[ReplayResult]) -> ReplayResult:
     }
     return ReplayResult(
         requests.sort_by([("session", "ascending"), ("request", "ascending")]),
-        chunks.sort_by([("session", "ascending"), ("request", "ascending"), ("chunk", "ascending")]),
+        _merge_chunks([result.chunks for result in results]),
         results[0].start_ns,
         audit,
     )
@@ -281,10 +309,13 @@ def work() -> None:
         only=frozenset(task["sessions"]),
         choose_start=choose_start,
     )
-    for name, table in (("requests", result.requests), ("chunks", result.chunks)):
-        with pa.OSFile(str(folder / f"{name}.arrow"), "wb") as file, ipc.new_file(file, table.schema) as writer:
-            writer.write_table(table)
-    (folder / "result.json").write_text(json.dumps({"start_ns": result.start_ns, "audit": result.audit}))
+    with pa.OSFile(str(folder / "requests.arrow"), "wb") as file, ipc.new_file(file, result.requests.schema) as writer:
+        writer.write_table(result.requests)
+    with pa.OSFile(str(folder / "chunks.arrow"), "wb") as file, ipc.new_file(file, result.chunks.schema) as writer:
+        for batch in result.chunks.batches():
+            writer.write_batch(batch)
+    facts = {"start_ns": result.start_ns, "audit": result.audit, "num_chunks": result.chunks.num_rows}
+    (folder / "result.json").write_text(json.dumps(facts))
     print("done", flush=True)
 
 

@@ -1,4 +1,4 @@
-"""Rows of a replay while it runs: flat arrays of numbers, one entry per planned request and one per chunk.
+"""Rows of a replay while it runs: numbers in flat arrays, texts and chunks in files once there are enough of them.
 
 Stamps are CLOCK_MONOTONIC here and become clock ns once, at the end; nothing is averaged or dropped, and every planned
 request has exactly one row.
@@ -6,19 +6,23 @@ request has exactly one row.
 
 from __future__ import annotations
 
+import os
+import sys
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
+from weakref import finalize
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import DTypeLike, NDArray
+from pyarrow import ipc
 
 from harness.client.answer import ChunkStamp
 from harness.clock import ScaledClock
-from harness.records.schema import CHUNKS, REQUESTS
+from harness.records.schema import CHUNKS, REQUESTS, RowStream
 
 if TYPE_CHECKING:
     from harness.client.kernel_stamps import OffsetLog
@@ -29,15 +33,48 @@ IntArray = NDArray[np.int64]
 ABSENT = -1
 # 240 kB: small beside a prompt, and written in a fraction of a millisecond.
 BLOCK_CHUNKS = 8_192
+BLOCK_TEXTS = 2_048
+# Chunks of one batch of the finished table.
+BATCH_CHUNKS = 1 << 16
+# What an answer says in words, by row.
+TEXTS = pa.schema(
+    [("row", pa.int32()), *((name, pa.string()) for name in ("response_id", "finish_reason", "token_digest"))]
+)
 CHUNK_RECORD = np.dtype(
     [("received_ns", "i8"), ("kernel_ns", "i8"), ("num_tokens", "i4"), ("is_coalesced", "i1")], align=False
 )
 
 
-class RequestRows:
-    """One entry per planned request, in plan order; ``ABSENT`` marks what never happened."""
+class SpillFile:
+    """A file without a name for rows that wait for the end of the run; it is gone with this object or the process."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, folder: Path | None) -> None:
+        """folder: None stands for the system's folder for temporary files."""
+        file = TemporaryFile(dir=folder, prefix="rows-", buffering=0)  # noqa: SIM115 - closed with this object
+        finalize(self, file.close)
+        self._descriptor = file.fileno()
+        self.num_bytes = 0
+
+    def append(self, data: bytes | memoryview) -> None:
+        """Write all of it at the end. Raises OSError on a full disk."""
+        left = memoryview(data)
+        while left:
+            num_written = os.pwrite(self._descriptor, left, self.num_bytes)
+            left = left[num_written:]
+            self.num_bytes += num_written
+
+    def read(self, place: int, num_bytes: int) -> bytes:
+        """What was written from byte ``place`` on."""
+        return os.pread(self._descriptor, num_bytes, place)
+
+
+class RequestRows:
+    """One entry per planned request, in plan order; ``ABSENT`` marks what never happened.
+
+    error: rows that have one. Texts of complete rows go to a file in ``folder`` (``SpillFile``).
+    """
+
+    def __init__(self, plan: Plan, folder: Path | None = None) -> None:
         self.session = array("i")
         self.request = array("i")
         for session in plan.sessions:
@@ -58,15 +95,45 @@ class RequestRows:
         self.completion_tokens = array("i", [ABSENT]) * count
         self.cached_tokens = array("i", [ABSENT]) * count
         self.status: list[str] = [""] * count
-        self.error: list[str] = [""] * count
+        self.error: dict[int, str] = {}
         self.request_id: list[str] = [""] * count
-        self.response_id: list[str] = [""] * count
-        self.finish_reason: list[str] = [""] * count
-        self.token_digest: list[str] = [""] * count
+        self._folder = folder
+        self._texts: list[tuple[int, str, str, str]] = []
+        self._file: SpillFile | None = None
+        self._blocks: list[tuple[int, int]] = []
+
+    def note_texts(self, row: int, response_id: str, finish_reason: str = "", token_digest: str = "") -> None:
+        """What the answer says in words; once per row."""
+        self._texts.append((row, response_id, sys.intern(finish_reason), token_digest))
+
+    def spill(self) -> None:
+        """Move a full block of texts to the file; call between events (about 1 ms when there is one to move)."""
+        if len(self._texts) >= BLOCK_TEXTS:
+            self._file = self._file or SpillFile(self._folder)
+            place = self._file.num_bytes
+            self._file.append(memoryview(self._text_block().serialize()))
+            self._blocks.append((place, self._file.num_bytes - place))
+            self._texts.clear()
+
+    def _text_block(self) -> pa.RecordBatch:
+        columns = zip(*self._texts, strict=True) if self._texts else [()] * len(TEXTS)
+        arrays = [pa.array(values, field.type) for values, field in zip(columns, TEXTS, strict=True)]
+        return pa.record_batch(arrays, schema=TEXTS)
+
+    def _all_texts(self) -> pa.Table:
+        """TEXTS by row, one row for each request; empty where no answer said anything."""
+        blocks = [self._text_block()]
+        if self._file is not None:
+            blocks += [ipc.read_record_batch(pa.py_buffer(self._file.read(*block)), TEXTS) for block in self._blocks]
+        texts = pa.Table.from_batches(blocks, TEXTS)
+        place = np.full(self.count, ABSENT, dtype=np.int64)
+        place[texts["row"].to_numpy()] = np.arange(len(texts))
+        return texts.take(pa.array(place, mask=place == ABSENT))
 
     def to_table(self, plan: Plan, clock: ScaledClock) -> pa.Table:
         """The REQUESTS table, every instant in clock ns."""
         requests = [request for session in plan.sessions for request in session.requests]
+        texts = self._all_texts()
         columns: dict[str, pa.Array] = {
             "session": pa.array(np.frombuffer(self.session, dtype=np.int32)),
             "request": pa.array(np.frombuffer(self.request, dtype=np.int32)),
@@ -77,7 +144,7 @@ class RequestRows:
             "done_ns": _clock_column(self.done_ns, clock),
             "status": pa.array(self.status, pa.string()),
             "http_status": _nullable(self.http_status, np.int16),
-            "error": pa.array(self.error, pa.string()),
+            "error": pa.array([self.error.get(row, "") for row in range(self.count)], pa.string()),
             "planned_prompt_tokens": pa.array([item.prompt_tokens for item in requests], pa.int32()),
             "planned_generate_tokens": pa.array([item.generate_tokens for item in requests], pa.int32()),
             "planned_wait_ns": pa.array([item.wait_after_ns for item in requests], pa.int64()),
@@ -85,18 +152,15 @@ class RequestRows:
             "completion_tokens": _nullable(self.completion_tokens, np.int32),
             "cached_tokens": _nullable(self.cached_tokens, np.int32),
             "request_id": pa.array(self.request_id, pa.string()),
-            "response_id": pa.array(self.response_id, pa.string()),
-            "finish_reason": pa.array(self.finish_reason, pa.string()),
-            "token_digest": pa.array(self.token_digest, pa.string()),
+            **{name: texts[name].fill_null("") for name in ("response_id", "finish_reason", "token_digest")},
         }
         return pa.table([columns[name] for name in REQUESTS.names], schema=REQUESTS)
 
 
 class ChunkRows:
-    """One entry per received chunk, 21 bytes each; past ``BLOCK_CHUNKS`` they wait in a file, not in memory.
+    """One entry per received chunk, 21 bytes each; past ``BLOCK_CHUNKS`` they wait in a file.
 
-    Kernel stamps stay CLOCK_REALTIME until the offsets are known. folder: where the file goes (it has no name and goes
-    with the process); None: the system's folder for temporary files.
+    Kernel stamps stay CLOCK_REALTIME until the offsets are known. folder: as of ``SpillFile``.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
@@ -105,7 +169,7 @@ class ChunkRows:
         self._row = array("i")
         self._num_chunks = array("i")
         self.num_spilled = 0
-        self._file: IO[bytes] | None = None
+        self._file: SpillFile | None = None
         self._clear()
 
     def _clear(self) -> None:
@@ -136,18 +200,13 @@ class ChunkRows:
     def spill(self) -> None:
         """Move a full block to the file; call between events (about 0.2 ms when there is one to move)."""
         if len(self._received_ns) >= BLOCK_CHUNKS:
-            if self._file is None:
-                # Without a name, so that it is gone with the process, whatever happens.
-                self._file = TemporaryFile(dir=self._folder, prefix="chunks-", buffering=0)  # noqa: SIM115
-            self._file.write(self._block().tobytes())
-            self.num_spilled += len(self._received_ns)
-            self._clear()
+            self._move()
 
-    def close(self) -> None:
-        """Give the file up, and with it the rows in it."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+    def _move(self) -> None:
+        self._file = self._file or SpillFile(self._folder)
+        self._file.append(self._block().tobytes())
+        self.num_spilled += len(self._received_ns)
+        self._clear()
 
     def _block(self) -> NDArray[np.void]:
         block = np.empty(len(self._received_ns), dtype=CHUNK_RECORD)
@@ -157,32 +216,58 @@ class ChunkRows:
         block["is_coalesced"] = self._is_coalesced
         return block
 
-    def to_table(self, rows: RequestRows, clock: ScaledClock, offsets: OffsetLog | None) -> pa.Table:
-        """The CHUNKS table ordered by (session, request, chunk), every instant in clock ns; call once, it ends the
-        file.
-        """
-        records = self._block()
-        if self._file is not None:
-            spilled = np.memmap(self._file, dtype=CHUNK_RECORD, mode="r", shape=(self.num_spilled,))
-            records = np.concatenate([spilled, records])
-            self.close()
-        num_chunks = np.frombuffer(self._num_chunks, dtype=np.int32)
+    def stream(self, rows: RequestRows, clock: ScaledClock, offsets: OffsetLog | None) -> RowStream:
+        """The CHUNKS table by (session, request, chunk), every instant in clock ns; call it after the replay."""
+        self._move()
+        num_chunks = np.frombuffer(self._num_chunks, dtype=np.int32).astype(np.int64)
         begins = np.cumsum(num_chunks) - num_chunks
-        row = np.repeat(np.frombuffer(self._row, dtype=np.int32), num_chunks)
-        chunk = (np.arange(len(row)) - np.repeat(begins, num_chunks)).astype(np.int32)
-        order = np.argsort(row, kind="stable")
-        records, row = records[order], row[order]
+        order = np.argsort(np.frombuffer(self._row, dtype=np.int32), kind="stable")
+
+        def batches() -> Iterator[pa.RecordBatch]:
+            first = 0
+            ends = np.cumsum(num_chunks[order])
+            while first < len(order):
+                done = ends[first - 1] if first else 0
+                past = max(first + 1, int(np.searchsorted(ends, done + BATCH_CHUNKS, side="right")))
+                yield self._batch(order[first:past], begins, rows, clock, offsets)
+                first = past
+
+        return RowStream(CHUNKS, int(num_chunks.sum()), batches)
+
+    def _batch(
+        self,
+        entries: NDArray[np.int64],
+        begins: NDArray[np.int64],
+        rows: RequestRows,
+        clock: ScaledClock,
+        offsets: OffsetLog | None,
+    ) -> pa.RecordBatch:
+        """The chunks of some requests. entries: their places in ``_row``. begins: of each entry, its first chunk."""
+        num_chunks = np.frombuffer(self._num_chunks, dtype=np.int32)[entries]
+        records = np.concatenate(
+            [
+                self._records(begin, count)
+                for begin, count in zip(begins[entries].tolist(), num_chunks.tolist(), strict=True)
+            ]
+        )
+        row = np.repeat(np.frombuffer(self._row, dtype=np.int32)[entries], num_chunks)
+        firsts = np.repeat(np.cumsum(num_chunks) - num_chunks, num_chunks)
         received = np.ascontiguousarray(records["received_ns"])
         columns: dict[str, pa.Array] = {
             "session": pa.array(np.frombuffer(rows.session, dtype=np.int32)[row]),
             "request": pa.array(np.frombuffer(rows.request, dtype=np.int32)[row]),
-            "chunk": pa.array(chunk[order]),
+            "chunk": pa.array((np.arange(len(row)) - firsts).astype(np.int32)),
             "received_ns": pa.array(_to_clock(received, clock)),
             "kernel_ns": _kernel_column(np.ascontiguousarray(records["kernel_ns"]), received, clock, offsets),
             "num_tokens": pa.array(np.ascontiguousarray(records["num_tokens"])),
             "is_coalesced": pa.array(records["is_coalesced"].astype(np.bool_)),
         }
-        return pa.table([columns[name] for name in CHUNKS.names], schema=CHUNKS)
+        return pa.record_batch([columns[name] for name in CHUNKS.names], schema=CHUNKS)
+
+    def _records(self, first: int, count: int) -> NDArray[np.void]:
+        assert self._file is not None
+        size = CHUNK_RECORD.itemsize
+        return np.frombuffer(self._file.read(first * size, count * size), dtype=CHUNK_RECORD)
 
 
 def _kernel_column(realtime: IntArray, received: IntArray, clock: ScaledClock, offsets: OffsetLog | None) -> pa.Array:

@@ -80,7 +80,7 @@ class Script:
         self._tells = tells
         self.stream = stream
         self.clock = clock
-        self.rows = RequestRows(plan)
+        self.rows = RequestRows(plan, records)
         self.chunks = ChunkRows(records)
         self.nonce = os.urandom(4).hex()
         self.num_finished = 0
@@ -203,9 +203,8 @@ class Script:
 
     def book(self, row: int, answer: Answer) -> None:
         """Write what a judged answer said into its row and its chunks: nothing waits for this."""
-        self._copy_counts(row, answer)
-        if answer.token_ids and self.rows.status[row] == "ok":
-            self.rows.token_digest[row] = token_digest(answer.token_ids)
+        is_whole = bool(answer.token_ids) and self.rows.status[row] == "ok"
+        self._copy_counts(row, answer, token_digest(answer.token_ids) if is_whole else "")
 
     def settle(self, row: int, answer: Answer) -> list[Due]:
         """``judge`` and ``book`` in one, for a client that has no slack to choose."""
@@ -234,7 +233,7 @@ class Script:
         """
         rows = self.rows
         due = self.complete(row, done_ns)
-        rows.response_id[row] = answer.response_id
+        rows.note_texts(row, answer.response_id)
         self.chunks.extend(row, answer.chunks)
         self._finish_row(row, ABORTED, "")
         answer.keep_first(self.abort_after_tokens[row])
@@ -286,7 +285,9 @@ class Script:
 
     def _finish_row(self, row: int, status: str, error: str) -> None:
         rows = self.rows
-        rows.status[row], rows.error[row] = status, error
+        rows.status[row] = status
+        if error:
+            rows.error[row] = error
         self.num_finished += 1
         if self._tells:
             sent_ns = rows.sent_ns[row]
@@ -294,9 +295,14 @@ class Script:
             named = (rows.session[row], rows.request[row], status)
             self.finished_events.append(ReplayEvent(*named, late_ns, self.num_finished, rows.count))
 
-    def _copy_counts(self, row: int, answer: Answer) -> None:
+    def spill(self) -> None:
+        """Move what is complete out of memory, once there is enough of it; call between events."""
+        self.chunks.spill()
+        self.rows.spill()
+
+    def _copy_counts(self, row: int, answer: Answer, digest: str = "") -> None:
         rows = self.rows
-        rows.response_id[row], rows.finish_reason[row] = answer.response_id, answer.finish_reason
+        rows.note_texts(row, answer.response_id, answer.finish_reason, digest)
         num_tokens = answer.num_tokens
         if answer.prompt_tokens is not None:
             rows.prompt_tokens[row] = answer.prompt_tokens

@@ -169,7 +169,7 @@ def _chunk_errors(result: ReplayResult, seen: dict[str, dict[str, Any]]) -> tupl
     }
     user: list[int] = []
     kernel: list[int] = []
-    for chunk in result.chunks.to_pylist():
+    for chunk in result.chunks.to_table().to_pylist():
         stamp = seen.get(request_ids[chunk["session"], chunk["request"]])
         # A server that sent everything at once stamped one send: its chunks have no instants of their own.
         if stamp is None or chunk["is_coalesced"] or chunk["chunk"] >= len(stamp["chunk_ns"]):

@@ -22,6 +22,7 @@ from harness.client.scheduler_slice import SHORT_SLICE_NS, SchedulerSlice
 from harness.client.script import ReplayEvent, Script
 from harness.clock import NS_PER_MS, NS_PER_US, ScaledClock, monotonic_ns
 from harness.errors import SpecError
+from harness.records.schema import RowStream
 from harness.spec import ClientSpec
 
 if TYPE_CHECKING:
@@ -38,12 +39,12 @@ class ReplayResult:
     """What one replay recorded. All instants are clock ns.
 
     requests: REQUESTS schema, one row per planned request, in plan order. chunks: CHUNKS schema, by (session, request,
-    chunk). start_ns: the common start. audit: what the client did to the measurement (facts, plain JSON values, wall ns
-    where named so).
+    chunk), on disk: a long run has millions. start_ns: the common start. audit: what the client did to the measurement
+    (facts, plain JSON values, wall ns where named so).
     """
 
     requests: pa.Table
-    chunks: pa.Table
+    chunks: RowStream
     start_ns: int
     audit: dict[str, Any]
 
@@ -95,7 +96,7 @@ def replay_here(
         records=target.records,
     )
     script.prefetch_all()
-    with contextlib.closing(script.chunks), _told(script, on_event) as tell, _undisturbed(), SchedulerSlice() as turns:
+    with _told(script, on_event) as tell, _undisturbed(), SchedulerSlice() as turns:
         cpu = CpuMeter()
         slice_ns = turns.ask(SHORT_SLICE_NS)
         if is_epoll:
@@ -137,7 +138,7 @@ def _run_epoll(
         "clock_offset_samples_ns": loop.offsets.some(MAX_OFFSET_SAMPLES),
         "clock_steps": loop.offsets.steps(),
     }
-    return _result(script, start_ns, audit, script.chunks.to_table(script.rows, script.clock, loop.offsets))
+    return _result(script, start_ns, audit, script.chunks.stream(script.rows, script.clock, loop.offsets))
 
 
 def _run_aiohttp(
@@ -154,10 +155,10 @@ def _run_aiohttp(
     )
     start_ns = client.run()
     audit = {"client": "aiohttp", "stream": script.stream, "num_spilled_chunks": script.chunks.num_spilled}
-    return _result(script, start_ns, audit, script.chunks.to_table(script.rows, script.clock, None))
+    return _result(script, start_ns, audit, script.chunks.stream(script.rows, script.clock, None))
 
 
-def _result(script: Script, start_monotonic_ns: int, audit: dict[str, Any], chunks: pa.Table) -> ReplayResult:
+def _result(script: Script, start_monotonic_ns: int, audit: dict[str, Any], chunks: RowStream) -> ReplayResult:
     requests = script.rows_table()
     audit["num_early_sends"] = sum(
         1

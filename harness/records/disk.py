@@ -9,11 +9,12 @@ import errno
 import hashlib
 import os
 import stat
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
+from typing import BinaryIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -21,10 +22,13 @@ import pyarrow.parquet as pq
 from harness.clock import utc_now
 from harness.errors import RecordsError
 from harness.records.manifest import FileEntry
+from harness.records.schema import RowStream
 
 COPY_BYTES = 1 << 20
 UNFINISHED = ".tmp"
 _CODEC = "zstd"
+# Rows that are compressed together. No more of a long table is in memory at once.
+ROW_GROUP = 1 << 17
 _TICK_NS = 50_000_000
 """File systems stamp a change by the kernel's tick (1 to 10 ms): two changes this close may share a stamp."""
 
@@ -44,7 +48,7 @@ def disk_errors(path: Path) -> Generator[None]:
         ) from error
 
 
-def write_parquet(table: pa.Table, path: Path, *, is_durable: bool = True) -> Path:
+def write_parquet(rows: pa.Table | RowStream, path: Path, *, is_durable: bool = True) -> Path:
     """Write a table so that ``path`` either holds all of it or does not exist.
 
     is_durable: on disk before this returns; else whoever goes on sees to that.
@@ -54,7 +58,7 @@ def write_parquet(table: pa.Table, path: Path, *, is_durable: bool = True) -> Pa
         path.parent.mkdir(exist_ok=True)
         try:
             with open(temporary, "wb") as file:
-                file.write(_parquet(table))
+                _write_groups(rows, file, ROW_GROUP)
                 file.flush()
                 if is_durable:
                     os.fsync(file.fileno())
@@ -67,10 +71,32 @@ def write_parquet(table: pa.Table, path: Path, *, is_durable: bool = True) -> Pa
     return path
 
 
-def _parquet(table: pa.Table) -> pa.Buffer:
-    written = pa.BufferOutputStream()
-    pq.write_table(table, written, compression=_CODEC)
-    return written.getvalue()
+def _write_groups(rows: pa.Table | RowStream, sink: BinaryIO | pa.BufferOutputStream, group_rows: int) -> None:
+    groups = _groups_of_stream(rows, group_rows) if isinstance(rows, RowStream) else _groups_of(rows, group_rows)
+    with pq.ParquetWriter(sink, rows.schema, compression=_CODEC) as writer:
+        for group in groups:
+            writer.write_table(group, row_group_size=group_rows)
+
+
+def _groups_of(table: pa.Table, group_rows: int) -> Iterator[pa.Table]:
+    """Slices of a table; one without rows when the table has none."""
+    for first in range(0, max(1, table.num_rows), group_rows):
+        yield table.slice(first, group_rows)
+
+
+def _groups_of_stream(rows: RowStream, group_rows: int) -> Iterator[pa.Table]:
+    waiting: list[pa.RecordBatch] = []
+    num_waiting = 0
+    for batch in rows.batches():
+        waiting.append(batch)
+        num_waiting += batch.num_rows
+        while num_waiting >= group_rows:
+            table = pa.Table.from_batches(waiting, rows.schema)
+            yield table.slice(0, group_rows).combine_chunks()
+            waiting = table.slice(group_rows).to_batches()
+            num_waiting -= group_rows
+    if num_waiting or not rows.num_rows:
+        yield pa.Table.from_batches(waiting, rows.schema).combine_chunks()
 
 
 def is_as_written_here(path: Path, table: pa.Table) -> bool:
@@ -78,7 +104,11 @@ def is_as_written_here(path: Path, table: pa.Table) -> bool:
 
     A flipped bit may change no value: it lies in a page's head or in the file's foot.
     """
-    return path.read_bytes() == _parquet(table).to_pybytes()
+    with pq.ParquetFile(path) as file:
+        group_rows = file.metadata.row_group(0).num_rows if file.metadata.num_row_groups else 0
+    written = pa.BufferOutputStream()
+    _write_groups(table, written, max(group_rows, 1))
+    return path.read_bytes() == written.getvalue().to_pybytes()
 
 
 def is_unfinished(path: Path) -> bool:

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -27,6 +30,8 @@ EARLIER_NAMES = {"first_byte_ns": "response_head_ns"}
 _INT16, _INT32, _INT64 = pa.int16(), pa.int32(), pa.int64()
 _TEXT, _FLOAT, _BOOL = pa.string(), pa.float64(), pa.bool_()
 CLOCK_NS = "clock ns"
+# As Python objects, values take many times the memory of their column.
+VALUES_AT_ONCE = 16_384
 # Status of a request whose answer the client left because the plan has it leave; it is no failure.
 ABORTED = "aborted"
 
@@ -198,6 +203,22 @@ DERIVED_TABLES: dict[str, pa.Schema] = {"steps": STEPS, "kv_events": KV_EVENTS, 
 TABLES: dict[str, pa.Schema] = {**RAW_TABLES, **DERIVED_TABLES}
 
 
+@dataclass(frozen=True, slots=True)
+class RowStream:
+    """The rows of a table that may be too long for memory.
+
+    batches: gives all rows from the first one on, each time it is called.
+    """
+
+    schema: pa.Schema
+    num_rows: int
+    batches: Callable[[], Iterator[pa.RecordBatch]]
+
+    def to_table(self) -> pa.Table:
+        """All rows in memory."""
+        return pa.Table.from_batches(self.batches(), self.schema)
+
+
 def conform(name: str, table: pa.Table) -> pa.Table:
     """``table`` cast to the schema of ``name``, its own metadata kept; raises RecordsError where it does not fit.
 
@@ -222,6 +243,16 @@ def conform(name: str, table: pa.Table) -> pa.Table:
     return pa.Table.from_arrays(columns, schema=schema.with_metadata(table.schema.metadata))
 
 
+def conform_stream(name: str, rows: RowStream) -> RowStream:
+    """``rows`` with every batch as ``conform`` has it."""
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for batch in rows.batches():
+            yield from conform(name, pa.Table.from_batches([batch])).to_batches()
+
+    return RowStream(TABLES[name], rows.num_rows, batches)
+
+
 def empty(name: str) -> pa.Table:
     """Table ``name`` with no rows."""
     return TABLES[name].empty_table()
@@ -236,14 +267,30 @@ def rows_where(table: pa.Table, column: str, value: str | int) -> pa.Table:
     return table.filter(call_function("equal", [table[column], pa.scalar(value)]))
 
 
+def values_of(table: pa.Table, *names: str) -> Iterator[tuple[Any, ...]]:
+    """The values of some columns row by row. Only few rows at a time are Python objects."""
+    columns = [table.column(name) for name in names]
+    for first in range(0, table.num_rows, VALUES_AT_ONCE):
+        yield from zip(*(column.slice(first, VALUES_AT_ONCE).to_pylist() for column in columns), strict=True)
+
+
 def content_sha256(table: pa.Table) -> str:
     """SHA-256 of a table's columns and values: the same for every Parquet writer that stored it."""
     digest = hashlib.sha256()
     for name in table.column_names:
         # Values and names only: Parquet writers differ in how they spell a list type.
         digest.update(json.dumps(name).encode())
-        digest.update(json.dumps(_values(table.column(name))).encode())
+        for text in _json_list(table.column(name)):
+            digest.update(text.encode())
     return digest.hexdigest()
+
+
+def _json_list(column: pa.ChunkedArray) -> Iterator[str]:
+    """The column as one JSON list, in pieces."""
+    yield "["
+    for first in range(0, len(column), VALUES_AT_ONCE):
+        yield ", " * (first > 0) + json.dumps(_values(column.slice(first, VALUES_AT_ONCE)))[1:-1]
+    yield "]"
 
 
 def _values(column: pa.ChunkedArray) -> list[object]:

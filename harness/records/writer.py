@@ -105,20 +105,25 @@ class RunWriter:
         for raw_file in self._raw_files.values():
             raw_file.close()
 
-    def write(self, name: str, table: pa.Table) -> Path:
-        """Write table ``name`` (a key of schema.TABLES) under a temporary name, then rename it into place."""
+    def write(self, name: str, rows: pa.Table | schema.RowStream) -> Path:
+        """Write table ``name`` (a key of schema.TABLES) under a temporary name, then rename it into place.
+
+        rows: a derived table is in memory, because its content is hashed too.
+        """
         self._require_open()
         if name not in schema.TABLES:
             raise RecordsError(f"{name!r} is not a table of a run: {', '.join(schema.TABLES)}")
-        table = schema.conform(name, table)
+        is_stream = isinstance(rows, schema.RowStream)
+        rows = schema.conform_stream(name, rows) if is_stream else schema.conform(name, rows)
         # ``seal`` makes every file and folder durable before the run has its name.
-        path = write_parquet(table, self.folder / layout.table_path(name), is_durable=False)
+        path = write_parquet(rows, self.folder / layout.table_path(name), is_durable=False)
         if name == "requests":
-            self._num_requests = table.num_rows
+            self._num_requests = rows.num_rows
         if name in schema.DERIVED_TABLES:
-            content = schema.content_sha256(table)
+            assert isinstance(rows, pa.Table)
+            content = schema.content_sha256(rows)
             self._derived[name] = DerivedEntry(
-                rows=table.num_rows, content_sha256=content, file_sha256=file_entry(path).sha256
+                rows=rows.num_rows, content_sha256=content, file_sha256=file_entry(path).sha256
             )
         return path
 

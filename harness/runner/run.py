@@ -42,6 +42,7 @@ from harness.records import (
     ServerRecord,
     layout,
 )
+from harness.records.schema import RowStream
 from harness.redact import redacted_arguments, redacted_text
 from harness.runner.emulated import emulated_factor
 from harness.runner.fleet.station import Station
@@ -342,7 +343,7 @@ def seal_run(
     manifest: Manifest,
     plan: Plan,
     requests: pa.Table,
-    chunks: pa.Table,
+    chunks: pa.Table | RowStream,
     findings: Sequence[Finding] = (),
     cost_model: CostModel | None = None,
     derived: Derived | None = None,

@@ -31,7 +31,7 @@ def test_many_long_answers_at_once_are_all_read() -> None:
     rows = rows_of(result)
     assert {(row["status"], row["completion_tokens"]) for row in rows} == {("ok", 900)}
     assert result.chunks.num_rows == 40 * 2 * 900
-    assert sum(result.chunks["num_tokens"].to_pylist()) == 40 * 2 * 900
+    assert sum(result.chunks.to_table()["num_tokens"].to_pylist()) == 40 * 2 * 900
 
 
 def test_a_request_larger_than_the_kernel_takes_at_once_arrives_whole() -> None:

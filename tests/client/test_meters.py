@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -11,7 +13,7 @@ import pytest
 from harness.client.meters import stall_facts, stamp_facts
 from harness.client.stall import StallMeter
 from harness.clock import NS_PER_MS, NS_PER_S, clock_for
-from harness.records.schema import CHUNKS
+from harness.records.schema import CHUNKS, RowStream
 
 
 def requests_at(*instants_s: tuple[float, float, float]) -> pa.Table:
@@ -43,6 +45,13 @@ def test_only_a_stall_between_due_and_done_touches_a_request() -> None:
     assert facts["stall_max_ms"] == 2000.0
 
 
+def streamed(rows: list[dict[str, Any]]) -> RowStream:
+    def batches() -> Iterator[pa.RecordBatch]:
+        yield from pa.Table.from_pylist(rows, CHUNKS).to_batches()
+
+    return RowStream(CHUNKS, len(rows), batches)
+
+
 def test_stalls_and_lags_are_told_in_wall_time() -> None:
     assert stall_facts(marked((1.5, 0.3), scale=4.0), requests_at((1.0, 1.0, 2.0)))["touching_stall_max_ms"] == 75.0
     row = {"session": 0, "request": 0, "chunk": 0, "num_tokens": 1, "is_coalesced": False}
@@ -51,8 +60,8 @@ def test_stalls_and_lags_are_told_in_wall_time() -> None:
         {**row, "received_ns": received * NS_PER_MS, "kernel_ns": None if kernel is None else kernel * NS_PER_MS}
         for received, kernel in stamps
     ]
-    assert stamp_facts(pa.Table.from_pylist(rows, CHUNKS), 4.0) == {"stamp_lag_max_ms": 450.0}
-    assert stamp_facts(pa.Table.from_pylist(rows[2:], CHUNKS), 1.0) == {"stamp_lag_max_ms": None}
+    assert stamp_facts(streamed(rows), 4.0) == {"stamp_lag_max_ms": 450.0}
+    assert stamp_facts(streamed(rows[2:]), 1.0) == {"stamp_lag_max_ms": None}
 
 
 @pytest.mark.live

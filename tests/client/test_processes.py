@@ -76,8 +76,10 @@ class TestAReplayInProcesses:
         assert apart.chunks.schema == CHUNKS
         planned = ["session", "request", "status", "prompt_tokens", "completion_tokens", "cached_tokens"]
         assert apart.requests.select(planned).equals(together.requests.select(planned))
-        assert apart.chunks.select(["session", "request", "chunk", "num_tokens"]).equals(
-            together.chunks.select(["session", "request", "chunk", "num_tokens"])
+        assert (
+            apart.chunks.to_table()
+            .select(["session", "request", "chunk", "num_tokens"])
+            .equals(together.chunks.to_table().select(["session", "request", "chunk", "num_tokens"]))
         )
 
     @pytest.mark.same_everywhere

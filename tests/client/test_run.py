@@ -60,7 +60,7 @@ class TestAWellBehavedServer:
         assert all(row["completion_tokens"] == 6 and row["http_status"] == 200 for row in rows)
         assert all(row["prompt_tokens"] == row["planned_prompt_tokens"] for row in rows)
         assert {row["finish_reason"] for row in rows} == {"length"}
-        assert sum(result.chunks["num_tokens"].to_pylist()) == 5 * 3 * 6
+        assert sum(result.chunks.to_table()["num_tokens"].to_pylist()) == 5 * 3 * 6
 
     def test_nothing_is_sent_early_and_stamps_are_in_order(
         self, plain_server: NullServer, client: str, stream: bool
@@ -75,7 +75,7 @@ class TestAWellBehavedServer:
             assert row["due_ns"] == row["trigger_ns"] + (0 if before is None else 7 * NS_PER_MS + row["session"])
             assert row["due_ns"] <= row["sent_ns"] < row["response_head_ns"] <= row["done_ns"]
         assert result.audit["num_early_sends"] == 0
-        for chunk in result.chunks.to_pylist():
+        for chunk in result.chunks.to_table().to_pylist():
             assert chunk["kernel_ns"] is None or chunk["kernel_ns"] <= chunk["received_ns"]
 
     def test_rows_carry_the_ids_of_both_sides(self, plain_server: NullServer, client: str, stream: bool) -> None:

@@ -100,5 +100,5 @@ def test_the_client_leaves_as_planned_and_goes_on_from_what_it_has(tmp_path: Pat
     assert rows[0, 1]["due_ns"] == left["done_ns"] + NS_PER_S
     assert rows[1, 1]["prompt_tokens"] == 390
     assert rows[1, 1]["cached_tokens"] == rows[0, 1]["cached_tokens"] == 256
-    chunks = rows_where(rows_where(result.chunks, "session", 1), "request", 0)
+    chunks = rows_where(rows_where(result.chunks.to_table(), "session", 1), "request", 0)
     assert 70 <= pc.sum(chunks["num_tokens"]).as_py() < 100

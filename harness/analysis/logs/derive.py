@@ -5,18 +5,17 @@ The raw files are the record; these tables can be deleted and rebuilt at will. N
 
 from __future__ import annotations
 
-import hashlib
-import json
-from bisect import bisect_left
+from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from harness.analysis.logs.parse import ParseCounts, parse_log
+from harness.analysis.logs.scrapes import metrics_table
 from harness.clock import ScaledClock
 from harness.errors import RecordsError
 from harness.records import Manifest, SealedRun, layout, schema
@@ -26,7 +25,11 @@ from harness.stack.rbln import log_events as ev
 from harness.stack.rbln.log_events import LogEvent
 
 READ_BYTES = 1 << 20
-HTTP_OK = 200
+# Rows that are kept as Python values: Arrow's own take a tenth of the memory.
+BLOCK_ROWS = 1 << 15
+ABSENT_NS = np.iinfo(np.int64).min
+KINDS = ("alloc", "eviction", "cache_hit", "cache_partial", "free_request", "mapping_remove", "fault", "copy_failed")
+CALLERS = ("", "request", "dummy", "preempt")
 
 
 @dataclass(slots=True)
@@ -187,53 +190,57 @@ class _StepRows:
 
     def __init__(self, to_clock: ToRunClock) -> None:
         self._to_clock = to_clock
-        self._bucket_rows: list[tuple[int | None, int, int]] = []
-        self._iteration_rows: list[tuple[int | None, int]] = []
+        self._bucket_ns, self._bucket_n, self._bucket_b = array("q"), array("i"), array("i")
+        self._iteration_ns, self._iteration_n = array("q"), array("i")
         self.num_iterations = 0
         self.has_created = False
 
     @property
     def num_bucket_steps(self) -> int:
-        return len(self._bucket_rows)
+        return len(self._bucket_n)
 
     @property
     def num_iteration_steps(self) -> int:
-        return len(self._iteration_rows)
+        return len(self._iteration_n)
 
     @property
     def source(self) -> str:
-        if self._bucket_rows:
+        if self._bucket_n:
             return "bucket-log"
-        return "iteration-log" if self._iteration_rows else "none"
+        return "iteration-log" if self._iteration_n else "none"
 
     def add(self, event: ev.BucketEvent | ev.IterationEvent) -> None:
         self.has_created |= event.created_ns is not None
         if isinstance(event, ev.BucketEvent):
-            self._bucket_rows.append((self._to_clock.instant_ns(event), event.num_seqs, event.bucket))
+            self._bucket_ns.append(_instant_or_absent(self._to_clock, event))
+            self._bucket_n.append(event.num_seqs)
+            self._bucket_b.append(event.bucket)
             return
         if event.is_dummy:
             return  # another rank's step
         self.num_iterations += 1
         if event.generation_requests > 0:
-            self._iteration_rows.append((self._to_clock.instant_ns(event), event.generation_requests))
+            self._iteration_ns.append(_instant_or_absent(self._to_clock, event))
+            self._iteration_n.append(event.generation_requests)
 
     def add_equal(self, steps: ev.EqualSteps) -> None:
         self.has_created = True
         created_ns, num_seqs, bucket = steps
-        self._bucket_rows += [(self._to_clock.created_ns(each), num_seqs, bucket) for each in created_ns]
+        self._bucket_ns.extend(map(self._to_clock.created_ns, created_ns))
+        self._bucket_n.extend([num_seqs] * len(created_ns))
+        self._bucket_b.extend([bucket] * len(created_ns))
 
     def table(self, buckets: tuple[int, ...]) -> pa.Table:
-        rows = self._bucket_rows
-        if not rows:
+        log_ns, n = np.array(self._bucket_ns), np.array(self._bucket_n)
+        b = np.array(self._bucket_b)
+        if not len(n):
             # b is a pure function of n: the smallest compiled batch size that holds it (docs/stack.md, "Buckets").
-            fitting = [(at_ns, n) for at_ns, n in self._iteration_rows if buckets and n <= buckets[-1]]
-            rows = [(at_ns, n, buckets[bisect_left(buckets, n)]) for at_ns, n in fitting]
-        log_ns, n, b = zip(*rows, strict=True) if rows else ((), (), ())
-        step = np.arange(len(rows), dtype=np.int32)
-        return pa.table(
-            [pa.array(step), pa.array(log_ns, pa.int64()), pa.array(n, pa.int32()), pa.array(b, pa.int32())],
-            schema=schema.STEPS,
-        )
+            n = np.array(self._iteration_n)
+            fits = n <= (buckets[-1] if buckets else 0)
+            log_ns, n = np.array(self._iteration_ns)[fits], n[fits]
+            b = np.array(buckets, dtype=np.int32)[np.searchsorted(buckets, n)]
+        step = np.arange(len(n), dtype=np.int32)
+        return pa.table([pa.array(step), _instants(log_ns), pa.array(n), pa.array(b)], schema=schema.STEPS)
 
 
 class _KvRows:
@@ -246,7 +253,13 @@ class _KvRows:
 
     def __init__(self, to_clock: ToRunClock) -> None:
         self._to_clock = to_clock
-        self._rows: list[dict[str, Any]] = []
+        self._kinds, self._callers = array("b"), array("b")
+        self._log_ns, self._num_blocks, self._reused = array("q"), array("q"), array("q")
+        self._bucket_steps, self._iteration_steps = array("i"), array("i")
+        self._slots, self._slot_ends = array("i"), array("i", [0])
+        # Of the rows since the last block, and of those before them.
+        self._ids: list[str] = []
+        self._id_blocks: list[pa.Array] = []
         self._open: dict[int, int] = {}
         self._preempted_slots: set[int] = set()
         self._num_steps = (0, 0)
@@ -256,7 +269,7 @@ class _KvRows:
 
     @property
     def num_rows(self) -> int:
-        return len(self._rows)
+        return len(self._kinds)
 
     def count_steps(self, num_bucket_steps: int, num_iteration_steps: int) -> None:
         """A step was reported by another process: how many there were, not when, is known."""
@@ -267,7 +280,7 @@ class _KvRows:
         self._has_step_lines = True
         self.count_steps(num_bucket_steps, num_iteration_steps)
         for row in self._open.values():
-            self._rows[row]["caller"] = "dummy"
+            self._callers[row] = CALLERS.index("dummy")
         self._open.clear()
         self._preempted_slots.clear()
 
@@ -275,14 +288,14 @@ class _KvRows:
         if isinstance(event, ev.AllocEvent):
             for slot in event.slots:
                 if (row := self._open.pop(slot, None)) is not None:
-                    self._rows[row]["caller"] = "request"
+                    self._callers[row] = CALLERS.index("request")
             self._append(event, "alloc", event.request_id, event.slots, event.num_blocks)
         elif isinstance(event, ev.EvictionEvent):
             is_preempt = event.slot in self._preempted_slots
             if is_preempt:
                 self._preempted_slots.discard(event.slot)
             else:
-                self._open[event.slot] = len(self._rows)
+                self._open[event.slot] = self.num_rows
             caller = "preempt" if is_preempt else ""
             self._append(event, "eviction", "", (event.slot,), event.num_blocks, caller=caller)
         elif isinstance(event, ev.CacheHitEvent):
@@ -305,12 +318,23 @@ class _KvRows:
                 self._append(event, "copy_failed", request_id, (), 0)
 
     def table(self, *, has_bucket_lines: bool) -> pa.Table:
-        for row in self._rows:
-            bucket_step, iteration_step = row.pop("steps")
-            row["step"] = bucket_step if has_bucket_lines else iteration_step
-            if row["kind"] == "eviction" and row["caller"] == "request" and not self._has_step_lines:
-                row["caller"] = ""
-        return pa.Table.from_pylist(self._rows, schema=schema.KV_EVENTS)
+        kinds, callers = np.array(self._kinds), np.array(self._callers)
+        if not self._has_step_lines:
+            is_eviction = kinds == KINDS.index("eviction")
+            callers[is_eviction & (callers == CALLERS.index("request"))] = CALLERS.index("")
+        ids = pa.chunked_array([*self._id_blocks, pa.array(self._ids, pa.string())])
+        columns = {
+            "index": np.arange(self.num_rows, dtype=np.int32),
+            "step": np.array(self._bucket_steps if has_bucket_lines else self._iteration_steps),
+            "log_ns": _instants(np.array(self._log_ns)),
+            "kind": _names(kinds, KINDS),
+            "request_id": ids,
+            "slots": pa.ListArray.from_arrays(np.array(self._slot_ends), np.array(self._slots)),
+            "num_blocks": pa.array(np.array(self._num_blocks)).cast(pa.int32()),
+            "caller": _names(callers, CALLERS),
+            "reused_tokens": pa.array(np.array(self._reused)).cast(pa.int32()),
+        }
+        return pa.table([columns[name] for name in schema.KV_EVENTS.names], schema=schema.KV_EVENTS)
 
     def _append(
         self,
@@ -324,92 +348,33 @@ class _KvRows:
         reused: int = 0,
     ) -> None:
         self.has_created |= event.created_ns is not None
-        self._rows.append(
-            {
-                "index": len(self._rows),
-                "steps": self._num_steps,
-                "log_ns": self._to_clock.instant_ns(event),
-                "kind": kind,
-                "request_id": request_id,
-                "slots": slots,
-                "num_blocks": num_blocks,
-                "caller": caller,
-                "reused_tokens": reused,
-            }
-        )
+        self._kinds.append(KINDS.index(kind))
+        self._callers.append(CALLERS.index(caller))
+        self._log_ns.append(_instant_or_absent(self._to_clock, event))
+        self._num_blocks.append(num_blocks)
+        self._reused.append(reused)
+        bucket_steps, iteration_steps = self._num_steps
+        self._bucket_steps.append(bucket_steps)
+        self._iteration_steps.append(iteration_steps)
+        self._slots.extend(slots)
+        self._slot_ends.append(len(self._slots))
+        self._ids.append(request_id)
+        if len(self._ids) == BLOCK_ROWS:
+            self._id_blocks.append(pa.array(self._ids, pa.string()))
+            self._ids.clear()
 
 
-def metrics_table(lines: Iterable[bytes]) -> tuple[pa.Table, int, int]:
-    """(METRICS table, scrapes, scrapes without a readable body) of the lines of the scrapes' file."""
-    columns: dict[str, list[Any]] = {name: [] for name in schema.METRICS.names}
-    num_scrapes = num_failed = 0
-    for line in lines:
-        scrape = num_scrapes
-        num_scrapes += 1
-        try:
-            record = json.loads(line)
-            if record["status"] != HTTP_OK:
-                raise ValueError("no body")
-            names, values = _samples(record["body"])
-            at_ns, reason = int(record["at_ns"]), str(record["reason"])
-            if not (0 <= at_ns < 1 << 63 and reason.isprintable()):
-                raise ValueError("no instant or no reason")
-        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
-            num_failed += 1
-            continue
-        same = ([one] * len(values) for one in (scrape, at_ns, reason))
-        both = ([name for name, _ in names], [labels for _, labels in names])
-        for column, cells in zip(columns.values(), (*same, *both, values), strict=True):
-            column.extend(cells)
-    return pa.table(columns, schema=schema.METRICS), num_scrapes, num_failed
+def _instant_or_absent(to_clock: ToRunClock, event: LogEvent) -> int:
+    instant_ns = to_clock.instant_ns(event)
+    return ABSENT_NS if instant_ns is None else instant_ns
 
 
-def _samples(body: str) -> tuple[list[tuple[str, str]], list[float]]:
-    """(name, labels) and value of every sample. Scrapes of one server differ in values alone: names are read once."""
-    # A body may hold bytes that were no UTF-8, kept as lone surrogates: Arrow strings cannot.
-    text = body.encode("utf-8", "replace").decode("utf-8")
-    lines = [line.rpartition(" ") for line in text.split("\n") if line and not line.startswith("#")]
-    heads = "\n".join(head for head, _space, _value in lines)
-    key = hashlib.sha256(f"{heads}\n{_comments(text)}".encode()).digest()
-    known = _known_names.get(key)
-    # A line without a space has no head, as has no line.
-    if known is not None and len(known) == len(lines):
-        return known, [float(value) for _head, _space, value in lines]
-    parsed = list(_parsed(text))
-    names = [(name, labels) for name, labels, _value in parsed]
-    if len(parsed) == len(lines) and all(
-        _is_value(line[2], sample[2]) for line, sample in zip(lines, parsed, strict=True)
-    ):
-        if len(_known_names) >= MOST_KNOWN_NAMES:
-            _known_names.clear()
-        _known_names[key] = names
-    return names, [value for _name, _labels, value in parsed]
+def _instants(log_ns: NDArray[np.int64]) -> pa.Array:
+    return pa.array(log_ns, mask=log_ns == ABSENT_NS)
 
 
-MOST_KNOWN_NAMES = 16
-_known_names: dict[bytes, list[tuple[str, str]]] = {}
-
-
-def _comments(text: str) -> str:
-    return "\n".join(line for line in text.split("\n") if line.startswith("#"))
-
-
-def _is_value(text: str, value: float) -> bool:
-    """Whether the last word of a line is its value, and no timestamp."""
-    try:
-        return repr(float(text)) == repr(value)
-    except ValueError:
-        return False
-
-
-def _parsed(text: str) -> Iterator[tuple[str, str, float]]:
-    # Only what derives tables needs it, and it takes a tenth of the start of a command.
-    from prometheus_client.parser import text_string_to_metric_families
-
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            labels = ",".join(f'{key}="{sample.labels[key]}"' for key in sorted(sample.labels))
-            yield sample.name, labels, float(sample.value)
+def _names(codes: NDArray[np.int8], names: tuple[str, ...]) -> pa.Array:
+    return pa.DictionaryArray.from_arrays(codes, pa.array(names)).dictionary_decode()
 
 
 def _chunks(path: Path) -> Iterator[bytes]:

@@ -11,13 +11,15 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
-from typing import Any
+from operator import attrgetter
+from typing import NamedTuple
 
 import pyarrow as pa
 
 from harness.analysis.method.reconstruct import join_request_id
-from harness.analysis.method.reuse import Place, continuations, reusable_tokens
+from harness.analysis.method.reuse import continuations, reusable_tokens
 from harness.plan import Plan
+from harness.records.schema import rows_where, values_of
 
 # Causes of a shortfall, in the order in which reports show them; evictions are by who asked for the slot.
 OTHERS, GENERATED, PART_OF_BLOCK = "text of other sessions", "generated text", "part of a block"
@@ -59,27 +61,38 @@ def total(of: Iterable[Ceilings]) -> Ceilings:
     return reduce(Ceilings.__add__, of, Ceilings())
 
 
+class _Request(NamedTuple):
+    """The columns of a request that count here."""
+
+    session: int
+    request: int
+    sent_ns: int
+    response_id: str
+    prompt_tokens: int | None
+    planned_prompt_tokens: int
+    cached_tokens: int
+
+
 def ceilings(requests: pa.Table, kv_events: pa.Table, plan: Plan) -> Ceilings:
     """Ceilings and losses of one run; ``plan``: which session continues which, and which begin alike."""
     parents, kept = continuations(plan)
-    answered: list[dict[str, Any]] = [row for row in requests.to_pylist() if row["prompt_tokens"] is not None]
-    answered.sort(key=lambda row: row["sent_ns"])
-    rows: dict[Place, dict[str, Any]] = {(row["session"], row["request"]): row for row in requests.to_pylist()}
-    evictions = _Evictions(kv_events, (row["response_id"] for row in answered))
+    rows = {(row.session, row.request): row for row in map(_Request._make, values_of(requests, *_Request._fields))}
+    answered = sorted((row for row in rows.values() if row.prompt_tokens is not None), key=attrgetter("sent_ns"))
+    evictions = _Evictions(kv_events, (row.response_id for row in answered))
     known = _SharedBeginnings(plan)
     found: list[Ceilings] = []
     for row in answered:
-        place = row["session"], row["request"]
+        place = row.session, row.request
         parent = rows.get(parents.get(place, (place[0], place[1] - 1)))
-        prompt, reused = row["prompt_tokens"], row["cached_tokens"]
+        prompt, reused = row.prompt_tokens or 0, row.cached_tokens
         most = prompt - 1  # the last token is always computed
         by_turn = 0 if parent is None else min(kept[place], most)
         # Of an answer that the client left, usage is unknown; its prompt is what was sent.
-        before = 0 if parent is None else parent["prompt_tokens"] or parent["planned_prompt_tokens"]
+        before = 0 if parent is None else parent.prompt_tokens or parent.planned_prompt_tokens
         shared = min(by_turn, before)
         blocks = 0 if parent is None else reusable_tokens(shared, prompt)
         endless = max(by_turn, min(known.tokens(*place), most))
-        cause = "" if parent is None else evictions.cause(parent["response_id"], row["response_id"])
+        cause = "" if parent is None else evictions.cause(parent.response_id, row.response_id)
         lost = _losses(endless, by_turn, shared, blocks, reused, cause)
         found.append(Ceilings(prompt, endless, by_turn, blocks, reused, max(0, reused - endless), lost))
     return total(found)
@@ -124,12 +137,14 @@ class _Evictions:
         told = {response_id: 0 for response_id in response_ids if response_id}
         self._admitted: dict[str, tuple[int, list[int]]] = {}
         self._evicted: dict[int, list[tuple[int, str]]] = {}  # slot -> (index, caller), in the order of the log
-        for event in kv_events.to_pylist():
-            if event["kind"] == "alloc" and (response_id := join_request_id(event["request_id"], told)):
-                self._admitted[response_id] = event["index"], event["slots"]
-            elif event["kind"] == "eviction":
-                for slot in event["slots"]:
-                    self._evicted.setdefault(slot, []).append((event["index"], event["caller"] or "unknown"))
+        for index, request_id, slots in values_of(
+            rows_where(kv_events, "kind", "alloc"), "index", "request_id", "slots"
+        ):
+            if response_id := join_request_id(request_id, told):
+                self._admitted[response_id] = index, slots
+        for index, slots, caller in values_of(rows_where(kv_events, "kind", "eviction"), "index", "slots", "caller"):
+            for slot in slots:
+                self._evicted.setdefault(slot, []).append((index, caller or "unknown"))
 
     def cause(self, before: str, after: str) -> str:
         """Why ``after`` did not find all blocks of ``before``; the log tells the order of the two and of evictions."""

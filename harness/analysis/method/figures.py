@@ -243,5 +243,5 @@ def place_of(run: SealedRun) -> RunPlace:
 def _evictions(events: pa.Table) -> dict[str, int] | None:
     if not events.num_rows:
         return None
-    pairs = zip(events.column("kind").to_pylist(), events.column("caller").to_pylist(), strict=True)
-    return dict(Counter(caller or "unknown" for kind, caller in pairs if kind == "eviction"))
+    callers = schema.rows_where(events, "kind", "eviction").column("caller").to_pylist()
+    return dict(Counter(caller or "unknown" for caller in callers))

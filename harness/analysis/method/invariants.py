@@ -10,9 +10,11 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from harness.analysis.method.aborted import (
     aborted_rows,
@@ -25,17 +27,21 @@ from harness.analysis.method.lateness import lateness
 from harness.analysis.method.reconstruct import StepCost, channel_a, channel_b, join_request_id, residual_ns
 from harness.analysis.method.reuse import cached_tokens, is_reuse_known
 from harness.analysis.method.settings import check_settings
+from harness.analysis.method.stalls import check_freezes, invalid
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.records import Finding, Manifest, SealedRun
-from harness.records.schema import ABORTED
+from harness.records.schema import ABORTED, rows_where, values_of
 from harness.spec import LimitsSpec
 
 if TYPE_CHECKING:
     from harness.analysis.logs.derive import Derived
     from harness.plan import Plan
 
+IntArray = NDArray[np.int64]
+
 CACHED_COUNTER = "vllm:prompt_tokens_cached_total"
 MAX_NAMED = 3
+KEY_BITS = 32
 MAX_CLOCK_STEP_NS = NS_PER_MS
 
 
@@ -93,97 +99,111 @@ def _workload_changes(run: SealedRun) -> str:
 def _check_server(manifest: Manifest) -> Iterator[Finding]:
     if not manifest.server.is_alive_until_stop:
         evidence = f"the server ended before it was told to stop (exit status {manifest.server.exit_status})"
-        yield _invalid("server-died", evidence, "Read the end of server.log")
+        yield invalid("server-died", evidence, "Read the end of server.log")
 
 
 def _check_answers(manifest: Manifest, requests: pa.Table, plan: Plan | None) -> Iterator[Finding]:
-    rows = requests.select(
-        ["session", "request", "status", "planned_generate_tokens", "completion_tokens", "planned_prompt_tokens",
-         "prompt_tokens"]
-    ).to_pylist()  # fmt: skip
-    keys = Counter((row["session"], row["request"]) for row in rows)
-    if repeated := [key for key, count in keys.items() if count > 1]:
-        yield _invalid("request-repeated", f"{len(repeated)} requests have several rows, first {_name(repeated)}")
-    yield from _check_plan(manifest, keys, rows, plan)
-    if failed := [row for row in rows if row["status"] not in ("ok", ABORTED)]:
-        kinds = Counter(row["status"] for row in failed)
+    keys, counts = np.unique(_keys(requests), return_counts=True)
+    if len(repeated := keys[counts > 1]):
+        yield invalid("request-repeated", f"{len(repeated)} requests have several rows, first {_names(repeated)}")
+    yield from _check_plan(manifest, requests, keys, plan)
+    status = requests.column("status").to_numpy()
+    if len(failed := np.flatnonzero((status != "ok") & (status != ABORTED))):
+        kinds = Counter(status[failed].tolist())
         which = ", ".join(f"{count} {status}" for status, count in sorted(kinds.items()))
-        yield _invalid(
+        yield invalid(
             "request-failed",
-            f"{len(failed)} of {len(rows)} requests were not answered as planned ({which}), first {_names(failed)}",
+            f"{len(failed)} of {requests.num_rows} requests were not answered as planned ({which}), "
+            f"first {_names(_keys(requests)[failed])}",
             "See columns status, http_status and error of the requests table",
         )
-    answered = [row for row in rows if row["status"] == "ok"]
-    if wrong := [row for row in answered if row["completion_tokens"] != row["planned_generate_tokens"]]:
-        yield _invalid(
+    answered = requests.filter(pa.array(status == "ok"))
+    generated = answered.column("completion_tokens").fill_null(-1).to_numpy()
+    if len(wrong := _keys(answered)[generated != answered.column("planned_generate_tokens").to_numpy()]):
+        yield invalid(
             "wrong-length",
             f"{len(wrong)} answers have another number of tokens than planned, first {_names(wrong)}",
             "The server must honour ignore_eos and max_tokens",
         )
-    if drifted := [row for row in answered if row["prompt_tokens"] != row["planned_prompt_tokens"]]:
+    prompt = answered.column("prompt_tokens")
+    sent = answered.column("planned_prompt_tokens").to_numpy()
+    drifted = prompt.fill_null(-1).to_numpy() != sent
+    if drifted.any():
         is_text = plan is not None and plan.prompt_form == "text"
-        drift = sum((row["prompt_tokens"] or 0) - row["planned_prompt_tokens"] for row in drifted)
+        drift = int((prompt.fill_null(0).to_numpy()[drifted] - sent[drifted]).sum())
         yield Finding(
             code="prompt-drift",
             severity="warning" if is_text else "invalid",
-            evidence=f"{len(drifted)} prompts were counted with {drift:+d} tokens in sum, first {_names(drifted)}",
+            evidence=f"{drifted.sum()} prompts were counted with {drift:+d} tokens in sum, "
+            f"first {_names(_keys(answered)[drifted])}",
             hint="Text prompts are re-tokenised by the server; token-id prompts are exact" if is_text else "",
         )
 
 
-def _check_plan(
-    manifest: Manifest, keys: Mapping[tuple[int, int], int], rows: Sequence[Mapping[str, Any]], plan: Plan | None
-) -> Iterator[Finding]:
+def _check_plan(manifest: Manifest, requests: pa.Table, keys: IntArray, plan: Plan | None) -> Iterator[Finding]:
+    """keys: of all rows, ascending, without repetition."""
     if plan is None:
         if len(keys) != manifest.planned_requests:
-            yield _invalid("request-missing", f"{manifest.planned_requests} requests planned, {len(keys)} recorded")
+            yield invalid("request-missing", f"{manifest.planned_requests} requests planned, {len(keys)} recorded")
         return
     if plan.hash != manifest.plan_hash:
-        yield _invalid("plan-mismatch", f"the run names plan {manifest.plan_hash[:12]}, the plan is {plan.hash[:12]}")
-    planned = {
-        (session.index, index): (request.prompt_tokens, request.generate_tokens)
-        for session in plan.sessions
-        for index, request in enumerate(session.requests)
-    }
-    if missing := sorted(planned.keys() - keys.keys()):
-        yield _invalid("request-missing", f"{len(missing)} planned requests have no row, first {_name(missing)}")
-    if unplanned := sorted(keys.keys() - planned.keys()):
-        yield _invalid("request-unplanned", f"{len(unplanned)} rows were never planned, first {_name(unplanned)}")
-    lengths = ((row, planned.get((row["session"], row["request"]))) for row in rows)
-    changed = [
-        row
-        for row, plan_lengths in lengths
-        if plan_lengths and plan_lengths != (row["planned_prompt_tokens"], row["planned_generate_tokens"])
-    ]
-    if changed:
-        yield _invalid(
+        yield invalid("plan-mismatch", f"the run names plan {manifest.plan_hash[:12]}, the plan is {plan.hash[:12]}")
+    planned = _planned(plan)
+    if len(missing := np.setdiff1d(planned[:, 0], keys)):
+        yield invalid("request-missing", f"{len(missing)} planned requests have no row, first {_names(missing)}")
+    if len(unplanned := np.setdiff1d(keys, planned[:, 0])):
+        yield invalid("request-unplanned", f"{len(unplanned)} rows were never planned, first {_names(unplanned)}")
+    of_rows = _keys(requests)
+    place = np.minimum(np.searchsorted(planned[:, 0], of_rows), len(planned) - 1)
+    lengths = [requests.column(name).to_numpy() for name in ("planned_prompt_tokens", "planned_generate_tokens")]
+    is_changed = (planned[place, 1] != lengths[0]) | (planned[place, 2] != lengths[1])
+    if len(changed := of_rows[is_changed & (planned[place, 0] == of_rows)]):
+        yield invalid(
             "plan-mismatch", f"{len(changed)} rows carry other lengths than the plan, first {_names(changed)}"
         )
 
 
+def _keys(requests: pa.Table) -> IntArray:
+    """A number for each (session, request), in their order."""
+    session, request = (requests.column(name).to_numpy().astype(np.int64) for name in ("session", "request"))
+    return session << KEY_BITS | request
+
+
+def _planned(plan: Plan) -> IntArray:
+    """Key, prompt tokens and generated tokens of each request, by key. Shape (requests, 3)."""
+    numbers = (
+        number
+        for session in plan.sessions
+        for place, one in enumerate(session.requests)
+        for number in (session.index << KEY_BITS | place, one.prompt_tokens, one.generate_tokens)
+    )
+    planned = np.fromiter(numbers, np.int64, 3 * plan.num_requests).reshape(-1, 3)
+    return planned[np.argsort(planned[:, 0])]
+
+
 def _check_observation(manifest: Manifest, requests: pa.Table, derived: Derived) -> Iterator[Finding]:
     declared = manifest.observation
-    has_decoded = any((tokens or 0) > 1 for tokens in requests.column("completion_tokens").to_pylist())
-    has_answered = any(tokens is not None for tokens in requests.column("prompt_tokens").to_pylist())
+    has_decoded = bool((requests.column("completion_tokens").fill_null(0).to_numpy() > 1).any())
+    has_answered = requests.column("prompt_tokens").null_count < requests.num_rows
     if has_decoded and declared.steps == "bucket-log" and not derived.num_bucket_lines:
-        yield _invalid("observer-silent", "the [BUCKET] lines that were declared are not in the log", _PATCH_HINT)
+        yield invalid("observer-silent", "the [BUCKET] lines that were declared are not in the log", _PATCH_HINT)
     if has_decoded and declared.steps == "iteration-log" and not derived.num_iteration_lines:
-        yield _invalid("observer-silent", "the iteration lines that were declared are not in the log", _PATCH_HINT)
+        yield invalid("observer-silent", "the iteration lines that were declared are not in the log", _PATCH_HINT)
     if declared.steps != "bucket-log" and derived.num_bucket_lines:
-        yield _invalid(
+        yield invalid(
             "patch-undeclared", f"the log has {derived.num_bucket_lines} [BUCKET] lines of a patch nobody declared"
         )
     if has_answered and declared.has_kv_log and not derived.num_kv_lines:
-        yield _invalid("kv-log-silent", "the [PFX] lines that were declared are not in the log", _DEBUG_HINT)
+        yield invalid("kv-log-silent", "the [PFX] lines that were declared are not in the log", _DEBUG_HINT)
     if declared.has_metrics and not derived.tables["metrics"].num_rows:
-        yield _invalid("metrics-missing", f"none of {derived.num_scrapes} scrapes has a readable body with samples")
+        yield invalid("metrics-missing", f"none of {derived.num_scrapes} scrapes has a readable body with samples")
     elif derived.num_failed_scrapes:
         evidence = f"{derived.num_failed_scrapes} of {derived.num_scrapes} scrapes have no readable body"
         yield Finding(code="scrape-failed", severity="warning", evidence=evidence)
     if derived.faults:
-        yield _invalid("kv-fault", f"the server reported inconsistent KV bookkeeping: {', '.join(derived.faults[:3])}")
+        yield invalid("kv-fault", f"the server reported inconsistent KV bookkeeping: {', '.join(derived.faults[:3])}")
     if derived.failed_copies:
-        yield _invalid(
+        yield invalid(
             "kv-copy-failed",
             f"reused KV could not be copied for {len(derived.failed_copies)} requests: they were prefilled in full, "
             "while the counters keep the hit",
@@ -211,13 +231,13 @@ def _check_observation(manifest: Manifest, requests: pa.Table, derived: Derived)
 def _check_decode_tokens(requests: pa.Table, derived: Derived) -> Iterator[Finding]:
     if derived.steps_source == "none":
         return
-    generated = [tokens for tokens in requests.column("completion_tokens").to_pylist() if tokens]
+    generated = requests.column("completion_tokens").fill_null(0).to_numpy().astype(np.int64)
     # A preempted request is prefilled again, and that prefill, not a decode step, yields its next token.
-    expected = sum(tokens - 1 for tokens in generated) - derived.num_preemptions
-    logged = sum(derived.tables["steps"].column("n").to_pylist())
+    expected = int(np.maximum(generated - 1, 0).sum()) - derived.num_preemptions
+    logged = int(derived.tables["steps"].column("n").to_numpy().astype(np.int64).sum())
     most = expected + most_decode_tokens(requests)
     if not expected <= logged <= most:
-        yield _invalid(
+        yield invalid(
             "decode-tokens",
             f"the step log has {logged} decode tokens, the answers have {expected} (sum of G - 1)"
             + (f" to {most} (with those that were left)" if most > expected else ""),
@@ -244,7 +264,7 @@ def _check_reuse(manifest: Manifest, requests: pa.Table, derived: Derived) -> It
             "was not held against the server's own count",
         )
     if derived.num_kv_lines:
-        hits = {name: hit for name, hit in _hits(derived).items() if join_request_id(name, left) is None}
+        hits = {name: hit for name, hit in _hits(derived).items() if not left or join_request_id(name, left) is None}
         witnesses["reuse log"] = sum(hits.values())
         yield from _check_reuse_by_request(requests, hits, has_preemptions=derived.num_preemptions > 0)
     if len(set(witnesses.values())) > 1:
@@ -255,8 +275,8 @@ def _check_reuse(manifest: Manifest, requests: pa.Table, derived: Derived) -> It
 
 
 def _unknown_reuse(requests: pa.Table, increment: float | None) -> Finding:
-    columns = (requests.column(name).to_pylist() for name in ("prompt_tokens", "cached_tokens"))
-    unknown = sum(prompt is not None and cached is None for prompt, cached in zip(*columns, strict=True))
+    columns = values_of(requests, "prompt_tokens", "cached_tokens")
+    unknown = sum(prompt is not None and cached is None for prompt, cached in columns)
     counter = "" if increment is None else f", while {CACHED_COUNTER} rose by {increment:,.0f}"
     return Finding(
         code="reuse-unknown",
@@ -268,8 +288,8 @@ def _unknown_reuse(requests: pa.Table, increment: float | None) -> Finding:
 
 
 def _check_reuse_by_request(requests: pa.Table, hits: Mapping[str, int], *, has_preemptions: bool) -> Iterator[Finding]:
-    columns = (requests.column(name).to_pylist() for name in ("response_id", "cached_tokens", "status"))
-    told = {name: tokens or 0 for name, tokens, status in zip(*columns, strict=True) if name and status != ABORTED}
+    columns = values_of(requests, "response_id", "cached_tokens", "status")
+    told = {name: tokens or 0 for name, tokens, status in columns if name and status != ABORTED}
     logged: dict[str, int] = {}
     strangers: list[str] = []
     for log_id, tokens in hits.items():
@@ -279,11 +299,11 @@ def _check_reuse_by_request(requests: pa.Table, hits: Mapping[str, int], *, has_
         else:
             logged[response_id] = logged.get(response_id, 0) + tokens
     if strangers:
-        yield _invalid("request-foreign", f"{len(strangers)} reuse lines join no request, first {strangers[0]}")
+        yield invalid("request-foreign", f"{len(strangers)} reuse lines join no request, first {strangers[0]}")
     wrong = [response_id for response_id, tokens in told.items() if logged.get(response_id, 0) != tokens]
     if wrong and not has_preemptions:
         first = wrong[0]
-        yield _invalid(
+        yield invalid(
             "reuse-disagrees",
             f"{len(wrong)} responses report other reuse than the log, first {first}: response {told[first]}, "
             f"log {logged.get(first, 0)}",
@@ -292,7 +312,7 @@ def _check_reuse_by_request(requests: pa.Table, hits: Mapping[str, int], *, has_
 
 def _check_ids(requests: pa.Table, derived: Derived) -> Iterator[Finding]:
     """Every answer has an id of its own: the lines of the reuse log are told apart by nothing else."""
-    named = Counter(one for one in requests.column("response_id").to_pylist() if one)
+    named = Counter(one for (one,) in values_of(requests, "response_id") if one)
     if repeated := [name for name, count in named.items() if count > 1]:
         yield Finding(
             code="id-repeated",
@@ -303,12 +323,10 @@ def _check_ids(requests: pa.Table, derived: Derived) -> Iterator[Finding]:
 
 
 def _hits(derived: Derived) -> dict[str, int]:
-    events = derived.tables["kv_events"]
-    columns = [events.column(name).to_pylist() for name in ("kind", "request_id", "reused_tokens")]
     hits: dict[str, int] = {}
-    for kind, log_id, tokens in zip(*columns, strict=True):
-        if kind == "cache_hit":
-            hits[log_id] = hits.get(log_id, 0) + tokens
+    events = rows_where(derived.tables["kv_events"], "kind", "cache_hit")
+    for log_id, tokens in values_of(events, "request_id", "reused_tokens"):
+        hits[log_id] = hits.get(log_id, 0) + tokens
     return hits
 
 
@@ -319,11 +337,9 @@ def counter_increment(metrics: pa.Table, name: str) -> float | None:
     """
     by_scrape: dict[int, float] = {}
     reasons: dict[int, str] = {}
-    columns = [metrics.column(column).to_pylist() for column in ("scrape", "reason", "name", "value")]
-    for scrape, reason, metric, value in zip(*columns, strict=True):
-        if metric == name:
-            by_scrape[scrape] = by_scrape.get(scrape, 0.0) + value
-            reasons[scrape] = reason
+    for scrape, reason, value in values_of(rows_where(metrics, "name", name), "scrape", "reason", "value"):
+        by_scrape[scrape] = by_scrape.get(scrape, 0.0) + value
+        reasons[scrape] = reason
     before = [scrape for scrape, reason in reasons.items() if reason == "before"]
     after = [scrape for scrape, reason in reasons.items() if reason == "after"]
     increment = by_scrape[max(after)] - by_scrape[min(before)] if before and after else math.nan
@@ -336,20 +352,20 @@ def _check_lateness(manifest: Manifest, requests: pa.Table, plan: Plan | None) -
     late = lateness(requests, manifest.clock.scale)
     p99_ms = late.rearrival_quantile_ms(0.99)
     if p99_ms is not None and p99_ms > limits.rearrival_lag_p99_ms:
-        yield _invalid(
+        yield invalid(
             "rearrival-late",
             f"re-arrivals left up to {p99_ms:.3f} ms late (p99, wall), the limit is {limits.rearrival_lag_p99_ms:g} ms",
             "Run on an idler machine, or raise limits.rearrival_lag_p99_ms and say so",
         )
     spread_ms = late.start_spread_ms
     if spread_ms is not None and spread_ms > limits.start_spread_ms:
-        yield _invalid(
+        yield invalid(
             "start-spread",
             f"sessions started within {spread_ms:.3f} ms (wall), the limit is {limits.start_spread_ms:g} ms",
             "Run on an idler machine, or raise limits.start_spread_ms and say so",
         )
     if late.num_early:
-        yield _invalid("sent-early", f"{late.num_early} requests left before they were due")
+        yield invalid("sent-early", f"{late.num_early} requests left before they were due")
 
 
 def _check_residual(
@@ -367,7 +383,7 @@ def _check_residual(
     a_ns = channel_a(derived.tables["steps"], known, cost_model, kv_events).total_ns
     share = residual_ns(b_ns, a_ns) / b_ns
     if share > limit:
-        yield _invalid(
+        yield invalid(
             "channels-apart",
             f"channel A explains {a_ns / NS_PER_S:.3f} s of {b_ns / NS_PER_S:.3f} s that channel B saw: r/B = "
             f"{share:.3f}, the limit is {limit:g}",
@@ -389,48 +405,17 @@ def _check_clock(manifest: Manifest) -> Iterator[Finding]:
         )
 
 
-def check_freezes(manifest: Manifest) -> Iterator[Finding]:
-    """What the machine did to the client: stalls that touched a request, receives that waited for it, a lost meter.
-
-    Runs without a client on this machine (simulated ones, and those recorded before it was noted) say nothing of it.
-    """
-    limits = LimitsSpec.model_validate(manifest.requested.get("limits", {}))
-    audit = manifest.client_audit
-    stall_ms, lag_ms = audit.get("touching_stall_max_ms"), audit.get("stamp_lag_max_ms")
-    if audit.get("is_stall_meter_complete") is False:
-        yield Finding(
-            code="stall-meter-lost",
-            severity="invalid" if limits.needs_stall_meter else "warning",
-            evidence="the stall meter ended before the run did: whether the host stalled is not known",
-            hint="Something ended that process; limits.needs_stall_meter = false keeps such runs, and says so",
-        )
-    if stall_ms is not None and stall_ms > limits.stall_ms:
-        yield _invalid(
-            "host-stalled",
-            f"the host stood still for {stall_ms:.0f} ms (wall) while requests were due or under way, "
-            f"the limit is {limits.stall_ms:g} ms",
-            "Run on an idler machine, or raise limits.stall_ms and say so",
-        )
-    if lag_ms is not None and lag_ms > limits.stamp_lag_ms:
-        yield _invalid(
-            "client-stalled",
-            f"what had arrived waited up to {lag_ms:.0f} ms (wall) for the client, "
-            f"the limit is {limits.stamp_lag_ms:g} ms",
-            "Run on an idler machine, or raise limits.stamp_lag_ms and say so",
-        )
-
-
 def _check_same_plan(replicate: int, runs: Sequence[SealedRun]) -> Iterator[Finding]:
     drawn = {run.condition: run.manifest.drawn_hash for run in runs}
     if len(set(drawn.values())) > 1:
         told = ", ".join(f"{condition} {value[:12] or 'none'}" for condition, value in sorted(drawn.items()))
-        yield _invalid("plan-differs", f"replicate {replicate}: conditions were drawn from different plans ({told})")
+        yield invalid("plan-differs", f"replicate {replicate}: conditions were drawn from different plans ({told})")
     sent: dict[str, set[str]] = {}
     for run in runs:
         sent.setdefault(run.manifest.treatment, set()).add(run.manifest.plan_hash)
     for treatment, hashes in sorted(sent.items()):
         if len(hashes) > 1:
-            yield _invalid(
+            yield invalid(
                 "plan-differs", f"replicate {replicate}: treatment {treatment} was sent as {len(hashes)} plans"
             )
 
@@ -442,7 +427,7 @@ def _check_same_work(replicate: int, runs: Sequence[SealedRun]) -> Iterator[Find
     work = {name: {key: tokens for key, tokens in own.items() if key not in left} for name, own in work.items()}
     if len({tuple(sorted(lengths.items())) for lengths in work.values()}) > 1:
         told = ", ".join(f"{condition} {sum(lengths.values())}" for condition, lengths in sorted(work.items()))
-        yield _invalid("work-differs", f"replicate {replicate}: conditions generated different tokens ({told})")
+        yield invalid("work-differs", f"replicate {replicate}: conditions generated different tokens ({told})")
 
 
 def _decode_work(requests: pa.Table) -> dict[tuple[int, int], int]:
@@ -454,13 +439,7 @@ _PATCH_HINT = "Check that the observer is installed in the server's environment 
 _DEBUG_HINT = "The server must log at level DEBUG for vllm_rbln.v1.core.prefix_cache_manager"
 
 
-def _invalid(code: str, evidence: str, hint: str = "") -> Finding:
-    return Finding(code=code, severity="invalid", evidence=evidence, hint=hint)
-
-
-def _name(keys: Sequence[tuple[int, int]]) -> str:
-    return ", ".join(f"session {session} request {request}" for session, request in keys[:MAX_NAMED])
-
-
-def _names(rows: Sequence[Mapping[str, Any]]) -> str:
-    return _name([(row["session"], row["request"]) for row in rows])
+def _names(keys: IntArray) -> str:
+    """The first few requests, in words. keys: see ``_keys``."""
+    pairs = [divmod(key, 1 << KEY_BITS) for key in keys[:MAX_NAMED].tolist()]
+    return ", ".join(f"session {session} request {request}" for session, request in pairs)

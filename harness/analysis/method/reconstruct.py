@@ -15,6 +15,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from harness.records.schema import values_of
+
 IntArray = NDArray[np.int64]
 ToleranceRule = Literal["revised", "initial"]
 DEFAULT_TAU = 0.02
@@ -243,8 +245,7 @@ class _Stay(NamedTuple):
 
 
 def _kv_walk(kv_events: pa.Table) -> Iterator[tuple[str, str, int]]:
-    columns = [kv_events.column(name).to_pylist() for name in ("kind", "request_id", "step")]
-    for kind, request_id, step in zip(*columns, strict=True):
+    for kind, request_id, step in values_of(kv_events, "kind", "request_id", "step"):
         if kind in ("alloc", "free_request"):
             yield kind, request_id, step
 

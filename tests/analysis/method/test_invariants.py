@@ -12,7 +12,8 @@ import pytest
 from harness.analysis import check_experiment, check_run, summarise
 from harness.analysis.logs.derive import derive_tables
 from harness.analysis.method.compare import Verdict
-from harness.analysis.method.invariants import CACHED_COUNTER, check_freezes
+from harness.analysis.method.invariants import CACHED_COUNTER
+from harness.analysis.method.stalls import check_freezes
 from harness.engine import load_cost_model
 from harness.records import ClockRecord, Manifest, Observation, RunWriter, SealedRun, ServerRecord
 from tests.support.analysis_tables import manifest, request_row, requests_table
