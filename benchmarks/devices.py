@@ -19,7 +19,7 @@ from harness.analysis.method.stats import FloatArray, Interval, log_ratio_interv
 from harness.engine.config import EngineConfig
 from harness.experiment import PlannedRun, resolve
 from harness.sim.draws import Draws, jitter, noise_seeds, noise_table, run_draws
-from harness.sim.search.space import UncertaintySpec
+from harness.sim.perturbation import Perturbation
 from harness.sim.simulate import plan_arrays
 from harness.spec import ExperimentSpec, load_experiment
 from harness.spec.emulated import EmulatedDevice
@@ -75,13 +75,13 @@ def simulated(runs: Mapping[str, Sequence[PlannedRun]], of_run: FloatArray) -> C
 
 def _log_times(runs: Sequence[PlannedRun], of_run: FloatArray, role: int) -> FloatArray:
     """ln of the device time of each run; every one with a jitter of its own."""
-    first, uncertainty = runs[0], UncertaintySpec(seed=SEED)
+    first, uncertainty = runs[0], Perturbation(seed=SEED)
     arrays, config = plan_arrays([run.plan for run in runs]), EngineConfig.from_server(first.server)
     drawn = Draws(
         jitter(arrays, uncertainty, role),
         tuple(first.cost_model.scaled(float(factor)) for factor in of_run),
         noise_seeds(uncertainty, len(runs), role),
-        noise_table(uncertainty.step_relative),
+        noise_table(uncertainty.step_sd),
     )
     totals = run_draws(drawn, config).totals
     return np.log((totals["decode_ns"] + totals["prefill_ns"]).astype(np.float64))

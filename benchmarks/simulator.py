@@ -31,7 +31,7 @@ from harness.sim.search.evaluate import build_inputs, evaluator_of
 from harness.sim.search.run import search
 from harness.sim.search.space import load_space
 from harness.sim.simulate import plan_arrays, run_totals
-from harness.spec import PredictionSpec, WorkloadSpec, load_experiment
+from harness.spec import PerturbationSpec, WorkloadSpec, load_experiment
 from harness.traces.form import RecordedRequest, Recording
 from harness.traces.lower import Lowering, sessions_of
 from tests.support.naive import naive_run
@@ -133,7 +133,7 @@ def whole_search() -> Iterator[Figure]:
 def drawn() -> Iterator[Figure]:
     """Twelve perturbed draws of every run of the demo, and the intervals of its comparisons."""
     spec = load_experiment("demo")
-    planned = resolve(spec.model_copy(update={"prediction": PredictionSpec(draws=12)}))
+    planned = resolve(spec.model_copy(update={"prediction": PerturbationSpec(draws=12)}))
     pairs = [(one.name, spec.baseline_of(one)) for one in spec.condition if spec.baseline_of(one) != one.name]
 
     def draw() -> None:

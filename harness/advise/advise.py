@@ -17,11 +17,10 @@ from harness.advise.experiment import write_experiment
 from harness.errors import SpecError
 from harness.plan.seeds import derive_seed
 from harness.records import SealedRun
-from harness.sim.calibrated import calibrated_uncertainty
 from harness.sim.interval import Prediction, predict
 from harness.sim.search.run import search
-from harness.sim.search.space import Candidate, SpaceSpec, UncertaintySpec, candidate_of
-from harness.spec import ExperimentSpec, WorkloadSpec
+from harness.sim.search.space import DrawsSpec, SpaceSpec
+from harness.spec import ExperimentSpec, ServerShape, WorkloadSpec
 
 ENOUGH = 0.8
 """A smaller change is proposed when it keeps this share of the largest predicted saving."""
@@ -97,10 +96,9 @@ def advise(runs: Sequence[SealedRun], output: Path, *, condition: str = "", spac
     diagnosis = diagnose(runs, condition)
     experiment = next(run for run in runs if run.condition == diagnosis.condition).spec
     chosen = space or default_space(experiment, diagnosis)
-    if space is not None and candidate_of(space.baseline) != candidate_of(diagnosis.server):
+    if space is not None and space.baseline.shape != diagnosis.server.shape:
         raise SpecError(
-            f"the space's baseline is {candidate_of(space.baseline).label}, the one measured "
-            f"{candidate_of(diagnosis.server).label}",
+            f"the space's baseline is {space.baseline.shape.label}, the one measured {diagnosis.server.shape.label}",
             where=space.name,
             hint="Give the space the baseline that was measured",
         )
@@ -134,18 +132,15 @@ def default_space(experiment: ExperimentSpec, diagnosis: Diagnosis) -> SpaceSpec
         name=f"{experiment.name}-advice"[:64],
         rules=server.rules,
         cost_model=server.cost_model,
-        limits=(server.max_num_seqs,),
+        max_num_seqs=(server.max_num_seqs,),
         kv_slots=tuple(range(slots, 4 * slots + 1, max(slots // 4, 1))),
         slot_tokens=(server.slot_tokens,),
-        buckets={"always": (1, "limit"), "most": min(len(server.decode_buckets) + 2, 8)},  # type: ignore[arg-type]
+        buckets={"always": (1, "max_num_seqs"), "most": min(len(server.decode_buckets) + 2, 8)},  # type: ignore[arg-type]
         baseline=server,
-        uncertainty=calibrated_uncertainty(
-            UncertaintySpec(
-                start_jitter_ms=diagnosis.start_jitter_ms,
-                rearrival_lag_ms=diagnosis.rearrival_lag_ms,
-                seed=derive_seed(experiment.base_seed, "advise/uncertainty") % SEED_RANGE,
-            ),
-            server.cost_model,
+        prediction=DrawsSpec(
+            start_ms=diagnosis.start_ms,
+            lag_ms=diagnosis.lag_ms,
+            seed=derive_seed(experiment.base_seed, "advise/uncertainty") % SEED_RANGE,
         ),
         inputs={  # type: ignore[arg-type]
             "users": (users,),
@@ -178,7 +173,7 @@ def users_of(workload: WorkloadSpec) -> tuple[int, int]:
 
 def slot_ladder(space: SpaceSpec) -> tuple[tuple[int, Prediction], ...]:
     """More slots with the baseline's buckets, rung by rung, until one is not told apart from the one before."""
-    base = candidate_of(space.baseline)
+    base = space.baseline.shape
     sizes = {place for place in space.kv_slots if not isinstance(place, str) and place > base.kv_slots}
     rungs: list[tuple[int, Prediction]] = []
     before = base
@@ -196,31 +191,31 @@ def slot_ladder(space: SpaceSpec) -> tuple[tuple[int, Prediction], ...]:
 
 def _steps(space: SpaceSpec, ladder: Sequence[tuple[int, Prediction]]) -> tuple[Step, ...]:
     """Slots alone, buckets alone, both; each the best of its kind."""
-    base = candidate_of(space.baseline)
+    base = space.baseline.shape
     helped = [slots for slots, found in ladder if found.is_told_apart and found.high < 1]
     steps: list[Step] = []
     if helped:
         steps.append(_step(space, "slots", base._replace(kv_slots=helped[-1])))
     buckets = best_buckets(space, base.kv_slots)
-    if buckets != base.buckets:
-        steps.append(_step(space, "buckets", base._replace(buckets=buckets)))
+    if buckets != base.decode_buckets:
+        steps.append(_step(space, "buckets", base._replace(decode_buckets=buckets)))
     if helped:
         buckets = best_buckets(space, helped[-1])
-        if buckets != base.buckets:
-            steps.append(_step(space, "slots and buckets", base._replace(kv_slots=helped[-1], buckets=buckets)))
+        if buckets != base.decode_buckets:
+            steps.append(_step(space, "slots and buckets", base._replace(kv_slots=helped[-1], decode_buckets=buckets)))
     return tuple(steps)
 
 
-def _step(space: SpaceSpec, name: str, candidate: Candidate) -> Step:
+def _step(space: SpaceSpec, name: str, candidate: ServerShape) -> Step:
     return Step(name, predict(space, candidate, space.inputs.users))
 
 
 def best_buckets(space: SpaceSpec, slots: int) -> tuple[int, ...]:
     """The best bucket set at a number of slots, by the space's search inputs, under the baseline's limit."""
-    narrowed = space.model_copy(update={"limits": (space.baseline.max_num_seqs,), "kv_slots": (slots,)})
+    narrowed = space.model_copy(update={"max_num_seqs": (space.baseline.max_num_seqs,), "kv_slots": (slots,)})
     with TemporaryDirectory() as folder:
         result = search(narrowed, Path(folder) / "search")
-        return result.candidate(result.ranked[0]).buckets
+        return result.candidate(result.ranked[0]).decode_buckets
 
 
 def smallest_enough(steps: Sequence[Step], *, is_reuse_first: bool) -> Step | None:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from harness.analysis.method.stats import binomial_cdf
-from harness.clock import NS_PER_MS, NS_PER_S
+from harness.clock import NS_PER_MS
 from harness.emulator.core import StepEnd
 from harness.emulator.virtual import run_virtually
 from harness.engine import DECODE, CostModel, EngineConfig, load_cost_model
@@ -26,10 +26,12 @@ from harness.sim import memory
 from harness.sim.draws import ORDER_NS, artifact_key, perturbed
 from harness.sim.interval import interval, sampled
 from harness.sim.kernel import arrays as layout
+from harness.sim.perturbation import Perturbation, perturbation_of
 from harness.sim.search.rank import FloatArray
-from harness.sim.search.space import Candidate, SpaceSpec, UncertaintySpec, candidate_of
+from harness.sim.search.space import SpaceSpec
 from harness.sim.simulate import is_rearrival, plan_arrays
-from harness.sim.windows import user_timelines, window_stats
+from harness.sim.windows import user_timelines, window_bounds, window_stats
+from harness.spec import ServerShape, ServerSpec
 from harness.stack.rbln.kv_rules import NEWEST_STABLE, rule_set
 
 SEED_RANGE = 2**31
@@ -112,23 +114,23 @@ def check_coverage(
         )
     chosen = name or next(iter(space.named))
     count = space.inputs.users[0] if users is None else users
-    candidate = candidate_of(space.named[chosen])
+    candidate = space.named[chosen].shape
     new = None if space.window is not None else predicted(space, candidate, count)
     outcomes: list[Outcome] = []
     given: list[tuple[FloatArray, ...]] = []
     for trial in range(trials):
-        seed = derive_seed(space.uncertainty.seed, f"coverage/{count}/{trial}") % SEED_RANGE
+        seed = derive_seed(space.prediction.seed, f"coverage/{count}/{trial}") % SEED_RANGE
         outcomes.append(emulated(space, candidate, count, seed))
         given.append(predicted(_given(space, seed), candidate, count))
         tell((trial + 1) / trials)
-    level = space.uncertainty.level
+    level = space.prediction.level
     anew = None if new is None else _counted([new] * trials, outcomes, level)
     return Coverage(chosen, count, level, tuple(outcomes), anew, _counted(given, outcomes, level))
 
 
-def predicted(space: SpaceSpec, candidate: Candidate, users: int) -> tuple[FloatArray, ...]:
+def predicted(space: SpaceSpec, candidate: ServerShape, users: int) -> tuple[FloatArray, ...]:
     """Draws of the FIGURES of one experiment."""
-    own, base = sampled(space, (candidate, candidate_of(space.baseline)), (users,))
+    own, base = sampled(space, (candidate, space.baseline.shape), (users,))
     return own.cost / base.cost, own.reuse, base.reuse
 
 
@@ -153,46 +155,49 @@ def share_inside(draws: FloatArray, value: float, level: float) -> float:
     return max(0.0, min(high, 1 - tail) - max(low, tail)) / (high - low)
 
 
-def emulated(space: SpaceSpec, candidate: Candidate, users: int, seed: int) -> Outcome:
+def emulated(space: SpaceSpec, candidate: ServerShape, users: int, seed: int) -> Outcome:
     """One emulated experiment: plans, jitters, noise of steps and true costs drawn from ``seed``."""
-    uncertainty = space.uncertainty
-    truth = uncertainty.model_copy(update={"seed": seed})
+    perturbation = perturbation_of(space.prediction, space.cost_model)
+    truth = replace(perturbation, seed=seed)
     model, workload = load_cost_model(space.cost_model), space.inputs.workload_of(users)
     sums = np.zeros((2, 4))
-    for replicate in range(uncertainty.replicates):
+    for replicate in range(space.prediction.replicates):
         plan = build_plan(workload, seed, replicate)
         if space.inputs.treatment != "as-drawn":
             plan = plan.with_treatment(space.inputs.treatment)
-        for role, each in enumerate((candidate, candidate_of(space.baseline))):
+        for role, each in enumerate((candidate, space.baseline.shape)):
             generator = np.random.default_rng([seed, replicate, role])
-            late = jittered_plan(plan, uncertainty, generator)
-            costs = perturbed(model, truth, 0, artifact_key(each.config(space.rules)))
-            sums[role] += figures(late, each, space, costs, lasting(uncertainty.step_relative, generator))
+            late = jittered_plan(plan, perturbation, generator)
+            costs = perturbed(model, truth, 0, artifact_key(EngineConfig.of_shape(each, space.rules)))
+            sums[role] += figures(late, each, space, costs, lasting(perturbation.step_sd, generator))
     cost = sums[:, 0] / np.maximum(sums[:, 1], 1) if space.window is not None else sums[:, 0]
     reuse = np.where(sums[:, 3] > 0, sums[:, 2] / np.maximum(sums[:, 3], 1), 1.0)
     return Outcome(float(cost[0] / cost[1]), float(reuse[0]), float(reuse[1]))
 
 
-def lasting(step_relative: float, generator: np.random.Generator) -> Callable[[int], int]:
+def lasting(step_sd: float, generator: np.random.Generator) -> Callable[[int], int]:
     """How long steps really last: each deviates normally, on its own."""
-    return lambda step_ns: max(1, round(step_ns * (1 + step_relative * float(generator.standard_normal()))))
+    return lambda step_ns: max(1, round(step_ns * (1 + step_sd * float(generator.standard_normal()))))
 
 
 def figures(
     plan: Plan,
-    candidate: Candidate,
+    candidate: ServerShape,
     space: SpaceSpec,
     costs: CostModel,
     lasting_ns: Callable[[int], int] = lambda step_ns: step_ns,
 ) -> tuple[int, int, int, int]:
     """Device ns, completed requests, reused and all re-arrivals of one emulated run; in the space's window, if any."""
-    steps = [end for end in run_virtually(plan, candidate.server(space.rules), costs, lasting_ns) if end.requests]
+    steps = [
+        end
+        for end in run_virtually(plan, ServerSpec.of_shape(candidate, space.rules), costs, lasting_ns)
+        if end.requests
+    ]
     arrays = plan_arrays([plan])
-    outcome = _as_simulated(arrays, candidate.config(space.rules), steps)
+    outcome = _as_simulated(arrays, EngineConfig.of_shape(candidate, space.rules), steps)
     if space.window is not None:
-        start_ns = user_timelines(arrays, outcome).window_start(space.window.after_requests)
-        end_ns = start_ns + round(space.window.seconds * NS_PER_S)
-        found = window_stats(arrays, outcome, candidate.config(space.rules), start_ns, end_ns)
+        start_ns, end_ns = window_bounds(user_timelines(arrays, outcome), space.window)
+        found = window_stats(arrays, outcome, EngineConfig.of_shape(candidate, space.rules), start_ns, end_ns)
         return found.device_ns, found.completed, found.reused, found.rearrivals
     again = is_rearrival(arrays)
     is_reused = again & (outcome.requests["cached_tokens"] > 0)
@@ -229,7 +234,7 @@ def _as_simulated(arrays: layout.PlanArrays, config: EngineConfig, steps: Sequen
     return outcome
 
 
-def jittered_plan(plan: Plan, uncertainty: UncertaintySpec, generator: np.random.Generator) -> Plan:
+def jittered_plan(plan: Plan, perturbation: Perturbation, generator: np.random.Generator) -> Plan:
     """The plan as a late client plays it."""
 
     def late(mean_ms: float) -> int:
@@ -238,11 +243,9 @@ def jittered_plan(plan: Plan, uncertainty: UncertaintySpec, generator: np.random
     sessions = tuple(
         replace(
             session,
-            start_offset_ns=session.start_offset_ns
-            + int(generator.integers(ORDER_NS))
-            + late(uncertainty.start_jitter_ms),
+            start_offset_ns=session.start_offset_ns + int(generator.integers(ORDER_NS)) + late(perturbation.start_ms),
             requests=tuple(
-                replace(request, wait_after_ns=request.wait_after_ns + late(uncertainty.rearrival_lag_ms))
+                replace(request, wait_after_ns=request.wait_after_ns + late(perturbation.lag_ms))
                 for request in session.requests
             ),
         )
@@ -259,7 +262,7 @@ def expected_range(trials: int, level: float) -> tuple[int, int]:
 
 def _given(space: SpaceSpec, seed: int) -> SpaceSpec:
     """The space with the very plans of one experiment."""
-    inputs = space.inputs.model_copy(update={"evaluation_seeds": (seed,), "replicates": space.uncertainty.replicates})
+    inputs = space.inputs.model_copy(update={"evaluation_seeds": (seed,), "replicates": space.prediction.replicates})
     return space.model_copy(
-        update={"inputs": inputs, "uncertainty": space.uncertainty.model_copy(update={"draws": "given"})}
+        update={"inputs": inputs, "prediction": space.prediction.model_copy(update={"plans": "given"})}
     )

@@ -25,7 +25,7 @@ class Diagnosis:
 
     lost_prefill_ns: prefill of tokens that formula C would have let reuse. padding_ns: decode time of empty places, at
     f(b) - f(n). queue_ns: per session, from sending to the first token, the longest first. simulated_ns: device time
-    that the simulator gives for the same plans; device_ns: channel A. start_jitter_ms, rearrival_lag_ms: mean lateness
+    that the simulator gives for the same plans; device_ns: channel A. start_ms, lag_ms: mean lateness
     of the client that measured, model ms, taken as exponential. backend: the kind of server that the runs had.
     origin: what must stand beside the figures.
     """
@@ -47,8 +47,8 @@ class Diagnosis:
     device_ns: int | None
     simulated_ns: int
     origin: str
-    start_jitter_ms: float
-    rearrival_lag_ms: float
+    start_ms: float
+    lag_ms: float
 
     @property
     def is_reuse_first(self) -> bool:
@@ -141,6 +141,6 @@ def diagnose(runs: Sequence[SealedRun], condition: str = "") -> Diagnosis:
         device_ns=figures.a_ns,
         simulated_ns=simulated_ns,
         # Half the spread is the mean of N starts spread evenly; ln 2 times the mean is an exponential's median.
-        start_jitter_ms=(figures.start_spread_ms or 0.0) / 2 * summary.time_scale,
-        rearrival_lag_ms=(figures.rearrival_p50_ms or 0.0) / math.log(2) * summary.time_scale,
+        start_ms=(figures.start_spread_ms or 0.0) / 2 * summary.time_scale,
+        lag_ms=(figures.rearrival_p50_ms or 0.0) / math.log(2) * summary.time_scale,
     )

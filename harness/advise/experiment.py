@@ -12,14 +12,13 @@ from typing import Any
 import tomli_w
 
 from harness.errors import RecordsError
-from harness.sim.search.space import Candidate, candidate_of
-from harness.spec import ExperimentSpec, ServerSpec
+from harness.spec import ExperimentSpec, ServerShape, ServerSpec
 
 REPLICATES = 3
 
 
 def write_experiment(
-    folder: Path, measured: ExperimentSpec, server: ServerSpec, proposed: Mapping[str, Candidate], *, seed: int
+    folder: Path, measured: ExperimentSpec, server: ServerSpec, proposed: Mapping[str, ServerShape], *, seed: int
 ) -> tuple[Path, Path]:
     """(experiment file, criteria file). proposed: by the name of their condition. Raises RecordsError on a full
     disk.
@@ -39,11 +38,11 @@ def _experiment(
     name: str,
     measured: ExperimentSpec,
     server: ServerSpec,
-    proposed: Mapping[str, Candidate],
+    proposed: Mapping[str, ServerShape],
     seed: int,
     criteria: Path,
 ) -> str:
-    base = candidate_of(server)
+    base = server.shape
     parts = {"workload": measured.workload, "server": server, "client": measured.client, "limits": measured.limits}
     written = {
         key: part.model_dump(mode="json", exclude_defaults=True, exclude_none=True) for key, part in parts.items()
@@ -74,15 +73,15 @@ def _experiment(
     )
 
 
-def _changes(candidate: Candidate, base: Candidate) -> dict[str, Any]:
+def _changes(candidate: ServerShape, base: ServerShape) -> dict[str, Any]:
     """Keys of [server] in which a proposal differs from the baseline."""
     sides = [
         {
-            "decode_buckets": one.buckets,
-            "max_num_seqs": one.limit,
+            "decode_buckets": one.decode_buckets,
+            "max_num_seqs": one.max_num_seqs,
             "kv_slots": one.kv_slots,
             # TOML has no null: without a lowered admission limit, the limit itself is written where they differ.
-            "max_active_seqs": one.max_active_seqs or one.limit,
+            "max_active_seqs": one.max_active_seqs or one.max_num_seqs,
         }
         for one in (candidate, base)
     ]
@@ -92,7 +91,7 @@ def _changes(candidate: Candidate, base: Candidate) -> dict[str, Any]:
     return changes
 
 
-def _criteria(name: str, proposed: Mapping[str, Candidate]) -> str:
+def _criteria(name: str, proposed: Mapping[str, ServerShape]) -> str:
     table = {
         "name": f"{name}-criteria"[:64],
         "version": 1,

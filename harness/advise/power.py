@@ -29,8 +29,8 @@ from harness.errors import SpecError
 from harness.experiment import PlannedRun, resolve
 from harness.kinds import kind_named
 from harness.records import SealedRun
-from harness.sim.calibrated import perturbation_of
 from harness.sim.draws import draw, run_draws
+from harness.sim.perturbation import perturbation_of
 from harness.sim.search.space import DeviceSpec
 from harness.sim.simulate import plan_arrays
 from harness.spec import ExperimentSpec, StopSpec
@@ -38,7 +38,7 @@ from harness.spec import ExperimentSpec, StopSpec
 RESTARTS = 4
 MIN_BLOCKS = 3
 # Doubt about the device's own costs is shared by the runs of both conditions: a restart moves client and host alone.
-SHARED = {"decode_relative": 0.0, "bucket_relative": 0.0, "prefill_relative": 0.0, "artifact_relative": 0.0}
+SHARED = {"decode_sd": 0.0, "bucket_sd": 0.0, "prefill_sd": 0.0, "artifact_sd": 0.0}
 FIRST_BUDGET = 60
 
 
@@ -148,7 +148,7 @@ def _costs_ns(runs: Sequence[PlannedRun], restarts: int) -> tuple[FloatArray, fl
     """Device time of each plan under each restart, shape (plans, restarts), and the mean replay, both model ns."""
     first = runs[0]
     arrays, config = plan_arrays([run.plan for run in runs]), EngineConfig.from_server(first.server)
-    moved = perturbation_of(first.spec.prediction, first.cost_file).uncertainty.model_copy(update=SHARED)
+    moved = replace(perturbation_of(first.spec.prediction, first.cost_file), **SHARED)
     drawn = draw(arrays, config, first.cost_model, moved, range(restarts), role=first.condition.name)
     totals = run_draws(drawn, config).totals
     device_ns = (totals["decode_ns"] + totals["prefill_ns"]).astype(np.float64)

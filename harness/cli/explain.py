@@ -86,7 +86,7 @@ def _models() -> dict[str, type[BaseModel]]:
         "limits": spec.LimitsSpec,
         "slo": spec.SloSpec,
         "window": spec.WindowSpec,
-        "prediction": spec.PredictionSpec,
+        "prediction": spec.PerturbationSpec,
         "stop": spec.StopSpec,
         "fleet": spec.FleetSpec,
         "emulated": spec.EmulatedDevice,

@@ -101,7 +101,7 @@ def scatter(
     from harness.analysis.method.scatter import scatter as measured
     from harness.cli.sealed import sealed_runs
     from harness.kinds import kind_named
-    from harness.spec import PredictionSpec
+    from harness.spec import PerturbationSpec
 
     sealed = [run for run in sealed_runs(runs, experiment) if run.is_valid]
     if not sealed:
@@ -122,7 +122,7 @@ def scatter(
     print("paste into the experiment, or a search space's table of the same keys:\n[prediction]")
     for key, one in found.items():
         print(f"{key} = {one.value:.3g}  # from {one.num_units:,} {one.unit}")
-    drawn = [key for key in PredictionSpec.model_fields if key.endswith(("_ms", "_sd"))]
+    drawn = [key for key in PerturbationSpec.model_fields if key.endswith(("_ms", "_sd"))]
     if left := [key for key in drawn if key not in found]:
         print(f"# these runs cannot tell {', '.join(left)}")
 

@@ -89,24 +89,23 @@ def predict(
     from harness.report.terminal import plain_table
     from harness.sim.ablations import LABEL, ablation
     from harness.sim.interval import predict as run_prediction
-    from harness.sim.search.space import candidate_of
 
     console = terminal()
     spec = _space(space, changes)
     if not console.is_terminal:
         console.width = 160
     table = plain_table(
-        f"{spec.name}: cost ratio to {candidate_of(spec.baseline).label}",
+        f"{spec.name}: cost ratio to {spec.baseline.shape.label}",
         "sums, median: nominal; mean: of draws; =: not told apart from the baseline",
     )
     table.add_column("configuration", overflow="fold")
-    for heading in ("N", "rules", "sums", "median", "mean", f"{spec.uncertainty.level:.0%} interval"):
+    for heading in ("N", "rules", "sums", "median", "mean", f"{spec.prediction.level:.0%} interval"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("", overflow="fold")
     for changed in (None, *(ablation(name) for name in ablations or ())):
         for name, server in spec.named.items():
             for users in spec.inputs.users:
-                found = run_prediction(spec, candidate_of(server), users, changed)
+                found = run_prediction(spec, server.shape, users, changed)
                 note = "" if changed is None else f"{changed.name}: {LABEL}"
                 told = note or ("" if found.is_told_apart else "=")
                 table.add_row(

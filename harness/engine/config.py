@@ -14,7 +14,7 @@ from harness.errors import SpecError
 from harness.stack.rbln.kv_rules import AUTO, RULE_SETS, RuleSet, check_active_limit, rule_set
 
 if TYPE_CHECKING:
-    from harness.spec import ServerSpec
+    from harness.spec import ServerShape, ServerSpec
 
 PREFILL_CHUNK_TOKENS = 128
 """Tokens of one prefill device call on RBLN-CA; also the size of an inner block. Source: vllm-rbln 0.11.1."""
@@ -79,15 +79,12 @@ class EngineConfig:
     @classmethod
     def from_server(cls, server: ServerSpec) -> EngineConfig:
         """The engine's view of a server specification."""
-        return cls(
-            max_num_seqs=server.max_num_seqs,
-            decode_buckets=tuple(server.decode_buckets),
-            kv_slots=server.num_kv_slots,
-            slot_tokens=server.slot_tokens,
-            prefix_caching=server.prefix_caching,
-            rules=server.rules,
-            max_active_seqs=server.max_active_seqs,
-        )
+        return cls(**server.shape._asdict(), prefix_caching=server.prefix_caching, rules=server.rules)
+
+    @classmethod
+    def of_shape(cls, shape: ServerShape, rules: str) -> EngineConfig:
+        """A server of this shape under these rules, everything else as the defaults have it."""
+        return cls(**shape._asdict(), rules=rules)
 
     @property
     def rule_set(self) -> RuleSet:

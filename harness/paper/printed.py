@@ -17,15 +17,15 @@ from harness.engine.cost import load_cost_model
 from harness.sim.inputs import Input, input_arrays
 from harness.sim.search.rank import TOP, sensitivity
 from harness.sim.search.run import SearchResult, search
-from harness.sim.search.space import Candidate, load_space
+from harness.sim.search.space import load_space
 from harness.sim.simulate import run_batch
-from harness.spec import WorkloadSpec
+from harness.spec import ServerShape, WorkloadSpec
 
-BASELINE = Candidate(8, (1, 2, 4, 8), 8, 8192)
-MORE_SLOTS = Candidate(16, (1, 2, 4, 8, 16), 16, 8192)
-SELECTED = Candidate(16, (1, 4, 6, 8, 10, 16), 16, 8192)
-GRID_ONLY = Candidate(8, (1, 4, 6, 8), 8, 8192)
-WITHOUT_TEN = Candidate(16, (1, 4, 5, 6, 8, 16), 16, 8192)
+BASELINE = ServerShape(8, (1, 2, 4, 8), 8, 8192)
+MORE_SLOTS = ServerShape(16, (1, 2, 4, 8, 16), 16, 8192)
+SELECTED = ServerShape(16, (1, 4, 6, 8, 10, 16), 16, 8192)
+GRID_ONLY = ServerShape(8, (1, 4, 6, 8), 8, 8192)
+WITHOUT_TEN = ServerShape(16, (1, 4, 5, 6, 8, 16), 16, 8192)
 
 
 class Figure(NamedTuple):
@@ -52,7 +52,7 @@ class Comparison(NamedTuple):
     measurement: str
     users: int
     seed: int
-    candidate: Candidate
+    candidate: ServerShape
     measured_s: tuple[float, float]
     ratio: str
     error: str
@@ -123,7 +123,7 @@ class Sums(NamedTuple):
 
 
 @lru_cache(maxsize=512)
-def sums(candidate: Candidate, users: int, seed: int, rules: str) -> Sums:
+def sums(candidate: ServerShape, users: int, seed: int, rules: str) -> Sums:
     """Device time and reused re-arrivals of a configuration over the blocks 0, 1, 2 of one seed."""
     workload = WorkloadSpec(source="paper", num_sessions=users)
     arrays = input_arrays([Input(workload, seed, block) for block in range(3)])
@@ -133,7 +133,7 @@ def sums(candidate: Candidate, users: int, seed: int, rules: str) -> Sums:
     return Sums(decode + prefill, decode, prefill, int((outcome.requests["cached_tokens"] > 0).sum()))
 
 
-def ratio(candidate: Candidate, users: int, seed: int, rules: str) -> float:
+def ratio(candidate: ServerShape, users: int, seed: int, rules: str) -> float:
     """Predicted cost ratio to the baseline, sums before division."""
     return sums(candidate, users, seed, rules).device_ns / sums(BASELINE, users, seed, rules).device_ns
 
@@ -211,7 +211,7 @@ def search_figures(result: SearchResult) -> Iterator[Figure]:
         f"{evaluation.sum_seconds[order[GRID_ONLY]]:.4f}",
     )
     top = result.ranked[:TOP]
-    limits = sorted({result.candidate(index).limit for index in top})
+    limits = sorted({result.candidate(index).max_num_seqs for index in top})
     yield figure("section 5-1", "batch_size of the top 20", "16", ", ".join(map(str, limits)))
     spread = max(result.scores.sum_seconds[top]) - min(result.scores.sum_seconds[top])
     yield figure("section 5-1", "top 20 within 0.5 percentage points", "yes", "yes" if spread <= 0.005 else "no")

@@ -22,7 +22,8 @@ from harness.records import SealedRun, layout
 from harness.runner.calibrate import fit_runs
 from harness.sim.search.rank import SensitivityRow, sensitivity
 from harness.sim.search.run import SearchResult, search
-from harness.sim.search.space import Candidate, DeviceSpec, SpaceSpec
+from harness.sim.search.space import DeviceSpec, SpaceSpec
+from harness.spec import ServerShape
 from harness.spec.rules import load_rule
 from harness.stack.rbln.compile import list_artifacts
 from harness.table import ABSENT, Cell
@@ -225,7 +226,7 @@ def _device() -> DeviceSpec:
 def memory(source: Source) -> Rows:
     found: list[tuple[str, ...]] = []
     for slots in SATURATION_SLOTS:
-        candidate = Candidate(slots, (1, 4, 6, 8, 10, slots), slots, 8192)
+        candidate = ServerShape(slots, (1, 4, 6, 8, 10, slots), slots, 8192)
         kv_gib = _device().memory_gib(candidate) - _device().overhead_gib
         found.append((str(slots), f"{kv_gib:.2f} GiB", _loaded(source, slots)))
     return found
@@ -404,8 +405,8 @@ def selections(source: Source) -> Rows:
         (
             row.score,
             ", ".join(map(str, row.users)),
-            "{" + ", ".join(map(str, result.candidate(row.selected).buckets)) + "}",
-            text(result.candidate(row.selected).limit),
+            "{" + ", ".join(map(str, result.candidate(row.selected).decode_buckets)) + "}",
+            text(result.candidate(row.selected).max_num_seqs),
             *(
                 decimals(value, 4)
                 for value in (row.search_sum, row.search_per_n, row.evaluation_sum, row.evaluation_per_n)

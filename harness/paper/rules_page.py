@@ -23,11 +23,10 @@ from harness.paper.printed import (
     sums,
 )
 from harness.processes import side_by_side
-from harness.sim.ablations import ABLATIONS, LABEL, ablated_totals
+from harness.sim.ablations import ABLATIONS, LABEL, run_ablated, with_arrivals_of
 from harness.sim.inputs import Input, input_arrays
-from harness.sim.kernel.arrays import PlanArrays
+from harness.sim.kernel.arrays import Outcome, PlanArrays
 from harness.sim.search.rank import TOP
-from harness.sim.search.space import Candidate
 from harness.sim.simulate import run_totals
 from harness.spec import Treatment, WorkloadSpec
 
@@ -133,7 +132,7 @@ def _device_rows() -> Iterator[str]:
             arrays = _paper_inputs(users)
             for rules in RULES:
                 found = sums(candidate, users, 20261000, rules)
-                evictions = int(run_totals(arrays, candidate.config(rules), cost)["evictions"].sum())
+                evictions = int(run_totals(arrays, EngineConfig.of_shape(candidate, rules), cost)["evictions"].sum())
                 yield (
                     f"| {candidate.label} | {users} | {rules} | {found.device_ns / NS_PER_S:.3f} | {evictions} | "
                     f"{found.reused}/{3 * users} |"
@@ -156,15 +155,18 @@ def _ablation_rows() -> Iterator[str]:
         for users in (6, 8, 10):
             arrays = _paper_inputs(users, changed.treatment)
             rules = changed.rules or "vendor-0.11.1"
-            base = BASELINE.config(rules)
-
-            def seconds(candidate: Candidate, base: EngineConfig = base) -> float:
-                outcome = ablated_totals(arrays, candidate.config(base.rules), cost, changed, base)  # noqa: B023
-                return float(outcome.totals["decode_ns"].sum() + outcome.totals["prefill_ns"].sum()) / NS_PER_S
-
-            baseline_s = seconds(BASELINE)
-            ratios = [f"{seconds(candidate) / baseline_s:.4f}" for candidate in (MORE_SLOTS, SELECTED)]
+            if changed.is_fixed_arrivals:
+                arrays = with_arrivals_of(arrays, EngineConfig.of_shape(BASELINE, rules), cost)
+            baseline_s, *others_s = (
+                _device_s(run_ablated(arrays, EngineConfig.of_shape(candidate, rules), cost, changed))
+                for candidate in (BASELINE, MORE_SLOTS, SELECTED)
+            )
+            ratios = [f"{each / baseline_s:.4f}" for each in others_s]
             yield f"| {changed.name} | {changed.meaning} | {users} | {baseline_s:.3f} | {ratios[0]} | {ratios[1]} |"
+
+
+def _device_s(outcome: Outcome) -> float:
+    return float(outcome.totals["decode_ns"].sum() + outcome.totals["prefill_ns"].sum()) / NS_PER_S
 
 
 def summary(figures: Sequence[Figure]) -> str:

@@ -11,6 +11,7 @@ from harness.plan.followers import Followers
 from harness.plan.model import Plan, RequestPlan, SessionPlan
 from harness.plan.seeds import derive_seed
 from harness.plan.tokens import TokenStreams
+from harness.plan.users import UserTimelines, users_of
 from harness.plan.waits import WaitDistribution, load_waits
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "RequestPlan",
     "SessionPlan",
     "TokenStreams",
+    "UserTimelines",
     "WaitDistribution",
     "block_keys",
     "check_fits",
@@ -32,6 +34,7 @@ __all__ = [
     "read_plan",
     "save_plan",
     "token_block_keys",
+    "users_of",
     "wait_cap_ns",
     "write_plan",
 ]

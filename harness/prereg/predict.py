@@ -17,9 +17,9 @@ from harness.experiment import PlannedRun, PlannedRuns
 from harness.plan import Plan
 from harness.prereg.frozen import Preregistration
 from harness.records import SealedRun
-from harness.sim.calibrated import Perturbation, perturbation_of
 from harness.sim.draws import draw, run_draws
 from harness.sim.kernel.arrays import Outcome, PlanArrays
+from harness.sim.perturbation import Perturbation, perturbation_of
 from harness.sim.simulate import is_rearrival, plan_arrays, run_batch
 from harness.spec import RulesName, ServerSpec
 
@@ -54,10 +54,9 @@ def predict(
         return Prediction.model_validate(
             {name: int(values[0]) for name, values in figures.items()} | {"filled_in_buckets": filled_in}
         )
-    uncertainty = perturbation.uncertainty
     at_once = max(MOST_REQUESTS // plan.num_requests, 1)
     parts = [
-        _figures(arrays, config, run_draws(draw(arrays, config, cost_model, uncertainty, numbers, role=role), config))
+        _figures(arrays, config, run_draws(draw(arrays, config, cost_model, perturbation, numbers, role=role), config))
         for numbers in (range(first, min(first + at_once, num_draws)) for first in range(0, num_draws, at_once))
     ]
     figures = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
@@ -68,7 +67,7 @@ def predict(
             "device_ns": means["decode_ns"] + means["prefill_ns"],
             "filled_in_buckets": filled_in,
             "draws": {name: figures[name].tolist() for name in DrawnFigures.model_fields},
-            "level": uncertainty.level,
+            "level": perturbation.level,
         }
     )
 

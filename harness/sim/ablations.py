@@ -9,16 +9,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from harness.compiled.records import IntArray
 from harness.engine.config import EngineConfig
 from harness.engine.cost import CostModel
-from harness.engine.memory import new_state
-from harness.engine.steps import FAR
-from harness.errors import PlanError, SpecError
+from harness.errors import SpecError
 from harness.sim import memory
 from harness.sim.kernel import arrays as layout
-from harness.sim.kernel import events as kernel
-from harness.sim.simulate import check_slots
+from harness.sim.simulate import run_with_costs
 from harness.spec import Treatment
 
 LABEL = "computed, not measured"
@@ -63,37 +59,19 @@ def ablation(name: str) -> Ablation:
     return ABLATIONS[name]
 
 
-def ablated_totals(
-    plans: layout.PlanArrays,
-    config: EngineConfig,
-    model: CostModel,
-    changed: Ablation,
-    baseline: EngineConfig | None = None,
+def run_ablated(
+    plans: layout.PlanArrays, config: EngineConfig, costs: CostModel | layout.CostArrays, changed: Ablation
 ) -> layout.Outcome:
-    """Every plan on a fresh server with one rule changed; treatments and rules are for the caller to apply.
+    """Every plan on a fresh server with one rule changed; treatments, rules and arrivals are for the caller to apply.
 
-    baseline: the configuration whose arrivals are kept, for fixed arrivals. Raises PlanError as ``simulate`` does.
+    costs: a model, or arrays that hold the chunked prefill calls already. Raises PlanError as ``simulate`` does.
     """
-    if changed.is_fixed_arrivals and baseline is not None:
-        plans = layout.with_column(plans, "pinned_ns", _arrivals(plans, baseline, model))
-    return _run(plans, config, model, changed)
+    if isinstance(costs, CostModel):
+        costs = memory.cost_arrays(config, costs, changed.chunked_prefill_calls)
+    return run_with_costs(plans, config, costs, evicts_by_last_use=changed.is_lru_slots)
 
 
-def _arrivals(plans: layout.PlanArrays, baseline: EngineConfig, model: CostModel) -> IntArray:
-    """When each request arrives under the baseline, unablated."""
-    outcome = _run(plans, baseline, model, Ablation("", ""))
-    return np.ascontiguousarray(outcome.requests["arrival_ns"])
-
-
-def _run(plans: layout.PlanArrays, config: EngineConfig, model: CostModel, changed: Ablation) -> layout.Outcome:
-    check_slots(plans, config)
-    most_requests = int(plans.plans["num_requests"].max())
-    state = new_state(config, most_requests, evicts_by_last_use=changed.is_lru_slots)
-    cost = memory.cost_arrays(config, model, changed.chunked_prefill_calls)
-    outcome = memory.new_outcome(plans, config)
-    kernel.run_plans(plans, 0, len(plans.plans), state, cost, memory.new_scratch(plans), outcome, FAR)
-    stuck = outcome.totals["stuck_session"]
-    if np.any(stuck >= 0):
-        plan = int(np.argmax(stuck >= 0))
-        raise PlanError("its request can never be admitted", where=f"plan {plan}, session {int(stuck[plan])}")
-    return outcome
+def with_arrivals_of(plans: layout.PlanArrays, baseline: EngineConfig, model: CostModel) -> layout.PlanArrays:
+    """The plans with each request at the instant at which it arrives under the baseline, unablated."""
+    outcome = run_with_costs(plans, baseline, memory.cost_arrays(baseline, model))
+    return layout.with_column(plans, "pinned_ns", np.ascontiguousarray(outcome.requests["arrival_ns"]))

@@ -22,7 +22,7 @@ from harness.errors import HarnessError
 from harness.sim import memory
 from harness.sim.draws import draw, outcome_of_plan, run_draws
 from harness.sim.kernel import arrays as layout
-from harness.sim.search.space import UncertaintySpec
+from harness.sim.perturbation import Perturbation
 from harness.sim.simulate import SessionRow, check_slots, one_plan, pack, run_arrays
 from harness.spec import RulesName
 from harness.stack.rbln.kv_rules import AUTO
@@ -94,19 +94,18 @@ class CasePerturbation(_Part):
     step_sd: Real | None = Field(default=None, ge=0, lt=0.25)
     cost_sd: Real | None = Field(default=None, ge=0, lt=0.25)
 
-    def uncertainty(self, seed: int) -> UncertaintySpec:
-        """The same as a search space writes it."""
-        changes: dict[str, float] = {}
+    def perturbation(self, seed: int) -> Perturbation:
+        changes: dict[str, Any] = {}
         if self.start_s is not None:
-            changes["start_jitter_ms"] = self.start_s * 1000
+            changes["start_ms"] = self.start_s * 1000
         if self.lag_s is not None:
-            changes["rearrival_lag_ms"] = self.lag_s * 1000
+            changes["lag_ms"] = self.lag_s * 1000
         if self.step_sd is not None:
-            changes["step_relative"] = self.step_sd
+            changes["step_sd"] = self.step_sd
         if self.cost_sd is not None:
-            own = {"bucket_relative": self.cost_sd, "prefill_relative": self.cost_sd}
-            changes |= {"decode_relative": 0.0, "artifact_relative": 0.0, **own}
-        return UncertaintySpec(seed=seed).model_copy(update=changes)
+            of_costs = {"bucket_sd": self.cost_sd, "prefill_sd": self.cost_sd}
+            changes |= {"decode_sd": 0.0, "artifact_sd": 0.0, **of_costs}
+        return Perturbation(seed, **changes)
 
 
 class Case(_Part):
@@ -191,7 +190,7 @@ def _drawn_results(
     case: Case, config: EngineConfig, model: CostModel, arrays: layout.PlanArrays
 ) -> Iterator[dict[str, Any]]:
     """The figures of every draw; all in one call, unless steps are wanted, which only a single simulation keeps."""
-    drawn = draw(arrays, config, model, case.perturb.uncertainty(case.seed), range(case.draws))
+    drawn = draw(arrays, config, model, case.perturb.perturbation(case.seed), range(case.draws))
     for truth in drawn.models:
         check_durations(config, truth)
     costs = drawn.costs(config)

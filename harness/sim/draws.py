@@ -23,7 +23,7 @@ from harness.engine.cost import CostModel
 from harness.sim import memory
 from harness.sim.inputs import joined
 from harness.sim.kernel import arrays as layout
-from harness.sim.search.space import UncertaintySpec
+from harness.sim.perturbation import Perturbation
 from harness.sim.simulate import run_with_costs
 
 FloatArray = npt.NDArray[np.float64]
@@ -54,7 +54,7 @@ def draw(
     arrays: layout.PlanArrays,
     config: EngineConfig,
     model: CostModel,
-    uncertainty: UncertaintySpec,
+    perturbation: Perturbation,
     numbers: Sequence[int],
     *,
     role: str = "",
@@ -65,12 +65,12 @@ def draw(
     """
     key = zlib.crc32(role.encode())
     num_plans = len(arrays.plans)
-    truths = [perturbed(model, uncertainty, number, artifact_key(config)) for number in numbers]
+    truths = [perturbed(model, perturbation, number, artifact_key(config)) for number in numbers]
     return Draws(
-        joined([jitter(arrays, uncertainty, key, number) for number in numbers]),
+        joined([jitter(arrays, perturbation, key, number) for number in numbers]),
         tuple(truth for truth in truths for _plan in range(num_plans)),
-        tuple(seed for number in numbers for seed in noise_seeds(uncertainty, num_plans, key, number)),
-        noise_table(uncertainty.step_relative),
+        tuple(seed for number in numbers for seed in noise_seeds(perturbation, num_plans, key, number)),
+        noise_table(perturbation.step_sd),
     )
 
 
@@ -93,16 +93,16 @@ def outcome_of_plan(arrays: layout.PlanArrays, outcome: layout.Outcome, plan: in
     )
 
 
-def jitter(arrays: layout.PlanArrays, uncertainty: UncertaintySpec, *key: int) -> layout.PlanArrays:
+def jitter(arrays: layout.PlanArrays, perturbation: Perturbation, *key: int) -> layout.PlanArrays:
     """The plans as one condition's client would really play them: starts spread out, re-arrivals late.
 
-    key: names the draw, beside the uncertainty's seed. Starts get at least ORDER_NS of spread, so that simultaneous
+    key: names the draw, beside the perturbation's seed. Starts get at least ORDER_NS of spread, so that simultaneous
     arrivals come in any order.
     """
-    generator = np.random.default_rng([uncertainty.seed, *key, zlib.crc32(b"jitter")])
+    generator = np.random.default_rng([perturbation.seed, *key, zlib.crc32(b"jitter")])
     starts = generator.integers(0, ORDER_NS, size=len(arrays.sessions))
-    starts += generator.exponential(uncertainty.start_jitter_ms * NS_PER_MS, size=len(starts)).astype(np.int64)
-    waits = generator.exponential(uncertainty.rearrival_lag_ms * NS_PER_MS, size=len(arrays.requests)).astype(np.int64)
+    starts += generator.exponential(perturbation.start_ms * NS_PER_MS, size=len(starts)).astype(np.int64)
+    waits = generator.exponential(perturbation.lag_ms * NS_PER_MS, size=len(arrays.requests)).astype(np.int64)
     late = layout.with_column(arrays, "wait_ns", arrays.requests["wait_ns"] + waits)
     sessions = arrays.sessions.copy()
     sessions["start_ns"][:] += starts
@@ -114,16 +114,16 @@ def artifact_key(config: EngineConfig) -> int:
     return zlib.crc32(repr((config.max_num_seqs, config.decode_buckets, config.kv_slots, config.slot_tokens)).encode())
 
 
-def perturbed(model: CostModel, uncertainty: UncertaintySpec, sample: int, artifact: int = 0) -> CostModel:
+def perturbed(model: CostModel, perturbation: Perturbation, sample: int, artifact: int = 0) -> CostModel:
     """A cost model that calibration could as well have found: all steps, each bucket and prefill moved on their own.
 
     artifact: names the compiled configuration, whose steps deviate together.
     """
-    of_costs = _normals(2 + NUM_BUCKETS, uncertainty.seed, sample, zlib.crc32(b"cost"))
-    common = of_costs[:2] * (uncertainty.decode_relative, uncertainty.prefill_relative)
-    own = _normals(1, uncertainty.seed, sample, artifact)[0] * uncertainty.artifact_relative
+    of_costs = _normals(2 + NUM_BUCKETS, perturbation.seed, sample, zlib.crc32(b"cost"))
+    common = of_costs[:2] * (perturbation.decode_sd, perturbation.prefill_sd)
+    own = _normals(1, perturbation.seed, sample, artifact)[0] * perturbation.artifact_sd
     decode, prefill = np.maximum((1 + common) * (1 + own), LEAST_FACTOR).tolist()
-    buckets = np.maximum(1 + of_costs[2:] * uncertainty.bucket_relative, LEAST_FACTOR)
+    buckets = np.maximum(1 + of_costs[2:] * perturbation.bucket_sd, LEAST_FACTOR)
     return replace(
         model,
         f_fs=_ScaledBuckets(model, decode * buckets),
@@ -158,16 +158,16 @@ class _ScaledBuckets(dict[int, int]):
         return self[bucket]
 
 
-def noise_seeds(uncertainty: UncertaintySpec, num_plans: int, *key: int) -> tuple[int, ...]:
+def noise_seeds(perturbation: Perturbation, num_plans: int, *key: int) -> tuple[int, ...]:
     """Where the steps of each plan begin to draw their noise."""
-    generator = np.random.default_rng([uncertainty.seed, *key, zlib.crc32(b"steps")])
+    generator = np.random.default_rng([perturbation.seed, *key, zlib.crc32(b"steps")])
     return tuple(generator.integers(0, 1 << 32, size=num_plans).tolist())
 
 
 @lru_cache(maxsize=8)
-def noise_table(step_relative: float) -> IntArray:
+def noise_table(step_sd: float) -> IntArray:
     """Normal deviations of a step's time, in millionths, every one as likely; without noise a single 0."""
-    if step_relative == 0:
+    if step_sd == 0:
         return memory.NO_NOISE
-    normal = NormalDist(0, step_relative * 1e6)
+    normal = NormalDist(0, step_sd * 1e6)
     return np.array([round(normal.inv_cdf((i + 0.5) / NOISE_PLACES)) for i in range(NOISE_PLACES)], dtype=np.int64)

@@ -198,7 +198,9 @@ def run_batch(arrays: layout.PlanArrays, config: EngineConfig, model: CostModel)
     return run_with_costs(arrays, config, memory.cost_arrays(config, model))
 
 
-def run_with_costs(arrays: layout.PlanArrays, config: EngineConfig, cost: layout.CostArrays) -> layout.Outcome:
+def run_with_costs(
+    arrays: layout.PlanArrays, config: EngineConfig, cost: layout.CostArrays, *, evicts_by_last_use: bool = False
+) -> layout.Outcome:
     """``run_batch`` at costs that may differ from plan to plan."""
     check_slots(arrays, config)
     most_requests = int(arrays.plans["num_requests"].max())
@@ -207,7 +209,7 @@ def run_with_costs(arrays: layout.PlanArrays, config: EngineConfig, cost: layout
         arrays,
         0,
         len(arrays.plans),
-        new_state(config, most_requests, with_events=False),
+        new_state(config, most_requests, with_events=False, evicts_by_last_use=evicts_by_last_use),
         cost,
         memory.new_scratch(arrays),
         outcome,

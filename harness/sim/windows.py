@@ -17,9 +17,10 @@ from harness.engine.config import EngineConfig
 from harness.engine.cost import CostModel
 from harness.engine.state import STEP_PREFILL
 from harness.errors import PlanError
+from harness.plan import UserTimelines, users_of
 from harness.sim.kernel import arrays as layout
-from harness.sim.search.space import WindowSpec
 from harness.sim.simulate import check_slots, first_sessions, one_plan, run_arrays
+from harness.spec import WindowSpec
 
 
 class WindowFigures(NamedTuple):
@@ -58,53 +59,16 @@ class WindowFigures(NamedTuple):
         return (self.decode_slots - self.decode_requests) / self.decode_slots if self.decode_slots else 0.0
 
 
-def users_of(arrays: layout.PlanArrays) -> IntArray:
-    """The user behind each session of a single plan: a session that starts after another is the same user's next."""
-    after = arrays.sessions["after"]
-    users = np.where(after >= 0, after, np.arange(len(after)))
-    # Each pass doubles how far back it sees.
-    while not np.array_equal(further := users[users], users):
-        users = further
-    return users
-
-
-class UserTimelines(NamedTuple):
-    """When the requests of each user completed, one user after another, earliest first. Times in ns.
-
-    completed: shape (requests,). users, first, num_requests: shape (users,): who, at which place of it, how many.
-    """
-
-    completed: IntArray
-    users: IntArray
-    first: IntArray
-    num_requests: IntArray
-
-    def window_start(self, after_requests: int) -> int:
-        """The instant from which every user has finished ``after_requests`` requests; PlanError when one never has."""
-        if after_requests == 0:
-            return 0
-        if np.any(self.num_requests < after_requests):
-            few = int(np.argmax(self.num_requests < after_requests))
-            raise PlanError(
-                f"it has {self.num_requests[few]} requests, fewer than the {after_requests} after which the window "
-                "begins",
-                where=f"user {self.users[few]}",
-                hint="Give each user more sessions or requests",
-            )
-        return int(self.completed[self.first + after_requests - 1].max())
-
-    def last_full_ns(self) -> int:
-        """The instant at which the first user has nothing left to do: after it the population shrinks."""
-        return int(self.completed[self.first + self.num_requests - 1].min())
-
-
 def user_timelines(arrays: layout.PlanArrays, outcome: layout.Outcome) -> UserTimelines:
     """The users of a single plan, as it was simulated."""
-    user, completed = users_of(arrays)[arrays.requests["session"]], outcome.requests["completed_ns"]
-    per_user = np.bincount(user)
-    users = np.flatnonzero(per_user)
-    count = per_user[users]
-    return UserTimelines(completed[np.lexsort((completed, user))], users, count.cumsum() - count, count)
+    users = users_of(arrays.sessions["after"])
+    return UserTimelines.of(users[arrays.requests["session"]], outcome.requests["completed_ns"])
+
+
+def window_bounds(timelines: UserTimelines, window: WindowSpec) -> tuple[int, int]:
+    """[start, end) of the window; without ``measure_s`` it ends when the first user has nothing left to do."""
+    start_ns, end_ns = window.bounds_ns(0, timelines.window_start(window.after_requests))
+    return start_ns, timelines.last_full_ns() if window.measure_s is None else end_ns
 
 
 def window_figures(
@@ -125,9 +89,8 @@ def window_figures(
         return found
     outcome = run_arrays(alone, config, costs)
     timelines = user_timelines(alone, outcome)
-    start_ns = timelines.window_start(window.after_requests)
-    end_ns = start_ns + round(window.seconds * NS_PER_S)
     full_until_ns = timelines.last_full_ns()
+    start_ns, end_ns = window_bounds(timelines, window)
     if end_ns > full_until_ns:
         raise PlanError(
             f"the window ends {end_ns / NS_PER_S:.1f} s after the start, when a user has already left "
@@ -147,7 +110,7 @@ def _figures_of_half(
     plan is the whole one to the ns. A later request that can never be admitted goes unnoticed.
     """
     size = len(arrays.sessions) // 2
-    if size == 0 or np.any(arrays.sessions["num_before"][size:] == 0):
+    if size == 0 or window.measure_s is None or np.any(arrays.sessions["num_before"][size:] == 0):
         return None
     half = first_sessions(arrays, size)
     outcome = run_arrays(half, config, costs)
@@ -157,8 +120,7 @@ def _figures_of_half(
     last_request = half.sessions["first_request"] + half.sessions["num_requests"] - 1
     is_cut = half.sessions["num_followers"] < arrays.sessions["num_followers"][:size]
     known_ns = min(outcome.requests["completed_ns"][last_request[is_cut]].min(), timelines.last_full_ns())
-    start_ns = timelines.window_start(window.after_requests)
-    end_ns = start_ns + round(window.seconds * NS_PER_S)
+    start_ns, end_ns = window_bounds(timelines, window)
     return window_stats(half, outcome, config, start_ns, end_ns) if end_ns <= known_ns else None
 
 

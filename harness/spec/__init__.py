@@ -15,7 +15,6 @@ from harness.spec.experiment import (
     OrderName,
     SloSpec,
     Treatment,
-    WindowSpec,
     experiment_file,
     experiment_table,
     load_experiment,
@@ -24,9 +23,11 @@ from harness.spec.experiment import (
 from harness.spec.factors import Factor, Factors, factors_from_name, factors_text, level_text
 from harness.spec.fleet import FleetSpec, Place
 from harness.spec.laws import FixedLaw, LengthLaw, LognormalLaw, UniformLaw
-from harness.spec.prediction import PredictionSpec
+from harness.spec.prediction import PerturbationSpec
 from harness.spec.server import PatchMode, RulesName, ServerSpec
+from harness.spec.shape import ServerShape
 from harness.spec.stopping import StopSpec
+from harness.spec.window import WindowSpec
 from harness.spec.workload import PromptForm, SessionGroup, WorkloadSpec
 
 __all__ = [
@@ -46,10 +47,11 @@ __all__ = [
     "LognormalLaw",
     "OrderName",
     "PatchMode",
+    "PerturbationSpec",
     "Place",
-    "PredictionSpec",
     "PromptForm",
     "RulesName",
+    "ServerShape",
     "ServerSpec",
     "SessionGroup",
     "SloSpec",

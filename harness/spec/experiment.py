@@ -11,7 +11,6 @@ from typing import Annotated, Any, Literal, TypeVar, cast
 
 from pydantic import AfterValidator, Field, ValidationError, field_serializer, field_validator, model_validator
 
-from harness.clock import NS_PER_S
 from harness.errors import SpecError
 from harness.kinds import DEFAULT_BACKEND, KINDS
 from harness.redact import redacted_value
@@ -20,10 +19,11 @@ from harness.spec.base import Problem, Spec, check_name, load_toml, problems_of,
 from harness.spec.factors import Factors, WrittenFactors, factor_names, factors_from_name
 from harness.spec.fleet import FleetSpec
 from harness.spec.places import Place
-from harness.spec.prediction import PredictionSpec
+from harness.spec.prediction import PerturbationSpec
 from harness.spec.rules import load_rule
 from harness.spec.server import ServerSpec
 from harness.spec.stopping import StopSpec
+from harness.spec.window import WindowSpec
 from harness.spec.workload import WorkloadSpec
 
 _Spec = TypeVar("_Spec", ServerSpec, WorkloadSpec)
@@ -123,24 +123,6 @@ class SloSpec(Spec):
         return any(limit is not None for limit in (self.ttft_ms, self.tpot_ms, self.itl_ms, self.e2e_ms))
 
 
-class WindowSpec(Spec):
-    """Which requests count in serving figures, by when they are due. Channels, padding and reuse take all of a run."""
-
-    warmup_s: float = Field(default=0.0, ge=0, description="model seconds from the common start that do not count")
-    measure_s: float | None = Field(default=None, gt=0, description="model seconds that count then; default: the rest")
-
-    def in_words(self, seconds: str = "s") -> str:
-        """ " due from 5 to 25 s after the start", said after the requests that it holds; empty where all count."""
-        if self.measure_s is None:
-            return f" due from {self.warmup_s:g} {seconds} after the start" if self.warmup_s else ""
-        return f" due from {self.warmup_s:g} to {self.warmup_s + self.measure_s:g} {seconds} after the start"
-
-    def bounds_ns(self, start_ns: int) -> tuple[int, int]:
-        """[first, last) instants of the window of a run that starts at ``start_ns``."""
-        first_ns = start_ns + round(self.warmup_s * NS_PER_S)
-        return first_ns, 1 << 62 if self.measure_s is None else first_ns + round(self.measure_s * NS_PER_S)
-
-
 class ExperimentSpec(Spec):
     """An experiment: conditions x replicates, each run on a freshly started server."""
 
@@ -165,7 +147,7 @@ class ExperimentSpec(Spec):
     limits: LimitsSpec = LimitsSpec()
     slo: SloSpec = SloSpec()
     window: WindowSpec = WindowSpec()
-    prediction: PredictionSpec = PredictionSpec()
+    prediction: PerturbationSpec = PerturbationSpec()
     stop: StopSpec | None = Field(
         default=None, description="the rule by which `harness run --until decided` ends; none: it cannot be used"
     )

@@ -12,6 +12,7 @@ from pydantic import AfterValidator, Field, field_serializer, field_validator, m
 
 from harness.redact import redacted_arguments, redacted_env, redacted_text
 from harness.spec.base import DeviceNumbers, Spec
+from harness.spec.shape import ServerShape
 from harness.stack.rbln.kv_rules import AUTO, RuleSet, check_active_limit, check_rules, rule_set
 
 RulesName = Annotated[str, AfterValidator(check_rules)]
@@ -132,3 +133,14 @@ class ServerSpec(Spec):
     def physical_slots(self, slots_per_seq: int = 1) -> int:
         """Physical KV slots where the longest request takes ``slots_per_seq`` of them."""
         return self.max_num_seqs * slots_per_seq if self.kv_slots is None else self.kv_slots
+
+    @property
+    def shape(self) -> ServerShape:
+        """What a search varies; an admission limit at the compiled one is none."""
+        active = None if self.max_active_seqs == self.max_num_seqs else self.max_active_seqs
+        return ServerShape(self.max_num_seqs, self.decode_buckets, self.num_kv_slots, self.slot_tokens, active)
+
+    @classmethod
+    def of_shape(cls, shape: ServerShape, rules: str) -> ServerSpec:
+        """A server of this shape, everything else as the defaults have it."""
+        return cls(**shape._asdict(), rules=rules)

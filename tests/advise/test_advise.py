@@ -16,8 +16,8 @@ from harness.records import SealedRun
 from harness.runner import run_experiment
 from harness.sim import simulate
 from harness.sim.interval import Prediction
-from harness.sim.search.space import Candidate, candidate_of, parse_space
-from harness.spec import load_experiment, parse_experiment
+from harness.sim.search.space import parse_space
+from harness.spec import ServerShape, load_experiment, parse_experiment
 from harness.spec.rules import load_rule
 
 
@@ -70,9 +70,9 @@ def test_the_written_experiment_and_criteria_are_ready_to_freeze_and_run(tmp_pat
     assert advice.proposal is not None
     spec = load_experiment(advice.experiment)
     rule = load_rule(str(advice.criteria))
-    proposed = {condition.name: candidate_of(spec.server_of(condition)) for condition in spec.condition}
+    proposed = {condition.name: spec.server_of(condition).shape for condition in spec.condition}
     assert advice.proposal.prediction.candidate in proposed.values()
-    assert proposed["baseline"] == candidate_of(spec.server)
+    assert proposed["baseline"] == spec.server.shape
     assert set(rule.conditions) == set(proposed) - {"baseline"}
     assert spec.base_seed != 771
     assert spec.base_seed not in advice.space.inputs.search_seeds
@@ -104,7 +104,7 @@ def test_where_nothing_helps_the_baseline_is_kept(tmp_path: Path) -> None:
 
 def test_a_space_with_another_baseline_is_refused(tmp_path: Path) -> None:
     space = parse_space(
-        {"name": "other", "limits": [4], "baseline": {"max_num_seqs": 4, "decode_buckets": [4]},
+        {"name": "other", "max_num_seqs": [4], "baseline": {"max_num_seqs": 4, "decode_buckets": [4]},
          "inputs": {"users": [4], "search_seeds": [1]}},
         where="test",
     )  # fmt: skip
@@ -120,7 +120,7 @@ def test_an_unknown_condition_is_refused_with_the_names(tmp_path: Path) -> None:
 def step(name: str, saving: float, *, told: bool = True) -> Step:
     ratio = 1 - saving
     low, high = (ratio - 0.001, ratio + 0.001) if told else (ratio - 0.1, 1.1)
-    base = Candidate(8, (8,), 8, 8192)
+    base = ServerShape(8, (8,), 8, 8192)
     return Step(name, Prediction(base, base, (8,), "paper", ratio, ratio, low, high, ratio, low, high, 0.9, 20))
 
 

@@ -8,18 +8,19 @@ import numpy as np
 import pytest
 
 from harness.advise.coverage import check_coverage, emulated, expected_range, figures, jittered_plan, share_inside
-from harness.engine import load_cost_model
+from harness.engine import EngineConfig, load_cost_model
 from harness.errors import SpecError
 from harness.experiment.plans import build_plan
 from harness.sim import plan_arrays, simulate
-from harness.sim.search.space import SpaceSpec, candidate_of, parse_space
+from harness.sim.perturbation import perturbation_of
+from harness.sim.search.space import SpaceSpec, parse_space
 from harness.sim.windows import window_figures
 
 
 def space(**changes: Any) -> SpaceSpec:
     table = {
         "name": "cover",
-        "limits": [4],
+        "max_num_seqs": [4],
         "baseline": {"max_num_seqs": 4, "decode_buckets": [1, 2, 4]},
         "named": {"slots": {"max_num_seqs": 4, "decode_buckets": [1, 2, 4], "kv_slots": 8}},
         "inputs": {
@@ -27,7 +28,7 @@ def space(**changes: Any) -> SpaceSpec:
             "search_seeds": [1],
             "workload": {"wait_cap_s": 5.0, "generate_tokens": {"law": "uniform", "low": 4, "high": 12}},
         },
-        "uncertainty": {"samples": 120, "replicates": 2, "start_jitter_ms": 5, "rearrival_lag_ms": 5},
+        "prediction": {"draws": 120, "replicates": 2, "start_ms": 5, "lag_ms": 5},
         **changes,
     }
     return parse_space(table, where="test")
@@ -51,14 +52,14 @@ def test_a_figure_of_few_values_is_counted_by_its_share_and_then_keeps_its_level
 
 
 def test_closed_populations_are_judged_in_their_window() -> None:
-    uncertainty = {"samples": 40, "replicates": 1, "start_jitter_ms": 5, "rearrival_lag_ms": 5}
+    prediction = {"draws": 40, "replicates": 1, "start_ms": 5, "lag_ms": 5}
     workload = {
         "wait_cap_s": 2.0,
         "requests_per_session": 3,
         "generate_tokens": {"law": "uniform", "low": 4, "high": 9},
     }
     inputs = {"users": [4], "search_seeds": [1], "sessions_per_user": 8, "workload": workload}
-    windowed = space(uncertainty=uncertainty, inputs=inputs, window={"after_requests": 3, "seconds": 2})
+    windowed = space(prediction=prediction, inputs=inputs, window={"after_requests": 3, "measure_s": 2})
     found = check_coverage(windowed, 8)
     assert found.new is None
     assert min(held.closed for held in found.given) >= 5
@@ -68,27 +69,28 @@ def test_closed_populations_are_judged_in_their_window() -> None:
 def test_emulated_runs_are_counted_in_the_window_as_simulated_ones_are() -> None:
     workload = {"wait_cap_s": 2.0, "requests_per_session": 3}
     inputs = {"users": [4], "search_seeds": [1], "sessions_per_user": 3, "workload": workload}
-    spec = space(inputs=inputs, window={"after_requests": 2, "seconds": 9})
+    spec = space(inputs=inputs, window={"after_requests": 2, "measure_s": 9})
     assert spec.window is not None
     candidate, costs, plan = (
-        candidate_of(spec.baseline),
+        spec.baseline.shape,
         load_cost_model("paper"),
         build_plan(spec.inputs.workload_of(4), 1, 0),
     )
-    alone = window_figures(plan_arrays([plan]), 0, candidate.config(spec.rules), costs, spec.window)
+    alone = window_figures(plan_arrays([plan]), 0, EngineConfig.of_shape(candidate, spec.rules), costs, spec.window)
     assert figures(plan, candidate, spec, costs) == (alone.device_ns, alone.completed, alone.reused, alone.rearrivals)
 
 
 def test_a_jittered_run_of_the_emulator_is_the_simulation_of_the_jittered_plan() -> None:
     spec = space()
-    plan = jittered_plan(build_plan(spec.inputs.workload_of(4), 9, 0), spec.uncertainty, np.random.default_rng(1))
-    candidate, costs = candidate_of(spec.baseline), load_cost_model("paper")
-    simulated = simulate(plan, candidate.config(spec.rules), costs)
+    perturbation = perturbation_of(spec.prediction, spec.cost_model)
+    plan = jittered_plan(build_plan(spec.inputs.workload_of(4), 9, 0), perturbation, np.random.default_rng(1))
+    candidate, costs = spec.baseline.shape, load_cost_model("paper")
+    simulated = simulate(plan, EngineConfig.of_shape(candidate, spec.rules), costs)
     assert figures(plan, candidate, spec, costs)[0] == simulated.device_ns
 
 
 def test_emulated_experiments_are_repeatable_and_differ_by_seed() -> None:
-    candidate = candidate_of(space().named["slots"])
+    candidate = space().named["slots"].shape
     outcomes = [emulated(space(), candidate, 4, seed) for seed in (5, 5, 6)]
     assert outcomes[0] == outcomes[1]
     assert outcomes[0].ratio != outcomes[2].ratio

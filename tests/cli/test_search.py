@@ -10,12 +10,12 @@ from harness.cli import main
 
 SPACE = """\
 name = "tiny"
-limits = [4]
+max_num_seqs = [4]
 buckets.most = 3
 baseline = { max_num_seqs = 4, decode_buckets = [4] }
 named.grid = { max_num_seqs = 4, decode_buckets = [1, 2, 4] }
 inputs = { users = [2, 3], search_seeds = [1], evaluation_seeds = [2], replicates = 1 }
-uncertainty = { samples = 20, replicates = 1 }
+prediction = { draws = 20, replicates = 1 }
 """
 
 

@@ -33,7 +33,7 @@ def test_a_door_answers_changed_texts_with_a_value_or_one_line(door: Door) -> No
         ("simulation cases", b"0.02}}", b"1e-300}}"),
         ("emulator configuration", b'["crash-after-steps=3"]', b"[5, null]"),
         ("artifact", b"[1, 2, 4, 8]", b"[1, %b]" % (b"9" * 300)),
-        ("search space", b"limits = [", b"limits = [9223372036854775808, "),
+        ("search space", b"max_num_seqs = [", b"max_num_seqs = [9223372036854775808, "),
         ("patch", b"-1,3", b"-1,%b" % (b"9" * 5000)),
         ("ledger", b"2026-01-01T", b"0001-01-01T"),
         ("release wheel", b"vllm_rbln-0.12.0.dist-info", b"vllm_rbln-0.12.0\n.dist-info"),

@@ -17,7 +17,7 @@ from harness.paper.rows import contributions, loaded_memory_gib
 from harness.records import RunStore
 from harness.runner import run_experiment
 from harness.shipped import find_shipped, shipped_folder
-from harness.spec import PredictionSpec, load_experiment
+from harness.spec import PerturbationSpec, load_experiment
 from harness.table import Table, TableForm, written
 from tests.support.as_sealed import as_sealed
 
@@ -38,7 +38,7 @@ def runs_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, left_out in EXPERIMENTS.items():
         spec = load_experiment(folder / f"{name}.toml")
         kept = tuple(one for one in spec.condition if not one.name.startswith(left_out))
-        changes = {"backend": "sim", "replicates": 1, "condition": kept, "prediction": PredictionSpec(draws=1)}
+        changes = {"backend": "sim", "replicates": 1, "condition": kept, "prediction": PerturbationSpec(draws=1)}
         run_experiment(spec.model_copy(update=changes), runs_root=root)
     return root
 

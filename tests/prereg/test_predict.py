@@ -14,8 +14,8 @@ from harness.experiment import PlannedRuns, resolve
 from harness.prereg.predict import predict_experiment, predict_runs
 from harness.runner import run_experiment
 from harness.sim import simulate
-from harness.sim.calibrated import perturbation_of
-from harness.spec import PredictionSpec, parse_experiment
+from harness.sim.perturbation import perturbation_of
+from harness.spec import PerturbationSpec, parse_experiment
 
 
 def planned(**prediction: Any) -> PlannedRuns:
@@ -88,15 +88,15 @@ def test_what_is_not_calibrated_is_said_to_be_assumed(tmp_path: Path) -> None:
     assert (
         "assumed"
         not in perturbation_of(
-            PredictionSpec(start_ms=1, lag_ms=1, step_sd=0, decode_sd=0, bucket_sd=0, prefill_sd=0, artifact_sd=0),
+            PerturbationSpec(start_ms=1, lag_ms=1, step_sd=0, decode_sd=0, bucket_sd=0, prefill_sd=0, artifact_sd=0),
             run.cost_file,
         ).line()
     )
     file = tmp_path / "mine.toml"
     interval = '"f(8)" = {low = 12.9, high = 13.1, level = 0.95}'
     file.write_text(f"{run.cost_file.read_text()}\n[calibration.decode.intervals]\n{interval}\n")
-    found = perturbation_of(PredictionSpec(lag_ms=3.0), file)
-    assert found.uncertainty.rearrival_lag_ms == 3.0
-    assert found.uncertainty.bucket_relative == pytest.approx(0.1 / 1.96 / 12.97, rel=1e-3)
+    found = perturbation_of(PerturbationSpec(lag_ms=3.0), file)
+    assert found.lag_ms == 3.0
+    assert found.bucket_sd == pytest.approx(0.1 / 1.96 / 12.97, rel=1e-3)
     assert {"lag_ms", "bucket_sd"}.isdisjoint(found.assumed)
     assert "assumed, not calibrated: start_ms" in found.line()

@@ -16,9 +16,8 @@ from harness.report.calibration_page import decode_residuals, extrapolated
 from harness.runner import run_experiment
 from harness.runner.calibrate import CalibrationSpec, calibration_experiment, compare_models, default_num_seqs, fit_runs
 from harness.runner.cost_file import write_cost_file
-from harness.sim.calibrated import calibrated_uncertainty
-from harness.sim.search.space import UncertaintySpec
-from harness.spec import ServerSpec
+from harness.sim.perturbation import perturbation_of
+from harness.spec import PerturbationSpec, ServerSpec
 
 
 def little_sweep(cost_model: str, backend: str = "sim", **changes: Any) -> CalibrationSpec:
@@ -92,7 +91,7 @@ def test_the_file_says_where_its_numbers_come_from_and_is_never_written_over(tmp
     ):
         assert said in text
     model = load_cost_model(paths[0])
-    assert calibrated_uncertainty(UncertaintySpec(bucket_relative=0.4), str(paths[0])).bucket_relative < 0.4
+    assert "bucket_sd" not in perturbation_of(PerturbationSpec(), paths[0]).assumed
     assert model.is_bucket_filled_in(8)
     assert not model.is_bucket_filled_in(4)
     assert model.is_prefill_extrapolated(2600)

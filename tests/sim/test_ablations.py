@@ -10,7 +10,7 @@ from harness.errors import SpecError
 from harness.experiment.plans import build_plan
 from harness.plan import Plan, RequestPlan, SessionPlan
 from harness.sim import plan_arrays, run_totals
-from harness.sim.ablations import ABLATIONS, Ablation, ablated_totals, ablation
+from harness.sim.ablations import ABLATIONS, Ablation, ablation, run_ablated, with_arrivals_of
 from harness.sim.kernel import arrays as layout
 from harness.spec import WorkloadSpec
 
@@ -31,20 +31,20 @@ def test_an_ablation_that_changes_nothing_is_the_plain_simulation() -> None:
     plans = paper_plans(8)
     for rules in ("vendor-0.11.1", "paper"):
         config = EngineConfig(8, (1, 2, 4, 8), 8, rules=rules)
-        unchanged = ablated_totals(plans, config, COST, Ablation("", "")).totals
+        unchanged = run_ablated(plans, config, COST, Ablation("", "")).totals
         assert unchanged.tolist() == run_totals(plans, config, COST).tolist()
 
 
 def test_arrivals_fixed_at_the_baselines_own_change_nothing_of_the_baseline() -> None:
     plans = paper_plans(8)
-    fixed = ablated_totals(plans, EIGHT, COST, ABLATIONS["fixed-arrivals"], EIGHT)
+    fixed = run_ablated(with_arrivals_of(plans, EIGHT, COST), EIGHT, COST, ABLATIONS["fixed-arrivals"])
     assert fixed.totals.tolist() == run_totals(plans, EIGHT, COST).tolist()
 
 
 def test_fixed_arrivals_come_when_they_came_under_the_baseline_unless_the_session_is_later() -> None:
     plans = paper_plans(8)
-    base = ablated_totals(plans, EIGHT, COST, Ablation("", "")).requests
-    fixed = ablated_totals(plans, SIXTEEN, COST, ABLATIONS["fixed-arrivals"], EIGHT).requests
+    base = run_ablated(plans, EIGHT, COST, Ablation("", "")).requests
+    fixed = run_ablated(with_arrivals_of(plans, EIGHT, COST), SIXTEEN, COST, ABLATIONS["fixed-arrivals"]).requests
     again = np.flatnonzero(plans.requests["keep"] > 0)
     completed_before = fixed["completed_ns"][again - 1]
     pinned = base["arrival_ns"][again]
@@ -56,7 +56,7 @@ def test_chunked_prefill_lets_the_others_decode_between_device_calls() -> None:
     injected = SessionPlan(1, 1_000_000_000, None, None, (RequestPlan(0, 1280, 1, 0),))
     plans = plan_arrays([plan_of(decoding, injected)])
     whole, chunked = (
-        ablated_totals(plans, EIGHT, COST, changed) for changed in (Ablation("", ""), ABLATIONS["chunked-prefill"])
+        run_ablated(plans, EIGHT, COST, changed) for changed in (Ablation("", ""), ABLATIONS["chunked-prefill"])
     )
     spent = chunked.requests["first_token_ns"][1] - chunked.requests["admitted_ns"][1]
     assert spent == COST.prefill_ns(1280) + 9 * COST.decode_step_ns(1, 1)
@@ -67,7 +67,7 @@ def test_chunked_prefill_lets_the_others_decode_between_device_calls() -> None:
 def test_chunked_prefill_conserves_tokens_and_reuse_where_slots_are_plenty() -> None:
     plans = paper_plans(10)
     whole, chunked = (
-        ablated_totals(plans, EngineConfig(16, (16,), 32), COST, changed)
+        run_ablated(plans, EngineConfig(16, (16,), 32), COST, changed)
         for changed in (Ablation("", ""), ABLATIONS["chunked-prefill"])
     )
     tokens = [
@@ -85,8 +85,8 @@ def test_slots_by_last_use_keep_who_finished_last() -> None:
     back = SessionPlan(4, 0, 3, 0, (RequestPlan(1000, 8, 2, 0),))
     plans = plan_arrays([plan_of(*together, other, back)])
     config = EngineConfig(3, (3,), 3, rules="paper")
-    by_use = ablated_totals(plans, config, COST, ABLATIONS["lru-slots"])
-    by_allocation = ablated_totals(plans, config, COST, Ablation("", ""))
+    by_use = run_ablated(plans, config, COST, ABLATIONS["lru-slots"])
+    by_allocation = run_ablated(plans, config, COST, Ablation("", ""))
     assert (by_allocation.requests["cached_tokens"][-1], by_use.requests["cached_tokens"][-1]) == (0, 896)
 
 
@@ -95,7 +95,8 @@ def test_all_ablations_run_on_every_set_of_rules() -> None:
     for changed in ABLATIONS.values():
         for rules in ("vendor-0.11.1", "vendor-0.11.2", "paper", "paper+dummy"):
             config = EngineConfig(8, (1, 2, 4, 8), 8, rules=rules)
-            totals = ablated_totals(plans, config, COST, changed, config).totals
+            pinned = with_arrivals_of(plans, config, COST) if changed.is_fixed_arrivals else plans
+            totals = run_ablated(pinned, config, COST, changed).totals
             assert (totals["stuck_session"] == -1).all()
             assert (totals["decode_ns"] > 0).all()
 

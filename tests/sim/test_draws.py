@@ -14,19 +14,20 @@ from harness.experiment.plans import build_plan
 from harness.plan import Plan
 from harness.sim import plan_arrays
 from harness.sim.draws import Draws, draw, outcome_of_plan, run_draws
-from harness.sim.search.space import UncertaintySpec
+from harness.sim.perturbation import Perturbation
 from harness.spec import WorkloadSpec
 from tests.support.naive import naive_run
 
-WIDE = UncertaintySpec(start_jitter_ms=20.0, rearrival_lag_ms=8.0, step_relative=0.03)
-CERTAIN = UncertaintySpec(
-    start_jitter_ms=0,
-    rearrival_lag_ms=0,
-    decode_relative=0,
-    bucket_relative=0,
-    prefill_relative=0,
-    artifact_relative=0,
-    step_relative=0,
+WIDE = Perturbation(20260801, start_ms=20.0, lag_ms=8.0, step_sd=0.03)
+CERTAIN = Perturbation(
+    20260801,
+    start_ms=0,
+    lag_ms=0,
+    decode_sd=0,
+    bucket_sd=0,
+    prefill_sd=0,
+    artifact_sd=0,
+    step_sd=0,
 )
 
 
@@ -82,8 +83,8 @@ def test_every_draw_walks_as_the_naive_simulator_on_its_plan_at_its_costs(
     workload = WorkloadSpec(num_sessions=num_sessions, requests_per_session=3, wait_cap_s=2.0)
     plan = build_plan(workload, 5, 0)
     config = EngineConfig(4, (1, 2, 4), 5, rules=rules)
-    uncertainty = WIDE.model_copy(update={"seed": seed})
-    draws = draw(plan_arrays([plan]), config, load_cost_model(cost_name), uncertainty, range(2))
+    perturbation = replace(WIDE, seed=seed)
+    draws = draw(plan_arrays([plan]), config, load_cost_model(cost_name), perturbation, range(2))
     outcome = run_draws(draws, config)
     for number in range(2):
         costs = NoisyCosts(draws.models[number], draws.noise_seeds[number], draws.noise.tolist())

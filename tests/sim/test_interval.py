@@ -14,31 +14,31 @@ from harness.errors import SpecError
 from harness.experiment.plans import build_plan
 from harness.sim import plan_arrays
 from harness.sim.ablations import ABLATIONS
-from harness.sim.calibrated import calibrated_uncertainty
 from harness.sim.draws import jitter, perturbed
 from harness.sim.interval import bootstrap_median, predict, sampled_ratios
-from harness.sim.search.space import Candidate, SpaceSpec, UncertaintySpec, candidate_of, parse_space
-from harness.spec import WorkloadSpec
+from harness.sim.perturbation import Perturbation, perturbation_of
+from harness.sim.search.space import DrawsSpec, SpaceSpec, parse_space
+from harness.spec import ServerShape, WorkloadSpec
 
 CERTAIN = {
-    "draws": "given",
-    "start_jitter_ms": 0,
-    "rearrival_lag_ms": 0,
-    "decode_relative": 0,
-    "bucket_relative": 0,
-    "prefill_relative": 0,
-    "artifact_relative": 0,
-    "step_relative": 0,
+    "plans": "given",
+    "start_ms": 0,
+    "lag_ms": 0,
+    "decode_sd": 0,
+    "bucket_sd": 0,
+    "prefill_sd": 0,
+    "artifact_sd": 0,
+    "step_sd": 0,
 }
-MORE_SLOTS = Candidate(16, (1, 2, 4, 8, 16), 16, 8192)
+MORE_SLOTS = ServerShape(16, (1, 2, 4, 8, 16), 16, 8192)
 
 
-def space(**uncertainty: Any) -> SpaceSpec:
+def space(**prediction: Any) -> SpaceSpec:
     table = {
         "name": "intervals",
-        "limits": [8, 16],
+        "max_num_seqs": [8, 16],
         "inputs": {"users": [8], "search_seeds": [1], "evaluation_seeds": [2], "workload": {"wait_cap_s": 20}},
-        "uncertainty": {"samples": 60, **uncertainty},
+        "prediction": {"draws": 60, **prediction},
     }
     return parse_space(table, where="test")
 
@@ -55,9 +55,9 @@ def test_each_unknown_widens_the_interval() -> None:
         return found.high - found.low
 
     known = width()
-    assert width(draws="new") > 2 * known
-    assert width(bucket_relative=0.05) > known
-    assert width(prefill_relative=0.2) > known
+    assert width(plans="new") > 2 * known
+    assert width(bucket_sd=0.05) > known
+    assert width(prefill_sd=0.2) > known
 
 
 def test_predictions_are_repeatable() -> None:
@@ -65,7 +65,7 @@ def test_predictions_are_repeatable() -> None:
 
 
 def test_a_configuration_is_not_told_apart_from_itself() -> None:
-    base = candidate_of(space().baseline)
+    base = space().baseline.shape
     found = predict(space(), base, 8)
     assert found.ratio_of_sums == found.median_of_pairs == 1.0
     assert not found.is_told_apart
@@ -81,34 +81,34 @@ def test_common_costs_cancel_in_a_ratio_of_the_same_steps() -> None:
     spec = parse_space(
         {
             "name": "same-steps",
-            "limits": [8],
+            "max_num_seqs": [8],
             "inputs": {"users": [6], "search_seeds": [1], "treatment": "no-waits"},
             "baseline": {"kv_slots": 40},
-            "uncertainty": {**CERTAIN, "samples": 40, "decode_relative": 0.2, "prefill_relative": 0.2},
+            "prediction": {**CERTAIN, "draws": 40, "decode_sd": 0.2, "prefill_sd": 0.2},
         },
         where="test",
     )
-    grid = Candidate(8, (1, 2, 4, 8), 41, 8192)
-    assert np.abs(sampled_ratios(spec, grid, candidate_of(spec.baseline), (6,)) - 1).max() < 0.02
+    grid = ServerShape(8, (1, 2, 4, 8), 41, 8192)
+    assert np.abs(sampled_ratios(spec, grid, spec.baseline.shape, (6,)) - 1).max() < 0.02
 
 
 def test_jitter_only_delays_and_breaks_every_tie() -> None:
     arrays = plan_arrays([build_plan(WorkloadSpec(num_sessions=8), 1, 0)])
-    moved = jitter(arrays, UncertaintySpec(start_jitter_ms=0, rearrival_lag_ms=2), 0)
+    moved = jitter(arrays, Perturbation(1, start_ms=0, lag_ms=2), 0)
     assert (moved.sessions["start_ns"] >= arrays.sessions["start_ns"]).all()
     assert (moved.requests["wait_ns"] >= arrays.requests["wait_ns"]).all()
     assert len(set(moved.sessions["start_ns"].tolist())) == 8
-    other = jitter(arrays, UncertaintySpec(start_jitter_ms=0, rearrival_lag_ms=2), 1)
+    other = jitter(arrays, Perturbation(1, start_ms=0, lag_ms=2), 1)
     assert not np.array_equal(moved.sessions["start_ns"], other.sessions["start_ns"])
 
 
-def test_a_perturbed_cost_model_without_uncertainty_is_the_model() -> None:
+def test_a_perturbed_cost_model_without_perturbation_is_the_model() -> None:
     model = load_cost_model("paper")
-    same = perturbed(model, UncertaintySpec(**CERTAIN), 3)  # type: ignore[arg-type]
+    same = perturbed(model, perturbation_of(space(**CERTAIN).prediction, "paper"), 3)
     for bucket in (1, 4, 6, 8, 10, 16):
         assert same.decode_step_ns(bucket, 1) == model.decode_step_ns(bucket, 1)
     assert same.prefill_ns(1000, 128) == model.prefill_ns(1000, 128)
-    other = perturbed(model, UncertaintySpec(), 3)
+    other = perturbed(model, Perturbation(1), 3)
     assert other.decode_step_ns(8, 8) != model.decode_step_ns(8, 8)
 
 
@@ -119,7 +119,7 @@ def test_samples_never_use_the_seeds_of_the_search_or_the_evaluation() -> None:
 
 def test_the_bootstrap_of_the_median_contains_it() -> None:
     ratios = np.linspace(0.9, 1.0, 21)
-    low, high = bootstrap_median(ratios, UncertaintySpec())
+    low, high = bootstrap_median(ratios, DrawsSpec())
     assert 0.9 < low < 0.95 < high < 1.0
 
 
@@ -164,14 +164,13 @@ per_call_ms = {written(19.608, 20.392)}
 """,
         encoding="utf-8",
     )
-    found = calibrated_uncertainty(UncertaintySpec(), str(path))
-    assert found.bucket_relative == pytest.approx(0.01, rel=1e-3)
-    assert found.prefill_relative == pytest.approx(0.01, rel=1e-3)
-    assert calibrated_uncertainty(UncertaintySpec(), "paper") == UncertaintySpec()
-    wide = predict(
-        space(**{**CERTAIN, "is_calibrated": True}).model_copy(update={"cost_model": str(path)}), MORE_SLOTS, 8
-    )
+    found = perturbation_of(DrawsSpec(), str(path))
+    assert found.bucket_sd == pytest.approx(0.01, rel=1e-3)
+    assert found.prefill_sd == pytest.approx(0.01, rel=1e-3)
+    assert perturbation_of(DrawsSpec(), "paper").sizes == Perturbation(0).sizes
+    uncertain = space(**{**CERTAIN, "bucket_sd": None, "prefill_sd": None})
+    wide = predict(uncertain.model_copy(update={"cost_model": str(path)}), MORE_SLOTS, 8)
     assert wide.low < wide.high
     path.write_text(path.read_text(encoding="utf-8").replace(written(9.804, 10.196), '"about ten"'), encoding="utf-8")
     with pytest.raises(SpecError, match=r"its interval of f\(1\) cannot be read"):
-        calibrated_uncertainty(UncertaintySpec(), str(path))
+        perturbation_of(DrawsSpec(), str(path))

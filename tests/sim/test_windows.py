@@ -16,10 +16,10 @@ from harness.plan import Plan, RequestPlan, SessionPlan
 from harness.sim import plan_arrays, simulate
 from harness.sim.kernel.arrays import PlanArrays
 from harness.sim.search.run import search
-from harness.sim.search.space import WindowSpec, parse_space
+from harness.sim.search.space import parse_space
 from harness.sim.simulate import one_plan, run_arrays
 from harness.sim.windows import median_of_paired_ratios, ratio_of_sums, users_of, window_figures, window_stats
-from harness.spec import RulesName, WorkloadSpec
+from harness.spec import RulesName, WindowSpec, WorkloadSpec
 
 COST = load_cost_model("paper")
 EIGHT = EngineConfig(8, (1, 2, 4, 8), 8)
@@ -76,8 +76,8 @@ def test_windows_side_by_side_add_up_to_the_whole() -> None:
 def test_the_window_begins_when_every_user_has_finished_so_many_requests() -> None:
     plan = closed(5, 6)
     arrays = plan_arrays([plan])
-    found = window_figures(arrays, 0, EIGHT, COST, WindowSpec(after_requests=4, seconds=3.0))
-    user = users_of(arrays)[arrays.requests["session"]]
+    found = window_figures(arrays, 0, EIGHT, COST, WindowSpec(after_requests=4, measure_s=3.0))
+    user = users_of(arrays.sessions["after"])[arrays.requests["session"]]
     completed = run_arrays(arrays, EIGHT, COST).requests["completed_ns"]
     finished = [int((completed[user == one] <= found.start_ns).sum()) for one in range(5)]
     assert min(finished) == 4
@@ -90,7 +90,7 @@ def test_a_window_of_a_long_life_is_to_the_ns_what_the_whole_life_shows_there(ru
     config = EngineConfig(8, (1, 2, 4, 8), 8, rules=rules)
     arrays = plan_arrays([closed(4, 3), closed(6, 20), closed(5, 20, seed=6)])
     for plan in (1, 2):
-        found = window_figures(arrays, plan, config, COST, WindowSpec(after_requests=6, seconds=seconds))
+        found = window_figures(arrays, plan, config, COST, WindowSpec(after_requests=6, measure_s=seconds))
         alone = one_plan(arrays, plan)
         whole = window_stats(alone, run_arrays(alone, config, COST), config, found.start_ns, found.end_ns)
         assert found[:-1] == whole[:-1]
@@ -100,13 +100,13 @@ def test_a_window_of_a_long_life_is_to_the_ns_what_the_whole_life_shows_there(ru
 def test_a_window_that_outlasts_a_user_is_refused() -> None:
     arrays = plan_arrays([closed(4, 2)])
     with pytest.raises(PlanError, match="already left"):
-        window_figures(arrays, 0, EIGHT, COST, WindowSpec(after_requests=1, seconds=1000.0))
+        window_figures(arrays, 0, EIGHT, COST, WindowSpec(after_requests=1, measure_s=1000.0))
     with pytest.raises(PlanError, match="fewer than"):
-        window_figures(arrays, 0, EIGHT, COST, WindowSpec(after_requests=7, seconds=1.0))
+        window_figures(arrays, 0, EIGHT, COST, WindowSpec(after_requests=7, measure_s=1.0))
 
 
 def device_s_per_request_of_halves(arrays: PlanArrays) -> list[float]:
-    whole = window_figures(arrays, 0, EIGHT, COST, WindowSpec(after_requests=6, seconds=60))
+    whole = window_figures(arrays, 0, EIGHT, COST, WindowSpec(after_requests=6, measure_s=60))
     outcome = run_arrays(arrays, EIGHT, COST)
     edges = np.linspace(whole.start_ns, whole.end_ns, 3).astype(np.int64).tolist()
     halves = [window_stats(arrays, outcome, EIGHT, *part) for part in pairwise(edges)]
@@ -140,8 +140,8 @@ def test_candidates_can_be_judged_by_their_steady_state(tmp_path: Path) -> None:
     spec = parse_space(
         {
             "name": "steady",
-            "limits": [8],
-            "kv_slots": ["limit", 16],
+            "max_num_seqs": [8],
+            "kv_slots": ["max_num_seqs", 16],
             "buckets": {"most": 3},
             "inputs": {
                 "users": [6],
@@ -151,7 +151,7 @@ def test_candidates_can_be_judged_by_their_steady_state(tmp_path: Path) -> None:
                 "sessions_per_user": 12,
                 "workload": {"requests_per_session": 3, "wait_cap_s": 2.0},
             },
-            "window": {"after_requests": 4, "seconds": 15},
+            "window": {"after_requests": 4, "measure_s": 15},
         },
         where="test",
     )

@@ -22,9 +22,11 @@ from harness.analysis.method.figures import place_of
 from harness.analysis.method.reconstruct import join_request_id, with_tokens
 from harness.analysis.method.stats import FloatArray, Interval, binomial_cdf, quantiles
 from harness.clock import NS_PER_MS, NS_PER_S
+from harness.plan import UserTimelines, users_of
 from harness.records import SealedRun, once_per_run
 from harness.records.schema import rows_where
 from harness.spec import SloSpec, WindowSpec
+from harness.spec.window import FOREVER_NS
 
 IntArray = NDArray[np.int64]
 QUANTILES = (0.5, 0.9, 0.99)
@@ -149,12 +151,27 @@ def window_of(run: SealedRun) -> WindowSpec:
     return WindowSpec.model_validate(run.manifest.requested_experiment.get("window") or {})
 
 
+def _window_ns(run: SealedRun, requests: pa.Table) -> tuple[int, int]:
+    """[first, last) instants of a run's window; nothing is in it where a user finished too few requests."""
+    window = window_of(run)
+    due_ns = requests.column("due_ns").to_numpy()
+    ready_ns = 0
+    if window.after_requests:
+        users = users_of(np.array([-1 if one.after is None else one.after for one in run.plan.sessions]))
+        ended = requests.filter(requests.column("done_ns").is_valid())
+        timelines = UserTimelines.of(users[ended.column("session").to_numpy()], ended.column("done_ns").to_numpy())
+        has_all = len(timelines.users) == len(np.unique(users))
+        is_ready = has_all and timelines.num_requests.min() >= window.after_requests
+        ready_ns = timelines.window_start(window.after_requests) if is_ready else FOREVER_NS
+    return window.bounds_ns(int(due_ns.min()) if len(due_ns) else 0, ready_ns)
+
+
 @once_per_run
 def latencies(run: SealedRun) -> Latencies:
     """What every answered request of a run's measurement window waited for, and when its tokens came."""
     requests, place = run.table("requests"), place_of(run)
     due_ns = requests.column("due_ns").to_numpy()
-    first_ns, last_ns = window_of(run).bounds_ns(int(due_ns.min()) if len(due_ns) else 0)
+    first_ns, last_ns = _window_ns(run, requests)
     in_window = requests.filter(pa.array((due_ns >= first_ns) & (due_ns < last_ns)))
     kept = rows_where(in_window, "status", "ok")
     sent_ns, done_ns = kept.column("sent_ns").to_numpy(), kept.column("done_ns").to_numpy()

@@ -18,7 +18,8 @@ import pyarrow.parquet as pq
 from harness.errors import PlanError
 from harness.processes import side_by_side
 from harness.sim.search.evaluate import Evaluator, Group, GroupFigures, Inputs, build_inputs, evaluator_of
-from harness.sim.search.space import Candidate, SpaceSpec
+from harness.sim.search.space import SpaceSpec
+from harness.spec import ServerShape
 
 Seconds = pa.float64()
 PerUsers = pa.list_(pa.int64())
@@ -26,11 +27,11 @@ PerUsers = pa.list_(pa.int64())
 LEDGER_SCHEMA = pa.schema(
     [
         pa.field("index", pa.int32(), nullable=False),
-        pa.field("limit", pa.int32(), nullable=False),
-        pa.field("buckets", pa.list_(pa.int32()), nullable=False),
+        pa.field("max_num_seqs", pa.int32(), nullable=False),
+        pa.field("decode_buckets", pa.list_(pa.int32()), nullable=False),
         pa.field("kv_slots", pa.int32(), nullable=False),
         pa.field("slot_tokens", pa.int32(), nullable=False),
-        # Null where admission goes to the limit.
+        # Null where admission goes to max_num_seqs.
         pa.field("max_active_seqs", pa.int32()),
         pa.field("memory_gib", Seconds, nullable=False),
         pa.field("compile_s", Seconds, nullable=False),
@@ -79,10 +80,10 @@ class Job:
         self.space = space
         self.inputs: Inputs = build_inputs(space.inputs)
         self.evaluator: Evaluator = evaluator_of(space, self.inputs)
-        self._candidates: list[Candidate] | None = None
+        self._candidates: list[ServerShape] | None = None
 
     @property
-    def candidates(self) -> list[Candidate]:
+    def candidates(self) -> list[ServerShape]:
         if self._candidates is None:
             self._candidates = list(self.space.candidates())
         return self._candidates

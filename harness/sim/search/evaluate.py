@@ -27,9 +27,10 @@ from harness.plan import Plan
 from harness.sim import memory
 from harness.sim.kernel import arrays as layout
 from harness.sim.kernel import events as kernel
-from harness.sim.search.space import Candidate, InputSpec, SpaceSpec, WindowSpec
+from harness.sim.search.space import InputSpec, SpaceSpec
 from harness.sim.simulate import check_slots, plan_arrays
 from harness.sim.windows import window_figures
+from harness.spec import ServerShape, WindowSpec
 
 MOST_STATES = 64
 MOST_SHARED = 200_000
@@ -130,9 +131,9 @@ class Evaluator:
         self._most_requests = int(arrays.plans["num_requests"].max())
         self._longest = int((arrays.requests["keep"] + arrays.requests["new"] + arrays.requests["generate"]).max())
 
-    def evaluate(self, candidate: Candidate, groups: Sequence[Group]) -> list[GroupFigures]:
+    def evaluate(self, candidate: ServerShape, groups: Sequence[Group]) -> list[GroupFigures]:
         """The figures of a candidate on ``groups``; raises PlanError when a request does not fit its slots."""
-        config = candidate.config(self._rules)
+        config = EngineConfig.of_shape(candidate, self._rules)
         if self._longest > config.slot_tokens:
             check_slots(self.inputs.arrays, config)
         keys = self.share_keys(config, groups) if self._is_sharing else []

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from harness.clock import NS_PER_S, Clock, MonotonicClock
+from harness.engine.config import EngineConfig
 from harness.engine.cost import load_cost_model
 from harness.errors import RecordsError, SpecError
 from harness.records.disk import disk_errors, write_parquet, write_synced
@@ -36,7 +37,8 @@ from harness.sim.search.chunks import (
 )
 from harness.sim.search.evaluate import GroupFigures
 from harness.sim.search.rank import Baseline, Scores, score_rows, spearman
-from harness.sim.search.space import Candidate, SpaceSpec, candidate_of
+from harness.sim.search.space import SpaceSpec
+from harness.spec import ServerShape
 
 FORMAT = 1
 PROBES = 24
@@ -104,10 +106,14 @@ class SearchResult:
         """Indices of the fully judged candidates, best first, by the space's own score."""
         return self.scores.ranked(self.space.score).tolist()
 
-    def candidate(self, index: int) -> Candidate:
+    def candidate(self, index: int) -> ServerShape:
         row = self.ledger.slice(index, 1).to_pylist()[0]
-        return Candidate(
-            row["limit"], tuple(row["buckets"]), row["kv_slots"], row["slot_tokens"], row.get("max_active_seqs")
+        return ServerShape(
+            row["max_num_seqs"],
+            tuple(row["decode_buckets"]),
+            row["kv_slots"],
+            row["slot_tokens"],
+            row["max_active_seqs"],
         )
 
 
@@ -292,7 +298,7 @@ def _distinct(searcher: Searcher, feasible: Sequence[int], enough: float) -> flo
     groups = [group for group in job.inputs.groups if group.role == "search"]
     seen: set[tuple[object, ...]] = set()
     for index in feasible:
-        seen.update(job.evaluator.share_keys(job.candidates[index].config(rules), groups))
+        seen.update(job.evaluator.share_keys(EngineConfig.of_shape(job.candidates[index], rules), groups))
         if len(seen) > enough * len(groups):
             return float("inf")
     return len(seen) / len(groups)
@@ -308,7 +314,7 @@ def _first_indices(searcher: Searcher, first: int | None) -> list[int]:
 
 def _baseline(job: Job, rung: Rung) -> Baseline:
     groups = job.groups(rung)
-    figures = job.evaluator.evaluate(candidate_of(job.space.baseline), groups)
+    figures = job.evaluator.evaluate(job.space.baseline.shape, groups)
     by_role: dict[str, list[GroupFigures]] = {"search": [], "evaluation": []}
     for group, found in zip(groups, figures, strict=True):
         by_role[group.role].append(found)

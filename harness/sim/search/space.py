@@ -10,14 +10,24 @@ from collections.abc import Iterator
 from itertools import combinations
 from math import comb
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, ValidationError, field_validator, model_validator
 
-from harness.engine.config import EngineConfig
 from harness.errors import SpecError
 from harness.shipped import find_shipped
-from harness.spec import RulesName, ServerSpec, Spec, Treatment, WorkloadSpec, check_name, describe_validation_error
+from harness.spec import (
+    PerturbationSpec,
+    RulesName,
+    ServerShape,
+    ServerSpec,
+    Spec,
+    Treatment,
+    WindowSpec,
+    WorkloadSpec,
+    check_name,
+    describe_validation_error,
+)
 from harness.spec import load_toml as load_table
 from harness.stack.rbln.kv_rules import AUTO, RULE_SETS, check_active_limit, rule_set
 
@@ -26,47 +36,8 @@ GIB = 1 << 30
 
 Score = Literal["sum-seconds", "per-n"]
 Objective = Literal["device-seconds", "waiting", "p99-completion", "memory", "compile-seconds", "artifact-size"]
-Place = int | Literal["limit"]
+Place = int | Literal["max_num_seqs"]
 SimulatedRules = Annotated[RulesName, AfterValidator(lambda name: rule_set(name).name)]
-
-
-class Candidate(NamedTuple):
-    """One configuration, in the order of the enumeration."""
-
-    limit: int
-    buckets: tuple[int, ...]
-    kv_slots: int
-    slot_tokens: int
-    max_active_seqs: int | None = None
-
-    @property
-    def label(self) -> str:
-        """ "{1,4,8}/8", "{1,4,8}/8 12 slots", "{1,4,8}/8 6 active" """
-        buckets = ",".join(str(bucket) for bucket in self.buckets)
-        slots = "" if self.kv_slots == self.limit else f" {self.kv_slots} slots"
-        active = "" if self.max_active_seqs is None else f" {self.max_active_seqs} active"
-        return f"{{{buckets}}}/{self.limit}{slots}{active}"
-
-    def config(self, rules: str) -> EngineConfig:
-        return EngineConfig(
-            self.limit,
-            self.buckets,
-            self.kv_slots,
-            self.slot_tokens,
-            rules=rules,
-            max_active_seqs=self.max_active_seqs,
-        )
-
-    def server(self, rules: str) -> ServerSpec:
-        """A server of this configuration, everything else as the defaults have it."""
-        return ServerSpec(
-            max_num_seqs=self.limit,
-            decode_buckets=self.buckets,
-            kv_slots=self.kv_slots,
-            slot_tokens=self.slot_tokens,
-            rules=rules,
-            max_active_seqs=self.max_active_seqs,
-        )
 
 
 class BucketRule(Spec):
@@ -75,7 +46,7 @@ class BucketRule(Spec):
     sets: instead of the rule, these very sets (those that end with the limit).
     """
 
-    always: tuple[Place, ...] = (1, "limit")
+    always: tuple[Place, ...] = (1, "max_num_seqs")
     others: tuple[int, ...] | None = Field(default=None, description="default: every whole number below the limit")
     most: int = Field(default=6, ge=1, le=64, description="buckets in all")
     sets: tuple[tuple[int, ...], ...] = ()
@@ -97,7 +68,7 @@ class BucketRule(Spec):
         return sum(comb(len(others), count) for count in range(self.most - len(always) + 1))
 
     def _parts(self, limit: int) -> tuple[set[int], list[int]]:
-        always = {limit if place == "limit" else place for place in self.always} | {limit}
+        always = {limit if place == "max_num_seqs" else place for place in self.always} | {limit}
         always = {bucket for bucket in always if bucket <= limit}
         choices = range(1, limit) if self.others is None else sorted(set(self.others))
         return always, [bucket for bucket in choices if bucket < limit and bucket not in always]
@@ -147,13 +118,6 @@ class InputSpec(Spec):
         return WorkloadSpec.model_validate(table)
 
 
-class WindowSpec(Spec):
-    """Judge each plan from when every user has finished ``after_requests`` requests, for ``seconds``."""
-
-    after_requests: int = Field(ge=0)
-    seconds: float = Field(gt=0)
-
-
 class DeviceSpec(Spec):
     """Memory and compile arithmetic. Defaults: Qwen3-4B on 4 devices, vllm-rbln 0.11.1, docs/method.md, "Search".
 
@@ -169,16 +133,16 @@ class DeviceSpec(Spec):
     artifact_base_gib: float = Field(default=8.276, ge=0)
     artifact_bucket_gib: float = Field(default=0.806, ge=0)
 
-    def memory_gib(self, candidate: Candidate) -> float:
+    def memory_gib(self, candidate: ServerShape) -> float:
         """Memory of one device after loading, GiB."""
         kv_bytes = candidate.kv_slots * candidate.slot_tokens * self.kv_bytes_per_token
         return kv_bytes / self.devices / GIB + self.overhead_gib
 
-    def compile_s(self, candidate: Candidate) -> float:
-        return self.compile_base_s + self.compile_call_s * (len(candidate.buckets) + 1)
+    def compile_s(self, candidate: ServerShape) -> float:
+        return self.compile_base_s + self.compile_call_s * (len(candidate.decode_buckets) + 1)
 
-    def artifact_gib(self, candidate: Candidate) -> float:
-        return self.artifact_base_gib + self.artifact_bucket_gib * len(candidate.buckets)
+    def artifact_gib(self, candidate: ServerShape) -> float:
+        return self.artifact_base_gib + self.artifact_bucket_gib * len(candidate.decode_buckets)
 
 
 class ConstraintSpec(Spec):
@@ -188,7 +152,7 @@ class ConstraintSpec(Spec):
     compile_s: float | None = Field(default=None, gt=0)
     artifact_gib: float | None = Field(default=None, gt=0)
 
-    def violated(self, device: DeviceSpec, candidate: Candidate) -> str:
+    def violated(self, device: DeviceSpec, candidate: ServerShape) -> str:
         """Why a candidate is left out; "" when it is not."""
         checks = (
             ("memory", device.memory_gib(candidate), self.memory_gib, "GiB per device"),
@@ -199,30 +163,16 @@ class ConstraintSpec(Spec):
         return "; ".join(found)
 
 
-class UncertaintySpec(Spec):
-    """What a prediction does not know; see ``interval``. Relative deviations are one standard deviation.
+class DrawsSpec(PerturbationSpec):
+    """The imagined experiments whose cost ratios make an interval, see ``harness.sim.interval``.
 
-    is_calibrated: bucket_relative and prefill_relative come from the intervals of the cost model's own calibration.
-
-    draws "new": the measured inputs will be new draws of the workload; "given": exactly the plans at hand.
-    Jitters are of the client that will measure: exponential with this mean, added to starts and to re-arrivals.
+    plans "new": the measured inputs will be new draws of the workload; "given": exactly the plans at hand.
     """
 
-    draws: Literal["new", "given"] = "new"
-    is_calibrated: bool = False
-    replicates: int = Field(default=3, ge=1, le=1000, description="runs per condition whose sums make the ratio")
-    samples: int = Field(default=200, ge=20, le=100_000)
-    level: float = Field(default=0.9, gt=0, lt=1)
+    draws: int = Field(default=200, ge=20, le=100_000, description="imagined experiments")
     seed: int = Field(default=20260801, ge=0)
-    start_jitter_ms: float = Field(default=1.0, ge=0)
-    rearrival_lag_ms: float = Field(default=1.0, ge=0)
-    decode_relative: float = Field(default=0.02, ge=0, lt=0.5, description="all decode steps together")
-    bucket_relative: float = Field(default=0.005, ge=0, lt=0.5, description="each bucket on its own")
-    prefill_relative: float = Field(default=0.02, ge=0, lt=0.5)
-    artifact_relative: float = Field(
-        default=0.004, ge=0, lt=0.5, description="all steps of one compiled configuration together"
-    )
-    step_relative: float = Field(default=0.002, ge=0, lt=0.25, description="each step on its own")
+    plans: Literal["new", "given"] = "new"
+    replicates: int = Field(default=3, ge=1, le=1000, description="runs per condition whose sums make the ratio")
 
 
 class SpaceSpec(Spec):
@@ -232,15 +182,17 @@ class SpaceSpec(Spec):
     title: str = ""
     rules: SimulatedRules = Field(default=AUTO, validate_default=True)
     cost_model: str = "paper"
-    limits: tuple[Annotated[int, Field(le=1024)], ...] = Field(
+    max_num_seqs: tuple[Annotated[int, Field(le=1024)], ...] = Field(
         min_length=1, description="batch_size: most requests running at once"
     )
-    kv_slots: tuple[Place, ...] = Field(default=("limit",), min_length=1, description="numbers apart from the limit")
+    kv_slots: tuple[Place, ...] = Field(
+        default=("max_num_seqs",), min_length=1, description='numbers, or "max_num_seqs" for as many'
+    )
     slot_tokens: tuple[int, ...] = Field(default=(8192,), min_length=1)
-    active_limits: tuple[Place, ...] = Field(
-        default=("limit",),
+    max_active_seqs: tuple[Place, ...] = Field(
+        default=("max_num_seqs",),
         min_length=1,
-        description="admission below the limit, without another artifact; not every release has it",
+        description="admission below max_num_seqs, without another artifact; not every release has it",
     )
     buckets: BucketRule = BucketRule()
     baseline: ServerSpec = ServerSpec()
@@ -254,14 +206,14 @@ class SpaceSpec(Spec):
     )
     score: Score = "sum-seconds"
     sensitivity: tuple[tuple[int, ...], ...] = Field(default=(), description="sets of N; default: all of two or more")
-    uncertainty: UncertaintySpec = UncertaintySpec()
+    prediction: DrawsSpec = DrawsSpec()
 
     @field_validator("name")
     @classmethod
     def _name(cls, name: str) -> str:
         return check_name(name)
 
-    @field_validator("limits", "slot_tokens")
+    @field_validator("max_num_seqs", "slot_tokens")
     @classmethod
     def _positive(cls, values: tuple[int, ...]) -> tuple[int, ...]:
         if min(values) < 1 or len(set(values)) != len(values):
@@ -273,34 +225,34 @@ class SpaceSpec(Spec):
         unknown = {users for chosen in self.sensitivity for users in chosen} - set(self.inputs.users)
         if unknown or any(not chosen for chosen in self.sensitivity):
             raise ValueError(f"sensitivity: {sorted(unknown)} are not among inputs.users, or a set is empty")
-        for active in self.active_limits:
-            if active != "limit":
-                check_active_limit(active, max(self.limits), RULE_SETS[self.rules])
+        for active in self.max_active_seqs:
+            if active != "max_num_seqs":
+                check_active_limit(active, max(self.max_num_seqs), RULE_SETS[self.rules])
         if self.count() == 0:
-            raise ValueError("no bucket set fits any of limits")
+            raise ValueError("no bucket set fits any of max_num_seqs")
         if self.count() > MOST_CANDIDATES:
             raise ValueError(f"{self.count():,} candidates are more than {MOST_CANDIDATES:,}; narrow the space")
         return self
 
     def count(self) -> int:
         """Number of candidates, those that constraints leave out included."""
-        sets = sum(self.buckets.count(limit) * len(self._active_below(limit)) for limit in self.limits)
+        sets = sum(self.buckets.count(limit) * len(self._active_below(limit)) for limit in self.max_num_seqs)
         return sets * len(self.kv_slots) * len(self.slot_tokens)
 
     def _active_below(self, limit: int) -> tuple[int | None, ...]:
         """The admission limits that a compiled limit is tried with, None for itself; those above it are passed over."""
-        places = (None if place in ("limit", limit) else int(place) for place in self.active_limits)
+        places = (None if place in ("max_num_seqs", limit) else int(place) for place in self.max_active_seqs)
         return tuple(place for place in dict.fromkeys(places) if place is None or place < limit)
 
-    def candidates(self) -> Iterator[Candidate]:
+    def candidates(self) -> Iterator[ServerShape]:
         """Every candidate, in the order that breaks ties: limit, slots, slot length, admission, fewer buckets first."""
-        for limit in self.limits:
+        for limit in self.max_num_seqs:
             for place in self.kv_slots:
-                slots = limit if place == "limit" else place
+                slots = limit if place == "max_num_seqs" else place
                 for slot_tokens in self.slot_tokens:
                     for active in self._active_below(limit):
                         for buckets in self.buckets.of_limit(limit):
-                            yield Candidate(limit, buckets, slots, slot_tokens, active)
+                            yield ServerShape(limit, buckets, slots, slot_tokens, active)
 
     def sets_of_users(self) -> tuple[tuple[int, ...], ...]:
         """The sets of N that the sensitivity is shown for; the whole set is always among them."""
@@ -309,13 +261,6 @@ class SpaceSpec(Spec):
             some for size in range(min(2, len(users)), len(users) + 1) for some in combinations(users, size)
         )
         return chosen if users in chosen else (*chosen, users)
-
-
-def candidate_of(server: ServerSpec) -> Candidate:
-    """What a search varies of a server specification; an admission limit at the compiled one is none."""
-    limit, active = server.max_num_seqs, server.max_active_seqs
-    lowered = None if active == limit else active
-    return Candidate(limit, tuple(server.decode_buckets), server.num_kv_slots, server.slot_tokens, lowered)
 
 
 def parse_space(table: dict[str, Any], *, where: str) -> SpaceSpec:

@@ -14,7 +14,8 @@ from harness.analysis.method import reconstruct as rec
 from harness.analysis.method.decide import Costs, Outcome
 from harness.engine import load_cost_model
 from harness.paper.signs import TABLE_I
-from harness.sim.search.space import Candidate, DeviceSpec
+from harness.sim.search.space import DeviceSpec
+from harness.spec import ServerShape
 from harness.spec.rules import CostRule, load_rule
 
 MODEL = load_cost_model("paper")
@@ -395,7 +396,7 @@ def test_kv_capacity() -> None:
     assert device.kv_bytes_per_token == per_token_bytes
     for slots, per_device_gib in {16: 4.50, 24: 6.75, 32: 9.00}.items():
         assert slots * per_slot_gib / device.devices == per_device_gib
-        candidate = Candidate(slots, (1, slots), slots, 8192)
+        candidate = ServerShape(slots, (1, slots), slots, 8192)
         assert device.memory_gib(candidate) - device.overhead_gib == pytest.approx(per_device_gib)
 
 
@@ -403,6 +404,6 @@ def test_compile_times_and_sizes_of_table_xiv_are_met_within_a_few_percent() -> 
     # A straight line in the number of buckets: four configurations of two bucket counts determine no better one.
     printed = {(16, 5): (407, 12.378), (16, 6): (480, 13.202), (24, 6): (486, 13.259), (32, 6): (474, 13.320)}
     for (slots, buckets), (seconds, gib) in printed.items():
-        candidate = Candidate(slots, (*range(1, buckets), slots), slots, 8192)
+        candidate = ServerShape(slots, (*range(1, buckets), slots), slots, 8192)
         assert DeviceSpec().compile_s(candidate) == pytest.approx(seconds, rel=0.03)
         assert DeviceSpec().artifact_gib(candidate) == pytest.approx(gib, rel=0.02)

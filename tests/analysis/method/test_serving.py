@@ -77,6 +77,20 @@ def test_goodput_counts_what_keeps_the_limits_and_the_window_leaves_the_start_ou
     assert late.goodput_per_s is None
 
 
+def test_a_window_can_begin_when_every_user_has_finished_a_request(tmp_path: Path) -> None:
+    (run, *_) = simulated(tmp_path / "a", window={"after_requests": 1})
+    requests = run.table("requests").to_pydict()
+    first_done = max(
+        min(done for done, owner in zip(requests["done_ns"], requests["session"], strict=True) if owner == session)
+        for session in set(requests["session"])
+    )
+    due_later = sum(due >= first_done for due in requests["due_ns"])
+    assert 0 < due_later < len(requests["due_ns"])
+    assert len(latencies(run).session) == due_later
+    (never, *_) = simulated(tmp_path / "b", window={"after_requests": 1000})
+    assert len(latencies(never).session) == 0
+
+
 LATENCY_OF_TARGET: dict[str, Callable[[Latencies, int], float]] = {
     "ttft_ms": lambda one, row: one.ttft_ns[row],
     "tpot_ms": lambda one, row: one.itl_ns[one.itl_row == row].mean(),

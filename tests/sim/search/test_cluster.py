@@ -26,8 +26,8 @@ def space() -> SpaceSpec:
     return parse_space(
         {
             "name": "cluster",
-            "limits": [6, 8, 9],
-            "kv_slots": ["limit", 16],
+            "max_num_seqs": [6, 8, 9],
+            "kv_slots": ["max_num_seqs", 16],
             "buckets": {"most": 6},
             "inputs": {"users": [3, 5], "search_seeds": [1], "evaluation_seeds": [2], "replicates": 2},
         },

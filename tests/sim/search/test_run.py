@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harness.engine.config import EngineConfig
 from harness.errors import RecordsError, SpecError
 from harness.experiment.plans import build_plan
 from harness.shipped import shipped_names
@@ -20,13 +21,14 @@ from harness.sim.search.chunks import Chunk, compute_here
 from harness.sim.search.evaluate import Evaluator, build_inputs, evaluator_of, nearest_rank
 from harness.sim.search.rank import pareto_front, sensitivity
 from harness.sim.search.run import Progress, search, share_at_most
-from harness.sim.search.space import Candidate, SpaceSpec, load_space, parse_space
+from harness.sim.search.space import SpaceSpec, load_space, parse_space
+from harness.spec import ServerShape
 from harness.stack.rbln.kv_rules import RULE_SETS
 
 SMALL: dict[str, Any] = {
     "name": "small",
-    "limits": [4, 6],
-    "kv_slots": ["limit", 9],
+    "max_num_seqs": [4, 6],
+    "kv_slots": ["max_num_seqs", 9],
     "buckets": {"most": 4},
     "baseline": {"max_num_seqs": 4, "decode_buckets": [1, 2, 4]},
     "inputs": {"users": [3, 5], "search_seeds": [1, 2], "evaluation_seeds": [3], "replicates": 2},
@@ -43,31 +45,38 @@ def with_inputs(**changes: Any) -> SpaceSpec:
 
 def test_candidates_come_in_a_stated_order_and_are_counted_without_listing() -> None:
     listed = list(space().candidates())
-    assert listed[:2] == [Candidate(4, (1, 4), 4, 8192), Candidate(4, (1, 2, 4), 4, 8192)]
-    assert listed[2] == Candidate(4, (1, 3, 4), 4, 8192)
+    assert listed[:2] == [ServerShape(4, (1, 4), 4, 8192), ServerShape(4, (1, 2, 4), 4, 8192)]
+    assert listed[2] == ServerShape(4, (1, 3, 4), 4, 8192)
     assert len(listed) == space().count() == 2 * ((1 + 2 + 1) + (1 + 4 + 6))
     assert len(set(listed)) == len(listed)
 
 
 def test_admission_below_the_limit_is_a_factor_where_the_rules_know_it() -> None:
-    spec = space(rules="vendor-0.12.1", active_limits=["limit", 3, 4])
+    spec = space(rules="vendor-0.12.1", max_active_seqs=["max_num_seqs", 3, 4])
     listed = list(spec.candidates())
     assert len(listed) == spec.count() == len(set(listed))
     # Of the limit 4, admitting 4 is the limit itself; of 6, it is not.
-    assert {(one.limit, one.max_active_seqs) for one in listed} == {(4, None), (4, 3), (6, None), (6, 3), (6, 4)}
-    assert Candidate(6, (1, 6), 9, 8192, 4).label == "{1,6}/6 9 slots 4 active"
+    assert {(one.max_num_seqs, one.max_active_seqs) for one in listed} == {(4, None), (4, 3), (6, None), (6, 3), (6, 4)}
+    assert ServerShape(6, (1, 6), 9, 8192, 4).label == "{1,6}/6 9 slots 4 active"
     with pytest.raises(SpecError, match=r"rules 'vendor-0\.12\.0' know no max_active_seqs"):
-        space(rules="vendor-0.12.0", active_limits=[3])
+        space(rules="vendor-0.12.0", max_active_seqs=[3])
     with pytest.raises(SpecError, match=r"must lie in 1\.\.max_num_seqs"):
-        space(rules="vendor-0.12.1", active_limits=[7])
+        space(rules="vendor-0.12.1", max_active_seqs=[7])
 
 
 def test_a_baseline_that_admits_fewer_is_what_candidates_are_compared_with(tmp_path: Path) -> None:
     server = {"max_num_seqs": 4, "decode_buckets": [1, 2, 4], "max_active_seqs": 2, "rules": "vendor-0.12.1"}
-    spec = space(rules="vendor-0.12.1", active_limits=["limit", 2], baseline=server, limits=[4], kv_slots=["limit"])
+    spec = space(
+        rules="vendor-0.12.1",
+        max_active_seqs=["max_num_seqs", 2],
+        baseline=server,
+        max_num_seqs=[4],
+        kv_slots=["max_num_seqs"],
+    )
     result = search(spec, tmp_path)
     ratios = result.scores.sum_seconds
-    same = next(row for row in result.ledger.to_pylist() if row["buckets"] == [1, 2, 4] and row["max_active_seqs"] == 2)
+    rows = result.ledger.to_pylist()
+    same = next(row for row in rows if row["decode_buckets"] == [1, 2, 4] and row["max_active_seqs"] == 2)
     assert result.candidate(same["index"]).max_active_seqs == 2
     assert ratios[same["index"]] == 1.0
 
@@ -79,7 +88,7 @@ def test_every_space_that_ships_can_be_searched() -> None:
 
 def test_bucket_sets_can_be_given_one_by_one() -> None:
     chosen = space(buckets={"sets": [[1, 4], [2, 4], [6]]})
-    assert [candidate.buckets for candidate in chosen.candidates()] == [(1, 4), (2, 4), (1, 4), (2, 4), (6,), (6,)]
+    assert [one.decode_buckets for one in chosen.candidates()] == [(1, 4), (2, 4), (1, 4), (2, 4), (6,), (6,)]
 
 
 @pytest.mark.parametrize(
@@ -88,9 +97,9 @@ def test_bucket_sets_can_be_given_one_by_one() -> None:
         ({"inputs": {**SMALL["inputs"], "evaluation_seeds": [2, 9]}}, "share"),
         ({"inputs": {**SMALL["inputs"], "users": []}}, "users"),
         ({"inputs": {**SMALL["inputs"], "workload": {"slots": 3}}}, "slots"),
-        ({"limits": [0]}, "limits"),
+        ({"max_num_seqs": [0]}, "max_num_seqs"),
         ({"sensitivity": [[3, 7]]}, "sensitivity"),
-        ({"limits": [64], "buckets": {"most": 12}}, "narrow"),
+        ({"max_num_seqs": [64], "buckets": {"most": 12}}, "narrow"),
         ({"buckets": {"sets": [[4, 1]]}}, "ascending"),
         ({"speed": 1}, "speed"),
     ],
@@ -101,14 +110,17 @@ def test_a_space_that_makes_no_sense_is_refused_by_name(change: dict[str, Any], 
 
 
 def test_figures_are_those_of_simulating_each_plan_alone(tmp_path: Path) -> None:
-    spec = space(rules="vendor-0.12.1", active_limits=["limit", 3])
+    spec = space(rules="vendor-0.12.1", max_active_seqs=["max_num_seqs", 3])
     result = search(spec, tmp_path)
     for row in random.Random(1).sample(result.ledger.to_pylist(), 8):
         candidate = result.candidate(row["index"])
         for place, users in enumerate(spec.inputs.users):
             for role, seeds in (("search", (1, 2)), ("evaluation", (3,))):
                 runs = [
-                    simulate(build_plan(spec.inputs.workload_of(users), seed, replicate), candidate.config(spec.rules))
+                    simulate(
+                        build_plan(spec.inputs.workload_of(users), seed, replicate),
+                        EngineConfig.of_shape(candidate, spec.rules),
+                    )
                     for seed in seeds
                     for replicate in range(2)
                 ]
@@ -129,14 +141,14 @@ def test_figures_are_those_of_simulating_each_plan_alone(tmp_path: Path) -> None
 def test_sharing_simulations_changes_no_figure(
     rules: str, limit: int, slots: int, users: set[int], per_user: int, active: int, seed: int
 ) -> None:
-    lowered = ["limit", min(active, limit)] if RULE_SETS[rules].has_active_limit else ["limit"]
+    lowered = ["max_num_seqs", min(active, limit)] if RULE_SETS[rules].has_active_limit else ["max_num_seqs"]
     spec = parse_space(
         {
             **SMALL,
             "rules": rules,
-            "limits": [limit, limit + 1, limit + 4],
-            "kv_slots": ["limit", slots, slots + 1],
-            "active_limits": lowered,
+            "max_num_seqs": [limit, limit + 1, limit + 4],
+            "kv_slots": ["max_num_seqs", slots, slots + 1],
+            "max_active_seqs": lowered,
             "buckets": {"most": 3},
             "inputs": {
                 "users": sorted(users),
@@ -170,7 +182,7 @@ def test_what_the_papers_search_does_not_simulate_loses_nothing() -> None:
 
 
 def test_a_search_goes_on_where_it_was_stopped_and_gives_the_same_bytes(tmp_path: Path) -> None:
-    spec = space(limits=[4, 6, 8], buckets={"most": 6})
+    spec = space(max_num_seqs=[4, 6, 8], buckets={"most": 6})
     whole = search(spec, tmp_path / "whole")
     computed: list[int] = []
 
@@ -211,7 +223,7 @@ def test_constraints_leave_candidates_in_the_ledger_with_the_reason(tmp_path: Pa
     excluded = [row for row in rows if row["excluded"]]
     assert all(row["search_device_ns"] is None for row in excluded)
     assert {row["kv_slots"] for row in excluded if "memory" in row["excluded"]} == {9}
-    assert all("compile" in row["excluded"] for row in rows if len(row["buckets"]) > 2)
+    assert all("compile" in row["excluded"] for row in rows if len(row["decode_buckets"]) > 2)
     assert set(result.ranked) == {row["index"] for row in rows if not row["excluded"]}
 
 
@@ -274,7 +286,7 @@ class SlowClock:
 
 
 def test_a_short_budget_halves_and_says_what_was_left_out(tmp_path: Path) -> None:
-    spec = space(limits=[4, 6, 8], buckets={"most": 6})
+    spec = space(max_num_seqs=[4, 6, 8], buckets={"most": 6})
     told: list[Progress] = []
     result = search(spec, tmp_path, budget_s=40.0, clock=SlowClock(20_000_000_000), on_progress=told.append)
     halving = result.halving

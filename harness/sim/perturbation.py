@@ -1,6 +1,6 @@
-"""What a calibration leaves open, read from the cost file it wrote: relative deviations of buckets and of prefill.
+"""How far draws lie from the nominal simulation: what is written, what a calibration found, what is assumed.
 
-Files without a calibration say nothing, and then the given deviations stay. Nothing is fitted here.
+Nothing is drawn or fitted here.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any, cast
@@ -17,8 +17,7 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError, model_valid
 
 from harness.engine.cost import find_cost_file
 from harness.errors import SpecError
-from harness.sim.search.space import UncertaintySpec
-from harness.spec import PredictionSpec, load_toml
+from harness.spec import PerturbationSpec, load_toml
 
 # A file of format 1 holds an interval as a line: "[9.86, 9.88] 95% percentile bootstrap; 40 blocks, ...".
 _FORMAT_1 = re.compile(r"\[(?P<low>[-+.\de]+), (?P<high>[-+.\de]+)\] (?P<percent>[\d.]+)%")
@@ -42,29 +41,27 @@ class StoredInterval(BaseModel):
         return (self.high - self.low) / 2 / NormalDist().inv_cdf((1 + self.level) / 2) / value
 
 
-FIELDS = {
-    "start_ms": "start_jitter_ms",
-    "lag_ms": "rearrival_lag_ms",
-    "step_sd": "step_relative",
-    "decode_sd": "decode_relative",
-    "bucket_sd": "bucket_relative",
-    "prefill_sd": "prefill_relative",
-    "artifact_sd": "artifact_relative",
-}
-"""Keys of [prediction], and what a search space calls the same."""
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Perturbation:
-    """How far draws lie from the nominal simulation. assumed: keys that neither experiment nor calibration gave."""
+    """How far draws lie from the nominal simulation, every size known; see PerturbationSpec for their meaning.
 
-    uncertainty: UncertaintySpec
-    assumed: tuple[str, ...]
+    assumed: sizes that neither the specification nor a calibration gave.
+    """
+
+    seed: int
+    level: float = 0.9
+    start_ms: float = 1.0
+    lag_ms: float = 1.0
+    step_sd: float = 0.002
+    decode_sd: float = 0.02
+    bucket_sd: float = 0.005
+    prefill_sd: float = 0.02
+    artifact_sd: float = 0.004
+    assumed: tuple[str, ...] = ()
 
     @property
     def sizes(self) -> dict[str, float]:
-        """By key of [prediction]."""
-        return {key: getattr(self.uncertainty, name) for key, name in FIELDS.items()}
+        return {name: getattr(self, name) for name in SIZES}
 
     def line(self) -> str:
         """What is drawn and how much of it is known, for people."""
@@ -75,23 +72,19 @@ class Perturbation:
         return "; ".join([*parts, *[f"assumed, not calibrated: {', '.join(guessed)}"] * bool(guessed)])
 
 
-def perturbation_of(given: PredictionSpec, cost_file: Path) -> Perturbation:
-    """What an experiment writes, then what the cost file's calibration says, then what any space assumes."""
-    known = _calibrated(cost_file) | {
-        name: value for key, name in FIELDS.items() if (value := getattr(given, key)) is not None
-    }
-    uncertainty = UncertaintySpec(draws="given", seed=given.seed, level=given.level).model_copy(update=known)
-    return Perturbation(uncertainty, tuple(key for key, name in FIELDS.items() if name not in known))
+SIZES = tuple(field.name for field in fields(Perturbation) if field.name.endswith(("_ms", "_sd")))
 
 
-def calibrated_uncertainty(given: UncertaintySpec, cost_model: str | Path) -> UncertaintySpec:
-    """``given`` with the deviations of the cost model's own calibration, where its file has intervals.
+def perturbation_of(given: PerturbationSpec, cost_model: str | Path) -> Perturbation:
+    """What is written, then what the calibration in the cost file says, then what is assumed.
 
-    bucket_relative: root mean square over the f(b). prefill_relative: of the cost per device call. decode_relative
-    stays: what all steps have in common is not in a calibration's intervals. Raises SpecError for an interval that
-    cannot be read.
+    bucket_sd: root mean square over the f(b). prefill_sd: of the cost per device call. decode_sd is not in a
+    calibration's intervals: all steps have it in common. Raises SpecError for an interval that cannot be read.
     """
-    return given.model_copy(update=_calibrated(find_cost_file(cost_model)))
+    written = {name: size for name in SIZES if (size := getattr(given, name)) is not None}
+    known = _calibrated(find_cost_file(cost_model)) | written
+    assumed = tuple(name for name in SIZES if name not in known)
+    return Perturbation(given.seed, given.level, assumed=assumed, **known)
 
 
 def _calibrated(path: Path) -> dict[str, float]:
@@ -101,10 +94,10 @@ def _calibrated(path: Path) -> dict[str, float]:
     buckets = [decode[name].relative_deviation(value) for name, value in f_ms.items() if name in decode and value > 0]
     changes: dict[str, float] = {}
     if buckets:
-        changes["bucket_relative"] = math.sqrt(sum(each * each for each in buckets) / len(buckets))
+        changes["bucket_sd"] = math.sqrt(sum(each * each for each in buckets) / len(buckets))
     per_call_ms = float(_table(table, "prefill").get("per_call_ms", 0.0))
     if "per_call_ms" in prefill and per_call_ms > 0:
-        changes["prefill_relative"] = prefill["per_call_ms"].relative_deviation(per_call_ms)
+        changes["prefill_sd"] = prefill["per_call_ms"].relative_deviation(per_call_ms)
     return {name: min(value, 0.49) for name, value in changes.items()}
 
 
