@@ -1,4 +1,4 @@
-"""What surrounded a replay: the CPU it took, the CPU everything else took, and the requests that host stalls touched.
+"""What a replay took and what disturbed it: its CPU, the CPU of everything else, requests touched by host stalls.
 
 Facts for the audit; nothing is judged.
 """
@@ -97,7 +97,7 @@ def stall_facts(stalls: StallMeter, requests: pa.Table) -> dict[str, Any]:
 
 
 def stamp_facts(chunks: RowStream, scale: float) -> dict[str, Any]:
-    """How long what the kernel had received waited for this client: one that was frozen, or had no CPU, shows here.
+    """How long received data waited in the kernel for this client: shows a client that was frozen or had no CPU.
 
     chunks: CHUNKS schema, of a clock of that scale. stamp_lag_max_ms: wall, None where no chunk has a kernel stamp.
     """

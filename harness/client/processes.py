@@ -1,7 +1,6 @@
-"""One replay by several client processes: one clock, one common start, sessions dealt out, rows merged.
+"""One replay by several client processes: sessions are dealt out, start at one instant, and their rows are merged.
 
-Sessions that follow or continue one another stay in one process; every process opens and prepares what is its own, and
-all leave at one instant of CLOCK_MONOTONIC. This process sends nothing itself.
+Sessions that follow or continue one another stay in one process. The calling process sends nothing itself.
 """
 
 from __future__ import annotations
@@ -47,9 +46,7 @@ END_TIMEOUT_S = 10.0
 
 
 def deal_sessions(plan: Plan, num_processes: int) -> list[list[int]]:
-    """Session indices by process, about as many requests in each; chains of sessions stay whole, empty hands are left
-    out.
-    """
+    """Session indices by process, about as many requests in each. Chains stay whole; no process is empty."""
     chain_of = list(range(plan.num_sessions))
     for session in plan.sessions:  # what a session follows or continues comes before it in the plan
         for other in {*session.predecessors, *(() if session.continues is None else (session.continues,))}:
@@ -86,7 +83,9 @@ def replay_in_processes(
         plan_path = write_plan(plan, folder / layout.PLAN)
         with ExitStack() as stack:
             parts = [
-                stack.enter_context(_part(plan_path, folder / str(place), target, sessions, tells=on_event is not None))
+                stack.enter_context(
+                    _part(plan_path, folder / str(place), target, sessions, keeps_events=on_event is not None)
+                )
                 for place, sessions in enumerate(deal_sessions(plan, target.options.processes))
             ]
             _run_all(parts, plan.num_requests, on_event, is_stopped)
@@ -100,8 +99,10 @@ def replay_in_processes(
 
 
 @contextmanager
-def _part(plan: Path, folder: Path, target: Target, sessions: list[int], *, tells: bool) -> Generator[Popen[str]]:
-    """A client process that prepares its sessions and waits for the start; gone at the end of the block."""
+def _part(
+    plan: Path, folder: Path, target: Target, sessions: list[int], *, keeps_events: bool
+) -> Generator[Popen[str]]:
+    """A client process that prepares its sessions and waits for the start; it has ended after the block."""
     folder.mkdir()
     task = {
         "plan": str(plan),
@@ -113,7 +114,7 @@ def _part(plan: Path, folder: Path, target: Target, sessions: list[int], *, tell
         "options": target.options.model_dump(mode="json"),
         "scale": target.clock.scale,
         "request_timeout_ns": target.request_timeout_ns,
-        "tells": tells,
+        "keeps_events": keeps_events,
     }
     process = subprocess.Popen(
         [sys.executable, "-m", "harness.client.processes"],
@@ -150,14 +151,14 @@ def _run_all(
     on_event: Callable[[ReplayEvent], None] | None,
     is_stopped: Callable[[], bool],
 ) -> None:
-    """See all processes ready, give them one start, pass on what they tell until the last has ended."""
+    """Wait until all processes are ready, give them one start, and pass their events on until the last has ended."""
     num_finished = num_ready = 0
     has_stopped = False
     for part, words in _lines(parts):
         if words is None and part is None:
             if is_stopped() and not has_stopped:
                 has_stopped = True
-                _say(parts, "stop")
+                _write_line(parts, "stop")
         elif words is None:
             raise ServerError(
                 "a client process ended without a result", where="client.processes", hint=_last_words(part)
@@ -165,7 +166,7 @@ def _run_all(
         elif words[0] == "ready":
             num_ready += 1
             if num_ready == len(parts):
-                _say(parts, str(monotonic_ns() + START_LEAD_NS))
+                _write_line(parts, str(monotonic_ns() + START_LEAD_NS))
         elif words[0] == "event" and on_event is not None:
             num_finished += 1
             late_ns = None if words[4] == "None" else int(words[4])
@@ -173,19 +174,19 @@ def _run_all(
 
 
 def _last_words(part: Popen[str] | None) -> str:
-    """What a client process said of its end."""
+    """The last line of a process that ended early, as a hint."""
     with suppress(subprocess.TimeoutExpired, AttributeError):
         assert part is not None
         assert part.stderr is not None
         status = part.wait(END_TIMEOUT_S)
         os.set_blocking(part.stderr.fileno(), False)
         lines = part.stderr.read().strip().splitlines()
-        return f"It said: {lines[-1][:200]}" if lines else f"Its exit status was {status}; see `ulimit -a`"
-    return "It does not end either"
+        return f"Its last line: {lines[-1][:200]}" if lines else f"Its exit status was {status}; see `ulimit -a`"
+    return "The process still runs"
 
 
 def _lines(parts: list[Popen[str]]) -> Iterator[tuple[Popen[str] | None, list[str] | None]]:
-    """The words of each line a process says, (part, None) when one broke off, (None, None) now and then."""
+    """(process, words of a line it wrote), (process, None) when it ended early, (None, None) now and then."""
     pipes = {part.stdout.fileno(): (part, b"") for part in parts if part.stdout is not None}
     while pipes:
         ready, _, _ = select.select(list(pipes), [], [], POLL_S)
@@ -205,7 +206,7 @@ def _lines(parts: list[Popen[str]]) -> Iterator[tuple[Popen[str] | None, list[st
                 yield part, None
 
 
-def _say(parts: Iterable[Popen[str]], line: str) -> None:
+def _write_line(parts: Iterable[Popen[str]], line: str) -> None:
     for part in parts:
         assert part.stdin is not None
         with suppress(BrokenPipeError):
@@ -266,7 +267,7 @@ def _merge(results: list[ReplayResult]) -> ReplayResult:
 
 
 def work() -> None:
-    """The life of one client process: read the task, get ready, start when told, write tables, say so."""
+    """One client process: read the task, prepare, wait for the start, replay, write the tables."""
     from harness.clock import clock_for
 
     task = json.loads(sys.stdin.readline())
@@ -286,7 +287,7 @@ def work() -> None:
         print("ready", flush=True)
         line = sys.stdin.readline()
         if not line:
-            _forsaken(folder)
+            _end_without_result(folder)
         line = line.strip()
         threading.Thread(target=watch_for_stop, daemon=True).start()
         if not line.isdecimal():
@@ -294,17 +295,17 @@ def work() -> None:
         return int(line) if line.isdecimal() else monotonic_ns()
 
     def watch_for_stop() -> None:
-        if not sys.stdin.readline():  # a word, or the end of the harness
-            _forsaken(folder)
+        if not sys.stdin.readline():  # "stop", or the end of the harness
+            _end_without_result(folder)
         stopped.set()
 
-    def tell(event: ReplayEvent) -> None:
+    def report(event: ReplayEvent) -> None:
         print("event", event.session, event.request, event.status, event.late_ns, flush=True)
 
     result = replay_here(
         read_plan(Path(task["plan"])),
         target,
-        on_event=tell if task["tells"] else None,
+        on_event=report if task["keeps_events"] else None,
         is_stopped=stopped.is_set,
         only=frozenset(task["sessions"]),
         choose_start=choose_start,
@@ -319,8 +320,8 @@ def work() -> None:
     print("done", flush=True)
 
 
-def _forsaken(folder: Path) -> NoReturn:
-    """The harness is gone, however it ended: nobody will read a result, so nothing of it stays, and no word is said."""
+def _end_without_result(folder: Path) -> NoReturn:
+    """The harness has ended, so nothing would read a result: remove the folder and end silently."""
     shutil.rmtree(folder.parent, ignore_errors=True)
     os._exit(0)
 
@@ -331,5 +332,5 @@ if __name__ == "__main__":
     except BrokenPipeError:
         os._exit(0)
     except (HarnessError, OSError, MemoryError, RuntimeError) as error:
-        # One line, which the harness passes on: mostly a limit of this machine.
+        # One line, which the harness shows: mostly a limit of this machine.
         sys.exit(str(error).partition("\n")[0] or type(error).__name__)

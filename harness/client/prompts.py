@@ -1,4 +1,4 @@
-"""The prompts of a replay as kept JSON text: a session's stream grows by pieces and is never serialised twice.
+"""The prompts of a replay as JSON text: a session's stream grows by pieces and is never serialised twice.
 
 Token-id prompts carry the server's own ids forward exactly; text prompts carry its text, for servers that re-tokenise.
 No socket, no clock.
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from harness.client.answer import Answer
     from harness.plan import Plan, SessionPlan
 
-# About 60 MB of text; what a larger plan needs beyond it is drawn during the run, in slack.
+# About 60 MB of text. Larger plans draw the rest during the run, while nothing is due.
 PREFETCH_TOKENS = 10_000_000
 
 
@@ -33,7 +33,7 @@ class Prompts(Protocol):
         ...
 
     def prefetch_all(self, sessions: Sequence[int]) -> bool:
-        """Draw what fits the budget before the run, request by request of these sessions; True when that is all."""
+        """Draw what fits the budget, first requests of these sessions first; True when everything was drawn."""
         ...
 
     def next_prompt(self, session: int, request: int) -> list[bytes]:

@@ -1,4 +1,4 @@
-"""The replay client's public door: a plan in, one row per planned request and one per chunk out.
+"""The replay client's entry: a plan in, one row per planned request and one per chunk out.
 
 What the server does wrong is a row with a status, never an exception and never a retry; the client's own lateness is in
 the rows, and no statistic is computed.
@@ -24,7 +24,7 @@ __all__ = ["ReplayEvent", "ReplayResult", "StopSignal", "replay"]
 
 
 class StopSignal(Protocol):
-    """What tells a replay to end early: a threading.Event, or anything shaped like it."""
+    """Ends a replay early: a threading.Event, or an object with the same method."""
 
     def is_set(self) -> bool: ...
 

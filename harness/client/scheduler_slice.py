@@ -1,5 +1,4 @@
-"""How long a turn the Linux scheduler gives the calling thread: short turns come soon after a wake, long ones are not
-cut.
+"""The time slice that the Linux scheduler gives the calling thread: a short one starts sooner after a wake-up.
 
 From Linux 6.12 on a thread may ask for its own slice without privilege and without taking anything from others: the
 fair share stays the same. Where it is not to be had nothing happens, and the audit says so.

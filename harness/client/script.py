@@ -1,4 +1,4 @@
-"""What each session does next: prompts as kept bytes, rows, and who becomes due when an answer is complete.
+"""What each session does next: its prompts as bytes, its rows, and which requests become due after an answer.
 
 Both replay clients follow this one script, so their rows mean the same. It opens no socket, reads no clock and never
 re-serialises a prompt: a session's token-id stream only grows by pieces of text.
@@ -37,9 +37,9 @@ class Due(NamedTuple):
 
 
 class ReplayEvent(NamedTuple):
-    """One more request has its final row. Told to ``on_event`` from a thread that cannot hold the replay up.
+    """One more request has its final row.
 
-    late_ns: clock ns from when it was due to when it left; None: it never left.
+    late_ns: clock ns from due to sent; None: it was never sent.
     """
 
     session: int
@@ -65,19 +65,19 @@ class Script:
         model: str,
         stream: bool,
         clock: ScaledClock,
-        tells: bool = True,
+        keeps_events: bool = True,
         only: Collection[int] | None = None,
         records: Path | None = None,
     ) -> None:
-        """only: the sessions this process replays, with all that they follow or continue; None: all.
+        """only: the sessions that this process replays, with all that they follow or continue; None: all.
 
-        records: the folder for chunk rows that wait on disk; None: the system's temporary folder.
+        records: folder for chunk rows that wait on disk; None: the system's temporary folder.
         """
         self.plan = plan
         mine = range(len(plan.sessions)) if only is None else only
         self._mine = [session for session in plan.sessions if session.index in mine]
         self._num_mine = sum(len(session.requests) for session in self._mine)
-        self._tells = tells
+        self._keeps_events = keeps_events
         self.stream = stream
         self.clock = clock
         self.rows = RequestRows(plan, records)
@@ -139,7 +139,7 @@ class Script:
     # -- who is due --------------------------------------------------------------------------------------------
 
     def release(self, start_ns: int) -> list[Due]:
-        """The first requests of all sessions that follow nobody, due from the common start (clock ns) on."""
+        """The first requests of all sessions that follow no other, due from the common start (clock ns) on."""
         return [
             self._make_due(self._first_row[session.index], start_ns, session.start_offset_ns)
             for session in self._mine
@@ -174,7 +174,7 @@ class Script:
         return [Due(due_ns, row)]
 
     def judge(self, row: int, answer: Answer) -> list[Due]:
-        """Decide what a complete answer is worth and carry its token ids on.
+        """Give a complete answer its status, and carry its token ids into the session's stream.
 
         An answer that breaks the plan ends its session: what ``complete`` made due of it must not be sent
         (``may_send``), and what is returned, the sessions that follow, becomes due instead.
@@ -202,18 +202,18 @@ class Script:
         return []
 
     def book(self, row: int, answer: Answer) -> None:
-        """Write what a judged answer said into its row and its chunks: nothing waits for this."""
+        """Write the contents of a judged answer into its row and chunks. Nothing waits for this."""
         is_whole = bool(answer.token_ids) and self.rows.status[row] == "ok"
         self._copy_counts(row, answer, token_digest(answer.token_ids) if is_whole else "")
 
     def settle(self, row: int, answer: Answer) -> list[Due]:
-        """``judge`` and ``book`` in one, for a client that has no slack to choose."""
+        """``judge`` and ``book`` in one call."""
         due = self.judge(row, answer)
         self.book(row, answer)
         return due
 
     def fail(self, row: int, done_ns: int, status: str, error: str, answer: Answer | None = None) -> list[Due]:
-        """The request came to nothing at ``done_ns`` (CLOCK_MONOTONIC); its session ends, sessions after it go on."""
+        """The request failed at ``done_ns`` (CLOCK_MONOTONIC): its session ends, sessions after it become due."""
         self.rows.done_ns[row] = done_ns
         if answer is not None:
             self._copy_counts(row, answer)
@@ -222,14 +222,13 @@ class Script:
         return self._start_followers(self.rows.session[row], self.clock.from_monotonic_ns(done_ns))
 
     def has_enough(self, row: int, answer: Answer) -> bool:
-        """Whether the client has the tokens after which the plan has it leave."""
+        """Whether the client has the tokens after which it leaves as planned."""
         return 0 < self.abort_after_tokens[row] <= len(answer.token_ids)
 
     def leave(self, row: int, done_ns: int, answer: Answer) -> list[Due]:
         """The client left at ``done_ns`` (CLOCK_MONOTONIC), as planned: what that makes due.
 
-        The session goes on from the tokens that the plan counts on; what the server would have said of its usage is
-        not known.
+        The session continues from the planned number of tokens. The server's usage is not known.
         """
         rows = self.rows
         due = self.complete(row, done_ns)
@@ -244,13 +243,13 @@ class Script:
         return due
 
     def skip_session(self, row: int, error: str, now_ns: int) -> list[Due]:
-        """This row cannot be sent at all: it and the rest of its session become "not_sent"; sessions after it go on."""
+        """This row cannot be sent: it and the rest of its session become "not_sent"; sessions after it become due."""
         self._finish_row(row, "not_sent", error)
         self._fail_rest(row, now_ns)
         return self._start_followers(self.rows.session[row], self.clock.from_monotonic_ns(now_ns))
 
     def stop(self, now_ns: int) -> None:
-        """Everything without a final row becomes "not_sent"; the client has already failed what was in flight."""
+        """Rows without a final status become "not_sent"; the client has already failed what was in flight."""
         for session in self._mine:
             for row in range(self._first_row[session.index], self._first_row[session.index + 1]):
                 if not self.rows.status[row]:
@@ -279,7 +278,7 @@ class Script:
             self._finish_row(later, "not_sent", f"request {self.rows.request[row]} of its session failed")
 
     def _never_due(self, row: int, now_ns: int) -> None:
-        """A row that never became due: both instants say when that was decided, so that neither is a made-up plan."""
+        """A row that never became due: both instants are those of this decision, so that no plan is invented."""
         if self.rows.trigger_ns[row] < 0:
             self.rows.trigger_ns[row] = self.rows.due_ns[row] = self.clock.from_monotonic_ns(now_ns)
 
@@ -289,7 +288,7 @@ class Script:
         if error:
             rows.error[row] = error
         self.num_finished += 1
-        if self._tells:
+        if self._keeps_events:
             sent_ns = rows.sent_ns[row]
             late_ns = None if sent_ns < 0 else self.clock.from_monotonic_ns(sent_ns) - rows.due_ns[row]
             named = (rows.session[row], rows.request[row], status)
@@ -319,7 +318,7 @@ class Script:
         return Answer(self.stream, self.needs_token_ids, self.needs_token_ids and self.is_continued[row])
 
     def prefetch_all(self) -> None:
-        """Draw what the whole replay will send, as far as that fits in memory."""
+        """Draw the prompts of the whole replay, as far as they fit in memory."""
         self.has_all_fresh = self._prompts.prefetch_all([session.index for session in self._mine])
 
     def prefetch_next(self, row: int) -> None:

@@ -1,6 +1,6 @@
-"""A replay in this thread, by the client that was asked for, with nothing else of this process in its way.
+"""A replay in this thread, by the client that the experiment names.
 
-No garbage collection while it runs, and events are told from a thread that cannot delay a send.
+Garbage collection is off while it runs, and events are delivered by another thread, which cannot delay a send.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from harness.spec import ClientSpec
 if TYPE_CHECKING:
     from harness.plan import Plan
 
-# Other threads of this process hand the interpreter over within this time, not within Python's usual 5 ms.
+# Other threads of this process give the interpreter back within this time; Python's default is 5 ms.
 SWITCH_INTERVAL_S = 50e-6
 MAX_OFFSET_SAMPLES = 200
 START_LEAD_NS = 5 * NS_PER_MS
@@ -51,7 +51,7 @@ class ReplayResult:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a replay goes and how: the arguments of ``replay`` that every client process is given."""
+    """The server of a replay and how to replay: what every client process needs."""
 
     host: str
     port: int
@@ -63,8 +63,8 @@ class Target:
 
     @property
     def authority(self) -> str:
-        """Host and port as they stand in a URL and in the Host header."""
-        return f"{in_url(self.host)}:{self.port}"
+        """Host and port as they stand in a URL and in the Host header: IPv6 addresses in brackets."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
 def replay_here(
@@ -78,8 +78,8 @@ def replay_here(
 ) -> ReplayResult:
     """Replay in this thread.
 
-    only: these sessions, and rows for them alone. choose_start: the common start, CLOCK_MONOTONIC ns, once all is
-    ready; None: a moment later.
+    only: replay these sessions, with rows for them alone. choose_start: called when all is ready; returns the common
+    start in CLOCK_MONOTONIC ns. None: start a moment later.
     """
     is_epoll = target.options.name == "epoll"
     if is_epoll and not sys.platform.startswith("linux"):
@@ -91,18 +91,18 @@ def replay_here(
         model=target.model,
         stream=target.options.stream,
         clock=target.clock,
-        tells=on_event is not None,
+        keeps_events=on_event is not None,
         only=only,
         records=target.records,
     )
     script.prefetch_all()
-    with _told(script, on_event) as tell, _undisturbed(), SchedulerSlice() as turns:
+    with _delivery(script, on_event) as deliver, _undisturbed(), SchedulerSlice() as turns:
         cpu = CpuMeter()
         slice_ns = turns.ask(SHORT_SLICE_NS)
         if is_epoll:
-            result = _run_epoll(script, target, is_stopped, tell, turns, choose_start or _soon)
+            result = _run_epoll(script, target, is_stopped, deliver, turns, choose_start or _soon)
         else:
-            result = _run_aiohttp(script, target, is_stopped, tell)
+            result = _run_aiohttp(script, target, is_stopped, deliver)
         usage = cpu.read()
     result.audit.update(usage)
     result.audit["scheduler_slice_us"] = None if slice_ns is None else slice_ns / NS_PER_US
@@ -117,13 +117,13 @@ def _run_epoll(
     script: Script,
     target: Target,
     is_stopped: Callable[[], bool],
-    tell: Callable[[], None],
+    deliver: Callable[[], None],
     turns: SchedulerSlice,
     choose_start: Callable[[], int],
 ) -> ReplayResult:
     from harness.client.loop import EpollReplay
 
-    loop = EpollReplay(script, target, is_stopped=is_stopped, on_slack=tell)
+    loop = EpollReplay(script, target, is_stopped=is_stopped, on_slack=deliver)
     start_ns = loop.run(turns, choose_start)
     audit = {
         "client": "epoll",
@@ -142,16 +142,16 @@ def _run_epoll(
 
 
 def _run_aiohttp(
-    script: Script, target: Target, is_stopped: Callable[[], bool], tell: Callable[[], None]
+    script: Script, target: Target, is_stopped: Callable[[], bool], deliver: Callable[[], None]
 ) -> ReplayResult:
     from harness.client.portable import PortableReplay
 
     client = PortableReplay(
         script,
-        base_url=f"http://{in_url(target.host)}:{target.port}",
+        base_url=f"http://{target.authority}",
         request_timeout_ns=target.request_timeout_ns,
         is_stopped=is_stopped,
-        on_slack=tell,
+        on_slack=deliver,
     )
     start_ns = client.run()
     audit = {"client": "aiohttp", "stream": script.stream, "num_spilled_chunks": script.chunks.num_spilled}
@@ -169,18 +169,9 @@ def _result(script: Script, start_monotonic_ns: int, audit: dict[str, Any], chun
     return ReplayResult(requests, chunks, script.clock.from_monotonic_ns(start_monotonic_ns), audit)
 
 
-def in_url(host: str) -> str:
-    """A host as it stands in a URL or Host header: IPv6 addresses in brackets."""
-    return f"[{host}]" if ":" in host else host
-
-
-def _nothing() -> None:
-    pass
-
-
 @contextlib.contextmanager
 def _undisturbed() -> Generator[None]:
-    """No garbage collection, and short turns for other threads, while the block runs; both restored after it."""
+    """No garbage collection, and short turns for other threads; both are restored after the block."""
     was_enabled, interval_s = gc.isenabled(), sys.getswitchinterval()
     gc.collect()
     gc.disable()
@@ -194,19 +185,18 @@ def _undisturbed() -> Generator[None]:
 
 
 @contextlib.contextmanager
-def _told(script: Script, on_event: Callable[[ReplayEvent], None] | None) -> Generator[Callable[[], None]]:
-    """A function that passes new final rows on to ``on_event``, which runs in a thread of its own and so cannot delay a
-    send.
+def _delivery(script: Script, on_event: Callable[[ReplayEvent], None] | None) -> Generator[Callable[[], None]]:
+    """A function that hands new final rows to another thread, which calls ``on_event``.
 
-    What ``on_event`` raises ends the telling, not the replay, and is raised after it.
+    An exception of ``on_event`` ends the delivery, not the replay, and is raised after it.
     """
     if on_event is None:
-        yield _nothing
+        yield lambda: None
         return
     events: queue.SimpleQueue[ReplayEvent | None] = queue.SimpleQueue()
     failures: list[Exception] = []
 
-    def deliver() -> None:
+    def call() -> None:
         while (event := events.get()) is not None:
             try:
                 on_event(event)
@@ -214,18 +204,18 @@ def _told(script: Script, on_event: Callable[[ReplayEvent], None] | None) -> Gen
                 failures.append(error)
                 return
 
-    def tell() -> None:
+    def deliver() -> None:
         for event in script.finished_events:
             events.put(event)
         script.finished_events.clear()
 
-    teller = threading.Thread(target=deliver, name="replay-events", daemon=True)
-    teller.start()
+    thread = threading.Thread(target=call, name="replay-events", daemon=True)
+    thread.start()
     try:
-        yield tell
-        tell()
+        yield deliver
+        deliver()
     finally:
         events.put(None)
-        teller.join()
+        thread.join()
     if failures:
         raise failures[0]

@@ -1,7 +1,6 @@
-"""Marks the moments in which this machine did not run a process that was ready to run: host stalls.
+"""Marks host stalls: moments in which this machine did not run a process that was ready to run.
 
-A process of its own asks to be woken every 2 ms and notes each waking that is more than 2 ms late. It touches nothing
-else.
+A separate process asks to be woken every 2 ms and notes each wake-up that is more than 2 ms late.
 """
 
 from __future__ import annotations
@@ -17,8 +16,7 @@ from harness.client.scheduler_slice import SHORT_SLICE_NS, SchedulerSlice
 from harness.clock import NS_PER_MS, MonotonicClock, ScaledClock, monotonic_ns
 
 PERIOD_NS = 2 * NS_PER_MS
-# The kernel's own scheduling on a busy machine is part of what is marked; timer slack (50 us) and Python (20 us) are
-# not.
+# Scheduling on a busy machine counts as a stall; timer slack (50 us) and Python (20 us) do not.
 THRESHOLD_NS = 2 * NS_PER_MS
 MAX_INTERVALS = 100_000
 READY_TIMEOUT_S = 10.0
@@ -41,11 +39,11 @@ class StallMeter:
             [sys.executable, "-m", "harness.client.stall"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            # A Ctrl-C in the terminal is the harness's to answer.
+            # The harness alone answers Ctrl-C.
             start_new_session=True,
         )
         assert self._process.stdout is not None
-        # Its start-up must be over before the measurement, or it would itself be a disturbance.
+        # Its start-up would disturb the measurement, so wait until it is over.
         ready, _, _ = select.select([self._process.stdout], [], [], READY_TIMEOUT_S)
         if ready:
             self._process.stdout.readline()
@@ -61,7 +59,7 @@ class StallMeter:
             output, _ = self._process.communicate(timeout=END_TIMEOUT_S)
             report = json.loads(output)
         except (subprocess.TimeoutExpired, ValueError):
-            # A measurement is not lost for want of its stall marks: ``is_complete`` says that there are none.
+            # The measurement is kept without stall marks; ``is_complete`` stays False.
             self._process.kill()
             self._process.communicate()
             return
@@ -80,7 +78,7 @@ def watch() -> None:
     poller = select.poll()
     poller.register(0, select.POLLIN | select.POLLHUP)
     deadline_ns = monotonic_ns() + PERIOD_NS
-    _say("ready")
+    _write_line("ready")
     while not poller.poll(0):
         clock.sleep_until_ns(deadline_ns)
         now_ns = monotonic_ns()
@@ -88,11 +86,11 @@ def watch() -> None:
             late.append((deadline_ns, now_ns - deadline_ns))
         deadline_ns = now_ns + PERIOD_NS
     usage = resource.getrusage(resource.RUSAGE_SELF)
-    _say(json.dumps({"late": late, "cpu_s": usage.ru_utime + usage.ru_stime}))
+    _write_line(json.dumps({"late": late, "cpu_s": usage.ru_utime + usage.ru_stime}))
 
 
-def _say(line: str) -> None:
-    """A line for the harness; one that was killed reads no more, and no word is left for the interpreter to flush."""
+def _write_line(line: str) -> None:
+    """Write past Python's buffer, so that nothing is left to flush when the harness was killed."""
     left = line.encode() + b"\n"
     with contextlib.suppress(BrokenPipeError):
         while left:
@@ -100,7 +98,7 @@ def _say(line: str) -> None:
 
 
 if __name__ == "__main__":
-    # What the replay holds, so that marks mean what would have held the replay up.
+    # The slice of the replay, so that marks show what would have delayed the replay.
     with SchedulerSlice() as turns:
         turns.ask(SHORT_SLICE_NS)
         watch()

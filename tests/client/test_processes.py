@@ -118,7 +118,7 @@ class TestAReplayInProcesses:
     def test_a_process_that_cannot_run_ends_the_replay(self) -> None:
         with NullServer() as server:
             server.host = "no-such-host.invalid"
-            with pytest.raises(ServerError, match=r"client process ended without a result\. It said: .*invalid"):
+            with pytest.raises(ServerError, match=r"client process ended without a result\. Its last line: .*invalid"):
                 run(plan_of(FREE, FREE), server, ClientSpec(processes=2))
 
     def test_the_portable_client_has_one_process_only(self) -> None:
@@ -139,7 +139,7 @@ class TestAReplayInProcesses:
                 "options": ClientSpec().model_dump(mode="json"),
                 "scale": 1.0,
                 "request_timeout_ns": NS_PER_S,
-                "tells": True,
+                "keeps_events": True,
             }
             ended = subprocess.run(
                 [sys.executable, "-m", "harness.client.processes"],
