@@ -1,7 +1,6 @@
 """Preregistration: plans, predictions and criteria fixed in one committed file before anything is measured.
 
-A confirmatory run needs the ticket that only an unchanged, committed, older file gives; nothing here measures or
-decides.
+A confirmatory run needs a ticket. Only a frozen file that is unchanged, committed and older than the run gives one.
 """
 
 from __future__ import annotations

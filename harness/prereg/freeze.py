@@ -1,7 +1,7 @@
-"""``freeze``: from an experiment to one file that fixes plans, predictions, criteria, code and patches.
+"""``freeze``: write one file that fixes an experiment's plans, predictions, criteria, code and patches.
 
-Refuses a tree with uncommitted changes unless told, a seed that was used before, and a file that exists. Nothing is
-measured.
+It refuses a tree with uncommitted changes (unless these are allowed), a seed that was used before, and a file that
+exists.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from harness.stack.rbln.kv_rules import AUTO, rule_set
 from harness.stack.rbln.patches.shipped import PATCH_ROOTS
 
 PATCHES = "patches"
-# Where `harness run` writes unless told; exploratory runs anywhere below it have used their seeds.
+# The default folder of `harness run`: the seeds of exploratory runs below it count as used.
 RUNS = "runs"
 HARNESS_FOLDER = SOURCE_ROOT / "harness"
 # Files that come with an installed harness and not from the repository.
@@ -79,8 +79,8 @@ def freeze(
 ) -> Frozen:
     """Write the frozen file of an experiment; raises SpecError with the reason when that cannot be right.
 
-    spec: as it will be run, ``overrides`` applied to the content of ``experiment_file``; of a stopping rule the whole
-    budget is frozen, and the rule with it. tell: takes the share of the runs predicted.
+    spec: the experiment as it will be run, with ``overrides`` applied to the content of ``experiment_file``. With a
+    stopping rule, the rule and its whole budget are frozen. tell: receives the share of runs that are predicted.
     """
     if spec.stop is not None:
         check_can_decide(spec.stop, str(experiment_file))
@@ -129,20 +129,20 @@ def freeze(
 
 
 def _prediction_rules(planned: PlannedRuns, options: FreezeOptions) -> str:
-    """The rules that all predictions are made with, written down where no condition names any; "": each its own."""
+    """The rules of all predictions, resolved where no condition names any; "" where each server has its own."""
     named = {run.server.rules for runs in planned.by_condition.values() for run in runs}
     left_open = rule_set(AUTO).name if named == {AUTO} else ""
     return rule_set(options.prediction_rules).name if options.prediction_rules else left_open
 
 
 def _condition_rules(planned: PlannedRuns, prediction_rules: str) -> dict[str, str]:
-    """What each condition is predicted with, by name: what "auto" stands for changes with every release."""
+    """The rules of each condition's prediction, by name: the meaning of "auto" changes with every release."""
     found = {name: prediction_rules or runs[0].server.rules for name, runs in planned.by_condition.items()}
     return {name: rule_set(rules).name for name, rules in found.items()}
 
 
 def _perturbations(planned: PlannedRuns) -> dict[str, FrozenPerturbation]:
-    """What the draws of each condition are made with: an assumption that is not written down can be changed later."""
+    """Perturbations of each condition's draws: an assumption that is not written down can be changed later."""
     first = {name: runs[0] for name, runs in planned.by_condition.items() if runs[0].spec.prediction.draws > 1}
     found = {name: perturbation_of(run.spec.prediction, run.cost_file) for name, run in first.items()}
     return {name: FrozenPerturbation(sizes=one.sizes, assumed=one.assumed) for name, one in found.items()}
@@ -168,10 +168,10 @@ def _refuse(
         raise SpecError(
             f"the tree has uncommitted changes ({len(dirty)}), first {dirty[0]}",
             where=str(repository.root),
-            hint="Commit them, or say --allow-dirty and it is recorded",
+            hint="Commit them, or pass --allow-dirty, which is recorded",
         )
     if options.is_signed and not options.tag:
-        raise SpecError("it is a tag that is signed", where="--sign", hint="Name it: --tag NAME")
+        raise SpecError("only a tag can be signed", where="--sign", hint="Name it: --tag NAME")
     if options.tag and not options.is_committed:
         raise SpecError("a tag needs the commit it is put on", where="--tag", hint="Add --commit")
     if spec != ExperimentSpec.model_validate(spec.model_dump(mode="json")):
@@ -186,7 +186,7 @@ def _refuse(
 def check_new_seed(
     repository: Repository, seed: int, *, leave_out: Sequence[Path], runs_root: Path | None = None
 ) -> None:
-    """Refuse a base seed that anything in the repository (or a sealed run) used before."""
+    """Refuse a base seed that a file of the repository or a sealed run used before."""
     uses = [use for use in used_seeds(repository, leave_out=leave_out, runs_root=runs_root) if use.seed == seed]
     if uses:
         more = f" (and {len(uses) - 1} more)" if len(uses) > 1 else ""
@@ -198,12 +198,12 @@ def check_new_seed(
 
 
 def freeze_rule(repository: Repository, name: str) -> FrozenRule:
-    """A rule with the file it is in."""
+    """A rule and its file."""
     return FrozenRule(file=named(repository, find_rule(name)), rule=load_rule(name))
 
 
 def named(repository: Repository, path: Path) -> NamedFile:
-    """A file by its path from the repository's root, or from the harness's own files when it ships with that."""
+    """A file by its path from the repository's root, or from the harness's root for a shipped file."""
     absolute = path.resolve()
     for root, prefix in ((repository.root.resolve(), ""), (SOURCE_ROOT, SHIPPED)):
         if absolute.is_relative_to(root):
@@ -259,7 +259,7 @@ def _artifacts(planned: PlannedRuns) -> dict[str, str]:
 
 
 def artifact_sha256(folder: str) -> str | None:
-    """What identifies a compiled artifact; None where it is not on this machine."""
+    """Hash that identifies a compiled artifact; None when it is not on this machine."""
     path = Path(folder)
     return str(artifact_identity(path)["sha256_edges"]) if path.is_dir() else None
 

@@ -1,6 +1,6 @@
 """The frozen file: everything that is fixed before a confirmatory measurement, in one JSON file with its own digest.
 
-It is written once and never changed; a changed one is refused. Nothing here looks at git or at runs.
+It is written once; a file that was changed later is refused.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class NamedFile(Spec):
 
 
 class FrozenPlan(Spec):
-    """What one run sends: the plan's hash, and its file, which carries that hash itself."""
+    """The plan of one run: its hash, and its file, which holds the same hash."""
 
     condition: str
     replicate: int
@@ -50,21 +50,21 @@ class FrozenRule(Spec):
 
 
 class FrozenPerturbation(Spec):
-    """Sizes of perturbations by their key in [prediction]; assumed: keys that were neither given nor calibrated."""
+    """Sizes of perturbations by their key in [prediction]. assumed: keys that were neither given nor calibrated."""
 
     sizes: dict[str, float]
     assumed: tuple[str, ...]
 
 
 class Preregistration(Spec):
-    """Everything fixed beforehand. experiment: as it will be run, the file's overrides applied.
+    """Everything that is fixed before the measurement. experiment: with its overrides applied.
 
-    code_sha256: of the harness's own Python files; code_commit: where those were checked out. files: what plans and
-    predictions rest on (cost models, wait distributions, patches). artifacts: folder of every compiled artifact that
-    was on this machine -> what identified it. prediction_rules: the KV rules all predictions were made with, "" for
-    each server's own; condition_rules: these by condition, "auto" resolved. perturbations: what draws of predictions
-    were made with, by condition; none where nothing was drawn. is_tree_dirty: frozen although other files
-    were uncommitted. digest: SHA-256 of everything else in this file.
+    code_sha256: of the harness's Python files; code_commit: the commit they were checked out from. files: inputs of
+    plans and predictions (cost models, wait distributions, patches). artifacts: folder -> identifying hash of every
+    compiled artifact on this machine. prediction_rules: the KV rules of all predictions, "" where each server has its
+    own; condition_rules: the rules by condition, "auto" resolved. perturbations: of the draws, by condition; empty
+    where nothing was drawn. is_tree_dirty: other files had uncommitted changes. digest: SHA-256 of the rest of this
+    file.
     """
 
     format: Literal["harness-preregistration/1"] = FORMAT
@@ -89,7 +89,7 @@ class Preregistration(Spec):
     digest: str = ""
 
     def sealed(self) -> Preregistration:
-        """The same with its digest filled in."""
+        """A copy with its digest."""
         return self.model_copy(update={"digest": _digest(self.model_dump(mode="json"))})
 
     def to_json(self) -> str:
@@ -97,7 +97,7 @@ class Preregistration(Spec):
         return json.dumps(self.model_dump(mode="json"), indent=1, sort_keys=True) + "\n"
 
     def rule_named(self, name: str) -> FrozenRule | None:
-        """The frozen rule of that name, if there is one."""
+        """The frozen rule of that name, None without one."""
         return next((frozen for frozen in self.rules if frozen.rule.name == name), None)
 
     @property
@@ -107,7 +107,7 @@ class Preregistration(Spec):
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """What a confirmatory run holds: the record for manifests, the frozen file's bytes, its runs, their ledger."""
+    """Permission for confirmatory runs: record for manifests, bytes of the frozen file, its runs, their ledger."""
 
     record: PreregistrationRecord
     content: bytes = field(repr=False)
@@ -116,7 +116,7 @@ class Ticket:
 
 
 def parse_preregistration(content: bytes, *, where: str) -> Preregistration:
-    """A frozen file's content; raises SpecError when it is none, or was edited after it was frozen."""
+    """The content of a frozen file; SpecError when it is not a frozen file or was edited after it was frozen."""
     try:
         table: dict[str, Any] = json.loads(content)
         frozen = Preregistration.model_validate(table)

@@ -1,7 +1,6 @@
-"""Judging sealed runs: by what they were frozen with, or, exploratory ones, by rules that give no standing.
+"""Judgement of sealed runs: confirmatory runs by their frozen rules, exploratory runs by rules that decide nothing.
 
-The same for the command line and for a notebook. Nothing is measured; a rule that differs from its frozen self is
-refused.
+A rule that differs from its frozen version is refused.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from harness.spec.rules import DecisionRule, load_rule
 class Judgement:
     """Every decision on the runs of one experiment. is_confirmatory: they were made under a preregistration.
 
-    aborts: starts of frozen runs that came to nothing, as the ledger tells them.
+    aborts: starts of frozen runs that sealed nothing, from the ledger.
     """
 
     experiment: str
@@ -40,11 +39,11 @@ class Judgement:
         return tuple(decision for decision in self.decisions if decision.outcome is Outcome.FAIL)
 
     def _repr_markdown_(self) -> str:
-        """What a notebook shows: each decision with its reason."""
+        """Each decision with its reason, for a notebook."""
         return "\n".join(f"- **{one.outcome.value}** {one.rule}: {one.subject}. {one.reason}" for one in self.decisions)
 
     def require_passed(self) -> Judgement:
-        """This judgement, unless a rule said FAIL: then RuleFailedError. WITHHELD and NOT SUBJECT fail nothing."""
+        """This judgement; RuleFailedError when a rule is FAIL. WITHHELD and NOT SUBJECT are no failures."""
         if self.failed:
             first = self.failed[0]
             raise RuleFailedError(
@@ -64,11 +63,12 @@ def judge(
 ) -> Judgement:
     """Apply decision rules to the sealed valid runs of one experiment.
 
-    rules: names or files; default the frozen ones, or those that an exploratory experiment names. Raises SpecError
-    without runs or rules and for a rule that was not frozen; RecordsError for mixed, changed or damaged runs. Before
-    every frozen run is sealed or the frozen stopping rule has decided, and where freeze and ledger do not show what
-    these runs are, all is WITHHELD.
-    repository: that has both, default the one around the runs; proof: the same, written down.
+    rules: names or files. Default: the frozen rules, or those that an exploratory experiment names.
+    repository: holds freeze and ledger; default: the repository around the runs. proof: both, from an archive.
+
+    Every decision is WITHHELD until all frozen runs are sealed or the frozen stopping rule has decided, and where
+    freeze and ledger do not prove what these runs are. Raises SpecError without runs or rules and for a rule that was
+    not frozen; RecordsError for mixed, changed or damaged runs.
     """
     if not runs:
         raise SpecError("no sealed runs to judge", where="decide", hint="Run the experiment first")
@@ -78,8 +78,8 @@ def judge(
     decisions = decide_experiment(chosen, experiment, is_confirmatory=frozen is not None)
     found = _stopped(runs, frozen)
     if found is not None:
-        said = decide_stopped(found)
-        decisions += said if frozen is not None else [one.not_subject(EXPLORATORY) for one in said]
+        stopped = decide_stopped(found)
+        decisions += stopped if frozen is not None else [decision.not_subject(EXPLORATORY) for decision in stopped]
     aborts: list[str] = []
     if frozen is not None:
         is_decided = found is not None and found.is_decided
@@ -107,26 +107,30 @@ def _stopped(runs: Sequence[SealedRun], frozen: Preregistration | None) -> Stand
 
 
 def _not_whole(num_sealed: int, num_planned: int) -> list[str]:
-    """Nothing passes or fails before every frozen run is sealed: who could stop at will would stop at a good moment."""
+    """The doubt that runs are missing: a free choice of when to stop would favour a good moment."""
     return [] if num_sealed >= num_planned else [f"{num_sealed} of {num_planned} frozen runs are sealed"]
 
 
 def _until_proven(decisions: Sequence[Decision], doubts: Sequence[str]) -> list[Decision]:
     if not doubts:
         return list(decisions)
-    told = f"{doubts[0]} (and {len(doubts) - 1} more doubts: {doubts[1]})" if len(doubts) > 1 else doubts[0]
+    reason = f"{doubts[0]} (and {len(doubts) - 1} more doubts: {doubts[1]})" if len(doubts) > 1 else doubts[0]
     return [
-        replace(one, outcome=Outcome.WITHHELD, reason=f"{told}; so far {one.outcome.value}: {one.reason}")
-        if one.outcome is not Outcome.NOT_SUBJECT
-        else one
-        for one in decisions
+        replace(
+            decision,
+            outcome=Outcome.WITHHELD,
+            reason=f"{reason}; so far {decision.outcome.value}: {decision.reason}",
+        )
+        if decision.outcome is not Outcome.NOT_SUBJECT
+        else decision
+        for decision in decisions
     ]
 
 
 def _chosen_rules(
     runs: Sequence[SealedRun], frozen: Preregistration | None, names: Sequence[str]
 ) -> list[DecisionRule]:
-    """The frozen rules of confirmatory runs, else the named ones; one that differs from its frozen self is refused."""
+    """The frozen rules of confirmatory runs, else the named rules; a changed frozen rule is refused."""
     if frozen is None:
         asked = names or runs[0].spec.rules
         if not asked and standing_of(runs) is None:

@@ -1,7 +1,7 @@
-"""The ledger of a freeze: every start of one of its runs and how that ended, as a chain of commits on a ref of its own.
+"""The ledger of a freeze: every start of one of its runs and how that ended, as a chain of git commits on its own ref.
 
-Each entry is a git commit without changes behind the one before it, the first behind the freeze: its hash covers all
-that came before. Entries are never rewritten here.
+Each entry is a commit without changes whose parent is the entry before it; the first entry's parent is the freeze. So
+the hash of an entry covers all entries before it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from harness.records.manifest import load_manifest
 from harness.spec import Spec
 
 REF = "refs/harness/ledger/"
-# Two processes append at the same moment: the slower one tries again behind the faster.
+# Two processes may append at the same moment: the slower process tries again.
 TRIES = 20
 _START_AGAIN = "Restore that run from a copy, or freeze the experiment again under a new name"
 
@@ -43,10 +43,10 @@ Instant = Annotated[str, AfterValidator(_instant)]
 
 
 class Entry(Spec):
-    """One entry. number: place in the chain, from 0. plan: the plan's hash; start: the commit of the start that ends.
+    """One entry. number: place in the chain, from 0. plan: the plan's hash. start: commit of the start that ended.
 
-    manifest: SHA-256 of the sealed manifest; is_valid: what it says of its run; is_late: noted on the next start, since
-    the process had ended before it could.
+    manifest: SHA-256 of the sealed manifest; is_valid: of its run. is_late: added at the next start, because the
+    process had ended before it could add the entry itself.
     """
 
     event: Literal["start", "sealed", "aborted"]
@@ -69,7 +69,7 @@ class Entry(Spec):
 
 
 class Link(NamedTuple):
-    """One entry with the hash of the commit it is."""
+    """One entry and the hash of its commit."""
 
     sha: str
     entry: Entry
@@ -77,7 +77,7 @@ class Link(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """The ledger of one freeze in a repository. freeze_commit: what the first entry stands behind."""
+    """The ledger of one freeze in a repository. freeze_commit: parent of the first entry."""
 
     repository: Repository
     frozen_sha256: str
@@ -85,7 +85,7 @@ class Ledger:
 
     @property
     def ref(self) -> str:
-        """The reference that carries it, one per freeze, wherever its runs lie."""
+        """The git reference of the ledger: one per freeze, wherever its runs lie."""
         return REF + self.frozen_sha256[:40]
 
     def chain(self) -> list[Link]:
@@ -99,21 +99,21 @@ class Ledger:
         return list(zip(line, self.repository.objects(line), strict=True)) if line else []
 
     def start(self, run: PlannedRun) -> str:
-        """Note that a run starts, before anything of it does; returns the entry's commit."""
+        """Add the start of a run, before the run does anything; returns the entry's commit."""
         return self._append(run.key, event="start", plan=run.plan.hash)
 
     def sealed(self, start: str, key: RunKey, manifest: Path, *, is_late: bool = False) -> None:
-        """Note how a start ended: the manifest that was sealed."""
+        """Add the end of a start: the manifest that was sealed."""
         is_valid = load_manifest(manifest).is_valid
         sha256 = file_sha256(manifest)
         self._append(key, event="sealed", start=start, manifest=sha256, is_valid=is_valid, is_late=is_late)
 
     def aborted(self, start: str, key: RunKey, reason: str) -> None:
-        """Note how a start ended: nothing was sealed, and why."""
+        """Add the end of a start that sealed nothing, with the reason."""
         self._append(key, event="aborted", start=start, reason=reason[:200])
 
     def admit(self, todo: Sequence[PlannedRun], sealed: Sequence[SealedRun]) -> None:
-        """Refuse to start what was sealed before, here or elsewhere; note late what was sealed and never noted.
+        """Refuse to start a run that was sealed before, here or elsewhere; add entries that sealed runs lack.
 
         An INVALID run may be made again as often as the frozen limits allow.
         """
@@ -137,7 +137,7 @@ class Ledger:
             if run.key not in ended and record is not None and record.start in starts:
                 self.sealed(record.start, run.key, run.path / layout.MANIFEST, is_late=True)
 
-    def _append(self, key: RunKey, **said: object) -> str:
+    def _append(self, key: RunKey, **fields: object) -> str:
         for _ in range(TRIES):
             links = self.chain()
             entry = Entry.model_validate(
@@ -148,7 +148,7 @@ class Ledger:
                     "replicate": key.replicate,
                     "host": socket.gethostname(),
                     "at_utc": utc_now().isoformat(timespec="milliseconds"),
-                    **said,
+                    **fields,
                 }
             )
             message = f"{entry.event} {'/'.join(map(str, key))}\n\n{entry.model_dump_json()}\n"
@@ -159,13 +159,13 @@ class Ledger:
 
 
 def object_hash(kind: str, content: bytes, like: str) -> str:
-    """The name that git gives to an object; like: any name of that repository (SHA-1 or SHA-256)."""
+    """The name that git gives to an object. like: any object name of that repository (SHA-1 or SHA-256)."""
     digest = hashlib.sha256 if len(like) == 64 else hashlib.sha1
     return digest(f"{kind} {len(content)}".encode() + b"\0" + content).hexdigest()
 
 
 def read_chain(objects: Sequence[tuple[str, bytes]], freeze_commit: str) -> list[Link]:
-    """Entries of a chain of commits, oldest first; RecordsError naming the first one that does not fit."""
+    """Entries of a chain of commits, oldest first; RecordsError that names the first entry that does not fit."""
     links: list[Link] = []
     parent = freeze_commit
     for number, (sha, content) in enumerate(objects):

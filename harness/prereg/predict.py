@@ -1,6 +1,6 @@
-"""Predictions of every planned run, from the simulator, before anything is measured: means over perturbed draws.
+"""Predictions of planned runs by the simulator, before anything is measured: means over perturbed draws.
 
-The same plan, server and perturbation give the same prediction on every machine. Nothing is compared here.
+The same plan, server and perturbation give the same prediction on every machine.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Source = TypeVar("Source")
 Made = TypeVar("Made")
 
 MOST_REQUESTS = 500_000
-"""Of all draws that are simulated in one call: more would take the memory of a long trace too often."""
+"""Limit of requests, over all draws, of one simulator call: it bounds the memory for a long trace."""
 
 
 def predict(
@@ -41,10 +41,10 @@ def predict(
     num_draws: int = 1,
     role: str = "",
 ) -> Prediction:
-    """One run. rules: the KV rules to predict with; default, those the server is said to follow.
+    """The prediction of one run. rules: KV rules to predict with; default: the rules of the server.
 
-    perturbation, num_draws: the draws that are averaged; a single one, or no perturbation: the nominal simulation.
-    role: names the run, whose draws have a jitter of their own.
+    perturbation, num_draws: of the draws that are averaged. A single draw, or no perturbation, is the nominal
+    simulation. role: name of the run; its draws have their own jitter.
     """
     config = EngineConfig.from_server(server if rules is None else server.model_copy(update={"rules": rules}))
     arrays = plan_arrays([plan])
@@ -96,9 +96,9 @@ def _figures(arrays: PlanArrays, config: EngineConfig, outcome: Outcome) -> dict
 def predict_experiment(
     planned: PlannedRuns, rules: RulesName | None = None, tell: Callable[[float], None] = lambda _share: None
 ) -> dict[str, dict[int, Prediction]]:
-    """Every planned run of an experiment, by condition and replicate, over the draws that it asks for.
+    """Predictions of every planned run of an experiment, by condition and replicate.
 
-    tell: takes the share of the runs predicted.
+    tell: receives the share of runs that are predicted.
     """
     found: dict[str, dict[int, Prediction]] = {name: {} for name in planned.by_condition}
     runs = [(name, run) for name, of_condition in planned.by_condition.items() for run in of_condition]
@@ -109,7 +109,7 @@ def predict_experiment(
 
 
 def predict_runs(runs: Sequence[SealedRun], rules: RulesName | None = None) -> Predictions:
-    """Predictions of runs that were sealed without any, from the plan in each; made when they are asked for."""
+    """Predictions of sealed runs, from their plans; each is made when it is first read."""
     groups: dict[str, dict[int, SealedRun]] = {}
     for run in runs:
         groups.setdefault(run.condition, {})[run.replicate] = run
@@ -117,7 +117,7 @@ def predict_runs(runs: Sequence[SealedRun], rules: RulesName | None = None) -> P
 
 
 class _WhenAsked(Mapping[Key, Made]):
-    """What ``make`` makes of each value, when it is first asked for: most analyses compare with few predictions."""
+    """Values that ``make`` computes when they are first read: most analyses use few predictions."""
 
     def __init__(self, of: Mapping[Key, Source], make: Callable[[Source], Made]) -> None:
         self._of, self._make = of, make
@@ -136,12 +136,12 @@ class _WhenAsked(Mapping[Key, Made]):
 
 
 def predictions_for(runs: Sequence[SealedRun], frozen: Preregistration | None) -> Predictions:
-    """What was frozen for an experiment; where nothing was, predictions of its valid runs."""
+    """The frozen predictions of an experiment; without a freeze, predictions of its valid runs."""
     return predict_runs([run for run in runs if run.is_valid]) if frozen is None else frozen.predictions
 
 
 def predict_run(run: PlannedRun | SealedRun, rules: RulesName | None = None) -> Prediction:
-    """One run, planned or sealed, over the draws that its experiment asks for."""
+    """The prediction of one run, planned or sealed, over the draws that its experiment sets."""
     asked = run.spec.prediction
     return predict(
         run.plan,

@@ -1,6 +1,6 @@
-"""What shows that frozen runs are what they say: the freeze's commit, its way to the frozen file, and the ledger.
+"""The proof that frozen runs are what they claim: the freeze's commit, the trees down to its file, and the ledger.
 
-The same checks judge a repository and a published archive. A doubt withholds every decision; nothing here repairs.
+A repository and a published archive go through the same checks, which need no git. Any doubt withholds every decision.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from harness.prereg.ticket import first_request_s
 from harness.records import PreregistrationRecord, SealedRun, layout, schema
 from harness.spec import Spec
 
-# A run that was started more often may have been chosen among its beginnings.
+# A run that was started more often may have been selected among its starts.
 MAX_STARTS = 3
 # A simulated run begins on a whole second.
 CLOCK_TOLERANCE_S = 2.0
@@ -38,16 +38,17 @@ def _encoded(text: str) -> str:
 
 Encoded = Annotated[str, AfterValidator(_encoded)]
 """Bytes in base64."""
-# Its tree, and the seconds of its committer; git writes the lines in this order.
+# The tree and the committer time (s) of a commit object; git writes the lines in this order.
 _COMMIT = re.compile(rb"tree ([0-9a-f]{40,64})\n(?:[^\n]+\n)*?committer [^\n]* (\d{1,12}) [+-]\d{4}\n")
 
 
 class Proof(Spec):
-    """Everything a repository says of one freeze. way: (kind, content in base64) from the commit to the file's folder.
+    """All that a repository knows about one freeze.
 
-    chain: (name, content in base64) of every entry, oldest first. commits: of the frozen file, on any branch, newest
-    first. lost: entries that the ledger had and has no longer. remotes: remote branches that have the freeze. tag: on
-    its commit, with what git says of its signature.
+    way: (kind, content in base64) of the git objects from the commit to the folder of the frozen file.
+    chain: (name, content in base64) of every ledger entry, oldest first. commits: of the frozen file, on any branch,
+    newest first. lost: entries that were removed from the ledger. remotes: remote branches that have the freeze.
+    tag: tags on its commit, with the state of their signatures.
     """
 
     commit: str
@@ -60,7 +61,7 @@ class Proof(Spec):
 
 
 def gather(repository: Repository, record: PreregistrationRecord) -> Proof:
-    """The proof of one freeze from a repository; SpecError when that does not have its commit."""
+    """The proof of one freeze from a repository; SpecError when the commit is not in it."""
     ledger = Ledger(repository, record.sha256, record.commit)
     chain = ledger.objects()
     kept = {sha for sha, _ in chain}
@@ -76,7 +77,7 @@ def gather(repository: Repository, record: PreregistrationRecord) -> Proof:
 
 
 def find_proof(runs: Sequence[SealedRun], record: PreregistrationRecord, repository: Path | None = None) -> Proof:
-    """The proof from the repository that is named, that the runs lie in, or that one stands in; SpecError without."""
+    """The proof from ``repository``, or else from the one around the runs or the current folder; SpecError without."""
     places = [repository] if repository is not None else [runs[0].path, Path.cwd()]
     problem: HarnessError | None = None
     for place in places:
@@ -89,7 +90,7 @@ def find_proof(runs: Sequence[SealedRun], record: PreregistrationRecord, reposit
 
 
 def doubts_of(proof: Proof, frozen: Preregistration, runs: Sequence[SealedRun]) -> Iterator[str]:
-    """Every reason to withhold a decision on these runs, each a clause; nothing when all of it holds."""
+    """Every reason to withhold a decision on these runs, each a clause; none when the proof holds."""
     record = runs[0].manifest.preregistration
     assert record is not None, "only confirmatory runs come here"
     yield from _doubts_of_commit(proof, frozen, record, runs[0])
@@ -100,11 +101,8 @@ def doubts_of(proof: Proof, frozen: Preregistration, runs: Sequence[SealedRun]) 
         return
     if proof.lost:
         yield f"{len(proof.lost)} entries were taken out of the ledger, first {proof.lost[-1][:12]}"
-    if not links and not any(one.manifest.preregistration and one.manifest.preregistration.start for one in runs):
-        yield "these runs were made before there were ledgers: nothing shows that they are all"
-        return
     yield from _doubts_of_chain([link.entry for link in links], frozen)
-    # Of a run that was made again, the last one counts.
+    # A run that was repeated counts as it was sealed last.
     last = {link.entry.key: link.entry for link in links if link.entry.event == "sealed"}
     by_start = {entry.start: entry for entry in last.values()}
     starts = {link.sha: link.entry for link in links if link.entry.event == "start"}
@@ -114,16 +112,16 @@ def doubts_of(proof: Proof, frozen: Preregistration, runs: Sequence[SealedRun]) 
 
 
 def aborts_of(proof: Proof) -> list[str]:
-    """Starts that came to nothing, with their reasons: they withhold nothing, and nobody may overlook them."""
+    """Starts that sealed nothing, with their reasons. They withhold no decision, but readers must see them."""
     links: list[Link] = read_chain([(sha, base64.b64decode(content)) for sha, content in proof.chain], proof.commit)
     ends = {link.entry.start: link.entry for link in links if link.entry.event != "start"}
-    told: list[str] = []
+    aborts: list[str] = []
     for link in links:
         end = ends.get(link.sha)
         if link.entry.event == "start" and (end is None or end.event == "aborted"):
-            reason = "its process ended without a word" if end is None else end.reason
-            told.append(f"{link.entry.condition}/{link.entry.replicate} at {link.entry.at_utc}: {reason}")
-    return told
+            reason = "its process ended without an entry" if end is None else end.reason
+            aborts.append(f"{link.entry.condition}/{link.entry.replicate} at {link.entry.at_utc}: {reason}")
+    return aborts
 
 
 def _way(repository: Repository, record: PreregistrationRecord) -> Iterator[tuple[str, bytes]]:
@@ -139,7 +137,7 @@ def _way(repository: Repository, record: PreregistrationRecord) -> Iterator[tupl
 
 
 def _tree_entries(tree: bytes, hash_bytes: int) -> dict[str, str]:
-    """Names in a git tree object -> their hashes. Format: mode, space, name, NUL, hash in binary; again and again."""
+    """Name -> hash of the entries of a git tree object. Format of an entry: mode, space, name, NUL, binary hash."""
     entries: dict[str, str] = {}
     place = 0
     while (end := tree.find(b"\0", place)) >= 0:
@@ -152,7 +150,7 @@ def _tree_entries(tree: bytes, hash_bytes: int) -> dict[str, str]:
 def _doubts_of_commit(
     proof: Proof, frozen: Preregistration, record: PreregistrationRecord, run: SealedRun
 ) -> Iterator[str]:
-    """The frozen file lies in its commit, in no other, and the commit is not older than the file says it is."""
+    """Doubts that the frozen file is in this commit and no other, and that the commit is not older than the file."""
     way = [(kind, base64.b64decode(content)) for kind, content in proof.way]
     wanted, names, at_s = proof.commit, [*PurePosixPath(record.path).parts], 0
     for kind, content in way:
@@ -217,7 +215,7 @@ def _doubts_of_run(run: SealedRun, starts: Mapping[str, Entry], ends: Mapping[st
 
 
 def judged_again(run: SealedRun) -> Iterator[str]:
-    """Where the raw files of a run do not give the tables and the verdict that were sealed with it."""
+    """Differences between the sealed tables and verdict of a run and those that its raw files give."""
     name, manifest = f"{run.condition}/{run.replicate}", run.manifest
     derived = derived_of(run)
     for table, sealed in manifest.derived.items():

@@ -38,7 +38,7 @@ SUMS, PROOF, FROZEN, VERDICT, CRATE = (
     "ro-crate-metadata.json",
 )
 RUNS = "runs"
-# Stamps of others that may lie beside the frozen file: RFC 3161 tokens and OpenTimestamps proofs.
+# Time stamps by other parties beside the frozen file: RFC 3161 tokens and OpenTimestamps proofs.
 STAMPS = (".tsr", ".ots")
 NEEDED = {SUMS, PROOF, FROZEN, VERDICT, CRATE}
 SIGNATURE_OF_SUMS = SUMS + SUFFIX
@@ -51,7 +51,7 @@ MOST_BYTES_OF_A_SMALL_ARCHIVE = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What a stranger knows of an archive: what is proven, by whom, since when, and what cannot be proven."""
+    """The result of checking an archive: what is proven, by whom, since when, and what cannot be proven."""
 
     judgement: Judgement
     proven: tuple[str, ...]
@@ -96,7 +96,7 @@ def publish(
 
 
 def check(archive: Path, signers: Path | None = None) -> Checked:
-    """Check an archive by what is in it alone; RecordsError names what does not hold.
+    """Check an archive by its content alone; RecordsError names what does not hold.
 
     signers: ssh's file of allowed signers, for names instead of keys.
     """
@@ -130,7 +130,7 @@ _ALWAYS_UNPROVEN = (
 
 
 def _signatures(folder: Path, signers: Path | None, proven: list[str]) -> list[str]:
-    """Add who signed what to ``proven``; returns what nobody signed."""
+    """Add the signers to ``proven``; returns what is not signed."""
     unproven: list[str] = []
     for name, what in ((FROZEN, "the freeze"), (SUMS, "the archive: seals, ledger and verdict")):
         signature = signature_of(folder / name)
@@ -145,12 +145,12 @@ def _times(folder: Path, proof: Proof) -> list[str]:
     stamps = [name for name in (FROZEN + suffix for suffix in STAMPS) if (folder / name).is_file()]
     others = [f"{name} is carried, and was not verified here (ask its authority)" for name in stamps]
     others += [f"branch {name} had the freeze when this was published (ask its host)" for name in proof.remotes]
-    told = ", ".join(others) or "nobody else attests a time"
-    return [f"since when: times are those of the machine that froze and ran; {told}"]
+    attested = ", ".join(others) or "nobody else attests a time"
+    return [f"since when: times are those of the machine that froze and ran; {attested}"]
 
 
 def _beside(runs: Sequence[SealedRun], repository: Path | None, path: str) -> list[Path]:
-    """A signature and stamps of others beside the frozen file, where its repository is at hand."""
+    """Signature and time stamps beside the frozen file, where its repository is available."""
     try:
         frozen = Repository(repository or runs[0].path).root / path
     except SpecError:

@@ -1,6 +1,6 @@
 """The git repository that holds experiments and frozen files: what is committed, since when, and what is not.
 
-Only ``commit``, ``tag`` and ``append`` write, and only what they are given; the index and other people's changes stay.
+Only ``commit``, ``tag`` and ``append`` write. They leave the index and other changes alone.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Repository:
         return [Commit(sha, int(at_s)) for sha, at_s in (line.split() for line in lines)]
 
     def object(self, sha: str) -> bytes:
-        """The content of a git object as it is hashed; SpecError when it is not there."""
+        """The content of a git object; SpecError when the repository does not have it."""
         return self.objects([sha])[0]
 
     def objects(self, names: Sequence[str]) -> list[bytes]:
@@ -99,11 +99,11 @@ class Repository:
             return ""
 
     def line_of(self, since: str, until: str) -> list[str]:
-        """Commits that ``until`` has and ``since`` has not, oldest first."""
+        """Commits of ``until`` that ``since`` does not have, oldest first."""
         return _git(self.root, "rev-list", "--reverse", "--topo-order", f"{since}..{until}").split()
 
     def past_heads(self, ref: str) -> list[str]:
-        """Every commit that ``ref`` ever named here, as far as this repository noted it."""
+        """Every commit that ``ref`` ever named, as far as the reflog of this repository has it."""
         try:
             return _git(self.root, "reflog", "show", "--format=%H", ref).split()
         except _GitError:
@@ -115,7 +115,7 @@ class Repository:
         return sorted(set(found.split()))
 
     def append(self, ref: str, parent: str, message: str) -> str | None:
-        """Put a commit without changes behind ``parent`` and move ``ref`` there; None when somebody else was faster."""
+        """Add a commit without changes after ``parent`` and move ``ref`` to it; None when another was faster."""
         held = self.resolved(ref)
         if (held or parent) != parent:
             return None
@@ -154,18 +154,15 @@ class Repository:
 
     def tag_at(self, sha: str) -> str:
         """Annotated or signed tags on a commit, and what git could verify of their signatures; "" without any."""
-        names = _git(self.root, "tag", "--points-at", sha, "--format=%(objecttype) %(refname:short)").splitlines()
-        annotated = [line.partition(" ")[2] for line in names if line.startswith("tag ")]
-        return ", ".join(name + self._signature_of(name) for name in annotated)
+        form = "%(objecttype) %(refname:short) %(if)%(contents:signature)%(then)signed%(end)"
+        rows = [line.split(" ") for line in _git(self.root, "tag", "--points-at", sha, f"--format={form}").splitlines()]
+        return ", ".join(name + self._verified(name) * bool(signed) for kind, name, signed in rows if kind == "tag")
 
-    def _signature_of(self, tag: str) -> str:
-        content = _git(self.root, "cat-file", "tag", tag)
-        if not any(f"-----BEGIN {kind}-----" in content for kind in ("PGP SIGNATURE", "SSH SIGNATURE")):
-            return ""
+    def _verified(self, tag: str) -> str:
         try:
             _git(self.root, "verify-tag", tag)
         except _GitError:
-            # A message may hold such words; and git must know whose keys to believe.
+            # git needs the keys of the signers; and a message may only look like a signature.
             return "; signature not verified"
         return "; signed"
 

@@ -1,7 +1,7 @@
-"""Which base seeds were ever used: read from the repository's own files and history, never from a list kept beside.
+"""The base seeds that were ever used, from the files and the history of the repository.
 
-A seed counts as used when any plan, experiment, search, calibration or frozen file below plans/ names it, now or in any
-commit, or when a sealed run or a search had it. Nothing here draws.
+A seed counts as used when a plan, experiment, search, calibration or frozen file below plans/ names it, now or in any
+commit, or when a sealed run or a search had it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NOT_INPUTS = ("rules", "criteria", "interval")
 PLANS = "plans"
 HISTORY = (f"{PLANS}/*.toml", f"{PLANS}/*.json")
 RULE_FILES = f"{PLANS}/rules/"
-# What `harness search` keeps of its space beside the ledger.
+# The search space that `harness search` keeps beside its ledger.
 SEARCH_FILE = "search.json"
 
 
@@ -74,7 +74,7 @@ def _content(path: Path) -> Any:
             with open(path, "rb") as lines:
                 return json.loads(lines.readline())
     except (SpecError, ValueError, OSError, RecursionError):
-        # A file that cannot be read cannot have been run either; whoever uses it gets the error.
+        # A file that cannot be read cannot have been run either; a command that uses it reports the error.
         return None
     return None
 

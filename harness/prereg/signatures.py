@@ -1,6 +1,6 @@
-"""Signatures with the keys that people have: ``ssh-keygen -Y``, made and really verified; no key is ever read here.
+"""Signatures with SSH keys, made and verified by ``ssh-keygen -Y``; this module never reads a key.
 
-A signature says which key signed; who holds the key is said by a file of allowed signers.
+A signature shows which key signed. A file of allowed signers names the holder of each key.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ SUFFIX = ".sig"
 
 
 def signature_of(path: Path) -> Path:
-    """Where the signature of a file lies."""
+    """Path of the signature of a file."""
     return path.with_name(path.name + SUFFIX)
 
 
@@ -32,9 +32,9 @@ def sign_file(path: Path, key: Path) -> Path:
 
 
 def check_signature(path: Path, signature: Path, signers: Path | None = None) -> str:
-    """Who signed a file; RecordsError when its signature does not hold.
+    """The signer of a file; RecordsError when the signature does not hold.
 
-    signers: a file of allowed signers (see ssh-keygen): then the name in it; without one, the key.
+    signers: a file of allowed signers (see ssh-keygen), to get the name of the signer instead of the key.
     """
     content = path.read_bytes()
     if signers is None:
@@ -50,8 +50,8 @@ def check_signature(path: Path, signature: Path, signers: Path | None = None) ->
         raise RecordsError(
             f"its signature does not hold ({_last_line(done)})", where=str(path), hint="Restore both from a copy"
         )
-    told = done.stdout.decode("utf-8", "replace").strip()
-    return told.removeprefix(f'Good "{NAMESPACE}" signature ').removeprefix("for ").removeprefix("with ")
+    line = done.stdout.decode("utf-8", "replace").strip()
+    return line.removeprefix(f'Good "{NAMESPACE}" signature ').removeprefix("for ").removeprefix("with ")
 
 
 def _ssh_keygen(action: str, *arguments: str, content: bytes = b"") -> subprocess.CompletedProcess[bytes]:

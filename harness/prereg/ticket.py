@@ -1,6 +1,6 @@
-"""The ticket of a confirmatory run: given only when the frozen file is committed, older, and all it names unchanged.
+"""The ticket of a confirmatory run: given when the frozen file is committed and older, and all it names is unchanged.
 
-Every refusal is one line with its reason. Nothing is repaired.
+Every refusal is one line with its reason.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ AGAIN = "Restore it, or freeze the changed experiment under a new name"
 
 
 def ticket_for(path: Path, *, runs_root: Path | None = None) -> tuple[Preregistration, Ticket]:
-    """Check a frozen file and all it names, now, and give the ticket for its runs.
+    """Check a frozen file and everything it names, and return the ticket for its runs.
 
-    runs_root: where the runs will go; a sealed exploratory run there that used the same seed is refused too.
-    Raises SpecError with the first reason against it.
+    runs_root: the folder of the runs; a sealed exploratory run there with the same seed is a reason to refuse.
+    Raises SpecError with the first reason.
     """
     content = read_frozen(path)
     frozen = parse_preregistration(content, where=str(path))
@@ -46,9 +46,9 @@ def ticket_for(path: Path, *, runs_root: Path | None = None) -> tuple[Preregistr
     _check_code(frozen)
     _check_artifacts(frozen)
     planned = _checked_plans(repository, frozen)
-    own = [path, located(repository, frozen.experiment_file)]
-    own += sorted({repository.root / plan.path for plan in frozen.plans})
-    check_new_seed(repository, frozen.experiment.base_seed, leave_out=own, runs_root=runs_root)
+    its_files = [path, located(repository, frozen.experiment_file)]
+    its_files += sorted({repository.root / plan.path for plan in frozen.plans})
+    check_new_seed(repository, frozen.experiment.base_seed, leave_out=its_files, runs_root=runs_root)
     _check_signature(path)
     sha256 = hashlib.sha256(content).hexdigest()
     record = PreregistrationRecord(
@@ -62,7 +62,7 @@ def ticket_for(path: Path, *, runs_root: Path | None = None) -> tuple[Preregistr
 
 
 def _check_signature(path: Path) -> None:
-    """A signature beside the frozen file is not needed, but one that does not fit is refused."""
+    """The frozen file needs no signature, but a signature beside it must hold."""
     signature = signature_of(path)
     if signature.exists():
         check_signature(path, signature)
@@ -133,7 +133,7 @@ def _check_artifacts(frozen: Preregistration) -> None:
 
 
 def _checked_plans(repository: Repository, frozen: Preregistration) -> PlannedRuns:
-    """The frozen experiment's runs, each with the plan that was frozen for it."""
+    """The runs of the frozen experiment, each with its frozen plan."""
     planned_runs = resolve(frozen.experiment)
     built = {(run.condition.name, run.replicate): run.plan.hash for run in planned_runs}
     for planned in frozen.plans:
@@ -166,11 +166,11 @@ def check_sealed_runs(runs: Sequence[SealedRun]) -> Preregistration | None:
     if kinds <= {"exploratory"}:
         return None
     if len(kinds) > 1:
-        told = sorted(kind[:12] for kind in kinds)
+        names = sorted(kind[:12] for kind in kinds)
         raise RecordsError(
-            f"runs of experiment {runs[0].experiment!r} were made under different preregistrations ({', '.join(told)})",
+            f"runs of experiment {runs[0].experiment!r} were made under different freezes ({', '.join(names)})",
             where=str(runs[0].path.parent.parent),
-            hint="Keep each in a records folder of its own",
+            hint="Keep each in its own records folder",
         )
     frozen: Preregistration | None = None
     for run in runs:
@@ -209,7 +209,7 @@ def _check_run(run: SealedRun) -> Preregistration:
 
 
 def _check_configuration(run: SealedRun, frozen: Preregistration) -> None:
-    """Server, client and limits of a run are those that were frozen for its condition."""
+    """RecordsError unless server, client and limits of a run are those that were frozen for its condition."""
     spec = frozen.experiment
     condition = next((one for one in spec.condition if one.name == run.condition), None)
     changed = ["condition"] if condition is None else changed_inputs(run, spec, condition)
@@ -226,7 +226,7 @@ def _check_configuration(run: SealedRun, frozen: Preregistration) -> None:
 
 
 def _check_served_rules(run: SealedRun, frozen: Preregistration) -> None:
-    """RecordsError when another release served than the one whose rules its predictions follow; computed rules may."""
+    """RecordsError when the release that served follows other rules than the prediction; computed rules are exempt."""
     served = rules_for_version(run.manifest.serving_version)
     asked = frozen.condition_rules.get(run.condition) or str(run.manifest.requested_server.get("rules", AUTO))
     predicted = rule_set(frozen.prediction_rules or asked)
@@ -240,10 +240,10 @@ def _check_served_rules(run: SealedRun, frozen: Preregistration) -> None:
 
 
 def _check_cost_model(run: SealedRun, frozen: Preregistration) -> None:
-    """The copy in the run prices its channel A: it must be the frozen file (runs older than copies have none)."""
+    """RecordsError unless the cost model in the run, which gives its modelled device time (A), is the frozen file."""
     copy = run.manifest.files.get(layout.COST_MODEL)
     if copy is None:
-        return
+        raise RecordsError("holds no copy of its cost model", where=str(run.path), hint="Restore the run from a copy")
     if copy.sha256 not in {file.sha256 for file in frozen.files}:
         raise RecordsError(
             f"was made with another cost model ({copy.sha256[:12]}) than the frozen one",

@@ -1,6 +1,6 @@
 """Records of runs: Arrow schemas, the writer that seals them, and the store that reads them.
 
-Only sealed runs are visible, and they are plain Parquet and JSON that any tool can read. No figure is computed here.
+Only sealed runs are visible. They are plain Parquet and JSON that any tool can read.
 """
 
 from harness.records.manifest import (

@@ -32,16 +32,16 @@ ordinary DuckDB connection without these limits."""
 
 
 def meaning(field: pa.Field) -> str:
-    """What a column says."""
-    return _said(field, b"meaning")
+    """The meaning of a column."""
+    return _metadata(field, b"meaning")
 
 
 def unit(field: pa.Field) -> str:
     """Unit of a column; empty where it has none."""
-    return _said(field, b"unit")
+    return _metadata(field, b"unit")
 
 
-def _said(field: pa.Field, key: bytes) -> str:
+def _metadata(field: pa.Field, key: bytes) -> str:
     return (field.metadata or {}).get(key, b"").decode()
 
 

@@ -1,7 +1,4 @@
-"""Disk habits of the records: a name appears only when its bytes are all there, and failures say what to do.
-
-Nothing here knows what a run is.
-"""
+"""How records reach the disk: a name appears only when all its bytes are there, and errors say what to do."""
 
 from __future__ import annotations
 
@@ -35,11 +32,11 @@ _TICK_NS = 50_000_000
 
 @contextmanager
 def disk_errors(path: Path) -> Generator[None]:
-    """Turn what the disk refuses into one line that a person can act on."""
+    """Turn errors of the disk into one line that says what to do."""
     try:
         yield
     except OSError as error:
-        # Arrow words its errors for programmers; the number says the same in the system's own words.
+        # Arrow's text is for programmers; the error number gives the text of the system.
         reason = os.strerror(error.errno) if error.errno else str(error)
         raise RecordsError(
             f"cannot write records: {reason}",
@@ -51,7 +48,7 @@ def disk_errors(path: Path) -> Generator[None]:
 def write_parquet(rows: pa.Table | RowStream, path: Path, *, is_durable: bool = True) -> Path:
     """Write a table so that ``path`` either holds all of it or does not exist.
 
-    is_durable: on disk before this returns; else whoever goes on sees to that.
+    is_durable: the file is on disk before this returns; otherwise the caller has to flush it.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}{UNFINISHED}")
     with disk_errors(path):
@@ -149,7 +146,7 @@ def known_entry(path: Path) -> FileEntry:
 
 
 def sync(path: Path) -> None:
-    """Make the bytes of a file durable, whoever wrote them, or the names in a folder."""
+    """Flush the bytes of a file, or the names in a folder, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -158,17 +155,16 @@ def sync(path: Path) -> None:
 
 
 def sync_tree(folder: Path) -> None:
-    """Make a folder durable with all that lies in it.
+    """Flush a folder and everything in it to the disk.
 
-    All at once: a journal takes what waits together in one commit, and one after another each waits for a commit of its
-    own.
+    All flushes run at the same time: the file system's journal then writes them in one commit instead of one each.
     """
     list(_syncing_threads(os.getpid()).map(sync, [folder, *folder.rglob("*")]))
 
 
 @lru_cache(maxsize=1)
 def _syncing_threads(_process: int) -> ThreadPoolExecutor:
-    """As many as a run has files, kept for the next run; a forked process has to start its own."""
+    """About one thread for each file of a run, kept for the next run. A forked process starts new threads."""
     return ThreadPoolExecutor(16, thread_name_prefix="sync")
 
 

@@ -1,6 +1,6 @@
-"""What a manifest says of launch and client, as typed values: parsed once, and tolerant of what older versions wrote.
+"""Facts about launch and client in a manifest, as typed values.
 
-Absent stays None or empty, never zero; an unreadable part is absent, and the rest stands. Nothing is judged here.
+A missing or unreadable value is None or empty, never zero; the other values stay.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ class _Facts(BaseModel):
 
 
 class LaunchReport(_Facts):
-    """What a server said about itself, as a manifest keeps it.
+    """What the log and metrics of a server show of it.
 
-    settings: last value of each setting that it said to have changed. engine: from its first configuration line.
+    settings: last value of each changed setting. engine: from its first configuration line.
     cache_config_info: labels of that gauge. vllm: its version. pool_tokens: of the whole KV pool, vLLM's null block
     included. device_metrics: tracker ("MODEL", "SAMPLER") -> phase ("decode", "prefill") -> numbers; latencies in ms,
-    averages in us. observer: the observer's own lines.
+    averages in us. observer: lines of the observer.
     """
 
     settings: dict[str, str] = Field(default_factory=dict)
@@ -55,7 +55,7 @@ class LaunchReport(_Facts):
     observer: tuple[str, ...] = ()
 
     def decode_p50_ms(self, tracker: str) -> float | None:
-        """Median of one tracker over all decode steps of the server's life; None where it reported none."""
+        """Median of one tracker over all decode steps of the server; None where it reported none."""
         return self.device_metrics.get(tracker, {}).get("decode", {}).get("p50_ms")
 
 
@@ -67,7 +67,7 @@ class SelfAudit(_Facts):
 
 
 class ClientAudit(_Facts):
-    """The client's own account. Times in wall units, except stall_intervals_ns: (start, duration), model ns."""
+    """Figures that the client recorded. Times in wall units, except stall_intervals_ns: (start, duration), model ns."""
 
     num_stalls: float | None = None
     stall_max_ms: float | None = None
@@ -81,5 +81,5 @@ class ClientAudit(_Facts):
         """Lags of the self-audit's re-arrivals; older runs recorded only all sends together."""
         if self.self_audit is None:
             return ()
-        own = self.self_audit.floor_rearrival_lag_ms
-        return self.self_audit.floor_lag_ms if own is None else own
+        rearrivals = self.self_audit.floor_rearrival_lag_ms
+        return self.self_audit.floor_lag_ms if rearrivals is None else rearrivals

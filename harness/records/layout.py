@@ -1,7 +1,6 @@
 """The folder of a run: the name of every file in it, and of the folder itself.
 
-The only module that spells these names; writers and readers of a file share its constant. Nothing is read or written
-here.
+This is the only module that spells these names; writers and readers of a file share its constant.
 """
 
 from __future__ import annotations
@@ -15,9 +14,9 @@ from harness.records.schema import DERIVED_TABLES
 MANIFEST = "manifest.json"
 LOCK = "writer.lock"
 
-# What the run was made from: the plan, a copy of the cost-model file, the frozen file of a confirmatory run.
+# Inputs of the run: the plan, a copy of the cost-model file, the frozen file of a confirmatory run.
 PLAN = "plan.jsonl"
-# A copy, as the file was when the run was made: the run's channel A never changes with a checkout.
+# A copy of the file at the time of the run: modelled device time (A) never changes with a checkout.
 COST_MODEL = "cost_model.toml"
 FROZEN = "preregistration.json"
 
@@ -30,10 +29,10 @@ DEVICE_METRICS = "device_metrics.jsonl"
 DEVICE_TRACE = "device_trace.jsonl"
 OBSERVER = "observer.jsonl"
 SSH_LOG = "ssh.log"
-# Whose run it is, in a fleet: found by those who look for neighbours while it is made.
+# The device of a fleet that makes the run: other devices read it to find their neighbours.
 FLEET = "fleet.json"
 
-# What a server was started with.
+# Configuration that a server was started with.
 SERVER_CONFIG = "server.config.json"
 SERVER_LOGGING = "server.logging.json"
 TWIN_SETTINGS = "twin.settings.json"
@@ -62,7 +61,7 @@ def table_path(name: str) -> str:
 
 
 def step_reports(folder: Path) -> list[Path]:
-    """A server's own step statistics, one file per rank (VLLM_RBLN_METRICS_DIR, from vllm-rbln 0.12.1 on)."""
+    """Step statistics that a server writes, one file per rank (VLLM_RBLN_METRICS_DIR, from vllm-rbln 0.12.1 on)."""
     return sorted(folder.glob("metrics*.json"))
 
 
@@ -72,12 +71,12 @@ def is_raw_name(name: str) -> bool:
 
 
 def is_replicate_name(name: str) -> bool:
-    """Whether a folder of this name may hold a run: a replicate has one spelling."""
+    """Whether a folder of this name may hold a run: each replicate has exactly one spelling."""
     return bool(_REPLICATE.fullmatch(name))
 
 
 def is_listed_name(name: str) -> bool:
-    """Whether a manifest may name a file so: below the run's folder, in one spelling, neither derived nor its own."""
+    """Whether a manifest may list this name: below the run's folder, spelled plainly, not derived, not the manifest."""
     parts = name.split("/")
     if _UNPRINTABLE.search(name) or any(part in ("", ".", "..") for part in parts):
         return False

@@ -1,4 +1,4 @@
-"""What a run says about itself: manifest.json, written last, and the only sign that a run is whole.
+"""The manifest of a run: manifest.json is written last, and only a folder that has one is a run.
 
 A manifest names every file of the run with its size and SHA-256. It never changes after sealing.
 """
@@ -32,7 +32,7 @@ class _Record(BaseModel):
 
 
 class Finding(_Record):
-    """Advice as a value: a stable code, how bad it is, the numbers, and the next move.
+    """A finding about a run: a stable code, its severity, the evidence in numbers, and what to do.
 
     severity "invalid" makes the run INVALID; "warning" is something a reader must know; "info" is a note.
     """
@@ -114,8 +114,8 @@ class FleetRecord(_Record):
 
     host: its name. neighbours: devices of that host that were busy at some instant of the replay's start or end.
     client_cores: cores that the client was held to; empty where there were too few to share out. uuid, card,
-    temperature_c (least and most of the run): of the device, as its driver told; absent where none did.
-    emulated_factor: what an emulated or simulated device's step times were multiplied by; absent of a real one.
+    temperature_c (minimum and maximum of the run): of the device, from its driver; absent without a driver's report.
+    emulated_factor: factor on the step times of an emulated or simulated device; absent for a real device.
     """
 
     device: int = Field(ge=0)
@@ -240,7 +240,7 @@ class Manifest(_Record):
 
     @property
     def serving_version(self) -> str:
-        """Version of the vllm-rbln that served, as the launch found it; "" where none did or nobody could tell."""
+        """Version of vllm-rbln that served, as the launch found it; "" where none served or it is not known."""
         return str(table_at(self.server.facts, "launch", "requested", "versions").get("vllm-rbln", ""))
 
     @property
@@ -257,7 +257,7 @@ class Manifest(_Record):
     def to_json(self) -> str:
         """The text of manifest.json, sealed."""
         text = self.model_copy(update={"seal": ""}).model_dump_json(indent=2) + "\n"
-        # The last one is this manifest's own: what it records may hold keys of that name.
+        # The last key of this name belongs to this manifest: its content may hold keys of the same name.
         before, _, after = text.rpartition(_seal_key(""))
         return before + _seal_key(hashlib.sha256(text.encode()).hexdigest()) + after
 

@@ -1,6 +1,6 @@
-"""One sealed run, and how everyone reads it: each file is parsed at most once, each figure computed at most once.
+"""One sealed run, as all code reads it: each file is parsed at most once, each figure computed at most once.
 
-What was asked for comes back as checked specs, what the server and the client said as typed facts. Nothing here
+The requested configuration comes back as checked specs, facts about server and client as typed values. Nothing here
 computes a figure or writes.
 """
 
@@ -39,7 +39,7 @@ Parsed = TypeVar("Parsed", bound=BaseModel)
 
 
 class RunKey(NamedTuple):
-    """What names a run: one condition of one replicate of an experiment."""
+    """The name of a run: one condition of one replicate of an experiment."""
 
     experiment: str
     condition: str
@@ -94,7 +94,7 @@ class SealedRun:
 
     @cached_property
     def condition_spec(self) -> ConditionSpec:
-        """Its condition, as it was written."""
+        """Its condition in the experiment."""
         for condition in self.spec.condition:
             if condition.name == self.condition:
                 return condition
@@ -104,7 +104,7 @@ class SealedRun:
 
     @cached_property
     def workload(self) -> WorkloadSpec:
-        """What it replayed."""
+        """The workload it replayed."""
         return self.spec.workload_of(self.condition_spec)
 
     @cached_property
@@ -118,14 +118,14 @@ class SealedRun:
 
     @cached_property
     def client(self) -> ClientSpec:
-        """How its plan was to be replayed."""
+        """The client configuration that was asked for."""
         from harness.spec import ClientSpec
 
         return self._parsed(ClientSpec, self.manifest.requested.get("client", {}), "client")
 
     @cached_property
     def limits(self) -> LimitsSpec:
-        """What it was held to."""
+        """The limits it was checked against."""
         from harness.spec import LimitsSpec
 
         return self._parsed(LimitsSpec, self.manifest.requested.get("limits", {}), "limits")
@@ -150,24 +150,24 @@ class SealedRun:
 
     @cached_property
     def launch(self) -> LaunchReport:
-        """What the server said about itself."""
+        """Facts about the server, from its log and metrics."""
         return LaunchReport.tolerant(self.manifest.effective.get("launch"))
 
     @cached_property
     def audit(self) -> ClientAudit:
-        """What the client and its machine did."""
+        """Facts about the client and its machine."""
         return ClientAudit.tolerant(self.manifest.client_audit)
 
     @cached_property
     def plan(self) -> Plan:
-        """What it sent; PlanError when the file is of a version that this one does not read."""
+        """The plan it sent; PlanError when this version does not read the file."""
         from harness.plan import read_plan
 
         return read_plan(self.file(layout.PLAN))
 
     @property
     def plan_if_readable(self) -> Plan | None:
-        """Its plan, or None where it is of a version that this one does not read: other figures do not hang on it."""
+        """Its plan, or None when this version does not read it: many figures do not need it."""
         try:
             return self.plan
         except PlanError:
@@ -184,7 +184,7 @@ class SealedRun:
 
     @cached_property
     def cost_model(self) -> CostModel:
-        """What prices channel A."""
+        """The cost model of modelled device time (A)."""
         from harness.engine import load_cost_model
 
         return load_cost_model(self.cost_file)
@@ -230,7 +230,7 @@ class SealedRun:
     def table(self, name: str) -> pa.Table:
         """Table ``name`` of this run (a key of schema.TABLES), empty when the run has none."""
         if name == "chunks":
-            # A row per token: too much to keep for every run of an experiment, and read in one place each.
+            # It has a row for each token: too much to keep for every run of an experiment.
             return self._read_table(name)
         if name not in self._values:
             self._values[name] = self._read_table(name)
@@ -312,8 +312,9 @@ class SealedRun:
         rows = schema.conform("requests", self.table("requests")).select(columns).to_pylist()
         manifest = self.path / layout.MANIFEST
         if len(rows) != self.manifest.planned_requests:
-            told = f"names {self.manifest.planned_requests} planned requests, the table has {len(rows)}"
-            raise damaged(manifest, told)
+            raise damaged(
+                manifest, f"names {self.manifest.planned_requests} planned requests, the table has {len(rows)}"
+            )
         if layout.PLAN not in self.manifest.files or (plan := self.plan_if_readable) is None:
             return
         if plan.hash != self.manifest.plan_hash:

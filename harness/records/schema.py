@@ -1,7 +1,7 @@
 """The Arrow schemas of a run's tables: one column, one meaning, one unit.
 
 Intended, sent and received instants are separate columns and are never overwritten; a missing instant is null, never
-zero. Nothing here computes.
+zero.
 """
 
 from __future__ import annotations

@@ -70,12 +70,12 @@ class RunStore:
         return len(runs)
 
     def earlier_tries(self, run: SealedRun) -> list[SealedRun]:
-        """The INVALID runs that ``run`` repeats, as they were sealed; RecordsError where one is gone or another."""
+        """The INVALID runs that ``run`` repeats, as sealed; RecordsError when one is missing or was changed."""
         kept: list[SealedRun] = []
-        for told in run.manifest.earlier_tries:
-            folder = run.path.with_name(told.folder)
+        for earlier in run.manifest.earlier_tries:
+            folder = run.path.with_name(earlier.folder)
             found = SealedRun(folder, load_manifest(folder / layout.MANIFEST))
-            if (found.key, found.manifest.seal) != (run.key, told.seal):
+            if (found.key, found.manifest.seal) != (run.key, earlier.seal):
                 raise damaged(folder, f"is not the earlier try that {run.label} names")
             kept.append(found)
         return kept

@@ -1,6 +1,6 @@
-"""Sealed runs on their way from one records folder to another: one archive, each byte checked before a run is visible.
+"""Transfer of sealed runs between records folders: one archive, and each byte is checked before a run is visible.
 
-What arrives twice is kept once; what arrives damaged, or outside a run's folder, is refused. Nothing is sent here.
+A run that arrives twice is kept once. A damaged run, or a file outside a run's folder, is refused.
 """
 
 from __future__ import annotations

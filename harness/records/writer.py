@@ -1,7 +1,7 @@
 """One run being written: a folder that ends in ``.partial`` until everything in it is on disk and counted.
 
 Records are append-only: a sealed run is never overwritten, a stale ``.partial`` is set aside, and a run whose rows
-do not match its plan is refused. Nothing here computes a figure.
+do not match its plan is refused.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class RawFile:
         view = memoryview(data)
         with disk_errors(self.path):
             while view:
-                # A raw write may be short on a nearly full disk; the next one then raises ENOSPC.
+                # A raw write may be short on a nearly full disk; the next write then raises ENOSPC.
                 view = view[self._file.write(view) :]
         return len(data)
 

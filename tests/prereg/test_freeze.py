@@ -113,7 +113,7 @@ def test_a_secret_of_the_server_is_not_frozen(place: Workplace) -> None:
 
 
 def test_a_signature_without_a_tag_is_refused(place: Workplace) -> None:
-    with pytest.raises(SpecError, match="it is a tag that is signed"):
+    with pytest.raises(SpecError, match="only a tag can be signed"):
         place.freeze(is_signed=True)
 
 

@@ -214,7 +214,7 @@ def test_an_honest_experiment_passes_interrupted_resumed_and_moved(place: Workpl
     judgement = judge(runs).require_passed()
     assert verdict(place) == "PASS"
     assert [told.split(" at ")[0] for told in judgement.aborts] == ["base/0"]
-    assert "ended without a word" in judgement.aborts[0]
+    assert "ended without an entry" in judgement.aborts[0]
     # On another machine: a clone with its ledger, and the runs in some folder of their own.
     place.git("clone", "-q", str(place.root), str(tmp_path / "clone"))
     Workplace(tmp_path / "clone").git("fetch", "-q", "origin", "refs/harness/*:refs/harness/*")

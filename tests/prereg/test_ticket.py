@@ -281,7 +281,7 @@ def test_mixed_standing_is_refused(place: Workplace) -> None:
     table = json.loads(manifest.read_text())
     table["preregistration"] = None
     manifest.write_text(Manifest.model_validate(table).to_json())
-    with pytest.raises(RecordsError, match="different preregistrations"):
+    with pytest.raises(RecordsError, match="different freezes"):
         check_sealed_runs(RunStore(place.runs).sealed("small"))
 
 
