@@ -139,17 +139,16 @@ def to_markdown(table: Table) -> str:
     """A GitHub table under its caption."""
     lines = [f"**{table.name}.** {table.explanation}"]
     if table.rows:
-        lines += ["", *_markdown_rows([table.columns, *table.text_rows()])]
+        lines += ["", markdown_rows(table.columns, table.text_rows())]
     if table.remarks:
         lines += ["", *(f"{remark}  " for remark in table.remarks)]
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _markdown_rows(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    for place, row in enumerate(rows):
-        yield "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |"
-        if place == 0:
-            yield "|" + "---|" * len(row)
+def markdown_rows(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A GitHub table without a caption, for a page that has its own words."""
+    lines = ["| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |" for cells in (columns, *rows)]
+    return "\n".join([lines[0], "|" + "---|" * len(columns), *lines[1:]])
 
 
 def to_csv(table: Table) -> str:

@@ -152,7 +152,7 @@ def paper_rules(
     Example: `harness paper-rules -o docs/paper-rules.md`
     """
     from harness.cli.time_left import time_left
-    from harness.paper.rules_page import page
+    from harness.paper.printed import page
 
     if output is not None:
         check_output(output)

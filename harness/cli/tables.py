@@ -75,7 +75,7 @@ def signs(
     Example: `harness signs -o docs/table-signs.md`
     """
     from harness.cli.time_left import time_left
-    from harness.paper.signs_page import page
+    from harness.paper.signs import page
 
     if output is not None:
         check_output(output)

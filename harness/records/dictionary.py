@@ -8,6 +8,7 @@ from __future__ import annotations
 import pyarrow as pa
 
 from harness.records import schema
+from harness.table import markdown_rows
 
 # What a row of each table is, and where the table lies.
 TABLES: dict[str, tuple[str, pa.Schema]] = {
@@ -49,13 +50,12 @@ def dictionary_markdown() -> str:
     """docs/data-dictionary.md."""
     parts = ["# Data dictionary", INTRODUCTION]
     for name, (row, columns) in TABLES.items():
-        lines = [f"## {name}", row, "", "| column | type | unit | meaning |", "|---|---|---|---|"]
-        lines += [
-            f"| {field.name} | {_type(field)} | {unit(field)} | {meaning(field)} |"
+        rows = [
+            (field.name, _type(field), unit(field), meaning(field))
             for field in columns
             if name == "runs" or field not in schema.RUN_COLUMNS
         ]
-        parts.append("\n".join(lines))
+        parts.append(f"## {name}\n{row}\n\n{markdown_rows(('column', 'type', 'unit', 'meaning'), rows)}")
     return "\n\n".join(parts) + "\n"
 
 

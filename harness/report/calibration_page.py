@@ -11,10 +11,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from harness.analysis.method.fit import FitError
+from harness.analysis.method.stats import Interval
 from harness.clock import NS_PER_MS
 from harness.engine import CostModel, load_cost_model
 from harness.errors import RecordsError
 from harness.runner.calibrate import Calibration
+from harness.table import markdown_rows
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -108,27 +111,47 @@ def _page(
     for note in (f"{calibration.artifact}; {calibration.source}.", *calibration.notes, *calibration.decode.notes):
         yield f"- {note}"
     yield f"\n![measured and fitted]({plot})\n\n## Coefficients\n"
-    yield "| coefficient | fitted | interval |\n|---|---|---|"
-    for name, interval in {**calibration.decode.intervals, **calibration.prefill.intervals}.items():
-        how = f"{interval.level:.0%} {interval.method}; {interval.num_units} {interval.unit}, seed {interval.seed}"
-        yield (
-            f"| {UNITS.get(name, f'{name}, ms')} | {interval.estimate:.5f} | [{interval.low:.5f}, {interval.high:.5f}] "
-            f"{how} |"
-        )
-    yield "\n## Errors\n\n| | residual rms | largest | held-out rms | held-out largest |\n|---|---|---|---|---|"
-    for what, error in (("decode", calibration.decode.error), ("prefill", calibration.prefill.error)):
-        values = (error.rms_ms, error.max_ms, error.held_out_rms_ms, error.held_out_max_ms)
-        yield f"| {what} | {' | '.join('-' if value is None else f'{value:.4f} ms' for value in values)} |"
+    yield markdown_rows(("coefficient", "fitted", "interval"), map(_coefficient_row, _intervals(calibration).items()))
+    yield "\n## Errors\n"
+    errors = {"decode": calibration.decode.error, "prefill": calibration.prefill.error}
+    yield markdown_rows(
+        ("", "residual rms", "largest", "held-out rms", "held-out largest"),
+        [(what, *_error_cells(error)) for what, error in errors.items()],
+    )
     yield "\nHeld out: each (n, context), or each length, is predicted by a fit without it."
     yield "\n## Flagged as extrapolated\n"
     yield from (f"- {line}" for line in extrapolated(calibration, model))
     for title, residuals in (("Decode steps", decode), ("Prefills", prefill)):
-        yield f"\n## {title}\n\n| point | measured, ms | fitted, ms | residual, ms | share |\n|---|---|---|---|---|"
-        for one in residuals:
-            yield (
-                f"| {one.what} | {one.measured_ms:.4f} | {one.fitted_ms:.4f} | {one.residual_ms:+.4f} | "
-                f"{one.residual_ms / one.fitted_ms:+.3%} |"
-            )
+        yield f"\n## {title}\n"
+        yield markdown_rows(
+            ("point", "measured, ms", "fitted, ms", "residual, ms", "share"),
+            [
+                (
+                    point.what,
+                    f"{point.measured_ms:.4f}",
+                    f"{point.fitted_ms:.4f}",
+                    f"{point.residual_ms:+.4f}",
+                    f"{point.residual_ms / point.fitted_ms:+.3%}",
+                )
+                for point in residuals
+            ],
+        )
+
+
+def _intervals(calibration: Calibration) -> dict[str, Interval]:
+    return {**calibration.decode.intervals, **calibration.prefill.intervals}
+
+
+def _coefficient_row(named: tuple[str, Interval]) -> tuple[str, str, str]:
+    name, interval = named
+    how = f"{interval.level:.0%} {interval.method}; {interval.num_units} {interval.unit}, seed {interval.seed}"
+    ends = f"[{interval.low:.5f}, {interval.high:.5f}] {how}"
+    return UNITS.get(name, f"{name}, ms"), f"{interval.estimate:.5f}", ends
+
+
+def _error_cells(error: FitError) -> list[str]:
+    values = (error.rms_ms, error.max_ms, error.held_out_rms_ms, error.held_out_max_ms)
+    return ["-" if value is None else f"{value:.4f} ms" for value in values]
 
 
 def _plot(decode: Sequence[Residual], prefill: Sequence[Residual], model: CostModel, path: Path) -> None:

@@ -12,13 +12,13 @@ from harness.paper.printed import (
     MORE_SLOTS,
     SELECTED,
     disagreements,
+    page,
     prediction_figures,
     ratio,
     run_search,
     search_figures,
     sums,
 )
-from harness.paper.rules_page import page
 from tests.support.checkout import ROOT
 
 
