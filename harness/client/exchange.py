@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import httptools
 
-from harness.client.answer import MAX_ERROR_BYTES, MIN_FINAL_STATUS, NO_KERNEL_STAMP, Answer, Piece
+from harness.client.answer import MAX_ERROR_BYTES, MIN_FINAL_STATUS, NO_KERNEL_STAMP, Answer, Piece, printable
 from harness.client.rows import ABSENT
 
 MAX_HEAD_BYTES = 64 << 10
@@ -28,6 +28,11 @@ def request_bytes(authority: str, request_id: str, body: Sequence[bytes]) -> byt
         f"X-Request-Id: {request_id}\r\nContent-Length: {sum(map(len, body))}\r\n\r\n"
     )
     return b"".join((head.encode(), *body))
+
+
+def unreadable(error: Exception) -> str:
+    """The problem of an answer that a parser did not expect."""
+    return printable(f"cannot be read ({type(error).__name__}: {error})")
 
 
 class Exchange:
@@ -114,6 +119,8 @@ class Exchange:
             self.problem = self.problem or f"not HTTP: {error}"
         except httptools.HttpParserUpgrade:
             self.problem = "not HTTP: the server changes to another protocol"
+        except Exception as error:  # whatever an answer holds, it ends its own request and nothing else
+            self.problem = self.problem or unreadable(error)
         if not self._is_head_complete:
             self._head_bytes += len(data)
             if self._head_bytes > MAX_HEAD_BYTES:
@@ -135,9 +142,12 @@ class Exchange:
     def interpret(self, most: int = MAX_WAITING_PIECES + 1) -> bool:
         """Read the JSON of at most so many waiting receives; True when more are waiting."""
         waiting, feed = self._waiting, self.answer.feed
-        for _ in range(min(most, len(waiting))):
-            self._last = piece = waiting.popleft()
-            feed(piece)
+        try:
+            for _ in range(min(most, len(waiting))):
+                self._last = piece = waiting.popleft()
+                feed(piece)
+        except Exception as error:
+            self.answer.problem = self.answer.problem or unreadable(error)
         return bool(waiting)
 
     def read(self) -> Answer:
@@ -148,7 +158,10 @@ class Exchange:
     def close(self) -> Answer:
         """The whole answer, once it is complete."""
         self.interpret()
-        self.answer.close(self._last or (self.first_byte_ns, NO_KERNEL_STAMP, b""))
+        try:
+            self.answer.close(self._last or (self.first_byte_ns, NO_KERNEL_STAMP, b""))
+        except Exception as error:
+            self.answer.problem = self.answer.problem or unreadable(error)
         return self.answer
 
     def release(self) -> None:

@@ -1,7 +1,7 @@
 """The portable replay client, on asyncio and aiohttp: same script, same rows, coarser clockwork than the epoll loop.
 
-For hosts without epoll, and as a second opinion on the epoll client. It retries nothing, has no kernel stamps, and its
-lateness shows in its rows.
+For hosts without epoll, and as a second opinion on the epoll client. Answers are read by the same ``Exchange``, so that
+both clients judge them alike. It retries nothing and has no kernel stamps; its lateness shows in its rows.
 """
 
 from __future__ import annotations
@@ -9,18 +9,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from contextvars import ContextVar
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import aiohttp
+from aiohttp.client_proto import ResponseHandler
 
-from harness.client.answer import (
-    MAX_ERROR_BYTES,
-    MIN_FINAL_STATUS,
-    NO_KERNEL_STAMP,
-    Answer,
-    describe_error_body,
-    printable,
-)
+from harness.client.answer import NO_KERNEL_STAMP, Answer, describe_error_body, printable
+from harness.client.exchange import Exchange
+from harness.client.rows import ABSENT
 from harness.clock import NS_PER_MS, NS_PER_S, monotonic_ns
 from harness.records.schema import ABORTED
 
@@ -32,7 +30,6 @@ START_LEAD_NS = 20 * NS_PER_MS
 # A pooled connection that idled longer is not used again: servers close idle ones, and a request sent then would be
 # lost.
 KEEPALIVE_S = 1.0
-READ_BYTES = 65_536
 
 
 class PortableReplay:
@@ -71,7 +68,7 @@ class PortableReplay:
             self._payloads[due.row] = b"".join(script.body_parts(due.row))
         self._tasks: set[asyncio.Task[None]] = set()
         self._failures: list[BaseException] = []
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S)
+        connector = _Connector(limit=0, keepalive_timeout=KEEPALIVE_S)
         timeout = aiohttp.ClientTimeout(total=self._timeout_s)
         async with aiohttp.ClientSession(
             connector=connector,
@@ -169,35 +166,64 @@ class PortableReplay:
     async def _exchange(self, row: int, body: bytes, answer: Answer) -> tuple[str, str]:
         """One request to its end; a status and its reason when it failed, two empty strings otherwise."""
         headers = {"Content-Type": "application/json", "X-Request-Id": self._rows.request_id[row]}
+        exchange = Exchange(row, answer, body)
+        _CURRENT.set(exchange)
         self._rows.sent_ns[row] = monotonic_ns()
         try:
             async with self._http.post(self._url, data=body, headers=headers) as response:
-                self._rows.http_status[row] = response.status
-                return await self._read(row, response, answer)
+                status, problem = await self._read(exchange, response)
         except asyncio.TimeoutError:
-            return "timeout", "no end within the limit"
+            status, problem = "timeout", "no end within the limit"
         except aiohttp.ClientResponseError as error:
-            return "bad_response", printable(f"not HTTP: {error.message}")
+            status, problem = "bad_response", printable(f"not HTTP: {error.message}")
         except (aiohttp.ClientError, OSError) as error:
-            return "connection", f"{type(error).__name__}: {error}"
+            status, problem = "connection", printable(f"{type(error).__name__}: {error}")
+        finally:
+            exchange.release()
+            self._rows.first_byte_ns[row] = exchange.first_byte_ns
+            self._rows.http_status[row] = exchange.status or ABSENT
+        # What breaks HTTP often also breaks the connection: the cause is told, as by the epoll client.
+        return ("bad_response", exchange.problem) if exchange.problem else (status, problem)
 
-    async def _read(self, row: int, response: aiohttp.ClientResponse, answer: Answer) -> tuple[str, str]:
-        last = (monotonic_ns(), NO_KERNEL_STAMP, b"")
-        self._rows.first_byte_ns[row] = last[0]
-        refused = bytearray()
-        async for data in response.content.iter_any():
-            last = (monotonic_ns(), NO_KERNEL_STAMP, data)
-            if response.status == 200:
-                answer.feed(last)
-                if self._script.has_enough(row, answer):
-                    response.close()
-                    return ABORTED, ""
-            else:
-                refused += data[: MAX_ERROR_BYTES - len(refused)]
-        self._rows.done_ns[row] = monotonic_ns()
-        if response.status < MIN_FINAL_STATUS:
-            return "bad_response", f"not HTTP: status {response.status} is no answer"
-        if response.status != 200:
-            return "http_error", describe_error_body(refused)
-        answer.close(last)
+    async def _read(self, exchange: Exchange, response: aiohttp.ClientResponse) -> tuple[str, str]:
+        async for _data in response.content.iter_any():
+            if exchange.problem:
+                return "", ""
+            if self._script.has_enough(exchange.row, exchange.read()):
+                response.close()
+                return ABORTED, ""
+        self._rows.done_ns[exchange.row] = monotonic_ns()
+        if not exchange.is_over and not exchange.ends_at_close:
+            return "connection", "closed by the server (in the middle of the answer)"
+        if exchange.status != 200:
+            return "http_error", describe_error_body(exchange.error_body)
+        exchange.close()
         return "", ""
+
+
+# The exchange that the running task performs.
+_CURRENT: ContextVar[Exchange] = ContextVar("exchange")
+
+
+class _Connection(ResponseHandler):
+    """A connection that shows each receive to the exchange too: aiohttp itself forgives what is no HTTP."""
+
+    exchange: Exchange | None = None
+
+    def set_response_params(self, **options: Any) -> None:
+        """Called by aiohttp, in the task of a request, before the request is sent."""
+        self.exchange = _CURRENT.get()
+        super().set_response_params(**options)
+
+    def data_received(self, data: bytes) -> None:
+        if data and self.exchange is not None:
+            self.exchange.take(monotonic_ns(), NO_KERNEL_STAMP, data)
+        super().data_received(data)
+
+
+class _Connector(aiohttp.TCPConnector):
+    """Makes connections of that class: aiohttp has no public way to say which."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._factory = partial(_Connection, loop=asyncio.get_running_loop())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from harness.client.answer import scan_json
 from tests.support.misbehaviours import CATALOGUE, ENDLESS, Misbehaviour
 from tests.support.raw_server import CHUNKED_HEAD, Asked, RawServer, Reply, chunked, events
 from tests.support.replays import plan_of, rows_of, run, session
@@ -40,3 +41,27 @@ def test_answers_without_end_all_end_at_the_deadline_or_before(client: str) -> N
         assert row["status"] in ({wrong.status} if wrong.status else {"timeout", "bad_response", "connection"}), wrong
         assert row["error"]
         assert row["error"].isprintable()
+
+
+@pytest.mark.parametrize("client", ["epoll", "aiohttp"])
+def test_what_a_parser_raises_for_one_answer_fails_that_request_alone(
+    client: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail_for_one(text: bytes) -> object:
+        if b"poison" in text:
+            raise OverflowError("Python int too large to convert to C int")
+        return scan_json(text)
+
+    monkeypatch.setattr("harness.client.answer.scan_json", fail_for_one)
+
+    def answer(asked: Asked) -> Reply:
+        parts = events(asked)
+        if (asked.session, asked.request) == (0, 0):
+            parts[2] = parts[2].replace(b" x", b"poison")
+        return Reply([CHUNKED_HEAD, *chunked(parts)])
+
+    with RawServer(answer) as server:
+        rows = rows_of(run(plan_of(session(0), session(1)), server, client, timeout_s=20))
+    assert rows[0]["status"] == "bad_response"
+    assert "OverflowError: Python int too large" in rows[0]["error"]
+    assert {row["status"] for row in rows[2:]} == {"ok"}

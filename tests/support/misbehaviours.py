@@ -70,6 +70,28 @@ def with_more_than_counted_open(asked: Asked) -> Reply:
     return with_more_than_counted(asked)._replace(after=KEEP)
 
 
+def twice(after: str) -> Answering:
+    """The legal answer and, in the same breath, the same again."""
+
+    def answer(asked: Asked) -> Reply:
+        whole = b"".join([CHUNKED_HEAD, *chunked(events(asked))])
+        return Reply([whole + whole], after)
+
+    return answer
+
+
+def interim_first(head: bytes) -> Answering:
+    return lambda asked: Reply([head + b"".join([CHUNKED_HEAD, *chunked(events(asked))])], KEEP)
+
+
+def with_line_feeds(asked: Asked) -> Reply:
+    return Reply([CHUNKED_HEAD, *(part.replace(b"\r\n", b"\n") for part in chunked(events(asked)))], CLOSE)
+
+
+def with_spaces(asked: Asked) -> Reply:
+    return Reply([CHUNKED_HEAD, *(part.replace(b"\r\n", b" \r\n", 1) for part in chunked(events(asked)))], CLOSE)
+
+
 def usage(**counts: Any) -> bytes:
     return b'data: {"id":"cmpl-x","choices":[],"usage":%b}\n\n' % json.dumps(counts).encode()
 
@@ -78,7 +100,7 @@ DONE = b"data: [DONE]\n\n"
 ID = '"id": "cmpl-'
 COUNTED = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n"
 FLOOD = b"HTTP/1.1 200 OK\r\n" + b"".join(b"X-%i: y\r\n" % i for i in range(20_000)) + b"\r\n"
-SAME_WORK = "the tokens are exactly those that were planned; what the server says of them stands in the row"
+SAME_WORK = "the tokens are exactly those that were planned; another word than length is a finding of the run"
 
 CATALOGUE = (
     Misbehaviour("[DONE] twice", rearranged(lambda e: [*e, DONE]), says="after [DONE]"),
@@ -156,12 +178,38 @@ CATALOGUE = (
     ),
     Misbehaviour("bytes after Content-Length", with_more_than_counted, says="not HTTP"),
     Misbehaviour("bytes after Content-Length, kept open", with_more_than_counted_open, says="not HTTP"),
+    Misbehaviour("Content-Length of 2^64", with_head(COUNTED.replace(b"%d", b"%d" % (1 << 64))), says="not HTTP"),
+    Misbehaviour("two answers", twice(KEEP), says="not HTTP"),
+    Misbehaviour("two answers, then the end", twice(CLOSE), says="not HTTP"),
+    Misbehaviour("an answer before the answer", interim_first(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")),
+    Misbehaviour("a bare LF in the head", with_head(COUNTED.replace(b"\r\n", b"\n"), after=KEEP), says="not HTTP"),
+    Misbehaviour("a bare LF behind a chunk", with_line_feeds, says="not HTTP"),
+    Misbehaviour("a chunk size with a space", with_spaces, says="not HTTP"),
+    Misbehaviour(
+        "Content-Length and chunks",
+        with_head(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\nTransfer-Encoding: chunked\r\n\r\n"),
+        says="not HTTP",
+    ),
+    Misbehaviour(
+        "two Content-Lengths", with_head(b"HTTP/1.1 200 OK\r\nContent-Length: 7\r\nContent-Length: %d\r\n\r\n")
+    ),
+    Misbehaviour("a negative Content-Length", with_head(b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n")),
+    Misbehaviour("HTTP/9.9", with_head(COUNTED.replace(b"1.1", b"9.9")), says="not HTTP"),
+    Misbehaviour("a head that folds", with_head(COUNTED.replace(b"OK", b"OK\r\nX: a\r\n b")), says="not HTTP"),
     *(
         Misbehaviour(f"Content-Length of {size}", with_head(COUNTED.replace(b"%d", b"%d" % size)), status="connection")
-        for size in (1 << 63, (1 << 64) - 2)
+        for size in (1 << 63, (1 << 64) - 2, (1 << 64) - 1)
     ),
     Misbehaviour("stop at the exact length", edited('"length"', '"stop"'), status="ok", why=SAME_WORK),
     Misbehaviour("no finish reason", edited('"length"', "null"), status="ok", why=SAME_WORK),
+    Misbehaviour("an unknown finish reason", edited('"length"', '"tired"'), status="ok", why=SAME_WORK),
+    Misbehaviour("a finish reason of another kind", edited('"length"', '{"why": []}'), status="ok", why=SAME_WORK),
+    Misbehaviour(
+        "100 Continue before it",
+        interim_first(b"HTTP/1.1 100 Continue\r\n\r\n"),
+        status="ok",
+        why="legal HTTP; the answer follows",
+    ),
     Misbehaviour(
         "a trailer",
         lambda asked: Reply([CHUNKED_HEAD, *chunked(events(asked), trailer=b"A: b\r\n")]),

@@ -120,6 +120,25 @@ def test_scrapes_that_failed_between_the_first_and_the_last_are_told(tmp_path: P
     assert found[0].evidence == "2 of 4 scrapes have no readable body"
 
 
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [
+        ("stop", "1 'stop'"),
+        ("tired", "1 'tired' (a word that vLLM does not document)"),
+        ("", "1 '' (a word that vLLM does not document)"),
+    ],
+)
+def test_an_answer_of_the_planned_length_that_states_another_end_is_a_finding(
+    tmp_path: Path, reason: str, words: str
+) -> None:
+    raw_files(tmp_path)
+    run_manifest = manifest(planned_requests=2)
+    requests = requests_table(ROWS[0], {**ROWS[1], "finish_reason": reason})
+    (finding,) = check_run(run_manifest, requests=requests, derived=derive_tables(tmp_path, run_manifest))
+    assert (finding.code, finding.severity) == ("finish-reason", "warning")
+    assert finding.evidence == f"1 answers have the planned length, but do not state 'length' as their end: {words}"
+
+
 def test_a_missing_or_repeated_request_makes_the_run_invalid(tmp_path: Path) -> None:
     raw_files(tmp_path)
     assert "request-missing" in codes(tmp_path, ROWS[:1])
