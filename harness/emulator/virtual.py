@@ -1,23 +1,24 @@
-"""The emulator's loop on a virtual clock: a whole plan, without sockets and without waiting.
+"""The driver of simulated runs: a whole plan on the emulator's core in virtual time, without sockets or waiting.
 
-It is the same EmulatorCore that the server runs; only the clock jumps. A client here answers in no time.
+It is the same EmulatorCore that the server runs; only the clock jumps. Clients answer in no time. The backend ``sim``
+writes its records with this driver.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from harness.clock import VirtualClock
-from harness.emulator.core import EmulatorCore, EngineRequest, StepEnd
+from harness.emulator.core import EmulatorCore, EngineRequest, StepEnd, StepStart
 from harness.emulator.tokens import ContextHash
 from harness.engine import CostModel, EngineConfig, Scheduler, Step, load_cost_model
 from harness.plan import Followers, Plan, TokenStreams, token_block_keys
 from harness.spec import ServerSpec
 
 LEAVES, SENDS = range(2)
+NEVER_NS = 1 << 62
 
 
 class Act(NamedTuple):
@@ -80,52 +81,117 @@ class Agenda:
         )
 
 
-@dataclass
-class VirtualClient:
-    """Sends what a plan says when the plan says it, reads each answer at the instant it is complete, and leaves those
-    that the plan has it leave.
+class VirtualDriver:
+    """Plays a plan on a server's core in virtual time; the clock jumps from one event to the next.
+
+    A subclass makes the requests and is told what happens. It may look at the server at ``next_look_ns``, and let equal
+    decode steps be taken together where nobody acts and nothing is looked at meanwhile.
     """
 
-    plan: Plan
-    core: EmulatorCore
-    names: dict[int, tuple[int, int]] = field(default_factory=dict)
-    answers: dict[int, list[list[int]]] = field(default_factory=dict)
+    takes_equal_steps = False
 
-    def __post_init__(self) -> None:
-        self.agenda, self._streams = Agenda(self.plan), TokenStreams(self.plan)
+    def __init__(self, plan: Plan, core: EmulatorCore) -> None:
+        self.plan, self.core, self.agenda = plan, core, Agenda(plan)
+        self.names: dict[int, tuple[int, int]] = {}
+        self.next_look_ns = NEVER_NS
         self._handles: dict[tuple[int, int], int] = {}
+        self._leaves_by_tokens = any(one.abort_after_tokens for session in plan.sessions for one in session.requests)
 
-    def act_until(self, now_ns: int, *, is_step_over: bool = False) -> None:
+    def request_of(self, act: Act) -> EngineRequest:
+        """The request that an act sends."""
+        raise NotImplementedError
+
+    def num_tokens(self, key: tuple[int, int]) -> int:
+        """Tokens that a request has received."""
+        raise NotImplementedError
+
+    def started(self, start: StepStart, ends_ns: Sequence[int]) -> None:
+        """A step began; ends_ns: its end, and those of the equal steps taken with it."""
+
+    def ended(self, end: StepEnd) -> None:
+        """A step is over; its tokens are received."""
+        raise NotImplementedError
+
+    def left(self, key: tuple[int, int], at_ns: int) -> None:
+        """A client left a request."""
+
+    def look(self) -> None:
+        """Look at the server at ``next_look_ns`` and move that on."""
+
+    def play(self) -> int:
+        """Everything, from the common start to the last token; returns the instant of that."""
+        now_ns, core = 0, self.core
+        while self.agenda.next_ns is not None or core.num_unfinished or core.has_work:
+            self._act_until(now_ns)
+            start = core.start_step(now_ns)
+            ends_ns = [self.agenda.next_ns or now_ns] if start is None else self._ends_ns(start)
+            while self.next_look_ns < ends_ns[0]:
+                self.look()
+            if start is not None:
+                self.started(start, ends_ns)
+                self._act_until(ends_ns[-1], is_step_over=True)
+                self._finish(core.end_step(ends_ns))
+            now_ns = max(now_ns, ends_ns[-1])
+        return now_ns
+
+    def _ends_ns(self, start: StepStart) -> list[int]:
+        """When the running step ends, and its equal followers as far as nobody acts and nothing is looked at."""
+        ends_ns = self.core.equal_ends_ns() if self.takes_equal_steps else [start.end_ns]
+        if len(ends_ns) == 1:
+            return ends_ns
+        next_ns = self.agenda.next_ns
+        most = bisect_left(ends_ns, self.next_look_ns if next_ns is None else min(next_ns, self.next_look_ns))
+        if self._leaves_by_tokens:
+            # The step at whose end one of them has the tokens after which its client leaves is the last.
+            for request in start.requests:
+                key = self.names[request.handle]
+                enough = self.plan.request(*key).abort_after_tokens
+                most = min(most, enough - self.num_tokens(key)) if enough else most
+        return ends_ns[: max(most, 1)]
+
+    def _act_until(self, now_ns: int, *, is_step_over: bool = False) -> None:
         """Do what is due by now."""
         for act in self.agenda.acts(now_ns, is_step_over=is_step_over):
             key = (act.session, act.request)
             if act.what == LEAVES:
-                self.core.abort(self._handles[key], act.at_ns)
+                self._leave(key, act.at_ns)
                 continue
-            request = self._request(*key)
-            request.arrival_ns = act.at_ns
-            self.names[request.handle] = key
-            self._handles[key] = request.handle
-            self.answers.setdefault(act.session, []).append([])
+            request = self.request_of(act)
+            self.names[request.handle], self._handles[key] = key, request.handle
             self.core.submit(request)
 
-    def receive(self, end: StepEnd) -> None:
-        """Keep the tokens of a step; what follows a finished request becomes due, and who has enough leaves."""
-        received: list[tuple[int, int, int]] = []
-        for request in end.requests:
-            session, index = self.names[request.handle]
-            self.answers[session][index].append(request.draw_token())
-            received.append((session, index, len(self.answers[session][index])))
+    def _finish(self, end: StepEnd) -> None:
+        """What follows a finished request becomes due, and who has enough leaves."""
+        end_ns = end.ends_ns[-1]
+        self.ended(end)
         for request in end.finished:
-            self.agenda.over(*self.names[request.handle], end.start.end_ns)
-        for key in self.agenda.with_enough(received):
-            self.core.abort(self._handles[key], end.start.end_ns)
-            self.agenda.over(*key, end.start.end_ns)
+            self.agenda.over(*self.names[request.handle], end_ns)
+        if not self._leaves_by_tokens:
+            return
+        keys = (self.names[request.handle] for request in end.requests)
+        for key in self.agenda.with_enough((*key, self.num_tokens(key)) for key in keys):
+            self._leave(key, end_ns)
+            self.agenda.over(*key, end_ns)
 
-    def _request(self, session: int, index: int) -> EngineRequest:
-        prompt = self._streams.prompt_after(self.answers, session, index)
-        planned = self.plan.sessions[session].requests[index]
-        name = f"{session}-{index}"
+    def _leave(self, key: tuple[int, int], at_ns: int) -> None:
+        self.core.abort(self._handles[key], at_ns)
+        self.left(key, at_ns)
+
+
+class _TokenDriver(VirtualDriver):
+    """Draws every token, so that prompts hold the answers before them; keeps every step."""
+
+    def __init__(self, plan: Plan, core: EmulatorCore) -> None:
+        super().__init__(plan, core)
+        self.steps: list[StepEnd] = []
+        self._answers: dict[int, list[list[int]]] = {}
+        self._streams = TokenStreams(plan)
+
+    def request_of(self, act: Act) -> EngineRequest:
+        prompt = self._streams.prompt_after(self._answers, act.session, act.request)
+        self._answers.setdefault(act.session, []).append([])
+        planned = self.plan.request(act.session, act.request)
+        name = f"{act.session}-{act.request}"
         return EngineRequest(
             handle=self.core.new_handle(),
             engine_id=name,
@@ -135,7 +201,17 @@ class VirtualClient:
             block_keys=token_block_keys(prompt),
             context=ContextHash.of(prompt, 0),
             planned_tokens=planned.generate_tokens,
+            arrival_ns=act.at_ns,
         )
+
+    def num_tokens(self, key: tuple[int, int]) -> int:
+        return len(self._answers[key[0]][key[1]])
+
+    def ended(self, end: StepEnd) -> None:
+        for request in end.requests:
+            session, index = self.names[request.handle]
+            self._answers[session][index].append(request.draw_token())
+        self.steps.append(end)
 
 
 class NoisyScheduler(Scheduler):
@@ -161,18 +237,6 @@ def run_virtually(
     lasting_ns: how long a step of so many ns really lasts.
     """
     costs = load_cost_model(server.cost_model) if cost_model is None else cost_model
-    core = EmulatorCore(NoisyScheduler(EngineConfig.from_server(server), costs, lasting_ns))
-    client, clock = VirtualClient(plan, core), VirtualClock()
-    steps: list[StepEnd] = []
-    while client.agenda.next_ns is not None or core.num_unfinished or core.has_work:
-        client.act_until(clock.now_ns())
-        start = core.start_step(clock.now_ns())
-        if start is None:
-            clock.sleep_until_ns(client.agenda.next_ns or clock.now_ns())
-            continue
-        clock.sleep_until_ns(start.end_ns)
-        client.act_until(start.end_ns, is_step_over=True)
-        end = core.end_step()
-        client.receive(end)
-        steps.append(end)
-    return steps
+    driver = _TokenDriver(plan, EmulatorCore(NoisyScheduler(EngineConfig.from_server(server), costs, lasting_ns)))
+    driver.play()
+    return driver.steps

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from array import array
-from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -24,7 +23,7 @@ from harness.emulator.core import EmulatorCore, EngineRequest, StepEnd, StepStar
 from harness.emulator.logs import Site, kv_event_line
 from harness.emulator.metrics import ServerMetrics
 from harness.emulator.tokens import ContextHash
-from harness.emulator.virtual import LEAVES, Agenda
+from harness.emulator.virtual import Act, VirtualDriver
 from harness.engine import DECODE, PREFILL, CostModel, EngineConfig, KvEvent, Scheduler, Step
 from harness.engine.config import PREFILL_CHUNK_TOKENS
 from harness.engine.settings import settings_of
@@ -245,137 +244,93 @@ def _admission(start: StepStart) -> list[KvEvent]:
     return [*hit, KvEvent("ALLOC", handle, given, blocks, "", num_blocks)]
 
 
-class _VirtualRun:
-    """One plan on one freshly started server, in virtual time."""
+class _VirtualRun(VirtualDriver):
+    """One plan on one freshly started server, in virtual time, and its records."""
+
+    takes_equal_steps = True
 
     def __init__(self, run: PlannedRun, costs: CostModel, log: _Log, scrapes: RawFile) -> None:
         server, plan, client = run.server, run.plan, run.spec.client
         config = EngineConfig.from_server(server)
+        super().__init__(plan, EmulatorCore(Scheduler(config, costs)))
         # The paper's rules tell of evictions only; admissions, reuse and ends are added as the vendor would log them.
         self._is_laconic = not config.has_inner_blocks
         self.rows = _Rows(plan, client.stream)
         self.log, self.scrapes = log, list[bytes]()
-        self._plan, self._scrapes = plan, scrapes
-        self._leaves_by_tokens = any(one.abort_after_tokens for session in plan.sessions for one in session.requests)
-        self._core = EmulatorCore(Scheduler(config, costs))
+        self._scrapes = scrapes
         self.settings = settings_of(config, server.cost_model)
         self._metrics = ServerMetrics(MODEL, config, server.num_kv_slots, server.cost_model)
-        self._keys, self._agenda = BlockKeys(plan), Agenda(plan)
-        self._names: dict[int, tuple[int, int]] = {}
-        self._handles: dict[tuple[int, int], int] = {}
+        self._keys = BlockKeys(plan)
         longest = max(one.prompt_tokens for session in plan.sessions for one in session.requests)
         # Only the length of a prompt matters here: its blocks are named by the plan.
         self._blank = np.zeros(longest, dtype=np.int32)
         self._context = ContextHash.of(self._blank[:1], 0)
-        interval_ns = round(client.scrape_interval_s * NS_PER_S)
+        self._interval_ns = round(client.scrape_interval_s * NS_PER_S)
         has_late_start = any(one.start_offset_ns and one.after is None for one in plan.sessions)
-        is_scraped_between = (
-            has_late_start and simulate(plan, server, run.cost_model).end_ns < MAX_SCRAPES * interval_ns
-        )
-        self._scrape_every_ns = interval_ns if is_scraped_between else 1 << 62
+        if has_late_start and simulate(plan, server, run.cost_model).end_ns < MAX_SCRAPES * self._interval_ns:
+            self.next_look_ns = self._interval_ns
 
     def play(self) -> int:
-        """Everything, from the common start to the last token; returns the instant of that."""
-        now_ns, next_scrape_ns = 0, self._scrape_every_ns
         self._scrape(0, "before")
-        while self._agenda.next_ns is not None or self._core.num_unfinished or self._core.has_work:
-            self._act_until(now_ns)
-            start = self._core.start_step(now_ns)
-            ends_ns = [self._agenda.next_ns or now_ns] if start is None else self._equal_ends(next_scrape_ns)
-            while next_scrape_ns < ends_ns[0]:
-                self._scrape(next_scrape_ns, "interval")
-                next_scrape_ns += self._scrape_every_ns
-            if start is not None:
-                self._log_start(start, ends_ns)
-                self._act_until(ends_ns[-1], is_step_over=True)
-                self._finish_step(self._core.end_step(ends_ns))
-            now_ns = max(now_ns, ends_ns[-1])
-        self._scrape(now_ns, "after")
+        end_ns = super().play()
+        self._scrape(end_ns, "after")
         self.log.close()
-        return now_ns
+        return end_ns
 
-    def _equal_ends(self, next_scrape_ns: int) -> list[int]:
-        """When the running step and its equal followers end, as far as nobody acts and nothing is scraped meanwhile."""
-        ends_ns = self._core.equal_ends_ns()
-        if len(ends_ns) == 1:
-            return ends_ns
-        next_ns = self._agenda.next_ns
-        most = bisect_left(ends_ns, next_scrape_ns if next_ns is None else min(next_ns, next_scrape_ns))
-        if self._leaves_by_tokens:
-            # The step at whose end one of them has the tokens after which its client leaves is the last.
-            for key in self._running_keys():
-                enough = self._plan.request(*key).abort_after_tokens
-                most = min(most, enough - self.rows.num_tokens(key)) if enough else most
-        return ends_ns[: max(most, 1)]
+    def look(self) -> None:
+        self._scrape(self.next_look_ns, "interval")
+        self.next_look_ns += self._interval_ns
 
-    def _running_keys(self) -> list[tuple[int, int]]:
-        start = self._core.running_step
-        return [] if start is None else [self._names[request.handle] for request in start.requests]
+    def request_of(self, act: Act) -> EngineRequest:
+        key = (act.session, act.request)
+        self.rows.trigger_ns[key], self.rows.due_ns[key] = act.trigger_ns, act.at_ns
+        planned, name = self.plan.request(*key), request_name(*key)
+        return EngineRequest(
+            handle=self.core.new_handle(),
+            engine_id=f"cmpl-{name}-0",
+            external_id=f"cmpl-{name}",
+            prompt=self._blank[: planned.prompt_tokens],
+            max_tokens=planned.generate_tokens,
+            block_keys=self._keys.prompt(*key),
+            context=self._context,
+            planned_tokens=planned.generate_tokens,
+            arrival_ns=act.at_ns,
+        )
 
-    def _act_until(self, now_ns: int, *, is_step_over: bool = False) -> None:
-        for act in self._agenda.acts(now_ns, is_step_over=is_step_over):
-            session, index = key = (act.session, act.request)
-            if act.what == LEAVES:
-                self._leave(key, act.at_ns)
-                continue
-            self.rows.trigger_ns[key], self.rows.due_ns[key] = act.trigger_ns, act.at_ns
-            planned = self._plan.request(session, index)
-            name = request_name(session, index)
-            request = EngineRequest(
-                handle=self._core.new_handle(),
-                engine_id=f"cmpl-{name}-0",
-                external_id=f"cmpl-{name}",
-                prompt=self._blank[: planned.prompt_tokens],
-                max_tokens=planned.generate_tokens,
-                block_keys=self._keys.prompt(session, index),
-                context=self._context,
-                planned_tokens=planned.generate_tokens,
-                arrival_ns=act.at_ns,
-            )
-            self._names[request.handle], self._handles[key] = key, request.handle
-            self._core.submit(request)
+    def num_tokens(self, key: tuple[int, int]) -> int:
+        return self.rows.num_tokens(key)
 
-    def _leave(self, key: tuple[int, int], at_ns: int) -> None:
-        self._core.abort(self._handles[key], at_ns)
+    def left(self, key: tuple[int, int], at_ns: int) -> None:
         self.rows.done_ns[key] = at_ns
         self.rows.aborted.add(key)
 
-    def _log_start(self, start: StepStart, ends_ns: Sequence[int]) -> None:
+    def started(self, start: StepStart, ends_ns: Sequence[int]) -> None:
         events = (*start.kv_events_before, *start.step.kv_events)
         if self._is_laconic and start.step.kind == PREFILL:
             events = (*events, *_admission(start))
-        for event in events:
-            self.log.kv_event(event, self._engine_id(event.request), start.start_ns)
+        self._log_events(events, start.start_ns)
         if start.step.kind == DECODE:
             self.log.decode_steps(start.step, (start.start_ns, *ends_ns[:-1]))
 
-    def _engine_id(self, handle: int) -> str:
-        return f"cmpl-{request_name(*self._names[handle])}-0" if handle in self._names else ""
-
-    def _finish_step(self, end: StepEnd) -> None:
+    def ended(self, end: StepEnd) -> None:
         end_ns = end.ends_ns[-1]
         for request in end.requests:
             # Its answer is nobody's text, so that no token needs to be drawn.
             request.num_generated += len(end.ends_ns)
-            key = self._names[request.handle]
+            key = self.names[request.handle]
             self.rows.cached_tokens[key] = request.cached_tokens
             self.rows.tokens(key, end.ends_ns)
-        for event in end.kv_events:
-            self.log.kv_event(event, self._engine_id(event.request), end_ns)
+        self._log_events(end.kv_events, end_ns)
         self._metrics.observe(end)
+        if self._is_laconic:
+            self._log_events((KvEvent("FREE_REQUEST", request.handle, (0,)) for request in end.finished), end_ns)
         for request in end.finished:
-            if self._is_laconic:
-                event = KvEvent("FREE_REQUEST", request.handle, (0,))
-                self.log.kv_event(event, self._engine_id(request.handle), end_ns)
-            key = self._names[request.handle]
-            self.rows.done_ns[key] = end_ns
-            self._agenda.over(*key, end_ns)
-        if not self._leaves_by_tokens:
-            return
-        keys = (self._names[request.handle] for request in end.requests)
-        for key in self._agenda.with_enough((*key, self.rows.num_tokens(key)) for key in keys):
-            self._leave(key, end_ns)
-            self._agenda.over(*key, end_ns)
+            self.rows.done_ns[self.names[request.handle]] = end_ns
+
+    def _log_events(self, events: Iterable[KvEvent], at_ns: int) -> None:
+        for event in events:
+            key = self.names.get(event.request)
+            self.log.kv_event(event, "" if key is None else f"cmpl-{request_name(*key)}-0", at_ns)
 
     def _scrape(self, at_ns: int, reason: str) -> None:
         # No process serves: what the page says of one is as when this process first simulated such a server.
