@@ -34,6 +34,27 @@ def check_output(path: Path) -> Path:
     return path
 
 
+# What the harness writes below a folder of runs: experiment, condition, replicate and a table's name.
+_LONGEST_BELOW = 320
+_LONGEST_PATH = 4095
+
+
+def check_runs_folder(folder: Path) -> Path:
+    """``folder`` again when runs can be recorded there: its name is UTF-8, as records are, and leaves room below it."""
+    try:
+        name = str(folder.absolute()).encode("utf-8")
+    except UnicodeEncodeError as error:
+        hint = "Name another folder; where the shell's locale is C, set LC_ALL=C.UTF-8"
+        raise SpecError("its name is not UTF-8", where=str(folder), hint=hint) from error
+    if len(name) > _LONGEST_PATH - _LONGEST_BELOW:
+        raise SpecError(
+            f"its path has {len(name)} bytes: the paths of the runs in it would be longer than {_LONGEST_PATH}",
+            where=f"{str(folder)[:60]}...",
+            hint="Name a folder with a shorter path",
+        )
+    return folder
+
+
 def _check_folder(path: Path) -> Path:
     """``path`` again when the nearest folder there is above it can be written to."""
     above = next((folder for folder in path.absolute().parents if os.path.lexists(folder)), path.absolute().parent)

@@ -12,7 +12,6 @@ import pickle
 import signal
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
 from typing import Any, TypeVar, cast
@@ -101,9 +100,14 @@ def _forked(
         # Else a line would stay open, and its process alive, when the first process is killed.
         for line in (ours, *others):
             line.close()
-        with suppress(EOFError, OSError):
+        try:
             while True:
                 _do(work, tasks, theirs, theirs.recv())
+        except (EOFError, OSError):
+            return
+        except BaseException:
+            # No room even for an answer: the first process says that this one ended, and no stack is printed here.
+            os._exit(1)
 
     process = ForkProcess(target=serve, daemon=True)
     with theirs, warnings.catch_warnings():

@@ -223,8 +223,20 @@ def _in_ascii(error: UnicodeError) -> tuple[str, int]:
     return in_ascii(error)
 
 
+def _open_closed_streams() -> None:
+    """What the shell closed (``>&-``) leads nowhere: else the next file that is opened would take its number."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    sys.stdout = sys.stdout or os.fdopen(1, "w", encoding="utf-8", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", encoding="utf-8", closefd=False)
+
+
 def main() -> None:
     """Entry point: run the command, turn every known failure into one line and an exit code."""
+    _open_closed_streams()
     codecs.register_error("in-ascii", _in_ascii)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -257,6 +269,8 @@ def main() -> None:
     except OSError as error:
         if error.errno in _LIMIT_ERRORS or any(words in str(error).lower() for words in _NO_ROOM):
             _fail_limited(error)
+        if error.errno == errno.ENAMETOOLONG:
+            _fail(f"{str(error.filename)[:60]}...: the name is too long for a file. Check it", ExitCode.BAD_SPEC)
         if error.errno not in _DISK_ERRORS:
             raise
         where = f"{error.filename}: " if error.filename else ""

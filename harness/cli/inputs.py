@@ -5,6 +5,7 @@ Writes only the file it is told to.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -184,12 +185,23 @@ def simulate(
         except OSError as error:
             raise SpecError(f"cannot be read ({error.strerror})", where=str(jsonl), hint="Check the path") from error
         with lines:
-            for line in simulate_jsonl(lines):
-                print(line)
+            _simulate_cases(simulate_jsonl(lines), str(jsonl))
         return
     if experiment is None:
         raise SpecError("nothing to simulate", hint="Give an experiment file, or --jsonl FILE")
     _simulate_experiment(experiment, draws)
+
+
+def _simulate_cases(results: Iterable[str], source: str) -> None:
+    """Print every result; SpecError in the end where no line of ``source`` was a case."""
+    num_lines = num_errors = 0
+    for line in results:
+        print(line)
+        num_lines += 1
+        num_errors += '"error": ' in line
+    if num_lines and num_errors == num_lines:
+        what = f"none of its {num_lines} lines is a case"
+        raise SpecError(what, where=source, hint="Write one JSON object in each line")
 
 
 def _simulate_experiment(path: Path, draws: int | None) -> None:

@@ -36,7 +36,7 @@ def power(
     runs: RunsOption = Path("runs"),
     margin: Annotated[
         float | None,
-        typer.Option(help="What counts as equal. Default: of the experiment's [stop], else 0.02.", min=1e-4),
+        typer.Option(help="What counts as equal. Default: of the experiment's [stop], else 0.02.", min=1e-4, max=0.999),
     ] = None,
     precision: Annotated[float, typer.Option(help="Half width of a plain interval, as a share.", min=1e-4)] = 0.01,
     alpha: Annotated[float, typer.Option(help="Of each test.", min=1e-6, max=0.5)] = 0.05,

@@ -5,6 +5,7 @@ Turns signals into wishes (first Ctrl-C: end after this run; second: abort it). 
 
 from __future__ import annotations
 
+import re
 import signal
 from collections import Counter
 from collections.abc import Generator, Sequence
@@ -87,6 +88,7 @@ def run(
     Example: `harness run plans/experiments/demo.toml --runs runs/today`
     """
     from harness.cli.words import terminal
+    from harness.report.write import check_report_page
 
     if retry_invalid and not resume:
         raise SpecError(
@@ -96,7 +98,7 @@ def run(
     spec, source, ticket = _what_to_run(experiment, confirmatory, extra, runs)
     if until:
         spec = _until_decided(spec, source, replicates)
-    page = check_output(report_path or runs / f"{spec.name}.html")
+    page = check_report_page(report_path or runs / f"{spec.name}.html")
     if dry_run:
         _show_order(terminal(), spec, runs, resume=resume, retry_invalid=retry_invalid, ticket=ticket)
         return
@@ -134,10 +136,11 @@ def perform(
     """
     from harness.cli.progress import TerminalProgress
     from harness.cli.words import terminal
+    from harness.report.write import check_report_page
     from harness.runner import StopFlag, run_experiment
 
     console = terminal(is_error=form is not TableForm.text)
-    page = check_output(page or runs / f"{spec.name}.html")
+    page = check_report_page(page or runs / f"{spec.name}.html")
     ensure_machine_code(spec)
     stop = StopFlag()
     with TerminalProgress(console, runs) as progress, interruptible(stop, console):
@@ -178,6 +181,11 @@ def _until_decided(spec: ExperimentSpec, source: Path, replicates: int | None) -
 
 def _asked(backend: str | None, replicates: int | None, devices: str | None, changes: Sequence[str]) -> list[str]:
     """What the options change in the file, each as ``--set`` would."""
+    if replicates is not None and replicates < 1:
+        raise SpecError(f"must be at least 1, got {replicates}", where="--replicates")
+    if devices is not None and not re.fullmatch(r"\d+(,\d+)*", devices):
+        hint = "Write the numbers of devices, e.g. --devices 0,1,2,3"
+        raise SpecError(f"{devices!r} is no list of numbers", where="--devices", hint=hint)
     asked = [*real_server_changes(backend), *changes]
     asked += [f'backend="{backend}"'] if backend is not None else []
     asked += [f"replicates={replicates}"] if replicates is not None else []
@@ -216,15 +224,22 @@ def report(
     experiment: SealedArgument,
     runs: RunsOption = Path("runs"),
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Default: `RUNS/EXPERIMENT.html`")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file whatever it holds.")] = False,
 ) -> None:
     """Write the HTML report of an experiment from its sealed runs.
+
+    A file that is no report of the harness is replaced only with `--force`.
 
     Example: `harness report demo --runs runs/today -o demo.html`
     """
     from harness.cli.words import terminal
+    from harness.report.write import check_report_page
 
     sealed = sealed_runs(runs, experiment)
-    _conclude(terminal(), sealed, output or runs / f"{experiment}.html", None)
+    page = output or runs / f"{experiment}.html"
+    if force:
+        check_output(page).unlink(missing_ok=True)
+    _conclude(terminal(), sealed, check_report_page(page), None)
 
 
 def table(

@@ -43,7 +43,7 @@ def search(
     space: SpaceArgument = "paper",
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Folder of the ledger.")] = None,
     budget_s: Annotated[
-        float | None, typer.Option("--budget-s", help="Seconds to search; halving when all does not fit.")
+        float | None, typer.Option("--budget-s", min=0.001, help="Seconds to search; halving when all does not fit.")
     ] = None,
     cluster: ClusterOption = None,
     workers: Annotated[int | None, typer.Option(help="Processes of a local cluster.")] = None,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,6 +15,9 @@ from harness.cli.complete import ExperimentArgument
 from harness.cli.overrides import asked_again, override_table
 from harness.cli.run import RunsOption, perform, real_server_changes
 from harness.errors import SpecError
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
 
 SWEPT = ("server", "workload")
 
@@ -32,7 +35,7 @@ def sweep(
     runs: RunsOption = Path("runs"),
     resume: Annotated[bool, typer.Option("--resume", help="Continue: perform only what is not sealed yet.")] = False,
     backend: Annotated[str | None, typer.Option(help="Use this backend instead of the file's.")] = None,
-    replicates: Annotated[int | None, typer.Option(help="Use this number of replicates.")] = None,
+    replicates: Annotated[int | None, typer.Option(min=1, help="Use this number of replicates.")] = None,
     changes: Annotated[list[str] | None, typer.Option("--set", help="Change one key. Repeatable.")] = None,
 ) -> None:
     """Run the baseline of an experiment at several values of one key, and draw rates and latencies along it.
@@ -54,6 +57,12 @@ def sweep(
     perform(spec, path, runs, resume=resume, again=again)
 
 
+def _swept_specs() -> dict[str, type[BaseModel]]:
+    from harness.spec import ServerSpec, WorkloadSpec
+
+    return dict(zip(SWEPT, (ServerSpec, WorkloadSpec), strict=True))
+
+
 def swept_table(table: dict[str, Any], over: str) -> dict[str, Any]:
     """The experiment with a condition per value of ``over``, each the baseline condition with that one change.
 
@@ -62,6 +71,8 @@ def swept_table(table: dict[str, Any], over: str) -> dict[str, Any]:
     key, _, text = over.partition("=")
     where, _, name = key.strip().partition(".")
     values = [override_table({}, [f"value={part}"])["value"] for part in text.split(",") if part.strip()]
+    if not name and (homes := [home for home, spec in _swept_specs().items() if where in spec.model_fields]):
+        raise SpecError(f"{where!r} is a key of [{homes[0]}]", where="--over", hint=f"Write --over {homes[0]}.{over}")
     if where not in SWEPT or not name or len(values) < 2 or len(set(map(str, values))) < len(values):
         hint = "Write e.g. --over workload.num_sessions=2,4,8"
         raise SpecError(f"{over!r} is not KEY=VALUE,VALUE,... with two different values", where="--over", hint=hint)

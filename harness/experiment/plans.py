@@ -11,6 +11,7 @@ from harness.plan.build import draw_plan, requested_keys
 from harness.plan.model import Plan
 from harness.plan.seeds import derive_seed
 from harness.spec import WorkloadSpec
+from harness.spec.workload import MOST_SESSIONS
 from harness.traces.file import load_trace
 from harness.traces.lower import Lowering, sessions_of
 
@@ -31,6 +32,12 @@ def build_plan(workload: WorkloadSpec, base_seed: int, replicate: int) -> Plan:
 def traced_plan(workload: WorkloadSpec, base_seed: int, replicate: int) -> Plan:
     """A recorded trace as it is, or a sample of its sessions; what is left out is in the provenance."""
     trace = load_trace(workload.trace)
+    if len(trace.recordings) < workload.num_sessions != MOST_SESSIONS:
+        raise SpecError(
+            f"is {workload.num_sessions}, and the trace {workload.trace!r} has {len(trace.recordings)} recordings",
+            where="workload.num_sessions",
+            hint=f"Give at most {len(trace.recordings)}, or leave it out to take them all",
+        )
     is_whole = workload.num_sessions >= len(trace.recordings)
     is_steady = workload.start == "steady"
     how = Lowering(

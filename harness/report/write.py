@@ -10,11 +10,21 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from harness.analysis import ExperimentSummary
-from harness.errors import RecordsError
+from harness.errors import RecordsError, SpecError
 from harness.outputs import check_output
 from harness.records import SealedRun
 from harness.records.disk import write_synced
 from harness.report.view import Results
+
+
+def check_report_page(path: Path) -> Path:
+    """``path`` again when a report can go there: a new file, an empty one, or an earlier report of the harness."""
+    if check_output(path).is_file() and (there := path.read_bytes()):
+        is_report = there[:15].lower() == b"<!doctype html>" and b"rbln-harness" in there
+        if not is_report:
+            hint = "Name another file; `harness report --force` replaces it"
+            raise SpecError("is there already and is no report of the harness", where=str(path), hint=hint)
+    return path
 
 
 def write_report(
@@ -37,7 +47,7 @@ def write_report(
     from harness.report.gather import gather
     from harness.report.page import render_page
 
-    path = check_output(Path(path))
+    path = check_report_page(Path(path))
     page = render_page(gather(runs, title=title, timelines=timelines, results=results, page=path, summary=summary))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

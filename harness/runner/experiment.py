@@ -14,6 +14,7 @@ from harness.analysis.catalogue import analysis_named
 from harness.errors import RecordsError, RunInvalidError, SpecError
 from harness.experiment import PlannedRun, PlannedRuns, changed_inputs, resolve
 from harness.kinds import kind_named
+from harness.outputs import check_runs_folder
 from harness.prereg import Ticket
 from harness.prereg.repository import file_sha256
 from harness.records import RunKey, RunStore, SealedRun, layout
@@ -30,6 +31,7 @@ from harness.runner.run import Invocation
 from harness.runner.settings import refuse_unshown_settings
 from harness.spec import ExperimentSpec
 
+_LOAD_HINT = "Load it first: run_experiment(load_experiment('demo'), runs_root=...)"
 Driver = Callable[[Sequence[PlannedRun], Invocation, Mapping[RunKey, SealedRun], Account], None]
 
 
@@ -77,8 +79,11 @@ class ExperimentOutcome:
 def checked(planned: PlannedRuns) -> PlannedRuns:
     """The same runs; SpecError for an unknown analysis, or a compiled model that is not there or is another."""
     analysis_named(planned.spec.analysis, planned.spec.name)
-    for runs in planned.by_condition.values():
-        backend_named(planned.spec.backend).check_server(runs[0].server)
+    for name, runs in planned.by_condition.items():
+        try:
+            backend_named(planned.spec.backend).check_server(runs[0].server)
+        except SpecError as error:
+            raise SpecError(error.what, where=f"condition {name!r}: {error.where}", hint=error.hint) from error
     return planned
 
 
@@ -112,6 +117,8 @@ def run_experiment(
     ticket: of a preregistration; makes every run confirmatory. Without one they are exploratory, for ever.
     until_decided: perform the blocks of the stopping rule's budget, and end when it has decided; SpecError without one.
     """
+    if not isinstance(spec, ExperimentSpec):  # pyright: ignore[reportUnnecessaryIsInstance]  # notebooks check no types
+        raise SpecError(f"takes an experiment, not {spec!r:.80}", where="run_experiment", hint=_LOAD_HINT)
     stop, store = stop or StopFlag(), RunStore(Path(runs_root))
     spec = spec.until_decided(spec_source) if until_decided else spec
     if until_decided and spec.fleet is not None:
@@ -178,7 +185,7 @@ def what_to_do(
 
     Raises SpecError where ``run_experiment`` would, before anything is written.
     """
-    store = RunStore(runs_root)
+    store = RunStore(check_runs_folder(runs_root))
     # A ticket was given for runs that are resolved already.
     planned = checked(ticket.planned if ticket is not None and ticket.planned.spec == spec else resolve(spec))
     again = _to_repeat(store, planned, ticket) if retry_invalid else {}

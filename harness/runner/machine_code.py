@@ -53,12 +53,15 @@ def missing(parts: Sequence[str]) -> list[str]:
 def make(parts: Sequence[str]) -> None:
     """Compile ``parts``, or load them: the first in this process, the others in a second one at the same time."""
     first, *others = parts
-    beside = subprocess.Popen([sys.executable, "-m", "harness.runner.machine_code", *others]) if others else None
+    command = [sys.executable, "-m", "harness.runner.machine_code", *others]
+    beside = subprocess.Popen(command, stderr=subprocess.DEVNULL) if others else None
     try:
         PARTS[first].warm_up()
     finally:
-        if beside is not None:
-            beside.wait()
+        failed = beside is not None and beside.wait() != 0
+    for part in others if failed else ():
+        # Whatever stopped the other process, a limit perhaps, is an error here, with its words.
+        PARTS[part].warm_up()
 
 
 if __name__ == "__main__":

@@ -10,9 +10,9 @@ import re
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias, get_args
+from typing import Annotated, Any, TypeAlias, cast, get_args
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from harness.errors import SpecError
@@ -31,6 +31,25 @@ class Spec(BaseModel):
 
     # Checkers are made when something is first checked: many commands read no experiment.
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_truth_for_a_number(cls, table: Any) -> Any:
+        """true would be taken as 1; as text it is refused at its own place."""
+        if not isinstance(table, Mapping):
+            return table
+        given = cast("Mapping[str, Any]", table)
+        wrong = {
+            key: str(value).lower()
+            for key, value in given.items()
+            if isinstance(value, bool) and key in cls.model_fields and _is_number(cls.model_fields[key].annotation)
+        }
+        return {**given, **wrong} if wrong else given
+
+
+def _is_number(annotation: Any) -> bool:
+    kinds = set(get_args(annotation) or (annotation,)) - {type(None)}
+    return bool(kinds) and kinds <= {int, float}
 
 
 def check_name(name: str) -> str:
@@ -118,6 +137,8 @@ def _in_words(item: ErrorDetails, model: type[BaseModel] | None, place: Place) -
         tag, tags = (str(item.get("ctx", {}).get(name)) for name in ("tag", "expected_tags"))
         near = difflib.get_close_matches(tag, re.findall(r"[\w-]+", tags), n=1)
         return f"{tag!r} is none of {tags}" + (f" (did you mean {near[0]}?)" if near else "")
+    if kind == "tuple_type" and isinstance(item["input"], Mapping):
+        return f"is one table and must be a list of tables: write [[{place[-1]}]], in double brackets"
     return _PLAIN.get(kind, item["msg"].removeprefix("Value error, ").replace("Input should be", "must be"))
 
 

@@ -46,6 +46,12 @@ _DRAWN_KEYS = (
 _TRACE_KEYS = ("trace", "scale", "max_context_tokens", "human_waits", "human_wait_cap_s", "arrivals", "start")
 
 
+def _size_of(group: object) -> int:
+    """The sessions of a group as written; 0 where it has no readable size, which gets its own error further down."""
+    size = group.get("num_sessions") if isinstance(group, Mapping) else getattr(group, "num_sessions", None)
+    return size if isinstance(size, int) else 0
+
+
 def strange_keys(source: str) -> tuple[str, ...]:
     """Keys of a workload that mean nothing for its source."""
     return _DRAWN_KEYS if source == "trace" else _TRACE_KEYS
@@ -106,10 +112,7 @@ class WorkloadSpec(Spec):
             return table
         given = dict(cast("Mapping[str, Any]", table))
         if given.get("group") and "num_sessions" not in given:
-            # A group without a readable size gets its own error further down.
-            groups = [group if isinstance(group, Mapping) else vars(group) for group in given["group"]]
-            sizes = [size for group in groups if isinstance(size := group.get("num_sessions"), int)]
-            given["num_sessions"] = sum(sizes)
+            given["num_sessions"] = sum(_size_of(group) for group in given["group"])
         if given.get("source") == "trace":
             # What a recording waited is kept: a cap would change how long its KV blocks have to live.
             return {"num_sessions": MOST_SESSIONS, "wait_cap_s": 1e9, "waits": "none"} | given

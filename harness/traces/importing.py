@@ -5,7 +5,7 @@ Files of two formats in one call are refused by name. Reads; writes one file.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -131,8 +131,18 @@ def read_recordings(
     recordings = list(_sound(TRACE_FORMATS[chosen].read(found, notes, progress), notes))
     if not recordings:
         reasons = "; ".join(f"{count} x {reason}" for reason, count in (notes.broken + notes.dropped).most_common(3))
-        raise SpecError(f"no request could be read as {chosen} ({reasons or 'it is empty'})", where=str(found[0]))
+        raise SpecError(
+            f"no request could be read as {chosen} ({reasons or _nothing(found)})",
+            where=str(found[0]),
+            hint=f"Say which format it is: --format {'|'.join(TRACE_FORMATS)}",
+        )
     return chosen, recordings, notes
+
+
+def _nothing(files: Sequence[Path]) -> str:
+    """Why a reader found no record and had nothing to complain of."""
+    is_empty = all(path.stat().st_size == 0 for path in files)
+    return "it is empty" if is_empty else "no record in it has the keys of this format"
 
 
 def _sound(recordings: Iterable[Recording], notes: ReadNotes) -> Iterator[Recording]:

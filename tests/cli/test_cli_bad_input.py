@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.errors import SpecError
 from harness.runner import run_experiment
 from tests.support.command_line import harness
 from tests.support.experiments import small_experiment
@@ -240,3 +241,123 @@ def test_a_dry_run_refuses_what_the_run_would_and_leaves_no_folder(tmp_path: Pat
     there = harness("run", str(file), "--dry-run", "--runs", str(tmp_path / "mine"))
     assert (there.returncode, "are there already. Use --resume" in there.stderr) == (2, True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.toml", "mine"]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (("[[condition]]", "[condition]"), "write [[condition]], in double brackets"),
+        (("replicates = 1", "replicates = true"), "replicates: must be a whole number"),
+        (('name = "only"', 'name = "only"\nworkload.group = [5]'), "workload.group[0]: must be a table"),
+    ],
+)
+def test_a_slip_of_a_file_is_named_with_its_line(tmp_path: Path, change: tuple[str, str], words: str) -> None:
+    file = write(tmp_path)
+    file.write_text(file.read_text().replace(*change))
+    result = harness("run", str(file), "--dry-run", cwd=tmp_path)
+    assert result.returncode == 2
+    assert words in result.stderr
+    assert "bad.toml: line" in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (("run", "FILE", "--devices", "a,b"), "--devices: 'a,b' is no list of numbers"),
+        (("run", "FILE", "--replicates", "0"), "--replicates: must be at least 1"),
+        (("sweep", "FILE", "--over", "kv_slots=8,12"), "Write --over server.kv_slots=8,12"),
+        (("power", "FILE", "--margin", "2"), "--margin"),
+        (("search", "paper", "--budget-s", "-1"), "--budget-s"),
+        (("simulate", "--jsonl", "FILE"), "none of its"),
+        (("trace", "show", "n" * 5000), "the name is too long for a file"),
+    ],
+)
+def test_a_wrong_option_is_blamed_and_not_the_file(tmp_path: Path, command: tuple[str, ...], words: str) -> None:
+    file = write(tmp_path)
+    result = harness(*(str(file) if word == "FILE" else word for word in command), cwd=tmp_path)
+    assert result.returncode == 2
+    assert words in result.stderr
+    assert "bad.toml: line" not in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_server_key_that_the_rules_in_force_do_not_know_is_refused_before_any_run(tmp_path: Path) -> None:
+    file = write(tmp_path, server="max_num_seqs = 4\ndecode_buckets = [1, 2, 4]\nmax_active_seqs = 2")
+    for words in (("--dry-run",), ()):
+        result = harness("run", str(file), "--backend", "sim", *words, cwd=tmp_path)
+        assert result.returncode == 2
+        assert "condition 'only': server: the rules" in result.stderr
+        assert "know no max_active_seqs" in result.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_more_sessions_than_a_trace_has_recordings_are_refused(tmp_path: Path) -> None:
+    file = write(tmp_path, workload='source = "trace"\ntrace = "coding-agent"')
+    file.write_text(file.read_text().replace("num_sessions = 2", "num_sessions = 4000"))
+    result = harness("run", str(file), "--backend", "sim", "--dry-run", cwd=tmp_path)
+    assert result.returncode == 2
+    assert "workload.num_sessions: is 4000, and the trace 'coding-agent' has" in result.stderr
+
+
+def test_a_folder_whose_runs_could_not_be_recorded_is_refused_before_the_first(tmp_path: Path) -> None:
+    file = write(tmp_path)
+    not_utf8 = os.fsdecode(b"runs-\xff")
+    too_deep = "/".join(["x" * 200] * 20)
+    for folder, words in ((not_utf8, "its name is not UTF-8"), (too_deep, "Name a folder with a shorter path")):
+        result = harness("run", str(file), "--backend", "sim", "--runs", folder, cwd=tmp_path)
+        assert result.returncode == 2
+        assert words in result.stderr
+        assert result.stderr.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["bad.toml"]
+
+
+def test_a_locale_of_ascii_alone_refuses_a_folder_that_it_cannot_name(tmp_path: Path) -> None:
+    file = write(tmp_path)
+    command = [sys.executable, "-m", "harness", "run", str(file), "--backend", "sim", "--runs", "größe"]
+    environment = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert result.returncode == 2
+    assert "LC_ALL=C.UTF-8" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_output_that_the_shell_closed_is_not_missed(tmp_path: Path) -> None:
+    run_experiment(small_experiment(backend="sim"), runs_root=tmp_path)
+    command = f"{sys.executable} -m harness runs --runs {tmp_path} >&-"
+    for closed in ("", " 2>&-"):
+        result = subprocess.run(command + closed, shell=True, capture_output=True, text=True, check=False)
+        assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_a_report_replaces_a_report_and_no_other_file(tmp_path: Path) -> None:
+    run_experiment(small_experiment(backend="sim"), runs_root=tmp_path / "runs")
+    file = write(tmp_path)
+    text = file.read_text()
+    refused = harness("report", "small", "-o", str(file), cwd=tmp_path)
+    assert (refused.returncode, "is no report of the harness" in refused.stderr) == (2, True)
+    assert harness("run", str(file), "--report", str(file), "--dry-run", cwd=tmp_path).returncode == 2
+    assert file.read_text() == text
+    for _time in range(2):
+        assert harness("report", "small", "-o", "page.html", cwd=tmp_path).returncode == 0
+    assert harness("report", "small", "-o", str(file), "--force", cwd=tmp_path).returncode == 0
+    assert file.read_text().startswith("<!doctype html>")
+
+
+def test_an_interruption_while_the_program_loads_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\n"
+        "class Interrupting:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'typer': raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupting())\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, "-m", "harness", "--version"]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stderr) == (130, "harness: interrupted; nothing half-written counts as a run\n")
+
+
+def test_an_experiment_by_its_name_is_refused_in_python_with_the_way_out(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="load_experiment"):
+        run_experiment("demo", runs_root=tmp_path)  # type: ignore[arg-type]

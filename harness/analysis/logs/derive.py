@@ -55,6 +55,9 @@ class Derived:
     settings: dict[str, str] = field(default_factory=dict[str, str])
 
 
+_LAST_INSTANT_NS = 2**62
+
+
 class ToRunClock:
     """Instants of log lines as run-clock ns: from their own stamps where they have one, else from their receipt."""
 
@@ -71,7 +74,9 @@ class ToRunClock:
         created: model = (realtime - offset) * scale. received: the read that brought the line's newline.
         """
         if event.created_ns is not None:
-            return self.created_ns(event.created_ns)
+            created_ns = self.created_ns(event.created_ns)
+            # A stamp centuries away is no instant of any clock: the line counts, its time is unknown.
+            return created_ns if abs(created_ns) <= _LAST_INSTANT_NS else None
         at = int(np.searchsorted(self._read_offsets, event.end_offset - 1, side="right")) - 1
         return int(self._received_ns[at]) if at >= 0 else None
 

@@ -14,6 +14,7 @@ from harness.engine.settings import ENGINE_KEYS
 from harness.kinds import KINDS, BackendKind
 from harness.records import Observation, layout
 from harness.runner.backends.base import LaunchOptions, ServerBackend
+from harness.runner.backends.sim import check_simulated_server
 from harness.server.doctor import Check
 from harness.server.launch import LOOPBACK, LaunchPlan, write_config
 from harness.server.ports import require_port
@@ -29,6 +30,9 @@ class EmulatorBackend(ServerBackend):
     kind: BackendKind = KINDS["emulator"]
     shown_keys: ClassVar[frozenset[str]] = ENGINE_KEYS
     seed: int = 0
+
+    def check_server(self, server: ServerSpec) -> None:
+        check_simulated_server(server)
 
     def check_host(self, server: ServerSpec) -> None:
         require_port(LOOPBACK, server.port)

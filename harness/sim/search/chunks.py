@@ -113,7 +113,7 @@ def compute_chunk(space_json: str, chunk: Chunk) -> bytes:
 def encode(rows: pa.Table) -> bytes:
     """A table as Parquet bytes: equal tables give equal bytes."""
     buffer = io.BytesIO()
-    pq.write_table(rows, buffer, compression="zstd")
+    pq.write_table(rows, buffer, compression="zstd", write_page_checksum=True)
     return buffer.getvalue()
 
 

@@ -212,13 +212,15 @@ def judged_rows(rows: pa.Table) -> pa.Table:
 def read_chunk(path: Path, chunk: Chunk) -> pa.Table:
     """A chunk from disk; raises RecordsError when it is not what its name says."""
     try:
-        with pq.ParquetFile(path) as file:  # read_table would load what datasets of many files need
+        with pq.ParquetFile(
+            path, page_checksum_verification=True
+        ) as file:  # read_table would load what datasets of many files need
             rows = file.read()
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, ValueError, LookupError, pa.ArrowException) as error:
         raise RecordsError(
             "is damaged", where=str(path), hint="Delete it and search again; only it is redone"
         ) from error
-    if tuple(rows["index"].to_pylist()) != chunk.indices or rows.schema != LEDGER_SCHEMA:
+    if rows.schema != LEDGER_SCHEMA or tuple(rows["index"].to_pylist()) != chunk.indices:
         raise RecordsError("holds other candidates", where=str(path), hint="Delete it and search again")
     return rows
 

@@ -83,6 +83,14 @@ def test_precise_stamps_become_model_time(tmp_path: Path) -> None:
     assert derived.log_ns_source == "created"
 
 
+def test_a_stamp_centuries_away_leaves_its_line_without_an_instant(tmp_path: Path) -> None:
+    text = f"1751364000.000000 7 DEBUG x {BUCKET}\n9999999999.000000 7 DEBUG x {BUCKET}\n"
+    (tmp_path / "server.log").write_text(text)
+    clock = ClockRecord(scale=4.0, realtime_minus_monotonic_ns=1_751_363_999_000_000_000)
+    derived = derive_tables(tmp_path, manifest(clock=clock))
+    assert derived.tables["steps"].column("log_ns").to_pylist() == [4_000_000_000, None]
+
+
 def test_default_lines_take_the_stamp_of_the_read_that_completed_them(tmp_path: Path) -> None:
     log = (GOLDEN / "default.log").read_bytes()
     first_step_end = log.find(b"\n", log.find(b"[BUCKET]")) + 1

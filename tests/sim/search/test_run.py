@@ -216,6 +216,17 @@ def test_a_damaged_chunk_is_named(tmp_path: Path) -> None:
         search(space(), tmp_path)
 
 
+def test_a_chunk_with_one_changed_byte_is_damaged_and_not_another_result(tmp_path: Path) -> None:
+    search(space(), tmp_path)
+    chunk = next(tmp_path.glob("rung-*.parquet"))
+    content = bytearray(chunk.read_bytes())
+    for place in range(40, len(content) // 2, 37):
+        content[place] ^= 0xFF
+    chunk.write_bytes(content)
+    with pytest.raises(RecordsError, match=chunk.name):
+        search(space(), tmp_path)
+
+
 def test_constraints_leave_candidates_in_the_ledger_with_the_reason(tmp_path: Path) -> None:
     result = search(space(constraints={"memory_gib": 4.5, "compile_s": 250}), tmp_path)
     rows = result.ledger.to_pylist()
