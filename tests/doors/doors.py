@@ -195,6 +195,18 @@ def _packed(content: bytes) -> bytes:
     return packed.getvalue()
 
 
+STATEMENTS = (
+    b"select condition, count(*) as n from valid_requests group by all order by n desc limit 3",
+    b"explain analyze select sum(num_tokens) over (partition by session) from chunks join requests using (session)",
+    b"with x as (from latencies) pivot x on prefix in ('first', 'reused') using avg(ttft_ns)",
+    b"copy (select 1 as x) to 'out.csv'; attach 'x.db'; select * from read_text('/dev/zero')",
+)
+
+
+def _queried(path: Path) -> object:
+    return RunStore(path.parent / "no-runs").query(_text(path), timeout_s=0.5)
+
+
 def _plan() -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         plan = build_plan(WorkloadSpec(num_sessions=2, requests_per_session=2), 1, 0)
@@ -296,6 +308,8 @@ def _of_records() -> Iterator[Door]:
     yield Door("frozen file", _json(frozen), load_preregistration)
     yield Door("ledger", ((commit + json.dumps(ENTRY)).encode(),), _chain)
     yield Door("published archive", (_archive(),), check, _packed)
+    yield Door("bytes of a published archive", (_packed(_archive()),), check)
+    yield Door("query", STATEMENTS, _queried)
 
 
 def _of_agents() -> Iterator[Door]:
