@@ -19,8 +19,8 @@ from harness.errors import SpecError
 from harness.plan import BlockKeys, Plan, RequestPlan
 from harness.records import SealedRun
 from harness.records.schema import ABORTED
-from harness.traces.blocks import FORMATS
-from harness.traces.table import COLUMNS
+from harness.traces.columns import COLUMNS
+from harness.traces.mooncake import MOONCAKE_BLOCK_TOKENS
 
 EPOCH = datetime(2000, 1, 1, tzinfo=timezone.utc)
 """Instants of a run have no date of their own: spans count from here."""
@@ -39,7 +39,7 @@ def _agentic(run: SealedRun) -> bytes:
 
 def _calls(plan: Plan) -> Iterator[dict[str, Any]]:
     """One row a request; block names by the plan's own keys, so that equal beginnings have equal names."""
-    keys = BlockKeys(plan, FORMATS["agentic-mooncake"].block_tokens)
+    keys = BlockKeys(plan, MOONCAKE_BLOCK_TOKENS)
     names: dict[int, int] = {}
     for session in plan.sessions:
         agent = _agent(plan, session.index)

@@ -9,21 +9,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from harness.traces.form import ReadNotes
-from harness.traces.lines import (
+from harness.traces.base import (
     Progress,
     Record,
+    TraceFormat,
+    counts_of,
     instant_ns,
     json_lines,
     list_of,
     record_of,
     text_of,
-    tokens_of,
 )
-from harness.traces.rounds import Round
+from harness.traces.form import ReadNotes
+from harness.traces.rounds import Conversation, Round, through_rounds
 
 SYNTHETIC = "<synthetic>"
 OUTPUTS = ("text", "thinking", "redacted_thinking", "tool_use")
+USAGE = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens", "output_tokens")
 
 
 def claude_rounds(files: Iterable[Path], notes: ReadNotes, progress: Progress | None = None) -> Iterator[Round]:
@@ -45,7 +47,7 @@ class _Log:
 
     def rounds(self) -> Iterator[Round]:
         for chain in self._chains.values():
-            yield from chain.rounds()
+            yield from chain.rounds
 
     def take(self, record: Record, at: str) -> None:
         kind = text_of(record, "type")
@@ -59,7 +61,7 @@ class _Log:
         session = self._session(record)
         chain = self._chains.setdefault(session, _Chain(session))
         if is_boundary:
-            chain.compact()
+            chain.is_compacted = True
         elif kind == "user":
             chain.user(record, moment_ns, text_of(record, "sessionId") or self._name)
         elif text_of(record, "message", "model") != SYNTHETIC and not chain.assistant(record, moment_ns):
@@ -84,52 +86,36 @@ def agent_session(session: str, agent: str) -> str:
     return f"{session}/{agent}"
 
 
-class _Chain:
-    """One conversation: its rounds by message id, and the inputs since the last one began."""
+class _Chain(Conversation):
+    """One conversation; rows of one message share its id."""
 
     def __init__(self, session: str) -> None:
-        self._session = session
-        self._rounds: dict[str, Round] = {}
-        self._usage: dict[str, int] = {}
-        self._tools: dict[str, tuple[Round, int]] = {}
-        self._inputs: list[tuple[int, bool]] = []
-        self._is_compacted = False
-
-    def rounds(self) -> Iterator[Round]:
-        yield from self._rounds.values()
-
-    def compact(self) -> None:
-        self._is_compacted = True
+        super().__init__(session)
+        self._by_message: dict[str, Round] = {}
 
     def user(self, record: Record, moment_ns: int, session: str) -> None:
         if record.get("isMeta") is True:
             return
         content = record_of(record.get("message")).get("content")
         results = [part for part in map(record_of, list_of(content)) if text_of(part, "type") == "tool_result"]
-        self._inputs.append((moment_ns, not results))
+        self.take_input(moment_ns, is_human=not results)
         for part in results:
-            round_and_start = self._tools.get(text_of(part, "tool_use_id"))
-            if round_and_start is None:
-                continue
-            one, started_ns = round_and_start
-            one.tool_spans.append((started_ns, max(moment_ns, started_ns)))
-            if agent := text_of(record, "toolUseResult", "agentId"):
+            one = self.result(text_of(part, "tool_use_id"), moment_ns)
+            if one is not None and (agent := text_of(record, "toolUseResult", "agentId")):
                 one.children.append(agent_session(session, agent))
 
     def assistant(self, record: Record, moment_ns: int) -> bool:
         message = record_of(record.get("message"))
-        usage = record_of(message.get("usage"))
-        counted = [tokens_of(usage.get(key, 0)) for key in _USAGE]
-        name = text_of(message, "id")
-        if not name or not usage or None in counted:
+        usage, name = counts_of(message.get("usage"), USAGE), text_of(message, "id")
+        if not name or usage is None:
             return False
-        fresh, created, cached, output = (count or 0 for count in counted)
-        one = self._rounds.get(name)
+        fresh, created, cached, output = usage
+        one = self._by_message.get(name)
         if one is None:
-            one = self._rounds[name] = self._begin(moment_ns)
+            one = self._by_message[name] = self.begin(moment_ns)
+            self.rounds.append(one)
         # Usage repeats with every block of the message; the last one counts the whole answer.
-        if output >= self._usage.get(name, -1):
-            self._usage[name] = output
+        if output >= one.output_tokens:
             one.input_tokens, one.prefix_tokens = fresh + created + cached, cached
             one.output_tokens = one.visible_tokens = output
         parts = [record_of(part) for part in list_of(message.get("content"))]
@@ -137,17 +123,12 @@ class _Chain:
             one.end_ns = max(one.end_ns, moment_ns)
         for part in parts:
             if text_of(part, "type") == "tool_use":
-                self._tools[text_of(part, "id")] = (one, moment_ns)
+                self.call(text_of(part, "id"), one, moment_ns)
         return True
 
-    def _begin(self, moment_ns: int) -> Round:
-        ended_ns = next(reversed(self._rounds.values())).end_ns if self._rounds else moment_ns
-        submitted_ns = max((at for at, _ in self._inputs), default=ended_ns)
-        is_human = self._inputs[0][1] if self._inputs else False
-        one = Round(self._session, submitted_ns, moment_ns, 0, 0, 0, 0, is_human, index=len(self._rounds))
-        one.is_reset, self._is_compacted = self._is_compacted, False
-        self._inputs.clear()
-        return one
 
-
-_USAGE = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens", "output_tokens")
+FORMAT = TraceFormat(
+    "Claude Code's session logs, with sub-agents",
+    through_rounds(claude_rounds),
+    (frozenset({"type", "sessionId", "uuid"}), frozenset({"type", "sessionId", "message"})),
+)

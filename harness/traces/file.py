@@ -9,9 +9,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal
+
+from pydantic import TypeAdapter
 
 from harness.errors import PlanError, SpecError
 from harness.plan.files import write_atomic
@@ -40,6 +42,9 @@ class TraceHead:
     labels: tuple[str, ...]
 
 
+_HEAD = TypeAdapter(TraceHead)
+
+
 @dataclass(frozen=True, slots=True)
 class TraceFile:
     """A whole trace in memory. sha256: of the file's bytes."""
@@ -62,10 +67,7 @@ def _lines(head: TraceHead, recordings: Iterable[Recording]) -> Iterator[bytes]:
     yield _line(
         {
             "format": FORMAT,
-            "name": head.name,
-            "source_format": head.source_format,
-            "arrivals": head.arrivals,
-            "block_tokens": head.block_tokens,
+            **asdict(head),
             "dropped": dict(sorted(head.dropped.items())),
             "broken": dict(sorted(head.broken.items())),
             "labels": sorted(head.labels),
@@ -123,20 +125,11 @@ def read_trace(path: Path) -> TraceFile:
 
 def _head(line: bytes, path: Path) -> TraceHead:
     try:
-        read: Any = json.loads(line)
-        record = cast("dict[str, Any]", read)
-        if record["format"] != FORMAT or record["arrivals"] not in get_args(Arrivals):
+        record: Any = json.loads(line)
+        if record["format"] != FORMAT:
             raise ValueError(record["format"])
-        return TraceHead(
-            name=str(record["name"]),
-            source_format=str(record["source_format"]),
-            arrivals=record["arrivals"],
-            block_tokens=int(record["block_tokens"]),
-            dropped=dict(record["dropped"]),
-            broken=dict(record["broken"]),
-            labels=tuple(record["labels"]),
-        )
-    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
+        return _HEAD.validate_python({field.name: record[field.name] for field in fields(TraceHead)})
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         hint = "Make one of a recording: harness trace import FILE -o TRACE.jsonl"
         raise SpecError(f"is no {FORMAT} file", where=str(path), hint=hint) from error
 

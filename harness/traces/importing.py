@@ -5,88 +5,28 @@ Files of two formats in one call are refused by name. Reads; writes one file.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from harness.errors import PlanError, SpecError
-from harness.traces.blocks import FORMATS, agentic_of, arrivals_of
-from harness.traces.claude import claude_rounds
-from harness.traces.codex import codex_rounds
-from harness.traces.file import Arrivals, TraceHead, write_trace
+from harness.traces import agentic, claude, codex, columns, mooncake, otel, rounds, weka
+from harness.traces.base import Progress, Record, TraceFormat, json_lines, record_of, whole_json
+from harness.traces.file import TraceHead, write_trace
 from harness.traces.form import ReadNotes, Recording, check_recording
-from harness.traces.lines import Progress, Record, json_lines, record_of, whole_json
-from harness.traces.otel import otel_recordings
-from harness.traces.rounds import recordings_of, rounds_of_files
-from harness.traces.table import table_recordings
-from harness.traces.weka import weka_recordings
 
-Read = Callable[[list[Path], ReadNotes, Progress | None], Iterator[Recording]]
 LINES_LOOKED_AT = 50
-
-
-@dataclass(frozen=True, slots=True)
-class TraceFormat:
-    """One format. keys: what a record of it has, to know it by; suffixes: of the files taken from a folder."""
-
-    description: str
-    read: Read
-    keys: tuple[frozenset[str], ...] = ()
-    arrivals: Arrivals = "together"
-    block_tokens: int = 0
-    suffixes: tuple[str, ...] = (".jsonl", ".jsonl.gz")
-
-
-def _blocks(kind: str) -> Read:
-    return lambda files, notes, progress: arrivals_of(files, kind, notes, progress)
-
-
 TRACE_FORMATS: dict[str, TraceFormat] = {
-    "weka": TraceFormat(
-        "agent sessions with chained block hashes (cc-traces)",
-        weka_recordings,
-        (frozenset({"requests", "hash_id_scope"}),),
-    ),
-    "tracelab": TraceFormat(
-        "rounds of TraceLab's releases",
-        lambda files, notes, progress: recordings_of(rounds_of_files(files, notes, progress), notes),
-        (frozenset({"round_index", "timing_events"}),),
-    ),
-    "claude": TraceFormat(
-        "Claude Code's session logs, with sub-agents",
-        lambda files, notes, progress: recordings_of(claude_rounds(files, notes, progress), notes),
-        (frozenset({"type", "sessionId", "uuid"}), frozenset({"type", "sessionId", "message"})),
-    ),
-    "codex": TraceFormat(
-        "Codex's rollout logs",
-        lambda files, notes, progress: recordings_of(codex_rounds(files, notes, progress), notes),
-        (frozenset({"timestamp", "type", "payload"}),),
-    ),
-    "agentic-mooncake": TraceFormat(
-        "requests that wait for others (agentic_mooncake)",
-        agentic_of,
-        (frozenset({"request_id", "input_length", "wait_for"}),),
-        block_tokens=FORMATS["agentic-mooncake"].block_tokens,
-    ),
-    "bailian": TraceFormat(
-        "production requests with chat ids and 16-token blocks",
-        _blocks("bailian"),
-        (frozenset({"chat_id", "parent_chat_id", "input_length"}),),
-        "recorded",
-        FORMATS["bailian"].block_tokens,
-    ),
-    "mooncake": TraceFormat(
-        "production requests with 512-token blocks",
-        _blocks("mooncake"),
-        (frozenset({"timestamp", "input_length", "output_length", "hash_ids"}),),
-        "recorded",
-        FORMATS["mooncake"].block_tokens,
-    ),
-    "otel": TraceFormat(
-        "OpenTelemetry GenAI spans", otel_recordings, (frozenset({"spans"}),), "recorded", suffixes=(".json",)
-    ),
-    "csv": TraceFormat("TraceLab's replay columns", table_recordings, (), "recorded", suffixes=(".csv",)),
+    "weka": weka.FORMAT,
+    "tracelab": rounds.FORMAT,
+    "claude": claude.FORMAT,
+    "codex": codex.FORMAT,
+    "agentic-mooncake": agentic.FORMAT,
+    "bailian": mooncake.BAILIAN,
+    "mooncake": mooncake.MOONCAKE,
+    "otel": otel.FORMAT,
+    "csv": columns.FORMAT,
 }
+"""By name; the first one whose keys a record has is its format."""
 
 
 def import_trace(

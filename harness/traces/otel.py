@@ -14,8 +14,18 @@ from pathlib import Path
 from pydantic_core import from_json
 
 from harness.plan.model import WaitKind
+from harness.traces.base import (
+    Progress,
+    Record,
+    TraceFormat,
+    instant_ns,
+    list_of,
+    record_of,
+    text_of,
+    tokens_of,
+    whole_json,
+)
 from harness.traces.form import ReadNotes, RecordedRequest, Recording, hidden_name
-from harness.traces.lines import Progress, Record, instant_ns, list_of, record_of, text_of, tokens_of, whole_json
 
 CHARACTERS_PER_TOKEN = 4
 MOST_LOOKED_AT = 64
@@ -38,7 +48,7 @@ class _Chat:
     messages: list[Message]
 
 
-def otel_recordings(files: Iterable[Path], notes: ReadNotes, progress: Progress | None = None) -> Iterator[Recording]:
+def _recordings(files: Iterable[Path], notes: ReadNotes, progress: Progress | None = None) -> Iterator[Recording]:
     """One recording per conversation (else per trace) of each file."""
     for path in files:
         if progress is not None:
@@ -150,3 +160,6 @@ def _kept(before: _Chat, chat: _Chat) -> int:
     if common == len(before.messages) and len(chat.messages) > common:
         return min(streamed, chat.prompt)
     return min(sum(tokens for _, tokens in chat.messages[:common]), streamed, chat.prompt)
+
+
+FORMAT = TraceFormat("OpenTelemetry GenAI spans", _recordings, (frozenset({"spans"}),), "recorded", suffixes=(".json",))

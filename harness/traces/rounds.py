@@ -1,27 +1,29 @@
 """Rounds of an agent (TraceLab's unit): one model call each, with the inputs before it and the tools after it.
 
-Claude Code and Codex logs become rounds first, so that a user's own logs and TraceLab's releases take one way. Nothing
-is drawn here.
+TraceLab's own JSON lines are read here. Claude Code and Codex logs become rounds first, so that all three take one way
+to a recording.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from harness.plan.model import WaitKind
-from harness.traces.form import ReadNotes, RecordedRequest, Recording, hidden_name
-from harness.traces.lines import (
+from harness.traces.base import (
     Progress,
+    Read,
     Record,
+    TraceFormat,
     instant_ns,
-    json_lines,
     list_of,
+    parsed_lines,
     record_of,
     text_of,
     tokens_of,
 )
+from harness.traces.form import ReadNotes, RecordedRequest, Recording, hidden_name
 
 Span = tuple[int, int]
 DEEPEST = 32  # sub-agents of sub-agents
@@ -50,6 +52,43 @@ class Round:
     parent: str = ""
     is_reset: bool = False
     index: int = 0
+
+
+class Conversation:
+    """The rounds of one conversation in an agent's log, and the inputs since the last round began."""
+
+    def __init__(self, session: str) -> None:
+        self.session, self.parent = session, ""
+        self.rounds: list[Round] = []
+        self.is_compacted = False
+        self._inputs: list[tuple[int, bool]] = []
+        self._calls: dict[str, tuple[Round, int]] = {}
+
+    def take_input(self, moment_ns: int, *, is_human: bool) -> None:
+        """A user's message, or the result of a tool."""
+        self._inputs.append((moment_ns, is_human))
+
+    def begin(self, moment_ns: int) -> Round:
+        """The round whose first output came at ``moment_ns``; it takes the inputs so far."""
+        ended_ns = self.rounds[-1].end_ns if self.rounds else moment_ns
+        submitted_ns = max((at for at, _ in self._inputs), default=ended_ns)
+        is_human = self._inputs[0][1] if self._inputs else False
+        one = Round(self.session, submitted_ns, moment_ns, 0, 0, 0, 0, is_human, parent=self.parent)
+        one.index, one.is_reset, self.is_compacted = len(self.rounds), self.is_compacted, False
+        self._inputs.clear()
+        return one
+
+    def call(self, name: str, one: Round, moment_ns: int) -> None:
+        """``one`` called a tool."""
+        self._calls[name] = (one, moment_ns)
+
+    def result(self, name: str, moment_ns: int) -> Round | None:
+        """The round that made a call whose result came at ``moment_ns``; None where it is not known."""
+        if name not in self._calls:
+            return None
+        one, started_ns = self._calls[name]
+        one.tool_spans.append((started_ns, max(moment_ns, started_ns)))
+        return one
 
 
 def recordings_of(rounds: Iterable[Round], notes: ReadNotes) -> Iterator[Recording]:
@@ -129,18 +168,7 @@ class _Tree:
         return after[0], ended_ns
 
 
-def rounds_of_files(files: Iterable[Path], notes: ReadNotes, progress: Progress | None = None) -> Iterator[Round]:
-    """The rounds of TraceLab's own JSON lines."""
-    for path in files:
-        for at, record in json_lines(path, notes, progress):
-            one = _round_of(record)
-            if one is None:
-                notes.line_broken("a round without its tokens or times", at)
-            else:
-                yield one
-
-
-def _round_of(record: Record) -> Round | None:
+def _round_of(record: Record, _: str) -> Round | None:
     events = [record_of(event) for event in list_of(record.get("timing_events"))]
     at = [(text_of(event, "event_type"), instant_ns(event.get("timestamp"))) for event in events]
     inputs = [moment for kind, moment in at if kind in ("user_message", "tool_result") and moment is not None]
@@ -166,3 +194,19 @@ def _round_of(record: Record) -> Round | None:
         tool_spans=[(start, end) for start, end in spans if start is not None and end is not None and end >= start],
         index=tokens_of(record.get("round_index")) or 0,
     )
+
+
+def tracelab_rounds(files: Iterable[Path], notes: ReadNotes, progress: Progress | None = None) -> Iterator[Round]:
+    """The rounds of TraceLab's own JSON lines."""
+    for _, one in parsed_lines(files, notes, progress, _round_of, "a round without its tokens or times"):
+        yield one
+
+
+def through_rounds(rounds: Callable[[Iterable[Path], ReadNotes, Progress | None], Iterable[Round]]) -> Read:
+    """A reader of recordings from a reader of rounds."""
+    return lambda files, notes, progress: recordings_of(rounds(files, notes, progress), notes)
+
+
+FORMAT = TraceFormat(
+    "rounds of TraceLab's releases", through_rounds(tracelab_rounds), (frozenset({"round_index", "timing_events"}),)
+)

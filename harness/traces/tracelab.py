@@ -18,7 +18,7 @@ from harness.errors import SpecError
 from harness.plan import files
 from harness.plan.waits import parse_waits
 from harness.spec.base import tomllib
-from harness.traces.latencies import LatencyCounts
+from harness.traces.latencies import MAX_PENDING, LatencyCounts
 from harness.traces.trace_files import RoundLine, file_kind, read_duckdb_calls, read_round_lines, sha256_of
 
 HUMAN_TOOLS = ("AskUserQuestion", "ExitPlanMode", "request_user_input", "TaskOutput")
@@ -120,27 +120,28 @@ def summarise_tracelab(
     tables: tuple[str, ...] = (),
     excluded: Iterable[str] = HUMAN_TOOLS,
     max_malformed: int = 100,
-    max_distinct: int | None = None,
+    max_pending: int = MAX_PENDING,
     progress: Progress | None = None,
 ) -> ImportSummary:
     """Read a release and work out the quantiles of every tool, the most called first. Errors: ``import_tracelab``.
 
-    max_distinct: how many distinct latencies to hold in memory before using a temporary folder.
+    max_pending: how many distinct latencies to collect before they are stored.
     """
     summary = ImportSummary(source.name)
     kind = file_kind(source)
-    with LatencyCounts() if max_distinct is None else LatencyCounts(max_distinct) as counts:
+    with LatencyCounts(max_pending) as counts:
         calls = _Calls(summary, counts, frozenset(excluded))
         if kind == "duckdb":
             _count_duckdb(source, tables, calls, progress)
         else:
             _count_lines(source, calls, max_malformed, progress)
-        if not counts.totals:
-            raise _nothing_found(source, summary)
-        summary.tools = [
-            ToolQuantiles(tool, total, *(counts.quantile_us(tool, share) / 1000 for share in (0.5, 0.9, 0.99)))
-            for tool, total in sorted(counts.totals.items(), key=lambda item: (-item[1], item[0]))
-        ]
+        quantiles_us = counts.quantiles_us((0.5, 0.9, 0.99))
+    if not quantiles_us:
+        raise _nothing_found(source, summary)
+    summary.tools = [
+        ToolQuantiles(tool, total, *(quantile / 1000 for quantile in of_tool))
+        for tool, (total, of_tool) in sorted(quantiles_us.items(), key=lambda item: (-item[1][0], item[0]))
+    ]
     return summary
 
 

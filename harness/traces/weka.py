@@ -10,27 +10,23 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from harness.plan.model import WaitKind
-from harness.traces.blocks import BlockNames, kept_tokens
+from harness.traces.base import (
+    Progress,
+    Record,
+    TraceFormat,
+    list_of,
+    parsed_lines,
+    record_of,
+    seconds_ns,
+    text_of,
+    tokens_of,
+)
 from harness.traces.form import ReadNotes, RecordedRequest, Recording, hidden_name
-from harness.traces.lines import Progress, Record, json_lines, list_of, record_of, seconds_ns, text_of, tokens_of
+from harness.traces.mooncake import BlockNames, kept_tokens
 
 MOST_INPUT_TOKENS = 1_000_000  # the publisher's own note: a longer one is an overcount
 DEEPEST = 32
 AFTER: dict[str, WaitKind] = {"tool_use": "tool", "end_turn": "human"}
-
-
-def weka_recordings(files: Iterable[Path], notes: ReadNotes, progress: Progress | None = None) -> Iterator[Recording]:
-    """One recording a line. Block names are its own: what repeats is in keep_tokens, none is shared."""
-    for path in files:
-        for at, record in json_lines(path, notes, progress):
-            block_tokens = tokens_of(record.get("block_size", 64))
-            if not list_of(record.get("requests")) or not block_tokens:
-                notes.line_broken("a session without its requests or block size", at)
-                continue
-            requests = _Session(block_tokens, at, notes).requests(record)
-            if requests:
-                unnamed = tuple(one._replace(blocks=()) for one in requests)
-                yield Recording(hidden_name(text_of(record, "id") or at), 0, unnamed)
 
 
 class _Session:
@@ -107,3 +103,24 @@ class _Session:
             last if keep else None, after, max(wait_ns, 0), kind, prompt, keep, max(generate, 1), blocks
         )
         return request, at_ns + (spent_ns or 0)
+
+
+def _recordings(files: Iterable[Path], notes: ReadNotes, progress: Progress | None = None) -> Iterator[Recording]:
+    """One recording a line. Block names are its own: what repeats is in keep_tokens, none is shared."""
+
+    def session(record: Record, at: str) -> tuple[str, list[RecordedRequest]] | None:
+        block_tokens = tokens_of(record.get("block_size", 64))
+        if not list_of(record.get("requests")) or not block_tokens:
+            return None
+        return text_of(record, "id") or at, _Session(block_tokens, at, notes).requests(record)
+
+    for _, (name, requests) in parsed_lines(
+        files, notes, progress, session, "a session without its requests or block size"
+    ):
+        if requests:
+            yield Recording(hidden_name(name), 0, tuple(one._replace(blocks=()) for one in requests))
+
+
+FORMAT = TraceFormat(
+    "agent sessions with chained block hashes (cc-traces)", _recordings, (frozenset({"requests", "hash_id_scope"}),)
+)

@@ -12,7 +12,7 @@ from harness.clock import NS_PER_MS, NS_PER_S
 from harness.traces.claude import claude_rounds
 from harness.traces.codex import codex_rounds
 from harness.traces.form import ReadNotes, Recording, check_recording
-from harness.traces.rounds import Round, recordings_of, rounds_of_files
+from harness.traces.rounds import Round, recordings_of, tracelab_rounds
 from tests.support.agent_logs import SECRET, assistant, at, result, text, tool, user
 
 RECORDED = Path(__file__).parents[3] / "shared" / "traces" / "agent-logs"
@@ -131,7 +131,7 @@ def test_recorded_logs_give_the_rounds_that_tracelab_made_of_them_to_the_millise
         return (one.submitted_ns, one.end_ns, *lengths, one.is_human, tuple(sorted(one.tool_spans)))
 
     notes = ReadNotes()
-    expected = list(rounds_of_files([RECORDED / "rounds.jsonl"], notes))
+    expected = list(tracelab_rounds([RECORDED / "rounds.jsonl"], notes))
     ours = [
         *claude_rounds([RECORDED / "claude-session.jsonl"], notes),
         *codex_rounds([RECORDED / "codex-rollout.jsonl"], notes),

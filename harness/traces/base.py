@@ -1,26 +1,43 @@
-"""Trace files as streams: JSON lines or one JSON document, gzipped or not, one line in memory at a time.
+"""What every reader is built on: a format's description, trace files as streams, and values of untrusted JSON.
 
-A line that is too long, no JSON or no object is counted with its number and skipped; its text is never shown.
+One line is in memory at a time. A line that is too long, no JSON or no object is counted with its number and skipped;
+its text is never shown.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import IO, Any, NamedTuple, cast
+from typing import IO, Any, NamedTuple, TypeVar, cast
 
 from pydantic_core import from_json
 
 from harness.errors import SpecError
 from harness.inputs import open_unpacked
-from harness.traces.form import MOST_TOKENS, ReadNotes
+from harness.traces.file import Arrivals
+from harness.traces.form import MOST_TOKENS, ReadNotes, Recording
 
 MAX_LINE_BYTES = 64 << 20
 Progress = Callable[[int], None]
 Record = dict[str, Any]
+Read = Callable[[Iterable[Path], ReadNotes, "Progress | None"], Iterator[Recording]]
+Parsed = TypeVar("Parsed")
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+
+
+@dataclass(frozen=True, slots=True)
+class TraceFormat:
+    """One format. keys: what a record of it has, to know it by; suffixes: of the files taken from a folder."""
+
+    description: str
+    read: Read
+    keys: tuple[frozenset[str], ...] = ()
+    arrivals: Arrivals = "together"
+    block_tokens: int = 0
+    suffixes: tuple[str, ...] = (".jsonl", ".jsonl.gz")
 
 
 class TraceLine(NamedTuple):
@@ -55,6 +72,23 @@ def json_lines(path: Path, notes: ReadNotes, progress: Progress | None = None) -
         raise SpecError(f"cannot be read to its end ({error})", where=str(path), hint="Copy it again") from error
 
 
+def parsed_lines(
+    files: Iterable[Path],
+    notes: ReadNotes,
+    progress: Progress | None,
+    parse: Callable[[Record, str], Parsed | None],
+    broken: str,
+) -> Iterator[tuple[str, Parsed]]:
+    """(place, what ``parse`` makes) of every line of ``files``; lines of which it makes None count as ``broken``."""
+    for path in files:
+        for at, record in json_lines(path, notes, progress):
+            value = parse(record, at)
+            if value is None:
+                notes.line_broken(broken, at)
+            else:
+                yield at, value
+
+
 def whole_json(path: Path) -> object:
     """The one JSON document of a file, None when it is none; raises SpecError for one above 64 MiB or unreadable."""
     try:
@@ -87,6 +121,13 @@ def tokens_of(value: object) -> int | None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= MOST_TOKENS:
         return None
     return int(value) if value == int(value) else None
+
+
+def counts_of(usage: object, names: Iterable[str]) -> list[int] | None:
+    """The counts of a usage object by name, 0 for those that it lacks; None where it is empty or holds no counts."""
+    table = record_of(usage)
+    counts = [tokens_of(table.get(name, 0)) for name in names]
+    return [count for count in counts if count is not None] if table and None not in counts else None
 
 
 def seconds_ns(value: object, unit_ns: int = 1_000_000_000) -> int | None:

@@ -14,8 +14,7 @@ from harness.experiment.plans import build_plan
 from harness.plan.model import WaitKind
 from harness.spec import WorkloadSpec
 from harness.traces.form import RecordedRequest, Recording, check_recording
-from harness.traces.lower import Lowering, sessions_of
-from harness.traces.steady import begun_at_a_drawn_instant
+from harness.traces.lower import Lowering, begun_at_a_drawn_instant, sessions_of
 
 KINDS: tuple[WaitKind, ...] = ("tool", "human")
 

@@ -12,18 +12,18 @@ import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from harness.clock import NS_PER_MS
 from harness.errors import SpecError
 from harness.inputs import open_unpacked
 from harness.plan.model import WaitKind
+from harness.traces.base import Progress, TraceFormat, seconds_ns, tokens_of
 from harness.traces.form import ReadNotes, RecordedRequest, Recording, hidden_name
-from harness.traces.lines import Progress, seconds_ns, tokens_of
 
-NS_PER_MS = 1_000_000
 COLUMNS = ("input_len", "output_len", "arrival_time", "round_idx", "tool_wait_after_ms", "prefix_len")
 Row = tuple[int, int, int, int, int, int]
 
 
-def table_recordings(files: Iterable[Path], notes: ReadNotes, progress: Progress | None = None) -> Iterator[Recording]:
+def _recordings(files: Iterable[Path], notes: ReadNotes, progress: Progress | None = None) -> Iterator[Recording]:
     """One recording per session id, its rounds in order."""
     for path in files:
         sessions: dict[str, list[Row]] = {}
@@ -34,7 +34,7 @@ def table_recordings(files: Iterable[Path], notes: ReadNotes, progress: Progress
                 broken.add(name)
             else:
                 sessions.setdefault(name, []).append(row)
-        for name in broken & set(sessions):
+        for name in sorted(broken & sessions.keys()):
             notes.drop("sessions with a broken row", hidden_name(name))
             del sessions[name]
         first = min((rows[0][0] for rows in sessions.values()), default=0)
@@ -93,3 +93,6 @@ def _requests(rows: list[Row]) -> Iterator[RecordedRequest]:
         )
         stream_tokens = prompt + max(generate, 1)
         wait_ns = wait_after_ms * NS_PER_MS
+
+
+FORMAT = TraceFormat("TraceLab's replay columns", _recordings, (), "recorded", suffixes=(".csv",))
