@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
@@ -23,11 +24,18 @@ def register(app: typer.Typer) -> None:
     )(emulator)
 
 
-def doctor(runs: RunsOption = Path("runs")) -> None:
+def doctor(
+    runs: RunsOption = Path("runs"),
+    url: Annotated[str, typer.Option(help="Ask this server alone: what would a measurement of it lack?")] = "",
+    api_key_env: Annotated[str, typer.Option(help="With --url: environment variable with the server's key.")] = "",
+) -> None:
     """Say what this machine can run, what is missing, and how to get it.
 
-    Example: `harness doctor`
+    Example: `harness doctor --url http://127.0.0.1:8000`
     """
+    if url:
+        _ask_server(url, api_key_env)
+        return
     from harness.cli.words import terminal
     from harness.errors import ExitCode
     from harness.runner.backends import readiness
@@ -43,6 +51,29 @@ def doctor(runs: RunsOption = Path("runs")) -> None:
             console.print(f"{'':>9}{'needs':>{width}}  {check.need}", style="dim", highlight=False, soft_wrap=True)
             console.print(f"{'':>9}{'do':>{width}}  {check.how}", highlight=False, soft_wrap=True)
     raise typer.Exit(int(ExitCode.HARNESS_FAULT if any(check.ok is False for check in checks) else ExitCode.PASS))
+
+
+def _ask_server(url: str, api_key_env: str) -> None:
+    """Print what a server shows and lacks; leaves with exit code 1 where a measurement would be refused."""
+    from harness.cli.words import said, terminal
+    from harness.client.endpoint import endpoint_of
+    from harness.errors import ExitCode
+    from harness.runner.backends.attached import AttachedBackend
+    from harness.server.probe import Needs, probe
+    from harness.spec import ClientSpec, ServerSpec
+
+    server, console = ServerSpec(url=url, api_key_env=api_key_env), terminal()
+    endpoint = endpoint_of(server)
+    report = probe(endpoint, Needs(ClientSpec(name="aiohttp" if endpoint.is_https else "epoll")))
+    shown = {"model": report.model, "version": report.version}
+    shown |= AttachedBackend().in_force(server) if report.model else {}
+    for name, value in shown.items() if report.model else ():
+        console.print(f"[green]shown[/]    {name}: {said(str(value))}", highlight=False, soft_wrap=True)
+    for note in report.notes:
+        console.print(f"[yellow]limit[/]    {said(note)}", highlight=False, soft_wrap=True)
+    for problem in report.problems:
+        console.print(f"[red]missing[/]  {said(problem)}", highlight=False, soft_wrap=True)
+    raise typer.Exit(int(ExitCode.HARNESS_FAULT if report.problems else ExitCode.PASS))
 
 
 def emulator(context: typer.Context) -> None:

@@ -78,6 +78,9 @@ def run(
         Until | None,
         typer.Option("--until", help="`decided`: block by block, until the rule in [stop] has its answer."),
     ] = None,
+    keep_going: Annotated[
+        bool, typer.Option("--keep-going", help="Go on although every request of the first run failed alike.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, show the runs, start nothing.")] = False,
     form: Annotated[
         TableForm, typer.Option("--format", help="How the result is written; all else then goes to standard error.")
@@ -111,6 +114,7 @@ def run(
         resume=resume,
         retry_invalid=retry_invalid,
         until=until is not None,
+        keep_going=keep_going,
         again="" if ticket else f"harness run {source}{asked_again(changes or [], backend, replicates, devices)}",
         form=form,
     )
@@ -126,6 +130,7 @@ def perform(
     resume: bool = False,
     retry_invalid: bool = False,
     until: bool = False,
+    keep_going: bool = False,
     again: str = "",
     form: TableForm = TableForm.text,
 ) -> None:
@@ -154,6 +159,7 @@ def perform(
             ticket=ticket,
             retry_invalid=retry_invalid,
             until_decided=until,
+            keep_going=keep_going,
         )
     again = again or f"harness run --confirmatory {source}"
     again += " --until decided" if until else ""
@@ -368,13 +374,23 @@ def _results(sealed: Sequence[SealedRun]) -> Results:
 
 def _exit_code(console: Console, outcome: ExperimentOutcome, experiment: str, runs: Path) -> ExitCode:
     from harness.cli.words import said
+    from harness.runner.failing import will_fail_again
 
     for invalid in outcome.invalid_runs:
         console.print(
             f"[red]INVALID[/] {invalid.condition}/{invalid.replicate}: {said('; '.join(invalid.invalid_reasons))}",
             highlight=False,
         )
-    if outcome.invalid_runs and outcome.is_complete:
+    if outcome.ended_by:
+        console.print(
+            f"every request of the first run failed alike, so the experiment ends here: {said(outcome.ended_by)}. "
+            "Mend the cause first; --keep-going performs the other runs all the same",
+            highlight=False,
+            soft_wrap=True,
+        )
+        return ExitCode.RUN_INVALID
+    repeatable = [run for run in outcome.invalid_runs if not will_fail_again(run)]
+    if repeatable and outcome.is_complete:
         console.print(
             f"repeat them, the old ones kept: {experiment} --runs {runs} --resume --retry-invalid",
             highlight=False,

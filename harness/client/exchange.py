@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import httptools
 
 from harness.client.answer import MAX_ERROR_BYTES, MIN_FINAL_STATUS, NO_KERNEL_STAMP, Answer, Piece, printable
+from harness.client.endpoint import Endpoint
 from harness.client.rows import ABSENT
 
 MAX_HEAD_BYTES = 64 << 10
@@ -21,12 +22,18 @@ MAX_WAITING_PIECES = 32
 PIECES_AT_ONCE = 4
 
 
-def request_bytes(authority: str, request_id: str, body: Sequence[bytes]) -> bytes:
-    """A whole request; authority: host and port of the server."""
-    head = (
-        f"POST /v1/completions HTTP/1.1\r\nHost: {authority}\r\nContent-Type: application/json\r\nAccept: */*\r\n"
-        f"X-Request-Id: {request_id}\r\nContent-Length: {sum(map(len, body))}\r\n\r\n"
+def request_head(endpoint: Endpoint) -> str:
+    """What every request to ``endpoint`` begins with."""
+    more = "".join(f"{name}: {value}\r\n" for name, value in endpoint.headers.items())
+    return (
+        f"POST {endpoint.prefix}/v1/completions HTTP/1.1\r\nHost: {endpoint.authority}\r\n"
+        f"Content-Type: application/json\r\nAccept: */*\r\n{more}"
     )
+
+
+def request_bytes(head: str, request_id: str, body: Sequence[bytes]) -> bytes:
+    """A whole request. head: of ``request_head``."""
+    head = f"{head}X-Request-Id: {request_id}\r\nContent-Length: {sum(map(len, body))}\r\n\r\n"
     return b"".join((head.encode(), *body))
 
 

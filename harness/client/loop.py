@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from harness.client.answer import describe_error_body
 from harness.client.connection import Connection, ConnectionPool, allow_sockets
-from harness.client.exchange import PIECES_AT_ONCE, Exchange, request_bytes
+from harness.client.exchange import PIECES_AT_ONCE, Exchange, request_bytes, request_head
 from harness.client.kernel_stamps import ANCILLARY_BYTES, OffsetLog, kernel_stamp_ns
 from harness.client.rows import ABSENT
 from harness.client.scheduler_slice import SHORT_SLICE_NS, SchedulerSlice
@@ -57,6 +57,7 @@ class EpollReplay:
         self._script = script
         self._rows = script.rows
         self._target = target
+        self._head = request_head(target.endpoint)
         self._spin_ns = target.options.spin_us * NS_PER_US
         self._timeout_ns = script.clock.to_monotonic_ns(target.request_timeout_ns)
         self._is_stopped = is_stopped
@@ -80,7 +81,7 @@ class EpollReplay:
         """
         script, clock = self._script, self._script.clock
         with select.epoll() as self._epoll, DeadlineTimer() as self._timer:
-            self._pool = ConnectionPool(self._epoll, self._target.host, self._target.port)
+            self._pool = ConnectionPool(self._epoll, self._target.endpoint.host, self._target.endpoint.port)
             self._epoll.register(self._timer.fd, EPOLLIN)
             try:
                 first = script.release(0)
@@ -314,7 +315,7 @@ class EpollReplay:
         if reason:
             self._schedule_all(script.skip_session(row, reason, monotonic_ns()))
             return None
-        payload = request_bytes(self._target.authority, rows.request_id[row], script.body_parts(row))
+        payload = request_bytes(self._head, rows.request_id[row], script.body_parts(row))
         return Exchange(row, script.new_answer(row), payload)
 
     def _stage(self, row: int) -> None:

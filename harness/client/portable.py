@@ -17,6 +17,7 @@ import aiohttp
 from aiohttp.client_proto import ResponseHandler
 
 from harness.client.answer import NO_KERNEL_STAMP, Answer, describe_error_body, printable
+from harness.client.endpoint import Endpoint
 from harness.client.exchange import Exchange
 from harness.client.rows import ABSENT
 from harness.clock import NS_PER_MS, NS_PER_S, monotonic_ns
@@ -39,14 +40,14 @@ class PortableReplay:
         self,
         script: Script,
         *,
-        base_url: str,
+        endpoint: Endpoint,
         request_timeout_ns: int,
         is_stopped: Callable[[], bool],
         on_slack: Callable[[], None],
     ) -> None:
         self._script = script
         self._rows = script.rows
-        self._url = f"{base_url}/v1/completions"
+        self._url, self._headers = f"{endpoint.url}/v1/completions", endpoint.headers
         self._timeout_s = script.clock.to_monotonic_ns(request_timeout_ns) / NS_PER_S
         self._is_stopped = is_stopped
         self._on_slack = on_slack
@@ -165,7 +166,11 @@ class PortableReplay:
 
     async def _exchange(self, row: int, body: bytes, answer: Answer) -> tuple[str, str]:
         """One request to its end; a status and its reason when it failed, two empty strings otherwise."""
-        headers = {"Content-Type": "application/json", "X-Request-Id": self._rows.request_id[row]}
+        headers = {
+            **self._headers,
+            "Content-Type": "application/json",
+            "X-Request-Id": self._rows.request_id[row],
+        }
         exchange = Exchange(row, answer, body)
         _CURRENT.set(exchange)
         self._rows.sent_ns[row] = monotonic_ns()

@@ -17,6 +17,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -25,6 +26,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import ipc
 
+from harness.client.endpoint import Endpoint
 from harness.client.meters import CpuMeter
 from harness.client.script import ReplayEvent
 from harness.client.single import ReplayResult, Target, replay_here
@@ -108,8 +110,7 @@ def _part(
         "plan": str(plan),
         "folder": str(folder),
         "sessions": sessions,
-        "host": target.host,
-        "port": target.port,
+        "endpoint": asdict(target.endpoint),
         "model": target.model,
         "options": target.options.model_dump(mode="json"),
         "scale": target.clock.scale,
@@ -274,8 +275,7 @@ def work() -> None:
     folder = Path(task["folder"])
     stopped = threading.Event()
     target = Target(
-        task["host"],
-        task["port"],
+        Endpoint(**task["endpoint"]),
         task["model"],
         ClientSpec.model_validate(task["options"]),
         clock_for(task["scale"]),

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from harness.client.endpoint import Endpoint
 from harness.client.meters import stall_facts, stamp_facts
 from harness.client.script import ReplayEvent
 from harness.client.single import ReplayResult, Target, replay_here
@@ -41,16 +42,18 @@ def replay(
     on_event: Callable[[ReplayEvent], None] | None = None,
     stop: StopSignal | None = None,
     records: Path | None = None,
+    endpoint: Endpoint | None = None,
 ) -> ReplayResult:
     """Replay every session of the plan against a server, all released at one instant, and return what happened.
 
     request_timeout_ns: clock ns one request may take from send to end. on_event: called per final row, from a thread of
     its own. stop: when set, what is in flight is given up ("connection") and what was not sent stays "not_sent".
+    endpoint: where the server is reached, instead of plain HTTP at host and port.
     records: folder for the chunk rows of a long run; None: the system's temporary folder.
     Raises SpecError when this machine cannot run the client asked for, ServerError when the host's name cannot be
     resolved.
     """
-    target = Target(host, port, model, options, clock, request_timeout_ns, records)
+    target = Target(endpoint or Endpoint(host, port), model, options, clock, request_timeout_ns, records)
     is_stopped = stop.is_set if stop is not None else _never
     with StallMeter(clock) as stalls:
         if options.processes > 1:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from harness.client.endpoint import Endpoint
 from harness.client.meters import CpuMeter
 from harness.client.scheduler_slice import SHORT_SLICE_NS, SchedulerSlice
 from harness.client.script import ReplayEvent, Script
@@ -53,18 +54,12 @@ class ReplayResult:
 class Target:
     """The server of a replay and how to replay: what every client process needs."""
 
-    host: str
-    port: int
+    endpoint: Endpoint
     model: str
     options: ClientSpec
     clock: ScaledClock
     request_timeout_ns: int
     records: Path | None = None
-
-    @property
-    def authority(self) -> str:
-        """Host and port as they stand in a URL and in the Host header: IPv6 addresses in brackets."""
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
 def replay_here(
@@ -85,6 +80,10 @@ def replay_here(
     if is_epoll and not sys.platform.startswith("linux"):
         raise SpecError(
             "client 'epoll' needs Linux", where="client.name", hint="Choose client 'aiohttp', which runs everywhere"
+        )
+    if is_epoll and target.endpoint.is_https:
+        raise SpecError(
+            "client 'epoll' speaks no https", where="client.name", hint='Set client.name = "aiohttp" for this server'
         )
     script = Script(
         plan,
@@ -148,7 +147,7 @@ def _run_aiohttp(
 
     client = PortableReplay(
         script,
-        base_url=f"http://{target.authority}",
+        endpoint=target.endpoint,
         request_timeout_ns=target.request_timeout_ns,
         is_stopped=is_stopped,
         on_slack=deliver,

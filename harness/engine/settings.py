@@ -13,7 +13,7 @@ from harness.engine.config import EngineConfig, usable_slots
 from harness.spec import ServerSpec
 from harness.stack.rbln.kv_rules import AUTO, rule_set
 
-HARNESS_KEYS = frozenset({"start_timeout_s", "stop_grace_s", "port", "device_metrics_url", "declared"})
+HARNESS_KEYS = frozenset({"start_timeout_s", "stop_grace_s", "port", "device_metrics_url", "declared", "api_key_env"})
 """Keys of a ServerSpec that tell the harness what to do, and the server nothing."""
 ENGINE_KEYS = frozenset(
     {

@@ -21,14 +21,15 @@ from harness.records import RunKey, RunStore, SealedRun, layout
 from harness.runner.account import Account
 from harness.runner.backends import backend_named
 from harness.runner.deciding import Watch, declared_rule
-from harness.runner.lane import perform_in_order
+from harness.runner.failing import failed_alike
+from harness.runner.lane import Made, perform_in_order
 from harness.runner.progress import (
     ProgressSink,
     StopFlag,
     silent,
 )
 from harness.runner.run import Invocation
-from harness.runner.settings import refuse_unshown_settings
+from harness.runner.settings import refuse_what_is_missing
 from harness.spec import ExperimentSpec
 
 _LOAD_HINT = "Load it first: run_experiment(load_experiment('demo'), runs_root=...)"
@@ -40,6 +41,7 @@ class ExperimentOutcome:
     """What an invocation did. ``runs``: every sealed run of the experiment, earlier ones included.
 
     is_decided: its stopping rule has a verdict on every comparison, so that no further run is wanted.
+    ended_by: how every request of the first run failed, where that ended the experiment.
     """
 
     spec: ExperimentSpec
@@ -48,6 +50,7 @@ class ExperimentOutcome:
     num_performed: int
     was_interrupted: bool
     is_decided: bool = False
+    ended_by: str = ""
 
     @property
     def invalid_runs(self) -> tuple[SealedRun, ...]:
@@ -92,7 +95,7 @@ def check_hosts(runs: Iterable[PlannedRun]) -> None:
     of_conditions = list({run.condition.name: run for run in runs}.values())
     for run in of_conditions:
         backend_named(run.spec.backend).check_host(run.server)
-    refuse_unshown_settings(of_conditions)
+    refuse_what_is_missing(of_conditions)
 
 
 def run_experiment(
@@ -106,12 +109,14 @@ def run_experiment(
     ticket: Ticket | None = None,
     retry_invalid: bool = False,
     until_decided: bool = False,
+    keep_going: bool = False,
 ) -> ExperimentOutcome:
     """Perform every planned run that is not sealed yet, and return all sealed runs of the experiment.
 
     resume: allow runs sealed earlier; without it they are an error, so that nothing is mixed by accident.
     Raises SpecError before anything starts; ServerError when a server cannot be run; RecordsError when records cannot
-    be written. An invalid run is kept, named invalid, and the experiment goes on.
+    be written. An invalid run is kept, named invalid, and the experiment goes on; unless it is the first that was
+    performed now and all its requests failed alike, and ``keep_going`` is False.
     retry_invalid: repeat the INVALID ones too; they are kept, and the new runs name them. Under a ticket, at most
     ``limits.retries`` times each.
     ticket: of a preregistration; makes every run confirmatory. Without one they are exploratory, for ever.
@@ -135,16 +140,19 @@ def run_experiment(
     check_hosts(todo)
     account = Account(planned, todo, on_progress, watch)
     invocation = Invocation(store.root, spec_source, ticket, on_progress, stop)
+    ended_by = ""
     if spec.fleet is None or kind_named(spec.backend).is_virtual:
         for said in perform_in_order(todo, invocation, again):
             account.add(said)
-            if account.is_decided:
+            if isinstance(said, Made) and len(account.performed) == 1 < len(todo) and not keep_going:
+                ended_by = failed_alike(said.run)
+            if account.is_decided or ended_by:
                 break
     else:
         perform_fleet = _fleet_driver(spec)
         perform_fleet(todo, invocation, again, account)
     found, is_decided = _all_sealed(store, spec, account.performed), watch is not None and watch.is_decided
-    return ExperimentOutcome(spec, found, len(planned), len(account.performed), stop.after_run, is_decided)
+    return ExperimentOutcome(spec, found, len(planned), len(account.performed), stop.after_run, is_decided, ended_by)
 
 
 def _fleet_driver(spec: ExperimentSpec) -> Driver:

@@ -240,9 +240,7 @@ def _measure(
             return None
         with (
             invocation.at_station() as neighbours,
-            Scraper(
-                scrapes, host=launch.host, port=launch.port, clock=clock, interval_s=interval_s, beside=seen.so_far
-            ),
+            Scraper(scrapes, endpoint=launch.endpoint, clock=clock, interval_s=interval_s, beside=seen.so_far),
         ):
             result = replay(
                 plan,
@@ -255,6 +253,7 @@ def _measure(
                 on_event=seen.add,
                 stop=stop.now,
                 records=writer.folder,
+                endpoint=launch.endpoint,
             )
         timings["replay_start_ns"] = result.start_ns
         timings["replay_end_ns"] = clock.now_ns()

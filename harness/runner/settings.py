@@ -1,21 +1,42 @@
-"""Refuses, before the first run, conditions whose settings nobody would apply or show.
+"""Refuses, before the first run, what a server that is there lacks, and settings that nobody would apply or show.
 
 One error names every key of every condition and the ways out. What a run then shows is judged with the run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from harness.engine.settings import HARNESS_KEYS, changed_keys, differences, keys_shown, requested_settings
-from harness.errors import SpecError
+from harness.errors import ServerError, SpecError
 from harness.experiment import PlannedRun
 from harness.kinds import BackendKind, kind_named
+from harness.redact import redacted_text
 from harness.runner.backends import backend_named
 
 URL_EACH = "Start a server for each condition and name it: server.url in [[condition]]"
 DECLARE = "Where you know that they hold, set server.declared = true: reports then say declared, not verified"
+
+
+def refuse_what_is_missing(runs: Sequence[PlannedRun]) -> None:
+    """One error for all that servers which are there already lack, and for settings that nobody would show."""
+    lacks: list[str] = []
+    for run in {(run.server.url, run.server.api_key_env): run for run in runs}.values():
+        lacks += [f"{redacted_text(run.server.url)}: {one}" for one in backend_named(run.spec.backend).lacks(run)]
+    try:
+        refuse_unshown_settings(runs)
+    except SpecError as error:
+        if not lacks:
+            raise
+        lacks.append(f"{error.what}. {error.hint}")
+    if not lacks:
+        return
+    raise ServerError(
+        "; ".join(lacks),
+        where=f"backend {runs[0].spec.backend}",
+        hint="Nothing was performed. `harness doctor --url URL` asks a server again",
+    )
 
 
 def refuse_unshown_settings(runs: Iterable[PlannedRun]) -> None:

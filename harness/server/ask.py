@@ -7,12 +7,15 @@ is a word in the reply. It holds the interpreter for microseconds, since a repla
 from __future__ import annotations
 
 import socket
+import ssl
+from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import httptools
 import pydantic_core
 
 from harness.client.answer import MIN_FINAL_STATUS
+from harness.client.endpoint import Endpoint
 from harness.clock import NS_PER_S, monotonic_ns
 
 NO_ANSWER = 0
@@ -77,15 +80,26 @@ class _Answer:
 
 
 def ask(host: str, port: int, path: str, *, deadline_s: float) -> Reply:
-    """GET ``path`` from a server of plain HTTP; everything, from the connection to the last byte, within ``deadline_s``
-    wall seconds. No proxy of the environment stands between.
+    """GET ``path`` from a server of plain HTTP, as ``ask_endpoint`` does."""
+    return ask_endpoint(Endpoint(host, port), path, deadline_s=deadline_s)
+
+
+def ask_endpoint(endpoint: Endpoint, path: str, *, deadline_s: float) -> Reply:
+    """GET ``path`` from a server; everything, from the connection to the last byte, within ``deadline_s`` wall seconds.
+    No proxy of the environment stands between.
     """
     deadline_ns = monotonic_ns() + int(deadline_s * NS_PER_S)
     try:
-        with socket.create_connection((host, port), timeout=deadline_s) as sock:
-            name = f"[{host}]" if ":" in host else host
+        with ExitStack() as open_sockets:
+            address = (endpoint.host, endpoint.port)
+            sock = open_sockets.enter_context(socket.create_connection(address, timeout=deadline_s))
+            if endpoint.is_https:
+                context = ssl.create_default_context()
+                sock = open_sockets.enter_context(context.wrap_socket(sock, server_hostname=endpoint.host))
+            more = "".join(f"{name}: {value}\r\n" for name, value in endpoint.headers.items())
             head = (
-                f"GET {path} HTTP/1.1\r\nHost: {name}:{port}\r\nAccept-Encoding: identity\r\nConnection: close\r\n\r\n"
+                f"GET {endpoint.prefix}{path} HTTP/1.1\r\nHost: {endpoint.authority}\r\n"
+                f"Accept-Encoding: identity\r\nConnection: close\r\n{more}\r\n"
             )
             sock.sendall(head.encode())
             return _read(sock, deadline_ns)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from harness.client.endpoint import Endpoint
 from harness.errors import ServerError
 from harness.records import Finding, Observation
 from harness.redact import redacted_arguments, redacted_env
@@ -25,6 +26,7 @@ class LaunchPlan:
 
     env: additions to the harness's own environment, never the whole of it. files: what the backend wrote or the server
     will write into the run folder, by role ("config", "device_trace"). observation: what its log will show.
+    reached_at: see ``endpoint``.
     is_ours: False for a server that somebody else started. effective: keys of a ServerSpec with the values in force, as
     far as the launch itself shows them; the run's log and metrics show others, and what nobody shows is not in force.
     device_command: how to ask for the devices' state, with its first answer in ``requested``. findings: what is known
@@ -42,11 +44,17 @@ class LaunchPlan:
     requested: Mapping[str, Any] = field(default_factory=dict)
     observation: Observation = field(default_factory=Observation)
     is_ours: bool = True
+    reached_at: Endpoint | None = None
     effective: Mapping[str, Any] = field(default_factory=dict)
     device_command: tuple[str, ...] = ()
     findings: tuple[Finding, ...] = ()
     scratch_variable: str = ""
     read_offset: Callable[[], tuple[int, int]] | None = None
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """Where the server is reached: as the plan says, else by plain HTTP at host and port."""
+        return self.reached_at or Endpoint(self.host, self.port)
 
     def to_json(self) -> dict[str, Any]:
         """For the manifest: no secret; files by name, since the run folder moves when it is sealed."""

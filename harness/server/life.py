@@ -9,14 +9,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol
 
+from harness.client.endpoint import Endpoint
 from harness.clock import NS_PER_MS, NS_PER_S, Clock, MonotonicClock
 from harness.errors import ServerError
-from harness.server.ask import HTTP_OK, NO_ANSWER, Reply, ask
+from harness.server.ask import HTTP_OK, NO_ANSWER, Reply, ask, ask_endpoint
 from harness.server.launch import LaunchPlan
-from harness.server.ports import url_host
 from harness.server.process import ExitReport, ServerProcess
 
 ANSWER_TIMEOUT_S = 10.0
+MODELS = "/v1/models"
 POLL_NS = 200 * NS_PER_MS
 
 
@@ -64,8 +65,7 @@ class AttachedServer:
     pid = 0
 
     def __init__(self, launch: LaunchPlan) -> None:
-        self._host, self._port = launch.host, launch.port
-        self._url = f"http://{url_host(launch.host)}:{launch.port}"
+        self._endpoint = launch.endpoint
         self._clock = MonotonicClock()
 
     def __enter__(self) -> AttachedServer:
@@ -79,18 +79,20 @@ class AttachedServer:
     @property
     def has_exited(self) -> bool:
         """Whether it has stopped answering."""
-        return get(self._host, self._port, "/health").status == NO_ANSWER
+        return get_at(self._endpoint, MODELS).status == NO_ANSWER
 
     def wait_healthy(self, host: str, port: int, *, deadline_s: float, path: str = "/health") -> int:
         """Wall ns until it answered; it should at once, but it may be starting."""
-        del host, port
+        del host, port, path  # not every server that speaks as vLLM does has /health
         started_ns = self._clock.now_ns()
         while (waited_ns := self._clock.now_ns() - started_ns) < int(deadline_s * NS_PER_S):
-            if get(self._host, self._port, path).status == HTTP_OK:
+            if get_at(self._endpoint, MODELS).status == HTTP_OK:
                 return waited_ns
             self._clock.sleep_until_ns(self._clock.now_ns() + POLL_NS)
         raise ServerError(
-            f"does not answer GET {path} with 200 within {deadline_s:g} s", where=self._url, hint="Check server.url"
+            f"does not answer GET {MODELS} with 200 within {deadline_s:g} s",
+            where=self._endpoint.url,
+            hint="Check server.url",
         )
 
     def stop(self, grace_s: float = 10.0) -> ExitReport:
@@ -99,6 +101,11 @@ class AttachedServer:
 
     def kill(self) -> ExitReport:
         return self.stop()
+
+
+def get_at(endpoint: Endpoint, path: str) -> Reply:
+    """As ``get``, from wherever a server is reached."""
+    return ask_endpoint(endpoint, path, deadline_s=ANSWER_TIMEOUT_S)
 
 
 def get(host: str, port: int, path: str) -> Reply:

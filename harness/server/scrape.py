@@ -12,9 +12,10 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, BinaryIO, Literal
 
+from harness.client.endpoint import Endpoint
 from harness.clock import NS_PER_S, Clock
 from harness.errors import RecordsError
-from harness.server.ask import ask
+from harness.server.ask import ask_endpoint
 
 Reason = Literal["before", "interval", "after"]
 # Short: a server too busy to answer within this is a fact worth a line, and the next scrape is due.
@@ -34,8 +35,7 @@ class Scraper:
         self,
         sink: BinaryIO,
         *,
-        host: str,
-        port: int,
+        endpoint: Endpoint,
         clock: Clock,
         interval_s: float,
         timeout_s: float = SCRAPE_TIMEOUT_S,
@@ -43,8 +43,7 @@ class Scraper:
         beside: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
         self._sink = sink
-        self._host = host
-        self._port = port
+        self._endpoint = endpoint
         self._clock = clock
         self._interval_ns = int(interval_s * NS_PER_S)
         self._timeout_s = timeout_s
@@ -91,7 +90,7 @@ class Scraper:
     def scrape(self, reason: Reason) -> int:
         """Scrape now from the calling thread; returns the HTTP status, 0 for no answer."""
         at_ns = self._clock.now_ns()
-        reply = ask(self._host, self._port, self._path, deadline_s=self._timeout_s)
+        reply = ask_endpoint(self._endpoint, self._path, deadline_s=self._timeout_s)
         status = reply.status
         line: dict[str, Any] = {
             "at_ns": at_ns,

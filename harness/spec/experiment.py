@@ -80,6 +80,7 @@ class LimitsSpec(Spec):
         default=1000.0, gt=0, description="longest time from the kernel's stamp to the client's"
     )
     needs_stall_meter: bool = Field(default=True, description="a run whose stall meter was lost is INVALID")
+    needs_metrics: bool = Field(default=True, description="a run whose server answers no GET /metrics is INVALID")
     residual_share: float | None = Field(
         default=None, gt=0, le=1, description="largest (B - A) / B of a run; without it, only a finding above 0.05"
     )

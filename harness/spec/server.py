@@ -53,6 +53,11 @@ class ServerSpec(Spec):
         default_factory=dict, description="more environment variables of the server; secrets are left out of records"
     )
     url: str = Field(default="", description="backend 'attached': the server somebody else started")
+    api_key_env: str = Field(
+        default="",
+        pattern=r"^([A-Za-z_]\w*)?$",
+        description="backend 'attached': name of the environment variable that holds the server's API key",
+    )
     declared: bool = Field(
         default=False, description="what nothing shows is as you say; reports call it declared, not verified"
     )

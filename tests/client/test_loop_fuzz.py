@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from harness.client.endpoint import Endpoint
 from harness.client.single import ReplayResult, Target, replay_here
 from harness.clock import NS_PER_S, clock_for
 from harness.plan import Plan
@@ -121,7 +122,7 @@ def replay_against(made: list[Recipe]) -> tuple[Plan, ReplayResult, list[Asked]]
         return reply_to(asked, made[asked.session * NUM_REQUESTS + asked.request])
 
     with RawServer(answer) as server:
-        target = Target(server.host, server.port, "null", ClientSpec(spin_us=0), clock_for(1.0), 5 * NS_PER_S)
+        target = Target(Endpoint(server.host, server.port), "null", ClientSpec(spin_us=0), clock_for(1.0), 5 * NS_PER_S)
         result = replay_here(plan, target, on_event=None, is_stopped=lambda: False)
     return plan, result, sorted(server.asked, key=lambda one: (one.session, one.request))
 

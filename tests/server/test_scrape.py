@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from harness.client.endpoint import Endpoint
 from harness.clock import NS_PER_MS, NS_PER_S, MonotonicClock, ScaledClock
 from harness.errors import RecordsError
 from harness.server.ports import free_port
@@ -43,7 +44,7 @@ def wait_for_scrapes(scraper: Scraper, number: int) -> None:
 def test_a_run_is_scraped_before_at_the_interval_and_after(port: int) -> None:
     sink, clock = io.BytesIO(), ScaledClock(4.0)
     began_ns = clock.now_ns()
-    with Scraper(sink, host=HOST, port=port, clock=clock, interval_s=0.2) as scraper:
+    with Scraper(sink, endpoint=Endpoint(HOST, port), clock=clock, interval_s=0.2) as scraper:
         wait_for_scrapes(scraper, 4)
     lines = lines_of(sink)
     assert [line["reason"] for line in lines[:1]] == ["before"]
@@ -63,7 +64,7 @@ def test_a_run_is_scraped_before_at_the_interval_and_after(port: int) -> None:
 
 def test_a_server_that_is_gone_gives_a_line_and_no_exception() -> None:
     sink = io.BytesIO()
-    with Scraper(sink, host=HOST, port=free_port(), clock=MonotonicClock(), interval_s=60):
+    with Scraper(sink, endpoint=Endpoint(HOST, free_port()), clock=MonotonicClock(), interval_s=60):
         pass
     lines = lines_of(sink)
     assert [(line["reason"], line["status"], line["body"]) for line in lines] == [("before", 0, ""), ("after", 0, "")]
@@ -76,14 +77,14 @@ def test_a_silent_server_gives_a_line_after_the_timeout() -> None:
         silent.listen(1)
         sink = io.BytesIO()
         port = silent.getsockname()[1]
-        scraper = Scraper(sink, host=HOST, port=port, clock=MonotonicClock(), interval_s=60, timeout_s=0.05)
+        scraper = Scraper(sink, endpoint=Endpoint(HOST, port), clock=MonotonicClock(), interval_s=60, timeout_s=0.05)
         assert scraper.scrape("before") == 0
     assert lines_of(sink)[0]["error"].startswith("TimeoutError")
 
 
 def test_a_refusal_keeps_its_status_and_body(port: int) -> None:
     sink = io.BytesIO()
-    scraper = Scraper(sink, host=HOST, port=port, clock=MonotonicClock(), interval_s=60, path="/unhealthy")
+    scraper = Scraper(sink, endpoint=Endpoint(HOST, port), clock=MonotonicClock(), interval_s=60, path="/unhealthy")
     assert scraper.scrape("before") == 503
     assert lines_of(sink)[0]["body"] == "ok"
     assert scraper.num_failed == 1
@@ -92,7 +93,7 @@ def test_a_refusal_keeps_its_status_and_body(port: int) -> None:
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_full_disk_is_an_error_at_the_end_not_during_the_replay(port: int) -> None:
     with Path("/dev/full").open("wb", buffering=0) as sink:
-        scraper = Scraper(sink, host=HOST, port=port, clock=MonotonicClock(), interval_s=60)  # pyright: ignore
+        scraper = Scraper(sink, endpoint=Endpoint(HOST, port), clock=MonotonicClock(), interval_s=60)  # pyright: ignore
         scraper.start()
         with pytest.raises(RecordsError, match="No space left"):
             scraper.stop()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -43,7 +43,7 @@ def check_answers(manifest: Manifest, requests: pa.Table, plan: Plan | None) -> 
         yield invalid(
             "request-failed",
             f"{len(failed)} of {requests.num_rows} requests were not answered as planned ({which}), "
-            f"first {_names(_keys(requests)[failed])}",
+            f"first {_names(_keys(requests)[failed])}{_words_of_first(requests, failed, status)}",
             "See columns status, http_status and error of the requests table",
         )
     answered = requests.filter(pa.array(status == "ok"))
@@ -86,6 +86,13 @@ def _check_reasons(answered: pa.Table) -> Iterator[Finding]:
         + ", ".join(words),
         hint="Requests are sent with ignore_eos and max_tokens, so that only their length ends them",
     )
+
+
+def _words_of_first(requests: pa.Table, failed: NDArray[Any], status: NDArray[Any]) -> str:
+    """What the server or the system said of the first request that failed; empty where nobody said anything."""
+    errors = requests.column("error").take(pa.array(failed[status[failed] != "not_sent"]))
+    first = next((words for one in errors if (words := one.as_py())), "")
+    return f'; the first says "{first}"' if first else ""
 
 
 def _check_plan(manifest: Manifest, requests: pa.Table, keys: IntArray, plan: Plan | None) -> Iterator[Finding]:

@@ -113,7 +113,13 @@ def _check_observation(manifest: Manifest, requests: pa.Table, derived: Derived)
     if has_answered and declared.has_kv_log and not derived.num_kv_lines:
         yield invalid("kv-log-silent", "the [PFX] lines that were declared are not in the log", _DEBUG_HINT)
     if declared.has_metrics and not derived.tables["metrics"].num_rows:
-        yield invalid("metrics-missing", f"none of {derived.num_scrapes} scrapes has a readable body with samples")
+        is_needed = LimitsSpec.model_validate(manifest.requested.get("limits", {})).needs_metrics
+        yield Finding(
+            code="metrics-missing",
+            severity="invalid" if is_needed else "warning",
+            evidence=f"none of {derived.num_scrapes} scrapes has a readable body with samples",
+            hint="Set limits.needs_metrics = false to measure without" if is_needed else "",
+        )
     elif derived.num_failed_scrapes:
         evidence = f"{derived.num_failed_scrapes} of {derived.num_scrapes} scrapes have no readable body"
         yield Finding(code="scrape-failed", severity="warning", evidence=evidence)

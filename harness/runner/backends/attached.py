@@ -7,18 +7,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
-from urllib.parse import urlsplit
 
+from harness.client.endpoint import Endpoint, endpoint_of
 from harness.engine.settings import requested_settings
-from harness.errors import ServerError, SpecError
+from harness.errors import ServerError
+from harness.experiment import PlannedRun
 from harness.kinds import KINDS, BackendKind
 from harness.records import Finding, Observation
 from harness.redact import redacted_text
 from harness.runner.backends.base import LaunchOptions, ServerBackend
+from harness.server.ask import Reply
 from harness.server.doctor import Check
 from harness.server.launch import LaunchPlan
-from harness.server.life import get
-from harness.server.ports import url_host
+from harness.server.life import MODELS, get_at
+from harness.server.probe import Needs, probe
 from harness.spec import ServerSpec
 from harness.stack.rbln.launch_log import LaunchFacts, read_metrics
 
@@ -47,76 +49,71 @@ class AttachedBackend(ServerBackend):
             how="Use the emulator backend, whose server is fresh for every run",
         )
 
-    def check_host(self, server: ServerSpec) -> None:
-        _first_model(*_address(server.url))
+    def check_server(self, server: ServerSpec) -> None:
+        _ = endpoint_of(server).headers
+
+    def lacks(self, run: PlannedRun) -> tuple[str, ...]:
+        spec = run.spec
+        needs = Needs(spec.client, run.plan.prompt_form, metrics=spec.limits.needs_metrics)
+        return probe(endpoint_of(run.server), needs).problems
 
     def in_force(self, server: ServerSpec) -> dict[str, Any]:
-        host, number = _address(server.url)
+        endpoint = endpoint_of(server)
         facts = LaunchFacts()
-        read_metrics(get(host, number, "/metrics").body.decode("utf-8", "replace"), facts)
-        return facts.effective(_shown_by_models(host, number))
+        read_metrics(get_at(endpoint, "/metrics").body.decode("utf-8", "replace"), facts)
+        return facts.effective(_shown_by_models(get_at(endpoint, MODELS)))
 
     def _plan(self, server: ServerSpec, options: LaunchOptions) -> LaunchPlan:
         del options  # nothing is launched
-        host, number = _address(server.url)
-        url = f"http://{url_host(host)}:{number}"
+        endpoint = endpoint_of(server)
+        models = get_at(endpoint, MODELS)
         return LaunchPlan(
             backend=self.kind.name,
             argv=(),
-            host=host,
-            port=number,
-            model=_first_model(host, number),
-            requested={"server": server.model_dump(mode="json"), "url": url, "version": _version(host, number)},
+            host=endpoint.host,
+            port=endpoint.port,
+            model=_first_model(endpoint, models),
+            reached_at=endpoint,
+            requested={
+                "server": server.model_dump(mode="json"),
+                "url": redacted_text(endpoint.url),
+                "version": _version(endpoint),
+            },
             observation=Observation(steps="none", has_kv_log=False),
             effective={
                 **{key: requested_settings(server)[key] for key in self.shown_keys},
-                **_shown_by_models(host, number),
+                **_shown_by_models(models),
             },
             is_ours=self.kind.is_restarted,
             findings=(ATTACHED,),
         )
 
 
-def _address(url: str) -> tuple[str, int]:
-    parts = urlsplit(url)
+def _shown_by_models(reply: Reply) -> dict[str, Any]:
+    """The longest request, which vLLM's list of models states."""
     try:
-        port = parts.port
-    except ValueError:
-        port = None
-    if parts.scheme != "http" or not parts.hostname or not port or parts.path not in ("", "/"):
-        raise SpecError(
-            f"is {redacted_text(url)!r}, not http://HOST:PORT",
-            where="server.url",
-            hint='Write for example "http://127.0.0.1:8000"',
-        )
-    return parts.hostname, port
-
-
-def _shown_by_models(host: str, port: int) -> dict[str, Any]:
-    """The longest request, which vLLM's list of models names."""
-    try:
-        return {"slot_tokens": int(get(host, port, "/v1/models").json()["data"][0]["max_model_len"])}
+        return {"slot_tokens": int(reply.json()["data"][0]["max_model_len"])}
     except (LookupError, TypeError, ValueError):
         return {}
 
 
-def _first_model(host: str, port: int) -> str:
-    reply = get(host, port, "/v1/models")
-    url = f"http://{url_host(host)}:{port}"
+def _first_model(endpoint: Endpoint, reply: Reply) -> str:
     if reply.error:
-        raise ServerError(f"no server answers there ({reply.error})", where=url, hint="Start it, or change server.url")
+        raise ServerError(
+            f"no server answers there ({reply.error})", where=endpoint.url, hint="Start it, or change server.url"
+        )
     try:
         return str(reply.json()["data"][0]["id"])
     except (LookupError, TypeError):
         raise ServerError(
-            f"GET /v1/models gives status {reply.status} and no model",
-            where=url,
-            hint="Is it an OpenAI-compatible server?",
+            f"GET {MODELS} gives status {reply.status} and no model",
+            where=endpoint.url,
+            hint=f"`harness doctor --url {endpoint.url}` says what is missing",
         ) from None
 
 
-def _version(host: str, port: int) -> str:
-    answer: Any = get(host, port, "/version").json()
+def _version(endpoint: Endpoint) -> str:
+    answer: Any = get_at(endpoint, "/version").json()
     return str(answer.get("version", "")) if isinstance(answer, dict) else ""
 
 

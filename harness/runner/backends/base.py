@@ -39,6 +39,11 @@ class Backend(ABC):
         del server
         return {}
 
+    def lacks(self, run: PlannedRun) -> tuple[str, ...]:
+        """What a run needs and a server that is there already lacks, each with its cure; asked before the first run."""
+        del run
+        return ()
+
     def check_server(self, server: ServerSpec) -> None:  # noqa: B027  # most kinds have nothing to refuse
         """Refuse what no host could run, before an experiment is planned; raises SpecError."""
 

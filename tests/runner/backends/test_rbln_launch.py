@@ -208,7 +208,7 @@ def test_an_attached_server_that_is_not_there_is_refused(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    "url", ["", "127.0.0.1:8000", "https://host:1", "http://host", "http://host:x", "http://h:1/v1"]
+    "url", ["", "127.0.0.1:8000", "ftp://host:1", "http://", "http://host:x", "http://h:1/v1?a=b", "http://me:key@h:1"]
 )
 def test_an_address_that_is_none_is_refused(tmp_path: Path, url: str) -> None:
     with pytest.raises(SpecError, match=r"server\.url: is .*, not http://HOST:PORT"):
@@ -219,7 +219,7 @@ def test_an_attached_server_that_stays_ill_is_given_up(tmp_path: Path) -> None:
     plan = LaunchPlan("attached", (), HOST, free_port(), "m", is_ours=False)
     with (
         start_server(plan, log_path=tmp_path / "l", stamps_path=tmp_path / "s", clock=ScaledClock(1.0)) as server,
-        pytest.raises(ServerError, match=r"does not answer GET /health with 200 within 0\.3 s"),
+        pytest.raises(ServerError, match=r"does not answer GET /v1/models with 200 within 0\.3 s"),
     ):
         server.wait_healthy(plan.host, plan.port, deadline_s=0.3)
     assert server.has_exited

@@ -1,0 +1,68 @@
+"""Where a server is reached: scheme, host, port, the path before /v1, and the variable that holds its key.
+
+The key itself stays in the environment; it is read when a request is made, and is in no record.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from harness.errors import SpecError
+from harness.redact import redacted_text
+from harness.spec import ServerSpec
+
+PORTS = {"http": 80, "https": 443}
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One server. prefix: what stands before /v1 and /metrics. api_key_env: name of a variable; "" for none."""
+
+    host: str
+    port: int
+    is_https: bool = False
+    prefix: str = ""
+    api_key_env: str = ""
+
+    @property
+    def authority(self) -> str:
+        """Host and port as they stand in a URL and in the Host header; IPv6 addresses in brackets."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def url(self) -> str:
+        return f"{'https' if self.is_https else 'http'}://{self.authority}{self.prefix}"
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What every request carries beside its own headers; SpecError where the key is not there."""
+        if not self.api_key_env:
+            return {}
+        key = os.environ.get(self.api_key_env, "")
+        if not key or not key.isascii() or not key.isprintable():
+            raise SpecError(
+                f"the environment has no key in {self.api_key_env}",
+                where="server.api_key_env",
+                hint=f"export {self.api_key_env}=...",
+            )
+        return {"Authorization": f"Bearer {key}"}
+
+
+def endpoint_of(server: ServerSpec) -> Endpoint:
+    """The address in ``server.url``, with or without a port and a path that ends in /v1; SpecError where it is none."""
+    try:
+        parts = urlsplit(server.url)
+        port = parts.port or PORTS.get(parts.scheme, 0)
+    except ValueError:
+        parts, port = urlsplit(""), 0
+    is_plain = not (parts.query or parts.fragment or parts.username)
+    if not port or parts.scheme not in PORTS or not parts.hostname or not is_plain:
+        raise SpecError(
+            f"is {redacted_text(server.url)!r}, not http://HOST:PORT or https://HOST/PATH/v1",
+            where="server.url",
+            hint='Write for example "http://127.0.0.1:8000"',
+        )
+    prefix = parts.path.rstrip("/").removesuffix("/v1")
+    return Endpoint(parts.hostname, port, parts.scheme == "https", prefix, server.api_key_env)

@@ -1,0 +1,126 @@
+"""Asks a server that somebody else started whether a replay against it can be measured: models, one request, metrics.
+
+The request is sent by the client that will replay, so that what it needs is what the replay needs. Nothing is recorded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from harness.client.endpoint import Endpoint
+from harness.client.run import replay_here
+from harness.client.single import Target
+from harness.clock import NS_PER_S, ScaledClock
+from harness.plan import draw_plan
+from harness.plan.model import Plan, RequestPlan
+from harness.server.ask import HTTP_OK, Reply
+from harness.server.life import MODELS, get_at
+from harness.spec import ClientSpec, PromptForm, WorkloadSpec
+
+PROMPT_TOKENS, ANSWER_TOKENS = 32, 4
+TIMEOUT_S = 60
+NO_KEY = (401, 403)
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What a replay asks of a server."""
+
+    client: ClientSpec = field(default_factory=ClientSpec)
+    prompt_form: PromptForm = "token-ids"
+    metrics: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeReport:
+    """What a server showed. problems: what a measurement lacks, each with what it is for and its cure.
+
+    notes: what limits the figures. model: the first one it lists; version: of vLLM, "" where it does not say.
+    """
+
+    problems: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+    model: str = ""
+    version: str = ""
+
+
+def probe(endpoint: Endpoint, needs: Needs) -> ProbeReport:
+    """Ask ``endpoint`` for all that ``needs`` names; SpecError where the key or the client cannot be had."""
+    reply = get_at(endpoint, MODELS)
+    if reply.error:
+        return ProbeReport((f"no server answers there ({reply.error}). Start it, or change server.url",))
+    if reply.status in NO_KEY:
+        return ProbeReport((_refused(endpoint, reply),))
+    models = reply.json()
+    try:
+        model = str(models["data"][0]["id"])
+    except (LookupError, TypeError):
+        found = f"GET {MODELS} gives status {reply.status} and no model: requests must name one"
+        return ProbeReport((f"{found}. Is it an OpenAI-compatible server?",))
+    problems, notes = _short_request(endpoint, model, needs)
+    metrics = get_at(endpoint, "/metrics")
+    body = metrics.body.decode("utf-8", "replace") if metrics.status == HTTP_OK else ""
+    has_metrics = any(line and not line.startswith(("#", "<", "{")) for line in body.splitlines())
+    if not has_metrics:
+        said = metrics.error or f"status {metrics.status}" + (" without a sample" if metrics.status == HTTP_OK else "")
+        lack = f"GET /metrics gives {said}: load, and reuse by the server's own count, cannot be checked"
+        cure = "Set limits.needs_metrics = false to measure without"
+        (problems if needs.metrics else notes).append(f"{lack}. {cure}" if needs.metrics else lack)
+    version: Any = get_at(endpoint, "/version").json()
+    return ProbeReport(
+        tuple(problems),
+        tuple(notes),
+        model,
+        str(version.get("version", "")) if isinstance(version, dict) else "",
+    )
+
+
+def _refused(endpoint: Endpoint, reply: Reply) -> str:
+    if endpoint.api_key_env:
+        return f"status {reply.status}: the server refuses the key in {endpoint.api_key_env}"
+    return (
+        f"status {reply.status}: the server wants an API key. Put it into an environment variable and name that: "
+        'server.api_key_env = "NAME"'
+    )
+
+
+def _short_request(endpoint: Endpoint, model: str, needs: Needs) -> tuple[list[str], list[str]]:
+    """What is missing, and what limits the figures, by one request of a few tokens."""
+    plan = _plan(needs.prompt_form)
+    options = needs.client.model_copy(update={"processes": 1})
+    target = Target(endpoint, model, options, ScaledClock(1.0), TIMEOUT_S * NS_PER_S)
+    result = replay_here(plan, target, on_event=None, is_stopped=lambda: False)
+    (row,) = result.requests.to_pylist()
+    if row["http_status"] in NO_KEY:
+        return [_refused(endpoint, Reply(row["http_status"], b""))], []
+    if row["status"] != "ok":
+        return [_what_for(str(row["error"]) or str(row["status"]), row)], []
+    problems: list[str] = []
+    if needs.prompt_form == "token-ids" and row["prompt_tokens"] != row["planned_prompt_tokens"]:
+        sent, counted = row["planned_prompt_tokens"], row["prompt_tokens"]
+        problems.append(f"a prompt of {sent} token ids is counted as {counted}: lengths would not be as planned")
+    notes = ["usage does not state cached tokens: reuse is unknown"] if row["cached_tokens"] is None else []
+    return problems, notes
+
+
+def _what_for(error: str, row: dict[str, Any]) -> str:
+    if "return_token_ids" in error:
+        return (
+            "the server ignored return_token_ids: answers cannot continue a session. vLLM from 0.10 on does; or set "
+            'workload.prompt_form = "text"'
+        )
+    if "no usage" in error:
+        return "the server states no usage: tokens cannot be counted. It must honour stream_options.include_usage"
+    if row["status"] == "wrong_length":
+        return f"{error}: answers cannot have planned lengths. The server must honour ignore_eos and max_tokens"
+    status = f" (status {row['http_status']})" if row["status"] == "http_error" else ""
+    return f'a request of {PROMPT_TOKENS} tokens failed{status}; the server says "{error}"'
+
+
+def _plan(prompt_form: PromptForm) -> Plan:
+    """One session of one short request."""
+    plan = draw_plan(WorkloadSpec(num_sessions=1, waits="none", prompt_form=prompt_form), 1, 0)
+    (session,) = plan.sessions
+    request = RequestPlan(keep_tokens=0, new_tokens=PROMPT_TOKENS, generate_tokens=ANSWER_TOKENS)
+    return replace(plan, sessions=(replace(session, requests=(request,)),))

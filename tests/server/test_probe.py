@@ -1,0 +1,143 @@
+"""A server that somebody else started is asked before the first run, and one error says all that it lacks."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from harness.cli import app
+from harness.errors import ServerError, SpecError
+from harness.records import RunStore
+from harness.runner import run_experiment
+from harness.runner.experiment import ExperimentOutcome
+from harness.runner.failing import will_fail_again
+from harness.spec import ExperimentSpec
+from tests.support.plain_server import PlainServer, plain_server
+
+pytestmark = pytest.mark.live
+KEY = "NAME_OF_A_KEY"
+
+
+def run(root: Path, asked: PlainServer, *, keep_going: bool = False, **keys: Any) -> ExperimentOutcome:
+    table: dict[str, Any] = {
+        "name": "asked",
+        "backend": "attached",
+        "replicates": 2,
+        "base_seed": 1,
+        "workload": {"num_sessions": 2, "waits": "none", "generate_tokens": {"law": "fixed", "value": 4}},
+        "limits": {"rearrival_lag_p99_ms": 5000.0, "start_spread_ms": 5000.0},
+        "condition": [{"name": "only"}],
+    }
+    for name, value in keys.items():
+        table[name] = {**table.get(name, {}), **value}
+    table["server"] = {"url": asked.url, **table.get("server", {})}
+    return run_experiment(ExperimentSpec.model_validate(table), runs_root=root, keep_going=keep_going)
+
+
+def test_all_that_a_plain_server_lacks_is_one_error_with_the_cures(tmp_path: Path) -> None:
+    with plain_server(PlainServer()) as server, pytest.raises(ServerError) as refused:
+        run(tmp_path, server)
+    for words in (
+        "the server ignored return_token_ids: answers cannot continue a session. vLLM from 0.10 on does",
+        'set workload.prompt_form = "text"',
+        "GET /metrics gives status 404: load, and reuse by the server's own count, cannot be checked",
+        "Set limits.needs_metrics = false",
+        "Nothing was performed",
+    ):
+        assert words in str(refused.value)
+    assert len(server.asked) == 1
+    assert list(RunStore(tmp_path).sealed("asked")) == []
+
+
+def test_the_cures_that_the_error_names_cure(tmp_path: Path) -> None:
+    with plain_server(PlainServer()) as server:
+        outcome = run(tmp_path, server, workload={"prompt_form": "text"}, limits={"needs_metrics": False})
+    assert [run.invalid_reasons for run in outcome.runs] == [(), ()]
+    (found,) = [one for one in outcome.runs[0].manifest.findings if one.code == "metrics-missing"]
+    assert found.severity == "warning"
+
+
+@pytest.mark.parametrize("client", ["epoll", "aiohttp"])
+def test_a_key_and_a_url_that_ends_in_v1_are_taken_and_the_key_is_in_no_record(
+    tmp_path: Path, client: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    knows = PlainServer(gives_token_ids=True, has_metrics=True, key="sk-secret", prefix="/models/a")
+    with plain_server(knows) as server:
+        with pytest.raises(ServerError, match=r'the server wants an API key\. .* server\.api_key_env = "NAME"'):
+            run(tmp_path, server)
+        keys = {"url": f"{server.url}/v1", "api_key_env": KEY}
+        with pytest.raises(SpecError, match=f"the environment has no key in {KEY}"):
+            run(tmp_path, server, server=keys)
+        monkeypatch.setenv(KEY, "sk-wrong")
+        with pytest.raises(ServerError, match=f"the server refuses the key in {KEY}"):
+            run(tmp_path, server, server=keys)
+        monkeypatch.setenv(KEY, "sk-secret")
+        outcome = run(tmp_path, server, server=keys, client={"name": client})
+    assert [run.invalid_reasons for run in outcome.runs] == [(), ()]
+    held = [path for path in tmp_path.rglob("*") if path.is_file() and b"sk-secret" in path.read_bytes()]
+    assert held == []
+
+
+def test_an_experiment_whose_first_run_fails_alike_ends_there_in_the_servers_words(tmp_path: Path) -> None:
+    # The first completion answers the question before the first run.
+    knows = PlainServer(gives_token_ids=True, has_metrics=True, fails="no more quota for request", num_good=1)
+    with plain_server(knows) as server:
+        outcome = run(tmp_path, server)
+    assert (outcome.num_performed, outcome.num_planned) == (1, 2)
+    assert outcome.ended_by.startswith("http_error: no more quota for request")
+    assert 'the first says "no more quota for request' in outcome.runs[0].invalid_reasons[0]
+    assert will_fail_again(outcome.runs[0])
+
+
+def test_an_experiment_goes_on_where_that_is_wished(tmp_path: Path) -> None:
+    knows = PlainServer(gives_token_ids=True, has_metrics=True, fails="no more quota for request", num_good=1)
+    with plain_server(knows) as server:
+        outcome = run(tmp_path, server, keep_going=True)
+    assert (outcome.num_performed, outcome.ended_by) == (2, "")
+
+
+def harness(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "harness", *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "COLUMNS": "1000", **variables},
+    )
+
+
+def test_the_doctor_asks_a_server_over_https(tmp_path: Path) -> None:
+    if shutil.which("openssl") is None:
+        pytest.skip("no openssl to make a certificate")
+    both = tmp_path / "both.pem"
+    subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=127.0.0.1"),
+            *("-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(both), "-out", str(tmp_path / "cert.pem")),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    both.write_text(both.read_text() + (tmp_path / "cert.pem").read_text())
+    with plain_server(PlainServer(gives_token_ids=True, has_metrics=True, certificate=both)) as server:
+        asked = harness("doctor", "--url", server.url, SSL_CERT_FILE=str(tmp_path / "cert.pem"))
+        assert asked.returncode == 0, asked.stdout + asked.stderr
+        assert "model: plain" in asked.stdout
+        assert "usage does not state cached tokens" in asked.stdout
+        untrusted = harness("doctor", "--url", server.url)
+    assert untrusted.returncode == 1
+    assert "CERTIFICATE_VERIFY_FAILED" in untrusted.stdout
+
+
+def test_the_doctor_says_what_a_server_lacks() -> None:
+    with plain_server(PlainServer()) as server:
+        done = CliRunner().invoke(app, ["doctor", "--url", server.url], env={"COLUMNS": "1000"})
+    assert done.exit_code == 1
+    assert done.output.count("missing  ") == 2

@@ -1,0 +1,103 @@
+"""A plain OpenAI-compatible server in a thread of the test's own process: what it knows beyond the basics is chosen."""
+
+from __future__ import annotations
+
+import json
+import ssl
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+METRICS = '# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running{engine="0"} 0.0\n'
+
+
+@dataclass
+class PlainServer:
+    """What it knows, and what it was asked. key: without it every path says 401.
+    fails: words of every completion after num_good ones."""
+
+    gives_token_ids: bool = False
+    has_metrics: bool = False
+    key: str = ""
+    prefix: str = ""
+    fails: str = ""
+    num_good: int = 0
+    certificate: Path | None = None
+    asked: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    url: str = ""
+
+
+@contextmanager
+def plain_server(server: PlainServer) -> Generator[PlainServer]:
+    """``server``, listening on a loopback port."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            if self._is_refused():
+                return
+            models = {"object": "list", "data": [{"id": "plain"}]}
+            bodies = {"/v1/models": json.dumps(models), **({"/metrics": METRICS} if server.has_metrics else {})}
+            path = self.path.removeprefix(server.prefix)
+            self._send(200 if path in bodies else 404, bodies.get(path, '{"detail": "Not Found"}'))
+
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            if self._is_refused():
+                return
+            server.asked.append(body)
+            if server.fails and len(server.asked) > server.num_good:
+                self._send(400, json.dumps({"error": {"message": f"{server.fails} {len(server.asked)}"}}))
+                return
+            self._send(200, "".join(f"data: {event}\n\n" for event in _events(server, body)))
+
+        def _is_refused(self) -> bool:
+            if server.key and self.headers.get("Authorization") != f"Bearer {server.key}":
+                self._send(401, json.dumps({"error": {"message": "Incorrect API key provided"}}))
+                return True
+            return False
+
+        def _send(self, status: int, body: str) -> None:
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body.encode())))
+            self.end_headers()
+            self.wfile.write(body.encode())
+
+        def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
+            del code, size
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as listening:
+        if server.certificate is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(server.certificate)
+            listening.socket = context.wrap_socket(listening.socket, server_side=True)
+        scheme = "http" if server.certificate is None else "https"
+        server.url = f"{scheme}://127.0.0.1:{listening.server_address[1]}{server.prefix}"
+        thread = threading.Thread(target=listening.serve_forever, daemon=True)
+        thread.start()
+        try:
+            yield server
+        finally:
+            listening.shutdown()
+            thread.join()
+
+
+def _events(server: PlainServer, body: dict[str, Any]) -> list[str]:
+    """The events of a stream that honours max_tokens; usage comes last."""
+    name, count, prompt = f"cmpl-{len(server.asked)}", int(body["max_tokens"]), body["prompt"]
+    num_prompt = len(prompt.split()) if isinstance(prompt, str) else len(prompt)
+    events: list[dict[str, Any]] = []
+    for token in range(count):
+        choice: dict[str, Any] = {"index": 0, "text": " word", "finish_reason": None}
+        if server.gives_token_ids:
+            choice["token_ids"] = [1000 + token]
+        events.append({"id": name, "choices": [choice]})
+    events[-1]["choices"][0]["finish_reason"] = "length"
+    usage = {"prompt_tokens": num_prompt, "completion_tokens": count}
+    events.append({"id": name, "choices": [], "usage": usage})
+    return [*map(json.dumps, events), "[DONE]"]
