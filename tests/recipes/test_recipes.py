@@ -5,16 +5,14 @@ A recipe that needs another place fails here, because nothing but its own files 
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.support.checkout import ROOT
+from tests.support.copied_checkout import CopiedCheckout
 from tests.support.release_wheels import empty_table, stack
 
 EXPERIMENT = """
@@ -80,48 +78,13 @@ ANALYSES = (Analysis("counted", "how many runs there are", of_tables(counted_tab
 """
 
 
-class House:
-    """A copy of the checkout, in which a recipe's files are really added."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        for name in ("harness", "benchmarks", "patches", "plans"):
-            shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
-
-    def write(self, name: str, text: str) -> None:
-        assert not (self.root / name).exists()
-        (self.root / name).write_text(text)
-
-    def edit(self, name: str, old: str, new: str) -> None:
-        text = (self.root / name).read_text()
-        assert text.count(old) == 1
-        (self.root / name).write_text(text.replace(old, new))
-
-    def python(self, *words: str, exit_code: int = 0) -> str:
-        """What a Python of the copy prints. What it computes is too little to be worth compiling."""
-        more = {"PYTHONPATH": str(self.root), "PYTHONSAFEPATH": "1", "COLUMNS": "1000", "NUMBA_DISABLE_JIT": "1"}
-        done = subprocess.run(
-            [sys.executable, "-W", "ignore:overflow", *words],
-            env={**os.environ, **more},
-            cwd=self.root,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == exit_code, done.stdout + done.stderr
-        return done.stdout
-
-    def harness(self, *words: str, exit_code: int = 0) -> str:
-        return self.python("-m", "harness", *words, exit_code=exit_code)
-
-
 @pytest.fixture
-def house(tmp_path: Path) -> House:
-    return House(tmp_path)
+def house(tmp_path: Path) -> CopiedCheckout:
+    return CopiedCheckout(tmp_path)
 
 
 @pytest.mark.same_everywhere
-def test_a_backend_is_its_row_and_its_module(house: House) -> None:
+def test_a_backend_is_its_row_and_its_module(house: CopiedCheckout) -> None:
     house.edit("harness/kinds.py", "_TABLE = (\n", f"_TABLE = (\n{KIND}")
     house.write("harness/runner/backends/tried.py", BACKEND)
     house.write("tried.toml", EXPERIMENT)
@@ -134,7 +97,7 @@ def test_a_backend_is_its_row_and_its_module(house: House) -> None:
 
 
 @pytest.mark.same_everywhere
-def test_an_analysis_is_its_module(house: House) -> None:
+def test_an_analysis_is_its_module(house: CopiedCheckout) -> None:
     house.write("harness/analysis/catalogue/counted.py", ANALYSIS)
     house.write("tried.toml", EXPERIMENT.replace("general", "counted"))
     assert "how many runs there are" in house.harness("explain", "analysis")
@@ -144,7 +107,7 @@ def test_an_analysis_is_its_module(house: House) -> None:
 
 
 @pytest.mark.same_everywhere
-def test_an_experiment_is_its_file_and_its_page(house: House) -> None:
+def test_an_experiment_is_its_file_and_its_page(house: CopiedCheckout) -> None:
     house.write("plans/experiments/tried.toml", EXPERIMENT)
     assert "Tried by its recipe" in house.harness("catalogue", "--only", "tried")
     assert "base/0" in house.harness("run", "tried", "--dry-run", "--backend", "sim")
@@ -164,7 +127,7 @@ for version in sys.argv[1:]:
 
 
 @pytest.mark.same_everywhere
-def test_a_release_is_its_facts_its_lock_its_number_and_its_dialect(house: House, tmp_path: Path) -> None:
+def test_a_release_is_its_facts_its_lock_its_number_and_its_dialect(house: CopiedCheckout, tmp_path: Path) -> None:
     known, new = "0.12.1a8", "0.12.2"
     shutil.copy(empty_table(tmp_path), house.root / "harness" / "stack" / "rbln" / "releases" / "facts.json")
     house.harness("stack", "record", str(stack(tmp_path, known, vllm="0.31.0")))

@@ -5,18 +5,13 @@ Nothing but the files that CONTRIBUTING.md names is changed in the copy; a recip
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from tests.support.checkout import ROOT
+from tests.support.copied_checkout import CopiedCheckout
 
-NEEDED = ("harness", "benchmarks", "plans", "patches", "tests", "pyproject.toml", "README.md")
 EDITS = {
     "harness/stack/rbln/kv_rules.py": (
         (
@@ -60,33 +55,13 @@ name = "vendor"
 
 
 @pytest.fixture(scope="module")
-def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def copy(tmp_path_factory: pytest.TempPathFactory) -> CopiedCheckout:
     """The checkout with the toy's five edits."""
-    folder = tmp_path_factory.mktemp("checkout")
-    for name in NEEDED:
-        source = ROOT / name
-        if source.is_dir():
-            shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            shutil.copy(source, folder / name)
+    checkout = CopiedCheckout(tmp_path_factory.mktemp("checkout"), ("tests", "pyproject.toml", "README.md"))
     for name, pairs in EDITS.items():
-        text = (folder / name).read_text()
         for old, new in pairs:
-            assert text.count(old) == 1, (name, old)
-            text = text.replace(old, new)
-        (folder / name).write_text(text)
-    return folder
-
-
-def python(folder: Path, *words: str) -> str:
-    # What is compiled here runs for a moment: LLVM need not optimise it.
-    # What runs for a moment need not be compiled; chain keys wrap, which numpy warns of.
-    environment = os.environ | {"PYTHONPATH": str(folder), "NUMBA_DISABLE_JIT": "1"}
-    done = subprocess.run(
-        [sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    return done.stdout
+            checkout.edit(name, old, new)
+    return checkout
 
 
 def test_the_recipe_names_the_files_that_the_toy_took() -> None:
@@ -96,14 +71,18 @@ def test_the_recipe_names_the_files_that_the_toy_took() -> None:
     assert re.findall(r"^\d\. `([^`]+)`", part[1], re.MULTILINE) == list(EDITS)
 
 
-def test_a_rule_set_of_its_own_is_checked_against_the_second_opinion_and_measured(copy: Path) -> None:
+def test_a_release_that_decides_otherwise_is_served_by_its_rules(copy: CopiedCheckout) -> None:
+    asked = "from harness.stack.rbln.kv_rules import rule_set; print(rule_set('auto', '98.7.6').name)"
+    assert copy.python("-c", asked) == "tried\n"
+
+
+def test_a_rule_set_is_checked_against_the_second_opinion_and_measured(copy: CopiedCheckout) -> None:
     # The engine decides as the oracle under the toy's rules too, and the table's own tests hold.
     checks = ("tests/stack/rbln/test_kv_rules.py", "tests/engine/test_scheduler_against_oracle.py")
-    python(copy, "-m", "pytest", "-q", "-W", "ignore:overflow", *checks, "-k", "tried or kv_rules")
-    (copy / "toy.toml").write_text(EXPERIMENT)
-    python(copy, "-m", "harness", "run", "toy.toml", "--runs", "runs")
-    reused = python(
-        copy, "-m", "harness", "query", "--runs", "runs", "--format", "csv",
-        "select condition, max(cached_tokens) > 0 from requests group by 1 order by 1",
-    )  # fmt: skip
+    copy.python("-m", "pytest", "-q", "-W", "ignore:overflow", *checks, "-k", "tried or kv_rules")
+    copy.write("toy.toml", EXPERIMENT)
+    copy.harness("run", "toy.toml")
+    reused = copy.harness(
+        "query", "--format", "csv", "select condition, max(cached_tokens) > 0 from requests group by 1 order by 1"
+    )
     assert re.findall(r"(toy|vendor)\W+(\w+)", reused.lower()) == [("toy", "false"), ("vendor", "true")], reused

@@ -1,0 +1,49 @@
+"""A copy of the checkout whose files a test may really add and change, and a Python that runs it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.support.checkout import ROOT
+
+
+class CopiedCheckout:
+    """A copy in ``root``. more: what it has beside code, patches and plans."""
+
+    def __init__(self, root: Path, more: tuple[str, ...] = ()) -> None:
+        self.root = root
+        for name in ("harness", "benchmarks", "patches", "plans", *more):
+            if (ROOT / name).is_dir():
+                shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
+            else:
+                shutil.copy(ROOT / name, root / name)
+
+    def write(self, name: str, text: str) -> None:
+        assert not (self.root / name).exists()
+        (self.root / name).write_text(text)
+
+    def edit(self, name: str, old: str, new: str) -> None:
+        text = (self.root / name).read_text()
+        assert text.count(old) == 1, (name, old)
+        (self.root / name).write_text(text.replace(old, new))
+
+    def python(self, *words: str, exit_code: int = 0) -> str:
+        """What a Python of the copy prints. What it computes is too little to be worth compiling."""
+        more = {"PYTHONPATH": str(self.root), "PYTHONSAFEPATH": "1", "COLUMNS": "1000", "NUMBA_DISABLE_JIT": "1"}
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore:overflow", *words],
+            env={**os.environ, **more},
+            cwd=self.root,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == exit_code, done.stdout + done.stderr
+        return done.stdout
+
+    def harness(self, *words: str, exit_code: int = 0) -> str:
+        return self.python("-m", "harness", *words, exit_code=exit_code)
