@@ -75,13 +75,13 @@ def simulated(runs: Mapping[str, Sequence[PlannedRun]], of_run: FloatArray) -> C
 
 def _log_times(runs: Sequence[PlannedRun], of_run: FloatArray, role: int) -> FloatArray:
     """ln of the device time of each run; every one with a jitter of its own."""
-    first, uncertainty = runs[0], Perturbation(seed=SEED)
+    first, perturbation = runs[0], Perturbation(seed=SEED)
     arrays, config = plan_arrays([run.plan for run in runs]), EngineConfig.from_server(first.server)
     drawn = Draws(
-        jitter(arrays, uncertainty, role),
+        jitter(arrays, perturbation, role),
         tuple(first.cost_model.scaled(float(factor)) for factor in of_run),
-        noise_seeds(uncertainty, len(runs), role),
-        noise_table(uncertainty.step_sd),
+        noise_seeds(perturbation, len(runs), role),
+        noise_table(perturbation.step_sd),
     )
     totals = run_draws(drawn, config).totals
     return np.log((totals["decode_ns"] + totals["prefill_ns"]).astype(np.float64))

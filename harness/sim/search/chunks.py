@@ -125,28 +125,38 @@ def chunk_rows(job: Job, chunk: Chunk) -> pa.Table:
     return pa.Table.from_pylist(rows, schema=LEDGER_SCHEMA)
 
 
-def candidate_row(job: Job, index: int, rung: Rung, groups: Sequence[Group], num_plans: int) -> dict[str, Any]:
-    """One row of the ledger."""
-    space, candidate = job.space, job.candidates[index]
-    row: dict[str, Any] = {
+def row_without_figures(space: SpaceSpec, index: int, candidate: ServerShape, rung: int) -> dict[str, Any]:
+    """One row of the ledger before anything is simulated; rung -1: never simulated."""
+    return {
         "index": index,
         **candidate._asdict(),
         "memory_gib": space.device.memory_gib(candidate),
         "compile_s": space.device.compile_s(candidate),
         "artifact_gib": space.device.artifact_gib(candidate),
         "excluded": space.constraints.violated(space.device, candidate),
-        "rung": rung.number,
+        "rung": rung,
         "num_plans": 0,
     }
+
+
+def figures_by_role(job: Job, candidate: ServerShape, groups: Sequence[Group]) -> dict[str, list[GroupFigures]]:
+    """Figures on the search and the evaluation plans; raises PlanError when a request does not fit."""
+    by_role: dict[str, list[GroupFigures]] = {"search": [], "evaluation": []}
+    for group, found in zip(groups, job.evaluator.evaluate(candidate, groups), strict=True):
+        by_role[group.role].append(found)
+    return by_role
+
+
+def candidate_row(job: Job, index: int, rung: Rung, groups: Sequence[Group], num_plans: int) -> dict[str, Any]:
+    """One row of the ledger."""
+    candidate = job.candidates[index]
+    row = row_without_figures(job.space, index, candidate, rung.number)
     if row["excluded"]:
         return row
     try:
-        figures = job.evaluator.evaluate(candidate, groups)
+        by_role = figures_by_role(job, candidate, groups)
     except PlanError as error:
         return {**row, "excluded": str(error)}
-    by_role: dict[str, list[GroupFigures]] = {"search": [], "evaluation": []}
-    for group, found in zip(groups, figures, strict=True):
-        by_role[group.role].append(found)
     search = by_role["search"]
     row |= {
         "num_plans": num_plans,

@@ -33,9 +33,10 @@ from harness.sim.search.chunks import (
     chunks_of,
     compute_here,
     digest_of,
+    figures_by_role,
     job_of,
+    row_without_figures,
 )
-from harness.sim.search.evaluate import GroupFigures
 from harness.sim.search.rank import Baseline, Scores, score_rows, spearman
 from harness.sim.search.space import SpaceSpec
 from harness.spec import ServerShape
@@ -315,11 +316,7 @@ def _first_indices(searcher: Searcher, first: int | None) -> list[int]:
 
 
 def _baseline(job: Job, rung: Rung) -> Baseline:
-    groups = job.groups(rung)
-    figures = job.evaluator.evaluate(job.space.baseline.shape, groups)
-    by_role: dict[str, list[GroupFigures]] = {"search": [], "evaluation": []}
-    for group, found in zip(groups, figures, strict=True):
-        by_role[group.role].append(found)
+    by_role = figures_by_role(job, job.space.baseline.shape, job.groups(rung))
     return Baseline(tuple(by_role["search"]), tuple(by_role["evaluation"]))
 
 
@@ -331,19 +328,8 @@ def _merge(searcher: Searcher, passed: Sequence[pa.Table]) -> pa.Table:
     everything = pa.concat_tables(passed).combine_chunks()
     last = np.full(num_candidates, -1, dtype=np.int64)
     last[everything["index"].to_numpy()] = np.arange(everything.num_rows)
-    never = Rung(-1, 0, 0, False)
-    space = searcher.space
     missing = [
-        {
-            "index": index,
-            **candidate._asdict(),
-            "memory_gib": space.device.memory_gib(candidate),
-            "compile_s": space.device.compile_s(candidate),
-            "artifact_gib": space.device.artifact_gib(candidate),
-            "excluded": space.constraints.violated(space.device, candidate),
-            "rung": never.number,
-            "num_plans": 0,
-        }
+        row_without_figures(searcher.space, index, candidate, -1)
         for index, candidate in enumerate(searcher.job.candidates)
         if last[index] < 0
     ]
@@ -387,23 +373,6 @@ def _account(searcher: Searcher, rungs: Sequence[Rung], passed: Sequence[pa.Tabl
 
 def share_at_most(found: int, drawn: int, confidence: float = 0.95) -> float:
     """Clopper-Pearson upper bound of a share of which ``found`` of ``drawn`` were seen (0 of n: about 3 / n)."""
-    if found >= drawn:
-        return 1.0
-    low, high = found / drawn, 1.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        if _binomial_at_most(found, drawn, middle) > 1 - confidence:
-            low = middle
-        else:
-            high = middle
-    return high
+    from scipy.special import betaincinv
 
-
-def _binomial_at_most(found: int, drawn: int, share: float) -> float:
-    """P(X <= found) for X ~ Binomial(drawn, share)."""
-    term = (1 - share) ** drawn
-    total = term
-    for count in range(found):
-        term *= (drawn - count) / (count + 1) * share / (1 - share)
-        total += term
-    return total
+    return 1.0 if found >= drawn else float(betaincinv(found + 1, drawn - found, confidence))

@@ -322,6 +322,8 @@ def test_a_generous_budget_is_exhaustive(tmp_path: Path) -> None:
 def test_of_none_in_sixty_at_most_five_percent_are_better() -> None:
     assert share_at_most(0, 59) == pytest.approx(0.0495, abs=1e-3)
     assert share_at_most(3, 3) == 1.0
+    # At this true share, 195 or fewer of 200 are seen with 5 %.
+    assert share_at_most(195, 200) == pytest.approx(0.9901, abs=1e-4)
 
 
 def test_percentiles_are_nearest_rank() -> None:
