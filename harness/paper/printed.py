@@ -7,7 +7,7 @@ held by tests.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
@@ -143,31 +143,29 @@ def ratio(candidate: ServerShape, users: int, seed: int, rules: str) -> float:
     return sums(candidate, users, seed, rules).device_ns / sums(BASELINE, users, seed, rules).device_ns
 
 
+def _figure(rules: str, where: str, what: str, computed: str, printed: str, dummy: str = "") -> Figure:
+    """printed, dummy: as the paper prints it under its base rules and under its rules with the dummy slot."""
+    return Figure(where, what, rules, {"paper": printed, "paper+dummy": dummy}.get(rules, ""), computed)
+
+
 def prediction_figures(rules: str) -> Iterator[Figure]:
     """The table of predictions, Table S12 and the parts named in section 4-5, computed under ``rules``."""
-    is_dummy = rules == "paper+dummy"
-    is_printed = rules in ("paper", "paper+dummy")
     for row in COMPARISONS:
-        where = f"Table S12, {row.measurement}, N={row.users}"
-        found = ratio(row.candidate, row.users, row.seed, rules)
-        printed = row.ratio_dummy if is_dummy else row.ratio
-        yield Figure(where, f"ratio of {row.candidate.label}", rules, printed if is_printed else "", f"{found:.4f}")
-        printed = row.error_dummy if is_dummy else row.error
+        where, label, turns = f"Table S12, {row.measurement}, N={row.users}", row.candidate.label, 3 * row.users
+        predicted = ratio(row.candidate, row.users, row.seed, rules)
+        yield _figure(rules, where, f"ratio of {label}", f"{predicted:.4f}", row.ratio, row.ratio_dummy)
         if row.error:
-            error = abs(row.measured_s[0] / row.measured_s[1] - found)
-            yield Figure(
-                where, f"error e of {row.candidate.label}", rules, printed if is_printed else "", f"{error:.4f}"
-            )
-        reuse = sums(row.candidate, row.users, row.seed, rules).reused
-        printed = f"{row.reuse_dummy if is_dummy else row.reuse}/{3 * row.users}"
-        yield Figure(
-            where, f"reuse of {row.candidate.label}", rules, printed if is_printed else "", f"{reuse}/{3 * row.users}"
-        )
+            error = abs(row.measured_s[0] / row.measured_s[1] - predicted)
+            yield _figure(rules, where, f"error e of {label}", f"{error:.4f}", row.error, row.error_dummy)
+        reused = sums(row.candidate, row.users, row.seed, rules).reused
+        printed, dummy = f"{row.reuse}/{turns}", f"{row.reuse_dummy}/{turns}"
+        yield _figure(rules, where, f"reuse of {label}", f"{reused}/{turns}", printed, dummy)
     for what, candidate, printed in PARTS:
-        one, base = (sums(each, 6, 20261100, rules) for each in (candidate, BASELINE))
-        found = one.prefill_ns / base.prefill_ns if what.startswith("prefill") else one.decode_ns / base.decode_ns
-        shown = printed if rules == "paper" else ""
-        yield Figure("section 4-5, new inputs, N=6", f"{what} of {candidate.label}", rules, shown, f"{found:.4f}")
+        changed, base = (sums(each, 6, 20261100, rules) for each in (candidate, BASELINE))
+        is_prefill = what.startswith("prefill")
+        part = changed.prefill_ns / base.prefill_ns if is_prefill else changed.decode_ns / base.decode_ns
+        where = "section 4-5, new inputs, N=6"
+        yield _figure(rules, where, f"{what} of {candidate.label}", f"{part:.4f}", printed)
 
 
 @lru_cache(maxsize=4)
@@ -180,56 +178,35 @@ def run_search(rules: str, tell: Callable[[float], None] = lambda _share: None) 
 
 def search_figures(result: SearchResult) -> Iterator[Figure]:
     """The figures of section 5-1 and of Tables S10 and S11."""
-    rules = result.space.rules
-    is_paper = rules == "paper"
-
-    def figure(where: str, what: str, printed: str, computed: str) -> Figure:
-        return Figure(where, what, rules, printed if is_paper else "", computed)
-
-    evaluation = result.evaluation
+    evaluation, best, top = result.evaluation, result.ranked[0], result.ranked[:TOP]
     assert evaluation is not None
     order = {candidate: index for index, candidate in enumerate(result.space.candidates())}
-    best = result.ranked[0]
-    yield figure("section 5-1", "candidates", "2077", str(result.ledger.num_rows))
-    yield Figure(
-        "section 5-1, S9",
-        "selected",
-        rules,
-        SELECTED.label if rules != "vendor-0.11.1" else "",
-        result.candidate(best).label,
-    )
-    yield figure("section 5-1", "its ratio on the search inputs", "0.920931", f"{result.scores.sum_seconds[best]:.6f}")
-    yield figure("section 5-1", "its ratio on the evaluation inputs", "0.906644", f"{evaluation.sum_seconds[best]:.6f}")
-    dummy = "0.8798" if rules == "paper+dummy" else ""
-    found = f"{evaluation.sum_seconds[order[SELECTED]]:.4f}"
-    yield Figure("S9", f"evaluation ratio of {SELECTED.label}", rules, "0.9066" if is_paper else dummy, found)
-    yield figure(
-        "released with the paper",
-        f"evaluation ratio of {MORE_SLOTS.label}",
-        "0.9279",
-        f"{evaluation.sum_seconds[order[MORE_SLOTS]]:.4f}",
-    )
-    yield figure(
-        "released with the paper",
-        f"evaluation ratio of {GRID_ONLY.label}",
-        "0.9929",
-        f"{evaluation.sum_seconds[order[GRID_ONLY]]:.4f}",
-    )
-    top = result.ranked[:TOP]
+    evaluated = {shape: f"{evaluation.sum_seconds[order[shape]]:.4f}" for shape in (SELECTED, MORE_SLOTS, GRID_ONLY)}
+    figure = partial(_figure, result.space.rules)
+    section, released = "section 5-1", "released with the paper"
+    selected = result.candidate(best).label
+    on_search, on_evaluation = (f"{scores.sum_seconds[best]:.6f}" for scores in (result.scores, evaluation))
+    yield figure(section, "candidates", str(result.ledger.num_rows), "2077")
+    yield figure(f"{section}, S9", "selected", selected, SELECTED.label, SELECTED.label)
+    yield figure(section, "its ratio on the search inputs", on_search, "0.920931")
+    yield figure(section, "its ratio on the evaluation inputs", on_evaluation, "0.906644")
+    yield figure("S9", f"evaluation ratio of {SELECTED.label}", evaluated[SELECTED], "0.9066", "0.8798")
+    yield figure(released, f"evaluation ratio of {MORE_SLOTS.label}", evaluated[MORE_SLOTS], "0.9279")
+    yield figure(released, f"evaluation ratio of {GRID_ONLY.label}", evaluated[GRID_ONLY], "0.9929")
     limits = sorted({result.candidate(index).max_num_seqs for index in top})
-    yield figure("section 5-1", "batch_size of the top 20", "16", ", ".join(map(str, limits)))
+    yield figure(section, "batch_size of the top 20", ", ".join(map(str, limits)), "16")
     spread = max(result.scores.sum_seconds[top]) - min(result.scores.sum_seconds[top])
-    yield figure("section 5-1", "top 20 within 0.5 percentage points", "yes", "yes" if spread <= 0.005 else "no")
+    yield figure(section, "top 20 within 0.5 percentage points", "yes" if spread <= 0.005 else "no", "yes")
     for row, printed in zip(sensitivity(result.judged, result.baseline, result.space), SENSITIVITY, strict=True):
         where = f"Table S10, {row.score}, N={','.join(map(str, row.users))}"
         assert (row.score, row.users) == printed[:2]
-        yield figure(where, "selected", printed[2].label, result.candidate(row.selected).label)
+        yield figure(where, "selected", result.candidate(row.selected).label, printed[2].label)
         scores = (row.search_sum, row.search_per_n, row.evaluation_sum, row.evaluation_per_n)
         names = ("search sum ratio", "search per-N mean", "evaluation sum ratio", "evaluation per-N mean")
         for name, text, value in zip(names, printed[3:7], scores, strict=True):
-            yield figure(where, name, text, f"{value:.4f}")
-        yield figure(where, "rank of the recorded one", str(printed[7]), str(row.reference_rank))
-        yield figure(where.replace("S10", "S11"), "top 20 in common", str(printed[8]), str(row.common_top))
+            yield figure(where, name, f"{value:.4f}", text)
+        yield figure(where, "rank of the recorded one", str(row.reference_rank), str(printed[7]))
+        yield figure(where.replace("S10", "S11"), "top 20 in common", str(row.common_top), str(printed[8]))
 
 
 def disagreements(figures: Sequence[Figure]) -> list[Figure]:
