@@ -262,7 +262,7 @@ class SealedRun:
 
     def _parsed(self, model: type[Parsed], asked: Mapping[str, Any], what: str) -> Parsed:
         try:
-            return model.model_validate(asked)
+            return model.model_validate(_in_todays_words(asked))
         except ValidationError as error:
             raise RecordsError(
                 f"its manifest holds no {what} that this version reads ({error.error_count()} problems)",
@@ -367,6 +367,17 @@ class SealedRun:
             kind = "a symbolic link" if stat.S_ISLNK(facts.st_mode) else "no regular file"
             raise damaged(path, f"is {kind}", hint=hint)
         return facts
+
+
+def _in_todays_words(value: Any) -> Any:
+    """A sealed specification as this version writes it: a stack patched in place ran the bytes that an overlay runs."""
+    if isinstance(value, dict):
+        table: dict[Any, Any] = value
+        return {
+            key: "overlay" if (key, inner) == ("patch", "in-place") else _in_todays_words(inner)
+            for key, inner in table.items()
+        }
+    return [_in_todays_words(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 def once_per_run(compute: Callable[[SealedRun], Value]) -> Callable[[SealedRun], Value]:

@@ -97,6 +97,13 @@ def test_a_run_whose_plan_is_gone_is_damaged(run: SealedRun):
         run_figures(run)
 
 
+def test_a_run_whose_stack_was_patched_in_place_still_opens(run: SealedRun):
+    asked = run.manifest.requested["experiment"]
+    experiment = {**asked, "server": {**asked.get("server", {}), "patch": "in-place"}}
+    manifest = run.manifest.model_copy(update={"requested": {**run.manifest.requested, "experiment": experiment}})
+    assert SealedRun(run.path, manifest).spec.server.patch == "overlay"
+
+
 def test_a_manifest_without_an_experiment_is_one_clear_line(run: SealedRun):
     bare = SealedRun(run.path, run.manifest.model_copy(update={"requested": {}}))
     with pytest.raises(RecordsError, match="holds no experiment that this version reads"):
