@@ -234,8 +234,24 @@ def _open_closed_streams() -> None:
     sys.stderr = sys.stderr or os.fdopen(2, "w", encoding="utf-8", closefd=False)
 
 
-def main() -> None:
-    """Entry point: run the command, turn every known failure into one line and an exit code."""
+def _has_no_room(error: BaseException) -> bool:
+    return any(words in str(error).lower() for words in _NO_ROOM)
+
+
+def _fail_refused(error: OSError) -> NoReturn:
+    """One line for what the operating system refused; raises ``error`` again where no person can act on it."""
+    if error.errno in _LIMIT_ERRORS or _has_no_room(error):
+        _fail_limited(error)
+    if error.errno == errno.ENAMETOOLONG:
+        _fail(f"{str(error.filename)[:60]}...: the name is too long for a file. Check it", ExitCode.BAD_SPEC)
+    if error.errno not in _DISK_ERRORS:
+        raise error
+    where = f"{error.filename}: " if error.filename else ""
+    _fail(f"{where}{error.strerror}. Free some space or choose a folder you may write to", ExitCode.HARNESS_FAULT)
+
+
+def _prepare_process() -> None:
+    """Streams that take every word, and a collector of garbage that leaves a short command alone."""
     _open_closed_streams()
     codecs.register_error("in-ascii", _in_ascii)
     for stream in (sys.stdout, sys.stderr):
@@ -244,6 +260,11 @@ def main() -> None:
             stream.reconfigure(errors="in-ascii")
     # What imports make stays: looking through it for cycles, over and over, takes a tenth of a short command's time.
     gc.set_threshold(50_000)
+
+
+def main() -> None:
+    """Entry point: run the command, turn every known failure into one line and an exit code."""
+    _prepare_process()
     try:
         _take_blas_memory()
         with _alone(next(iter(sys.argv[1:]), "")):
@@ -263,15 +284,8 @@ def main() -> None:
             raise
         _fail_limited(MemoryError())
     except (RuntimeError, ImportError) as error:
-        if not any(words in str(error).lower() for words in _NO_ROOM):
+        if not _has_no_room(error):
             raise
         _fail_limited(error)
     except OSError as error:
-        if error.errno in _LIMIT_ERRORS or any(words in str(error).lower() for words in _NO_ROOM):
-            _fail_limited(error)
-        if error.errno == errno.ENAMETOOLONG:
-            _fail(f"{str(error.filename)[:60]}...: the name is too long for a file. Check it", ExitCode.BAD_SPEC)
-        if error.errno not in _DISK_ERRORS:
-            raise
-        where = f"{error.filename}: " if error.filename else ""
-        _fail(f"{where}{error.strerror}. Free some space or choose a folder you may write to", ExitCode.HARNESS_FAULT)
+        _fail_refused(error)

@@ -120,14 +120,7 @@ class Exchange:
         if self._parser is None:
             self.first_byte_ns = received_ns
             self._parser = httptools.HttpResponseParser(self)
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserError as error:
-            self.problem = self.problem or f"not HTTP: {error}"
-        except httptools.HttpParserUpgrade:
-            self.problem = "not HTTP: the server changes to another protocol"
-        except Exception as error:  # whatever an answer holds, it ends its own request and nothing else
-            self.problem = self.problem or unreadable(error)
+        self._parse(self._parser, data)
         if not self._is_head_complete:
             self._head_bytes += len(data)
             if self._head_bytes > MAX_HEAD_BYTES:
@@ -145,6 +138,16 @@ class Exchange:
                     self.interpret()
             else:
                 self.error_body += whole[: MAX_ERROR_BYTES - len(self.error_body)]
+
+    def _parse(self, parser: httptools.HttpResponseParser, data: bytes) -> None:
+        try:
+            parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            self.problem = self.problem or f"not HTTP: {error}"
+        except httptools.HttpParserUpgrade:
+            self.problem = "not HTTP: the server changes to another protocol"
+        except Exception as error:  # whatever an answer holds, it ends its own request and nothing else
+            self.problem = self.problem or unreadable(error)
 
     def interpret(self, most: int = MAX_WAITING_PIECES + 1) -> bool:
         """Read the JSON of at most so many waiting receives; True when more are waiting."""

@@ -139,7 +139,7 @@ class ServerLog:
         return f"{head}{message}\n".encode(errors="replace")
 
 
-def kv_event_line(event: KvEvent, engine_id: str) -> tuple[Site, str]:
+def kv_event_line(event: KvEvent, engine_id: str) -> tuple[Site, str]:  # noqa: PLR0911  # one return per kind of line
     """The log line of one KV event. Formats: vllm-rbln 0.11.1, v1/core/prefix_cache_manager and optimum_scheduler."""
     slots, blocks = list(event.slots), list(event.blocks)
     slot, ibs = slots[0] if slots else None, f"IB_COUNT={event.num_blocks} IB={blocks}"

@@ -396,7 +396,7 @@ class Scheduler:
             at = end
         return tuple(events)
 
-    def _event(self, record: list[int], num_slots: int) -> KvEvent:
+    def _event(self, record: list[int], num_slots: int) -> KvEvent:  # noqa: PLR0911  # one return per kind of event
         code, row, caller, _, num_blocks, x, y = record[:EVENT_HEADER]
         slots = tuple(record[EVENT_HEADER : EVENT_HEADER + num_slots])
         blocks = tuple(record[EVENT_HEADER + num_slots :])

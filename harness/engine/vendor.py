@@ -169,7 +169,7 @@ def vendor_grow(state: EngineState, row: int) -> bool:
 
 
 @jit
-def vendor_release(state: EngineState, row: int, is_preemption: int) -> None:
+def vendor_release(state: EngineState, row: int, is_preemption: int) -> None:  # noqa: C901  # the order of the vendor's own function
     """A running request gives its memory back: its slots stay mapped for reuse, unless it is preempted."""
     server = state.server[0]
     seat = state.rows[row].seat

@@ -189,18 +189,11 @@ class _Supervisor:
         poller.register(log_read, select.POLLIN)
         poller.register(wake_read, select.POLLIN)
         assert self._control is not None
-        control_fd = self._control.fileno()
-        poller.register(control_fd, select.POLLIN)
+        poller.register(self._control.fileno(), select.POLLIN)
         while True:
             for descriptor, _events in poller.poll(self._poll_timeout_ms()):
-                if descriptor == log_read:
-                    if self._copy_log(log_read) == LogRead.END:
-                        poller.unregister(log_read)
-                elif descriptor == wake_read:
-                    os.read(wake_read, 4096)
-                elif descriptor == control_fd and not self._obey():
-                    poller.unregister(control_fd)
-                    self._begin_stop(self._job.orphan_grace_ns)
+                if not self._serve(descriptor, log_read, wake_read):
+                    poller.unregister(descriptor)
             if self._was_terminated or os.getppid() != self._parent_pid:
                 self._begin_stop(self._job.orphan_grace_ns)
             no_child_left = self._reap()
@@ -213,6 +206,18 @@ class _Supervisor:
         if self._job.scratch:
             shutil.rmtree(self._job.scratch, ignore_errors=True)
         self._tell(event="gone", killed=self._killed, log_bytes=self._log_bytes)
+
+    def _serve(self, descriptor: int, log_read: int, wake_read: int) -> bool:
+        """Answer one descriptor that can be read; False when nothing more will come of it."""
+        if descriptor == log_read:
+            return self._copy_log(log_read) != LogRead.END
+        if descriptor == wake_read:
+            os.read(wake_read, 4096)
+            return True
+        if self._obey():
+            return True
+        self._begin_stop(self._job.orphan_grace_ns)
+        return False
 
     def _poll_timeout_ms(self) -> int:
         if self._kill_at_ns is None:

@@ -103,7 +103,7 @@ def has_ended(afters: Sequence[tuple[int, ...]], earlier: int, place: int) -> bo
     return False
 
 
-def _what_is_wrong(recording: Recording, afters: Sequence[tuple[int, ...]], place: int) -> str:
+def _what_is_wrong(recording: Recording, afters: Sequence[tuple[int, ...]], place: int) -> str:  # noqa: PLR0911  # one return per problem
     one = recording.requests[place]
     if any(not 0 <= before < place for before in one.after):
         return f"it comes after {list(one.after)}, which are not all earlier requests"

@@ -366,22 +366,30 @@ def _failing(operations: tuple[Operation, ...], chosen: random.Random) -> Iterat
 def simpler(operation: Operation) -> Iterator[Operation]:
     """Versions of one operation that do less."""
     if isinstance(operation, RunStep):
-        if operation.aborts_inside:
-            yield operation._replace(aborts_inside=())
-        if operation.failed_copy >= 0:
-            yield operation._replace(failed_copy=-1)
+        yield from _simpler_step(operation)
     elif isinstance(operation, Submit):
-        if operation.salt:
-            yield operation._replace(salt=0)
-        if operation.stop_tokens is not None:
-            yield operation._replace(stop_tokens=None)
-        for smaller in (1, 2, operation.max_tokens // 2, operation.max_tokens - 1):
-            if 1 <= smaller < operation.max_tokens:
-                yield operation._replace(max_tokens=smaller, stop_tokens=None)
-        whole = operation.prompt_tokens
-        for smaller in (1, BLOCK_TOKENS, BLOCK_TOKENS + 1, whole // 2, whole - BLOCK_TOKENS, whole - 1):
-            if 1 <= smaller < whole:
-                yield operation._replace(prompt=head(operation.prompt, smaller))
+        yield from _simpler_submit(operation)
+
+
+def _simpler_step(operation: RunStep) -> Iterator[Operation]:
+    if operation.aborts_inside:
+        yield operation._replace(aborts_inside=())
+    if operation.failed_copy >= 0:
+        yield operation._replace(failed_copy=-1)
+
+
+def _simpler_submit(operation: Submit) -> Iterator[Operation]:
+    if operation.salt:
+        yield operation._replace(salt=0)
+    if operation.stop_tokens is not None:
+        yield operation._replace(stop_tokens=None)
+    for smaller in (1, 2, operation.max_tokens // 2, operation.max_tokens - 1):
+        if 1 <= smaller < operation.max_tokens:
+            yield operation._replace(max_tokens=smaller, stop_tokens=None)
+    whole = operation.prompt_tokens
+    for smaller in (1, BLOCK_TOKENS, BLOCK_TOKENS + 1, whole // 2, whole - BLOCK_TOKENS, whole - 1):
+        if 1 <= smaller < whole:
+            yield operation._replace(prompt=head(operation.prompt, smaller))
 
 
 def without(history: History, first: int, count: int) -> History:

@@ -31,9 +31,8 @@ class PlainServer:
     url: str = ""
 
 
-@contextmanager
-def plain_server(server: PlainServer) -> Generator[PlainServer]:
-    """``server``, listening on a loopback port."""
+def _handler_of(server: PlainServer) -> type[BaseHTTPRequestHandler]:
+    """What answers the requests of ``server``."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -71,7 +70,14 @@ def plain_server(server: PlainServer) -> Generator[PlainServer]:
         def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
             del code, size
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as listening:
+    return Handler
+
+
+@contextmanager
+def plain_server(server: PlainServer) -> Generator[PlainServer]:
+    """``server``, listening on a loopback port."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), _handler_of(server)) as listening:
         if server.certificate is not None:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             context.load_cert_chain(server.certificate)

@@ -289,7 +289,7 @@ class _KvRows:
         self._open.clear()
         self._preempted_slots.clear()
 
-    def add(self, event: LogEvent) -> None:
+    def add(self, event: LogEvent) -> None:  # noqa: C901, PLR0912  # one branch per kind of event
         if isinstance(event, ev.AllocEvent):
             for slot in event.slots:
                 if (row := self._open.pop(slot, None)) is not None:

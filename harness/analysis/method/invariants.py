@@ -99,6 +99,12 @@ def _check_server(manifest: Manifest) -> Iterator[Finding]:
 
 
 def _check_observation(manifest: Manifest, requests: pa.Table, derived: Derived) -> Iterator[Finding]:
+    yield from _check_declared_lines(manifest, requests, derived)
+    yield from _check_scrapes(manifest, derived)
+    yield from _check_log(derived)
+
+
+def _check_declared_lines(manifest: Manifest, requests: pa.Table, derived: Derived) -> Iterator[Finding]:
     declared = manifest.observation
     has_decoded = bool((requests.column("completion_tokens").fill_null(0).to_numpy() > 1).any())
     has_answered = requests.column("prompt_tokens").null_count < requests.num_rows
@@ -112,7 +118,10 @@ def _check_observation(manifest: Manifest, requests: pa.Table, derived: Derived)
         )
     if has_answered and declared.has_kv_log and not derived.num_kv_lines:
         yield invalid("kv-log-silent", "the [PFX] lines that were declared are not in the log", _DEBUG_HINT)
-    if declared.has_metrics and not derived.tables["metrics"].num_rows:
+
+
+def _check_scrapes(manifest: Manifest, derived: Derived) -> Iterator[Finding]:
+    if manifest.observation.has_metrics and not derived.tables["metrics"].num_rows:
         is_needed = LimitsSpec.model_validate(manifest.requested.get("limits", {})).needs_metrics
         yield Finding(
             code="metrics-missing",
@@ -123,6 +132,9 @@ def _check_observation(manifest: Manifest, requests: pa.Table, derived: Derived)
     elif derived.num_failed_scrapes:
         evidence = f"{derived.num_failed_scrapes} of {derived.num_scrapes} scrapes have no readable body"
         yield Finding(code="scrape-failed", severity="warning", evidence=evidence)
+
+
+def _check_log(derived: Derived) -> Iterator[Finding]:
     if derived.faults:
         yield invalid("kv-fault", f"the server reported inconsistent KV bookkeeping: {', '.join(derived.faults[:3])}")
     if derived.failed_copies:

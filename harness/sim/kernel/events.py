@@ -261,7 +261,7 @@ def note_losses(plans: PlanArrays, plan: int, state: EngineState, outcome: Outco
 
 
 @jit
-def run_plan(
+def run_plan(  # noqa: C901, PLR0912  # one compiled loop
     plans: PlanArrays,
     plan: int,
     state: EngineState,

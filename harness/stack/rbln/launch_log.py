@@ -118,7 +118,7 @@ def _count(text: str | None) -> int | None:
     return int(text) if text and len(text) < 19 and text.isascii() and text.isdigit() and int(text) else None
 
 
-def read_launch(log: Iterable[str], scrapes: Iterable[str] = (), reports: Iterable[str] = ()) -> LaunchFacts:
+def read_launch(log: Iterable[str], scrapes: Iterable[str] = (), reports: Iterable[str] = ()) -> LaunchFacts:  # noqa: C901, PLR0912  # one branch per kind of line
     """The facts in a server's log lines, in the lines of scrapes.jsonl, and in its JSON reports of step statistics."""
     facts = LaunchFacts()
     statistics = _Statistics(facts)
