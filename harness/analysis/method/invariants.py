@@ -290,14 +290,14 @@ def _check_lateness(manifest: Manifest, requests: pa.Table, plan: Plan | None) -
         yield invalid(
             "rearrival-late",
             f"re-arrivals left up to {p99_ms:.3f} ms late (p99, wall), the limit is {limits.rearrival_lag_p99_ms:g} ms",
-            "Run on an idler machine, or raise limits.rearrival_lag_p99_ms and say so",
+            "Run on an idler machine or with more client.processes, or raise limits.rearrival_lag_p99_ms and say so",
         )
     spread_ms = late.start_spread_ms
     if spread_ms is not None and spread_ms > limits.start_spread_ms:
         yield invalid(
             "start-spread",
             f"sessions started within {spread_ms:.3f} ms (wall), the limit is {limits.start_spread_ms:g} ms",
-            "Run on an idler machine, or raise limits.start_spread_ms and say so",
+            "Run on an idler machine or with more client.processes, or raise limits.start_spread_ms and say so",
         )
     if late.num_early:
         yield invalid("sent-early", f"{late.num_early} requests left before they were due")
