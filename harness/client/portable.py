@@ -17,7 +17,6 @@ import aiohttp
 from aiohttp.client_proto import ResponseHandler
 
 from harness.client.answer import NO_KERNEL_STAMP, Answer, describe_error_body, printable
-from harness.client.endpoint import Endpoint
 from harness.client.exchange import Exchange
 from harness.client.rows import ABSENT
 from harness.clock import NS_PER_MS, NS_PER_S, monotonic_ns
@@ -25,6 +24,7 @@ from harness.records.schema import ABORTED
 
 if TYPE_CHECKING:
     from harness.client.script import Due, Script
+    from harness.client.single import Target
 
 HEARTBEAT_NS = 50 * NS_PER_MS
 START_LEAD_NS = 20 * NS_PER_MS
@@ -39,16 +39,15 @@ class PortableReplay:
     def __init__(
         self,
         script: Script,
+        target: Target,
         *,
-        endpoint: Endpoint,
-        request_timeout_ns: int,
         is_stopped: Callable[[], bool],
         on_slack: Callable[[], None],
     ) -> None:
         self._script = script
         self._rows = script.rows
-        self._url, self._headers = f"{endpoint.url}/v1/completions", endpoint.headers
-        self._timeout_s = script.clock.to_monotonic_ns(request_timeout_ns) / NS_PER_S
+        self._url, self._headers = f"{target.endpoint.url}/v1/completions", target.endpoint.headers
+        self._timeout_s = script.clock.to_monotonic_ns(target.request_timeout_ns) / NS_PER_S
         self._is_stopped = is_stopped
         self._on_slack = on_slack
         self._payloads: dict[int, bytes] = {}

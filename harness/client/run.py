@@ -7,21 +7,17 @@ the rows, and no statistic is computed.
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from harness.client.endpoint import Endpoint
 from harness.client.meters import stall_facts, stamp_facts
 from harness.client.script import ReplayEvent
 from harness.client.single import ReplayResult, Target, replay_here
 from harness.client.stall import StallMeter
-from harness.clock import ScaledClock
-from harness.spec import ClientSpec
 
 if TYPE_CHECKING:
     from harness.plan import Plan
 
-__all__ = ["ReplayEvent", "ReplayResult", "StopSignal", "replay"]
+__all__ = ["ReplayEvent", "ReplayResult", "StopSignal", "Target", "replay"]
 
 
 class StopSignal(Protocol):
@@ -32,40 +28,26 @@ class StopSignal(Protocol):
 
 def replay(
     plan: Plan,
+    target: Target,
     *,
-    host: str,
-    port: int,
-    model: str,
-    options: ClientSpec,
-    clock: ScaledClock,
-    request_timeout_ns: int,
     on_event: Callable[[ReplayEvent], None] | None = None,
     stop: StopSignal | None = None,
-    records: Path | None = None,
-    endpoint: Endpoint | None = None,
 ) -> ReplayResult:
     """Replay every session of the plan against a server, all released at one instant, and return what happened.
 
-    request_timeout_ns: clock ns one request may take from send to end. on_event: called per final row, from a thread of
-    its own. stop: when set, what is in flight is given up ("connection") and what was not sent stays "not_sent".
-    endpoint: where the server is reached, instead of plain HTTP at host and port.
-    records: folder for the chunk rows of a long run; None: the system's temporary folder.
+    on_event: called for each final row, by another thread. stop: once it is set, requests in flight are given up
+    ("connection") and the others stay "not_sent".
     Raises SpecError when this machine cannot run the client asked for, ServerError when the host's name cannot be
     resolved.
     """
-    target = Target(endpoint or Endpoint(host, port), model, options, clock, request_timeout_ns, records)
-    is_stopped = stop.is_set if stop is not None else _never
-    with StallMeter(clock) as stalls:
-        if options.processes > 1:
+    is_stopped = stop.is_set if stop is not None else lambda: False
+    with StallMeter(target.clock) as stalls:
+        if target.options.processes > 1:
             from harness.client.processes import replay_in_processes
 
             result = replay_in_processes(plan, target, on_event=on_event, is_stopped=is_stopped)
         else:
             result = replay_here(plan, target, on_event=on_event, is_stopped=is_stopped)
     result.audit.update(stall_facts(stalls, result.requests))
-    result.audit.update(stamp_facts(result.chunks, clock.scale))
+    result.audit.update(stamp_facts(result.chunks, target.clock.scale))
     return result
-
-
-def _never() -> bool:
-    return False

@@ -18,14 +18,13 @@ import pyarrow as pa
 from harness.client.answer import Answer
 from harness.client.prompts import prompts_of
 from harness.client.rows import ChunkRows, RequestRows
-from harness.clock import ScaledClock
 from harness.plan.followers import Followers
 from harness.records.schema import ABORTED
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
-    from pathlib import Path
 
+    from harness.client.single import Target
     from harness.plan import Plan
 
 
@@ -61,27 +60,21 @@ class Script:
     def __init__(
         self,
         plan: Plan,
+        target: Target,
         *,
-        model: str,
-        stream: bool,
-        clock: ScaledClock,
         keeps_events: bool = True,
         only: Collection[int] | None = None,
-        records: Path | None = None,
     ) -> None:
-        """only: the sessions that this process replays, with all that they follow or continue; None: all.
-
-        records: folder for chunk rows that wait on disk; None: the system's temporary folder.
-        """
+        """only: the sessions that this process replays, with all that they follow or continue; None: all."""
         self.plan = plan
         mine = range(len(plan.sessions)) if only is None else only
         self._mine = [session for session in plan.sessions if session.index in mine]
         self._num_mine = sum(len(session.requests) for session in self._mine)
         self._keeps_events = keeps_events
-        self.stream = stream
-        self.clock = clock
-        self.rows = RequestRows(plan, records)
-        self.chunks = ChunkRows(records)
+        self.stream = target.options.stream
+        self.clock = target.clock
+        self.rows = RequestRows(plan, target.records)
+        self.chunks = ChunkRows(target.records)
         self.nonce = os.urandom(4).hex()
         self.num_finished = 0
         self.has_all_fresh = False
@@ -106,8 +99,8 @@ class Script:
             session, request = self.rows.session[row], self.rows.request[row]
             self.rows.request_id[row] = f"{self.nonce}-{session}-{request}"
         self.needs_token_ids = plan.prompt_form == "token-ids"
-        streaming = b'"stream":true,"stream_options":{"include_usage":true}' if stream else b'"stream":false'
-        self._before_prompt = f'{{"model":{json.dumps(model)},"prompt":'.encode()
+        streaming = b'"stream":true,"stream_options":{"include_usage":true}' if self.stream else b'"stream":false'
+        self._before_prompt = f'{{"model":{json.dumps(target.model)},"prompt":'.encode()
         # No min_tokens: ignore_eos gives the exact length, and min_tokens kills a bf16 vllm-rbln 0.11.1 engine (its
         # logits processor writes float32 into bfloat16 logits).
         self._options = b'"ignore_eos":true,"temperature":0,"seed":%d,"return_token_ids":true,%b' % (

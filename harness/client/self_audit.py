@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from harness.client.endpoint import Endpoint
 from harness.client.null_server import NullServer, NullServerConfig
-from harness.client.run import ReplayResult, replay
+from harness.client.run import ReplayResult, Target, replay
 from harness.clock import NS_PER_MS, NS_PER_S, ScaledClock, clock_for
 from harness.errors import ServerError
 from harness.plan import Plan, RequestPlan, SessionPlan
@@ -70,13 +71,14 @@ def replay_on_null(
     """Replay a plan against the null server at an address, in wall time. records: where several processes meet."""
     return replay(
         plan,
-        host=host,
-        port=port,
-        model="null",
-        options=options,
-        clock=clock_for(1.0),
-        request_timeout_ns=request_timeout_ns,
-        records=records,
+        Target(
+            Endpoint(host, port),
+            model="null",
+            options=options,
+            clock=clock_for(1.0),
+            request_timeout_ns=request_timeout_ns,
+            records=records,
+        ),
     )
 
 

@@ -27,6 +27,7 @@ from harness.records.schema import RowStream
 from harness.spec import ClientSpec
 
 if TYPE_CHECKING:
+    from harness.client.loop import EpollReplay
     from harness.plan import Plan
 
 # Other threads of this process give the interpreter back within this time; Python's default is 5 ms.
@@ -52,7 +53,11 @@ class ReplayResult:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The server of a replay and how to replay: what every client process needs."""
+    """The server of a replay and how to replay: what every client process needs.
+
+    request_timeout_ns: clock ns that one request may take. records: folder for rows that wait on disk; None: the
+    system's folder for temporary files.
+    """
 
     endpoint: Endpoint
     model: str
@@ -85,87 +90,54 @@ def replay_here(
         raise SpecError(
             "client 'epoll' speaks no https", where="client.name", hint='Set client.name = "aiohttp" for this server'
         )
-    script = Script(
-        plan,
-        model=target.model,
-        stream=target.options.stream,
-        clock=target.clock,
-        keeps_events=on_event is not None,
-        only=only,
-        records=target.records,
-    )
+    script = Script(plan, target, keeps_events=on_event is not None, only=only)
     script.prefetch_all()
     with _delivery(script, on_event) as deliver, _undisturbed(), SchedulerSlice() as turns:
         cpu = CpuMeter()
         slice_ns = turns.ask(SHORT_SLICE_NS)
         if is_epoll:
-            result = _run_epoll(script, target, is_stopped, deliver, turns, choose_start or _soon)
+            from harness.client.loop import EpollReplay
+
+            loop = EpollReplay(script, target, is_stopped=is_stopped, on_slack=deliver)
+            start_ns = loop.run(turns, choose_start or (lambda: monotonic_ns() + START_LEAD_NS))
+            offsets = loop.offsets
+            facts = {"spin_us": target.options.spin_us, **_facts(loop, start_ns)}
         else:
-            result = _run_aiohttp(script, target, is_stopped, deliver)
+            from harness.client.portable import PortableReplay
+
+            start_ns = PortableReplay(script, target, is_stopped=is_stopped, on_slack=deliver).run()
+            offsets, facts = None, {}
+        requests = script.rows_table()
         usage = cpu.read()
-    result.audit.update(usage)
-    result.audit["scheduler_slice_us"] = None if slice_ns is None else slice_ns / NS_PER_US
-    return result
-
-
-def _soon() -> int:
-    return monotonic_ns() + START_LEAD_NS
-
-
-def _run_epoll(
-    script: Script,
-    target: Target,
-    is_stopped: Callable[[], bool],
-    deliver: Callable[[], None],
-    turns: SchedulerSlice,
-    choose_start: Callable[[], int],
-) -> ReplayResult:
-    from harness.client.loop import EpollReplay
-
-    loop = EpollReplay(script, target, is_stopped=is_stopped, on_slack=deliver)
-    start_ns = loop.run(turns, choose_start)
-    audit = {
-        "client": "epoll",
+    facts = {
+        "client": target.options.name,
         "stream": script.stream,
-        "spin_us": target.options.spin_us,
+        **facts,
+        "num_spilled_chunks": script.chunks.num_spilled,
+        "num_early_sends": _num_early(requests),
+        "run_nonce": script.nonce,
+        **usage,
+        "scheduler_slice_us": None if slice_ns is None else slice_ns / NS_PER_US,
+    }
+    chunks = script.chunks.stream(script.rows, script.clock, offsets)
+    return ReplayResult(requests, chunks, script.clock.from_monotonic_ns(start_ns), facts)
+
+
+def _facts(loop: EpollReplay, start_ns: int) -> dict[str, Any]:
+    return {
         "spun_wall_ns": loop.spun_ns,
         "num_wakeups": loop.num_wakeups,
         # From the common start until every row had its final status.
         "replay_wall_ns": loop.ended_ns - start_ns,
         "num_reconnects": loop.num_reconnects,
-        "num_spilled_chunks": script.chunks.num_spilled,
         "clock_offset_samples_ns": loop.offsets.some(MAX_OFFSET_SAMPLES),
         "clock_steps": loop.offsets.steps(),
     }
-    return _result(script, start_ns, audit, script.chunks.stream(script.rows, script.clock, loop.offsets))
 
 
-def _run_aiohttp(
-    script: Script, target: Target, is_stopped: Callable[[], bool], deliver: Callable[[], None]
-) -> ReplayResult:
-    from harness.client.portable import PortableReplay
-
-    client = PortableReplay(
-        script,
-        endpoint=target.endpoint,
-        request_timeout_ns=target.request_timeout_ns,
-        is_stopped=is_stopped,
-        on_slack=deliver,
-    )
-    start_ns = client.run()
-    audit = {"client": "aiohttp", "stream": script.stream, "num_spilled_chunks": script.chunks.num_spilled}
-    return _result(script, start_ns, audit, script.chunks.stream(script.rows, script.clock, None))
-
-
-def _result(script: Script, start_monotonic_ns: int, audit: dict[str, Any], chunks: RowStream) -> ReplayResult:
-    requests = script.rows_table()
-    audit["num_early_sends"] = sum(
-        1
-        for sent_ns, due_ns in zip(requests["sent_ns"].to_pylist(), requests["due_ns"].to_pylist(), strict=True)
-        if sent_ns is not None and sent_ns < due_ns
-    )
-    audit["run_nonce"] = script.nonce
-    return ReplayResult(requests, chunks, script.clock.from_monotonic_ns(start_monotonic_ns), audit)
+def _num_early(requests: pa.Table) -> int:
+    sent_and_due = zip(requests["sent_ns"].to_pylist(), requests["due_ns"].to_pylist(), strict=True)
+    return sum(1 for sent_ns, due_ns in sent_and_due if sent_ns is not None and sent_ns < due_ns)
 
 
 @contextlib.contextmanager

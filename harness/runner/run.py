@@ -20,7 +20,7 @@ from harness.analysis.logs.glance import REARRIVAL_P99_MS, START_SPREAD_MS
 from harness.analysis.method.invariants import CACHED_COUNTER, counter_increment
 from harness.analysis.method.lateness import Lateness
 from harness.analysis.method.reuse import with_known_zeros
-from harness.client.run import ReplayEvent, ReplayResult, replay
+from harness.client.run import ReplayEvent, ReplayResult, Target, replay
 from harness.client.self_audit import self_audit
 from harness.clock import NS_PER_MS, NS_PER_S, ScaledClock, clock_for, realtime_minus_monotonic_ns
 from harness.engine import CostModel
@@ -244,16 +244,16 @@ def _measure(
         ):
             result = replay(
                 plan,
-                host=launch.host,
-                port=launch.port,
-                model=launch.model,
-                options=spec.client,
-                clock=clock,
-                request_timeout_ns=int(spec.limits.request_timeout_s * NS_PER_S),
+                Target(
+                    launch.endpoint,
+                    model=launch.model,
+                    options=spec.client,
+                    clock=clock,
+                    request_timeout_ns=int(spec.limits.request_timeout_s * NS_PER_S),
+                    records=writer.folder,
+                ),
                 on_event=seen.add,
                 stop=stop.now,
-                records=writer.folder,
-                endpoint=launch.endpoint,
             )
         timings["replay_start_ns"] = result.start_ns
         timings["replay_end_ns"] = clock.now_ns()

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
+from harness.client.endpoint import Endpoint
 from harness.client.null_server import NullServer, NullServerConfig
 from harness.client.processes import deal_sessions
-from harness.client.run import ReplayEvent, ReplayResult, replay
+from harness.client.run import ReplayEvent, ReplayResult, Target, replay
 from harness.clock import NS_PER_MS, NS_PER_S, clock_for
 from harness.errors import ServerError, SpecError
 from harness.plan import Plan, RequestPlan, SessionPlan, write_plan
@@ -38,12 +39,13 @@ FREE = (None, None)
 def run(plan: Plan, server: NullServer, options: ClientSpec, **more: Any) -> ReplayResult:
     return replay(
         plan,
-        host=server.host,
-        port=server.port,
-        model="null",
-        options=options,
-        clock=clock_for(2.0),
-        request_timeout_ns=40 * NS_PER_S,
+        Target(
+            Endpoint(server.host, server.port),
+            model="null",
+            options=options,
+            clock=clock_for(2.0),
+            request_timeout_ns=40 * NS_PER_S,
+        ),
         **more,
     )
 

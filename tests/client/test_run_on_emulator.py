@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow.compute as pc
 import pytest
 
-from harness.client.run import ReplayResult, replay
+from harness.client.run import ReplayResult, Target, replay
 from harness.clock import NS_PER_S, clock_for
 from harness.experiment.plans import build_plan
 from harness.plan import Plan, RequestPlan, SessionPlan
@@ -30,12 +30,13 @@ def replay_on_emulator(plan: Plan, folder: Path, options: ClientSpec) -> ReplayR
     with serving(launch, folder, clock):
         return replay(
             plan,
-            host=launch.host,
-            port=launch.port,
-            model=launch.model,
-            options=options,
-            clock=clock,
-            request_timeout_ns=600 * NS_PER_S,
+            Target(
+                launch.endpoint,
+                model=launch.model,
+                options=options,
+                clock=clock,
+                request_timeout_ns=600 * NS_PER_S,
+            ),
         )
 
 

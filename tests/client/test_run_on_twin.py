@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from harness.client.run import ReplayResult, replay
+from harness.client.run import ReplayResult, Target, replay
 from harness.clock import NS_PER_MS, NS_PER_S, clock_for
 from harness.plan import Plan, RequestPlan, SessionPlan
 from harness.runner.backends.twin import TwinBackend
@@ -42,12 +42,13 @@ def replayed_on_twin(plan: Plan, folder: Path, options: ClientSpec) -> ReplayRes
     with serving(launch, folder, clock):
         return replay(
             plan,
-            host=launch.host,
-            port=launch.port,
-            model=launch.model,
-            options=options,
-            clock=clock,
-            request_timeout_ns=120 * NS_PER_S,
+            Target(
+                launch.endpoint,
+                model=launch.model,
+                options=options,
+                clock=clock,
+                request_timeout_ns=120 * NS_PER_S,
+            ),
         )
 
 

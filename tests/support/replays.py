@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from harness.client.endpoint import Endpoint
 from harness.client.null_server import NullServer
-from harness.client.run import ReplayResult, replay
+from harness.client.run import ReplayResult, Target, replay
 from harness.clock import NS_PER_S, clock_for
 from harness.plan import Plan, RequestPlan, SessionPlan
 from harness.spec import ClientSpec
@@ -82,12 +83,13 @@ def run(
 ) -> ReplayResult:
     return replay(
         plan,
-        host=server.host,
-        port=server.port,
-        model="null",
-        options=ClientSpec(name=client, stream=stream),
-        clock=clock_for(scale),
-        request_timeout_ns=int(timeout_s * NS_PER_S),
+        Target(
+            Endpoint(server.host, server.port),
+            model="null",
+            options=ClientSpec(name=client, stream=stream),
+            clock=clock_for(scale),
+            request_timeout_ns=int(timeout_s * NS_PER_S),
+        ),
         **more,
     )
 
