@@ -51,8 +51,10 @@ class Change(NamedTuple):
 def write_figures(path: Path, figures: Sequence[Figure]) -> None:
     """Every figure with its samples, as JSON, under the Python and machine that it was measured with."""
     where = f"Python {platform.python_version()}, {platform.machine()}"
-    named = {figure.name: figure._asdict() | {"measured": figure.measured and figure.measured._asdict()}
-             for figure in figures}  # fmt: skip
+    named = {
+        figure.name: figure._asdict() | {"measured": figure.measured and figure.measured._asdict()}
+        for figure in figures
+    }
     write_text(path, json.dumps({where: named}, indent=1) + "\n")
 
 

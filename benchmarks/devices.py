@@ -126,9 +126,11 @@ def bench_devices(num_experiments: int = EXPERIMENTS, rounds: int = ROUNDS) -> I
     apart = np.broadcast_to(np.arange(num_blocks)[None, :, None] % 2 + np.array([0, 2]), shape)
     split = simulated(runs, factors(num_experiments, num_blocks, apart)).ratios
     yield covered(
-        "pooled, a device pair per condition", [pooled(one) for one in split], truth,
+        "pooled, a device pair per condition",
+        [pooled(one) for one in split],
+        truth,
         "the baseline on devices 0 and 1, the condition on 2 and 3",
-    )  # fmt: skip
+    )
     free = np.random.default_rng(SEED + 1).integers(0, len(FLEET), shape)
     queued = simulated(runs, factors(num_experiments, num_blocks, free)).ratios
     yield covered("pooled, any free device", [pooled(one) for one in queued], truth, "each run where chance had it")

@@ -33,8 +33,10 @@ class Measured(NamedTuple):
 
     def __str__(self) -> str:
         ratios = self.times_as_good
-        low, middle, high = (f"{each:,.3g}" if each < 1000 else f"{each:,.0f}" for each in
-                             (min(ratios), statistics.median(ratios), max(ratios)))  # fmt: skip
+        low, middle, high = (
+            f"{each:,.3g}" if each < 1000 else f"{each:,.0f}"
+            for each in (min(ratios), statistics.median(ratios), max(ratios))
+        )
         return f"{middle} [{low} .. {high}] times as good as {self.beside}"
 
 

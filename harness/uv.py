@@ -68,7 +68,13 @@ def uv_environment(settings: Mapping[str, str]) -> dict[str, str]:
 
 def _output(command: list[str], environment: Mapping[str, str] | None = None) -> str:
     done = subprocess.run(
-        command, check=True, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, text=True, errors="replace",
-    )  # fmt: skip
+        command,
+        check=True,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    )
     return done.stdout

@@ -59,8 +59,11 @@ def test_the_listing_is_what_pip_prints(tmp_path: Path) -> None:
     file.write_text("[global]\nindex-url = https://example.org/a%20b\n[install]\nfind-links =\n  /one\n  /two\n")
     listing = subprocess.run(
         [sys.executable, "-m", "pip", "config", "list"],
-        env={"PIP_CONFIG_FILE": str(file), "HOME": str(tmp_path)}, capture_output=True, text=True, check=True,
-    ).stdout  # fmt: skip
+        env={"PIP_CONFIG_FILE": str(file), "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
     assert pip_settings(listing)["index-url"] == "https://example.org/a%20b"
     assert pip_settings(listing)["find-links"].split() == ["/one", "/two"]
 

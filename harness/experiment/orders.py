@@ -21,8 +21,10 @@ def order_of_block(order: OrderName, num_conditions: int, block: int) -> list[in
         return forward if block % 2 == 0 else forward[::-1]
     if order == "latin":
         # 0, 1, k - 1, 2, k - 2, ...: neighbours differ by every step once.
-        first = [(place + 1) // 2 if place % 2 else (num_conditions - place // 2) % num_conditions
-                 for place in range(num_conditions)]  # fmt: skip
+        first = [
+            (place + 1) // 2 if place % 2 else (num_conditions - place // 2) % num_conditions
+            for place in range(num_conditions)
+        ]
         row = [(condition + block) % num_conditions for condition in first]
         is_second_square = num_conditions % 2 == 1 and (block // num_conditions) % 2 == 1
         return row[::-1] if is_second_square else row

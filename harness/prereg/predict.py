@@ -80,9 +80,11 @@ def _figures(arrays: PlanArrays, config: EngineConfig, outcome: Outcome) -> dict
     is_again = is_rearrival(arrays)
     is_reused = outcome.requests["cached_tokens"].reshape(len(totals), -1)[:, is_again] > 0
     same = {
-        "waiting_session_ns": "wait_ns", "num_decode_steps": "decode_steps", "num_evictions": "evictions",
+        "waiting_session_ns": "wait_ns",
+        "num_decode_steps": "decode_steps",
+        "num_evictions": "evictions",
         **{name: name for name in ("decode_ns", "prefill_ns", "end_ns", "cached_tokens", "computed_tokens")},
-    }  # fmt: skip
+    }
     return {
         "device_ns": totals["decode_ns"] + totals["prefill_ns"],
         "padded_slots": outcome.histogram @ (buckets - number),

@@ -16,9 +16,15 @@ from harness.spec.workload import strange_keys
 Facts = tuple[str, tuple[tuple[str, str], ...]]
 # Long, or different in every run by nature, or shown elsewhere on the page.
 HIDDEN_FACTS = {
-    "argv", "boot_id", "captured_at_utc", "git_changed", "load_average_1min", "question", "realtime_minus_monotonic_ns",
+    "argv",
+    "boot_id",
+    "captured_at_utc",
+    "git_changed",
+    "load_average_1min",
+    "question",
+    "realtime_minus_monotonic_ns",
     "title",
-}  # fmt: skip
+}
 MAX_FACT_LENGTH = 160
 
 

@@ -104,10 +104,14 @@ def test_where_nothing_helps_the_baseline_is_kept(tmp_path: Path) -> None:
 
 def test_a_space_with_another_baseline_is_refused(tmp_path: Path) -> None:
     space = parse_space(
-        {"name": "other", "max_num_seqs": [4], "baseline": {"max_num_seqs": 4, "decode_buckets": [4]},
-         "inputs": {"users": [4], "search_seeds": [1]}},
+        {
+            "name": "other",
+            "max_num_seqs": [4],
+            "baseline": {"max_num_seqs": 4, "decode_buckets": [4]},
+            "inputs": {"users": [4], "search_seeds": [1]},
+        },
         where="test",
-    )  # fmt: skip
+    )
     with pytest.raises(SpecError, match="baseline"):
         advise(measured(tmp_path), tmp_path / "advice", space=space)
 

@@ -25,9 +25,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_folders_experiments_and_conditions_are_compared_by_pairs(folders: Path) -> None:
     named = [str(folders / "monday" / "small" / "base"), str(folders / "tuesday" / "small")]
     rows = json.loads(harness("compare", *named, "--format", "json").stdout)
-    assert {(Path(row["this"]).name, Path(row["other"]).name) for row in rows} == {
-        ("base", "base"), ("base", "more")
-    }  # fmt: skip
+    assert {(Path(row["this"]).name, Path(row["other"]).name) for row in rows} == {("base", "base"), ("base", "more")}
     text = harness("compare", *named, environment={"COLUMNS": "80"}).stdout
     assert "paired by plan" in " ".join(text.split())
     assert "ttft_p50_ms" in text

@@ -115,8 +115,9 @@ def test_a_summary_shows_itself_in_a_notebook(runs: Path) -> None:
     store = RunStore(runs)
     summary = summarise(store.sealed())
     assert (repr(summary), repr(store)) == (
-        "ExperimentSummary('small'): 2 conditions, 2 runs", f"RunStore({str(runs)!r}): 2 sealed runs"
-    )  # fmt: skip
+        "ExperimentSummary('small'): 2 conditions, 2 runs",
+        f"RunStore({str(runs)!r}): 2 sealed runs",
+    )
     shown = summary._repr_html_()  # pyright: ignore[reportPrivateUsage]
     assert shown.startswith("<table><caption>")
     assert "Predicted: simulated in virtual time" in shown

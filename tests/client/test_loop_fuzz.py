@@ -38,11 +38,38 @@ EXAMPLES = int(os.environ.get("WIRE_FUZZ_EXAMPLES", "60"))
 NUM_SESSIONS, NUM_REQUESTS = 2, 3
 # What a broken answer says where a legal one says something else.
 ODD_WORDS = (
-    b"", b"0", b"-1", b"2147483648", b"9223372036854775808", b"18446744073709551616", b"1e400", b"Infinity", b"null",
-    b"[", b"]", b"[]", b"{}", b'"', b"\\", b"\r\n", b"\n\n", b"\r\n\r\n", b"\x00", b"\xff\xfe", b'"token_ids":[1,2,3]',
-    b'"token_ids":[99999999999]', b'"token_ids":[' + b"7," * 400 + b"7]", b"data: [DONE]\n\n", b"0\r\n\r\n",
-    b"ffffffffffffffff\r\n", b"HTTP/1.1 200 OK\r\n\r\n", b"Content-Length: 5\r\n", b"\\ud800", b"1" * 5000, b"[" * 400,
-)  # fmt: skip
+    b"",
+    b"0",
+    b"-1",
+    b"2147483648",
+    b"9223372036854775808",
+    b"18446744073709551616",
+    b"1e400",
+    b"Infinity",
+    b"null",
+    b"[",
+    b"]",
+    b"[]",
+    b"{}",
+    b'"',
+    b"\\",
+    b"\r\n",
+    b"\n\n",
+    b"\r\n\r\n",
+    b"\x00",
+    b"\xff\xfe",
+    b'"token_ids":[1,2,3]',
+    b'"token_ids":[99999999999]',
+    b'"token_ids":[' + b"7," * 400 + b"7]",
+    b"data: [DONE]\n\n",
+    b"0\r\n\r\n",
+    b"ffffffffffffffff\r\n",
+    b"HTTP/1.1 200 OK\r\n\r\n",
+    b"Content-Length: 5\r\n",
+    b"\\ud800",
+    b"1" * 5000,
+    b"[" * 400,
+)
 
 
 class Recipe(NamedTuple):

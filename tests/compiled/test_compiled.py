@@ -96,9 +96,13 @@ def test_the_simulators_digest_covers_every_file_of_its_kernel_and_of_the_engine
     def digest() -> str:
         source = str(tmp_path / "harness/sim/kernel/events.py")
         done = subprocess.run(
-            [sys.executable, "-c", program, source], env=os.environ | {"PYTHONPATH": str(tmp_path)}, cwd=tmp_path,
-            capture_output=True, text=True, check=True,
-        )  # fmt: skip
+            [sys.executable, "-c", program, source],
+            env=os.environ | {"PYTHONPATH": str(tmp_path)},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
         return done.stdout
 
     seen = {digest()}

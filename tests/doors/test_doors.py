@@ -45,7 +45,7 @@ def test_a_door_answers_changed_texts_with_a_value_or_one_line(door: Door) -> No
         ("log and scrapes of a run that goes on", b"num_requests_running 2", b"num_requests_running inf"),
         ("completion request", b'"max_tokens": 4', b'"max_tokens": %b' % (b"9" * 5000)),
     ],
-)  # fmt: skip
+)
 def test_what_was_found_once_is_one_line_or_a_value(name: str, old: bytes, new: bytes) -> None:
     (door,) = (one for one in DOORS if one.name == name)
     changed = [seed.replace(old, new, 1) for seed in door.seeds if old in seed]

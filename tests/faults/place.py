@@ -62,9 +62,13 @@ class Place:
         """``harness run`` in a session of its own; under: a command that sets limits."""
         return subprocess.Popen(
             [*under, sys.executable, "-m", "harness", "run", "small.toml", "--runs", str(self.runs), *words],
-            cwd=self.folder, env={**os.environ, "TMPDIR": str(self.temporary)}, start_new_session=True,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )  # fmt: skip
+            cwd=self.folder,
+            env={**os.environ, "TMPDIR": str(self.temporary)},
+            start_new_session=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
 
     def faults(self, said: str) -> list[str]:
         """What is wrong now that a command is over: words, processes, files, runs that were lost or are half."""

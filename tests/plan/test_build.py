@@ -85,8 +85,12 @@ def test_length_laws_are_obeyed() -> None:
     assert {request.generate_tokens for request in later} == {17}
 
 
-@given(seed=st.integers(0, 2**64 - 1), law=st.sampled_from([FixedLaw(value=3), UniformLaw(low=2, high=9),
-       LognormalLaw(median=5, sigma=30, low=1, high=70)]))  # fmt: skip
+@given(
+    seed=st.integers(0, 2**64 - 1),
+    law=st.sampled_from(
+        [FixedLaw(value=3), UniformLaw(low=2, high=9), LognormalLaw(median=5, sigma=30, low=1, high=70)]
+    ),
+)
 def test_every_length_lies_within_its_law(seed: int, law: FixedLaw | UniformLaw | LognormalLaw) -> None:
     from harness.plan.draws import draw_length
 

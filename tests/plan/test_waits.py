@@ -132,18 +132,25 @@ def test_comments_and_provenance_do_not_change_the_content_hash() -> None:
         ({"name": "a", "waits": {"law": "empirical", "waits_s": [float("nan")]}}, r"waits_s\[0\]: "),
         ({"name": "a", "waits": {"law": "mixture", "tool": []}}, "tool: "),
         (
-            {"name": "a", "waits": {"law": "mixture", "tool": [
-                {"name": "t", "calls": 1, "p50_ms": 5, "p90_ms": 4, "p99_ms": 9}]}},
+            {
+                "name": "a",
+                "waits": {"law": "mixture", "tool": [{"name": "t", "calls": 1, "p50_ms": 5, "p90_ms": 4, "p99_ms": 9}]},
+            },
             "do not ascend",
         ),
         (
-            {"name": "a", "waits": {"law": "mixture", "tool": [
-                {"name": "t", "calls": 1, "p50_ms": 1, "p90_ms": 4, "p99_ms": 9}] * 2}},
+            {
+                "name": "a",
+                "waits": {
+                    "law": "mixture",
+                    "tool": [{"name": "t", "calls": 1, "p50_ms": 1, "p90_ms": 4, "p99_ms": 9}] * 2,
+                },
+            },
             "tool names repeat",
         ),
         ({"name": "a", "cap": 1, "waits": {"law": "none"}}, "cap: unknown key"),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_distribution_is_refused_in_one_line(table: dict[str, object], complaint: str) -> None:
     with pytest.raises(SpecError, match=complaint) as caught:
         parse_waits(table, where="a.toml")

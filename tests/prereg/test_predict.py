@@ -20,10 +20,14 @@ from harness.spec import PerturbationSpec, parse_experiment
 
 def planned(**prediction: Any) -> PlannedRuns:
     table = {
-        "name": "drawn", "backend": "sim", "base_seed": 7, "replicates": 2, "prediction": prediction,
+        "name": "drawn",
+        "backend": "sim",
+        "base_seed": 7,
+        "replicates": 2,
+        "prediction": prediction,
         "workload": {"num_sessions": 6, "wait_cap_s": 5.0},
         "condition": [{"name": "base"}, {"name": "finer", "server": {"decode_buckets": [1, 2, 4, 6, 8]}}],
-    }  # fmt: skip
+    }
     return resolve(parse_experiment(table, where="test"))
 
 

@@ -316,27 +316,49 @@ def test_a_connection_is_an_ordinary_duckdb_connection(tmp_path: Path) -> None:
 
 def test_a_manifest_survives_its_own_json() -> None:
     manifest = Manifest(
-        experiment="e", condition="c", replicate=3, plan_hash="p", planned_requests=1,
-        findings=(Finding(code="x", severity="warning", evidence="1 of 2"),), requested={"server": {"port": 0}},
-    )  # fmt: skip
+        experiment="e",
+        condition="c",
+        replicate=3,
+        plan_hash="p",
+        planned_requests=1,
+        findings=(Finding(code="x", severity="warning", evidence="1 of 2"),),
+        requested={"server": {"port": 0}},
+    )
     read = Manifest.model_validate_json(manifest.to_json())
     assert read.model_copy(update={"seal": ""}) == manifest
     assert read.to_json() == manifest.to_json()
 
 
 REFUSED = (
-    "drop table runs", "create table mine (a int)", "insert into runs select * from runs", "delete from runs",
-    "copy runs to '{0}/out.csv'", "attach '{0}/out.db'", "export database '{0}/out'", "install httpfs", "load httpfs",
-    "set threads = 1", "pragma threads = 1", "call duckdb_settings()", "select 1; drop table runs",
-    "select * from read_text('{0}/near.txt')", "select * from glob('{0}/*')",
-    "select * from read_text('{0}/runs/**/manifest.json')", "select * from '{0}/near.csv'",
-    "explain analyze copy runs to '{0}/out.csv'", "select * from read_parquet('https://127.0.0.1/x.parquet')",
+    "drop table runs",
+    "create table mine (a int)",
+    "insert into runs select * from runs",
+    "delete from runs",
+    "copy runs to '{0}/out.csv'",
+    "attach '{0}/out.db'",
+    "export database '{0}/out'",
+    "install httpfs",
+    "load httpfs",
+    "set threads = 1",
+    "pragma threads = 1",
+    "call duckdb_settings()",
+    "select 1; drop table runs",
+    "select * from read_text('{0}/near.txt')",
+    "select * from glob('{0}/*')",
+    "select * from read_text('{0}/runs/**/manifest.json')",
+    "select * from '{0}/near.csv'",
+    "explain analyze copy runs to '{0}/out.csv'",
+    "select * from read_parquet('https://127.0.0.1/x.parquet')",
     "select * from read_blob('/etc/hostname')",
     "explain analyze copy (select 1 as x) to '{0}/runs/e/c/0/requests.parquet' (format parquet, use_tmp_file false)",
-    "explain (analyze) insert into internal.runs from runs", "explain create table mine (a int)",
-    "select * from read_parquet('{0}/runs/e/c/0/requests.parquet')", "copy runs to '.tmp/x.csv'",
-    "select * from read_text('.tmp/x.csv')", "attach '.tmp/x.db'", "select error('refused')",
-)  # fmt: skip
+    "explain (analyze) insert into internal.runs from runs",
+    "explain create table mine (a int)",
+    "select * from read_parquet('{0}/runs/e/c/0/requests.parquet')",
+    "copy runs to '.tmp/x.csv'",
+    "select * from read_text('.tmp/x.csv')",
+    "attach '.tmp/x.db'",
+    "select error('refused')",
+)
 
 
 @pytest.mark.parametrize("sql", REFUSED)

@@ -27,9 +27,13 @@ def tool(call: str) -> dict[str, Any]:
 
 def user(seconds: float, content: Any = SECRET, **more: Any) -> dict[str, Any]:
     return {
-        "type": "user", "sessionId": SECRET, "timestamp": at(seconds), "cwd": f"/home/{SECRET}",
-        "message": {"role": "user", "content": content}, **more,
-    }  # fmt: skip
+        "type": "user",
+        "sessionId": SECRET,
+        "timestamp": at(seconds),
+        "cwd": f"/home/{SECRET}",
+        "message": {"role": "user", "content": content},
+        **more,
+    }
 
 
 def result(call: str, seconds: float, agent: str = "") -> dict[str, Any]:

@@ -26,19 +26,42 @@ from tests.support.agent_logs import assistant, result, text, tool, user
 LINES_A_FILE = 100
 HANGS_AFTER_S = 30
 ODD: tuple[Any, ...] = (
-    None, True, -1, 0, 1, 2**31, 2**63, 10**40, -(10**40), 0.5, 1e300, -0.0, "", "x" * 3000, "NaN", "\ud800",
-    "\x1b[31m", [], {}, [[]] * 5, {"id": {}}, "2026-03-01T10:00:00Z",
-    "9999-12-31T23:59:59Z", "0001-01-01T00:00:00+14:00",
-)  # fmt: skip
+    None,
+    True,
+    -1,
+    0,
+    1,
+    2**31,
+    2**63,
+    10**40,
+    -(10**40),
+    0.5,
+    1e300,
+    -0.0,
+    "",
+    "x" * 3000,
+    "NaN",
+    "\ud800",
+    "\x1b[31m",
+    [],
+    {},
+    [[]] * 5,
+    {"id": {}},
+    "2026-03-01T10:00:00Z",
+    "9999-12-31T23:59:59Z",
+    "0001-01-01T00:00:00+14:00",
+)
 
 
 def _claude(at: int) -> Any:
     name = f"m{at}"
     rows: tuple[Any, ...] = (
-        user(at), assistant(name, at + 0.5, (5, 50, 10 * at, 20), text(), tool(f"c{at}")), result(f"c{at}", at + 0.8),
+        user(at),
+        assistant(name, at + 0.5, (5, 50, 10 * at, 20), text(), tool(f"c{at}")),
+        result(f"c{at}", at + 0.8),
         {"type": "system", "subtype": "compact_boundary", "sessionId": "s", "timestamp": "2026-03-01T10:00:00Z"},
         assistant(name, at, (5, 0, 9, 1), text(), isSidechain=True, agentId=f"k{at % 3}"),
-    )  # fmt: skip
+    )
     return rows[at % 5]
 
 
@@ -60,9 +83,15 @@ def _tracelab(at: int) -> Any:
     events = [{"event_type": "user_message", "timestamp": stamp}, {"event_type": "text", "timestamp": stamp}]
     tools = [{"tool_name": "Bash", "tool_call_timestamp": stamp, "tool_result_timestamp": stamp}]
     return {
-        "provider": "claude", "session_id": f"s{at % 4}", "round_index": at, "timing_events": events, "tools": tools,
-        "input_tokens_total": 100 + at, "prefix_tokens": at, "output_tokens": 9,
-    }  # fmt: skip
+        "provider": "claude",
+        "session_id": f"s{at % 4}",
+        "round_index": at,
+        "timing_events": events,
+        "tools": tools,
+        "input_tokens_total": 100 + at,
+        "prefix_tokens": at,
+        "output_tokens": 9,
+    }
 
 
 def _weka(at: int) -> Any:
@@ -97,9 +126,16 @@ def _table(at: int) -> str:
 
 
 RECORDS: dict[str, Callable[[int], Any]] = {
-    "claude": _claude, "codex": _codex, "tracelab": _tracelab, "weka": _weka, "mooncake": _arrival, "bailian": _bailian,
-    "agentic-mooncake": _agentic, "otel": _span, "csv": _table,
-}  # fmt: skip
+    "claude": _claude,
+    "codex": _codex,
+    "tracelab": _tracelab,
+    "weka": _weka,
+    "mooncake": _arrival,
+    "bailian": _bailian,
+    "agentic-mooncake": _agentic,
+    "otel": _span,
+    "csv": _table,
+}
 CSV_HEAD = b"session_id,arrival_time,round_idx,prefix_len,input_len,output_len,tool_wait_after_ms\n"
 
 

@@ -204,33 +204,58 @@ def _request_table(requests: list[_Request], shape: Shape) -> pa.Table:
 
 def _row(request: _Request) -> dict[str, Any]:
     return {
-        "session": request.session, "request": request.request, "trigger_ns": request.trigger_ns,
-        "due_ns": request.due_ns, "sent_ns": request.sent_ns, "response_head_ns": request.first_ns,
-        "done_ns": request.done_ns, "status": "ok", "http_status": 200, "error": "",
-        "planned_prompt_tokens": request.prompt, "planned_generate_tokens": request.generate,
-        "planned_wait_ns": request.wait_ns, "prompt_tokens": request.prompt, "completion_tokens": request.generate,
-        "cached_tokens": request.cached, "request_id": f"s{request.session}r{request.request}",
-        "response_id": f"cmpl-{request.session}-{request.request}", "finish_reason": "length", "token_digest": "",
-    }  # fmt: skip
+        "session": request.session,
+        "request": request.request,
+        "trigger_ns": request.trigger_ns,
+        "due_ns": request.due_ns,
+        "sent_ns": request.sent_ns,
+        "response_head_ns": request.first_ns,
+        "done_ns": request.done_ns,
+        "status": "ok",
+        "http_status": 200,
+        "error": "",
+        "planned_prompt_tokens": request.prompt,
+        "planned_generate_tokens": request.generate,
+        "planned_wait_ns": request.wait_ns,
+        "prompt_tokens": request.prompt,
+        "completion_tokens": request.generate,
+        "cached_tokens": request.cached,
+        "request_id": f"s{request.session}r{request.request}",
+        "response_id": f"cmpl-{request.session}-{request.request}",
+        "finish_reason": "length",
+        "token_digest": "",
+    }
 
 
 def _chunk_table(requests: list[_Request]) -> pa.Table:
     rows = [
         {
-            "session": request.session, "request": request.request, "chunk": index, "received_ns": stamp_ns,
-            "kernel_ns": None, "num_tokens": 1, "is_coalesced": False,
+            "session": request.session,
+            "request": request.request,
+            "chunk": index,
+            "received_ns": stamp_ns,
+            "kernel_ns": None,
+            "num_tokens": 1,
+            "is_coalesced": False,
         }
         for request in requests
         for index, stamp_ns in enumerate(request.stamps)
-    ]  # fmt: skip
+    ]
     return pa.Table.from_pylist(rows, schema=CHUNKS)
 
 
 def _manifest(shape: Shape, requests: list[_Request]) -> dict[str, Any]:
     drawn = hashlib.sha256(f"drawn {shape.replicate}".encode()).hexdigest()
     treatment = "as-drawn" if shape.waits else "no-waits"
-    server = {"max_num_seqs": shape.buckets[-1], "decode_buckets": list(shape.buckets), "kv_slots": None,
-              "slot_tokens": 8192, "cost_model": "paper", "prefix_caching": True, "rules": "vendor-0.11.1"}  # fmt: skip
+    server = {
+        "max_num_seqs": shape.buckets[-1],
+        "decode_buckets": list(shape.buckets),
+        "kv_slots": None,
+        "slot_tokens": 8192,
+        "cost_model": "paper",
+        "prefix_caching": True,
+        "rules": "vendor-0.11.1",
+    }
     audit: dict[str, Any] = {"client": "epoll", "stream": True, "num_early_sends": 0}
     if shape.has_audit:
         audit |= {
@@ -271,5 +296,5 @@ def _manifest(shape: Shape, requests: list[_Request]) -> dict[str, Any]:
             "packages": {"rbln-harness": "0.1.0"},
         },
         "timings": {"replay_start_ns": START_NS, "replay_end_ns": max(request.done_ns for request in requests)},
-    }  # fmt: skip
+    }
     return facts | shape.manifest

@@ -99,11 +99,17 @@ def test_a_weka_session_keeps_its_stream_and_its_parent_waits_for_a_gating_sub_a
 
 def span(name: str, start: float, end: float, prompt: int, **attributes: Any) -> dict[str, Any]:
     return {
-        "trace_id": "t", "span_id": name, "start_time": f"2026-01-01T00:00:{start:09.6f}",
+        "trace_id": "t",
+        "span_id": name,
+        "start_time": f"2026-01-01T00:00:{start:09.6f}",
         "end_time": f"2026-01-01T00:00:{end:09.6f}",
-        "attributes": {"gen_ai.operation.name": "chat", "gen_ai.usage.input_tokens": prompt,
-                       "gen_ai.usage.output_tokens": 10, **attributes},
-    }  # fmt: skip
+        "attributes": {
+            "gen_ai.operation.name": "chat",
+            "gen_ai.usage.input_tokens": prompt,
+            "gen_ai.usage.output_tokens": 10,
+            **attributes,
+        },
+    }
 
 
 def test_parallel_spans_overlap_and_the_next_chat_waits_for_both(tmp_path: Path) -> None:
@@ -117,8 +123,13 @@ def test_parallel_spans_overlap_and_the_next_chat_waits_for_both(tmp_path: Path)
 
 
 def test_a_table_is_a_plan_one_to_one_and_a_broken_row_takes_its_session_with_it(tmp_path: Path) -> None:
-    rows = ["session_id,arrival_time,round_idx,prefix_len,input_len,output_len,tool_wait_after_ms",
-            "0,100,0,0,200,10,300", "0,100,1,210,40,10,0", "1,400,0,0,-5,10,0", "1,400,1,0,50,10,0"]  # fmt: skip
+    rows = [
+        "session_id,arrival_time,round_idx,prefix_len,input_len,output_len,tool_wait_after_ms",
+        "0,100,0,0,200,10,300",
+        "0,100,1,210,40,10,0",
+        "1,400,0,0,-5,10,0",
+        "1,400,1,0,50,10,0",
+    ]
     trace = imported(tmp_path, rows, name="in.csv")
     (recording,) = trace.recordings
     assert [one.keep_tokens for one in recording.requests] == [0, 210]

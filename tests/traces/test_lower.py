@@ -15,9 +15,14 @@ from harness.traces.lower import Lowering, sessions_of
 
 
 def ask(
-    *after: int, base: int | None = None, wait_s: int = 0, kind: WaitKind = "none", prompt: int = 200, keep: int = 0,
+    *after: int,
+    base: int | None = None,
+    wait_s: int = 0,
+    kind: WaitKind = "none",
+    prompt: int = 200,
+    keep: int = 0,
     blocks: tuple[int, ...] = (),
-) -> RecordedRequest:  # fmt: skip
+) -> RecordedRequest:
     return RecordedRequest(base, after, wait_s * NS_PER_S, kind, prompt, keep, 10, blocks)
 
 

@@ -81,10 +81,13 @@ STRUCTS = "STRUCT(tool_index BIGINT, tool_name VARCHAR, tool_internal_latency_ms
 
 def write_flat_duckdb(path: Path) -> None:
     with duckdb.connect(str(path)) as connection:
-        connection.execute("CREATE TABLE calls (tool_name VARCHAR, tool_internal_latency_ms INTEGER,"
-                           " tool_wall_latency_ms DOUBLE)")  # fmt: skip
-        whole = [(name, None if internal == 2.5 else internal, 2.5 if internal == 2.5 else wall)
-                 for name, internal, wall in CALLS]  # fmt: skip
+        connection.execute(
+            "CREATE TABLE calls (tool_name VARCHAR, tool_internal_latency_ms INTEGER, tool_wall_latency_ms DOUBLE)"
+        )
+        whole = [
+            (name, None if internal == 2.5 else internal, 2.5 if internal == 2.5 else wall)
+            for name, internal, wall in CALLS
+        ]
         connection.executemany("INSERT INTO calls VALUES (?, ?, ?)", whole)
 
 

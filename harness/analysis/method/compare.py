@@ -121,10 +121,12 @@ def compare(
     per_request = base_work.num_requests / work.num_requests
     ratio_a, ratio_b = (cost_ratio(map(of, own_runs), map(of, base_runs)) for of in (_a_ns, _b_ns))
     a, b = (
-        [[of(run) / units for run, units in zip(runs, by_token[side], strict=True)]
-         for side, runs in enumerate((own_runs, base_runs))]
+        [
+            [of(run) / units for run, units in zip(runs, by_token[side], strict=True)]
+            for side, runs in enumerate((own_runs, base_runs))
+        ]
         for of in (_a_ns, _b_ns)
-    )  # fmt: skip
+    )
     return Comparison(
         baseline=baseline,
         replicates=tuple(run.replicate for run in own_runs),

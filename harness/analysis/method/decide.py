@@ -139,8 +139,14 @@ def decide_cost(rule: CostRule, subject: str, costs: Costs) -> Decision:
         problems.append(f"predicted {predicted:.4f} and observed {ratio_a:.4f} lie on different sides of 1")
     told = "; ".join(problems) or f"e = {error:+.4f}, predicted {predicted:.4f}, observed {ratio_a:.4f}"
     outcome = Outcome.FAIL if problems else Outcome.PASS
-    return Decision(rule.name, subject, outcome, f"{told}; channels differ by {difference:.4f} ({tolerances})",
-                    numbers=numbers, intervals=intervals)  # fmt: skip
+    return Decision(
+        rule.name,
+        subject,
+        outcome,
+        f"{told}; channels differ by {difference:.4f} ({tolerances})",
+        numbers=numbers,
+        intervals=intervals,
+    )
 
 
 def agreement_tolerance_s(baseline_a_s: float, baseline_b_s: float, tau0: float, *, is_revised: bool) -> float:
@@ -220,9 +226,12 @@ def decide_occupancy_prediction(
     is_same_side = same_side(predicted_r, measured_r, rule.equivalence_band)
     is_met = abs(error) <= rule.max_error + ROUNDING and is_same_side
     numbers: dict[str, Number] = {
-        "predicted_R": predicted_r, "measured_R": measured_r, "error": error, "max_error": rule.max_error,
+        "predicted_R": predicted_r,
+        "measured_R": measured_r,
+        "error": error,
+        "max_error": rule.max_error,
         "is_same_side": is_same_side,
-    }  # fmt: skip
+    }
     told = f"predicted R {predicted_r:.4f}, found {measured_r:.4f}"
     return Decision(rule.name, subject, Outcome.PASS if is_met else Outcome.FAIL, told, "", numbers)
 
@@ -247,13 +256,25 @@ def decide_saturation(rule: SaturationRule, subject: str, ratios: Mapping[str, S
     interval = by_stratum if rule.is_stratified else plain
     is_saturated = interval.contains(1.0) and interval.width <= rule.max_width + ROUNDING
     numbers: dict[str, Number] = {
-        "median": interval.estimate, "low": interval.low, "high": interval.high, "width": interval.width,
-        "max_width": rule.max_width, "num_comparisons": len(pooled_ratios), "seed": rule.seed,
-    }  # fmt: skip
+        "median": interval.estimate,
+        "low": interval.low,
+        "high": interval.high,
+        "width": interval.width,
+        "max_width": rule.max_width,
+        "num_comparisons": len(pooled_ratios),
+        "seed": rule.seed,
+    }
     label = "SATURATED" if is_saturated else "NOT SATURATED"
     outcome = Outcome.PASS if is_saturated else Outcome.FAIL
-    return Decision(rule.name, subject, outcome, f"median {interval}", label, numbers,
-                    {"median": plain, "median_stratified": by_stratum})  # fmt: skip
+    return Decision(
+        rule.name,
+        subject,
+        outcome,
+        f"median {interval}",
+        label,
+        numbers,
+        {"median": plain, "median_stratified": by_stratum},
+    )
 
 
 def decide_recompilation(
@@ -276,9 +297,14 @@ def decide_recompilation(
     shown, shown_limit = (round(value / step) * step if step else value for value in (difference, limit))
     is_within = shown <= shown_limit + ROUNDING
     numbers: dict[str, Number] = {
-        "median_x_ms": median_x, "median_y_ms": median_y, "difference_ms": difference, "threshold_ms": limit,
-        "num_null_pairs": len(null_ms), "null_median_ms": stats.median(null_ms), "null_max_ms": max(null_ms),
-    }  # fmt: skip
+        "median_x_ms": median_x,
+        "median_y_ms": median_y,
+        "difference_ms": difference,
+        "threshold_ms": limit,
+        "num_null_pairs": len(null_ms),
+        "null_median_ms": stats.median(null_ms),
+        "null_max_ms": max(null_ms),
+    }
     whose = "model p50 of the server's report" if source == "reported" else "whole step periods"
     told = f"{whose}: medians {median_x:.3f} and {median_y:.3f} ms differ by {difference:.3f}, threshold {limit:.3f}"
     label = "WITHIN" if is_within else "OUTSIDE"

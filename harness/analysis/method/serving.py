@@ -375,7 +375,15 @@ def serving_rows(figures: Sequence[ServingFigures]) -> list[dict[str, object]]:
             if rate is not None:
                 low, high = (None, None) if rate.interval is None else (rate.interval.low, rate.interval.high)
                 rows.append(
-                    {"condition": one.condition, "group": "all", "metric": name, "unit": "1/s",
-                     "num_values": one.num_runs, "mean": rate.mean, "mean_low": low, "mean_high": high}
-                )  # fmt: skip
+                    {
+                        "condition": one.condition,
+                        "group": "all",
+                        "metric": name,
+                        "unit": "1/s",
+                        "num_values": one.num_runs,
+                        "mean": rate.mean,
+                        "mean_low": low,
+                        "mean_high": high,
+                    }
+                )
     return rows

@@ -17,10 +17,13 @@ SIX = {"decode_buckets": [1, 2, 4, 6, 8]}
 
 def experiment(folder: Path, *conditions: dict[str, Any], replicates: int = 2) -> ExperimentRuns:
     table = {
-        "name": "small", "backend": "sim", "base_seed": 3, "replicates": replicates,
+        "name": "small",
+        "backend": "sim",
+        "base_seed": 3,
+        "replicates": replicates,
         "workload": {"num_sessions": 6, "generate_tokens": {"law": "fixed", "value": 24}, "wait_cap_s": 2.0},
         "condition": list(conditions),
-    }  # fmt: skip
+    }
     return ExperimentRuns(run_experiment(parse_experiment(table, where="test"), runs_root=folder).runs)
 
 
@@ -59,19 +62,29 @@ def test_a_full_bucket_is_not_padded(waits: ExperimentRuns) -> None:
 
 
 def test_contributions_are_shown_only_at_equal_histograms(tmp_path: Path) -> None:
-    equal = experiment(tmp_path / "equal", {"name": "base", "treatment": "no-waits"},
-                     {"name": "six", "treatment": "no-waits", "server": SIX}, replicates=1)  # fmt: skip
+    equal = experiment(
+        tmp_path / "equal",
+        {"name": "base", "treatment": "no-waits"},
+        {"name": "six", "treatment": "no-waits", "server": SIX},
+        replicates=1,
+    )
     rows = alignment.contribution_table(equal).records()
     assert {row["n"] for row in rows} <= {5, 6}
     assert sum(row["share_of_drop"] for row in rows) == pytest.approx(1)  # type: ignore[misc]
-    other = experiment(tmp_path / "other", {"name": "base"}, {"name": "six", "treatment": "no-waits", "server": SIX},
-                     replicates=1)  # fmt: skip
+    other = experiment(
+        tmp_path / "other", {"name": "base"}, {"name": "six", "treatment": "no-waits", "server": SIX}, replicates=1
+    )
     assert not alignment.contribution_table(other).rows
 
 
 def test_grids_are_paired_by_n_and_buckets_not_by_names(tmp_path: Path) -> None:
-    found = experiment(tmp_path, {"name": "zeta"}, {"name": "eta", "treatment": "no-waits"},
-                     {"name": "theta", "server": SIX}, replicates=1)  # fmt: skip
+    found = experiment(
+        tmp_path,
+        {"name": "zeta"},
+        {"name": "eta", "treatment": "no-waits"},
+        {"name": "theta", "server": SIX},
+        replicates=1,
+    )
     (row,) = alignment.grid_table(found).records()
     assert (row["N"], row["grid"]) == (6, "{1,2,4,8}")
 

@@ -302,9 +302,13 @@ def test_repeats_of_one_input_give_45_and_2100_pairs(simulated: Runs) -> None:
 
 def test_the_papers_predictions_come_out_of_its_own_inputs() -> None:
     printed = {
-        "n6-slots16": 0.9610, "n6-selected": 0.9466, "n8-slots16": 0.9101, "n8-selected": 0.8971,
-        "n10-slots16": 0.9213, "n10-selected": 0.8899,
-    }  # fmt: skip
+        "n6-slots16": 0.9610,
+        "n6-selected": 0.9466,
+        "n8-slots16": 0.9101,
+        "n8-selected": 0.8971,
+        "n10-slots16": 0.9213,
+        "n10-selected": 0.8899,
+    }
     workload = {"source": "paper", "num_sessions": 6}
     spec = shipped("configuration", workload=workload, base_seed=20261000, prediction={"draws": 1})
     predictions = predict_experiment(resolve(spec), "paper")

@@ -16,17 +16,25 @@ from harness.spec import parse_experiment
 
 
 def slots(n: int, count: int) -> dict[str, Any]:
-    return {"name": f"users{n}.slots{count}", "factors": {"N": n, "slots": count}, "baseline": f"users{n}.slots8",
-            "workload": {"num_sessions": n}, "server": {"kv_slots": count}}  # fmt: skip
+    return {
+        "name": f"users{n}.slots{count}",
+        "factors": {"N": n, "slots": count},
+        "baseline": f"users{n}.slots8",
+        "workload": {"num_sessions": n},
+        "server": {"kv_slots": count},
+    }
 
 
 def sealed(folder: Path, replicates: int) -> list[SealedRun]:
     table = {
-        "name": "small", "backend": "sim", "base_seed": 5, "replicates": replicates,
+        "name": "small",
+        "backend": "sim",
+        "base_seed": 5,
+        "replicates": replicates,
         "prediction": {"draws": 1},  # the nominal simulation, which is what happens in virtual time
         "workload": {"num_sessions": 2, "generate_tokens": {"law": "fixed", "value": 8}, "wait_cap_s": 1.0},
         "condition": [slots(n, count) for n in (2, 3) for count in (8, 10, 12)],
-    }  # fmt: skip
+    }
     return list(run_experiment(parse_experiment(table, where="test"), runs_root=folder).runs)
 
 

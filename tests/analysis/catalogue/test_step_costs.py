@@ -15,17 +15,33 @@ from harness.spec import parse_experiment
 @pytest.fixture(scope="module")
 def experiment(tmp_path_factory: pytest.TempPathFactory) -> ExperimentRuns:
     def condition(artifact: str, bucket: int) -> dict[str, Any]:
-        return {"name": f"{artifact}.{bucket}", "factors": {"artifact": artifact, "bucket": bucket},
-                "workload": {"num_sessions": bucket}}  # fmt: skip
+        return {
+            "name": f"{artifact}.{bucket}",
+            "factors": {"artifact": artifact, "bucket": bucket},
+            "workload": {"num_sessions": bucket},
+        }
 
     table = {
-        "name": "small", "backend": "sim", "base_seed": 9, "replicates": 2, "same_input": True,
-        "workload": {"num_sessions": 1, "requests_per_session": 1, "waits": "none",
-                     "prompt_tokens": {"law": "fixed", "value": 256}, "generate_tokens": {"law": "fixed", "value": 40}},
+        "name": "small",
+        "backend": "sim",
+        "base_seed": 9,
+        "replicates": 2,
+        "same_input": True,
+        "workload": {
+            "num_sessions": 1,
+            "requests_per_session": 1,
+            "waits": "none",
+            "prompt_tokens": {"law": "fixed", "value": 256},
+            "generate_tokens": {"law": "fixed", "value": 40},
+        },
         "condition": [condition(artifact, bucket) for artifact in ("first", "again") for bucket in (1, 2)]
-        + [{"name": "alone", "workload": {"num_sessions": 3, "concurrency": 1,
-                                          "generate_tokens": {"law": "fixed", "value": 1}}}],
-    }  # fmt: skip
+        + [
+            {
+                "name": "alone",
+                "workload": {"num_sessions": 3, "concurrency": 1, "generate_tokens": {"law": "fixed", "value": 1}},
+            }
+        ],
+    }
     runs_root = tmp_path_factory.mktemp("runs")
     return ExperimentRuns(run_experiment(parse_experiment(table, where="test"), runs_root=runs_root).runs)
 

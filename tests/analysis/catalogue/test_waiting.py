@@ -90,9 +90,16 @@ def test_the_papers_2000_token_injection_makes_four_sessions_wait_1_44_session_s
     # Paper 3-3: 0.3596 s for the injection, four sessions waiting throughout. The model's T(2,000) is 0.3598 s.
     def event(k: int, kind: str, name: str) -> dict[str, object]:
         return {
-            "index": k, "step": 0 if k < 4 else 1, "log_ns": k, "kind": kind, "request_id": name, "slots": [k],
-            "num_blocks": 1, "caller": "request", "reused_tokens": 0,
-        }  # fmt: skip
+            "index": k,
+            "step": 0 if k < 4 else 1,
+            "log_ns": k,
+            "kind": kind,
+            "request_id": name,
+            "slots": [k],
+            "num_blocks": 1,
+            "caller": "request",
+            "reused_tokens": 0,
+        }
 
     names = ["s0", "s1", "s2", "s3", "injected"]
     events = pa.Table.from_pylist([event(k, "alloc", name) for k, name in enumerate(names)], schema=schema.KV_EVENTS)

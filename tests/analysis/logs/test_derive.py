@@ -122,9 +122,14 @@ def test_contexts_are_rebuilt_from_the_order_of_the_log(tmp_path: Path) -> None:
     two = "[BUCKET] request_nums=2 padded_batch_size=2"
     derived = derive_log(
         tmp_path,
-        alloc.format(a, 0), BUCKET, alloc.format(b, 1), two, two,
-        free.format(a) + "PREEMPTION=False | OUTER_BLOCKS=[0]", BUCKET,
-    )  # fmt: skip
+        alloc.format(a, 0),
+        BUCKET,
+        alloc.format(b, 1),
+        two,
+        two,
+        free.format(a) + "PREEMPTION=False | OUTER_BLOCKS=[0]",
+        BUCKET,
+    )
     requests = requests_table(request_row(0, 0, prompt_tokens=100), request_row(1, 0, prompt_tokens=1000))
     contexts = step_contexts(derived.tables["steps"], derived.tables["kv_events"], requests)
     # a: 101, 102, 103; b: 1001, 1002, 1003, each counted with the token its prefill gave.
@@ -168,9 +173,15 @@ def test_scrapes_become_samples_and_unreadable_ones_are_counted() -> None:
     table, num_scrapes, num_failed = metrics_table(line.encode() for line in lines)
     assert (num_scrapes, num_failed) == (4, 3)
     assert table.to_pylist() == [
-        {"scrape": 0, "at_ns": 5, "reason": "before", "name": "vllm:prompt_tokens_cached_total",
-         "labels": 'engine="0",model_name="m"', "value": 128.0}
-    ]  # fmt: skip
+        {
+            "scrape": 0,
+            "at_ns": 5,
+            "reason": "before",
+            "name": "vllm:prompt_tokens_cached_total",
+            "labels": 'engine="0",model_name="m"',
+            "value": 128.0,
+        }
+    ]
 
 
 @pytest.mark.parametrize("bodies", [("", "NaN"), ("NaN", "")])

@@ -18,13 +18,29 @@ def run(
     a_ms: int, b_ms: int, *, replicate: int = 0, requests: int = 4, tokens: int = 100, prompt: int = 400
 ) -> RunFigures:
     return RunFigures(
-        experiment="x", condition="c", replicate=replicate, is_valid=True, treatment="as-drawn", baseline="base",
-        a=ChannelA(decode_ns=a_ms * 1_000_000, prefill_ns=0), b_ns=b_ms * 1_000_000, padding=Padding(0, 1),
-        has_steps=True, steps_by_n_b={}, prompt_tokens=prompt,
-        computed_prefill_tokens=prompt, cached_tokens=0, reuse=ReuseFigures(), evictions={},
-        waiting_session_ns=None, lateness=LATE, num_requests=requests, num_failed=0, num_aborted=0,
+        experiment="x",
+        condition="c",
+        replicate=replicate,
+        is_valid=True,
+        treatment="as-drawn",
+        baseline="base",
+        a=ChannelA(decode_ns=a_ms * 1_000_000, prefill_ns=0),
+        b_ns=b_ms * 1_000_000,
+        padding=Padding(0, 1),
+        has_steps=True,
+        steps_by_n_b={},
+        prompt_tokens=prompt,
+        computed_prefill_tokens=prompt,
+        cached_tokens=0,
+        reuse=ReuseFigures(),
+        evictions={},
+        waiting_session_ns=None,
+        lateness=LATE,
+        num_requests=requests,
+        num_failed=0,
+        num_aborted=0,
         generated_tokens=tokens,
-    )  # fmt: skip
+    )
 
 
 def verdict(own: tuple[int, int], base: tuple[int, int]) -> Verdict:

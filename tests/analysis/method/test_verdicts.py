@@ -34,8 +34,12 @@ def sealed(folder: Path, *conditions: dict[str, Any], replicates: int = 2) -> li
 
 
 def slots(name: str, n: int, count: int) -> dict[str, Any]:
-    return {"name": name, "factors": {"N": n, "slots": count}, "workload": {"num_sessions": n},
-            "server": {"kv_slots": count}}  # fmt: skip
+    return {
+        "name": name,
+        "factors": {"N": n, "slots": count},
+        "workload": {"num_sessions": n},
+        "server": {"kv_slots": count},
+    }
 
 
 def test_strata_and_levels_go_by_factors_whatever_the_names_are(tmp_path: Path) -> None:
@@ -85,8 +89,10 @@ def test_a_condition_that_is_exploratory_by_its_factors_has_no_verdict(tmp_path:
 
 
 def test_runs_sealed_without_factors_are_grouped_by_what_their_names_tell(tmp_path: Path) -> None:
-    bare = [{key: value for key, value in slots(name, 2, count).items() if key != "factors"}
-            for name, count in (("n2-slots8", 8), ("n2-slots10", 10))]  # fmt: skip
+    bare = [
+        {key: value for key, value in slots(name, 2, count).items() if key != "factors"}
+        for name, count in (("n2-slots8", 8), ("n2-slots10", 10))
+    ]
     (decision,) = decide_experiment([SLOTS], ExperimentRuns(sealed(tmp_path, *bare)), is_confirmatory=True)
     assert decision.subject == "slots8 -> slots10"
     assert decision.outcome in (Outcome.PASS, Outcome.FAIL)

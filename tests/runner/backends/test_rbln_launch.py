@@ -50,11 +50,24 @@ def test_the_command_says_everything_that_counts(tmp_path: Path, environment: Pa
     write_artifact(tmp_path / "artifact")
     plan = _launch(tmp_path, environment, stop_grace_s=30.0)
     assert plan.argv == (
-        str(environment / "bin" / "vllm"), "serve", str(tmp_path / "artifact"),
-        "--host", HOST, "--port", str(plan.port), "--served-model-name", "artifact",
-        "--enable-prompt-tokens-details", "--enable-logging-iteration-details", "--enable-log-requests",
-        "--enable-prefix-caching", "--generation-config", "vllm", "--shutdown-timeout", "30",
-    )  # fmt: skip
+        str(environment / "bin" / "vllm"),
+        "serve",
+        str(tmp_path / "artifact"),
+        "--host",
+        HOST,
+        "--port",
+        str(plan.port),
+        "--served-model-name",
+        "artifact",
+        "--enable-prompt-tokens-details",
+        "--enable-logging-iteration-details",
+        "--enable-log-requests",
+        "--enable-prefix-caching",
+        "--generation-config",
+        "vllm",
+        "--shutdown-timeout",
+        "30",
+    )
     assert plan.env["RBLN_DEVICES"] == "0,1,2,3"
     assert plan.env["VLLM_RBLN_METRICS"] == "1"
     assert plan.env["RBLN_OBSERVER_FILE"] == str(tmp_path / "run" / "observer.jsonl")

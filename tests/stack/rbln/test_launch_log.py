@@ -78,8 +78,13 @@ def test_the_step_statistics_of_the_worker_are_read() -> None:
     assert metrics["MODEL"]["prefill"]["p99_ms"] == 313.64
     assert metrics["MODEL"]["prefill"]["device_us"] == 512.25
     assert metrics["MODEL"]["decode"] == {
-        "calls": 528, "mean_ms": 11.93, "p50_ms": 8.85, "p90_ms": 22.52, "p99_ms": 36.49, "max_ms": 62.89,
-    }  # fmt: skip
+        "calls": 528,
+        "mean_ms": 11.93,
+        "p50_ms": 8.85,
+        "p90_ms": 22.52,
+        "p99_ms": 36.49,
+        "max_ms": 62.89,
+    }
     assert metrics["MODEL"]["padded decode"] == {"calls": 0}
     assert metrics["SAMPLER"] == {"decode": {"calls": 528}}
 
@@ -118,8 +123,11 @@ def test_a_json_report_fills_what_the_log_lacks() -> None:
     report = json.dumps({"name": "runner", "rank": "", "sections": {"MODEL + SAMPLE (DECODE)": section}})
     facts = read_launch(REPORT, (), [report])
     assert facts.device_metrics["MODEL + SAMPLE"]["decode"] == {
-        "calls": 3, "mean_ms": 1.5, "p50_ms": 1.4, "p90_ms": 1.9,
-    }  # fmt: skip
+        "calls": 3,
+        "mean_ms": 1.5,
+        "p50_ms": 1.4,
+        "p90_ms": 1.9,
+    }
     assert "prefill" in facts.device_metrics["MODEL + SAMPLE"]
 
 

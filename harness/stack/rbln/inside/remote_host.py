@@ -114,9 +114,12 @@ def serve(job: dict[str, Any], folder: Path) -> int:
     said: list[bytes] = []
     # One stream, as on one host: two channels of the connection would reach the other end in any order, lines torn.
     child = subprocess.Popen(
-        job["argv"], env={**os.environ, **job["env"]},
-        stdin=subprocess.DEVNULL, stderr=subprocess.STDOUT, start_new_session=True,
-    )  # fmt: skip
+        job["argv"],
+        env={**os.environ, **job["env"]},
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
     listener = threading.Thread(target=_stop_at_end_of_input, args=(child, job, said), daemon=True)
     listener.start()
     status = child.wait()

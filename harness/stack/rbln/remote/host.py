@@ -69,8 +69,12 @@ class RemoteHost:
         try:
             done = subprocess.run(
                 self.command(self.python, "-"),
-                input=script, capture_output=True, text=True, timeout=CALL_TIMEOUT_S, check=False,
-            )  # fmt: skip
+                input=script,
+                capture_output=True,
+                text=True,
+                timeout=CALL_TIMEOUT_S,
+                check=False,
+            )
         except (OSError, subprocess.TimeoutExpired) as error:
             raise ServerError(f"cannot be reached ({type(error).__name__})", where=self.name) from error
         if done.returncode:
@@ -94,8 +98,11 @@ class RemoteHost:
         try:
             with subprocess.Popen(
                 self.command(self.python, "-u", "-c", code),
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0,
-            ) as exchange:  # fmt: skip
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                bufsize=0,
+            ) as exchange:
                 assert exchange.stdin is not None
                 assert exchange.stdout is not None
                 for _ in range(rounds):

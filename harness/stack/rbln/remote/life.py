@@ -31,9 +31,12 @@ def live(job: dict[str, Any]) -> int:
     forward = f"127.0.0.1:{job['local_port']}:127.0.0.1:{job['remote_port']}"
     script = f"{job['folder']}/remote_host.py"
     words = host.command(
-        job["python"], script, "serve", f"{job['folder']}/job.json",
+        job["python"],
+        script,
+        "serve",
+        f"{job['folder']}/job.json",
         options=("-o", "ExitOnForwardFailure=yes", "-L", forward),
-    )  # fmt: skip
+    )
     # The server's log comes over standard output, alone: a word of ssh itself would tear one of its lines.
     said_path = Path(job["ssh_log_path"])
     with said_path.open("wb") as said:

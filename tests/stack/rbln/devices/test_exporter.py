@@ -81,12 +81,18 @@ def exporter() -> Iterator[Exporter]:
 def test_dies_of_one_card_are_told_apart_by_uuid_though_they_share_their_device_id() -> None:
     assert exporter_readings(device_samples(GOLDEN)) == [
         {
-            "device": "u0", "card": "A1", "temperature_c": 41.0, "card_power_w": 57.3, "memory_used_bytes": 1.2e9,
-            "memory_total_bytes": 16843096064.0, "utilisation": 12.5, "health": 1.0,
+            "device": "u0",
+            "card": "A1",
+            "temperature_c": 41.0,
+            "card_power_w": 57.3,
+            "memory_used_bytes": 1.2e9,
+            "memory_total_bytes": 16843096064.0,
+            "utilisation": 12.5,
+            "health": 1.0,
             "units": {"temperature": "C", "card_power": "W", "memory": "B"},
         },
         {"device": "u1", "card": "A1", "temperature_c": 43.5, "units": {"temperature": "C"}},
-    ]  # fmt: skip
+    ]
 
 
 def _family(prefix: str, members: dict[str, float]) -> str:

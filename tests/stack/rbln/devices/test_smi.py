@@ -19,36 +19,63 @@ NEWER: dict[str, Any] = {
     "KMD_version": "3.2.2",
     "devices": [
         {
-            "npu": npu, "name": "RBLN-CA25", "sid": "A1", "uuid": f"u{npu}", "device": f"rbln{npu}", "status": "normal",
-            "fw_ver": "1.2", "pci": {"bus_id": "0000:3b:00.0", "link_width": "16"}, "temperature": "41C",
-            "card_power": "57.3W", "pstate": "P14", "memory": {"used": "1.5GiB", "total": "15.7GiB"}, "util": "12.5",
-            "board_info": {}, "group_id": 0,
+            "npu": npu,
+            "name": "RBLN-CA25",
+            "sid": "A1",
+            "uuid": f"u{npu}",
+            "device": f"rbln{npu}",
+            "status": "normal",
+            "fw_ver": "1.2",
+            "pci": {"bus_id": "0000:3b:00.0", "link_width": "16"},
+            "temperature": "41C",
+            "card_power": "57.3W",
+            "pstate": "P14",
+            "memory": {"used": "1.5GiB", "total": "15.7GiB"},
+            "util": "12.5",
+            "board_info": {},
+            "group_id": 0,
         }
         for npu in range(4)
     ],
     "contexts": [{"ctx_id": "1", "npu": "2", "process": "python3", "pid": "4242", "memalloc": "1.5GiB"}],
-}  # fmt: skip
+}
 ROWS: list[dict[str, Any]] = NEWER["devices"]
 OLDER: dict[str, Any] = {
     "KMD_version": "1.1.0",
     "devices": [
-        {"npu": "0", "name": "RBLN-CA12", "status": "normal", "temperature": 38, "card_power": "34140 mW", "util": 0,
-         "memory": {"used": "0", "total": "17179869184"}},
+        {
+            "npu": "0",
+            "name": "RBLN-CA12",
+            "status": "normal",
+            "temperature": 38,
+            "card_power": "34140 mW",
+            "util": 0,
+            "memory": {"used": "0", "total": "17179869184"},
+        },
         {"npu": "rbln1", "name": "RBLN-CA12", "temperature": None, "memory": None},
     ],
     "contexts": [],
-}  # fmt: skip
+}
 
 
 def test_a_newer_drivers_report_is_read() -> None:
     report = parse_devices(json.dumps(NEWER))
     assert report.kmd_version == "3.2.2"
     assert report.devices[1] == Device(
-        npu=1, name="RBLN-CA25", uuid="u1", device="rbln1", card="A1", status="normal", temperature_c=41.0,
-        card_power_w=57.3, utilisation=12.5, memory_used_bytes=1610612736,
-        memory_total_bytes=int(15.7 * (1 << 30)), group="0",
+        npu=1,
+        name="RBLN-CA25",
+        uuid="u1",
+        device="rbln1",
+        card="A1",
+        status="normal",
+        temperature_c=41.0,
+        card_power_w=57.3,
+        utilisation=12.5,
+        memory_used_bytes=1610612736,
+        memory_total_bytes=int(15.7 * (1 << 30)),
+        group="0",
         units=(("temperature", "C"), ("card_power", "W"), ("memory", "GiB")),
-    )  # fmt: skip
+    )
     assert [(use.npu, use.pid, use.process) for use in report.uses] == [(2, 4242, "python3")]
     assert report.raw == NEWER
 

@@ -60,8 +60,13 @@ def test_a_changed_decision_is_named_with_the_lines_that_went_and_came(tmp_path:
     assert (changed.fact.name, changed.fact.file) == ("order", SCHEDULER)
     assert changed.diff == ("@ def schedule", "- request = waiting[0]", "+ request = waiting[-1]")
     assert _verdicts(found) | {"patch": "", "observer": ""} == {
-        "rules": "unknown", "log grammar": "yes", "metrics": "yes", "launch": "yes", "patch": "", "observer": "",
-    }  # fmt: skip
+        "rules": "unknown",
+        "log grammar": "yes",
+        "metrics": "yes",
+        "launch": "yes",
+        "patch": "",
+        "observer": "",
+    }
 
 
 def test_without_the_old_wheel_the_diff_still_shows_what_came(tmp_path: Path) -> None:
