@@ -25,6 +25,7 @@ wait_cap_s = 1.0
 prompt_tokens = {{law = "uniform", low = 200, high = 300}}
 generate_tokens = {{law = "uniform", low = 8, high = 12}}
 [server]
+declared = true
 url = "http://me:{next(S)}@127.0.0.1:8000/?token={next(S)}"
 device_metrics_url = "http://127.0.0.1:9090/metrics?token={next(S)}"
 extra_args = [
