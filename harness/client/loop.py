@@ -178,7 +178,7 @@ class EpollReplay:
             self.offsets.sample()
         for connection, problem in self._pool.overdue(now_ns):
             self._break(connection, "timeout", problem)
-        self._script.spill()
+        self._script.beat(now_ns)
         if self._is_stopped():
             self._stop(now_ns)
         self._on_slack()

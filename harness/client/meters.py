@@ -107,3 +107,18 @@ def stamp_facts(chunks: RowStream, scale: float) -> dict[str, Any]:
         if stamped.num_rows:
             lags_ns.append(int((stamped["received_ns"].to_numpy() - stamped["kernel_ns"].to_numpy()).max()))
     return {"stamp_lag_max_ms": max(lags_ns) / scale / NS_PER_MS if lags_ns else None}
+
+
+def pause_facts(pauses_ns: list[list[int]], requests: pa.Table, scale: float) -> dict[str, Any]:
+    """The longest time in which a client did nothing while a request was due or under way, ms of wall time.
+
+    pauses_ns: [start, duration] in clock ns. Unlike the lag of stamps, every client can tell it.
+    """
+    due, done = (requests[name].fill_null(-1).to_numpy() for name in ("due_ns", "done_ns"))
+    is_sent = requests["sent_ns"].is_valid().to_numpy()
+    touching = [
+        duration_ns
+        for start_ns, duration_ns in pauses_ns
+        if (is_sent & (due < start_ns + duration_ns) & (done > start_ns)).any()
+    ]
+    return {"client_pause_max_ms": max(touching, default=0) / scale / NS_PER_MS}

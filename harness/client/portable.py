@@ -81,7 +81,7 @@ class PortableReplay:
             self._start(script.release(script.clock.from_monotonic_ns(start_ns)))
             while not script.is_finished and not self._failures:
                 self._on_slack()
-                script.spill()
+                script.beat(monotonic_ns())
                 if self._is_stopped():
                     await self._stop()
                 await self._wait_for_a_beat()

@@ -256,6 +256,7 @@ def _merge(results: list[ReplayResult]) -> ReplayResult:
     audit: dict[str, Any] = {
         **audits[0],
         **{name: sum(each[name] for each in audits) for name in added},
+        "client_pauses_ns": sorted(pause for each in audits for pause in each["client_pauses_ns"]),
         "clock_steps": sorted({step for each in audits for step in each["clock_steps"]}),
         "processes": [{"run_nonce": each["run_nonce"], "cpu_s": each["cpu_s"]} for each in audits],
     }

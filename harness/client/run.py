@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
-from harness.client.meters import stall_facts, stamp_facts
+from harness.client.meters import pause_facts, stall_facts, stamp_facts
 from harness.client.script import ReplayEvent
 from harness.client.single import ReplayResult, Target, replay_here
 from harness.client.stall import StallMeter
@@ -50,4 +50,5 @@ def replay(
             result = replay_here(plan, target, on_event=on_event, is_stopped=is_stopped)
     result.audit.update(stall_facts(stalls, result.requests))
     result.audit.update(stamp_facts(result.chunks, target.clock.scale))
+    result.audit.update(pause_facts(result.audit["client_pauses_ns"], result.requests, target.clock.scale))
     return result

@@ -18,6 +18,7 @@ import pyarrow as pa
 from harness.client.answer import Answer
 from harness.client.prompts import prompts_of
 from harness.client.rows import ChunkRows, RequestRows
+from harness.clock import NS_PER_MS
 from harness.plan.followers import Followers
 from harness.records.schema import ABORTED
 
@@ -26,6 +27,11 @@ if TYPE_CHECKING:
 
     from harness.client.single import Target
     from harness.plan import Plan
+
+
+# A client that works beats every 50 ms, and late by as much again where sends leave no other time.
+PAUSE_NS = 250 * NS_PER_MS
+MAX_PAUSES = 1_000
 
 
 class Due(NamedTuple):
@@ -79,6 +85,8 @@ class Script:
         self.num_finished = 0
         self.has_all_fresh = False
         self.finished_events: list[ReplayEvent] = []
+        self._beat_ns = 0
+        self._pauses: list[tuple[int, int]] = []
         self._prompts = prompts_of(plan)
         requests = [request for session in plan.sessions for request in session.requests]
         self._wait_after_ns = [request.wait_after_ns for request in requests]
@@ -287,10 +295,22 @@ class Script:
             named = (rows.session[row], rows.request[row], status)
             self.finished_events.append(ReplayEvent(*named, late_ns, self.num_finished, rows.count))
 
-    def spill(self) -> None:
-        """Move what is complete out of memory, once there is enough of it; call between events."""
+    def beat(self, now_ns: int) -> None:
+        """Call about every 50 ms, between events. Notes when that was not possible; moves full blocks of rows to disk.
+
+        now_ns: CLOCK_MONOTONIC.
+        """
+        if self._beat_ns and now_ns - self._beat_ns > PAUSE_NS and len(self._pauses) < MAX_PAUSES:
+            self._pauses.append((self._beat_ns, now_ns))
+        self._beat_ns = now_ns
         self.chunks.spill()
         self.rows.spill()
+
+    @property
+    def pauses_ns(self) -> list[list[int]]:
+        """[start, duration] in clock ns of each time in which this client did nothing at all."""
+        to_clock = self.clock.from_monotonic_ns
+        return [[to_clock(start_ns), to_clock(end_ns) - to_clock(start_ns)] for start_ns, end_ns in self._pauses]
 
     def _copy_counts(self, row: int, answer: Answer, digest: str = "") -> None:
         rows = self.rows

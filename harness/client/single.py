@@ -116,6 +116,7 @@ def replay_here(
         "num_spilled_chunks": script.chunks.num_spilled,
         "num_early_sends": _num_early(requests),
         "run_nonce": script.nonce,
+        "client_pauses_ns": script.pauses_ns,
         **usage,
         "scheduler_slice_us": None if slice_ns is None else slice_ns / NS_PER_US,
     }

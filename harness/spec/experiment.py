@@ -77,7 +77,10 @@ class LimitsSpec(Spec):
     start_spread_ms: float = Field(default=20.0, gt=0)
     stall_ms: float = Field(default=1000.0, gt=0, description="longest host stall that may touch a request")
     stamp_lag_ms: float = Field(
-        default=1000.0, gt=0, description="longest time from the kernel's stamp to the client's"
+        default=1000.0, gt=0, description="longest pause of the client, also from the kernel's stamp to its own"
+    )
+    server_stall_ms: float = Field(
+        default=1000.0, gt=0, description="longest time without an engine step, beyond what the cost model explains"
     )
     needs_stall_meter: bool = Field(default=True, description="a run whose stall meter was lost is INVALID")
     needs_metrics: bool = Field(default=True, description="a run whose server answers no GET /metrics is INVALID")

@@ -27,7 +27,7 @@ from harness.analysis.method.lateness import lateness
 from harness.analysis.method.reconstruct import StepCost, channel_a, channel_b, join_request_id, residual_ns
 from harness.analysis.method.reuse import cached_tokens, is_reuse_known
 from harness.analysis.method.settings import check_settings
-from harness.analysis.method.stalls import check_freezes, invalid
+from harness.analysis.method.stalls import check_freezes, check_server_stalls, invalid
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.records import Finding, Manifest, SealedRun
 from harness.records.schema import ABORTED, rows_where, values_of
@@ -66,6 +66,7 @@ def check_run(
         *_check_residual(manifest, requests, derived, cost_model),
         *_check_clock(manifest),
         *check_freezes(manifest),
+        *check_server_stalls(manifest, requests, derived.tables["steps"], derived.tables["kv_events"], cost_model),
     ]
     order = ("invalid", "warning", "info")
     return sorted(findings, key=lambda finding: order.index(finding.severity))

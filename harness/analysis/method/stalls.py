@@ -6,9 +6,23 @@ Definitions: docs/method.md, "A run and its invariants".
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from harness.clock import NS_PER_MS
 from harness.records import Finding, Manifest
+from harness.records.schema import rows_where, values_of
 from harness.spec import LimitsSpec
+
+if TYPE_CHECKING:
+    from harness.analysis.method.reconstruct import StepCost
+
+IntArray = NDArray[np.int64]
+# Shorter stalls are no finding: garbage collection and neighbours cause them everywhere.
+NOTICED_MS = 200.0
 
 
 def check_freezes(manifest: Manifest) -> Iterator[Finding]:
@@ -19,6 +33,7 @@ def check_freezes(manifest: Manifest) -> Iterator[Finding]:
     limits = LimitsSpec.model_validate(manifest.requested.get("limits", {}))
     audit = manifest.client_audit
     stall_ms, lag_ms = audit.get("touching_stall_max_ms"), audit.get("stamp_lag_max_ms")
+    pause_ms = audit.get("client_pause_max_ms")
     if audit.get("is_stall_meter_complete") is False:
         yield Finding(
             code="stall-meter-lost",
@@ -40,6 +55,104 @@ def check_freezes(manifest: Manifest) -> Iterator[Finding]:
             f"the limit is {limits.stamp_lag_ms:g} ms",
             "Run on an idler machine, or raise limits.stamp_lag_ms and say so",
         )
+    elif pause_ms is not None and pause_ms > limits.stamp_lag_ms:
+        yield invalid(
+            "client-stalled",
+            f"the client did nothing for {pause_ms:.0f} ms (wall) while requests were due or under way, "
+            f"the limit is {limits.stamp_lag_ms:g} ms",
+            "Run on an idler machine, or raise limits.stamp_lag_ms and say so",
+        )
+
+
+def check_server_stalls(
+    manifest: Manifest, requests: pa.Table, steps: pa.Table, kv_events: pa.Table, cost_model: StepCost | None
+) -> Iterator[Finding]:
+    """Whether the engine stood still while requests were in flight, longer than its work explains.
+
+    What the log shows of the engine are its decode steps and admissions. Between two of them lie one decode step and
+    the prefills of what was admitted. Their time is the cost model's, or more where the median step takes longer;
+    without a cost model it is the median alone. A run without stamped steps says nothing of it.
+    """
+    limits = LimitsSpec.model_validate(manifest.requested.get("limits", {}))
+    ms = manifest.clock.scale * NS_PER_MS
+    stamped = steps.filter(steps["log_ns"].is_valid())
+    admitted = rows_where(kv_events, "kind", "alloc")
+    admitted = admitted.filter(admitted["log_ns"].is_valid())
+    if stamped.num_rows < 2:
+        return
+    work = _Work(requests, stamped, np.sort(admitted["log_ns"].to_numpy()), cost_model)
+    signs_ns = np.concatenate([stamped["log_ns"].to_numpy(), work.admitted_ns])
+    longest_ns, at_ns = 0.0, 0
+    for start_ns, end_ns in _gaps(requests, signs_ns, NOTICED_MS * ms + work.median_step_ns):
+        excess_ns = end_ns - start_ns - work.most_ns(start_ns, end_ns)
+        if excess_ns > longest_ns:
+            longest_ns, at_ns = excess_ns, start_ns
+    if longest_ns <= NOTICED_MS * ms:
+        return
+    is_beyond = longest_ns > limits.server_stall_ms * ms
+    yield Finding(
+        code="server-stalled",
+        severity="invalid" if is_beyond else "warning",
+        evidence=f"the engine made no step for {longest_ns / ms:.0f} ms (wall) beyond what its work explains, while "
+        f"requests were in flight (at {at_ns} clock ns); the limit is {limits.server_stall_ms:g} ms",
+        hint="Look for what stopped the server, or raise limits.server_stall_ms and say so",
+    )
+
+
+def _gaps(requests: pa.Table, instants_ns: IntArray, least_ns: float) -> list[tuple[int, int]]:
+    """Stretches of at least that length without a sign of the engine, each with a request in flight throughout."""
+    flights = requests.filter(requests["sent_ns"].is_valid()).select(["sent_ns", "done_ns"]).drop_null()
+    sent, done = (flights[name].to_numpy() for name in ("sent_ns", "done_ns"))
+    order = np.argsort(sent)
+    sent, reached = sent[order], np.maximum.accumulate(done[order])
+    # Nothing was in flight between what was reached by then and the next send.
+    is_first = np.ones(len(sent), dtype=np.bool_)
+    is_first[1:] = sent[1:] > reached[:-1]
+    begins = sent[is_first]
+    ends = reached[np.append(np.flatnonzero(is_first)[1:] - 1, len(sent) - 1)] if len(sent) else reached
+    marks = np.sort(np.concatenate([instants_ns, begins, ends]))
+    long = np.flatnonzero(np.diff(marks) >= least_ns)
+    middle = marks[long] + (marks[long + 1] - marks[long]) // 2
+    place = np.searchsorted(begins, middle, side="right") - 1
+    is_busy = (place >= 0) & (middle < ends[place]) if len(begins) else np.zeros(len(middle), dtype=np.bool_)
+    return [(int(marks[at]), int(marks[at + 1])) for at in long[is_busy]]
+
+
+class _Work:
+    """What the engine may have been busy with between two signs of it in the log."""
+
+    def __init__(self, requests: pa.Table, steps: pa.Table, admitted_ns: IntArray, cost_model: StepCost | None) -> None:
+        """steps: with their stamps. admitted_ns: instants of the admissions in the log, ascending."""
+        self.admitted_ns = admitted_ns
+        self.median_step_ns = float(np.median(np.diff(np.sort(steps["log_ns"].to_numpy()))))
+        self._step_ns = self._slower = 0.0
+        if cost_model is None:
+            return
+        step_ns = [cost_model.decode_step_ns(b, n) for b, n in set(values_of(steps, "b", "n"))]
+        self._step_ns = max(step_ns)
+        # A device may be slower than its cost model states.
+        self._slower = max(1.0, self.median_step_ns / max(1, min(step_ns)))
+        columns = ("sent_ns", "done_ns", "prompt_tokens", "planned_prompt_tokens", "cached_tokens")
+        flights = sorted(
+            (sent, done, cost_model.prefill_ns((prompt or planned) - (cached or 0), cached or 0))
+            for sent, done, prompt, planned, cached in values_of(requests, *columns)
+            if sent is not None and done is not None
+        )
+        self._sent_ns, self._done_ns, self._prefill_ns = np.array(flights, dtype=np.int64).reshape(-1, 3).T
+        self._longest_flight_ns = int((self._done_ns - self._sent_ns).max(initial=0))
+
+    def most_ns(self, start_ns: int, end_ns: int) -> float:
+        """The most time that one decode step and the prefills between two instants explain."""
+        if not self._slower:
+            return self.median_step_ns
+        near = slice(*np.searchsorted(self._sent_ns, [start_ns - self._longest_flight_ns, end_ns]))
+        prefills_ns = np.sort(self._prefill_ns[near][self._done_ns[near] > start_ns])
+        if len(self.admitted_ns):
+            first, past = np.searchsorted(self.admitted_ns, [start_ns, end_ns])
+            # The admission before may still be computing. Of those in flight, the dearest prefills count.
+            num_admitted = past - max(0, first - 1)
+            prefills_ns = prefills_ns[max(0, len(prefills_ns) - num_admitted) :]
+        return max(self.median_step_ns, self._slower * (self._step_ns + float(prefills_ns.sum())))
 
 
 def invalid(code: str, evidence: str, hint: str = "") -> Finding:
