@@ -17,7 +17,8 @@ README = Path(__file__).parents[3] / "README.md"
 
 
 def test_the_readme_prints_the_table() -> None:
-    assert rules_in_words() in README.read_text(encoding="utf-8")
+    """However its lines are wrapped."""
+    assert " ".join(rules_in_words().split()) in " ".join(README.read_text(encoding="utf-8").split())
 
 
 def test_every_release_whose_twin_is_locked_has_rules() -> None:
