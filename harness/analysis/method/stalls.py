@@ -70,15 +70,16 @@ def check_server_stalls(
     """Whether the engine stood still while requests were in flight, longer than its work explains.
 
     What the log shows of the engine are its decode steps and admissions. Between two of them lie one decode step and
-    the prefills of what was admitted. Their time is the cost model's, or more where the median step takes longer;
-    without a cost model it is the median alone. A run without stamped steps says nothing of it.
+    the prefills of what was admitted. Their time is the cost model's, or more where the median step takes longer.
+    A run without stamped steps says nothing of it, nor does one without a cost model, as its prefills may take long;
+    a simulated engine cannot stand still, and is judged without one.
     """
     limits = LimitsSpec.model_validate(manifest.requested.get("limits", {}))
     ms = manifest.clock.scale * NS_PER_MS
     stamped = steps.filter(steps["log_ns"].is_valid())
     admitted = rows_where(kv_events, "kind", "alloc")
     admitted = admitted.filter(admitted["log_ns"].is_valid())
-    if stamped.num_rows < 2:
+    if cost_model is None or stamped.num_rows < 2:
         return
     work = _Work(requests, stamped, np.sort(admitted["log_ns"].to_numpy()), cost_model)
     signs_ns = np.concatenate([stamped["log_ns"].to_numpy(), work.admitted_ns])
@@ -121,13 +122,10 @@ def _gaps(requests: pa.Table, instants_ns: IntArray, least_ns: float) -> list[tu
 class _Work:
     """What the engine may have been busy with between two signs of it in the log."""
 
-    def __init__(self, requests: pa.Table, steps: pa.Table, admitted_ns: IntArray, cost_model: StepCost | None) -> None:
+    def __init__(self, requests: pa.Table, steps: pa.Table, admitted_ns: IntArray, cost_model: StepCost) -> None:
         """steps: with their stamps. admitted_ns: instants of the admissions in the log, ascending."""
         self.admitted_ns = admitted_ns
         self.median_step_ns = float(np.median(np.diff(np.sort(steps["log_ns"].to_numpy()))))
-        self._step_ns = self._slower = 0.0
-        if cost_model is None:
-            return
         step_ns = [cost_model.decode_step_ns(b, n) for b, n in set(values_of(steps, "b", "n"))]
         self._step_ns = max(step_ns)
         # A device may be slower than its cost model states.
@@ -143,8 +141,6 @@ class _Work:
 
     def most_ns(self, start_ns: int, end_ns: int) -> float:
         """The most time that one decode step and the prefills between two instants explain."""
-        if not self._slower:
-            return self.median_step_ns
         near = slice(*np.searchsorted(self._sent_ns, [start_ns - self._longest_flight_ns, end_ns]))
         prefills_ns = np.sort(self._prefill_ns[near][self._done_ns[near] > start_ns])
         if len(self.admitted_ns):

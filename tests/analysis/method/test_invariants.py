@@ -188,7 +188,7 @@ def test_channels_apart_within_a_run_are_invalid_by_the_experiments_own_limit(
     tmp_path: Path, limit: float | None, expected: list[str]
 ) -> None:
     raw_files(tmp_path)
-    asked = manifest().requested | {"limits": {"residual_share": limit}}
+    asked = manifest().requested | {"limits": {"residual_share": limit, "server_stall_ms": 1e6}}
     run_manifest = manifest(planned_requests=2, requested=asked)
     found = check_run(
         run_manifest,
