@@ -45,7 +45,8 @@ def bench_plan() -> Iterator[Figure]:
     code = (
         "import json, resource, sys, pathlib\n"
         "from harness.clock import process_cpu_ns\n"
-        "from harness.plan import build_plan, save_plan\n"
+        "from harness.experiment.plans import build_plan\n"
+        "from harness.plan import save_plan\n"
         "from harness.spec import WorkloadSpec\n"
         "began_ns = process_cpu_ns()\n"
         f"plan = build_plan(WorkloadSpec(num_sessions={PLAN_REQUESTS // 2}), 1, 0)\n"
@@ -149,6 +150,13 @@ def bench_devices() -> Iterator[Figure]:
     yield from measure()
 
 
+def bench_long_run() -> Iterator[Figure]:
+    """Peak memory of a run of many requests, and what a request more takes."""
+    from benchmarks.long_run import bench_long_run as measure
+
+    yield from measure()
+
+
 SECTIONS: dict[str, Callable[[], Iterator[Figure]]] = {
     "parser": bench_parser,
     "plan": bench_plan,
@@ -156,4 +164,5 @@ SECTIONS: dict[str, Callable[[], Iterator[Figure]]] = {
     "emulator": bench_emulator,
     "stopping": bench_stopping,
     "devices": bench_devices,
+    "memory": bench_long_run,
 }

@@ -29,7 +29,7 @@ def bench(
     sections: Annotated[
         list[str] | None,
         typer.Argument(
-            help="`client`, `emulator`, `parser`, `plan`, `simulator`, `stopping`, `devices`. Default: all."
+            help="`client`, `emulator`, `parser`, `plan`, `simulator`, `stopping`, `devices`, `memory`. Default: all."
         ),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Shorter client scenarios.")] = False,

@@ -1,0 +1,72 @@
+"""How much memory a long run needs: peak resident bytes of ``harness run``, emulator aside, for two lengths.
+
+A run is a process of its own, from its start over replay and sealing to the end of its tables.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from benchmarks.figure import Figure
+
+NUM_SESSIONS = 64
+REQUESTS_PER_SESSION = (125, 375)
+BYTES_PER_KIB = 1024
+EXPERIMENT = """\
+name = "long-run"
+backend = "emulator"
+time_scale = 20.0
+replicates = 1
+base_seed = 1
+[workload]
+num_sessions = {sessions}
+requests_per_session = {requests}
+prompt_tokens = {{law = "fixed", value = 32}}
+generate_tokens = {{law = "fixed", value = 4}}
+new_tokens = {{law = "fixed", value = 2}}
+waits = "none"
+[server]
+max_num_seqs = {sessions}
+decode_buckets = [1, 2, 4, 8, 16, 32, 64]
+slot_tokens = 8192
+[limits]
+rearrival_lag_p99_ms = 10000
+start_spread_ms = 10000
+stall_ms = 10000
+stamp_lag_ms = 10000
+server_stall_ms = 100000
+[[condition]]
+name = "a"
+"""
+
+
+def peak_bytes(requests_per_session: int) -> int:
+    """Peak resident bytes of one experiment of one run."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "long-run.toml"
+        path.write_text(EXPERIMENT.format(sessions=NUM_SESSIONS, requests=requests_per_session))
+        command = [sys.executable, "-m", "harness", "run", str(path), "--runs", folder]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        _, status, used = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode:
+            raise subprocess.CalledProcessError(process.returncode, command)
+    return used.ru_maxrss * BYTES_PER_KIB
+
+
+def bench_long_run() -> Iterator[Figure]:
+    """Peak memory of two runs, and what each further request of the longer one took."""
+    short, long = (NUM_SESSIONS * requests for requests in REQUESTS_PER_SESSION)
+    peaks = [peak_bytes(requests) for requests in REQUESTS_PER_SESSION]
+    more = (peaks[1] - peaks[0]) / (long - short)
+    yield Figure(
+        f"a run of {long:,} requests, peak memory",
+        f"{peaks[1] / 1e6:.0f} MB",
+        "72,000 requests: <= 400 MB",
+        f"{peaks[0] / 1e6:.0f} MB for {short:,}; {more / 1e3:.2f} KB more a request (mark: 1 KB)",
+    )
