@@ -38,8 +38,13 @@ class Endpoint:
     @property
     def headers(self) -> dict[str, str]:
         """What every request carries beside its own headers; SpecError where the key is not there."""
+        return {"Authorization": f"Bearer {self.api_key}"} if self.api_key_env else {}
+
+    @property
+    def api_key(self) -> str:
+        """The key from the environment, "" for none; SpecError where it is not there."""
         if not self.api_key_env:
-            return {}
+            return ""
         key = os.environ.get(self.api_key_env, "")
         if not key or not key.isascii() or not key.isprintable():
             raise SpecError(
@@ -47,7 +52,7 @@ class Endpoint:
                 where="server.api_key_env",
                 hint=f"export {self.api_key_env}=...",
             )
-        return {"Authorization": f"Bearer {key}"}
+        return key
 
 
 def endpoint_of(server: ServerSpec) -> Endpoint:

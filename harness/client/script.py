@@ -21,6 +21,7 @@ from harness.client.rows import ChunkRows, RequestRows
 from harness.clock import NS_PER_MS
 from harness.plan.followers import Followers
 from harness.records.schema import ABORTED
+from harness.redact import REDACTED
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -88,6 +89,7 @@ class Script:
         self._beat_ns = 0
         self._pauses: list[tuple[int, int]] = []
         self._prompts = prompts_of(plan)
+        self._api_key = target.endpoint.api_key
         requests = [request for session in plan.sessions for request in session.requests]
         self._wait_after_ns = [request.wait_after_ns for request in requests]
         self._generate_tokens = [request.generate_tokens for request in requests]
@@ -287,7 +289,8 @@ class Script:
         rows = self.rows
         rows.status[row] = status
         if error:
-            rows.error[row] = error
+            # A server's words may repeat the key.
+            rows.error[row] = error.replace(self._api_key, REDACTED) if self._api_key else error
         self.num_finished += 1
         if self._keeps_events:
             sent_ns = rows.sent_ns[row]

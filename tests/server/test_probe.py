@@ -85,6 +85,18 @@ def test_a_key_and_a_url_that_ends_in_v1_are_taken_and_the_key_is_in_no_record(
     assert held == []
 
 
+def test_a_key_that_a_server_repeats_is_in_no_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    knows = PlainServer(
+        gives_token_ids=True, has_metrics=True, key="sk-secret", fails="key sk-secret is spent, request", num_good=1
+    )
+    monkeypatch.setenv(KEY, "sk-secret")
+    with plain_server(knows) as server:
+        outcome = run(tmp_path, server, server={"url": server.url, "api_key_env": KEY})
+    assert "key redacted is spent" in outcome.runs[0].invalid_reasons[0]
+    held = [path for path in tmp_path.rglob("*") if path.is_file() and b"sk-secret" in path.read_bytes()]
+    assert held == []
+
+
 def test_an_experiment_whose_first_run_fails_alike_ends_there_in_the_servers_words(tmp_path: Path) -> None:
     # The first completion answers the question before the first run.
     knows = PlainServer(gives_token_ids=True, has_metrics=True, fails="no more quota for request", num_good=1)
