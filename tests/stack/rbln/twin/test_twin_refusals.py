@@ -86,13 +86,13 @@ def test_a_port_that_is_taken(place: Place) -> None:
 
 def test_an_artifact_that_is_not_there_or_only_in_part(place: Place) -> None:
     assert refusal(place, 2, artifact="/data/none") == (
-        "harness: /data/none: no such artifact. Compile one: harness compile SPEC.toml"
+        "harness: condition 'only': /data/none: no such artifact. Compile one: harness compile SPEC.toml"
     )
     part = place.folder / "part"
     shutil.copytree(cached_artifact(place.twin, ArtifactSpec()), part)
     (part / "decoder_batch_4.rbln").unlink()
     assert refusal(place, 2, artifact=str(part)) == (
-        f"harness: {part}: lacks decoder_batch_4.rbln. It was copied in part; copy it again"
+        f"harness: condition 'only': {part}: lacks decoder_batch_4.rbln. It was copied in part; copy it again"
     )
 
 
