@@ -51,6 +51,10 @@ class _Answer:
         self.has_head = self.has_framing = self.is_over = self.is_compressed = False
         self.parser = httptools.HttpResponseParser(self)
 
+    def close(self) -> None:
+        """Part with the parser, which holds this object: a replay collects no cycles, and many answers are large."""
+        del self.parser
+
     def on_header(self, name: bytes, value: bytes) -> None:
         name = name.lower()
         self.has_framing = self.has_framing or name in (b"content-length", b"transfer-encoding")
@@ -109,6 +113,13 @@ def ask_endpoint(endpoint: Endpoint, path: str, *, deadline_s: float) -> Reply:
 
 def _read(sock: socket.socket, deadline_ns: int) -> Reply:
     answer = _Answer()
+    try:
+        return _read_into(answer, sock, deadline_ns)
+    finally:
+        answer.close()
+
+
+def _read_into(answer: _Answer, sock: socket.socket, deadline_ns: int) -> Reply:
     while not answer.is_over:
         left_ns = deadline_ns - monotonic_ns()
         if left_ns <= 0:

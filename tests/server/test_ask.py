@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import gzip
 import threading
 from collections.abc import Iterator
@@ -99,3 +100,16 @@ def test_json_of_any_depth_and_size_of_number_is_no_exception() -> None:
 def test_no_server_and_no_such_host_are_words_too() -> None:
     assert ask("127.0.0.1", free_port(), "/", deadline_s=5.0).error.startswith("ConnectionRefusedError")
     assert ask("no host", 80, "/", deadline_s=5.0).error
+
+
+def test_an_answer_is_freed_at_once_while_a_replay_collects_no_cycles() -> None:
+    held = 0
+    with RawServer(lambda _asked: Reply([whole(bytes(64))])) as server:
+        gc.collect()
+        gc.disable()
+        try:
+            ask(server.host, server.port, "/metrics", deadline_s=1.0)
+            held = sum(type(item).__module__ == "harness.server.ask" for item in gc.get_objects())
+        finally:
+            gc.enable()
+    assert held == 0
