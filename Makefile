@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 MAKEFLAGS += --no-print-directory
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint types imports pytest compiled catalogue calibration twin twin-venv twin-try differential fuzz faults bench setup runtime dev clean
+.PHONY: help demo test check lint types imports pytest compiled catalogue calibration twin twin-venv twin-try differential fuzz faults bench setup runtime dev docs wheel clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
@@ -21,6 +21,21 @@ DEMO_RUNS ?= runs/demo-$(shell date +%Y%m%d-%H%M%S)
 # The newest stable release is the default; the rest is compared with it.
 TWIN_ALSO ?= --also 0.12.1a8 --also 0.11.1 --also 0.11.2
 TWIN_RUNS ?= runs/twin-$(shell date +%Y%m%d-%H%M%S)
+
+docs: dev  ## the documents as a site: site/; a dead link or a page outside the navigation is an error
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	@echo "docs: site/index.html"
+
+# From an empty folder, so that nothing of the checkout is read.
+wheel: dev  ## build the wheel and try it in an environment of its own
+	@rm -rf build/wheel && mkdir -p build/wheel/empty
+	@$(BIN)/uv build --quiet --wheel --out-dir build/wheel .
+	@$(BIN)/uv venv --quiet --python $(BIN)/python build/wheel/env
+	@$(BIN)/uv pip install --quiet --python build/wheel/env/bin/python --require-hashes --requirement requirements.lock
+	@$(BIN)/uv pip install --quiet --python build/wheel/env/bin/python --no-deps build/wheel/*.whl
+	@cd build/wheel/empty && ../env/bin/harness run demo --backend sim >demo.txt && ../env/bin/harness init mine >init.txt \
+	  && ../env/bin/harness report demo -o again.html >report.txt && _HARNESS_COMPLETE=source_bash ../env/bin/harness >completion.txt
+	@ls -l build/wheel/*.whl | awk '{printf "wheel: %s bytes, tried from an empty folder\n", $$5}'
 
 demo: runtime  ## a real paired experiment on the emulator, and its report
 	@$(BIN)/harness run plans/experiments/demo.toml --runs $(DEMO_RUNS) --report $(DEMO_RUNS)/report.html
