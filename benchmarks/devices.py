@@ -22,7 +22,7 @@ from harness.sim.draws import Draws, jitter, noise_seeds, noise_table, run_draws
 from harness.sim.perturbation import Perturbation
 from harness.sim.simulate import plan_arrays
 from harness.spec import ExperimentSpec, load_experiment
-from harness.spec.emulated import EmulatedDevice
+from harness.spec.fleet import EmulatedDevice
 
 EXPERIMENTS, ROUNDS, LEVEL = 200, 6, 0.95
 CONDITION, BASELINE = "bucket6-nowaits", "base-nowaits"

@@ -1,19 +1,14 @@
-"""What people write: experiments, conditions, servers and workloads, as frozen objects read from TOML.
+"""Specifications: experiments, conditions, servers, workloads and rules, as frozen objects read from TOML.
 
-Everything is checked at the door, unknown keys included; inside the harness a spec is never edited, only derived.
+Every key is checked when a file is read. A specification is never changed afterwards.
 """
 
 from harness.spec.base import NAME_PATTERN, Spec, check_name, describe_validation_error, load_toml
-from harness.spec.emulated import EmulatedDevice
 from harness.spec.experiment import (
     BackendName,
-    ClientName,
-    ClientSpec,
     ConditionSpec,
     ExperimentSpec,
-    LimitsSpec,
     OrderName,
-    SloSpec,
     Treatment,
     experiment_file,
     experiment_table,
@@ -21,14 +16,10 @@ from harness.spec.experiment import (
     parse_experiment,
 )
 from harness.spec.factors import Factor, Factors, factors_from_name, factors_text, level_text
-from harness.spec.fleet import FleetSpec, Place
-from harness.spec.laws import FixedLaw, LengthLaw, LognormalLaw, UniformLaw
-from harness.spec.prediction import PerturbationSpec
-from harness.spec.server import PatchMode, RulesName, ServerSpec
-from harness.spec.shape import ServerShape
-from harness.spec.stopping import StopSpec
-from harness.spec.window import WindowSpec
-from harness.spec.workload import PromptForm, SessionGroup, WorkloadSpec
+from harness.spec.fleet import EmulatedDevice, FleetSpec, Place
+from harness.spec.sections import ClientName, ClientSpec, LimitsSpec, PerturbationSpec, SloSpec, StopSpec, WindowSpec
+from harness.spec.server import PatchMode, RulesName, ServerShape, ServerSpec
+from harness.spec.workload import FixedLaw, LengthLaw, LognormalLaw, PromptForm, SessionGroup, UniformLaw, WorkloadSpec
 
 __all__ = [
     "NAME_PATTERN",

@@ -1,6 +1,6 @@
-"""What all written things share: models that refuse unknown keys, names that can be folders, TOML that names its file.
+"""What all specifications share: frozen models that refuse unknown keys, names that can be folders, reading of TOML.
 
-Frozen once read; nothing here knows an experiment.
+Problems name their key and line as a person finds them in the file. Nothing here knows an experiment.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias, cast, get_args
 
@@ -16,26 +16,32 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, mod
 from pydantic_core import ErrorDetails
 
 from harness.errors import SpecError
-from harness.spec.places import Place, key_lines, key_name, line_of
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
+KeyPath: TypeAlias = tuple[int | str, ...]
+"""A key by the tables around it: ("condition", 1, "server", "kv_slots")."""
+
+_HEADING = re.compile(r"\s*(\[\[?)\s*([A-Za-z0-9_.\"' -]+?)\s*\]\]?\s*(?:#.*)?$")
+_KEY = re.compile(r"\s*([A-Za-z0-9_\"'-]+(?:\s*\.\s*[A-Za-z0-9_\"'-]+)*)\s*=")
+
+
 NAME_PATTERN = re.compile(r"^[a-z0-9][a-z0-9._-]{0,63}$")
 
 
 class Spec(BaseModel):
-    """Base of everything a person writes: frozen, and an unknown key is an error."""
+    """Base of all specifications: frozen, and an unknown key is an error."""
 
-    # Checkers are made when something is first checked: many commands read no experiment.
+    # Validators are built at first use: many commands read no experiment.
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
     @model_validator(mode="before")
     @classmethod
-    def _no_truth_for_a_number(cls, table: Any) -> Any:
-        """true would be taken as 1; as text it is refused at its own place."""
+    def _refuse_bool_for_number(cls, table: Any) -> Any:
+        """Pydantic would take true as 1; turned into text, it is refused with its key."""
         if not isinstance(table, Mapping):
             return table
         given = cast("Mapping[str, Any]", table)
@@ -66,20 +72,20 @@ def _check_devices(devices: tuple[int, ...]) -> tuple[int, ...]:
 
 
 DeviceNumbers = Annotated[tuple[int, ...], AfterValidator(_check_devices)]
-"""NPUs of one host by their numbers, each once."""
+"""Numbers of NPUs of one host, without repetition."""
 
 
-def _did_you_mean(root: type[BaseModel] | None, place: Place) -> str:
-    """ " (did you mean ...?)", the key of the model at ``place`` that is spelled most like its last part."""
+def _did_you_mean(root: type[BaseModel] | None, path: KeyPath) -> str:
+    """ " (did you mean ...?)": the key of the model at ``path`` that is spelled most like its last part."""
     model = root
-    for part in place[:-1]:
+    for part in path[:-1]:
         field = None if model is None or isinstance(part, int) else model.model_fields.get(part)
         if isinstance(part, str):
             if field is not None and root is not None and model is not root:
-                field = root.model_fields.get(part, field)  # a condition's changes of the server are its keys
+                field = root.model_fields.get(part, field)  # a condition's [server] has the keys of ServerSpec
             kinds = [] if field is None else [field.annotation, *get_args(field.annotation)]
             model = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
-    near = [] if model is None else difflib.get_close_matches(str(place[-1]), model.model_fields, n=1)
+    near = [] if model is None else difflib.get_close_matches(str(path[-1]), model.model_fields, n=1)
     return f" (did you mean {near[0]}?)" if near else ""
 
 
@@ -92,13 +98,13 @@ def load_toml(path: Path) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise SpecError(f"is not UTF-8 text (byte {error.start})", where=str(path), hint="Save it as UTF-8") from error
     except tomllib.TOMLDecodeError as error:
-        raise SpecError(f"is not valid TOML: {error}", where=str(path), hint="Mend the line named") from error
+        raise SpecError(f"is not valid TOML: {error}", where=str(path), hint="Correct that line") from error
     except (ValueError, RecursionError) as error:
         what = "nested too deeply" if isinstance(error, RecursionError) else "a number in it is too long"
-        raise SpecError(f"is no TOML that can be read: {what}", where=str(path), hint="Shorten it") from error
+        raise SpecError(f"cannot be read as TOML: {what}", where=str(path), hint="Shorten it") from error
 
 
-# pydantic's words for programmers, in the words of a file.
+# Pydantic's messages for programmers, reworded for a TOML file.
 _PLAIN = {
     "missing": "is missing",
     "tuple_type": "must be a list, e.g. [1, 2, 4]",
@@ -117,46 +123,103 @@ _PLAIN = {
 }
 
 
-Problem: TypeAlias = tuple[Place, str]
-"""Where something is wrong, and what, in the words of a file."""
+Problem: TypeAlias = tuple[KeyPath, str]
+"""A key, and what is wrong with its value."""
 
 
-def problems_of(error: ValidationError, model: type[BaseModel] | None = None, at: Place = ()) -> list[Problem]:
-    """What one pydantic error found, each at its place.
+def problems_of(error: ValidationError, model: type[BaseModel] | None = None, at: KeyPath = ()) -> list[Problem]:
+    """The problems in one pydantic error, each with its key.
 
-    model: whose keys a misspelt one may mean. at: where in it that stands which was checked.
+    model: its keys are suggested for a misspelt key. at: path of the value that was validated.
     """
-    return [(place, _in_words(item, model, place)) for item in error.errors() for place in [(*at, *item["loc"])]]
+    return [(path, _in_words(item, model, path)) for item in error.errors() for path in [(*at, *item["loc"])]]
 
 
-def _in_words(item: ErrorDetails, model: type[BaseModel] | None, place: Place) -> str:
+def _in_words(item: ErrorDetails, model: type[BaseModel] | None, path: KeyPath) -> str:
     kind = item["type"]
     if kind == "extra_forbidden":
-        return "unknown key" + _did_you_mean(model, place)
+        return "unknown key" + _did_you_mean(model, path)
     if kind == "union_tag_invalid":
         tag, tags = (str(item.get("ctx", {}).get(name)) for name in ("tag", "expected_tags"))
         near = difflib.get_close_matches(tag, re.findall(r"[\w-]+", tags), n=1)
-        return f"{tag!r} is none of {tags}" + (f" (did you mean {near[0]}?)" if near else "")
+        return f"{tag!r} is not one of {tags}" + (f" (did you mean {near[0]}?)" if near else "")
     if kind == "tuple_type" and isinstance(item["input"], Mapping):
-        return f"is one table and must be a list of tables: write [[{place[-1]}]], in double brackets"
+        return f"is a table and must be a list of tables: write [[{path[-1]}]], in double brackets"
     return _PLAIN.get(kind, item["msg"].removeprefix("Value error, ").replace("Input should be", "must be"))
 
 
-def told(problems: Iterable[Problem], *, table: Mapping[str, Any] | None = None, file: Path | None = None) -> str:
-    """Problems in one line, each once, in the order of their lines.
+def format_problems(
+    problems: Iterable[Problem], *, table: Mapping[str, Any] | None = None, file: Path | None = None
+) -> str:
+    """All problems in one line, sorted by line number, without repetition.
 
-    table: what was written, to name the elements of lists. file: where it was written, for the line of each problem.
+    table: the parsed file, to name the elements of lists. file: where it was written, for line numbers.
     """
     lines = {} if file is None else key_lines(file)
-    said: dict[str, int] = {}
-    for place, message in problems:
-        line = line_of(place, lines)
-        at = "" if line is None else f"line {line}: "
-        said.setdefault(f"{at}{key_name(place, table)}: {message}" if place else message, line or 0)
-    # A key may hold anything, line breaks too.
-    return " ".join("; ".join(sorted(said, key=lambda one: said[one])).split())
+    line_numbers: dict[str, int] = {}
+    for path, message in problems:
+        line = line_of(path, lines)
+        prefix = "" if line is None else f"line {line}: "
+        text = f"{prefix}{key_name(path, table)}: {message}" if path else message
+        line_numbers.setdefault(text, line or 0)
+    # A key may contain anything, also line breaks.
+    return " ".join("; ".join(sorted(line_numbers, key=lambda text: line_numbers[text])).split())
 
 
 def describe_validation_error(error: ValidationError, model: type[BaseModel] | None = None) -> str:
-    """All problems of one pydantic error in one line, each with its key. model: whose keys a misspelt one may mean."""
-    return told(problems_of(error, model))
+    """All problems of one pydantic error in one line, each with its key. model: as for ``problems_of``."""
+    return format_problems(problems_of(error, model))
+
+
+def key_lines(path: Path) -> dict[KeyPath, int]:
+    """Line, from 1, of each heading and key of a TOML file; empty where there is no such file."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return {}
+    lines: dict[KeyPath, int] = {}
+    counts: dict[KeyPath, int] = {}
+    table: KeyPath = ()
+    for number, line in enumerate(text.splitlines(), 1):
+        if heading := _HEADING.match(line):
+            table = _parts(heading[2])
+            if heading[1] == "[[":
+                counts[table] = counts.get(table, -1) + 1
+                table = (*table, counts[table])
+            elif table[:1] in counts:  # [condition.server] belongs to the latest [[condition]]
+                table = (*table[:1], counts[table[:1]], *table[1:])
+            lines.setdefault(table, number)
+        elif key := _KEY.match(line):
+            lines.setdefault((*table, *_parts(key[1])), number)
+    return lines
+
+
+def line_of(path: KeyPath, lines: Mapping[KeyPath, int]) -> int | None:
+    """The line of a key, or of the nearest table around it that has a line."""
+    return next((lines[path[:size]] for size in range(len(path), 0, -1) if path[:size] in lines), None)
+
+
+def key_name(path: KeyPath, table: Mapping[str, Any] | None) -> str:
+    """ "condition[twelve].server.kv_slots": an element of a list is called by its name, where it has one."""
+    text = ""
+    value: object = table
+    for part in path:
+        inner = _inner(value, part)
+        if isinstance(part, int):
+            name = cast("Mapping[str, object]", inner).get("name") if isinstance(inner, Mapping) else None
+            text += f"[{name}]" if isinstance(name, str) else f"[{part}]"
+        else:
+            text += f".{part}" if text else part
+        value = inner
+    return text
+
+
+def _inner(value: object, part: int | str) -> object:
+    if isinstance(part, str):
+        return cast("Mapping[str, object]", value).get(part) if isinstance(value, Mapping) else None
+    is_list = isinstance(value, Sequence) and not isinstance(value, str)
+    return cast("Sequence[object]", value)[part] if is_list and part < len(cast("Sequence[object]", value)) else None
+
+
+def _parts(dotted: str) -> KeyPath:
+    return tuple(part.strip(" \"'") for part in dotted.split("."))

@@ -1,11 +1,11 @@
-"""``[fleet]``: the devices that share an experiment's blocks, declared before its first run.
+"""``[fleet]``: the devices that share an experiment's blocks, and how emulated devices differ.
 
-Which block goes where follows from its number alone: a block never leaves its device, and every device has the same
-number of them. Nothing is started here.
+The number of a block determines its device; every device has the same number of blocks. Nothing is started here.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from ipaddress import ip_address
 from typing import NamedTuple
@@ -14,13 +14,30 @@ from urllib.parse import urlsplit
 from pydantic import Field, field_validator, model_validator
 
 from harness.spec.base import DeviceNumbers, Spec
-from harness.spec.emulated import EmulatedDevice
+
+
+class EmulatedDevice(Spec):
+    """Speed, drift and noise of an emulated device, and the effect of busy neighbours: shares of each step's time."""
+
+    slower: float = Field(default=0.0, gt=-0.9, le=9, description="share by which each step lasts longer")
+    drift_per_hour: float = Field(default=0.0, ge=-1, le=1, description="share that each model hour adds to that")
+    noise: float = Field(default=0.0, ge=0, le=0.5, description="standard deviation of a run's log step time")
+    neighbour_cost: float = Field(default=0.0, ge=0, le=1, description="share that each busy neighbour adds")
+
+    def factor(self, hours: float, neighbours: int, normal: float) -> float:
+        """The factor on the step times of a run.
+
+        hours: since the device's first run. neighbours: devices busy at the same time. normal: a standard normal draw.
+        """
+        level = 1 + self.slower + self.drift_per_hour * hours + self.neighbour_cost * neighbours
+        return max(0.05, level) * math.exp(self.noise * normal)
+
 
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
 
 
 class Place(NamedTuple):
-    """One device of a fleet. host: "" for the one that the harness runs on."""
+    """A device of a fleet. host: "" for the host of the harness."""
 
     host: str
     device: int
@@ -30,7 +47,7 @@ class Place(NamedTuple):
 
 
 class FleetSpec(Spec):
-    """Devices that run blocks side by side; each takes one server at a time."""
+    """Devices that run blocks in parallel, each with one server at a time."""
 
     devices: DeviceNumbers = Field(min_length=1, max_length=256, description="numbers of the devices of each host")
     hosts: tuple[str, ...] = Field(
@@ -56,7 +73,7 @@ class FleetSpec(Spec):
     @model_validator(mode="after")
     def _known_devices(self) -> FleetSpec:
         if unknown := sorted(self.emulated.keys() - set(self.devices)):
-            raise ValueError(f"emulated.{unknown[0]} is none of the devices {list(self.devices)}")
+            raise ValueError(f"emulated.{unknown[0]} is not one of the devices {list(self.devices)}")
         return self
 
     @field_validator("hosts")
@@ -82,7 +99,7 @@ class FleetSpec(Spec):
 
     @property
     def is_on_loopback(self) -> bool:
-        """Whether the scheduler is reached from its own host alone."""
+        """Whether only its own host can reach the scheduler."""
         host = urlsplit(self.scheduler).hostname or ""
         try:
             return ip_address(host).is_loopback
@@ -91,9 +108,9 @@ class FleetSpec(Spec):
 
     @property
     def places(self) -> tuple[Place, ...]:
-        """All devices, neighbours of one host apart where there are several."""
+        """All devices, those of several hosts in turn."""
         return tuple(Place(host, device) for device in self.devices for host in self.hosts or ("",))
 
     def place_of(self, block: int) -> Place:
-        """The device that performs a block, every condition of it."""
+        """The device that performs all conditions of a block."""
         return self.places[block % len(self.places)]

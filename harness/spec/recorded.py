@@ -1,24 +1,20 @@
 """How a command line and its ``--set`` changes are recorded: parsed first, so that no spelling hides a secret.
 
-What the specification knows as harmless is kept, the rest is "redacted".
+Values of keys that no specification has are replaced by "redacted".
 """
 
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from typing import Any
 
 from harness.redact import REDACTED, redacted_arguments, redacted_value
-from harness.spec.experiment import ClientSpec, ConditionSpec, ExperimentSpec, LimitsSpec
+from harness.spec.base import tomllib
+from harness.spec.experiment import ConditionSpec, ExperimentSpec
+from harness.spec.sections import ClientSpec, LimitsSpec
 from harness.spec.server import ServerSpec
 from harness.spec.workload import WorkloadSpec
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 _SPECS = (ExperimentSpec, ConditionSpec, ServerSpec, WorkloadSpec, ClientSpec, LimitsSpec)
 KNOWN_KEYS = frozenset(key for spec in _SPECS for key in spec.model_fields) - {"env", "extra_args"}
@@ -26,7 +22,7 @@ SET = "--set"
 
 
 def setting_value(text: str) -> Any:
-    """The value of ``key=text`` in TOML's syntax; what is no TOML is taken as a string."""
+    """The value of ``key=text`` in TOML's syntax; a string where it is not valid TOML."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except (ValueError, RecursionError):
@@ -34,12 +30,12 @@ def setting_value(text: str) -> Any:
 
 
 def recorded_changes(changes: Sequence[str]) -> tuple[str, ...]:
-    """The changes of ``--set`` as a record holds them: each value parsed, then redacted by its key."""
+    """The changes of ``--set`` for a record: each value parsed, then redacted by its key."""
     return tuple(map(_recorded_change, changes))
 
 
 def recorded_command(words: Sequence[str]) -> tuple[str, ...]:
-    """The words of a harness command for a record, its changes among them."""
+    """The words of a harness command for a record, with its ``--set`` changes."""
     kept: list[str] = []
     others: list[str] = []
     rest = iter(words)
@@ -60,7 +56,7 @@ def _recorded_change(change: str) -> str:
         return REDACTED
     try:
         return _redacted_change(change, parts, setting_value(text.strip()))
-    except RecursionError:  # No key lies so deep.
+    except RecursionError:  # No key is nested so deeply.
         return REDACTED
 
 

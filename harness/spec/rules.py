@@ -1,8 +1,6 @@
-"""Decision rules as data: one TOML file per rule, every limit in it, nothing hidden in code.
+"""Decision rules as data: one TOML file a rule, with every limit. Definitions: docs/method.md, "Decisions".
 
-A rule says what is compared, under which preconditions, and what is exploratory; it never changes after it was frozen.
-Nothing here decides.
-Definitions: docs/method.md, "Decisions".
+A rule says what is compared, under which preconditions, and what is exploratory. Nothing is decided here.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ from harness.errors import SpecError
 from harness.shipped import find_shipped
 from harness.spec.base import Spec, describe_validation_error, load_toml
 from harness.spec.factors import Factor, Factors, Selection, is_selected, unmatched
-from harness.spec.stopping import Channel
+from harness.spec.sections import Channel
 
 Band = tuple[float, float]
 TimesSource = Literal["reported", "steps"]
@@ -27,7 +25,7 @@ Conditions = Mapping[str, Factors]
 
 
 class _Rule(Spec):
-    """What every rule has. conditions, exploratory: which conditions, by the values of factors or by patterns of names.
+    """Keys of every rule. conditions, exploratory: conditions by the values of factors, or by patterns of names.
 
     A condition that ``exploratory`` selects is computed and reported, but NOT SUBJECT to the rule.
     """
@@ -41,23 +39,23 @@ class _Rule(Spec):
     min_replicates: int = Field(default=1, ge=1, description="fewer valid ones: WITHHELD")
 
     def applies_to(self, condition: str, factors: Factors) -> bool:
-        """Whether a condition is looked at under this rule at all."""
+        """Whether this rule computes anything for a condition."""
         return is_selected(self.conditions, condition, factors) or self.is_exploratory(condition, factors)
 
     def is_exploratory(self, condition: str, factors: Factors) -> bool:
         return is_selected(self.exploratory, condition, factors)
 
     def has_subject_in(self, conditions: Conditions) -> bool:
-        """Whether an experiment with these conditions has anything for this rule to look at."""
+        """Whether this rule applies to any of these conditions."""
         return any(self.applies_to(name, factors) for name, factors in conditions.items())
 
     def missing_from(self, conditions: Conditions) -> list[str]:
-        """What the rule asks for and no condition is: values of factors, or patterns of names."""
+        """Values of factors, or patterns of names, that the rule selects and no condition has."""
         return unmatched(self.conditions, conditions)
 
     @property
     def factors_named(self) -> tuple[str, ...]:
-        """Factors that the rule cannot do without."""
+        """Factors that the rule needs."""
         selections = (self.conditions, self.exploratory)
         return tuple(dict.fromkeys(name for one in selections if isinstance(one, dict) for name in one))
 
@@ -95,8 +93,8 @@ class OccupancyPredictionRule(_Rule):
 class SaturationRule(_Rule):
     """Adjacent slot counts whose cost no longer differs (paper 5-4).
 
-    levels: values of ``factor``, ascending. strata: factors whose values must be equal in what is compared; their
-    defaults are what names told before conditions had factors. is_stratified: resample within each stratum.
+    levels: values of ``factor``, ascending. strata: factors whose values must be equal in what is compared.
+    is_stratified: resample within each stratum.
     """
 
     kind: Literal["saturation"]
@@ -221,7 +219,7 @@ def parse_rule(table: dict[str, Any], *, where: str) -> DecisionRule:
 
 
 def find_rule(name_or_path: str) -> Path:
-    """The file of a shipped rule, or of a user's own."""
+    """The file of a shipped rule, or the given file."""
     return find_shipped("rules", name_or_path, what="decision rule")
 
 

@@ -1,4 +1,4 @@
-"""The server of a run: what is compiled into it, how it is started, and where it stands.
+"""The server of a run: what is compiled into it, how it is started, and its address.
 
 Secrets in its environment and arguments reach the server and no record.
 """
@@ -6,14 +6,37 @@ Secrets in its environment and arguments reach the server and no record.
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import AfterValidator, Field, field_serializer, field_validator, model_validator
 
 from harness.redact import redacted_arguments, redacted_env, redacted_text
 from harness.spec.base import DeviceNumbers, Spec
-from harness.spec.shape import ServerShape
 from harness.stack.rbln.kv_rules import AUTO, RuleSet, check_active_limit, check_rules, rule_set
+
+
+class ServerShape(NamedTuple):
+    """What is compiled into a server, and its KV memory. Checked by ServerSpec and EngineConfig, not here.
+
+    max_num_seqs: most requests running at once, as compiled. decode_buckets: ascending compiled batch sizes.
+    kv_slots: physical KV slots. slot_tokens: longest request, prompt and answer together. max_active_seqs: most
+    requests admitted at once; None: max_num_seqs.
+    """
+
+    max_num_seqs: int
+    decode_buckets: tuple[int, ...]
+    kv_slots: int
+    slot_tokens: int = 8192
+    max_active_seqs: int | None = None
+
+    @property
+    def label(self) -> str:
+        """ "{1,4,8}/8", "{1,4,8}/8 12 slots", "{1,4,8}/8 6 active" """
+        buckets = ",".join(str(bucket) for bucket in self.decode_buckets)
+        slots = "" if self.kv_slots == self.max_num_seqs else f" {self.kv_slots} slots"
+        active = "" if self.max_active_seqs is None else f" {self.max_active_seqs} active"
+        return f"{{{buckets}}}/{self.max_num_seqs}{slots}{active}"
+
 
 RulesName = Annotated[str, AfterValidator(check_rules)]
 SSH_DESTINATION = re.compile(r"(ssh://)?(\w[\w.+-]*@)?([\w:][\w.:%-]*|\[[0-9a-fA-F:.%]+\](:\d+)?)/?")
@@ -88,7 +111,7 @@ class ServerSpec(Spec):
     @field_validator("ssh")
     @classmethod
     def _destination(cls, destination: str) -> str:
-        # It becomes a word of ssh's command line, where "-oProxyCommand=..." would be a command to run here.
+        # On ssh's command line, "-oProxyCommand=..." would run a command on this host.
         if destination and not SSH_DESTINATION.fullmatch(destination):
             raise ValueError("ssh is not HOST, USER@HOST or ssh://USER@HOST:PORT")
         return destination
@@ -122,12 +145,12 @@ class ServerSpec(Spec):
 
     @model_validator(mode="after")
     def _active_limit_is_known(self) -> ServerSpec:
-        # With "auto" the version that serves is not known yet: what is launched or simulated is checked by then.
+        # With "auto" the serving version is not known yet; the launch and the simulation check again.
         check_active_limit(self.max_active_seqs, self.max_num_seqs, None if self.rules == AUTO else self.rule_set())
         return self
 
     def rule_set(self, version: str = "") -> RuleSet:
-        """The rules it follows; ``auto``: those of the vllm-rbln ``version`` that serves, else the newest stable."""
+        """Its rules; for ``auto`` those of the vllm-rbln ``version`` that serves, by default the newest stable."""
         return rule_set(self.rules, version)
 
     @property
@@ -141,11 +164,11 @@ class ServerSpec(Spec):
 
     @property
     def shape(self) -> ServerShape:
-        """What a search varies; an admission limit at the compiled one is none."""
+        """Its shape, which a search varies. ``max_active_seqs`` equal to ``max_num_seqs`` is no limit."""
         active = None if self.max_active_seqs == self.max_num_seqs else self.max_active_seqs
         return ServerShape(self.max_num_seqs, self.decode_buckets, self.num_kv_slots, self.slot_tokens, active)
 
     @classmethod
     def of_shape(cls, shape: ServerShape, rules: str) -> ServerSpec:
-        """A server of this shape, everything else as the defaults have it."""
+        """A server of this shape, otherwise with the defaults."""
         return cls(**shape._asdict(), rules=rules)

@@ -1,26 +1,86 @@
 """The workload of a replicate: how many sessions, what they send, how long they wait.
 
-Sources other than "drawn" fix some keys; a key that would silently count for nothing is refused.
+Sources other than "drawn" fix some keys; a key without effect is refused. Nothing is drawn here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 from pydantic import Field, field_validator, model_validator
 
 from harness.spec.base import Spec, check_name
-from harness.spec.laws import FixedLaw, LengthLaw, UniformLaw
+
+MOST_TOKENS = 1 << 40
+
+
+class FixedLaw(Spec):
+    """Always ``value`` tokens."""
+
+    law: Literal["fixed"] = "fixed"
+    value: int = Field(ge=1, le=MOST_TOKENS)
+
+    @property
+    def minimum(self) -> int:
+        return self.value
+
+    @property
+    def maximum(self) -> int:
+        return self.value
+
+
+class _BoundedLaw(Spec):
+    """A law between two limits, the fields ``low`` and ``high`` of each subclass."""
+
+    if TYPE_CHECKING:
+        low: int
+        high: int
+
+    @model_validator(mode="after")
+    def _ordered(self) -> _BoundedLaw:
+        if self.high < self.low:
+            raise ValueError(f"high ({self.high}) is below low ({self.low})")
+        return self
+
+    @property
+    def minimum(self) -> int:
+        return self.low
+
+    @property
+    def maximum(self) -> int:
+        return self.high
+
+
+class UniformLaw(_BoundedLaw):
+    """A whole number of tokens, uniform on [low, high], both ends included."""
+
+    law: Literal["uniform"] = "uniform"
+    low: int = Field(ge=1)
+    high: int = Field(ge=1, le=MOST_TOKENS)
+
+
+class LognormalLaw(_BoundedLaw):
+    """exp(Normal(ln median, sigma)) tokens, rounded, clipped to [low, high]."""
+
+    law: Literal["lognormal"] = "lognormal"
+    median: float = Field(gt=0)
+    sigma: float = Field(ge=0)
+    low: int = Field(default=1, ge=1)
+    high: int = Field(ge=1, le=MOST_TOKENS)
+
+
+LengthLaw = Annotated[FixedLaw | UniformLaw | LognormalLaw, Field(discriminator="law")]
+
 
 MOST_SESSIONS = 100_000
 PromptForm = Literal["token-ids", "text"]
 
 
 class SessionGroup(Spec):
-    """Some sessions of a drawn workload with laws of their own; what is left out is the workload's.
+    """Some sessions of a drawn workload with other laws; keys that are left out are the workload's.
 
-    start_s: the group's sessions start so long after the common start (and stay start_offset_s apart among themselves).
+    start_s: from the common start to the group's first session; the others follow start_offset_s apart.
     """
 
     name: str
@@ -38,7 +98,7 @@ class SessionGroup(Spec):
         return check_name(name)
 
 
-# What a recording says itself, and what only a recording has.
+# Keys that a recording determines, and keys that only a recording has.
 _DRAWN_KEYS = (
     *("requests_per_session", "prompt_tokens", "generate_tokens", "new_tokens", "shared_prefix_tokens"),
     *("group", "start_offset_s"),
@@ -47,13 +107,13 @@ _TRACE_KEYS = ("trace", "scale", "max_context_tokens", "human_waits", "human_wai
 
 
 def _size_of(group: object) -> int:
-    """The sessions of a group as written; 0 where it has no readable size, which gets its own error further down."""
+    """The sessions of a group as written; 0 where its size is wrong, which is reported later."""
     size = group.get("num_sessions") if isinstance(group, Mapping) else getattr(group, "num_sessions", None)
     return size if isinstance(size, int) else 0
 
 
 def strange_keys(source: str) -> tuple[str, ...]:
-    """Keys of a workload that mean nothing for its source."""
+    """Keys of a workload that have no effect with its source."""
     return _DRAWN_KEYS if source == "trace" else _TRACE_KEYS
 
 
@@ -114,7 +174,7 @@ class WorkloadSpec(Spec):
         if given.get("group") and "num_sessions" not in given:
             given["num_sessions"] = sum(_size_of(group) for group in given["group"])
         if given.get("source") == "trace":
-            # What a recording waited is kept: a cap would change how long its KV blocks have to live.
+            # Recorded waits are kept: a cap would change how long KV blocks must live.
             return {"num_sessions": MOST_SESSIONS, "wait_cap_s": 1e9, "waits": "none"} | given
         background = given.get("num_background", 0)
         if given.get("source") != "sequential" or not isinstance(background, int):
@@ -135,8 +195,8 @@ class WorkloadSpec(Spec):
             raise ValueError(f"token_id_range [{low}, {high}) must hold at least 256 ids, none negative")
         if self.shared_prefix_tokens and self.prompt_tokens.minimum <= self.shared_prefix_tokens:
             raise ValueError(
-                f"prompt_tokens can be as low as {self.prompt_tokens.minimum}, which leaves nothing of a session's own "
-                f"beside shared_prefix_tokens ({self.shared_prefix_tokens})"
+                f"prompt_tokens can be as low as {self.prompt_tokens.minimum}, which leaves no token beside "
+                f"shared_prefix_tokens ({self.shared_prefix_tokens})"
             )
         if self.group:
             self._check_groups()
@@ -164,7 +224,7 @@ class WorkloadSpec(Spec):
             raise ValueError("start = 'steady' lets all sessions begin together; leave out arrivals = 'recorded'")
 
     def groups_or_self(self) -> tuple[tuple[SessionGroup, WorkloadSpec], ...]:
-        """Every group with the workload as it is for that group's sessions; one nameless group when there are none."""
+        """Every group with the workload of its sessions; one group "all" when there are none."""
         if not self.group:
             return ((SessionGroup(name="all", num_sessions=self.num_sessions), self),)
         laws = ("requests_per_session", "prompt_tokens", "generate_tokens", "new_tokens")
@@ -196,7 +256,7 @@ class WorkloadSpec(Spec):
             )
 
     def _check_paper(self) -> None:
-        """The paper's inputs exist for its own laws only; every other key would silently not be the paper's."""
+        """The paper's inputs exist for its laws only."""
         free = {"source", "num_sessions", "prompt_form", "token_id_range"}
         for name, info in WorkloadSpec.model_fields.items():
             if name not in free and getattr(self, name) != info.default:

@@ -74,7 +74,7 @@ def test_what_no_condition_has_is_named() -> None:
 
 
 def test_a_rule_by_a_factor_that_no_condition_has_is_refused() -> None:
-    with pytest.raises(SpecError, match="rule 'saturation' goes by factor 'slots'") as refused:
+    with pytest.raises(SpecError, match="rule 'saturation' uses factor 'slots'") as refused:
         parse_experiment(experiment({"name": "a", "factors": {"N": 6}}, rules=["saturation"]), where="mine.toml")
     assert refused.value.hint == "The conditions have N"
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from harness.analysis.method.sequential import boundary_of
 from harness.analysis.method.stats import FloatArray, t_quantile
-from harness.spec.stopping import StopSpec
+from harness.spec.sections import StopSpec
 
 MOST_BLOCKS = 1000
 NODES = 200

@@ -16,7 +16,7 @@ import numpy as np
 
 from harness.analysis.method.spending import spending_boundaries
 from harness.errors import SpecError
-from harness.spec.stopping import EVERY, StopSpec
+from harness.spec.sections import EVERY, StopSpec
 
 # Variance of the prior over standardised effects is 1 / C2. Of 1/4, 1 and 4 this one is the narrowest at 10 to 40
 # blocks, where experiments end.

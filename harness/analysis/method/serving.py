@@ -26,7 +26,7 @@ from harness.plan import UserTimelines, users_of
 from harness.records import SealedRun, once_per_run
 from harness.records.schema import rows_where
 from harness.spec import SloSpec, WindowSpec
-from harness.spec.window import FOREVER_NS
+from harness.spec.sections import FOREVER_NS
 
 IntArray = NDArray[np.int64]
 QUANTILES = (0.5, 0.9, 0.99)

@@ -16,7 +16,7 @@ from harness.analysis.method.figures import RunFigures, run_figures
 from harness.analysis.method.sequential import Look, StopVerdict, blocks_left, looks_at
 from harness.records import SealedRun
 from harness.spec import ExperimentSpec
-from harness.spec.stopping import Channel, StopSpec
+from harness.spec.sections import Channel, StopSpec
 
 
 @dataclass(frozen=True, slots=True)

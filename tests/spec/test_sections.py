@@ -39,7 +39,7 @@ def test_without_a_rule_nothing_runs_until_decided() -> None:
         ({"looks": [6, 6]}, r"stop.looks: must ascend from 2 blocks on, not \[6, 6\]"),
         ({"looks": [1, 6]}, "stop.looks: must ascend from 2"),
         ({"looks": list(range(2, 24))}, "has 22 looks, at most 20"),
-        ({"looks": [6, 30]}, "the last one, at 30 blocks, lies beyond the budget of 24"),
+        ({"looks": [6, 30]}, "the last look, at 30 blocks, is beyond the budget of 24"),
         ({"margin": 0}, "stop.margin"),
         ({"alpha": 1}, "stop.alpha"),
         ({"budget": 1}, "stop.budget"),

@@ -8,7 +8,7 @@ import pytest
 
 from harness.errors import SpecError
 from harness.spec import load_experiment
-from harness.spec.places import key_lines
+from harness.spec.base import key_lines
 
 TEXT = """\
 name = "mine"
