@@ -1,7 +1,6 @@
-"""From an ExperimentSpec to its runs: server, plan, treatment and cost model of each, settled once.
+"""From an ExperimentSpec to its runs, resolved once: server, plan, treatment and cost model of each.
 
-Whoever holds a PlannedRun validates no spec, derives no treatment and looks for no file again. Nothing is started,
-simulated or written.
+A PlannedRun is already validated, and its files are read. Nothing is started, simulated or written.
 """
 
 from __future__ import annotations
@@ -13,8 +12,7 @@ from pathlib import Path
 from harness.engine import CostModel, load_cost_model
 from harness.engine.cost import find_cost_file
 from harness.errors import SpecError
-from harness.experiment.orders import order_of_block
-from harness.experiment.periods import Period, period_of
+from harness.experiment.orders import Period, order_of_block, period_of
 from harness.experiment.plans import build_plan
 from harness.kinds import kind_named
 from harness.plan import Plan, check_fits
@@ -24,11 +22,11 @@ from harness.spec import ConditionSpec, ExperimentSpec, FleetSpec, Place, Server
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlannedRun:
-    """Everything that decides one run: a condition of one replicate.
+    """Everything that determines a run: a condition in a replicate.
 
     position: place in the experiment's order, from 0. server: the condition's changes applied. plan: what is sent, the
     treatment applied; its ``drawn_hash`` is equal for all conditions of a replicate that share a workload.
-    cost_file: where ``cost_model`` was read from. period: when it is made, where a fleet's devices keep step.
+    cost_file: of ``cost_model``. period: of a fleet whose devices start their runs together.
     """
 
     spec: ExperimentSpec
@@ -51,12 +49,12 @@ class PlannedRun:
 
     @property
     def place(self) -> Place | None:
-        """The device of the fleet that performs it; None outside a fleet."""
+        """The device that performs it; None outside a fleet."""
         return None if self.spec.fleet is None else self.spec.fleet.place_of(self.replicate)
 
     @property
     def neighbours(self) -> tuple[int, ...]:
-        """Devices of the same host that are to be busy beside it."""
+        """Devices of the same host that are to be busy at the same time."""
         place, fleet = self.place, self.spec.fleet
         if place is None or fleet is None:
             return ()
@@ -65,13 +63,13 @@ class PlannedRun:
 
     @property
     def order_index(self) -> int:
-        """Place within the replicate's order."""
+        """Position within the replicate's order."""
         return self.position % len(self.spec.condition)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlannedRuns:
-    """All runs of an experiment in the order in which they are performed."""
+    """All runs of an experiment in the order of their execution."""
 
     spec: ExperimentSpec
     runs: tuple[PlannedRun, ...]
@@ -84,7 +82,7 @@ class PlannedRuns:
 
     @property
     def by_condition(self) -> dict[str, tuple[PlannedRun, ...]]:
-        """Runs of each condition by replicate, the conditions in the order of the experiment."""
+        """The runs of each condition, sorted by replicate; conditions in the order of the experiment."""
         return {
             condition.name: tuple(run for run in self.runs if run.condition is condition)
             for condition in self.spec.condition
@@ -92,8 +90,8 @@ class PlannedRuns:
 
 
 @dataclass(frozen=True, slots=True)
-class _Settled:
-    """What all replicates of a condition share."""
+class _ResolvedCondition:
+    """What the replicates of a condition share."""
 
     server: ServerSpec
     workload: WorkloadSpec
@@ -109,42 +107,40 @@ def resolve(spec: ExperimentSpec) -> PlannedRuns:
     Conditions with the same workload and treatment share one plan object in each replicate. Raises SpecError for an
     unknown cost model or wait distribution, and for a request that no KV slot of its server holds.
     """
-    settled = {condition.name: _settle(spec, condition) for condition in spec.condition}
+    resolved = {condition.name: _resolve_condition(spec, condition) for condition in spec.condition}
     plans = _Plans(spec.base_seed)
     runs: list[PlannedRun] = []
     for replicate in range(spec.replicates):
         for order_index, place in enumerate(order_of_block(spec.order, len(spec.condition), spec.turn_of(replicate))):
             condition = spec.condition[place]
-            own = settled[condition.name]
-            plan = plans.plan(own.workload, spec.input_of(replicate), condition.treatment)
-            check_fits(plan, own.server)
+            shared = resolved[condition.name]
+            plan = plans.plan(shared.workload, spec.input_of(replicate), condition.treatment)
+            check_fits(plan, shared.server)
             _check_stream(plan, spec)
             period = period_of(spec, replicate, order_index)
-            runs.append(
-                PlannedRun(
-                    spec, condition, replicate, len(runs), own.server, plan, own.cost_file, own.cost_model, period
-                )
-            )
+            files = (shared.cost_file, shared.cost_model)
+            runs.append(PlannedRun(spec, condition, replicate, len(runs), shared.server, plan, *files, period))
     return PlannedRuns(spec, tuple(runs))
 
 
 def _check_stream(plan: Plan, spec: ExperimentSpec) -> None:
-    if not spec.client.stream and any(one.abort_after_tokens for session in plan.sessions for one in session.requests):
+    requests = (request for session in plan.sessions for request in session.requests)
+    if not spec.client.stream and any(request.abort_after_tokens for request in requests):
         raise SpecError(
-            "the plan has the client leave once it has some tokens of an answer, and a whole answer has none before",
+            "the plan aborts requests after some tokens, and without streaming no token arrives before the end",
             where="client.stream",
             hint="Set client.stream = true",
         )
 
 
-def _settle(spec: ExperimentSpec, condition: ConditionSpec) -> _Settled:
+def _resolve_condition(spec: ExperimentSpec, condition: ConditionSpec) -> _ResolvedCondition:
     server = spec.server_of(condition)
     cost_file = find_cost_file(server.cost_model)
-    return _Settled(server, spec.workload_of(condition), cost_file, load_cost_model(cost_file))
+    return _ResolvedCondition(server, spec.workload_of(condition), cost_file, load_cost_model(cost_file))
 
 
 class _Plans:
-    """The plans of one experiment, each drawn and treated once."""
+    """The plans of an experiment, each drawn and treated once."""
 
     def __init__(self, base_seed: int) -> None:
         self._base_seed = base_seed
@@ -162,12 +158,12 @@ class _Plans:
 
 
 def _of_fleet(fleet: FleetSpec, condition: ConditionSpec) -> tuple[object, ...]:
-    """What of a fleet decides a run; how far the host may be driven does not."""
+    """The parts of a fleet's specification that affect its runs."""
     return fleet.places, fleet.emulated, fleet.lockstep, condition.neighbours
 
 
 def changed_inputs(run: SealedRun, spec: ExperimentSpec, condition: ConditionSpec) -> list[str]:
-    """What of server, client, backend, time scale, order and fleet a sealed run has that ``spec`` does not ask for."""
+    """Names of the inputs that a sealed run has otherwise than ``spec`` asks for now, without its plan."""
     expected: dict[str, object] = {
         "server": spec.server_of(condition).model_dump(mode="json"),
         "time_scale": 1.0 if kind_named(spec.backend).is_virtual else spec.time_scale,
@@ -176,8 +172,8 @@ def changed_inputs(run: SealedRun, spec: ExperimentSpec, condition: ConditionSpe
         "order": spec.order,
         "fleet": None if spec.fleet is None else _of_fleet(spec.fleet, condition),
     }
-    found: dict[str, object] = {
-        # As it was asked for, rules left open included; keys that came later count with their defaults.
+    sealed: dict[str, object] = {
+        # As requested, also with rules = "auto"; keys added since then have their defaults.
         "server": ServerSpec.model_validate(run.manifest.requested_server).model_dump(mode="json"),
         "time_scale": run.manifest.time_scale,
         "backend": run.manifest.backend,
@@ -185,4 +181,4 @@ def changed_inputs(run: SealedRun, spec: ExperimentSpec, condition: ConditionSpe
         "order": run.spec.order,
         "fleet": None if run.fleet_spec is None else _of_fleet(run.fleet_spec, run.condition_spec),
     }
-    return sorted(name for name in expected if expected[name] != found[name])
+    return sorted(name for name in expected if expected[name] != sealed[name])

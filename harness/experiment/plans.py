@@ -1,4 +1,4 @@
-"""The plan of a replicate, whatever its workload's source: drawn by ``harness.plan`` or cut from a recorded trace."""
+"""The plan of a replicate for every source of a workload: drawn by ``harness.plan``, or made from a recorded trace."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def build_plan(workload: WorkloadSpec, base_seed: int, replicate: int) -> Plan:
 
 
 def traced_plan(workload: WorkloadSpec, base_seed: int, replicate: int) -> Plan:
-    """A recorded trace as it is, or a sample of its sessions; what is left out is in the provenance."""
+    """A recorded trace, or a sample of its sessions. The provenance counts what was left out."""
     trace = load_trace(workload.trace)
     if len(trace.recordings) < workload.num_sessions != MOST_SESSIONS:
         raise SpecError(
