@@ -18,8 +18,7 @@ from harness.analysis.method.devices import BlockRatio, device_effect
 from harness.analysis.method.stats import FloatArray, Interval, log_ratio_interval
 from harness.engine.config import EngineConfig
 from harness.experiment import PlannedRun, resolve
-from harness.sim.draws import Draws, jitter, noise_seeds, noise_table, run_draws
-from harness.sim.perturbation import Perturbation
+from harness.sim.predict.draws import Draws, Perturbation, jitter, noise_seeds, noise_table, run_draws
 from harness.sim.simulate import plan_arrays
 from harness.spec import ExperimentSpec, load_experiment
 from harness.spec.fleet import EmulatedDevice

@@ -24,8 +24,7 @@ from harness.experiment import resolve
 from harness.experiment.plans import build_plan
 from harness.plan import Plan
 from harness.prereg import predict_experiment
-from harness.sim import memory
-from harness.sim.kernel.arrays import PlanArrays
+from harness.sim.kernel.arrays import PlanArrays, new_outcome, new_scratch
 from harness.sim.search.chunks import compute_here
 from harness.sim.search.evaluate import build_inputs, evaluator_of
 from harness.sim.search.run import search
@@ -192,7 +191,7 @@ def linearity() -> Iterator[Figure]:
 
 def state_bytes(arrays: PlanArrays, config: EngineConfig, num_requests: int) -> float:
     """Bytes of all tables of a simulation beside its plan, a request."""
-    tables = (*new_state(config, num_requests), *memory.new_scratch(arrays), *memory.new_outcome(arrays, config))
+    tables = (*new_state(config, num_requests), *new_scratch(arrays), *new_outcome(arrays, config))
     return sum(cast("Any", table).nbytes for table in tables) / num_requests
 
 

@@ -17,7 +17,7 @@ from harness.advise.experiment import write_experiment
 from harness.errors import SpecError
 from harness.plan.seeds import derive_seed
 from harness.records import SealedRun
-from harness.sim.interval import Prediction, predict
+from harness.sim.predict.intervals import Prediction, predict
 from harness.sim.search.run import search
 from harness.sim.search.space import DrawsSpec, SpaceSpec
 from harness.spec import ExperimentSpec, ServerShape, WorkloadSpec

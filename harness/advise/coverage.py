@@ -22,15 +22,13 @@ from harness.errors import SpecError
 from harness.experiment.plans import build_plan
 from harness.plan import Plan
 from harness.plan.seeds import derive_seed
-from harness.sim import memory
-from harness.sim.draws import ORDER_NS, artifact_key, perturbed
-from harness.sim.interval import interval, sampled
 from harness.sim.kernel import arrays as layout
-from harness.sim.perturbation import Perturbation, perturbation_of
+from harness.sim.predict.draws import ORDER_NS, Perturbation, artifact_key, perturbation_of, perturbed
+from harness.sim.predict.intervals import interval, sampled
+from harness.sim.predict.windows import user_timelines, window_bounds, window_stats
 from harness.sim.search.rank import FloatArray
 from harness.sim.search.space import SpaceSpec
 from harness.sim.simulate import is_rearrival, plan_arrays
-from harness.sim.windows import user_timelines, window_bounds, window_stats
 from harness.spec import ServerShape, ServerSpec
 from harness.stack.rbln.kv_rules import NEWEST_STABLE, rule_set
 
@@ -207,7 +205,7 @@ def figures(
 
 def _as_simulated(arrays: layout.PlanArrays, config: EngineConfig, steps: Sequence[StepEnd]) -> layout.Outcome:
     """Emulated steps in the tables of a simulation, so that one function counts what lies in a window."""
-    outcome = memory.new_outcome(arrays, config, len(steps))
+    outcome = layout.new_outcome(arrays, config, len(steps))
     kinds = [STEP_DECODE if end.start.step.kind == DECODE else STEP_PREFILL for end in steps]
     columns = {
         "start_ns": [end.start.start_ns for end in steps],

@@ -29,8 +29,7 @@ from harness.errors import SpecError
 from harness.experiment import PlannedRun, resolve
 from harness.kinds import kind_named
 from harness.records import SealedRun
-from harness.sim.draws import draw, run_draws
-from harness.sim.perturbation import perturbation_of
+from harness.sim.predict.draws import draw, perturbation_of, run_draws
 from harness.sim.search.space import DeviceSpec
 from harness.sim.simulate import plan_arrays
 from harness.spec import ExperimentSpec, StopSpec
@@ -148,8 +147,9 @@ def _costs_ns(runs: Sequence[PlannedRun], restarts: int) -> tuple[FloatArray, fl
     """Device time of each plan under each restart, shape (plans, restarts), and the mean replay, both model ns."""
     first = runs[0]
     arrays, config = plan_arrays([run.plan for run in runs]), EngineConfig.from_server(first.server)
-    moved = replace(perturbation_of(first.spec.prediction, first.cost_file), **SHARED)
-    drawn = draw(arrays, config, first.cost_model, moved, range(restarts), role=first.condition.name)
+    perturbation = perturbation_of(first.spec.prediction, first.cost_file)
+    of_restarts = replace(perturbation, **SHARED, role=first.condition.name)
+    drawn = draw(arrays, config, first.cost_model, of_restarts, range(restarts))
     totals = run_draws(drawn, config).totals
     device_ns = (totals["decode_ns"] + totals["prefill_ns"]).astype(np.float64)
     return device_ns.reshape(restarts, len(runs)).T, float(totals["end_ns"].mean())

@@ -214,7 +214,7 @@ def _simulate_experiment(path: Path, draws: int | None) -> None:
     from harness.experiment import resolve
     from harness.prereg.predict import predict_experiment
     from harness.runner.experiment import checked
-    from harness.sim.perturbation import perturbation_of
+    from harness.sim.predict.draws import perturbation_of
     from harness.spec import load_experiment
 
     spec = load_experiment(path)

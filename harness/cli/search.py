@@ -88,7 +88,7 @@ def predict(
     from harness.cli.words import terminal
     from harness.report.terminal import plain_table
     from harness.sim.ablations import LABEL, ablation
-    from harness.sim.interval import predict as run_prediction
+    from harness.sim.predict.intervals import predict as run_prediction
 
     console = terminal()
     spec = _space(space, changes)
@@ -203,7 +203,7 @@ def _runner(cluster: str | None, workers: int | None, here: Any) -> Generator[An
     if cluster is None:
         yield here
         return
-    from harness.sim.search.cluster import cluster_runner
+    from harness.sim.search.chunks import cluster_runner
 
     with cluster_runner(cluster, workers) as run_chunks:
         yield run_chunks

@@ -25,7 +25,7 @@ from harness.prereg.seeds import used_seeds
 from harness.prereg.signatures import sign_file
 from harness.server.provenance import SOURCE_ROOT, source_facts, source_sha256
 from harness.shipped import find_shipped
-from harness.sim.perturbation import perturbation_of
+from harness.sim.predict.draws import perturbation_of
 from harness.spec import ExperimentSpec, RulesName
 from harness.spec.recorded import recorded_changes
 from harness.spec.rules import find_rule, load_rule

@@ -6,6 +6,7 @@ The same plan, server and perturbation give the same prediction on every machine
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
@@ -17,9 +18,8 @@ from harness.experiment import PlannedRun, PlannedRuns
 from harness.plan import Plan
 from harness.prereg.frozen import Preregistration
 from harness.records import SealedRun
-from harness.sim.draws import draw, run_draws
 from harness.sim.kernel.arrays import Outcome, PlanArrays
-from harness.sim.perturbation import Perturbation, perturbation_of
+from harness.sim.predict.draws import Perturbation, draw, perturbation_of, run_draws
 from harness.sim.simulate import is_rearrival, plan_arrays, run_batch
 from harness.spec import RulesName, ServerSpec
 
@@ -55,8 +55,9 @@ def predict(
             {name: int(values[0]) for name, values in figures.items()} | {"filled_in_buckets": filled_in}
         )
     at_once = max(MOST_REQUESTS // plan.num_requests, 1)
+    of_role = replace(perturbation, role=role)
     parts = [
-        _figures(arrays, config, run_draws(draw(arrays, config, cost_model, perturbation, numbers, role=role), config))
+        _figures(arrays, config, run_draws(draw(arrays, config, cost_model, of_role, numbers), config))
         for numbers in (range(first, min(first + at_once, num_draws)) for first in range(0, num_draws, at_once))
     ]
     figures = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}

@@ -1,6 +1,6 @@
-"""What if the stack did otherwise: one rule changed, everything else kept. Computed, never measured.
+"""Ablations: a simulation with one rule of the stack changed and everything else kept.
 
-No server behaves like an ablated run, so nothing here is ever compared with a measurement as if one did.
+Simulation only; no released server behaves this way, so no figure of an ablation is compared with a measurement.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import numpy as np
 from harness.engine.config import EngineConfig
 from harness.engine.cost import CostModel
 from harness.errors import SpecError
-from harness.sim import memory
 from harness.sim.kernel import arrays as layout
 from harness.sim.simulate import run_with_costs
 from harness.spec import Treatment
@@ -25,9 +24,9 @@ class Ablation:
     """One changed rule.
 
     rules: other KV rules. treatment: other waits. is_fixed_arrivals: re-arrivals come when they came in the baseline
-    configuration, but not before their session's completion (Table XI). chunked_prefill_calls: after so many 128-token
-    device calls of a prefill the others decode one step. is_lru_slots: KV slots are evicted by last use (filled, read
-    by a look-up, or finished) instead of by allocation.
+    configuration, but not before their session's completion (Table XI). chunked_prefill_calls: number of 128-token
+    device calls of a prefill after which the other requests decode one step. is_lru_slots: KV slots are evicted by last
+    use (filled, read by a look-up, or finished) instead of by allocation.
     """
 
     name: str
@@ -62,16 +61,16 @@ def ablation(name: str) -> Ablation:
 def run_ablated(
     plans: layout.PlanArrays, config: EngineConfig, costs: CostModel | layout.CostArrays, changed: Ablation
 ) -> layout.Outcome:
-    """Every plan on a fresh server with one rule changed; treatments, rules and arrivals are for the caller to apply.
+    """Every plan on a fresh server with one rule changed. The caller applies treatment, rules and arrivals.
 
-    costs: a model, or arrays that hold the chunked prefill calls already. Raises PlanError as ``simulate`` does.
+    costs: a model, or arrays that already hold the chunked prefill calls. Raises PlanError as ``simulate`` does.
     """
     if isinstance(costs, CostModel):
-        costs = memory.cost_arrays(config, costs, changed.chunked_prefill_calls)
+        costs = layout.cost_arrays(config, costs, changed.chunked_prefill_calls)
     return run_with_costs(plans, config, costs, evicts_by_last_use=changed.is_lru_slots)
 
 
 def with_arrivals_of(plans: layout.PlanArrays, baseline: EngineConfig, model: CostModel) -> layout.PlanArrays:
-    """The plans with each request at the instant at which it arrives under the baseline, unablated."""
-    outcome = run_with_costs(plans, baseline, memory.cost_arrays(baseline, model))
+    """The plans with each request at the instant at which it arrives under the baseline without an ablation."""
+    outcome = run_with_costs(plans, baseline, layout.cost_arrays(baseline, model))
     return layout.with_column(plans, "pinned_ns", np.ascontiguousarray(outcome.requests["arrival_ns"]))

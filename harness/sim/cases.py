@@ -19,10 +19,8 @@ from harness.engine.cost import CostModel, check_magnitudes, to_fs
 from harness.engine.state import STEP_DECODE
 from harness.engine.units import FS_PER_S
 from harness.errors import HarnessError
-from harness.sim import memory
-from harness.sim.draws import draw, outcome_of_plan, run_draws
 from harness.sim.kernel import arrays as layout
-from harness.sim.perturbation import Perturbation
+from harness.sim.predict.draws import Perturbation, draw, outcome_of_plan, run_draws
 from harness.sim.simulate import SessionRow, check_slots, one_plan, pack, run_arrays
 from harness.spec import RulesName
 from harness.stack.rbln.kv_rules import AUTO
@@ -201,7 +199,7 @@ def _drawn_results(
         return
     for plan in range(case.draws):
         alone = one_plan(drawn.arrays, plan)
-        yield _figures(case, config, alone, run_arrays(alone, config, memory.costs_of_plan(costs, plan)))
+        yield _figures(case, config, alone, run_arrays(alone, config, layout.costs_of_plan(costs, plan)))
 
 
 def check_durations(config: EngineConfig, model: CostModel) -> None:

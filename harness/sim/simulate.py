@@ -22,7 +22,6 @@ from harness.engine.scheduler import CALLERS, STEP_KINDS
 from harness.engine.steps import FAR
 from harness.errors import PlanError
 from harness.plan import Plan, SessionPlan
-from harness.sim import memory
 from harness.sim.kernel import arrays as layout
 from harness.sim.kernel import events as kernel
 from harness.spec import ServerSpec
@@ -195,7 +194,7 @@ def run_batch(arrays: layout.PlanArrays, config: EngineConfig, model: CostModel)
 
     Raises PlanError when a request does not fit a slot or can never be admitted.
     """
-    return run_with_costs(arrays, config, memory.cost_arrays(config, model))
+    return run_with_costs(arrays, config, layout.cost_arrays(config, model))
 
 
 def run_with_costs(
@@ -204,14 +203,14 @@ def run_with_costs(
     """``run_batch`` at costs that may differ from plan to plan."""
     check_slots(arrays, config)
     most_requests = int(arrays.plans["num_requests"].max())
-    outcome = memory.new_outcome(arrays, config)
+    outcome = layout.new_outcome(arrays, config)
     kernel.run_plans(
         arrays,
         0,
         len(arrays.plans),
         new_state(config, most_requests, with_events=False, evicts_by_last_use=evicts_by_last_use),
         cost,
-        memory.new_scratch(arrays),
+        layout.new_scratch(arrays),
         outcome,
         FAR,
     )
@@ -289,14 +288,14 @@ def run_arrays(
     """Run one plan with every step and eviction recorded; raises PlanError when a request can never be admitted."""
     num_requests = len(arrays.requests)
     state = new_state(config, num_requests, with_events=False)
-    cost = memory.cost_arrays(config, costs) if isinstance(costs, CostModel) else costs
-    scratch = memory.new_scratch(arrays)
+    cost = layout.cost_arrays(config, costs) if isinstance(costs, CostModel) else costs
+    scratch = layout.new_scratch(arrays)
     step_room, eviction_room = 8 * num_requests + 64, 2 * num_requests + 64
     if len(cost.noise) > 1 or cost.other["context_fs"][0]:
         # Each decode step lasts a time of its own, so that few share a record.
         step_room = min(int(arrays.requests["generate"].sum()) + step_room, 5 * step_room)
     while True:
-        outcome = memory.new_outcome(arrays, config, step_room, eviction_room)
+        outcome = layout.new_outcome(arrays, config, step_room, eviction_room)
         kernel.run_plans(arrays, 0, 1, state, cost, scratch, outcome, FAR if max_steps is None else max_steps)
         totals = record_as_dict(outcome.totals, 0)
         if totals["stuck_session"] >= 0:

@@ -15,7 +15,7 @@ from harness.experiment.plans import build_plan
 from harness.records import SealedRun
 from harness.runner import run_experiment
 from harness.sim import simulate
-from harness.sim.interval import Prediction
+from harness.sim.predict.intervals import Prediction
 from harness.sim.search.space import parse_space
 from harness.spec import ServerShape, load_experiment, parse_experiment
 from harness.spec.rules import load_rule

@@ -12,9 +12,9 @@ from harness.engine import EngineConfig, load_cost_model
 from harness.errors import SpecError
 from harness.experiment.plans import build_plan
 from harness.sim import plan_arrays, simulate
-from harness.sim.perturbation import perturbation_of
+from harness.sim.predict.draws import perturbation_of
+from harness.sim.predict.windows import window_figures
 from harness.sim.search.space import SpaceSpec, parse_space
-from harness.sim.windows import window_figures
 
 
 def space(**changes: Any) -> SpaceSpec:

@@ -14,7 +14,7 @@ from harness.experiment import PlannedRuns, resolve
 from harness.prereg.predict import predict_experiment, predict_runs
 from harness.runner import run_experiment
 from harness.sim import simulate
-from harness.sim.perturbation import perturbation_of
+from harness.sim.predict.draws import perturbation_of
 from harness.spec import PerturbationSpec, parse_experiment
 
 

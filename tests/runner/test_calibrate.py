@@ -16,7 +16,7 @@ from harness.report.calibration_page import decode_residuals, extrapolated
 from harness.runner import run_experiment
 from harness.runner.calibrate import CalibrationSpec, calibration_experiment, compare_models, default_num_seqs, fit_runs
 from harness.runner.cost_file import write_cost_file
-from harness.sim.perturbation import perturbation_of
+from harness.sim.predict.draws import perturbation_of
 from harness.spec import PerturbationSpec, ServerSpec
 
 

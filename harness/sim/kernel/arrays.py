@@ -1,13 +1,18 @@
-"""The tables that the compiled simulator reads and writes: plans, costs, working memory, results.
+"""The tables that the compiled simulator reads and writes: plans, costs, working memory, results; and how to make them.
 
-All int64, times in ns after the common start. Nothing is computed here.
+All values are int64, times in ns after the common start.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from harness.compiled.records import IntArray, Records
+import numpy as np
+
+from harness.compiled.records import IntArray, Records, new_records, records_of
+from harness.engine.config import EngineConfig
+from harness.engine.cost import CostModel
 
 OWNER_STRIDE = 1 << 20
 """Block i of a stream that request r wrote has key (r + 2) * OWNER_STRIDE + i; r = -1: the shared prefix;
@@ -15,7 +20,7 @@ r = number of requests + c: the named blocks up to the end of chain c."""
 
 
 class PlanRecord:
-    """One plan: its sessions and requests, in the tables of all plans. shared_prefix: tokens.
+    """One plan: where its sessions and requests are in the tables of all plans. shared_prefix: tokens.
 
     named_tokens: size of a named block. num_abortable: requests that the client may leave.
     """
@@ -32,9 +37,9 @@ class PlanRecord:
 class SessionRecord:
     """One session; after, continues, root are indices within the plan, -1: none.
 
-    root: the session whose stream it goes on with, for rules that go by session. num_before: sessions that must have
-    completed before it starts. first_follower, num_followers: who waits for it. first_name, num_names: the named
-    blocks that its fresh stream begins with.
+    root: the first session of the stream that it continues, for rules by session. num_before: sessions that must have
+    completed before it starts. first_follower, num_followers: the sessions that wait for it. first_name, num_names: the
+    named blocks that its fresh stream begins with.
     """
 
     first_request: int
@@ -53,9 +58,8 @@ class SessionRecord:
 class RequestRecord:
     """One request: tokens kept, new and generated. session: within the plan.
 
-    pinned_ns: when a re-arrival comes, whatever the completion before it, but not earlier than that; -1: so long after
-    it as the wait says. abort_ns, abort_tokens: when the client leaves, since its arrival and by tokens received; 0:
-    never.
+    pinned_ns: fixed instant of a re-arrival, or the completion before it if that is later; -1: the completion plus the
+    wait. abort_ns, abort_tokens: when the client leaves, since its arrival and by tokens received; 0: never.
     """
 
     keep: int
@@ -98,7 +102,7 @@ class BatchCost:
 class OtherCost:
     """Coefficients of prefill and of context, see CostModel.
 
-    chunked_calls: device calls of a prefill between which the others decode one step; 0: prefill holds decode back.
+    chunked_calls: device calls of a prefill between which the others decode one step; 0: decode waits for prefill.
     noise_seed: where in ``CostArrays.noise`` the steps of a plan begin to draw.
     """
 
@@ -114,9 +118,9 @@ class OtherCost:
 class CostArrays(NamedTuple):
     """batch (limit + 1,): by number of requests. other (1,).
 
-    noise (power of 2,): millionths by which steps last longer, drawn from by each step anew; of one place: no noise.
-    drawn_batch (plans x (limit + 1),), drawn_other (plans,): costs of each plan of a call, that take the place of batch
-    and other one after another; empty: the same for all.
+    noise (power of 2,): millionths by which steps last longer; each step draws one; a single entry: no noise.
+    drawn_batch (plans x (limit + 1),), drawn_other (plans,): costs of each plan of a call, copied to batch and other
+    when the plan begins; empty: the same costs for all.
     """
 
     batch: Records[BatchCost]
@@ -134,10 +138,10 @@ class Arrival:
 
 
 class SessionScratch:
-    """All but ``watched`` are of the session at this place.
+    """State of the session at this place, except ``watched``, a list of its own in no order.
 
-    num_missing: sessions that it still waits for. watched: sessions whose request the client may leave, in no order;
-    abort_at_ns: when it leaves this session's.
+    num_missing: sessions that it still waits for. watched: sessions whose current request the client may leave.
+    abort_at_ns: when the client leaves this session's request.
     """
 
     arrival_ns: int
@@ -150,7 +154,7 @@ class SessionScratch:
 class Scratch(NamedTuple):
     """Working memory for the largest plan. sessions (sessions,); heap (sessions,): next arrivals, earliest first.
 
-    num_watched (1,): how many sessions have a request under way that the client may leave.
+    num_watched (1,): how many sessions have a current request that the client may leave.
     """
 
     sessions: Records[SessionScratch]
@@ -159,9 +163,9 @@ class Scratch(NamedTuple):
 
 
 class RequestResult:
-    """What became of one request; -1: not yet. completed_ns: its end, or when the client left.
+    """Result of one request; -1: not yet. completed_ns: its end, or when the client left.
 
-    aborted_tokens: tokens received by then, -1 for an answer that the client stayed for.
+    aborted_tokens: tokens received before the client left, -1 for a complete answer.
     """
 
     cached_tokens: int
@@ -189,7 +193,7 @@ class StepRecord:
 
 
 class EvictionRecord:
-    """One slot evicted at the start of a step, and whose prompt it had held."""
+    """One slot evicted at the start of a step, and the request whose prompt it held."""
 
     at_ns: int
     slot: int
@@ -199,7 +203,7 @@ class EvictionRecord:
 
 
 class PlanTotals:
-    """Sums of one plan. stuck_session: whose request can never be admitted, or -1."""
+    """Sums of one plan. stuck_session: the session whose request can never be admitted, or -1."""
 
     decode_ns: int
     prefill_ns: int
@@ -219,7 +223,7 @@ class PlanTotals:
 class Outcome(NamedTuple):
     """Results. requests (all requests,); histogram (plans, limit + 1): decode steps by n; totals (plans,).
 
-    steps (room,) and evictions (room,): records of the last plan, as many as fit (room 0: none wanted).
+    steps (room,) and evictions (room,): records of the last plan, as many as fit (room 0: none).
     """
 
     requests: Records[RequestResult]
@@ -227,3 +231,77 @@ class Outcome(NamedTuple):
     totals: Records[PlanTotals]
     steps: Records[StepRecord]
     evictions: Records[EvictionRecord]
+
+
+NO_NOISE = np.zeros(1, dtype=np.int64)
+NO_BATCH, NO_OTHER = new_records(BatchCost, 0), new_records(OtherCost, 0)
+
+
+def cost_arrays(config: EngineConfig, cost_model: CostModel, chunked_prefill_calls: int = 0) -> CostArrays:
+    """A cost model's coefficients for one configuration."""
+    batch, other = _costs(config, [cost_model], 0, chunked_prefill_calls)
+    return CostArrays(batch, other, NO_NOISE, NO_BATCH, NO_OTHER)
+
+
+def drawn_cost_arrays(
+    config: EngineConfig,
+    cost_models: Sequence[CostModel],
+    noise_seeds: Sequence[int] = (),
+    noise: IntArray = NO_NOISE,
+    *,
+    chunked_prefill_calls: int = 0,
+) -> CostArrays:
+    """Coefficients of a cost model for each plan of a call. noise_seeds: below 2**32, one a plan; default 0."""
+    batch, other = _costs(config, cost_models, noise_seeds or 0, chunked_prefill_calls)
+    return CostArrays(batch[: config.max_num_seqs + 1].copy(), other[:1].copy(), noise, batch, other)
+
+
+def _costs(
+    config: EngineConfig, cost_models: Sequence[CostModel], noise_seeds: Sequence[int] | int, chunked_calls: int
+) -> tuple[Records[BatchCost], Records[OtherCost]]:
+    """For each model in turn: a record for each number of requests, and a record of the other coefficients."""
+    buckets = np.array(config.decode_buckets)[
+        np.searchsorted(config.decode_buckets, np.arange(config.max_num_seqs + 1))
+    ]
+    buckets[0] = 0
+    batch = new_records(BatchCost, len(buckets) * len(cost_models))
+    batch["bucket"][:] = np.tile(buckets, len(cost_models))
+    batch["base_fs"][:] = np.concatenate([model.decode_base_fs(config) for model in cost_models])
+    coefficients = ("chunk_tokens", "call_fs", "token_fs", "position_fs", "context_fs")
+    other = {name: [getattr(model, name) for model in cost_models] for name in coefficients}
+    rest = {"chunked_calls": chunked_calls, "noise_seed": noise_seeds}
+    return batch, records_of(OtherCost, {**other, **rest}, len(cost_models))
+
+
+def costs_of_plan(costs: CostArrays, plan: int) -> CostArrays:
+    """The costs of one plan of a call, for a separate call."""
+    if len(costs.drawn_other) == 0:
+        return costs
+    size = len(costs.batch)
+    return costs._replace(
+        batch=costs.drawn_batch[plan * size : (plan + 1) * size].copy(),
+        other=costs.drawn_other[plan : plan + 1].copy(),
+        drawn_batch=NO_BATCH,
+        drawn_other=NO_OTHER,
+    )
+
+
+def new_scratch(plans: PlanArrays) -> Scratch:
+    """Working memory for the largest of ``plans``."""
+    num_sessions = int(plans.plans["num_sessions"].max())
+    return Scratch(
+        sessions=new_records(SessionScratch, num_sessions),
+        heap=new_records(Arrival, num_sessions),
+        num_watched=np.zeros(1, dtype=np.int64),
+    )
+
+
+def new_outcome(plans: PlanArrays, config: EngineConfig, step_room: int = 0, eviction_room: int = 0) -> Outcome:
+    """Room for the results of ``plans``."""
+    return Outcome(
+        requests=new_records(RequestResult, len(plans.requests)),
+        histogram=np.zeros((len(plans.plans), config.max_num_seqs + 1), dtype=np.int64),
+        totals=new_records(PlanTotals, len(plans.plans)),
+        steps=new_records(StepRecord, step_room),
+        evictions=new_records(EvictionRecord, eviction_room),
+    )

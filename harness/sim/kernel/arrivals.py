@@ -1,17 +1,92 @@
-"""Who arrives when, and what their prompts share: the arrivals' half of the compiled simulator.
+"""What clients do in the compiled simulator: they send, receive, and leave before their answer is complete.
 
-A heap of next arrivals by (instant, session); block keys by who wrote a block first. No decision of the engine is taken
-here.
+Next arrivals are a heap by (instant, session). Block keys name the request that wrote a block first. A request that its
+client leaves is dropped at the end of the running step, before the tokens of that step, as vLLM does
+(``EngineCore.step``: pending aborts first, then ``update_from_output``). Every decision about memory is the engine's.
 """
 
 from __future__ import annotations
 
 from harness.compiled import always_inline, jit
 from harness.compiled.records import Records
-from harness.engine.state import EngineState
-from harness.engine.steps import reset, submit
+from harness.engine.state import ROW_RUNNING, EngineState
+from harness.engine.steps import FAR, abort, reset, submit
 from harness.sim.kernel.arrays import OWNER_STRIDE, Arrival, Outcome, PlanArrays, PlanTotals, Scratch
-from harness.sim.kernel.watching import unwatch, watch
+
+
+@jit
+def watch(plans: PlanArrays, scratch: Scratch, session: int, request: int) -> None:
+    """Remember a request that has arrived if its client may leave it. ``request`` is its index in all plans."""
+    planned = plans.requests[request]
+    if planned.abort_ns == 0 and planned.abort_tokens == 0:
+        return
+    place = scratch.num_watched[0]
+    scratch.num_watched[0] = place + 1
+    scratch.sessions[place].watched = session
+    scratch.sessions[session].abort_at_ns = FAR
+    if planned.abort_ns > 0:
+        scratch.sessions[session].abort_at_ns = scratch.sessions[session].arrival_ns + planned.abort_ns
+
+
+@jit
+def unwatch(plans: PlanArrays, scratch: Scratch, session: int, request: int) -> None:
+    """Forget a request that has ended."""
+    planned = plans.requests[request]
+    if planned.abort_ns == 0 and planned.abort_tokens == 0:
+        return
+    place = 0
+    while scratch.sessions[place].watched != session:
+        place += 1
+    last = scratch.num_watched[0] - 1
+    scratch.num_watched[0] = last
+    scratch.sessions[place].watched = scratch.sessions[last].watched
+
+
+@jit
+def next_to_leave(scratch: Scratch) -> int:
+    """The session whose client leaves first, by (instant, session); -1 when no client leaves at a planned instant."""
+    earliest = -1
+    for place in range(scratch.num_watched[0]):
+        session = int(scratch.sessions[place].watched)
+        at_ns = scratch.sessions[session].abort_at_ns
+        if at_ns == FAR:
+            continue
+        first_ns = FAR if earliest < 0 else scratch.sessions[earliest].abort_at_ns
+        if at_ns < first_ns or (at_ns == first_ns and session < earliest):
+            earliest = session
+    return earliest
+
+
+@jit
+def row_of(plans: PlanArrays, plan: int, scratch: Scratch, session: int) -> int:
+    """The engine's row of a session's current request."""
+    planned = plans.sessions[plans.plans[plan].first_session + session]
+    return int(planned.first_request - plans.plans[plan].first_request + scratch.sessions[session].next_request)
+
+
+@jit
+def has_enough(plans: PlanArrays, plan: int, scratch: Scratch, state: EngineState) -> int:
+    """The first session whose client has received the tokens after which it leaves; -1: none."""
+    first = -1
+    for place in range(scratch.num_watched[0]):
+        session = int(scratch.sessions[place].watched)
+        row = row_of(plans, plan, scratch, session)
+        tokens = plans.requests[plans.plans[plan].first_request + row].abort_tokens
+        if 0 < tokens <= state.rows[row].output and (first < 0 or session < first):
+            first = session
+    return first
+
+
+@jit
+def steps_to_enough(plans: PlanArrays, plan: int, scratch: Scratch, state: EngineState) -> int:
+    """How many decode steps may be taken until some client has received the tokens after which it leaves."""
+    most = FAR
+    for place in range(scratch.num_watched[0]):
+        row = row_of(plans, plan, scratch, int(scratch.sessions[place].watched))
+        tokens = plans.requests[plans.plans[plan].first_request + row].abort_tokens
+        if tokens > 0 and state.rows[row].status == ROW_RUNNING:
+            most = min(most, tokens - state.rows[row].output)
+    return max(most, 1)
 
 
 @jit
@@ -60,10 +135,11 @@ def heap_pop(heap: Records[Arrival], size: int) -> int:
 
 @jit
 def load_keys(plans: PlanArrays, plan: int, state: EngineState, row: int) -> None:
-    """Put the chain keys of the queue's head where the engine expects them: who of the plan wrote each block first.
+    """Put the chain keys of the queue's head where the engine expects them.
 
-    Two requests share a block exactly when the same request wrote it: blocks wholly inside the kept tokens stay. So
-    each stretch of blocks is named by going back over the requests whose text was kept.
+    A key names the request that wrote the block first. Two requests share a block exactly when the same request wrote
+    it, and the blocks wholly inside the kept tokens stay. So each stretch of blocks gets its name by going back over
+    the requests whose text was kept.
     """
     own_plan, block_tokens = plans.plans[plan], state.server[0].block_tokens
     request = int(own_plan.first_request + row)
@@ -88,8 +164,8 @@ def load_keys(plans: PlanArrays, plan: int, state: EngineState, row: int) -> Non
 
 
 @jit
-def see_to_keys(plans: PlanArrays, plan: int, state: EngineState, row_with_keys: int) -> int:
-    """Load the keys of the queue's head if it may be admitted and they are not there; the row whose keys are there."""
+def load_head_keys(plans: PlanArrays, plan: int, state: EngineState, row_with_keys: int) -> int:
+    """Load the keys of the queue's head if it may be admitted; returns the row whose keys are loaded."""
     server = state.server[0]
     row = int(server.wait_head)
     if row < 0 or row == row_with_keys or server.num_running >= server.active_limit or not server.has_inner_blocks:
@@ -100,7 +176,7 @@ def see_to_keys(plans: PlanArrays, plan: int, state: EngineState, row_with_keys:
 
 @jit
 def load_shared_keys(plans: PlanArrays, plan: int, state: EngineState, request: int, end: int) -> int:
-    """Keys of the blocks wholly inside what a fresh stream shares: the common prefix, then named blocks; how many."""
+    """Keys of the blocks that a fresh stream shares (the common prefix, then named blocks); returns how many."""
     own_plan, block_tokens = plans.plans[plan], state.server[0].block_tokens
     num_shared = min(own_plan.shared_prefix, plans.requests[request].new) // block_tokens
     for i in range(min(num_shared, end)):
@@ -139,7 +215,7 @@ def arrive(plans: PlanArrays, plan: int, scratch: Scratch, state: EngineState, o
 def complete(
     plans: PlanArrays, plan: int, scratch: Scratch, outcome: Outcome, waiting: int, row: int, now_ns: int
 ) -> int:
-    """A request is over: note it, and schedule what follows it; returns the new number of expected arrivals."""
+    """Record that a request ended, and schedule what follows it; returns the new number of expected arrivals."""
     first_session = plans.plans[plan].first_session
     request = plans.sessions[first_session].first_request + row
     outcome.requests[request].completed_ns = now_ns
@@ -166,7 +242,7 @@ def complete(
 
 @jit
 def clear(totals: PlanTotals) -> None:
-    """Nothing has happened yet."""
+    """Set the sums of a plan to their initial values."""
     totals.decode_ns = 0
     totals.prefill_ns = 0
     totals.wait_ns = 0
@@ -200,3 +276,79 @@ def begin(plans: PlanArrays, plan: int, scratch: Scratch, state: EngineState, ou
             heap_push(scratch, waiting, session)
             waiting += 1
     return waiting
+
+
+@jit
+def next_abort_ns(scratch: Scratch) -> int:
+    """The first planned instant at which a client leaves; FAR when there is none."""
+    session = next_to_leave(scratch)
+    return FAR if session < 0 else int(scratch.sessions[session].abort_at_ns)
+
+
+@jit
+def leave(
+    plans: PlanArrays,
+    plan: int,
+    state: EngineState,
+    scratch: Scratch,
+    outcome: Outcome,
+    expected: int,
+    session: int,
+    at_ns: int,
+) -> int:
+    """The client leaves the current request of a session; returns the new number of expected arrivals."""
+    row = row_of(plans, plan, scratch, session)
+    result = outcome.requests[plans.plans[plan].first_request + row]
+    if result.first_token_ns >= at_ns and plans.requests[plans.plans[plan].first_request + row].abort_ns > 0:
+        result.first_token_ns = -1  # its prefill ends without a token for it
+    result.aborted_tokens = state.rows[row].output
+    abort(state, row)
+    return complete(plans, plan, scratch, outcome, expected, row, at_ns)
+
+
+@jit
+def leave_by(
+    plans: PlanArrays,
+    plan: int,
+    state: EngineState,
+    scratch: Scratch,
+    outcome: Outcome,
+    expected: int,
+    end_ns: int,
+) -> int:
+    """Process the running step, which ends at ``end_ns``: arrivals before its end and clients that leave by then.
+
+    At the same instant clients leave before others arrive.
+    """
+    while True:
+        arrival_ns = FAR
+        if expected > 0:
+            arrival_ns = int(scratch.heap[0].at_ns)
+        session = next_to_leave(scratch)
+        abort_ns = FAR if session < 0 else int(scratch.sessions[session].abort_at_ns)
+        if abort_ns <= min(arrival_ns, end_ns):
+            expected = leave(plans, plan, state, scratch, outcome, expected, session, abort_ns)
+        elif arrival_ns < end_ns:
+            session = heap_pop(scratch.heap, expected)
+            expected -= 1
+            arrive(plans, plan, scratch, state, outcome, session)
+        else:
+            return expected
+
+
+@jit
+def leave_with_enough(
+    plans: PlanArrays,
+    plan: int,
+    state: EngineState,
+    scratch: Scratch,
+    outcome: Outcome,
+    expected: int,
+    now_ns: int,
+) -> int:
+    """Clients leave that have received the tokens after which they leave, in the order of their sessions."""
+    while True:
+        session = has_enough(plans, plan, scratch, state)
+        if session < 0:
+            return expected
+        expected = leave(plans, plan, state, scratch, outcome, expected, session, now_ns)

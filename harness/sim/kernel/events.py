@@ -1,7 +1,7 @@
 """The simulator's inner loop: plans as arrays in, times and counts as arrays out; compiled, integer nanoseconds.
 
-It moves virtual time from decision to decision and takes equal decode steps at once; every decision is the engine's.
-It allocates nothing, so one call can run many plans.
+It moves virtual time from one decision of the engine to the next and takes equal decode steps together. It allocates
+nothing, so one call can run many plans. Steps and evictions are recorded as far as the given tables have room.
 """
 
 from __future__ import annotations
@@ -15,16 +15,99 @@ from harness.engine.state import (
 )
 from harness.engine.steps import FAR, IDLE_STEP_NS, equal_steps, finish_steps, schedule, schedule_decode_only
 from harness.engine.units import FS_PER_NS
-from harness.sim.kernel.aborts import leave_by, leave_with_enough, next_abort_ns
 from harness.sim.kernel.arrays import (
     CostArrays,
     Outcome,
     PlanArrays,
     Scratch,
 )
-from harness.sim.kernel.arrivals import arrive, begin, complete, heap_pop, see_to_keys
-from harness.sim.kernel.records import record_decode, record_evictions, record_prefill
-from harness.sim.kernel.watching import steps_to_enough
+from harness.sim.kernel.arrivals import (
+    arrive,
+    begin,
+    complete,
+    heap_pop,
+    leave_by,
+    leave_with_enough,
+    load_head_keys,
+    next_abort_ns,
+    steps_to_enough,
+)
+
+
+@jit
+def record_decode(
+    outcome: Outcome, plan: int, start_ns: int, num_seqs: int, bucket: int, count: int, each_ns: int
+) -> None:
+    """Record ``count`` equal decode steps; steps that continue the last record unchanged are added to it."""
+    room = len(outcome.steps)
+    if room == 0:
+        return
+    used = outcome.totals[plan].num_step_records
+    if 0 < used <= room:
+        last = outcome.steps[used - 1]
+        if (
+            last.kind == STEP_DECODE
+            and last.num_seqs == num_seqs
+            and last.duration_ns == each_ns
+            and last.start_ns + last.count * each_ns == start_ns
+        ):
+            last.count += count
+            return
+    outcome.totals[plan].num_step_records = used + 1
+    if used < room:
+        step = outcome.steps[used]
+        step.start_ns = start_ns
+        step.kind = STEP_DECODE
+        step.num_seqs = num_seqs
+        step.bucket = bucket
+        step.count = count
+        step.session = -1
+        step.request = -1
+        step.computed_tokens = -1
+        step.duration_ns = each_ns
+
+
+@jit
+def record_prefill(
+    outcome: Outcome, plan: int, start_ns: int, session: int, request: int, computed: int, each_ns: int
+) -> None:
+    """Record one prefill step; ``request`` is its number within the session."""
+    room = len(outcome.steps)
+    if room == 0:
+        return
+    used = outcome.totals[plan].num_step_records
+    outcome.totals[plan].num_step_records = used + 1
+    if used < room:
+        step = outcome.steps[used]
+        step.start_ns = start_ns
+        step.kind = STEP_PREFILL
+        step.num_seqs = 1
+        step.bucket = 0
+        step.count = 1
+        step.session = session
+        step.request = request
+        step.computed_tokens = computed
+        step.duration_ns = each_ns
+
+
+@jit
+def record_evictions(outcome: Outcome, plans: PlanArrays, plan: int, state: EngineState, at_ns: int) -> None:
+    """Record the slots that the last schedule() evicted."""
+    room = len(outcome.evictions)
+    first_request = plans.plans[plan].first_request
+    for i in range(state.server[0].num_evicted):
+        used = outcome.totals[plan].num_eviction_records
+        outcome.totals[plan].num_eviction_records = used + 1
+        if used >= room:
+            continue
+        request = first_request + state.evicted[i].row
+        session = plans.requests[request].session
+        record = outcome.evictions[used]
+        record.at_ns = at_ns
+        record.slot = state.evicted[i].slot
+        record.caller = state.evicted[i].caller
+        record.session = session
+        record.request = request - plans.sessions[plans.plans[plan].first_session + session].first_request
 
 
 @jit
@@ -36,9 +119,9 @@ def prefill_duration_ns(cost: CostArrays, computed: int, cached: int) -> int:
 
 @jit
 def noisy_ns(cost: CostArrays, number: int, step_ns: int) -> int:
-    """How long step ``number`` of a plan really takes: a hash of it and of the seed says which noise it draws.
+    """Duration of step ``number`` of a plan with noise, which is drawn by a hash of the number and the seed.
 
-    By number, so that steps taken together or one by one draw the same.
+    The number decides, so steps taken together draw the same noise as steps taken one by one.
     """
     if len(cost.noise) == 1:
         return step_ns
@@ -51,13 +134,13 @@ def noisy_ns(cost: CostArrays, number: int, step_ns: int) -> int:
 
 @jit
 def steps_so_far(outcome: Outcome, plan: int) -> int:
-    """How many steps of a plan have lasted, idle ones apart."""
+    """How many steps of a plan have run, without idle steps."""
     return int(outcome.totals[plan].decode_steps + outcome.totals[plan].prefills)
 
 
 @jit
 def admit(plans: PlanArrays, plan: int, state: EngineState, outcome: Outcome, now_ns: int) -> tuple[int, int]:
-    """Note who was admitted with the prefill just scheduled; (session, number of its request), within the plan."""
+    """Record the admission of the prefill just scheduled; returns (session, number of its request), within the plan."""
     server = state.server[0]
     request = int(plans.plans[plan].first_request + state.places[0].batch)
     result = outcome.requests[request]
@@ -75,14 +158,14 @@ def admit(plans: PlanArrays, plan: int, state: EngineState, outcome: Outcome, no
 
 @jit
 def spend_prefill(outcome: Outcome, plan: int, num_decoding: int, duration_ns: int) -> None:
-    """Add a prefill's time; everyone else who runs is ready to decode and waits for it."""
+    """Add a prefill's time, and the waiting time of the other running requests, which are ready to decode."""
     outcome.totals[plan].prefill_ns += duration_ns
     outcome.totals[plan].wait_ns += num_decoding * duration_ns
 
 
 @jit
 def note_first_token(plans: PlanArrays, plan: int, outcome: Outcome, row: int, at_ns: int) -> None:
-    """A prefill ended: the request's first token, unless it is one after a preemption."""
+    """A prefill ended: record the request's first token, unless the prefill followed a preemption."""
     result = outcome.requests[plans.plans[plan].first_request + row]
     if result.first_token_ns < 0:
         result.first_token_ns = at_ns
@@ -92,7 +175,7 @@ def note_first_token(plans: PlanArrays, plan: int, outcome: Outcome, row: int, a
 def run_prefill(
     plans: PlanArrays, plan: int, state: EngineState, cost: CostArrays, outcome: Outcome, now_ns: int
 ) -> int:
-    """The duration of the prefill just scheduled, after noting who was admitted and who had to wait for it."""
+    """Record the prefill just scheduled; returns its duration."""
     server = state.server[0]
     computed = int(server.computed_tokens)
     duration_ns = prefill_duration_ns(cost, computed, int(server.cached_tokens))
@@ -125,12 +208,11 @@ def run_chunked_prefill(
     expected: int,
     now_ns: int,
 ) -> tuple[int, int]:
-    """The prefill just scheduled, in parts of ``chunked_calls`` device calls, with a decode step after each but the
-    last.
+    """Run the prefill just scheduled in parts of ``chunked_calls`` device calls, with a decode step between parts.
 
-    An ablation: the served stack never does so. The prefilled request is set aside from the running ones until its
-    last part; nobody is admitted meanwhile, and no client leaves before that part has ended. Returns the instant of
-    its end and the number of expected arrivals.
+    Simulation only; no released server behaves this way. The request counts as running only after its last part. Until
+    then no request is admitted and no client leaves. Returns the instant of the end and the number of expected
+    arrivals.
     """
     server, chunk = state.server[0], int(cost.other[0].chunk_tokens)
     row = int(state.places[0].batch)
@@ -170,8 +252,8 @@ def steps_ahead(state: EngineState, max_steps: int) -> int:
     """How many equal decode steps may be taken before any decision can change, arrivals apart."""
     server = state.server[0]
     if server.num_waiting > 0 and server.num_running < state.server[0].active_limit:
-        # The head was refused in this very schedule(). It will be again while memory does not change, but the paper's
-        # rules settle releases on a refusal, and a preemption or an eviction did change memory.
+        # This schedule() refused the queue's head, and will again while memory does not change. But the paper's
+        # rules settle releases on a refusal, and a preemption or an eviction has changed memory.
         is_settled = state.server[0].has_inner_blocks and server.num_preempted == 0 and server.num_evicted == 0
         if not is_settled:
             return 1
@@ -189,10 +271,10 @@ def run_decode(
     abort_ns: int,
     max_steps: int,
 ) -> tuple[int, int]:
-    """Take the decode step just scheduled, and its equal followers that start before ``until_ns`` and end before
-    ``abort_ns``.
+    """Take the decode step just scheduled, and the equal steps after it.
 
-    Returns how many steps were taken and how long they took.
+    Further steps start before ``until_ns`` and end before ``abort_ns``. Returns how many steps were taken and their
+    time.
     """
     server = state.server[0]
     count = int(server.num_batch)
@@ -204,7 +286,7 @@ def run_decode(
     if context_fs == 0 and len(cost.noise) == 1:
         each_ns = int(step_fs // FS_PER_NS)
         taken = most
-        # A division costs as much as the rest; most often nobody arrives meanwhile.
+        # Usually no request arrives meanwhile, and the division would cost as much as all the rest.
         if now_ns + (taken - 1) * each_ns >= until_ns:
             taken = (until_ns - now_ns - 1) // each_ns + 1
         if abort_ns < FAR:
@@ -239,7 +321,7 @@ def run_decode_to_next(
     now_ns: int,
     max_steps: int,
 ) -> tuple[int, int]:
-    """As ``run_decode``, up to the next arrival that could be admitted, and to the next client that leaves."""
+    """As ``run_decode``, up to the next arrival that could be admitted and the next client that leaves."""
     server = state.server[0]
     until_ns, abort_ns, most = FAR, FAR, max_steps
     if plans.plans[plan].num_abortable > 0:
@@ -252,7 +334,7 @@ def run_decode_to_next(
 
 @jit
 def note_losses(plans: PlanArrays, plan: int, state: EngineState, outcome: Outcome, now_ns: int) -> None:
-    """Who lost memory in the step just scheduled: slots that were evicted, requests that were preempted."""
+    """Record the evictions and preemptions of the step just scheduled."""
     outcome.totals[plan].evictions += state.server[0].num_evicted
     record_evictions(outcome, plans, plan, state, now_ns)
     outcome.totals[plan].preemptions += state.server[0].num_preempted
@@ -279,7 +361,7 @@ def run_plan(  # noqa: C901, PLR0912  # one compiled loop
     expected = begin(plans, plan, scratch, state, outcome)
     row_with_keys = -1
     has_aborts = plans.plans[plan].num_abortable > 0
-    # Read, not written as 0: numba would compile everything it is passed to a second time for the constant.
+    # Read instead of written as 0: numba would compile every function that takes it a second time for the constant.
     now_ns = int(totals[plan].end_ns)
     while True:
         while expected > 0 and scratch.heap[0].at_ns <= now_ns:
@@ -291,10 +373,10 @@ def run_plan(  # noqa: C901, PLR0912  # one compiled loop
                 break
             now_ns = int(scratch.heap[0].at_ns)
             continue
-        row_with_keys = see_to_keys(plans, plan, state, row_with_keys)
+        row_with_keys = load_head_keys(plans, plan, state, row_with_keys)
         kind = schedule(state)
         if kind == STEP_PREFILL:
-            row_with_keys = -1  # it may come back after a preemption, with more blocks
+            row_with_keys = -1  # after a preemption it may return with more blocks
         if server.num_evicted > 0 or server.num_preempted > 0:
             note_losses(plans, plan, state, outcome, now_ns)
         taken = 1
@@ -323,7 +405,7 @@ def run_plan(  # noqa: C901, PLR0912  # one compiled loop
 
 @jit
 def take_costs(cost: CostArrays, draw: int) -> None:
-    """The costs that were drawn for a plan become those in force."""
+    """Copy the drawn costs of a plan to the costs that the kernel reads."""
     size = len(cost.batch)
     for i in range(size):
         cost.batch[i] = cost.drawn_batch[draw * size + i]

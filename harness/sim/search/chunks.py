@@ -1,13 +1,15 @@
-"""The unit of work of a search: some candidates of one rung, figured out and encoded as Parquet bytes.
+"""The unit of work of a search: the figures of some candidates, as the bytes of a Parquet file.
 
-The same job and chunk give the same bytes wherever they are computed. Nothing is written to disk here.
+The same job and chunk give the same bytes wherever they are computed: in this process, in others of this machine, or
+on a Dask cluster (optional extra ``rbln-harness[cluster]``). Nothing is written to disk here.
 """
 
 from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from itertools import islice
 from typing import Any, NamedTuple
@@ -15,7 +17,8 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from harness.errors import PlanError
+from harness.dask import distributed
+from harness.errors import PlanError, SpecError
 from harness.processes import side_by_side
 from harness.sim.search.evaluate import Evaluator, Group, GroupFigures, Inputs, build_inputs, evaluator_of
 from harness.sim.search.space import SpaceSpec
@@ -89,7 +92,7 @@ class Job:
         return self._candidates
 
     def groups(self, rung: Rung) -> list[Group]:
-        """The plans of a rung: the first of every N; the last rung adds the evaluation's."""
+        """The plans of a rung: the first of every N; the last rung adds those of the evaluation."""
         wanted: list[Group] = []
         for group in self.inputs.groups:
             if group.role == "search" and rung.plans >= 0:
@@ -200,3 +203,56 @@ def compute_here(
 
 def digest_of(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+ALLOWED_DEATHS = 5
+"""A chunk is given up when its workers died more often: then the chunk is the likely cause."""
+
+
+@contextmanager
+def cluster_runner(
+    address: str, workers: int | None = None, *, connect_timeout_s: float = 10.0
+) -> Generator[ChunkRunner]:
+    """A runner of chunks on a cluster.
+
+    address: "local" (worker processes on this machine, ``workers`` of them) or a scheduler, e.g. "tcp://host:8786".
+    Raises SpecError when Dask is missing or the scheduler does not answer.
+    """
+    dask = distributed("--cluster")
+    try:
+        if address == "local":
+            # No dashboard: a search opens no port unasked.
+            cluster = dask.LocalCluster(n_workers=workers, threads_per_worker=1, processes=True, dashboard_address=None)
+            client = dask.Client(cluster)
+        else:
+            cluster = None
+            client = dask.Client(address, timeout=connect_timeout_s)
+    except OSError as error:
+        raise SpecError(f"no scheduler answers ({error})", where=address, hint="Check the address") from error
+    try:
+        yield runner_of(client)
+    finally:
+        client.close()
+        if cluster is not None:
+            cluster.close()
+
+
+def runner_of(client: Any) -> ChunkRunner:
+    """A runner on an existing Dask client (dask-jobqueue, Kubernetes, ...)."""
+
+    def run(space_json: str, chunks: Sequence[Chunk]) -> Iterator[tuple[Chunk, bytes]]:
+        as_completed = distributed("--cluster").as_completed
+        chunk_of = {
+            client.submit(compute_chunk, space_json, chunk, pure=False, retries=ALLOWED_DEATHS): chunk
+            for chunk in chunks
+        }
+        waiting = as_completed(list(chunk_of))
+        try:
+            for future in waiting:
+                chunk = chunk_of.pop(future)
+                yield chunk, future.result()
+        finally:
+            # After Ctrl-C or a full disk nothing fetches the remaining chunks.
+            client.cancel(list(chunk_of))
+
+    return run

@@ -24,12 +24,11 @@ from harness.engine.steps import FAR
 from harness.errors import PlanError, SpecError
 from harness.experiment.plans import build_plan
 from harness.plan import Plan
-from harness.sim import memory
 from harness.sim.kernel import arrays as layout
 from harness.sim.kernel import events as kernel
+from harness.sim.predict.windows import window_figures
 from harness.sim.search.space import InputSpec, SpaceSpec
 from harness.sim.simulate import check_slots, plan_arrays
-from harness.sim.windows import window_figures
 from harness.spec import ServerShape, WindowSpec
 
 MOST_STATES = 64
@@ -175,7 +174,7 @@ class Evaluator:
         self.num_simulated += groups[-1].last - groups[0].first
         if self._window is not None:
             return [self._windows(config, group, self._window) for group in groups]
-        cost = memory.cost_arrays(config, self._cost_model)
+        cost = layout.cost_arrays(config, self._cost_model)
         state, scratch, outcome = self._memory(config)
         kernel.run_plans(arrays, groups[0].first, groups[-1].last, state, cost, scratch, outcome, FAR)
         stuck = outcome.totals["stuck_session"][groups[0].first : groups[-1].last]
@@ -228,8 +227,8 @@ class Evaluator:
                 self._states.popitem(last=False)
             self._states[key] = (
                 new_state(config, self._most_requests),
-                memory.new_scratch(self.inputs.arrays),
-                memory.new_outcome(self.inputs.arrays, config),
+                layout.new_scratch(self.inputs.arrays),
+                layout.new_outcome(self.inputs.arrays, config),
             )
         self._states.move_to_end(key)
         return self._states[key]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from rich.table import Table
 
 from harness.processes import side_by_side
-from harness.sim.interval import Prediction, predict
+from harness.sim.predict.intervals import Prediction, predict
 from harness.sim.search.rank import objective_values, pareto_front, sensitivity
 from harness.sim.search.run import Halving, SearchResult
 

@@ -164,7 +164,7 @@ class ConstraintSpec(Spec):
 
 
 class DrawsSpec(PerturbationSpec):
-    """The imagined experiments whose cost ratios make an interval, see ``harness.sim.interval``.
+    """The imagined experiments whose cost ratios make an interval, see ``harness.sim.predict.intervals``.
 
     plans "new": the measured inputs will be new draws of the workload; "given": exactly the plans at hand.
     """

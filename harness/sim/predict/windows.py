@@ -1,12 +1,11 @@
-"""Figures of a stretch of a longer life: what the device did and gave between two instants, and whether it was steady.
+"""Figures of a window of a simulated run: device time, completed requests, reuse and padding between two instants.
 
-A window begins when every user has finished so many requests, and lasts a stated time; everything is counted to the ns,
-steps that straddle an edge by the part inside. Nothing is drawn here.
+A window begins when every user has finished a given number of requests, and lasts a given time. A step that straddles
+an edge of the window counts by the part inside, to the ns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -24,12 +23,12 @@ from harness.spec import WindowSpec
 
 
 class WindowFigures(NamedTuple):
-    """What happened in [start_ns, end_ns). Times in ns.
+    """Figures of [start_ns, end_ns). Times in ns.
 
     completed: requests that completed inside. device_ns, decode_ns, wait_session_ns: the parts of steps inside.
-    rearrivals, cached_tokens, reusable_tokens: of the re-arrivals admitted inside. decode_slots, decode_requests:
-    sums of b and of n over the decode steps that start inside; histogram: h(n) of these. latencies_ns: of the
-    requests completed inside.
+    rearrivals, reused, cached_tokens, reusable_tokens: of the re-arrivals admitted inside. decode_slots,
+    decode_requests: sums of b and of n over the decode steps that start inside; histogram: h(n) of these.
+    latencies_ns: of the requests completed inside.
     """
 
     start_ns: int
@@ -50,7 +49,7 @@ class WindowFigures(NamedTuple):
 
     @property
     def reuse_share(self) -> float:
-        """Share of the re-arrivals that reused anything; 1 when there was none."""
+        """Share of the re-arrivals that reused anything; 1 when there were no re-arrivals."""
         return self.reused / self.rearrivals if self.rearrivals else 1.0
 
     @property
@@ -60,13 +59,13 @@ class WindowFigures(NamedTuple):
 
 
 def user_timelines(arrays: layout.PlanArrays, outcome: layout.Outcome) -> UserTimelines:
-    """The users of a single plan, as it was simulated."""
+    """When the requests of each user completed, in the simulation of a single plan."""
     users = users_of(arrays.sessions["after"])
     return UserTimelines.of(users[arrays.requests["session"]], outcome.requests["completed_ns"])
 
 
 def window_bounds(timelines: UserTimelines, window: WindowSpec) -> tuple[int, int]:
-    """[start, end) of the window; without ``measure_s`` it ends when the first user has nothing left to do."""
+    """[start, end) of the window; without ``measure_s`` it ends when the first user has no requests left."""
     start_ns, end_ns = window.bounds_ns(0, timelines.window_start(window.after_requests))
     return start_ns, timelines.last_full_ns() if window.measure_s is None else end_ns
 
@@ -78,15 +77,15 @@ def window_figures(
     costs: CostModel | layout.CostArrays,
     window: WindowSpec,
 ) -> WindowFigures:
-    """Simulate one plan and look at its window.
+    """Simulate one plan and count what happens in its window.
 
-    Raises PlanError when a user never finishes that many requests, or everything is over before the window is.
+    Raises PlanError when a user never finishes ``after_requests`` requests, or runs out of requests inside the window.
     """
     alone = one_plan(arrays, plan)
     check_slots(alone, config)
-    found = _figures_of_half(alone, config, costs, window)
-    if found is not None:
-        return found
+    figures = _figures_of_half(alone, config, costs, window)
+    if figures is not None:
+        return figures
     outcome = run_arrays(alone, config, costs)
     timelines = user_timelines(alone, outcome)
     full_until_ns = timelines.last_full_ns()
@@ -104,10 +103,11 @@ def window_figures(
 def _figures_of_half(
     arrays: layout.PlanArrays, config: EngineConfig, costs: CostModel | layout.CostArrays, window: WindowSpec
 ) -> WindowFigures | None:
-    """The same from the first half of the sessions; None where the window may go beyond what these decide.
+    """The same figures from the first half of the sessions; None where the window needs more of them.
 
-    Lives are made long enough for any configuration. Until the first session that is left out would arrive, half a
-    plan is the whole one to the ns. A later request that can never be admitted goes unnoticed.
+    Plans are long enough for the slowest configuration, so half is often enough. Until the first omitted session would
+    arrive, half a plan gives the same times as the whole plan, to the ns. A later request that can never be admitted
+    goes unnoticed.
     """
     size = len(arrays.sessions) // 2
     if size == 0 or window.measure_s is None or np.any(arrays.sessions["num_before"][size:] == 0):
@@ -130,7 +130,7 @@ def window_stats(
     """Count what a simulated plan did in [start_ns, end_ns)."""
     requests = outcome.requests
     steps = outcome.steps[: outcome.totals["num_step_records"][0]]
-    # Most records of a long life lie outside; those at the edges may straddle them, or end before.
+    # Most records of a long run lie outside; records at the edges may straddle them, or end before.
     first, over = np.searchsorted(steps["start_ns"], (start_ns, end_ns))
     steps = steps[max(int(first) - 1, 0) : int(over)]
     begin, each = steps["start_ns"], steps["duration_ns"]
@@ -140,7 +140,7 @@ def window_stats(
         inside[edge] = max(0, until - max(int(begin[edge]), start_ns))
         num_inside[edge] = _steps_inside(int(begin[edge]), int(each[edge]), int(num_inside[edge]), start_ns, end_ns)
     is_prefill = steps["kind"] == STEP_PREFILL
-    # Column by column: numpy takes whole records out of a table one at a time.
+    # Column by column, because numpy copies whole records one at a time.
     is_decode = ~is_prefill
     decode_inside = num_inside[is_decode]
     num_seqs, bucket = steps["num_seqs"][is_decode], steps["bucket"][is_decode]
@@ -180,19 +180,13 @@ def _steps_inside(begin_ns: int, each_ns: int, count: int, start_ns: int, end_ns
 
 
 def _waited(requests: Records[layout.RequestResult], begin: IntArray, inside: IntArray) -> int:
-    """W: session ns that others, admitted and not yet complete, waited while the prefills that begin then ran."""
-    # Those whose client left before were never admitted.
+    """W: time that admitted sessions waited for the prefills of others, in session ns.
+
+    begin, inside: start of each prefill, and how much of it counts.
+    """
+    # A request whose client left early may never have been admitted.
     was_admitted = requests["admitted_ns"] >= 0
     admitted = np.sort(requests["admitted_ns"][was_admitted])
     completed = np.sort(requests["completed_ns"][was_admitted])
     others = np.searchsorted(admitted, begin, "left") - np.searchsorted(completed, begin, "right")
     return int((others * inside).sum())
-
-
-def median_of_paired_ratios(changed: Sequence[float], baseline: Sequence[float]) -> float:
-    """Median over replicates of changed / baseline, each pair on the same plan."""
-    return float(np.median(np.asarray(changed) / np.asarray(baseline)))
-
-
-def ratio_of_sums(changed: Sequence[float], baseline: Sequence[float]) -> float:
-    return float(np.sum(changed) / np.sum(baseline))

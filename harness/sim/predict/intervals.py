@@ -1,7 +1,7 @@
-"""How sure a predicted ratio is: new plan draws, arrival order, the client's jitter, and what calibration leaves open.
+"""Intervals for predicted cost ratios: drawn plans, arrival order, the client's jitter and uncertain costs.
 
-Both configurations of a pair see the same plans and the same true costs; each has its own jitter, as two runs have.
-Every draw has a seed of its own, apart from the search's and the evaluation's.
+Both configurations of a pair have the same plans and the same true costs, and each has its own jitter, as two runs do.
+The draws never use a seed of the search or of the evaluation.
 """
 
 from __future__ import annotations
@@ -14,19 +14,18 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from harness.compiled.records import IntArray
 from harness.engine.config import EngineConfig
 from harness.engine.cost import load_cost_model
 from harness.errors import SpecError
-from harness.sim import memory
 from harness.sim.ablations import Ablation, run_ablated, with_arrivals_of
-from harness.sim.draws import Draws, artifact_key, jitter, noise_seeds, noise_table, perturbed
 from harness.sim.inputs import Input, input_arrays, joined
 from harness.sim.kernel import arrays as layout
-from harness.sim.perturbation import perturbation_of
+from harness.sim.predict.draws import Draws, artifact_key, jitter, noise_seeds, noise_table, perturbation_of, perturbed
+from harness.sim.predict.windows import window_figures
 from harness.sim.search.space import DrawsSpec, InputSpec, SpaceSpec
 from harness.sim.simulate import check_slots, is_rearrival
-from harness.sim.windows import median_of_paired_ratios, ratio_of_sums, window_figures
-from harness.spec import ServerShape, Treatment, WindowSpec
+from harness.spec import ServerShape, Spec, Treatment, WindowSpec
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -38,9 +37,9 @@ PLAIN = Ablation("", "")
 class Prediction:
     """A predicted cost ratio, candidate over reference.
 
-    ratio_of_sums, median_of_pairs: nominal costs, no jitter, on the space's evaluation plans (its search plans when it
-    has none). median_low, median_high: bootstrap interval of that median. mean, low, high: mean and ``level`` of the
-    ratios of sums that an experiment of ``replicates`` runs per condition would give, see DrawsSpec.
+    ratio_of_sums, median_of_pairs: at nominal costs and without jitter, on the space's evaluation plans (its search
+    plans when it has none). median_low, median_high: bootstrap interval of that median. mean, low, high: mean and
+    ``level`` interval of the ratio of sums in an experiment of ``replicates`` runs per condition, see DrawsSpec.
     """
 
     candidate: ServerShape
@@ -59,7 +58,7 @@ class Prediction:
 
     @property
     def is_told_apart(self) -> bool:
-        """Whether the paired interval leaves 1 out."""
+        """Whether the interval excludes 1."""
         return not self.low <= 1.0 <= self.high
 
 
@@ -70,10 +69,10 @@ def predict(
     changed: Ablation | None = None,
     reference: ServerShape | None = None,
 ) -> Prediction:
-    """The cost ratio of a candidate to a reference (default: the space's baseline) over one N, or several summed.
+    """The cost ratio of a candidate to a reference (default: the space's baseline), for one N or summed over several.
 
-    changed: one rule changed for both; computed, not measured. Raises SpecError when the uncertainty's seed is one of
-    the search's or the evaluation's, PlanError when a request does not fit.
+    changed: an ablation of both; computed, not measured. Raises SpecError when the seed of the draws is also a seed of
+    the search or the evaluation, PlanError when a request does not fit.
     """
     chosen = (users,) if isinstance(users, int) else tuple(users)
     base = space.baseline.shape if reference is None else reference
@@ -107,19 +106,43 @@ def bootstrap_median(ratios: FloatArray, prediction: DrawsSpec) -> tuple[float, 
     return float(np.quantile(medians, tail)), float(np.quantile(medians, 1 - tail))
 
 
-class Sampled(NamedTuple):
-    """One condition of as many imagined experiments as ``prediction.draws``, in their order.
+def median_of_paired_ratios(changed: Sequence[float], baseline: Sequence[float]) -> float:
+    """Median over replicates of changed / baseline, each pair on the same plan."""
+    return float(np.median(np.asarray(changed) / np.asarray(baseline)))
 
-    cost: device ns, summed over the runs; with a window, per completed request. reuse: share of the re-arrivals, all
-    or those in the window, that reused anything.
+
+def ratio_of_sums(changed: Sequence[float], baseline: Sequence[float]) -> float:
+    return float(np.sum(changed) / np.sum(baseline))
+
+
+class Sampled(NamedTuple):
+    """One configuration in ``prediction.draws`` simulated experiments, in their order.
+
+    cost: device ns, summed over the runs; with a window, per completed request. reuse: share of the re-arrivals (with a
+    window, of those in it) that reused anything.
     """
 
     cost: FloatArray
     reuse: FloatArray
 
 
+class _PlanFigures(NamedTuple):
+    """Figures of each plan of a call. per: completed requests; without a window 1, so that cost is a plain sum."""
+
+    device_ns: IntArray
+    per: IntArray
+    reused: IntArray
+    rearrivals: IntArray
+
+    def summed(self, plans_each: int, *, is_windowed: bool) -> Sampled:
+        """Cost and reuse of every ``plans_each`` plans."""
+        cost, per, reused, rearrivals = (values.reshape(-1, plans_each).sum(axis=1) for values in self)
+        per = np.maximum(per, 1) if is_windowed else 1
+        return Sampled(cost / per, np.where(rearrivals > 0, reused / np.maximum(rearrivals, 1), 1.0))
+
+
 def interval(values: FloatArray, level: float) -> tuple[float, float]:
-    """Where one more exchangeable value would lie, whatever their distribution: between two order statistics."""
+    """Prediction interval for one more exchangeable value of any distribution: between two order statistics."""
     tail = (1 - level) / 2
     low, high = np.quantile(values, [tail, 1 - tail], method="weibull")
     return float(low), float(high)
@@ -128,36 +151,42 @@ def interval(values: FloatArray, level: float) -> tuple[float, float]:
 def sampled_ratios(
     space: SpaceSpec, candidate: ServerShape, reference: ServerShape, users: Sequence[int], changed: Ablation = PLAIN
 ) -> FloatArray:
-    """Cost ratios of as many imagined experiments as ``prediction.draws``, in their order."""
-    own, base = sampled(space, (candidate, reference), users, changed)
-    return own.cost / base.cost
+    """Cost ratios of ``prediction.draws`` simulated experiments, in their order."""
+    ours, base = sampled(space, (candidate, reference), users, changed)
+    return ours.cost / base.cost
 
 
 def sampled(
     space: SpaceSpec, pair: Sequence[ServerShape], users: Sequence[int], changed: Ablation = PLAIN
 ) -> list[Sampled]:
-    """Imagined experiments of several configurations, which see the same plans and the same true costs."""
-    # The model as it is now: its file may have been fitted again since.
-    asked = space.model_dump_json(), repr(load_cost_model(space.cost_model)), tuple(users), changed
-    return [_imagined(*asked, each, role) for role, each in enumerate(pair)]
+    """Simulated experiments of several configurations, which have the same plans and the same true costs."""
+    model = load_cost_model(space.cost_model)
+    question = _Question(space.model_dump_json(), repr(model), tuple(users), changed)
+    return [_experiments(question, shape, role) for role, shape in enumerate(pair)]
 
 
-# The reference of many predictions one after another is the same, and as dear as the candidate.
+class _Question(NamedTuple):
+    """What the simulated experiments of a configuration depend on.
+
+    model: content of the cost model, whose file may have been fitted again since.
+    """
+
+    space_json: str
+    model: str
+    users: tuple[int, ...]
+    changed: Ablation
+
+
+# Many predictions in a row have the same reference, which takes as long as the candidate.
 @lru_cache(maxsize=4)
-def _imagined(
-    space_json: str,
-    model_read: str,  # noqa: ARG001
-    users: tuple[int, ...],
-    changed: Ablation,
-    each: ServerShape,
-    role: int,
-) -> Sampled:
-    """One configuration's part of every imagined experiment; role: its place among those compared."""
-    space = SpaceSpec.model_validate_json(space_json)
+def _experiments(question: _Question, shape: ServerShape, role: int) -> Sampled:
+    """One configuration's part of every simulated experiment; role: its place among those compared."""
+    space, changed = SpaceSpec.model_validate_json(question.space_json), question.changed
     perturbation, num_draws = perturbation_of(space.prediction, space.cost_model), space.prediction.draws
-    drawn = _drawn(space.model_dump_json(include={"inputs", "prediction"}), users, _treatment(space, changed))
+    inputs_json = space.model_dump_json(include={"inputs", "prediction"})
+    drawn = _drawn_plans(inputs_json, question.users, _treatment(space, changed))
     model, plans_each = load_cost_model(space.cost_model), len(drawn.plans) // num_draws
-    config = EngineConfig.of_shape(each, changed.rules or space.rules)
+    config = EngineConfig.of_shape(shape, changed.rules or space.rules)
     truths = [perturbed(model, perturbation, number, artifact_key(config)) for number in range(num_draws)]
     draws = Draws(
         _pin(jitter(drawn, perturbation, role), space, changed),
@@ -166,14 +195,15 @@ def _imagined(
         noise_table(perturbation.step_sd),
     )
     costs = draws.costs(config, chunked_prefill_calls=changed.chunked_prefill_calls)
-    return _sampled_from(draws.arrays, config, costs, changed, space.window, plans_each)
+    figures = _plan_figures(draws.arrays, config, costs, changed, space.window)
+    return figures.summed(plans_each, is_windowed=space.window is not None)
 
 
 @lru_cache(maxsize=8)
-def _drawn(space_json: str, users: tuple[int, ...], treatment: Treatment) -> layout.PlanArrays:
-    """The plans behind the draws, draw after draw: new ones for each, or the space's own for all."""
-    space = _DrawnSpace.model_validate_json(space_json)
-    prediction, inputs = space.prediction, space.inputs
+def _drawn_plans(inputs_json: str, users: tuple[int, ...], treatment: Treatment) -> layout.PlanArrays:
+    """The plans of the draws, draw after draw: new plans for each draw, or the space's evaluation plans for all."""
+    question = _DrawnInputs.model_validate_json(inputs_json)
+    prediction, inputs = question.prediction, question.inputs
     if prediction.seed in (*inputs.search_seeds, *inputs.evaluation_seeds):
         raise SpecError(
             f"the seed {prediction.seed} is also one of the search or the evaluation",
@@ -181,8 +211,8 @@ def _drawn(space_json: str, users: tuple[int, ...], treatment: Treatment) -> lay
             hint="Choose another seed",
         )
     if prediction.plans == "given":
-        # Once per draw: each has a jitter of its own.
-        return joined([input_arrays(_own_inputs(inputs, users), treatment)] * prediction.draws)
+        # Once per draw, because each draw has its own jitter.
+        return joined([input_arrays(_evaluation_inputs(inputs, users), treatment)] * prediction.draws)
     workloads = [inputs.workload_of(n) for n in users]
     each = prediction.replicates
     return input_arrays(
@@ -196,51 +226,48 @@ def _drawn(space_json: str, users: tuple[int, ...], treatment: Treatment) -> lay
     )
 
 
-def _own_inputs(inputs: InputSpec, users: Sequence[int]) -> list[Input]:
+def _evaluation_inputs(inputs: InputSpec, users: Sequence[int]) -> list[Input]:
     """The evaluation plans of a space, its search plans where it has none."""
     workloads = [inputs.workload_of(n) for n in users]
     seeds = inputs.evaluation_seeds or inputs.search_seeds
     return [Input(workload, seed, k) for workload in workloads for seed in seeds for k in range(inputs.replicates)]
 
 
-class _DrawnSpace(SpaceSpec):
-    """The part of a space that decides its draws."""
+class _DrawnInputs(Spec):
+    """The part of a space that decides the plans of its draws."""
 
-    name: str = "drawn"
-    max_num_seqs: tuple[int, ...] = (8,)
+    inputs: InputSpec
+    prediction: DrawsSpec
 
 
-def _sampled_from(
+def _plan_figures(
     arrays: layout.PlanArrays,
     config: EngineConfig,
     costs: layout.CostArrays,
     changed: Ablation,
     window: WindowSpec | None,
-    plans_each: int,
-) -> Sampled:
-    """Cost and reuse of each ``plans_each`` plans."""
+) -> _PlanFigures:
+    """Simulate every plan at its costs."""
     if window is None:
         outcome = run_ablated(arrays, config, costs, changed)
         again = is_rearrival(arrays)
         is_reused = again & (outcome.requests["cached_tokens"] > 0)
         owner = np.repeat(range(len(arrays.plans)), arrays.plans["num_requests"])
         device_ns = outcome.totals["decode_ns"] + outcome.totals["prefill_ns"]
-        figures = [(device_ns, np.ones_like(device_ns)), (np.bincount(owner, is_reused), np.bincount(owner, again))]
-    else:
-        check_slots(arrays, config)
-        found = [
-            window_figures(arrays, plan, config, memory.costs_of_plan(costs, plan), window)
-            for plan in range(len(arrays.plans))
-        ]
-        names = (("device_ns", "completed"), ("reused", "rearrivals"))
-        figures = [tuple(np.array([getattr(one, name) for one in found]) for name in pair) for pair in names]
-    (cost, per), (reused, again) = ((part.reshape(-1, plans_each).sum(axis=1) for part in pair) for pair in figures)
-    per = np.ones_like(per) if window is None else np.maximum(per, 1)
-    return Sampled(cost / per, np.where(again > 0, reused / np.maximum(again, 1), 1.0))
+        return _PlanFigures(
+            device_ns, np.ones_like(device_ns), np.bincount(owner, is_reused), np.bincount(owner, again)
+        )
+    check_slots(arrays, config)
+    found = [
+        window_figures(arrays, plan, config, layout.costs_of_plan(costs, plan), window)
+        for plan in range(len(arrays.plans))
+    ]
+    names = ("device_ns", "completed", "reused", "rearrivals")
+    return _PlanFigures(*(np.array([getattr(figures, name) for figures in found]) for name in names))
 
 
 def _pin(arrays: layout.PlanArrays, space: SpaceSpec, changed: Ablation) -> layout.PlanArrays:
-    """The plans with re-arrivals at the baseline's times, if that is the rule changed."""
+    """The plans with re-arrivals at the baseline's times, if that is the ablation."""
     if not changed.is_fixed_arrivals:
         return arrays
     baseline = EngineConfig.of_shape(space.baseline.shape, changed.rules or space.rules)
@@ -255,12 +282,13 @@ def _nominal(
     space: SpaceSpec, pair: Sequence[ServerShape], users: Sequence[int], changed: Ablation
 ) -> tuple[FloatArray, FloatArray]:
     """Cost of each evaluation plan (search plan without any) under both of a pair, nominal costs and no jitter."""
-    plans = input_arrays(_own_inputs(space.inputs, users), _treatment(space, changed))
+    plans = input_arrays(_evaluation_inputs(space.inputs, users), _treatment(space, changed))
     pinned = _pin(plans, space, changed)
     model = load_cost_model(space.cost_model)
     costs: list[FloatArray] = []
-    for each in pair:
-        config = EngineConfig.of_shape(each, changed.rules or space.rules)
-        nominal = memory.cost_arrays(config, model, changed.chunked_prefill_calls)
-        costs.append(_sampled_from(pinned, config, nominal, changed, space.window, 1).cost)
+    for shape in pair:
+        config = EngineConfig.of_shape(shape, changed.rules or space.rules)
+        nominal = layout.cost_arrays(config, model, changed.chunked_prefill_calls)
+        figures = _plan_figures(pinned, config, nominal, changed, space.window)
+        costs.append(figures.summed(1, is_windowed=space.window is not None).cost)
     return costs[0], costs[1]

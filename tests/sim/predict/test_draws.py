@@ -13,8 +13,7 @@ from harness.engine import CostModel, EngineConfig, load_cost_model
 from harness.experiment.plans import build_plan
 from harness.plan import Plan
 from harness.sim import plan_arrays
-from harness.sim.draws import Draws, draw, outcome_of_plan, run_draws
-from harness.sim.perturbation import Perturbation
+from harness.sim.predict.draws import Draws, Perturbation, draw, outcome_of_plan, run_draws
 from harness.spec import WorkloadSpec
 from tests.support.naive import naive_run
 
@@ -109,7 +108,7 @@ def test_the_first_draws_do_not_depend_on_how_many_follow() -> None:
 def test_roles_share_true_costs_and_have_jitter_of_their_own() -> None:
     arrays, model = plan_arrays([build_plan(WorkloadSpec(num_sessions=6), 1, 0)]), load_cost_model("paper")
     config = EngineConfig(8, (1, 2, 4, 8), 8)
-    one, other = (draw(arrays, config, model, WIDE, range(3), role=role) for role in ("a", "b"))
+    one, other = (draw(arrays, config, model, replace(WIDE, role=role), range(3)) for role in ("a", "b"))
     assert [truth.bucket_fs(8) for truth in one.models] == [truth.bucket_fs(8) for truth in other.models]
     assert not np.array_equal(one.arrays.sessions["start_ns"], other.arrays.sessions["start_ns"])
 

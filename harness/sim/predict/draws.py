@@ -1,0 +1,264 @@
+"""Perturbed simulations of plans: how large the perturbations are, and the drawn starts, lags, step times and costs.
+
+A server is chaotic: a small delay changes who is admitted next, so a prediction needs many draws. The result of a draw
+is that of simulating its perturbed plan alone. All draws are simulated in one compiled call.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache
+from pathlib import Path
+from statistics import NormalDist
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
+
+from harness.clock import NS_PER_MS
+from harness.compiled.records import IntArray, record_as_dict
+from harness.engine.config import EngineConfig
+from harness.engine.cost import CostModel, find_cost_file
+from harness.errors import SpecError
+from harness.sim.inputs import joined
+from harness.sim.kernel import arrays as layout
+from harness.sim.simulate import run_with_costs
+from harness.spec import PerturbationSpec, load_toml
+
+FloatArray = npt.NDArray[np.float64]
+ORDER_NS = 1000
+"""Least spread of the starts, so that sessions that start together arrive in any order."""
+NOISE_PLACES = 4096
+# A cost model has one number for each bucket from 0 to 1024.
+NUM_BUCKETS = 1025
+LEAST_FACTOR = 0.05
+"""A drawn cost is never below this share of the nominal cost."""
+
+
+class StoredInterval(BaseModel):
+    """A confidence interval in a cost file: its ends, in the unit of the coefficient, and its level."""
+
+    low: float
+    high: float
+    level: float = Field(gt=0, lt=1)
+
+    def relative_deviation(self, value: float) -> float:
+        """Standard deviation relative to ``value``, for an estimate with a normal distribution."""
+        return (self.high - self.low) / 2 / NormalDist().inv_cdf((1 + self.level) / 2) / value
+
+
+@dataclass(frozen=True, slots=True)
+class Perturbation:
+    """Sizes of the perturbations; see PerturbationSpec for the meaning of each.
+
+    assumed: names of the sizes that neither the specification nor a calibration gave. role: whose jitter is drawn. Draw
+    k has the same true costs in every role, because they run on the same device, and its own jitter.
+    """
+
+    seed: int
+    level: float = 0.9
+    start_ms: float = 1.0
+    lag_ms: float = 1.0
+    step_sd: float = 0.002
+    decode_sd: float = 0.02
+    bucket_sd: float = 0.005
+    prefill_sd: float = 0.02
+    artifact_sd: float = 0.004
+    assumed: tuple[str, ...] = ()
+    role: str = ""
+
+    @property
+    def sizes(self) -> dict[str, float]:
+        return {name: getattr(self, name) for name in SIZES}
+
+    def line(self) -> str:
+        """The sizes in words, and which of them are known."""
+        known = [f"{key} {value:g}" for key, value in self.sizes.items() if key not in self.assumed]
+        assumed = [f"{key} {value:g}" for key, value in self.sizes.items() if key in self.assumed]
+        parts = (("calibrated or given", known), ("assumed, not calibrated", assumed))
+        return "; ".join(f"{what}: {', '.join(sizes)}" for what, sizes in parts if sizes)
+
+
+SIZES = tuple(field.name for field in fields(Perturbation) if field.name.endswith(("_ms", "_sd")))
+
+
+def perturbation_of(given: PerturbationSpec, cost_model: str | Path) -> Perturbation:
+    """The sizes from the specification, else from the calibration in the cost file, else assumed.
+
+    bucket_sd: root mean square over the f(b). prefill_sd: of the cost per device call. A calibration's intervals do not
+    give decode_sd, which all decode steps have in common. Raises SpecError for an interval that cannot be read.
+    """
+    written = {name: size for name in SIZES if (size := getattr(given, name)) is not None}
+    known = _calibrated(find_cost_file(cost_model)) | written
+    assumed = tuple(name for name in SIZES if name not in known)
+    return Perturbation(given.seed, given.level, assumed=assumed, **known)
+
+
+def _calibrated(path: Path) -> dict[str, float]:
+    table = load_toml(path)
+    decode, prefill = (_intervals(_table(_table(table, "calibration"), part), path) for part in ("decode", "prefill"))
+    f_ms = {f"f({bucket})": float(value) for bucket, value in _table(_table(table, "decode"), "f_ms").items()}
+    buckets = [decode[name].relative_deviation(value) for name, value in f_ms.items() if name in decode and value > 0]
+    sizes: dict[str, float] = {}
+    if buckets:
+        sizes["bucket_sd"] = math.sqrt(sum(each * each for each in buckets) / len(buckets))
+    per_call_ms = float(_table(table, "prefill").get("per_call_ms", 0.0))
+    if "per_call_ms" in prefill and per_call_ms > 0:
+        sizes["prefill_sd"] = prefill["per_call_ms"].relative_deviation(per_call_ms)
+    return {name: min(size, 0.49) for name, size in sizes.items()}
+
+
+def _intervals(part: Mapping[str, Any], path: Path) -> dict[str, StoredInterval]:
+    try:
+        return TypeAdapter(dict[str, StoredInterval]).validate_python(_table(part, "intervals"))
+    except ValidationError as error:
+        name = error.errors()[0]["loc"][0]
+        raise SpecError(
+            f"its interval of {name} cannot be read",
+            where=str(path),
+            hint="Write low, high and level as numbers, or leave [calibration] out",
+        ) from error
+
+
+def _table(table: Mapping[str, Any], key: str) -> dict[str, Any]:
+    inner = table.get(key, {})
+    return cast("dict[str, Any]", inner) if isinstance(inner, dict) else {}
+
+
+class Draws(NamedTuple):
+    """Perturbed plans, draw after draw, all plans of a draw together; models and noise_seeds: one for each plan."""
+
+    arrays: layout.PlanArrays
+    models: tuple[CostModel, ...]
+    noise_seeds: tuple[int, ...]
+    noise: IntArray
+
+    def costs(self, config: EngineConfig, *, chunked_prefill_calls: int = 0) -> layout.CostArrays:
+        """The costs of each plan, as the compiled simulator reads them."""
+        return layout.drawn_cost_arrays(
+            config, self.models, self.noise_seeds, self.noise, chunked_prefill_calls=chunked_prefill_calls
+        )
+
+
+def draw(
+    arrays: layout.PlanArrays,
+    config: EngineConfig,
+    model: CostModel,
+    perturbation: Perturbation,
+    numbers: Sequence[int],
+) -> Draws:
+    """The draws with these numbers; a draw does not depend on which others are made."""
+    key = zlib.crc32(perturbation.role.encode())
+    num_plans = len(arrays.plans)
+    truths = [perturbed(model, perturbation, number, artifact_key(config)) for number in numbers]
+    return Draws(
+        joined([jitter(arrays, perturbation, key, number) for number in numbers]),
+        tuple(truth for truth in truths for _plan in range(num_plans)),
+        tuple(seed for number in numbers for seed in noise_seeds(perturbation, num_plans, key, number)),
+        noise_table(perturbation.step_sd),
+    )
+
+
+def run_draws(draws: Draws, config: EngineConfig) -> layout.Outcome:
+    """Simulate all draws in one call: sums and requests of each plan, in the order of ``draws.arrays``.
+
+    Raises PlanError when a request does not fit a slot or can never be admitted.
+    """
+    return run_with_costs(draws.arrays, config, draws.costs(config))
+
+
+def outcome_of_plan(arrays: layout.PlanArrays, outcome: layout.Outcome, plan: int) -> layout.Outcome:
+    """The results of one plan out of several."""
+    record = record_as_dict(arrays.plans, plan)
+    first, last = record["first_request"], record["first_request"] + record["num_requests"]
+    return outcome._replace(
+        requests=outcome.requests[first:last],
+        histogram=outcome.histogram[plan : plan + 1],
+        totals=outcome.totals[plan : plan + 1],
+    )
+
+
+def jitter(arrays: layout.PlanArrays, perturbation: Perturbation, *key: int) -> layout.PlanArrays:
+    """The plans as a real client plays them: starts are spread out, re-arrivals are late.
+
+    key: identifies the draw, together with the perturbation's seed.
+    """
+    generator = np.random.default_rng([perturbation.seed, *key, zlib.crc32(b"jitter")])
+    starts = generator.integers(0, ORDER_NS, size=len(arrays.sessions))
+    starts += generator.exponential(perturbation.start_ms * NS_PER_MS, size=len(starts)).astype(np.int64)
+    waits = generator.exponential(perturbation.lag_ms * NS_PER_MS, size=len(arrays.requests)).astype(np.int64)
+    late = layout.with_column(arrays, "wait_ns", arrays.requests["wait_ns"] + waits)
+    sessions = arrays.sessions.copy()
+    sessions["start_ns"][:] += starts
+    return late._replace(sessions=sessions)
+
+
+def artifact_key(config: EngineConfig) -> int:
+    """Identifies a compiled configuration: every plan that runs on it has the same deviation."""
+    return zlib.crc32(repr((config.max_num_seqs, config.decode_buckets, config.kv_slots, config.slot_tokens)).encode())
+
+
+def perturbed(model: CostModel, perturbation: Perturbation, sample: int, artifact: int = 0) -> CostModel:
+    """A cost model that fits the calibration as well: all decode steps, each bucket and prefill deviate independently.
+
+    artifact: see ``artifact_key``; all steps of a compiled configuration deviate together.
+    """
+    of_costs = _normals(2 + NUM_BUCKETS, perturbation.seed, sample, zlib.crc32(b"cost"))
+    common = of_costs[:2] * (perturbation.decode_sd, perturbation.prefill_sd)
+    of_artifact = _normals(1, perturbation.seed, sample, artifact)[0] * perturbation.artifact_sd
+    decode, prefill = np.maximum((1 + common) * (1 + of_artifact), LEAST_FACTOR).tolist()
+    buckets = np.maximum(1 + of_costs[2:] * perturbation.bucket_sd, LEAST_FACTOR)
+    return replace(
+        model,
+        f_fs=_ScaledBuckets(model, decode * buckets),
+        alpha_fs=round(model.alpha_fs * decode),
+        beta_fs=round(model.beta_fs * decode),
+        context_fs=round(model.context_fs * decode),
+        call_fs=round(model.call_fs * prefill),
+        token_fs=round(model.token_fs * prefill),
+        position_fs=round(model.position_fs * prefill),
+        _filled_fs={},
+    )
+
+
+@lru_cache(maxsize=256)
+def _normals(count: int, *key: int) -> FloatArray:
+    """Standard normal numbers, cached because the runs of an experiment share their devices."""
+    return np.random.default_rng(key).normal(size=count)
+
+
+class _ScaledBuckets(dict[int, int]):
+    """f of every bucket, scaled on first use.
+
+    It holds every bucket: values that the model interpolates are scaled, not interpolated again.
+    """
+
+    def __init__(self, model: CostModel, factors: FloatArray) -> None:
+        super().__init__()
+        self._model, self._factors = model, factors
+
+    def __contains__(self, bucket: object) -> bool:
+        return True
+
+    def __missing__(self, bucket: int) -> int:
+        self[bucket] = round(self._model.bucket_fs(bucket) * float(self._factors[min(bucket, 1024)]))
+        return self[bucket]
+
+
+def noise_seeds(perturbation: Perturbation, num_plans: int, *key: int) -> tuple[int, ...]:
+    """Where in the noise table the steps of each plan begin to draw."""
+    generator = np.random.default_rng([perturbation.seed, *key, zlib.crc32(b"steps")])
+    return tuple(generator.integers(0, 1 << 32, size=num_plans).tolist())
+
+
+@lru_cache(maxsize=8)
+def noise_table(step_sd: float) -> IntArray:
+    """Normal deviations of a step's time in millionths, equally likely; a single 0 without noise."""
+    if step_sd == 0:
+        return layout.NO_NOISE
+    normal = NormalDist(0, step_sd * 1e6)
+    return np.array([round(normal.inv_cdf((i + 0.5) / NOISE_PLACES)) for i in range(NOISE_PLACES)], dtype=np.int64)
