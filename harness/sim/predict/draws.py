@@ -95,7 +95,7 @@ def perturbation_of(given: PerturbationSpec, cost_model: str | Path) -> Perturba
     written = {name: size for name in SIZES if (size := getattr(given, name)) is not None}
     known = _calibrated(find_cost_file(cost_model)) | written
     assumed = tuple(name for name in SIZES if name not in known)
-    return Perturbation(given.seed, given.level, assumed=assumed, **known)
+    return Perturbation(given.seed, given.level, assumed=assumed, role="", **known)
 
 
 def _calibrated(path: Path) -> dict[str, float]:
