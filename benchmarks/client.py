@@ -30,8 +30,8 @@ from benchmarks.figure import Figure, Measured
 from benchmarks.memory import replay_growth_bytes
 from benchmarks.peers import Peer, example, parse_peer, peer_spread_ms
 from harness.client.null_server import NullServer, NullServerConfig
-from harness.client.run import ReplayResult
-from harness.client.self_audit import FloatArray, compare_with_server, replay_on_null, require_answered
+from harness.client.run import ReplayResult, replay
+from harness.client.self_audit import FloatArray, compare_with_server, null_target, require_answered
 from harness.clock import NS_PER_MS, NS_PER_S, NS_PER_US, monotonic_ns, process_cpu_ns
 from harness.plan import Plan, RequestPlan, SessionPlan
 from harness.spec import ClientName, ClientSpec
@@ -76,7 +76,8 @@ class Bench:
         """One replay against a fresh null server; without ``sees`` its stamps are not fetched."""
         config = NullServerConfig(token_interval_ns=token_interval_ns, keeps_stamps=sees)
         with NullServer(config, self.server_command) as server:
-            result = replay_on_null(plan, server.host, server.port, options, request_timeout_ns=REQUEST_TIMEOUT_NS)
+            target = null_target(server.host, server.port, options, request_timeout_ns=REQUEST_TIMEOUT_NS)
+            result = replay(plan, target)
             seen = server.stamps() if sees else {}
         require_answered(result)
         return result, compare_with_server(result, seen) if sees else {}

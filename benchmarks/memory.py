@@ -6,7 +6,8 @@ import multiprocessing
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-from harness.client.self_audit import replay_on_null, require_answered
+from harness.client.run import replay
+from harness.client.self_audit import null_target, require_answered
 from harness.clock import NS_PER_S
 from harness.plan import Plan
 from harness.spec import ClientSpec
@@ -29,10 +30,11 @@ def replay_growth_bytes(small: Plan, plan: Plan, host: str, port: int, options: 
 
 
 def _growth_bytes(small: Plan, plan: Plan, host: str, port: int, options: ClientSpec) -> int:
-    replay_on_null(small, host, port, options)
+    target = null_target(host, port, options, request_timeout_ns=REQUEST_TIMEOUT_NS)
+    replay(small, target)
     CLEAR_REFS.write_text(RESET_PEAK)
     before = _resident_bytes("VmRSS")
-    result = replay_on_null(plan, host, port, options, request_timeout_ns=REQUEST_TIMEOUT_NS)
+    result = replay(plan, target)
     growth = _resident_bytes("VmHWM") - before
     require_answered(result)
     return growth

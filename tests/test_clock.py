@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import select
 
 import pytest
 from hypothesis import given
@@ -10,6 +11,8 @@ from hypothesis import strategies as st
 
 from harness.clock import (
     NS_PER_MS,
+    NS_PER_S,
+    DeadlineTimer,
     MonotonicClock,
     ScaledClock,
     VirtualClock,
@@ -74,3 +77,22 @@ def test_the_offset_of_realtime_places_a_monotonic_stamp_in_the_calendar() -> No
     # A second is far wider than any bracket of reads, and far narrower than a wrong clock.
     calendar_ns = monotonic_ns() + realtime_minus_monotonic_ns()
     assert abs(calendar_ns - int(utc_now().timestamp() * 1e9)) < 1_000 * NS_PER_MS
+
+
+class TestTheTimer:
+    def test_it_is_never_early_and_can_be_armed_again(self) -> None:
+        timer = DeadlineTimer()
+        for _ in range(20):
+            deadline_ns = monotonic_ns() + NS_PER_MS
+            timer.arm(deadline_ns)
+            assert select.select([timer.fd], [], [], 5)[0]
+            assert monotonic_ns() >= deadline_ns
+        timer.close()
+
+    def test_disarming_clears_a_deadline_that_has_passed(self) -> None:
+        timer = DeadlineTimer()
+        timer.arm(monotonic_ns() - NS_PER_S)
+        assert select.select([timer.fd], [], [], 5)[0]
+        timer.clear()
+        assert not select.select([timer.fd], [], [], 0)[0]
+        timer.close()

@@ -56,7 +56,7 @@ def doctor(
 def _ask_server(url: str, api_key_env: str) -> None:
     """Print what a server shows and lacks; leaves with exit code 1 where a measurement would be refused."""
     from harness.cli.words import said, terminal
-    from harness.client.endpoint import endpoint_of
+    from harness.client.target import endpoint_of
     from harness.errors import ExitCode
     from harness.runner.backends.attached import AttachedBackend
     from harness.server.probe import Needs, probe

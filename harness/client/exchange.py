@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import httptools
 
 from harness.client.answer import MAX_ERROR_BYTES, MIN_FINAL_STATUS, NO_KERNEL_STAMP, Answer, Piece, printable
-from harness.client.endpoint import Endpoint
 from harness.client.rows import ABSENT
+from harness.client.target import Endpoint
 
 MAX_HEAD_BYTES = 64 << 10
 FRAMING_HEADERS = (b"content-length", b"transfer-encoding")

@@ -16,15 +16,14 @@ from typing import TYPE_CHECKING
 from harness.client.answer import describe_error_body
 from harness.client.connection import Connection, ConnectionPool, allow_sockets
 from harness.client.exchange import PIECES_AT_ONCE, Exchange, request_bytes, request_head
+from harness.client.host import SHORT_SLICE_NS, SchedulerSlice
 from harness.client.kernel_stamps import ANCILLARY_BYTES, OffsetLog, kernel_stamp_ns
 from harness.client.rows import ABSENT
-from harness.client.scheduler_slice import SHORT_SLICE_NS, SchedulerSlice
-from harness.client.timer import DeadlineTimer
-from harness.clock import NS_PER_MS, NS_PER_S, NS_PER_US, monotonic_ns
+from harness.clock import NS_PER_MS, NS_PER_S, NS_PER_US, DeadlineTimer, monotonic_ns
 
 if TYPE_CHECKING:
     from harness.client.script import Due, Script
-    from harness.client.single import Target
+    from harness.client.target import Target
 
 EPOLLIN, EPOLLOUT = select.EPOLLIN, select.EPOLLOUT
 RECEIVE_BYTES = 65_536

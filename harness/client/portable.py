@@ -24,7 +24,7 @@ from harness.records.schema import ABORTED
 
 if TYPE_CHECKING:
     from harness.client.script import Due, Script
-    from harness.client.single import Target
+    from harness.client.target import Target
 
 HEARTBEAT_NS = 50 * NS_PER_MS
 START_LEAD_NS = 20 * NS_PER_MS

@@ -26,10 +26,10 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import ipc
 
-from harness.client.endpoint import Endpoint
-from harness.client.meters import CpuMeter
+from harness.client.host import CpuMeter
+from harness.client.run import Share, replay_here
 from harness.client.script import ReplayEvent
-from harness.client.single import ReplayResult, Target, replay_here
+from harness.client.target import Endpoint, ReplayResult, Target
 from harness.clock import NS_PER_MS, monotonic_ns
 from harness.errors import HarnessError, ServerError, SpecError
 from harness.plan import Plan, read_plan, write_plan
@@ -308,8 +308,7 @@ def work() -> None:
         target,
         on_event=report if task["keeps_events"] else None,
         is_stopped=stopped.is_set,
-        only=frozenset(task["sessions"]),
-        choose_start=choose_start,
+        share=Share(frozenset(task["sessions"]), choose_start),
     )
     with pa.OSFile(str(folder / "requests.arrow"), "wb") as file, ipc.new_file(file, result.requests.schema) as writer:
         writer.write_table(result.requests)

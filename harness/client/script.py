@@ -26,7 +26,7 @@ from harness.redact import REDACTED
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from harness.client.single import Target
+    from harness.client.target import Target
     from harness.plan import Plan
 
 

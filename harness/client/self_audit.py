@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.client.endpoint import Endpoint
 from harness.client.null_server import NullServer, NullServerConfig
 from harness.client.run import ReplayResult, Target, replay
+from harness.client.target import Endpoint
 from harness.clock import NS_PER_MS, NS_PER_S, ScaledClock, clock_for
 from harness.errors import ServerError
 from harness.plan import Plan, RequestPlan, SessionPlan
@@ -59,27 +59,16 @@ def require_answered(result: ReplayResult) -> None:
         raise ServerError(f"{len(failed)} requests failed, the first with: {failed[0]}", where="null server")
 
 
-def replay_on_null(
-    plan: Plan,
+def null_target(
     host: str,
     port: int,
     options: ClientSpec,
     *,
     request_timeout_ns: int = AUDIT_TIMEOUT_NS,
     records: Path | None = None,
-) -> ReplayResult:
-    """Replay a plan against the null server at an address, in wall time. records: where several processes meet."""
-    return replay(
-        plan,
-        Target(
-            Endpoint(host, port),
-            model="null",
-            options=options,
-            clock=clock_for(1.0),
-            request_timeout_ns=request_timeout_ns,
-            records=records,
-        ),
-    )
+) -> Target:
+    """The null server at an address, in wall time. records: folder for rows that wait on disk."""
+    return Target(Endpoint(host, port), "null", options, clock_for(1.0), request_timeout_ns, records)
 
 
 def self_audit(
@@ -94,7 +83,7 @@ def self_audit(
     short = audit_plan(plan_shape)
     config = NullServerConfig(token_interval_ns=AUDIT_TOKEN_INTERVAL_NS if options.stream else 0)
     with NullServer(config) as server:
-        result = replay_on_null(short, server.host, server.port, options, records=records)
+        result = replay(short, null_target(server.host, server.port, options, records=records))
         seen = server.stamps()
     figures = compare_with_server(result, seen)
     return {

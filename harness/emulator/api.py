@@ -20,8 +20,8 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from harness.clock import utc_now
 from harness.emulator import logs
-from harness.emulator.answers import StopConditions, plan_answer
 from harness.emulator.core import Choices, EngineRequest
+from harness.emulator.model import ContextHash, StopConditions, plan_answer
 from harness.emulator.protocol import (
     AnyRequest,
     ApiError,
@@ -34,9 +34,7 @@ from harness.emulator.protocol import (
     refusal,
 )
 from harness.emulator.recorded import recorded
-from harness.emulator.responses import Answer, compact
-from harness.emulator.streams import ClientStream, open_stream
-from harness.emulator.tokens import ContextHash
+from harness.emulator.responses import Answer, ClientStream, compact, open_stream
 from harness.plan import token_block_keys
 
 if TYPE_CHECKING:

@@ -10,15 +10,14 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from harness.emulator.tokens import ContextHash, TokenArray
+from harness.emulator.model import ContextHash, FinishReason, TokenArray
 from harness.engine import DECODE, PREFILL, KvEvent, Scheduler, Step
 
-FinishReason = Literal["length", "stop", "abort"]
 Int64Array = npt.NDArray[np.int64]
 
 

@@ -11,10 +11,9 @@ import traceback
 from collections.abc import Callable
 from typing import Protocol
 
-from harness.clock import NS_PER_MS, NS_PER_US, ScaledClock
+from harness.clock import NS_PER_MS, NS_PER_US, DeadlineTimer, ScaledClock
 from harness.emulator.config import EmulatorConfig
 from harness.emulator.core import EmulatorCore, EngineRequest, StepEnd, StepStart
-from harness.emulator.timer import Alarm
 
 SPIN_SHARE = 10  # at most this part of a step is spent busy-waiting
 
@@ -52,7 +51,8 @@ class RealTimeDriver:
         self._free_at_ns = 0  # model instant from which the engine may start a step
         self._is_hung = False
         self._loop = asyncio.get_running_loop()
-        self._alarm = Alarm(self._loop, self._alarm_rang)
+        self._timer = DeadlineTimer()
+        self._loop.add_reader(self._timer.fd, self._timer_fired)
         self._kick_pending = False
 
     def submit(self, request: EngineRequest) -> None:
@@ -73,7 +73,8 @@ class RealTimeDriver:
 
     def close(self) -> None:
         """Stop for ever."""
-        self._alarm.close()
+        self._loop.remove_reader(self._timer.fd)
+        self._timer.close()
 
     def _kick_soon(self) -> None:
         # Not at once: the requests of one loop turn then meet in the inbox before the first schedule.
@@ -94,12 +95,13 @@ class RealTimeDriver:
             self._listener.engine_crashed(traceback.format_exc())
             raise
 
-    def _alarm_rang(self) -> None:
+    def _timer_fired(self) -> None:
+        self._timer.clear()
         self._or_crash(self._step_is_over)
 
     def _step_is_over(self) -> None:
         running = self.core.running_step
-        assert running is not None, "the alarm rang without a step"
+        assert running is not None, "the timer fired without a step"
         while (now_ns := self._clock.now_ns()) < running.end_ns:
             pass  # at most spin_us
         end = self.core.end_step()
@@ -112,7 +114,7 @@ class RealTimeDriver:
         self._tell(start, moved_ns)
 
     def _arm_next(self, now_ns: int) -> tuple[StepStart | None, int]:
-        """Start the step that the model says runs now and set the alarm to its end; by how much a stall moved it."""
+        """Start the step that the model says runs now and arm the timer for its end; by how much a stall moved it."""
         if self._is_hung:
             return None, 0
         if self._fault.hang_after_steps is not None and self.core.num_steps >= self._fault.hang_after_steps:
@@ -131,7 +133,7 @@ class RealTimeDriver:
             return None, 0
         # A sleeping host wakes up to 0.2 ms late; on a fast clock a whole 0.2 ms would be most of the step.
         wall_ns = round(start.step.duration_ns / self._clock.scale)
-        self._alarm.set(self._clock.to_monotonic_ns(start.end_ns) - min(self._spin_ns, wall_ns // SPIN_SHARE))
+        self._timer.arm(self._clock.to_monotonic_ns(start.end_ns) - min(self._spin_ns, wall_ns // SPIN_SHARE))
         return start, moved_ns
 
     def _tell(self, start: StepStart | None, moved_ns: int) -> None:

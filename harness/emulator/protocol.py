@@ -14,9 +14,8 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from harness.emulator.logprobs import MOST_LOGPROBS, WantedLogprobs
+from harness.emulator.model import MOST_LOGPROBS, VOCAB_SIZE, WantedLogprobs, chat_prompt, encode
 from harness.emulator.recorded import recorded
-from harness.emulator.tokens import VOCAB_SIZE, chat_prompt, encode
 from harness.stack.rbln.dialect import Dialect
 
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1

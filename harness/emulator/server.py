@@ -13,22 +13,26 @@ import socket
 import sys
 from pathlib import Path
 
+import numpy as np
 from aiohttp import web
 
 from harness.clock import NS_PER_S, MonotonicClock, ScaledClock
 from harness.emulator import logs
 from harness.emulator.api import Api, log_added, log_received
 from harness.emulator.config import EmulatorConfig
-from harness.emulator.core import EmulatorCore
+from harness.emulator.core import EmulatorCore, EngineRequest
 from harness.emulator.driver import RealTimeDriver
 from harness.emulator.logs import ServerLog
 from harness.emulator.metrics import ServerMetrics
-from harness.emulator.reporter import StepReporter
-from harness.emulator.streams import ClientStream
-from harness.emulator.trace import TraceFile
-from harness.emulator.warmup import warm_up
+from harness.emulator.model import ContextHash, TokenArray, decode
+from harness.emulator.reporter import StepReporter, TraceFile
+from harness.emulator.responses import Answer, ClientStream
 from harness.engine import EngineConfig, Scheduler, load_cost_model
 from harness.errors import ServerError, SpecError
+from harness.plan import token_block_keys
+from harness.spec import ServerSpec
+from harness.stack.rbln.dialect import dialect_of
+from harness.stack.rbln.kv_rules import NEWEST_STABLE, RULE_SETS
 
 PREFILL_CHUNK_TOKENS = 128  # RBLN-CA
 STATS_INTERVAL_S = 10  # VLLM_LOG_STATS_INTERVAL
@@ -38,6 +42,7 @@ SWITCH_INTERVAL_S = 1e-4
 SECOND_SIGNAL_EXIT_CODE = 143
 # A connection that asks nothing for this long (wall seconds), before its first request or after one, is closed.
 IDLE_TIMEOUT_S = 75.0
+WARM_UP_TOKENS = 300
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -249,3 +254,33 @@ class EmulatorServer:
         self.log.line(logs.SHUTTING_DOWN, "Shutting down FastAPI HTTP server.")
         for text in ("Shutting down", "Waiting for application shutdown.", "Application shutdown complete."):
             self.log.plain(f"INFO:     {text}")
+
+
+def warm_up(server: ServerSpec) -> None:
+    """Load or compile what a step needs: a prefill, an abort, two decode steps and their answers.
+
+    A first call may compile for seconds, which in a measurement would be one endless step.
+    """
+    scheduler = Scheduler(EngineConfig.from_server(server), load_cost_model(server.cost_model), with_events=True)
+    prompt = np.arange(WARM_UP_TOKENS, dtype=np.int32)
+    keys = token_block_keys(prompt)
+    for handle in range(2):
+        scheduler.submit(handle, len(prompt), 3, keys)
+    scheduler.schedule()
+    scheduler.finish_step()
+    scheduler.abort(1)
+    while scheduler.has_work:
+        scheduler.schedule()
+        scheduler.finish_step()
+    scheduler.take_kv_events()
+    _speak(prompt)
+
+
+def _speak(prompt: TokenArray) -> None:
+    context = ContextHash.of(prompt, 0)
+    token = context.after(context.next_token()).next_token()
+    request = EngineRequest(0, "", "", prompt, 1, np.zeros(0, dtype=np.int64), context, 1)
+    for is_chat in (False, True):
+        answer = Answer(dialect_of(RULE_SETS[NEWEST_STABLE]), "", 0, "", is_chat, [request], include_usage=True)
+        answer.chunk(0, decode([token]), [token], 1)
+        answer.last_chunk(1)

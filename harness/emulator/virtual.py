@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from harness.emulator.core import EmulatorCore, EngineRequest, StepEnd, StepStart
-from harness.emulator.tokens import ContextHash
+from harness.emulator.model import ContextHash
 from harness.engine import CostModel, EngineConfig, Scheduler, Step, load_cost_model
 from harness.plan import Followers, Plan, TokenStreams, token_block_keys
 from harness.spec import ServerSpec

@@ -22,7 +22,7 @@ from harness.emulator import logs
 from harness.emulator.core import EmulatorCore, EngineRequest, StepEnd, StepStart
 from harness.emulator.logs import Site, kv_event_line
 from harness.emulator.metrics import ServerMetrics
-from harness.emulator.tokens import ContextHash
+from harness.emulator.model import ContextHash
 from harness.emulator.virtual import Act, VirtualDriver
 from harness.engine import DECODE, PREFILL, CostModel, EngineConfig, KvEvent, Scheduler, Step
 from harness.engine.config import PREFILL_CHUNK_TOKENS

@@ -15,7 +15,7 @@ import httptools
 import pydantic_core
 
 from harness.client.answer import MIN_FINAL_STATUS
-from harness.client.endpoint import Endpoint
+from harness.client.target import Endpoint
 from harness.clock import NS_PER_S, monotonic_ns
 
 NO_ANSWER = 0

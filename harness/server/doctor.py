@@ -16,8 +16,7 @@ from importlib import metadata
 from pathlib import Path
 
 from harness.client.kernel_stamps import ANCILLARY_BYTES, SO_TIMESTAMPNS, enable_kernel_stamps
-from harness.client.timer import DeadlineTimer
-from harness.clock import NS_PER_MS, MonotonicClock
+from harness.clock import NS_PER_MS, DeadlineTimer, MonotonicClock
 from harness.errors import ServerError
 from harness.server.ports import FREE_PORT_RANGE, free_port
 from harness.server.provenance import clock_source, memory_bytes, usable_cores

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from harness.client.endpoint import Endpoint
+from harness.client.target import Endpoint
 from harness.errors import ServerError
 from harness.records import Finding, Observation
 from harness.redact import redacted_arguments, redacted_env

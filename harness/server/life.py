@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol
 
-from harness.client.endpoint import Endpoint
+from harness.client.target import Endpoint
 from harness.clock import NS_PER_MS, NS_PER_S, Clock, MonotonicClock
 from harness.errors import ServerError
 from harness.server.ask import HTTP_OK, NO_ANSWER, Reply, ask, ask_endpoint

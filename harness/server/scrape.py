@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, BinaryIO, Literal
 
-from harness.client.endpoint import Endpoint
+from harness.client.target import Endpoint
 from harness.clock import NS_PER_S, Clock
 from harness.errors import RecordsError
 from harness.server.ask import ask_endpoint

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from harness.client.endpoint import Endpoint
-from harness.client.single import ReplayResult, Target, replay_here
+from harness.client.run import replay_here
+from harness.client.target import Endpoint, ReplayResult, Target
 from harness.clock import NS_PER_S, clock_for
 from harness.plan import Plan
 from harness.spec import ClientSpec

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from harness.client.endpoint import Endpoint
 from harness.client.null_server import NullServer, NullServerConfig
 from harness.client.processes import deal_sessions
 from harness.client.run import ReplayEvent, ReplayResult, Target, replay
+from harness.client.target import Endpoint
 from harness.clock import NS_PER_MS, NS_PER_S, clock_for
 from harness.errors import ServerError, SpecError
 from harness.plan import Plan, RequestPlan, SessionPlan, write_plan

@@ -12,10 +12,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from harness.client.meters import CpuMeter, stall_facts
+from harness.client.host import CpuMeter, StallMeter, stall_facts
 from harness.client.null_server import NullServer
 from harness.client.self_audit import audit_plan, self_audit
-from harness.client.stall import StallMeter
 from harness.clock import NS_PER_MS, MonotonicClock, clock_for
 from harness.errors import ServerError
 from harness.experiment.plans import build_plan
@@ -107,7 +106,7 @@ def test_a_null_server_that_was_killed_is_one_clear_line() -> None:
 
 
 @pytest.mark.same_everywhere
-@pytest.mark.parametrize("module", ["client.null_server", "client.stall", "server.supervisor"])
+@pytest.mark.parametrize("module", ["client.null_server", "client.host", "server.supervisor"])
 def test_the_small_processes_beside_each_run_load_no_large_package(module: str) -> None:
     asked = f"import sys, harness.{module}; print(*{{'numpy', 'httpx', 'pydantic', 'pyarrow'}} & {{*sys.modules}})"
     loaded = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True)

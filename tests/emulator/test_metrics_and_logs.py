@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from harness.clock import NS_PER_MS, MonotonicClock
 from harness.emulator.core import EmulatorCore, EngineRequest
-from harness.emulator.tokens import ContextHash
+from harness.emulator.model import ContextHash
 from harness.engine import EngineConfig, Scheduler, load_cost_model
 from harness.plan import token_block_keys
 from tests.support.emulator_process import Emulator, Start

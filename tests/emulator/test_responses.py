@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from harness.emulator.core import EngineRequest
+from harness.emulator.model import ContextHash
 from harness.emulator.responses import Answer
-from harness.emulator.tokens import ContextHash
 from harness.stack.rbln.dialect import DIALECTS
 
 

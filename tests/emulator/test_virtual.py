@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from harness.emulator.core import EmulatorCore, EngineRequest, StepEnd
 from harness.emulator.metrics import ServerMetrics
-from harness.emulator.tokens import ContextHash
+from harness.emulator.model import ContextHash
 from harness.emulator.virtual import run_virtually
 from harness.engine import DECODE, PREFILL, EngineConfig, Scheduler, load_cost_model
 from harness.experiment.plans import build_plan

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from harness.client.endpoint import Endpoint
+from harness.client.target import Endpoint
 from harness.clock import NS_PER_MS, NS_PER_S, MonotonicClock, ScaledClock
 from harness.errors import RecordsError
 from harness.server.ports import free_port

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from harness.client.endpoint import Endpoint
 from harness.client.null_server import NullServer
 from harness.client.run import ReplayResult, Target, replay
+from harness.client.target import Endpoint
 from harness.clock import NS_PER_S, clock_for
 from harness.plan import Plan, RequestPlan, SessionPlan
 from harness.spec import ClientSpec

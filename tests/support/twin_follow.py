@@ -15,7 +15,7 @@ import numpy as np
 
 from harness.emulator.core import EmulatorCore, EngineRequest, StepStart
 from harness.emulator.logs import kv_event_line
-from harness.emulator.tokens import ContextHash
+from harness.emulator.model import ContextHash
 from harness.engine import DECODE, EngineConfig, KvEvent, Scheduler, load_cost_model
 from harness.plan.blocks import token_block_keys
 

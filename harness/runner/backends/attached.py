@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from harness.client.endpoint import Endpoint, endpoint_of
+from harness.client.target import Endpoint, endpoint_of
 from harness.engine.settings import requested_settings
 from harness.errors import ServerError
 from harness.experiment import PlannedRun

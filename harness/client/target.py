@@ -1,17 +1,23 @@
-"""Where a server is reached: scheme, host, port, the path before /v1, and the variable that holds its key.
+"""What a replay is aimed at, and what it gives: the server's address, how to replay, the recorded result.
 
-The key itself stays in the environment; it is read when a request is made, and is in no record.
+The API key itself stays in the environment. It is read when a request is made, and is in no record.
 """
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
+import pyarrow as pa
+
+from harness.clock import ScaledClock
 from harness.errors import SpecError
+from harness.records.schema import RowStream
 from harness.redact import redacted_text
-from harness.spec import ServerSpec
+from harness.spec import ClientSpec, ServerSpec
 
 PORTS = {"http": 80, "https": 443}
 
@@ -71,3 +77,34 @@ def endpoint_of(server: ServerSpec) -> Endpoint:
         )
     prefix = parts.path.rstrip("/").removesuffix("/v1")
     return Endpoint(parts.hostname, port, parts.scheme == "https", prefix, server.api_key_env)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayResult:
+    """What one replay recorded. All instants are clock ns.
+
+    requests: REQUESTS schema, one row per planned request, in plan order. chunks: CHUNKS schema, by (session, request,
+    chunk), on disk: a long run has millions. start_ns: the common start. audit: what the client did to the measurement
+    (facts, plain JSON values, wall ns where named so).
+    """
+
+    requests: pa.Table
+    chunks: RowStream
+    start_ns: int
+    audit: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The server of a replay and how to replay: what every client process needs.
+
+    request_timeout_ns: clock ns that one request may take. records: folder for rows that wait on disk; None: the
+    system's folder for temporary files.
+    """
+
+    endpoint: Endpoint
+    model: str
+    options: ClientSpec
+    clock: ScaledClock
+    request_timeout_ns: int
+    records: Path | None = None

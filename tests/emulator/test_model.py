@@ -6,8 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.emulator.answers import StopConditions, plan_answer
-from harness.emulator.tokens import EOS, FIRST_WORD, NUM_WORDS, ContextHash, decode, encode
+from harness.emulator.model import EOS, FIRST_WORD, NUM_WORDS, ContextHash, StopConditions, decode, encode, plan_answer
 
 words = st.integers(FIRST_WORD, FIRST_WORD + NUM_WORDS - 1)
 

@@ -10,8 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from harness.client.meters import stall_facts, stamp_facts
-from harness.client.stall import StallMeter
+from harness.client.host import MAX_SLICE_NS, SHORT_SLICE_NS, SchedulerSlice, StallMeter, stall_facts, stamp_facts
 from harness.clock import NS_PER_MS, NS_PER_S, clock_for
 from harness.records.schema import CHUNKS, RowStream
 
@@ -69,3 +68,11 @@ def test_a_meter_that_was_killed_is_no_calm_machine() -> None:
     with StallMeter(clock_for(1.0)) as meter:
         os.kill(meter.pid, signal.SIGKILL)
     assert stall_facts(meter, requests_at((1.0, 1.0, 2.0)))["is_stall_meter_complete"] is False
+
+
+def test_a_scheduler_slice_is_given_back() -> None:
+    with SchedulerSlice() as first:
+        granted = first.ask(SHORT_SLICE_NS)
+        assert granted in {None, SHORT_SLICE_NS}
+    with SchedulerSlice() as second:
+        assert second.ask(10**18) in {None, MAX_SLICE_NS}

@@ -1,0 +1,262 @@
+"""The emulated model: a toy tokenizer, the next token, its log probabilities, and where an answer ends.
+
+The next token is a pure function of all tokens before it, so the same prompt always gives the same answer, whether its
+KV was reused or not. No token depends on time or load. The scheduler sees only the length of an answer.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+TokenArray = npt.NDArray[np.int32]
+FinishReason = Literal["length", "stop", "abort"]
+
+# Qwen3's numbers, so that ids look the same as on the real stack.
+VOCAB_SIZE = 151_936
+END_OF_TEXT, CHAT_START, EOS = 151_643, 151_644, 151_645
+SPECIAL_TOKENS = {"<|endoftext|>": END_OF_TEXT, "<|im_start|>": CHAT_START, "<|im_end|>": EOS}
+SPECIAL_TEXTS = {token: text for text, token in SPECIAL_TOKENS.items()}
+
+# Ids 0..255 are bytes; the rest of the vocabulary are words: a space and four letters, counted in base 26.
+FIRST_WORD = 256
+NUM_WORDS = END_OF_TEXT - FIRST_WORD
+WORD_LETTERS = 4
+PIECES = re.compile(r"<\|(?:endoftext|im_start|im_end)\|>| [a-z]{4}")
+
+# Log probabilities: the drawn token is certain, the others share a floor.
+CERTAIN, UNLIKELY = 0.0, -60.0
+MOST_LOGPROBS = 20  # vLLM's default for --max-logprobs
+
+_MASK = (1 << 64) - 1
+_MULTIPLIER = 0x9E3779B97F4A7C15  # odd, so that multiplying modulo 2**64 loses nothing
+_POWERS_LENGTH = 1 << 15
+
+
+@lru_cache(maxsize=1 << 16)
+def word_text(token: int) -> str:
+    """The text of word token ``token``; text and tokens of words map one to one."""
+    index, letters = token - FIRST_WORD, ""
+    for _ in range(WORD_LETTERS):
+        index, digit = divmod(index, 26)
+        letters = chr(ord("a") + digit) + letters
+    return " " + letters
+
+
+def word_token(text: str) -> int | None:
+    """The token of a space and four letters; None when the vocabulary ends before it."""
+    index = 0
+    for letter in text[1:]:
+        index = index * 26 + ord(letter) - ord("a")
+    return FIRST_WORD + index if index < NUM_WORDS else None
+
+
+def encode(text: str) -> list[int]:
+    """Token ids of ``text``: special tokens, words, and UTF-8 bytes for everything between them.
+
+    ``encode(decode(ids)) == ids`` for every generated answer, so a text client that sends an answer back re-uses it.
+    """
+    tokens: list[int] = []
+    position = 0
+    for match in PIECES.finditer(text):
+        tokens.extend(text[position : match.start()].encode())
+        position, piece = match.end(), match.group()
+        token = SPECIAL_TOKENS.get(piece) if piece[0] == "<" else word_token(piece)
+        tokens.extend(piece.encode() if token is None else (token,))
+    tokens.extend(text[position:].encode())
+    return tokens
+
+
+def decode(tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+    """Text of ``tokens``; bytes that are no UTF-8 become the replacement character."""
+    if len(tokens) == 1 and FIRST_WORD <= tokens[0] < END_OF_TEXT:
+        return word_text(tokens[0])  # one generated token, the usual case
+    parts: list[str] = []
+    pending = bytearray()
+    for token in tokens:
+        if token < FIRST_WORD:
+            pending.append(token)
+            continue
+        if pending:
+            parts.append(pending.decode(errors="replace"))
+            pending.clear()
+        if token < END_OF_TEXT:
+            parts.append(word_text(token))
+        elif not skip_special_tokens:
+            parts.append(SPECIAL_TEXTS.get(token, ""))
+    if pending:
+        parts.append(pending.decode(errors="replace"))
+    return "".join(parts)
+
+
+def chat_prompt(messages: Sequence[tuple[str, str]], *, add_generation_prompt: bool = True) -> str:
+    """The prompt text of a conversation of (role, content) pairs, in the ChatML form that Qwen3 uses."""
+    turns = "".join(f"<|im_start|>{role}\n{content}<|im_end|>\n" for role, content in messages)
+    return turns + ("<|im_start|>assistant\n" if add_generation_prompt else "")
+
+
+def _powers() -> npt.NDArray[np.uint64]:
+    powers = np.full(_POWERS_LENGTH, _MULTIPLIER, dtype=np.uint64)
+    powers[0] = 1
+    return np.cumprod(powers, dtype=np.uint64)
+
+
+_POWERS = _powers()
+
+
+class ContextHash(NamedTuple):
+    """A rolling hash of a token context, and the law that draws the next token from it."""
+
+    state: int
+
+    @classmethod
+    def of(cls, prompt: TokenArray, seed: int) -> ContextHash:
+        """The hash of a whole prompt; ``seed`` is the server's, so two servers may disagree on purpose."""
+        head, state = prompt, seed & _MASK
+        for start in range(0, len(head), _POWERS_LENGTH - 1):
+            block = head[start : start + _POWERS_LENGTH - 1].astype(np.uint64) + np.uint64(1)
+            with np.errstate(over="ignore"):
+                sum_of_block = int(np.sum(block * _POWERS[: len(block)][::-1]))
+            state = (state * int(_POWERS[len(block)]) + sum_of_block) & _MASK
+        return cls(state)
+
+    def after(self, token: int) -> ContextHash:
+        """The hash of the context one token longer."""
+        return ContextHash((self.state * _MULTIPLIER + token + 1) & _MASK)
+
+    def draw(self) -> int:
+        """64 well-mixed bits of this context (splitmix64's finaliser)."""
+        bits = (self.state + 0x9E3779B97F4A7C15) & _MASK
+        bits = ((bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+        bits = ((bits ^ (bits >> 27)) * 0x94D049BB133111EB) & _MASK
+        return bits ^ (bits >> 31)
+
+    def next_token(self) -> int:
+        """The greedy next token: always a word, never a special token."""
+        return FIRST_WORD + self.draw() % NUM_WORDS
+
+    def wants_eos(self, rate: float) -> bool:
+        """Whether the next token is EOS under the seeded law: with probability ``rate``, by this context alone."""
+        return rate > 0 and (self.draw() >> 11) * 2.0**-53 < rate
+
+
+@dataclass(frozen=True, slots=True)
+class StopConditions:
+    """What may end an answer before its limit. ``eos_rate``: chance that a token is EOS, 0 with ignore_eos."""
+
+    min_tokens: int = 0
+    stop_token_ids: Sequence[int] = ()
+    stop_texts: Sequence[str] = ()
+    keep_stop_text: bool = False
+    eos_rate: float = 0.0
+    cut_short_by: int = 0
+
+    @property
+    def must_look_ahead(self) -> bool:
+        return bool(self.stop_token_ids or self.stop_texts or self.eos_rate)
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedAnswer:
+    """The end of an answer. ``tokens``: the answer itself when it was drawn ahead, else empty.
+
+    text_limit: characters of text that may be shown, -1 for all (a stop text is not shown, nor what follows it).
+    """
+
+    num_tokens: int
+    reason: FinishReason = "length"
+    stop_reason: int | str | None = None
+    tokens: tuple[int, ...] = ()
+    text_limit: int = -1
+
+
+def plan_answer(context: ContextHash, max_tokens: int, conditions: StopConditions) -> PlannedAnswer:
+    """The answer to a prompt: as long as ``max_tokens`` unless a stop condition strikes after ``min_tokens``."""
+    answer = PlannedAnswer(max_tokens)
+    if conditions.must_look_ahead:
+        answer = _look_ahead(context, max_tokens, conditions)
+    if conditions.cut_short_by:
+        # The fault "early-stop": a server that breaks its promise of min_tokens.
+        num_tokens = max(1, answer.num_tokens - conditions.cut_short_by)
+        return PlannedAnswer(num_tokens, "stop", None, answer.tokens[:num_tokens], answer.text_limit)
+    return answer
+
+
+def _look_ahead(context: ContextHash, max_tokens: int, conditions: StopConditions) -> PlannedAnswer:
+    tokens: list[int] = []
+    text = ""
+    stops = set(conditions.stop_token_ids)
+    while len(tokens) < max_tokens:
+        may_stop = len(tokens) + 1 >= conditions.min_tokens
+        token = EOS if may_stop and context.wants_eos(conditions.eos_rate) else context.next_token()
+        context = context.after(token)
+        tokens.append(token)
+        text += decode([token])
+        if not may_stop:
+            continue
+        if token == EOS or token in stops:
+            return PlannedAnswer(len(tokens), "stop", None if token == EOS else token, tuple(tokens))
+        for stop_text in conditions.stop_texts:
+            if (place := text.find(stop_text)) >= 0:
+                limit = place + len(stop_text) if conditions.keep_stop_text else place
+                return PlannedAnswer(len(tokens), "stop", stop_text, tuple(tokens), limit)
+    return PlannedAnswer(max_tokens, tokens=tuple(tokens))
+
+
+@dataclass(frozen=True, slots=True)
+class WantedLogprobs:
+    """num_top: alternatives to list per token, 0 for none. as_ids: tokens are named ``token_id:N``."""
+
+    num_top: int
+    is_chat: bool
+    as_ids: bool = False
+
+    def of(self, tokens: Sequence[int], first_offset: int = 0) -> dict[str, Any]:
+        """The ``logprobs`` field of some tokens; first_offset: characters of text before them."""
+        return self._of_chat(tokens) if self.is_chat else self._of_completion(tokens, first_offset)
+
+    def _of_completion(self, tokens: Sequence[int], first_offset: int) -> dict[str, Any]:
+        names = [self._name(token) for token in tokens]
+        offsets: list[int] = []
+        for name in names:
+            offsets.append(first_offset)
+            first_offset += len(name)
+        # The token itself is listed even when no alternative was asked for.
+        tops = [
+            {self._name(one): value for one, value in self._ranked(token, max(1, self.num_top))} for token in tokens
+        ]
+        return {
+            "text_offset": offsets,
+            "token_logprobs": [CERTAIN] * len(names),
+            "tokens": names,
+            "top_logprobs": tops,
+        }
+
+    def _of_chat(self, tokens: Sequence[int]) -> dict[str, Any]:
+        entries = [
+            {
+                **self._entry(token, CERTAIN),
+                "top_logprobs": [self._entry(*pair) for pair in self._ranked(token, self.num_top)],
+            }
+            for token in tokens
+        ]
+        return {"content": entries}
+
+    def _entry(self, token: int, logprob: float) -> dict[str, Any]:
+        text = decode([token], skip_special_tokens=False)
+        return {"token": self._name(token), "logprob": logprob, "bytes": list(text.encode())}
+
+    def _name(self, token: int) -> str:
+        return f"token_id:{token}" if self.as_ids else decode([token], skip_special_tokens=False)
+
+    @staticmethod
+    def _ranked(token: int, count: int) -> list[tuple[int, float]]:
+        """``token`` and the words that follow it in the vocabulary, ``count`` in all."""
+        others = [(FIRST_WORD + (token + place) % NUM_WORDS, UNLIKELY) for place in range(1, count)]
+        return [(token, CERTAIN), *others][:count]
