@@ -176,7 +176,7 @@ def devices(
     import json
 
     from harness.errors import ServerError
-    from harness.stack.rbln.devices.smi import read_devices
+    from harness.stack.rbln.devices import read_devices
 
     report = read_devices()
     if report is None:

@@ -40,8 +40,8 @@ def install(
 
     Example: `harness twin install --stack 0.12.0`
     """
+    from harness.stack.rbln.twin.environment import stack_named
     from harness.stack.rbln.twin.install import install_twin
-    from harness.stack.rbln.twin.stacks import stack_named
 
     versions = [stack_named(version).version for version in (stack, *(also or ()))]
     try:

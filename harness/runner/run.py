@@ -52,7 +52,7 @@ from harness.server.launch import LaunchPlan
 from harness.server.life import start_server
 from harness.server.process import ExitReport
 from harness.server.scrape import Scraper
-from harness.stack.rbln.devices.watch import (
+from harness.stack.rbln.device_watch import (
     DeviceWatch,
     device_findings,
     devices_seen,

@@ -45,8 +45,8 @@ from harness.runner.progress import RequestFinished
 from harness.runner.run import Invocation, manifest_of, seal_run
 from harness.server import provenance
 from harness.sim import simulate
-from harness.stack.rbln import log_events as ev
-from harness.stack.rbln.log_events import LogEvent
+from harness.stack.rbln import log_grammar as ev
+from harness.stack.rbln.log_grammar import LogEvent
 
 MODEL = "simulated-qwen3-4b"
 LOG_PID = 0

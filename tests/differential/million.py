@@ -15,8 +15,7 @@ from harness.clock import NS_PER_S, MonotonicClock
 from harness.errors import HarnessError
 from harness.stack.rbln.kv_rules import AUTO, rule_set
 from harness.stack.rbln.twin.artifact import ArtifactSpec, cached_artifact
-from harness.stack.rbln.twin.environment import find_twin, twin_variables
-from harness.stack.rbln.twin.stacks import known_stacks
+from harness.stack.rbln.twin.environment import find_twin, known_stacks, twin_variables
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 MANY_SEEDS = "0:1000000"

@@ -42,8 +42,8 @@ from harness.spec import WorkloadSpec, load_experiment
 from harness.spec.recorded import recorded_changes, recorded_command
 from harness.spec.rules import load_rule
 from harness.stack.rbln.artifacts import CONFIG_FILE, read_artifact
-from harness.stack.rbln.devices.exporter import device_samples, exporter_readings
-from harness.stack.rbln.devices.smi import parse_devices
+from harness.stack.rbln.device_watch import device_samples, exporter_readings
+from harness.stack.rbln.devices import parse_devices
 from harness.stack.rbln.launch_log import read_launch
 from harness.stack.rbln.patches.audit import audit
 from harness.stack.rbln.patches.shipped import patched_text

@@ -119,7 +119,7 @@ SPOKEN = """
 import sys
 from harness.stack.rbln.dialect import dialect_of
 from harness.stack.rbln.kv_rules import rule_set
-from harness.stack.rbln.twin.stacks import stack_named
+from harness.stack.rbln.twin.environment import stack_named
 for version in sys.argv[1:]:
     rules = rule_set("auto", version)
     print(stack_named(version).vllm, rules.name, dialect_of(rules).vllm)

@@ -21,8 +21,8 @@ from harness.errors import RecordsError
 from harness.records import Manifest, SealedRun, layout, schema
 from harness.records.disk import write_parquet
 from harness.records.run import damaged
-from harness.stack.rbln import log_events as ev
-from harness.stack.rbln.log_events import LogEvent
+from harness.stack.rbln import log_grammar as ev
+from harness.stack.rbln.log_grammar import LogEvent
 
 READ_BYTES = 1 << 20
 # Rows that are kept as Python values: Arrow's own take a tenth of the memory.

@@ -11,8 +11,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from harness.stack.rbln.log_events import LineContent, LogEvent
-from harness.stack.rbln.log_grammar import looks_needed, read_message
+from harness.stack.rbln.log_grammar import LineContent, LogEvent, looks_needed, read_message
 
 # A longer line is foreign (a traceback dump, a model listing): it is skipped, so that memory stays constant.
 MAX_LINE_BYTES = 1 << 20

@@ -27,12 +27,11 @@ from harness.server.ports import require_port
 from harness.spec import ServerSpec
 from harness.stack.rbln.artifacts import check_artifact, read_artifact
 from harness.stack.rbln.compile import require_fresh
-from harness.stack.rbln.devices.smi import find_command, require_idle
+from harness.stack.rbln.devices import find_command, require_idle
 from harness.stack.rbln.releases.check import usable_with
-from harness.stack.rbln.remote.plan import check_remote_server, remote_plan
-from harness.stack.rbln.serve_command import visible_devices
-from harness.stack.rbln.serving import check_installed, find_stack, overlay_folder, serve_plan
-from harness.stack.rbln.twin.stacks import newest_stable
+from harness.stack.rbln.remote import check_remote_server, remote_plan
+from harness.stack.rbln.serving import check_installed, find_stack, overlay_folder, serve_plan, visible_devices
+from harness.stack.rbln.twin.environment import newest_stable
 
 VLLM_RBLN = newest_stable()
 STACK = ("vllm", "vllm-rbln", "optimum-rbln")

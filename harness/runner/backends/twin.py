@@ -29,10 +29,9 @@ from harness.server.launch import LOOPBACK, LaunchPlan, write_config
 from harness.server.ports import require_port
 from harness.spec import ServerSpec
 from harness.stack.rbln.artifacts import check_artifact, read_artifact
-from harness.stack.rbln.devices.smi import read_devices, require_idle
+from harness.stack.rbln.devices import read_devices, require_idle
 from harness.stack.rbln.releases.check import usable_with
-from harness.stack.rbln.serve_command import visible_devices
-from harness.stack.rbln.serving import Stack, check_installed, serve_plan
+from harness.stack.rbln.serving import Stack, check_installed, serve_plan, visible_devices
 from harness.stack.rbln.twin.artifact import ArtifactSpec, cached_artifact
 from harness.stack.rbln.twin.environment import INSIDE, find_twin, installed_twins, twin_variables
 

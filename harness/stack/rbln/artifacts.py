@@ -17,7 +17,7 @@ from typing import Any, cast
 from harness.engine.settings import requested_settings
 from harness.errors import SpecError
 from harness.spec import ServerSpec
-from harness.stack.rbln.devices.smi import DeviceReport
+from harness.stack.rbln.devices import DeviceReport
 from harness.stack.rbln.kv_rules import rules_for_version
 
 CONFIG_FILE = "rbln_config.json"

@@ -11,8 +11,175 @@ import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from harness.stack.rbln import log_events as ev
-from harness.stack.rbln.log_events import LineContent
+BLOCK_TOKENS = 128
+
+
+class BucketEvent(NamedTuple):
+    """A decode step: ``num_seqs`` requests ran in compiled batch size ``bucket``."""
+
+    end_offset: int
+    created_ns: int | None
+    pid: int
+    num_seqs: int
+    bucket: int
+
+
+class EqualSteps(NamedTuple):
+    """A BucketEvent at each of ``created_ns``: equal steps that a simulator takes at once."""
+
+    created_ns: list[int]
+    num_seqs: int
+    bucket: int
+
+
+class AllocEvent(NamedTuple):
+    """A request was given KV slots."""
+
+    end_offset: int
+    created_ns: int | None
+    pid: int
+    request_id: str
+    slots: tuple[int, ...]
+    num_blocks: int
+
+
+class EvictionEvent(NamedTuple):
+    """A slot lost its KV. The line carries no request id and no cause; ``derive`` reads the cause from the order."""
+
+    end_offset: int
+    created_ns: int | None
+    pid: int
+    slot: int
+    num_blocks: int
+    free_slots_after: int
+    inactive_slots_after: tuple[int, ...]
+
+
+class CacheHitEvent(NamedTuple):
+    """KV was reused: ``num_blocks`` inner blocks from ``slots``."""
+
+    end_offset: int
+    created_ns: int | None
+    pid: int
+    request_id: str
+    slots: tuple[int, ...]
+    num_blocks: int
+
+    @property
+    def reused_tokens(self) -> int:
+        return BLOCK_TOKENS * self.num_blocks
+
+
+class CachePartialEvent(NamedTuple):
+    """Less KV was reused than the prefix hashes promised (the false-positive size of prefix_cache_hits)."""
+
+    end_offset: int
+    created_ns: int | None
+    pid: int
+    request_id: str
+    reused_tokens: int
+    hash_hit_tokens: int
+    missed_tokens: int
+
+
+class FreeRequestEvent(NamedTuple):
+    """A request let go of its slots: they become evictable, or are evicted at once by a preemption."""
+
+    end_offset: int
+    created_ns: int | None
+    pid: int
+    request_id: str
+    is_preemption: bool
+    slots: tuple[int, ...]
+
+
+class MappingRemoveEvent(NamedTuple):
+    """A slot's list of inner blocks was deleted (the first half of an eviction)."""
+
+    end_offset: int
+    created_ns: int | None
+    pid: int
+    slot: int
+    num_blocks: int
+
+
+class KvFaultEvent(NamedTuple):
+    """A line that the vendor's code writes only when its own bookkeeping is inconsistent."""
+
+    end_offset: int
+    created_ns: int | None
+    pid: int
+    fault: str
+    slot: int
+
+
+class KvCopyFailedEvent(NamedTuple):
+    """Reused KV could not be copied: these requests were prefilled in full, while every counter keeps the hit."""
+
+    end_offset: int
+    created_ns: int | None
+    pid: int
+    request_ids: tuple[str, ...]
+
+
+class IterationEvent(NamedTuple):
+    """One engine iteration. ``elapsed_ms`` covers only sampling on this stack: use the counts, never the time.
+
+    is_from_engine: the engine core wrote it in the step's own order. From vLLM 0.30 on the API server does, whose lines
+    reach the log before or after what the engine core writes next. is_dummy: a step of another data-parallel rank.
+    """
+
+    end_offset: int
+    created_ns: int | None
+    pid: int
+    iteration: int
+    context_requests: int
+    context_tokens: int
+    generation_requests: int
+    generation_tokens: int
+    elapsed_ms: float
+    is_dummy: bool
+    is_from_engine: bool
+
+
+class SettingEvent(NamedTuple):
+    """The compiled artifact overruled a setting."""
+
+    end_offset: int
+    created_ns: int | None
+    pid: int
+    setting: str
+    before: str
+    after: str
+
+
+class OtherEvent(NamedTuple):
+    """A line of the stack that no table is made of: known, so that it does not count as unread. about: which form."""
+
+    end_offset: int
+    created_ns: int | None
+    pid: int
+    about: str
+
+
+LogEvent = (
+    BucketEvent
+    | AllocEvent
+    | EvictionEvent
+    | CacheHitEvent
+    | CachePartialEvent
+    | FreeRequestEvent
+    | MappingRemoveEvent
+    | KvFaultEvent
+    | KvCopyFailedEvent
+    | IterationEvent
+    | SettingEvent
+    | OtherEvent
+)
+
+# What a line's text says, before its place is known: the event class and its own fields.
+LineContent = tuple[Any, tuple[Any, ...]]
+
 
 # Python's own rendering of a list of ints; a torn list lacks its last bracket.
 _LIST = rb"(\[(?:\d+(?:, \d+)*)?\])"
@@ -123,11 +290,11 @@ def _form(event: Any, pattern: bytes, build: Callable[[tuple[bytes, ...]], tuple
 # Bytes that open a message of ours -> its forms. A message with such an opening and no matching form is "unread".
 FORMS: dict[bytes, tuple[LineForm, ...]] = {
     # Observation patch in models/optimum/model_base.py, preprocess_for_decoder.
-    b"[BUCKET] ": (_form(ev.BucketEvent, rb"\[BUCKET\] request_nums=(\d+) padded_batch_size=(\d+)", _bucket),),
+    b"[BUCKET] ": (_form(BucketEvent, rb"\[BUCKET\] request_nums=(\d+) padded_batch_size=(\d+)", _bucket),),
     # prefix_cache_manager/optimum_prefix_cache_manager.py:308
     b"[PFX] [ALLOC]": (
         _form(
-            ev.AllocEvent,
+            AllocEvent,
             rb"\[PFX\] \[ALLOC\] REQUEST=(.+) \| OB_COUNT=(\d+) OB=" + _LIST + rb" \| IB_COUNT=(\d+) IB=" + _LIST,
             _slots_and_blocks,
         ),
@@ -135,7 +302,7 @@ FORMS: dict[bytes, tuple[LineForm, ...]] = {
     # :361
     b"[PFX] [EVICTION]": (
         _form(
-            ev.EvictionEvent,
+            EvictionEvent,
             rb"\[PFX\] \[EVICTION\] OB=(\d+) \| IB_COUNT=(\d+) \| FREE_BLOCKS_AFTER=(\d+) \| INACTIVE_MAPPINGS_AFTER="
             + _LIST,
             _eviction,
@@ -144,7 +311,7 @@ FORMS: dict[bytes, tuple[LineForm, ...]] = {
     # :172; IB is a list with one list of inner blocks per slot.
     b"[PFX] [CACHE-HIT]": (
         _form(
-            ev.CacheHitEvent,
+            CacheHitEvent,
             rb"\[PFX\] \[CACHE-HIT\] REQUEST=(.+) \| OB_COUNT=(\d+) OB=" + _LIST + rb" \| IB_COUNT=(\d+) IB=" + _NESTED,
             _slots_and_blocks,
         ),
@@ -152,7 +319,7 @@ FORMS: dict[bytes, tuple[LineForm, ...]] = {
     # :150
     b"[PFX] [CACHE-PARTIAL]": (
         _form(
-            ev.CachePartialEvent,
+            CachePartialEvent,
             rb"\[PFX\] \[CACHE-PARTIAL\] REQUEST=(.+) \| REUSED=(\d+)/(\d+) tokens \("
             + _PERCENT
             + rb"\) \| MISSED=(\d+) tokens \("
@@ -164,7 +331,7 @@ FORMS: dict[bytes, tuple[LineForm, ...]] = {
     # :407
     b"[PFX] [FREE-REQUEST]": (
         _form(
-            ev.FreeRequestEvent,
+            FreeRequestEvent,
             rb"\[PFX\] \[FREE-REQUEST\] REQUEST=(.+) \| PREEMPTION=(True|False) \| OUTER_BLOCKS=" + _LIST,
             _free,
         ),
@@ -172,14 +339,14 @@ FORMS: dict[bytes, tuple[LineForm, ...]] = {
     # optimum_block_mapping_manager.py:106 and :176
     b"[PFX] [MAPPING-REMOVE]": (
         _form(
-            ev.MappingRemoveEvent,
+            MappingRemoveEvent,
             rb"\[PFX\] \[MAPPING-REMOVE\] OB=(\d+) \| IB_COUNT=(\d+) IB=" + _LIST,
             _mapping_remove,
         ),
     ),
     b"[PFX] [MAPPING-SEARCH]": (
         _form(
-            ev.OtherEvent,
+            OtherEvent,
             rb"\[PFX\] \[MAPPING-SEARCH\] QUERY_IB=-?\d+ \| SEGMENT_SIZE=(\d+) SEGMENT="
             + _LIST
             + rb" \| MATCHED_OB=(?:\d+|None)",
@@ -188,11 +355,11 @@ FORMS: dict[bytes, tuple[LineForm, ...]] = {
     ),
     # optimum_prefix_cache_manager.py:97 and :375
     b"[PFX] [DEALLOCATE-WARNING]": (
-        _form(ev.KvFaultEvent, rb"\[PFX\] \[(DEALLOCATE-WARNING)\] BLOCK=(\d+) \| REASON=unallocated_block", _fault),
+        _form(KvFaultEvent, rb"\[PFX\] \[(DEALLOCATE-WARNING)\] BLOCK=(\d+) \| REASON=unallocated_block", _fault),
     ),
     b"[PFX] [EVICTION-ERROR]": (
         _form(
-            ev.KvFaultEvent,
+            KvFaultEvent,
             rb"\[PFX\] \[(EVICTION-ERROR)\] OB=(\d+) \| REASON=block_not_found_in_allocator",
             _fault,
         ),
@@ -200,18 +367,18 @@ FORMS: dict[bytes, tuple[LineForm, ...]] = {
     # optimum_scheduler.py:674, optimum_model_runner.py:638 and :845
     b"Request ": (
         _form(
-            ev.OtherEvent,
+            OtherEvent,
             rb"Request (.+) is preempted\. Freed block\(s\): \[[-\d, ]*\] Already generated tokens: (\d+)",
             _other("preempted"),
         ),
         _form(
-            ev.OtherEvent,
+            OtherEvent,
             rb"Request (.+) is now scheduled\. Prompt tokens: (\d+), Already generated tokens: (\d+), "
             rb"Allocated block\(s\): [\[(][-\d, \[\]()]*[\])]",
             _other("scheduled"),
         ),
         _form(
-            ev.OtherEvent,
+            OtherEvent,
             rb"Request (.+) is finished\. Prompt tokens: (\d+), Generated tokens: (\d+), "
             rb"Freed block\(s\): [\[(][-\d, \[\]()]*[\])]",
             _other("finished"),
@@ -219,23 +386,23 @@ FORMS: dict[bytes, tuple[LineForm, ...]] = {
     ),
     # models/optimum/model_base.py:452
     b"Successfully copied KV cache ": (
-        _form(ev.OtherEvent, rb"Successfully copied KV cache from block (\d+) to block (\d+)", _other("KV copied")),
+        _form(OtherEvent, rb"Successfully copied KV cache from block (\d+) to block (\d+)", _other("KV copied")),
     ),
     # v1/worker/optimum_model_runner.py:481 of 0.12.0; a traceback follows on lines of its own
     b"Copying prefix-cached KV failed ": (
         _form(
-            ev.KvCopyFailedEvent,
+            KvCopyFailedEvent,
             rb"Copying prefix-cached KV failed for request\(s\) (\['[^']+'(?:, '[^']+')*\])\. "
             rb"Falling back to a full prefill without prefix-cache reuse\.",
             _failed_copy,
         ),
     ),
     # vllm/v1/engine/core.py:407, to vLLM 0.24
-    b"Iteration(": (_form(ev.IterationEvent, _ITERATION, _engine_iteration),),
+    b"Iteration(": (_form(IterationEvent, _ITERATION, _engine_iteration),),
     # vllm/v1/metrics/loggers.py:271; the iteration line from vLLM 0.30 on, :185
     b"Engine ": (
         _form(
-            ev.IterationEvent,
+            IterationEvent,
             rb"Engine \d+: "
             + _ITERATION
             + rb", [A-Z]+ KV cache usage: "
@@ -244,7 +411,7 @@ FORMS: dict[bytes, tuple[LineForm, ...]] = {
             _server_iteration,
         ),
         _form(
-            ev.OtherEvent,
+            OtherEvent,
             rb"Engine \d+: Avg prompt throughput: [\d.]+ tokens/s, Avg generation throughput: [\d.]+ tokens/s, "
             rb"Running: (\d+) reqs, Waiting: (\d+) reqs, (?:Deferred: \d+ reqs, )?(?:Preemptions: (\d+), )?"
             rb"[A-Z]+ KV cache usage: (\d+\.\d)%(?:, Prefix cache hit rate: (\d+\.\d)%)?"
@@ -253,14 +420,12 @@ FORMS: dict[bytes, tuple[LineForm, ...]] = {
         ),
     ),
     # utils/optimum/converter/from_optimum.py:87
-    b"Updating ": (
-        _form(ev.SettingEvent, rb"Updating ([\w.]+) from (\S+) to (\S+) based on rbln_config\.json", _texts),
-    ),
+    b"Updating ": (_form(SettingEvent, rb"Updating ([\w.]+) from (\S+) to (\S+) based on rbln_config\.json", _texts),),
     # vllm, with --enable-log-requests
     b"Received request ": (
-        _form(ev.OtherEvent, rb"Received request (\S+): params: .*, lora_request: .*\.", _other("request received")),
+        _form(OtherEvent, rb"Received request (\S+): params: .*, lora_request: .*\.", _other("request received")),
     ),
-    b"Added request ": (_form(ev.OtherEvent, rb"Added request (\S+)\.", _other("request added")),),
+    b"Added request ": (_form(OtherEvent, rb"Added request (\S+)\.", _other("request added")),),
 }
 
 # Openings that many foreign lines share, each with what only a line of ours holds: without that, no matching form means

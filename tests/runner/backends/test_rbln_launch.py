@@ -23,7 +23,7 @@ from harness.server.ports import free_port
 from harness.spec import ExperimentSpec, ServerSpec
 from harness.stack.rbln.observer import INSIDE
 from harness.stack.rbln.patches.shipped import patched_text
-from harness.stack.rbln.serve_command import step_report_variables, visible_devices
+from harness.stack.rbln.serving import step_report_variables, visible_devices
 from tests.support.processes import HOST, serving
 from tests.support.stacks import DIFF, TARGET, write_artifact, write_environment, write_patched_stack
 

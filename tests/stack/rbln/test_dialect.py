@@ -13,7 +13,7 @@ import pytest
 from harness.stack.rbln.dialect import DIALECTS, dialect_of
 from harness.stack.rbln.kv_rules import NEWEST_STABLE, RULE_SETS
 from harness.stack.rbln.launch_log import read_launch
-from harness.stack.rbln.twin.stacks import known_stacks
+from harness.stack.rbln.twin.environment import known_stacks
 from tests.support.emulator_process import Emulator, end, start_ready
 
 pytestmark = pytest.mark.live

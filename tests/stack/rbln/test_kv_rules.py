@@ -11,7 +11,7 @@ from harness.engine import EngineConfig
 from harness.errors import SpecError
 from harness.spec import ServerSpec
 from harness.stack.rbln.kv_rules import AUTO, NEWEST_STABLE, RULE_SETS, rule_set, rules_for_version, rules_in_words
-from harness.stack.rbln.twin.stacks import known_stacks
+from harness.stack.rbln.twin.environment import known_stacks
 
 README = Path(__file__).parents[3] / "README.md"
 

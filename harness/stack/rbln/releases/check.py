@@ -16,8 +16,7 @@ from typing import Literal
 from harness.errors import SpecError
 from harness.stack.rbln.kv_rules import rules_for_version
 from harness.stack.rbln.patches.check import fitting_patch, why_no_observer
-from harness.stack.rbln.releases.sources import RBLN, VLLM, Sources, open_sources, vllm_beside
-from harness.stack.rbln.releases.syntax import Statement, digest_of
+from harness.stack.rbln.releases.sources import RBLN, VLLM, Sources, Statement, digest_of, open_sources, vllm_beside
 from harness.stack.rbln.releases.table import USES, Fact, Known, Table, load_table, marks_of
 
 MAX_DIFF_LINES = 8

@@ -5,13 +5,17 @@ Files are read as text and never imported or run; nothing is unpacked.
 
 from __future__ import annotations
 
+import ast
+import hashlib
 import re
 import zipfile
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple, cast
 
 from harness.errors import SpecError
-from harness.stack.rbln.patches.observer_points import Read
+from harness.stack.rbln.patches.check import Read
 
 RBLN, VLLM = "vllm_rbln", "vllm"
 MAX_SOURCE_BYTES = 8 << 20
@@ -111,3 +115,144 @@ def _decoded(content: bytes, name: str, where: Path) -> str:
         return content.decode()
     except UnicodeDecodeError as error:
         raise SpecError(f"{name} is not UTF-8", where=str(where), hint="Download it again") from error
+
+
+DIGEST_CHARS = 16
+LINE_CHARS = 4
+"""Hex digits that stand for one statement: enough to align two versions; equality is judged by the whole digest."""
+_LOG_LEVELS = frozenset({"debug", "info", "warning", "warning_once", "info_once", "error", "exception"})
+# What is no behaviour, or differs between versions of Python for the same source.
+_SKIPPED_FIELDS = frozenset({"annotation", "returns", "type_comment", "type_params", "kind", "ctx", "simple"})
+_BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
+_Function = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+class Statement(NamedTuple):
+    """One statement, or the head of a compound one. meaning: compared. text: the source's own words, on one line."""
+
+    meaning: str
+    text: str
+
+    @property
+    def mark(self) -> str:
+        return sha256(self.meaning)[:LINE_CHARS]
+
+
+def sha256(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def digest_of(statements: Sequence[Statement]) -> str:
+    """The name of what the statements do; "" for none at all."""
+    return sha256("\n".join(one.meaning for one in statements))[:DIGEST_CHARS] if statements else ""
+
+
+def function_statements(source: str, names: Sequence[str], *, with_logging: bool = False) -> list[Statement]:
+    """The statements of the functions and classes called ``names`` ("Class.method"), in that order.
+
+    A name that is not there gives nothing. with_logging: logging calls count too. Raises SyntaxError, ValueError and
+    RecursionError for what is no Python, as ``ast`` does.
+    """
+    tree = ast.parse(source)
+    found: list[Statement] = []
+    for name in names:
+        node = _find(tree, name.split("."))
+        if node is not None:
+            found += _of_block([node], source.splitlines(), 0, with_logging)
+    return found
+
+
+def strings(source: str) -> list[str]:
+    """Every string of a source, f-strings with ``{}`` for their values, and the name of every annotated attribute.
+
+    Names: vLLM makes a flag of each annotated attribute of its argument classes.
+    """
+    found: list[str] = []
+    inside = set[int]()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.JoinedStr):
+            inside.update(id(part) for part in node.values)
+            parts = [str(one.value) if isinstance(one, ast.Constant) else "{}" for one in node.values]
+            found.append("".join(parts))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in inside:
+            found.append(node.value)
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            found.append(node.target.id)
+    return found
+
+
+def _find(node: ast.AST, path: Sequence[str]) -> ast.stmt | None:
+    for name in path:
+        body = cast("list[ast.stmt]", getattr(node, "body", []))
+        # The last one counts, as it does when the module runs; overloads come before.
+        named = [one for one in body if isinstance(one, (*_Function, ast.ClassDef)) and one.name == name]
+        if not named:
+            return None
+        node = named[-1]
+    return cast("ast.stmt", node)
+
+
+def _of_block(block: Sequence[ast.AST], lines: Sequence[str], depth: int, with_logging: bool) -> Iterator[Statement]:
+    for node in block:
+        if _counts(node, with_logging):
+            yield Statement(f"{depth} {_meaning(node, is_head=True)}", _text(node, lines))
+            for name in _BLOCKS:
+                inner = getattr(node, name, None)
+                if isinstance(inner, list) and inner:
+                    if name in ("orelse", "finalbody"):
+                        yield Statement(f"{depth} {name}", "else:" if name == "orelse" else "finally:")
+                    yield from _of_block(cast("list[ast.AST]", inner), lines, depth + 1, with_logging)
+
+
+def _counts(node: ast.AST, with_logging: bool) -> bool:
+    if isinstance(node, (ast.Import, ast.ImportFrom)):
+        return False
+    if isinstance(node, ast.AnnAssign):
+        return node.value is not None
+    if not isinstance(node, ast.Expr):
+        return True
+    value = node.value
+    if isinstance(value, ast.Constant):
+        return False
+    is_logging = (
+        isinstance(value, ast.Call)
+        and isinstance(value.func, ast.Attribute)
+        and isinstance(value.func.value, ast.Name)
+        and value.func.value.id == "logger"
+        and value.func.attr in _LOG_LEVELS
+    )
+    return with_logging or not is_logging
+
+
+def _meaning(node: object, *, is_head: bool = False) -> str:
+    """A text that is equal for equal trees, the same on every Python that can read them."""
+    if isinstance(node, list):
+        return f"[{','.join(_meaning(one) for one in cast('list[object]', node))}]"
+    if not isinstance(node, ast.AST):
+        return repr(node)
+    kind, skipped = type(node).__name__, _SKIPPED_FIELDS
+    if isinstance(node, ast.AnnAssign):
+        return f"Assign([{_meaning(node.target)}],{_meaning(node.value)})"
+    if isinstance(node, ast.Assign):
+        return f"Assign({_meaning(node.targets)},{_meaning(node.value)})"
+    if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
+        return f"Raise({_meaning(node.exc.func)})"  # what the message says decides nothing
+    if isinstance(node, ast.Assert):
+        skipped = skipped | {"msg"}
+    if is_head:
+        skipped = skipped | set(_BLOCKS)
+    values = ((name, cast("object", getattr(node, name, None))) for name in node._fields if name not in skipped)
+    # What is empty is left out: newer Pythons have fields that older ones lack.
+    return f"{kind}({','.join(f'{name}={_meaning(value)}' for name, value in values if value not in (None, []))})"
+
+
+def _text(node: ast.AST, lines: Sequence[str]) -> str:
+    """The statement as it is written, up to its block, on one line."""
+    first, last = getattr(node, "lineno", 0), getattr(node, "end_lineno", 0)
+    if not first:
+        return type(node).__name__
+    starts = [one.lineno for name in _BLOCKS for one in getattr(node, name, ()) if isinstance(one, ast.stmt)]
+    if starts:
+        last = max(first, min(last, min(starts) - 1))
+    kept = [re.sub(r"\s#\s.*$|^\s*#.*$", "", line) for line in lines[first - 1 : last]]
+    return " ".join(" ".join(kept).split())

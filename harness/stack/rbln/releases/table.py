@@ -15,9 +15,17 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from harness.errors import SpecError
-from harness.stack.rbln.patches.observer_points import Read
-from harness.stack.rbln.releases.sources import RBLN, VLLM, Sources
-from harness.stack.rbln.releases.syntax import LINE_CHARS, Statement, digest_of, function_statements, strings
+from harness.stack.rbln.patches.check import Read
+from harness.stack.rbln.releases.sources import (
+    LINE_CHARS,
+    RBLN,
+    VLLM,
+    Sources,
+    Statement,
+    digest_of,
+    function_statements,
+    strings,
+)
 
 USES = ("rules", "patch", "observer", "log grammar", "metrics", "launch")
 """What rests on facts: scheduler rules, the added log line, step records, log lines, counters, flags and variables."""

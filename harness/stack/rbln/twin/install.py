@@ -6,8 +6,10 @@ no package index: pip's own configuration decides.
 
 from __future__ import annotations
 
+import csv
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -16,9 +18,20 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import ServerError, SpecError
-from harness.stack.rbln.twin.environment import STAMP_FILE, TwinEnvironment, default_folder, find_twin, twin_variables
-from harness.stack.rbln.twin.shared_files import STAND_IN, link_shared, twin_to_share
-from harness.stack.rbln.twin.stacks import COMMON_LOCK, UV_LOCK, TwinStack, release_order, stack_named
+from harness.stack.rbln.twin.environment import (
+    COMMON_LOCK,
+    STAMP_FILE,
+    UV_LOCK,
+    TwinEnvironment,
+    TwinStack,
+    default_folder,
+    find_twin,
+    installed_twins,
+    known_stacks,
+    release_order,
+    stack_named,
+    twin_variables,
+)
 
 TORCH = "2.13.0"
 PACKAGES = ("vllm", "vllm_rbln", "optimum_rbln")
@@ -297,3 +310,77 @@ def _record(where: Path, stamp: dict[str, Any], **done: Any) -> None:
     partial = where / f"{STAMP_FILE}.partial"
     partial.write_text(json.dumps(stamp, indent=2) + "\n", encoding="utf-8")
     partial.replace(where / STAMP_FILE)
+
+
+STAND_IN = "rebel_compiler"
+"""Its version is that of the release."""
+
+
+def twin_to_share(python: str | None) -> TwinEnvironment | None:
+    """An installed twin of today's locks, made with the interpreter that is asked for (None: any)."""
+    stacks = {stack.version: stack for stack in known_stacks()}
+    for twin in reversed(installed_twins()):
+        stack = stacks.get(twin.version)
+        is_of_today = stack is not None and twin.stamp.get("locks_sha256") == stack.locks_sha256
+        if is_of_today and python in (None, twin.stamp["python"]):
+            return twin
+    return None
+
+
+def link_shared(donor: TwinEnvironment, stack: TwinStack, where: Path) -> None:
+    """Link every package of ``donor`` that is not its release's own into the fresh environment ``where``.
+
+    stack: the donor's. Packages of ``stack.lock`` and the stand-in for the device runtime are left out.
+    """
+    own = _own_files(donor, stack)
+    for folder, folders, names in os.walk(donor.site_packages):
+        folders[:] = [name for name in folders if not name.startswith(STAND_IN)]
+        here = Path(folder)
+        for path in (here / name for name in names):
+            if _source_of(path) not in own:
+                _link(path, where / path.relative_to(donor.folder))
+    for script in (donor.folder / "bin").iterdir():
+        if script.is_file() and not script.is_symlink() and script not in own:
+            _link_script(script, donor.folder, where)
+
+
+def _own_files(donor: TwinEnvironment, stack: TwinStack) -> set[Path]:
+    """Files of the packages that the stack's lock names, as each package's RECORD lists them."""
+    names = set(re.findall(r"^([\w.-]+)==", stack.lock.read_text(encoding="utf-8"), re.MULTILINE))
+    own: set[Path] = set()
+    for described in donor.site_packages.glob("*.dist-info"):
+        if described.name.split("-")[0].replace("_", "-").lower() not in names:
+            continue
+        own |= set(described.iterdir())
+        for row in csv.reader((described / "RECORD").read_text(encoding="utf-8").splitlines()):
+            own.add(Path(os.path.normpath(donor.site_packages / row[0])))
+    return own
+
+
+def _source_of(path: Path) -> Path:
+    """The module that a compiled cache is of; any other file is its own source."""
+    if path.parent.name != "__pycache__":
+        return path
+    return path.parent.parent / f"{path.name.split('.')[0]}.py"
+
+
+def _link_script(script: Path, donor: Path, where: Path) -> None:
+    """A script names the interpreter of its own environment in its first line."""
+    first, newline, rest = script.read_bytes().partition(b"\n")
+    target = where / "bin" / script.name
+    if first.startswith(b"#!") and not target.exists():
+        target.write_bytes(first.replace(os.fsencode(donor), os.fsencode(where)) + newline + rest)
+        shutil.copymode(script, target)
+    else:
+        _link(script, target)
+
+
+def _link(source: Path, target: Path) -> None:
+    if target.exists():
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.link(source, target)
+    except OSError:
+        # Another disk, or one without links.
+        shutil.copy2(source, target)

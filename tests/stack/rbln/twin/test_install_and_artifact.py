@@ -12,9 +12,19 @@ from pathlib import Path
 import pytest
 
 from harness.errors import ExitCode, HarnessError, SpecError
-from harness.stack.rbln.serve_command import logging_config
+from harness.stack.rbln.serving import logging_config
 from harness.stack.rbln.twin.artifact import SPEC_FILE, ArtifactSpec, cached_artifact, write_artifact
-from harness.stack.rbln.twin.environment import STAMP_FILE, TwinEnvironment, find_twin, installed_twins, twin_variables
+from harness.stack.rbln.twin.environment import (
+    COMMON_LOCK,
+    STAMP_FILE,
+    UV_LOCK,
+    TwinEnvironment,
+    find_twin,
+    installed_twins,
+    known_stacks,
+    newest_stable,
+    twin_variables,
+)
 from harness.stack.rbln.twin.install import (
     TwinInstallError,
     check_disk,
@@ -22,7 +32,6 @@ from harness.stack.rbln.twin.install import (
     choose_python,
     install_twin,
 )
-from harness.stack.rbln.twin.stacks import COMMON_LOCK, UV_LOCK, known_stacks, newest_stable
 
 NOWHERE = (
     ("PIP_CONFIG_FILE", os.devnull),

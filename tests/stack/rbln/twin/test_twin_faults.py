@@ -19,7 +19,7 @@ from harness.runner.backends.twin import TwinBackend
 from harness.server.launch import LaunchPlan
 from harness.server.process import ServerProcess
 from harness.spec import ServerSpec
-from harness.stack.rbln.log_events import KvCopyFailedEvent
+from harness.stack.rbln.log_grammar import KvCopyFailedEvent
 from harness.stack.rbln.twin.environment import TwinEnvironment
 from tests.support.processes import start_launched
 

@@ -20,7 +20,7 @@ from harness.runner.backends.twin import TwinBackend
 from harness.spec import ServerSpec
 from harness.stack.rbln.twin.artifact import ArtifactSpec, cached_artifact
 from harness.stack.rbln.twin.environment import TwinEnvironment
-from harness.stack.rbln.twin.inside.twin_device.rolling import expected_tokens
+from harness.stack.rbln.twin.inside.twin_device.memory import expected_tokens
 from tests.support.processes import serving
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(600)]

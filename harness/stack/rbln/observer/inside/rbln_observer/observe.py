@@ -8,21 +8,104 @@ Source: vllm-rbln 0.11.0 to 0.12.0 (optimum path), optimum-rbln 0.11.1.
 from __future__ import annotations
 
 import functools
+import json
 import os
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from importlib import metadata
 from typing import Any
 
 from . import LOG
-from .steps import Step, StepFile, now_ns
 
+now_ns = time.monotonic_ns  # noqa: TID251 - runs inside the server, where the harness's clock is not
+
+FORMAT = 1
+COLUMNS = (
+    "step",
+    "schedule_ns",  # schedule() is called
+    "scheduled_ns",  # schedule() has returned
+    "device_start_ns",  # first device call; 0 when there was none
+    "device_end_ns",  # last device call has returned
+    "device_ns",  # inside device calls: a prefill is one call per chunk
+    "device_calls",
+    "copy_ns",  # copying KV of a reused prefix
+    "executed_ns",  # execute_model() has returned
+    "end_ns",  # update_from_output() has returned
+    "kind",  # "prefill", "decode", "idle"
+    "n",
+    "b",
+    "requests",  # in batch order
+    "prompt_tokens",  # of a prefill: tokens of the request, generated ones of a resumed request included
+    "cached_tokens",
+    "computed_tokens",
+    "dummy_slot",  # -1: none was asked for
+    "evictions",  # [slot, caller]; caller is "request", "dummy" or "preempt"
+    "preempted",
+    "slots_held",  # mapped to running or finished requests, after schedule(); -1 without prefix caching
+    "slots_free",
+    "running",
+    "waiting",
+    "observer_ns",  # what the observer itself took, in the step before
+)
 KNOWN_VERSIONS = ("0.11.", "0.12.")
 PREFIX_CACHE = "vllm_rbln.v1.core.prefix_cache_manager.optimum_prefix_cache_manager"
 RUNNER = "vllm_rbln.v1.worker.optimum_model_runner"
 MODEL = "vllm_rbln.model_executor.models.optimum.model_base"
 RUNTIME = "optimum.rbln.utils.runtime_utils"
 ATTACHED = "_rbln_observer_attached"
+
+
+class StepFile:
+    """Append-only; every record is written when its step ends, since the server may be killed at any time."""
+
+    def __init__(self, path: str, header: Mapping[str, Any]) -> None:
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._encode = json.JSONEncoder(separators=(",", ":")).encode
+        self._write({"observer_format": FORMAT, "columns": COLUMNS, **header})
+
+    def append(self, row: tuple[Any, ...]) -> None:
+        self._write(row)
+
+    def _write(self, value: Any) -> None:
+        line = (self._encode(value) + "\n").encode()
+        if os.write(self._descriptor, line) != len(line):
+            raise OSError("the record was written in part")
+
+
+class Step:
+    """What is known of the step in progress."""
+
+    __slots__ = (
+        "bucket",
+        "caller",
+        "copy_ns",
+        "device_calls",
+        "device_end_ns",
+        "device_ns",
+        "device_start_ns",
+        "evictions",
+        "executed_ns",
+        "index",
+        "last_observer_ns",
+        "observer_ns",
+        "scheduled",
+    )
+
+    def __init__(self) -> None:
+        self.index = 0
+        self.last_observer_ns = 0
+        self.caller = "request"
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget the step; the next one begins."""
+        self.bucket = 0
+        self.copy_ns = self.device_ns = self.device_calls = 0
+        self.device_start_ns = self.device_end_ns = self.executed_ns = 0
+        self.evictions: list[tuple[int, str]] = []
+        self.scheduled: tuple[Any, ...] | None = None
+        self.observer_ns = 0
 
 
 class NotObservable(Exception):  # noqa: N818 - a reason, not a fault

@@ -11,9 +11,8 @@ from collections import Counter
 from collections.abc import Sequence
 from io import TextIOWrapper
 
-from .memory import KvMemory
+from .memory import KvMemory, draw
 from .pacing import Pacer, now_ns, sum_of_lengths, wait_until
-from .rolling import draw
 from .settings import Fault, Settings
 
 CRASH_STATUS = 139

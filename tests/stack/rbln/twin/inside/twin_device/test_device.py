@@ -10,8 +10,8 @@ import pytest
 from harness.engine import load_cost_model
 from harness.runner.backends.twin import step_costs
 from harness.stack.rbln.twin.inside.twin_device.device import Device, DeviceError
+from harness.stack.rbln.twin.inside.twin_device.memory import expected_tokens
 from harness.stack.rbln.twin.inside.twin_device.pacing import costs_from, now_ns
-from harness.stack.rbln.twin.inside.twin_device.rolling import expected_tokens
 from harness.stack.rbln.twin.inside.twin_device.settings import Settings, settings_from
 
 LOW, HIGH = 300, 2000

@@ -18,7 +18,7 @@ from types import FrameType
 from typing import Any
 
 from harness.errors import HarnessError
-from harness.stack.rbln.remote.host import RemoteHost
+from harness.stack.rbln.remote import RemoteHost
 
 LAST_LINES = 5
 NOT_YET_LISTENING = ": open failed: connect failed"

@@ -7,10 +7,8 @@ from pathlib import Path
 import pytest
 
 from harness.stack.rbln.observer import INSIDE
-from harness.stack.rbln.patches.check import verify_installed
-from harness.stack.rbln.patches.observer_points import OUTPUT_FIELDS, POINTS, RUNTIME, missing_hooks
-from harness.stack.rbln.twin.environment import TwinEnvironment
-from harness.stack.rbln.twin.stacks import known_stacks
+from harness.stack.rbln.patches.check import OUTPUT_FIELDS, POINTS, RUNTIME, missing_hooks, verify_installed
+from harness.stack.rbln.twin.environment import TwinEnvironment, known_stacks
 from tests.support.little_stack import write_little_stack
 
 

@@ -18,8 +18,16 @@ from harness.errors import ServerError
 from harness.runner import run_experiment
 from harness.server.ports import free_port
 from harness.spec import ExperimentSpec
-from harness.stack.rbln.devices.exporter import device_samples, exporter_readings, read_exporter
-from harness.stack.rbln.devices.watch import DeviceWatch, device_findings, devices_seen, from_exporter, total_power_w
+from harness.stack.rbln.device_watch import (
+    DeviceWatch,
+    device_findings,
+    device_samples,
+    devices_seen,
+    exporter_readings,
+    from_exporter,
+    read_exporter,
+    total_power_w,
+)
 
 LABELS = (
     'name="RBLN-CA25",uuid="u{0}",sid="A1",deviceID="1250",hostname="h",driver_version="3.2.2",firmware_version="1"'

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.stack.rbln.devices.units import NOTHING, Quantity, memory_bytes, number_of, power_w, temperature_c
+from harness.stack.rbln.devices import NOTHING, Quantity, memory_bytes, number_of, power_w, temperature_c
 
 
 @pytest.mark.parametrize(

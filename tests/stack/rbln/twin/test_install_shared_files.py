@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.stack.rbln.twin.environment import STAMP_FILE, TwinEnvironment
-from harness.stack.rbln.twin.shared_files import link_shared, twin_to_share
-from harness.stack.rbln.twin.stacks import TwinStack, stack_named
+from harness.stack.rbln.twin.environment import STAMP_FILE, TwinEnvironment, TwinStack, stack_named
+from harness.stack.rbln.twin.install import link_shared, twin_to_share
 
 SITE = Path("lib/python3.11/site-packages")
 LOCK = "vllm-rbln==1.0 \\\n    --hash=sha256:0\n"

@@ -11,8 +11,8 @@ import pytest
 
 from harness.clock import VirtualClock
 from harness.errors import ServerError
-from harness.stack.rbln.devices.smi import Device, parse_devices, read_devices, readings, require_idle
-from harness.stack.rbln.devices.watch import DeviceWatch, from_driver, total_power_w
+from harness.stack.rbln.device_watch import DeviceWatch, from_driver, total_power_w
+from harness.stack.rbln.devices import Device, parse_devices, read_devices, readings, require_idle
 
 # Keys and units as public readers of the format describe them, for two generations of drivers.
 NEWER: dict[str, Any] = {

@@ -1,1 +1,0 @@
-"""NPUs as the driver and the exporter report them. Nothing is configured or reset."""

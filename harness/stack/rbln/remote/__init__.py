@@ -1,1 +1,0 @@
-"""A server on another host, over the ssh client alone."""
