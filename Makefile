@@ -97,7 +97,7 @@ PRIVATE_MOUNTS = $(shell unshare -m true 2>/dev/null && echo unshare -m)
 faults: dev  ## minutes: KILLS random kills and DISKS full disks, limits, killed processes, the misbehaving server and freezes for both clients, tampering, cheats
 	@$(BIN)/python -m pytest -n $(WORKERS) -q $(PYTEST_ARGS) tests/cli/test_cli_limits.py tests/cli/test_cli_interruption.py \
 	  tests/records tests/prereg tests/client/test_run_misbehaviours.py tests/runner/test_run_freezes.py tests/client/test_processes.py \
-	  tests/server tests/server/test_ask.py tests/server/test_scrape.py tests/doors
+	  tests/server tests/server/test_ask.py tests/server/test_ask_scraper.py tests/doors
 	@$(BIN)/python -m tests.faults misbehaviours 1
 	@$(BIN)/python -m tests.faults kills $(KILLS)
 	@$(PRIVATE_MOUNTS) $(BIN)/python -m tests.faults disks $(DISKS)

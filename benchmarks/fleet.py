@@ -26,7 +26,7 @@ from harness.analysis import run_figures
 from harness.clock import NS_PER_S, MonotonicClock
 from harness.records import RunKey, RunStore, SealedRun, layout
 from harness.runner import run_experiment
-from harness.server.ports import free_port
+from harness.server.process import free_port
 from harness.spec import ExperimentSpec, FleetSpec
 
 HOSTS = ("alpha", "beta")

@@ -11,7 +11,7 @@ import pytest
 from harness.errors import SpecError
 from harness.redact import filled_env, is_secret, redacted_arguments, redacted_env
 from harness.runner import run_experiment
-from harness.server.launch import LaunchPlan
+from harness.server.life import LaunchPlan
 from harness.server.provenance import capture
 from harness.spec import ExperimentSpec, ServerSpec
 

@@ -48,10 +48,9 @@ from harness.runner.emulated import emulated_factor
 from harness.runner.fleet.station import Station
 from harness.runner.progress import ProgressSink, RequestFinished, ServerReady, StopFlag
 from harness.server import provenance
-from harness.server.launch import LaunchPlan
-from harness.server.life import start_server
+from harness.server.ask import Scraper
+from harness.server.life import LaunchPlan, start_server
 from harness.server.process import ExitReport
-from harness.server.scrape import Scraper
 from harness.stack.rbln.device_watch import (
     DeviceWatch,
     device_findings,

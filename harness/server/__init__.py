@@ -1,1 +1,1 @@
-"""A server process from start to end, under a supervisor that outlives us by as long as clearing up takes."""
+"""Server processes from start to end, and questions to servers. Nothing here knows a vendor's stack."""

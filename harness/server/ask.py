@@ -1,22 +1,28 @@
-"""One question to a server beside a replay (health, models, version, metrics, exporter), within limits.
+"""GET requests beside a replay (health, models, version, metrics), and the scrapes of /metrics through a run.
 
-The whole answer has one deadline and one size, nothing is decompressed, and no exception leaves here: what went wrong
-is a word in the reply. It holds the interpreter for microseconds, since a replay may run beside it.
+A whole answer has a deadline and a size limit, nothing is decompressed, and a failure is a field of the reply, never an
+exception. A scrape is kept as it came, nothing is parsed. Each request holds the interpreter for microseconds only,
+because a replay may run beside it.
 """
 
 from __future__ import annotations
 
+import json
 import socket
 import ssl
+import threading
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from typing import Any, NamedTuple
+from types import TracebackType
+from typing import Any, BinaryIO, Literal, NamedTuple
 
 import httptools
 import pydantic_core
 
 from harness.client.answer import MIN_FINAL_STATUS
 from harness.client.target import Endpoint
-from harness.clock import NS_PER_S, monotonic_ns
+from harness.clock import NS_PER_S, Clock, monotonic_ns
+from harness.errors import RecordsError
 
 NO_ANSWER = 0
 HTTP_OK = 200
@@ -24,18 +30,21 @@ HTTP_OK = 200
 MAX_BODY_BYTES = 8 << 20
 MAX_HEAD_BYTES = 64 << 10
 READ_BYTES = 1 << 16
+# Short: that a server is too busy to answer in time is recorded, and the next scrape is due.
+SCRAPE_TIMEOUT_S = 2.0
+Reason = Literal["before", "interval", "after"]
 _from_json: Any = pydantic_core.from_json
 
 
 class Reply(NamedTuple):
-    """What came back. status: NO_ANSWER when there was none within the limits, and then ``error`` says why."""
+    """A server's answer. status: NO_ANSWER when none came within the limits; ``error`` then says why."""
 
     status: int
     body: bytes
     error: str = ""
 
     def json(self) -> Any:
-        """The body as JSON, of bounded depth; None when it is none."""
+        """The body as JSON, of bounded depth; None when it is not JSON."""
         try:
             return _from_json(self.body, allow_inf_nan=False)
         except ValueError:
@@ -43,7 +52,7 @@ class Reply(NamedTuple):
 
 
 class _Answer:
-    """Called by the HTTP parser."""
+    """The answer as far as it has been read; the HTTP parser calls its ``on_`` methods."""
 
     def __init__(self) -> None:
         self.body = bytearray()
@@ -52,7 +61,7 @@ class _Answer:
         self.parser = httptools.HttpResponseParser(self)
 
     def close(self) -> None:
-        """Part with the parser, which holds this object: a replay collects no cycles, and many answers are large."""
+        """Drop the parser, which refers to this object: no garbage is collected in a replay."""
         del self.parser
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -71,7 +80,7 @@ class _Answer:
         self.is_over = self.has_head
 
     def take(self, data: bytes) -> str:
-        """The next bytes; what is wrong with them, or an empty string."""
+        """Parse the next bytes; returns what is wrong with them, "" when nothing is."""
         if not self.has_head:
             self.num_head_bytes += len(data)
         try:
@@ -89,8 +98,9 @@ def ask(host: str, port: int, path: str, *, deadline_s: float) -> Reply:
 
 
 def ask_endpoint(endpoint: Endpoint, path: str, *, deadline_s: float) -> Reply:
-    """GET ``path`` from a server; everything, from the connection to the last byte, within ``deadline_s`` wall seconds.
-    No proxy of the environment stands between.
+    """GET ``path`` from a server. ``deadline_s`` wall seconds cover all of it, from connecting to the last byte.
+
+    Proxy settings of the environment are ignored.
     """
     deadline_ns = monotonic_ns() + int(deadline_s * NS_PER_S)
     try:
@@ -136,3 +146,101 @@ def _read_into(answer: _Answer, sock: socket.socket, deadline_ns: int) -> Reply:
     if answer.has_framing and not answer.is_over:
         return Reply(NO_ANSWER, b"", "ConnectionResetError: closed in the middle of the answer")
     return Reply(answer.parser.get_status_code(), bytes(answer.body))
+
+
+class Scraper:
+    """Scrapes one server from a thread between ``start`` and ``stop``.
+
+    One line per scrape: {"at_ns": when it was sent, "done_ns": when the body was complete, "reason", "status": HTTP
+    status or 0 for no answer, "body", "error" when there was no answer, and the figures of ``beside``}. Instants are of
+    ``clock``; interval_s is in seconds of ``clock`` too. A failed scrape is a line with a status, never an exception.
+    Bytes that are not UTF-8 stand as lone surrogates (``surrogateescape``).
+    """
+
+    def __init__(
+        self,
+        sink: BinaryIO,
+        *,
+        endpoint: Endpoint,
+        clock: Clock,
+        interval_s: float,
+        beside: Callable[[], Mapping[str, float]] = dict,
+    ) -> None:
+        self._sink = sink
+        self._endpoint = endpoint
+        self._clock = clock
+        self._interval_ns = int(interval_s * NS_PER_S)
+        self._beside = beside
+        self.timeout_s = SCRAPE_TIMEOUT_S
+        self._sink_lock = threading.Lock()
+        self._stop_asked = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._sink_error: OSError | None = None
+        self.num_scrapes = 0
+        self.num_failed = 0
+
+    def start(self) -> None:
+        """Scrape once ("before"), then keep scraping at the interval from a thread."""
+        self.scrape("before")
+        self._thread = threading.Thread(target=self._keep_scraping, name="metric-scraper", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread, then scrape once more ("after"); safe to call again.
+
+        Raises RecordsError when a line could not be written.
+        """
+        if self._thread is None:
+            return
+        self._stop_asked.set()
+        self._thread.join()
+        self._thread = None
+        self.scrape("after")
+        if self._sink_error is not None:
+            raise RecordsError(
+                f"a scrape cannot be written ({self._sink_error.strerror})", hint="Free some disk space"
+            ) from self._sink_error
+
+    def __enter__(self) -> Scraper:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def scrape(self, reason: Reason) -> int:
+        """Scrape now from the calling thread; returns the HTTP status, 0 for no answer."""
+        at_ns = self._clock.now_ns()
+        reply = ask_endpoint(self._endpoint, "/metrics", deadline_s=self.timeout_s)
+        status = reply.status
+        line: dict[str, Any] = {
+            "at_ns": at_ns,
+            "done_ns": self._clock.now_ns(),
+            "reason": reason,
+            "status": status,
+            "body": reply.body.decode("utf-8", "surrogateescape"),
+            **self._beside(),
+        }
+        if reply.error:
+            line["error"] = reply.error
+        with self._sink_lock:
+            self.num_scrapes += 1
+            self.num_failed += status != 200
+            try:
+                self._sink.write(json.dumps(line).encode("ascii") + b"\n")
+                self._sink.flush()
+            except OSError as failure:
+                self._sink_error = failure
+        return status
+
+    def _keep_scraping(self) -> None:
+        due_ns = self._clock.now_ns()
+        while True:
+            # Missed instants are skipped, not caught up: two scrapes at once would show nothing new.
+            now_ns = self._clock.now_ns()
+            due_ns += self._interval_ns * max(1, -(-(now_ns - due_ns) // self._interval_ns))
+            if self._stop_asked.wait((due_ns - now_ns) / self._clock.scale / NS_PER_S):
+                return
+            self.scrape("interval")

@@ -1,6 +1,6 @@
-"""What this machine can run, what is missing, and how to get it: one Check per fact, found beside needed.
+"""What this machine can run, what is missing, and how to get it: one Check per fact.
 
-A check looks and never installs, changes or keeps anything. ``ok`` is None for something optional that is absent.
+A check never installs, changes or stores anything.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from harness.client.kernel_stamps import ANCILLARY_BYTES, SO_TIMESTAMPNS, enable_kernel_stamps
 from harness.clock import NS_PER_MS, DeadlineTimer, MonotonicClock
 from harness.errors import ServerError
-from harness.server.ports import FREE_PORT_RANGE, free_port
+from harness.server.process import FREE_PORT_RANGE, free_port
 from harness.server.provenance import clock_source, memory_bytes, usable_cores
 
 GIB = 1 << 30
@@ -42,16 +42,17 @@ LIBRARIES = (
     "typer",
 )
 GOOD_CLOCK_SOURCES = ("tsc", "kvm-clock", "arch_sys_counter", "hyperv_clocksource_tsc_page")
-# The kernel turns receive stamps on a moment after the first socket asks, so the first segments may carry none.
+# The kernel enables receive stamps shortly after the first socket asks, so the first segments may have none.
 STAMP_ATTEMPTS = 50
 COMMAND_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One line of the doctor. ok: True fine, False a run would fail or mislead, None optional and absent.
+    """One line of the doctor: what was found, and what is needed.
 
-    how: what to do when it is not fine, an imperative sentence.
+    ok: True when fine, False when a run would fail or mislead, None when optional and absent. how: what to do when it
+    is not fine, an imperative sentence.
     """
 
     name: str
@@ -62,7 +63,7 @@ class Check:
 
 
 def run_checks(runs: Path = Path("runs")) -> list[Check]:
-    """What every run needs, whatever its backend. runs: where sealed runs would be written."""
+    """Checks for every backend. runs: folder of the sealed runs."""
     return [
         check_python(),
         check_libraries(),
@@ -123,7 +124,7 @@ def check_memory() -> Check:
 
 
 def check_disk(runs: Path) -> Check:
-    """Room and write access at the folder of runs, or at the nearest parent that exists."""
+    """Free space and write access at the folder of runs, or at its nearest parent that exists."""
     folder = next(parent for parent in (runs.absolute(), *runs.absolute().parents) if parent.is_dir())
     free_bytes = shutil.disk_usage(folder).free
     is_writable = os.access(folder, os.W_OK)
@@ -153,7 +154,7 @@ def check_timerfd() -> Check:
 
 
 def check_kernel_stamps() -> Check:
-    """Whether the kernel stamps what a TCP socket receives: tried on a loopback connection of our own."""
+    """Whether the kernel stamps what a TCP socket receives, tried on a loopback connection."""
     try:
         works = kernel_stamps_arrive()
     except OSError:
@@ -187,7 +188,7 @@ def check_ports() -> Check:
         name="port on 127.0.0.1",
         ok=ok,
         found=found,
-        need=f"one of {FREE_PORT_RANGE[0]} to {FREE_PORT_RANGE[1]}",
+        need=f"a free port from {FREE_PORT_RANGE[0]} to {FREE_PORT_RANGE[1]}",
         how="Close servers that are not needed",
     )
 
@@ -254,6 +255,6 @@ def kernel_stamps_arrive() -> bool:
                     _, ancillary, _, _ = receiver.recvmsg(1, ANCILLARY_BYTES)
                     if any(level == socket.SOL_SOCKET and kind == SO_TIMESTAMPNS for level, kind, _ in ancillary):
                         return True
-                    # The kernel turns stamping on in the background after the first socket asks for it.
+                    # The kernel enables stamping in the background.
                     clock.sleep_until_ns(clock.now_ns() + 5 * NS_PER_MS)
     return False

@@ -1,32 +1,100 @@
-"""The life of whatever server a run uses: a process of ours, or a server that somebody else started.
+"""How a run starts and holds its server: a launch plan from the backend, then a process or an attached server.
 
-What somebody else started is looked at and left alone.
+A server that somebody else started is only observed. Nothing here knows a kind of server.
 """
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol
+from typing import Any, Literal, Protocol
 
 from harness.client.target import Endpoint
 from harness.clock import NS_PER_MS, NS_PER_S, Clock, MonotonicClock
 from harness.errors import ServerError
-from harness.server.ask import HTTP_OK, NO_ANSWER, Reply, ask, ask_endpoint
-from harness.server.launch import LaunchPlan
-from harness.server.process import ExitReport, ServerProcess
+from harness.records import Finding, Observation
+from harness.redact import redacted_arguments, redacted_env
+from harness.server.ask import HTTP_OK, NO_ANSWER, Reply, ask_endpoint
+from harness.server.process import ExitReport, ServerLog, ServerProcess
+
+LogFormat = Literal["default", "precise"]
+LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchPlan:
+    """How to start one server. requested: the settings asked of it, for the manifest.
+
+    env: additions to the environment of the harness. files: what the backend wrote or the server will write into the
+    run folder, by role ("config", "device_trace"). observation: what the server's log will show. is_ours: False for a
+    server that somebody else started. reached_at: see ``endpoint``. effective: keys of a ServerSpec with the values in
+    force, as far as the launch shows them; log and metrics show the others. device_command: reports the devices' state;
+    its first answer is in ``requested``. findings: they hold for every run on this server. scratch_variable: gives the
+    server a folder for its sockets. read_offset: for a log that another host stamps, that host's wall clock minus our
+    monotonic clock and the uncertainty, ns.
+    """
+
+    backend: str
+    argv: tuple[str, ...]
+    host: str
+    port: int
+    model: str
+    env: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, Path] = field(default_factory=dict)
+    requested: Mapping[str, Any] = field(default_factory=dict)
+    observation: Observation = field(default_factory=Observation)
+    is_ours: bool = True
+    reached_at: Endpoint | None = None
+    effective: Mapping[str, Any] = field(default_factory=dict)
+    device_command: tuple[str, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    scratch_variable: str = ""
+    read_offset: Callable[[], tuple[int, int]] | None = None
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """Where the server is reached: ``reached_at``, else plain HTTP at host and port."""
+        return self.reached_at or Endpoint(self.host, self.port)
+
+    def to_json(self) -> dict[str, Any]:
+        """For the manifest: no secret; files by name, since the run folder moves when it is sealed."""
+        return {
+            "backend": self.backend,
+            "argv": list(redacted_arguments(self.argv)),
+            "env": redacted_env(self.env),
+            "host": self.host,
+            "port": self.port,
+            "model": self.model,
+            "files": {role: path.name for role, path in self.files.items()},
+            "requested": dict(self.requested),
+            "is_ours": self.is_ours,
+        }
+
+
+def write_config(path: Path, config: Mapping[str, Any]) -> None:
+    """A readable JSON file; a folder that cannot be written is a ServerError naming it."""
+    try:
+        path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ServerError(
+            f"cannot be written ({error.strerror})", where=str(path), hint="Choose a folder with room and access"
+        ) from error
+
 
 ANSWER_TIMEOUT_S = 10.0
 MODELS = "/v1/models"
 POLL_NS = 200 * NS_PER_MS
 
 
-class ServerLife(Protocol):
-    """What a run needs of a server, from its first healthy answer to its end. As a context it leaves nothing behind."""
+class ServerHandle(Protocol):
+    """A server as a run uses it, from its first healthy answer to its end. Leaving the context ends the server."""
 
     pid: int
 
-    def __enter__(self) -> ServerLife: ...
+    def __enter__(self) -> ServerHandle: ...
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -42,25 +110,23 @@ class ServerLife(Protocol):
     def kill(self) -> ExitReport: ...
 
 
-def start_server(launch: LaunchPlan, *, log_path: Path, stamps_path: Path, clock: Clock) -> ServerLife:
-    """A fresh server for ``launch``, or a hold on the one that is there already."""
+def start_server(launch: LaunchPlan, *, log_path: Path, stamps_path: Path, clock: Clock) -> ServerHandle:
+    """A new process for ``launch``, or a handle on the server that runs already."""
     if not launch.is_ours:
-        # The files of a run are always there; this one stays empty, for the log is somebody else's.
+        # A run always has these files; without access to the log they stay empty.
         log_path.touch()
         stamps_path.touch()
         return AttachedServer(launch)
     return ServerProcess.start(
         launch.argv,
         env=launch.env,
-        log_path=log_path,
-        stamps_path=stamps_path,
-        clock=clock,
+        log=ServerLog(log_path, stamps_path, clock),
         scratch_variable=launch.scratch_variable,
     )
 
 
 class AttachedServer:
-    """A server that is only looked at. ``stop`` and ``kill`` let go of it."""
+    """A server that somebody else started: only observed. ``stop`` and ``kill`` leave it running."""
 
     pid = 0
 
@@ -78,11 +144,11 @@ class AttachedServer:
 
     @property
     def has_exited(self) -> bool:
-        """Whether it has stopped answering."""
+        """Whether the server has stopped answering."""
         return get_at(self._endpoint, MODELS).status == NO_ANSWER
 
     def wait_healthy(self, host: str, port: int, *, deadline_s: float, path: str = "/health") -> int:
-        """Wall ns until it answered; it should at once, but it may be starting."""
+        """Wall ns until the server answered. It may still be starting."""
         del host, port, path  # not every server that speaks as vLLM does has /health
         started_ns = self._clock.now_ns()
         while (waited_ns := self._clock.now_ns() - started_ns) < int(deadline_s * NS_PER_S):
@@ -104,10 +170,5 @@ class AttachedServer:
 
 
 def get_at(endpoint: Endpoint, path: str) -> Reply:
-    """As ``get``, from wherever a server is reached."""
+    """The server's answer to GET ``path``."""
     return ask_endpoint(endpoint, path, deadline_s=ANSWER_TIMEOUT_S)
-
-
-def get(host: str, port: int, path: str) -> Reply:
-    """What the server says to GET ``path``, within the time that a server which is there needs."""
-    return ask(host, port, path, deadline_s=ANSWER_TIMEOUT_S)

@@ -1,6 +1,6 @@
-"""Asks a server that somebody else started whether a replay against it can be measured: models, one request, metrics.
+"""Checks whether a replay against a server that somebody else started can be measured: models, a request, metrics.
 
-The request is sent by the client that will replay, so that what it needs is what the replay needs. Nothing is recorded.
+The request is sent by the client of the replay, so the check has the same needs. Nothing is recorded.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NO_KEY = (401, 403)
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a replay asks of a server."""
+    """What a replay needs of a server."""
 
     client: ClientSpec = field(default_factory=ClientSpec)
     prompt_form: PromptForm = "token-ids"
@@ -33,9 +33,9 @@ class Needs:
 
 @dataclass(frozen=True, slots=True)
 class ProbeReport:
-    """What a server showed. problems: what a measurement lacks, each with what it is for and its cure.
+    """The answers of a server. problems: what a measurement lacks, each with its reason and a remedy.
 
-    notes: what limits the figures. model: the first one it lists; version: of vLLM, "" where it does not say.
+    notes: limits of the figures. model: the first model listed. version: of vLLM, "" where not stated.
     """
 
     problems: tuple[str, ...]
@@ -45,7 +45,7 @@ class ProbeReport:
 
 
 def probe(endpoint: Endpoint, needs: Needs) -> ProbeReport:
-    """Ask ``endpoint`` for all that ``needs`` names; SpecError where the key or the client cannot be had."""
+    """Check ``endpoint`` for all that ``needs`` names; SpecError where the key or the client is not available."""
     reply = get_at(endpoint, MODELS)
     if reply.error:
         return ProbeReport((f"no server answers there ({reply.error}). Start it, or change server.url",))
@@ -55,17 +55,19 @@ def probe(endpoint: Endpoint, needs: Needs) -> ProbeReport:
     try:
         model = str(models["data"][0]["id"])
     except (LookupError, TypeError):
-        found = f"GET {MODELS} gives status {reply.status} and no model: requests must name one"
-        return ProbeReport((f"{found}. Is it an OpenAI-compatible server?",))
+        lack = f"GET {MODELS} gives status {reply.status} and no model: requests must name a model"
+        return ProbeReport((f"{lack}. Is it an OpenAI-compatible server?",))
     problems, notes = _short_request(endpoint, model, needs)
     metrics = get_at(endpoint, "/metrics")
     body = metrics.body.decode("utf-8", "replace") if metrics.status == HTTP_OK else ""
     has_metrics = any(line and not line.startswith(("#", "<", "{")) for line in body.splitlines())
     if not has_metrics:
-        said = metrics.error or f"status {metrics.status}" + (" without a sample" if metrics.status == HTTP_OK else "")
-        lack = f"GET /metrics gives {said}: load, and reuse by the server's own count, cannot be checked"
-        cure = "Set limits.needs_metrics = false to measure without"
-        (problems if needs.metrics else notes).append(f"{lack}. {cure}" if needs.metrics else lack)
+        answer = metrics.error or f"status {metrics.status}" + (
+            " without a sample" if metrics.status == HTTP_OK else ""
+        )
+        lack = f"GET /metrics gives {answer}: load and the server's count of reuse cannot be checked"
+        remedy = "Set limits.needs_metrics = false to measure without"
+        (problems if needs.metrics else notes).append(f"{lack}. {remedy}" if needs.metrics else lack)
     version: Any = get_at(endpoint, "/version").json()
     return ProbeReport(
         tuple(problems),
@@ -79,13 +81,13 @@ def _refused(endpoint: Endpoint, reply: Reply) -> str:
     if endpoint.api_key_env:
         return f"status {reply.status}: the server refuses the key in {endpoint.api_key_env}"
     return (
-        f"status {reply.status}: the server wants an API key. Put it into an environment variable and name that: "
-        'server.api_key_env = "NAME"'
+        f"status {reply.status}: the server requires an API key. Put it into an environment variable "
+        'and name the variable: server.api_key_env = "NAME"'
     )
 
 
 def _short_request(endpoint: Endpoint, model: str, needs: Needs) -> tuple[list[str], list[str]]:
-    """What is missing, and what limits the figures, by one request of a few tokens."""
+    """Problems and notes from one request of a few tokens."""
     plan = _plan(needs.prompt_form)
     options = needs.client.model_copy(update={"processes": 1})
     target = Target(endpoint, model, options, ScaledClock(1.0), TIMEOUT_S * NS_PER_S)
@@ -94,7 +96,7 @@ def _short_request(endpoint: Endpoint, model: str, needs: Needs) -> tuple[list[s
     if row["http_status"] in NO_KEY:
         return [_refused(endpoint, Reply(row["http_status"], b""))], []
     if row["status"] != "ok":
-        return [_what_for(str(row["error"]) or str(row["status"]), row)], []
+        return [_explained(str(row["error"]) or str(row["status"]), row)], []
     problems: list[str] = []
     if needs.prompt_form == "token-ids" and row["prompt_tokens"] != row["planned_prompt_tokens"]:
         sent, counted = row["planned_prompt_tokens"], row["prompt_tokens"]
@@ -103,10 +105,10 @@ def _short_request(endpoint: Endpoint, model: str, needs: Needs) -> tuple[list[s
     return problems, notes
 
 
-def _what_for(error: str, row: dict[str, Any]) -> str:
+def _explained(error: str, row: dict[str, Any]) -> str:
     if "return_token_ids" in error:
         return (
-            "the server ignored return_token_ids: answers cannot continue a session. vLLM from 0.10 on does; or set "
+            "the server ignored return_token_ids: answers cannot continue a session. Use vLLM 0.10 or newer, or set "
             'workload.prompt_form = "text"'
         )
     if "no usage" in error:
@@ -114,7 +116,7 @@ def _what_for(error: str, row: dict[str, Any]) -> str:
     if row["status"] == "wrong_length":
         return f"{error}: answers cannot have planned lengths. The server must honour ignore_eos and max_tokens"
     status = f" (status {row['http_status']})" if row["status"] == "http_error" else ""
-    return f'a request of {PROMPT_TOKENS} tokens failed{status}; the server says "{error}"'
+    return f'a request of {PROMPT_TOKENS} tokens failed{status}; its message: "{error}"'
 
 
 def _plan(prompt_form: PromptForm) -> Plan:

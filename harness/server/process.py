@@ -1,4 +1,4 @@
-"""The life of one server process: started, found healthy, stopped, and proved gone.
+"""One server process: started, healthy, stopped, and proved gone; and the ports of this host.
 
 A ServerProcess that has stopped, failed to start or died leaves no process and no listening port behind; every failure
 is one ServerError with the exit status and the last log lines. It never talks to the model and never parses the log.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import re
 import select
 import shutil
@@ -18,29 +19,79 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 
 from harness.clock import NS_PER_MS, NS_PER_S, Clock, MonotonicClock
 from harness.errors import ServerError
 from harness.server.ask import HTTP_OK, ask
-from harness.server.ports import port_is_free
 from harness.server.supervisor import Job
+
+# Below the range from which Linux draws ports for outgoing connections, so that no client takes such a port by chance.
+FREE_PORT_RANGE = (20_000, 32_000)
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """A port of ``host`` that nobody listens on now, drawn at random below the kernel's own range."""
+    generator = random.SystemRandom()
+    for _ in range(1000):
+        port = generator.randrange(*FREE_PORT_RANGE)
+        if port_is_free(host, port):
+            return port
+    raise ServerError(f"no free port in {FREE_PORT_RANGE}", where=host, hint="Close servers that are not needed")
+
+
+def port_is_free(host: str, port: int) -> bool:
+    """Whether a server could bind ``port`` now. Connections in TIME_WAIT do not count, as for the server itself."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+            probe.listen(1)
+        except OSError:
+            return False
+    return True
+
+
+def require_port(host: str, port: int) -> int:
+    """``port`` itself, or any free one for 0. Raises ServerError that names a busy port and its owner."""
+    if port == 0:
+        return free_port(host)
+    if port_is_free(host, port):
+        return port
+    owner = port_owner(port)
+    by = f" by pid {owner[0]} ({owner[1]})" if owner else ""
+    raise ServerError(
+        f"port {port} is in use{by}", where=f"{host}:{port}", hint="End that process, or set port = 0 for any free port"
+    )
+
+
+def port_owner(port: int) -> tuple[int, str] | None:
+    """(pid, command) of the process that listens on ``port``; None when the kernel does not show it."""
+    for connection in psutil.net_connections("tcp"):
+        is_listener = connection.status == psutil.CONN_LISTEN and connection.laddr and connection.laddr.port == port
+        if is_listener and connection.pid is not None:
+            with suppress(psutil.Error):
+                return connection.pid, psutil.Process(connection.pid).name()
+    return None
+
 
 HEALTH_POLL_NS = 20 * NS_PER_MS
 HEALTH_TIMEOUT_S = 2.0
 # Beyond the grace: time for SIGKILL, reaping and the last log bytes.
 STOP_MARGIN_NS = 10 * NS_PER_S
 SUPERVISOR_START_NS = 30 * NS_PER_S
-# What a dead server's children may still write to the log, which the error will quote.
+# Time for children of a dead server to finish their log lines, which the error quotes.
 LAST_WORDS_GRACE_S = 0.5
 TAIL_LINES = 6
 TAIL_BYTES = 1 << 16
-# "ValueError: no such artifact", "some.module.DeviceError: ...": how Python names what ended it.
+# "ValueError: no such artifact", "some.module.DeviceError: ...": how Python names the exception.
 _EXCEPTION = re.compile(r"(?:^|[\s.])([A-Z]\w*(?:Error|Exception|Interrupt|Exit): .+)$")
 SCRATCH_PREFIX = "rbln-harness-"
 # A socket's address holds 107 bytes, of which a server may use 40 for a name.
@@ -52,9 +103,9 @@ _wall_clock = MonotonicClock()
 class ExitReport:
     """How a server ended. ``returncode`` is negative for a signal, None when the supervisor was killed.
 
-    was_asked: the harness told it to stop before it ended. killed: pids that needed SIGKILL (the server itself or what
-    it left behind). stop_ns: wall ns from the request to the proof; 0 when it ended by itself. is_port_free: its port
-    could be bound again afterwards; None when it was never asked for its health.
+    was_asked: the harness requested the stop before the server ended. killed: pids that needed SIGKILL (the server or
+    processes it left behind). stop_ns: wall ns from the request to the proof; 0 when the server ended by itself.
+    is_port_free: whether the port could be bound again afterwards; None when health was never checked.
     """
 
     pid: int
@@ -78,10 +129,22 @@ class ExitReport:
         return {**asdict(self), "killed": list(self.killed), "ending": self.ending}
 
 
+class ServerLog(NamedTuple):
+    """Where a server's output goes. stamps_path: when each part of the log was read, by ``clock``.
+
+    Its content: little-endian int64 pairs, one per read: byte offset of the first byte read, and the instant right
+    after the read.
+    """
+
+    path: Path
+    stamps_path: Path
+    clock: Clock
+
+
 class ServerProcess:
     """A server, its process group and its log. Use ``start``; then ``wait_healthy``; then ``stop`` (or ``with``).
 
-    The calling thread does all the work: nothing here runs beside the replay.
+    All work happens in the calling thread; nothing here runs beside the replay.
     """
 
     def __init__(
@@ -105,32 +168,28 @@ class ServerProcess:
         cls,
         argv: Sequence[str],
         *,
-        log_path: Path,
-        stamps_path: Path,
-        clock: Clock,
+        log: ServerLog,
         env: Mapping[str, str] | None = None,
-        cwd: Path | None = None,
         orphan_grace_s: float = 3.0,
         scratch_variable: str = "",
     ) -> ServerProcess:
-        """Start ``argv`` as the leader of its own process group; stdout and stderr go to ``log_path`` as bytes.
+        """Start ``argv`` as the leader of a new process group; stdout and stderr go to ``log.path`` as bytes.
 
-        env: additions to this process's environment. stamps_path: little-endian int64 pairs (byte offset of the first
-        byte of a read, the instant of ``clock`` right after it), one per read. orphan_grace_s: wall seconds between
-        SIGTERM and SIGKILL should the harness itself be killed. scratch_variable: tells the server a folder for what it
-        would leave in the common one for temporary files; the folder goes when the server does.
+        env: additions to this process's environment. orphan_grace_s: wall seconds between SIGTERM and SIGKILL should
+        the harness itself be killed. scratch_variable: environment variable that gives the server a folder for
+        temporary files; the folder is removed with the server.
         Raises ServerError when the program cannot be executed.
         """
         ours, theirs = socket.socketpair()
         scratch = _scratch_folder() if scratch_variable else ""
         job = Job(
             argv=[str(word) for word in argv],
-            # An engine that dies leaves what it put into its temporary folder, so that is the same one.
+            # An engine that dies leaves its temporary files behind; TMPDIR puts them into the same folder.
             env={**os.environ, **(env or {}), **({scratch_variable: scratch, "TMPDIR": scratch} if scratch else {})},
-            cwd=str(cwd or Path.cwd()),
-            log_path=str(log_path.absolute()),
-            stamps_path=str(stamps_path.absolute()),
-            clock_scale=clock.scale,
+            cwd=str(Path.cwd()),
+            log_path=str(log.path.absolute()),
+            stamps_path=str(log.stamps_path.absolute()),
+            clock_scale=log.clock.scale,
             orphan_grace_ns=int(orphan_grace_s * NS_PER_S),
             scratch=scratch,
         )
@@ -145,7 +204,7 @@ class ServerProcess:
                 start_new_session=True,
             )
             theirs.close()
-            process = cls(supervisor, ours, log_path, scratch)
+            process = cls(supervisor, ours, log.path, scratch)
             try:
                 process._introduce(job, errors)
             except BaseException:
@@ -154,7 +213,7 @@ class ServerProcess:
         return process
 
     def _introduce(self, job: Job, errors: Any) -> None:
-        """Send the job and wait for the supervisor's word that the program runs."""
+        """Send the job and wait until the supervisor reports that the program runs."""
         try:
             self._control.sendall(json.dumps(asdict(job)).encode() + b"\n")
             event = self._next_event(_wall_clock.now_ns() + SUPERVISOR_START_NS)
@@ -184,7 +243,7 @@ class ServerProcess:
 
     @property
     def has_exited(self) -> bool:
-        """Whether the server process itself has ended, asked for or not."""
+        """Whether the server process itself has ended, requested or not."""
         self._read_events(0)
         return self._has_exited
 
@@ -194,7 +253,7 @@ class ServerProcess:
         return self._report
 
     def check(self) -> None:
-        """Raise ServerError when the server has ended unasked or its log can no longer be written."""
+        """Raise ServerError when the server has ended by itself or its log can no longer be written."""
         self._read_events(0)
         if self._has_exited and not self._was_asked:
             report = self.stop(grace_s=LAST_WORDS_GRACE_S)
@@ -223,7 +282,7 @@ class ServerProcess:
                 self.check()
                 return _wall_clock.now_ns() - started_ns
             answer = reply.error or f"HTTP {reply.status}"
-            # Waiting on the supervisor, not on the clock: a death is seen at once.
+            # Wait for the supervisor, not for the clock: the end of the server is noticed at once.
             self._read_events(HEALTH_POLL_NS)
         self.kill()
         raise ServerError(
@@ -243,7 +302,7 @@ class ServerProcess:
         began_ns = _wall_clock.now_ns()
         was_running = not self._has_exited
         self._was_asked = self._was_asked or was_running
-        # When the supervisor is gone already, reading its last words tells how.
+        # When the supervisor has ended already, its last events say how.
         with contextlib.suppress(OSError):
             self._control.sendall(json.dumps({"do": "stop", "grace_ns": int(grace_s * NS_PER_S)}).encode() + b"\n")
         gone = self._wait_gone(began_ns + int(grace_s * NS_PER_S) + STOP_MARGIN_NS)
@@ -260,7 +319,7 @@ class ServerProcess:
         return self._report
 
     def kill(self) -> ExitReport:
-        """End it now: ``stop`` without a grace."""
+        """``stop`` without a grace period."""
         return self.stop(grace_s=0.0)
 
     def log_tail(self, num_lines: int = TAIL_LINES) -> list[str]:
@@ -279,7 +338,7 @@ class ServerProcess:
         return f"server (pid {self.pid})"
 
     def _cause(self) -> str:
-        """The first exception that the end of the log names: what comes after it is mostly its echo."""
+        """The first exception named at the end of the log: those after it mostly follow from it."""
         for line in self.log_tail(TAIL_BYTES):
             if match := _EXCEPTION.search(line):
                 return f": {match[1]}"
@@ -292,7 +351,7 @@ class ServerProcess:
         return f"{self._log_path.name}, which is kept, ends with:\n  " + "\n  ".join(tail)
 
     def _wait_gone(self, deadline_ns: int) -> dict[str, Any]:
-        """The supervisor's proof that no process is left, or its equal when the supervisor was killed."""
+        """The supervisor's report that no process is left; checked here when the supervisor was killed."""
         while True:
             event = self._next_event(deadline_ns)
             if event is None:
@@ -318,7 +377,7 @@ class ServerProcess:
         return {"killed": killed, "log_bytes": self._log_path.stat().st_size if self._log_path.exists() else 0}
 
     def _read_events(self, wait_ns: int) -> None:
-        """Take in what the supervisor has said, waiting up to ``wait_ns`` for a first word."""
+        """Read the supervisor's next event, waiting up to ``wait_ns`` for it."""
         if self._report is None and not self._has_exited:
             self._next_event(_wall_clock.now_ns() + wait_ns)
 

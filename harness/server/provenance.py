@@ -1,7 +1,6 @@
-"""What a run was made with: code, packages, machine, clocks and command, as plain JSON.
+"""Provenance of a run: code, packages, machine, clocks and command, as plain JSON.
 
-Facts that cannot be read are absent, never guessed; the environment is not recorded, so no secret can be. Nothing here
-changes anything.
+Facts that cannot be read are absent, never guessed. The environment is not recorded, so no secret can be.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from harness.clock import realtime_minus_monotonic_ns, utc_now
 from harness.spec.recorded import recorded_command
 
 SOURCE_ROOT = Path(__file__).resolve().parents[2]
-# What decides a figure: the harness's own libraries, and the serving stack where it is installed.
+# Packages that can change a figure: the harness's libraries, and the serving stack where it is installed.
 PACKAGES = (
     "rbln-harness",
     "numpy",
@@ -46,9 +45,9 @@ GIT_TIMEOUT_S = 10.0
 
 
 def capture(argv: Sequence[str] | None = None) -> dict[str, Any]:
-    """Everything about this moment that a reader of the run needs.
+    """Code, machine, clocks and command at this moment.
 
-    argv: default this process's own. The program is named without its folder, which says only where somebody lives.
+    argv: default this process's. The program is named without its folder, which is private and changes nothing.
     """
     program, *arguments = sys.argv if argv is None else argv
     return {
@@ -67,7 +66,7 @@ def capture(argv: Sequence[str] | None = None) -> dict[str, Any]:
 
 @lru_cache(maxsize=1)
 def _code_facts() -> dict[str, Any]:
-    """What code this process loaded: looked at once, since a file that changes later is not what runs."""
+    """The code that this process loaded. Read once: a file that changes later is not what runs."""
     return {"packages": package_versions(), "source": source_facts()}
 
 
@@ -83,10 +82,10 @@ def package_versions(names: Sequence[str] = PACKAGES) -> dict[str, str]:
 
 
 def source_facts(root: Path = SOURCE_ROOT) -> dict[str, Any]:
-    """Which code ran: a hash of its files always; commit, branch and changes where ``root`` is a git checkout."""
+    """A hash of the source files; with commit, branch and changes where ``root`` is a git checkout."""
     facts: dict[str, Any] = {"sha256": source_sha256(root / "harness")}
     top = _git(root, "rev-parse", "--show-toplevel")
-    # An installed copy may lie inside somebody else's repository.
+    # An installed copy may lie inside another project's repository.
     if top is None or Path(top).resolve() != root.resolve():
         return facts
     status = _git(root, "status", "--porcelain")
@@ -108,7 +107,7 @@ def source_sha256(package: Path) -> str:
 
 
 def host_facts() -> dict[str, Any]:
-    """The machine: kernel, processor, memory, and what changes its speed."""
+    """The machine: kernel, processor, memory, and settings that change its speed."""
     facts: dict[str, Any] = {
         "hostname": platform.node(),
         "kernel": f"{platform.system()} {platform.release()}",
@@ -128,7 +127,7 @@ def host_facts() -> dict[str, Any]:
 
 
 def clock_facts() -> dict[str, Any]:
-    """What the run's stamps rest on, in ns; boot_id tells whether two runs share a monotonic zero."""
+    """Facts about the clocks, in ns; runs with the same boot_id share the zero of the monotonic clock."""
     facts: dict[str, Any] = {
         "monotonic_resolution_ns": round(time.clock_getres(time.CLOCK_MONOTONIC) * 1e9),
         "realtime_minus_monotonic_ns": realtime_minus_monotonic_ns(),
@@ -139,18 +138,18 @@ def clock_facts() -> dict[str, Any]:
 
 
 def usable_cores() -> int:
-    """Cores that this process may run on, which a container or a task set can make fewer than the machine has."""
+    """Cores that this process may use; in a container or task set fewer than the machine has."""
     return len(os.sched_getaffinity(0))
 
 
 def memory_bytes() -> int | None:
-    """Physical memory; None where /proc does not tell."""
+    """Physical memory; None where /proc does not state it."""
     total = _field("/proc/meminfo", "MemTotal", ":")
     return None if total is None else int(total.split()[0]) * 1024
 
 
 def clock_source() -> str | None:
-    """What the kernel reads time from: tsc is fast, hpet and acpi_pm cost microseconds a read."""
+    """The kernel's clock source: tsc is fast, hpet and acpi_pm cost microseconds a read."""
     return read_line("/sys/devices/system/clocksource/clocksource0/current_clocksource")
 
 
@@ -179,12 +178,12 @@ def _field(path: str, key: str, separator: str) -> str | None:
 def _governors() -> str | None:
     """The scaling governors of all cores, as one word when they agree."""
     paths = Path("/sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq/scaling_governor")
-    found = {line for path in paths if (line := read_line(str(path)))}
-    return ",".join(sorted(found)) or None
+    governors = {line for path in paths if (line := read_line(str(path)))}
+    return ",".join(sorted(governors)) or None
 
 
 def _git(root: Path, *arguments: str) -> str | None:
-    """What git says about ``root``; None without git, outside a checkout, or when it fails."""
+    """Output of a git command in ``root``; None without git, outside a checkout, or when it fails."""
     try:
         done = subprocess.run(
             ["git", "-C", str(root), *arguments],
@@ -193,7 +192,7 @@ def _git(root: Path, *arguments: str) -> str | None:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             timeout=GIT_TIMEOUT_S,
-            # Looking must not write: without this, status may take the index lock from under somebody's commit.
+            # Without this, status may take the index lock during somebody's commit.
             env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
         )
     except (OSError, subprocess.SubprocessError):

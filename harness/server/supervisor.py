@@ -1,7 +1,7 @@
-"""A small process between the harness and the server: it owns the server's life and its log.
+"""A small process between the harness and the server: it starts and ends the server and copies its log.
 
-The server and everything it starts is gone before the supervisor is, whoever dies first: the harness, the server
-or the supervisor. It never decides when to stop, never opens a socket and never reads what the log says.
+The server and all its children are gone when the supervisor ends, whichever of harness, server and supervisor dies
+first. The supervisor never decides when to stop, opens no socket and never parses the log.
 
 Why a process and not a thread of the harness:
 - a SIGKILLed harness closes its end of the socket pair, and the supervisor then ends the server. PR_SET_PDEATHSIG alone
@@ -42,9 +42,9 @@ F_SETPIPE_SZ = 1031
 # A server must not block on its own log while the supervisor waits for a core.
 LOG_PIPE_BYTES = 1 << 20
 LOG_READ_BYTES = 1 << 16
-# What a server leaves behind when it ends by itself gets this long before it is killed.
+# Grace for processes that a server leaves behind when it ends by itself.
 STRAGGLER_GRACE_NS = NS_PER_S // 2
-# A fork of the harness could hold a copy of its end of the socket pair, so the parent is also looked at.
+# A fork of the harness could hold a copy of its end of the socket pair, so the parent is checked too.
 PARENT_POLL_MS = 500
 
 # Truncated: the stamps count from the first byte of this server's log.
@@ -53,7 +53,7 @@ STAMP = struct.Struct("<qq")
 
 
 class LogRead(Enum):
-    """What one read of the log pipe gave."""
+    """Result of one read of the log pipe."""
 
     DATA = "data"
     NOTHING_YET = "nothing yet"
@@ -62,9 +62,9 @@ class LogRead(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What to run and where its output goes. Times in ns of CLOCK_MONOTONIC unless they say otherwise.
+    """What to run and where its output goes. Times in ns of CLOCK_MONOTONIC.
 
-    scratch: a folder that is removed when nothing of the server is left; "" for none.
+    scratch: a folder that is removed when no process of the server is left; "" for none.
     """
 
     argv: list[str]
@@ -80,7 +80,7 @@ class Job:
 def main() -> None:
     """Read the job from the control socket (descriptor number in argv[1]), run it, report, and exit 0."""
     control = socket.socket(fileno=int(sys.argv[1]))
-    # The server must not hold the line to the harness open.
+    # The server must not keep the connection to the harness open.
     control.set_inheritable(False)
     parent_pid = int(sys.argv[2])
     # A Ctrl-C or a hang-up reaches the harness, which decides.
@@ -96,7 +96,7 @@ def main() -> None:
 
 
 class _Supervisor:
-    """One server process, from fork to the proof that nothing of it is left."""
+    """One server process, from fork to the proof that no process of it is left."""
 
     def __init__(self, job: Job, control: socket.socket, parent_pid: int) -> None:
         self._job = job
@@ -117,7 +117,7 @@ class _Supervisor:
         libc = ctypes.CDLL(None, use_errno=True)
         libc.prctl.argtypes = (ctypes.c_int, *[ctypes.c_ulong] * 4)
         if libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
-            self._tell(event="exec_failed", message=f"prctl: {os.strerror(ctypes.get_errno())}")
+            self._report(event="exec_failed", message=f"prctl: {os.strerror(ctypes.get_errno())}")
             return
         wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
@@ -127,7 +127,7 @@ class _Supervisor:
             self._log = os.open(self._job.log_path, LOG_FLAGS, 0o644)
             self._stamps = os.open(self._job.stamps_path, LOG_FLAGS, 0o644)
         except OSError as error:
-            self._tell(event="exec_failed", message=f"{error.filename}: {error.strerror}")
+            self._report(event="exec_failed", message=f"{error.filename}: {error.strerror}")
             return
         log_read, log_write = os.pipe2(os.O_CLOEXEC)
         with_larger_pipe(log_read)
@@ -141,7 +141,7 @@ class _Supervisor:
         self._was_terminated = True
 
     def _spawn(self, libc: ctypes.CDLL, log_write: int) -> bool:
-        """Fork and exec the server as the leader of its own process group; tell the harness how that went."""
+        """Fork and exec the server as the leader of a new process group; report the result to the harness."""
         error_read, error_write = os.pipe2(os.O_CLOEXEC)
         supervisor_pid = os.getpid()
         pid = os.fork()
@@ -152,10 +152,10 @@ class _Supervisor:
         os.close(error_read)
         if failure:
             os.waitpid(pid, 0)
-            self._tell(event="exec_failed", message=failure.decode("utf-8", "replace"))
+            self._report(event="exec_failed", message=failure.decode("utf-8", "replace"))
             return False
         self._server_pid = pid
-        self._tell(event="started", pid=pid)
+        self._report(event="started", pid=pid)
         return True
 
     def _become_server(self, libc: ctypes.CDLL, log_write: int, error_write: int, supervisor_pid: int) -> None:
@@ -205,10 +205,10 @@ class _Supervisor:
             pass
         if self._job.scratch:
             shutil.rmtree(self._job.scratch, ignore_errors=True)
-        self._tell(event="gone", killed=self._killed, log_bytes=self._log_bytes)
+        self._report(event="gone", killed=self._killed, log_bytes=self._log_bytes)
 
     def _serve(self, descriptor: int, log_read: int, wake_read: int) -> bool:
-        """Answer one descriptor that can be read; False when nothing more will come of it."""
+        """Handle one readable descriptor; False when it has ended."""
         if descriptor == log_read:
             return self._copy_log(log_read) != LogRead.END
         if descriptor == wake_read:
@@ -247,7 +247,7 @@ class _Supervisor:
         self._kill_at_ns = kill_at_ns if self._kill_at_ns is None else min(self._kill_at_ns, kill_at_ns)
         if not self._stop_began:
             self._stop_began = True
-            # Not yet reaped (only _reap does that), so the pid cannot belong to anybody else.
+            # Not yet reaped (only _reap does that), so the pid cannot belong to another process.
             if self._wait_status is None:
                 os.kill(self._server_pid, signal.SIGTERM)
 
@@ -263,16 +263,16 @@ class _Supervisor:
             if pid == self._server_pid:
                 self._wait_status = status
                 returncode = os.waitstatus_to_exitcode(status)
-                self._tell(event="exited", returncode=returncode, at_ns=self._model_clock.now_ns())
+                self._report(event="exited", returncode=returncode, at_ns=self._model_clock.now_ns())
                 if self._kill_at_ns is None:
                     self._kill_at_ns = self._clock.now_ns() + STRAGGLER_GRACE_NS
 
     def _kill_descendants(self) -> None:
-        """SIGKILL the server's group and every descendant outside it; those orphaned meanwhile come next time."""
+        """SIGKILL the server's group and every descendant outside it; the next call kills those orphaned meanwhile."""
         descendants = living_descendants(os.getpid())
         for pid in descendants:
-            # A pid found here may have ended since; then it is our own zombie or already gone, never a stranger's,
-            # unless the kernel went round all pids within microseconds.
+            # A process listed here may have ended since; its pid is then a zombie of ours or unused, and no other
+            # process, unless the kernel reused all pids within microseconds.
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
@@ -282,7 +282,7 @@ class _Supervisor:
         self._kill_at_ns = self._clock.now_ns() + 20 * NS_PER_MS
 
     def _copy_log(self, log_read: int) -> LogRead:
-        """One read of the log pipe, stamped at once."""
+        """One read of the log pipe, stamped right after it."""
         try:
             data = os.read(log_read, LOG_READ_BYTES)
         except BlockingIOError:
@@ -295,13 +295,13 @@ class _Supervisor:
                 write_all(self._stamps, STAMP.pack(self._log_bytes, received_ns))
                 write_all(self._log, data)
             except OSError as error:
-                # Keep draining: a server that blocks on its log would be another fault on top of a full disk.
+                # Keep reading: a server that blocks on its log would be a second fault on top of a full disk.
                 self._log_error = f"{self._job.log_path}: {error.strerror}"
-                self._tell(event="log_failed", message=self._log_error)
+                self._report(event="log_failed", message=self._log_error)
         self._log_bytes += len(data)
         return LogRead.DATA
 
-    def _tell(self, **event: Any) -> None:
+    def _report(self, **event: Any) -> None:
         if self._control is None:
             return
         try:

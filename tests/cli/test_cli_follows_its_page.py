@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.server.life import get
+from harness.server.ask import ask
 from tests.support.processes import comes_true
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -29,7 +29,7 @@ def test_a_newcomer_follows_the_page_to_a_decision(tmp_path: Path, request: pyte
             request.addfinalizer(started.wait)
             request.addfinalizer(started.kill)
             port = int(words[words.index("--port") + 1])
-            assert comes_true(lambda port=port: get("127.0.0.1", port, "/health").status == 200, 60.0)
+            assert comes_true(lambda port=port: ask("127.0.0.1", port, "/health", deadline_s=10.0).status == 200, 60.0)
             continue
         called = [sys.executable, "-m", "harness", *words[1:]] if words[0] == "harness" else words
         done = subprocess.run(

@@ -28,8 +28,8 @@ from harness.runner.backends.emulator import EmulatorBackend
 from harness.runner.progress import silent
 from harness.runner.run import Invocation
 from harness.runner.settings import refuse_unshown_settings
-from harness.server.launch import LaunchPlan
-from harness.server.ports import free_port
+from harness.server.life import LaunchPlan
+from harness.server.process import free_port
 from harness.spec import ExperimentSpec, ServerSpec
 from tests.support.processes import serving
 

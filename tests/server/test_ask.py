@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from harness.server.ask import HTTP_OK, NO_ANSWER, ask
-from harness.server.ports import free_port
+from harness.server.process import free_port
 from tests.support.raw_server import CLOSE, HANG, KEEP, RESET, Asked, RawServer, Reply
 
 pytestmark = pytest.mark.live

@@ -41,13 +41,13 @@ def run(root: Path, asked: PlainServer, *, keep_going: bool = False, **keys: Any
     return run_experiment(ExperimentSpec.model_validate(table), runs_root=root, keep_going=keep_going)
 
 
-def test_all_that_a_plain_server_lacks_is_one_error_with_the_cures(tmp_path: Path) -> None:
+def test_everything_that_a_plain_server_lacks_is_in_one_error_with_remedies(tmp_path: Path) -> None:
     with plain_server(PlainServer()) as server, pytest.raises(ServerError) as refused:
         run(tmp_path, server)
     for words in (
-        "the server ignored return_token_ids: answers cannot continue a session. vLLM from 0.10 on does",
+        "the server ignored return_token_ids: answers cannot continue a session. Use vLLM 0.10 or newer",
         'set workload.prompt_form = "text"',
-        "GET /metrics gives status 404: load, and reuse by the server's own count, cannot be checked",
+        "GET /metrics gives status 404: load and the server's count of reuse cannot be checked",
         "Set limits.needs_metrics = false",
         "Nothing was performed",
     ):
@@ -70,7 +70,7 @@ def test_a_key_and_a_url_that_ends_in_v1_are_taken_and_the_key_is_in_no_record(
 ) -> None:
     knows = PlainServer(gives_token_ids=True, has_metrics=True, key="sk-secret", prefix="/models/a")
     with plain_server(knows) as server:
-        with pytest.raises(ServerError, match=r'the server wants an API key\. .* server\.api_key_env = "NAME"'):
+        with pytest.raises(ServerError, match=r'the server requires an API key\. .* server\.api_key_env = "NAME"'):
             run(tmp_path, server)
         keys = {"url": f"{server.url}/v1", "api_key_env": KEY}
         with pytest.raises(SpecError, match=f"the environment has no key in {KEY}"):

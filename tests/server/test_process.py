@@ -14,8 +14,7 @@ import pytest
 
 from harness.clock import ScaledClock
 from harness.errors import ServerError
-from harness.server.ports import free_port, port_is_free, port_owner, require_port
-from harness.server.process import ServerProcess
+from harness.server.process import ServerLog, ServerProcess, free_port, port_is_free, port_owner, require_port
 from tests.support.processes import (
     HOST,
     check_until_it_fails,
@@ -52,9 +51,7 @@ def test_the_log_is_kept_as_bytes_with_a_stamp_for_every_read(tmp_path: Path) ->
     before_ns = model_clock.now_ns()
     server = ServerProcess.start(
         [sys.executable, "-c", code],
-        log_path=tmp_path / "server.log",
-        stamps_path=tmp_path / "server.log.stamps",
-        clock=model_clock,
+        log=ServerLog(tmp_path / "server.log", tmp_path / "server.log.stamps", model_clock),
     )
     assert ends_within(server.pid, 20)
     report = server.stop()
@@ -92,16 +89,14 @@ def test_a_server_that_never_gets_healthy_is_ended_at_the_deadline(tmp_path: Pat
 
 def test_a_program_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(ServerError, match=r"no-such-server: cannot be started: .*No such file or directory"):
-        ServerProcess.start(["no-such-server"], log_path=tmp_path / "log", stamps_path=tmp_path / "stamps", clock=clock)
+        ServerProcess.start(["no-such-server"], log=ServerLog(tmp_path / "log", tmp_path / "stamps", clock))
 
 
 def test_a_log_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     with pytest.raises(ServerError, match="missing/log: No such file"):
         ServerProcess.start(
             [sys.executable, "-c", "pass"],
-            log_path=tmp_path / "missing" / "log",
-            stamps_path=tmp_path / "stamps",
-            clock=clock,
+            log=ServerLog(tmp_path / "missing" / "log", tmp_path / "stamps", clock),
         )
 
 
@@ -109,9 +104,7 @@ def test_a_log_that_cannot_be_made_is_named(tmp_path: Path) -> None:
 def test_a_full_disk_ends_the_server_with_a_clear_error(tmp_path: Path) -> None:
     server = ServerProcess.start(
         [sys.executable, "-c", "import signal; print('hello', flush=True); signal.pause()"],
-        log_path=Path("/dev/full"),
-        stamps_path=tmp_path / "stamps",
-        clock=clock,
+        log=ServerLog(Path("/dev/full"), tmp_path / "stamps", clock),
     )
     with pytest.raises(ServerError, match=r"its log cannot be written .*No space left"):
         check_until_it_fails(server)
@@ -168,25 +161,22 @@ def test_an_error_inside_the_with_block_still_ends_the_server(tmp_path: Path) ->
 def test_the_server_reads_nothing_and_inherits_no_descriptor(tmp_path: Path) -> None:
     code = "import os, sys; print(sorted(map(int, os.listdir('/proc/self/fd')))[:-1], sys.stdin.read() == '')"
     server = ServerProcess.start(
-        [sys.executable, "-c", code], log_path=tmp_path / "log", stamps_path=tmp_path / "stamps", clock=clock
+        [sys.executable, "-c", code], log=ServerLog(tmp_path / "log", tmp_path / "stamps", clock)
     )
     assert ends_within(server.pid, 20)
     server.stop()
     assert (tmp_path / "log").read_text() == "[0, 1, 2] True\n"
 
 
-def test_additions_to_the_environment_and_the_working_folder_reach_the_server(tmp_path: Path) -> None:
+def test_additions_to_the_environment_reach_the_server(tmp_path: Path) -> None:
     server = ServerProcess.start(
-        [sys.executable, "-c", "import os; print(os.environ['GREETING'], 'PATH' in os.environ, os.getcwd())"],
-        log_path=tmp_path / "log",
-        stamps_path=tmp_path / "stamps",
-        clock=clock,
+        [sys.executable, "-c", "import os; print(os.environ['GREETING'], 'PATH' in os.environ)"],
+        log=ServerLog(tmp_path / "log", tmp_path / "stamps", clock),
         env={"GREETING": "hallo"},
-        cwd=tmp_path,
     )
     assert ends_within(server.pid, 20)
     server.stop()
-    assert (tmp_path / "log").read_text() == f"hallo True {tmp_path}\n"
+    assert (tmp_path / "log").read_text() == "hallo True\n"
 
 
 def test_a_busy_port_is_named_with_the_process_that_holds_it() -> None:

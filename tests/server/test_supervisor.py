@@ -16,7 +16,7 @@ import pytest
 
 from harness.clock import NS_PER_MS
 from harness.errors import ServerError
-from harness.server.ports import free_port, port_is_free
+from harness.server.process import free_port, port_is_free
 from tests.support.processes import (
     HOST,
     check_until_it_fails,
@@ -35,11 +35,11 @@ HARNESS = """
 import sys
 from pathlib import Path
 from harness.clock import MonotonicClock
-from harness.server.process import ServerProcess
+from harness.server.process import ServerLog, ServerProcess
 folder, fork, port, *argv = sys.argv[1:]
 folder = Path(folder)
 server = ServerProcess.start(
-    argv, log_path=folder / "server.log", stamps_path=folder / "stamps", clock=MonotonicClock(), orphan_grace_s=0.2
+    argv, log=ServerLog(folder / "server.log", folder / "stamps", MonotonicClock()), orphan_grace_s=0.2
 )
 print(server.pid, flush=True)
 if fork == "fork":

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from harness.clock import NS_PER_MS, NS_PER_S, Clock, MonotonicClock
-from harness.server.launch import LaunchPlan
-from harness.server.process import ServerProcess
+from harness.server.life import LaunchPlan
+from harness.server.process import ServerLog, ServerProcess
 
 TINY_SERVER = Path(__file__).with_name("tiny_server.py")
 HOST = "127.0.0.1"
@@ -23,9 +23,7 @@ def tiny_server_argv(port: int, *options: str) -> list[str]:
 def start_tiny_server(folder: Path, port: int, *options: str) -> ServerProcess:
     return ServerProcess.start(
         tiny_server_argv(port, *options),
-        log_path=folder / "server.log",
-        stamps_path=folder / "server.log.stamps",
-        clock=clock,
+        log=ServerLog(folder / "server.log", folder / "server.log.stamps", clock),
     )
 
 
@@ -34,9 +32,7 @@ def start_launched(launch: LaunchPlan, folder: Path, clock: Clock | None = None)
     return ServerProcess.start(
         launch.argv,
         env=launch.env,
-        log_path=folder / "server.log",
-        stamps_path=folder / "server.log.stamps",
-        clock=clock or MonotonicClock(),
+        log=ServerLog(folder / "server.log", folder / "server.log.stamps", clock or MonotonicClock()),
     )
 
 

@@ -27,7 +27,7 @@ class Handler(BaseHTTPRequestHandler):
         if self.path == "/slow":
             threading.Event().wait()
         body = b'requests_total{word="caf\xc3\xa9"} 7\n' if self.path == "/metrics" else b"ok"
-        self.send_response(503 if self.path == "/unhealthy" else 200)
+        self.send_response(503 if self.path.startswith("/unhealthy") else 200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)

@@ -18,8 +18,7 @@ from harness.redact import redacted_text
 from harness.runner.backends.base import LaunchOptions, ServerBackend
 from harness.server.ask import Reply
 from harness.server.doctor import Check
-from harness.server.launch import LaunchPlan
-from harness.server.life import MODELS, get_at
+from harness.server.life import MODELS, LaunchPlan, get_at
 from harness.server.probe import Needs, probe
 from harness.spec import ServerSpec
 from harness.stack.rbln.launch_log import LaunchFacts, read_metrics

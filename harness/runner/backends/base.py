@@ -18,7 +18,7 @@ from harness.kinds import BackendKind
 from harness.records import SealedRun
 from harness.runner.run import Invocation, perform_run
 from harness.server.doctor import Check
-from harness.server.launch import LaunchPlan, LogFormat
+from harness.server.life import LaunchPlan, LogFormat
 from harness.spec import ServerSpec
 from harness.stack.rbln.artifacts import check_artifact, read_artifact
 from harness.stack.rbln.kv_rules import rules_for_version

@@ -16,8 +16,8 @@ from harness.records import Observation, layout
 from harness.runner.backends.base import LaunchOptions, ServerBackend
 from harness.runner.backends.sim import check_simulated_server
 from harness.server.doctor import Check
-from harness.server.launch import LOOPBACK, LaunchPlan, write_config
-from harness.server.ports import require_port
+from harness.server.life import LOOPBACK, LaunchPlan, write_config
+from harness.server.process import require_port
 from harness.spec import ServerSpec
 
 EMULATED_MODEL = "emulated-qwen3-4b"

@@ -22,8 +22,8 @@ from harness.runner.backends.base import (
     rules_in_force,
 )
 from harness.server.doctor import Check, first_line_of
-from harness.server.launch import LOOPBACK, LaunchPlan
-from harness.server.ports import require_port
+from harness.server.life import LOOPBACK, LaunchPlan
+from harness.server.process import require_port
 from harness.spec import ServerSpec
 from harness.stack.rbln.artifacts import check_artifact, read_artifact
 from harness.stack.rbln.compile import require_fresh

@@ -25,8 +25,8 @@ from harness.runner.backends.base import (
     rules_in_force,
 )
 from harness.server.doctor import Check
-from harness.server.launch import LOOPBACK, LaunchPlan, write_config
-from harness.server.ports import require_port
+from harness.server.life import LOOPBACK, LaunchPlan, write_config
+from harness.server.process import require_port
 from harness.spec import ServerSpec
 from harness.stack.rbln.artifacts import check_artifact, read_artifact
 from harness.stack.rbln.devices import read_devices, require_idle

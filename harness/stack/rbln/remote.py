@@ -21,7 +21,7 @@ from harness.clock import MonotonicClock
 from harness.errors import ServerError, SpecError
 from harness.records import layout
 from harness.redact import redacted_arguments, redacted_env
-from harness.server.launch import LOOPBACK, LaunchPlan
+from harness.server.life import LOOPBACK, LaunchPlan
 from harness.spec import ServerSpec
 from harness.stack.rbln.artifacts import (
     ArtifactConfig,

@@ -19,7 +19,7 @@ from typing import Any
 from harness.errors import ServerError
 from harness.records import Observation, layout
 from harness.redact import filled_env
-from harness.server.launch import LOOPBACK, LaunchPlan, LogFormat, write_config
+from harness.server.life import LOOPBACK, LaunchPlan, LogFormat, write_config
 from harness.spec import ServerSpec
 from harness.stack.rbln.artifacts import (
     ArtifactConfig,

@@ -13,8 +13,8 @@ import pytest
 from harness.clock import ScaledClock
 from harness.errors import ServerError
 from harness.runner.backends.emulator import EmulatorBackend
-from harness.server.launch import LOOPBACK
-from harness.server.ports import free_port
+from harness.server.life import LOOPBACK
+from harness.server.process import free_port
 from harness.spec import ServerSpec
 from tests.support.processes import serving
 

@@ -17,9 +17,8 @@ from harness.runner import run_experiment
 from harness.runner.backends.attached import AttachedBackend
 from harness.runner.backends.emulator import EmulatorBackend
 from harness.runner.backends.rbln import RblnBackend
-from harness.server.launch import LaunchPlan
-from harness.server.life import start_server
-from harness.server.ports import free_port
+from harness.server.life import LaunchPlan, start_server
+from harness.server.process import free_port
 from harness.spec import ExperimentSpec, ServerSpec
 from harness.stack.rbln.observer import INSIDE
 from harness.stack.rbln.patches.shipped import patched_text

@@ -16,7 +16,7 @@ import pytest
 from harness.clock import VirtualClock
 from harness.errors import ServerError
 from harness.runner import run_experiment
-from harness.server.ports import free_port
+from harness.server.process import free_port
 from harness.spec import ExperimentSpec
 from harness.stack.rbln.device_watch import (
     DeviceWatch,

@@ -23,7 +23,7 @@ from harness.clock import NS_PER_MS, MonotonicClock, realtime_minus_monotonic_ns
 from harness.errors import HarnessError, ServerError, SpecError
 from harness.records import layout
 from harness.runner.backends.rbln import RblnBackend
-from harness.server.launch import LaunchPlan
+from harness.server.life import LaunchPlan
 from harness.server.process import ServerProcess
 from harness.spec import ServerSpec
 from harness.stack.rbln.remote import RemoteHost

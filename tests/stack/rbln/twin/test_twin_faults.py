@@ -16,7 +16,7 @@ import pytest
 from harness.analysis.logs.parse import ParseCounts, parse_log
 from harness.errors import ServerError
 from harness.runner.backends.twin import TwinBackend
-from harness.server.launch import LaunchPlan
+from harness.server.life import LaunchPlan
 from harness.server.process import ServerProcess
 from harness.spec import ServerSpec
 from harness.stack.rbln.log_grammar import KvCopyFailedEvent

@@ -14,8 +14,8 @@ import pytest
 from harness.client.target import Endpoint
 from harness.clock import NS_PER_MS, NS_PER_S, MonotonicClock, ScaledClock
 from harness.errors import RecordsError
-from harness.server.ports import free_port
-from harness.server.scrape import Scraper
+from harness.server.ask import Scraper
+from harness.server.process import free_port
 from tests.support.processes import HOST, start_tiny_server
 
 pytestmark = pytest.mark.live
@@ -77,14 +77,15 @@ def test_a_silent_server_gives_a_line_after_the_timeout() -> None:
         silent.listen(1)
         sink = io.BytesIO()
         port = silent.getsockname()[1]
-        scraper = Scraper(sink, endpoint=Endpoint(HOST, port), clock=MonotonicClock(), interval_s=60, timeout_s=0.05)
+        scraper = Scraper(sink, endpoint=Endpoint(HOST, port), clock=MonotonicClock(), interval_s=60)
+        scraper.timeout_s = 0.05
         assert scraper.scrape("before") == 0
     assert lines_of(sink)[0]["error"].startswith("TimeoutError")
 
 
 def test_a_refusal_keeps_its_status_and_body(port: int) -> None:
     sink = io.BytesIO()
-    scraper = Scraper(sink, endpoint=Endpoint(HOST, port), clock=MonotonicClock(), interval_s=60, path="/unhealthy")
+    scraper = Scraper(sink, endpoint=Endpoint(HOST, port, prefix="/unhealthy"), clock=MonotonicClock(), interval_s=60)
     assert scraper.scrape("before") == 503
     assert lines_of(sink)[0]["body"] == "ok"
     assert scraper.num_failed == 1

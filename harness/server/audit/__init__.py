@@ -1,1 +1,0 @@
-"""What the harness itself does to a measurement: the null server, the audit of every run, the benchmark."""
