@@ -31,8 +31,8 @@ from harness.sim.search.run import search
 from harness.sim.search.space import load_space
 from harness.sim.simulate import plan_arrays, run_totals
 from harness.spec import PerturbationSpec, WorkloadSpec, load_experiment
-from harness.traces.form import RecordedRequest, Recording
 from harness.traces.lower import Lowering, sessions_of
+from harness.traces.recording import RecordedRequest, Recording
 from tests.support.naive import naive_run
 from tests.support.naive_paper import paper_run
 

@@ -16,7 +16,7 @@ from harness.analysis.logs.glance import glance
 from harness.errors import SpecError
 from harness.records import layout
 from harness.traces.importing import import_trace
-from harness.traces.trace_files import file_kind, read_round_lines
+from harness.traces.release import is_duckdb, round_lines
 from tests.support.command_line import harness
 
 CALL = {"timestamp": 0, "input_length": 6, "output_length": 2, "hash_ids": [1]}
@@ -39,7 +39,7 @@ def test_a_pipe_or_a_device_is_no_trace_file(pipe: Path, tmp_path: Path, kind: s
 
 def test_a_pipe_is_no_trace_release(pipe: Path) -> None:
     with pytest.raises(SpecError, match="not a regular file"):
-        file_kind(pipe)
+        is_duckdb(pipe)
 
 
 def test_a_trace_comes_through_a_pipe_as_a_dash(tmp_path: Path) -> None:
@@ -62,8 +62,8 @@ def test_a_release_that_unpacks_to_more_than_the_limit_is_refused(
     monkeypatch.setattr(inputs, "MAX_UNPACKED_BYTES", 1 << 10)
     path = tmp_path / "bomb.jsonl.gz"
     path.write_bytes(gzip.compress(LINE * 100))
-    with pytest.raises(SpecError, match="holds more than 1024 bytes unpacked"), read_round_lines(path, None) as reader:
-        list(reader.lines())
+    with pytest.raises(SpecError, match="holds more than 1024 bytes unpacked"):
+        list(round_lines(path))
 
 
 def test_what_a_run_writes_is_watched_only_where_it_is_a_file(tmp_path: Path) -> None:

@@ -11,8 +11,7 @@ from harness.errors import SpecError
 from harness.outputs import BIDI_CONTROLS, check_output, write_text
 from harness.plan.files import write_atomic
 from harness.report import write_report
-from harness.traces.file import TraceHead, write_trace
-from harness.traces.form import RecordedRequest, Recording
+from harness.traces.recording import RecordedRequest, Recording, TraceHead, write_trace
 from tests.support.command_line import harness
 
 

@@ -12,8 +12,7 @@ import random
 from pathlib import Path
 
 from harness.plan.model import WaitKind
-from harness.traces.file import TraceHead, write_trace
-from harness.traces.form import RecordedRequest, Recording
+from harness.traces.recording import RecordedRequest, Recording, TraceHead, write_trace
 
 NS_PER_S = 1_000_000_000
 FOLDER = Path(__file__).resolve().parent.parent / "plans" / "traces"

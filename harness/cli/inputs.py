@@ -152,7 +152,7 @@ def waits_import(
         print(f"{counted.source_format}: {counted.num_waits} waits for tools; {counted.num_zero} of nothing left out")
         print(f"wrote {output}")
         return
-    from harness.traces.tracelab import import_tracelab
+    from harness.traces.waits import import_tracelab
 
     summary = import_tracelab(source, output, name=name or output.stem, tables=tuple(tables or ()))
     for line in summary.lines():

@@ -78,7 +78,7 @@ def trace_import(
             print(f"  {what}: {count} x {reason}, first at {notes.first_at[reason]}")
     for label in head.labels:
         print(f"  assumed: {said_plainly(label)}")
-    _show(output)
+    _show(str(output))
 
 
 def check_trace_format(kind: str) -> None:
@@ -104,12 +104,12 @@ def trace_show(
 
     Example: `harness trace show coding-agent --max-context 8000 --picture coding-agent.svg`
     """
-    _show(Path(trace) if Path(trace).is_file() else trace)
+    _show(trace)
     if max_context or scale != "1":
         _show_what_fits(trace, max_context, scale)
     if picture is not None:
         from harness.report.trace_picture import draw_trace
-        from harness.traces.file import load_trace
+        from harness.traces.recording import load_trace
 
         draw_trace(load_trace(trace), picture)
         print(f"wrote {picture}")
@@ -178,12 +178,15 @@ def _run(experiment: str, run: str, runs: Path) -> SealedRun:
     return labels[run]
 
 
-def _show(trace: Path | str) -> None:
+def _show(trace: str) -> None:
     from harness.cli.words import said_plainly
-    from harness.traces.file import load_trace, read_trace
+    from harness.shipped import find_shipped
+    from harness.traces.recording import open_trace
     from harness.traces.summary import describe_trace
 
-    facts = describe_trace(read_trace(trace) if isinstance(trace, Path) else load_trace(trace))
+    path = Path(trace) if Path(trace).is_file() else find_shipped("traces", trace, what="trace")
+    with open_trace(path) as reader:
+        facts = describe_trace(reader)
     width = max(len(key) for key in facts)
     for key, value in facts.items():
         print(f"{key:<{width}}  {said_plainly(str(value))}")

@@ -12,8 +12,8 @@ from harness.plan.model import Plan
 from harness.plan.seeds import derive_seed
 from harness.spec import WorkloadSpec
 from harness.spec.workload import MOST_SESSIONS
-from harness.traces.file import load_trace
 from harness.traces.lower import Lowering, sessions_of
+from harness.traces.recording import load_trace
 
 
 def build_plan(workload: WorkloadSpec, base_seed: int, replicate: int) -> Plan:

@@ -13,8 +13,7 @@ from harness.clock import NS_PER_S
 from harness.errors import RecordsError, SpecError
 from harness.outputs import escape_bidi
 from harness.plan.model import WAIT_KINDS
-from harness.traces.file import TraceFile
-from harness.traces.form import Recording
+from harness.traces.recording import Recording, TraceFile
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,4 +1,4 @@
-"""What every reader is built on: a format's description, trace files as streams, and values of untrusted JSON.
+"""What every reader is built on: the description of a format, trace files as streams, and checked values of JSON.
 
 One line is in memory at a time. A line that is too long, no JSON or no object is counted with its number and skipped;
 its text is never shown.
@@ -17,8 +17,7 @@ from pydantic_core import from_json
 
 from harness.errors import SpecError
 from harness.inputs import open_unpacked
-from harness.traces.file import Arrivals
-from harness.traces.form import MOST_TOKENS, ReadNotes, Recording
+from harness.traces.recording import MOST_TOKENS, Arrivals, ReadNotes, Recording
 
 MAX_LINE_BYTES = 64 << 20
 Progress = Callable[[int], None]
@@ -30,7 +29,7 @@ EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 @dataclass(frozen=True, slots=True)
 class TraceFormat:
-    """One format. keys: what a record of it has, to know it by; suffixes: of the files taken from a folder."""
+    """One format. keys: sets of keys by which a record is recognised; suffixes: of the files taken from a folder."""
 
     description: str
     read: Read
@@ -41,14 +40,14 @@ class TraceFormat:
 
 
 class TraceLine(NamedTuple):
-    """One JSON object. at: which file and line, for notes; a file's name may tell of a person, so it is its number."""
+    """One JSON object. at: number of file and line, for notes; a file's name could identify a person."""
 
     at: str
     record: Record
 
 
 def json_lines(path: Path, notes: ReadNotes, progress: Progress | None = None) -> Iterator[TraceLine]:
-    """Every line of a file that is a JSON object; what is not is counted in ``notes``.
+    """Every line of a file that is a JSON object; other lines are counted in ``notes``.
 
     Raises SpecError where the file cannot be read to its end.
     """
@@ -79,7 +78,7 @@ def parsed_lines(
     parse: Callable[[Record, str], Parsed | None],
     broken: str,
 ) -> Iterator[tuple[str, Parsed]]:
-    """(place, what ``parse`` makes) of every line of ``files``; lines of which it makes None count as ``broken``."""
+    """(place, ``parse(record)``) of every line of ``files``; a line for which it gives None counts as ``broken``."""
     for path in files:
         for at, record in json_lines(path, notes, progress):
             value = parse(record, at)
@@ -90,7 +89,7 @@ def parsed_lines(
 
 
 def whole_json(path: Path) -> object:
-    """The one JSON document of a file, None when it is none; raises SpecError for one above 64 MiB or unreadable."""
+    """The JSON document of a file, None when it is not JSON; SpecError when it is above 64 MiB or unreadable."""
     try:
         with open_unpacked(path) as stream:
             content = stream.read(MAX_LINE_BYTES + 1)
@@ -102,7 +101,7 @@ def whole_json(path: Path) -> object:
 
 
 def _bounded_lines(stream: IO[bytes]) -> Iterator[bytes]:
-    """Lines of at most MAX_LINE_BYTES; of a longer one only its first so many bytes, the rest is read past."""
+    """Lines cut off after MAX_LINE_BYTES; the rest of a longer line is skipped."""
     while line := stream.readline(MAX_LINE_BYTES):
         yield line
         while len(line) == MAX_LINE_BYTES and not line.endswith(b"\n"):
@@ -117,28 +116,28 @@ def _parsed(line: bytes) -> object:
 
 
 def tokens_of(value: object) -> int | None:
-    """A number of tokens; None for what is none (a fraction, a negative or an absurd number)."""
+    """A number of tokens; None for any other value (a fraction, a negative or an absurd number)."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= MOST_TOKENS:
         return None
     return int(value) if value == int(value) else None
 
 
 def counts_of(usage: object, names: Iterable[str]) -> list[int] | None:
-    """The counts of a usage object by name, 0 for those that it lacks; None where it is empty or holds no counts."""
+    """The counts of a usage object by name, 0 where a name is missing; None where it is empty or holds other values."""
     table = record_of(usage)
     counts = [tokens_of(table.get(name, 0)) for name in names]
     return [count for count in counts if count is not None] if table and None not in counts else None
 
 
 def seconds_ns(value: object, unit_ns: int = 1_000_000_000) -> int | None:
-    """A duration or instant in ``unit_ns`` as ns; None for what is no finite number."""
+    """A duration or instant in ``unit_ns`` as ns; None for any other value than a finite number."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or abs(value) > 1e15:
         return None
     return round(value * unit_ns)
 
 
 def instant_ns(text: object) -> int | None:
-    """An ISO 8601 instant as ns since 1970; without a zone it is taken as UTC. None for what is none."""
+    """An ISO 8601 instant as ns since 1970, UTC where it names no zone; None for any other value."""
     if not isinstance(text, str) or len(text) > 64:
         return None
     try:
@@ -160,7 +159,7 @@ def _six_digits(text: str) -> str:
 
 
 def text_of(record: Record, *path: str) -> str:
-    """The string at a path of keys, "" where there is none."""
+    """The string at a path of keys, "" where there is no string."""
     value: object = record
     for key in path:
         value = record_of(value).get(key)

@@ -20,7 +20,7 @@ from harness.traces.base import (
     record_of,
     text_of,
 )
-from harness.traces.form import ReadNotes
+from harness.traces.recording import ReadNotes
 from harness.traces.rounds import Conversation, Round, through_rounds
 
 SYNTHETIC = "<synthetic>"

@@ -19,7 +19,7 @@ from harness.traces.base import (
     record_of,
     text_of,
 )
-from harness.traces.form import ReadNotes
+from harness.traces.recording import ReadNotes
 from harness.traces.rounds import Conversation, Round, through_rounds
 
 CALLS = ("function_call", "custom_tool_call", "local_shell_call")

@@ -17,7 +17,7 @@ from harness.errors import SpecError
 from harness.inputs import open_unpacked
 from harness.plan.model import WaitKind
 from harness.traces.base import Progress, TraceFormat, seconds_ns, tokens_of
-from harness.traces.form import ReadNotes, RecordedRequest, Recording, hidden_name
+from harness.traces.recording import ReadNotes, RecordedRequest, Recording, hidden_name
 
 COLUMNS = ("input_len", "output_len", "arrival_time", "round_idx", "tool_wait_after_ms", "prefix_len")
 Row = tuple[int, int, int, int, int, int]

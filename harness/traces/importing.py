@@ -1,6 +1,6 @@
-"""From files of any known format to one trace: which reader takes them, what it left out, and how much is there.
+"""Imports recorded files of any known format as one trace: finds the reader, reads, and writes the trace file.
 
-Files of two formats in one call are refused by name. Reads; writes one file.
+Files of two formats in one call are refused by name.
 """
 
 from __future__ import annotations
@@ -9,10 +9,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from harness.errors import PlanError, SpecError
-from harness.traces import agentic, claude, codex, columns, mooncake, otel, rounds, weka
+from harness.traces import claude, codex, columns, mooncake, otel, rounds, weka
 from harness.traces.base import Progress, Record, TraceFormat, json_lines, record_of, whole_json
-from harness.traces.file import TraceHead, write_trace
-from harness.traces.form import ReadNotes, Recording, check_recording
+from harness.traces.recording import ReadNotes, Recording, TraceHead, check_recording, write_trace
 
 LINES_LOOKED_AT = 50
 TRACE_FORMATS: dict[str, TraceFormat] = {
@@ -20,13 +19,13 @@ TRACE_FORMATS: dict[str, TraceFormat] = {
     "tracelab": rounds.FORMAT,
     "claude": claude.FORMAT,
     "codex": codex.FORMAT,
-    "agentic-mooncake": agentic.FORMAT,
+    "agentic-mooncake": mooncake.AGENTIC,
     "bailian": mooncake.BAILIAN,
     "mooncake": mooncake.MOONCAKE,
     "otel": otel.FORMAT,
     "csv": columns.FORMAT,
 }
-"""By name; the first one whose keys a record has is its format."""
+"""By name. The format of a record is the first whose keys it has."""
 
 
 def import_trace(
@@ -34,12 +33,13 @@ def import_trace(
 ) -> tuple[TraceHead, ReadNotes]:
     """Read ``sources`` and write one trace file; errors as ``read_recordings``."""
     chosen, recordings, notes = read_recordings(sources, kind=kind, progress=progress)
-    form = TRACE_FORMATS[chosen]
+    chosen_format = TRACE_FORMATS[chosen]
+    has_blocks = any(one.blocks for recording in recordings for one in recording.requests)
     head = TraceHead(
         name=name,
         source_format=chosen,
-        arrivals=form.arrivals,
-        block_tokens=form.block_tokens if any(one.blocks for each in recordings for one in each.requests) else 0,
+        arrivals=chosen_format.arrivals,
+        block_tokens=chosen_format.block_tokens if has_blocks else 0,
         dropped=dict(notes.dropped),
         broken=dict(notes.broken),
         labels=tuple(sorted(notes.labels)),
@@ -55,12 +55,12 @@ def read_recordings(
 
     Raises SpecError for an unknown or mixed format, for nothing to read, and when every line is broken.
     """
-    found = list(_files(sources, kind))
-    if not found:
+    files = list(_files(sources, kind))
+    if not files:
         raise SpecError("no trace file is there", where=", ".join(map(str, sources)), hint="Name files or a folder")
-    kinds = {path: detect(path) if kind == "auto" else kind for path in found}
+    kinds = {path: detect(path) if kind == "auto" else kind for path in files}
     if len(set(kinds.values())) > 1:
-        first, other = next((a, b) for a in found for b in found if kinds[a] != kinds[b])
+        first, other = next((a, b) for a in files for b in files if kinds[a] != kinds[b])
         raise SpecError(
             f"two formats: {first.name} is {kinds[first]}, {other.name} is {kinds[other]}",
             where=str(other.parent),
@@ -68,25 +68,25 @@ def read_recordings(
         )
     chosen = next(iter(kinds.values()))
     notes = ReadNotes()
-    recordings = list(_sound(TRACE_FORMATS[chosen].read(found, notes, progress), notes))
+    recordings = list(_sound(TRACE_FORMATS[chosen].read(files, notes, progress), notes))
     if not recordings:
         reasons = "; ".join(f"{count} x {reason}" for reason, count in (notes.broken + notes.dropped).most_common(3))
         raise SpecError(
-            f"no request could be read as {chosen} ({reasons or _nothing(found)})",
-            where=str(found[0]),
+            f"no request could be read as {chosen} ({reasons or _nothing(files)})",
+            where=str(files[0]),
             hint=f"Say which format it is: --format {'|'.join(TRACE_FORMATS)}",
         )
     return chosen, recordings, notes
 
 
 def _nothing(files: Sequence[Path]) -> str:
-    """Why a reader found no record and had nothing to complain of."""
+    """Why a reader gave no recording although no line was broken."""
     is_empty = all(path.stat().st_size == 0 for path in files)
     return "it is empty" if is_empty else "no record in it has the keys of this format"
 
 
 def _sound(recordings: Iterable[Recording], notes: ReadNotes) -> Iterator[Recording]:
-    """What a trace file may hold: a reader takes a line's numbers one by one, and their sums can be absurd."""
+    """Recordings that a trace file may hold; a reader checks numbers one by one, and their sums can be absurd."""
     for place, recording in enumerate(recordings):
         try:
             check_recording(recording)

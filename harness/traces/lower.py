@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from harness.plan.model import RequestPlan, SessionPlan
-from harness.traces.file import Arrivals
-from harness.traces.form import RecordedRequest, Recording
+from harness.traces.recording import Arrivals, RecordedRequest, Recording
 
 HumanWaits = Literal["keep", "cap", "drop"]
 

@@ -1,16 +1,31 @@
-"""Mooncake's and Bailian's production traces: every request by itself, at its recorded arrival, with named blocks.
+"""Mooncake's and Bailian's traces: production requests at their recorded arrivals, and requests that wait for others.
 
-Equal names of blocks mean equal tokens up to and including that block.
+Equal names of blocks mean equal tokens up to and including that block. In the agentic form a request starts ``delay``
+and ``tool_wait_ms`` after the last request of ``wait_for`` has ended.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 from harness.clock import NS_PER_MS, NS_PER_S
-from harness.traces.base import Progress, Read, Record, TraceFormat, list_of, parsed_lines, seconds_ns, tokens_of
-from harness.traces.form import ReadNotes, RecordedRequest, Recording, hidden_name
+from harness.plan.model import WAIT_KINDS, WaitKind
+from harness.traces.base import (
+    Progress,
+    Read,
+    Record,
+    TraceFormat,
+    list_of,
+    parsed_lines,
+    seconds_ns,
+    text_of,
+    tokens_of,
+)
+from harness.traces.recording import ReadNotes, RecordedRequest, Recording, has_ended, hidden_name
 
 MOONCAKE_BLOCK_TOKENS = 512
 BAILIAN_BLOCK_TOKENS = 16
@@ -34,10 +49,10 @@ class BlockNames:
 
 
 def kept_tokens(blocks: tuple[int, ...], before: tuple[int, ...], block_tokens: int, streamed: int, prompt: int) -> int:
-    """How much of the stream before a prompt begins with, by the blocks of both.
+    """Tokens of the previous prompt and answer that a prompt begins with, by the blocks of both prompts.
 
     streamed: tokens of the previous prompt and its answer. Where all whole blocks of the previous prompt come again, so
-    does its answer; else only the blocks that both begin with (a compaction or an edit).
+    does its answer; else only the common leading blocks come again (a compaction or an edit).
     """
     common = 0
     for mine, theirs in zip(blocks, before, strict=False):
@@ -78,6 +93,142 @@ def lengths_of(record: Record) -> tuple[int, int] | None:
     return (prompt, max(generate, 1)) if prompt and generate is not None else None
 
 
+@dataclass
+class _Call:
+    """One agentic request as read."""
+
+    name: str
+    session: str
+    wait_for: list[str]
+    wait_ns: int
+    at_ns: int
+    prompt: int
+    generate: int
+    blocks: tuple[int, ...]
+    is_reset: bool
+    kind: WaitKind | None
+    keep: int | None
+    abort_ns: int
+    abort_tokens: int
+
+
+def _agentic(files: Iterable[Path], notes: ReadNotes, progress: Progress | None = None) -> Iterator[Recording]:
+    """One recording for all requests that wait for one another."""
+    names = BlockNames()
+    calls: dict[str, _Call] = {}
+    broken = "a request without its id, lengths or times"
+    for at, one in parsed_lines(files, notes, progress, lambda record, _: _call(record, names), broken):
+        if one.name in calls:
+            notes.drop("an id that came before", at)
+        else:
+            calls[one.name] = one
+    for tree in _trees(calls, notes):
+        yield _recording(tree)
+
+
+def _call(record: Record, names: BlockNames) -> _Call | None:
+    lengths = lengths_of(record)
+    waits = [seconds_ns(record.get(key) or 0, NS_PER_MS) for key in ("delay", "tool_wait_ms")]
+    at_ns = seconds_ns(record.get("timestamp") or 0, NS_PER_MS)
+    blocks = names.numbers(list_of(record.get("hash_ids")))
+    name = record.get("request_id")
+    if lengths is None or blocks is None or at_ns is None or not isinstance(name, (str, int)):
+        return None
+    if waits[0] is None or waits[1] is None or min(waits[0], waits[1], at_ns) < 0:
+        return None
+    abort_ns = seconds_ns(record.get("abort_after_ms") or 0, NS_PER_MS)
+    prompt, generate = lengths
+    return _Call(
+        name=str(name),
+        session=text_of(record, "session_id") or str(name),
+        wait_for=[str(before) for before in list_of(record.get("wait_for"))],
+        wait_ns=waits[0] + waits[1],
+        at_ns=at_ns,
+        prompt=prompt,
+        generate=generate,
+        blocks=blocks[: prompt // MOONCAKE_BLOCK_TOKENS],
+        is_reset=record.get("prefix_reset") is True,
+        keep=tokens_of(record.get("keep_tokens")),
+        abort_ns=max(abort_ns or 0, 0),
+        abort_tokens=min(tokens_of(record.get("abort_after_tokens")) or 0, generate - 1),
+        kind=next((kind for kind in WAIT_KINDS if kind == record.get("wait_kind")), None),
+    )
+
+
+def _trees(calls: dict[str, _Call], notes: ReadNotes) -> Iterator[list[_Call]]:
+    """Requests that wait for one another, in an order in which all that one waits for comes before it."""
+    for one in calls.values():
+        known = [name for name in one.wait_for if name in calls]
+        if len(known) < len(one.wait_for):
+            notes.drop("waits for a request that is not in the file", hidden_name(one.name))
+        one.wait_for = known
+    order = _sorted(calls)
+    if len(order) < len(calls):
+        in_circle = next(name for name in calls if name not in set(order))
+        notes.drop("requests that wait for themselves in a circle", hidden_name(in_circle), len(calls) - len(order))
+    trees: dict[int, list[str]] = {}
+    tree_of: dict[str, int] = {}
+    for name in order:
+        owners = {tree_of[before] for before in calls[name].wait_for}
+        own = min(owners) if owners else len(tree_of)
+        for other in owners - {own}:
+            for moved in trees.pop(other):
+                tree_of[moved] = own
+                trees[own].append(moved)
+        trees.setdefault(own, []).append(name)
+        tree_of[name] = own
+    places = {name: place for place, name in enumerate(order)}
+    for tree in trees.values():
+        yield [calls[name] for name in sorted(tree, key=places.__getitem__)]
+
+
+def _sorted(calls: dict[str, _Call]) -> list[str]:
+    """Names in an order in which all that a request waits for comes before it, without those on a circle."""
+    sorter: TopologicalSorter[str] = TopologicalSorter(dict.fromkeys(calls, ()))
+    for name, one in calls.items():
+        sorter.add(name, *one.wait_for)
+    with suppress(CycleError):  # the sorter still gives what does not depend on the circle
+        sorter.prepare()
+    order: list[str] = []
+    while ready := sorter.get_ready():
+        order += ready
+        sorter.done(*ready)
+    return order
+
+
+def _recording(tree: list[_Call]) -> Recording:
+    places = {one.name: place for place, one in enumerate(tree)}
+    afters = [tuple(sorted(places[name] for name in one.wait_for)) for one in tree]
+    last: dict[str, _Call] = {}
+    requests: list[RecordedRequest] = []
+    start_ns = min(one.at_ns for one, after in zip(tree, afters, strict=True) if not after)
+    for place, (one, after) in enumerate(zip(tree, afters, strict=True)):
+        before = last.get(one.session)
+        keep, base = 0, None
+        # Only a request that it waited for, directly or not, is sure to have ended.
+        if before is not None and not one.is_reset and has_ended(afters, places[before.name], place):
+            base = places[before.name]
+            streamed = requests[base].stream_tokens
+            keep = kept_tokens(one.blocks, before.blocks, MOONCAKE_BLOCK_TOKENS, streamed, one.prompt)
+            keep = keep if one.keep is None else min(one.keep, streamed, one.prompt)
+        requests.append(
+            RecordedRequest(
+                base,
+                after,
+                one.wait_ns if after else max(one.at_ns - start_ns, 0) + one.wait_ns,
+                one.kind or ("tool" if after and one.wait_ns else "none"),
+                one.prompt,
+                keep,
+                one.generate,
+                one.blocks,
+                one.abort_ns,
+                0 if one.abort_ns else one.abort_tokens,
+            )
+        )
+        last[one.session] = one
+    return Recording(hidden_name(tree[0].name), start_ns, tuple(requests))
+
+
 MOONCAKE = TraceFormat(
     "production requests with 512-token blocks",
     _reader(MOONCAKE_BLOCK_TOKENS, NS_PER_MS),
@@ -91,4 +242,10 @@ BAILIAN = TraceFormat(
     (frozenset({"chat_id", "parent_chat_id", "input_length"}),),
     "recorded",
     BAILIAN_BLOCK_TOKENS,
+)
+AGENTIC = TraceFormat(
+    "requests that wait for others (agentic_mooncake)",
+    _agentic,
+    (frozenset({"request_id", "input_length", "wait_for"}),),
+    block_tokens=MOONCAKE_BLOCK_TOKENS,
 )

@@ -25,7 +25,7 @@ from harness.traces.base import (
     tokens_of,
     whole_json,
 )
-from harness.traces.form import ReadNotes, RecordedRequest, Recording, hidden_name
+from harness.traces.recording import ReadNotes, RecordedRequest, Recording, hidden_name
 
 CHARACTERS_PER_TOKEN = 4
 MOST_LOOKED_AT = 64

@@ -23,7 +23,7 @@ from harness.traces.base import (
     text_of,
     tokens_of,
 )
-from harness.traces.form import ReadNotes, RecordedRequest, Recording, hidden_name
+from harness.traces.recording import ReadNotes, RecordedRequest, Recording, hidden_name
 
 Span = tuple[int, int]
 DEEPEST = 32  # sub-agents of sub-agents

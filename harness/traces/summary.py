@@ -1,90 +1,99 @@
-"""What a trace holds, in numbers for people: sizes, waits by kind, forks and joins, sharing, and ceilings of reuse.
+"""A trace in numbers: sizes, waits by kind, forks and joins, sharing, and ceilings of reuse. Nothing here is measured.
 
-Two ceilings: what an endless cache would hit, and what the turn before made eligible. Nothing here is measured.
+A trace of any length is read once: lengths, waits and block names stay in memory, recordings do not.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import numpy.typing as npt
 
 from harness.clock import NS_PER_S
 from harness.plan.model import WAIT_KINDS
-from harness.traces.file import TraceFile
-from harness.traces.form import Recording
+from harness.traces.recording import RecordedRequest, Recording, TraceHead, TraceReader
 
 
-class Ceilings(NamedTuple):
-    """Shares of all prompt tokens, in [0, 1]. endless: an endless cache's hits; by_turn: what the turn before left."""
+class _Counts:
+    """Everything that is counted of a trace, recording by recording.
 
-    endless: float
-    by_turn: float
+    endless_tokens, kept_tokens: prompt tokens that an endless cache would hit, and that the turn before left.
+    """
+
+    def __init__(self, block_tokens: int) -> None:
+        self._block_tokens = block_tokens
+        self._in_cache: set[int] = set()
+        self.blocks: set[int] = set()
+        self.prompts, self.answers = array("q"), array("q")
+        self.waits_ns = {kind: array("q") for kind in WAIT_KINDS}
+        self.num_recordings = self.num_joins = self.num_forks = self.num_left = 0
+        self.endless_tokens = self.kept_tokens = 0
+
+    def add(self, recording: Recording) -> None:
+        self.num_recordings += 1
+        for request in recording.requests:
+            self._add_request(request)
+        followers = Counter(before for request in recording.requests for before in request.after)
+        self.num_forks += sum(count > 1 for count in followers.values())
+
+    def _add_request(self, request: RecordedRequest) -> None:
+        self.prompts.append(request.prompt_tokens)
+        self.answers.append(request.generate_tokens)
+        self.waits_ns[request.wait_kind].append(request.wait_ns)
+        self.num_joins += len(request.after) > 1
+        self.num_left += bool(request.abort_after_ns or request.abort_after_tokens)
+        self.blocks.update(request.blocks)
+        self.kept_tokens += request.keep_tokens
+        named_tokens = 0 if request.keep_tokens else self._hits(request.blocks) * self._block_tokens
+        self.endless_tokens += max(request.keep_tokens, named_tokens)
+
+    def _hits(self, blocks: Sequence[int]) -> int:
+        """How many leading blocks an endless cache already holds; afterwards it holds all of them."""
+        num_hits = next((place for place, name in enumerate(blocks) if name not in self._in_cache), len(blocks))
+        self._in_cache.update(blocks[num_hits:])
+        return num_hits
 
 
-def ceilings(trace: TraceFile) -> Ceilings:
-    """The most that any cache could reuse of a trace's prompts, without a cache's own block size."""
-    prompt = endless = by_turn = 0
-    seen: set[tuple[int, ...] | int] = set()
-    for recording in trace.recordings:
-        for one in recording.requests:
-            prompt += one.prompt_tokens
-            by_turn += one.keep_tokens
-            named = 0 if one.keep_tokens else _known(one.blocks, seen) * trace.head.block_tokens
-            endless += max(one.keep_tokens, named)
-    return Ceilings(endless / prompt, by_turn / prompt)
-
-
-def _known(blocks: Sequence[int], seen: set[tuple[int, ...] | int]) -> int:
-    """How many of these blocks an endless cache holds already; afterwards it holds all. Names are chained."""
-    known = 0
-    for name in blocks:
-        if name not in seen:
-            break
-        known += 1
-    seen.update(blocks[known:])
-    return known
-
-
-def describe_trace(trace: TraceFile) -> dict[str, str]:
-    """Facts in reading order."""
-    requests = [one for recording in trace.recordings for one in recording.requests]
-    prompts = [one.prompt_tokens for one in requests]
-    answers = [one.generate_tokens for one in requests]
-    ceiling = ceilings(trace)
+def describe_trace(reader: TraceReader) -> dict[str, str]:
+    """Facts in reading order; errors as ``TraceReader``."""
+    counts = _counted(reader.head, reader)
+    prompt_tokens = sum(counts.prompts)
     facts = {
-        "trace": trace.head.name,
-        "format": trace.head.source_format,
-        "sha256": trace.sha256,
-        "recordings": str(len(trace.recordings)),
-        "requests": str(len(requests)),
-        "arrivals": trace.head.arrivals,
-        "prompt tokens": _spread(prompts),
-        "generated tokens": _spread(answers),
-        "requests that wait for several": str(sum(len(one.after) > 1 for one in requests)),
-        "requests that several wait for": str(sum(_forks(recording) for recording in trace.recordings)),
-        "answers that the client leaves": str(
-            sum(bool(one.abort_after_ns or one.abort_after_tokens) for one in requests)
-        ),
-        "named blocks": f"{len({name for one in requests for name in one.blocks})} of {trace.head.block_tokens} tokens",
-        "ceiling, endless cache": f"{ceiling.endless:.1%} of prompt tokens",
-        "ceiling, turn before": f"{ceiling.by_turn:.1%} of prompt tokens",
+        "trace": reader.head.name,
+        "format": reader.head.source_format,
+        "sha256": reader.sha256,
+        "recordings": str(counts.num_recordings),
+        "requests": str(len(counts.prompts)),
+        "arrivals": reader.head.arrivals,
+        "prompt tokens": _spread(np.array(counts.prompts)),
+        "generated tokens": _spread(np.array(counts.answers)),
+        "requests that wait for several": str(counts.num_joins),
+        "requests that several wait for": str(counts.num_forks),
+        "answers that the client leaves": str(counts.num_left),
+        "named blocks": f"{len(counts.blocks)} of {reader.head.block_tokens} tokens",
+        "ceiling, endless cache": f"{counts.endless_tokens / prompt_tokens:.1%} of prompt tokens",
+        "ceiling, turn before": f"{counts.kept_tokens / prompt_tokens:.1%} of prompt tokens",
     }
     for kind in WAIT_KINDS[1:]:
-        waits_s = [one.wait_ns / NS_PER_S for one in requests if one.wait_kind == kind]
-        if waits_s:
-            facts[f"waits for a {kind}, s"] = f"{len(waits_s)}: {_spread(waits_s)}"
-    for what, counts in (("dropped at import", trace.head.dropped), ("broken at import", trace.head.broken)):
-        facts |= {f"{what}": "; ".join(f"{count} {reason}" for reason, count in counts.items())} if counts else {}
-    return facts | ({"assumed at import": "; ".join(trace.head.labels)} if trace.head.labels else {})
+        if waits_ns := counts.waits_ns[kind]:
+            facts[f"waits for a {kind}, s"] = f"{len(waits_ns)}: {_spread(np.array(waits_ns) / NS_PER_S)}"
+    for what, reasons in (("dropped at import", reader.head.dropped), ("broken at import", reader.head.broken)):
+        if reasons:
+            facts[what] = "; ".join(f"{count} {reason}" for reason, count in reasons.items())
+    return facts | ({"assumed at import": "; ".join(reader.head.labels)} if reader.head.labels else {})
 
 
-def _forks(recording: Recording) -> int:
-    followers = Counter(before for one in recording.requests for before in one.after)
-    return sum(count > 1 for count in followers.values())
+def _counted(head: TraceHead, recordings: Iterable[Recording]) -> _Counts:
+    counts = _Counts(head.block_tokens)
+    for recording in recordings:
+        counts.add(recording)
+    return counts
 
 
-def _spread(values: Sequence[float]) -> str:
-    ordered = sorted(values)
-    low, middle, high = ordered[0], ordered[(len(ordered) - 1) // 2], ordered[-1]
-    return f"min {low:g}, median {middle:g}, max {high:g}, sum {sum(ordered):g}"
+def _spread(values: npt.NDArray[np.int64] | npt.NDArray[np.float64]) -> str:
+    values.sort()
+    low, middle, high = values[0], values[(len(values) - 1) // 2], values[-1]
+    return f"min {low:g}, median {middle:g}, max {high:g}, sum {values.sum():g}"

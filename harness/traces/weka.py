@@ -21,8 +21,8 @@ from harness.traces.base import (
     text_of,
     tokens_of,
 )
-from harness.traces.form import ReadNotes, RecordedRequest, Recording, hidden_name
 from harness.traces.mooncake import BlockNames, kept_tokens
+from harness.traces.recording import ReadNotes, RecordedRequest, Recording, hidden_name
 
 MOST_INPUT_TOKENS = 1_000_000  # the publisher's own note: a longer one is an overcount
 DEEPEST = 32

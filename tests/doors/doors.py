@@ -49,9 +49,9 @@ from harness.stack.rbln.patches.audit import audit
 from harness.stack.rbln.patches.shipped import patched_text
 from harness.stack.rbln.releases.sources import open_sources
 from harness.stack.rbln.releases.table import load_table
-from harness.traces.file import read_trace
 from harness.traces.importing import read_recordings
-from harness.traces.tracelab import summarise_tracelab
+from harness.traces.recording import read_trace
+from harness.traces.waits import summarise_tracelab
 from tests.support.checkout import ROOT
 from tests.support.mutated_traces import CSV_HEAD, RECORDS
 from tests.support.readings import drawn_stream, read_in_every_way

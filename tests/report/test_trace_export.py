@@ -16,9 +16,8 @@ from harness.records import SealedRun
 from harness.report.trace_export import export_trace
 from harness.runner import run_experiment
 from harness.spec import ExperimentSpec, WorkloadSpec
-from harness.traces.file import TraceFile, TraceHead, read_trace, write_trace
-from harness.traces.form import RecordedRequest, Recording
 from harness.traces.importing import import_trace
+from harness.traces.recording import RecordedRequest, Recording, TraceFile, TraceHead, read_trace, write_trace
 
 
 def simulated(folder: Path, workload: dict[str, Any]) -> SealedRun:

@@ -14,8 +14,8 @@ from harness.experiment.plans import build_plan
 from harness.plan import Plan
 from harness.sim import simulate
 from harness.spec import ServerSpec, WorkloadSpec
-from harness.traces.form import RecordedRequest, Recording
 from harness.traces.lower import Lowering, sessions_of
+from harness.traces.recording import RecordedRequest, Recording
 from tests.support.naive import naive_run
 
 SERVER = ServerSpec(rules="vendor-0.11.1")

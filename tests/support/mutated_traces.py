@@ -18,9 +18,9 @@ from typing import Any, cast
 
 from harness.errors import HarnessError
 from harness.plan.model import Plan
-from harness.traces.file import read_trace
 from harness.traces.importing import TRACE_FORMATS, import_trace
 from harness.traces.lower import Lowering, sessions_of
+from harness.traces.recording import read_trace
 from tests.support.agent_logs import assistant, result, text, tool, user
 
 LINES_A_FILE = 100

@@ -10,9 +10,9 @@ import pytest
 
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.errors import SpecError
-from harness.traces.file import TraceFile, read_trace
 from harness.traces.importing import import_trace
 from harness.traces.mooncake import kept_tokens
+from harness.traces.recording import TraceFile, read_trace
 
 RECORDED = Path(__file__).parents[3] / "shared" / "traces"
 

@@ -10,8 +10,8 @@ import numpy as np
 from harness.clock import NS_PER_S
 from harness.plan import BlockKeys, Plan, TokenStreams, token_block_keys
 from harness.plan.model import WaitKind
-from harness.traces.form import RecordedRequest, Recording
 from harness.traces.lower import Lowering, sessions_of
+from harness.traces.recording import RecordedRequest, Recording
 
 
 def ask(

@@ -13,8 +13,8 @@ from harness.errors import SpecError
 from harness.experiment.plans import build_plan
 from harness.plan.model import WaitKind
 from harness.spec import WorkloadSpec
-from harness.traces.form import RecordedRequest, Recording, check_recording
 from harness.traces.lower import Lowering, begun_at_a_drawn_instant, sessions_of
+from harness.traces.recording import RecordedRequest, Recording, check_recording
 
 KINDS: tuple[WaitKind, ...] = ("tool", "human")
 

@@ -11,7 +11,7 @@ import pytest
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.traces.claude import claude_rounds
 from harness.traces.codex import codex_rounds
-from harness.traces.form import ReadNotes, Recording, check_recording
+from harness.traces.recording import ReadNotes, Recording, check_recording
 from harness.traces.rounds import Round, recordings_of, tracelab_rounds
 from tests.support.agent_logs import SECRET, assistant, at, result, text, tool, user
 

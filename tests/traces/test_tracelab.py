@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from harness.errors import SpecError
 from harness.plan import load_waits
-from harness.traces.latencies import LatencyCounts
-from harness.traces.tracelab import ImportSummary, import_tracelab, summarise_tracelab
+from harness.traces.release import LatencyCounts
+from harness.traces.waits import ImportSummary, import_tracelab, summarise_tracelab
 
 Call = tuple[str, "float | None", "float | None"]
 # Real rounds, not part of the project: beside the checkout or in it, where somebody put them.
@@ -280,15 +280,6 @@ def test_a_name_of_any_letters_survives_the_file(tmp_path: Path) -> None:
     source.write_text(json.dumps(round_of(*((name, None, 5) for name in names))))
     import_tracelab(source, output, name="x")
     assert set(load_waits(str(output)).tools) == {*names[:3], "lone?"}
-
-
-def test_progress_ends_at_the_whole_file(tmp_path: Path) -> None:
-    for form in ("gzip", "duckdb structs"):
-        source = tmp_path / form.replace(" ", "-")
-        WRITERS[form](source)
-        seen: list[tuple[int, int]] = []
-        summarise_tracelab(source, progress=lambda done, whole, seen=seen: seen.append((done, whole)))
-        assert seen[-1] == (source.stat().st_size, source.stat().st_size)
 
 
 def test_an_output_that_cannot_be_written_is_named(tmp_path: Path) -> None:

@@ -17,8 +17,7 @@ from harness.report import write_report
 from harness.report.perfetto import perfetto_trace
 from harness.runner import run_experiment
 from harness.sim import simulate
-from harness.traces.file import TraceHead, write_trace
-from harness.traces.form import RecordedRequest, Recording
+from harness.traces.recording import RecordedRequest, Recording, TraceHead, write_trace
 from tests.support.experiments import small_experiment
 
 SECOND_NS = 1_000_000_000

@@ -1,34 +1,34 @@
-"""The files of a trace release, as streams: JSON lines (gzipped or not), and tables in a DuckDB file.
+"""The tool calls of a TraceLab release: JSON lines (gzipped or not) or tables in a DuckDB file, and exact quantiles.
 
-Nothing here counts or judges a latency; whatever the size of the file, one line or one batch is in memory.
+Whatever the size of the file, one line or one batch is in memory. Latencies are counted in a temporary DuckDB file.
 """
 
 from __future__ import annotations
 
 import gzip
 import hashlib
-import io
 import json
 import tempfile
 import zlib
-from collections.abc import Callable, Generator, Iterator
+from collections import Counter
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from types import TracebackType
+from typing import Literal, NamedTuple
 
 import duckdb
+import pyarrow as pa
 
-from harness import inputs
 from harness.errors import SpecError
-from harness.inputs import open_regular, too_large
-
-Progress = Callable[[int, int], None]
+from harness.inputs import open_regular, open_unpacked
 
 MAX_LINE_BYTES = 256 << 20  # a longer "line" is a binary file
 READ_BYTES = 1 << 20
-PROGRESS_BYTES = 16 << 20
 BATCH_ROWS = 20_000
+MAX_PENDING = 200_000
+MEMORY_LIMIT = "1GB"
 
 _FOREIGN_STARTS = {
     b"PAR1": "a Parquet file",
@@ -40,8 +40,8 @@ _FOREIGN_STARTS = {
 }
 
 
-def file_kind(source: Path) -> Literal["jsonl", "gzip", "duckdb"]:
-    """What a file is, by its first bytes and not its name; raises SpecError for a foreign or unreadable one."""
+def is_duckdb(source: Path) -> bool:
+    """Whether a release is a DuckDB file, by its first bytes; SpecError for a foreign or unreadable file."""
     try:
         with open_regular(source) as stream:
             start = stream.read(16)
@@ -52,88 +52,52 @@ def file_kind(source: Path) -> Literal["jsonl", "gzip", "duckdb"]:
             raise SpecError(
                 f"is {meaning}", where=str(source), hint="Give the release's JSONL, JSONL.gz or DuckDB file"
             )
-    if start[8:12] == b"DUCK":
-        return "duckdb"
-    return "gzip" if start.startswith(b"\x1f\x8b") else "jsonl"
+    return start[8:12] == b"DUCK"
 
 
 class RoundLine(NamedTuple):
-    """One line, from 1, and what it says; None when it is no JSON."""
+    """The content of one line; None when it is not JSON. number: from 1."""
 
     number: int
     record: object
 
 
-class _HashedFile(io.RawIOBase):
-    """A file that hashes and reports what is read from it."""
-
-    def __init__(self, source: Path, progress: Progress | None) -> None:
-        self._stream = source.open("rb", buffering=0)
-        self._num_bytes = source.stat().st_size
-        self._digest = hashlib.sha256()
-        self._done_bytes = self._reported_bytes = 0
-        self._progress = progress
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any, /) -> int:
-        num_read = self._stream.readinto(buffer)
-        self._digest.update(memoryview(buffer)[:num_read])
-        self._done_bytes += num_read
-        is_due = self._done_bytes - self._reported_bytes >= PROGRESS_BYTES or num_read == 0
-        if self._progress is not None and is_due:
-            self._reported_bytes = self._done_bytes
-            self._progress(self._done_bytes, max(self._num_bytes, self._done_bytes))
-        return num_read
-
-    def sha256(self) -> str:
-        """Hex digest of the whole file; reads what nobody has read yet."""
-        while self.read(READ_BYTES):
-            pass
-        return self._digest.hexdigest()
-
-    def close(self) -> None:
-        self._stream.close()
-        super().close()
-
-
-def sha256_of(source: Path, progress: Progress | None = None) -> str:
-    """Hex digest of a file."""
+def sha256_of(source: Path) -> str:
+    """Hex digest of a file; SpecError when it cannot be read."""
+    digest = hashlib.sha256()
     try:
-        with _HashedFile(source, progress) as stream:
-            return stream.sha256()
+        with open_regular(source) as stream:
+            while part := stream.read(READ_BYTES):
+                digest.update(part)
     except OSError as error:
         raise SpecError(f"cannot be read ({error.strerror})", where=str(source), hint="Check the disk") from error
+    return digest.hexdigest()
 
 
-@dataclass
-class RoundReader:
-    """The lines of one JSONL file, and afterwards the hash of the file."""
+def round_lines(source: Path) -> Iterator[RoundLine]:
+    """Every line that is not blank, of a file of JSON lines, gzipped or not.
 
-    _source: Path
-    _raw: _HashedFile
-    _text: io.BufferedIOBase
-
-    def lines(self) -> Iterator[RoundLine]:
-        """Every line that is not blank; raises SpecError for one that is no line at all."""
-        number = num_bytes = 0
-        while line := self._text.readline(MAX_LINE_BYTES):
-            number += 1
-            num_bytes += len(line)
-            if num_bytes > inputs.MAX_UNPACKED_BYTES:
-                raise too_large(str(self._source))
-            if len(line) >= MAX_LINE_BYTES:
-                raise SpecError(
-                    f"is no JSONL: line {number} is longer than {MAX_LINE_BYTES >> 20} MiB",
-                    where=str(self._source),
-                    hint="Give a file with one round per line",
-                )
-            if line.strip():
-                yield RoundLine(number, _parsed(line))
-
-    def sha256(self) -> str:
-        return self._raw.sha256()
+    Raises SpecError when the file cannot be read to its end or is binary.
+    """
+    number = 0
+    try:
+        with open_unpacked(source) as stream:
+            while line := stream.readline(MAX_LINE_BYTES):
+                number += 1
+                if len(line) >= MAX_LINE_BYTES:
+                    raise SpecError(
+                        f"is no JSONL: line {number} is longer than {MAX_LINE_BYTES >> 20} MiB",
+                        where=str(source),
+                        hint="Give a file with one round per line",
+                    )
+                if line.strip():
+                    yield RoundLine(number, _parsed(line))
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise SpecError(
+            f"is damaged or cut off gzip ({error})", where=str(source), hint="Download it again and check its hash"
+        ) from error
+    except OSError as error:
+        raise SpecError(f"cannot be read ({error.strerror})", where=str(source), hint="Check the disk") from error
 
 
 def _parsed(line: bytes) -> object:
@@ -141,30 +105,6 @@ def _parsed(line: bytes) -> object:
         return json.loads(line)
     except (ValueError, RecursionError):
         return None
-
-
-@contextmanager
-def read_round_lines(source: Path, progress: Progress | None) -> Generator[RoundReader]:
-    """A reader of JSON lines, gzipped or not.
-
-    Raises SpecError when the file cannot be read to its end: a disk error, damaged or cut off compression.
-    """
-    is_gzip = file_kind(source) == "gzip"
-    try:
-        with _HashedFile(source, progress) as raw:
-            buffered = io.BufferedReader(raw, READ_BYTES)
-            text = io.BufferedReader(gzip.GzipFile(fileobj=buffered), READ_BYTES) if is_gzip else buffered
-            yield RoundReader(source, raw, text)
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise SpecError(
-            f"is damaged or cut off gzip ({error})", where=str(source), hint="Download it again and check its hash"
-        ) from error
-    except OSError as error:
-        raise SpecError(f"cannot be read ({error.strerror})", where=str(source), hint="Check the disk") from error
-    except ValueError as error:
-        raise SpecError(
-            f"is no JSONL: {error}", where=str(source), hint="Give a file with one round per line"
-        ) from error
 
 
 class CountedCalls(NamedTuple):
@@ -222,9 +162,9 @@ class DuckdbCalls:
 
 @contextmanager
 def read_duckdb_calls(source: Path, wanted: tuple[str, ...]) -> Generator[DuckdbCalls]:
-    """The tool calls of a DuckDB file, read-only; ``wanted`` names tables, else they are found by their columns.
+    """The tool calls of a DuckDB file, read-only. wanted: names of tables; else tables are recognised by their columns.
 
-    Raises SpecError when the file cannot be opened, has no such table, or several that could be meant.
+    Raises SpecError when the file cannot be opened, has no such table, or several of them.
     """
     with tempfile.TemporaryDirectory(prefix="harness-duckdb-") as scratch:
         config: dict[str, str | bool | int | float | list[str]] = {
@@ -321,3 +261,77 @@ def _calls_sql(table: _Table) -> str:
     numbers = [f"TRY_CAST({latency} AS DOUBLE)" for latency in latencies]
     finite = [f"CASE WHEN isfinite({number}) THEN {number} END" for number in numbers]
     return f"SELECT {tool}::VARCHAR AS tool, {finite[0]} AS internal_ms, {finite[1]} AS wall_ms FROM {rows}"
+
+
+class LatencyCounts:
+    """Counts of latencies in whole microseconds by tool, in a temporary file while the context is open."""
+
+    def __init__(self, max_pending: int = MAX_PENDING) -> None:
+        self._max_pending = max_pending
+        # DuckDB holds a number for each tool: a name in a trace's JSON may not be valid UTF-8.
+        self._tools: dict[str, int] = {}
+        self._pending: Counter[tuple[int, int]] = Counter()
+        self._folder = tempfile.TemporaryDirectory(prefix="harness-latencies-")
+        folder = Path(self._folder.name)
+        self._db = duckdb.connect(
+            str(folder / "counts.duckdb"), config={"memory_limit": MEMORY_LIMIT, "temp_directory": str(folder)}
+        )
+        self._db.execute("CREATE TABLE counts (tool INTEGER, us BIGINT, calls BIGINT)")
+
+    def __enter__(self) -> LatencyCounts:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._db.close()
+        self._folder.cleanup()
+
+    def add(self, tool: str, latency_us: int, count: int = 1) -> None:
+        """Count ``count`` calls of ``tool`` that took ``latency_us``."""
+        self._pending[self._tools.setdefault(tool, len(self._tools)), latency_us] += count
+        if len(self._pending) >= self._max_pending:
+            self._store()
+
+    def quantiles_us(self, shares: Sequence[float]) -> dict[str, tuple[int, list[float]]]:
+        """By tool: number of calls, and exact quantiles in microseconds, linear between the two nearest calls.
+
+        Of n ascending values v[0..n-1] a quantile is the one at place share * (n - 1), as numpy.percentile has it.
+        """
+        self._store()
+        places = ", ".join(
+            f"min(us) FILTER (up_to > {rounding}({share!r} * (total - 1)))"
+            for share in shares
+            for rounding in ("floor", "ceil")
+        )
+        rows = self._db.execute(
+            f"""
+            WITH distinct_values AS (SELECT tool, us, sum(calls) AS calls FROM counts GROUP BY tool, us),
+            running AS (
+                SELECT tool, us, (sum(calls) OVER (PARTITION BY tool ORDER BY us))::DOUBLE AS up_to,
+                    (sum(calls) OVER (PARTITION BY tool))::DOUBLE AS total
+                FROM distinct_values
+            )
+            SELECT tool, any_value(total)::BIGINT, {places} FROM running GROUP BY tool
+            """
+        ).fetchall()
+        names = list(self._tools)
+        return {names[tool]: (total, _interpolated(total, shares, values)) for tool, total, *values in rows}
+
+    def _store(self) -> None:
+        if not self._pending:
+            return
+        tools, values = zip(*self._pending, strict=True)
+        batch = pa.table({"tool": tools, "us": values, "calls": list(self._pending.values())})
+        self._db.register("batch", batch)
+        self._db.execute("INSERT INTO counts SELECT * FROM batch")
+        self._db.unregister("batch")
+        self._pending.clear()
+
+
+def _interpolated(total: int, shares: Sequence[float], values: Sequence[int]) -> list[float]:
+    quantiles: list[float] = []
+    for share, low, high in zip(shares, values[::2], values[1::2], strict=True):
+        place = share * (total - 1)
+        quantiles.append(low + (place - int(place)) * (high - low))
+    return quantiles

@@ -1,0 +1,301 @@
+"""Recorded sessions: who sent how many tokens after whom, how long each wait was, and the trace file that holds them.
+
+Every reader makes recordings, and every plan from a trace starts from them. Lengths are in tokens, times in ns since
+the recording's start; they cannot hold text, paths or commands. A trace file is a header line, then one JSON line per
+recording.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import IO, Any, Literal, NamedTuple
+
+from pydantic import TypeAdapter
+
+from harness.errors import PlanError, SpecError
+from harness.plan.files import write_atomic
+from harness.plan.model import WAIT_KINDS, WaitKind
+from harness.shipped import find_shipped
+
+MOST_TOKENS = 1 << 31  # more is a miscount: no model has such a context
+
+
+class RecordedRequest(NamedTuple):
+    """One request of a recording.
+
+    base: place of the earlier request whose prompt and answer this prompt begins with; None for a fresh context.
+    after: places of the earlier requests of the same recording that had to end first; () if it waited for none.
+    wait_ns: from the end of the last of ``after`` to its sending; without ``after``, from the recording's start.
+    keep_tokens: how many tokens of ``base``'s prompt and answer the prompt keeps.
+    blocks: names of the whole blocks its prompt begins with; equal names are equal tokens, in every recording.
+    abort_after_ns, abort_after_tokens: when its client left, since its sending or by tokens received; 0: it stayed.
+    """
+
+    base: int | None
+    after: tuple[int, ...]
+    wait_ns: int
+    wait_kind: WaitKind
+    prompt_tokens: int
+    keep_tokens: int
+    generate_tokens: int
+    blocks: tuple[int, ...] = ()
+    abort_after_ns: int = 0
+    abort_after_tokens: int = 0
+
+    @property
+    def stream_tokens(self) -> int:
+        """Tokens of its prompt and answer that a later request can keep; see ``RequestPlan.stream_tokens``."""
+        is_left = self.abort_after_ns or self.abort_after_tokens
+        return self.prompt_tokens + (self.abort_after_tokens if is_left else self.generate_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """One tree of requests that belong together. name: a hash of the recording's own id; start_ns: since the first."""
+
+    name: str
+    start_ns: int
+    requests: tuple[RecordedRequest, ...]
+
+
+@dataclass
+class ReadNotes:
+    """Lines and requests that a reader could not use, counted by reason, with the first place of each."""
+
+    num_files: int = 0
+    num_lines: int = 0
+    broken: Counter[str] = field(default_factory=Counter[str])
+    dropped: Counter[str] = field(default_factory=Counter[str])
+    first_at: dict[str, str] = field(default_factory=dict[str, str])
+    labels: set[str] = field(default_factory=set[str])
+
+    def line_broken(self, reason: str, at: str) -> None:
+        self.broken[reason] += 1
+        self.first_at.setdefault(reason, at)
+
+    def drop(self, reason: str, at: str, count: int = 1) -> None:
+        self.dropped[reason] += count
+        self.first_at.setdefault(reason, at)
+
+
+def hidden_name(identity: str) -> str:
+    """The first 12 hex digits of the SHA-256 of a recording's id."""
+    return hashlib.sha256(identity.encode("utf-8", "replace")).hexdigest()[:12]
+
+
+def check_recording(recording: Recording) -> None:
+    """Raise PlanError, naming the request, when the parts of a recording contradict each other."""
+    afters = [request.after for request in recording.requests]
+    for place in range(len(afters)):
+        if wrong := _what_is_wrong(recording, afters, place):
+            raise PlanError(wrong, where=f"recording {recording.name}, request {place}", hint="Import the trace again")
+
+
+def has_ended(afters: Sequence[tuple[int, ...]], earlier: int, place: int) -> bool:
+    """Whether request ``earlier`` must have ended when request ``place`` starts. afters: ``after`` of each request."""
+    open_places = list(afters[place])
+    seen: set[int] = set()
+    while open_places:
+        before = open_places.pop()
+        if before == earlier:
+            return True
+        if before > earlier and before not in seen:
+            seen.add(before)
+            open_places.extend(afters[before])
+    return False
+
+
+def _what_is_wrong(recording: Recording, afters: Sequence[tuple[int, ...]], place: int) -> str:  # noqa: PLR0911  # one return per problem
+    one = recording.requests[place]
+    if any(not 0 <= before < place for before in one.after):
+        return f"it comes after {list(one.after)}, which are not all earlier requests"
+    if one.base is not None and not has_ended(afters, one.base, place):
+        return f"it begins with request {one.base}, which need not have ended"
+    if one.wait_ns < 0:
+        return f"its wait is negative ({one.wait_ns} ns)"
+    if not 1 <= one.prompt_tokens <= MOST_TOKENS or not 1 <= one.generate_tokens <= MOST_TOKENS:
+        return f"{one.prompt_tokens} prompt and {one.generate_tokens} generated tokens make no request"
+    if min(one.abort_after_ns, one.abort_after_tokens) < 0 or 0 < one.generate_tokens <= one.abort_after_tokens:
+        return f"its client leaves after {one.abort_after_ns} ns or {one.abort_after_tokens} tokens"
+    if one.abort_after_ns and one.abort_after_tokens:
+        return "its client leaves after a time and after a number of tokens"
+    streamed = 0 if one.base is None else recording.requests[one.base].stream_tokens
+    if not 0 <= one.keep_tokens <= min(streamed, one.prompt_tokens):
+        return f"it keeps {one.keep_tokens} of {streamed} tokens"
+    return ""
+
+
+FORMAT = "harness-trace/1"
+MAX_RECORDING_BYTES = 1 << 30
+DAMAGE = (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError)
+COLUMNS = ("base", "after", "wait_ns", "wait_kind", "prompt_tokens", "keep_tokens", "generate_tokens")
+Arrivals = Literal["together", "recorded"]
+
+
+@dataclass(frozen=True, slots=True)
+class TraceHead:
+    """The header of a trace file. block_tokens: size of the named blocks, 0 where there are none.
+
+    dropped, broken: what the readers left out, counted by reason; labels: what a reader had to assume.
+    """
+
+    name: str
+    source_format: str
+    arrivals: Arrivals
+    block_tokens: int
+    dropped: dict[str, int]
+    broken: dict[str, int]
+    labels: tuple[str, ...]
+
+
+_HEAD = TypeAdapter(TraceHead)
+
+
+@dataclass(frozen=True, slots=True)
+class TraceFile:
+    """A whole trace in memory. sha256: of the file's bytes."""
+
+    head: TraceHead
+    recordings: tuple[Recording, ...]
+    sha256: str
+
+    @property
+    def num_requests(self) -> int:
+        return sum(len(recording.requests) for recording in self.recordings)
+
+
+class TraceReader:
+    """The recordings of a trace file, one in memory at a time. ``sha256``: of the bytes read so far.
+
+    Raises SpecError for a file that is no trace, and PlanError while reading a file that was edited or cut off.
+    """
+
+    def __init__(self, path: Path, stream: IO[bytes]) -> None:
+        self._path, self._stream, self._digest = path, stream, hashlib.sha256()
+        self.head = _head(self._line(), path)
+
+    @property
+    def sha256(self) -> str:
+        return self._digest.hexdigest()
+
+    def __iter__(self) -> Iterator[Recording]:
+        num_recordings = 0
+        while line := self._line():
+            num_recordings += 1
+            try:
+                yield _recording(line)
+            except DAMAGE as error:
+                raise PlanError(f"is damaged: {error}", where=str(self._path), hint="Import the trace again") from error
+        if not num_recordings:
+            raise PlanError("holds no recording", where=str(self._path), hint="Import the trace again")
+
+    def _line(self) -> bytes:
+        try:
+            line = self._stream.readline(MAX_RECORDING_BYTES)
+        except OSError as error:
+            raise SpecError(f"cannot be read ({error.strerror})", where=str(self._path), hint="Check it") from error
+        self._digest.update(line)
+        return line
+
+
+def write_trace(path: Path, head: TraceHead, recordings: Iterable[Recording]) -> Path:
+    """Write the file whole or not at all; raises RecordsError when the disk refuses."""
+    return write_atomic(path, _lines(head, recordings), what="the trace")
+
+
+def _lines(head: TraceHead, recordings: Iterable[Recording]) -> Iterator[bytes]:
+    yield _line(
+        {
+            "format": FORMAT,
+            **asdict(head),
+            "dropped": dict(sorted(head.dropped.items())),
+            "broken": dict(sorted(head.broken.items())),
+            "labels": sorted(head.labels),
+            "requests": list(COLUMNS),
+        }
+    )
+    for recording in recordings:
+        record: dict[str, Any] = {"recording": recording.name, "start_ns": recording.start_ns}
+        record["requests"] = [_row(one) for one in recording.requests]
+        if any(one.blocks for one in recording.requests):
+            record["blocks"] = [one.blocks for one in recording.requests]
+        aborts = [(place, one.abort_after_ns, one.abort_after_tokens) for place, one in enumerate(recording.requests)]
+        if left := [one for one in aborts if one[1] or one[2]]:
+            record["aborts"] = left
+        yield _line(record)
+
+
+def _row(one: RecordedRequest) -> list[Any]:
+    lengths = (one.prompt_tokens, one.keep_tokens, one.generate_tokens)
+    return [-1 if one.base is None else one.base, one.after, one.wait_ns, WAIT_KINDS.index(one.wait_kind), *lengths]
+
+
+def _line(record: dict[str, Any]) -> bytes:
+    return json.dumps(record, separators=(",", ":")).encode() + b"\n"
+
+
+@contextmanager
+def open_trace(path: Path) -> Generator[TraceReader]:
+    """A reader of a trace file; SpecError when it cannot be opened, other errors as ``TraceReader``."""
+    try:
+        stream = path.open("rb")
+    except OSError as error:
+        raise SpecError(f"cannot be read ({error.strerror})", where=str(path), hint="Check the path") from error
+    with stream:
+        yield TraceReader(path, stream)
+
+
+def load_trace(name_or_path: str) -> TraceFile:
+    """The whole of a shipped trace by its name, or of a trace file by its path; errors as ``TraceReader``."""
+    return read_trace(find_shipped("traces", name_or_path, what="trace"))
+
+
+def read_trace(path: Path) -> TraceFile:
+    """The whole of a trace file; errors as ``TraceReader``."""
+    with open_trace(path) as reader:
+        recordings = tuple(reader)
+        return TraceFile(reader.head, recordings, reader.sha256)
+
+
+def _head(line: bytes, path: Path) -> TraceHead:
+    try:
+        record: Any = json.loads(line)
+        if record["format"] != FORMAT:
+            raise ValueError(record["format"])
+        return _HEAD.validate_python({field.name: record[field.name] for field in fields(TraceHead)})
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        hint = "Make a trace from a recording: harness trace import FILE -o TRACE.jsonl"
+        raise SpecError(f"is no {FORMAT} file", where=str(path), hint=hint) from error
+
+
+def _recording(line: bytes) -> Recording:
+    """The recording in a line; raises PlanError, or an error of DAMAGE, when the line holds no sound recording."""
+    if not line.endswith(b"\n"):
+        raise ValueError("its last line is cut off")
+    record: dict[str, Any] = json.loads(line)
+    blocks: list[list[int]] = record.get("blocks") or [[]] * len(record["requests"])
+    rows = zip(record["requests"], blocks, strict=True)
+    aborts: dict[int, tuple[int, int]] = {
+        int(place): (int(ns), int(num)) for place, ns, num in record.get("aborts", ())
+    }
+    requests = tuple(_request(row, names, *aborts.get(at, (0, 0))) for at, (row, names) in enumerate(rows))
+    if not requests:
+        raise ValueError("a recording without a request")
+    recording = Recording(str(record["recording"]), int(record["start_ns"]), requests)
+    check_recording(recording)
+    return recording
+
+
+def _request(row: list[Any], blocks: list[int], abort_ns: int, abort_tokens: int) -> RecordedRequest:
+    base, after, wait_ns, kind, prompt, keep, generate = row
+    if not all(type(number) is int for number in (base, *after, wait_ns, kind, prompt, keep, generate, *blocks)):
+        raise ValueError(f"{row} is not [{', '.join(COLUMNS)}]")
+    base_or_none = None if base < 0 else base
+    lengths, left = (prompt, keep, generate, tuple(blocks)), (abort_ns, abort_tokens)
+    return RecordedRequest(base_or_none, tuple(after), wait_ns, WAIT_KINDS[kind], *lengths, *left)
