@@ -1,4 +1,4 @@
-"""``harness compare``: conditions of any experiments, folders and dates beside each other.
+"""``harness compare``: conditions of any experiments, folders and dates against their baselines.
 
 Reads sealed runs only.
 """
@@ -28,23 +28,27 @@ def compare(
         list[str],
         typer.Argument(help="FOLDER, FOLDER/EXPERIMENT or FOLDER/EXPERIMENT/CONDITION, as runs lie; one or several."),
     ],
+    baseline: Annotated[
+        str | None,
+        typer.Option(help="Compare with this place instead: a condition, or conditions of the same names."),
+    ] = None,
     form: Annotated[TableForm, typer.Option("--format", help="How the table is written.")] = TableForm.text,
 ) -> None:
-    """Compare conditions across experiments, folders and dates: all pairs, p-values adjusted over all of them (Holm).
+    """Compare conditions with their baselines, across experiments, folders and dates; below 1 is less.
 
-    Runs of the same plan are paired by its hash; where the inputs differ, "paired" says no. Invalid runs are left out.
+    A ratio is always condition over baseline, by the baselines that the experiment names. Runs of the same drawn plan
+    are paired; where the inputs differ, "paired" says no. p-values are adjusted over the comparisons of one measure
+    (Holm). Invalid runs are left out.
 
-    Example: `harness compare runs/monday/demo runs/tuesday/demo --format csv`
+    Example: `harness compare runs/tuesday/demo --baseline runs/monday/demo --format csv`
     """
     from rich.text import Text
 
-    from harness.analysis.method.across import compare_all
+    from harness.analysis.method.across import compare_all, pairs_of
     from harness.cli.words import terminal
 
     sides = [side for place in dict.fromkeys(places) for side in _sides(Path(place))]
-    if len(sides) < 2:
-        raise SpecError(f"{len(sides)} condition to compare", where="harness compare", hint="Name two or more")
-    table = compare_all(sides)
+    table = compare_all(pairs_of(sides, [] if baseline is None else _sides(Path(baseline))))
     if form is TableForm.text:
         out = terminal()
         out.print(Text(written(_by_pair(_rounded(table)), form, out.width)), soft_wrap=True)
@@ -57,7 +61,7 @@ def _rounded(table: Table) -> Table:
     """The table with means as people read them: four digits, whatever their unit."""
     from harness.table import four_digits
 
-    means = [table.columns.index(name) for name in ("this_mean", "other_mean")]
+    means = [table.columns.index(name) for name in ("mean", "baseline_mean")]
     rows = [
         tuple(
             four_digits(cell) if place in means and isinstance(cell, float) else cell for place, cell in enumerate(row)
@@ -73,14 +77,14 @@ def _by_pair(table: Table) -> list[Table]:
 
     from harness.table import table_of
 
-    shown = ("measure", "this_mean", "other_mean", "ratio", "low", "high", "p_holm", "differs")
-    named = ("this", "other", "paired", "runs", "backends")
+    shown = ("measure", "mean", "baseline_mean", "ratio", "low", "high", "p_holm", "verdict")
+    named = ("condition", "baseline", "paired", "runs", "source")
     pairs: list[Table] = []
-    for (this, other, paired, runs, backends), rows in groupby(
+    for (condition, base, paired, runs, source), rows in groupby(
         table.records(), lambda row: tuple(row[name] for name in named)
     ):
         how = "paired by plan" if paired else "not paired: other inputs"
-        name = f"{this} against {other} ({how}, {runs} runs, {backends})"
+        name = f"{condition} against {base} ({how}, {runs} runs, {source})"
         pairs.append(table_of(name, "", ({name: row[name] for name in shown} for row in rows)))
     return pairs
 

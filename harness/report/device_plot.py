@@ -34,7 +34,7 @@ def device_plot(sheet: Sheet, summary: ExperimentSummary) -> str:
     if found is None:
         return ""
     compared = [
-        one for one in summary.conditions if one.comparison is not None and one.comparison.devices_b is not None
+        one for one in summary.conditions if one.comparison is not None and one.comparison.b.devices is not None
     ]
     columns = min(MAX_PANELS_PER_ROW, 1 + len(compared))
     rows = -(-(1 + len(compared)) // columns)
@@ -68,15 +68,15 @@ def _speeds_panel(axes: Axes, found: Speeds) -> None:
 def _effect_panel(axes: Axes, condition: ConditionFigures, color: str) -> None:
     compared = condition.comparison
     assert compared is not None, "only comparisons are drawn"
-    assert compared.devices_b is not None, "only those of several devices"
-    _frame(axes, [one.device for one in compared.devices_b.devices])
-    if (estimate := compared.devices_b.estimate) is not None:
+    assert compared.b.devices is not None, "only those of several devices"
+    _frame(axes, [one.device for one in compared.b.devices.devices])
+    if (estimate := compared.b.devices.estimate) is not None:
         interval = estimate.interval()
         axes.axhspan(interval.low, interval.high, color=GRID, alpha=0.7, linewidth=0)
         axes.axhline(interval.estimate, color=INK, linewidth=0.9, linestyle=(0, (4, 2)))
     for offset, effect, marker, face in (
-        (-0.13, compared.devices_a, "o", color),
-        (0.13, compared.devices_b, "D", SURFACE),
+        (-0.13, None if compared.a is None else compared.a.devices, "o", color),
+        (0.13, compared.b.devices, "D", SURFACE),
     ):
         if effect is not None:
             _device_means(axes, effect, offset, marker=marker, color=color, face=face)

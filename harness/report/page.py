@@ -150,13 +150,18 @@ def compare(condition: ConditionFigures) -> str:
     found = condition.comparison
     if found is None:
         return f"{this} cannot be compared with {other}: a valid pair of runs with both channels is missing."
-    a, b = _with_interval(found.ratio_a, found.interval_a), _with_interval(found.ratio_b, found.interval_b)
-    few = "" if found.interval_a is not None else f" ({_too_few(len(found.replicates))})"
-    work, among = _other_work(found), found.interval_a
+    a, b = (_with_interval(one.ratio, one.interval) for one in (found.main, found.b))
+    few = "" if found.main.interval is not None else f" ({_too_few(len(found.replicates))})"
+    work, among = _other_work(found), found.main.interval
     unsure = " The interval holds 1: these runs tell no difference." if among and among.low < 1 < among.high else ""
     if found.verdict is Verdict.PREDICTED:
         this = f"<b>Predicted:</b> {this}"
-        return f"{this} costs {_change(found.ratio_a, found.ratio_a)} {other}{work}: ratio {a}{few}.{unsure}"
+        return f"{this} costs {_change(found.ratio_b, found.ratio_b)} {other}{work}: ratio {a}{few}.{unsure}"
+    if found.a is None:
+        return (
+            f"{this} costs {_change(found.ratio_b, found.ratio_b)} {other}{work}: ratio {b} on channel B{few}. "
+            f"Channel A is not there (no step log, or reuse unknown).{unsure}"
+        )
     ratios = f"ratio {a} on channel A, {b} on channel B{few}"
     if found.verdict is Verdict.CANNOT_TELL:
         return (
@@ -169,7 +174,7 @@ def compare(condition: ConditionFigures) -> str:
             f"{found.difference:.4f}, more than \u03c4 = {found.tau:.4f}."
         )
     return (
-        f"{this} costs {_change(found.ratio_a, found.ratio_b)} {other}{work}: {ratios}. The channels agree: "
+        f"{this} costs {_change(found.a.ratio, found.ratio_b)} {other}{work}: {ratios}. The channels agree: "
         f"they differ by {found.difference:.4f}, within \u03c4 = {found.tau:.4f}.{unsure}"
     )
 
@@ -191,14 +196,14 @@ def _other_work(found: Comparison) -> str:
     """How conditions that did different work are compared; empty where they did the same."""
     if found.is_same_work:
         return ""
-    own, base, is_one = found.work, found.baseline_work, found.verdict is Verdict.PREDICTED
+    own, base, is_one = found.work, found.baseline_work, found.a is None or found.verdict is Verdict.PREDICTED
     return (
         f" <b>per generated token</b> (it did other work: {own.num_requests:,} requests and {own.generated_tokens:,} "
         f"generated tokens against {base.num_requests:,} and {base.generated_tokens:,}; per request the ratio is "
         + (
-            f"{found.request_ratio_a:.4f})"
+            f"{found.b.request_ratio:.4f})"
             if is_one
-            else f"{found.request_ratio_a:.4f} on A, {found.request_ratio_b:.4f} on B)"
+            else f"{found.main.request_ratio:.4f} on A, {found.b.request_ratio:.4f} on B)"
         )
     )
 

@@ -45,7 +45,7 @@ def cost_ratio_plot(sheet: Sheet, view: ReportView, model_seconds: str) -> str:
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)
     values = axes.secondary_yaxis("right")
-    values.set_yticks(range(len(compared)), [f"A {c.ratio_a:.4f}\nB {c.ratio_b:.4f}" for _, c in compared])
+    values.set_yticks(range(len(compared)), [_ratio_text(c, "\n", 4) for _, c in compared])
     values.tick_params(axis="y", length=0)
     values.spines["right"].set_visible(False)
     axes.grid(visible=True, axis="x")
@@ -68,12 +68,18 @@ def cost_ratio_plot(sheet: Sheet, view: ReportView, model_seconds: str) -> str:
         axes.plot([], [], marker="o", color=INK, alpha=0.45, linestyle="none", markersize=3, label="one replicate")[0],
     ]
     figure.legend(handles=handles, loc="outside upper left", ncols=3, handletextpad=0.3, columnspacing=1.6)
-    names = ", ".join(f"{condition.name}: A {c.ratio_a:.3f}, B {c.ratio_b:.3f}" for condition, c in compared)
+    names = ", ".join(f"{condition.name}: {_ratio_text(c, ', ', 3)}" for condition, c in compared)
     return sheet.render(figure, name="cost", label=f"Cost ratios to the baseline on both channels. {names}.")
 
 
 def _color(view: ReportView, condition: str) -> str:
     return condition_color(view.summary.place_of[condition])
+
+
+def _ratio_text(compared: Comparison, between: str, digits: int) -> str:
+    """Ratios of both channels, or of B where A is missing."""
+    a = "" if compared.ratio_a is None else f"A {compared.ratio_a:.{digits}f}{between}"
+    return f"{a}B {compared.ratio_b:.{digits}f}"
 
 
 def _ratio_row(axes: Axes, row: int, comparison: Comparison, color: str) -> None:
@@ -88,8 +94,9 @@ def _ratio_row(axes: Axes, row: int, comparison: Comparison, color: str) -> None
         if interval is not None:
             ends = [interval.low, interval.high]
             axes.plot(ends, [row + offset] * 2, "|-", color=color, linewidth=1.3, markersize=7, zorder=2)
-    axes.plot([ratio_a], [row - 0.14], "o", color=color, markersize=8, zorder=3)
-    axes.plot([ratio_a, ratio_b], [row - 0.14, row + 0.14], color=color, linewidth=0.9, zorder=2)
+    if ratio_a is not None:
+        axes.plot([ratio_a], [row - 0.14], "o", color=color, markersize=8, zorder=3)
+        axes.plot([ratio_a, ratio_b], [row - 0.14, row + 0.14], color=color, linewidth=0.9, zorder=2)
     axes.plot(
         [ratio_b],
         [row + 0.14],

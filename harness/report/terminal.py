@@ -29,6 +29,7 @@ VERDICTS = {
     Verdict.DIFFER: "[red]withheld[/]",
     Verdict.CANNOT_TELL: "[yellow]cannot tell[/]",
     Verdict.PREDICTED: "predicted",
+    Verdict.B_ALONE: "B alone",
 }
 STOP_COLORS = {StopVerdict.GO_ON: "cyan", StopVerdict.INCONCLUSIVE: "yellow", StopVerdict.WORSE: "red"}
 # Characters that every number of the table of conditions fits in, beside a name.
@@ -83,10 +84,11 @@ def _legend(summary: ExperimentSummary) -> str:
         against = "each its own baseline (--format csv names it)"
     found = [one.comparison for one in summary.conditions if one.comparison is not None]
     marks = {
-        "; below A/base: its 95 % t interval": any(one.interval_a is not None for one in found),
-        "; no interval below three replicates": any(one.interval_a is None for one in found),
+        "; below A/base: its 95 % t interval": any(one.main.interval is not None for one in found),
+        "; no interval below three replicates": any(one.main.interval is None for one in found),
         "; \u2020: per generated token, as the work differs": not all(one.is_same_work for one in found),
         "; withheld: the ratios of A and B lie too far apart": any(one.verdict is Verdict.DIFFER for one in found),
+        "; B alone: no step log, or reuse unknown, so that A is missing": any(one.a is None for one in found),
         f"; cannot tell: A and B of the baseline itself lie more than {MAX_TAU:g} of B apart": any(
             one.verdict is Verdict.CANNOT_TELL for one in found
         ),
@@ -248,7 +250,7 @@ def _cells(condition: ConditionFigures) -> tuple[str, ...]:
         mark = "" if compared.is_same_work else "\u2020"
         ratios = (
             _ratio(compared.ratio_a, mark, compared.interval_a),
-            f"{compared.ratio_b:.4f}{mark}",
+            _ratio(compared.ratio_b, mark, compared.interval_b if compared.a is None else None),
         )
     else:
         verdict, ratios = ("baseline" if condition.is_baseline else DASH), ("", "")
@@ -266,7 +268,9 @@ def _cells(condition: ConditionFigures) -> tuple[str, ...]:
     )
 
 
-def _ratio(ratio: float, mark: str, interval: Interval | None) -> str:
+def _ratio(ratio: float | None, mark: str, interval: Interval | None) -> str:
+    if ratio is None:
+        return DASH
     return f"{ratio:.4f}{mark}" + ("" if interval is None else f"\n{interval.low:.3f}\u2013{interval.high:.3f}")
 
 

@@ -25,16 +25,21 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_folders_experiments_and_conditions_are_compared_by_pairs(folders: Path) -> None:
     named = [str(folders / "monday" / "small" / "base"), str(folders / "tuesday" / "small")]
     rows = json.loads(harness("compare", *named, "--format", "json").stdout)
-    assert {(Path(row["this"]).name, Path(row["other"]).name) for row in rows} == {("base", "base"), ("base", "more")}
+    assert {(Path(row["condition"]).name, Path(row["baseline"]).name) for row in rows} == {("more", "base")}
+    monday = ("--baseline", str(folders / "monday" / "small"))
+    days = json.loads(harness("compare", str(folders / "tuesday"), *monday, "--format", "json").stdout)
+    assert {(row["condition"][-4:], row["baseline"][-4:]) for row in days} == {("base", "base"), ("more", "more")}
     text = harness("compare", *named, environment={"COLUMNS": "80"}).stdout
     assert "paired by plan" in " ".join(text.split())
     assert "ttft_p50_ms" in text
-    assert "sim:sim" in text
+    assert "simulated, one draw of each plan" in " ".join(text.split())
     assert "Predicted: simulated in virtual time" in text
-    assert f" {four_digits(rows[0]['this_mean'])} " in text
+    assert f" {four_digits(rows[0]['mean'])} " in text
 
 
-@pytest.mark.parametrize(("form", "sign"), [("csv", "this,other"), ("markdown", "| this |"), ("latex", "toprule")])
+@pytest.mark.parametrize(
+    ("form", "sign"), [("csv", "condition,baseline"), ("markdown", "| condition |"), ("latex", "toprule")]
+)
 def test_the_table_is_written_in_the_form_asked_for(folders: Path, form: str, sign: str) -> None:
     assert sign in harness("compare", str(folders / "monday"), "--format", form).stdout
     shown = harness("table", "small", "--runs", str(folders / "monday"), "--format", "csv").stdout
@@ -57,6 +62,6 @@ def test_a_table_of_simulated_runs_says_so_in_every_form(folders: Path, form: st
 
 def test_one_condition_or_none_is_refused(folders: Path) -> None:
     alone = harness("compare", str(folders / "monday" / "small" / "base"))
-    assert (alone.returncode, "Name two or more" in alone.stderr) == (2, True)
+    assert (alone.returncode, "--baseline PLACE" in alone.stderr) == (2, True)
     none = harness("compare", str(folders / "nowhere"))
     assert (none.returncode, "no valid sealed runs there" in none.stderr) == (2, True)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from harness.analysis.catalogue import Analysis, of_tables
 from harness.analysis.catalogue.reuse import ceilings_table, exceptions_table, formula_table, prefill_kinds_table
 from harness.analysis.method import decide
-from harness.analysis.method.devices import log_ratio_interval
+from harness.analysis.method.compare import compare
 from harness.analysis.method.figures import RunFigures
 from harness.analysis.method.padding import Padding
 from harness.analysis.method.reuse import sum_or_none
@@ -155,15 +155,12 @@ def sensitivity_table(experiment: ExperimentRuns) -> Table:
 
 
 def ratio_intervals(experiment: ExperimentRuns) -> dict[str, Interval]:
-    """t interval of every mean log cost ratio over its replicates; none below three."""
+    """t interval of every cost ratio, on channel A where it is there; none below three replicates."""
     found: dict[str, Interval] = {}
     for condition, baseline in experiment.compared():
-        pairs = experiment.pairs(condition, baseline)
-        runs = [run for run, _ in pairs]
-        own, _ = channels_s(runs)
-        base, _ = channels_s([run for _, run in pairs])
-        if (interval := log_ratio_interval(own, base, runs)) is not None:
-            found[f"{condition} / {baseline}, channel A"] = interval
+        compared = compare(baseline, experiment.figures(condition), experiment.figures(baseline))
+        if compared is not None and compared.main.interval is not None:
+            found[f"{condition} / {baseline}, channel {'A' if compared.a else 'B'}"] = compared.main.interval
     return found
 
 

@@ -25,16 +25,16 @@ def neighbours_table(experiment: ExperimentRuns) -> Table:
     rows: list[Mapping[str, Cell]] = []
     for condition, baseline in experiment.compared():
         found = compare(baseline, experiment.figures(condition), experiment.figures(baseline))
-        if found is None or found.devices_b is None:
+        if found is None or found.b.devices is None:
             continue
         busy = float(np.mean([run.neighbours for run in experiment.figures(condition)]))
         named: dict[str, Cell] = {"condition": condition, "neighbours": busy}
         rows += [
             {**named, "device": one.device, "blocks": one.num_blocks, "longer_%": 100 * math.expm1(one.mean)}
-            for one in found.devices_b.devices
+            for one in found.b.devices.devices
         ]
-        if found.devices_b.estimate is not None:
-            interval = found.devices_b.estimate.interval(lambda value: 100 * math.expm1(value))
+        if found.b.devices.estimate is not None:
+            interval = found.b.devices.estimate.interval(lambda value: 100 * math.expm1(value))
             ends = {"longer_%": interval.estimate, "low_%": interval.low, "high_%": interval.high}
             rows.append({**named, "device": "all", "blocks": len(found.replicates), **ends})
     caption = (

@@ -1,66 +1,88 @@
-"""Any conditions against each other: across experiments, folders and dates, every pair, with one error rate for all.
+"""Conditions against their baselines across experiments, folders and dates, in cost and in what users felt.
 
-Runs that replayed the same plan are paired by its hash; where they did not, that is said and no pairing is pretended.
-Nothing is decided and no run is left out but invalid ones.
+Runs of the same drawn plan are paired; where there are none, the sides count as independent samples and the row says
+so. Nothing is decided and no run is left out but invalid ones.
 Definitions: docs/method.md, "Comparing any conditions".
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from typing import NamedTuple
 
 import numpy as np
 
-from harness.analysis.method.devices import log_ratio_effect, of_blocks
+from harness.analysis.method.answer import AnswerVerdict, source_of, verdict_of
+from harness.analysis.method.devices import Estimate, estimate_of
 from harness.analysis.method.figures import RunFigures, run_figures
 from harness.analysis.method.serving import latencies
-from harness.analysis.method.stats import (
-    MIN_REPLICATES,
-    FloatArray,
-    quantile,
-    t_quantile,
-    t_tail,
-)
+from harness.analysis.method.stats import MIN_REPLICATES, FloatArray, holm, log_mean_values, quantile
 from harness.clock import NS_PER_MS, NS_PER_S
+from harness.errors import SpecError
+from harness.kinds import kind_of_run
 from harness.records import SealedRun, origin_of
 from harness.table import Cell, Table, table_of
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """Runs that are compared as one: a condition of an experiment in a folder."""
+    """Runs that are compared together: a condition of an experiment in a folder."""
 
     name: str
     runs: tuple[SealedRun, ...]
+
+    @property
+    def place(self) -> str:
+        """Folder and experiment."""
+        return self.name.rpartition("/")[0]
+
+    @property
+    def condition(self) -> str:
+        return self.name.rpartition("/")[2]
 
     @property
     def backends(self) -> tuple[str, ...]:
         """What made the runs, each kind once."""
         return tuple(dict.fromkeys(run.manifest.backend for run in self.runs))
 
+    @property
+    def is_simulated(self) -> bool:
+        return all(kind_of_run(backend).is_virtual for backend in self.backends)
 
-def _seconds(duration_ns: int | None, per: int = 1) -> float | None:
-    return None if duration_ns is None or not per else duration_ns / NS_PER_S / per
+
+class Value(NamedTuple):
+    """One run's figure: an amount, and of how many units. Ratios are of the sums of both."""
+
+    amount: float
+    units: float = 1.0
 
 
-def _percentile_ms(run: SealedRun, of: str, q: float) -> float | None:
+def _percentile_ms(run: SealedRun, of: str, q: float) -> Value | None:
     values = getattr(latencies(run), of)
     values = values[~np.isnan(values)]
-    return quantile(values, q) / NS_PER_MS if len(values) else None
+    return Value(quantile(values, q) / NS_PER_MS) if len(values) else None
 
 
-def _tokens_per_s(run: SealedRun) -> float | None:
-    found = latencies(run)
-    return int(found.tokens.sum()) / found.span_ns * NS_PER_S if found.span_ns else None
+def _tokens_per_s(run: SealedRun) -> Value | None:
+    observed = latencies(run)
+    return Value(int(observed.tokens.sum()) / observed.span_ns * NS_PER_S) if observed.span_ns else None
 
 
-# What is compared: cost of equal work only per generated token, since other sides may have done other work.
-MEASURES: Mapping[str, Callable[[SealedRun], float | None]] = {
-    "A_s_per_token": lambda run: _seconds(_a_ns(run_figures(run)), run_figures(run).generated_tokens),
-    "B_s_per_token": lambda run: _seconds(run_figures(run).b_ns, run_figures(run).generated_tokens),
+def _cost_per_token(run: SealedRun, cost_ns: int | None) -> Value | None:
+    tokens = run_figures(run).generated_tokens
+    return None if cost_ns is None or not tokens else Value(cost_ns / NS_PER_S, tokens)
+
+
+# Costs are compared per generated token, since sides may have done other work.
+COSTS: Mapping[str, Callable[[SealedRun], Value | None]] = {
+    "A_s_per_token": lambda run: _cost_per_token(run, run_figures(run).a_ns),
+    "B_s_per_token": lambda run: _cost_per_token(run, run_figures(run).b_ns),
+}
+SIMULATED_COST = "cost_s_per_token"
+FELT: Mapping[str, Callable[[SealedRun], Value | None]] = {
     "ttft_p50_ms": lambda run: _percentile_ms(run, "ttft_ns", 0.5),
     "itl_p50_ms": lambda run: _percentile_ms(run, "itl_ns", 0.5),
     "e2e_p50_ms": lambda run: _percentile_ms(run, "e2e_ns", 0.5),
@@ -68,70 +90,131 @@ MEASURES: Mapping[str, Callable[[SealedRun], float | None]] = {
 }
 
 
-def _a_ns(figures: RunFigures) -> int | None:
-    return figures.a_ns
+def pairs_of(sides: Sequence[Side], baselines: Sequence[Side] = ()) -> list[tuple[Side, Side]]:
+    """(side, its baseline): the condition that its experiment names, or one of ``baselines``.
+
+    baselines: one for all sides, or several, each for the conditions of its name. Raises SpecError for a side that has
+    none, and where nothing is left to compare.
+    """
+    pairs = [(side, base) for side in sides if (base := _baseline_of(side, sides, baselines)) is not side]
+    if not pairs:
+        raise SpecError(
+            "nothing to compare: every condition there is a baseline",
+            where="harness compare",
+            hint="Name the condition or folder to compare with: --baseline PLACE",
+        )
+    return pairs
 
 
-def compare_all(sides: Sequence[Side]) -> Table:
-    """Every pair of sides in every measure: ratio of means, its interval, and a p-value adjusted over all of them.
+def _baseline_of(side: Side, sides: Sequence[Side], baselines: Sequence[Side]) -> Side:
+    if any(one.name == side.name for one in baselines):
+        return side
+    named = side.runs[0].manifest.baseline
+    if baselines:
+        fitting = baselines if len(baselines) == 1 else [one for one in baselines if one.condition == side.condition]
+    elif named in ("", side.condition):
+        return side
+    else:
+        fitting = [one for one in sides if (one.place, one.condition) == (side.place, named)]
+    if not fitting:
+        raise SpecError(
+            f"its baseline {named!r} is not among what is compared",
+            where=side.name,
+            hint="Name its experiment, or what to compare with: --baseline PLACE",
+        )
+    return fitting[0]
 
-    Paired by plan hash where one side replayed every plan of the other (t test of log ratios), else as independent
-    samples (Welch's t test of logs). p_holm: Holm's step-down over every row with a p-value. Rows with fewer than three
-    replicates have ratios and no p.
+
+def compare_all(pairs: Sequence[tuple[Side, Side]]) -> Table:
+    """Every pair in every measure: ratio to the baseline, its interval, and a p-value adjusted over the pairs.
+
+    Paired by drawn plan where each side replayed those of the other (t test), else as independent samples (Welch).
+    p_holm: Holm's step-down over the rows of one measure. Rows with fewer than three replicates have no p.
     """
     rows = [
         row
-        for one, other in combinations(sides, 2)
-        for measure, of in MEASURES.items()
-        if (row := _row(one, other, measure, of)) is not None
+        for side, base in pairs
+        for measure, of in _measures(side, base).items()
+        if (row := _row(side, base, measure, of)) is not None
     ]
-    adjusted = holm([p for row in rows if isinstance(p := row["p"], float)])
-    for row in rows:
-        row["p_holm"] = adjusted.pop(0) if isinstance(row["p"], float) else None
-        row["differs"] = None if row["p_holm"] is None else row["p_holm"] < 0.05
+    for measure in dict.fromkeys(row["measure"] for row in rows):
+        tested = [row for row in rows if row["measure"] == measure and row["p"] is not None]
+        for row, p in zip(tested, holm([float(str(row["p"])) for row in tested]), strict=True):
+            row |= {"p_holm": p, "family": len(tested), "verdict": _verdict(str(measure), float(str(row["ratio"])), p)}
+    missing = [side.name for pair in pairs for side in pair if all(run_figures(run).a is None for run in side.runs)]
     caption = (
-        "ratio: geometric mean of this / other; interval: 95 %, not adjusted; p_holm: adjusted over all rows (Holm), "
-        "differs: p_holm below 0.05; a dash: fewer than three runs a side. paired: by equal plan hashes, runs of other "
-        "plans left out; without, the sides replayed different inputs."
+        "ratio: condition over baseline, below 1 is less; of sums for costs, of means over runs else; interval: 95 %, "
+        "of this row alone; p_holm: adjusted over the comparisons of the same measure (Holm; family: how many), "
+        "the verdict is by it; a dash: fewer than three runs a side. paired: by drawn plans, runs of "
+        "other plans left out; without, the sides replayed different inputs."
     )
-    origin = origin_of(run for side in sides for run in side.runs)
-    return table_of("Comparison of all pairs", caption, rows, origin)
+    if missing:
+        caption += f" Channel A was not there in {', '.join(dict.fromkeys(missing))}: B alone answers."
+    return table_of("Conditions against their baselines", caption, rows, _origin(pairs))
 
 
-def _row(one: Side, other: Side, measure: str, of: Callable[[SealedRun], float | None]) -> dict[str, Cell] | None:
-    by_plan = {run.manifest.plan_hash: run for run in other.runs}
-    pairs = [(run, by_plan[run.manifest.plan_hash]) for run in one.runs if run.manifest.plan_hash in by_plan]
-    is_paired = len(pairs) == len(one.runs) == len(other.runs) or _is_within(pairs, one, other)
-    sides = ([run for run, _ in pairs], [run for _, run in pairs]) if is_paired else (one.runs, other.runs)
-    values = [[value for run in runs if (value := of(run)) is not None and value > 0] for runs in sides]
-    if not values[0] or not values[1] or (is_paired and len(values[0]) != len(values[1])):
+def _origin(pairs: Sequence[tuple[Side, Side]]) -> str:
+    return origin_of(run for pair in pairs for side in pair for run in side.runs)
+
+
+def _measures(side: Side, base: Side) -> Mapping[str, Callable[[SealedRun], Value | None]]:
+    """A and B of a simulation are the same cost, and compared once."""
+    is_simulated = side.is_simulated and base.is_simulated
+    return {**({SIMULATED_COST: COSTS["B_s_per_token"]} if is_simulated else COSTS), **FELT}
+
+
+def _verdict(measure: str, ratio: float, p: float) -> str:
+    verdict = verdict_of(ratio, p)
+    if measure in FELT and verdict is not AnswerVerdict.NO_DIFFERENCE:
+        return "lower" if ratio < 1 else "higher"
+    return verdict.value
+
+
+def _row(side: Side, base: Side, measure: str, of: Callable[[SealedRun], Value | None]) -> dict[str, Cell] | None:
+    pairs = _paired_runs(side, base)
+    is_paired = len(pairs) == min(len(side.runs), len(base.runs))
+    runs = ([run for run, _ in pairs], [run for _, run in pairs]) if is_paired else (side.runs, base.runs)
+    values = [[of(run) for run in group] for group in runs]
+    known = [[value for value in group if value is not None and value.amount > 0] for group in values]
+    if not known[0] or not known[1] or (is_paired and list(map(len, known)) != list(map(len, values))):
         return None
-    devices = [[run_figures(run) for run in runs] for runs in sides]
-    logs = [np.log(np.asarray(side)) for side in values]
-    low, high, p = _paired(values, devices[0]) if is_paired else _welch(logs[0], logs[1])
+    logs = [log_mean_values([one.amount for one in group], [one.units for one in group]) for group in known]
+    figures = [[run_figures(run) for run in group] for group in runs]
+    estimate = estimate_of((logs[0] - logs[1]).tolist(), figures[0]) if is_paired else _welch(*logs)
+    interval = None if estimate is None else estimate.interval()
+    means = [float(np.exp(group.mean())) for group in logs]
     return {
-        "this": one.name,
-        "other": other.name,
+        "condition": side.name,
+        "baseline": base.name,
         "measure": measure,
         "paired": is_paired,
-        **_same_devices(devices, is_paired=is_paired),
-        "runs": f"{len(values[0])}:{len(values[1])}",
-        "backends": f"{'+'.join(one.backends)}:{'+'.join(other.backends)}",
-        "this_mean": float(np.exp(logs[0].mean())),
-        "other_mean": float(np.exp(logs[1].mean())),
-        "ratio": float(np.exp(logs[0].mean() - logs[1].mean())),
-        "low": low,
-        "high": high,
-        "p": p,
+        **_same_devices(figures, is_paired=is_paired),
+        "runs": f"{len(known[0])}:{len(known[1])}",
+        "backends": f"{'+'.join(side.backends)}:{'+'.join(base.backends)}",
+        "source": " : ".join(dict.fromkeys(source_of(name).value for one in (side, base) for name in one.backends)),
+        "mean": means[0],
+        "baseline_mean": means[1],
+        "ratio": means[0] / means[1] if interval is None else interval.estimate,
+        "low": None if interval is None else interval.low,
+        "high": None if interval is None else interval.high,
+        "p": None if estimate is None else estimate.p,
+        "p_holm": None,
+        "family": None,
+        "verdict": AnswerVerdict.TOO_FEW.value,
     }
 
 
-def _is_within(pairs: Sequence[tuple[SealedRun, SealedRun]], one: Side, other: Side) -> bool:
-    """Whether one side replayed each plan of the other once, and more: those are left out."""
-    return len({run.path for _, run in pairs}) == len(pairs) == min(len(one.runs), len(other.runs))
+def _paired_runs(side: Side, base: Side) -> list[tuple[SealedRun, SealedRun]]:
+    """Runs of the same block: by replicate within an experiment, else by drawn plan, where no plan was repeated."""
+    is_one_experiment = side.place == base.place
 
+    def block(run: SealedRun) -> object:
+        return (run.replicate, run_figures(run).device) if is_one_experiment else run.manifest.drawn_hash
 
-Test = tuple[float | None, float | None, float | None]
+    if any(most > 1 for one in (side, base) for most in Counter(map(block, one.runs)).values()):
+        return []
+    others = {block(run): run for run in base.runs}
+    return [(run, others[block(run)]) for run in side.runs if block(run) in others]
 
 
 def _same_devices(sides: Sequence[Sequence[RunFigures]], *, is_paired: bool) -> dict[str, Cell]:
@@ -140,45 +223,12 @@ def _same_devices(sides: Sequence[Sequence[RunFigures]], *, is_paired: bool) -> 
     return {"same_device": places[0] == places[1]} if any(map(any, places)) else {}
 
 
-def _paired(values: Sequence[Sequence[float]], runs: Sequence[RunFigures]) -> Test:
-    """(low, high, p) of the mean log ratio, over device means where several devices made the runs; else nothing below
-    three pairs.
-    """
-    effect = log_ratio_effect(values[0], values[1], runs) if len(runs) == len(values[0]) else None
-    found = of_blocks(np.log(np.divide(values[0], values[1])).tolist()) if len(values[0]) >= MIN_REPLICATES else None
-    found = found if effect is None else effect.estimate
-    if found is None:
-        return None, None, None
-    interval = found.interval()
-    return interval.low, interval.high, _p_value(found.mean, found.error, found.degrees)
-
-
-def _welch(one: FloatArray, other: FloatArray) -> Test:
-    """(low, high, p) of the difference of mean logs of independent samples; degrees rounded down (Welch)."""
+def _welch(one: FloatArray, other: FloatArray) -> Estimate | None:
+    """The difference of the means of independent samples; degrees rounded down (Welch)."""
     if min(len(one), len(other)) < MIN_REPLICATES:
-        return None, None, None
+        return None
     parts = [float(side.var(ddof=1)) / len(side) for side in (one, other)]
-    difference, error = float(one.mean() - other.mean()), math.sqrt(sum(parts))
-    if error == 0:
-        return math.exp(difference), math.exp(difference), _p_value(difference, error, 1)
     spread = sum(part**2 / (len(side) - 1) for part, side in zip(parts, (one, other), strict=True))
-    degrees = max(1, math.floor(sum(parts) ** 2 / spread))
-    half = t_quantile(0.95, degrees) * error
-    return math.exp(difference - half), math.exp(difference + half), _p_value(difference, error, degrees)
-
-
-def _p_value(difference: float, error: float, degrees: int) -> float:
-    """Two-sided p of a t statistic; equal values without scatter give 1, different ones 0."""
-    if error == 0:
-        return 1.0 if difference == 0 else 0.0
-    return t_tail(difference / error, degrees)
-
-
-def holm(values: Sequence[float]) -> list[float]:
-    """Holm's adjusted p-values, in the order given: the chance of even one false "differs" stays below the level."""
-    order = sorted(range(len(values)), key=values.__getitem__)
-    adjusted, highest = [0.0] * len(values), 0.0
-    for rank, place in enumerate(order):
-        highest = max(highest, min(1.0, (len(values) - rank) * values[place]))
-        adjusted[place] = highest
-    return adjusted
+    degrees = max(1, math.floor(sum(parts) ** 2 / spread)) if spread else 1
+    mean = float(one.mean() - other.mean())
+    return Estimate(mean, math.sqrt(sum(parts)), degrees, "Welch's t interval", "runs", len(one) + len(other))

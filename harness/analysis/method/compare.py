@@ -7,15 +7,16 @@ Definitions: docs/method.md.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
-from harness.analysis.method.devices import DeviceEffect, log_ratio_effect, log_ratio_interval
+from harness.analysis.method.devices import DeviceEffect, effect_of, estimate_of
 from harness.analysis.method.figures import RunFigures
-from harness.analysis.method.reconstruct import agreement_tolerance, channel_agreement, cost_ratio, residual_ns
-from harness.analysis.method.stats import Interval
+from harness.analysis.method.reconstruct import agreement_tolerance, channel_agreement, residual_ns
+from harness.analysis.method.stats import Interval, log_mean_values
 from harness.records import Finding
 
 # Channels that differ by more are never said to agree, however far apart the baseline's own are: the paper's effects
@@ -30,6 +31,7 @@ class Verdict(str, Enum):
     DIFFER = "differ"
     CANNOT_TELL = "cannot tell"
     PREDICTED = "predicted"
+    B_ALONE = "B alone"
 
 
 class Work(NamedTuple):
@@ -41,50 +43,90 @@ class Work(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
-    """One condition against its baseline over ``replicates`` on both channels.
+class ChannelRatio:
+    """The cost ratio of one comparison on one channel, over the same blocks.
 
-    ratio_a, ratio_b: ratios of sums; per generated token where ``is_same_work`` is false, as are intervals and
-    per_replicate, (replicate, ratio A, ratio B). request_ratio_a, request_ratio_b: per request. residual_share:
-    r_BASE / B_BASE. intervals: of the mean log ratio over replicates; None below three. is_predicted: simulated, so
-    that both channels are one model's. devices_a, devices_b: where several devices made the replicates, which are then
-    whose means the intervals are of.
+    ratio: of sums, per generated token where the work differs; over several devices the mean of their ratios.
+    request_ratio: per request. values: one a block; their mean is ln(ratio) and their spread gives its error.
+    by_block: the ratio of each block alone. interval, p: None below three blocks. devices: None with one device.
+    """
+
+    ratio: float
+    request_ratio: float
+    values: tuple[float, ...]
+    by_block: tuple[float | None, ...]
+    interval: Interval | None = None
+    p: float | None = None
+    devices: DeviceEffect | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One condition against its baseline over ``replicates``: below 1 it costs less.
+
+    a: channel A; None where a run has no step log or its reuse is unknown, so that B alone answers. residual_share:
+    r_BASE / B_BASE. num_unpaired: valid runs without a valid partner. is_predicted: simulated, so that both channels
+    are the same cost.
     """
 
     baseline: str
     replicates: tuple[int, ...]
-    ratio_a: float
-    ratio_b: float
-    request_ratio_a: float
-    request_ratio_b: float
+    a: ChannelRatio | None
+    b: ChannelRatio
     work: Work
     baseline_work: Work
-    residual_share: float
-    published_tau: float
-    per_replicate: tuple[tuple[int, float | None, float | None], ...]
-    interval_a: Interval | None = None
-    interval_b: Interval | None = None
+    residual_share: float | None
+    published_tau: float | None
+    num_unpaired: int = 0
     is_predicted: bool = False
-    devices_a: DeviceEffect | None = None
-    devices_b: DeviceEffect | None = None
 
     @property
-    def tau(self) -> float:
-        """The paper's tolerance max(0.02, r_BASE / B_BASE), never above MAX_TAU."""
-        return min(self.published_tau, MAX_TAU)
+    def main(self) -> ChannelRatio:
+        """The channel that answers: A, or B where A is missing."""
+        return self.b if self.a is None else self.a
 
     @property
-    def difference(self) -> float:
-        """|ratio_A - ratio_B|."""
-        return channel_agreement(self.ratio_a, self.ratio_b, self.tau).difference
+    def ratio_a(self) -> float | None:
+        return None if self.a is None else self.a.ratio
+
+    @property
+    def ratio_b(self) -> float:
+        return self.b.ratio
+
+    @property
+    def interval_a(self) -> Interval | None:
+        return None if self.a is None else self.a.interval
+
+    @property
+    def interval_b(self) -> Interval | None:
+        return self.b.interval
+
+    @property
+    def per_replicate(self) -> tuple[tuple[int, float | None, float | None], ...]:
+        """(replicate, ratio A, ratio B) of each block."""
+        a = (None,) * len(self.replicates) if self.a is None else self.a.by_block
+        return tuple(zip(self.replicates, a, self.b.by_block, strict=True))
+
+    @property
+    def tau(self) -> float | None:
+        """The paper's tolerance max(0.02, r_BASE / B_BASE), never above MAX_TAU; None without channel A."""
+        return None if self.published_tau is None else min(self.published_tau, MAX_TAU)
+
+    @property
+    def difference(self) -> float | None:
+        """|ratio_A - ratio_B|; None without channel A."""
+        return None if self.a is None else abs(self.a.ratio - self.b.ratio)
 
     @property
     def verdict(self) -> Verdict:
         """What may be said of the channels; "cannot tell" where the baseline's own lie further apart than MAX_TAU."""
         if self.is_predicted:
             return Verdict.PREDICTED
+        if self.a is None or self.published_tau is None:
+            return Verdict.B_ALONE
         published, capped = (
-            channel_agreement(self.ratio_a, self.ratio_b, tau) for tau in (self.published_tau, self.tau)
+            channel_agreement(self.a.ratio, self.b.ratio, tau)
+            for tau in (self.published_tau, min(self.published_tau, MAX_TAU))
         )
         if self.published_tau > MAX_TAU and published.is_agreed:
             return Verdict.CANNOT_TELL
@@ -99,64 +141,76 @@ class Comparison:
         return self.work == self.baseline_work
 
 
+class _Sides(NamedTuple):
+    """Runs of a condition and of its baseline, pair by pair."""
+
+    own: list[RunFigures]
+    base: list[RunFigures]
+
+
 def compare(
     baseline: str, own: Sequence[RunFigures], base: Sequence[RunFigures], *, is_predicted: bool = False
 ) -> Comparison | None:
     """Compare valid runs of a condition with those of its baseline, over the replicates that both have.
 
-    None without a common replicate, without channel A of one of them, or where the baseline cost nothing.
+    None without a common replicate, or where one of them cost or did nothing.
     """
     others = {(run.replicate, run.device): run for run in base}
-    found = ((run, others.get((run.replicate, run.device))) for run in own)
-    pairs = sorted(((run, other) for run, other in found if other is not None), key=_replicate)
-    if not pairs or any(run.a is None for pair in pairs for run in pair):
+    pairs = [(run, others[run.replicate, run.device]) for run in own if (run.replicate, run.device) in others]
+    pairs.sort(key=lambda pair: pair[0].replicate)
+    sides = _Sides([run for run, _ in pairs], [run for _, run in pairs])
+    works = _work(sides.own), _work(sides.base)
+    if not pairs or not all(works[0]) or not all(works[1]):
         return None
-    own_runs, base_runs = [run for run, _ in pairs], [run for _, run in pairs]
-    base_a_ns, base_b_ns = (sum(map(of, base_runs)) for of in (_a_ns, _b_ns))
-    work, base_work = _work(own_runs), _work(base_runs)
-    if not base_a_ns or not base_b_ns or not all(work) or not all(base_work):
+    costs_a, costs_b = ([_costs(runs, channel) for runs in sides] for channel in ("a", "b"))
+    a = None if costs_a[0] is None or costs_a[1] is None else _channel_ratio(sides, works, costs_a[0], costs_a[1])
+    b = None if costs_b[0] is None or costs_b[1] is None else _channel_ratio(sides, works, costs_b[0], costs_b[1])
+    if b is None:
         return None
-    by_token = [_tokens(runs) if work != base_work else [1.0] * len(pairs) for runs in (own_runs, base_runs)]
-    per_unit = sum(by_token[1]) / sum(by_token[0])
-    per_request = base_work.num_requests / work.num_requests
-    ratio_a, ratio_b = (cost_ratio(map(of, own_runs), map(of, base_runs)) for of in (_a_ns, _b_ns))
-    a, b = (
-        [
-            [of(run) / units for run, units in zip(runs, by_token[side], strict=True)]
-            for side, runs in enumerate((own_runs, base_runs))
-        ]
-        for of in (_a_ns, _b_ns)
-    )
+    base_a_ns, base_b_ns = (None if a is None else sum(costs_a[1] or ())), sum(costs_b[1] or ())
     return Comparison(
         baseline=baseline,
-        replicates=tuple(run.replicate for run in own_runs),
-        ratio_a=ratio_a * per_unit,
-        ratio_b=ratio_b * per_unit,
-        request_ratio_a=ratio_a * per_request,
-        request_ratio_b=ratio_b * per_request,
-        work=work,
-        baseline_work=base_work,
-        residual_share=residual_ns(base_b_ns, base_a_ns) / base_b_ns,
-        published_tau=agreement_tolerance(base_a_ns, base_b_ns),
-        per_replicate=tuple((run.replicate, _ratio(a, place), _ratio(b, place)) for place, run in enumerate(own_runs)),
-        interval_a=log_ratio_interval(a[0], a[1], own_runs),
-        interval_b=log_ratio_interval(b[0], b[1], own_runs),
+        replicates=tuple(run.replicate for run in sides.own),
+        a=a,
+        b=b,
+        work=works[0],
+        baseline_work=works[1],
+        residual_share=None if base_a_ns is None else residual_ns(base_b_ns, base_a_ns) / base_b_ns,
+        published_tau=None if base_a_ns is None else agreement_tolerance(base_a_ns, base_b_ns),
+        num_unpaired=len(own) + len(base) - 2 * len(pairs),
         is_predicted=is_predicted,
-        devices_a=log_ratio_effect(a[0], a[1], own_runs),
-        devices_b=log_ratio_effect(b[0], b[1], own_runs),
     )
 
 
-def _replicate(pair: tuple[RunFigures, RunFigures]) -> int:
-    return pair[0].replicate
+def _costs(runs: Sequence[RunFigures], channel: str) -> list[int] | None:
+    """Costs of all runs, ns; None where one is unknown or all are 0."""
+    costs = [run.a_ns if channel == "a" else run.b_ns for run in runs]
+    known = [cost for cost in costs if cost is not None]
+    return known if len(known) == len(costs) and any(known) else None
 
 
-def _a_ns(run: RunFigures) -> int:
-    return 0 if run.a is None else run.a.total_ns
-
-
-def _b_ns(run: RunFigures) -> int:
-    return run.b_ns
+def _channel_ratio(
+    sides: _Sides, works: tuple[Work, Work], own_ns: Sequence[int], base_ns: Sequence[int]
+) -> ChannelRatio:
+    own_work, base_work = works
+    is_same_work = own_work == base_work
+    own_units, base_units = ([1 if is_same_work else run.generated_tokens for run in runs] for runs in sides)
+    values = (log_mean_values(own_ns, own_units) - log_mean_values(base_ns, base_units)).tolist()
+    by_block = zip(own_ns, own_units, base_ns, base_units, strict=True)
+    ratio = sum(own_ns) / sum(base_ns)
+    effect, estimate = effect_of(values, sides.own), estimate_of(values, sides.own)
+    return ChannelRatio(
+        ratio=math.exp(estimate.mean) if effect and estimate else ratio * sum(base_units) / sum(own_units),
+        request_ratio=ratio * base_work.num_requests / own_work.num_requests,
+        values=tuple(values),
+        by_block=tuple(
+            cost * base_unit / (base_cost * unit) if base_cost * unit else None
+            for cost, unit, base_cost, base_unit in by_block
+        ),
+        interval=None if estimate is None else estimate.interval(),
+        p=None if estimate is None else estimate.p,
+        devices=effect,
+    )
 
 
 def _work(runs: Sequence[RunFigures]) -> Work:
@@ -165,14 +219,6 @@ def _work(runs: Sequence[RunFigures]) -> Work:
         sum(run.prompt_tokens for run in runs),
         sum(run.generated_tokens for run in runs),
     )
-
-
-def _tokens(runs: Sequence[RunFigures]) -> list[float]:
-    return [float(run.generated_tokens) for run in runs]
-
-
-def _ratio(costs: Sequence[Sequence[float]], place: int) -> float | None:
-    return costs[0][place] / costs[1][place] if costs[1][place] else None
 
 
 def check_channels(runs: Sequence[RunFigures]) -> list[Finding]:

@@ -82,7 +82,7 @@ def _speed_rows(found: Speeds) -> Iterator[Mapping[str, Cell]]:
 
 
 def _effect_rows(condition: str, compared: Comparison) -> Iterator[Mapping[str, Cell]]:
-    for channel, effect in (("A", compared.devices_a), ("B", compared.devices_b)):
+    for channel, effect in (("A", None if compared.a is None else compared.a.devices), ("B", compared.b.devices)):
         if effect is not None:
             yield from _rows_of(f"{condition} / {compared.baseline}", channel, effect)
 

@@ -23,7 +23,11 @@ from harness.analysis.method.stats import (
     f_tail,
     pooled_variance,
     t_quantile,
+    t_tail,
 )
+
+# Below, a spread or a mean log ratio is the rounding of doubles.
+ROUNDING = 1e-12
 
 
 class Placed(Protocol):
@@ -81,6 +85,13 @@ class Estimate(NamedTuple):
     unit: str
     num_units: int
 
+    @property
+    def p(self) -> float:
+        """Two-sided p of the t test that the mean is 0; without any scatter 1 or 0."""
+        if self.error < ROUNDING:
+            return float(abs(self.mean) < ROUNDING)
+        return t_tail(self.mean / self.error, self.degrees)
+
     def interval(self, of: Callable[[float], float] = math.exp, level: float = DEFAULT_LEVEL) -> Interval:
         """The t interval of a ratio; of: what turns the mean into what is said of it."""
         half = t_quantile(level, self.degrees) * self.error
@@ -117,23 +128,12 @@ def mean_interval(values: Sequence[float], runs: Sequence[Placed], *, unit: str)
     return None if effect.estimate is None else effect.estimate.interval(float)
 
 
-def log_ratio_effect(
-    costs: Sequence[float], baseline_costs: Sequence[float], runs: Sequence[Placed]
-) -> DeviceEffect | None:
-    """Log ratios of paired costs device by device; None with one device, or where something cost nothing."""
-    if min(*costs, *baseline_costs) <= 0:
-        return None
-    return effect_of(np.log(np.divide(costs, baseline_costs)).tolist(), runs)
-
-
-def log_ratio_interval(
-    costs: Sequence[float], baseline_costs: Sequence[float], runs: Sequence[Placed]
-) -> Interval | None:
-    """t interval of the mean log ratio of paired costs: over device means, where several devices made them."""
-    effect = log_ratio_effect(costs, baseline_costs, runs) if costs else None
-    if effect is None:
-        return stats.log_ratio_interval(costs, baseline_costs)
-    return None if effect.estimate is None else effect.estimate.interval()
+def estimate_of(values: Sequence[float], runs: Sequence[Placed]) -> Estimate | None:
+    """The mean of one value a run: over device means, where several devices made them; None below three values."""
+    effect = effect_of(values, runs)
+    if effect is not None:
+        return effect.estimate
+    return of_blocks(values) if len(values) >= MIN_REPLICATES else None
 
 
 def of_blocks(values: Sequence[float]) -> Estimate:

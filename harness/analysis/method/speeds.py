@@ -14,12 +14,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from harness.analysis.method.across import holm
 from harness.analysis.method.compare import Comparison
 from harness.analysis.method.devices import DeviceEffect, device_order
 from harness.analysis.method.drift import Slope, slope_of
 from harness.analysis.method.figures import RunFigures
-from harness.analysis.method.stats import DEFAULT_LEVEL, t_quantile, t_tail
+from harness.analysis.method.stats import DEFAULT_LEVEL, holm, t_quantile, t_tail
 from harness.records import Finding, SealedRun
 
 
@@ -149,7 +148,7 @@ def device_findings(
     """All that a reader must know of the devices of an experiment; compared: its comparisons by condition."""
     findings = [*split_blocks(figures), *([] if found is None else speed_findings(found)), *missing_neighbours(runs)]
     for condition, one in compared.items():
-        effects = {} if one is None else {"A": one.devices_a, "B": one.devices_b}
+        effects = {} if one is None else {"A": None if one.a is None else one.a.devices, "B": one.b.devices}
         for channel, effect in effects.items():
             findings += [] if effect is None else effect_findings(condition, effect, channel)
     return findings

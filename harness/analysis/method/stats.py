@@ -1,7 +1,6 @@
 """Intervals, quantiles and exact pair enumerations: every figure of uncertainty names its method, unit and seed.
 
-Pure numpy on small samples; a seed is always given, never taken from the machine; ``across`` alone computes
-p-values.
+Pure numpy on small samples; a seed is always given, never taken from the machine.
 Definitions: docs/method.md, "Intervals".
 """
 
@@ -103,19 +102,15 @@ def stratified_bootstrap_interval(
     )
 
 
-def log_ratio_interval(
-    costs: Sequence[float], baseline_costs: Sequence[float], *, unit: str = "replicates", level: float = DEFAULT_LEVEL
-) -> Interval | None:
-    """t interval of the mean log ratio, a cost and its baseline's paired by replicate; None below MIN_REPLICATES.
+def log_mean_values(costs: Sequence[float], units: Sequence[float] | None = None) -> FloatArray:
+    """Values whose mean is ln(sum of costs / sum of units) and whose spread gives its standard error.
 
-    The estimate is the geometric mean of the replicates' ratios: near the ratio of sums, which decides, but not it.
+    The delta method of a ratio of sums: each value holds the relative deviation of its own cost less that of its own
+    units. units: default: 1 each, which makes it the mean cost. Both sums must be above 0.
     """
-    pairs = np.array([costs, baseline_costs], dtype=np.float64)
-    if pairs.shape[1] < MIN_REPLICATES or not np.all(pairs > 0):
-        return None
-    found = _t_interval(np.log(pairs[0] / pairs[1]), level)
-    estimate, low, high = (math.exp(value) for value in found)
-    return Interval(estimate, low, high, level, "t interval of the mean log ratio", unit, pairs.shape[1], 0, 0)
+    cost = np.asarray(costs, dtype=np.float64)
+    unit = np.ones_like(cost) if units is None else np.asarray(units, dtype=np.float64)
+    return np.log(cost.sum() / unit.sum()) + cost / cost.mean() - unit / unit.mean()
 
 
 def mean_interval(values: Sequence[float], *, unit: str, level: float = DEFAULT_LEVEL) -> Interval | None:
@@ -199,6 +194,16 @@ def quantiles(values: FloatArray, at: Sequence[float]) -> list[float]:
 def median(values: Iterable[float]) -> float:
     """The median; the mean of the middle two of an even number."""
     return float(np.median(np.fromiter(values, dtype=np.float64)))
+
+
+def holm(values: Sequence[float]) -> list[float]:
+    """Holm's adjusted p-values, in the order given: the chance of even one false difference stays below the level."""
+    order = sorted(range(len(values)), key=values.__getitem__)
+    adjusted, highest = [0.0] * len(values), 0.0
+    for rank, place in enumerate(order):
+        highest = max(highest, min(1.0, (len(values) - rank) * values[place]))
+        adjusted[place] = highest
+    return adjusted
 
 
 @dataclass(frozen=True, slots=True)

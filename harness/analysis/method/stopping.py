@@ -21,18 +21,22 @@ from harness.spec.sections import Channel, StopSpec
 
 @dataclass(frozen=True, slots=True)
 class LogRatios:
-    """ln(cost / baseline cost) of the blocks of one comparison, (block, value) in order, on one channel.
+    """The blocks of one comparison on one channel: ``channel``, or B where A is missing.
 
-    devices: the same device by device, where several made them.
+    by_block: (block, ln(cost / baseline cost)), in order; each is known once its block is sealed, so that a sequence
+    may look at them. values: one a block, whose mean is ln of the ratio of sums. devices: the same device by device,
+    where several made them.
     """
 
     condition: str
     baseline: str
-    by_block: tuple[tuple[int, float], ...]
+    channel: Channel
+    by_block: tuple[tuple[int, float], ...] = ()
+    values: tuple[float, ...] = ()
     devices: DeviceEffect | None = None
 
     @property
-    def values(self) -> list[float]:
+    def logs(self) -> list[float]:
         return [value for _, value in self.by_block]
 
 
@@ -104,11 +108,11 @@ def standing(spec: ExperimentSpec, runs: Sequence[SealedRun], stop: StopSpec) ->
     is_over = len(whole) >= stop.budget
     found: list[ComparisonLooks] = []
     for ratios in log_ratios(spec, [run for run in runs if run.replicate in whole[: stop.budget]], stop.channel):
-        looks = tuple(looks_at(ratios.values, stop, is_over=is_over))
+        looks = tuple(looks_at(ratios.logs, stop, is_over=is_over))
         left = blocks_left(looks[-1], stop) if looks and not looks[-1].verdict.is_final else None
         if is_over and not looks:
-            looks = (Look(len(ratios.values), math.nan, math.nan, math.inf, StopVerdict.INCONCLUSIVE),)
-        found.append(ComparisonLooks(ratios.condition, ratios.baseline, tuple(ratios.values), looks, left))
+            looks = (Look(len(ratios.logs), math.nan, math.nan, math.inf, StopVerdict.INCONCLUSIVE),)
+        found.append(ComparisonLooks(ratios.condition, ratios.baseline, tuple(ratios.logs), looks, left))
     return Standing(stop, len(whole), tuple(found))
 
 
@@ -143,9 +147,11 @@ def log_ratios(spec: ExperimentSpec, runs: Sequence[SealedRun], channel: Channel
     ]
 
 
-def _log_ratios(name: str, baseline: str, compared: Comparison | None, channel: Channel) -> LogRatios:
+def _log_ratios(name: str, baseline: str, compared: Comparison | None, asked: Channel) -> LogRatios:
     if compared is None:
-        return LogRatios(name, baseline, ())
-    ratios = ((block, a if channel == "a" else b) for block, a, b in compared.per_replicate)
-    by_block = tuple((block, math.log(ratio)) for block, ratio in ratios if ratio)
-    return LogRatios(name, baseline, by_block, compared.devices_a if channel == "a" else compared.devices_b)
+        return LogRatios(name, baseline, asked)
+    channel: Channel = "b" if compared.a is None else asked
+    found = compared.main if channel == "a" else compared.b
+    by_block = zip(compared.replicates, found.by_block, strict=True)
+    logs = tuple((block, math.log(ratio)) for block, ratio in by_block if ratio)
+    return LogRatios(name, baseline, channel, logs, found.values, found.devices)

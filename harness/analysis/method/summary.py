@@ -15,6 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from harness.analysis.method.answer import Answer, answers
 from harness.analysis.method.ceilings import Ceilings, total
 from harness.analysis.method.compare import Comparison, check_channels, compare
 from harness.analysis.method.device_tables import device_tables
@@ -251,6 +252,11 @@ class ExperimentSummary:
     def device_tables(self) -> list[Table]:
         """How fast each device was, and every comparison on each of them; empty where fewer than two made it."""
         return device_tables(self.speeds, {one.name: one.comparison for one in self.conditions})
+
+    @property
+    def answers(self) -> tuple[Answer, ...]:
+        """The answer to each comparison, on its main channel first."""
+        return answers({one.name: one.comparison for one in self.conditions}, self.backend)
 
     def serving_of(self, condition: str) -> ServingFigures | None:
         """Serving figures of a condition; None where none of its valid runs answered anything."""

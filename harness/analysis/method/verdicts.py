@@ -342,5 +342,5 @@ def _equivalences(rule: EquivalenceRule, experiment: ExperimentRuns) -> Iterator
         elif looked.stop.channel != rule.channel or looked.stop.alpha > rule.alpha:
             yield withheld(rule.name, subject, f"its runs were looked at by another rule ({looked.stop})")
         else:
-            decision = decide_equivalence(rule, subject, ratios.values, looked.of(ratios.condition), looked.stop.alpha)
+            decision = decide_equivalence(rule, subject, ratios.logs, looked.of(ratios.condition), looked.stop.alpha)
             yield _standing(rule, experiment, ratios.condition, decision)

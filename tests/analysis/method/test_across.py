@@ -7,8 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness.analysis.method.across import Side, compare_all, holm
-from harness.analysis.method.stats import t_quantile, t_tail
+from harness.analysis.method.across import Side, compare_all, pairs_of
+from harness.analysis.method.answer import main_answers
+from harness.analysis.method.stats import holm, t_quantile, t_tail
+from harness.analysis.method.summary import summarise
+from harness.errors import SpecError
 from harness.records import SealedRun
 from harness.runner import run_experiment
 from tests.support.experiments import small_experiment
@@ -24,27 +27,61 @@ def test_runs_of_equal_plans_are_paired_across_experiments_and_others_are_not(tm
     base = side(tmp_path / "monday", "base")
     again = side(tmp_path / "tuesday", "base")
     other = side(tmp_path / "other", "base", base_seed=99)
-    rows = compare_all([base, again, other]).records()
-    same = [row for row in rows if (row["this"], row["other"]) == (base.name, again.name)]
+    rows = compare_all(pairs_of([again, other], [base])).records()
+    same = [row for row in rows if row["condition"] == again.name]
     assert all(row["paired"] and row["ratio"] == pytest.approx(1) and row["p_holm"] == 1 for row in same)
-    assert not any(row["paired"] for row in rows if other.name in (row["this"], row["other"]))
-    assert len(rows) == 3 * 6
+    assert not any(row["paired"] for row in rows if row["condition"] == other.name)
+    # Both channels of a simulation are the same cost: it is one hypothesis.
+    assert [row["measure"] for row in same] == [
+        "cost_s_per_token",
+        "ttft_p50_ms",
+        "itl_p50_ms",
+        "e2e_p50_ms",
+        "tokens_per_s",
+    ]
 
 
 def test_a_side_with_further_plans_is_paired_by_those_that_both_replayed(tmp_path: Path) -> None:
     more, few = side(tmp_path / "more", "base", replicates=4), side(tmp_path / "few", "base")
-    rows = compare_all([more, few]).records()
+    rows = compare_all(pairs_of([more], [few])).records()
     assert all(row["paired"] and row["runs"] == "3:3" and row["ratio"] == pytest.approx(1) for row in rows)
 
 
 def test_a_slower_server_differs_and_one_replicate_says_nothing(tmp_path: Path) -> None:
     base = side(tmp_path / "base", "base")
     slow = side(tmp_path / "slow", "slow", server={"decode_buckets": [8]})
-    row = next(row for row in compare_all([slow, base]).records() if row["measure"] == "A_s_per_token")
+    row = compare_all([(slow, base)]).records()[0]
+    assert (row["measure"], row["verdict"]) == ("cost_s_per_token", "dearer")
     assert row["ratio"] > 1.05
     assert row["low"] > 1
-    few = [Side(one.name, one.runs[:1]) for one in (slow, base)]
-    assert all(row["p"] is None and row["p_holm"] is None for row in compare_all(few).records())
+    few = (Side(slow.name, slow.runs[:1]), Side(base.name, base.runs[:1]))
+    assert all(row["p"] is None and row["verdict"].startswith("too few") for row in compare_all([few]).records())
+
+
+def test_the_experiments_baselines_are_taken_and_never_the_alphabet(tmp_path: Path) -> None:
+    conditions = [{"name": "a-slow", "server": {"decode_buckets": [8]}}, {"name": "b-base"}, {"name": "c-again"}]
+    spec = small_experiment(backend="sim", replicates=5, baseline="b-base", condition=conditions)
+    runs = run_experiment(spec, runs_root=tmp_path).runs
+    names = [str(one["name"]) for one in conditions]
+    sides = [Side(f"x/small/{name}", tuple(run for run in runs if run.condition == name)) for name in names]
+    table = compare_all(pairs_of(sides))
+    costs = {row["condition"]: row for row in table.records() if row["measure"] == "cost_s_per_token"}
+    assert {row["baseline"] for row in costs.values()} == {"x/small/b-base"}
+    shown = {f"x/small/{name}": one for name, one in main_answers(summarise(runs).answers).items()}
+    assert costs.keys() == shown.keys()
+    for name, row in costs.items():
+        answer = shown[name]
+        assert answer.interval is not None
+        assert (row["ratio"], row["low"]) == pytest.approx((answer.ratio, answer.interval.low))
+        assert (row["p_holm"], row["family"]) == pytest.approx((answer.p_adjusted, answer.family_size))
+        assert row["verdict"] == answer.verdict.value
+    assert [one.verdict.value for one in shown.values()] == ["dearer", "no difference shown"]
+
+
+def test_without_a_baseline_among_them_conditions_are_not_compared(tmp_path: Path) -> None:
+    base = side(tmp_path / "monday", "base")
+    with pytest.raises(SpecError, match="--baseline"):
+        pairs_of([base, side(tmp_path / "tuesday", "base")])
 
 
 def test_holm_bounds_the_chance_of_any_false_difference() -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from harness.analysis.method.answer import AnswerVerdict, answers
 from harness.analysis.method.compare import MAX_TAU, Verdict, compare
 from harness.analysis.method.figures import ReuseFigures, RunFigures
 from harness.analysis.method.lateness import Lateness
@@ -88,7 +91,7 @@ def test_other_work_is_compared_per_generated_token_and_per_request() -> None:
     assert found is not None
     assert not found.is_same_work
     assert found.ratio_a == pytest.approx(0.9)
-    assert found.request_ratio_a == pytest.approx(1.8 * 4 / 6)
+    assert found.main.request_ratio == pytest.approx(1.8 * 4 / 6)
     assert found.per_replicate[0][1] == pytest.approx(0.9)
 
 
@@ -114,3 +117,33 @@ def test_an_interval_needs_three_replicates() -> None:
     two = compare("base", own[:2], base[:2])
     assert two is not None
     assert two.interval_a is None
+
+
+def without_a(found: RunFigures) -> RunFigures:
+    return replace(found, a=None)
+
+
+def test_without_a_step_log_channel_b_answers_alone() -> None:
+    own, base = ([run(cost, cost + k, replicate=k) for k in range(4)] for cost in (900, 1000))
+    found = compare("base", [without_a(one) for one in own], base)
+    assert found is not None
+    assert (found.ratio_a, found.tau, found.verdict) == (None, None, Verdict.B_ALONE)
+    assert found.main.interval is not None
+    (answer,) = answers({"c": found}, "attached")
+    assert (answer.channel, answer.verdict) == ("b", AnswerVerdict.CHEAPER)
+    assert answer.basis == "8 valid runs, measured, channel B alone (no step log, or reuse unknown)"
+
+
+def test_a_simulated_comparison_is_one_hypothesis_and_a_measured_one_has_b_beside_a() -> None:
+    own, base = ([run(cost + 9 * k, cost + 9 * k, replicate=k) for k in range(3)] for cost in (900, 1000))
+    predicted = compare("base", own, base, is_predicted=True)
+    assert [(one.channel, one.family_size) for one in answers({"c": predicted}, "sim")] == [("a", 1)]
+    measured = compare("base", own, base)
+    found = answers({"c": measured, "d": measured}, "emulator")
+    assert [(one.channel, one.family_size, one.is_main) for one in found] == [("a", 2, True), ("b", 2, False)] * 2
+
+
+def test_runs_without_a_partner_are_counted() -> None:
+    found = compare("base", [run(9, 9), run(9, 9, replicate=5)], [run(9, 9)])
+    assert found is not None
+    assert found.num_unpaired == 1

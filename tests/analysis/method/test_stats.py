@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from harness.analysis.method import stats
+from harness.analysis.method.devices import of_blocks
 from harness.errors import SpecError
 
 
@@ -86,22 +87,33 @@ def test_probabilities_of_f_are_the_printed_ones(f: float, between: int, inside:
 
 def test_a_constant_ratio_has_an_interval_of_no_width() -> None:
     baseline = [1.0, 5.0, 9.0]
-    interval = stats.log_ratio_interval([0.9 * cost for cost in baseline], baseline)
-    assert interval is not None
+    values = stats.log_mean_values([0.9 * cost for cost in baseline]) - stats.log_mean_values(baseline)
+    interval = of_blocks(values.tolist()).interval()
     assert (interval.low, interval.estimate, interval.high) == pytest.approx((0.9, 0.9, 0.9))
-    assert str(interval) == "0.9000 [0.9000, 0.9000] (95% t interval of the mean log ratio over 3 replicates)"
+    assert str(interval) == "0.9000 [0.9000, 0.9000] (95% t interval of the mean over 3 blocks)"
 
 
-def test_a_log_ratio_interval_by_hand() -> None:
-    ratios = [0.8, 1.0, 1.25]  # logs -0.2231, 0, 0.2231: mean 0, standard deviation 0.2231
-    interval = stats.log_ratio_interval(ratios, [1.0, 1.0, 1.0])
-    assert interval is not None
-    half = 4.302653 * np.log(1.25) / np.sqrt(3)
-    assert (interval.low, interval.high) == pytest.approx((np.exp(-half), np.exp(half)), rel=1e-5)
+def test_the_interval_of_a_ratio_of_sums_by_hand() -> None:
+    # Sums 3 and 4; deviations from the means -0.2 and 0, 0 and 0, 0.2 and 0: standard deviation 0.2.
+    values = stats.log_mean_values([0.8, 1.0, 1.2]) - stats.log_mean_values([4.0, 4.0, 4.0], [3.0, 3.0, 3.0])
+    interval = of_blocks(values.tolist()).interval()
+    half = 4.302653 * 0.2 / np.sqrt(3)
+    assert interval.estimate == pytest.approx(0.75)
+    assert (interval.low, interval.high) == pytest.approx((0.75 * np.exp(-half), 0.75 * np.exp(half)), rel=1e-5)
+
+
+def test_values_of_costs_by_unit_hold_the_truth_as_often_as_they_say() -> None:
+    rng = np.random.default_rng(29)
+    held = []
+    for _ in range(2000):
+        base = rng.lognormal(0, 0.2, size=5)
+        own = 0.96 * base * rng.lognormal(-(0.02**2) / 2, 0.02, size=5)
+        interval = of_blocks((stats.log_mean_values(own) - stats.log_mean_values(base)).tolist()).interval()
+        held.append(interval.contains(0.96) and interval.contains(own.sum() / base.sum()))
+    assert np.mean(held) == pytest.approx(0.95, abs=0.015)
 
 
 def test_two_replicates_are_too_few_for_an_interval() -> None:
-    assert stats.log_ratio_interval([1.0, 2.0], [1.0, 1.0]) is None
     assert stats.mean_interval([1.0, 2.0], unit="replicates") is None
 
 
