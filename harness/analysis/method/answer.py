@@ -13,7 +13,7 @@ from enum import Enum
 from harness.analysis.method.compare import ChannelRatio, Comparison
 from harness.analysis.method.stats import DEFAULT_LEVEL, Interval, holm
 from harness.kinds import kind_of_run
-from harness.spec.stopping import Channel
+from harness.spec.sections import Channel
 
 ALPHA = 1 - DEFAULT_LEVEL
 
