@@ -51,7 +51,7 @@ def check(
 
     from harness.errors import ExitCode, SpecError
     from harness.stack.rbln.releases.check import check_release
-    from harness.stack.rbln.releases.sources import RBLN, open_sources, wheel_beside
+    from harness.stack.rbln.releases.sources import RBLN, Release, open_sources, wheel_beside
     from harness.stack.rbln.releases.table import load_table
 
     _place, facts = load_table(table)
@@ -74,7 +74,7 @@ def check(
     with Progress(console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task(f"vllm-rbln {rbln.version}", total=len(facts.facts))
         found = check_release(
-            facts, rbln, engine, against=against, find=find, on_fact=lambda _name: progress.advance(task)
+            facts, Release(rbln, engine), against=against, find=find, on_fact=lambda _name: progress.advance(task)
         )
     typer.echo(_as_json(found) if output == "json" else _as_text(found))
     raise typer.Exit(int(ExitCode.PASS if found.holds else ExitCode.RUN_INVALID))
@@ -85,13 +85,13 @@ def record(release: ReleaseArgument, vllm: VllmOption = None, table: TableOption
 
     Read what `harness stack check` shows first. Example: `harness stack record vllm_rbln-0.12.0-py3-none-any.whl`
     """
-    from harness.stack.rbln.releases.sources import open_sources
+    from harness.stack.rbln.releases.sources import Release, open_sources
     from harness.stack.rbln.releases.table import load_table, recorded, write_table
 
     place, facts = load_table(table)
     rbln = open_sources(release)
     engine = _vllm_of(rbln, vllm)
-    write_table(recorded(facts, rbln, engine), place)
+    write_table(recorded(facts, Release(rbln, engine)), place)
     engine_said = f"vLLM {engine.version}" if engine else f"vLLM {rbln.vllm_pin or 'of no version'}, not read"
     typer.echo(f"{place}: vllm-rbln {rbln.version} with {engine_said}, {len(facts.facts)} facts")
 

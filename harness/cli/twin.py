@@ -41,15 +41,14 @@ def install(
     Example: `harness twin install --stack 0.12.0`
     """
     from harness.stack.rbln.twin.environment import stack_named
-    from harness.stack.rbln.twin.install import install_twin
+    from harness.stack.rbln.twin.install import TorchSource, install_twin
 
+    torch = TorchSource(torch_wheel, torch_index) if torch_wheel or torch_index else None
     versions = [stack_named(version).version for version in (stack, *(also or ()))]
     try:
         for place, version in enumerate(versions):
             folder = path if place == 0 or path is None else path.with_name(f"{path.name}-{version}")
-            install_twin(
-                folder, version=version, python=python, torch_wheel=torch_wheel, torch_index=torch_index, say=typer.echo
-            )
+            install_twin(folder, version=version, python=python, torch=torch, on_progress=typer.echo)
     except KeyboardInterrupt:
         typer.echo("interrupted: what is done stays, the same command continues", err=True)
         raise

@@ -30,7 +30,15 @@ from harness.stack.rbln.compile import require_fresh
 from harness.stack.rbln.devices import find_command, require_idle
 from harness.stack.rbln.releases.check import usable_with
 from harness.stack.rbln.remote import check_remote_server, remote_plan
-from harness.stack.rbln.serving import check_installed, find_stack, overlay_folder, serve_plan, visible_devices
+from harness.stack.rbln.serving import (
+    BackendParts,
+    RunSetup,
+    ServedArtifact,
+    check_installed,
+    find_stack,
+    serve_plan,
+    visible_devices,
+)
 from harness.stack.rbln.twin.environment import newest_stable
 
 VLLM_RBLN = newest_stable()
@@ -102,22 +110,19 @@ class RblnBackend(ServerBackend):
         report = require_idle(devices)
         return serve_plan(
             server,
-            backend=self.kind.name,
+            ServedArtifact(artifact, config, artifact.name),
             stack=stack,
-            artifact=artifact,
-            config=config,
-            model=artifact.name,
-            port=require_port(LOOPBACK, options.port),
-            run_folder=options.run_folder,
-            overlays=overlay_folder(),
-            log_format=options.log_format,
-            variables=visible_devices(stack.versions.get("vllm-rbln", ""), devices),
-            device_command=find_command(),
-            devices=report,
-            more={
-                "compiled": None if record is None else {key: record[key] for key in ("spec", "versions")},
-                "npus": list(devices),
-            },
+            setup=RunSetup(require_port(LOOPBACK, options.port), options.run_folder, options.log_format),
+            backend=BackendParts(
+                self.kind.name,
+                variables=visible_devices(stack.versions.get("vllm-rbln", ""), devices),
+                device_command=find_command(),
+                devices=report,
+                requested={
+                    "compiled": None if record is None else {key: record[key] for key in ("spec", "versions")},
+                    "npus": list(devices),
+                },
+            ),
         )
 
 

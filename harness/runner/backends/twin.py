@@ -31,7 +31,15 @@ from harness.spec import ServerSpec
 from harness.stack.rbln.artifacts import check_artifact, read_artifact
 from harness.stack.rbln.devices import read_devices, require_idle
 from harness.stack.rbln.releases.check import usable_with
-from harness.stack.rbln.serving import Stack, check_installed, serve_plan, visible_devices
+from harness.stack.rbln.serving import (
+    BackendParts,
+    RunSetup,
+    ServedArtifact,
+    Stack,
+    check_installed,
+    serve_plan,
+    visible_devices,
+)
 from harness.stack.rbln.twin.artifact import ArtifactSpec, cached_artifact
 from harness.stack.rbln.twin.environment import INSIDE, find_twin, installed_twins, twin_variables
 
@@ -104,21 +112,20 @@ class TwinBackend(ServerBackend):
         command = (sys.executable, str(STAND_IN_SMI), "-j")
         return serve_plan(
             server.model_copy(update={"extra_args": (*self.extra_flags, *server.extra_args)}),
-            backend=self.kind.name,
-            stack=Stack(twin.vllm, twin.site_packages, dict(twin.stamp.get("versions", {}))),
-            artifact=artifact,
-            config=config,
-            model=TWIN_MODEL,
-            port=chosen_port,
-            run_folder=options.run_folder,
-            overlays=twin.folder / "overlays",
-            log_format=options.log_format,
-            paths=(INSIDE,),
-            variables=twin_variables(twin, files["config"]) | visible_devices(twin.version, npus),
-            files=files,
-            device_command=command,
-            devices=require_idle(npus, read_devices(command)),
-            more={"settings": settings, "npus": list(npus)},
+            ServedArtifact(artifact, config, TWIN_MODEL),
+            stack=Stack(
+                twin.vllm, twin.site_packages, dict(twin.stamp.get("versions", {})), overlays=twin.folder / "overlays"
+            ),
+            setup=RunSetup(chosen_port, options.run_folder, options.log_format),
+            backend=BackendParts(
+                self.kind.name,
+                paths=(INSIDE,),
+                variables=twin_variables(twin, files["config"]) | visible_devices(twin.version, npus),
+                files=files,
+                device_command=command,
+                devices=require_idle(npus, read_devices(command)),
+                requested={"settings": settings, "npus": list(npus)},
+            ),
         )
 
     def _settings(self, server: ServerSpec, trace_path: Path) -> dict[str, Any]:

@@ -1,7 +1,8 @@
-"""A server on another host, over the ``ssh`` client alone: looked at, laid out, served through one forwarded port.
+"""A server on another host, over the ``ssh`` client alone: checked, laid out, and served through one forwarded port.
 
-Nothing stays on the other host and no protocol of our own listens there. Its log carries its own wall clock, which is
-measured against this host's and recorded with its uncertainty.
+The command, patch, observer and refusals are those of this host. No files stay on the other host and no protocol of
+our own listens there. Its log carries its own wall clock, whose offset to this host's clock is measured and recorded
+with its uncertainty.
 """
 
 from __future__ import annotations
@@ -25,7 +26,6 @@ from harness.server.life import LOOPBACK, LaunchPlan
 from harness.spec import ServerSpec
 from harness.stack.rbln.artifacts import (
     ArtifactConfig,
-    blocks_override,
     check_artifact,
     read_artifact,
     requested_stack,
@@ -36,6 +36,7 @@ from harness.stack.rbln.observer import INSIDE
 from harness.stack.rbln.patches.shipped import Patch, patch_status, require_pristine, shipped_patches
 from harness.stack.rbln.serving import (
     SOCKET_FOLDER_VARIABLE,
+    ServedArtifact,
     declared,
     logging_config,
     serve_arguments,
@@ -59,7 +60,7 @@ class ClockOffset:
 
 @dataclass(frozen=True, slots=True)
 class RemoteStack:
-    """What was found on the other host."""
+    """Stack, artifact and devices of the other host. target: content of the file that a patch would change."""
 
     versions: dict[str, str]
     site_packages: str
@@ -79,11 +80,11 @@ class RemoteHost:
     ssh: tuple[str, ...] = ("ssh",)
 
     def command(self, *remote: str, options: tuple[str, ...] = ()) -> list[str]:
-        """The local command that runs ``remote`` words there, quoted for its shell."""
+        """The local command that runs the words ``remote`` there, quoted for its shell."""
         return [*self.ssh, *SSH_OPTIONS, *options, "--", self.name, shlex.join(remote)]
 
     def call(self, action: str, job: dict[str, Any]) -> dict[str, Any]:
-        """Run one action of the host script there; its answer. ServerError with what ssh or Python said."""
+        """Run one action of the host script there; its result. ServerError with the message of ssh or Python."""
         script = HOST_SCRIPT.read_text(encoding="utf-8") + f"\nmain({action!r}, json.loads({json.dumps(job)!r}))\n"
         try:
             done = subprocess.run(
@@ -97,19 +98,19 @@ class RemoteHost:
         except (OSError, subprocess.TimeoutExpired) as error:
             raise ServerError(f"cannot be reached ({type(error).__name__})", where=self.name) from error
         if done.returncode:
-            said = [line for line in done.stderr.splitlines() if line.strip()] or [f"status {done.returncode}"]
+            message = [line for line in done.stderr.splitlines() if line.strip()] or [f"status {done.returncode}"]
             raise ServerError(
-                f"cannot be used: {said[-1].rstrip('.')}",
+                f"cannot be used: {message[-1].rstrip('.')}",
                 where=self.name,
                 hint=f"Check server.ssh and server.environment: ssh {self.name} {self.python} -V",
             )
-        # A login shell may greet before us.
+        # A login shell may print a greeting first.
         return cast("dict[str, Any]", json.loads(done.stdout.splitlines()[-1]))
 
     def read_clock(self, rounds: int = CLOCK_ROUNDS) -> ClockOffset:
-        """Its wall clock against our monotonic one, by the quickest of ``rounds`` exchanges over one connection.
+        """Its wall clock against our monotonic clock, from the quickest of ``rounds`` exchanges over one connection.
 
-        The answer was stamped somewhere within the exchange: half its duration is the uncertainty.
+        The answer was stamped somewhere within the exchange, so half its duration is the uncertainty.
         """
         code = "import sys, time\nfor _ in sys.stdin: print('clock', time.time_ns(), flush=True)"
         clock = MonotonicClock()
@@ -129,7 +130,7 @@ class RemoteHost:
                     exchange.stdin.write(b"\n")
                     line = exchange.stdout.readline()
                     while line and not line.startswith(b"clock "):
-                        line = exchange.stdout.readline()  # a login shell greets before us
+                        line = exchange.stdout.readline()  # the greeting of a login shell
                     answered_ns = int(line.removeprefix(b"clock "))
                     received_ns = clock.now_ns()
                     half_ns = (received_ns - sent_ns + 1) // 2
@@ -144,14 +145,14 @@ class RemoteHost:
 def look(host: RemoteHost, artifact: str) -> RemoteStack:
     """The stack, the artifact and the devices on ``host``; SpecError or ServerError names what is missing there."""
     patch = shipped_patches()[0]
-    found = host.call("probe", {"artifact": artifact, "target": patch.target})
-    if not found["site_packages"]:
+    facts = host.call("probe", {"artifact": artifact, "target": patch.target})
+    if not facts["site_packages"]:
         raise ServerError("has no vllm-rbln in that environment", where=f"{host.name}:{host.python}")
-    described = found["artifact"]
+    described = facts["artifact"]
     if described["config"] is None:
         raise SpecError("no such artifact", where=f"{host.name}:{artifact}", hint="Compile it there: harness compile")
     with tempfile.TemporaryDirectory() as scratch:
-        # The same reading and the same refusals as for a folder of this host; graphs are stood for by empty files.
+        # Read and refused as a folder of this host would be; empty files stand for the graphs.
         for name in described["sizes"]:
             path = Path(scratch) / name
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -160,9 +161,9 @@ def look(host: RemoteHost, artifact: str) -> RemoteStack:
         config = read_artifact(Path(scratch))
     sizes = cast("dict[str, int]", described["sizes"])
     return RemoteStack(
-        versions=found["versions"],
-        site_packages=found["site_packages"],
-        target=None if found["target"] is None else base64.b64decode(found["target"]),
+        versions=facts["versions"],
+        site_packages=facts["site_packages"],
+        target=None if facts["target"] is None else base64.b64decode(facts["target"]),
         config=config,
         identity={
             "name": Path(artifact).name,
@@ -170,13 +171,13 @@ def look(host: RemoteHost, artifact: str) -> RemoteStack:
             "num_files": len(sizes),
             "size_bytes": sum(sizes.values()),
         },
-        devices=parse_devices(found["devices"], where=host.name) if found.get("devices") else None,
-        host=found["host"],
+        devices=parse_devices(facts["devices"], where=host.name) if facts.get("devices") else None,
+        host=facts["host"],
     )
 
 
 def check_remote(stack: RemoteStack, server: ServerSpec, host: RemoteHost) -> tuple[int, ...]:
-    """The devices to use; the same refusals as on this host."""
+    """The devices to use. Refuses what this host would refuse."""
     check_artifact(stack.config, server, f"{host.name}:{server.artifact}")
     devices = server.devices or tuple(range(stack.config.num_devices))
     if stack.devices is not None:
@@ -185,9 +186,9 @@ def check_remote(stack: RemoteStack, server: ServerSpec, host: RemoteHost) -> tu
 
 
 def patch_for(stack: RemoteStack, mode: str, host: str) -> tuple[dict[str, Any], Patch | None, bytes | None]:
-    """The manifest's record, the patch and the patched content, for the installed file there and a patch mode."""
+    """The manifest's record, the patch and the patched content, for the file installed there and a patch mode."""
     with tempfile.TemporaryDirectory() as scratch:
-        # The status of a copy is the status of the original: everything is decided by content.
+        # The status of a copy is that of the original: only content counts.
         site = Path(scratch)
         patch = shipped_patches()[0]
         version = stack.versions.get("vllm-rbln", "")
@@ -195,7 +196,7 @@ def patch_for(stack: RemoteStack, mode: str, host: str) -> tuple[dict[str, Any],
         if stack.target is not None:
             (site / patch.target).parent.mkdir(parents=True)
             (site / patch.target).write_bytes(stack.target)
-        # Refusals name the file there, not the copy.
+        # Errors name the file there, not the copy.
         status = replace(patch_status(site), target=Path(f"{host}:{stack.site_packages}") / patch.target)
         if mode == "none":
             if status.state == "patched":
@@ -221,18 +222,18 @@ def life_command(job_path: Path) -> tuple[str, ...]:
 
 
 def write_job(path: Path, job: dict[str, Any]) -> None:
-    """What ``life`` does, for this user alone: the environment of a server may hold tokens."""
+    """The job of ``remote_life``, readable by this user alone: the environment of a server may hold tokens."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         json.dump(job, file, indent=2)
 
 
-# A path that died without a word is given up by the other side after so long. ssh's own end notices after 30 s.
+# The other side gives up a silent connection after this time. The local end of ssh notices after 30 s.
 SILENCE_S = 60.0
 
 
 def check_remote_server(server: ServerSpec) -> tuple[RemoteHost, RemoteStack, tuple[int, ...]]:
-    """The host, its stack and the devices to use; refuses an artifact that does not fit and devices that are busy."""
+    """The host, its stack and the devices to use. Refuses an artifact that does not fit, and busy devices."""
     if not server.environment:
         raise SpecError(
             "is missing", where="server.environment", hint="Name the virtual environment of vllm on that host"
@@ -243,7 +244,7 @@ def check_remote_server(server: ServerSpec) -> tuple[RemoteHost, RemoteStack, tu
 
 
 def remote_plan(server: ServerSpec, *, backend: str, port: int, run_folder: Path) -> LaunchPlan:
-    """The same server on another host: the same arguments, environment, patch, observer and refusals."""
+    """The launch of a server on another host. port: this host's end of the forwarded connection."""
     host, stack, devices = check_remote_server(server)
     patch_record, patch, content = patch_for(stack, server.patch, host.name)
     model = Path(server.artifact).name
@@ -259,8 +260,7 @@ def remote_plan(server: ServerSpec, *, backend: str, port: int, run_folder: Path
         [*([] if content is None else [f"{folder}/overlay"]), *([f"{folder}/observer"] if server.observer else [])],
         Path(folder) / layout.OBSERVER if server.observer else None,
     )
-    override = blocks_override(stack.config, server)
-    arguments = serve_arguments(server, Path(server.artifact), remote_port, model, override)
+    arguments = serve_arguments(server, ServedArtifact(Path(server.artifact), stack.config, model), remote_port)
     job: dict[str, Any] = {
         "argv": [f"{server.environment}/bin/vllm", *arguments],
         "env": env,
@@ -296,7 +296,7 @@ def remote_plan(server: ServerSpec, *, backend: str, port: int, run_folder: Path
 
 
 def _write_life(run_folder: Path, host: RemoteHost, folder: str, *, local_port: int, remote_port: int) -> Path:
-    """What the process that holds the server's life needs to know, as a file of the run folder."""
+    """The job of the process that keeps the server alive, as a file of the run folder."""
     path = (run_folder / layout.REMOTE).absolute()
     write_job(
         path,
@@ -317,7 +317,7 @@ def _write_life(run_folder: Path, host: RemoteHost, folder: str, *, local_port: 
 
 
 def _prepared(stack: RemoteStack, patch: Patch | None, content: bytes | None) -> dict[str, Any]:
-    """What is laid out there first: the observer, the script of that host, the logging set-up, the overlay."""
+    """The files laid out there first: observer, host script, logging configuration, overlay."""
     return {
         "files": {
             **packed(INSIDE, "observer"),

@@ -1,7 +1,8 @@
-"""The real stack: where it is installed, and the exact ``vllm serve`` of a compiled artifact, seen by patch and plugin.
+"""The real stack: where it is installed, and the exact ``vllm serve`` of a compiled artifact with patch and observer.
 
-``serve_plan`` alone knows the command, its environment and its log format; the twin uses it too, so that what is tested
-without an NPU is what runs on one.
+Arguments, environment and log format are the same on this host, on another host and on the twin, so what is tested
+without an NPU is what runs on an NPU. Nothing is started here.
+Source: vllm 0.22.0, vllm-rbln 0.11.1.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +39,9 @@ DEBUG_LOGGERS = (
     "vllm_rbln.model_executor.models.optimum.model_base",
     "vllm_rbln.v1.worker.optimum_model_runner",
 )
-"""The only loggers read below INFO: slots and evictions; decode buckets and KV copies; prefill and release."""
+"""Loggers at DEBUG: slots and evictions; decode buckets and KV copies; prefill and release."""
 SOCKET_FOLDER_VARIABLE = "VLLM_RPC_BASE_PATH"
-"""vLLM's processes talk over sockets in it and leave them there; by default it is the common temporary folder."""
+"""Names the folder of the sockets of vLLM's processes. vLLM leaves them there; default: the temporary folder."""
 QUIET = {
     "PYTHONUNBUFFERED": "1",
     "VLLM_NO_USAGE_STATS": "1",
@@ -50,16 +51,25 @@ QUIET = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class ServedArtifact:
+    """A compiled model on this host. name: the model's name in requests."""
+
+    folder: Path
+    config: ArtifactConfig
+    name: str
+
+
 def visible_devices(vllm_rbln: str, devices: Iterable[int]) -> dict[str, str]:
-    """The variable that names a server's NPUs: RBLN_DEVICES, from vllm-rbln 0.12 on RBLN_VISIBLE_DEVICES."""
+    """The variable that names a server's NPUs: RBLN_DEVICES; RBLN_VISIBLE_DEVICES from vllm-rbln 0.12 on."""
     name = "RBLN_VISIBLE_DEVICES" if _release(vllm_rbln) >= (0, 12) else "RBLN_DEVICES"
     return {name: ",".join(map(str, devices))}
 
 
 def step_report_variables(vllm_rbln: str, folder: Path) -> dict[str, str]:
-    """The variable that makes a server write its step statistics into ``folder`` as JSON, from vllm-rbln 0.12.1 on.
+    """The variable that makes a server write step statistics into ``folder`` as JSON, from vllm-rbln 0.12.1 on.
 
-    The log holds them too, rounded, and only when the server ends in good order.
+    The log has them too, but rounded, and only after a clean shutdown.
     """
     return {"VLLM_RBLN_METRICS_DIR": str(folder)} if _release(vllm_rbln) >= (0, 12, 1) else {}
 
@@ -75,35 +85,35 @@ def server_env(
     observer: Path | None,
     plugins: str | None = None,
 ) -> dict[str, str]:
-    """The environment of a served stack; what the experiment itself sets wins over everything.
+    """The environment of a served stack. Variables of the experiment override all others.
 
-    search: folders before the PYTHONPATH that the experiment asks for. observer: file of its records, None without it.
-    plugins: VLLM_PLUGINS of the host, where the experiment sets none.
+    search: folders placed before the experiment's PYTHONPATH. observer: file of the observer's records, None without
+    an observer. plugins: VLLM_PLUGINS of the host, used unless the experiment sets it.
     """
     env = {**QUIET, "VLLM_RBLN_METRICS": "1", **variables}
     if observer is not None:
         env |= observer_variables(observer, server.env.get("VLLM_PLUGINS", plugins))
-    asked = server.env.get("PYTHONPATH", "").split(os.pathsep)
-    if path := [*search, *(folder for folder in asked if folder)]:
+    requested = server.env.get("PYTHONPATH", "").split(os.pathsep)
+    if path := [*search, *(folder for folder in requested if folder)]:
         env["PYTHONPATH"] = os.pathsep.join(path)
     given = filled_env(server.env, os.environ)
     return {**env, **{key: value for key, value in given.items() if key not in {"PYTHONPATH", "VLLM_PLUGINS"}}}
 
 
 def declared(server: ServerSpec, patch: dict[str, Any]) -> Observation:
-    """What the log of a served stack will show. patch: the record of what was patched."""
+    """The lines that a served stack will log. patch: the manifest's record of the patch."""
     return Observation(
         steps="iteration-log" if server.patch == "none" else "bucket-log",
-        # Without prefix caching the stack keeps no slots, so it has nothing to log about them.
+        # Without prefix caching the stack keeps no slots, so it logs nothing about slots.
         has_kv_log=server.prefix_caching,
         patch=patch,
     )
 
 
 def logging_config() -> dict[str, Any]:
-    """A logging.dictConfig for VLLM_LOGGING_CONFIG_PATH: microseconds, and DEBUG only where it is read.
+    """A logging.dictConfig for VLLM_LOGGING_CONFIG_PATH: microseconds, and DEBUG only for the loggers that are read.
 
-    It replaces the stack's own set-up, so both trees must be in it. The precise line's first word is the epoch second.
+    It replaces the stack's configuration, so both logger trees must be in it. A line starts with the epoch second.
     """
     loggers: dict[str, Any] = {
         tree: {"handlers": ["stderr"], "level": "INFO", "propagate": False} for tree in ("vllm", "vllm_rbln")
@@ -119,18 +129,19 @@ def logging_config() -> dict[str, Any]:
 
 
 def _active_limit(server: ServerSpec) -> tuple[str, ...]:
-    """Words that lower admission; vLLM compares them with a limit that it would else only learn from the artifact."""
+    """Arguments that lower admission. vLLM checks them against --max-num-seqs before it reads the artifact."""
     if server.max_active_seqs is None:
         return ()
     return ("--max-num-seqs", str(server.max_num_seqs), "--max-num-active-seqs", str(server.max_active_seqs))
 
 
-def serve_arguments(server: ServerSpec, artifact: Path, port: int, model: str, override: int | None) -> tuple[str, ...]:
-    """The words after ``vllm``. extra_args come last, so that they win."""
+def serve_arguments(server: ServerSpec, artifact: ServedArtifact, port: int) -> tuple[str, ...]:
+    """The arguments after ``vllm``. extra_args come last, so that they override the others."""
+    override = blocks_override(artifact.config, server)
     return (
         "serve",
-        str(artifact),
-        *("--host", LOOPBACK, "--port", str(port), "--served-model-name", model),
+        str(artifact.folder),
+        *("--host", LOOPBACK, "--port", str(port), "--served-model-name", artifact.name),
         "--enable-prompt-tokens-details",
         "--enable-logging-iteration-details",
         "--enable-log-requests",
@@ -147,39 +158,43 @@ def serve_arguments(server: ServerSpec, artifact: Path, port: int, model: str, o
 FIND_TIMEOUT_S = 60.0
 _FIND = """
 import importlib.metadata, json
-found = {}
+versions = {}
 for name in ("vllm", "vllm-rbln", "optimum-rbln", "rebel-compiler", "torch", "transformers"):
     try:
-        found[name] = importlib.metadata.version(name)
+        versions[name] = importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         pass
 try:
     site = str(importlib.metadata.distribution("vllm-rbln").locate_file(""))
 except importlib.metadata.PackageNotFoundError:
     site = ""
-print(json.dumps({"versions": found, "site_packages": site}))
+print(json.dumps({"versions": versions, "site_packages": site}))
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """An installed serving stack. vllm: the command. versions: of its packages, those that are installed."""
+    """An installed serving stack. vllm: the command. versions: of its packages, those that are installed.
+
+    overlays: where patched shadow copies are kept between runs.
+    """
 
     vllm: Path
     site_packages: Path
     versions: Mapping[str, str]
+    overlays: Path
 
 
 def find_stack(environment: str = "") -> Stack:
     """The stack in a virtual environment, or the one whose ``vllm`` is on PATH; ServerError says what is missing."""
-    found = str(Path(environment).absolute() / "bin" / "vllm") if environment else shutil.which("vllm")
-    if not found or not Path(found).is_file():
+    command = str(Path(environment).absolute() / "bin" / "vllm") if environment else shutil.which("vllm")
+    if not command or not Path(command).is_file():
         raise ServerError(
             f"no vllm command in {environment}" if environment else "no vllm command on PATH",
             where="server.environment",
             hint="Install vllm and vllm-rbln, and name their virtual environment (docs/ca25.md)",
         )
-    python = Path(found).with_name("python")
+    python = Path(command).with_name("python")
     try:
         done = subprocess.run(
             [str(python), "-c", _FIND], capture_output=True, text=True, timeout=FIND_TIMEOUT_S, check=True
@@ -187,90 +202,104 @@ def find_stack(environment: str = "") -> Stack:
         facts: dict[str, Any] = json.loads(done.stdout)
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         raise ServerError(
-            f"its Python cannot be asked ({type(error).__name__})", where=str(python), hint="Check the environment"
+            f"its Python does not run ({type(error).__name__})", where=str(python), hint="Check the environment"
         ) from error
     if not facts["site_packages"]:
         raise ServerError(
-            "vllm is there, vllm-rbln is not",
+            "vllm is installed, vllm-rbln is not",
             where=str(python.parent.parent),
             hint="pip install vllm-rbln, of the release that fits the cards' driver (docs/ca25.md)",
         )
-    return Stack(Path(found), Path(facts["site_packages"]), facts["versions"])
+    return Stack(Path(command), Path(facts["site_packages"]), facts["versions"], overlay_folder())
+
+
+@dataclass(frozen=True, slots=True)
+class RunSetup:
+    """The part of a launch that belongs to one run. run_folder: where its files go."""
+
+    port: int
+    run_folder: Path
+    log_format: LogFormat
+
+
+@dataclass(frozen=True, slots=True)
+class BackendParts:
+    """What a backend adds to a launch. name: of the backend.
+
+    paths: more folders of PYTHONPATH. variables: of the environment; the experiment's ``env`` overrides them. files:
+    written by the backend, by role. device_command: reports the devices; devices: their state now. requested: more
+    settings for the manifest.
+    """
+
+    name: str
+    paths: Sequence[Path] = ()
+    variables: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, Path] = field(default_factory=dict)
+    device_command: Sequence[str] = ()
+    devices: DeviceReport | None = None
+    requested: Mapping[str, Any] = field(default_factory=dict)
 
 
 def serve_plan(
-    server: ServerSpec,
-    *,
-    backend: str,
-    stack: Stack,
-    artifact: Path,
-    config: ArtifactConfig,
-    model: str,
-    port: int,
-    run_folder: Path,
-    overlays: Path,
-    log_format: LogFormat,
-    paths: Sequence[Path] = (),
-    variables: Mapping[str, str] | None = None,
-    files: Mapping[str, Path] | None = None,
-    device_command: Sequence[str] = (),
-    devices: DeviceReport | None = None,
-    more: Mapping[str, Any] | None = None,
+    server: ServerSpec, artifact: ServedArtifact, *, stack: Stack, setup: RunSetup, backend: BackendParts
 ) -> LaunchPlan:
-    """The command that serves ``artifact`` with the real stack, observed as ``server`` says.
+    """The command that serves ``artifact`` with the real stack, with the patch and observer that ``server`` names.
 
-    overlays: where patched shadow copies are kept. paths: more of PYTHONPATH. variables: of the environment; the
-    experiment's own ``env`` wins over everything. devices: their state now. files, more: what the backend adds to the
-    plan's own. Raises SpecError when the installed package is not as declared.
+    Raises SpecError when the installed package is not as declared.
     """
-    patch_record, overlay = _patched(server, stack, overlays)
-    written = dict(files or {})
+    run_folder = setup.run_folder
+    patch_record, overlay = _patched(server, stack)
+    written = dict(backend.files)
     if server.observer:
         written["observer"] = (run_folder / layout.OBSERVER).absolute()
     logs = {"VLLM_LOGGING_LEVEL": "DEBUG"}
-    if log_format == "precise":
+    if setup.log_format == "precise":
         written["logging"] = (run_folder / layout.SERVER_LOGGING).absolute()
         write_config(written["logging"], logging_config())
         logs = {"VLLM_LOGGING_CONFIG_PATH": str(written["logging"])}
-    search = [*([] if overlay is None else [overlay]), *([INSIDE] if server.observer else []), *paths]
+    search = [*([] if overlay is None else [overlay]), *([INSIDE] if server.observer else []), *backend.paths]
     reports = step_report_variables(stack.versions.get("vllm-rbln", ""), run_folder.absolute())
     env = server_env(
         server,
-        {**reports, **(variables or {}), **logs},
+        {**reports, **backend.variables, **logs},
         [str(folder) for folder in search],
         written.get("observer"),
         os.environ.get("VLLM_PLUGINS"),
     )
     return LaunchPlan(
-        backend=backend,
-        argv=(str(stack.vllm), *serve_arguments(server, artifact, port, model, blocks_override(config, server))),
+        backend=backend.name,
+        argv=(str(stack.vllm), *serve_arguments(server, artifact, setup.port)),
         host=LOOPBACK,
-        port=port,
-        model=model,
+        port=setup.port,
+        model=artifact.name,
         env=env,
         files=written,
         requested=requested_stack(
-            server, config, versions=stack.versions, identity=artifact_identity(artifact), devices=devices
+            server,
+            artifact.config,
+            versions=stack.versions,
+            identity=artifact_identity(artifact.folder),
+            devices=backend.devices,
         )
-        | dict(more or {}),
+        | dict(backend.requested),
         observation=declared(server, patch_record),
-        effective=settings_applied(server, config, stack.versions, patch_record),
-        device_command=tuple(device_command),
+        effective=settings_applied(server, artifact.config, stack.versions, patch_record),
+        device_command=tuple(backend.device_command),
         scratch_variable="" if SOCKET_FOLDER_VARIABLE in {**os.environ, **env} else SOCKET_FOLDER_VARIABLE,
     )
 
 
 def check_installed(server: ServerSpec, site_packages: Path) -> None:
-    """SpecError unless the installed package is as the patch mode of ``server`` needs it."""
+    """SpecError unless the installed package fits the patch mode of ``server``."""
     status = patch_status(site_packages)
     if server.patch == "overlay" or status.state == "patched":
         require_pristine(status)
 
 
-def _patched(server: ServerSpec, stack: Stack, overlays: Path) -> tuple[dict[str, Any], Path | None]:
+def _patched(server: ServerSpec, stack: Stack) -> tuple[dict[str, Any], Path | None]:
     """The manifest's record of the patch, and the folder that shadows the package."""
     if server.patch == "overlay":
-        overlay = make_overlay(stack.site_packages, overlays)
+        overlay = make_overlay(stack.site_packages, stack.overlays)
         return overlay.to_json(), overlay.path
     check_installed(server, stack.site_packages)
     status = patch_status(stack.site_packages)

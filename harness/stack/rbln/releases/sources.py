@@ -1,6 +1,7 @@
-"""The Python sources of a release, wherever they lie: in a wheel or a zip, in site-packages, in a virtual environment.
+"""The Python sources of a release (wheel, zip, site-packages, virtual environment), and a source as statements.
 
-Files are read as text and never imported or run; nothing is unpacked.
+Statements compare by what they do, on any Python, whatever their layout: comments, docstrings, annotations, logging
+calls, error messages and imports do not count. Files are read as text, never imported, run or unpacked.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from harness.stack.rbln.patches.check import Read
 
 RBLN, VLLM = "vllm_rbln", "vllm"
 MAX_SOURCE_BYTES = 8 << 20
-"""A longer file is no source that anybody wrote: a damaged or hostile archive."""
+"""Largest source file that is read. A longer file comes from a damaged or hostile archive."""
 _HINT = "Give a wheel (pip download --no-deps vllm-rbln==VERSION), a virtual environment or a site-packages folder"
 _PIN = re.compile(r"^Requires-Dist: vllm *\(?==([\w.]+)(?:\+\w+)?\)?\s*$", re.MULTILINE)
 _VERSION = re.compile(r"^Version: (\S+)\s*$", re.MULTILINE)
@@ -27,7 +28,7 @@ _VERSION = re.compile(r"^Version: (\S+)\s*$", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """One package's sources. read: a file below site-packages, None when it is not there. vllm_pin: "" without one."""
+    """Sources of one package. read: a file below site-packages, None when missing. vllm_pin: "" when none is pinned."""
 
     package: str
     version: str
@@ -36,23 +37,38 @@ class Sources:
     vllm_pin: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Release:
+    """A vllm-rbln and the vLLM that serves with it; vllm: None when its sources are not at hand."""
+
+    rbln: Sources
+    vllm: Sources | None
+
+    @property
+    def vllm_version(self) -> str:
+        """The version of that vLLM, or the version that the release pins."""
+        return self.rbln.vllm_pin if self.vllm is None else self.vllm.version
+
+
 def open_sources(path: Path, package: str = RBLN) -> Sources:
-    """The sources of ``package`` in ``path``; SpecError when it is not in there, or the path is no such place."""
+    """The sources of ``package`` in ``path``; SpecError when they are not there or the path cannot hold them."""
     if path.is_dir():
         return _in_folder(path, package)
     if not path.is_file():
         raise SpecError("no such file or folder", where=str(path), hint=_HINT)
     try:
         with zipfile.ZipFile(path) as archive:
-            sizes = {one.filename: one.file_size for one in archive.infolist() if one.filename.isprintable()}
+            sizes = {
+                member.filename: member.file_size for member in archive.infolist() if member.filename.isprintable()
+            }
     except (OSError, zipfile.BadZipFile, ValueError, NotImplementedError) as error:
-        raise SpecError(f"is no wheel or zip ({error})", where=str(path), hint=_HINT) from error
+        raise SpecError(f"is not a wheel or zip ({error})", where=str(path), hint=_HINT) from error
 
     def read(name: str) -> str | None:
         if name not in sizes:
             return None
         if sizes[name] > MAX_SOURCE_BYTES:
-            raise SpecError(f"{name} has {sizes[name]} bytes: no source", where=str(path))
+            raise SpecError(f"{name} has {sizes[name]} bytes: too long for a source", where=str(path))
         try:
             with zipfile.ZipFile(path) as archive:
                 return _decoded(archive.read(name), name, path)
@@ -80,7 +96,7 @@ def wheel_beside(place: Path, package: str, version: str) -> Sources | None:
 
 def _in_folder(path: Path, package: str) -> Sources:
     places = [path, *sorted(path.glob("lib/python3*/site-packages"))]
-    root = next((one for one in places if (one / package / "__init__.py").is_file()), None)
+    root = next((place for place in places if (place / package / "__init__.py").is_file()), None)
     if root is None:
         raise SpecError(f"holds no {package}", where=str(path), hint=_HINT)
 
@@ -95,18 +111,18 @@ def _in_folder(path: Path, package: str) -> Sources:
         except OSError as error:
             raise SpecError(f"cannot be read ({error.strerror})", where=str(file)) from error
 
-    names = [one.relative_to(root).as_posix() for one in sorted(root.glob(f"{package}-*.dist-info/METADATA"))]
+    names = [file.relative_to(root).as_posix() for file in sorted(root.glob(f"{package}-*.dist-info/METADATA"))]
     return _sources(root, package, read, [*names, f"{package}/"])
 
 
 def _sources(place: Path, package: str, read: Read, names: list[str]) -> Sources:
-    found = [name for name in names if name.startswith(f"{package}-") and name.endswith(".dist-info/METADATA")]
-    if not found or not any(name.startswith(f"{package}/") for name in names):
+    metadata = [name for name in names if name.startswith(f"{package}-") and name.endswith(".dist-info/METADATA")]
+    if not metadata or not any(name.startswith(f"{package}/") for name in names):
         raise SpecError(f"holds no {package}", where=str(place), hint=_HINT)
-    text = read(found[-1]) or ""
+    text = read(metadata[-1]) or ""
     version, pin = _VERSION.search(text), _PIN.search(text)
     if version is None:
-        raise SpecError("says no version", where=f"{place}: {found[-1]}", hint="Download it again")
+        raise SpecError("states no version", where=f"{place}: {metadata[-1]}", hint="Download it again")
     return Sources(package, version[1].partition("+")[0], place, read, pin[1] if pin else "")
 
 
@@ -119,16 +135,16 @@ def _decoded(content: bytes, name: str, where: Path) -> str:
 
 DIGEST_CHARS = 16
 LINE_CHARS = 4
-"""Hex digits that stand for one statement: enough to align two versions; equality is judged by the whole digest."""
+"""Hex digits that stand for a statement: enough to align two versions. Equality is decided by the whole digest."""
 _LOG_LEVELS = frozenset({"debug", "info", "warning", "warning_once", "info_once", "error", "exception"})
-# What is no behaviour, or differs between versions of Python for the same source.
+# Fields without behaviour, or that differ between versions of Python for the same source.
 _SKIPPED_FIELDS = frozenset({"annotation", "returns", "type_comment", "type_params", "kind", "ctx", "simple"})
 _BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
 _Function = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 class Statement(NamedTuple):
-    """One statement, or the head of a compound one. meaning: compared. text: the source's own words, on one line."""
+    """A statement, or the head of a compound statement. meaning: compared. text: the source on one line."""
 
     meaning: str
     text: str
@@ -143,23 +159,23 @@ def sha256(text: str) -> str:
 
 
 def digest_of(statements: Sequence[Statement]) -> str:
-    """The name of what the statements do; "" for none at all."""
-    return sha256("\n".join(one.meaning for one in statements))[:DIGEST_CHARS] if statements else ""
+    """Digest of what the statements do; "" for no statements."""
+    return sha256("\n".join(statement.meaning for statement in statements))[:DIGEST_CHARS] if statements else ""
 
 
 def function_statements(source: str, names: Sequence[str], *, with_logging: bool = False) -> list[Statement]:
     """The statements of the functions and classes called ``names`` ("Class.method"), in that order.
 
-    A name that is not there gives nothing. with_logging: logging calls count too. Raises SyntaxError, ValueError and
-    RecursionError for what is no Python, as ``ast`` does.
+    A missing name gives no statements. with_logging: logging calls count too. Raises SyntaxError, ValueError and
+    RecursionError for text that is not Python, as ``ast`` does.
     """
     tree = ast.parse(source)
-    found: list[Statement] = []
+    statements: list[Statement] = []
     for name in names:
         node = _find(tree, name.split("."))
         if node is not None:
-            found += _of_block([node], source.splitlines(), 0, with_logging)
-    return found
+            statements += _of_block([node], source.splitlines(), 0, with_logging)
+    return statements
 
 
 def strings(source: str) -> list[str]:
@@ -167,25 +183,25 @@ def strings(source: str) -> list[str]:
 
     Names: vLLM makes a flag of each annotated attribute of its argument classes.
     """
-    found: list[str] = []
+    texts: list[str] = []
     inside = set[int]()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.JoinedStr):
             inside.update(id(part) for part in node.values)
-            parts = [str(one.value) if isinstance(one, ast.Constant) else "{}" for one in node.values]
-            found.append("".join(parts))
+            parts = [str(part.value) if isinstance(part, ast.Constant) else "{}" for part in node.values]
+            texts.append("".join(parts))
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in inside:
-            found.append(node.value)
+            texts.append(node.value)
         elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            found.append(node.target.id)
-    return found
+            texts.append(node.target.id)
+    return texts
 
 
 def _find(node: ast.AST, path: Sequence[str]) -> ast.stmt | None:
     for name in path:
         body = cast("list[ast.stmt]", getattr(node, "body", []))
-        # The last one counts, as it does when the module runs; overloads come before.
-        named = [one for one in body if isinstance(one, (*_Function, ast.ClassDef)) and one.name == name]
+        # The last definition counts, as it does when the module runs; overloads come before it.
+        named = [item for item in body if isinstance(item, (*_Function, ast.ClassDef)) and item.name == name]
         if not named:
             return None
         node = named[-1]
@@ -225,9 +241,9 @@ def _counts(node: ast.AST, with_logging: bool) -> bool:
 
 
 def _meaning(node: object, *, is_head: bool = False) -> str:
-    """A text that is equal for equal trees, the same on every Python that can read them."""
+    """A text that is equal for equal trees, on every Python that can parse them."""
     if isinstance(node, list):
-        return f"[{','.join(_meaning(one) for one in cast('list[object]', node))}]"
+        return f"[{','.join(_meaning(item) for item in cast('list[object]', node))}]"
     if not isinstance(node, ast.AST):
         return repr(node)
     kind, skipped = type(node).__name__, _SKIPPED_FIELDS
@@ -236,22 +252,23 @@ def _meaning(node: object, *, is_head: bool = False) -> str:
     if isinstance(node, ast.Assign):
         return f"Assign({_meaning(node.targets)},{_meaning(node.value)})"
     if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
-        return f"Raise({_meaning(node.exc.func)})"  # what the message says decides nothing
+        return f"Raise({_meaning(node.exc.func)})"  # the text of a message is not behaviour
     if isinstance(node, ast.Assert):
         skipped = skipped | {"msg"}
     if is_head:
         skipped = skipped | set(_BLOCKS)
     values = ((name, cast("object", getattr(node, name, None))) for name in node._fields if name not in skipped)
-    # What is empty is left out: newer Pythons have fields that older ones lack.
+    # Empty fields are left out: newer Pythons have fields that older versions lack.
     return f"{kind}({','.join(f'{name}={_meaning(value)}' for name, value in values if value not in (None, []))})"
 
 
 def _text(node: ast.AST, lines: Sequence[str]) -> str:
-    """The statement as it is written, up to its block, on one line."""
+    """The source of the statement up to its block, on one line."""
     first, last = getattr(node, "lineno", 0), getattr(node, "end_lineno", 0)
     if not first:
         return type(node).__name__
-    starts = [one.lineno for name in _BLOCKS for one in getattr(node, name, ()) if isinstance(one, ast.stmt)]
+    inner = (item for name in _BLOCKS for item in getattr(node, name, ()))
+    starts = [item.lineno for item in inner if isinstance(item, ast.stmt)]
     if starts:
         last = max(first, min(last, min(starts) - 1))
     kept = [re.sub(r"\s#\s.*$|^\s*#.*$", "", line) for line in lines[first - 1 : last]]

@@ -1,7 +1,7 @@
-"""The one table of what the harness rests on in the vendor's sources, and what each release that was read has there.
+"""The table of facts that the harness relies on in the vendor's sources, and their state in each release read so far.
 
-``facts.json`` holds per fact: file, functions (or strings), what rests on it, and a digest per release. A new release
-begins here. Nothing is judged.
+``facts.json`` holds per fact: file, functions (or strings), what relies on it, and a digest per release. Nothing is
+judged here.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from harness.stack.rbln.releases.sources import (
     LINE_CHARS,
     RBLN,
     VLLM,
-    Sources,
+    Release,
     Statement,
     digest_of,
     function_statements,
@@ -28,7 +28,7 @@ from harness.stack.rbln.releases.sources import (
 )
 
 USES = ("rules", "patch", "observer", "log grammar", "metrics", "launch")
-"""What rests on facts: scheduler rules, the added log line, step records, log lines, counters, flags and variables."""
+"""What relies on facts: scheduler rules, the added log line, step records, log lines, counters, launch settings."""
 _FILE = "facts.json"
 
 
@@ -37,7 +37,7 @@ class _Row(BaseModel):
 
 
 class Known(_Row):
-    """What stood in some releases. digest: "" for nothing at all. marks: LINE_CHARS per statement, to align a diff."""
+    """A fact's state in some releases. digest: "" when missing. marks: LINE_CHARS per statement, to align a diff."""
 
     releases: tuple[str, ...] = Field(min_length=1)
     digest: str
@@ -45,10 +45,10 @@ class Known(_Row):
 
 
 class Fact(_Row):
-    """One thing in one file. Either functions, or formats (strings that start so), or names (strings, exactly).
+    """Functions of a file, or formats (strings with this start), or names (exact strings).
 
-    mentioning: of the functions only statements with one of these words, for constructors that set much else up.
-    bears: what rests on it (``USES``). says: what is taken for granted there, in a sentence.
+    mentioning: keeps only statements of the functions that contain a given word, for long constructors. bears: what
+    relies on the fact (of ``USES``). says: the assumption, as a sentence.
     """
 
     name: str
@@ -70,43 +70,45 @@ class Fact(_Row):
 
     @property
     def package(self) -> str:
-        """Whose release numbers ``known`` speaks of."""
+        """The package whose release numbers ``known`` uses."""
         return RBLN if self.file.startswith(f"{RBLN}/") else VLLM
 
     def seen_in(self, read: Read) -> list[Statement]:
-        """What stands in a release's file; nothing when the file or all of its functions are gone."""
+        """The fact's statements in a release; none when the file or all functions are missing."""
         source = read(self.file)
         if source is None:
             return []
         try:
             if self.functions:
-                found = function_statements(source, self.functions, with_logging=self.with_logging)
+                statements = function_statements(source, self.functions, with_logging=self.with_logging)
                 words = self.mentioning
-                return [one for one in found if any(word in one.text for word in words)] if words else found
+                return (
+                    [item for item in statements if any(word in item.text for word in words)] if words else statements
+                )
             texts = sorted(set(strings(source)))
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-            raise SpecError(f"is no Python that this interpreter reads ({error})", where=self.file) from error
-        chosen = [one for one in texts if (one in self.names if self.names else one.startswith(self.formats))]
-        return [Statement(one, repr(one)) for one in chosen]
+            raise SpecError(f"is not Python that this interpreter can parse ({error})", where=self.file) from error
+        chosen = [text for text in texts if (text in self.names if self.names else text.startswith(self.formats))]
+        return [Statement(text, repr(text)) for text in chosen]
 
     def known_of(self, release: str) -> Known | None:
-        """What was recorded of a release."""
-        return next((one for one in self.known if release in one.releases), None)
+        """The record of a release."""
+        return next((known for known in self.known if release in known.releases), None)
 
 
 class Table(_Row):
-    """releases: vllm-rbln releases that were read, oldest first, with the vLLM that each is pinned to."""
+    """releases: vllm-rbln releases that were read, oldest first, with the vLLM that each pins."""
 
     releases: dict[str, str]
     facts: tuple[Fact, ...]
 
     def release_of(self, fact: Fact, version: str) -> str:
-        """The release number under which ``fact`` is recorded for vllm-rbln ``version``; "" when it is not read."""
+        """The release number under which ``fact`` is recorded for vllm-rbln ``version``; "" when not read."""
         return version if fact.package == RBLN and version in self.releases else self.releases.get(version, "")
 
 
 def load_table(path: Path | None = None) -> tuple[Path, Table]:
-    """Where the table lies, and the table: this harness's own or another file; SpecError says what is wrong with it."""
+    """Path and content of the table: the shipped file, or ``path``; SpecError says what is wrong with it."""
     place = path or Path(str(resources.files("harness.stack.rbln.releases") / _FILE))
     try:
         return place, Table.model_validate_json(place.read_bytes())
@@ -117,39 +119,41 @@ def load_table(path: Path | None = None) -> tuple[Path, Table]:
     except ValidationError as error:
         first = error.errors()[0]
         raise SpecError(
-            f"is no table of facts: {'.'.join(map(str, first['loc']))}: {first['msg']}", where=str(place)
+            f"is not a table of facts: {'.'.join(map(str, first['loc']))}: {first['msg']}", where=str(place)
         ) from error
 
 
-def recorded(table: Table, rbln: Sources, vllm: Sources | None) -> Table:
-    """The table with the release in ``rbln`` added, and its vLLM where given; what it said of them is replaced."""
-    found = {RBLN: rbln} | ({} if vllm is None else {VLLM: vllm})
+def recorded(table: Table, release: Release) -> Table:
+    """The table with ``release`` added, and its vLLM where its sources are at hand. Earlier records are replaced."""
+    sources = {RBLN: release.rbln} | ({} if release.vllm is None else {VLLM: release.vllm})
     facts = [
         fact.model_copy(update={"known": _with(fact, source.version, fact.seen_in(source.read))})
-        if (source := found.get(fact.package)) is not None
+        if (source := sources.get(fact.package)) is not None
         else fact
         for fact in table.facts
     ]
-    pin = vllm.version if vllm is not None else rbln.vllm_pin
-    return Table(releases={**table.releases, rbln.version: pin}, facts=tuple(facts))
+    return Table(releases={**table.releases, release.rbln.version: release.vllm_version}, facts=tuple(facts))
 
 
 def _with(fact: Fact, release: str, statements: Sequence[Statement]) -> tuple[Known, ...]:
     digest = digest_of(statements)
     others = [
-        one.model_copy(update={"releases": kept})
-        for one in fact.known
-        if (kept := tuple(name for name in one.releases if name != release))
+        known.model_copy(update={"releases": kept})
+        for known in fact.known
+        if (kept := tuple(name for name in known.releases if name != release))
     ]
-    for at, one in enumerate(others):
-        if one.digest == digest:
-            others[at] = one.model_copy(update={"releases": (*one.releases, release)})
+    for place, known in enumerate(others):
+        if known.digest == digest:
+            others[place] = known.model_copy(update={"releases": (*known.releases, release)})
             return tuple(others)
-    return (*others, Known(releases=(release,), digest=digest, marks="".join(one.mark for one in statements)))
+    return (
+        *others,
+        Known(releases=(release,), digest=digest, marks="".join(statement.mark for statement in statements)),
+    )
 
 
 def write_table(table: Table, path: Path) -> None:
-    """Write the table, one fact after the other, so that a release is a small change; whole or not at all."""
+    """Write the table atomically, facts in order, so that a new release is a small diff."""
     content: dict[str, Any] = table.model_dump(mode="json", exclude_defaults=True)
     partial = path.with_name(f".{path.name}.partial")
     try:
@@ -160,5 +164,5 @@ def write_table(table: Table, path: Path) -> None:
 
 
 def marks_of(known: Known) -> list[str]:
-    """The mark of each statement that was recorded."""
+    """The mark of each recorded statement."""
     return [known.marks[at : at + LINE_CHARS] for at in range(0, len(known.marks), LINE_CHARS)]

@@ -1,5 +1,4 @@
-"""The twin: the real vLLM and vllm-rbln, in an environment of their own, on a stand-in for the closed device runtime.
+"""The twin: the real vLLM and vllm-rbln, in a separate environment, on a stand-in for the closed device runtime.
 
-``inside/`` goes on the server's PYTHONPATH and imports nothing of the harness; the rest prepares and describes it.
-It never edits an installed file.
+``inside/`` goes on the server's PYTHONPATH and imports nothing of the harness. Installed files are never edited.
 """

@@ -1,6 +1,6 @@
-"""Artifacts for the twin, written by optimum-rbln's own classes in the twin's environment, once per specification.
+"""Artifacts for the twin, written by optimum-rbln's classes in the twin's environment, once per specification.
 
-What the stack would accept and then fail on is refused here by name. Nothing is compiled.
+Values that the stack would accept and then fail on are refused here by name. Nothing is compiled.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ WRITER = INSIDE / "write_artifact.py"
 
 @dataclass(frozen=True)
 class ArtifactSpec:
-    """What an artifact is compiled for. kv_slots: physical KV regions; partition_tokens: None for eager attention."""
+    """Parameters of an artifact. kv_slots: physical KV regions; partition_tokens: None for eager attention."""
 
     batch_size: int = 8
     decoder_batch_sizes: tuple[int, ...] = (1, 2, 4, 8)
@@ -47,7 +47,7 @@ class ArtifactSpec:
                 hint="Drop it, or raise batch_size",
             )
         if self.batch_size not in buckets:
-            # With one bucket the stack fails on loading; with several it silently adds one more graph.
+            # With a single bucket the stack fails on loading; with several it silently adds a graph.
             raise SpecError(
                 f"{list(buckets)} lacks batch_size {self.batch_size}", where="decoder_batch_sizes", hint="Add it"
             )
@@ -73,7 +73,7 @@ class ArtifactSpec:
 
     @property
     def key(self) -> str:
-        """The specification's name: equal specifications share an artifact."""
+        """Name of the specification: equal specifications share an artifact."""
         canonical = json.dumps(asdict(self), sort_keys=True)
         return hashlib.sha256(canonical.encode() + WRITER.read_bytes()).hexdigest()[:16]
 
@@ -87,11 +87,11 @@ def cached_artifact(twin: TwinEnvironment, spec: ArtifactSpec, root: Path | None
 def write_artifact(twin: TwinEnvironment, spec: ArtifactSpec, folder: Path) -> Path:
     """Write ``spec``'s artifact to ``folder``, which must not exist or be an older artifact of the twin.
 
-    Raises SpecError with what optimum-rbln said when it refuses the specification.
+    Raises SpecError with the message of optimum-rbln when it refuses the specification.
     """
     folder = folder.absolute()
     if folder.exists() and any(folder.iterdir()) and not (folder / SPEC_FILE).is_file():
-        raise SpecError("holds something else", where=str(folder), hint="Choose another folder")
+        raise SpecError("holds other files", where=str(folder), hint="Choose another folder")
     partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
     wanted = {
         "batch_size": spec.batch_size,
@@ -112,9 +112,9 @@ def write_artifact(twin: TwinEnvironment, spec: ArtifactSpec, folder: Path) -> P
             env={**os.environ, **twin_variables(twin)},
         )
         if done.returncode:
-            said = [line for line in done.stderr.splitlines() if line.strip()] or ["no message"]
+            message = [line for line in done.stderr.splitlines() if line.strip()] or ["no message"]
             raise SpecError(
-                f"optimum-rbln refuses it: {said[-1].rstrip('.')}", where="artifact", hint="Change the named value"
+                f"optimum-rbln refuses it: {message[-1].rstrip('.')}", where="artifact", hint="Change the named value"
             )
         (partial / SPEC_FILE).write_text(json.dumps(asdict(spec), indent=2) + "\n", encoding="utf-8")
         shutil.rmtree(folder, ignore_errors=True)

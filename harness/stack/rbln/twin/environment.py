@@ -1,4 +1,4 @@
-"""Where the twin lives and what its processes are told: its Python, its environment variables.
+"""Releases that the twin can be (a lock file each), installed twins, and the environment of their processes.
 
 Nothing is installed or started here.
 """
@@ -17,7 +17,7 @@ from harness.errors import ServerError, SpecError
 
 FOLDER = Path(__file__).resolve().parent
 COMMON_LOCK = FOLDER / "requirements-twin.lock"
-"""What all stacks share."""
+"""Packages that all stacks share."""
 UV_LOCK = FOLDER / "requirements-uv.lock"
 _STACK_LOCK = "requirements-stack-{}.lock"
 
@@ -32,8 +32,8 @@ class TwinStack:
     @property
     def vllm(self) -> str:
         """The version of vLLM that its lock holds."""
-        found = re.search(r"^vllm==(\S+)", self.lock.read_text(encoding="utf-8"), re.MULTILINE)
-        return found[1] if found else "?"
+        pin = re.search(r"^vllm==(\S+)", self.lock.read_text(encoding="utf-8"), re.MULTILINE)
+        return pin[1] if pin else "?"
 
     @property
     def locks_sha256(self) -> str:
@@ -41,28 +41,28 @@ class TwinStack:
 
 
 def known_stacks() -> tuple[TwinStack, ...]:
-    """Every stack that is locked here, oldest first."""
+    """Every stack with a lock file here, oldest first."""
     locks = {path.stem.removeprefix("requirements-stack-"): path for path in FOLDER.glob(_STACK_LOCK.format("*"))}
     return tuple(TwinStack(version, locks[version]) for version in sorted(locks, key=release_order))
 
 
 def newest_stable() -> str:
-    """The version that is taken where none is named."""
+    """The default version."""
     return [stack.version for stack in known_stacks() if is_stable(stack.version)][-1]
 
 
 def stack_named(version: str = "") -> TwinStack:
-    """The stack of a version ("": the newest stable one); SpecError lists those there are."""
+    """The stack of a version ("": the newest stable release); SpecError lists the known versions."""
     wanted = version or newest_stable()
-    found = next((stack for stack in known_stacks() if stack.version == wanted), None)
-    if found is None:
+    named = next((stack for stack in known_stacks() if stack.version == wanted), None)
+    if named is None:
         known = ", ".join(stack.version for stack in known_stacks())
-        raise SpecError("is not a version this release has locked", where=wanted, hint=f"Choose {known}")
-    return found
+        raise SpecError("is not a version with a lock file in this release", where=wanted, hint=f"Choose {known}")
+    return named
 
 
 def is_stable(version: str) -> bool:
-    """Whether a version is no preview: 0.12.0 and 0.11.2.post1 are, 0.12.1a8 is not."""
+    """Whether a version is a stable release: 0.12.0 and 0.11.2.post1 are, 0.12.1a8 is not."""
     return re.fullmatch(r"[\d.]+(\.post\d+)?", version) is not None
 
 
@@ -78,7 +78,7 @@ def release_order(version: str) -> tuple[tuple[int, ...], bool, tuple[int, ...]]
 
 
 INSIDE = Path(__file__).resolve().parent / "inside"
-"""On the server's PYTHONPATH: the stand-in runtime and what makes torchvision importable."""
+"""On the server's PYTHONPATH: the stand-in runtime, and a patch that makes torchvision importable."""
 FOLDER_PREFIX = ".venv-twin"
 STAMP_FILE = "twin-install.json"
 SETTINGS_VARIABLE = "RBLN_TWIN_SETTINGS"
@@ -86,7 +86,7 @@ SETTINGS_VARIABLE = "RBLN_TWIN_SETTINGS"
 
 @dataclass(frozen=True)
 class TwinEnvironment:
-    """An installed twin. ``stamp`` is what its installer recorded: versions, sizes, where torch came from."""
+    """An installed twin. stamp: the installer's record of versions, sizes and the origin of torch."""
 
     folder: Path
     stamp: Mapping[str, Any]
@@ -102,41 +102,41 @@ class TwinEnvironment:
 
     @property
     def site_packages(self) -> Path:
-        found = sorted((self.folder / "lib").glob("python3.*/site-packages"))
-        if not found:
+        folders = sorted((self.folder / "lib").glob("python3.*/site-packages"))
+        if not folders:
             raise ServerError("has no site-packages", where=str(self.folder), hint="Run harness twin install")
-        return found[0]
+        return folders[0]
 
     @property
     def version(self) -> str:
-        """Of its vllm-rbln."""
+        """The version of its vllm-rbln."""
         return str(self.stamp.get("versions", {}).get("vllm-rbln", ""))
 
 
 def twin_root() -> Path:
-    """Where twins are kept: the checkout that this package lies in, or the current folder when it is installed."""
+    """Folder of the twins: the checkout of this package, or the current folder for an installed package."""
     checkout = Path(__file__).resolve().parents[4]
     return checkout if (checkout / "pyproject.toml").is_file() else Path.cwd()
 
 
 def default_folder(version: str) -> Path:
-    """``.venv-twin-VERSION``; before several could be had it was ``.venv-twin``, which is still found."""
+    """``.venv-twin-VERSION``."""
     return twin_root() / f"{FOLDER_PREFIX}-{version}"
 
 
 def installed_twins() -> tuple[TwinEnvironment, ...]:
-    """The complete twins of this checkout, oldest vllm-rbln first, one of each version."""
+    """The complete twins of this checkout, oldest vllm-rbln first, the last folder of each version."""
     stamped = [
         (path.parent, _stamp_of(path.parent)) for path in sorted(twin_root().glob(f"{FOLDER_PREFIX}*/{STAMP_FILE}"))
     ]
-    twins = {twin.version: twin for twin in (TwinEnvironment(*one) for one in stamped) if twin.stamp.get("complete")}
+    twins = {twin.version: twin for twin in (TwinEnvironment(*pair) for pair in stamped) if twin.stamp.get("complete")}
     return tuple(twins[version] for version in sorted(twins, key=release_order))
 
 
 def find_twin(which: Path | str | None = None) -> TwinEnvironment:
     """An installed twin; ServerError says how to get one.
 
-    which: its folder, or a version of vllm-rbln; default: the newest stable one that is installed, else the newest.
+    which: its folder, or a version of vllm-rbln; default: the newest stable version installed, else the newest.
     """
     if not which:
         installed = installed_twins()
@@ -145,14 +145,14 @@ def find_twin(which: Path | str | None = None) -> TwinEnvironment:
             raise ServerError("no installed twin", where=str(twin_root()), hint="Run harness twin install")
         return chosen[-1]
     if isinstance(which, str) and any(stack.version == which for stack in known_stacks()):
-        found = next((twin for twin in installed_twins() if twin.version == which), None)
-        if found is None:
+        installed_twin = next((twin for twin in installed_twins() if twin.version == which), None)
+        if installed_twin is None:
             raise ServerError(
                 f"no installed twin of {which}",
                 where=str(twin_root()),
                 hint=f"Run harness twin install --stack {which}",
             )
-        return found
+        return installed_twin
     folder = Path(which).absolute()
     stamp = _stamp_of(folder)
     if not stamp.get("complete"):
@@ -176,10 +176,10 @@ def twin_variables(twin: TwinEnvironment, settings: Path | None = None) -> dict[
         "TRANSFORMERS_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
-        # The sampler's graph is run as it is: no C++ compiler needed, and the server starts sooner.
+        # The sampler's graph runs uncompiled: no C++ compiler is needed, and the server starts sooner.
         "TORCHDYNAMO_DISABLE": "1",
-        # vLLM asks a process of its own about a model class, 9 s of CPU, and keeps the answer there under a name that
-        # all its releases share: in one folder they would overwrite each other's.
+        # vLLM inspects a model class in a separate process (9 s of CPU) and caches the result here under a name that
+        # all its releases share: releases in the same folder would overwrite each other's cache.
         "VLLM_CACHE_ROOT": str(twin.folder / "cache"),
         "VLLM_LOGGING_COLOR": "0",
         "NO_COLOR": "1",

@@ -1,7 +1,7 @@
-"""Installs the real server stack into an environment of its own, pinned by version and hash.
+"""Installs the real server stack into a separate environment, pinned by version and hash.
 
-Each stage is recorded when it is done, so that a second run continues; nothing outside the folder is touched. It names
-no package index: pip's own configuration decides.
+Each stage is recorded when done, so that a second run continues. Packages that two releases share are hard-linked from
+the installed twin; no file is ever changed in place. Package indexes come from the configuration of pip.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,22 +42,35 @@ DOWNLOAD_MIB = {"torch (CPU wheel)": 183, "vllm": 310, "the other 190 packages":
 """torch and vllm as measured on Linux x86-64, Python 3.11; the rest is an estimate."""
 DISK_MIB = 2900
 FREE_MIB = 4500
-"""Asked for before anything is downloaded: what it takes, and room for pip to unpack."""
+"""Free space required before the download: the installation, and room for pip to unpack."""
 MIB = 1024 * 1024
 SERVED_MODULES = (
     *("vllm.entrypoints.cli.main", "vllm.entrypoints.cli.benchmark.main", "vllm.entrypoints.openai.api_server"),
     *("vllm_rbln.v1.core.optimum_scheduler", "vllm_rbln.v1.worker.optimum_worker", "optimum.rbln"),
     "vllm_rbln.model_executor.model_loader.rbln_model_loader",
 )
-"""What a server imports; a quarter of the installed files, so that all of them need not be compiled."""
+"""Modules that a server imports. Only these are compiled ahead: a quarter of the installed files."""
 NO_NETWORK_SIGNS = ("NewConnectionError", "NameResolutionError", "ConnectTimeoutError", "ProxyError", "Max retries")
 CPU_WHEEL_HINT = "Give a CPU build of torch: --torch-wheel FILE, or --torch-index ADDRESS of PyTorch's CPU wheels"
 
-Say = Callable[[str], None]
+OnProgress = Callable[[str], None]
 
 
 class TwinInstallError(ServerError):
-    """This machine cannot have the twin; the reason is the message."""
+    """The twin cannot be installed on this machine; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class TorchSource:
+    """Where torch comes from when the indexes that pip is configured for have no CPU build: a wheel or an index."""
+
+    wheel: str | None = None
+    index: str | None = None
+
+    def pip_arguments(self) -> list[str]:
+        if self.wheel:
+            return [self.wheel]
+        return [f"torch=={TORCH}", *(["--index-url", self.index] if self.index else [])]
 
 
 def install_twin(
@@ -64,77 +78,75 @@ def install_twin(
     *,
     version: str = "",
     python: str | None = None,
-    torch_wheel: str | None = None,
-    torch_index: str | None = None,
-    say: Say = print,
+    torch: TorchSource | None = None,
+    on_progress: OnProgress = print,
 ) -> TwinEnvironment:
     """The twin of one vllm-rbln version in ``folder`` (default: .venv-twin-VERSION), installed or completed as needed.
 
-    version: default: the newest stable one. python: an interpreter; default: the first at hand for which a CPU build of
-    torch can be had. torch_wheel, torch_index: where torch comes from when pip's configured indexes have no CPU build.
-    Raises TwinInstallError naming what this machine lacks; what was done so far stays and is not done again.
+    version: default: the newest stable release. python: an interpreter; default: the first available that a CPU build
+    of torch exists for. Raises TwinInstallError naming the missing requirement; completed stages are kept.
     """
     stack = stack_named(version)
     where = (default_folder(stack.version) if folder is None else folder).absolute()
     stamp = _read_stamp(where)
     if stamp.get("complete") and stamp.get("locks_sha256") == stack.locks_sha256:
-        say(f"{where}: already installed")
+        on_progress(f"{where}: already installed")
         return TwinEnvironment(where, stamp)
     if where.exists() and not stamp and any(where.iterdir()):
         raise SpecError("is not a twin environment", where=str(where), hint="Choose an empty folder with --path")
     if stamp.get("stack", stack.version) != stack.version:
         raise SpecError(f"holds {stamp['stack']}", where=str(where), hint="Choose another folder with --path")
-    _say_what_comes(stack, where, say)
+    _announce(stack, where, on_progress)
     check_disk(where, FREE_MIB // 2 if "torch" in stamp else FREE_MIB)
-    torch_options = _torch_options(torch_wheel, torch_index)
+    torch_options = (torch or TorchSource()).pip_arguments()
     if stamp.get("locks_sha256") != stack.locks_sha256:
         kept = {key: stamp[key] for key in ("python", "torch") if key in stamp}
         stamp = kept | {"stack": stack.version, "locks_sha256": stack.locks_sha256}
     if "python" not in stamp:
-        # Who names a torch wants that one.
-        donor = None if torch_wheel or torch_index else twin_to_share(python)
-        chosen = str(donor.stamp["python"]) if donor else choose_python(python, torch_options, say)
-        say(f"environment: {where} with {chosen}")
+        # A torch that was named is not replaced by that of another twin.
+        donor = twin_to_share(python) if torch is None else None
+        chosen = str(donor.stamp["python"]) if donor else choose_python(python, torch_options, on_progress)
+        on_progress(f"environment: {where} with {chosen}")
         _run([chosen, "-m", "venv", "--clear", str(where)], "cannot make the environment")
         _record(where, stamp, python=chosen)
         if donor:
-            say(f"what it shares with {donor.folder}, torch above all")
+            on_progress(f"linking the packages that it shares with {donor.folder}, torch above all")
             link_shared(donor, stack_named(donor.version), where)
             _record(where, stamp, torch=_version(where, "torch"))
     if "torch" not in stamp:
-        say(f"torch {TORCH}")
+        on_progress(f"torch {TORCH}")
         _pip(where, "install", "--no-deps", "--no-compile", *torch_options)
         _record(where, stamp, torch=_version(where, "torch"))
     if "packages" not in stamp:
-        _install_packages(where, stack, say)
+        _install_packages(where, stack, on_progress)
         _declare_stand_in(TwinEnvironment(where, stamp), stack)
         _record(where, stamp, packages=True)
-    say("checking that the installed files are the released ones, and that they load")
+    on_progress("checking that the installed files are the released ones, and that they load")
     twin = TwinEnvironment(where, stamp)
     num_files = check_released_files(twin)
     _check_loads(twin)
     versions = {name: _version(where, name) for name in ("vllm", "vllm-rbln", "optimum-rbln", "torch", "transformers")}
     _record(where, stamp, complete=True, versions=versions, verified_files=num_files, size_mib=_size_mib(where))
-    say(f"installed: {stamp['size_mib']:,} MiB, {num_files:,} files verified")
+    on_progress(f"installed: {stamp['size_mib']:,} MiB, {num_files:,} files verified")
     return find_twin(where)
 
 
-def _install_packages(where: Path, stack: TwinStack, say: Say) -> None:
+def _install_packages(where: Path, stack: TwinStack, on_progress: OnProgress) -> None:
     """Every package but torch, by the locks' hashes: with uv, several times as fast, or with pip where uv fails."""
     locks = [word for lock in (COMMON_LOCK, stack.lock) for word in ("-r", str(lock))]
-    say(f"packages of {COMMON_LOCK.name} and {stack.lock.name}")
+    on_progress(f"packages of {COMMON_LOCK.name} and {stack.lock.name}")
     wanted = ["install", "--no-deps", "--require-hashes", *locks]
     try:
         _pip(where, "install", "--no-deps", "--require-hashes", "-r", str(UV_LOCK))
         _run([str(where / "bin" / "uv"), "pip", *wanted, "--quiet", "--python", str(where / "bin" / "python")], "uv")
     except TwinInstallError as error:
-        # uv does not read pip's configuration, which may know the only index that this machine reaches.
-        say(f"pip installs them, uv could not ({error})")
+        # uv ignores pip's configuration, which may name the only index that this machine can reach.
+        on_progress(f"pip installs them, uv could not ({error})")
         _pip(where, *wanted)
 
 
 def _declare_stand_in(twin: TwinEnvironment, stack: TwinStack) -> None:
-    """Metadata of the device runtime's stand-in: the stack compares its version with its own."""
+    """Metadata of the stand-in runtime: the stack compares its version with that of vllm-rbln."""
     release = ".".join(map(str, release_order(stack.version)[0]))
     folder = twin.site_packages / f"{STAND_IN}-{release}.dist-info"
     folder.mkdir(exist_ok=True)
@@ -142,7 +154,7 @@ def _declare_stand_in(twin: TwinEnvironment, stack: TwinStack) -> None:
     (folder / "METADATA").write_text(text, encoding="utf-8")
 
 
-def choose_python(wanted: str | None, torch_options: Sequence[str], say: Say = print) -> str:
+def choose_python(wanted: str | None, torch_options: Sequence[str], on_progress: OnProgress = print) -> str:
     """An interpreter of a supported version for which pip can find a CPU build of torch."""
     refused: list[str] = []
     lacks_torch = False
@@ -153,25 +165,25 @@ def choose_python(wanted: str | None, torch_options: Sequence[str], say: Say = p
             lacks_torch = lacks_torch or bool(reason)
         if not reason:
             return candidate
-        say(f"not {candidate}: {reason}")
+        on_progress(f"not {candidate}: {reason}")
         refused.append(f"{candidate}: {reason}")
     raise TwinInstallError(
-        "; ".join(refused) or "none at hand",
+        "; ".join(refused) or "none available",
         where="no Python for the twin",
-        # A Python that only lacks torch is good; another one would most likely lack it too.
+        # Where only torch is missing, another Python would most likely lack it too.
         hint=CPU_WHEEL_HINT if lacks_torch else f"Install one of Python {', '.join(PYTHONS)} with venv",
     )
 
 
 def candidate_pythons() -> Iterator[str]:
-    """Interpreters at hand of the supported versions, each version once: this one, the path's, pyenv's."""
+    """Available interpreters, each supported version once: this process's, then PATH, then pyenv."""
     pyenv = Path(os.environ.get("PYENV_ROOT", str(Path.home() / ".pyenv"))) / "versions"
     for version in PYTHONS:
         if f"{sys.version_info.major}.{sys.version_info.minor}" == version:
             yield getattr(sys, "_base_executable", sys.executable)
             continue
         on_path = shutil.which(f"python{version}")
-        # pyenv's shims are on the path for versions that are not switched on.
+        # pyenv puts shims on PATH even for versions that are not active.
         if on_path and "shims" not in on_path:
             yield on_path
             continue
@@ -181,7 +193,7 @@ def candidate_pythons() -> Iterator[str]:
 
 
 def check_released_files(twin: TwinEnvironment) -> int:
-    """Compare every file of the stack's wheels with the hashes their RECORD holds; how many were compared.
+    """Compare every file of the stack's wheels with the hash in its RECORD; returns the number of files.
 
     Raises ServerError naming the first file that differs.
     """
@@ -234,17 +246,11 @@ def _why_not_torch(python: str, torch_options: Sequence[str]) -> str:
     return ""
 
 
-def _torch_options(wheel: str | None, index: str | None) -> list[str]:
-    if wheel:
-        return [wheel]
-    return [f"torch=={TORCH}", *(["--index-url", index] if index else [])]
-
-
-def _say_what_comes(stack: TwinStack, where: Path, say: Say) -> None:
+def _announce(stack: TwinStack, where: Path, on_progress: OnProgress) -> None:
     total = sum(DOWNLOAD_MIB.values())
     parts = ", ".join(f"{name} {size} MiB" for name, size in DOWNLOAD_MIB.items())
-    say(f"the twin: the real vLLM {stack.vllm} and vllm-rbln {stack.version} on a stand-in device, in {where}")
-    say(f"to download at most about {total} MiB ({parts}); about {DISK_MIB:,} MiB on disk")
+    on_progress(f"the twin: the real vLLM {stack.vllm} and vllm-rbln {stack.version} on a stand-in device, in {where}")
+    on_progress(f"to download at most about {total} MiB ({parts}); about {DISK_MIB:,} MiB on disk")
 
 
 def check_disk(where: Path, needed_mib: int) -> None:
@@ -260,7 +266,7 @@ def check_disk(where: Path, needed_mib: int) -> None:
 
 
 def _check_loads(twin: TwinEnvironment) -> None:
-    # It also keeps what it compiles, whatever later processes may write: else every start would compile anew.
+    # Byte code is written here, or every server start would compile the modules again.
     variables = twin_variables(twin) | {"PYTHONDONTWRITEBYTECODE": ""}
     command = [str(twin.python), "-c", f"import {', '.join(SERVED_MODULES)}"]
     _run(command, "the installed packages do not load", env=variables)
@@ -280,10 +286,12 @@ def _run(command: Sequence[str], what: str, *, env: dict[str, str] | None = None
     except (OSError, subprocess.TimeoutExpired) as error:
         raise TwinInstallError(f"{what}: {error}", where=command[0]) from error
     if done.returncode:
-        said = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()]
-        unreachable = [line for line in said if any(sign in line for sign in NO_NETWORK_SIGNS)]
+        messages = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()]
+        unreachable = [line for line in messages if any(sign in line for sign in NO_NETWORK_SIGNS)]
         raise TwinInstallError(
-            f"{what}: {' / '.join([*unreachable[:1], *said[-3:]])}", where=command[0], hint="Mend that and run it again"
+            f"{what}: {' / '.join([*unreachable[:1], *messages[-3:]])}",
+            where=command[0],
+            hint="Fix the cause and run it again",
         )
     return done.stdout
 
@@ -305,7 +313,7 @@ def _read_stamp(where: Path) -> dict[str, Any]:
 
 
 def _record(where: Path, stamp: dict[str, Any], **done: Any) -> None:
-    """Write the stamp anew; a torn one would look like a foreign folder, so it is renamed into place."""
+    """Write the stamp atomically: a partial stamp would look like a folder of something else."""
     stamp.update(done)
     partial = where / f"{STAMP_FILE}.partial"
     partial.write_text(json.dumps(stamp, indent=2) + "\n", encoding="utf-8")
@@ -313,59 +321,59 @@ def _record(where: Path, stamp: dict[str, Any], **done: Any) -> None:
 
 
 STAND_IN = "rebel_compiler"
-"""Its version is that of the release."""
+"""Has the version of the release."""
 
 
 def twin_to_share(python: str | None) -> TwinEnvironment | None:
-    """An installed twin of today's locks, made with the interpreter that is asked for (None: any)."""
+    """An installed twin of the current locks, made with the interpreter ``python`` (None: any)."""
     stacks = {stack.version: stack for stack in known_stacks()}
     for twin in reversed(installed_twins()):
         stack = stacks.get(twin.version)
-        is_of_today = stack is not None and twin.stamp.get("locks_sha256") == stack.locks_sha256
-        if is_of_today and python in (None, twin.stamp["python"]):
+        is_current = stack is not None and twin.stamp.get("locks_sha256") == stack.locks_sha256
+        if is_current and python in (None, twin.stamp["python"]):
             return twin
     return None
 
 
 def link_shared(donor: TwinEnvironment, stack: TwinStack, where: Path) -> None:
-    """Link every package of ``donor`` that is not its release's own into the fresh environment ``where``.
+    """Link every package of ``donor`` that does not belong to its release into the new environment ``where``.
 
     stack: the donor's. Packages of ``stack.lock`` and the stand-in for the device runtime are left out.
     """
-    own = _own_files(donor, stack)
+    excluded = _release_files(donor, stack)
     for folder, folders, names in os.walk(donor.site_packages):
         folders[:] = [name for name in folders if not name.startswith(STAND_IN)]
         here = Path(folder)
         for path in (here / name for name in names):
-            if _source_of(path) not in own:
+            if _source_of(path) not in excluded:
                 _link(path, where / path.relative_to(donor.folder))
     for script in (donor.folder / "bin").iterdir():
-        if script.is_file() and not script.is_symlink() and script not in own:
+        if script.is_file() and not script.is_symlink() and script not in excluded:
             _link_script(script, donor.folder, where)
 
 
-def _own_files(donor: TwinEnvironment, stack: TwinStack) -> set[Path]:
+def _release_files(donor: TwinEnvironment, stack: TwinStack) -> set[Path]:
     """Files of the packages that the stack's lock names, as each package's RECORD lists them."""
     names = set(re.findall(r"^([\w.-]+)==", stack.lock.read_text(encoding="utf-8"), re.MULTILINE))
-    own: set[Path] = set()
+    files: set[Path] = set()
     for described in donor.site_packages.glob("*.dist-info"):
         if described.name.split("-")[0].replace("_", "-").lower() not in names:
             continue
-        own |= set(described.iterdir())
+        files |= set(described.iterdir())
         for row in csv.reader((described / "RECORD").read_text(encoding="utf-8").splitlines()):
-            own.add(Path(os.path.normpath(donor.site_packages / row[0])))
-    return own
+            files.add(Path(os.path.normpath(donor.site_packages / row[0])))
+    return files
 
 
 def _source_of(path: Path) -> Path:
-    """The module that a compiled cache is of; any other file is its own source."""
+    """The source of a compiled cache; for any other file the file itself."""
     if path.parent.name != "__pycache__":
         return path
     return path.parent.parent / f"{path.name.split('.')[0]}.py"
 
 
 def _link_script(script: Path, donor: Path, where: Path) -> None:
-    """A script names the interpreter of its own environment in its first line."""
+    """A script names the interpreter of its environment in its first line."""
     first, newline, rest = script.read_bytes().partition(b"\n")
     target = where / "bin" / script.name
     if first.startswith(b"#!") and not target.exists():
@@ -382,5 +390,5 @@ def _link(source: Path, target: Path) -> None:
     try:
         os.link(source, target)
     except OSError:
-        # Another disk, or one without links.
+        # Another disk, or a file system without links.
         shutil.copy2(source, target)

@@ -9,7 +9,7 @@ from release_wheels import QUEUE, SCHEDULER, SOURCE, empty_table, stack, wheel
 
 from harness.errors import SpecError
 from harness.stack.rbln.releases.check import ReleaseCheck, check_release
-from harness.stack.rbln.releases.sources import open_sources, vllm_beside, wheel_beside
+from harness.stack.rbln.releases.sources import Release, open_sources, vllm_beside, wheel_beside
 from harness.stack.rbln.releases.table import Table, load_table, recorded
 
 
@@ -18,14 +18,14 @@ def _read(folder: Path, *wheels: Path) -> Table:
     _path, table = load_table(empty_table(folder))
     for one in wheels:
         rbln = open_sources(one)
-        table = recorded(table, rbln, vllm_beside(rbln))
+        table = recorded(table, Release(rbln, vllm_beside(rbln)))
     return table
 
 
 def _check(table: Table, path: Path, *, against: str = "") -> ReleaseCheck:
     rbln = open_sources(path)
     find = lambda package, version: wheel_beside(path, package, version)  # noqa: E731
-    return check_release(table, rbln, vllm_beside(rbln), against=against, find=find)
+    return check_release(table, Release(rbln, vllm_beside(rbln)), against=against, find=find)
 
 
 def _verdicts(found: ReleaseCheck) -> dict[str, str]:
@@ -87,7 +87,7 @@ def test_a_changed_log_format_is_called(tmp_path: Path) -> None:
 def test_a_function_that_is_gone_is_called(tmp_path: Path) -> None:
     table = _read(tmp_path, stack(tmp_path, "0.12.0"))
     found = _check(table, stack(tmp_path, "0.12.1", SOURCE.replace("def schedule", "def plan")))
-    assert found.changed[0].diff == ("- all of it is gone",)
+    assert found.changed[0].diff == ("- all of it was removed",)
 
 
 def test_rules_of_two_releases_do_not_make_those_of_a_third(tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_the_vllm_that_is_pinned_counts_as_recorded_and_an_unknown_one_as_unknow
 
 def test_source_that_is_no_python_is_one_line(tmp_path: Path) -> None:
     table = _read(tmp_path, stack(tmp_path, "0.12.0"))
-    with pytest.raises(SpecError, match=r"optimum_scheduler.py: is no Python that this interpreter reads"):
+    with pytest.raises(SpecError, match=r"optimum_scheduler.py: is not Python that this interpreter can parse"):
         _check(table, stack(tmp_path, "0.12.1", "def schedule(:\n"))
 
 

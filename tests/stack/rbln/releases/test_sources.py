@@ -38,7 +38,7 @@ def test_an_environment_and_its_site_packages_hold_both_packages(tmp_path: Path)
     ("content", "message"),
     [
         (None, "no such file or folder"),
-        (b"not a zip", "is no wheel or zip"),
+        (b"not a zip", "is not a wheel or zip"),
         (b"PK\x05\x06" + bytes(18), "holds no vllm_rbln"),
     ],
 )

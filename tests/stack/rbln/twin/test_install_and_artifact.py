@@ -54,21 +54,21 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("years of work")
 
     with pytest.raises(SpecError, match="not a twin environment"):
-        install_twin(tmp_path, say=lambda _: None)
+        install_twin(tmp_path, on_progress=lambda _: None)
 
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
 
 def test_a_python_without_a_cpu_build_of_torch_is_named_with_the_way_out() -> None:
     with pytest.raises(TwinInstallError, match=r"pip finds no torch.*--torch-wheel"):
-        choose_python(sys.executable, ["torch==0.0.1", "--no-index"], say=lambda _: None)
+        choose_python(sys.executable, ["torch==0.0.1", "--no-index"], on_progress=lambda _: None)
 
 
-def test_no_network_is_said_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_network_is_messages_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (*NOWHERE, ("PIP_RETRIES", "1")):
         monkeypatch.setenv(name, value)
     with pytest.raises(TwinInstallError, match=r"pip cannot reach its index\. Check the network"):
-        choose_python(sys.executable, ["torch==2.13.0"], say=lambda _: None)
+        choose_python(sys.executable, ["torch==2.13.0"], on_progress=lambda _: None)
 
 
 def test_an_interrupted_installation_says_how_to_go_on(tmp_path: Path) -> None:
@@ -89,10 +89,10 @@ def test_an_interrupted_installation_says_how_to_go_on(tmp_path: Path) -> None:
 
 def test_an_interpreter_that_does_not_run_is_named() -> None:
     with pytest.raises(TwinInstallError, match="/no/python: does not run"):
-        choose_python("/no/python", [], say=lambda _: None)
+        choose_python("/no/python", [], on_progress=lambda _: None)
 
 
-def test_too_little_disk_is_said_with_both_sizes(tmp_path: Path) -> None:
+def test_too_little_disk_is_messages_with_both_sizes(tmp_path: Path) -> None:
     with pytest.raises(
         TwinInstallError, match=r"MiB free on this disk, the twin needs 1,000,000,000\. Free .* MiB, or choose"
     ):
@@ -113,11 +113,11 @@ def test_each_release_keeps_to_itself_what_its_vllm_learned_of_models(tmp_path: 
 
 
 def test_installing_again_does_nothing(twin: TwinEnvironment) -> None:
-    said: list[str] = []
+    messages: list[str] = []
 
-    assert install_twin(twin.folder, version=twin.version, say=said.append).stamp == twin.stamp
+    assert install_twin(twin.folder, version=twin.version, on_progress=messages.append).stamp == twin.stamp
 
-    assert said == [f"{twin.folder}: already installed"]
+    assert messages == [f"{twin.folder}: already installed"]
 
 
 def test_the_installed_stack_is_the_released_one(twin: TwinEnvironment) -> None:
@@ -126,7 +126,7 @@ def test_the_installed_stack_is_the_released_one(twin: TwinEnvironment) -> None:
 
 def test_an_unknown_version_is_refused_with_those_there_are(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"9\.9\.9: is not a version this release has locked\. Choose 0\.11\.1, "):
-        install_twin(tmp_path, version="9.9.9", say=lambda _: None)
+        install_twin(tmp_path, version="9.9.9", on_progress=lambda _: None)
 
 
 def test_stacks_are_known_in_the_order_of_their_releases_and_a_preview_is_never_the_default() -> None:
@@ -201,7 +201,7 @@ def test_equal_specifications_share_an_artifact_and_others_do_not(twin: TwinEnvi
     assert ArtifactSpec(kv_slots=9).key != ArtifactSpec().key
 
 
-def test_what_the_vendor_refuses_is_said_in_its_words_and_leaves_nothing(twin: TwinEnvironment, tmp_path: Path) -> None:
+def test_a_refusal_of_the_vendor_has_its_message_and_leaves_no_files(twin: TwinEnvironment, tmp_path: Path) -> None:
     spec = ArtifactSpec(max_seq_len=2048, partition_tokens=512, kv_slots=40)
 
     with pytest.raises(SpecError, match=r"optimum-rbln refuses it: .*partition_len"):

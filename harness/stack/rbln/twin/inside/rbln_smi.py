@@ -1,4 +1,4 @@
-"""A stand-in for ``rbln-smi -j``: the devices that the twin's settings claim, idle, with the vendor's JSON keys.
+"""A stand-in for ``rbln-smi -j``: idle devices, as many as the twin's settings claim, with the vendor's JSON keys.
 
 Nothing is measured; temperature and power are constants.
 """
@@ -15,7 +15,7 @@ MEMORY_BYTES = 16_857_956_352
 
 
 def report(num_devices: int, name: str) -> dict[str, object]:
-    """The table that the driver's command prints for so many idle devices."""
+    """The table that the driver's command prints for ``num_devices`` idle devices."""
     return {
         "KMD_version": "0.0.0-twin",
         "devices": [

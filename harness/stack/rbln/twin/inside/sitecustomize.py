@@ -1,9 +1,9 @@
 # pyright: basic, reportMissingImports=false
-"""Runs in every process of the server before anything else: torchvision's compiled operators may not load here.
+"""Runs first in every process of the server: makes torchvision importable where its compiled part does not load.
 
-transformers imports torchvision, whose Python part wants to register fakes for operators that its compiled part would
-define; built for a GPU, that part does not load beside a CPU build of torch. Then defining the operators' schemas is
-enough, none is ever called; where it loads, defining them would end the process. Nothing else is changed.
+transformers imports torchvision, whose Python part registers fakes for operators of its compiled part. A compiled part
+built for a GPU does not load beside a CPU build of torch. The schemas of the operators are then defined here; no
+operator is ever called. Where the compiled part loads, defining them would end the process.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 
 class _BeforeTorchvision(MetaPathFinder):
-    """Defines the schemas when torchvision is first imported, so that processes without torch stay quick."""
+    """Defines the schemas when torchvision is first imported, so that processes without torch start quickly."""
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> None:
         del path, target

@@ -1,8 +1,8 @@
 # pyright: basic, reportMissingImports=false
 """Writes an artifact that the real stack loads: a genuine rbln_config.json, a model's config, a tokenizer, graph files.
 
-Runs in the twin's own environment, with optimum-rbln's own classes deciding every default and refusing what they
-refuse. No weights, no compiler.
+Runs in the twin's environment. optimum-rbln's classes choose every default and refuse invalid values. No weights, no
+compiler.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config
 VOCABULARY = 2048
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 FIRST_MERGE = len(SPECIAL_TOKENS) + 256
-"""Ids below are special tokens and single bytes; those from here on are whole pieces of text."""
+"""First id of a merged token; lower ids are special tokens and single bytes."""
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
@@ -29,7 +29,7 @@ CHAT_TEMPLATE = (
 
 
 def qwen3_4b() -> Qwen3Config:
-    """The published shape of Qwen3-4B; only its vocabulary size and special tokens matter to the server."""
+    """The published shape of Qwen3-4B; the server uses only its vocabulary size and special tokens."""
     return Qwen3Config(
         vocab_size=151936,
         hidden_size=2560,
@@ -50,7 +50,7 @@ def qwen3_4b() -> Qwen3Config:
 
 
 def made_up_words(count: int) -> list[str]:
-    """Pronounceable words, always the same ones."""
+    """Pronounceable words, the same at every call."""
     chosen = random.Random(2026)
     syllables = [first + vowel for first in "bdfgklmnprstvz" for vowel in "aeiou"]
     return ["".join(chosen.choices(syllables, k=chosen.randint(2, 5))) for _ in range(count)]
@@ -80,7 +80,7 @@ def small_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def rbln_config(spec: dict[str, Any], model_config: Qwen3Config) -> RBLNQwen3ForCausalLMConfig:
-    """The artifact's configuration as optimum-rbln's exporter would leave it."""
+    """The artifact's configuration as optimum-rbln's exporter would write it."""
     config = RBLNQwen3ForCausalLMConfig(
         batch_size=spec["batch_size"],
         max_seq_len=spec["max_seq_len"],
@@ -105,7 +105,7 @@ def rbln_config(spec: dict[str, Any], model_config: Qwen3Config) -> RBLNQwen3For
 
 
 def write_graphs(folder: Path, config: RBLNQwen3ForCausalLMConfig, model_config: Qwen3Config) -> None:
-    """One small table of shapes in place of every compiled graph."""
+    """A small table of shapes in place of each compiled graph."""
     shared = {
         "made_by": "twin",
         "vocab_size": model_config.vocab_size,
@@ -123,7 +123,7 @@ def write_graphs(folder: Path, config: RBLNQwen3ForCausalLMConfig, model_config:
 
 
 def write_artifact(spec: dict[str, Any], folder: Path) -> None:
-    """Everything ``vllm serve`` reads, in ``folder``."""
+    """Write all files that ``vllm serve`` reads into ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
     model_config = qwen3_4b()
     config = rbln_config(spec, model_config)

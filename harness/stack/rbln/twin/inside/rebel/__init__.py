@@ -1,6 +1,6 @@
-"""A stand-in for Rebellions' closed device runtime: the calls that optimum-rbln and vllm-rbln 0.11.1 to 0.12.1 make.
+"""A stand-in for Rebellions' closed device runtime: the calls of optimum-rbln and vllm-rbln 0.11.1 to 0.12.1.
 
-It compiles nothing and computes nothing; the device behind it is ``twin_device``.
+It compiles and computes nothing; ``twin_device`` is the device behind it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .runtime import RBLNCompiledModel, Runtime
 try:
     __version__ = metadata.version("rebel-compiler")
 except metadata.PackageNotFoundError:
-    # A twin that an older harness installed.
+    # A twin without metadata of the stand-in.
     __version__ = "0.11.1"
 
 __all__ = [
@@ -38,7 +38,7 @@ __all__ = [
 
 
 def get_npu_name(device_id: int = 0) -> str | None:
-    """The device's name, None when there is no such device."""
+    """The device's name, None for an unknown device."""
     settings = read_settings()
     return settings.npu_name if 0 <= device_id < settings.num_npus else None
 
@@ -49,7 +49,7 @@ def npu_is_available(device_id: int = 0) -> bool:
 
 
 def device_count() -> int:
-    """How many devices the machine claims to have."""
+    """Number of devices that the machine claims to have."""
     return read_settings().num_npus
 
 
@@ -59,7 +59,7 @@ def manual_seed(seed: int) -> None:
 
 
 def compile(*_: object, **__: object) -> RBLNCompiledModel:  # noqa: A001 - the runtime's own name
-    """Compiling needs the real runtime."""
+    """Always refused: compiling needs the real runtime."""
     raise NotImplementedError("the stand-in runtime does not compile; write an artifact with `harness twin artifact`")
 
 

@@ -1,5 +1,5 @@
 # pyright: basic, reportMissingImports=false
-"""What torch-rbln gives a real server at shutdown: an accelerator whose caches can be emptied.
+"""An accelerator whose caches can be emptied, which a real server has from torch-rbln and calls at shutdown.
 
 The CPU build of torch raises there, which would end the engine process with a traceback. Nothing else is replaced.
 """
@@ -10,10 +10,10 @@ import torch
 
 
 def _empty_cache() -> None:
-    """There is none."""
+    """There is no cache."""
 
 
 if not torch.accelerator.is_available():
     torch.accelerator.empty_cache = _empty_cache
-    # vLLM 0.30 empties the host's too.
+    # vLLM 0.30 also empties the host's cache.
     torch.accelerator.empty_host_cache = _empty_cache

@@ -1,10 +1,10 @@
-"""The runtime's compile context: a value that is passed around and never looked into here."""
+"""The runtime's compile context: passed around, never read here."""
 
 from __future__ import annotations
 
 
 class CompileContext:
-    """Remembers what it was made with."""
+    """Stores its arguments."""
 
     def __init__(self, use_weight_sharing: bool = False, use_global_ctx: bool = False, **options: object) -> None:
         self.use_weight_sharing = use_weight_sharing

@@ -1,4 +1,4 @@
-"""Switches of the runtime that a server asks for, from vllm-rbln 0.12.1 on; the stand-in has none on."""
+"""Switches of the runtime that a server reads from vllm-rbln 0.12.1 on; all off in the stand-in."""
 
 from __future__ import annotations
 

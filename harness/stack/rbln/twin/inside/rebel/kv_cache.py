@@ -1,5 +1,5 @@
 # pyright: basic, reportMissingImports=false
-"""Host buffers that the runtime can reach by DMA; here plain tensors."""
+"""Host buffers that the real runtime reaches by DMA; here plain tensors."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # pyright: basic, reportMissingImports=false
 """The sampling operators ``rbln::argmax`` and ``rbln::top_k_top_p`` that the real compiler registers with torch.
 
-Sampling is the most likely token, whatever temperature, k and p say: the device's tokens must be predictable.
+Sampling always takes the most likely token and ignores temperature, k and p, so that tokens are predictable.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def _argmax(logits: torch.Tensor) -> torch.Tensor:
 
 def _top_k_top_p(probs: torch.Tensor, k: torch.Tensor | None, p: torch.Tensor | None) -> torch.Tensor:
     del k, p
-    # Warm-up passes rows of NaN; any token will do for them.
+    # Warm-up passes rows of NaN; any token is accepted for them.
     return probs.nan_to_num().max(dim=-1).indices
 
 

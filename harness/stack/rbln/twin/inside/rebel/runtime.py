@@ -1,7 +1,7 @@
 # pyright: basic, reportMissingImports=false
 """Compiled models and runtimes: one for prefill, one per decoder batch size, all on the same device memory.
 
-A compiled file here is a small JSON table of shapes. Tensors are read, never kept.
+A compiled file of the twin is a small JSON table of shapes. Tensors are read, never stored.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from twin_device.device import Device
+from twin_device.device import Device, DeviceShape
 from twin_device.scheduling import trace_scheduling
 from twin_device.settings import read_settings
 
@@ -20,7 +20,7 @@ _DEVICES: dict[str, Device] = {}
 
 
 class RBLNCompiledModel:
-    """The shapes of one compiled graph; its file says which."""
+    """The shapes of a compiled graph, read from its file."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -29,30 +29,30 @@ class RBLNCompiledModel:
             raise ValueError(f"{path}: a real compiled model needs the real runtime")
 
     def device(self) -> Device:
-        """The device that all graphs of this artifact run on, made at first use."""
+        """The device of all graphs of this artifact, created at first use."""
         key = str(self.path.parent.resolve())
         if key not in _DEVICES:
-            _DEVICES[key] = Device(
-                read_settings(),
+            shape = DeviceShape(
                 num_slots=self.shapes["num_slots"],
                 slot_tokens=self.shapes["slot_tokens"],
                 chunk_tokens=self.shapes["chunk_tokens"],
                 low=self.shapes["token_low"],
                 high=self.shapes["token_high"],
             )
+            _DEVICES[key] = Device(read_settings(), shape)
             if _DEVICES[key].is_traced:
                 trace_scheduling(_DEVICES[key].note)
         return _DEVICES[key]
 
 
 class Runtime:
-    """One graph on the device, called as optimum-rbln calls it."""
+    """A graph on the device, with the call signature that optimum-rbln uses."""
 
     def __init__(self, compiled_model: RBLNCompiledModel, tensor_type: str = "pt", **options: Any) -> None:
         if tensor_type != "pt":
             raise ValueError(f"tensor_type {tensor_type!r}")
         self.options = options
-        # The device does no arithmetic; on a few shared cores a second thread only makes tensor fills wait for it.
+        # The device does no arithmetic; on few shared cores a second thread only delays tensor fills.
         torch.set_num_threads(1)
         self._shapes = compiled_model.shapes
         self._device = compiled_model.device()
@@ -71,7 +71,7 @@ class Runtime:
         *,
         out: list[torch.Tensor] | None,
     ) -> torch.Tensor:
-        """ids, positions: shape (1, chunk); table: shape (slots per sequence,); only up to query_position is real."""
+        """ids, positions: shape (1, chunk); table: shape (slots per sequence,); after query_position is padding."""
         count = int(query_position) + 1
         token = self._device.prefill_chunk(table.reshape(-1).tolist(), int(positions[0, 0]), ids[0, :count].tolist())
         logits = torch.empty(1, 1, self._shapes["vocab_size"]) if out is None else out[0]

@@ -1,4 +1,4 @@
-"""A device that computes nothing: it remembers what would be in KV memory, and takes as long as a cost model says.
+"""A device that computes nothing: it tracks the content of KV memory, and takes the time of a cost model.
 
-Without the harness or torch, so that tests can predict its tokens.
+It imports neither the harness nor torch, so tests can predict its tokens.
 """

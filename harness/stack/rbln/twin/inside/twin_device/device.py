@@ -1,6 +1,6 @@
-"""One device: prefill chunks, decode steps and KV copies, each timed, traced, and broken when asked.
+"""One device: prefill chunks, decode steps and KV copies, each timed and traced, with faults on request.
 
-It keeps the KV memory that all compiled models of one artifact share. It knows no requests: only slots and positions.
+It holds the KV memory that all compiled models of an artifact share. It knows slots and positions, not requests.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from io import TextIOWrapper
 
 from .memory import KvMemory, draw
@@ -20,18 +21,27 @@ NS_PER_S = 1_000_000_000
 
 
 class DeviceError(RuntimeError):
-    """A fault that was asked for, in the shape the runtime reports its own."""
+    """A requested fault, in the form of the runtime's errors."""
+
+
+@dataclass(frozen=True)
+class DeviceShape:
+    """KV memory of ``num_slots`` x ``slot_tokens`` positions, tokens of a prefill chunk, generated ids [low, high)."""
+
+    num_slots: int
+    slot_tokens: int
+    chunk_tokens: int
+    low: int
+    high: int
 
 
 class Device:
-    """KV memory of ``num_slots`` x ``slot_tokens`` positions, and the tokens [low, high) it generates."""
+    """The device of an artifact."""
 
-    def __init__(
-        self, settings: Settings, *, num_slots: int, slot_tokens: int, chunk_tokens: int, low: int, high: int
-    ) -> None:
-        self.memory = KvMemory(num_slots, slot_tokens)
-        self._chunk_tokens = chunk_tokens
-        self._low, self._high = low, high
+    def __init__(self, settings: Settings, shape: DeviceShape) -> None:
+        self.memory = KvMemory(shape.num_slots, shape.slot_tokens)
+        self._chunk_tokens = shape.chunk_tokens
+        self._low, self._high = shape.low, shape.high
         self._costs = settings.costs
         self._pacer = Pacer(settings.timing)
         self._faults = settings.faults
@@ -39,16 +49,16 @@ class Device:
         self._notes: Counter[str] = Counter()
         self._trace: TextIOWrapper | None = None
         if settings.trace_path:
-            # Line buffered: a crash must not take the records of what happened before it.
+            # Line buffered, so that records survive a crash.
             self._trace = open(settings.trace_path, "a", buffering=1, encoding="utf-8")  # noqa: SIM115
         self._prefill_first = 0
         self._prefill_computed = 0
         self._break_if_due("start")
 
     def prefill_chunk(self, table: Sequence[int], first: int, tokens: Sequence[int]) -> int:
-        """Compute a chunk of one sequence, at positions from ``first`` on; the token that follows it.
+        """Compute a chunk of a sequence, at positions from ``first`` on; returns the next token.
 
-        A chunk belongs to the same prefill as the one before when it continues it without a gap.
+        A chunk that continues the previous chunk without a gap belongs to the same prefill.
         """
         start = now_ns()
         continues = self._prefill_computed > 0 and first == self._prefill_first + self._prefill_computed
@@ -75,7 +85,7 @@ class Device:
         return draw(total, self._low, self._high)
 
     def decode(self, tables: Sequence[Sequence[int]], positions: Sequence[int], tokens: Sequence[int]) -> list[int]:
-        """One step of a compiled batch; the next token of every row. A padding row has position 0."""
+        """One step of a compiled batch; returns the next token of every row. A padding row has position 0."""
         start = self._pacer.begin()
         self._prefill_computed = 0
         self._break_if_due("decode")
@@ -101,7 +111,7 @@ class Device:
         return following
 
     def copy(self, source: int, target: int, num_tokens: int) -> None:
-        """Copy the head of one slot to another, in no modelled time."""
+        """Copy the head of a slot to another slot; takes no modelled time."""
         start = now_ns()
         self._break_if_due("copy")
         self._prefill_computed = 0
@@ -113,14 +123,14 @@ class Device:
         return self._trace is not None
 
     def note(self, kind: str, start_ns: int, **fields: object) -> None:
-        """Put something between the records of the device's own calls: it happened after the one before."""
+        """Write a record of ``kind`` between those of device calls, in the order of events."""
         if self._trace is not None:
             record = {"kind": kind, "call": self._notes[kind], "start_ns": start_ns, "end_ns": now_ns()} | fields
             self._notes[kind] += 1
             self._trace.write(json.dumps(record) + "\n")
 
     def close(self) -> None:
-        """Close the trace; the device can still be used, untraced."""
+        """Close the trace; the device stays usable without it."""
         if self._trace is not None:
             self._trace.close()
             self._trace = None
@@ -147,7 +157,7 @@ class Device:
 
 
 def break_down(fault: Fault) -> None:
-    """Do what was asked: hang for ever, end the process at once, raise, or take longer."""
+    """Carry out a fault: hang for ever, end the process, raise, or take longer."""
     if fault.do == "crash":
         os._exit(CRASH_STATUS)
     if fault.do == "error":

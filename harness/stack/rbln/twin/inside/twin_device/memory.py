@@ -1,6 +1,7 @@
-"""The device's KV memory: physical slots of a fixed number of positions, one rolling number each.
+"""The device's KV memory: physical slots of a fixed number of positions, and per position a hash of all tokens so far.
 
-A read of a position that nobody wrote is counted, never repaired.
+The next token is drawn from the sum of a sequence's hashes, as attention reads every position: a wrong, missing or
+stale position changes every later token. Nothing is random. A read of an unwritten position is counted, never repaired.
 """
 
 from __future__ import annotations
@@ -11,13 +12,13 @@ import numpy as np
 
 MASK = (1 << 64) - 1
 EMPTY = 0x9E3779B97F4A7C15
-"""What a sequence's first position builds on."""
+"""The hash before a sequence's first position."""
 UNWRITTEN = 0
-"""What a position holds that nobody wrote since the device started."""
+"""Content of a position that was never written."""
 
 
 def fold(before: int, token: int, position: int) -> int:
-    """The number at ``position`` when ``token`` stands there and ``before`` is the number of the position before."""
+    """The hash at ``position`` for ``token``; before: the hash of the previous position."""
     value = (before ^ ((token + 1) * 0xD6E8FEB86659FD93) ^ ((position + 1) * 0xA0761D6478BD642F)) & MASK
     value = ((value ^ (value >> 32)) * 0xE7037ED1A0B428DB) & MASK
     value = ((value ^ (value >> 29)) * 0x8EBC6AF09C88C6E3) & MASK
@@ -25,12 +26,12 @@ def fold(before: int, token: int, position: int) -> int:
 
 
 def draw(total: int, low: int, high: int) -> int:
-    """The token in [low, high) that follows a sequence whose numbers sum to ``total``, modulo 2**64."""
+    """The token in [low, high) that follows a sequence whose hashes sum to ``total``, modulo 2**64."""
     return low + fold(total & MASK, 0, 0) % (high - low)
 
 
 def expected_tokens(prompt: Sequence[int], count: int, low: int, high: int) -> list[int]:
-    """The ``count`` tokens that a faultless device generates after ``prompt``."""
+    """The ``count`` tokens that a device without faults generates after ``prompt``."""
     number, total = EMPTY, 0
     for position, token in enumerate(prompt):
         number = fold(number, int(token), position)
@@ -46,7 +47,7 @@ def expected_tokens(prompt: Sequence[int], count: int, low: int, high: int) -> l
 class KvMemory:
     """``num_slots`` physical slots of ``slot_tokens`` positions each, all unwritten at first.
 
-    unwritten_reads: positions that a step attended to although nobody had written them, summed over steps.
+    unwritten_reads: unwritten positions that steps attended to, summed over steps.
     """
 
     def __init__(self, num_slots: int, slot_tokens: int) -> None:
@@ -61,7 +62,7 @@ class KvMemory:
     def write(self, table: Sequence[int], first: int, tokens: Sequence[int]) -> None:
         """Put ``tokens`` at positions ``first``, first + 1, ... of a sequence.
 
-        table: the sequence's physical slots in order. Raises IndexError for a slot or position outside the memory.
+        table: the sequence's physical slots in order. Raises IndexError for a slot or position out of range.
         """
         number = EMPTY if first == 0 else self.number_at(table, first - 1)
         for position, token in enumerate(tokens, first):
@@ -69,7 +70,7 @@ class KvMemory:
             self._slots[self._slot(table, position), position % self.slot_tokens] = number
 
     def attend(self, table: Sequence[int], last: int) -> int:
-        """The sum of a sequence's numbers over positions 0 .. last, modulo 2**64: what its next token depends on."""
+        """The sum of a sequence's hashes over positions 0 .. last, modulo 2**64, which decides its next token."""
         total = 0
         for start in range(0, last + 1, self.slot_tokens):
             numbers = self._slots[self._slot(table, start), : last + 1 - start]
@@ -78,7 +79,7 @@ class KvMemory:
         return total & MASK
 
     def number_at(self, table: Sequence[int], position: int) -> int:
-        """The number at ``position`` of a sequence."""
+        """The hash at ``position`` of a sequence."""
         return int(self._slots[self._slot(table, position), position % self.slot_tokens])
 
     def copy(self, source: int, target: int, num_tokens: int) -> None:

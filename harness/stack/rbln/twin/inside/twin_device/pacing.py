@@ -1,7 +1,7 @@
-"""Modelled time: when a device call may return. The only place here that reads or waits for time.
+"""Modelled time: when a device call may return. No other module of the device reads or waits for time.
 
-In "period" mode a step starts when the one before ended and the host's own work hides inside it; in "device" mode it
-starts when it is called. Lateness is never made up for.
+In "period" mode a step starts at the end of the previous step, so the host's work is hidden inside it; in "device"
+mode it starts when called. Lateness is never caught up.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Literal
 TimingMode = Literal["period", "device", "none"]
 FS_PER_NS = 1_000_000
 HIDDEN_HOST_NS = 25_000_000
-"""Between two calls less than this apart the host was busy with the next step, not idle."""
+"""A shorter gap between two calls means that the host prepared the next step and was not idle."""
 
 
 def now_ns() -> int:
@@ -23,7 +23,7 @@ def now_ns() -> int:
 
 
 def wait_until(deadline_ns: int) -> None:
-    """Return at ``deadline_ns`` or, when it has passed, at once."""
+    """Return at ``deadline_ns``, or at once when it has passed."""
     left_ns = deadline_ns - now_ns()
     if left_ns > 0:
         time.sleep(left_ns / 1e9)  # noqa: TID251 - as above
@@ -31,7 +31,7 @@ def wait_until(deadline_ns: int) -> None:
 
 @dataclass(frozen=True)
 class StepCosts:
-    """A cost model's coefficients as whole femtoseconds, worked out by the harness for this artifact's buckets.
+    """A cost model's coefficients in whole femtoseconds, computed by the harness for this artifact's buckets.
 
     Decode: bucket_fs[b] + alpha + beta n + context * (sum of lengths). Prefill of q tokens after C cached ones: over
     its ceil(q / chunk) calls j, call + token q + position (C + chunk j).
@@ -52,7 +52,7 @@ class StepCosts:
         return (total + FS_PER_NS // 2) // FS_PER_NS
 
     def prefill_ns(self, computed_tokens: int, cached_tokens: int) -> int:
-        """Duration of a whole prefill; of one in progress, when its tokens so far are given."""
+        """Duration of a prefill up to and including ``computed_tokens``."""
         calls = -(-computed_tokens // self.chunk_tokens)
         positions = calls * cached_tokens + self.chunk_tokens * (calls * (calls - 1) // 2)
         total = calls * (self.call_fs + self.token_fs * computed_tokens) + self.position_fs * positions
@@ -68,19 +68,19 @@ class Pacer:
         self._last_end_ns = 0
 
     def begin(self) -> int:
-        """A new step is called now; when it started, ns."""
+        """Begin a step; returns its start, ns."""
         now = now_ns()
         hides_host = self.mode == "period" and now - self._last_end_ns < HIDDEN_HOST_NS
         self._step_start_ns = self._last_end_ns if hides_host else now
         return self._step_start_ns
 
     def end(self, duration_ns: int) -> int:
-        """Wait until the step is ``duration_ns`` old; when it ended, ns. Repeated for each call of a prefill."""
+        """Wait until the step is ``duration_ns`` old; returns its end, ns. Called for each chunk of a prefill."""
         if self.mode != "none":
             wait_until(self._step_start_ns + duration_ns)
         self._last_end_ns = now_ns()
         if self.mode == "period":
-            # Waking up late is this machine's, not the device's; being called too late is real and stays.
+            # A late wake-up is this machine's fault and is taken out; a late call is real and stays.
             late_ns = self._last_end_ns - (self._step_start_ns + duration_ns)
             if late_ns < 1_000_000:
                 self._last_end_ns -= late_ns
@@ -96,5 +96,5 @@ def costs_from(table: Mapping[str, object]) -> StepCosts:
 
 
 def sum_of_lengths(positions: Sequence[int]) -> int:
-    """Sequence lengths of a decode step's rows, summed: the token of this step, at position p, is the (p + 1)th."""
+    """Sum of the sequence lengths of a decode step's rows: the token at position p is the (p + 1)th."""
     return sum(positions) + len(positions)

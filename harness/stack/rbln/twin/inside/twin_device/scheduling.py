@@ -1,7 +1,7 @@
-"""Puts into the device trace when a request entered the server's queue, when it was dropped, and what a step decided.
+"""Adds scheduling to the device trace: arrivals in the server's queue, aborts, and the decision of each step.
 
-It watches three methods of the vendor's scheduler from outside: each is called once, arguments and result left alone.
-Only a traced twin is watched.
+Three methods of the vendor's scheduler are wrapped: each is called once, arguments and result unchanged. Only a traced
+twin is wrapped.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Note = Callable[..., None]
 
 
 def trace_scheduling(note: Note) -> None:
-    """Watch the scheduler class of this process, when its module is loaded; note(kind, start_ns, **fields) writes."""
+    """Wrap the scheduler class of this process if its module is loaded; note(kind, start_ns, **fields) writes."""
     scheduler = getattr(sys.modules.get(MODULE), CLASS, None)
     if scheduler is None or hasattr(scheduler, MARK):
         return
@@ -43,10 +43,10 @@ def _traced_abort(original: Callable[..., Any], note: Note) -> Callable[..., Any
     def finish_requests(scheduler: Any, *args: Any, **options: Any) -> Any:
         start_ns = now_ns()
         dropped = original(scheduler, *args, **options)
-        # Several at once are freed in the order of a set of texts, which only the answer tells.
+        # Several requests are freed in the order of a set of strings, which only the return value shows.
         if dropped:
-            # vLLM 0.22 and 0.24 answer with (id, client) pairs, 0.30 and later with the requests.
-            names = [one[0] if isinstance(one, tuple) else one.request_id for one in dropped]
+            # vLLM 0.22 and 0.24 return (id, client) pairs, 0.30 and later the requests.
+            names = [item[0] if isinstance(item, tuple) else item.request_id for item in dropped]
             note("abort", start_ns, requests=names)
         return dropped
 

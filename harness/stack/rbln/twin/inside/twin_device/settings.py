@@ -1,6 +1,6 @@
-"""What the device was told: one JSON file, named by one environment variable, written by the harness at launch.
+"""Settings of the device: a JSON file, named by an environment variable, written by the harness at launch.
 
-Without the file the device is timeless, faultless and leaves no trace.
+Without the file the device takes no time, has no faults and writes no trace.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ SETTINGS_VARIABLE = "RBLN_TWIN_SETTINGS"
 
 @dataclass(frozen=True)
 class Fault:
-    """Something that goes wrong once: ``do`` is hang, crash, error or slow; ``at`` counts calls of ``call``.
+    """A fault that occurs once: ``do`` is hang, crash, error or slow; ``at`` counts calls of ``call``.
 
-    call: "decode", "prefill" (chunks), "copy" or "start". seconds: how long "slow" takes longer.
+    call: "decode", "prefill" (chunks), "copy" or "start". seconds: extra time of "slow".
     """
 
     do: str
@@ -32,7 +32,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Settings:
-    """npu_name and num_npus: what the machine claims to have. trace_path: JSON lines, appended."""
+    """npu_name, num_npus: the devices that the machine claims to have. trace_path: JSON lines, appended."""
 
     npu_name: str = "RBLN-CA25"
     num_npus: int = 16

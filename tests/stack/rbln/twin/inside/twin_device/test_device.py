@@ -9,7 +9,7 @@ import pytest
 
 from harness.engine import load_cost_model
 from harness.runner.backends.twin import step_costs
-from harness.stack.rbln.twin.inside.twin_device.device import Device, DeviceError
+from harness.stack.rbln.twin.inside.twin_device.device import Device, DeviceError, DeviceShape
 from harness.stack.rbln.twin.inside.twin_device.memory import expected_tokens
 from harness.stack.rbln.twin.inside.twin_device.pacing import costs_from, now_ns
 from harness.stack.rbln.twin.inside.twin_device.settings import Settings, settings_from
@@ -19,7 +19,7 @@ PROMPT = [(7 * place + 1) % 1500 for place in range(300)]
 
 
 def device(settings: Settings | None = None, slot_tokens: int = 1024) -> Device:
-    return Device(settings or Settings(), num_slots=4, slot_tokens=slot_tokens, chunk_tokens=128, low=LOW, high=HIGH)
+    return Device(settings or Settings(), DeviceShape(4, slot_tokens, chunk_tokens=128, low=LOW, high=HIGH))
 
 
 def prefill(target: Device, table: list[int], prompt: list[int], cached: int = 0) -> int:

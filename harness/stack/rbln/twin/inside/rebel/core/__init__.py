@@ -1,1 +1,1 @@
-"""The part of the runtime that torch.compile calls."""
+"""The modules of the runtime that torch.compile calls."""

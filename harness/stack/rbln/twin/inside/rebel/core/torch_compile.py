@@ -1,5 +1,5 @@
 # pyright: basic, reportMissingImports=false
-"""The backend that torch.compile is given for the sampler: runs the traced graph as it is, on the CPU."""
+"""The backend of torch.compile for the sampler: runs the traced graph unchanged, on the CPU."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ import torch
 
 
 def rbln_backend(graph: torch.fx.GraphModule, inputs: Sequence[Any], **_: object) -> Callable[..., Any]:
-    """The graph itself, uncompiled."""
+    """The graph, uncompiled."""
     del inputs
     return graph.forward
