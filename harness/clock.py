@@ -108,25 +108,6 @@ class ScaledClock:
             await _yield_s(remaining_ns / self.scale / NS_PER_S)
 
 
-class VirtualClock:
-    """A clock that jumps: waiting moves it, nothing else does. For tests and the simulator's drivers."""
-
-    scale = 1.0
-
-    def __init__(self, start_ns: int = 0) -> None:
-        self._now_ns = start_ns
-
-    def now_ns(self) -> int:
-        return self._now_ns
-
-    def sleep_until_ns(self, deadline_ns: int) -> None:
-        self._now_ns = max(self._now_ns, deadline_ns)
-
-    async def wait_until_ns(self, deadline_ns: int) -> None:
-        self._now_ns = max(self._now_ns, deadline_ns)
-        await _yield_s(0)
-
-
 class DeadlineTimer:
     """An absolute CLOCK_MONOTONIC deadline as a file descriptor that epoll and asyncio can wait for; Linux only.
 

@@ -15,7 +15,6 @@ from harness.clock import (
     DeadlineTimer,
     MonotonicClock,
     ScaledClock,
-    VirtualClock,
     clock_for,
     monotonic_ns,
     realtime_minus_monotonic_ns,
@@ -63,14 +62,6 @@ def test_sleepers_and_waiting_tasks_wake_at_their_deadline_or_after(clock: Monot
         deadline_ns = clock.now_ns() + wait_ns
         asyncio.run(clock.wait_until_ns(deadline_ns))
         assert clock.now_ns() >= deadline_ns
-
-
-def test_a_virtual_clock_jumps_to_what_is_waited_for_and_never_back() -> None:
-    clock = VirtualClock(5)
-    clock.sleep_until_ns(90)
-    assert clock.now_ns() == 90
-    asyncio.run(clock.wait_until_ns(40))
-    assert clock.now_ns() == 90
 
 
 def test_the_offset_of_realtime_places_a_monotonic_stamp_in_the_calendar() -> None:

@@ -85,11 +85,6 @@ def records_from(record: type[Record], rows: Sequence[tuple[int, ...]]) -> Recor
     return records
 
 
-def end_to_end(parts: Sequence[Records[Record]]) -> Records[Record]:
-    """Tables of the same record, one after another."""
-    return cast("Records[Record]", np.concatenate(cast("Sequence[npt.NDArray[np.void]]", parts)))
-
-
 def sums(record: type[Record], records: Records[Record]) -> dict[str, int]:
     """The sum of each field over a table, as Python integers."""
     table = cast("npt.NDArray[Any]", records).view(np.int64).reshape(len(records), -1)

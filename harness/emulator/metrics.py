@@ -30,7 +30,7 @@ from harness.clock import NS_PER_S
 from harness.emulator.core import EngineRequest, StepEnd
 from harness.emulator.recorded import recorded
 from harness.engine import DECODE, IDLE, PREFILL, EngineConfig
-from harness.engine.settings import settings_of
+from harness.engine.config import settings_of
 from harness.stack.rbln.dialect import dialect_of
 
 PREEMPTIONS_PER_REQUEST = "request_num_preemptions"

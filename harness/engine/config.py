@@ -1,23 +1,41 @@
-"""What the engine must know of a server: its limit, its buckets, its KV slots, and the rules it follows.
+"""What the engine must know of a server: its shape and rules, the settings requested and in force, its fresh tables.
 
-Frozen and checked once; nothing here depends on time or on requests.
+Settings in force hold keys of a ServerSpec with the values that a server showed (``usable_kv_slots`` may stand for
+``kv_slots``); a key that nobody showed is absent. Nothing here depends on time or on requests.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import Any
 
+import numpy as np
+
+from harness.compiled.records import IntArray, Records, new_records, record_fields, records_of
+from harness.engine.state import EVENT_HEADER, Block, EngineState, Eviction, Place, Prefix, Row, Server, Slot
 from harness.errors import SpecError
+from harness.spec import ServerShape, ServerSpec
 from harness.stack.rbln.kv_rules import AUTO, RULE_SETS, RuleSet, check_active_limit, rule_set
-
-if TYPE_CHECKING:
-    from harness.spec import ServerShape, ServerSpec
 
 PREFILL_CHUNK_TOKENS = 128
 """Tokens of one prefill device call on RBLN-CA; also the size of an inner block. Source: vllm-rbln 0.11.1."""
+HARNESS_KEYS = frozenset({"start_timeout_s", "stop_grace_s", "port", "device_metrics_url", "declared", "api_key_env"})
+"""Keys of a ServerSpec for the harness alone: the server never sees them."""
+ENGINE_KEYS = frozenset(
+    {
+        "max_num_seqs",
+        "decode_buckets",
+        "kv_slots",
+        "slot_tokens",
+        "prefix_caching",
+        "rules",
+        "max_active_seqs",
+        "cost_model",
+    }
+)
+"""Keys that the engine uses: all settings of a simulated or emulated server."""
 
 
 @dataclass(frozen=True)
@@ -165,3 +183,133 @@ def check_buckets(buckets: Sequence[int], max_num_seqs: int) -> None:
             where="engine",
             hint="Add the limit to the bucket set",
         )
+
+
+def requested_settings(server: ServerSpec) -> dict[str, Any]:
+    """Every requested setting of a server as JSON values without secrets, with defaults filled in."""
+    return {
+        **server.model_dump(mode="json", exclude=set(HARNESS_KEYS)),
+        "kv_slots": server.num_kv_slots,
+        "max_active_seqs": server.max_active_seqs or server.max_num_seqs,
+        "rules": AUTO if server.rules == AUTO else rule_set(server.rules).name,
+    }
+
+
+def settings_of(config: EngineConfig, cost_model: str) -> dict[str, Any]:
+    """The settings that an engine really runs with. cost_model: the name by which its costs were loaded."""
+    return {
+        "max_num_seqs": config.max_num_seqs,
+        "decode_buckets": list(config.decode_buckets),
+        "kv_slots": config.kv_slots,
+        "slot_tokens": config.slot_tokens,
+        "prefix_caching": config.prefix_caching,
+        "rules": config.rules,
+        "max_active_seqs": config.active_limit,
+        "cost_model": cost_model,
+    }
+
+
+def keys_shown(in_force: Iterable[str]) -> frozenset[str]:
+    """The keys of a ServerSpec whose values these facts show."""
+    keys = frozenset(in_force)
+    return keys | {"kv_slots"} if "usable_kv_slots" in keys else keys
+
+
+def changed_keys(server: ServerSpec) -> frozenset[str]:
+    """Settings whose value is not the default's."""
+    table, usual = server.model_dump(), ServerSpec().model_dump()
+    return frozenset(key for key, value in table.items() if value != usual[key]) - HARNESS_KEYS
+
+
+def differences(server: ServerSpec, in_force: Mapping[str, Any], keys: Set[str]) -> list[str]:
+    """ "kv_slots: requested 12, in force 8", for each of ``keys`` that is in force otherwise than requested."""
+    differing: list[str] = []
+    requested = requested_settings(server)
+    for key in sorted(requested.keys() & keys):
+        name, wanted = key, requested[key]
+        if key == "kv_slots" and key not in in_force:
+            name, wanted = "usable_kv_slots", _usable_slots(server, in_force.get("partition_tokens"))
+        if name in in_force and wanted != in_force[name] and not (key == "rules" and wanted == AUTO):
+            differing.append(f"{name}: requested {wanted}, in force {in_force[name]}")
+    return differing
+
+
+def _usable_slots(server: ServerSpec, partition_tokens: int | None) -> int:
+    """Slots that requests can hold. partition_tokens: of one slot, where a request spans several."""
+    slots_per_seq = -(-server.slot_tokens // (partition_tokens or server.slot_tokens))
+    return usable_slots(server.physical_slots(slots_per_seq), server.max_num_seqs, slots_per_seq)
+
+
+def new_state(
+    config: EngineConfig, num_rows: int, *, with_events: bool = False, evicts_by_last_use: bool = False
+) -> EngineState:
+    """The state of a fresh server with room for ``num_rows`` requests alive at once.
+
+    evicts_by_last_use: whatever the rules say, slots leave by last use (an ablation).
+    """
+    limit, num_slots = config.max_num_seqs, config.num_usable_slots
+    block_tokens = config.block_tokens if config.prefix_caching else config.slot_tokens
+    blocks_per_slot = config.region_tokens // block_tokens
+    blocks_per_seq, slots_per_seq = config.slot_tokens // block_tokens, config.slots_per_seq
+    num_blocks = num_slots * blocks_per_slot if config.has_inner_blocks else 0
+    table_size = 1 << max(4, (2 * num_blocks - 1).bit_length())
+    event_room = 0
+    if with_events:
+        # One step allocates once or preempts at most everyone; each eviction logs its blocks and the inactive slots.
+        evictions = slots_per_seq * (1 + limit) + limit + 1
+        event_room = evictions * (2 * EVENT_HEADER + blocks_per_slot + num_slots + 2)
+        event_room += (limit + 2) * (4 * EVENT_HEADER + 3 * blocks_per_seq + 4 * slots_per_seq)
+    state = EngineState(
+        server=_fresh_server(config, block_tokens, num_blocks, table_size - 1),
+        rows=new_records(Row, num_rows),
+        places=new_records(Place, limit),
+        slots=new_records(Slot, num_slots),
+        blocks=new_records(Block, num_blocks + 1),
+        prefix=new_records(Prefix, max(blocks_per_seq, slots_per_seq)),
+        evicted=new_records(Eviction, num_slots + slots_per_seq + limit),
+        buckets=_zeros(table_size),
+        seat_blocks=_zeros(limit, blocks_per_seq),
+        seat_slots=_zeros(limit, slots_per_seq),
+        slot_blocks=_zeros(num_slots, blocks_per_slot),
+        events=_zeros(event_room),
+    )
+    state.server["has_events"][:] = with_events
+    if evicts_by_last_use:
+        state.server["evicts_by_last_use"][:] = 1
+    # As `steps.reset` leaves them.
+    state.slots["free"][:] = np.arange(num_slots)
+    state.places["free_seat"][:] = np.arange(limit)[::-1]
+    return state
+
+
+def _fresh_server(config: EngineConfig, block_tokens: int, num_blocks: int, table_mask: int) -> Records[Server]:
+    rules, num_slots = config.rule_set, config.num_usable_slots
+    scalars: dict[str, int] = {
+        "limit": config.max_num_seqs,
+        "active_limit": config.active_limit,
+        "num_slots": num_slots,
+        "block_tokens": block_tokens,
+        "blocks_per_slot": config.region_tokens // block_tokens,
+        "max_model_len": config.slot_tokens,
+        "is_full": config.is_full,
+        "is_caching": config.prefix_caching,
+        "num_blocks": num_blocks,
+        "table_mask": table_mask,
+        # Flags of the rules that compiled functions read have the same names there.
+        **{name: value for name, value in vars(rules).items() if name in record_fields(Server)},
+        "wait_head": -1,
+        "wait_tail": -1,
+        "free_blocks": num_blocks,
+        # Blocks never handed out are not linked: they precede every freed block, in ascending order.
+        "fresh_block": 1,
+        "fifo_head": -1,
+        "fifo_tail": -1,
+        "free_slots": num_slots,
+        "free_seats": config.max_num_seqs,
+        "dummy_slot": -1,
+    }
+    return records_of(Server, dict(scalars), 2)
+
+
+def _zeros(*shape: int) -> IntArray:
+    return np.zeros(shape, dtype=np.int64)

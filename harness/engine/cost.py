@@ -19,7 +19,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from harness.compiled.records import IntArray
 from harness.engine.config import PREFILL_CHUNK_TOKENS, EngineConfig
-from harness.engine.units import FS_PER_MS, FS_PER_NS, FS_PER_S, FS_PER_US
+from harness.engine.state import FS_PER_NS
 from harness.errors import SpecError
 from harness.shipped import shipped_folder, shipped_names
 
@@ -28,6 +28,9 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+FS_PER_US = 1_000 * FS_PER_NS
+FS_PER_MS = 1_000 * FS_PER_US
+FS_PER_S = 1_000 * FS_PER_MS
 LARGEST_FS = 10**15
 """A coefficient above one second is a slip of units; it also keeps every sum far inside int64."""
 LARGEST_EXPONENT = 60

@@ -13,9 +13,8 @@ import numpy as np
 
 from harness.compiled.records import IntArray, new_records, record_as_dict, record_fields
 from harness.engine import entrypoints
-from harness.engine.config import PREFILL_CHUNK_TOKENS, EngineConfig
+from harness.engine.config import PREFILL_CHUNK_TOKENS, EngineConfig, new_state
 from harness.engine.cost import CostModel, fs_to_ns
-from harness.engine.memory import new_state
 from harness.engine.state import (
     EV_CACHE_HIT,
     EV_CACHE_PARTIAL,
@@ -133,13 +132,11 @@ class Scheduler:
         max_tokens: int,
         block_keys: IntArray | Sequence[int],
         stop_tokens: int | None = None,
-        session: int | None = None,
     ) -> None:
         """Queue a request at the tail.
 
         block_keys: shape (>= floor(prompt_tokens / block),), chain keys of the prompt's full blocks, int64.
         stop_tokens: the true output length when the model stops before max_tokens; admission never reads it.
-        session: who re-arrives, for the paper's rules only; default: the first block key stands for the session.
         Raises PlanError when the prompt does not fit a slot or a handle is in use.
         """
         if request < 0 or request in self._rows:
@@ -158,9 +155,8 @@ class Scheduler:
             )
         row = self._new_row(request)
         self._keys[row] = keys
-        if session is None:
-            # Distinct per request when there is no block to share.
-            session = int(keys[0]) if len(keys) else -2 - request
+        # Only the paper's rules ask for the session: its first block stands for it, where there is a block.
+        session = int(keys[0]) if len(keys) else -2 - request
         entrypoints.submit(
             self._state, row, prompt_tokens, max_tokens, max_tokens if stop_tokens is None else stop_tokens, session
         )

@@ -9,6 +9,9 @@ from typing import NamedTuple
 
 from harness.compiled.records import IntArray, Records
 
+# Costs are summed in femtoseconds before the one rounding to nanoseconds.
+FS_PER_NS = 1_000_000
+
 # Kinds of steps.
 STEP_IDLE = 0
 STEP_PREFILL = 1
@@ -24,9 +27,7 @@ SLOT_INACTIVE = 0
 SLOT_ACTIVE = 1
 SLOT_PENDING = 2
 
-# Block.hashed; the last two only while a look-up moves what it matched.
-UNHASHED = 0
-HASHED = 1
+# Block.hashed is 0 or 1; these two only while a look-up moves the blocks that it matched.
 HASHED_MATCHED = 2
 HASHED_UNLINKED = 3
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from harness.engine.settings import HARNESS_KEYS, changed_keys, differences, keys_shown, requested_settings
+from harness.engine.config import HARNESS_KEYS, changed_keys, differences, keys_shown, requested_settings
 from harness.errors import ServerError, SpecError
 from harness.experiment import PlannedRun
 from harness.kinds import BackendKind, kind_named

@@ -25,8 +25,7 @@ from harness.emulator.metrics import ServerMetrics
 from harness.emulator.model import ContextHash
 from harness.emulator.virtual import Act, VirtualDriver
 from harness.engine import DECODE, PREFILL, CostModel, EngineConfig, KvEvent, Scheduler, Step
-from harness.engine.config import PREFILL_CHUNK_TOKENS
-from harness.engine.settings import settings_of
+from harness.engine.config import PREFILL_CHUNK_TOKENS, settings_of
 from harness.experiment import PlannedRun
 from harness.kinds import kind_named
 from harness.plan import BlockKeys, Plan, RequestPlan

@@ -15,9 +15,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from harness.clock import NS_PER_S
 from harness.compiled.records import Records, record_as_dict
 from harness.engine.config import EngineConfig
-from harness.engine.cost import CostModel, check_magnitudes, to_fs
+from harness.engine.cost import FS_PER_S, CostModel, check_magnitudes, to_fs
 from harness.engine.state import STEP_DECODE
-from harness.engine.units import FS_PER_S
 from harness.errors import HarnessError
 from harness.sim.kernel import arrays as layout
 from harness.sim.predict.draws import Perturbation, draw, outcome_of_plan, run_draws

@@ -15,9 +15,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from harness.compiled.records import Records, record_as_dict, record_fields, records_from
-from harness.engine.config import EngineConfig
+from harness.engine.config import EngineConfig, new_state
 from harness.engine.cost import CostModel, load_cost_model
-from harness.engine.memory import new_state
 from harness.engine.scheduler import CALLERS, STEP_KINDS
 from harness.engine.steps import FAR
 from harness.errors import PlanError

@@ -43,7 +43,7 @@ KIND = """    BackendKind(
 BACKEND = """
 from dataclasses import dataclass
 
-from harness.engine.settings import ENGINE_KEYS
+from harness.engine.config import ENGINE_KEYS
 from harness.kinds import KINDS, BackendKind
 from harness.server.doctor import Check
 from harness.runner.backends.base import Backend

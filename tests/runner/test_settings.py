@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from harness.cli import app
 from harness.engine import EngineConfig
-from harness.engine.settings import ENGINE_KEYS, HARNESS_KEYS
+from harness.engine.config import ENGINE_KEYS, HARNESS_KEYS
 from harness.errors import SpecError
 from harness.experiment import resolve
 from harness.kinds import KINDS

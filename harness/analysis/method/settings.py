@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from harness.engine.settings import HARNESS_KEYS, changed_keys, differences, keys_shown, requested_settings
+from harness.engine.config import HARNESS_KEYS, changed_keys, differences, keys_shown, requested_settings
 from harness.kinds import kind_of_run
 from harness.records import Finding, Manifest
 from harness.records.facts import table_at

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from harness.client.target import Endpoint, endpoint_of
-from harness.engine.settings import requested_settings
+from harness.engine.config import requested_settings
 from harness.errors import ServerError
 from harness.experiment import PlannedRun
 from harness.kinds import KINDS, BackendKind

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-from harness.engine.settings import ENGINE_KEYS
+from harness.engine.config import ENGINE_KEYS
 from harness.errors import SpecError
 from harness.experiment import PlannedRun
 from harness.kinds import BackendKind
@@ -35,7 +35,7 @@ class Backend(ABC):
     refused, and a run that does not show these after all is INVALID."""
 
     def in_force(self, server: ServerSpec) -> Mapping[str, Any]:
-        """Settings in force that are known before the first run, as ``harness.engine.settings`` has them."""
+        """Settings in force that are known before the first run, as ``harness.engine.config`` has them."""
         del server
         return {}
 

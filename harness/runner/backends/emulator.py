@@ -10,7 +10,7 @@ import sys
 from dataclasses import dataclass
 from typing import ClassVar
 
-from harness.engine.settings import ENGINE_KEYS
+from harness.engine.config import ENGINE_KEYS
 from harness.kinds import KINDS, BackendKind
 from harness.records import Observation, layout
 from harness.runner.backends.base import LaunchOptions, ServerBackend

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from harness.engine import EngineConfig
-from harness.engine.settings import ENGINE_KEYS
+from harness.engine.config import ENGINE_KEYS
 from harness.errors import SpecError
 from harness.experiment import PlannedRun
 from harness.kinds import KINDS, BackendKind

@@ -16,9 +16,8 @@ from typing import NamedTuple
 import numpy as np
 
 from harness.compiled.records import IntArray, sums
-from harness.engine.config import EngineConfig
+from harness.engine.config import EngineConfig, new_state
 from harness.engine.cost import CostModel, load_cost_model
-from harness.engine.memory import new_state
 from harness.engine.state import EngineState
 from harness.engine.steps import FAR
 from harness.errors import PlanError, SpecError

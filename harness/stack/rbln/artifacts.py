@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from harness.engine.settings import requested_settings
+from harness.engine.config import requested_settings
 from harness.errors import SpecError
 from harness.spec import ServerSpec
 from harness.stack.rbln.devices import DeviceReport

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from harness.clock import VirtualClock
 from harness.errors import ServerError
 from harness.runner import run_experiment
 from harness.server.process import free_port
@@ -28,6 +27,7 @@ from harness.stack.rbln.device_watch import (
     read_exporter,
     total_power_w,
 )
+from tests.support.clocks import VirtualClock
 
 LABELS = (
     'name="RBLN-CA25",uuid="u{0}",sid="A1",deviceID="1250",hostname="h",driver_version="3.2.2",firmware_version="1"'

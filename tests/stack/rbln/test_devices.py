@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from harness.clock import VirtualClock
 from harness.errors import ServerError
 from harness.stack.rbln.device_watch import DeviceWatch, from_driver, total_power_w
 from harness.stack.rbln.devices import Device, parse_devices, read_devices, readings, require_idle
+from tests.support.clocks import VirtualClock
 
 # Keys and units as public readers of the format describe them, for two generations of drivers.
 NEWER: dict[str, Any] = {
