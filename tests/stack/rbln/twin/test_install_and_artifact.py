@@ -64,7 +64,7 @@ def test_a_python_without_a_cpu_build_of_torch_is_named_with_the_way_out() -> No
         choose_python(sys.executable, ["torch==0.0.1", "--no-index"], on_progress=lambda _: None)
 
 
-def test_no_network_is_messages_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_network_is_named_as_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (*NOWHERE, ("PIP_RETRIES", "1")):
         monkeypatch.setenv(name, value)
     with pytest.raises(TwinInstallError, match=r"pip cannot reach its index\. Check the network"):
@@ -92,7 +92,7 @@ def test_an_interpreter_that_does_not_run_is_named() -> None:
         choose_python("/no/python", [], on_progress=lambda _: None)
 
 
-def test_too_little_disk_is_messages_with_both_sizes(tmp_path: Path) -> None:
+def test_too_little_disk_is_refused_with_both_sizes(tmp_path: Path) -> None:
     with pytest.raises(
         TwinInstallError, match=r"MiB free on this disk, the twin needs 1,000,000,000\. Free .* MiB, or choose"
     ):
@@ -124,8 +124,8 @@ def test_the_installed_stack_is_the_released_one(twin: TwinEnvironment) -> None:
     assert check_released_files(twin) > 3000
 
 
-def test_an_unknown_version_is_refused_with_those_there_are(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match=r"9\.9\.9: is not a version this release has locked\. Choose 0\.11\.1, "):
+def test_an_unknown_version_is_refused_with_the_known_versions(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"9\.9\.9: is not a version with a lock file in this release\. Choose 0\.11\.1, "):
         install_twin(tmp_path, version="9.9.9", on_progress=lambda _: None)
 
 
