@@ -153,7 +153,9 @@ def test_an_environment_without_vllm_rbln_is_refused(tmp_path: Path, environment
     write_artifact(tmp_path / "artifact")
     del environment
     other = write_environment(tmp_path / "other", versions={"vllm": "0.22.0"})
-    with pytest.raises(ServerError, match=r"vllm is there, vllm-rbln is not\. pip install vllm-rbln, of the release"):
+    with pytest.raises(
+        ServerError, match=r"vllm is installed, vllm-rbln is not\. pip install vllm-rbln, of the release"
+    ):
         _launch(tmp_path, other)
 
 
