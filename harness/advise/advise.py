@@ -1,29 +1,32 @@
-"""The smallest change that captures the gain: slots or buckets first by what is lost, both only where it pays.
+"""Proposes the smallest change that captures most of the predicted gain, and writes the experiment that validates it.
 
-Slots are added until another step no longer helps; buckets are searched at the chosen slots. Every candidate is judged
-on new draws of the baseline's workload.
+Slots or buckets come first by what the baseline loses, both only where that pays. Every candidate is judged on new
+draws of the baseline's workload. Nothing is run or frozen here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import tomli_w
+
 from harness.advise.diagnose import Diagnosis, diagnose
-from harness.advise.experiment import write_experiment
-from harness.errors import SpecError
+from harness.errors import RecordsError, SpecError
 from harness.plan.seeds import derive_seed
 from harness.records import SealedRun
 from harness.sim.predict.intervals import Prediction, predict
 from harness.sim.search.run import search
 from harness.sim.search.space import DrawsSpec, SpaceSpec
-from harness.spec import ExperimentSpec, ServerShape, WorkloadSpec
+from harness.spec import ExperimentSpec, ServerShape, ServerSpec, WorkloadSpec
 
 ENOUGH = 0.8
 """A smaller change is proposed when it keeps this share of the largest predicted saving."""
+REPLICATES = 3
+"""Fewest replicates of a validation."""
 SEED_RANGE = 2**31
 
 
@@ -41,9 +44,9 @@ class Step:
 
 @dataclass(frozen=True)
 class Advice:
-    """A diagnosis, the changes that were tried from small to large, the one proposed (None: leave it), and files.
+    """A diagnosis, the changes tried from small to large, the proposed change (None: keep the baseline), and the files.
 
-    ladder: numbers of slots tried, with the ratio each gave to the one before; the last one no longer helped.
+    ladder: numbers of slots tried, each with its predicted ratio to the number before; the last no longer helped.
     """
 
     diagnosis: Diagnosis
@@ -55,7 +58,7 @@ class Advice:
     criteria: Path | None
 
     def lines(self) -> Iterator[str]:
-        """The advice for people."""
+        """The advice as lines of text."""
         yield from self.diagnosis.lines()
         first = (
             "slots first: lost reuse costs more than padding"
@@ -63,19 +66,18 @@ class Advice:
             else ("buckets first: most reuse is kept, padding costs more")
         )
         yield f"order: {first}"
-        for slots, found in self.ladder:
-            verdict = "helps" if found.is_told_apart and found.high < 1 else "no longer helps: stop adding slots"
-            yield f"  {slots} slots: {found.low:.4f} to {found.high:.4f} of the cost with the slots before; {verdict}"
+        for slots, ratio in self.ladder:
+            verdict = "helps" if ratio.is_told_apart and ratio.high < 1 else "no longer helps: stop adding slots"
+            yield f"  {slots} slots: {ratio.low:.4f} to {ratio.high:.4f} of the cost with the slots before; {verdict}"
         for step in self.steps:
-            found = step.prediction
-            told = "" if found.is_told_apart else ", not told apart from the baseline"
-            level = f"{found.level:.0%}"
+            ratio = step.prediction
+            note = "" if ratio.is_told_apart else ", no difference from the baseline shown"
             yield (
-                f"  {step.name:<18} {found.candidate.label:<28} predicted {found.mean:.4f} "
-                f"({level} {found.low:.4f} to {found.high:.4f}{told})"
+                f"  {step.name:<18} {ratio.candidate.label:<28} predicted {ratio.mean:.4f} "
+                f"({ratio.level:.0%} {ratio.low:.4f} to {ratio.high:.4f}{note})"
             )
         if self.proposal is None:
-            yield "proposal: keep the baseline; no change is told apart from it"
+            yield "proposal: keep the baseline; no change differs from it"
             return
         candidate = self.proposal.prediction.candidate
         device = self.space.device
@@ -107,21 +109,20 @@ def advise(runs: Sequence[SealedRun], output: Path, *, condition: str = "", spac
     proposal = smallest_enough(steps, is_reuse_first=diagnosis.is_reuse_first)
     if proposal is None:
         return Advice(diagnosis, chosen, steps, ladder, None, None, None)
-    # A proposal that changes both is measured beside its part, so that the validation shows what the rest adds.
+    # A proposal that changes both is measured beside its first part, to show what the second part adds.
     part = next((step for step in steps if step is not proposal and step.name.startswith("slots")), None)
     others = (part,) if part is not None and proposal.name == "slots and buckets" else ()
-    files = write_experiment(
-        output,
+    validation = Validation(
         experiment,
         diagnosis.server,
         {step.name.replace(" ", "-"): step.prediction.candidate for step in (*others, proposal)},
-        seed=derive_seed(experiment.base_seed, "advise/validation") % SEED_RANGE,
+        derive_seed(experiment.base_seed, "advise/validation") % SEED_RANGE,
     )
-    return Advice(diagnosis, chosen, steps, ladder, proposal, *files)
+    return Advice(diagnosis, chosen, steps, ladder, proposal, *validation.write(output))
 
 
 def default_space(experiment: ExperimentSpec, diagnosis: Diagnosis) -> SpaceSpec:
-    """New draws of the measured workload; the baseline's limit; slots and buckets around what it has."""
+    """New draws of the measured workload, the baseline's max_num_seqs, and slots and buckets around the baseline's."""
     server = diagnosis.server
     condition = next(one for one in experiment.condition if one.name == diagnosis.condition)
     workload = experiment.workload_of(condition)
@@ -172,7 +173,7 @@ def users_of(workload: WorkloadSpec) -> tuple[int, int]:
 
 
 def slot_ladder(space: SpaceSpec) -> tuple[tuple[int, Prediction], ...]:
-    """More slots with the baseline's buckets, rung by rung, until one is not told apart from the one before."""
+    """More and more slots with the baseline's buckets, until another step makes no difference."""
     base = space.baseline.shape
     sizes = {place for place in space.kv_slots if not isinstance(place, str) and place > base.kv_slots}
     rungs: list[tuple[int, Prediction]] = []
@@ -190,7 +191,7 @@ def slot_ladder(space: SpaceSpec) -> tuple[tuple[int, Prediction], ...]:
 
 
 def _steps(space: SpaceSpec, ladder: Sequence[tuple[int, Prediction]]) -> tuple[Step, ...]:
-    """Slots alone, buckets alone, both; each the best of its kind."""
+    """The best change of slots alone, of buckets alone, and of both."""
     base = space.baseline.shape
     helped = [slots for slots, found in ladder if found.is_told_apart and found.high < 1]
     steps: list[Step] = []
@@ -219,9 +220,109 @@ def best_buckets(space: SpaceSpec, slots: int) -> tuple[int, ...]:
 
 
 def smallest_enough(steps: Sequence[Step], *, is_reuse_first: bool) -> Step | None:
-    """The smallest step, by priority, that is told apart from the baseline and keeps most of the best saving."""
+    """The smallest step, by priority, that differs from the baseline and keeps most of the best saving."""
     order = ("slots", "buckets") if is_reuse_first else ("buckets", "slots")
     by_size = sorted(steps, key=lambda step: order.index(step.name) if step.name in order else len(order))
     good = [step for step in by_size if step.prediction.is_told_apart and step.saving > 0]
     most = max((step.saving for step in good), default=0.0)
     return next((step for step in good if step.saving >= ENOUGH * most), None)
+
+
+@dataclass(frozen=True)
+class Validation:
+    """The experiment that would validate a proposal, on new inputs. proposed: by the name of their condition."""
+
+    measured: ExperimentSpec
+    server: ServerSpec
+    proposed: Mapping[str, ServerShape]
+    seed: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.measured.name}-validation"[:64]
+
+    def write(self, folder: Path) -> tuple[Path, Path]:
+        """Write (experiment file, criteria file); raises RecordsError when the disk refuses."""
+        experiment, criteria = folder / f"{self.name}.toml", folder / f"{self.name}-criteria.toml"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            criteria.write_text(self._criteria(), encoding="utf-8")
+            experiment.write_text(self._experiment(criteria), encoding="utf-8")
+        except OSError as error:
+            raise RecordsError(
+                f"cannot be written ({error.strerror})", where=str(folder), hint="Choose another"
+            ) from error
+        return experiment, criteria
+
+    def _experiment(self, criteria: Path) -> str:
+        measured, base = self.measured, self.server.shape
+        parts = {
+            "workload": measured.workload,
+            "server": self.server,
+            "client": measured.client,
+            "limits": measured.limits,
+        }
+        written = {
+            key: part.model_dump(mode="json", exclude_defaults=True, exclude_none=True) for key, part in parts.items()
+        }
+        table = {
+            "name": self.name,
+            "title": f"Validation of a change to {measured.name}",
+            "question": "Does the proposed configuration save what the simulator promises?",
+            "backend": measured.backend,
+            "time_scale": measured.time_scale,
+            "replicates": max(REPLICATES, measured.replicates),
+            "base_seed": self.seed,
+            "baseline": "baseline",
+            "rules": [str(criteria)],
+            **{key: keys for key, keys in written.items() if keys or key in ("workload", "server")},
+            "condition": [
+                {"name": "baseline"},
+                *(
+                    {"name": condition, **({"server": changes} if (changes := _changes(candidate, base)) else {})}
+                    for condition, candidate in self.proposed.items()
+                ),
+            ],
+        }
+        proposed = "; ".join(candidate.label for candidate in self.proposed.values())
+        return (
+            f"# Written by `harness advise` from the sealed runs of {measured.name!r}: "
+            "new inputs of the same workload.\n"
+            f"# Baseline {base.label}; proposed: {proposed}.\n"
+            f"{tomli_w.dumps(table)}"
+        )
+
+    def _criteria(self) -> str:
+        table = {
+            "name": f"{self.name}-criteria"[:64],
+            "version": 1,
+            "kind": "cost-validation",
+            "source": "paper 4-3",
+            "question": "Is the predicted cost ratio right, and on the right side of 1?",
+            "conditions": list(self.proposed),
+            "min_replicates": REPLICATES,
+            "tolerance": "revised",
+            "tau0": 0.02,
+            "max_error": 0.03,
+            "equivalence_band": [0.98, 1.02],
+        }
+        head = "# The paper's criteria of cost validation, for the proposed conditions; freeze before measuring.\n"
+        return head + tomli_w.dumps(table)
+
+
+def _changes(candidate: ServerShape, base: ServerShape) -> dict[str, Any]:
+    """Keys of [server] in which a proposal differs from the baseline."""
+    sides = [
+        {
+            "decode_buckets": one.decode_buckets,
+            "max_num_seqs": one.max_num_seqs,
+            "kv_slots": one.kv_slots,
+            # TOML has no null: without a lowered admission limit, the limit itself is written where they differ.
+            "max_active_seqs": one.max_active_seqs or one.max_num_seqs,
+        }
+        for one in (candidate, base)
+    ]
+    changes = {key: value for key, value in sides[0].items() if value != sides[1][key]}
+    if candidate.max_active_seqs is None and base.max_active_seqs is None:
+        changes.pop("max_active_seqs", None)
+    return changes

@@ -19,7 +19,7 @@ from harness.client.answer import Answer
 from harness.client.prompts import prompts_of
 from harness.client.rows import ChunkRows, RequestRows
 from harness.clock import NS_PER_MS
-from harness.plan.followers import Followers
+from harness.plan.model import Followers
 from harness.records.schema import ABORTED
 from harness.redact import REDACTED
 

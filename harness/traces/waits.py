@@ -102,7 +102,6 @@ def import_tracelab(
     *,
     name: str,
     tables: tuple[str, ...] = (),
-    excluded: Iterable[str] = HUMAN_TOOLS,
     max_malformed: int = 100,
 ) -> ImportSummary:
     """Write ``output``, a wait distribution called ``name``, from a release's JSONL, JSONL.gz or DuckDB file.
@@ -111,7 +110,7 @@ def import_tracelab(
     Raises SpecError when the file is unreadable, foreign, holds no usable call, or has more than ``max_malformed``
     unreadable lines; RecordsError when ``output`` cannot be written. Nothing is written then.
     """
-    summary = summarise_tracelab(source, tables=tables, excluded=excluded, max_malformed=max_malformed)
+    summary = summarise_tracelab(source, tables=tables, max_malformed=max_malformed)
     text = wait_file_text(summary, name)
     parse_waits(tomllib.loads(text), where=str(output))  # Never hand out a file that would be refused.
     files.write_atomic(output, iter([text.encode()]), what="the wait distribution")
@@ -122,7 +121,6 @@ def summarise_tracelab(
     source: Path,
     *,
     tables: tuple[str, ...] = (),
-    excluded: Iterable[str] = HUMAN_TOOLS,
     max_malformed: int = 100,
     max_pending: int = MAX_PENDING,
 ) -> ImportSummary:
@@ -133,7 +131,7 @@ def summarise_tracelab(
     is_database = is_duckdb(source)
     summary = ImportSummary(source.name, sha256_of(source))
     with LatencyCounts(max_pending) as counts:
-        calls = _Calls(summary, counts, frozenset(excluded))
+        calls = _Calls(summary, counts)
         if is_database:
             _count_duckdb(source, tables, calls)
         else:
@@ -154,7 +152,6 @@ class _Calls:
 
     summary: ImportSummary
     counts: LatencyCounts
-    excluded: frozenset[str]
 
     def add(self, tool: str, internal_ms: float | None, wall_ms: float | None, count: int = 1) -> None:
         """Count one tool call: the executor's latency where there is one, else the wall difference."""
@@ -167,7 +164,7 @@ class _Calls:
             summary.from_wall += count
         else:
             summary.from_none += count
-        if tool in self.excluded:
+        if tool in HUMAN_TOOLS:
             summary.excluded[tool] += count
         elif latency_ms is None:
             summary.missing[tool] += count

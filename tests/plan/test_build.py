@@ -92,7 +92,7 @@ def test_length_laws_are_obeyed() -> None:
     ),
 )
 def test_every_length_lies_within_its_law(seed: int, law: FixedLaw | UniformLaw | LognormalLaw) -> None:
-    from harness.plan.draws import draw_length
+    from harness.plan.build import draw_length
 
     assert law.minimum <= draw_length(law, random.Random(seed)) <= law.maximum
 

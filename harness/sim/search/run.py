@@ -1,7 +1,7 @@
-"""Searches a space: every candidate's figures into a ledger on disk, in chunks that survive whatever stops the search.
+"""Searches a space: the figures of every candidate go into a ledger on disk, in chunks that survive any interruption.
 
-Progress is the set of chunk files; resuming computes those that are missing. When the time given is too short, halving
-takes its place, and the result says what was not evaluated.
+Progress is the set of chunk files, and resuming computes the missing ones. When the budget is too short for all
+candidates, the search halves them successively, and the result states what was not evaluated.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -59,12 +59,12 @@ class Progress(NamedTuple):
 
 @dataclass(frozen=True)
 class Halving:
-    """What a search that was not exhaustive left out, and what speaks for those it kept.
+    """What a search that was not exhaustive left out, and the evidence for the candidates that it kept.
 
-    not_simulated: candidates drawn out before the first rung. partial: candidates per rung that were judged on a part
-    of the plans only. rank_correlations: of a rung's score with the next one's, among those kept. audited of the
-    candidates left out were drawn and judged in full; better of them beat the selected one. better_share_at_most: of
-    all left out, with 95 % confidence.
+    not_simulated: candidates excluded at random before the first rung. partial: for each rung, (plans, candidates that
+    were dropped after them). rank_correlations: of a rung's score with that of the next rung, among the candidates
+    kept. audited: candidates left out that were drawn at random and judged on all plans; better: how many of them beat
+    the selected one. better_share_at_most: upper bound of that share among all left out, with 95 % confidence.
     """
 
     not_simulated: int
@@ -120,13 +120,13 @@ class SearchResult:
 
 @dataclass
 class Searcher:
-    """One search on its way; see ``search``."""
+    """The search of a space, with its ledger in ``folder``."""
 
     space: SpaceSpec
     folder: Path
-    clock: Clock
-    run_chunks: ChunkRunner
+    run_chunks: ChunkRunner = compute_here
     on_progress: Callable[[Progress], None] | None = None
+    clock: Clock = field(default_factory=MonotonicClock)
     job: Job = field(init=False)
     space_json: str = field(init=False)
 
@@ -134,26 +134,58 @@ class Searcher:
         self.space_json = self.space.model_dump_json()
         self.job = job_of(self.space_json)
 
+    def search(self, budget_s: float | None = None) -> SearchResult:
+        """Judge every candidate and write the ledger; see ``search``."""
+        space, folder = self.space, self.folder
+        schedule = _open_folder(self, budget_s)
+        rungs = [Rung(*rung) for rung in schedule["rungs"]]
+        indices = _first_indices(self, schedule["first"])
+        passed: list[pa.Table] = []
+        for rung in rungs:
+            rows = self.run_rung(rung, len(rungs), indices)
+            passed.append(rows)
+            if not rung.is_last:
+                baseline = _baseline(self.job, rung).search
+                scores = score_rows(judged_rows(rows), "search", baseline, space.inputs.users, space)
+                indices = sorted(scores.ranked(space.score)[: rung.keep].tolist())
+        ledger = _merge(self, passed)
+        write_parquet(ledger, folder / "ledger.parquet")
+        judged = judged_rows(passed[-1])
+        if judged.num_rows == 0:
+            raise SpecError(
+                "no candidate meets the constraints",
+                where=space.name,
+                hint="See the column `excluded` of ledger.parquet",
+            )
+        baseline, evaluator = _baseline(self.job, rungs[-1]), self.job.evaluator
+        result = SearchResult(space, folder, ledger, judged, baseline, evaluator.num_simulated, None)
+        if len(rungs) == 1 and schedule["first"] is None:
+            return result
+        halving = _halving(self, rungs, passed, result)
+        return replace(result, num_simulations=evaluator.num_simulated, halving=halving)
+
     def run_rung(self, rung: Rung, rungs: int, indices: Sequence[int]) -> pa.Table:
-        """Every chunk of a rung: those on disk are read, the others are computed and written."""
+        """Every chunk of a rung: chunks on disk are read, the others are computed and written."""
         chunks = list(chunks_of(rung, indices, chunk_size(len(self.job.candidates))))
         missing = [chunk for chunk in chunks if not (self.folder / chunk.file_name).is_file()]
         done = len(indices) - sum(len(chunk.indices) for chunk in missing)
         began_ns, already = self.clock.now_ns(), done
-        self._tell(rung, rungs, done, len(indices), None)
+        self._report(Progress(rung.number, rungs, done, len(indices), None))
         for chunk, data in self.run_chunks(self.space_json, missing) if missing else ():
             with disk_errors(self.folder):
                 write_synced(self.folder / chunk.file_name, data)
             done += len(chunk.indices)
             spent_s = (self.clock.now_ns() - began_ns) / NS_PER_S
-            self._tell(rung, rungs, done, len(indices), spent_s / (done - already) * (len(indices) - done))
+            left_s = spent_s / (done - already) * (len(indices) - done)
+            self._report(Progress(rung.number, rungs, done, len(indices), left_s))
         return pa.concat_tables([read_chunk(self.folder / chunk.file_name, chunk) for chunk in chunks])
 
-    def _tell(self, rung: Rung, rungs: int, done: int, total: int, left_s: float | None) -> None:
+    def _report(self, progress: Progress) -> None:
         if self.on_progress is not None:
-            self.on_progress(Progress(rung.number, rungs, done, total, left_s))
+            self.on_progress(progress)
 
     def feasible(self) -> list[int]:
+        """Candidates that no constraint excludes."""
         space = self.space
         return [
             index
@@ -168,7 +200,6 @@ def search(
     *,
     budget_s: float | None = None,
     run_chunks: ChunkRunner = compute_here,
-    clock: Clock | None = None,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> SearchResult:
     """Judge every candidate of a space and leave the ledger in ``folder``; an earlier search there is continued.
@@ -176,33 +207,7 @@ def search(
     budget_s: exhaustive when that fits, else successive halving; decided once, and kept when the search is resumed.
     Raises SpecError when the folder holds another search, RecordsError when a chunk was damaged.
     """
-    searcher = Searcher(space, folder, clock or MonotonicClock(), run_chunks, on_progress)
-    schedule = _open_folder(searcher, budget_s)
-    rungs = [Rung(*rung) for rung in schedule["rungs"]]
-    indices = _first_indices(searcher, schedule["first"])
-    passed: list[pa.Table] = []
-    for rung in rungs:
-        rows = searcher.run_rung(rung, len(rungs), indices)
-        passed.append(rows)
-        if not rung.is_last:
-            scores = score_rows(
-                judged_rows(rows), "search", _baseline(searcher.job, rung).search, space.inputs.users, space
-            )
-            indices = sorted(scores.ranked(space.score)[: rung.keep].tolist())
-    ledger = _merge(searcher, passed)
-    write_parquet(ledger, folder / "ledger.parquet")
-    judged = judged_rows(passed[-1])
-    if judged.num_rows == 0:
-        raise SpecError(
-            "no candidate meets the constraints", where=space.name, hint="See the column `excluded` of ledger.parquet"
-        )
-    result = SearchResult(
-        space, folder, ledger, judged, _baseline(searcher.job, rungs[-1]), searcher.job.evaluator.num_simulated, None
-    )
-    if len(rungs) == 1 and schedule["first"] is None:
-        return result
-    halving = _account(searcher, rungs, passed, result)
-    return SearchResult(space, folder, ledger, judged, result.baseline, searcher.job.evaluator.num_simulated, halving)
+    return Searcher(space, folder, run_chunks, on_progress).search(budget_s)
 
 
 def judged_rows(rows: pa.Table) -> pa.Table:
@@ -227,7 +232,7 @@ def read_chunk(path: Path, chunk: Chunk) -> pa.Table:
 
 
 def _open_folder(searcher: Searcher, budget_s: float | None) -> dict[str, Any]:
-    """The schedule of the search in a folder: the one decided when it began, or a new one."""
+    """The schedule of the search in a folder: as decided when the search began, or a new schedule."""
     path = searcher.folder / "search.json"
     identity = {
         "format": FORMAT,
@@ -337,8 +342,8 @@ def _merge(searcher: Searcher, passed: Sequence[pa.Table]) -> pa.Table:
     return rows.sort_by("index").combine_chunks()
 
 
-def _account(searcher: Searcher, rungs: Sequence[Rung], passed: Sequence[pa.Table], result: SearchResult) -> Halving:
-    """What the halving left out, checked on a draw of it."""
+def _halving(searcher: Searcher, rungs: Sequence[Rung], passed: Sequence[pa.Table], result: SearchResult) -> Halving:
+    """What the halving left out, checked on a random sample of it."""
     job, space = searcher.job, searcher.space
     users = space.inputs.users
     partial: list[tuple[int, int]] = []

@@ -20,7 +20,7 @@ from harness.sim import simulate
 from harness.sim.search.chunks import Chunk, compute_here
 from harness.sim.search.evaluate import Evaluator, build_inputs, evaluator_of, nearest_rank
 from harness.sim.search.rank import pareto_front, sensitivity
-from harness.sim.search.run import Progress, search, share_at_most
+from harness.sim.search.run import Progress, Searcher, search, share_at_most
 from harness.sim.search.space import SpaceSpec, load_space, parse_space
 from harness.spec import ServerShape
 from harness.stack.rbln.kv_rules import RULE_SETS
@@ -299,7 +299,7 @@ class SlowClock:
 def test_a_short_budget_halves_and_says_what_was_left_out(tmp_path: Path) -> None:
     spec = space(max_num_seqs=[4, 6, 8], buckets={"most": 6})
     told: list[Progress] = []
-    result = search(spec, tmp_path, budget_s=40.0, clock=SlowClock(20_000_000_000), on_progress=told.append)
+    result = Searcher(spec, tmp_path, on_progress=told.append, clock=SlowClock(20_000_000_000)).search(40.0)
     halving = result.halving
     assert halving is not None
     assert 0 < len(result.ranked) < spec.count()
@@ -310,13 +310,13 @@ def test_a_short_budget_halves_and_says_what_was_left_out(tmp_path: Path) -> Non
     assert halving.not_simulated + sum(count for _, count in halving.partial) == left_out
     assert halving.audited == min(200, left_out)
     assert 0 < halving.better_share_at_most <= 1
-    again = search(spec, tmp_path, clock=SlowClock(1))
+    again = Searcher(spec, tmp_path, clock=SlowClock(1)).search()
     assert again.ledger.equals(result.ledger)
     assert told[-1].done == told[-1].total
 
 
 def test_a_generous_budget_is_exhaustive(tmp_path: Path) -> None:
-    assert search(space(), tmp_path, budget_s=1000.0, clock=SlowClock(1000)).halving is None
+    assert Searcher(space(), tmp_path, clock=SlowClock(1000)).search(1000.0).halving is None
 
 
 def test_of_none_in_sixty_at_most_five_percent_are_better() -> None:
