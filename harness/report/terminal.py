@@ -206,8 +206,8 @@ def _all_of(one: ServingFigures, summary: ExperimentSummary) -> RichTable:
             f"{', '.join(rates)} [ms{unit}]",
             summary,
         ),
-        "below a percentile: its 95 % t interval over runs, from three on; \u2264: what it does not exceed with 99 % "
-        f"confidence (early stopping of MLPerf's LoadGen), which needs {needed} requests",
+        "below a percentile: its 95 % interval over runs, from three runs and ten requests beyond it on; \u2264: what "
+        f"it does not exceed with 99 % confidence (early stopping of MLPerf's LoadGen), which needs {needed} requests",
     )
     table.add_column("metric", no_wrap=True)
     table.add_column("requests", no_wrap=True)
@@ -225,7 +225,7 @@ def _all_of(one: ServingFigures, summary: ExperimentSummary) -> RichTable:
 
 def _bounded(percentile: Percentile) -> tuple[str, str]:
     interval = percentile.interval
-    ends = "" if interval is None else f"\n{_ms(max(0.0, interval.low))}\u2013{_ms(interval.high)}"
+    ends = "" if interval is None else f"\n{_ms(interval.low)}\u2013{_ms(interval.high)}"
     return _ms(percentile.value) + ends, DASH if percentile.certified is None else _ms(percentile.certified)
 
 

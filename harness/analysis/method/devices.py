@@ -113,6 +113,25 @@ class DeviceEffect:
     interaction: Interaction | None = None
 
 
+def quantile_interval(samples: Sequence[FloatArray], runs: Sequence[Placed], q: float) -> Interval | None:
+    """Interval of a quantile of all values, whose samples are runs: over devices, where three or more made them."""
+    devices = {run.device for run in runs}
+    are_devices = len(devices) >= MIN_REPLICATES
+    groups: dict[object, list[FloatArray]] = {}
+    for sample, run in zip(samples, runs, strict=True):
+        groups.setdefault(run.device if are_devices else run.unit, []).append(sample)
+    joined = [np.concatenate(group) for group in groups.values()]
+    return stats.quantile_interval(joined, q, unit="devices" if are_devices else "runs")
+
+
+def positive_mean_interval(values: Sequence[float], runs: Sequence[Placed], *, unit: str) -> Interval | None:
+    """t interval of a mean that cannot be negative, on the log scale (delta method)."""
+    if not any(values):
+        return mean_interval(values, runs, unit=unit)
+    estimate = estimate_of(stats.log_mean_values(values).tolist(), runs)
+    return None if estimate is None else estimate._replace(unit=unit).interval()
+
+
 def effect_of(values: Sequence[float], runs: Sequence[Placed]) -> DeviceEffect | None:
     """A value of each run's block device by device; None where fewer than two devices made them."""
     if len({run.device for run in runs}) < 2:

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from harness.analysis.method.devices import mean_interval
+from harness.analysis.method.devices import positive_mean_interval, quantile_interval
 from harness.analysis.method.figures import place_of
 from harness.analysis.method.reconstruct import join_request_id, with_tokens
 from harness.analysis.method.stats import FloatArray, Interval, binomial_cdf, quantiles
@@ -69,7 +69,7 @@ class Latencies:
 
 @dataclass(frozen=True, slots=True)
 class Percentile:
-    """One percentile over all requests, ns. interval: of the runs' own, None below three runs.
+    """One percentile over all requests, ns. interval: None below three runs, or with too few requests beyond it.
 
     certified: the true percentile is at most this, with CONFIDENCE; None where too few requests were made.
     """
@@ -96,7 +96,7 @@ class Distribution:
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """A rate per second of model time: mean over runs, and its t interval, None below three runs."""
+    """A rate per second of model time: mean over runs, and its t interval on the log scale, None below three runs."""
 
     mean: float
     interval: Interval | None
@@ -300,7 +300,8 @@ def _gap_ns(one: Latencies, percentile: float) -> FloatArray:
 
 def _rate(amounts: Sequence[int], spans_s: Sequence[float], runs: Sequence[Latencies]) -> Rate:
     rates = [amount / span if span else 0.0 for amount, span in zip(amounts, spans_s, strict=True)]
-    return Rate(sum(rates) / len(rates), mean_interval(rates, runs, unit="runs"))
+    interval = positive_mean_interval(rates, runs, unit="runs")
+    return Rate(sum(rates) / len(rates) if interval is None else interval.estimate, interval)
 
 
 def _distributions(observed: Sequence[Latencies]) -> list[Distribution]:
@@ -335,16 +336,15 @@ def _distribution(metric: str, group: str, observed: Sequence[tuple[Latencies, F
     if not by_run:
         return None
     values = np.concatenate(by_run)
-    of_runs = zip(*(quantiles(own, QUANTILES) for own in by_run), strict=True)
     percentiles = tuple(
         Percentile(
             q,
             of_all,
-            mean_interval(of_each_run, runs, unit="runs"),
+            quantile_interval(by_run, runs, q),
             # Gaps of one answer follow each other: they are no independent draws.
             None if metric == "itl" else certified(values, q),
         )
-        for q, of_all, of_each_run in zip(QUANTILES, quantiles(values, QUANTILES), of_runs, strict=True)
+        for q, of_all in zip(QUANTILES, quantiles(values, QUANTILES), strict=True)
     )
     return Distribution(metric, group, len(values), percentiles)
 

@@ -24,6 +24,9 @@ DEFAULT_RESAMPLES = 10_000
 DEFAULT_LEVEL = 0.95
 # Below this a spread is not known: two values are no interval.
 MIN_REPLICATES = 3
+# Values expected beyond a quantile, below which its interval would end at the largest of few.
+MIN_BEYOND = 10
+ROUNDING = 1e-9
 # The paper's q95: linear between order statistics reproduces every printed one of Table S2; no other rule does.
 QUANTILE_METHOD = "linear"
 
@@ -189,6 +192,29 @@ def quantile(values: Iterable[float], q: float) -> float:
 def quantiles(values: FloatArray, at: Sequence[float]) -> list[float]:
     """Several quantiles by the same rule: the values are put in order once."""
     return np.quantile(values, at, method=QUANTILE_METHOD).tolist()
+
+
+def quantile_interval(
+    samples: Sequence[FloatArray], q: float, *, unit: str = "runs", level: float = DEFAULT_LEVEL
+) -> Interval | None:
+    """Interval of a quantile of all values together, whose samples (runs) are independent and whose values need not be.
+
+    The share of values up to the quantile has a t interval over the samples, on the logit scale; its ends, read off the
+    sorted values again, are the interval. It lies among the values and holds the quantile. None below MIN_REPLICATES
+    samples, or where fewer than MIN_BEYOND values are expected beyond the quantile.
+    Source: Woodruff (1952), Confidence intervals for medians and other position measures.
+    """
+    values = np.concatenate(samples)
+    if len(samples) < MIN_REPLICATES or len(values) * min(q, 1 - q) < MIN_BEYOND - ROUNDING:
+        return None
+    at = quantile(values, q)
+    excess = np.array([np.count_nonzero(sample <= at) - q * len(sample) for sample in samples])
+    error = float(excess.std(ddof=1)) * math.sqrt(len(samples)) / len(values)
+    half = t_quantile(level, len(samples) - 1) * error / (q * (1 - q))
+    shares = [1 / (1 + math.exp(-(math.log(q / (1 - q)) + side * half))) for side in (-1, 1)]
+    low, high = np.quantile(values, shares, method="weibull")
+    method = "t interval of the share below (Woodruff)"
+    return Interval(at, min(at, float(low)), max(at, float(high)), level, method, unit, len(samples), 0, 0)
 
 
 def median(values: Iterable[float]) -> float:
