@@ -1,4 +1,4 @@
-"""Whether looking keeps its word: sequences, preset looks and powers on simulated experiments with drawn plans.
+"""Whether error rates and powers are as promised: sequences, preset looks, equivalence and superiority.
 
 Blocks are drawn from a population of simulated ones, whose mean is known exactly; each has a plan draw and a restart of
 its own. No server runs.
@@ -7,20 +7,22 @@ its own. No server runs.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from benchmarks.figure import Figure
-from harness.advise.power import simulated_ratios
-from harness.analysis.method.power import blocks_for_difference, blocks_for_equivalence
+from harness.advise.power import log_ratio_values, simulated_pairs
+from harness.analysis.method.devices import of_blocks
+from harness.analysis.method.equivalence import cheaper_p
+from harness.analysis.method.power import blocks_for_difference, blocks_for_equivalence, blocks_for_superiority
 from harness.analysis.method.sequential import boundary_of, t_mixture_boundary
-from harness.analysis.method.stats import FloatArray, t_quantile
+from harness.analysis.method.stats import MIN_REPLICATES, FloatArray, t_quantile
 from harness.spec import ExperimentSpec, StopSpec, load_experiment
 
 EXPERIMENTS, LOOKS, POPULATION = 1_000, 60, 4_000
-ALPHA, MARGIN, POWER = 0.05, 0.02, 0.9
+ALPHA, SUPERIORITY_ALPHA, MARGIN, POWER = 0.05, 0.025, 0.02, 0.9
 SDS = (0.004, 0.0113, 0.02)
 PRESET = (6, 12, 24)
 SEED = 20261122
@@ -39,12 +41,17 @@ class Population(NamedTuple):
 
     def scaled(self, sd: float) -> Population:
         """The same shape with another spread."""
-        return Population(self.name, self.values * (sd / float(self.values.std())))
+        return self._replace(values=self.values * (sd / float(self.values.std())))
 
 
-def populations(spec: ExperimentSpec, num_blocks: int) -> list[Population]:
-    ratios, _ = simulated_ratios(spec, num_blocks, restarts=1)
-    return [Population(condition, values[:, 0]) for (condition, _), values in ratios.items()]
+def cost_pairs(spec: ExperimentSpec, num_blocks: int) -> dict[str, FloatArray]:
+    """Device times of each condition and of its baseline in simulated blocks, shape (2, blocks)."""
+    pairs, _ = simulated_pairs(spec, num_blocks, restarts=1)
+    return {condition: np.array([own[:, 0], base[:, 0]]) for (condition, _), (own, base) in pairs.items()}
+
+
+def populations(pairs: Mapping[str, FloatArray]) -> list[Population]:
+    return [Population(name, np.log(own / base)) for name, (own, base) in pairs.items()]
 
 
 def t_paths(values: FloatArray) -> FloatArray:
@@ -83,15 +90,41 @@ def shown_equal(values: FloatArray) -> float:
     return float(np.mean(np.abs(values.mean(axis=1)) + half < math.log1p(MARGIN)))
 
 
+def shown_cheaper(pair: FloatArray, num_blocks: int, num_experiments: int) -> float:
+    """Share of experiments, drawn from the blocks of one comparison, that pass superiority at margin 0."""
+    places = np.random.default_rng(SEED).integers(0, pair.shape[1], size=(num_experiments, num_blocks))
+    estimates = (of_blocks(log_ratio_values(own, base).tolist()) for own, base in pair[:, places].transpose(1, 0, 2))
+    return float(np.mean([cheaper_p(estimate, 1.0) < SUPERIORITY_ALPHA for estimate in estimates]))
+
+
 def bench_stopping(num_experiments: int = EXPERIMENTS, num_blocks: int = POPULATION) -> Iterator[Figure]:
-    """Misses, the negative control, power's promise and what stopping saves, for each comparison of the demo."""
-    found = populations(load_experiment("demo"), num_blocks)
+    """Misses, the negative control, powers as promised and what stopping saves, for each comparison of the demo."""
+    pairs = cost_pairs(load_experiment("demo"), num_blocks)
+    found = populations(pairs)
     for one in found:
         yield from _misses(one, num_experiments)
+    for name, pair in pairs.items():
+        yield from _superior(name, pair, 10 * num_experiments)
     for sd in SDS:
         yield _promise(found[0].scaled(sd), sd, 10 * num_experiments)
     for times in (0.0, 1.0, 2.0, 4.0):
         yield from _saved(found[0].scaled(SDS[-1]), times, num_experiments)
+
+
+def _superior(name: str, pair: FloatArray, num_experiments: int) -> Iterator[Figure]:
+    """PASS where there is no difference, and where there is the simulated one, with the blocks that power names."""
+    values = log_ratio_values(*pair)
+    mean, sd = float(values.mean()), float(values.std(ddof=1))
+    blocks = blocks_for_superiority(sd, mean, SUPERIORITY_ALPHA, POWER)
+    if blocks is None:
+        return
+    blocks = max(blocks, MIN_REPLICATES)
+    null = pair / pair.sum(axis=1, keepdims=True)
+    error = math.sqrt(SUPERIORITY_ALPHA * (1 - SUPERIORITY_ALPHA) / num_experiments)
+    note = f"{blocks} blocks, {num_experiments:,} experiments, Monte Carlo error {error:.4f}"
+    false, true = (shown_cheaper(each, blocks, num_experiments) for each in (null, pair))
+    yield Figure(f"shown cheaper, {name}: true ratio 1", f"{false:.3f}", f"<= {SUPERIORITY_ALPHA}", note)
+    yield Figure(f"shown cheaper, {name}: true ratio {math.exp(mean):.3f}", f"{true:.3f}", f">= {POWER}", note)
 
 
 def _misses(one: Population, num_experiments: int) -> Iterator[Figure]:

@@ -17,11 +17,12 @@ from harness.analysis.method.power import (
     blocks_for_difference,
     blocks_for_equivalence,
     blocks_for_precision,
+    blocks_for_superiority,
     blocks_until_decided,
     repetitions,
     variance_components,
 )
-from harness.analysis.method.stats import FloatArray
+from harness.analysis.method.stats import FloatArray, log_mean_values
 from harness.analysis.method.stopping import log_ratios
 from harness.clock import NS_PER_S
 from harness.engine.config import EngineConfig
@@ -33,6 +34,7 @@ from harness.sim.predict.draws import draw, perturbation_of, run_draws
 from harness.sim.search.space import DeviceSpec
 from harness.sim.simulate import plan_arrays
 from harness.spec import ExperimentSpec, StopSpec
+from harness.spec.rules import SuperiorityRule
 
 RESTARTS = 4
 MIN_BLOCKS = 3
@@ -43,13 +45,17 @@ FIRST_BUDGET = 60
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What is wanted. precision: half width of a t interval, as a share of the cost; compile_sd: of the log ratio."""
+    """What is wanted. precision: half width of a t interval, as a share of the cost; compile_sd: of the log ratio.
+
+    rule: the superiority rule that will decide, which then proposes the number of blocks.
+    """
 
     margin: float = 0.02
     alpha: float = 0.05
     power: float = 0.9
     precision: float = 0.01
     compile_sd: float = 0.0
+    rule: SuperiorityRule | None = None
 
     @property
     def log_margin(self) -> float:
@@ -60,7 +66,8 @@ class Goal:
 class Components:
     """Where one comparison's log ratio scatters. plan, restart, device: None where not told apart.
 
-    sd: of one block on whichever device; device: between devices, beyond that of their own blocks, ``within`` them.
+    mean: ln of the ratio of sums; sd: of one block on whichever device; device: between devices, beyond that of their
+    own blocks, ``within`` them.
     """
 
     condition: str
@@ -90,6 +97,7 @@ class Needed:
     as_predicted: until any verdict, should the true ratio be the one that was found. proposed: for both verdicts at the
     margin; as_predicted where the ratio that was found lies beyond twice the margin, as it is not in doubt there.
     looked_50, looked_90: within which half, and nine of ten, sequential experiments end in the worse of these cases.
+    superiority: to be shown cheaper by the goal's rule, should the true ratio be the one that was found.
     """
 
     components: Components
@@ -100,6 +108,7 @@ class Needed:
     proposed: int | None
     looked_50: int | None
     looked_90: int | None
+    superiority: int | None = None
 
 
 def measured_components(spec: ExperimentSpec, sealed: Sequence[SealedRun]) -> list[Components]:
@@ -121,14 +130,20 @@ def measured_components(spec: ExperimentSpec, sealed: Sequence[SealedRun]) -> li
 
 def simulated_components(spec: ExperimentSpec, num_blocks: int) -> tuple[list[Components], Costs]:
     """Spreads over fresh plan draws and restarts with the client's jitter, and the costs of a block."""
-    ratios, costs = simulated_ratios(spec, num_blocks, RESTARTS)
-    return [_components(*names, values, spec) for names, values in ratios.items()], costs
+    pairs, costs = simulated_pairs(spec, num_blocks, RESTARTS)
+    return [_components(*names, log_ratio_values(own, base), spec) for names, (own, base) in pairs.items()], costs
 
 
-def simulated_ratios(
+def log_ratio_values(costs: FloatArray, baseline_costs: FloatArray) -> FloatArray:
+    """One value a block, as in decisions: their mean is ln of the ratio of sums, their spread gives its error."""
+    values = log_mean_values(costs.ravel().tolist()) - log_mean_values(baseline_costs.ravel().tolist())
+    return values.reshape(costs.shape)
+
+
+def simulated_pairs(
     spec: ExperimentSpec, num_blocks: int, restarts: int
-) -> tuple[dict[tuple[str, str], FloatArray], Costs]:
-    """Log ratios of (condition, baseline), shape (blocks, restarts), of plan draws that no run of it need share."""
+) -> tuple[dict[tuple[str, str], tuple[FloatArray, FloatArray]], Costs]:
+    """Device times of (condition, baseline) on the same plan draws, each of shape (blocks, restarts), in model ns."""
     planned = resolve(spec.model_copy(update={"replicates": num_blocks})).by_condition
     costs_ns = {name: _costs_ns(runs, restarts) for name, runs in planned.items()}
     pairs = [(one.name, spec.baseline_of(one)) for one in spec.condition if spec.baseline_of(one) != one.name]
@@ -139,8 +154,8 @@ def simulated_ratios(
     grids = {run.server.decode_buckets for runs in planned.values() for run in runs[:1]}
     compile_s = sum(device.compile_base_s + device.compile_call_s * (len(grid) + 1) for grid in grids)
     block_s = sum(replay_ns for _, replay_ns in costs_ns.values()) / NS_PER_S / scale
-    ratios = {(name, base): np.log(costs_ns[name][0] / costs_ns[base][0]) for name, base in pairs}
-    return ratios, Costs(block_s, compile_s)
+    found = {(name, base): (costs_ns[name][0], costs_ns[base][0]) for name, base in pairs}
+    return found, Costs(block_s, compile_s)
 
 
 def _costs_ns(runs: Sequence[PlannedRun], restarts: int) -> tuple[FloatArray, float]:
@@ -195,6 +210,8 @@ def needed(components: Components, goal: Goal) -> Needed:
     as_predicted = min((one for one in found if one is not None), default=None)
     is_clear = abs(components.mean) > 2 * goal.log_margin
     proposed = as_predicted if is_clear else both
+    superiority = _superiority(components, goal)
+    proposed = proposed if goal.rule is None else superiority
     effects = (components.mean,) if is_clear else (0.0, goal.log_margin)
     return Needed(
         components,
@@ -204,7 +221,17 @@ def needed(components: Components, goal: Goal) -> Needed:
         as_predicted,
         proposed,
         *_looked(sd, goal, effects, proposed or MOST_BLOCKS),
+        superiority,
     )
+
+
+def _superiority(components: Components, goal: Goal) -> int | None:
+    """Blocks that show the condition cheaper by the goal's rule, should ratio and spread be those that were found."""
+    if goal.rule is None:
+        return None
+    effect = components.mean - math.log(goal.rule.limit)
+    blocks = blocks_for_superiority(max(components.sd, 1e-9), effect, goal.rule.alpha, goal.power)
+    return None if blocks is None else max(blocks, goal.rule.min_replicates)
 
 
 def _looked(sd: float, goal: Goal, effects: Sequence[float], fixed: int) -> tuple[int | None, int | None]:

@@ -157,6 +157,7 @@ def _decision_record(decision: Decision) -> dict[str, Any]:
         "outcome": decision.outcome.value,
         "label": decision.label,
         "would_be": None if decision.would_be is None else decision.would_be.value,
+        "answer": decision.answer,
         "reason": decision.reason,
         "numbers": dict(decision.numbers),
         "intervals": {name: interval_record(interval) for name, interval in decision.intervals.items()},
@@ -169,6 +170,8 @@ def _show(decisions: Sequence[Decision], standing: str, num_invalid: int, *, is_
     left_out = f", {num_invalid} invalid runs left out" if num_invalid else ""
     print(f"{len(decisions)} decision{'s' * (len(decisions) != 1)} on {standing} runs{left_out}")
     for decision in decisions:
+        if decision.answer:
+            print(decision.answer)
         label = f" {decision.label}" if decision.label else ""
         would_be = f" (would be {decision.would_be.value})" if decision.would_be is not None else ""
         print(f"{decision.outcome.value}{label}{would_be}  {decision.rule}: {decision.subject}")

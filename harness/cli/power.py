@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from harness.advise.power import Components, Costs, Goal, Needed
     from harness.spec import ExperimentSpec
+    from harness.spec.rules import SuperiorityRule
 
 DASH = "> 1000"
 # Blocks on each device for which the number of devices is told.
@@ -41,6 +42,10 @@ def power(
     precision: Annotated[float, typer.Option(help="Half width of a plain interval, as a share.", min=1e-4)] = 0.01,
     alpha: Annotated[float, typer.Option(help="Of each test.", min=1e-6, max=0.5)] = 0.05,
     wanted: Annotated[float, typer.Option("--power", help="Probability of the verdict.", min=0.01, max=0.999)] = 0.9,
+    rule: Annotated[
+        str | None,
+        typer.Option(help="Superiority rule that will decide. Default: the experiment's own, if it names one."),
+    ] = None,
     comparison: Annotated[
         list[str] | None, typer.Option("--comparison", help="Only this condition against its baseline. Repeatable.")
     ] = None,
@@ -53,12 +58,13 @@ def power(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="HTML page with the power curves.")] = None,
     changes: Annotated[list[str] | None, typer.Option("--set", help="Change one key. Repeatable.")] = None,
 ) -> None:
-    """Blocks and hours for a precision or a margin, from sealed runs of the experiment or from the simulator.
+    """Blocks and hours for a precision, a margin or a superiority rule, from sealed runs or from the simulator.
 
-    Example: `harness power demo --margin 0.02 -o power.html`
+    Example: `harness power demo --rule superiority --comparison bucket6-nowaits`
     """
     from harness.advise.power import Costs, Goal, measured_components, needed, simulated_components
     from harness.cli.run import ensure_machine_code
+    from harness.cli.time_left import format_duration
     from harness.records import RunStore, origin_of
     from harness.report.power_page import write_power_page
     from harness.spec import experiment_file, load_toml, parse_experiment
@@ -66,20 +72,37 @@ def power(
     path = experiment_file(experiment)
     spec = parse_experiment(override_table(load_toml(path), changes or []), where=str(path))
     declared = 0.02 if spec.stop is None else spec.stop.margin
-    goal = Goal(declared if margin is None else margin, alpha, wanted, precision, compile_sd)
+    goal = Goal(declared if margin is None else margin, alpha, wanted, precision, compile_sd, _superiority(spec, rule))
     ensure_machine_code()
     simulated, costs = simulated_components(spec, blocks)
     costs = Costs(costs.block_s + start_s * len(spec.condition), costs.compile_s)
     sealed = [] if simulate else [run for run in RunStore(runs).sealed(spec.name) if run.is_valid]
     components = measured_components(spec, sealed) if sealed else simulated
     components = _chosen(components, comparison or [], str(path))
+    if goal.rule is not None:
+        components = [one for one in components if goal.rule.applies_to(one.condition, spec.factors[one.condition])]
+    if not components:
+        raise SpecError("no comparison is left to plan for", where=str(path), hint="Check the rule's conditions")
     found = [needed(one, goal) for one in components]
     origin = f"simulated: {blocks} plan draws, each restarted with the client's jitter"
     if sealed:
         notes = list(filter(None, [origin_of(sealed)]))
         counted = f"{max(one.num_blocks for one in components)} sealed blocks under {runs}"
         origin = "\n".join((f"{'of' if notes else 'measured in'} {counted}", *notes))
-    lines = list(_lines(spec, found, goal, costs, origin, start_s))
+    block = format_duration(costs.block_s)
+    one_device = "one device; " if all(one.num_devices == 1 for one in components) else ""
+    lines = [
+        *_answers(found, goal),
+        f"{spec.name}: log cost ratio of one block, {origin}",
+        *_spreads(found),
+        f"assumed: {one_device}{start_s:g} s to start and stop a server; one block takes {block} (replay simulated)",
+        "",
+        *_needs(found, goal, costs),
+        "",
+        *_devices(found, goal),
+        *_allocation(found, goal, costs),
+        *_paste(found, goal),
+    ]
     print("\n".join(lines))
     if output is not None:
         page = write_power_page(output, f"Power of {spec.name}", found, goal, "\n".join(lines))
@@ -136,38 +159,64 @@ def _chosen(components: Sequence[Components], names: Sequence[str], where: str) 
     return [one for one in components if not names or one.condition in names]
 
 
-def _lines(
-    spec: ExperimentSpec, found: Sequence[Needed], goal: Goal, costs: Costs, origin: str, start_s: float
-) -> Iterator[str]:
+def _superiority(spec: ExperimentSpec, name: str | None) -> SuperiorityRule | None:
+    """The superiority rule that is named, else the experiment's first; SpecError when the named one is another kind."""
+    from harness.spec.rules import SuperiorityRule, load_rule
+
+    for rule in map(load_rule, spec.rules if name is None else [name]):
+        if isinstance(rule, SuperiorityRule):
+            return rule
+    if name is not None:
+        hint = "Name a rule of kind superiority; for equivalence, say --margin and --alpha"
+        raise SpecError(f"rule {name!r} is no superiority rule", where="--rule", hint=hint)
+    return None
+
+
+def _answers(found: Sequence[Needed], goal: Goal) -> Iterator[str]:
+    """A sentence for each comparison under the goal's rule: how many replicates show it cheaper."""
+    if goal.rule is None:
+        return
+    by = f" by at least {100 * goal.rule.margin:g} %" if goal.rule.margin else ""
+    for one in found:
+        parts = one.components
+        change = f"it costs {_percent(parts.mean)[1:]} {'less' if parts.mean < 0 else 'more'}"
+        if one.proposed is None:
+            yield f"{parts.condition}: no number of replicates up to 1,000 shows it cheaper{by}, if {change}"
+        else:
+            yield (
+                f"{parts.condition}: {one.proposed} replicates show it cheaper{by} with probability {goal.power:g}, "
+                f"if {change}"
+            )
+    yield ""
+
+
+def _percent(log_ratio: float) -> str:
     import math
 
-    from harness.cli.time_left import format_duration
+    return f"{100 * math.expm1(log_ratio):+.1f} %"
 
-    yield f"{spec.name}: log cost ratio of one block, {origin}"
+
+def _spreads(found: Sequence[Needed]) -> Iterator[str]:
     width = max(len(one.components.condition) for one in found)
     yield f"{'':<{width}}    ratio      sd    plan  restart   (sd of ln ratio)"
     for one in found:
-        parts = [one.components.plan, one.components.restart]
-        told = "  ".join("     -" if part is None else f"{part:.4f}" for part in parts)
-        ratio = f"{100 * math.expm1(one.components.mean):+7.2f} %"
-        yield f"{one.components.condition:<{width}}  {ratio}  {one.components.sd:.4f}  {told}"
-    block = format_duration(costs.block_s)
-    devices = max(one.components.num_devices for one in found)
-    one_device = "one device; " if devices == 1 else ""
-    yield f"assumed: {one_device}{start_s:g} s to start and stop a server; one block takes {block} (replay simulated)"
-    yield ""
+        parts = one.components
+        levels = "  ".join("     -" if part is None else f"{part:.4f}" for part in (parts.plan, parts.restart))
+        yield f"{parts.condition:<{width}}  {_percent(parts.mean):>9}  {parts.sd:.4f}  {levels}"
+
+
+def _needs(found: Sequence[Needed], goal: Goal, costs: Costs) -> Iterator[str]:
+    width = max(len(one.components.condition) for one in found)
     yield f"blocks for power {goal.power:g} at alpha {goal.alpha:g} (hours)"
-    heads = (f"+-{goal.precision:.1%}", f"equal {goal.margin:.1%}", f"differ {goal.margin:.1%}", "as found")
+    heads = [f"+-{goal.precision:.1%}", f"equal {goal.margin:.1%}", f"differ {goal.margin:.1%}", "as found"]
+    heads += [f"cheaper {goal.rule.margin:.1%}"] if goal.rule else []
     yield f"{'':<{width}}  " + "".join(f"{head:>16}" for head in heads) + "   looked at: half, nine of ten"
     for one in found:
-        cells = (one.precision, one.equivalence, one.difference, one.as_predicted)
+        cells = [one.precision, one.equivalence, one.difference, one.as_predicted]
+        cells += [one.superiority] if goal.rule else []
         looked = ", ".join(_blocks(count) for count in (one.looked_50, one.looked_90))
-        row = "".join(f"{_told(count, costs):>16}" for count in cells)
+        row = "".join(f"{_with_hours(count, costs):>16}" for count in cells)
         yield f"{one.components.condition:<{width}}  {row}   {looked}"
-    yield ""
-    yield from _devices(found, goal)
-    yield from _allocation(found, goal, costs)
-    yield from _paste(found, goal)
 
 
 def _devices(found: Sequence[Needed], goal: Goal) -> Iterator[str]:
@@ -203,9 +252,11 @@ def _paste(found: Sequence[Needed], goal: Goal) -> Iterator[str]:
     most = max(found, key=lambda one: one.proposed or 10_000)
     if most.proposed is None:
         name = most.components.condition
-        yield f"{name} needs more than 1,000 blocks: leave it out with --comparison, or widen --margin"
+        ways = "name others with --comparison" if goal.rule else "leave it out with --comparison, or widen --margin"
+        yield f"{name} needs more than 1,000 blocks: {ways}"
         return
-    what = f"power {goal.power:g} at margin {goal.margin:g}, alpha {goal.alpha:g}, sd {most.components.sd:.4f}"
+    margin, alpha = (goal.margin, goal.alpha) if goal.rule is None else (goal.rule.margin, goal.rule.alpha)
+    what = f"power {goal.power:g} at margin {margin:g}, alpha {alpha:g}, sd {most.components.sd:.4f}"
     yield "paste above the first table of the experiment:"
     yield f"replicates = {most.proposed}  # {what} ({most.components.condition})"
     if all(one.looked_90 for one in found):
@@ -215,10 +266,10 @@ def _paste(found: Sequence[Needed], goal: Goal) -> Iterator[str]:
         yield "[stop]"
         yield f"margin = {goal.margin:g}"
         yield f"alpha = {goal.alpha:g}"
-        yield f"budget = {max(5, budget)}  # {what}"
+        yield f"budget = {max(5, budget)}"
 
 
-def _told(count: int | None, costs: Costs) -> str:
+def _with_hours(count: int | None, costs: Costs) -> str:
     return DASH if count is None else f"{count} ({count * costs.block_s / 3600:.2f} h)"
 
 

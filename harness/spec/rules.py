@@ -190,6 +190,27 @@ class EquivalenceRule(_Rule):
     channel: Channel = "a"
 
 
+class SuperiorityRule(_Rule):
+    """Whether a condition is cheaper than its baseline by at least a margin: a one-sided test of the ratio of sums.
+
+    The ratio is of the costs on the same plans. Where the experiment declares a stopping rule, its sequence decides, on
+    the same channel and at most at twice this alpha (it has two sides). Where no run has a step log, channel B decides.
+    """
+
+    kind: Literal["superiority"]
+    min_replicates: int = Field(default=3, ge=3, description="fewer valid ones: WITHHELD")
+    margin: float = Field(default=0.0, ge=0, lt=1, description="ratios below 1 - margin count as cheaper")
+    alpha: float = Field(
+        default=0.025, gt=0, lt=0.5, description="of the one-sided test; the interval has level 1 - 2 alpha"
+    )
+    channel: Channel = "a"
+
+    @property
+    def limit(self) -> float:
+        """The ratio below which a condition counts as cheaper."""
+        return 1 - self.margin
+
+
 DecisionRule = Annotated[
     CostRule
     | DirectionRule
@@ -198,7 +219,8 @@ DecisionRule = Annotated[
     | RecompilationRule
     | NoTreatmentRule
     | InterferenceRule
-    | EquivalenceRule,
+    | EquivalenceRule
+    | SuperiorityRule,
     Field(discriminator="kind"),
 ]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.stopping import ALPHA, PRESET, Population, blocks_taken, ever_missed, populations
+from benchmarks.stopping import ALPHA, PRESET, Population, blocks_taken, cost_pairs, ever_missed, populations
 from harness.analysis.method.sequential import boundary_of, t_mixture_boundary
 from harness.analysis.method.stats import t_quantile
 from harness.spec import StopSpec, load_experiment
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.same_everywhere
 
 
 def test_on_drawn_plans_the_sequence_misses_seldom_and_a_fixed_interval_that_is_looked_at_often() -> None:
-    found = populations(load_experiment("demo"), 120)
+    found = populations(cost_pairs(load_experiment("demo"), 120))
     assert [one.name for one in found] == ["bucket6-waits", "base-nowaits", "bucket6-nowaits"]
     values = found[-1].drawn(300, 60)
     sequence = ever_missed(values, lambda n: t_mixture_boundary(n, ALPHA))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -82,6 +83,19 @@ def test_a_compile_that_scatters_is_a_level_of_its_own() -> None:
     assert several.compiles is not None
     assert several.compiles > 1
     assert several.hours(costs) == pytest.approx(several.compiles * (several.blocks * 30 + 700) / 3600)
+
+
+def test_a_superiority_rule_gets_its_number_of_replicates_in_a_sentence(tmp_path: Path) -> None:
+    options = ("--comparison", "bucket6-nowaits", "--blocks", "20")
+    shown = harness("power", "demo", "--rule", "superiority", *options, cwd=tmp_path)
+    assert shown.returncode == 0, shown.stderr
+    answer = shown.stdout.splitlines()[0]
+    sentence = r"bucket6-nowaits: (\d+) replicates show it cheaper with probability 0.9, if it costs (\d\.\d) % less"
+    counted = re.fullmatch(sentence, answer)
+    assert counted is not None, answer
+    assert f"\nreplicates = {counted[1]}  # power 0.9 at margin 0, alpha 0.025" in shown.stdout
+    refused = harness("power", "demo", "--rule", "equivalence", *options, cwd=tmp_path)
+    assert (refused.returncode, "no superiority rule" in refused.stderr) == (2, True)
 
 
 def test_a_comparison_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -140,3 +140,24 @@ def _adjusted(ratios: Mapping[str, ChannelRatio]) -> dict[str, tuple[float | Non
 def main_answers(found: Sequence[Answer]) -> dict[str, Answer]:
     """The main answer of each condition."""
     return {one.condition: one for one in found if one.is_main}
+
+
+def cost_sentence(condition: str, baseline: str, interval: Interval) -> str:
+    """ "Twelve slots cost 4.0 % less than base (95 % interval 1.1 to 6.8 %)": a cost ratio in words."""
+    name = condition.replace("-", " ")
+    verb = "cost" if name.endswith("s") and not name.endswith("ss") else "costs"
+    near, far = sorted((interval.low, interval.high), key=lambda ratio: abs(1 - ratio))
+    is_on_one_side = (interval.low < 1) == (interval.high < 1)
+    ends = (_percent(near), f"{_percent(far)} %") if is_on_one_side else (_change(interval.low), _change(interval.high))
+    return (
+        f"{name[:1].upper()}{name[1:]} {verb} {_change(interval.estimate)} than {baseline} "
+        f"({100 * interval.level:g} % interval {ends[0]} to {ends[1]})"
+    )
+
+
+def _percent(ratio: float) -> str:
+    return f"{abs(100 * (1 - ratio)):.1f}"
+
+
+def _change(ratio: float) -> str:
+    return f"{_percent(ratio)} % {'less' if ratio < 1 else 'more'}"

@@ -48,7 +48,8 @@ class Decision:
     """One application of a rule. label: the rule's own word (WITHIN, SATURATED ...); reason: one line.
 
     numbers: everything that was used, by name, times in seconds. would_be: what the rule would have said of something
-    that is not subject to it. intervals: with method, unit and seed.
+    that is not subject to it. intervals: with method, unit and seed. sentence: the answer in words, without its
+    outcome.
     """
 
     rule: str
@@ -59,6 +60,13 @@ class Decision:
     numbers: Mapping[str, Number] = field(default_factory=dict[str, Number])
     intervals: Mapping[str, stats.Interval] = field(default_factory=dict[str, stats.Interval])
     would_be: Outcome | None = None
+    sentence: str = ""
+
+    @property
+    def answer(self) -> str:
+        """The sentence with its verdict: "Twelve slots cost 4.0 % less than base (...): PASS"; "" without one."""
+        would_be = f" (would be {self.would_be.value})" if self.would_be is not None else ""
+        return f"{self.sentence}: {self.outcome.value}{would_be}" if self.sentence else ""
 
     def not_subject(self, why: str) -> Decision:
         """The same computation, without the standing of a decision."""

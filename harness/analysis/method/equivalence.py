@@ -1,22 +1,30 @@
-"""Decisions on a mean log cost ratio: equivalence by two one-sided tests, and what a declared stopping rule found.
+"""Decisions on a cost ratio: equivalence, superiority, and the verdict of a declared stopping rule.
 
-Where the experiment was looked at while it ran, equivalence is taken from the sequence, never from a fixed-n interval.
+Where the experiment was checked while it ran, the interval of its sequence decides, never a fixed-n interval.
 Pure functions.
-Definitions: docs/planning.md, "Equivalence".
+Definitions: docs/planning.md, "Equivalence" and "Superiority".
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
+from harness.analysis.method.answer import cost_sentence
 from harness.analysis.method.decide import Decision, Outcome, withheld
-from harness.analysis.method.devices import DeviceEffect, of_blocks
-from harness.analysis.method.stats import Interval, t_quantile, t_tail
-from harness.analysis.method.stopping import ComparisonLooks, Standing
-from harness.spec.rules import EquivalenceRule
+from harness.analysis.method.devices import Estimate, of_blocks
+from harness.analysis.method.stats import Interval, t_tail
+from harness.analysis.method.stopping import LogRatios, Standing
+from harness.spec.rules import EquivalenceRule, SuperiorityRule
 
 STOPPING = "stop"
+
+
+def one_sided_p(distance: float, standard_error: float, degrees: int) -> float:
+    """p of the one-sided t test that a mean, which lies ``distance`` within a limit, lies at or beyond it."""
+    if standard_error == 0:
+        return 0.0 if distance > 0 else 1.0
+    tail = t_tail(distance / standard_error, degrees) / 2
+    return tail if distance > 0 else 1 - tail
 
 
 def tost_p(mean: float, standard_error: float, degrees: int, log_margin: float) -> float:
@@ -24,55 +32,117 @@ def tost_p(mean: float, standard_error: float, degrees: int, log_margin: float) 
 
     Source: Schuirmann (1987), A comparison of the two one-sided tests procedure.
     """
-    distance = log_margin - abs(mean)
-    if standard_error == 0:
-        return 0.0 if distance > 0 else 1.0
-    tail = t_tail(distance / standard_error, degrees) / 2
-    return tail if distance > 0 else 1 - tail
+    return one_sided_p(log_margin - abs(mean), standard_error, degrees)
 
 
-def decide_equivalence(
-    rule: EquivalenceRule,
-    subject: str,
-    differences: Sequence[float],
-    looked: ComparisonLooks | None = None,
-    alpha: float = 0.05,
-    devices: DeviceEffect | None = None,
-) -> Decision:
+def cheaper_p(estimate: Estimate, limit: float) -> float:
+    """One-sided p of "the ratio is at least ``limit``", from the estimate of its log: a paired t test."""
+    return one_sided_p(math.log(limit) - estimate.mean, estimate.error, estimate.degrees)
+
+
+def decide_equivalence(rule: EquivalenceRule, ratios: LogRatios, looked: Standing | None = None) -> Decision:
     """PASS where the cost ratio is shown to lie within the margin, FAIL where it is not.
 
-    differences: ln ratio of each block. looked: the comparison under the experiment's stopping rule, if it declared
-    one, whose interval at ``alpha`` then decides. devices: the same blocks, where several devices made them, whose
-    means are then tested.
+    looked: the experiment under its stopping rule, if it declared one, whose interval then decides.
     """
+    tested = _tested(rule, ratios, looked)
+    if isinstance(tested, Decision):
+        return tested
+    interval, estimate = tested
     limit = math.log1p(rule.margin)
-    if looked is not None:
-        if looked.last is None or math.isinf(looked.last.half_width):
-            return withheld(rule.name, subject, f"no look of its stopping rule has an interval yet ({looked.told})")
-        low, high, mean, num_blocks = looked.last.low, looked.last.high, looked.last.mean, looked.last.num_blocks
-        told, p, level = "interval of the declared sequence", None, 1 - alpha
-    else:
-        num_blocks, level = len(differences), 1 - 2 * rule.alpha
-        found = of_blocks(differences) if devices is None else devices.estimate
-        if found is None:
-            return withheld(rule.name, subject, f"{num_blocks} blocks are too few for an interval over their devices")
-        mean, half = found.mean, t_quantile(level, found.degrees) * found.error
-        low, high, p = mean - half, mean + half, tost_p(mean, found.error, found.degrees, limit)
-        over = "" if devices is None else f" over {found.num_units} {found.unit}"
-        told = f"two one-sided t tests of the mean log ratio{over}"
-    is_equivalent = -limit < low and high < limit
-    is_different = low >= limit or high <= -limit
-    ratio, least, most = (math.exp(value) for value in (mean, low, high))
+    p = None if estimate is None else tost_p(estimate.mean, estimate.error, estimate.degrees, limit)
+    least, most = math.exp(-limit), math.exp(limit)
+    is_equivalent = least < interval.low and interval.high < most
+    is_different = interval.low >= most or interval.high <= least
+    method = "two one-sided t tests" if p is not None else interval.method
     return Decision(
         rule.name,
-        subject,
+        f"{ratios.condition} vs {ratios.baseline}",
         Outcome.PASS if is_equivalent else Outcome.FAIL,
-        f"cost ratio {ratio:.4f} [{least:.4f}, {most:.4f}], margin {1 / (1 + rule.margin):.4f} to "
-        f"{1 + rule.margin:.4f}, {num_blocks} blocks, {told}" + ("" if p is None else f", p = {p:.2g}"),
+        f"cost ratio {interval.estimate:.4f} [{interval.low:.4f}, {interval.high:.4f}], margin {least:.4f} to "
+        f"{most:.4f}, {_basis(ratios, rule)}, {method}" + ("" if p is None else f", p = {p:.2g}"),
         label="EQUIVALENT" if is_equivalent else "DIFFERENT" if is_different else "NOT SHOWN",
-        numbers={"ratio": ratio, "margin": rule.margin, "alpha": rule.alpha, "num_blocks": num_blocks, "p": p},
-        intervals={"ratio": Interval(ratio, least, most, level, told, "blocks", num_blocks, 0, 0)},
+        numbers=_numbers(rule, ratios, interval) | {"p": p},
+        intervals={"ratio": interval},
+        sentence=cost_sentence(ratios.condition, ratios.baseline, interval),
     )
+
+
+def decide_superiority(rule: SuperiorityRule, ratios: LogRatios, looked: Standing | None = None) -> Decision:
+    """PASS where the cost ratio is shown to lie below 1 - margin, FAIL where it is not.
+
+    looked: the experiment under its stopping rule, if it declared one, whose interval then decides.
+    """
+    tested = _tested(rule, ratios, looked)
+    if isinstance(tested, Decision):
+        return tested
+    interval, estimate = tested
+    p = None if estimate is None else cheaper_p(estimate, rule.limit)
+    is_cheaper = interval.high < rule.limit if p is None else p < rule.alpha
+    by = f" by at least {100 * rule.margin:g} %" if rule.margin else ""
+    shown = "" if is_cheaper else "not "
+    method = interval.method if p is None else f"one-sided p = {p:.2g} against a ratio of {rule.limit:g}"
+    return Decision(
+        rule.name,
+        f"{ratios.condition} vs {ratios.baseline}",
+        Outcome.PASS if is_cheaper else Outcome.FAIL,
+        f"{shown}shown to be cheaper{by}: cost ratio {interval.estimate:.4f}, {_basis(ratios, rule)}, {method}",
+        label="CHEAPER" if is_cheaper else "DEARER" if interval.low > 1 else "NOT SHOWN",
+        numbers=_numbers(rule, ratios, interval) | {"limit": rule.limit, "p": p},
+        intervals={"ratio": interval},
+        sentence=cost_sentence(ratios.condition, ratios.baseline, interval),
+    )
+
+
+def _tested(
+    rule: EquivalenceRule | SuperiorityRule, ratios: LogRatios, looked: Standing | None
+) -> tuple[Interval, Estimate | None] | Decision:
+    """The ratio's interval and the estimate to test, None of a declared sequence; WITHHELD where there is no interval.
+
+    The interval has level 1 - 2 alpha, so that it says the same as a one-sided test at alpha.
+    """
+    subject = f"{ratios.condition} vs {ratios.baseline}"
+    if looked is None:
+        estimate = of_blocks(ratios.values) if ratios.devices is None else ratios.devices.estimate
+        if estimate is None:
+            few = f"{len(ratios.values)} blocks are too few for an interval over their devices"
+            return withheld(rule.name, subject, few)
+        return estimate.interval(level=1 - 2 * rule.alpha), estimate
+    looks = looked.of(ratios.condition)
+    # A sequence at alpha has two sides; the equivalence rule was defined with the whole of it on each.
+    alpha = 2 * rule.alpha if isinstance(rule, SuperiorityRule) else rule.alpha
+    if looked.stop.channel != rule.channel or looked.stop.alpha > alpha:
+        return withheld(rule.name, subject, f"its runs were checked while they ran by another rule ({looked.stop})")
+    last = looks.last
+    if last is None or math.isnan(last.mean) or math.isinf(last.half_width):
+        return withheld(rule.name, subject, f"no look of its stopping rule has an interval yet ({looks.told})")
+    mean, low, high = (math.exp(value) for value in (last.mean, last.low, last.high))
+    method = "interval of the declared sequence"
+    return Interval(mean, low, high, 1 - looked.stop.alpha, method, "blocks", last.num_blocks, 0, 0), None
+
+
+def _basis(ratios: LogRatios, rule: EquivalenceRule | SuperiorityRule) -> str:
+    """How many blocks the ratio stands on, and on which channel."""
+    num = len(ratios.values)
+    blocks = f"{num} block{'s' * (num != 1)}"
+    if ratios.devices is not None and ratios.devices.estimate is not None:
+        blocks += f" on {ratios.devices.estimate.num_units} {ratios.devices.estimate.unit}"
+    names = {"a": "modelled device time (A)", "b": "time in flight (B)"}
+    if ratios.channel == rule.channel:
+        return f"{blocks}, {names[ratios.channel]}"
+    return f"{blocks}, {names['b']}, as {names['a']} is not there (no step log, or reuse unknown)"
+
+
+def _numbers(
+    rule: EquivalenceRule | SuperiorityRule, ratios: LogRatios, interval: Interval
+) -> dict[str, float | int | str | None]:
+    return {
+        "ratio": interval.estimate,
+        "margin": rule.margin,
+        "alpha": rule.alpha,
+        "num_blocks": len(ratios.values),
+        "channel": ratios.channel,
+    }
 
 
 def decide_stopped(standing: Standing) -> list[Decision]:

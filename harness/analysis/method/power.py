@@ -42,6 +42,22 @@ def blocks_for_difference(sd: float, effect: float, alpha: float, power: float) 
     return _fewest(lambda n: difference_power(n, sd, effect, alpha), power) if effect else None
 
 
+def blocks_for_superiority(sd: float, effect: float, alpha: float, power: float) -> int | None:
+    """Fewest blocks that show a mean below 0 with probability ``power`` when the true mean is ``effect``."""
+    if effect >= 0:
+        return None
+    return _fewest(lambda n: superiority_power(n, sd, effect, alpha), power)
+
+
+def superiority_power(num_blocks: int, sd: float, effect: float, alpha: float) -> float:
+    """Probability that the one-sided t test shows a mean below 0: a tail of the noncentral t."""
+    from scipy.special import ndtr
+
+    t = t_quantile(1 - 2 * alpha, num_blocks - 1)
+    shift = -effect * math.sqrt(num_blocks) / sd
+    return _over_spread(lambda ratio: ndtr(shift - t * ratio), num_blocks - 1, math.inf)
+
+
 def equivalence_power(num_blocks: int, sd: float, log_margin: float, alpha: float, effect: float = 0.0) -> float:
     """Probability that both one-sided tests at ``alpha`` pass.
 

@@ -12,12 +12,12 @@ from typing import Literal, NamedTuple
 
 from harness.analysis.method import decide, stats
 from harness.analysis.method.decide import Block, Costs, Decision, Outcome, withheld
-from harness.analysis.method.equivalence import decide_equivalence
+from harness.analysis.method.equivalence import decide_equivalence, decide_superiority
 from harness.analysis.method.figures import RunFigures, run_figures
 from harness.analysis.method.interference import decide_interference, injections
 from harness.analysis.method.predictions import Predictions, drawn_ratio
 from harness.analysis.method.steptimes import full_bucket_ms, reported_model_ms
-from harness.analysis.method.stopping import log_ratios, standing
+from harness.analysis.method.stopping import Standing, log_ratios, standing
 from harness.clock import NS_PER_S
 from harness.errors import SpecError
 from harness.records import SealedRun, by_condition
@@ -33,6 +33,7 @@ from harness.spec.rules import (
     OccupancyPredictionRule,
     RecompilationRule,
     SaturationRule,
+    SuperiorityRule,
     TimesSource,
 )
 
@@ -69,6 +70,11 @@ class ExperimentRuns:
         others = {(run.replicate, run.device): run for run in self.figures(baseline) if run.a is not None}
         own = (run for run in self.figures(condition) if run.a is not None and (run.replicate, run.device) in others)
         return [(run, others[run.replicate, run.device]) for run in own]
+
+    def looked(self) -> Standing | None:
+        """Where the experiment stands under its stopping rule; None when it declares none."""
+        spec = self.all_runs[0].spec
+        return None if spec.stop is None else standing(spec, self.all_runs, spec.stop)
 
 
 def decide_experiment(
@@ -108,6 +114,8 @@ def _apply(rule: DecisionRule, experiment: ExperimentRuns) -> Iterator[Decision]
             yield from _interference(rule, experiment)
         case EquivalenceRule():
             yield from _equivalences(rule, experiment)
+        case SuperiorityRule():
+            yield from _superiorities(rule, experiment)
 
 
 def _applies(rule: DecisionRule, experiment: ExperimentRuns, condition: str) -> bool:
@@ -328,19 +336,18 @@ def _interference(rule: InterferenceRule, experiment: ExperimentRuns) -> Iterato
 
 
 def _equivalences(rule: EquivalenceRule, experiment: ExperimentRuns) -> Iterator[Decision]:
-    spec = experiment.all_runs[0].spec
-    looked = None if spec.stop is None else standing(spec, experiment.all_runs, spec.stop)
-    for ratios in log_ratios(spec, experiment.all_runs, rule.channel):
-        subject = f"{ratios.condition} vs {ratios.baseline}"
+    looked = experiment.looked()
+    for ratios in log_ratios(experiment.all_runs[0].spec, experiment.all_runs, rule.channel):
         if not _applies(rule, experiment, ratios.condition):
             continue
-        if (few := _too_few(rule, subject, len(ratios.values))) is not None:
-            yield few
-        elif looked is None:
-            decision = decide_equivalence(rule, subject, ratios.values, devices=ratios.devices)
-            yield _standing(rule, experiment, ratios.condition, decision)
-        elif looked.stop.channel != rule.channel or looked.stop.alpha > rule.alpha:
-            yield withheld(rule.name, subject, f"its runs were looked at by another rule ({looked.stop})")
-        else:
-            decision = decide_equivalence(rule, subject, ratios.logs, looked.of(ratios.condition), looked.stop.alpha)
-            yield _standing(rule, experiment, ratios.condition, decision)
+        few = _too_few(rule, f"{ratios.condition} vs {ratios.baseline}", len(ratios.values))
+        yield few or _standing(rule, experiment, ratios.condition, decide_equivalence(rule, ratios, looked))
+
+
+def _superiorities(rule: SuperiorityRule, experiment: ExperimentRuns) -> Iterator[Decision]:
+    looked = experiment.looked()
+    for ratios in log_ratios(experiment.all_runs[0].spec, experiment.all_runs, rule.channel):
+        if not _applies(rule, experiment, ratios.condition):
+            continue
+        few = _too_few(rule, f"{ratios.condition} vs {ratios.baseline}", len(ratios.values))
+        yield few or _standing(rule, experiment, ratios.condition, decide_superiority(rule, ratios, looked))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from harness.analysis.method.decide import Outcome
 from harness.analysis.method.equivalence import decide_equivalence, decide_stopped, tost_p
 from harness.analysis.method.sequential import looks_at
-from harness.analysis.method.stopping import ComparisonLooks, Standing
+from harness.analysis.method.stopping import ComparisonLooks, LogRatios, Standing
 from harness.spec import StopSpec
 from harness.spec.rules import EquivalenceRule
 
@@ -18,6 +19,15 @@ pytestmark = pytest.mark.same_everywhere
 BLOCKS = (0.004, -0.003, 0.006, 0.001, -0.002, 0.005)
 RULE = EquivalenceRule(name="equal", kind="equivalence", margin=0.02)
 STOP = StopSpec(margin=0.02, budget=24)
+
+
+def ratios_of(values: Sequence[float]) -> LogRatios:
+    return LogRatios("more", "base", "a", tuple(enumerate(values)), tuple(values))
+
+
+def looked_at(values: Sequence[float], stop: StopSpec = STOP) -> Standing:
+    looks = ComparisonLooks("more", "base", tuple(values), tuple(looks_at(values, stop)), None)
+    return Standing(stop, len(values), (looks,))
 
 
 @pytest.mark.parametrize(("scale", "p"), [(1, 4.017655762634448e-05), (6, 0.19176855218651995)])
@@ -28,9 +38,9 @@ def test_p_is_that_of_statsmodels_ttost_mean(scale: float, p: float) -> None:
 
 
 def test_blocks_within_the_margin_pass_and_scattered_ones_show_nothing() -> None:
-    within = decide_equivalence(RULE, "more vs base", BLOCKS)
-    scattered = decide_equivalence(RULE, "more vs base", [6 * value for value in BLOCKS])
-    apart = decide_equivalence(RULE, "more vs base", [value + 0.1 for value in BLOCKS])
+    within = decide_equivalence(RULE, ratios_of(BLOCKS))
+    scattered = decide_equivalence(RULE, ratios_of([6 * value for value in BLOCKS]))
+    apart = decide_equivalence(RULE, ratios_of([value + 0.1 for value in BLOCKS]))
     assert (within.outcome, within.label) == (Outcome.PASS, "EQUIVALENT")
     assert (scattered.outcome, scattered.label) == (Outcome.FAIL, "NOT SHOWN")
     assert (apart.outcome, apart.label) == (Outcome.FAIL, "DIFFERENT")
@@ -38,14 +48,15 @@ def test_blocks_within_the_margin_pass_and_scattered_ones_show_nothing() -> None
 
 def test_of_data_that_were_looked_at_the_sequence_decides() -> None:
     values = tuple(2 * value for value in BLOCKS)
-    assert decide_equivalence(RULE, "more vs base", values).outcome is Outcome.PASS
-    looked = ComparisonLooks("more", "base", values, tuple(looks_at(values, STOP)), 3)
+    assert decide_equivalence(RULE, ratios_of(values)).outcome is Outcome.PASS
     # The sequence is wider by its looks, and does not show it yet.
-    decision = decide_equivalence(RULE, "more vs base", values, looked, STOP.alpha)
+    decision = decide_equivalence(RULE, ratios_of(values), looked_at(values))
     assert (decision.outcome, decision.label) == (Outcome.FAIL, "NOT SHOWN")
     assert "declared sequence" in decision.reason
-    none = decide_equivalence(RULE, "more vs base", BLOCKS[:3], ComparisonLooks("more", "base", BLOCKS[:3], (), 5))
+    none = decide_equivalence(RULE, ratios_of(BLOCKS[:1]), looked_at(BLOCKS[:1]))
     assert none.outcome is Outcome.WITHHELD
+    sloppy = StopSpec(margin=0.02, budget=24, alpha=0.2)
+    assert "another rule" in decide_equivalence(RULE, ratios_of(values), looked_at(values, sloppy)).reason
 
 
 def test_a_stopping_rule_decides_once_it_has_an_answer() -> None:
