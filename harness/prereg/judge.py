@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.analysis.method.decide import Decision, Outcome
-from harness.analysis.method.equivalence import decide_stopped
+from harness.analysis.method.margins import decide_stopped
 from harness.analysis.method.stopping import Standing, standing, standing_of
 from harness.analysis.method.verdicts import EXPLORATORY, ExperimentRuns, decide_experiment
 from harness.errors import RecordsError, RuleFailedError, SpecError

@@ -12,9 +12,9 @@ from typing import Literal, NamedTuple
 
 from harness.analysis.method import decide, stats
 from harness.analysis.method.decide import Block, Costs, Decision, Outcome, withheld
-from harness.analysis.method.equivalence import decide_equivalence, decide_superiority
 from harness.analysis.method.figures import RunFigures, run_figures
 from harness.analysis.method.interference import decide_interference, injections
+from harness.analysis.method.margins import decide_equivalence, decide_superiority
 from harness.analysis.method.predictions import Predictions, drawn_ratio
 from harness.analysis.method.steptimes import full_bucket_ms, reported_model_ms
 from harness.analysis.method.stopping import Standing, log_ratios, standing

@@ -13,7 +13,7 @@ from harness.advise.power import log_ratio_values
 from harness.analysis.method.answer import cost_sentence
 from harness.analysis.method.decide import Outcome
 from harness.analysis.method.devices import of_blocks
-from harness.analysis.method.equivalence import cheaper_p, decide_superiority
+from harness.analysis.method.margins import cheaper_p, decide_superiority
 from harness.analysis.method.power import blocks_for_superiority, superiority_power
 from harness.analysis.method.sequential import looks_at
 from harness.analysis.method.stats import FloatArray, Interval

@@ -1,4 +1,4 @@
-"""Decisions on a cost ratio: equivalence, superiority, and the verdict of a declared stopping rule.
+"""Decisions on a cost ratio against a margin: equivalence, superiority, and the verdict of a declared stopping rule.
 
 Where the experiment was checked while it ran, the interval of its sequence decides, never a fixed-n interval.
 Pure functions.

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from harness.analysis.method.decide import Outcome
-from harness.analysis.method.equivalence import decide_equivalence, decide_stopped, tost_p
+from harness.analysis.method.margins import decide_equivalence, decide_stopped, tost_p
 from harness.analysis.method.sequential import looks_at
 from harness.analysis.method.stopping import ComparisonLooks, LogRatios, Standing
 from harness.spec import StopSpec
