@@ -8,6 +8,7 @@ import pytest
 
 from harness.client.null_server import NullServer, NullServerConfig
 from harness.clock import NS_PER_MS
+from tests.support.faulty_server import faulty_server
 from tests.support.replays import plan_of, rows_of, run, session
 
 pytestmark = pytest.mark.live
@@ -17,7 +18,7 @@ pytestmark = pytest.mark.live
 @pytest.mark.parametrize("stream", [True, False])
 def test_after_a_broken_answer_nothing_more_of_its_session_is_sent(stream: bool, wait_ns: int) -> None:
     plan = plan_of(session(0, num_requests=3, wait_ns=wait_ns), session(1, num_requests=3, wait_ns=wait_ns))
-    with NullServer(NullServerConfig(faults={"0-0": "broken_document"})) as server:
+    with faulty_server(faults={"0-0": "broken_document"}) as server:
         rows = rows_of(run(plan, server, "epoll", stream=stream))
     assert "not a JSON object" in rows[0]["error"]
     assert [row["status"] for row in rows] == ["bad_response", "not_sent", "not_sent", "ok", "ok", "ok"]

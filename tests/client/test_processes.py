@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from harness.client.null_server import NullServer, NullServerConfig
+from harness.client.null_server import NullServer
 from harness.client.processes import deal_sessions
 from harness.client.run import ReplayEvent, ReplayResult, Target, replay
 from harness.client.target import Endpoint
@@ -20,6 +20,7 @@ from harness.errors import ServerError, SpecError
 from harness.plan import Plan, RequestPlan, SessionPlan, write_plan
 from harness.records.schema import CHUNKS, REQUESTS
 from harness.spec import ClientSpec
+from tests.support.faulty_server import faulty_server
 
 REQUEST = RequestPlan(0, 20, 4, 3 * NS_PER_MS)
 AGAIN = RequestPlan(24, 5, 4, 3 * NS_PER_MS)
@@ -71,7 +72,7 @@ class TestAReplayInProcesses:
     @pytest.mark.parametrize("stream", [True, pytest.param(False, marks=pytest.mark.same_everywhere)])
     def test_rows_are_those_of_one_process(self, stream: bool) -> None:
         plan = plan_of(FREE, FREE, (0, 0), FREE, (1, None))
-        with NullServer(NullServerConfig(cached_tokens=3)) as server:
+        with faulty_server(cached_tokens=3) as server:
             together = run(plan, server, ClientSpec(stream=stream))
             apart = run(plan, server, ClientSpec(stream=stream, processes=3))
         assert apart.requests.schema == REQUESTS
@@ -109,8 +110,7 @@ class TestAReplayInProcesses:
         def stop_after_first(_event: ReplayEvent) -> None:
             stop.set()
 
-        config = NullServerConfig(faults={"0-1": "half_open", "1-1": "half_open"})
-        with NullServer(config) as server:
+        with faulty_server(faults={"0-1": "half_open", "1-1": "half_open"}) as server:
             options = ClientSpec(processes=2)
             result = run(plan_of(FREE, FREE), server, options, stop=stop, on_event=stop_after_first)
         rows = result.requests.to_pylist()

@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.client.null_server import NullServer, NullServerConfig
+from harness.client.null_server import NullServer
 from harness.client.run import ReplayEvent, ReplayResult
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.plan import TokenStreams
 from harness.records.schema import CHUNKS, REQUESTS
+from tests.support.faulty_server import faulty_server
 from tests.support.replays import assert_forked_and_joined, fork_and_join, plan_of, rows_of, run, session
 
 pytestmark = pytest.mark.live
@@ -39,7 +40,7 @@ FAULTS: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def plain_server() -> Iterator[NullServer]:
-    with NullServer(NullServerConfig(cached_tokens=0, event_tokens=2)) as server:
+    with faulty_server(event_tokens=2) as server:
         yield server
 
 
@@ -139,7 +140,7 @@ def test_a_replay_can_be_called_where_an_event_loop_runs(plain_server: NullServe
 class TestPrompts:
     def test_the_servers_ids_are_carried_forward_exactly(self, client: str) -> None:
         plan = plan_of(session(0, num_requests=3), session(1, after=0, continues=0, keep_first=30))
-        with NullServer(NullServerConfig(keeps_bodies=True)) as server:
+        with faulty_server(keeps_bodies=True) as server:
             result = run(plan, server, client)
             stamps = server.stamps()
         bodies = [json.loads(stamps[row["request_id"]]["body"]) for row in rows_of(result)]
@@ -154,7 +155,7 @@ class TestPrompts:
             assert row["token_digest"] == sha256(np.asarray(ids, "<i4").tobytes()).hexdigest()
 
     def test_a_request_asks_for_exactly_the_planned_greedy_tokens(self, client: str) -> None:
-        with NullServer(NullServerConfig(keeps_bodies=True)) as server:
+        with faulty_server(keeps_bodies=True) as server:
             result = run(plan_of(session(0, num_requests=1)), server, client)
             (stamp,) = server.stamps().values()
         body = json.loads(stamp["body"])
@@ -178,8 +179,7 @@ class TestPrompts:
 def test_every_body_framing_is_understood_whole_or_in_splinters(
     client: str, framing: Any, num_split_bytes: int
 ) -> None:
-    config = NullServerConfig(framing=framing, num_split_bytes=num_split_bytes, cached_tokens=16)
-    with NullServer(config) as server:
+    with faulty_server(framing=framing, num_split_bytes=num_split_bytes, cached_tokens=16) as server:
         for stream in (True, False):
             rows = rows_of(run(plan_of(session(0), session(1)), server, client, stream=stream))
             assert {row["status"] for row in rows} == {"ok"}, rows
@@ -188,7 +188,7 @@ def test_every_body_framing_is_understood_whole_or_in_splinters(
 
 @pytest.mark.parametrize("client", CLIENTS)
 def test_a_connection_that_the_server_closes_while_idle_costs_no_request(client: str) -> None:
-    with NullServer(NullServerConfig(idle_close_ns=30 * NS_PER_MS)) as server:
+    with faulty_server(idle_close_ns=30 * NS_PER_MS) as server:
         rows = rows_of(run(plan_of(session(0, num_requests=3, wait_ns=150 * NS_PER_MS)), server, client))
     assert {row["status"] for row in rows} == {"ok"}, rows
 
@@ -199,7 +199,7 @@ class TestAServerThatMisbehaves:
         plan = plan_of(
             *(session(index) for index in range(12)), session(12, after=0), session(13, after=5, continues=5)
         )
-        with NullServer(NullServerConfig(faults=FAULTS)) as server:
+        with faulty_server(faults=FAULTS) as server:
             result = run(plan, server, client, timeout_s=1.0)
         rows = {(row["session"], row["request"]): row for row in rows_of(result)}
         status = {index: rows[index, 0]["status"] for index in range(14)}
@@ -242,11 +242,10 @@ class TestAServerThatMisbehaves:
         plan = plan_of(
             session(0, wait_ns=NS_PER_S * 3600), session(1), session(2, num_requests=1, start_offset_ns=NS_PER_S)
         )
-        config = NullServerConfig(faults={"1-0": "half_open"})
 
         def stop_after_first(_event: ReplayEvent) -> None:
             stop.set()
 
-        with NullServer(config) as server:
+        with faulty_server(faults={"1-0": "half_open"}) as server:
             rows = rows_of(run(plan, server, client, stop=stop, on_event=stop_after_first))
         assert [row["status"] for row in rows] == ["ok", "not_sent", "connection", "not_sent", "not_sent"]
