@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 MAKEFLAGS += --no-print-directory
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint types imports pytest compiled catalogue calibration twin twin-venv twin-try differential fuzz faults bench setup runtime dev docs wheel clean
+.PHONY: help demo test check lint types imports pytest compiled catalogue calibration twin twin-venv twin-try differential fuzz faults bench setup runtime dev docs pictures wheel clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
@@ -25,6 +25,9 @@ TWIN_RUNS ?= runs/twin-$(shell date +%Y%m%d-%H%M%S)
 docs: dev  ## the documents as a site: site/; a dead link or a page outside the navigation is an error
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 	@echo "docs: site/index.html"
+
+pictures: dev  ## the pictures of the README, from a real run of the demo: docs/pictures
+	@$(BIN)/python tools/pictures.py docs/pictures
 
 # From an empty folder, so that nothing of the checkout is read.
 wheel: dev  ## build the wheel and try it in an environment of its own
