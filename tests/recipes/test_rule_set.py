@@ -33,7 +33,7 @@ EDITS = {
             "        hits: list[int] = []\n        if self.rules.forgets:\n            return hits\n",
         ),
     ),
-    "README.md": (("- `vendor-0.11.1`:", "- `tried`: a toy that reuses nothing.\n- `vendor-0.11.1`:"),),
+    "docs/stack.md": (("- `vendor-0.11.1`:", "- `tried`: a toy that reuses nothing.\n- `vendor-0.11.1`:"),),
 }
 EXPERIMENT = """
 name = "toy"
@@ -57,7 +57,7 @@ name = "vendor"
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory: pytest.TempPathFactory) -> CopiedCheckout:
     """The checkout with the toy's five edits."""
-    checkout = CopiedCheckout(tmp_path_factory.mktemp("checkout"), ("tests", "pyproject.toml", "README.md"))
+    checkout = CopiedCheckout(tmp_path_factory.mktemp("checkout"), ("tests", "pyproject.toml", "README.md", "docs"))
     for name, pairs in EDITS.items():
         for old, new in pairs:
             checkout.edit(name, old, new)

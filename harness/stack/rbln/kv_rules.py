@@ -139,7 +139,7 @@ def rules_in_force(name: str, version: str = "") -> RuleSet:
 
 
 def rules_in_words() -> str:
-    """One Markdown line per rule set, as the README prints them."""
+    """One Markdown line per rule set, as docs/stack.md prints them."""
     lines = [f"- `{AUTO}` (default): the rules of the release that serves; without one, `{NEWEST_STABLE}`."]
     lines += [f"- `{rules.name}`: {rules.description}." for rules in _TABLE]
     return "\n".join(lines)

@@ -13,12 +13,12 @@ from harness.spec import ServerSpec
 from harness.stack.rbln.kv_rules import AUTO, NEWEST_STABLE, RULE_SETS, rule_set, rules_for_version, rules_in_words
 from harness.stack.rbln.twin.environment import known_stacks
 
-README = Path(__file__).parents[3] / "README.md"
+PAGE = Path(__file__).parents[3] / "docs" / "stack.md"
 
 
-def test_the_readme_prints_the_table() -> None:
+def test_the_page_of_the_stack_prints_the_table() -> None:
     """However its lines are wrapped."""
-    assert " ".join(rules_in_words().split()) in " ".join(README.read_text(encoding="utf-8").split())
+    assert " ".join(rules_in_words().split()) in " ".join(PAGE.read_text(encoding="utf-8").split())
 
 
 def test_every_release_whose_twin_is_locked_has_rules() -> None:
