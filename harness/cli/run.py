@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+    from harness.analysis import ExperimentSummary
     from harness.prereg import Ticket
     from harness.records import SealedRun
     from harness.report.view import Results
@@ -275,6 +276,9 @@ def table(
         print(_conditions_written(sealed, form, serving=serving), end="")
         return
     out, summary = terminal(), summarise(sealed)
+    if not serving:
+        _print_answer(out, summary, sealed)
+        out.print()
     for shown in serving_tables(summary) if serving else summary_tables(summary, out.width):
         out.print(shown)
         out.print()
@@ -331,6 +335,8 @@ def _conclude(console: Console, sealed: Sequence[SealedRun], path: Path, title: 
     from harness.report import summary_tables, write_report
 
     summary = summarise(sealed)
+    console.print()
+    _print_answer(console, summary, sealed)
     for shown in summary_tables(summary, console.width):
         console.print()
         console.print(shown)
@@ -338,6 +344,14 @@ def _conclude(console: Console, sealed: Sequence[SealedRun], path: Path, title: 
         console.print(str(moved), style="yellow", markup=False, highlight=False)
     page = write_report(sealed, path, title=title, results=_results(sealed), summary=summary)
     console.print(f"report: {page}", highlight=False, soft_wrap=True)
+
+
+def _print_answer(console: Console, summary: ExperimentSummary, sealed: Sequence[SealedRun]) -> None:
+    """The question and the answer, before any table."""
+    from harness.report.terminal import answer_lines
+
+    for line in answer_lines(summary, sealed[0].manifest.question):
+        console.print(line, highlight=False)
 
 
 def _results(sealed: Sequence[SealedRun]) -> Results:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from harness.processes import side_by_side
 from harness.report.device_plot import DEVICES_CAPTION, device_plot
 from harness.report.gather import LAG_P99, START_SPREAD
-from harness.report.plots import cost_ratio_plot, lateness_plot, reuse_plot, step_histograms
+from harness.report.plots import cost_plot, lateness_plot, reuse_plot, step_histograms
 from harness.report.sequence_plot import SEQUENCE_CAPTION, sequence_plot
 from harness.report.serving_plots import serving_plot, sweep_plot
 from harness.report.svg import Sheet
@@ -19,10 +19,10 @@ from harness.report.view import ReportView
 # What a second process costs by itself, several times over.
 DRAWING_WORTH_S = 0.15
 COMPARED_CAPTION = (
-    "Large markers: ratio of sums over replicates; small dots: single replicates; bars: 95 % t interval of the mean "
-    "log ratio, from three replicates on; the line at 1: the baseline."
+    "Large marker: ratio of sums over replicates. Small dots: single replicates. Bar: 95 % interval, from three "
+    "replicates on. The line at 1 is the baseline."
 )
-ALONE_CAPTION = "Filled: channel A, rebuilt from steps and cost models; open: channel B, seen by the client."
+ALONE_CAPTION = "Filled: modelled device time (A). Open: time in flight (B)."
 
 
 def plots_of(view: ReportView) -> dict[str, str]:
@@ -30,7 +30,8 @@ def plots_of(view: ReportView) -> dict[str, str]:
     note = view.time_caption
     limits = (_limit(view, LAG_P99), _limit(view, START_SPREAD))
     draw: dict[str, Callable[[Sheet], str]] = {
-        "cost": lambda sheet: cost_ratio_plot(sheet, view, view.seconds_unit),
+        "cost": lambda sheet: cost_plot(sheet, view),
+        "cost_narrow": lambda sheet: cost_plot(sheet, view, is_narrow=True),
         "steps": lambda sheet: step_histograms(sheet, view),
         "serving": lambda sheet: serving_plot(sheet, view),
         "reuse": lambda sheet: reuse_plot(sheet, view),
@@ -45,7 +46,7 @@ def plots_of(view: ReportView) -> dict[str, str]:
         plots = {names[place]: plot for place, plot in drawn}
     return {
         **plots,
-        "cost_caption": note + (COMPARED_CAPTION if view.is_compared else ALONE_CAPTION),
+        "cost_caption": note + _cost_caption(view),
         "serving_caption": f"{note}Share of the requests of the valid runs{view.summary.window} that had their first "
         "token, the next token, or their whole answer within a time.",
         "sequence_caption": SEQUENCE_CAPTION,
@@ -61,6 +62,12 @@ def plots_of(view: ReportView) -> dict[str, str]:
         "together; the dotted line marks p99. Right: how far apart the first requests of a run left; "
         "a cross is an invalid run.",
     }
+
+
+def _cost_caption(view: ReportView) -> str:
+    if any(condition.comparison is not None for condition in view.conditions):
+        return COMPARED_CAPTION
+    return ALONE_CAPTION if len(view.channels) == 2 else ""
 
 
 def _limit(view: ReportView, name: str) -> float | None:

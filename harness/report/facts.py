@@ -125,6 +125,8 @@ def fact_text(value: Any) -> str:
     if isinstance(value, Mapping):
         return " ".join(f"{key} {fact_text(item)}" for key, item in value.items())
     is_list = isinstance(value, (list, tuple))
+    if is_list and not value:
+        return "\u2013"
     text = "{" + ",".join(fact_text(item) for item in value) + "}" if is_list else str(value)
     return text if len(text) <= MAX_FACT_LENGTH else text[: MAX_FACT_LENGTH - 1] + "\u2026"
 
@@ -153,15 +155,20 @@ def changes(this: Mapping[str, Any], other: Mapping[str, Any], prefix: str = "")
     )
 
 
+def ran_until_decided(run: SealedRun) -> bool:
+    """Whether the stopping rule was to end the experiment: then it has as many replicates as the rule's budget."""
+    asked = run.manifest.requested_experiment
+    rule = asked.get("stop") or {}
+    return bool(rule) and rule.get("budget") == asked.get("replicates")
+
+
 def reproduce_command(run: SealedRun) -> str:
     """The commands that perform the experiment again and write the report again."""
     manifest = run.manifest
     argv = manifest.provenance.get("argv")
     source = str(manifest.requested.get("spec_source") or f"{manifest.experiment}.toml")
     root = run.path.parent.parent.parent
-    rule = manifest.requested_experiment.get("stop") or {}
-    # With as many replicates as the rule's budget has blocks, it was the rule that ended it.
-    until = " --until decided" if rule and rule.get("budget") == manifest.requested_experiment.get("replicates") else ""
+    until = " --until decided" if ran_until_decided(run) else ""
     started = shlex.join(str(part) for part in argv) if isinstance(argv, (list, tuple)) and argv else ""
     lines = ["# as it was started", started] if started else []
     lines += [

@@ -22,6 +22,7 @@ from harness.report.facts import (
     changes,
     changes_from_experiment,
     gather_facts,
+    ran_until_decided,
     reproduce_command,
     spec_text,
     written_workload,
@@ -76,7 +77,7 @@ def gather(
         records_root=str(first.path.parent.parent.parent),
         written_utc=utc_now().strftime("%Y-%m-%d %H:%M:%S UTC"),
         results=results or Results(),
-        standing=standing_of(runs),
+        standing=standing_of(runs) if ran_until_decided(first) else None,
         drift=drift(runs),
         folders={} if page is None else {run.key: _link(run.path, page) for run in runs},
     )

@@ -11,8 +11,8 @@ import json
 import os
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from html import escape
 from importlib.resources import files
@@ -22,13 +22,12 @@ from typing import Any
 from jinja2 import Environment, FileSystemBytecodeCache, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from harness.analysis import ConditionFigures, RunFigures
-from harness.analysis.method.compare import MAX_TAU, Comparison, Verdict
 from harness.analysis.method.serving import METRICS, requests_needed
 from harness.analysis.method.stats import Interval
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.kinds import kind_of_run
 from harness.outputs import escape_bidi
+from harness.report.answers import answers, count
 from harness.report.csv_links import csv_links
 from harness.report.drawings import plots_of
 from harness.report.timeline import drawn_lanes, step_segments, timeline_svg
@@ -52,14 +51,10 @@ SECTIONS = (
     ("glossary", "Glossary"),
 )
 SHOWN_CASES = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """One sentence of the headline, as HTML, and the colour of the condition it is about."""
-
-    text: str
-    color: int
+# Last words of a column's name that are its unit.
+UNITS = {"ns", "ms", "s", "h", "bytes", "tokens", "percent"}
+# Where the glossary goes once the words of the page are known.
+GLOSSARY_PLACE = "<!-- glossary -->"
 
 
 def render_page(view: ReportView) -> str:
@@ -75,7 +70,8 @@ def render_page(view: ReportView) -> str:
         script=script,
         policy=content_security_policy(script),
         headline=headline(view),
-        answers=answers(view),
+        answers=answers(view.summary, lambda name: f"<b>{escape(name)}</b>"),
+        name_of=dict(sections),
         sections=sections,
         number_of={anchor: place for place, (anchor, _) in enumerate(sections, 1)},
         linked=linker(view),
@@ -97,16 +93,40 @@ def render_page(view: ReportView) -> str:
         ms="model ms" if view.is_scaled else "ms",
         plots=plots_of(view),
         timelines=timeline_groups(view),
-        ratio_of=_ratio_of,
         callers=_callers(view),
         causes=list(dict.fromkeys(cause for c in view.conditions if c.ceilings for cause in sorted(c.ceilings.lost))),
         check_names=_check_names(view),
         check_of=_check_of,
         verdict_of=_verdict,
         shown_cases=SHOWN_CASES,
-        glossary=_resource("glossary.html"),
+        glossary=GLOSSARY_PLACE,
+        section_notes=section_notes(view),
     )
-    return escape_bidi(page)
+    return escape_bidi(page.replace(GLOSSARY_PLACE, glossary_of(page)))
+
+
+def glossary_of(page: str) -> str:
+    """The entries of the glossary whose words the page uses."""
+    text = re.sub(r"<(script|style).*?</\1>|<[^>]*>", " ", page, flags=re.DOTALL)
+    entries = re.findall(r'<dt data-when="([^"]*)">(.*?)</dt>\s*<dd>(.*?)</dd>', _resource("glossary.html"), re.DOTALL)
+    used = [(term, said) for words, term, said in entries if any(word in text for word in words.split("|"))]
+    return '<dl class="glossary">' + "".join(f"<dt>{term}</dt><dd>{said}</dd>" for term, said in used) + "</dl>"
+
+
+def section_notes(view: ReportView) -> dict[str, str]:
+    """What the heading of a folded section says of its content."""
+    severities = Counter(finding.severity for finding in view.findings)
+    outcomes = Counter(decision.outcome.value for decision in view.results.decisions)
+    broken = sorted({check.name for checks in view.checks.values() for check in checks if check.is_met is False})
+    return {
+        "findings": ", ".join(
+            count(number, severity) if severity == "warning" else f"{number} {severity}"
+            for severity, number in severities.items()
+        )
+        or "none",
+        "results": ", ".join(f"{number} {outcome}" for outcome, number in outcomes.items()),
+        "harness": f"broken: {', '.join(broken)}" if broken else "",
+    }
 
 
 def content_security_policy(script: str = "") -> str:
@@ -128,122 +148,10 @@ def headline(view: ReportView) -> list[str]:
         view.summary.experiment,
         f"backend {view.backend or 'not named'}"
         + (" (no NPU)" if kind_of_run(view.backend).has_device is False else ""),
-        f"{_count(len(view.conditions), 'condition')} \u00d7 {_count(replicates, 'replicate')}",
-        f"{_count(len(view.runs), noun)}, {validity}",
+        f"{count(len(view.conditions), 'condition')} \u00d7 {count(replicates, 'replicate')}",
+        f"{count(len(view.runs), noun)}, {validity}",
     ]
     return [*parts, *filter(None, [view.time_note, view.summary.declared])]
-
-
-def answers(view: ReportView) -> list[Answer]:
-    """The answer in plain words: what each compared condition costs, or why that is not said."""
-    unit = "model s" if view.is_scaled else "s"
-    return [
-        Answer(compare(condition) if view.is_compared else _cost_alone(view, condition, unit), place)
-        for place, condition in enumerate(view.conditions)
-        if condition.is_compared or not view.is_compared
-    ]
-
-
-def compare(condition: ConditionFigures) -> str:
-    """One comparison as an HTML sentence; what the channels cannot bear out is withheld."""
-    this, other = f"<b>{escape(condition.name)}</b>", f"<b>{escape(condition.baseline)}</b>"
-    found = condition.comparison
-    if found is None:
-        return f"{this} cannot be compared with {other}: a valid pair of runs with both channels is missing."
-    a, b = (_with_interval(one.ratio, one.interval) for one in (found.main, found.b))
-    few = "" if found.main.interval is not None else f" ({_too_few(len(found.replicates))})"
-    work, among = _other_work(found), found.main.interval
-    unsure = " The interval holds 1: these runs tell no difference." if among and among.low < 1 < among.high else ""
-    if found.verdict is Verdict.PREDICTED:
-        this = f"<b>Predicted:</b> {this}"
-        return f"{this} costs {_change(found.ratio_b, found.ratio_b)} {other}{work}: ratio {a}{few}.{unsure}"
-    if found.a is None:
-        return (
-            f"{this} costs {_change(found.ratio_b, found.ratio_b)} {other}{work}: ratio {b} on channel B{few}. "
-            f"Channel A is not there (no step log, or reuse unknown).{unsure}"
-        )
-    ratios = f"ratio {a} on channel A, {b} on channel B{few}"
-    if found.verdict is Verdict.CANNOT_TELL:
-        return (
-            f"<b>Cannot tell:</b> {this} against {other}{work} ({ratios}). In the baseline's own runs the channels lie "
-            f"{found.residual_share:.4f} of B apart, above {MAX_TAU:g}: that they agree here would mean nothing."
-        )
-    if found.verdict is Verdict.DIFFER:
-        return (
-            f"<b>Withheld:</b> {this} against {other}{work}. The channels disagree ({ratios}): they differ by "
-            f"{found.difference:.4f}, more than \u03c4 = {found.tau:.4f}."
-        )
-    return (
-        f"{this} costs {_change(found.a.ratio, found.ratio_b)} {other}{work}: {ratios}. The channels agree: "
-        f"they differ by {found.difference:.4f}, within \u03c4 = {found.tau:.4f}.{unsure}"
-    )
-
-
-def _with_interval(ratio: float, interval: Interval | None) -> str:
-    return f"{ratio:.4f}" + ("" if interval is None else f" [{interval.low:.4f}, {interval.high:.4f}]")
-
-
-def _interval(interval: Interval | None) -> str:
-    """The interval of one channel's ratio, or why there is none."""
-    return "too few" if interval is None else f"{interval.low:.3f}\u2013{interval.high:.3f}"
-
-
-def _too_few(num_replicates: int) -> str:
-    return f"{_count(num_replicates, 'replicate')}: too few for an interval"
-
-
-def _other_work(found: Comparison) -> str:
-    """How conditions that did different work are compared; empty where they did the same."""
-    if found.is_same_work:
-        return ""
-    own, base, is_one = found.work, found.baseline_work, found.a is None or found.verdict is Verdict.PREDICTED
-    return (
-        f" <b>per generated token</b> (it did other work: {own.num_requests:,} requests and {own.generated_tokens:,} "
-        f"generated tokens against {base.num_requests:,} and {base.generated_tokens:,}; per request the ratio is "
-        + (
-            f"{found.b.request_ratio:.4f})"
-            if is_one
-            else f"{found.main.request_ratio:.4f} on A, {found.b.request_ratio:.4f} on B)"
-        )
-    )
-
-
-def _change(a: float, b: float) -> str:
-    percent_a, percent_b = 100 * (a - 1), 100 * (b - 1)
-    if max(abs(percent_a), abs(percent_b)) < 0.05:
-        return "the same as"
-    if percent_a * percent_b < 0:
-        return f"about the same as (A {percent_a:+.1f} %, B {percent_b:+.1f} %)".replace("-", "\u2212")
-    size_a, size_b = f"{abs(percent_a):.1f}", f"{abs(percent_b):.1f}"
-    amount = f"{size_a} %" if size_a == size_b else f"{size_a} % (A) or {size_b} % (B)"
-    return f"{amount} {'more' if percent_a + percent_b > 0 else 'less'} than"
-
-
-def _cost_alone(view: ReportView, condition: ConditionFigures, unit: str) -> str:
-    name = f"<b>{escape(condition.name)}</b>"
-    if condition.a_ns is None and condition.b_ns is None:
-        return f"{name} has no valid run, so no cost is known."
-    felt = _felt(view, condition)
-    costs = f"{_seconds(condition.a_ns)} {unit} on channel A and {_seconds(condition.b_ns)} {unit} on channel B"
-    runs = _count(len(condition.valid_runs), "valid run")
-    if condition.a_ns is None:
-        return f"{name} kept requests in flight for {_seconds(condition.b_ns)} {unit} ({runs}, channel B alone).{felt}"
-    return f"{name} costs {costs} ({runs}); there is no baseline to compare it with.{felt}"
-
-
-def _felt(view: ReportView, condition: ConditionFigures) -> str:
-    """What its users felt, in one sentence; empty where nothing was answered."""
-    found = view.summary.serving_of(condition.name)
-    if found is None:
-        return ""
-    first, ms = found.of("ttft"), "model ms" if view.is_scaled else "ms"
-    to_first = (
-        f" First token after {_short_ms(first.at(0.5).value)} {ms} (median), {_short_ms(first.at(0.99).value)} "
-        f"{ms} (p99)."
-        if first is not None
-        else ""
-    )
-    return f"{to_first} {found.tokens_per_s.mean:,.1f} tokens/s, {found.requests_per_s.mean:.2f} requests/s."
 
 
 def timeline_groups(view: ReportView) -> list[list[dict[str, Any]]]:
@@ -313,12 +221,6 @@ def _shared_end(view: ReportView, timeline: TimelineView) -> float:
     return max(other.end_s for other in view.timelines if treatment.get(other.condition) == mine)
 
 
-def _ratio_of(condition: ConditionFigures, run: RunFigures) -> tuple[float | None, float | None]:
-    """Ratios of one replicate on channels A and B; None where the baseline has no valid run of it."""
-    ratios = () if condition.comparison is None else condition.comparison.per_replicate
-    return next(((a, b) for replicate, a, b in ratios if replicate == run.replicate), (None, None))
-
-
 def _callers(view: ReportView) -> list[str]:
     found = {caller for condition in view.conditions for caller in condition.evictions or ()}
     order = {"request": 0, "dummy": 1, "preempt": 2}
@@ -347,6 +249,16 @@ def _verdict(checks: Iterable[Check]) -> str:
         return f'<span class="bad">broken: {escape(", ".join(broken))}</span>'
     held = any(check.is_met for check in checks)
     return '<span class="yes">met</span>' if held else '<span class="dim">none set</span>'
+
+
+def _interval(interval: Interval) -> str:
+    return f"{interval.low:.3f}\u2013{interval.high:.3f}"
+
+
+def _words(column: str) -> str:
+    """A column's name as a heading: its words, and its unit in brackets."""
+    name, _, unit = column.rpartition("_")
+    return f"{name} [{unit}]".replace("_", " ") if name and unit in UNITS else column.replace("_", " ")
 
 
 def _check_value(check: Check | None) -> str:
@@ -380,10 +292,6 @@ def _short_ms(duration_ns: float | None) -> str:
     return _fixed(value, 1 if value is None or value < 1000 else 0)
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
 @lru_cache
 def _resource(name: str) -> str:
     return files("harness.report").joinpath(name).read_text(encoding="utf-8")
@@ -400,6 +308,7 @@ def _environment() -> Environment:
         "share": _share,
         "factors": factors_text,
         "interval": _interval,
+        "words": _words,
         "seconds": _seconds,
         "milliseconds": _milliseconds,
         "check_value": _check_value,

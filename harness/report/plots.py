@@ -15,6 +15,7 @@ import numpy as np
 from harness.analysis import ConditionFigures, RunFigures
 from harness.analysis.method.compare import Comparison
 from harness.clock import NS_PER_S
+from harness.report.answers import Channel
 from harness.report.svg import GRID, INK, MUTED, SURFACE, WARN, Sheet, bucket_color, condition_color
 from harness.report.view import FloatArray, ReportView
 
@@ -22,113 +23,111 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 PAGE_WIDTH_IN = 10.66
+# A phone of 390 px, less its margins.
+NARROW_WIDTH_IN = 3.7
 MAX_PANELS_PER_ROW = 4
 MAX_REUSE_BARS = 72  # above this many re-arrivals, bars are thinner than a hatch and points say more
 MAX_ECDF_POINTS = 400
 
 
-def cost_ratio_plot(sheet: Sheet, view: ReportView, model_seconds: str) -> str:
-    """Cost ratio of each compared condition on channels A and B, with the ratio of every replicate.
+def cost_plot(sheet: Sheet, view: ReportView, *, is_narrow: bool = False) -> str:
+    """Cost ratio of each compared condition on the channels there are, with the ratio of every replicate.
 
-    Without any comparison: the cost itself, in ``model_seconds`` (the label of that unit).
+    Without any comparison: the cost itself. is_narrow: for a phone, the names above their rows.
     """
     compared = [(one, one.comparison) for one in view.conditions if one.comparison is not None]
-    if not compared:
-        return _cost_plot(sheet, view, model_seconds)
-    figure = sheet.figure(PAGE_WIDTH_IN, 0.75 + 0.62 * len(compared))
+    rows = max(1, len(compared or view.conditions))
+    figure = sheet.figure(NARROW_WIDTH_IN if is_narrow else PAGE_WIDTH_IN, 0.9 + (0.75 if is_narrow else 0.62) * rows)
     axes = figure.subplots()
-    axes.axvline(1.0, color=INK, linewidth=0.9, zorder=1)
-    for row, (condition, comparison) in enumerate(compared):
-        _ratio_row(axes, row, comparison, _color(view, condition.name))
-    axes.set_yticks(range(len(compared)), [f"{condition.name}\nvs {condition.baseline}" for condition, _ in compared])
-    axes.set_ylim(len(compared) - 0.45, -0.55)
+    if compared:
+        names, label = _ratio_rows(axes, view, compared, is_narrow=is_narrow)
+    else:
+        names, label = _cost_rows(axes, view)
+    if is_narrow:
+        axes.set_yticks([])
+        for row, name in enumerate(names):
+            place = {"xytext": (0, -1), "textcoords": "offset points", "va": "top", "fontsize": 8.5, "color": INK}
+            axes.annotate(name.replace("\n", " "), (0, row - 0.5), xycoords=("axes fraction", "data"), **place)
+    else:
+        axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(len(names) - 0.45, -0.55)
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)
-    values = axes.secondary_yaxis("right")
-    values.set_yticks(range(len(compared)), [_ratio_text(c, "\n", 4) for _, c in compared])
-    values.tick_params(axis="y", length=0)
-    values.spines["right"].set_visible(False)
     axes.grid(visible=True, axis="x")
-    is_predicted = any(comparison.is_predicted for _, comparison in compared)
-    told = "predicted cost ratio" if is_predicted else "cost ratio"
-    axes.set_xlabel(f"{told} to the baseline (below 1: costs less)")
+    if len(view.channels) > 1:
+        figure.legend(handles=_channel_handles(axes), loc="outside upper left", ncols=3, handletextpad=0.3)
+    return sheet.render(figure, name="cost-narrow" if is_narrow else "cost", label=label)
+
+
+def _ratio_rows(
+    axes: Axes, view: ReportView, compared: Sequence[tuple[ConditionFigures, Comparison]], *, is_narrow: bool
+) -> tuple[list[str], str]:
+    """Rows of ratios: their names, and what they show in one sentence."""
+    axes.axvline(1.0, color=INK, linewidth=0.9, zorder=1)
+    told: list[str] = []
+    for row, (condition, comparison) in enumerate(compared):
+        for place, channel in enumerate(view.channels):
+            offset = 0.14 * (2 * place - 1) if len(view.channels) > 1 else 0.0
+            _ratio_marks(axes, row + offset, channel, condition, _color(view, condition.name))
+        shown = [(channel.heading, channel.ratio(comparison)) for channel in view.channels]
+        told.append("\n".join(f"{name if len(shown) > 1 else ''} {ratio:.4f}" for name, ratio in shown if ratio))
+    if not is_narrow:
+        values = axes.secondary_yaxis("right")
+        values.set_yticks(range(len(compared)), told)
+        values.tick_params(axis="y", length=0)
+        values.spines["right"].set_visible(False)
+    kind = "predicted cost ratio" if compared[0][1].is_predicted else "cost ratio"
+    axes.set_xlabel(f"{kind} to the baseline (below 1: costs less)")
+    axes.locator_params(axis="x", nbins=5 if is_narrow else 9)
     _pad_limits(axes, include=1.0)
-    handles = [
-        axes.plot([], [], marker="o", color=INK, linestyle="none", markersize=7, label="channel A (reconstructed)")[0],
-        axes.plot(
-            [],
-            [],
-            marker="D",
-            color=INK,
-            markerfacecolor="none",
-            linestyle="none",
-            markersize=6.5,
-            label="channel B (simulated)" if is_predicted else "channel B (observed)",
-        )[0],
-        axes.plot([], [], marker="o", color=INK, alpha=0.45, linestyle="none", markersize=3, label="one replicate")[0],
+    names = [f"{condition.name}\nvs {condition.baseline}" for condition, _ in compared]
+    told = [
+        f"{condition.name}: {text}".replace("\n", ", ") for (condition, _), text in zip(compared, told, strict=True)
     ]
-    figure.legend(handles=handles, loc="outside upper left", ncols=3, handletextpad=0.3, columnspacing=1.6)
-    names = ", ".join(f"{condition.name}: {_ratio_text(c, ', ', 3)}" for condition, c in compared)
-    return sheet.render(figure, name="cost", label=f"Cost ratios to the baseline on both channels. {names}.")
+    return names, f"Cost ratios to the baseline. {'; '.join(told)}."
+
+
+def _ratio_marks(axes: Axes, row: float, channel: Channel, condition: ConditionFigures, color: str) -> None:
+    """One channel of a comparison: its replicates, its interval, its ratio."""
+    comparison = condition.comparison
+    assert comparison is not None, "only comparisons are drawn"
+    each = [channel.ratio_of(condition, replicate) for replicate in comparison.replicates]
+    known = [ratio for ratio in each if ratio is not None]
+    axes.plot(known, [row] * len(known), "o", color=color, alpha=0.45, markersize=3.4, zorder=2)
+    if (interval := channel.interval(comparison)) is not None:
+        axes.plot([interval.low, interval.high], [row] * 2, "|-", color=color, linewidth=1.3, markersize=7, zorder=2)
+    marker, face, size = ("o", color, 8.0) if channel.is_a else ("D", SURFACE, 7.0)
+    axes.plot([channel.ratio(comparison)], [row], marker, color=color, markerfacecolor=face, markersize=size, zorder=3)
+
+
+def _cost_rows(axes: Axes, view: ReportView) -> tuple[list[str], str]:
+    """Rows of costs, where nothing is compared: their names, and what they show in one sentence."""
+    for row, condition in enumerate(view.conditions):
+        color = _color(view, condition.name)
+        for place, channel in enumerate(view.channels):
+            cost_ns = channel.cost_ns(view.counted(condition))
+            if cost_ns is None:
+                continue
+            at, value = row + (0.24 * place - 0.12 if len(view.channels) > 1 else 0.0), cost_ns / NS_PER_S
+            axes.plot([0, value], [at] * 2, color=color, linewidth=1.0)
+            marker, face = ("o", color) if channel.is_a else ("D", SURFACE)
+            axes.plot([value], [at], marker, color=color, markerfacecolor=face, markersize=7)
+    axes.set_xlim(left=0)
+    axes.set_xlabel(f"cost [{view.seconds_unit}]")
+    return [condition.name for condition in view.conditions], "Cost of each condition; nothing is compared."
+
+
+def _channel_handles(axes: Axes) -> list[Any]:
+    plain: dict[str, Any] = {"color": INK, "linestyle": "none"}
+    return [
+        axes.plot([], [], marker="o", markersize=7, label="A, modelled", **plain)[0],
+        axes.plot([], [], marker="D", markerfacecolor="none", markersize=6.5, label="B, in flight", **plain)[0],
+        axes.plot([], [], marker="o", alpha=0.45, markersize=3, label="one replicate", **plain)[0],
+    ]
 
 
 def _color(view: ReportView, condition: str) -> str:
     return condition_color(view.summary.place_of[condition])
-
-
-def _ratio_text(compared: Comparison, between: str, digits: int) -> str:
-    """Ratios of both channels, or of B where A is missing."""
-    a = "" if compared.ratio_a is None else f"A {compared.ratio_a:.{digits}f}{between}"
-    return f"{a}B {compared.ratio_b:.{digits}f}"
-
-
-def _ratio_row(axes: Axes, row: int, comparison: Comparison, color: str) -> None:
-    ratio_a, ratio_b = comparison.ratio_a, comparison.ratio_b
-    for offset, ratios in (
-        (-0.14, [a for _, a, _ in comparison.per_replicate]),
-        (0.14, [b for _, _, b in comparison.per_replicate]),
-    ):
-        known = [ratio for ratio in ratios if ratio is not None]
-        axes.plot(known, [row + offset] * len(known), "o", color=color, alpha=0.45, markersize=3.4, zorder=2)
-    for offset, interval in ((-0.14, comparison.interval_a), (0.14, comparison.interval_b)):
-        if interval is not None:
-            ends = [interval.low, interval.high]
-            axes.plot(ends, [row + offset] * 2, "|-", color=color, linewidth=1.3, markersize=7, zorder=2)
-    if ratio_a is not None:
-        axes.plot([ratio_a], [row - 0.14], "o", color=color, markersize=8, zorder=3)
-        axes.plot([ratio_a, ratio_b], [row - 0.14, row + 0.14], color=color, linewidth=0.9, zorder=2)
-    axes.plot(
-        [ratio_b],
-        [row + 0.14],
-        "D",
-        color=color,
-        markerfacecolor=SURFACE,
-        markersize=7,
-        markeredgewidth=1.5,
-        zorder=3,
-    )
-
-
-def _cost_plot(sheet: Sheet, view: ReportView, model_seconds: str) -> str:
-    conditions = view.conditions
-    figure = sheet.figure(PAGE_WIDTH_IN, 0.9 + 0.5 * max(1, len(conditions)))
-    axes = figure.subplots()
-    for row, condition in enumerate(conditions):
-        color = _color(view, condition.name)
-        for offset, cost_ns, style in ((-0.12, condition.a_ns, "o"), (0.12, condition.b_ns, "D")):
-            if cost_ns is None:
-                continue
-            value = cost_ns / NS_PER_S
-            axes.plot([0, value], [row + offset] * 2, color=color, linewidth=1.0)
-            face = color if style == "o" else SURFACE
-            axes.plot([value], [row + offset], style, color=color, markerfacecolor=face, markersize=7)
-    axes.set_yticks(range(len(conditions)), [condition.name for condition in conditions])
-    axes.set_ylim(len(conditions) - 0.5, -0.5)
-    axes.set_xlim(left=0)
-    axes.tick_params(axis="y", length=0)
-    axes.grid(visible=True, axis="x")
-    axes.set_xlabel(f"cost, sum over valid runs [{model_seconds}]; filled: channel A, open: channel B")
-    return sheet.render(figure, name="cost", label="Cost of each condition on channels A and B; nothing to compare.")
 
 
 def step_histograms(sheet: Sheet, view: ReportView) -> str:

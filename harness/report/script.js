@@ -108,12 +108,22 @@
   document.querySelectorAll(".choose").forEach((line) => { line.hidden = false; });
   const follow = () => {
     const anchor = decodeURIComponent(location.hash.slice(1));
-    if (!anchor.startsWith("timeline-")) return;
-    choose(anchor);
-    document.getElementById(anchor)?.scrollIntoView({ block: "start" });
+    if (!anchor) return;
+    if (anchor.startsWith("timeline-")) choose(anchor);
+    const target = document.getElementById(anchor);
+    target?.closest("details")?.setAttribute("open", "");
+    target?.scrollIntoView({ block: "start" });
   };
   window.addEventListener("hashchange", follow);
   follow();
+
+  // Paper has nothing to unfold.
+  let unfolded = [];
+  window.addEventListener("beforeprint", () => {
+    unfolded = [...document.querySelectorAll("details.section:not([open])")];
+    unfolded.forEach((box) => { box.open = true; });
+  });
+  window.addEventListener("afterprint", () => { unfolded.forEach((box) => { box.open = false; }); });
 
   // A table is copied as text with tabs, which spreadsheets and editors take.
   document.querySelectorAll(".scroll > table").forEach((table) => {

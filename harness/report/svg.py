@@ -174,8 +174,10 @@ def _widest_in(axes: Axes) -> float:
     from matplotlib.ticker import FixedLocator
 
     places, texts = axes.yaxis.get_major_locator(), axes.yaxis.get_major_formatter()
-    named = texts.format_ticks(list(places())) if isinstance(places, FixedLocator) else []
-    return CHARACTER_IN * max((len(line) for text in named for line in text.split("\n")), default=5)
+    if not isinstance(places, FixedLocator):
+        return CHARACTER_IN * 5
+    named = texts.format_ticks(list(places()))
+    return CHARACTER_IN * max((len(line) for text in named for line in text.split("\n")), default=0)
 
 
 def _above_in(axes: Axes) -> float:

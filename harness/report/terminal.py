@@ -6,6 +6,7 @@ This is where the flow ends: people read it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from harness.analysis import ExperimentSummary
@@ -17,6 +18,15 @@ from harness.analysis.method.stopping import Standing
 from harness.analysis.method.summary import ConditionFigures
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.outputs import escape_bidi
+from harness.report.answers import (
+    Channel,
+    answers,
+    channels_of,
+    common_replicates,
+    count,
+    counted_words,
+    over,
+)
 from harness.spec import factors_text
 from harness.table import Table
 
@@ -40,6 +50,17 @@ WIDE = 92
 SHOWN = (("ttft", 0.5), ("ttft", 0.99), ("itl", 0.5), ("itl", 0.99), ("e2e", 0.5), ("e2e", 0.99), ("queue", 0.99))
 
 
+def answer_lines(summary: ExperimentSummary, question: str = "") -> list[str]:
+    """The question and the answer, one sentence for each comparison, as markup for the terminal."""
+    from rich.markup import escape
+
+    def bold(name: str) -> str:
+        return f"[bold]{escape(name)}[/]"
+
+    asked = [f"[dim]{escape(escape_bidi(question))}[/]"] if question else []
+    return [*asked, *(answer.text for answer in answers(summary, bold))]
+
+
 def conditions_table(summary: ExperimentSummary, width: int = 0) -> RichTable:
     """The conditions of an experiment as a table for the terminal; costs in seconds of the run's clock.
 
@@ -48,24 +69,29 @@ def conditions_table(summary: ExperimentSummary, width: int = 0) -> RichTable:
     is_roomy = width >= ROOMY
     unit = "s" if summary.time_scale == 1 else f"model s, \u00d7{summary.time_scale:g}"
     num_invalid = sum(not run.is_valid for run in summary.runs)
-    counted = f"{len(summary.runs)} runs" + (f", {num_invalid} INVALID and not counted" if num_invalid else "")
+    counted = count(len(summary.runs), "run") + (f", {num_invalid} INVALID and not counted" if num_invalid else "")
+    channels = channels_of(summary)
+    what = f"{' and '.join(channel.meaning for channel in channels)} [{unit}]"
     notes = [
-        f"A, B: cost on both channels, sum over replicates [{unit}]{_legend(summary)}",
-        "reused: share of returning requests whose prefix was still cached",
-        *filter(None, [summary.unknowns]),
+        f"{what[0].upper()}{what[1:]}. {counted_words(summary)}{_legend(summary)}",
+        "Reused: returning requests whose prefix was still cached.",
+        *([f"{summary.unknowns[0].upper()}{summary.unknowns[1:]}."] if summary.unknowns else []),
     ]
-    table = plain_table(_titled(f"{summary.title} ({counted})", summary), "; ".join(notes))
+    table = plain_table(_titled(f"{summary.title} ({counted})", summary), " ".join(notes))
     if 0 < width < WIDE:
         table.padding = 0
     table.add_column("condition", overflow="fold")
-    for name in ("A", "B", "A/base", "B/base"):
+    headings = [channel.heading for channel in channels]
+    for name in (*headings, *(f"{heading}/base" for heading in headings)):
         # Half an interval reads as another number; names fold before it does.
-        table.add_column(name, justify="right", overflow="fold", no_wrap=is_roomy or name == "A/base")
-    table.add_column("channels", overflow="fold")
+        table.add_column(name, justify="right", overflow="fold", no_wrap=is_roomy or name == f"{headings[0]}/base")
+    if len(channels) > 1:
+        table.add_column("channels", overflow="fold")
     for name in ("steps", "padding", "reused"):
         table.add_column(name, justify="right", overflow="fold", no_wrap=is_roomy)
+    common = common_replicates(summary)
     for condition in summary.conditions:
-        table.add_row(*_cells(condition))
+        table.add_row(*_cells(condition, over(condition, common), channels))
     return table
 
 
@@ -83,17 +109,17 @@ def _legend(summary: ExperimentSummary) -> str:
     elif len(baselines) > 2:
         against = "each its own baseline (--format csv names it)"
     found = [one.comparison for one in summary.conditions if one.comparison is not None]
+    first = channels_of(summary)[0].heading
     marks = {
-        "; below A/base: its 95 % t interval": any(one.main.interval is not None for one in found),
-        "; no interval below three replicates": any(one.main.interval is None for one in found),
-        "; \u2020: per generated token, as the work differs": not all(one.is_same_work for one in found),
-        "; withheld: the ratios of A and B lie too far apart": any(one.verdict is Verdict.DIFFER for one in found),
-        "; B alone: no step log, or reuse unknown, so that A is missing": any(one.a is None for one in found),
-        f"; cannot tell: A and B of the baseline itself lie more than {MAX_TAU:g} of B apart": any(
+        f" Below {first}/base: its 95 % interval.": any(one.main.interval is not None for one in found),
+        " No interval below three replicates.": any(one.main.interval is None for one in found),
+        " \u2020: per generated token, as the work differs.": not all(one.is_same_work for one in found),
+        " Withheld: the ratios of A and B lie too far apart.": any(one.verdict is Verdict.DIFFER for one in found),
+        f" Cannot tell: A and B of the baseline itself lie more than {MAX_TAU:g} of B apart.": any(
             one.verdict is Verdict.CANNOT_TELL for one in found
         ),
     }
-    return f"; A/base, B/base: against {against}{''.join(text for text, is_so in marks.items() if is_so)}"
+    return f" Ratios are against {against}.{''.join(text for text, is_so in marks.items() if is_so)}"
 
 
 def standing_lines(standing: Standing) -> list[str]:
@@ -243,28 +269,25 @@ def _rate(rate: Rate | None) -> str:
     return DASH if rate is None else f"{rate.mean:.2f}"
 
 
-def _cells(condition: ConditionFigures) -> tuple[str, ...]:
-    compared = condition.comparison
+def _cells(condition: ConditionFigures, counted: ConditionFigures, channels: Sequence[Channel]) -> tuple[str, ...]:
+    """A row. counted: the condition over the replicates whose sums may stand beside those of other conditions."""
+    compared, is_known = condition.comparison, counted.reuse.num_rearrivals and counted.reuse.num_reused is not None
+    ratios, verdict = [""] * len(channels), "baseline" if condition.is_baseline else DASH
     if compared is not None:
-        verdict = VERDICTS[compared.verdict]
         mark = "" if compared.is_same_work else "\u2020"
-        ratios = (
-            _ratio(compared.ratio_a, mark, compared.interval_a),
-            _ratio(compared.ratio_b, mark, compared.interval_b if compared.a is None else None),
-        )
-    else:
-        verdict, ratios = ("baseline" if condition.is_baseline else DASH), ("", "")
+        ratios = [
+            _ratio(channel.ratio(compared), mark, None if place else channel.interval(compared))
+            for place, channel in enumerate(channels)
+        ]
+        verdict = VERDICTS[compared.verdict]
     return (
         condition.name + (f"\n[dim]{factors_text(condition.factors)}[/]" if condition.factors else ""),
-        _seconds(condition.a_ns),
-        _seconds(condition.b_ns),
+        *(_seconds(channel.cost_ns(counted)) for channel in channels),
         *ratios,
-        verdict,
-        f"{condition.num_steps:,}" if condition.num_steps else DASH,
-        DASH if condition.padding.ratio is None else f"{condition.padding.ratio:.4f}",
-        DASH
-        if not condition.reuse.num_rearrivals or condition.reuse.num_reused is None
-        else condition.reuse.share_text,
+        *([verdict] if len(channels) > 1 else []),
+        f"{counted.num_steps:,}" if counted.num_steps else DASH,
+        DASH if counted.padding.ratio is None else f"{counted.padding.ratio:.4f}",
+        counted.reuse.share_text if is_known else DASH,
     )
 
 

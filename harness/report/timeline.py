@@ -213,6 +213,7 @@ def _rect(style: str, x: float, y: float, width: float, height: float) -> str:
 
 
 def _describe(bar: Bar, unit: str) -> str:
+    unit = unit.partition(",")[0]
     lines = [f"session {bar.session}, request {bar.request}: {bar.status}"]
     if bar.sent_s is not None:
         lines.append(f"sent {bar.sent_s:.3f} {unit} (due {bar.due_s:.3f})")

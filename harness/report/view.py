@@ -18,6 +18,7 @@ from harness.analysis.method.drift import Drift
 from harness.analysis.method.result import AnalysisResult
 from harness.analysis.method.stopping import Standing
 from harness.records import RunKey, SealedRun
+from harness.report.answers import Channel, channels_of, common_replicates, counted_words, over
 from harness.table import Table
 
 FloatArray = NDArray[np.float64]
@@ -146,6 +147,18 @@ class ReportView:
     @property
     def conditions(self) -> tuple[ConditionFigures, ...]:
         return self.summary.conditions
+
+    @property
+    def channels(self) -> tuple[Channel, ...]:
+        return channels_of(self.summary)
+
+    def counted(self, condition: ConditionFigures) -> ConditionFigures:
+        """The condition over the replicates that every condition has, so that sums may stand side by side."""
+        return over(condition, common_replicates(self.summary))
+
+    @property
+    def counted_words(self) -> str:
+        return counted_words(self.summary)
 
     @property
     def runs(self) -> tuple[RunFigures, ...]:

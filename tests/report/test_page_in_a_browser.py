@@ -123,8 +123,24 @@ def test_another_replicate_is_chosen_and_can_be_read(opened: Opened) -> None:
 
 
 def test_a_link_of_a_run_leads_to_its_timeline(opened: Opened) -> None:
+    opened.page.locator("#what > summary").click()
     opened.page.get_by_role("link", name="bucket6-waits 1").last.click()
     expect(opened.page.locator("figure.lanes").nth(1).locator(".timeline-title")).to_contain_text("replicate 1")
+
+
+def test_a_link_to_a_folded_section_unfolds_it(opened: Opened) -> None:
+    expect(opened.page.locator("#glossary dl")).not_to_be_visible()
+    opened.page.get_by_role("link", name="Glossary").click()
+    expect(opened.page.locator("#glossary dl")).to_be_visible()
+
+
+@pytest.mark.parametrize("opened", ["phone"], indirect=True)
+def test_the_answers_plot_is_whole_on_a_phone(opened: Opened) -> None:
+    plot = opened.page.locator(".narrow-only svg.plot")
+    expect(plot).to_be_visible()
+    box = plot.bounding_box()
+    assert box is not None
+    assert 0 <= box["x"] < box["x"] + box["width"] <= 390
 
 
 def test_a_table_is_copied_as_text_with_tabs(opened: Opened) -> None:

@@ -43,7 +43,7 @@ def test_the_table_shows_costs_ratios_and_the_verdict(tmp_path: Path) -> None:
     assert "agree" in text
     words = " ".join(text.split())
     assert "against base-waits (for bucket6-waits, base-nowaits) and base-nowaits (for bucket6-nowaits)" in words
-    assert "no interval below three replicates" in words
+    assert "No interval below three replicates" in words
     assert "per generated token" not in words
     assert "baseline" in text
     assert "model s, \u00d74" in text

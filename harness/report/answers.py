@@ -1,0 +1,212 @@
+"""The answer of an experiment: one sentence for each comparison, with its size, interval, verdict and basis.
+
+The terminal and the page show the same sentences. No figure is computed here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+
+from harness.analysis import ConditionFigures, ExperimentSummary, RunFigures
+from harness.analysis.method.answer import main_answers, source_of
+from harness.analysis.method.compare import MAX_TAU, Comparison, Verdict
+from harness.analysis.method.stats import Interval
+from harness.clock import NS_PER_MS, NS_PER_S
+from harness.kinds import kind_of_run
+
+# A change of padding below this share is not worth a clause.
+PADDING_WORTH = 0.005
+# Missing runs that are named; the rest is counted.
+MAX_MISSING = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One sentence, and the place of the condition that it is about."""
+
+    text: str
+    place: int
+
+
+@dataclass(frozen=True, slots=True)
+class Channel:
+    """One way in which device time is known: modelled (A) or in flight (B); of simulated runs both are one."""
+
+    heading: str
+    meaning: str
+    is_a: bool
+
+    def cost_ns(self, row: RunFigures | ConditionFigures) -> int | None:
+        return row.a_ns if self.is_a else row.b_ns
+
+    def ratio(self, found: Comparison) -> float | None:
+        return found.ratio_a if self.is_a else found.ratio_b
+
+    def interval(self, found: Comparison) -> Interval | None:
+        return found.interval_a if self.is_a else found.interval_b
+
+    def ratio_of(self, condition: ConditionFigures, replicate: int) -> float | None:
+        """The ratio of one replicate; None where the baseline has no valid run of it."""
+        ratios = () if condition.comparison is None else condition.comparison.per_replicate
+        return next((a if self.is_a else b for number, a, b in ratios if number == replicate), None)
+
+
+def channels_of(summary: ExperimentSummary) -> tuple[Channel, ...]:
+    """The channels that these runs have: one where they are simulated, or where no step log exists."""
+    if kind_of_run(summary.backend).is_virtual:
+        return (Channel("cost", "cost: simulated device time", is_a=True),)
+    b = Channel("B", "B: time in flight", is_a=False)
+    has_a = any(run.a is not None for run in summary.runs)
+    return (Channel("A", "A: modelled device time", is_a=True), b) if has_a else (b,)
+
+
+def count(number: int, noun: str) -> str:
+    """A number with its noun in the right form: 1 run, 2 runs."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def answers(summary: ExperimentSummary, mark: Callable[[str], str]) -> list[Answer]:
+    """The answer in plain words: what each compared condition costs, or why that is not known.
+
+    mark: how a condition's name is written; everything else in a sentence is plain text without markup.
+    """
+    is_compared = any(condition.is_compared for condition in summary.conditions)
+    say = _compared if is_compared else _alone
+    return [
+        Answer(say(summary, condition, mark), place)
+        for place, condition in enumerate(summary.conditions)
+        if condition.is_compared or not is_compared
+    ]
+
+
+def _compared(summary: ExperimentSummary, condition: ConditionFigures, mark: Callable[[str], str]) -> str:
+    this, other = mark(condition.name), mark(condition.baseline)
+    answer = main_answers(summary.answers).get(condition.name)
+    if answer is None:
+        return f"{this} cannot be compared with {other}: no replicate has a valid run of both."
+    found = answer.comparison
+    basis = "; ".join(filter(None, (answer.basis, answer.family)))
+    work = "" if found.is_same_work else f" {_other_work(found)}"
+    if found.verdict is Verdict.DIFFER:
+        return (
+            f"Withheld: {this} against {other}{work}. Modelled device time (A) gives a ratio of {found.ratio_a:.4f} "
+            f"and time in flight (B) {found.ratio_b:.4f}: they differ by {found.difference:.4f}, more than "
+            f"\u03c4 = {found.tau:.4f}. {basis}."
+        )
+    if found.verdict is Verdict.CANNOT_TELL:
+        return (
+            f"Cannot tell: {this} against {other}{work}. In the baseline's own runs modelled device time (A) and time "
+            f"in flight (B) lie {found.residual_share:.4f} of B apart, above {MAX_TAU:g}: agreement of the ratios "
+            f"({found.ratio_a:.4f}, {found.ratio_b:.4f}) would mean nothing. {basis}."
+        )
+    lead = "Predicted: " if found.is_predicted else ""
+    within = "" if answer.interval is None else f" (95 % interval: {_range(answer.interval)})"
+    others = "; ".join(_other_changes(summary, condition))
+    agreed = "; both channels agree" if found.verdict is Verdict.AGREE else ""
+    return (
+        f"{lead}{this} costs {change(answer.ratio)} {other}{work}{within}: {answer.verdict.value}. "
+        f"{others + '. ' if others else ''}{basis}{agreed}."
+    )
+
+
+def change(ratio: float) -> str:
+    """A cost ratio in words: 2.5 % less than."""
+    size = abs(100 * (ratio - 1))
+    return "the same as" if size < 0.05 else f"{size:.1f} % {'more' if ratio > 1 else 'less'} than"
+
+
+def _range(interval: Interval) -> str:
+    """The ends of a ratio's interval as changes, the smaller change first: 3.8 to 4.5 % less."""
+    low, high = 100 * (interval.low - 1), 100 * (interval.high - 1)
+    if low < 0 < high:
+        return f"{-low:.1f} % less to {high:.1f} % more"
+    near, far = sorted((abs(low), abs(high)))
+    return f"{near:.1f} to {far:.1f} % {'less' if high <= 0 else 'more'}"
+
+
+def _other_work(found: Comparison) -> str:
+    own, base = found.work, found.baseline_work
+    return (
+        f"per generated token (it did other work: {own.num_requests:,} requests and {own.generated_tokens:,} generated "
+        f"tokens against {base.num_requests:,} and {base.generated_tokens:,}; per request the ratio is "
+        f"{found.main.request_ratio:.4f})"
+    )
+
+
+def _other_changes(summary: ExperimentSummary, condition: ConditionFigures) -> list[str]:
+    """Padding and reuse over the replicates of the comparison, where they changed."""
+    assert condition.comparison is not None, "only comparisons have changes"
+    shown = condition.comparison.replicates
+    this, base = (over(one, shown) for one in (condition, summary.condition(condition.baseline)))
+    found: list[str] = []
+    before, after = base.padding.ratio, this.padding.ratio
+    if before is not None and after is not None and abs(after - before) >= PADDING_WORTH:
+        found.append(f"Padding {100 * before:.1f} % \u2192 {100 * after:.1f} %")
+    had, has = base.reuse.num_reused, this.reuse.num_reused
+    if had is not None and has is not None and had != has:
+        found.append(f"reused re-arrivals {base.reuse.share_text} \u2192 {this.reuse.share_text}")
+    return found
+
+
+def over(condition: ConditionFigures, replicates: Collection[int]) -> ConditionFigures:
+    """The condition with its valid runs of these replicates alone."""
+    return replace(condition, runs=tuple(run for run in condition.valid_runs if run.replicate in replicates))
+
+
+def common_replicates(summary: ExperimentSummary) -> list[int]:
+    """Replicates with a valid run of every condition that has any, ascending: only their sums stand side by side."""
+    each = [{run.replicate for run in one.valid_runs} for one in summary.conditions if one.valid_runs]
+    return sorted(set[int].intersection(*each)) if each else []
+
+
+def missing_runs(summary: ExperimentSummary) -> list[str]:
+    """Runs, "condition/replicate", without which a replicate of another condition stands alone."""
+    seen = sorted({run.replicate for run in summary.runs})
+    valid = {(run.condition, run.replicate) for run in summary.runs if run.is_valid}
+    return [f"{one.name}/{k}" for k in seen for one in summary.conditions if (one.name, k) not in valid]
+
+
+def counted_words(summary: ExperimentSummary) -> str:
+    """Which runs the sums of a table count, and what is missing; one or two sentences."""
+    common, missing = common_replicates(summary), missing_runs(summary)
+    if not missing:
+        return f"Costs and counts are sums over {count(len(common), 'replicate')}."
+    named = ", ".join(missing[:MAX_MISSING]) + (
+        f" and {len(missing) - MAX_MISSING} more" if missing[MAX_MISSING:] else ""
+    )
+    if not common:
+        return f"No replicate has a valid run of every condition, so sums are not shown. Missing or INVALID: {named}."
+    which = f"{'replicates' if len(common) > 1 else 'replicate'} {', '.join(map(str, common))}"
+    return f"Costs and counts are sums over {which}, which every condition has. Missing or INVALID: {named}."
+
+
+def _alone(summary: ExperimentSummary, condition: ConditionFigures, mark: Callable[[str], str]) -> str:
+    """What a condition costs that is compared with none, and what its users felt."""
+    name, unit = mark(condition.name), "model s" if summary.time_scale != 1 else "s"
+    runs = f"{count(len(condition.valid_runs), 'valid run')}, {source_of(summary.backend).value}"
+    if condition.b_ns is None:
+        return f"{name} has no valid run, so its cost is not known."
+    felt = _felt(summary, condition)
+    if condition.a_ns is None:
+        return f"{name} kept requests in flight for {_seconds(condition.b_ns)} {unit} (B; {runs}).{felt}"
+    both = "" if kind_of_run(summary.backend).is_virtual else f" and {_seconds(condition.b_ns)} {unit} in flight (B)"
+    modelled = "of device time" if not both else "of modelled device time (A)"
+    return f"{name} costs {_seconds(condition.a_ns)} {unit} {modelled}{both}; it has no baseline. {runs}.{felt}"
+
+
+def _felt(summary: ExperimentSummary, condition: ConditionFigures) -> str:
+    """What its users felt, in one sentence; empty where nothing was answered."""
+    found = summary.serving_of(condition.name)
+    if found is None:
+        return ""
+    ms, first = "model ms" if summary.time_scale != 1 else "ms", found.of("ttft")
+    to_first = ""
+    if first is not None:
+        p50, p99 = (f"{first.at(q).value / NS_PER_MS:,.1f} {ms}" for q in (0.5, 0.99))
+        to_first = f" First token after {p50} (median), {p99} (p99)."
+    return f"{to_first} {found.tokens_per_s.mean:,.1f} tokens/s, {found.requests_per_s.mean:.2f} requests/s."
+
+
+def _seconds(duration_ns: int) -> str:
+    return f"{duration_ns / NS_PER_S:,.3f}"
