@@ -46,7 +46,7 @@ def cost_plot(sheet: Sheet, view: ReportView, *, is_narrow: bool = False) -> str
     if is_narrow:
         axes.set_yticks([])
         for row, name in enumerate(names):
-            place = {"xytext": (0, -1), "textcoords": "offset points", "va": "top", "fontsize": 8.5, "color": INK}
+            place: Any = {"xytext": (0, -1), "textcoords": "offset points", "va": "top", "fontsize": 8.5, "color": INK}
             axes.annotate(name.replace("\n", " "), (0, row - 0.5), xycoords=("axes fraction", "data"), **place)
     else:
         axes.set_yticks(range(len(names)), names)
@@ -97,7 +97,9 @@ def _ratio_marks(axes: Axes, row: float, channel: Channel, condition: ConditionF
     if (interval := channel.interval(comparison)) is not None:
         axes.plot([interval.low, interval.high], [row] * 2, "|-", color=color, linewidth=1.3, markersize=7, zorder=2)
     marker, face, size = ("o", color, 8.0) if channel.is_a else ("D", SURFACE, 7.0)
-    axes.plot([channel.ratio(comparison)], [row], marker, color=color, markerfacecolor=face, markersize=size, zorder=3)
+    if (ratio := channel.ratio(comparison)) is None:
+        return
+    axes.plot([ratio], [row], marker, color=color, markerfacecolor=face, markersize=size, zorder=3)
 
 
 def _cost_rows(axes: Axes, view: ReportView) -> tuple[list[str], str]:
