@@ -324,7 +324,8 @@ def _predicted_written(sealed: Sequence[SealedRun], form: TableForm) -> str:
         for name in ("predicted", "observed"):
             low, high = row[f"{name}_low"], row[f"{name}_high"]
             told = "" if low is None else f"  [{low:.4f}, {high:.4f}]"
-            ratio = row["predicted_ratio" if name == "predicted" else "observed_ratio_A"]
+            observed = row["observed_ratio_B"] if row["observed_ratio_A"] is None else row["observed_ratio_A"]
+            ratio = row["predicted_ratio"] if name == "predicted" else observed
             lines.append(f"  {name:<9}  cost ratio {ratio:.4f}{told}  reused {row[f'{name}_reuse']}")
     return "\n".join(lines) + "\n"
 

@@ -21,6 +21,7 @@ from harness.analysis.method.speeds import speeds
 from harness.analysis.method.stats import Interval
 from harness.analysis.method.verdicts import ExperimentRuns
 from harness.errors import SpecError
+from harness.kinds import kind_of_run
 from harness.records import SealedRun, origin_of
 from harness.table import Table
 
@@ -90,7 +91,8 @@ def analyse(runs: Sequence[SealedRun], predictions: Predictions | None = None, n
         notes = (*notes, f"{num_invalid} invalid runs are left out")
     kept = tuple(table for table in (*tables, *_by_device(experiment)) if table.rows)
     origin = origin_of(runs)
-    return AnalysisResult(runs[0].experiment, analysis.name, kept, notes, intervals, origin)
+    is_simulated = kind_of_run(runs[0].manifest.backend).is_virtual
+    return AnalysisResult(runs[0].experiment, analysis.name, kept, notes, intervals, origin, is_simulated)
 
 
 def _by_device(experiment: ExperimentRuns) -> list[Table]:

@@ -15,6 +15,7 @@ from harness.analysis.method import decide
 from harness.analysis.method.compare import compare
 from harness.analysis.method.figures import RunFigures
 from harness.analysis.method.padding import Padding
+from harness.analysis.method.predictions import drawn_ratio
 from harness.analysis.method.reuse import sum_or_none
 from harness.analysis.method.stats import Interval
 from harness.analysis.method.verdicts import ExperimentRuns, costs_of
@@ -40,12 +41,12 @@ def cost_table(experiment: ExperimentRuns) -> Table:
     rows: list[dict[str, Cell]] = []
     for condition in experiment.runs:
         baseline = experiment.baselines.get(condition, condition)
-        pairs = experiment.pairs(condition, baseline)
+        pairs = experiment.seen_pairs(condition, baseline)
         own, base = [run for run, _ in pairs], [run for _, run in pairs]
         if not pairs:
             continue
-        a_s, b_s = sum_s(own)
-        base_a_s, base_b_s = sum_s(base)
+        (a_s, b_s), (base_a_s, base_b_s) = _sum_s(own), _sum_s(base)
+        tau = None if base_a_s is None else decide.agreement_tolerance_s(base_a_s, base_b_s, 0.02, is_revised=True)
         padding = Padding(sum(run.padding.padded_slots for run in own), sum(run.padding.bucket_slots for run in own))
         waiting_ns = sum_or_none(run.waiting_session_ns for run in own)
         rows.append(
@@ -54,10 +55,10 @@ def cost_table(experiment: ExperimentRuns) -> Table:
                 "baseline": baseline,
                 "A_s": a_s,
                 "B_s": b_s,
-                "r_s": b_s - a_s,
-                "ratio_A": a_s / base_a_s,
-                "ratio_B": b_s / base_b_s,
-                "tau": decide.agreement_tolerance_s(base_a_s, base_b_s, 0.02, is_revised=True),
+                "r_s": None if a_s is None else b_s - a_s,
+                "ratio_A": _ratio(a_s, base_a_s),
+                "ratio_B": _ratio(b_s, base_b_s),
+                "tau": tau,
                 "decode_ratio": decode_ns(own) / decode_ns(base) if decode_ns(base) else None,
                 "p": padding.ratio,
                 "reused": sum_or_none(run.reuse.num_reused for run in own),
@@ -71,23 +72,27 @@ def cost_table(experiment: ExperimentRuns) -> Table:
     return table_of("costs", "Sums over replicates; every ratio is a ratio of sums to the named baseline", rows)
 
 
-def sum_s(runs: Sequence[RunFigures]) -> tuple[float, float]:
-    """Channels A and B, summed, seconds."""
-    a_ns = sum(run.a.total_ns for run in runs if run.a is not None)
-    return a_ns / NS_PER_S, sum(run.b_ns for run in runs) / NS_PER_S
+def _sum_s(runs: Sequence[RunFigures]) -> tuple[float | None, float]:
+    """Channels A and B, summed, seconds; A is None where a run lacks it."""
+    a_ns = sum_or_none(run.a_ns for run in runs)
+    return None if a_ns is None else a_ns / NS_PER_S, sum(run.b_ns for run in runs) / NS_PER_S
+
+
+def _ratio(cost: float | None, baseline_cost: float | None) -> float | None:
+    return cost / baseline_cost if cost is not None and baseline_cost else None
 
 
 def decomposition_table(experiment: ExperimentRuns) -> Table:
     """Table S8: both channels of every replicate and of their sum, ratios, channel difference and savings."""
     rows: list[dict[str, Cell]] = []
     for condition, baseline in experiment.compared():
-        pairs = experiment.pairs(condition, baseline)
+        pairs = experiment.seen_pairs(condition, baseline)
         parts = [(str(own.replicate), [own], [base]) for own, base in pairs]
         if pairs:
             parts.append(("sum", [own for own, _ in pairs], [base for _, base in pairs]))
         for replicate, own, base in parts:
-            (a_s, b_s), (base_a_s, base_b_s) = (tuple(map(sum, channels_s(runs))) for runs in (own, base))
-            ratio_a, ratio_b = a_s / base_a_s, b_s / base_b_s
+            (a_s, b_s), (base_a_s, base_b_s) = _sum_s(own), _sum_s(base)
+            ratio_a, ratio_b = _ratio(a_s, base_a_s), _ratio(b_s, base_b_s)
             rows.append(
                 {
                     "condition": condition,
@@ -97,9 +102,9 @@ def decomposition_table(experiment: ExperimentRuns) -> Table:
                     "changed_A_s": a_s,
                     "ratio_A": ratio_a,
                     "ratio_B": ratio_b,
-                    "difference": abs(ratio_a - ratio_b),
-                    "saving_A": 1 - ratio_a,
-                    "saving_B": 1 - ratio_b,
+                    "difference": None if ratio_a is None or ratio_b is None else abs(ratio_a - ratio_b),
+                    "saving_A": None if ratio_a is None else 1 - ratio_a,
+                    "saving_B": None if ratio_b is None else 1 - ratio_b,
                     "reused": sum_or_none(run.reuse.num_reused for run in own),
                     "rearrivals": sum(run.reuse.num_rearrivals for run in own),
                 }
@@ -110,34 +115,36 @@ def decomposition_table(experiment: ExperimentRuns) -> Table:
 def prediction_table(experiment: ExperimentRuns) -> Table:
     """Table IX: predicted and observed cost ratio, error e, and reuse as predicted and as observed, with intervals."""
     rows: list[dict[str, Cell]] = []
-    intervals = ratio_intervals(experiment)
     for condition, baseline in experiment.compared():
-        costs = costs_of(experiment, condition, baseline)
-        if isinstance(costs, str):
+        pairs = experiment.seen_pairs(condition, baseline)
+        own, base = [experiment.predictions.get(name, {}) for name in (condition, baseline)]
+        replicates = [run.replicate for run, _ in pairs]
+        compared = compare(baseline, experiment.figures(condition), experiment.figures(baseline))
+        if compared is None or any(k not in table for table in (own, base) for k in replicates):
             continue
-        predicted, observed = costs.predicted_ratio, costs.ratio_a
-        replicates = [own.replicate for own, _ in experiment.pairs(condition, baseline)]
-        promised = [experiment.predictions[condition][k] for k in replicates]
-        among = intervals.get(f"{condition} / {baseline}, channel A")
+        promised, base_promised = [own[k] for k in replicates], [base[k] for k in replicates]
+        predicted = sum(one.device_ns for one in promised) / sum(one.device_ns for one in base_promised)
+        drawn, observed = drawn_ratio(promised, base_promised), compared.main
         rows.append(
             {
                 "condition": condition,
                 "predicted_ratio": predicted,
-                "predicted_low": None if costs.predicted_interval is None else costs.predicted_interval.low,
-                "predicted_high": None if costs.predicted_interval is None else costs.predicted_interval.high,
-                "observed_ratio_A": observed,
-                "observed_low": None if among is None else among.low,
-                "observed_high": None if among is None else among.high,
-                "error": observed - predicted,
+                "predicted_low": None if drawn is None else drawn.low,
+                "predicted_high": None if drawn is None else drawn.high,
+                "observed_ratio_A": compared.ratio_a,
+                "observed_ratio_B": compared.ratio_b,
+                "observed_low": None if observed.interval is None else observed.interval.low,
+                "observed_high": None if observed.interval is None else observed.interval.high,
+                "error": observed.ratio - predicted,
                 "predicted_reuse": sum(one.num_reused for one in promised),
-                "observed_reuse": sum_or_none(own.reuse.num_reused for own, _ in experiment.pairs(condition, baseline)),
+                "observed_reuse": sum_or_none(run.reuse.num_reused for run, _ in pairs),
                 "has_filled_in_buckets": any(one.filled_in_buckets for one in promised),
             }
         )
     caption = (
-        "Cost of the condition over its baseline's, predicted (mean and interval of draws of these plans) and measured "
-        "(ratio of sums; t interval of replicates, from three on); error > 0: the prediction promised too "
-        "much; has_filled_in_buckets: the cost of some bucket was not measured"
+        "Cost of the condition over its baseline's, predicted (mean and interval of draws of these plans) and observed "
+        "(ratio of sums; t interval of replicates, from three on; on channel A, or B where A is missing); error > 0: "
+        "the prediction promised too much; has_filled_in_buckets: the cost of some bucket was not measured"
     )
     return table_of("predictions", caption, rows)
 

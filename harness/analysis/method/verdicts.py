@@ -76,6 +76,15 @@ class ExperimentRuns:
         spec = self.all_runs[0].spec
         return None if spec.stop is None else standing(spec, self.all_runs, spec.stop)
 
+    def seen_pairs(self, condition: str, baseline: str) -> list[tuple[RunFigures, RunFigures]]:
+        """``pairs``; where no pair has a step log, those that channel B alone knows."""
+        others = {(run.replicate, run.device): run for run in self.figures(baseline)}
+        return self.pairs(condition, baseline) or [
+            (run, others[run.replicate, run.device])
+            for run in self.figures(condition)
+            if (run.replicate, run.device) in others
+        ]
+
 
 def decide_experiment(
     rules: Sequence[DecisionRule], experiment: ExperimentRuns, *, is_confirmatory: bool
