@@ -1,6 +1,6 @@
-"""``harness fleet``: what each device of a fleet does now, and the worker that stands for a device of another host.
+"""``harness fleet``: the state of each device of a fleet, and the worker for a device of another host.
 
-Reads what the runs write anyway; no record is written here.
+It reads the files that the runs write anyway, and writes no record.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ def status(
 
     table = plain_table(
         f"Fleet of {experiment} in {runs}",
-        "behind: whole blocks fewer than the device that has most; warmest: of its latest run, where its driver told",
+        "behind: whole blocks fewer than the device that has most; warmest: during its latest run, by its driver",
     )
     for name in ("device", "makes", "now", "blocks", "left", "behind", "INVALID", "warmest"):
         table.add_column(name, overflow="fold")
-    for one in device_states(runs, experiment):
-        counts = map(str, (one.blocks_done, one.blocks_left, one.blocks_behind, one.num_invalid))
-        warmest = "" if one.warmest_c is None else f"{one.warmest_c:g} C"
-        table.add_row(one.place, one.making, one.now, *counts, warmest)
+    for state in device_states(runs, experiment):
+        counts = map(str, (state.blocks_done, state.blocks_left, state.blocks_behind, state.num_invalid))
+        warmest = "" if state.warmest_c is None else f"{state.warmest_c:g} C"
+        table.add_row(state.place, state.making, state.now, *counts, warmest)
     terminal().print(table)
 
 
@@ -66,7 +66,7 @@ def worker(
     """
     from pydantic import ValidationError
 
-    from harness.runner.fleet.hosted import serve
+    from harness.runner.fleet.hosts import serve
     from harness.spec import FleetSpec, Place
 
     place = Place(host or socket.gethostname(), device)

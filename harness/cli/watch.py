@@ -55,7 +55,7 @@ def view(runs: Path) -> Table:
     from harness.analysis.logs.glance import glance
     from harness.records import RunStore, layout
     from harness.report.terminal import plain_table
-    from harness.runner.fleet.station import living_mark
+    from harness.runner.fleet.slot import living_mark
 
     store = RunStore(runs)
     making = [folder for folder in store.unsealed() if folder.name.endswith(layout.PARTIAL)]

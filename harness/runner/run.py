@@ -45,7 +45,7 @@ from harness.records import (
 from harness.records.schema import RowStream
 from harness.redact import redacted_arguments, redacted_text
 from harness.runner.emulated import emulated_factor
-from harness.runner.fleet.station import Station
+from harness.runner.fleet.slot import WorkerSlot
 from harness.runner.progress import ProgressSink, RequestFinished, ServerReady, StopFlag
 from harness.server import provenance
 from harness.server.ask import Scraper
@@ -68,7 +68,7 @@ Launch = Callable[..., LaunchPlan]
 class Invocation:
     """What one call of ``run_experiment`` gives to each of its runs.
 
-    spec_source: the file the experiment is from. station: the device of a fleet that this process works for.
+    spec_source: the file the experiment is from. worker_slot: the device of a fleet that this process works for.
     await_others: returns when the other devices of a run's period are as far as this one.
     """
 
@@ -77,7 +77,7 @@ class Invocation:
     ticket: Ticket | None
     on_progress: ProgressSink
     stop: StopFlag
-    station: Station | None = None
+    worker_slot: WorkerSlot | None = None
     await_others: Callable[[], None] | None = None
     starts: dict[RunKey, str] = field(default_factory=dict[RunKey, str])
 
@@ -113,20 +113,20 @@ class Invocation:
             writer.raw(layout.COST_MODEL).write(run.cost_file.read_bytes())
             if self.ticket is not None:
                 writer.raw(layout.FROZEN).write(self.ticket.content)
-            if self.station is not None:
-                self.station.note(writer.folder, run)
+            if self.worker_slot is not None:
+                self.worker_slot.note(writer.folder, run)
             yield writer
 
     def fleet_record(self, folder: Path, requested: Mapping[str, Any], neighbours: Iterable[int]) -> FleetRecord | None:
         """What a manifest says of the place in a fleet; None outside one. requested: of the server's launch."""
-        if self.station is None:
+        if self.worker_slot is None:
             return None
-        found = self.station.record(folder, requested.get("npus", ()), neighbours)
+        found = self.worker_slot.record(folder, requested.get("npus", ()), neighbours)
         return found.model_copy(update={"emulated_factor": requested.get("step_factor")})
 
-    def at_station(self) -> AbstractContextManager[set[int]]:
+    def in_worker_slot(self) -> AbstractContextManager[set[int]]:
         """On the client's own cores, where a fleet shares them out; gives the devices that are busy beside it."""
-        return nullcontext(set[int]()) if self.station is None else self.station.held(self.runs_root)
+        return nullcontext(set[int]()) if self.worker_slot is None else self.worker_slot.held(self.runs_root)
 
     def record_of(self, run: PlannedRun) -> PreregistrationRecord | None:
         """What its manifest says of the freeze that it was made under."""
@@ -193,7 +193,7 @@ def _launched(run: PlannedRun, invocation: Invocation, launch_server: Launch, wr
             run_folder=writer.folder,
             time_scale=run.spec.time_scale,
             log_format="precise",
-            **({} if invocation.station is None else _of_device(run, invocation.station)),
+            **({} if invocation.worker_slot is None else _of_device(run, invocation.worker_slot)),
         )
     except HarnessError:
         # Refused before anything started: there is nothing to look into.
@@ -201,10 +201,10 @@ def _launched(run: PlannedRun, invocation: Invocation, launch_server: Launch, wr
         raise
 
 
-def _of_device(run: PlannedRun, station: Station) -> dict[str, float]:
+def _of_device(run: PlannedRun, slot: WorkerSlot) -> dict[str, float]:
     """What a launch is told of its device in a fleet; of its speed, where it is emulated and has one of its own."""
     factor = emulated_factor(run)
-    return {"device": station.place.device, **({} if factor == 1 else {"step_factor": factor})}
+    return {"device": slot.place.device, **({} if factor == 1 else {"step_factor": factor})}
 
 
 def _measure(
@@ -215,7 +215,7 @@ def _measure(
     on_progress, stop = invocation.on_progress, invocation.stop
     launch = _launched(run, invocation, launch_server, writer)
     timings, seen = {"server_start_ns": clock.now_ns()}, _Seen(run.label, clock.scale, on_progress)
-    with invocation.at_station():
+    with invocation.in_worker_slot():
         audit = self_audit(plan, spec.client, clock, writer.folder)
     with (
         start_server(
@@ -238,7 +238,7 @@ def _measure(
             process.kill()
             return None
         with (
-            invocation.at_station() as neighbours,
+            invocation.in_worker_slot() as neighbours,
             Scraper(scrapes, endpoint=launch.endpoint, clock=clock, interval_s=interval_s, beside=seen.so_far),
         ):
             result = replay(

@@ -1,18 +1,26 @@
-"""The devices of several hosts side by side, through the Dask workers that stand for them, one per device.
+"""Runs a fleet over several hosts: a Dask worker for each device makes a block at a time and returns it as an archive.
 
-A block goes to the worker that bears its device's name and to no other. Its sealed runs come back as one archive, and
-this process alone writes the records. Needs the extra: rbln-harness[cluster].
+A block goes only to the worker with its device's name, and only the driver writes the records. A worker keeps its runs
+until the next block, so that a block that is requested again is sent, not made again. Dask carries blocks between
+hosts; on its host each worker makes them as a fleet of one device. Needs the extra: rbln-harness[cluster].
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+import os
 import pickle
+import shutil
+import signal
 import socket
+import threading
 from collections import deque
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from itertools import groupby
+from pathlib import Path
 from queue import Empty, Queue
 from typing import Any
 
@@ -20,13 +28,146 @@ from harness.clock import NS_PER_S, MonotonicClock
 from harness.dask import distributed
 from harness.errors import HarnessError, ServerError, SpecError
 from harness.experiment import PlannedRun
-from harness.records import RunKey, SealedRun
-from harness.records.transfer import Archive, received
-from harness.runner.fleet.hosted import HostedBlock, block_archive, own_source, topic_name
-from harness.runner.fleet.local import Counter
+from harness.records import RunKey, RunStore, SealedRun, layout
+from harness.records.transfer import Archive, packed, received
+from harness.runner.fleet.local import Counter, perform_side_by_side
 from harness.runner.lane import Began, Made
+from harness.runner.progress import ProgressEvent, StopFlag
 from harness.runner.run import Invocation
+from harness.server.provenance import SOURCE_ROOT, source_sha256
 from harness.spec import FleetSpec, Place
+
+_BLOCK_IN_HAND = threading.Lock()
+
+
+@dataclass(frozen=True, slots=True)
+class HostedBlock:
+    """The remaining runs of one block, for another host. fleet_id: of this experiment in the driver's records.
+
+    costs: content of the cost file of each run. source: SHA-256 of the driver's harness; the worker's must be the same.
+    """
+
+    fleet_id: str
+    runs: tuple[PlannedRun, ...]
+    costs: tuple[bytes, ...]
+    spec_source: str
+    source: str
+
+
+def serve(scheduler: str, place: Place, port: int, *, is_on_loopback: bool) -> None:
+    """Run the worker of a device until its scheduler is gone and its current block is made; never returns.
+
+    A signal ends it at once: Dask's handlers wait for ever when scheduler and worker end together.
+    Raises ServerError when it cannot join.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        asyncio.run(_serve(scheduler, place, port, "127.0.0.1" if is_on_loopback else None))
+    except (OSError, ValueError, RuntimeError) as error:
+        raise ServerError(
+            f"cannot join as {place} ({error})", where=scheduler, hint="See docs/fleet.md: its scheduler, TLS, name"
+        ) from error
+
+
+async def _serve(scheduler: str, place: Place, port: int, host: str | None) -> None:
+    worker = distributed("harness fleet worker").Worker(
+        scheduler,
+        name=str(place),
+        nthreads=1,
+        resources={str(place): 1},
+        memory_limit=0,
+        dashboard=False,
+        host=host,
+        port=port,
+    )
+    async with worker:
+        await worker.finished()
+        # A broken connection costs nothing: the current block is sealed, and sent when it is requested again.
+        _BLOCK_IN_HAND.acquire()
+        os._exit(0)
+
+
+def block_archive(block: HostedBlock) -> Archive | HarnessError:
+    """Make the remaining runs of a block on this worker's device and return the whole block; errors are returned."""
+    relay = _Relay(block.fleet_id)
+    try:
+        if block.source != own_source():
+            raise SpecError(
+                "its harness differs from the driver's", where=relay.place, hint="Install the same version on both"
+            )
+        with _BLOCK_IN_HAND:
+            return _archive(block, relay)
+    except HarnessError as error:
+        return error
+
+
+def own_source() -> str:
+    """SHA-256 of this process's harness."""
+    return source_sha256(SOURCE_ROOT / "harness")
+
+
+def topic_name(fleet_id: str) -> str:
+    """The Dask topic on which workers publish progress."""
+    return f"harness-fleet-{fleet_id}"
+
+
+def _archive(block: HostedBlock, relay: _Relay) -> Archive:
+    root = scratch_folder(block.fleet_id)
+    store, runs = RunStore(root), _with_cost_files(block, root)
+    _forget_earlier_blocks(store, runs[0])
+    left = [run for run in runs if not layout.run_folder(root, *run.key).exists()]
+    perform_side_by_side(left, Invocation(root, block.spec_source, None, relay.publish, StopFlag()), {}, relay)
+    # Only the runs of this block: the host's other workers remove their own runs meanwhile.
+    return packed(store.run(*run.key) for run in runs if layout.run_folder(root, *run.key).exists())
+
+
+def scratch_folder(fleet_id: str) -> Path:
+    """The folder in which this host keeps the runs of a fleet until they are sent; its workers share it."""
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = base / "rbln-harness" / "fleet" / fleet_id
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _with_cost_files(block: HostedBlock, root: Path) -> list[PlannedRun]:
+    """The runs of a block, with the driver's cost files written to this host."""
+    folder = root / "costs"
+    folder.mkdir(exist_ok=True)
+    runs: list[PlannedRun] = []
+    for place, (run, content) in enumerate(zip(block.runs, block.costs, strict=True)):
+        path = folder / f"{run.replicate}-{place}.toml"
+        path.write_bytes(content)
+        runs.append(replace(run, cost_file=path))
+    return runs
+
+
+def _forget_earlier_blocks(store: RunStore, run: PlannedRun) -> None:
+    """Remove this device's runs of other blocks: the driver asks for a new block only when it has the earlier ones."""
+    fleet = run.spec.fleet
+    assert fleet is not None
+    for old in store.root.glob(f"{run.spec.name}/*/*"):
+        is_earlier = layout.is_replicate_name(old.name) and int(old.name) != run.replicate
+        if (is_earlier and fleet.place_of(int(old.name)) == run.place) or layout.ABORTED in old.name:
+            shutil.rmtree(old, ignore_errors=True)
+
+
+class _Relay:
+    """Publishes progress for the driver's display; a lost message does no harm."""
+
+    def __init__(self, fleet_id: str) -> None:
+        self._worker, self._topic = distributed("fleet.hosts").get_worker(), topic_name(fleet_id)
+        self.place = str(self._worker.name)
+
+    def add(self, event: Began | Made, /) -> None:
+        """Publish only beginnings: a run that is sealed here counts when it arrives at the driver."""
+        if isinstance(event, Began):
+            self.publish(event)
+
+    def publish(self, event: Began | ProgressEvent) -> None:
+        with suppress(OSError):
+            self._worker.log_event(self._topic, pickle.dumps(event))
+
 
 POLL_S = 0.2
 CONNECT_TIMEOUT_S = 15.0
@@ -37,9 +178,9 @@ LOST_TIMEOUT_S = 30.0
 def perform_over_hosts(
     todo: Sequence[PlannedRun], invocation: Invocation, again: Mapping[RunKey, SealedRun], counter: Counter
 ) -> None:
-    """Make the runs of a fleet of several hosts; ends after the blocks in flight, or at once, as the person wishes.
+    """Make the runs of a fleet of several hosts; a stop request ends it after the current blocks, or at once.
 
-    A block whose host cannot be reached any more is sent by it when it is asked for again (--resume). Raises SpecError
+    A host that can no longer be reached sends its block when the block is requested again (--resume). Raises SpecError
     when a worker is missing, ServerError when the scheduler is gone, and the first error of a block.
     """
     if not todo:
@@ -48,7 +189,7 @@ def perform_over_hosts(
     assert fleet is not None
     if invocation.ticket is not None or again:
         raise SpecError(
-            "frozen and repeated runs are noted where they are made, and only this host has the notes",
+            "frozen and repeated runs are recorded in a ledger on the driver's host, which other hosts cannot reach",
             where="fleet.hosts",
             hint="Use a fleet of this host: leave hosts and scheduler out",
         )
@@ -75,7 +216,7 @@ def _connected(fleet: FleetSpec) -> Generator[Any]:
 
 
 def _require_workers(client: Any, fleet: FleetSpec, todo: Sequence[PlannedRun]) -> None:
-    """SpecError unless every device that has something to do has a worker, which offers the device's name, soon."""
+    """Wait for a worker with the name of each device that has runs left; SpecError when one is missing."""
     clock, wanted = MonotonicClock(), {str(run.place) for run in todo}
     give_up_ns = clock.now_ns() + int(CONNECT_TIMEOUT_S * NS_PER_S)
     while (missing := sorted(wanted - _offered(client))) and clock.now_ns() < give_up_ns:
@@ -90,12 +231,13 @@ def _require_workers(client: Any, fleet: FleetSpec, todo: Sequence[PlannedRun]) 
 
 
 def _offered(client: Any) -> set[str]:
-    """Devices whose workers are there now."""
-    return {name for one in client.scheduler_info(n_workers=-1)["workers"].values() for name in one["resources"]}
+    """Devices whose workers are connected now."""
+    workers = client.scheduler_info(n_workers=-1)["workers"].values()
+    return {name for worker in workers for name in worker["resources"]}
 
 
 class _Driver:
-    """Hands each worker the block that is next for its device, and receives what comes back."""
+    """Submits the next block of each device to its worker, and receives the archives."""
 
     def __init__(self, client: Any, todo: Sequence[PlannedRun], invocation: Invocation, counter: Counter) -> None:
         self._client, self._invocation, self._counter = client, invocation, counter
@@ -132,9 +274,10 @@ class _Driver:
         self._inbox.put(event[1])
 
     def _submit(self, place: Place) -> None:
-        """The next block of a device, to the worker that bears its name: also to one that is started again later.
+        """Submit the next block of a device to the worker with its name, also when that worker is restarted later.
 
-        Dask turns ``workers=[name]`` into the address of now: one at another port would never be given the block.
+        By resource: Dask resolves ``workers=[name]`` to the present address, and a worker restarted at another port
+        would never get the block.
         """
         if not self._blocks[place]:
             return
@@ -146,7 +289,7 @@ class _Driver:
         future.add_done_callback(self._inbox.put)
 
     def _take(self, message: Any) -> None:
-        """A published event, or a block's future that is done."""
+        """Process a published event or the finished future of a block."""
         if isinstance(message, bytes):
             event = pickle.loads(message)
             if isinstance(event, Began):
@@ -160,7 +303,7 @@ class _Driver:
             self._submit(place)
 
     def _received(self, future: Any, place: Place, block: Sequence[PlannedRun]) -> HarnessError | None:
-        """Write what a block brought. An error is returned, not raised: the other blocks in flight still count."""
+        """Write the runs of a block. An error is returned, not raised: the other current blocks still count."""
         name = f"block {block[0].replicate}"
         try:
             archive: Archive | HarnessError = future.result()

@@ -1,37 +1,82 @@
-"""The devices of this host side by side: a process for each, which makes what is left of the device's blocks.
+"""Runs the devices of this host side by side: a process for each device, which makes the remaining runs of its blocks.
 
-A process that dies costs the run in flight and is started again. This driver makes no run and keeps no state: what is
-left is planned minus sealed.
+Before the first block, all clients replay at once against null servers, to see whether this host can drive so many
+devices in time. A process that dies costs its current run and is started again. No state is kept: the remaining runs
+are planned minus sealed.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Collection, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from multiprocessing.connection import wait
 from typing import Protocol, TypeVar
 
-from harness.errors import HarnessError, ServerError
+from harness.errors import HarnessError, ServerError, SpecError
 from harness.experiment import PlannedRun
 from harness.records import RunKey, RunStore, SealedRun, layout
-from harness.runner.fleet.capacity import require_drivable, shared_cores
 from harness.runner.fleet.process import Audited, Command, DeviceProcess, Ended, Gate, Job, Message
-from harness.runner.fleet.station import Station
+from harness.runner.fleet.slot import WorkerSlot
 from harness.runner.lane import Began, Made
 from harness.runner.run import Invocation
-from harness.spec import Place
+from harness.spec import FleetSpec, LimitsSpec, Place
+
+TRIES = 2
+
+Measure = Callable[[int], Sequence[Audited]]
+"""Lateness of each of a number of clients that replay at once."""
+
+
+def shared_cores(cores: Sequence[int], num_devices: int, num_processes: int) -> list[tuple[int, ...]]:
+    """Cores of each device's client, not shared; empty where less than one core per server would remain."""
+    if num_devices < 2 or len(cores) < num_devices * (num_processes + 1):
+        return [()] * num_devices
+    return [tuple(cores[place * num_processes : (place + 1) * num_processes]) for place in range(num_devices)]
+
+
+def require_drivable(num_devices: int, fleet: FleetSpec, limits: LimitsSpec, measure: Measure) -> None:
+    """Raise SpecError, naming how many devices this host can drive, when it cannot drive ``num_devices`` in time."""
+    if num_devices < 2 or fleet.overcommit:
+        return
+    worst = _lateness(num_devices, limits, measure)
+    if worst.share_of(limits) <= 1:
+        return
+    fewer = range(num_devices - 1, 1, -1)
+    num_in_time = next((n for n in fewer if _lateness(n, limits, measure).share_of(limits) <= 1), 1)
+    raise SpecError(
+        f"this host drives {num_in_time} of {num_devices} devices in time: with all of them re-arrivals leave "
+        f"{worst.rearrival_lag_p99_ms:.3g} ms late (p99, limit {limits.rearrival_lag_p99_ms:g}) and sessions start "
+        f"within {worst.start_spread_ms:.3g} ms (limit {limits.start_spread_ms:g})",
+        where="fleet.devices",
+        hint=f"Use {num_in_time} devices or more cores, or say fleet.overcommit = true and let each run be judged",
+    )
+
+
+def _lateness(num_clients: int, limits: LimitsSpec, measure: Measure) -> Audited:
+    """The worst lateness of so many clients at once, in the better of two tries: the host may be busy for a moment."""
+    tries: list[Audited] = []
+    while len(tries) < TRIES and not any(attempt.share_of(limits) <= 1 for attempt in tries):
+        clients = measure(num_clients)
+        tries.append(
+            Audited(
+                max(client.rearrival_lag_p99_ms for client in clients),
+                max(client.start_spread_ms for client in clients),
+            )
+        )
+    return min(tries, key=lambda attempt: attempt.share_of(limits))
+
 
 POLL_S = 0.2
-# A device whose process died more often is given up: its runs, not the process, are then the likely cause.
+# A device is given up when its process died more often: then its runs are the likely cause.
 ALLOWED_DEATHS = 2
 Expected = TypeVar("Expected", Gate, Audited)
 
 
 class Counter(Protocol):
-    """Counts the runs that were made."""
+    """Counts finished runs."""
 
     def add(self, event: Began | Made, /) -> None: ...
 
@@ -39,10 +84,10 @@ class Counter(Protocol):
 def perform_side_by_side(
     todo: Sequence[PlannedRun], invocation: Invocation, again: Mapping[RunKey, SealedRun], counter: Counter
 ) -> None:
-    """Make the runs of a fleet, each block on its device, the devices at once; ends as the person wishes.
+    """Make the runs of a fleet, each block on its device and the devices at once; a person's stop request is passed on.
 
-    Raises SpecError when this host cannot drive so many devices in time; the first error of a device, when the runs in
-    flight on the others are sealed.
+    Raises SpecError when this host cannot drive so many devices in time. Raises the first error of a device after the
+    other devices have sealed their current runs.
     """
     if not todo:
         return
@@ -55,7 +100,7 @@ def perform_side_by_side(
 
 
 def _jobs(todo: Sequence[PlannedRun], invocation: Invocation, again: Collection[RunKey]) -> list[Job]:
-    """What each device has left to do, in order."""
+    """The remaining runs of each device, in order."""
     by_place: dict[Place, list[PlannedRun]] = {}
     for run in todo:
         assert run.place is not None, "only runs of a fleet are shared out"
@@ -68,7 +113,7 @@ def _jobs(todo: Sequence[PlannedRun], invocation: Invocation, again: Collection[
             invocation.runs_root,
             invocation.spec_source,
             invocation.ticket,
-            Station(place, cores[devices.index(place.device)]),
+            WorkerSlot(place, cores[devices.index(place.device)]),
             tuple(sys.argv),
             tuple(runs),
             frozenset(again) & {run.key for run in runs},
@@ -87,7 +132,7 @@ def _processes(jobs: Sequence[Job]) -> Generator[list[DeviceProcess]]:
         yield processes
     finally:
         for process in processes:
-            process.connection.close()  # all at once: each needs a moment to stop its server
+            process.connection.close()  # all before the first wait: stopping takes a moment
         for process in processes:
             process.end()
 
@@ -112,7 +157,7 @@ def _expect(process: DeviceProcess, kind: type[Expected]) -> Expected:
 
 
 class _Driver:
-    """Follows the processes until each has ended; passes on the person's wishes and keeps the devices in step."""
+    """Follows the processes until all have ended, passes on stop requests, and keeps the devices in lockstep."""
 
     def __init__(
         self,
@@ -152,7 +197,7 @@ class _Driver:
             self._invocation.on_progress(message)
 
     def _revive(self, process: DeviceProcess) -> None:
-        """A process died: count what it sealed and did not report, and start another one for the rest."""
+        """Replace a dead process: count runs that it sealed without a report, and start a process for the rest."""
         left = [run for run in process.left if not self._is_sealed_now(run.key)]
         process.num_deaths += 1
         if process.num_deaths > ALLOWED_DEATHS and not self._is_ending:
@@ -164,12 +209,12 @@ class _Driver:
         if not left or self._is_ending:
             self._working.remove(process)
             return
-        # A run that was set aside for its repetition is not there to be set aside once more.
+        # A run that was already set aside for its repetition must not be set aside again.
         there = {key for key in process.job.again if layout.run_folder(self._store.root, *key).exists()}
         process.restart(replace(process.job, runs=tuple(left), again=frozenset(there)))
 
     def _is_sealed_now(self, key: RunKey) -> bool:
-        """Whether a process sealed a run and died before it could report it; then the run is counted."""
+        """Whether a process sealed a run and died before reporting it; such a run is counted here."""
         if not (layout.run_folder(self._store.root, *key) / layout.MANIFEST).exists():
             return False
         run, before = self._store.run(*key), self._again.get(key)
@@ -179,7 +224,7 @@ class _Driver:
         return True
 
     def _open_gates(self) -> None:
-        """Where the devices keep step: those of the earliest period start, and replay once every server of it is up."""
+        """In lockstep: devices of the earliest period start, and replay once all servers of that period are up."""
         periods = [process.period for process in self._working if process.period is not None]
         current = [process for process in self._working if process.period == min(periods, default=None)]
         for process in current:
@@ -190,7 +235,7 @@ class _Driver:
                 process.pass_gate()
 
     def _pass_on(self) -> None:
-        """Send each process what the person wishes, once; after an error each ends with its run in flight."""
+        """Send each process a stop request once; after an error, processes end after their current runs."""
         command = Command.ABORT if self._stop.now.is_set() else Command.END
         if self._is_ending and self._sent is not command:
             self._sent = command

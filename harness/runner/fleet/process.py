@@ -1,6 +1,6 @@
-"""The process of one device, as the driver of a fleet holds it, and the values that the two send each other.
+"""The process of one device as its driver sees it, and the messages between the two.
 
-The driver sends a job once, then commands. Nothing here decides what is made next.
+The driver sends a job once, then commands. Nothing here decides which run is next.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from harness.errors import HarnessError
 from harness.experiment import PlannedRun
 from harness.prereg import Ticket
 from harness.records import RunKey
-from harness.runner.fleet.station import Station
+from harness.runner.fleet.slot import WorkerSlot
 from harness.runner.lane import Began, Made
 from harness.runner.progress import ProgressEvent, ServerReady
 from harness.spec import LimitsSpec
@@ -30,15 +30,15 @@ END_TIMEOUT_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a device is to make. again: runs that repeat an INVALID one. argv: of the driver, for the manifests.
+    """The runs of a device. again: runs that repeat an INVALID run. argv: of the driver, for the manifests.
 
-    is_audit: make no run, measure the lateness of the client in the shape of the first one.
+    is_audit: make no run; measure the lateness of the client with the plan of the first run.
     """
 
     runs_root: Path
     spec_source: str
     ticket: Ticket | None
-    station: Station
+    slot: WorkerSlot
     argv: tuple[str, ...]
     runs: tuple[PlannedRun, ...]
     again: frozenset[RunKey] = frozenset()
@@ -46,7 +46,7 @@ class Job:
 
 
 class Command(Enum):
-    """What the driver sends after the job."""
+    """Messages of the driver after the job."""
 
     GO = "pass the gate"
     END = "end after the run in flight"
@@ -54,7 +54,7 @@ class Command(Enum):
 
 
 class Gate(Enum):
-    """Where a device waits for GO when the devices keep step."""
+    """Where a device waits for GO when the devices are in lockstep."""
 
     START = "before the server is started"
     REPLAY = "the server is up"
@@ -76,7 +76,7 @@ class Audited:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The job is done, was cut short by a command, or failed with ``error``."""
+    """The job is complete, was ended by a command, or failed with ``error``."""
 
     error: HarnessError | None = None
 
@@ -88,7 +88,7 @@ class DeviceProcess:
     """The running process of a device. ``left``: its runs that are not sealed. ``gate``: where it waits."""
 
     def __init__(self, job: Job) -> None:
-        self.place, self.num_deaths = job.station.place, 0
+        self.place, self.num_deaths = job.slot.place, 0
         self._server_pids: list[int] = []
         self._start(job)
 
@@ -101,14 +101,14 @@ class DeviceProcess:
                 [sys.executable, "-m", "harness.runner.fleet.worker", str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
-                # A Ctrl-C in the terminal is the driver's to answer.
+                # Only the driver handles a Ctrl-C in the terminal.
                 start_new_session=True,
             )
         self.send(job)
 
     @property
     def period(self) -> int | None:
-        """Number of the period of its next run; None where the devices keep no step."""
+        """Number of the period of its next run; None where the devices are not in lockstep."""
         period = self.left[0].period if self.left else None
         return None if period is None else period.number
 

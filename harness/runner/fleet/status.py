@@ -1,6 +1,6 @@
-"""What each device of a fleet does now, by the folders of its runs: blocks done and left, who is behind, how warm.
+"""The state of a fleet, read from the folders of its runs: blocks finished and left, delayed devices, temperatures.
 
-Reads what the runs write anyway, so looking disturbs nothing. Nothing is kept.
+It only reads files that the runs write anyway, so looking disturbs nothing.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from typing import Any, NamedTuple
 from harness.analysis.logs.glance import glance
 from harness.errors import SpecError
 from harness.records import RunStore, SealedRun, layout
-from harness.runner.fleet.station import living_mark
+from harness.runner.fleet.slot import living_mark
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceState:
-    """One device. making: label of the run in its hands, "" for none; now: what that does, in words.
+    """One device. making: label of its current run, "" for none; now: the state of that run, in words.
 
-    blocks_behind: whole blocks fewer than the device that has most. warmest_c: of its latest run, where a driver told.
+    blocks_behind: whole blocks fewer than the device that has most. warmest_c: highest temperature during its latest
+    run for which the driver reported temperatures.
     """
 
     place: str
@@ -35,7 +36,7 @@ class DeviceState:
 
 
 class _Shape(NamedTuple):
-    """What a fleet has to do: a block goes to ``places[block % len(places)]``."""
+    """Size of a fleet's experiment. Block i goes to ``places[i % len(places)]``."""
 
     places: tuple[str, ...]
     num_blocks: int
@@ -43,7 +44,7 @@ class _Shape(NamedTuple):
 
 
 def device_states(runs_root: Path, experiment: str) -> list[DeviceState]:
-    """The devices of an experiment's fleet in their order; SpecError where no run of a fleet is or was made."""
+    """The devices of an experiment's fleet in order; SpecError when no fleet has made runs of it."""
     store = RunStore(runs_root)
     sealed = [run for run in store.sealed(experiment) if run.manifest.fleet is not None]
     marks = {
@@ -94,5 +95,5 @@ def _whole_blocks(sealed: Sequence[SealedRun], shape: _Shape) -> Counter[str]:
 
 
 def _warmest_c(runs: Sequence[SealedRun]) -> float | None:
-    told = [record.temperature_c[1] for run in runs if (record := run.manifest.fleet) and record.temperature_c]
-    return told[-1] if told else None
+    highest_c = [record.temperature_c[1] for run in runs if (record := run.manifest.fleet) and record.temperature_c]
+    return highest_c[-1] if highest_c else None

@@ -1,6 +1,6 @@
-"""``python -m harness.runner.fleet.worker FD``: the process of one device of this host, which makes its runs.
+"""``python -m harness.runner.fleet.worker FD``: the process that makes the runs of one device of this host.
 
-It ends with its driver, however that ends: the run in flight is given up and its server stopped.
+It ends when its driver ends: it gives up the current run and stops its server.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from harness.runner.lane import perform_in_order
 from harness.runner.progress import ProgressEvent, RequestFinished, StopFlag
 from harness.runner.run import Invocation
 
-# A worker whose driver is gone has this long to stop its server in good order.
+# Time for a worker whose driver is gone to stop its server in order.
 ORPHAN_GRACE_S = 20.0
-# Many requests end at once on a fast plan: the driver need not count them one by one.
+# On a fast plan many requests end at once; the driver does not need a message for each.
 COUNT_EVERY_NS = 100 * NS_PER_MS
 STOP_POLL_S = 0.2
 
@@ -36,7 +36,7 @@ class Worker:
         self._counted_ns = 0
 
     def listen(self) -> None:
-        """Obey the driver until it is gone; then end this process."""
+        """Take the driver's commands until it is gone; then end this process."""
         try:
             while True:
                 command: Command = self._connection.recv()
@@ -44,7 +44,7 @@ class Worker:
                     self._go.set()
                 elif command is Command.ABORT:
                     self._stop.abort()
-                elif not self._stop.after_run:  # a second request would abort
+                elif not self._stop.after_run:  # a second request would abort the run
                     self._stop.request()
         except (EOFError, OSError):
             self._stop.abort()
@@ -59,7 +59,7 @@ class Worker:
         except HarnessError as problem:
             error = problem
         except Exception as problem:
-            error = ServerError(f"{type(problem).__name__}: {problem}", where=str(self._job.station.place))
+            error = ServerError(f"{type(problem).__name__}: {problem}", where=str(self._job.slot.place))
         self._send(Ended(error))
 
     def _make_runs(self) -> None:
@@ -70,7 +70,7 @@ class Worker:
             job.ticket,
             self._report,
             self._stop,
-            station=job.station,
+            worker_slot=job.slot,
             await_others=lambda: self._wait_at(Gate.REPLAY, self._stop.now.is_set),
         )
         for run in job.runs:
@@ -82,10 +82,10 @@ class Worker:
                 return
 
     def _audit(self) -> None:
-        """The lateness of this client on this host, measured when all clients are ready."""
+        """Report the lateness of this client, measured when the clients of all devices are ready."""
         job = self._job
         self._wait_at(Gate.REPLAY, self._stop.now.is_set)
-        with job.station.held(job.runs_root):
+        with job.slot.held(job.runs_root):
             figures = self_audit(job.runs[0].plan, job.runs[0].spec.client, clock_for(1.0))
         lag, spread = figures["rearrival_dispatch_lag_ns"], figures["start_spread_ns"]
         self._send(Audited(lag.get("p99", 0) / NS_PER_MS, spread.get("max", 0) / NS_PER_MS))

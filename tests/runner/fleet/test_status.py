@@ -9,7 +9,7 @@ import pytest
 from harness.errors import SpecError
 from harness.experiment import resolve
 from harness.runner import StopFlag, run_experiment
-from harness.runner.fleet.station import Station, living_mark
+from harness.runner.fleet.slot import WorkerSlot, living_mark
 from harness.runner.fleet.status import device_states
 from harness.runner.progress import RunSealed
 from tests.support.experiments import small_experiment
@@ -32,8 +32,8 @@ def test_each_device_shows_its_blocks_what_it_makes_and_how_far_it_is_behind(tmp
     making = tmp_path / "small" / run.condition.name / "1.partial"
     making.mkdir()
     assert run.place is not None
-    station = Station(run.place)
-    station.note(making, run)
+    slot = WorkerSlot(run.place)
+    slot.note(making, run)
     first, second = device_states(tmp_path, "small")
     assert (first.place, first.making, first.blocks_done, first.blocks_left, first.blocks_behind) == (
         "dev0",
@@ -44,8 +44,8 @@ def test_each_device_shows_its_blocks_what_it_makes_and_how_far_it_is_behind(tmp
     )
     assert (second.place, second.making, second.now) == ("dev1", run.label, "the server is starting")
     assert (second.blocks_done, second.blocks_left, second.blocks_behind, second.warmest_c) == (0, 2, 1, None)
-    assert Station(run.place._replace(device=0)).neighbours(tmp_path) == {1}
-    assert station.neighbours(tmp_path) == set()
+    assert WorkerSlot(run.place._replace(device=0)).neighbours(tmp_path) == {1}
+    assert slot.neighbours(tmp_path) == set()
 
 
 def test_a_run_whose_process_is_gone_is_nobodys_neighbour(tmp_path: Path):

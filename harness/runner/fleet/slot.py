@@ -1,6 +1,6 @@
-"""Where in a fleet a process makes its runs: its device, its cores, and who is busy beside it.
+"""The place of a process in a fleet: its device, its cores, and the devices that are busy beside it.
 
-Each unfinished run's folder says whose it is, so that neighbours are found by looking, and a killed one is found dead.
+Each unfinished run's folder names its device and process, so that busy neighbours and killed processes can be seen.
 Nothing is locked or decided here.
 """
 
@@ -27,8 +27,8 @@ MAX_MARK_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
-class Station:
-    """One device of a fleet, as the process that works for it sees it. cores: of its client; empty: any."""
+class WorkerSlot:
+    """The device of a fleet that a process works for. cores: of its client; empty: any."""
 
     place: Place
     cores: tuple[int, ...] = ()
@@ -38,8 +38,8 @@ class Station:
         return self.place.host or socket.gethostname()
 
     def note(self, folder: Path, run: PlannedRun) -> None:
-        """Say in a run's folder whose run it is and of how many, before anything of it starts."""
-        own, fleet = psutil.Process(), run.spec.fleet
+        """Write the device, block and process of a run into its folder, before the run starts."""
+        process, fleet = psutil.Process(), run.spec.fleet
         mark = {
             "device": self.place.device,
             "host": self.host,
@@ -47,8 +47,8 @@ class Station:
             "blocks": run.spec.replicates,
             "conditions": len(run.spec.condition),
             "places": [] if fleet is None else list(map(str, fleet.places)),
-            "pid": own.pid,
-            "process_started_s": own.create_time(),
+            "pid": process.pid,
+            "process_started_s": process.create_time(),
         }
         (folder / layout.FLEET).write_text(json.dumps(mark) + "\n", encoding="utf-8")
 
@@ -59,18 +59,18 @@ class Station:
 
     @contextmanager
     def held(self, runs_root: Path) -> Generator[set[int]]:
-        """This thread, and what it starts, on the client's cores alone; gives the neighbours before and after."""
+        """Keep this thread and its children on the client's cores; yields the busy neighbours, updated at the end."""
         before, seen = os.sched_getaffinity(0), self.neighbours(runs_root)
         os.sched_setaffinity(0, self.cores or before)
         try:
             yield seen
             seen |= self.neighbours(runs_root)
         finally:
-            # Elsewhere a server has them all.
+            # Servers may use all cores.
             os.sched_setaffinity(0, before)
 
     def record(self, folder: Path, npus: Iterable[int], neighbours: Iterable[int]) -> FleetRecord:
-        """What the manifest says. npus: of the server, to find its device in what the driver told."""
+        """The manifest's record. npus: of the server, to find its device in the driver's reports."""
         known = FleetRecord(
             device=self.place.device,
             host=self.host,
@@ -81,7 +81,7 @@ class Station:
 
 
 def living_mark(folder: Path) -> dict[str, Any] | None:
-    """What an unfinished run says of its device, while the process that makes it lives on this host; None otherwise."""
+    """The mark in an unfinished run's folder, while the process that makes the run is alive on this host; else None."""
     with suppress(OSError, ValueError, KeyError, psutil.Error):
         with open_regular(folder / layout.FLEET) as file:
             mark: dict[str, Any] = json.loads(file.read(MAX_MARK_BYTES))
@@ -91,7 +91,7 @@ def living_mark(folder: Path) -> dict[str, Any] | None:
 
 
 def _driver_facts(path: Path, npus: set[int]) -> dict[str, Any]:
-    """Serials and temperatures of a server's NPUs, by the driver's reports of this run; empty without any."""
+    """Serials and temperatures of a server's NPUs, from the driver's reports during this run."""
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.is_file() else []
     warm = [
         row["temperature_c"]
@@ -100,9 +100,10 @@ def _driver_facts(path: Path, npus: set[int]) -> dict[str, Any]:
         if row["npu"] in npus and row["temperature_c"] is not None
     ]
     raw = next((line["raw"] for line in lines if line.get("raw")), None)
-    own = [] if raw is None else [one for one in parse_devices(json.dumps(raw)).devices if one.npu in npus]
+    devices = () if raw is None else parse_devices(json.dumps(raw)).devices
+    used = [device for device in devices if device.npu in npus]
     return {
-        "uuid": " ".join(one.uuid for one in own if one.uuid),
-        "card": " ".join(sorted({one.card for one in own if one.card})),
+        "uuid": " ".join(device.uuid for device in used if device.uuid),
+        "card": " ".join(sorted({device.card for device in used if device.card})),
         "temperature_c": (min(warm), max(warm)) if warm else None,
     }
