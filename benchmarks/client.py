@@ -83,25 +83,31 @@ class Bench:
         return result, compare_with_server(result, seen) if sees else {}
 
 
+class Shape(NamedTuple):
+    """How large a plan of equal sessions is. num_requests: of each session. prompt_tokens: of each first request."""
+
+    num_sessions: int
+    num_requests: int
+    prompt_tokens: int
+    generate_tokens: int
+
+
 def plan_of(
-    num_sessions: int,
-    num_requests: int,
+    shape: Shape,
     *,
-    prompt_tokens: int,
-    generate_tokens: int,
     wait_ns: Callable[[int, int], int] = lambda _session, _request: 0,
     start_offset_ns: Callable[[int], int] = lambda _session: 0,
     keeps: bool = True,
 ) -> Plan:
     """A plan of equal sessions. ``keeps``: re-arrivals carry their stream on, else every prompt is fresh and short."""
     sessions: list[SessionPlan] = []
-    for index in range(num_sessions):
+    for index in range(shape.num_sessions):
         requests: list[RequestPlan] = []
         keep = 0
-        for place in range(num_requests):
-            new = prompt_tokens if place == 0 or not keeps else 8
-            requests.append(RequestPlan(keep, new, generate_tokens, wait_ns(index, place)))
-            keep = keep + new + generate_tokens if keeps else 0
+        for place in range(shape.num_requests):
+            new = shape.prompt_tokens if place == 0 or not keeps else 8
+            requests.append(RequestPlan(keep, new, shape.generate_tokens, wait_ns(index, place)))
+            keep = keep + new + shape.generate_tokens if keeps else 0
         sessions.append(SessionPlan(index, start_offset_ns(index), None, None, tuple(requests)))
     return Plan("bench", 1, 0, "as-drawn", 0, (1000, 150_000), tuple(sessions))
 
@@ -109,10 +115,7 @@ def plan_of(
 def rearrival_plan(*, is_quick: bool) -> Plan:
     """16 sessions whose waits never coincide."""
     return plan_of(
-        16,
-        4 if is_quick else 12,
-        prompt_tokens=1000,
-        generate_tokens=8,
+        Shape(16, 4 if is_quick else 12, 1000, 8),
         wait_ns=lambda session, request: (30 + (session * 7 + request * 11) % 37) * NS_PER_MS + session * 61_000,
     )
 
@@ -128,7 +131,7 @@ def bench_rearrival(bench: Bench, client: ClientName) -> None:
 
 def bench_zero_wait(bench: Bench, client: ClientName) -> None:
     """Sent minus completion of the previous request where the plan has no waits: what the client itself needs."""
-    plan = plan_of(6, 4 if bench.is_quick else 12, prompt_tokens=2000, generate_tokens=128)
+    plan = plan_of(Shape(6, 4 if bench.is_quick else 12, 2000, 128))
     result, _ = bench.run(plan, ClientSpec(name=client), token_interval_ns=2 * NS_PER_MS)
     rows = [row for row in result.requests.to_pylist() if row["request"]]
     lag_us = np.asarray([row["sent_ns"] - row["due_ns"] for row in rows], dtype=np.float64) / NS_PER_US
@@ -172,7 +175,7 @@ def pairwise_stamps(
 def bench_start(bench: Bench, client: ClientName) -> None:
     """Latest minus earliest first send, prompts of 1,000 ids."""
     for num_sessions, goal in ((8, "<= 0.5"), (64, "<= 3"), (1000, "<= 60")):
-        plan = plan_of(num_sessions, 1, prompt_tokens=1000, generate_tokens=1)
+        plan = plan_of(Shape(num_sessions, 1, 1000, 1))
         _, figures = bench.run(plan, ClientSpec(name=client))
         spread_ms = float(figures["start_spread_at_server_ns"][0]) / NS_PER_MS
         bench.note(client, Quantity(f"start spread at the server, N={num_sessions}", "ms", goal), spread_ms)
@@ -180,7 +183,7 @@ def bench_start(bench: Bench, client: ClientName) -> None:
 
 def bench_chunks(bench: Bench, client: ClientName) -> None:
     """Stamp error of chunks, and CPU, at 64 streams x 80 tokens/s."""
-    plan = plan_of(64, 1, prompt_tokens=200, generate_tokens=80 if bench.is_quick else 240)
+    plan = plan_of(Shape(64, 1, 200, 80 if bench.is_quick else 240))
     result, figures = bench.run(plan, ClientSpec(name=client), token_interval_ns=CHUNK_INTERVAL_NS)
     user_us = figures["chunk_user_error_ns"] / NS_PER_US
     # The best stamp each client has: the kernel's, where there is one.
@@ -196,8 +199,8 @@ def bench_chunks(bench: Bench, client: ClientName) -> None:
 def bench_memory(bench: Bench, client: ClientName) -> None:
     """What 1,000 streaming sessions of 240 chunks add to the memory of a client process."""
     num_sessions = 50 if bench.is_quick else 1_000
-    plan = plan_of(num_sessions, 1, prompt_tokens=200, generate_tokens=240)
-    small = plan_of(2, 1, prompt_tokens=200, generate_tokens=2)
+    plan = plan_of(Shape(num_sessions, 1, 200, 240))
+    small = plan_of(Shape(2, 1, 200, 2))
     config = NullServerConfig(token_interval_ns=5 * CHUNK_INTERVAL_NS, keeps_stamps=False)
     with NullServer(config, bench.server_command) as server:
         growth_bytes = replay_growth_bytes(small, plan, server.host, server.port, ClientSpec(name=client))
@@ -212,10 +215,7 @@ def bench_dispatch(bench: Bench, client: ClientName) -> None:
         offsets = np.random.default_rng(num_sessions).integers(50 * NS_PER_MS, span_ns, num_sessions)
         waits = np.random.default_rng(2).integers(20 * NS_PER_MS, 200 * NS_PER_MS, (num_sessions, 4))
         plan = plan_of(
-            num_sessions,
-            4 if num_sessions == 64 else 1,
-            prompt_tokens=1000,
-            generate_tokens=2,
+            Shape(num_sessions, 4 if num_sessions == 64 else 1, 1000, 2),
             start_offset_ns=lambda session, offsets=offsets: int(offsets[session]),
             wait_ns=lambda session, request, waits=waits: int(waits[session, request]),
         )
@@ -230,7 +230,7 @@ def bench_dispatch(bench: Bench, client: ClientName) -> None:
 def bench_rate(bench: Bench, client: ClientName) -> None:
     """Requests per second and CPU at concurrency 64, non-streaming, without waits, with full records."""
     num_requests = (40 if bench.is_quick else 600) if client == "epoll" else (20 if bench.is_quick else 80)
-    plan = plan_of(64, num_requests, prompt_tokens=8, generate_tokens=4, keeps=False)
+    plan = plan_of(Shape(64, num_requests, 8, 4), keeps=False)
     result, _ = bench.run(plan, ClientSpec(name=client, stream=False), sees=False)
     # The epoll client reads answers behind its loop: its time ends when the last row is written.
     last_done_ns = int(result.requests["done_ns"].to_numpy().max()) - result.start_ns
@@ -280,7 +280,7 @@ def bench_processes(bench: Bench, client: ClientName) -> None:
     if client != "epoll" or bench.server_command is None:
         return
     for num_sessions in (1000,) if bench.is_quick else (1000, 5000):
-        plan = plan_of(num_sessions, 1, prompt_tokens=200, generate_tokens=1)
+        plan = plan_of(Shape(num_sessions, 1, 200, 1))
         for processes in (1, 2):
             result, figures = bench.run(plan, ClientSpec(processes=processes))
             label = f"N={num_sessions}, short prompts, {processes} client process{'es' if processes > 1 else ''}"

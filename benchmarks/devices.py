@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 
 from benchmarks.figure import Figure
 from harness.analysis.method.devices import BlockRatio, device_effect
-from harness.analysis.method.stats import FloatArray, Interval, log_ratio_interval
+from harness.analysis.method.stats import FloatArray, Interval, mean_interval
 from harness.engine.config import EngineConfig
 from harness.experiment import PlannedRun, resolve
 from harness.sim.predict.draws import Draws, Perturbation, jitter, noise_seeds, noise_table, run_draws
@@ -94,8 +95,11 @@ def as_block(ratios: FloatArray) -> Interval | None:
 
 
 def pooled(ratios: FloatArray) -> Interval | None:
-    """The interval that knows of no devices."""
-    return log_ratio_interval(np.exp(ratios).tolist(), [1.0] * len(ratios), level=LEVEL)
+    """The interval that ignores devices."""
+    logs = mean_interval(ratios.tolist(), unit="blocks", level=LEVEL)
+    if logs is None:
+        return None
+    return replace(logs, estimate=math.exp(logs.estimate), low=math.exp(logs.low), high=math.exp(logs.high))
 
 
 def covered(name: str, intervals: Sequence[Interval | None], truth: FloatArray | float, note: str) -> Figure:

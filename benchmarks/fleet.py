@@ -129,20 +129,33 @@ def _experiment(folder: Path, name: str, num_blocks: int, hosts: Cluster | None)
     return file
 
 
+@dataclass
+class Kills:
+    """SIGKILLs of processes drawn at random. most: how many there may be. by_kind: those so far."""
+
+    most: int
+    generator: random.Random
+    by_kind: Counter[str] = field(default_factory=Counter[str])
+
+    @property
+    def count(self) -> int:
+        return self.by_kind.total()
+
+
 def faults(folder: Path, num_kills: int, *, over_hosts: bool, seed: int = 1, num_blocks: int = 8) -> Counter[str]:
     """Run experiments of a fleet to their end through ``num_kills`` SIGKILLs at random moments; who was hit how often.
 
     Raises AssertionError when a run is missing, damaged or there twice, when nothing goes on, or a process is left.
     """
-    generator, hit, round_ = random.Random(seed), Counter[str](), 0
+    kills, round_ = Kills(num_kills, random.Random(seed)), 0
     with cluster(folder, over_hosts) as hosts:
-        while sum(hit.values()) < num_kills:
+        while kills.count < num_kills:
             name = f"faults-{round_}"
-            _through(_experiment(folder, name, num_blocks, hosts), folder, hosts, generator, hit, num_kills)
+            _through(_experiment(folder, name, num_blocks, hosts), folder, hosts, kills)
             require_whole(folder, name, num_blocks, hosts)
             round_ += 1
     _require_no_strays(folder)
-    return hit
+    return kills.by_kind
 
 
 def require_whole(folder: Path, name: str, num_blocks: int, hosts: Cluster | None) -> None:
@@ -158,10 +171,8 @@ def require_whole(folder: Path, name: str, num_blocks: int, hosts: Cluster | Non
     print(f"{name}: {len(sealed)} runs, each once, whole and of its device", flush=True)
 
 
-def _through(
-    file: Path, folder: Path, hosts: Cluster | None, generator: random.Random, hit: Counter[str], num_kills: int
-) -> None:
-    """Start the driver as often as it takes, and kill meanwhile, each time who was drawn, as soon as a run is made."""
+def _through(file: Path, folder: Path, hosts: Cluster | None, kills: Kills) -> None:
+    """Start the driver until an experiment is complete, and kill processes meanwhile."""
     clock = MonotonicClock()
     began_ns = due_ns = changed_ns = clock.now_ns()
     state, kind, driver = (0, 0), "", None
@@ -173,13 +184,13 @@ def _through(
             driver = _started(folder, "driver", [*HARNESS, "run", str(file), "--resume", "--runs", "runs"])
         wait_s(0.2)
         now_ns, num_sealed = clock.now_ns(), len(list((folder / "runs" / file.stem).glob(f"*/*/{layout.MANIFEST}")))
-        kind = kind or generator.choice(KINDS if hosts else KINDS[:2])
-        if now_ns > due_ns and sum(hit.values()) < num_kills and _is_killed(kind, driver, hosts, generator):
-            hit[kind] += 1
+        kind = kind or kills.generator.choice(KINDS if hosts else KINDS[:2])
+        if now_ns > due_ns and kills.count < kills.most and _is_killed(kind, driver, hosts, kills.generator):
+            kills.by_kind[kind] += 1
             seconds = (now_ns - began_ns) / NS_PER_S
-            print(f"  {sum(hit.values())}: {kind} at {seconds:.1f} s, {num_sealed} runs sealed", flush=True)
-            kind, due_ns = "", now_ns + int(generator.uniform(*KILL_EVERY_S) * NS_PER_S)
-        if state != (state := (num_sealed, sum(hit.values()))):
+            print(f"  {kills.count}: {kind} at {seconds:.1f} s, {num_sealed} runs sealed", flush=True)
+            kind, due_ns = "", now_ns + int(kills.generator.uniform(*KILL_EVERY_S) * NS_PER_S)
+        if state != (state := (num_sealed, kills.count)):
             changed_ns = now_ns
         assert now_ns - changed_ns < STUCK_S * NS_PER_S, f"nothing goes on: {num_sealed} sealed, logs in {folder}"
 

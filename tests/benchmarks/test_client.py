@@ -14,6 +14,7 @@ from rich.console import Console
 from benchmarks.client import (
     Bench,
     Quantity,
+    Shape,
     bare_loop,
     bench_memory,
     bench_peers,
@@ -52,7 +53,7 @@ def counts(result: ReplayResult) -> list[dict[str, object]]:
 def test_the_two_null_servers_give_the_same_rows(
     programs: dict[str, list[str]], stream: bool, token_interval_ns: int
 ) -> None:
-    plan = plan_of(5, 3, prompt_tokens=50, generate_tokens=7)
+    plan = plan_of(Shape(5, 3, 50, 7))
     options = ClientSpec(stream=stream)
     fast, _ = Bench(programs["nullserver"]).run(plan, options, token_interval_ns=token_interval_ns)
     plain, _ = Bench(None).run(plan, options, token_interval_ns=token_interval_ns)
