@@ -249,13 +249,14 @@ def _simulate_experiment(path: Path, draws: int | None) -> None:
 
 def _print_ratios(console: Console, spec: ExperimentSpec, predictions: Predictions) -> None:
     """Predicted device time of every condition over its baseline's, all replicates summed."""
-    from harness.analysis.method.predictions import drawn_ratio
+    from harness.analysis.method.answer import source_of_prediction
+    from harness.analysis.method.predictions import drawn_ratio, predicted_ratio
 
     for condition in spec.condition:
         baseline = spec.baseline_of(condition)
         if baseline == condition.name:
             continue
         own, base = (list(predictions[name].values()) for name in (condition.name, baseline))
-        ratio, drawn = sum(one.device_ns for one in own) / sum(one.device_ns for one in base), drawn_ratio(own, base)
-        told = "" if drawn is None else f", {drawn.level:.0%} of outcomes {drawn.low:.4f} to {drawn.high:.4f}"
-        console.print(f"{condition.name} / {baseline}: {ratio:.4f}{told}")
+        drawn, source = drawn_ratio(own, base), source_of_prediction(own).value
+        ends = "" if drawn is None else f", {drawn.level:.0%} of outcomes {drawn.low:.4f} to {drawn.high:.4f}"
+        console.print(f"{condition.name} / {baseline}: {predicted_ratio(own, base):.4f} ({source}){ends}")

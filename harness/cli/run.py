@@ -256,7 +256,7 @@ def table(
         bool, typer.Option("--serving", help="Every latency: by turn and prefix, with intervals and certified bounds.")
     ] = False,
     predicted: Annotated[
-        bool, typer.Option("--predicted", help="Predicted cost ratios and reuse beside the measured, with intervals.")
+        bool, typer.Option("--predicted", help="Predicted cost ratios and reuse beside the observed, with intervals.")
     ] = False,
     form: Annotated[TableForm, typer.Option("--format", help="How the table is written.")] = TableForm.text,
 ) -> None:
@@ -306,8 +306,6 @@ def _predicted_written(sealed: Sequence[SealedRun], form: TableForm) -> str:
     from harness.records import origin_of
 
     kind, valid = sealed[0].manifest.backend, [run for run in sealed if run.is_valid]
-    if kind_named(kind).is_virtual:
-        raise SpecError("its runs are simulated: nothing was measured", where=sealed[0].experiment)
     found = (
         prediction_table(ExperimentRuns(valid, predictions_for(valid, check_sealed_runs(sealed)))) if valid else None
     )
@@ -326,7 +324,8 @@ def _predicted_written(sealed: Sequence[SealedRun], form: TableForm) -> str:
             told = "" if low is None else f"  [{low:.4f}, {high:.4f}]"
             observed = row["observed_ratio_B"] if row["observed_ratio_A"] is None else row["observed_ratio_A"]
             ratio = row["predicted_ratio"] if name == "predicted" else observed
-            lines.append(f"  {name:<9}  cost ratio {ratio:.4f}{told}  reused {row[f'{name}_reuse']}")
+            source = row["prediction" if name == "predicted" else "observation"]
+            lines.append(f"  {name:<9}  cost ratio {ratio:.4f}{told}  reused {row[f'{name}_reuse']}  ({source})")
     return "\n".join(lines) + "\n"
 
 

@@ -95,6 +95,7 @@ def swept_table(table: dict[str, Any], over: str) -> dict[str, Any]:
         **table,
         **more,
         "title": f"{table.get('title') or table.get('name')}: {key.strip()}",
+        "question": f"How do cost and latency change with {key.strip()}?",
         "analysis": "",
         "rules": [],
     }

@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from harness.analysis.catalogue import Analysis, of_tables
 from harness.analysis.catalogue.reuse import ceilings_table, exceptions_table, formula_table, prefill_kinds_table
 from harness.analysis.method import decide
+from harness.analysis.method.answer import source_of, source_of_prediction
 from harness.analysis.method.compare import compare
 from harness.analysis.method.figures import RunFigures
 from harness.analysis.method.padding import Padding
-from harness.analysis.method.predictions import drawn_ratio
+from harness.analysis.method.predictions import drawn_ratio, predicted_ratio
 from harness.analysis.method.reuse import sum_or_none
 from harness.analysis.method.stats import Interval
 from harness.analysis.method.verdicts import ExperimentRuns, costs_of
@@ -123,11 +124,13 @@ def prediction_table(experiment: ExperimentRuns) -> Table:
         if compared is None or any(k not in table for table in (own, base) for k in replicates):
             continue
         promised, base_promised = [own[k] for k in replicates], [base[k] for k in replicates]
-        predicted = sum(one.device_ns for one in promised) / sum(one.device_ns for one in base_promised)
+        predicted = predicted_ratio(promised, base_promised)
         drawn, observed = drawn_ratio(promised, base_promised), compared.main
         rows.append(
             {
                 "condition": condition,
+                "prediction": source_of_prediction(promised).value,
+                "observation": source_of(experiment.runs[condition][0].manifest.backend).value,
                 "predicted_ratio": predicted,
                 "predicted_low": None if drawn is None else drawn.low,
                 "predicted_high": None if drawn is None else drawn.high,

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from harness.analysis.method.compare import ChannelRatio, Comparison
+from harness.analysis.method.predictions import Prediction
 from harness.analysis.method.stats import DEFAULT_LEVEL, Interval, holm
 from harness.kinds import kind_of_run
 from harness.spec.sections import Channel
@@ -34,6 +35,11 @@ def source_of(backend: str) -> Source:
     if kind.is_virtual:
         return Source.SIMULATED
     return Source.EMULATED if kind.has_device is False else Source.MEASURED
+
+
+def source_of_prediction(predicted: Sequence[Prediction]) -> Source:
+    """The source of predicted costs: the mean of draws, or one simulation where nothing was drawn."""
+    return Source.MEAN_OF_DRAWS if all(one.draws is not None for one in predicted) else Source.NOMINAL
 
 
 class AnswerVerdict(str, Enum):

@@ -54,6 +54,11 @@ class Prediction(Spec):
         return Padding(self.padded_slots, self.bucket_slots)
 
 
+def predicted_ratio(own: Sequence[Prediction], base: Sequence[Prediction]) -> float:
+    """Ratio of summed device times of runs beside their baselines."""
+    return sum(one.device_ns for one in own) / sum(one.device_ns for one in base)
+
+
 def drawn_ratio(own: Sequence[Prediction], base: Sequence[Prediction]) -> Interval | None:
     """Interval of the ratio of summed device times of runs beside their baselines; None where nothing was drawn."""
     costs = [_drawn_sums(runs, "device_ns") for runs in (own, base)]
