@@ -80,8 +80,7 @@ def calibrate(
     Example: `harness calibrate my-npu --backend rbln --set artifact=/models/qwen3-4b-8 --runs runs/calibration`
     """
     from harness.cli.words import terminal
-    from harness.runner.calibrate import check_folder, fit_runs
-    from harness.runner.cost_file import write_cost_file
+    from harness.runner.calibrate import check_folder, fit_runs, write_cost_file
 
     console = terminal()
     check_folder(output)

@@ -83,7 +83,7 @@ def plan_build(
     """
     from harness.experiment import resolve
     from harness.plan import save_plan
-    from harness.runner.experiment import checked
+    from harness.runner.preflight import checked
     from harness.spec import load_experiment
 
     written: set[str] = set()
@@ -213,7 +213,7 @@ def _simulate_experiment(path: Path, draws: int | None) -> None:
     from harness.clock import NS_PER_S
     from harness.experiment import resolve
     from harness.prereg.predict import predict_experiment
-    from harness.runner.experiment import checked
+    from harness.runner.preflight import checked
     from harness.sim.predict.draws import perturbation_of
     from harness.spec import load_experiment
 

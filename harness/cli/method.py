@@ -301,8 +301,8 @@ def _perform_all(specs: Sequence[ExperimentSpec], paths: Sequence[Path], runs: P
     from harness.cli.time_left import time_left
     from harness.kinds import kind_named
     from harness.processes import side_by_side
-    from harness.runner.account import predicted_work
     from harness.runner.experiment import what_to_do
+    from harness.runner.monitor import predicted_work
     from harness.runner.progress import ProgressEvent, RunSealed
 
     # All are looked at before the first is performed; runs that are sealed are analysed, but take no more time.

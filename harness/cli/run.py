@@ -173,7 +173,7 @@ def perform(
 
 def _until_decided(spec: ExperimentSpec, source: Path, replicates: int | None) -> ExperimentSpec:
     """The experiment with the blocks that its stopping rule allows; SpecError where that cannot decide."""
-    from harness.runner.deciding import declared_rule
+    from harness.runner.monitor import declared_rule
 
     if replicates is not None:
         raise SpecError(
@@ -388,7 +388,7 @@ def _results(sealed: Sequence[SealedRun]) -> Results:
 
 def _exit_code(console: Console, outcome: ExperimentOutcome, experiment: str, runs: Path) -> ExitCode:
     from harness.cli.words import said
-    from harness.runner.failing import will_fail_again
+    from harness.runner.lane import will_fail_again
 
     for invalid in outcome.invalid_runs:
         console.print(
@@ -437,8 +437,9 @@ def _show_order(
     from rich.table import Table
 
     from harness.cli.time_left import format_duration
-    from harness.runner.account import predicted_replay_s
-    from harness.runner.experiment import check_hosts, what_to_do
+    from harness.runner.experiment import what_to_do
+    from harness.runner.monitor import predicted_replay_s
+    from harness.runner.preflight import check_hosts
 
     planned, todo, _ = what_to_do(spec, runs, resume=resume, retry_invalid=retry_invalid, ticket=ticket)
     check_hosts(todo)

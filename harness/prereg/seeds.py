@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, cast
 from harness.errors import SpecError
 from harness.prereg.repository import Repository
 from harness.records import layout
-from harness.records.facts import table_at
+from harness.records.manifest import table_at
 from harness.spec import load_toml
 
 SEED_KEY = re.compile(r"(?:^|_)seeds?$")

@@ -1,6 +1,6 @@
-"""The data dictionary: every table that SQL sees and every column of it, made from the schema of the records.
+"""The data dictionary: every table and column of ``harness query``, generated from the schema of the records.
 
-``harness explain tables`` shows it; docs/data-dictionary.md holds the same text.
+``harness explain tables`` shows it; docs/data-dictionary.md is the same text.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ import pyarrow as pa
 from harness.records import schema
 from harness.table import markdown_rows
 
-# What a row of each table is, and where the table lies.
+# The meaning of a row of each table, and its file.
 TABLES: dict[str, tuple[str, pa.Schema]] = {
-    "runs": ("A sealed run, as its manifest tells.", schema.RUNS),
+    "runs": ("A sealed run, from its manifest.", schema.RUNS),
     "requests": ("A planned request, sent or not; `requests.parquet` of the run.", schema.REQUESTS),
     "chunks": ("A piece of an answer; `chunks.parquet` of the run.", schema.CHUNKS),
     "steps": ("A decode step of the server, from its log; `derived/steps.parquet`.", schema.STEPS),
     "kv_events": ("A line of the server's KV log; `derived/kv_events.parquet`.", schema.KV_EVENTS),
     "metrics": ("A sample of a scrape; `derived/metrics.parquet`.", schema.METRICS),
     "scrapes": ("A scrape of the server's metrics, raw; `scrapes.jsonl`.", schema.SCRAPES),
-    "latencies": ("An answered request and what it waited for; computed when asked.", schema.LATENCIES),
+    "latencies": ("An answered request and what it waited for; computed by each query.", schema.LATENCIES),
 }
 INTRODUCTION = """\
 Each table of `harness query` and of `RunStore.connect()`, also as `valid_...` (`valid_runs`, `valid_requests`, ...)

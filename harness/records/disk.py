@@ -1,4 +1,4 @@
-"""How records reach the disk: a name appears only when all its bytes are there, and errors say what to do."""
+"""Writing and hashing of files: a name appears only when all its bytes are on disk."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from harness.records.schema import RowStream
 COPY_BYTES = 1 << 20
 UNFINISHED = ".tmp"
 _CODEC = "zstd"
-# Rows that are compressed together. No more of a long table is in memory at once.
+# Rows that are compressed together, and in memory at once.
 ROW_GROUP = 1 << 17
 _TICK_NS = 50_000_000
 """File systems stamp a change by the kernel's tick (1 to 10 ms): two changes this close may share a stamp."""
@@ -32,11 +32,11 @@ _TICK_NS = 50_000_000
 
 @contextmanager
 def disk_errors(path: Path) -> Generator[None]:
-    """Turn errors of the disk into one line that says what to do."""
+    """Turn errors of the disk into a RecordsError with a next step."""
     try:
         yield
     except OSError as error:
-        # Arrow's text is for programmers; the error number gives the text of the system.
+        # The system's text of the error number: Arrow's is for programmers.
         reason = os.strerror(error.errno) if error.errno else str(error)
         raise RecordsError(
             f"cannot write records: {reason}",
@@ -99,7 +99,7 @@ def _groups_of_stream(rows: RowStream, group_rows: int) -> Iterator[pa.Table]:
 def is_as_written_here(path: Path, table: pa.Table) -> bool:
     """Whether a file that holds ``table`` is, byte for byte, what ``write_parquet`` makes of it.
 
-    A flipped bit may change no value: it lies in a page's head or in the file's foot.
+    Equal values are not enough: a flipped bit in a page header or the footer changes none.
     """
     with pq.ParquetFile(path) as file:
         group_rows = file.metadata.row_group(0).num_rows if file.metadata.num_row_groups else 0
@@ -130,12 +130,12 @@ _ENTRIES: dict[tuple[str, int, int, int, int], FileEntry] = {}
 def known_entry(path: Path) -> FileEntry:
     """``file_entry`` of a regular file, read once in this process as long as the file is not touched.
 
-    Raises OSError, also for what is no regular file: a link, a pipe and a device are never opened.
+    Raises OSError, also for a link, a pipe or a device, which are never opened.
     """
     facts = path.lstat()
     if not stat.S_ISREG(facts.st_mode):
         raise OSError(errno.EINVAL, "not a regular file", str(path))
-    # The change time too: it moves when somebody sets the modification time back.
+    # The change time too: it changes when the modification time is set back.
     key = (str(path), facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns)
     if key not in _ENTRIES:
         entry = file_entry(path)
@@ -157,14 +157,14 @@ def sync(path: Path) -> None:
 def sync_tree(folder: Path) -> None:
     """Flush a folder and everything in it to the disk.
 
-    All flushes run at the same time: the file system's journal then writes them in one commit instead of one each.
+    All flushes run at once: the file system's journal then commits them together.
     """
     list(_syncing_threads(os.getpid()).map(sync, [folder, *folder.rglob("*")]))
 
 
 @lru_cache(maxsize=1)
 def _syncing_threads(_process: int) -> ThreadPoolExecutor:
-    """About one thread for each file of a run, kept for the next run. A forked process starts new threads."""
+    """About as many threads as a run has files, kept for the next run. A forked process starts new threads."""
     return ThreadPoolExecutor(16, thread_name_prefix="sync")
 
 

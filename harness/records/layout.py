@@ -16,7 +16,7 @@ LOCK = "writer.lock"
 
 # Inputs of the run: the plan, a copy of the cost-model file, the frozen file of a confirmatory run.
 PLAN = "plan.jsonl"
-# A copy of the file at the time of the run: modelled device time (A) never changes with a checkout.
+# A copy, so that modelled device time (A) does not change with the checkout.
 COST_MODEL = "cost_model.toml"
 FROZEN = "preregistration.json"
 
@@ -29,7 +29,7 @@ DEVICE_METRICS = "device_metrics.jsonl"
 DEVICE_TRACE = "device_trace.jsonl"
 OBSERVER = "observer.jsonl"
 SSH_LOG = "ssh.log"
-# The device of a fleet that makes the run: other devices read it to find their neighbours.
+# The device of a fleet that makes the run. Other devices read it to know their neighbours.
 FLEET = "fleet.json"
 
 # Configuration that a server was started with.
@@ -45,7 +45,7 @@ ABORTED = ".aborted-"
 # An INVALID run that was repeated: sealed as it was, beside the run that took its name.
 RETRIED = ".retried-"
 _RAW_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-# Plain ASCII, no leading zero: 0 and 00, or digits of another script, never name the same replicate.
+# ASCII digits without a leading zero: two names never mean the same replicate.
 _REPLICATE = re.compile(r"0|[1-9][0-9]{0,8}")
 _UNPRINTABLE = re.compile("[\\x00-\\x1f\\x7f\\\\\\ud800-\\udfff]")
 
@@ -71,7 +71,7 @@ def is_raw_name(name: str) -> bool:
 
 
 def is_replicate_name(name: str) -> bool:
-    """Whether a folder of this name may hold a run: each replicate has exactly one spelling."""
+    """Whether a folder of this name may hold a run: a replicate has exactly one spelling."""
     return bool(_REPLICATE.fullmatch(name))
 
 

@@ -1,6 +1,7 @@
 """The manifest of a run: manifest.json is written last, and only a folder that has one is a run.
 
-A manifest names every file of the run with its size and SHA-256. It never changes after sealing.
+It names every file of the run with its size and SHA-256, and never changes after sealing. Facts about server and client
+are read as typed values: a missing or unreadable value is None or empty, never zero.
 """
 
 from __future__ import annotations
@@ -8,14 +9,85 @@ from __future__ import annotations
 import errno
 import hashlib
 import stat
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from harness.errors import RecordsError
-from harness.records.facts import table_at
-from harness.records.schema import SCHEMA_VERSION, SEALED_SINCE
+from harness.records.schema import SCHEMA_VERSION
+
+DeviceMetrics = dict[str, dict[str, dict[str, float]]]
+Facts = TypeVar("Facts", bound="_Facts")
+
+
+def table_at(value: object, *keys: str) -> Mapping[str, Any]:
+    """The table below these keys; empty where there is none."""
+    for key in keys:
+        value = value.get(key) if isinstance(value, Mapping) else None  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+    return value if isinstance(value, Mapping) else {}  # pyright: ignore[reportUnknownVariableType]
+
+
+class _Facts(BaseModel):
+    """Base: frozen; unknown keys are ignored."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", defer_build=True)
+
+    @classmethod
+    def tolerant(cls: type[Facts], value: Any) -> Facts:
+        """The facts in a part of a manifest; an unreadable key counts as absent."""
+        table: dict[str, Any] = dict(value) if isinstance(value, Mapping) else {}
+        try:
+            return cls.model_validate(table)
+        except ValidationError as error:
+            broken = {str(item["loc"][0]) for item in error.errors()}
+            return cls.model_validate({key: value for key, value in table.items() if key not in broken})
+
+
+class LaunchReport(_Facts):
+    """Facts about a server from its log and metrics.
+
+    settings: last value of each changed setting. engine: from its first configuration line.
+    cache_config_info: labels of that gauge. vllm: its version. pool_tokens: of the whole KV pool, vLLM's null block
+    included. device_metrics: tracker ("MODEL", "SAMPLER") -> phase ("decode", "prefill") -> numbers; latencies in ms,
+    averages in us. observer: lines of the observer.
+    """
+
+    settings: dict[str, str] = Field(default_factory=dict)
+    engine: dict[str, str] = Field(default_factory=dict)
+    cache_config_info: dict[str, str] = Field(default_factory=dict)
+    vllm: str = ""
+    pool_tokens: int | None = None
+    device_metrics: DeviceMetrics = Field(default_factory=dict)
+    observer: tuple[str, ...] = ()
+
+    def decode_p50_ms(self, tracker: str) -> float | None:
+        """Median of one tracker over all decode steps of the server; None where it reported none."""
+        return self.device_metrics.get(tracker, {}).get("decode", {}).get("p50_ms")
+
+
+class SelfAudit(_Facts):
+    """Dispatch lags of the re-arrivals in the replay against the null server, wall ms."""
+
+    floor_rearrival_lag_ms: tuple[float, ...] = ()
+
+
+class ClientAudit(_Facts):
+    """Figures that the client recorded. Times in wall units, except stall_intervals_ns: (start, duration), model ns."""
+
+    num_stalls: float | None = None
+    stall_max_ms: float | None = None
+    stall_intervals_ns: tuple[tuple[int, int], ...] | None = None
+    cpu_s: float | None = None
+    cpu_others_s: float | None = None
+    self_audit: SelfAudit | None = None
+
+    @property
+    def floor_lag_ms(self) -> tuple[float, ...]:
+        """Lags of the self-audit's re-arrivals, wall ms."""
+        return () if self.self_audit is None else self.self_audit.floor_rearrival_lag_ms
+
 
 Severity = Literal["invalid", "warning", "info"]
 StepSource = Literal["bucket-log", "iteration-log", "none"]
@@ -26,7 +98,7 @@ SETTING_DECLARED = "setting-declared"
 
 
 class _Record(BaseModel):
-    """Base of what a manifest holds: frozen; a key this version does not know is an error."""
+    """Base of the parts of a manifest: frozen; an unknown key is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
@@ -75,8 +147,8 @@ class ClockRecord(_Record):
 
 
 class Observation(_Record):
-    """What the server was declared to show: absence of a declared source makes a run INVALID, and so does an
-    undeclared [BUCKET] line (the server then runs a patch nobody declared)."""
+    """The declared sources of observation. A missing source makes a run INVALID; so does an undeclared [BUCKET] line,
+    from an undeclared patch."""
 
     steps: StepSource = "bucket-log"
     has_kv_log: bool = True
@@ -85,7 +157,7 @@ class Observation(_Record):
 
 
 class ServerRecord(_Record):
-    """The life of the server process under test."""
+    """The server process under test."""
 
     pid: int | None = None
     is_alive_until_stop: bool = True
@@ -98,7 +170,7 @@ class PreregistrationRecord(_Record):
     """The frozen file that a confirmatory run was made under; the run keeps a copy of it.
 
     sha256: of the file's bytes. committed_at_s: committer time of ``commit``, seconds since the epoch (UTC).
-    start: the ledger's entry of this run's start; "" in runs older than ledgers.
+    start: the ledger's entry of this run's start.
     """
 
     path: str
@@ -110,10 +182,10 @@ class PreregistrationRecord(_Record):
 
 
 class FleetRecord(_Record):
-    """Where in a fleet a run was made; absent where there was none.
+    """The device of a fleet that made a run; absent outside a fleet.
 
-    host: its name. neighbours: devices of that host that were busy at some instant of the replay's start or end.
-    client_cores: cores that the client was held to; empty where there were too few to share out. uuid, card,
+    host: its name. neighbours: devices of that host that were busy at the start or the end of the replay.
+    client_cores: cores of the client; empty where there were too few to share out. uuid, card,
     temperature_c (minimum and maximum of the run): of the device, from its driver; absent without a driver's report.
     emulated_factor: factor on the step times of an emulated or simulated device; absent for a real device.
     """
@@ -129,7 +201,7 @@ class FleetRecord(_Record):
 
 
 class EarlierTry(_Record):
-    """An INVALID run that was repeated: it lies beside the one that took its name. seal: of its manifest."""
+    """An INVALID run that was repeated and kept in ``folder``, beside its repetition. seal: of its manifest."""
 
     folder: str
     seal: str
@@ -137,7 +209,7 @@ class EarlierTry(_Record):
 
 
 class Manifest(_Record):
-    """Everything needed to judge a run and to compute its figures again, except the tables themselves."""
+    """Everything needed to judge a run and to compute its figures again, except the tables."""
 
     schema_version: int = SCHEMA_VERSION
     experiment: str
@@ -155,7 +227,7 @@ class Manifest(_Record):
     treatment: str = "as-drawn"
     planned_requests: int = Field(ge=0)
     requested: dict[str, Any] = Field(default_factory=dict, description="the spec as a person wrote it, defaults in")
-    effective: dict[str, Any] = Field(default_factory=dict, description="what the server and client really used")
+    effective: dict[str, Any] = Field(default_factory=dict, description="settings that server and client really used")
     clock: ClockRecord = ClockRecord()
     observation: Observation = Observation()
     server: ServerRecord = ServerRecord()
@@ -181,7 +253,7 @@ class Manifest(_Record):
 
     @property
     def requested_experiment(self) -> dict[str, Any]:
-        """The experiment that was asked for (a dumped ExperimentSpec); empty where the manifest holds none."""
+        """The requested experiment (a dumped ExperimentSpec); empty where the manifest holds none."""
         return dict(table_at(self.requested, "experiment"))
 
     @property
@@ -196,22 +268,22 @@ class Manifest(_Record):
 
     @property
     def requested_condition(self) -> dict[str, Any]:
-        """The run's condition as it was asked for (a dumped ConditionSpec); empty where the manifest holds none."""
+        """The requested condition (a dumped ConditionSpec); empty where the manifest holds none."""
         conditions = self.requested_experiment.get("condition")
         tables = map(table_at, conditions if isinstance(conditions, list) else ())  # pyright: ignore[reportUnknownArgumentType]
-        return next((dict(one) for one in tables if one.get("name") == self.condition), {})
+        return next((dict(table) for table in tables if table.get("name") == self.condition), {})
 
     @property
     def declared_settings(self) -> str:
-        """ "declared, not verified: kv_slots = 12": settings that a person answers for; empty where all are shown."""
-        return next((found.evidence for found in self.findings if found.code == SETTING_DECLARED), "")
+        """ "declared, not verified: kv_slots = 12"; empty where every setting was shown."""
+        return next((finding.evidence for finding in self.findings if finding.code == SETTING_DECLARED), "")
 
     @property
     def varied_settings(self) -> frozenset[str]:
         """Keys of [server] that some condition of the experiment sets."""
         conditions = self.requested_experiment.get("condition")
         tables = map(table_at, conditions if isinstance(conditions, list) else ())  # pyright: ignore[reportUnknownArgumentType]
-        return frozenset(key for one in tables for key in table_at(one, "server"))
+        return frozenset(key for table in tables for key in table_at(table, "server"))
 
     @property
     def packages(self) -> dict[str, str]:
@@ -220,7 +292,7 @@ class Manifest(_Record):
 
     @property
     def factors(self) -> dict[str, Any]:
-        """Factors that the experiment gives the run's condition; empty where it gives none."""
+        """Factors of the run's condition; empty where the experiment gives none."""
         return dict(table_at(self.requested_condition, "factors"))
 
     @property
@@ -230,17 +302,17 @@ class Manifest(_Record):
 
     @property
     def requested_server(self) -> dict[str, Any]:
-        """The server configuration that was asked for (a dumped ServerSpec)."""
+        """The requested server configuration (a dumped ServerSpec)."""
         return dict(table_at(self.requested, "server"))
 
     @property
     def requested_client(self) -> dict[str, Any]:
-        """The client configuration that was asked for (a dumped ClientSpec)."""
+        """The requested client configuration (a dumped ClientSpec)."""
         return dict(table_at(self.requested, "client"))
 
     @property
     def serving_version(self) -> str:
-        """Version of vllm-rbln that served, as the launch found it; "" where none served or it is not known."""
+        """Version of vllm-rbln that served; "" where none served or it is unknown."""
         return str(table_at(self.server.facts, "launch", "requested", "versions").get("vllm-rbln", ""))
 
     @property
@@ -250,23 +322,23 @@ class Manifest(_Record):
 
     @property
     def decode_buckets(self) -> tuple[int, ...]:
-        """The compiled decode buckets; () where the manifest does not tell."""
+        """The compiled decode buckets; empty where the manifest has none."""
         buckets: Any = self.server_spec.get("decode_buckets")
         return tuple(buckets) if isinstance(buckets, list | tuple) else ()
 
     def to_json(self) -> str:
         """The text of manifest.json, sealed."""
         text = self.model_copy(update={"seal": ""}).model_dump_json(indent=2) + "\n"
-        # The last key of this name belongs to this manifest: its content may hold keys of the same name.
+        # The last key of this name is the manifest's: its content may hold keys of the same name.
         before, _, after = text.rpartition(_seal_key(""))
         return before + _seal_key(hashlib.sha256(text.encode()).hexdigest()) + after
 
 
 def load_manifest(path: Path) -> Manifest:
-    """The manifest in a file; anything wrong with it is a RecordsError that names the file."""
+    """The manifest in a file; RecordsError, which names the file, where anything is wrong with it."""
     try:
         if not stat.S_ISREG(path.lstat().st_mode):
-            # A pipe or a device would never end.
+            # Reading a pipe or a device would never end.
             raise OSError(errno.EINVAL, "not a regular file")
         text = path.read_bytes()
     except OSError as error:
@@ -284,15 +356,21 @@ def load_manifest(path: Path) -> Manifest:
             where=str(path),
             hint="The file was edited or damaged after sealing; restore it or move the run away",
         ) from error
+    if manifest.schema_version != SCHEMA_VERSION:
+        raise RecordsError(
+            f"is of layout {manifest.schema_version}, and this version reads layout {SCHEMA_VERSION}",
+            where=str(path),
+            hint="Read it with the harness version that sealed it",
+        )
     if wrong := _contradiction(manifest, text):
         raise RecordsError(wrong, where=str(path), hint="Restore the file from a copy, or move the run away")
     return manifest
 
 
 def _contradiction(manifest: Manifest, text: bytes) -> str:
-    """What shows that a manifest is not as it was written; "" when nothing does."""
+    """Evidence that a manifest was changed after sealing; "" without any."""
     before, _, after = text.rpartition(_seal_key(manifest.seal).encode())
-    if manifest.seal != ("" if manifest.schema_version < SEALED_SINCE else _seal_of(before, after)):
+    if manifest.seal != _seal_of(before, after):
         return "differs from what was sealed (its own SHA-256)"
     is_broken = bool(manifest.invalid_reasons) or any(found.severity == "invalid" for found in manifest.findings)
     if manifest.is_valid and is_broken:

@@ -1,7 +1,7 @@
-"""One sealed run, as all code reads it: each file is parsed at most once, each figure computed at most once.
+"""A sealed run, as all code reads it: each file is parsed at most once, each figure computed at most once.
 
-The requested configuration comes back as checked specs, facts about server and client as typed values. Nothing here
-computes a figure or writes.
+The requested configuration is returned as validated specifications, facts about server and client as typed values.
+Nothing here computes a figure or writes.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ from harness.errors import PlanError, RecordsError, in_one_line
 from harness.kinds import origin_note
 from harness.records import layout, schema
 from harness.records.disk import is_as_written_here, is_unfinished, known_entry
-from harness.records.facts import ClientAudit, LaunchReport
-from harness.records.manifest import Manifest
+from harness.records.manifest import ClientAudit, LaunchReport, Manifest
 from harness.stack.rbln.kv_rules import AUTO, rule_set
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ Parsed = TypeVar("Parsed", bound=BaseModel)
 
 
 class RunKey(NamedTuple):
-    """The name of a run: one condition of one replicate of an experiment."""
+    """The name of a run: experiment, condition, replicate."""
 
     experiment: str
     condition: str
@@ -48,7 +47,7 @@ class RunKey(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class SealedRun:
-    """One sealed run: its folder and its manifest; everything else is read when asked for, and kept."""
+    """A sealed run: its folder and manifest. Everything else is read at first use and kept."""
 
     path: Path
     manifest: Manifest
@@ -87,7 +86,7 @@ class SealedRun:
 
     @cached_property
     def spec(self) -> ExperimentSpec:
-        """The experiment it was made for; RecordsError when the manifest holds none that this version reads."""
+        """Its experiment; RecordsError when the manifest holds none that this version reads."""
         from harness.spec import ExperimentSpec
 
         return self._parsed(ExperimentSpec, self.manifest.requested.get("experiment", {}), "experiment")
@@ -109,38 +108,38 @@ class SealedRun:
 
     @cached_property
     def server(self) -> ServerSpec:
-        """The server configuration that was asked for; rules that it left open are those of the version that served."""
+        """The requested server configuration; rules "auto" are replaced by those of the version that served."""
         from harness.spec import ServerSpec
 
-        asked = self._parsed(ServerSpec, self.manifest.requested_server, "server")
-        named = asked.rules if asked.rules != AUTO else str(self.manifest.server_spec.get("rules", AUTO))
-        return asked.model_copy(update={"rules": rule_set(named, self.manifest.serving_version).name})
+        requested = self._parsed(ServerSpec, self.manifest.requested_server, "server")
+        named = requested.rules if requested.rules != AUTO else str(self.manifest.server_spec.get("rules", AUTO))
+        return requested.model_copy(update={"rules": rule_set(named, self.manifest.serving_version).name})
 
     @cached_property
     def client(self) -> ClientSpec:
-        """The client configuration that was asked for."""
+        """The requested client configuration."""
         from harness.spec import ClientSpec
 
         return self._parsed(ClientSpec, self.manifest.requested.get("client", {}), "client")
 
     @cached_property
     def limits(self) -> LimitsSpec:
-        """The limits it was checked against."""
+        """The limits beyond which it is INVALID."""
         from harness.spec import LimitsSpec
 
         return self._parsed(LimitsSpec, self.manifest.requested.get("limits", {}), "limits")
 
     @cached_property
     def fleet_spec(self) -> FleetSpec | None:
-        """The devices that shared its experiment; None where there was one."""
+        """The fleet of its experiment; None without one."""
         from harness.spec import FleetSpec
 
-        asked = self.manifest.requested_experiment.get("fleet")
-        return None if asked is None else self._parsed(FleetSpec, asked, "fleet")
+        requested = self.manifest.requested_experiment.get("fleet")
+        return None if requested is None else self._parsed(FleetSpec, requested, "fleet")
 
     @property
     def device(self) -> int | None:
-        """The device of its fleet that made it; None outside a fleet."""
+        """The device of its fleet; None outside a fleet."""
         return None if self.manifest.fleet is None else self.manifest.fleet.device
 
     @property
@@ -175,7 +174,7 @@ class SealedRun:
 
     @property
     def cost_file(self) -> Path:
-        """The copy of the cost file that lies in the run; of runs older than such copies, the file of that name."""
+        """The copy of the cost file in the run; where the run has none, the file of that name."""
         from harness.engine.cost import find_cost_file
 
         is_kept = layout.COST_MODEL in self.manifest.files
@@ -191,17 +190,17 @@ class SealedRun:
 
     def group_sessions(self) -> dict[str, range]:
         """Session indices of every named group, in order; one group "all" when the workload has none."""
-        found: dict[str, range] = {}
+        groups: dict[str, range] = {}
         first = 0
-        for group, _laws in self.workload.groups_or_self():
-            found[group.name] = range(first, first + group.num_sessions)
+        for group, _workload in self.workload.groups_or_self():
+            groups[group.name] = range(first, first + group.num_sessions)
             first += group.num_sessions
-        return found
+        return groups
 
     def file(self, name: str) -> Path:
         """Path of a file of this run, by its name in ``layout``; RecordsError when it is not as it was sealed.
 
-        Its bytes are hashed once in this process. A file that the run never had has a path, where nothing lies.
+        Its bytes are hashed once in this process. The path of a file that the run never had does not exist.
         """
         path = self.path / name
         entry = self.manifest.files.get(name)
@@ -220,17 +219,16 @@ class SealedRun:
             return path if within in self.manifest.files else None
         path = self.path / within
         if self._hash_of(path, _REBUILD) != derived.file_sha256:
-            # Rebuilt here by another Parquet writer, or sealed before files were hashed: then its content tells.
-            table = self._parquet(path)
-            is_rebuilt = not derived.file_sha256 or is_as_written_here(path, table)
-            if schema.content_sha256(table) != derived.content_sha256 or not is_rebuilt:
+            # It may have been rebuilt by this version: equal content, in the bytes that this version writes.
+            table = schema.conform(name, self._parquet(path))
+            if schema.content_sha256(table) != derived.content_sha256 or not is_as_written_here(path, table):
                 raise damaged(path, "differs from what was sealed", hint=_REBUILD)
         return path
 
     def table(self, name: str) -> pa.Table:
         """Table ``name`` of this run (a key of schema.TABLES), empty when the run has none."""
         if name == "chunks":
-            # It has a row for each token: too much to keep for every run of an experiment.
+            # It has a row for each token: too large to keep for every run of an experiment.
             return self._read_table(name)
         if name not in self._values:
             self._values[name] = self._read_table(name)
@@ -243,7 +241,7 @@ class SealedRun:
         return cast("Value", self._values[compute])
 
     def forget(self) -> None:
-        """Read tables and compute figures again from here on: derived tables were rebuilt."""
+        """Drop tables and figures that were read: derived tables were rebuilt."""
         self._values.clear()
 
     def _read_table(self, name: str) -> pa.Table:
@@ -252,17 +250,17 @@ class SealedRun:
 
     def _parquet(self, path: Path) -> pa.Table:
         try:
-            # One file, not a dataset: a folder named key=value above it must not become a column.
+            # ParquetFile, not a dataset: a folder named key=value above it must not become a column.
             table = pq.ParquetFile(path).read(use_threads=False)
         except (OSError, pa.ArrowException) as error:
             if isinstance(error, MemoryError) or "launch worker thread" in str(error):
                 raise MemoryError(in_one_line(error)) from error
             raise damaged(path, f"cannot be read ({in_one_line(error)})") from error
-        return table.rename_columns([schema.EARLIER_NAMES.get(column, column) for column in table.column_names])
+        return table
 
-    def _parsed(self, model: type[Parsed], asked: Mapping[str, Any], what: str) -> Parsed:
+    def _parsed(self, model: type[Parsed], requested: Mapping[str, Any], what: str) -> Parsed:
         try:
-            return model.model_validate(_in_todays_words(asked))
+            return model.model_validate(requested)
         except ValidationError as error:
             raise RecordsError(
                 f"its manifest holds no {what} that this version reads ({error.error_count()} problems)",
@@ -273,18 +271,18 @@ class SealedRun:
     def check_listing(self) -> None:
         """RecordsError when a file of the manifest is missing, no regular file, misnamed or of another size.
 
-        Cheap, no bytes are read; derived tables are looked at when they are read, so that they can be rebuilt.
+        Cheap: no bytes are read. Derived tables are checked when they are read, so that they can be rebuilt.
         """
         for name, entry in self.manifest.files.items():
             path = self.path / name
             if not layout.is_listed_name(name):
-                raise damaged(self.path / layout.MANIFEST, f"names {name!r}, which is no name of a run's file")
+                raise damaged(self.path / layout.MANIFEST, f"names {name!r}, which cannot be a file of a run")
             size_bytes = self._regular(path).st_size
             if size_bytes != entry.size_bytes:
                 raise damaged(path, f"has {size_bytes} bytes, {entry.size_bytes} were sealed")
         for name in self.manifest.derived:
             if name not in schema.DERIVED_TABLES:
-                raise damaged(self.path / layout.MANIFEST, f"names {name!r}, which is no derived table")
+                raise damaged(self.path / layout.MANIFEST, f"names {name!r}, which is not a derived table")
 
     def verify(self) -> None:
         """Raise RecordsError naming the first file whose bytes differ from what was sealed, or that was added."""
@@ -307,7 +305,7 @@ class SealedRun:
                 raise damaged(path, "was added after sealing")
 
     def _check_requests(self) -> None:
-        """Manifest, plan and requests table speak of the same requests (a run without a plan: of as many)."""
+        """Manifest, plan and requests table hold the same requests (without a plan: the same number)."""
         columns = ["session", "request", "planned_generate_tokens"]
         rows = schema.conform("requests", self.table("requests")).select(columns).to_pylist()
         manifest = self.path / layout.MANIFEST
@@ -320,16 +318,16 @@ class SealedRun:
         if plan.hash != self.manifest.plan_hash:
             raise damaged(manifest, f"names plan {self.manifest.plan_hash[:12]}, its plan is {plan.hash[:12]}")
         planned = [
-            (session, request, asked.generate_tokens)
+            (session, request, of_request.generate_tokens)
             for session, of_session in enumerate(plan.sessions)
-            for request, asked in enumerate(of_session.requests)
+            for request, of_request in enumerate(of_session.requests)
         ]
         if planned != sorted(tuple(row[column] for column in columns) for row in rows):
             raise damaged(self.path / layout.PLAN, "is not the plan that the requests of this run follow")
         self._check_draw(plan)
 
     def _check_draw(self, plan: Plan) -> None:
-        """The plan was drawn for this replicate: a run that was copied as another replicate keeps its own draw."""
+        """The plan was drawn for this replicate: a run copied as another replicate has the wrong draw."""
         if not self.manifest.requested_experiment:
             return
         draw = (plan.seed, plan.replicate)
@@ -355,7 +353,7 @@ class SealedRun:
             raise damaged(path, f"cannot be read ({error.strerror})", hint=hint) from error
 
     def _regular(self, path: Path, hint: str = _RESTORE) -> os.stat_result:
-        """What the system says of a regular file of this run; a link on the way to it counts as damage."""
+        """The system's facts of a regular file of this run; a link on its path counts as damage."""
         for folder in path.relative_to(self.path).parents:
             if (self.path / folder).is_symlink():
                 raise damaged(self.path / folder, "is a symbolic link")
@@ -369,19 +367,8 @@ class SealedRun:
         return facts
 
 
-def _in_todays_words(value: Any) -> Any:
-    """A sealed specification as this version writes it: a stack patched in place ran the bytes that an overlay runs."""
-    if isinstance(value, dict):
-        table: dict[Any, Any] = value
-        return {
-            key: "overlay" if (key, inner) == ("patch", "in-place") else _in_todays_words(inner)
-            for key, inner in table.items()
-        }
-    return [_in_todays_words(inner) for inner in value] if isinstance(value, list | tuple) else value
-
-
 def once_per_run(compute: Callable[[SealedRun], Value]) -> Callable[[SealedRun], Value]:
-    """A figure of a run that is computed when it is first asked for and kept with the run's object."""
+    """A figure of a run, computed at first use and kept with the run's object."""
 
     @wraps(compute)
     def figure(run: SealedRun) -> Value:
@@ -407,20 +394,20 @@ def paired(runs: Sequence[SealedRun], baseline: Sequence[SealedRun]) -> list[tup
 
 
 def origin_of(runs: Iterable[SealedRun]) -> str:
-    """What must stand beside figures of these runs: what stood in for a device, and what was declared."""
+    """The note on the origin of these runs' figures: what replaced a device, and which settings were declared."""
     manifests = [run.manifest for run in runs]
     kinds = dict.fromkeys(origin_note(manifest.backend) for manifest in manifests)
     return " ".join(filter(None, (*kinds, _declared_by(manifests))))
 
 
 def declared_by(runs: Iterable[SealedRun]) -> str:
-    """ "Declared, not verified: base (kv_slots = 8).": what a person answers for; empty where all is shown."""
+    """ "Declared, not verified: base (kv_slots = 8)."; empty where every setting was shown."""
     return _declared_by(run.manifest for run in runs)
 
 
 def _declared_by(manifests: Iterable[Manifest]) -> str:
-    found = dict.fromkeys((one.condition, one.declared_settings) for one in manifests if one.declared_settings)
-    named = "; ".join(f"{condition} ({text.partition(': ')[2]})" for condition, text in found)
+    declared = dict.fromkeys((each.condition, each.declared_settings) for each in manifests if each.declared_settings)
+    named = "; ".join(f"{condition} ({text.partition(': ')[2]})" for condition, text in declared)
     return f"Declared, not verified: {named}." if named else ""
 
 

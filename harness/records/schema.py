@@ -17,15 +17,10 @@ import pyarrow as pa
 
 from harness.errors import RecordsError, in_one_line
 
-# Loaded before Arrow loads it: where address space is short, its OpenBLAS would wait for ever.
+# Imported before Arrow imports it: with little address space, its OpenBLAS would wait for ever.
 del np
 
 SCHEMA_VERSION = 3
-# From this version on a manifest carries a hash of itself.
-SEALED_SINCE = 2
-# From this version on the instant of the response's head is called so.
-RENAMED_SINCE = 3
-EARLIER_NAMES = {"first_byte_ns": "response_head_ns"}
 
 _INT16, _INT32, _INT64 = pa.int16(), pa.int32(), pa.int64()
 _TEXT, _FLOAT, _BOOL = pa.string(), pa.float64(), pa.bool_()
@@ -116,7 +111,7 @@ KV_EVENTS = pa.schema(
         column("request_id", _TEXT, "id in the log, with the engine's suffix; empty where the line has none"),
         column("slots", pa.list_(_INT32), "KV slots of the line"),
         column("num_blocks", _INT32, "inner blocks of the line, 128 tokens each", "blocks"),
-        column("caller", _TEXT, "who caused an eviction: request, dummy, preempt; empty where the log does not tell"),
+        column("caller", _TEXT, "cause of an eviction: request, dummy, preempt; empty where the log has none"),
         column("reused_tokens", _INT32, "tokens that a hit reused", "tokens"),
     ]
 )
@@ -124,7 +119,7 @@ KV_EVENTS = pa.schema(
 METRICS = pa.schema(
     [
         column("scrape", _INT32, "which scrape, from 0"),
-        column("at_ns", _INT64, "when it was asked for", CLOCK_NS),
+        column("at_ns", _INT64, "when it was requested", CLOCK_NS),
         column("reason", _TEXT, "before, interval or after the replay"),
         column("name", _TEXT, "Prometheus name of the sample"),
         column("labels", _TEXT, 'key="value" pairs, sorted by key, joined by commas'),
@@ -134,10 +129,10 @@ METRICS = pa.schema(
 
 SCRAPES = pa.schema(
     [
-        column("at_ns", _INT64, "when it was asked for", CLOCK_NS),
+        column("at_ns", _INT64, "when it was requested", CLOCK_NS),
         column("reason", _TEXT, "before, interval or after the replay"),
         column("status", _INT32, "HTTP status of the answer"),
-        column("body", _TEXT, "the answer, as it came"),
+        column("body", _TEXT, "the unchanged answer"),
     ]
 )
 
@@ -152,14 +147,14 @@ RUNS = pa.schema(
     [
         *RUN_COLUMNS,
         column("invalid_reasons", pa.list_(_TEXT), "why it does not count"),
-        column("findings", _TEXT, "what was found in it: a JSON list of code, severity, evidence, hint"),
+        column("findings", _TEXT, "its findings: a JSON list of code, severity, evidence, hint"),
         column("order_index", _INT32, "its place in the order of its replicate, from 0"),
-        column("num_earlier_tries", _INT32, "INVALID runs that it repeats, which lie beside it", "runs"),
+        column("num_earlier_tries", _INT32, "INVALID runs that it repeats, in folders beside it", "runs"),
         column("is_baseline", _BOOL, "whether its condition is the experiment's baseline"),
         column("backend", _TEXT, "kind of server"),
         column("label", _TEXT, "confirmatory or exploratory"),
-        column("treatment", _TEXT, "what was done to the plan's waits"),
-        column("factors", _TEXT, "what its condition stands for: a JSON object, e.g. factors->>'N'"),
+        column("treatment", _TEXT, "change of the plan's waits: as-drawn, no-waits or equal-waits"),
+        column("factors", _TEXT, "factors of its condition: a JSON object, e.g. factors->>'N'"),
         column("plan_hash", _TEXT, "SHA-256 of what was sent"),
         column("drawn_hash", _TEXT, "SHA-256 of the plan before its treatment; equal in a replicate"),
         column("planned_requests", _INT32, "requests of the plan", "requests"),
@@ -172,16 +167,16 @@ RUNS = pa.schema(
             "devices of that host that were busy then; null outside a fleet",
             nullable=True,
         ),
-        column("requested", _TEXT, "what was asked for: JSON"),
-        column("effective", _TEXT, "what server and client really used: JSON"),
-        column("client_audit", _TEXT, "the client's own account: JSON"),
+        column("requested", _TEXT, "requested configuration: JSON"),
+        column("effective", _TEXT, "configuration that server and client really used: JSON"),
+        column("client_audit", _TEXT, "the client's measurements of itself and its host: JSON"),
         column("provenance", _TEXT, "machine, versions, source: JSON"),
         column("timings", _TEXT, "named instants: JSON; " + CLOCK_NS),
-        column("folder", _TEXT, "where the run lies"),
+        column("folder", _TEXT, "the run's folder"),
     ]
 )
 
-# Computed from requests, chunks and kv_events when asked for.
+# Computed from requests, chunks and kv_events by each query.
 LATENCIES = pa.schema(
     [
         column("session", _INT32, "session of the request"),
@@ -197,7 +192,7 @@ LATENCIES = pa.schema(
     ]
 )
 
-# What is measured, and what is computed from it again at will (``harness derive``).
+# Measured tables, and tables that ``harness derive`` computes from raw files again.
 RAW_TABLES: dict[str, pa.Schema] = {"requests": REQUESTS, "chunks": CHUNKS}
 DERIVED_TABLES: dict[str, pa.Schema] = {"steps": STEPS, "kv_events": KV_EVENTS, "metrics": METRICS}
 TABLES: dict[str, pa.Schema] = {**RAW_TABLES, **DERIVED_TABLES}
@@ -240,7 +235,9 @@ def conform(name: str, table: pa.Table) -> pa.Table:
             raise RecordsError(
                 f"table {name!r}: column {field.name!r} is not {field.type} ({in_one_line(error)})"
             ) from error
-    return pa.Table.from_arrays(columns, schema=schema.with_metadata(table.schema.metadata))
+    # Not with empty metadata: that is written as other bytes than none, and reads back as none.
+    metadata = table.schema.metadata
+    return pa.Table.from_arrays(columns, schema=schema.with_metadata(metadata) if metadata else schema)
 
 
 def conform_stream(name: str, rows: RowStream) -> RowStream:
@@ -259,9 +256,9 @@ def empty(name: str) -> pa.Table:
 
 
 def rows_where(table: pa.Table, column: str, value: str | int) -> pa.Table:
-    """The rows with this value. By a mask: a filter by expression needs threads, and waits for them for ever where a
-    limit of memory lets none start."""
-    # Imported where rows are chosen: what only reads manifests, or asks SQL, is a tenth of a second sooner without.
+    """The rows with this value, by a mask: a filter expression needs threads, and would wait for ever where a memory
+    limit lets none start."""
+    # Imported here: commands that only read manifests, or query, start 0.1 s sooner without.
     from pyarrow.compute import call_function
 
     return table.filter(call_function("equal", [table[column], pa.scalar(value)]))

@@ -21,22 +21,23 @@ from harness.errors import RecordsError, SpecError, in_one_line
 from harness.records import layout, schema
 from harness.records.run import SealedRun
 
-# DuckDB's names of what it parses: "MULTI" is a pivot whose columns it must look up first.
+# DuckDB's types of statements: "MULTI" is a pivot whose columns it must look up first.
 READING_STATEMENTS = ("SELECT", "MULTI")
 _EXPLAIN = re.compile(r"\s*explain\b(\s+analyze\b)?(\s*\(\s*(analyze|format)\b[^()]*\))?", re.IGNORECASE)
 MEMORY_LIMIT_BYTES = 4 << 30
-# In this order: nothing can be changed after the last setting.
+# The order matters: no setting can be changed after the last.
 LOCKED_SETTINGS = {
     "python_enable_replacements": "false",
     "enable_external_access": "false",
     "lock_configuration": "true",
 }
 ROWS_PER_BATCH = 100_000
-# How often a statement is interrupted once its time is over: DuckDB forgets an interrupt that comes between two steps.
+# Interval between interrupts once the time is over: DuckDB ignores an interrupt between two steps.
 INTERRUPT_EVERY_S = 0.1
 MAX_SCRAPE_BYTES = 64 << 20
 RUN_COLUMNS = tuple(field.name for field in schema.RUN_COLUMNS)
 VIEWS = ("runs", *schema.TABLES, "scrapes", "latencies")
+QUERY_HINT = f'Tables: {" ".join(VIEWS)}, each also as valid_...; see "describe requests" or `harness explain tables`'
 # The suffix that the engine adds to a response id in its log (docs/stack.md, "Request ids").
 ENGINE_SUFFIX = r"(-\d+)?(-[0-9a-f]{8})?$|(_\d+)?-[0-9a-f]{8}$"
 
@@ -73,8 +74,8 @@ def connected(runs: list[SealedRun]) -> duckdb.DuckDBPyConnection:
 
 @contextmanager
 def answered(runs: list[SealedRun], sql: str, timeout_s: float) -> Generator[Answer]:
-    """The answer to one reading statement, within ``timeout_s`` seconds and MEMORY_LIMIT_BYTES."""
-    # Without a folder for temporary files it writes nothing.
+    """The answer to a statement that only reads, within ``timeout_s`` seconds and MEMORY_LIMIT_BYTES."""
+    # Without a folder for temporary files DuckDB writes nothing.
     connection = duckdb.connect(config={"memory_limit": f"{MEMORY_LIMIT_BYTES}B", "temp_directory": ""})
     try:
         with _interrupted_after(connection, timeout_s), _refusals():
@@ -88,10 +89,10 @@ def answered(runs: list[SealedRun], sql: str, timeout_s: float) -> Generator[Ans
 
 
 def _require_reading(connection: duckdb.DuckDBPyConnection, sql: str) -> None:
-    """SpecError unless ``sql`` is one statement that reads, or explains one that reads, as DuckDB itself parses it."""
+    """SpecError unless DuckDB parses ``sql`` as a single statement that reads, or explains one."""
     statements = connection.extract_statements(sql)
     if len(statements) != 1:
-        # DuckDB before 2.0 makes two statements of a pivot whose columns it must look up first.
+        # DuckDB before 2.0 parses a pivot without named columns as two statements.
         hint = "Leave out extra semicolons, and name the columns of a pivot (pivot ... on b in (1, 2))"
         raise SpecError(f"one SQL statement is needed, got {len(statements)}", hint=hint)
     kind = statements[0].type.name
@@ -118,10 +119,10 @@ def _load_tables(connection: duckdb.DuckDBPyConnection, runs: list[SealedRun], s
 
 
 def _tables_read(sql: str) -> set[str]:
-    """The tables that ``sql`` may read: those whose names stand in it."""
+    """The tables whose names occur in ``sql``."""
     text = sql.lower()
     if "query" in text:
-        # query() and query_table() take names as text, which may be put together from parts.
+        # query() and query_table() take names as text, which may be concatenated.
         return {*schema.TABLES, "scrapes"}
     below_latencies = ("requests", "chunks", "kv_events") if "latencies" in text else ()
     return {name for name in (*schema.TABLES, "scrapes") if name in text or name in below_latencies}
@@ -141,7 +142,7 @@ def _rows(connection: duckdb.DuckDBPyConnection, sql: str) -> pa.Table:
 
 @contextmanager
 def _interrupted_after(connection: duckdb.DuckDBPyConnection, timeout_s: float) -> Generator[None]:
-    """Interrupt what ``connection`` does once ``timeout_s`` seconds are over; SpecError then."""
+    """Interrupt ``connection`` after ``timeout_s`` seconds, with a SpecError."""
     done, is_over = threading.Event(), threading.Event()
 
     def watch() -> None:
@@ -169,7 +170,7 @@ def _interrupted_after(connection: duckdb.DuckDBPyConnection, timeout_s: float) 
 
 @contextmanager
 def _refusals() -> Generator[None]:
-    """Turn what DuckDB refuses into one line."""
+    """Turn errors of DuckDB into one line each."""
     try:
         yield
     except duckdb.InterruptException:
@@ -185,7 +186,7 @@ def _refusals() -> Generator[None]:
             hint="Aggregate or choose rows first, or use harness.RunStore(...).connect(), which has no limit",
         ) from error
     except duckdb.Error as error:
-        raise SpecError(f"the query is not valid: {_short(error)}", hint=_query_hint(error)) from error
+        raise SpecError(f"the query is not valid: {_short(error)}", hint=QUERY_HINT) from error
 
 
 @contextmanager
@@ -212,7 +213,7 @@ def _create_views(connection: duckdb.DuckDBPyConnection) -> None:
 
 
 def runs_table(runs: list[SealedRun]) -> pa.Table:
-    """One row per run: what its manifest says, the nested parts as JSON text."""
+    """A row for each run: its manifest, nested parts as JSON text."""
     rows = [
         {
             **run.key._asdict(),
@@ -279,13 +280,13 @@ def _empty_table(name: str) -> pa.Table:
 
 
 def _source_of(connection: duckdb.DuckDBPyConnection, name: str, runs: list[SealedRun]) -> str | None:
-    """A statement for the rows of a table of all runs, beside the names of the runs; None where no run has it."""
+    """A statement for a table's rows of all runs, with the keys of the runs; None where no run has the table."""
     if name == "scrapes":
         files = {run.file(layout.SCRAPES): run for run in runs if layout.SCRAPES in run.manifest.files}
         source = _scrapes_in(files)
     else:
         files = {path: run for run in runs if (path := run.table_file(name)) is not None}
-        source = _parquet_rows(name, files)
+        source = f"select * from read_parquet({_path_list(files)}, filename = 'source_file')"
     if not files:
         return None
     rows = [{"source_file": str(path), **run.key._asdict(), "is_valid": run.is_valid} for path, run in files.items()]
@@ -296,21 +297,6 @@ def _source_of(connection: duckdb.DuckDBPyConnection, name: str, runs: list[Seal
         f"select {run_columns}, t.* exclude (source_file) "
         f"from ({source}) t join internal.files_of_{name} f using (source_file)"
     )
-
-
-def _parquet_rows(name: str, files: dict[Path, SealedRun]) -> str:
-    sources: list[str] = []
-    for is_earlier in (True, False):
-        paths = [
-            path for path, run in files.items() if (run.manifest.schema_version < schema.RENAMED_SINCE) == is_earlier
-        ]
-        if paths:
-            renamed = ", ".join(
-                f"{old} as {new}" for old, new in schema.EARLIER_NAMES.items() if new in schema.TABLES[name].names
-            )
-            columns = f"* rename ({renamed})" if is_earlier and renamed else "*"
-            sources.append(f"select {columns} from read_parquet({_path_list(paths)}, filename = 'source_file')")
-    return " union all by name ".join(sources)
 
 
 def _scrapes_in(files: Iterable[Path]) -> str:
@@ -336,10 +322,3 @@ def _glob_literal(path: str) -> str:
 
 def _short(error: Exception) -> str:
     return in_one_line(error)[:300]
-
-
-def _query_hint(error: Exception) -> str:
-    for old, new in schema.EARLIER_NAMES.items():
-        if f'"{old}"' in str(error):
-            return f"{old} is called {new} now: it is the head of the response; the first token's time is in latencies"
-    return f'Tables: {" ".join(VIEWS)}, each also as valid_...; see "describe requests" or `harness explain tables`'

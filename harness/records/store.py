@@ -1,21 +1,31 @@
-"""Sealed runs below a folder: a run is visible when its manifest is, and not before.
+"""Sealed runs below a folder, and their transfer between folders.
 
-A damaged run is named, never skipped. Nothing here writes to a run.
+Only folders with a manifest count. A damaged run is named, never skipped; of a transferred run each byte is checked
+before the run is visible.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
+import hashlib
+import io
+import shutil
+import tarfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from harness.errors import SpecError
+from harness.errors import RecordsError, SpecError
 from harness.records import layout
+from harness.records.disk import disk_errors, sync, sync_tree
 from harness.records.manifest import load_manifest
 from harness.records.run import RunKey, SealedRun, damaged
+from harness.records.writer import set_aside
 
 if TYPE_CHECKING:
     import duckdb
     import pyarrow as pa
+
 
 QUERY_TIMEOUT_S = 60.0
 
@@ -36,7 +46,7 @@ class RunStore:
         return sorted((self._load(folder) for folder in wanted), key=lambda run: run.key)
 
     def foreign(self) -> list[Path]:
-        """Folders where runs lie whose names no run has, such as 00 beside 0: never read, never counted."""
+        """Folders at the depth of runs with other names, such as 00 beside 0: never read, never counted."""
         marks = (layout.PARTIAL, layout.ABORTED, layout.RETRIED)
         named = [folder for folder in self._folders() if not any(mark in folder.name for mark in marks)]
         return sorted(folder for folder in named if not layout.is_replicate_name(folder.name))
@@ -48,23 +58,23 @@ class RunStore:
         """One sealed run; SpecError when there is none."""
         folder = layout.run_folder(self.root, experiment, condition, replicate)
         if not folder.is_dir():
-            raise SpecError("there is no sealed run of that name", where=str(folder), hint="See `harness query`")
+            raise SpecError("no sealed run has this name", where=str(folder), hint="`harness runs` lists them")
         return self._load(folder)
 
     def unsealed(self) -> list[Path]:
         """Folders of runs that are being written, or were cut short."""
-        found = [*self.root.glob(f"*/*/*{layout.PARTIAL}/"), *self.root.glob(f"*/*/*{layout.ABORTED}*/")]
-        return sorted(folder for folder in found if folder.is_dir())
+        folders = [*self.root.glob(f"*/*/*{layout.PARTIAL}/"), *self.root.glob(f"*/*/*{layout.ABORTED}*/")]
+        return sorted(folder for folder in folders if folder.is_dir())
 
     def verify(self) -> int:
         """Verify every sealed run by hash and return how many there are; RecordsError names the first damage.
 
-        A foreign folder that holds a manifest is damage: a run that somebody copied or renamed.
+        A foreign folder with a manifest is damage: the run was copied or renamed.
         """
         for folder in self.foreign():
             if (folder / layout.MANIFEST).exists():
                 raise damaged(folder, "is not the name of a run", hint="A replicate is named 0, 1, 2; move it away")
-        runs = [kept for run in self.sealed() for kept in (run, *self.earlier_tries(run))]
+        runs = [each for run in self.sealed() for each in (run, *self.earlier_tries(run))]
         for run in runs:
             run.verify()
         return len(runs)
@@ -74,27 +84,27 @@ class RunStore:
         kept: list[SealedRun] = []
         for earlier in run.manifest.earlier_tries:
             folder = run.path.with_name(earlier.folder)
-            found = SealedRun(folder, load_manifest(folder / layout.MANIFEST))
-            if (found.key, found.manifest.seal) != (run.key, earlier.seal):
+            try_ = SealedRun(folder, load_manifest(folder / layout.MANIFEST))
+            if (try_.key, try_.manifest.seal) != (run.key, earlier.seal):
                 raise damaged(folder, f"is not the earlier try that {run.label} names")
-            kept.append(found)
+            kept.append(try_)
         return kept
 
     def connect(self) -> duckdb.DuckDBPyConnection:
         """An in-memory DuckDB connection with a view for each table of docs/data-dictionary.md.
 
         Every view starts with experiment, condition, replicate, is_valid. The plain views hold rows of all sealed runs,
-        invalid ones included; ``valid_runs``, ``valid_requests``, ... hold the rows of valid runs. The connection is an
-        ordinary one: it reads the files of the runs as it needs them, and has no limits.
+        invalid ones included; ``valid_runs``, ``valid_requests``, ... hold the rows of valid runs. It is an ordinary
+        connection without limits, which reads the files of the runs as it needs them.
         """
         from harness.records.sql import connected
 
         return connected(self.sealed())
 
     def query(self, sql: str, timeout_s: float = QUERY_TIMEOUT_S) -> pa.Table:
-        """Rows of one SQL statement that reads the tables of all sealed runs; it can write nothing.
+        """Rows of a SQL statement over the tables of all sealed runs. The statement can write nothing.
 
-        SpecError says what is wrong with the statement, or which limit of time or memory it exceeds.
+        SpecError names what is wrong with the statement, or the limit of time or memory that it exceeds.
         """
         from harness.records.sql import answered
 
@@ -117,3 +127,68 @@ class RunStore:
             raise damaged(folder / layout.MANIFEST, f"belongs to run {'/'.join(map(str, run.key))}")
         run.check_listing()
         return run
+
+
+@dataclass(frozen=True, slots=True)
+class Archive:
+    """Sealed runs as one tar file. sha256: of ``content``."""
+
+    keys: tuple[RunKey, ...]
+    sha256: str
+    content: bytes
+
+
+def packed(runs: Iterable[SealedRun]) -> Archive:
+    """An archive of whole runs, each verified before it leaves."""
+    stream, keys = io.BytesIO(), list[RunKey]()
+    with tarfile.open(fileobj=stream, mode="w:gz", compresslevel=1) as tar:
+        for run in runs:
+            run.verify()
+            tar.add(run.path, arcname="/".join(map(str, run.key)))
+            keys.append(run.key)
+    content = stream.getvalue()
+    return Archive(tuple(keys), hashlib.sha256(content).hexdigest(), content)
+
+
+def received(root: Path, archive: Archive) -> list[SealedRun]:
+    """Its runs, sealed below ``root``. Runs that are there already, with the same seal, are kept.
+
+    Raises RecordsError when a byte is not as it was sealed, when another run has the name, or when the disk fails: then
+    nothing of the run is visible.
+    """
+    if hashlib.sha256(archive.content).hexdigest() != archive.sha256:
+        raise RecordsError(
+            "an archive arrived damaged", where=str(root), hint="Continue with --resume: it is sent again"
+        )
+    with tarfile.open(fileobj=io.BytesIO(archive.content)) as tar:
+        files = {PurePosixPath(member.name): member for member in tar.getmembers() if not member.isdir()}
+        if wrong := [path for path, member in files.items() if not member.isreg() or ".." in path.parts]:
+            raise RecordsError(f"an archive holds {str(wrong[0])!r}, which cannot be a file of a run", where=str(root))
+        return [_received_run(root, key, tar, files) for key in archive.keys]
+
+
+def _received_run(
+    root: Path, key: RunKey, tar: tarfile.TarFile, files: dict[PurePosixPath, tarfile.TarInfo]
+) -> SealedRun:
+    final, name = layout.run_folder(root, *key), PurePosixPath(*map(str, key))
+    partial = final.with_name(f"{final.name}{layout.PARTIAL}")
+    with disk_errors(partial):
+        if partial.exists():
+            set_aside(partial)
+        for path, member in files.items():
+            if path.is_relative_to(name) and (source := tar.extractfile(member)) is not None:
+                target = partial / path.relative_to(name)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(source.read())
+        run = SealedRun(partial, load_manifest(partial / layout.MANIFEST))
+        run.verify()
+        if run.key != key:
+            raise RecordsError(f"an archive calls {run.label} {key.condition}/{key.replicate}", where=str(partial))
+        if final.exists() and load_manifest(final / layout.MANIFEST).seal == run.manifest.seal:
+            shutil.rmtree(partial)
+            return SealedRun(final, run.manifest)
+        sync_tree(partial)
+        # rename() onto an existing sealed folder fails: it is not empty.
+        partial.rename(final)
+        sync(final.parent)
+    return SealedRun(final, run.manifest)

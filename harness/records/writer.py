@@ -1,7 +1,7 @@
-"""One run being written: a folder that ends in ``.partial`` until everything in it is on disk and counted.
+"""A run while it is written: its folder ends in ``.partial`` until everything in it is on disk and counted.
 
-Records are append-only: a sealed run is never overwritten, a stale ``.partial`` is set aside, and a run whose rows
-do not match its plan is refused.
+Records are append-only: a sealed run is never overwritten, a stale ``.partial`` is renamed, and a run whose rows do not
+match its plan is refused.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from harness.records.run import SealedRun
 
 
 class RawFile:
-    """An append-only file of raw bytes inside a run; a full disk surfaces as RecordsError at once."""
+    """An append-only file of raw bytes in a run; a full disk is a RecordsError at once."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         with disk_errors(path):
-            # Unbuffered: what was captured before a crash is in the file, not in a lost buffer.
+            # Unbuffered: nothing that was captured before a crash is lost.
             self._file: BinaryIO = open(path, "ab", buffering=0)  # noqa: SIM115 - closed by the RunWriter
 
     def write(self, data: bytes) -> int:
@@ -39,7 +39,7 @@ class RawFile:
         view = memoryview(data)
         with disk_errors(self.path):
             while view:
-                # A raw write may be short on a nearly full disk; the next write then raises ENOSPC.
+                # On a nearly full disk a raw write may be short; the next one raises ENOSPC.
                 view = view[self._file.write(view) :]
         return len(data)
 
@@ -54,11 +54,11 @@ class RawFile:
 
 
 class RunWriter:
-    """Write one run; ``seal`` makes it visible in one rename, anything else leaves it invisible.
+    """Write one run; ``seal`` makes it visible by a rename.
 
     root: the records folder. The run lies at <root>/<experiment>/<condition>/<replicate>.
     Raises RecordsError when that run is sealed already, is being written by a living process, or the disk refuses.
-    Used as a context manager, a run that was not sealed is set aside as ``<replicate>.aborted-<k>``.
+    At the end of a ``with`` block, a run that was not sealed is renamed to ``<replicate>.aborted-<k>``.
     """
 
     def __init__(self, root: Path, experiment: str, condition: str, replicate: int, planned_requests: int) -> None:
@@ -101,14 +101,14 @@ class RunWriter:
         return self._raw_files[name]
 
     def close_raw(self) -> None:
-        """Close every raw file, so that derived tables can be computed from complete bytes."""
+        """Close every raw file: derived tables need complete bytes."""
         for raw_file in self._raw_files.values():
             raw_file.close()
 
     def write(self, name: str, rows: pa.Table | schema.RowStream) -> Path:
         """Write table ``name`` (a key of schema.TABLES) under a temporary name, then rename it into place.
 
-        rows: a derived table is in memory, because its content is hashed too.
+        rows: a derived table is not a stream, because its content is hashed too.
         """
         self._require_open()
         if name not in schema.TABLES:
@@ -141,7 +141,7 @@ class RunWriter:
         with disk_errors(self.folder):
             (self.folder / layout.MANIFEST).write_text(text, encoding="utf-8")
             (self.folder / layout.LOCK).unlink()
-            # Also what other processes wrote, as the server's log. Nobody takes the folder for a run by this name.
+            # Other processes' files too, such as the server's log.
             sync_tree(self.folder)
             # rename() onto an existing sealed folder fails: it is not empty.
             self.folder.rename(self.final_folder)
@@ -150,7 +150,7 @@ class RunWriter:
         return SealedRun(self.final_folder, Manifest.model_validate_json(text))
 
     def abort(self) -> Path | None:
-        """Set the unfinished run aside as evidence; returns where it lies, None when it was sealed or discarded."""
+        """Rename the unfinished run and return its new path; None when it was sealed or discarded."""
         if not self._is_open:
             return None
         self._close()
@@ -164,7 +164,7 @@ class RunWriter:
             return
         self._close()
         shutil.rmtree(self.folder, ignore_errors=True)
-        # The folders of condition and experiment go too when this run was all they were for.
+        # Empty folders of the condition and the experiment are removed too.
         with contextlib.suppress(OSError):
             self.folder.parent.rmdir()
             self.folder.parent.parent.rmdir()
@@ -221,7 +221,7 @@ class RunWriter:
 
     def _close(self) -> None:
         self._is_open = False
-        # Close the raw files without raising: the reason for giving up is already on its way.
+        # Errors of closing are dropped: the error that ended the run is being raised.
         for raw_file in self._raw_files.values():
             try:
                 raw_file.close()
@@ -231,7 +231,7 @@ class RunWriter:
 
 
 def keep_for_retry(run: SealedRun) -> Path:
-    """Move an INVALID run out of the way of its repetition, sealed as it is; returns where it lies then."""
+    """Rename an INVALID run to make room for its repetition; returns its new path."""
     if run.is_valid:
         raise RecordsError("a valid run is never repeated", where=str(run.path))
     kept = run.path.with_name(f"{run.path.name}{layout.RETRIED}{len(earlier_tries(run.path)) + 1}")
@@ -242,7 +242,7 @@ def keep_for_retry(run: SealedRun) -> Path:
 
 
 def earlier_tries(folder: Path) -> tuple[EarlierTry, ...]:
-    """The INVALID runs that were set aside for repetition of the run at ``folder``, first to last."""
+    """The INVALID runs that the run at ``folder`` repeats, first to last."""
     kept = sorted(folder.parent.glob(f"{folder.name}{layout.RETRIED}*"), key=lambda path: (len(path.name), path.name))
     manifests = [(path.name, load_manifest(path / layout.MANIFEST)) for path in kept]
     return tuple(
@@ -261,7 +261,7 @@ def _checked_name(name: str) -> None:
 
 
 def set_aside(partial: Path) -> Path:
-    """Rename a ``.partial`` folder that nobody writes to ``.aborted-<k>`` and return its new path.
+    """Rename a ``.partial`` folder without a writer to ``.aborted-<k>`` and return its new path.
 
     Raises RecordsError when a living process still holds it.
     """
@@ -280,7 +280,7 @@ def set_aside(partial: Path) -> Path:
 
 
 def _lock_folder(folder: Path) -> int:
-    # flock dies with its process, so a killed harness never leaves a lock behind.
+    # A flock ends with its process, so a killed harness leaves no lock.
     descriptor = os.open(folder / layout.LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

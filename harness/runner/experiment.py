@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.analysis.catalogue import analysis_named
 from harness.errors import RecordsError, RunInvalidError, SpecError
 from harness.experiment import PlannedRun, PlannedRuns, changed_inputs, resolve
 from harness.kinds import kind_named
@@ -18,18 +17,15 @@ from harness.outputs import check_runs_folder
 from harness.prereg import Ticket
 from harness.prereg.repository import file_sha256
 from harness.records import RunKey, RunStore, SealedRun, layout
-from harness.runner.account import Account
-from harness.runner.backends import backend_named
-from harness.runner.deciding import Watch, declared_rule
-from harness.runner.failing import failed_alike
-from harness.runner.lane import Made, perform_in_order
+from harness.runner.lane import Made, failed_alike, perform_in_order
+from harness.runner.monitor import Account, Watch, declared_rule
+from harness.runner.preflight import check_hosts, checked
 from harness.runner.progress import (
     ProgressSink,
     StopFlag,
     silent,
 )
 from harness.runner.run import Invocation
-from harness.runner.settings import refuse_what_is_missing
 from harness.spec import ExperimentSpec
 
 _LOAD_HINT = "Load it first: run_experiment(load_experiment('demo'), runs_root=...)"
@@ -77,25 +73,6 @@ class ExperimentOutcome:
                 hint="They are left out of every comparison; `harness runs` lists them",
             )
         return self
-
-
-def checked(planned: PlannedRuns) -> PlannedRuns:
-    """The same runs; SpecError for an unknown analysis, or a compiled model that is not there or is another."""
-    analysis_named(planned.spec.analysis, planned.spec.name)
-    for name, runs in planned.by_condition.items():
-        try:
-            backend_named(planned.spec.backend).check_server(runs[0].server)
-        except SpecError as error:
-            raise SpecError(error.what, where=f"condition {name!r}: {error.where}", hint=error.hint) from error
-    return planned
-
-
-def check_hosts(runs: Iterable[PlannedRun]) -> None:
-    """Refuse, before anything starts, what a condition of ``runs`` needs and this host does not have now."""
-    of_conditions = list({run.condition.name: run for run in runs}.values())
-    for run in of_conditions:
-        backend_named(run.spec.backend).check_host(run.server)
-    refuse_what_is_missing(of_conditions)
 
 
 def run_experiment(

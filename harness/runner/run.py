@@ -5,6 +5,7 @@ Whatever happens, the server is gone afterwards and an unfinished run never look
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
@@ -44,13 +45,13 @@ from harness.records import (
 )
 from harness.records.schema import RowStream
 from harness.redact import redacted_arguments, redacted_text
-from harness.runner.emulated import emulated_factor
 from harness.runner.fleet.slot import WorkerSlot
 from harness.runner.progress import ProgressSink, RequestFinished, ServerReady, StopFlag
 from harness.server import provenance
 from harness.server.ask import Scraper
 from harness.server.life import LaunchPlan, start_server
 from harness.server.process import ExitReport
+from harness.sim import simulate
 from harness.stack.rbln.device_watch import (
     DeviceWatch,
     device_findings,
@@ -391,3 +392,18 @@ def manifest_of(run: PlannedRun, invocation: Invocation, **observed: Any) -> Man
     rules = rules_in_force(run.server.rules, manifest.serving_version).name
     in_force = {"rules": rules, **manifest.effective.get("server", {})}
     return manifest.model_copy(update={"effective": {**manifest.effective, "server": in_force}})
+
+
+def emulated_factor(run: PlannedRun) -> float:
+    """What this run's step times are multiplied by; 1 outside a fleet and on a device like its model.
+
+    The device's clock counts each run that it has to make before this one as long as this one is by the model.
+    """
+    fleet, place = run.spec.fleet, run.place
+    traits = None if fleet is None or place is None else fleet.emulated.get(place.device)
+    if fleet is None or traits is None:
+        return 1.0
+    earlier = run.replicate // len(fleet.places) * len(run.spec.condition) + run.order_index
+    run_ns = simulate(run.plan, run.server, run.cost_model).end_ns if traits.drift_per_hour else 0
+    normal = random.Random(f"{run.spec.base_seed}/{place}/{run.label}").gauss(0, 1)
+    return traits.factor(earlier * run_ns / NS_PER_S / 3600, len(run.neighbours), normal)

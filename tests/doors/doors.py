@@ -298,7 +298,7 @@ def _of_servers() -> Iterator[Door]:
 
 def _of_records() -> Iterator[Door]:
     """What a run, a freeze or an archive holds."""
-    with zipfile.ZipFile(ROOT / "tests/records/sealed/by-0.1.0.zip") as sealed:
+    with zipfile.ZipFile(ROOT / "tests/records/sealed/layout-3.zip") as sealed:
         old = sealed.read("tiny/base/0/manifest.json")
     manifest = Manifest(experiment="e", condition="c", replicate=0, plan_hash="p", planned_requests=0)
     commit = f"tree {'0' * 40}\nparent {'0' * 40}\nauthor a <b> 1 +0000\ncommitter a <b> 1 +0000\n\nstart\n\n"

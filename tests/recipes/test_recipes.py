@@ -47,7 +47,7 @@ from harness.engine.config import ENGINE_KEYS
 from harness.kinds import KINDS, BackendKind
 from harness.server.doctor import Check
 from harness.runner.backends.base import Backend
-from harness.runner.simulated import perform_simulated_run
+from harness.runner.backends.sim import perform_simulated_run
 
 
 @dataclass(frozen=True, slots=True)

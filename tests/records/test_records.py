@@ -284,12 +284,6 @@ def test_valid_views_leave_invalid_runs_out_and_what_views_are_made_of_is_hidden
     assert sorted(shown) == sorted([*VIEWS, *(f"valid_{name}" for name in VIEWS)])
 
 
-def test_a_column_that_has_another_name_now_is_told_of(tmp_path: Path) -> None:
-    write_run(tmp_path)
-    with pytest.raises(SpecError, match="first_byte_ns is called response_head_ns now"):
-        RunStore(tmp_path).query("select first_byte_ns from requests")
-
-
 def test_every_view_exists_before_any_run_does(tmp_path: Path) -> None:
     store = RunStore(tmp_path / "none")
     for view in ("runs", "requests", "chunks", "steps", "kv_events", "metrics", "scrapes", "latencies"):

@@ -1,4 +1,4 @@
-"""How a sealed run is read; ``sealed/by-0.1.0.zip`` holds two that an earlier version sealed (backend sim)."""
+"""How a sealed run is read; ``sealed/layout-3.zip`` holds two that an earlier version sealed (backend sim)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from harness.records import RunStore, SealedRun, by_condition, layout, paired
 from harness.records.disk import file_entry
 from harness.report import conditions_table, write_report
 
-SEALED = Path(__file__).parent / "sealed" / "by-0.1.0.zip"
+SEALED = Path(__file__).parent / "sealed" / "layout-3.zip"
 
 
 @pytest.fixture
@@ -41,12 +41,6 @@ def test_runs_of_an_earlier_version_verify_and_their_tables_rebuild_to_what_was_
 def test_runs_of_an_earlier_version_answer_queries(store: RunStore):
     rows = store.query("select condition, sum(cached_tokens) as cached from requests group by all order by all")
     assert rows.to_pylist() == [{"condition": "base", "cached": 512}, {"condition": "one-bucket", "cached": 512}]
-
-
-def test_the_earlier_name_of_a_column_is_read_as_todays(store: RunStore, run: SealedRun):
-    heads = store.query("select response_head_ns from requests where condition = 'base'").column(0)
-    assert heads.to_pylist() == run.table("requests").column("response_head_ns").to_pylist()
-    assert heads.null_count == 0
 
 
 def test_runs_of_an_earlier_version_are_reported_with_the_figures_of_then(store: RunStore, tmp_path: Path):
@@ -97,11 +91,12 @@ def test_a_run_whose_plan_is_gone_is_damaged(run: SealedRun):
         run_figures(run)
 
 
-def test_a_run_whose_stack_was_patched_in_place_still_opens(run: SealedRun):
-    asked = run.manifest.requested["experiment"]
-    experiment = {**asked, "server": {**asked.get("server", {}), "patch": "in-place"}}
-    manifest = run.manifest.model_copy(update={"requested": {**run.manifest.requested, "experiment": experiment}})
-    assert SealedRun(run.path, manifest).spec.server.patch == "overlay"
+def test_a_run_of_another_layout_is_refused_with_the_way_to_read_it(run: SealedRun):
+    path = run.path / layout.MANIFEST
+    path.write_text(run.manifest.model_copy(update={"schema_version": 2}).to_json())
+    with pytest.raises(RecordsError, match="is of layout 2, and this version reads layout 3") as refused:
+        RunStore(run.path.parents[2]).sealed()
+    assert refused.value.hint == "Read it with the harness version that sealed it"
 
 
 def test_a_manifest_without_an_experiment_is_one_clear_line(run: SealedRun):

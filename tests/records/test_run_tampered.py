@@ -165,7 +165,7 @@ def test_resuming_keeps_no_run_that_was_changed(store: RunStore, run: SealedRun)
 )
 def test_a_manifest_names_only_files_of_its_run(store: RunStore, run: SealedRun, name: str):
     forge(run, files={**run.manifest.files, name: file_entry(run.file(layout.PLAN))})
-    with pytest.raises(RecordsError, match="no name of a run's file"):
+    with pytest.raises(RecordsError, match="cannot be a file of a run"):
         store.sealed()
 
 

@@ -14,8 +14,14 @@ from harness.errors import SpecError
 from harness.records import RunStore
 from harness.report.calibration_page import decode_residuals, extrapolated
 from harness.runner import run_experiment
-from harness.runner.calibrate import CalibrationSpec, calibration_experiment, compare_models, default_num_seqs, fit_runs
-from harness.runner.cost_file import write_cost_file
+from harness.runner.calibrate import (
+    CalibrationSpec,
+    calibration_experiment,
+    compare_models,
+    default_num_seqs,
+    fit_runs,
+    write_cost_file,
+)
 from harness.sim.predict.draws import perturbation_of
 from harness.spec import PerturbationSpec, ServerSpec
 

@@ -17,7 +17,7 @@ from harness.errors import ServerError, SpecError
 from harness.records import RunStore
 from harness.runner import run_experiment
 from harness.runner.experiment import ExperimentOutcome
-from harness.runner.failing import will_fail_again
+from harness.runner.lane import will_fail_again
 from harness.spec import ExperimentSpec
 from tests.support.plain_server import PlainServer, plain_server
 

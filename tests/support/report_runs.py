@@ -264,7 +264,7 @@ def _manifest(shape: Shape, requests: list[_Request]) -> dict[str, Any]:
             "num_stalls": 1,
             "stall_max_ms": 2.3,
             "stall_intervals_ns": [[requests[0].sent_ns - MS, 2 * MS]],
-            "self_audit": {"floor_lag_ms": [0.02, 0.03, 0.03, 0.05, 0.09]},
+            "self_audit": {"floor_rearrival_lag_ms": [0.02, 0.03, 0.03, 0.05, 0.09]},
         }
     facts: dict[str, Any] = {
         "baseline": shape.baseline,

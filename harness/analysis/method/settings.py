@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from harness.engine.config import HARNESS_KEYS, changed_keys, differences, keys_shown, requested_settings
 from harness.kinds import kind_of_run
 from harness.records import Finding, Manifest
-from harness.records.facts import table_at
-from harness.records.manifest import SETTING_DECLARED
+from harness.records.manifest import SETTING_DECLARED, table_at
 from harness.spec import ServerSpec
 
 # What a served stack says of itself at its start.

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
+from harness.engine import EngineConfig
 from harness.engine.config import ENGINE_KEYS
 from harness.errors import SpecError
 from harness.experiment import PlannedRun
@@ -126,6 +127,16 @@ def check_time_scale(kind: BackendKind, time_scale: float) -> None:
             where="time_scale",
             hint="Remove time_scale",
         )
+
+
+def check_simulated_server(server: ServerSpec) -> None:
+    """Refuse what the rules in force have no word for; "auto" has become the name of a release by now."""
+    try:
+        EngineConfig.from_server(server)
+    except SpecError as error:
+        raise SpecError(
+            error.what, where="server", hint=error.hint or "Set server.rules, or leave the key out"
+        ) from error
 
 
 def npus_of(server: ServerSpec, num_npus: int, device: int | None) -> tuple[int, ...]:

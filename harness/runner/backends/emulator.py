@@ -13,8 +13,7 @@ from typing import ClassVar
 from harness.engine.config import ENGINE_KEYS
 from harness.kinds import KINDS, BackendKind
 from harness.records import Observation, layout
-from harness.runner.backends.base import LaunchOptions, ServerBackend
-from harness.runner.backends.sim import check_simulated_server
+from harness.runner.backends.base import LaunchOptions, ServerBackend, check_simulated_server
 from harness.server.doctor import Check
 from harness.server.life import LOOPBACK, LaunchPlan, write_config
 from harness.server.process import require_port

@@ -5,30 +5,339 @@ Starts no process and waits for nothing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import ClassVar
 
-from harness.engine import EngineConfig
-from harness.engine.config import ENGINE_KEYS
-from harness.errors import SpecError
+import numpy as np
+import pyarrow as pa
+
+from harness.analysis.logs.derive import derived_from
+from harness.analysis.logs.parse import ParseCounts
+from harness.clock import NS_PER_S, NS_PER_US, utc_now
+from harness.emulator import logs
+from harness.emulator.core import EmulatorCore, EngineRequest, StepEnd, StepStart
+from harness.emulator.logs import Site, kv_event_line
+from harness.emulator.metrics import ServerMetrics
+from harness.emulator.model import ContextHash
+from harness.emulator.virtual import Act, VirtualDriver
+from harness.engine import DECODE, PREFILL, CostModel, EngineConfig, KvEvent, Scheduler, Step
+from harness.engine.config import ENGINE_KEYS, PREFILL_CHUNK_TOKENS, settings_of
 from harness.experiment import PlannedRun
-from harness.kinds import KINDS, BackendKind
-from harness.records import SealedRun
-from harness.runner.backends.base import Backend
-from harness.runner.run import Invocation
-from harness.runner.simulated import perform_simulated_run
+from harness.kinds import KINDS, BackendKind, kind_named
+from harness.plan import BlockKeys, Plan, RequestPlan
+from harness.records import (
+    ClockRecord,
+    FleetRecord,
+    Observation,
+    RawFile,
+    SealedRun,
+    ServerRecord,
+    layout,
+    schema,
+)
+from harness.runner.backends.base import Backend, check_simulated_server
+from harness.runner.progress import RequestFinished
+from harness.runner.run import Invocation, emulated_factor, manifest_of, seal_run
+from harness.server import provenance
 from harness.server.doctor import Check
+from harness.sim import simulate
 from harness.spec import ServerSpec
+from harness.stack.rbln import log_grammar as ev
+from harness.stack.rbln.log_grammar import LogEvent
+
+MODEL = "simulated-qwen3-4b"
+LOG_PID = 0
+US_PER_S = NS_PER_S // NS_PER_US
+# A scrape costs as much as a thousand steps, and only what is injected into a run needs any between before and after.
+MAX_SCRAPES = 24
 
 
-def check_simulated_server(server: ServerSpec) -> None:
-    """Refuse what the rules in force have no word for; "auto" has become the name of a release by now."""
-    try:
-        EngineConfig.from_server(server)
-    except SpecError as error:
-        raise SpecError(
-            error.what, where="server", hint=error.hint or "Set server.rules, or leave the key out"
-        ) from error
+def perform_simulated_run(planned: PlannedRun, invocation: Invocation) -> SealedRun | None:
+    """Simulate one run and seal it; the same contract as ``perform_run``."""
+    if invocation.stop.now.is_set():
+        return None
+    # Whole seconds, so that the microseconds of the log do not depend on when the run was made.
+    epoch_s = int(utc_now().timestamp())
+    plan, kind = planned.plan, kind_named(planned.spec.backend)
+    factor = emulated_factor(planned)
+    with invocation.writer(planned) as writer:
+        run = _VirtualRun(
+            planned,
+            planned.cost_model.scaled(factor),
+            _Log(writer.raw(layout.SERVER_LOG), epoch_s),
+            writer.raw(layout.SCRAPES),
+        )
+        end_ns = run.play()
+        invocation.on_progress(RequestFinished(planned.label, plan.num_requests, plan.num_requests))
+        manifest = manifest_of(
+            planned,
+            invocation,
+            clock=ClockRecord(scale=1.0, realtime_minus_monotonic_ns=epoch_s * NS_PER_S),
+            observation=Observation(has_kv_log=planned.server.prefix_caching),
+            server=ServerRecord(facts={"launch": {"backend": kind.name, "label": kind.label}}),
+            effective={"server": run.settings, "shown": sorted(run.settings)},
+            provenance=provenance.capture(),
+            timings={"replay_start_ns": 0, "replay_end_ns": end_ns},
+            fleet=_fleet_record(planned, factor),
+        )
+        derived = derived_from(run.log.events, run.log.counts, run.scrapes, manifest)
+        rows = run.rows
+        return seal_run(writer, manifest, plan, rows.requests_table(), rows.chunks_table(), derived=derived)
+
+
+def _fleet_record(planned: PlannedRun, factor: float) -> FleetRecord | None:
+    """The simulated device; None outside a fleet."""
+    place = planned.place
+    if place is None:
+        return None
+    host = place.host or "simulated"
+    return FleetRecord(device=place.device, host=host, neighbours=planned.neighbours, emulated_factor=factor)
+
+
+class _Log:
+    """The server's log in its precise format, stamped with virtual instants, and what a reader finds in it."""
+
+    def __init__(self, file: RawFile, epoch_s: int) -> None:
+        self._file, self._epoch_s = file, epoch_s
+        self._lines: list[str] = []
+        self.events: list[LogEvent | ev.EqualSteps] = []
+
+    @property
+    def counts(self) -> ParseCounts:
+        """As if it had been read: every line is whole and known."""
+        return ParseCounts(lines=len(self._lines), events=len(self._lines))
+
+    def _line(self, site: Site, message: str, at_ns: int) -> tuple[int, int, int]:
+        """Write a line; returns how an event of it begins: end_offset (nobody asks), created_ns, pid."""
+        return 0, self._same_lines(site, message, (at_ns,))[0], LOG_PID
+
+    def _same_lines(self, site: Site, message: str, at_ns: Iterable[int]) -> list[int]:
+        """Write a line at each of these instants; returns their stamps in realtime ns."""
+        rest = f" {LOG_PID} {site.level} {site.logger} {message}\n"
+        stamps_us = [self._epoch_s * US_PER_S + each // NS_PER_US for each in at_ns]
+        self._lines += [f"{stamp // US_PER_S}.{stamp % US_PER_S:06d}{rest}" for stamp in stamps_us]
+        return [stamp * NS_PER_US for stamp in stamps_us]
+
+    def decode_steps(self, step: Step, starts_ns: Iterable[int]) -> None:
+        """A line for each of equal steps."""
+        message = f"[BUCKET] request_nums={step.num_seqs} padded_batch_size={step.bucket}"
+        stamps_ns = self._same_lines(logs.BUCKET, message, starts_ns)
+        self.events.append(ev.EqualSteps(stamps_ns, step.num_seqs, step.bucket))
+
+    def kv_event(self, event: KvEvent, engine_id: str, at_ns: int) -> None:
+        place = self._line(*kv_event_line(event, engine_id), at_ns)
+        slots, num_blocks = event.slots, event.num_blocks
+        if event.kind == "ALLOC":
+            self.events.append(ev.AllocEvent(*place, engine_id, slots, num_blocks))
+        elif event.kind == "EVICTION":
+            self.events.append(ev.EvictionEvent(*place, slots[0], num_blocks, event.free_slots, event.inactive_slots))
+        elif event.kind == "CACHE_HIT":
+            self.events.append(ev.CacheHitEvent(*place, engine_id, slots, num_blocks))
+        elif event.kind == "CACHE_PARTIAL":
+            reused, looked_up = event.reused_tokens, event.hit_tokens
+            self.events.append(ev.CachePartialEvent(*place, engine_id, reused, looked_up, looked_up - reused))
+        elif event.kind == "MAPPING_REMOVE":
+            self.events.append(ev.MappingRemoveEvent(*place, slots[0], num_blocks))
+        elif event.kind == "FREE_REQUEST":
+            self.events.append(ev.FreeRequestEvent(*place, engine_id, event.is_preemption, slots))
+        # A search of the mapping and a preemption are in no table.
+
+    def close(self) -> None:
+        self._file.write("".join(self._lines).encode())
+
+
+@dataclass
+class _Rows:
+    """What a perfect client saw; one row per planned request, one chunk per token. Instants in virtual ns."""
+
+    plan: Plan
+    is_streaming: bool
+    trigger_ns: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
+    due_ns: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
+    first_ns: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
+    done_ns: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
+    cached_tokens: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
+    token_ns: dict[tuple[int, int], array[int]] = field(default_factory=dict[tuple[int, int], "array[int]"])
+    aborted: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]])
+
+    def tokens(self, key: tuple[int, int], ends_ns: Sequence[int]) -> None:
+        self.first_ns.setdefault(key, ends_ns[0])
+        self.token_ns.setdefault(key, array("q")).extend(ends_ns)
+
+    def num_tokens(self, key: tuple[int, int]) -> int:
+        return len(self.token_ns.get(key, ()))
+
+    def requests_table(self) -> pa.Table:
+        rows = [
+            self._row((session.index, index), planned)
+            for session in self.plan.sessions
+            for index, planned in enumerate(session.requests)
+        ]
+        return pa.Table.from_pylist(rows, schema=schema.REQUESTS)
+
+    def _row(self, key: tuple[int, int], planned: RequestPlan) -> dict[str, str | int | None]:
+        is_aborted = key in self.aborted
+        head_ns = self.first_ns.get(key) if self.is_streaming or is_aborted else self.done_ns[key]
+        return {
+            "session": key[0],
+            "request": key[1],
+            "trigger_ns": self.trigger_ns[key],
+            "due_ns": self.due_ns[key],
+            "sent_ns": self.due_ns[key],
+            "response_head_ns": head_ns,
+            "done_ns": self.done_ns[key],
+            "status": schema.ABORTED if is_aborted else "ok",
+            "http_status": None if head_ns is None else 200,
+            "error": "",
+            "planned_prompt_tokens": planned.prompt_tokens,
+            "planned_generate_tokens": planned.generate_tokens,
+            "planned_wait_ns": planned.wait_after_ns,
+            # Usage comes with an answer's end.
+            "prompt_tokens": None if is_aborted else planned.prompt_tokens,
+            "completion_tokens": None if is_aborted else planned.generate_tokens,
+            "cached_tokens": None if is_aborted else self.cached_tokens[key],
+            "request_id": request_name(*key),
+            "response_id": "" if head_ns is None else f"cmpl-{request_name(*key)}",
+            "finish_reason": "" if is_aborted else "length",
+            "token_digest": "",
+        }
+
+    def chunks_table(self) -> pa.Table:
+        keys = sorted(self.token_ns if self.is_streaming else self.token_ns.keys() - self.aborted)
+        if not keys:
+            return schema.empty("chunks")
+        # Without streaming an answer is one piece, at its end.
+        pieces = [self.token_ns[key] if self.is_streaming else array("q", [self.done_ns[key]]) for key in keys]
+        counts = [len(piece) for piece in pieces]
+        tokens = [1 if self.is_streaming else len(self.token_ns[key]) for key in keys]
+        received = np.concatenate([np.frombuffer(piece, dtype=np.int64) for piece in pieces])
+        return pa.table(
+            [
+                pa.array(np.repeat(np.array([key[0] for key in keys], dtype=np.int32), counts)),
+                pa.array(np.repeat(np.array([key[1] for key in keys], dtype=np.int32), counts)),
+                pa.array(np.concatenate([np.arange(count, dtype=np.int32) for count in counts])),
+                pa.array(received),
+                pa.nulls(len(received), pa.int64()),
+                pa.array(np.repeat(np.array(tokens, dtype=np.int32), counts)),
+                pa.array(np.zeros(len(received), dtype=np.bool_)),
+            ],
+            schema=schema.CHUNKS,
+        )
+
+
+def request_name(session: int, request: int) -> str:
+    """How a simulated request is called in its log."""
+    return f"s{session}r{request}"
+
+
+def _admission(start: StepStart) -> list[KvEvent]:
+    """The reuse and the allocation of a prefill, in the vendor's order; slots are not told apart."""
+    step, handle = start.step, start.requests[0].handle
+    num_hit = step.cached_tokens // PREFILL_CHUNK_TOKENS
+    num_blocks = -(-(step.cached_tokens + step.computed_tokens) // PREFILL_CHUNK_TOKENS)
+    blocks = tuple(range(num_blocks))
+    hit = [KvEvent("CACHE_HIT", handle, (0,), blocks[:num_hit], "", num_hit, (num_hit,))] if num_hit else []
+    given = step.evicted_slots[-1:] or (0,)
+    return [*hit, KvEvent("ALLOC", handle, given, blocks, "", num_blocks)]
+
+
+class _VirtualRun(VirtualDriver):
+    """One plan on one freshly started server, in virtual time, and its records."""
+
+    takes_equal_steps = True
+
+    def __init__(self, run: PlannedRun, costs: CostModel, log: _Log, scrapes: RawFile) -> None:
+        server, plan, client = run.server, run.plan, run.spec.client
+        config = EngineConfig.from_server(server)
+        super().__init__(plan, EmulatorCore(Scheduler(config, costs)))
+        # The paper's rules tell of evictions only; admissions, reuse and ends are added as the vendor would log them.
+        self._is_laconic = not config.has_inner_blocks
+        self.rows = _Rows(plan, client.stream)
+        self.log, self.scrapes = log, list[bytes]()
+        self._scrapes = scrapes
+        self.settings = settings_of(config, server.cost_model)
+        self._metrics = ServerMetrics(MODEL, config, server.num_kv_slots, server.cost_model)
+        self._keys = BlockKeys(plan)
+        longest = max(one.prompt_tokens for session in plan.sessions for one in session.requests)
+        # Only the length of a prompt matters here: its blocks are named by the plan.
+        self._blank = np.zeros(longest, dtype=np.int32)
+        self._context = ContextHash.of(self._blank[:1], 0)
+        self._interval_ns = round(client.scrape_interval_s * NS_PER_S)
+        has_late_start = any(one.start_offset_ns and one.after is None for one in plan.sessions)
+        if has_late_start and simulate(plan, server, run.cost_model).end_ns < MAX_SCRAPES * self._interval_ns:
+            self.next_look_ns = self._interval_ns
+
+    def play(self) -> int:
+        self._scrape(0, "before")
+        end_ns = super().play()
+        self._scrape(end_ns, "after")
+        self.log.close()
+        return end_ns
+
+    def look(self) -> None:
+        self._scrape(self.next_look_ns, "interval")
+        self.next_look_ns += self._interval_ns
+
+    def request_of(self, act: Act) -> EngineRequest:
+        key = (act.session, act.request)
+        self.rows.trigger_ns[key], self.rows.due_ns[key] = act.trigger_ns, act.at_ns
+        planned, name = self.plan.request(*key), request_name(*key)
+        return EngineRequest(
+            handle=self.core.new_handle(),
+            engine_id=f"cmpl-{name}-0",
+            external_id=f"cmpl-{name}",
+            prompt=self._blank[: planned.prompt_tokens],
+            max_tokens=planned.generate_tokens,
+            block_keys=self._keys.prompt(*key),
+            context=self._context,
+            planned_tokens=planned.generate_tokens,
+            arrival_ns=act.at_ns,
+        )
+
+    def num_tokens(self, key: tuple[int, int]) -> int:
+        return self.rows.num_tokens(key)
+
+    def left(self, key: tuple[int, int], at_ns: int) -> None:
+        self.rows.done_ns[key] = at_ns
+        self.rows.aborted.add(key)
+
+    def started(self, start: StepStart, ends_ns: Sequence[int]) -> None:
+        events = (*start.kv_events_before, *start.step.kv_events)
+        if self._is_laconic and start.step.kind == PREFILL:
+            events = (*events, *_admission(start))
+        self._log_events(events, start.start_ns)
+        if start.step.kind == DECODE:
+            self.log.decode_steps(start.step, (start.start_ns, *ends_ns[:-1]))
+
+    def ended(self, end: StepEnd) -> None:
+        end_ns = end.ends_ns[-1]
+        for request in end.requests:
+            # Its answer is nobody's text, so that no token needs to be drawn.
+            request.num_generated += len(end.ends_ns)
+            key = self.names[request.handle]
+            self.rows.cached_tokens[key] = request.cached_tokens
+            self.rows.tokens(key, end.ends_ns)
+        self._log_events(end.kv_events, end_ns)
+        self._metrics.observe(end)
+        if self._is_laconic:
+            self._log_events((KvEvent("FREE_REQUEST", request.handle, (0,)) for request in end.finished), end_ns)
+        for request in end.finished:
+            self.rows.done_ns[self.names[request.handle]] = end_ns
+
+    def _log_events(self, events: Iterable[KvEvent], at_ns: int) -> None:
+        for event in events:
+            key = self.names.get(event.request)
+            self.log.kv_event(event, "" if key is None else f"cmpl-{request_name(*key)}-0", at_ns)
+
+    def _scrape(self, at_ns: int, reason: str) -> None:
+        # No process serves: what the page says of one is as when this process first simulated such a server.
+        body = self._metrics.render(of_the_process=False).decode()
+        record = {"at_ns": at_ns, "reason": reason, "status": 200, "body": body}
+        self.scrapes.append(json.dumps(record).encode() + b"\n")
+        self._scrapes.write(self.scrapes[-1])
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ from harness.dask import distributed
 from harness.errors import HarnessError, ServerError, SpecError
 from harness.experiment import PlannedRun
 from harness.records import RunKey, RunStore, SealedRun, layout
-from harness.records.transfer import Archive, packed, received
+from harness.records.store import Archive, packed, received
 from harness.runner.fleet.local import Counter, perform_side_by_side
 from harness.runner.lane import Began, Made
 from harness.runner.progress import ProgressEvent, StopFlag

@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from harness.records import Finding, layout
-from harness.records.facts import DeviceMetrics, LaunchReport
+from harness.records.manifest import DeviceMetrics, LaunchReport
 from harness.stack.rbln.kv_rules import AUTO, rule_set, rules_for_version
 
 _UPDATE = re.compile(r"Updating (\w+\.\w+) from (\S+) to (\S+) based on rbln_config\.json")

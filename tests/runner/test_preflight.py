@@ -25,9 +25,9 @@ from harness.runner import StopFlag, run_experiment
 from harness.runner.backends import backend_named
 from harness.runner.backends.base import LaunchOptions, ServerBackend
 from harness.runner.backends.emulator import EmulatorBackend
+from harness.runner.preflight import refuse_unshown_settings
 from harness.runner.progress import silent
 from harness.runner.run import Invocation
-from harness.runner.settings import refuse_unshown_settings
 from harness.server.life import LaunchPlan
 from harness.server.process import free_port
 from harness.spec import ExperimentSpec, ServerSpec
@@ -119,7 +119,7 @@ def test_a_condition_that_a_backend_did_not_apply_is_invalid(
 def test_a_setting_that_a_run_does_not_show_after_all_makes_it_invalid(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("harness.runner.simulated.settings_of", lambda *_: {"slot_tokens": 8192})
+    monkeypatch.setattr("harness.runner.backends.sim.settings_of", lambda *_: {"slot_tokens": 8192})
     outcome = run_experiment(experiment("sim", {}, {"kv_slots": 12}), runs_root=tmp_path)
     reasons = [run.invalid_reasons for run in outcome.runs]
     way_out = "setting-unshown: conditions differ in what nothing shows: kv_slots = "

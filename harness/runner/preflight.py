@@ -1,6 +1,6 @@
-"""Refuses, before the first run, what a server that is there lacks, and settings that nobody would apply or show.
+"""Refuses, before the first run, what cannot be measured: unknown analyses, missing models, ports and server settings.
 
-One error names every key of every condition and the ways out. What a run then shows is judged with the run.
+A single error names every setting that nobody would apply or show, for all conditions, and the ways out.
 """
 
 from __future__ import annotations
@@ -8,15 +8,35 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from harness.analysis.catalogue import analysis_named
 from harness.engine.config import HARNESS_KEYS, changed_keys, differences, keys_shown, requested_settings
 from harness.errors import ServerError, SpecError
-from harness.experiment import PlannedRun
+from harness.experiment import PlannedRun, PlannedRuns
 from harness.kinds import BackendKind, kind_named
 from harness.redact import redacted_text
 from harness.runner.backends import backend_named
 
 URL_EACH = "Start a server for each condition and name it: server.url in [[condition]]"
 DECLARE = "Where you know that they hold, set server.declared = true: reports then say declared, not verified"
+
+
+def checked(planned: PlannedRuns) -> PlannedRuns:
+    """The same runs; SpecError for an unknown analysis, or a compiled model that is not there or is another."""
+    analysis_named(planned.spec.analysis, planned.spec.name)
+    for name, runs in planned.by_condition.items():
+        try:
+            backend_named(planned.spec.backend).check_server(runs[0].server)
+        except SpecError as error:
+            raise SpecError(error.what, where=f"condition {name!r}: {error.where}", hint=error.hint) from error
+    return planned
+
+
+def check_hosts(runs: Iterable[PlannedRun]) -> None:
+    """Refuse, before anything starts, what a condition of ``runs`` needs and this host does not have now."""
+    of_conditions = list({run.condition.name: run for run in runs}.values())
+    for run in of_conditions:
+        backend_named(run.spec.backend).check_host(run.server)
+    refuse_what_is_missing(of_conditions)
 
 
 def refuse_what_is_missing(runs: Sequence[PlannedRun]) -> None:

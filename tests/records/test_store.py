@@ -12,7 +12,7 @@ import pytest
 
 from harness.errors import RecordsError
 from harness.records import RunStore
-from harness.records.transfer import Archive, packed, received
+from harness.records.store import Archive, packed, received
 from harness.runner import run_experiment
 from tests.support.experiments import small_experiment
 
@@ -69,6 +69,6 @@ def test_a_run_that_is_not_as_it_was_sealed_never_becomes_visible(
 def test_an_archive_that_was_cut_or_leads_outside_is_refused(sent: tuple[RunStore, Archive], tmp_path: Path):
     with pytest.raises(RecordsError, match="damaged"):
         received(tmp_path, replace(sent[1], content=sent[1].content[:-100]))
-    with pytest.raises(RecordsError, match="no file of a run"):
+    with pytest.raises(RecordsError, match="cannot be a file of a run"):
         received(tmp_path, changed(sent[1], "../outside", b""))
     assert not list(tmp_path.iterdir())
