@@ -1,8 +1,7 @@
-"""Makes the project's own virtual environment from a lock, and leaves it alone while the lock stays the same.
+"""Makes the project's virtual environment from a lock, and does nothing while the lock stays the same.
 
-Runs on the bare interpreter of the machine: the standard library alone, and syntax that Python 3.6 can read, so that an
-old one can say that it is too old. It never installs anything outside the environment, never builds from source, and
-names no package index: pip's settings do. Next: the Makefile runs it before every target that needs the environment.
+Uses only the standard library, and syntax that Python 3.6 can parse, so that an old Python can report that it is too
+old. Nothing is installed outside the environment or built from source; pip's settings name the package index.
 
     python3 tools/bootstrap.py runtime|dev [--venv .venv]
 """
@@ -36,20 +35,20 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("level", choices=sorted(LOCKS))
     parser.add_argument("--venv", type=Path, default=Path(".venv"))
-    parser.add_argument("--any-python", action="store_true", help="another python3.x may stand in for this one")
+    parser.add_argument("--any-python", action="store_true", help="another python3.x may be used instead")
     options = parser.parse_args()
     use_a_supported_python(options.any_python)
     os.chdir(str(ROOT))
     if is_ready(options.level, options.venv):
         return
-    # Two makes at once must not both fill the same folder. A lock on this very file needs no file of its own.
+    # Two makes at once must not fill the same folder. A lock on this file needs no lock file.
     with Path(__file__).open() as myself:
         fcntl.flock(myself, fcntl.LOCK_EX)
         set_up(options.level, options.venv)
 
 
 def use_a_supported_python(any_python):
-    """Return on a supported interpreter; otherwise continue on another that is at hand, or stop with one line."""
+    """Return on a supported interpreter; else continue on another available Python, or stop with a message."""
     if OLDEST <= sys.version_info[:2] <= NEWEST:
         return
     for minor in range(NEWEST[1], OLDEST[1] - 1, -1) if any_python else ():
@@ -59,12 +58,12 @@ def use_a_supported_python(any_python):
     version = ".".join(map(str, sys.version_info[:2]))
     stop(
         f"Python {version} ({sys.executable}) is not supported: 3.{OLDEST[1]} to 3.{NEWEST[1]} are",
-        "Name another one: make PYTHON=/path/to/python3.12 <target>",
+        "Name another Python: make PYTHON=/path/to/python3.12 <target>",
     )
 
 
 def set_up(level, venv):
-    """Make ``venv`` hold what ``level`` needs; nothing is done or said when it already does."""
+    """Install the packages of ``level`` into ``venv``, unless they are installed already."""
     if is_ready(level, venv):
         return
     held, place = read_marker(venv / MARKER), place_of_this_python()
@@ -78,14 +77,14 @@ def set_up(level, venv):
         ["--require-hashes", "--only-binary", ":all:", "-r", str(LOCKS[level])],
         ["--no-build-isolation", "--no-deps", "--no-index", "--editable", str(ROOT)],
     )
-    # Written last: an interrupted set-up is done again.
+    # Written last: an interrupted set-up runs again.
     held.update(wanted_by(level))
     (venv / MARKER).write_text(json.dumps(held, indent=2))
     say("ready")
 
 
 def is_ready(level, venv):
-    """Whether ``venv`` is of this interpreter and holds what the locks of ``level`` name today."""
+    """Whether ``venv`` belongs to this interpreter and has the packages of the current locks of ``level``."""
     wanted = {**place_of_this_python(), **wanted_by(level)}
     held = read_marker(venv / MARKER)
     return {key: held.get(key) for key in wanted} == wanted
@@ -109,12 +108,12 @@ def make_environment(venv):
         import venv as venv_module
     except ImportError:
         stop("this Python has no venv module", INSTALL_HINT)
-    # Not through venv's own with_pip: on a split Python it fails with a page of advice and half an environment.
+    # Without venv's with_pip: where ensurepip is missing it fails and leaves an incomplete environment.
     venv_module.EnvBuilder(symlinks=True).create(str(venv))
 
 
 def provide_pip(venv):
-    """pip in the environment: there already, by ensurepip, by a tool at hand that knows an index, or by hand."""
+    """Ensure pip in the environment: by ensurepip, by an available tool with an index, or from its wheel."""
     if try_run([python_of(venv), "-I", "-c", "import pip"]):
         return
     try:
@@ -126,7 +125,7 @@ def provide_pip(venv):
 
 
 def provide_pip_without_ensurepip(venv):
-    """The pinned wheel, by the pip of this Python, by pip or uv on the path, or from the index that pip is set to."""
+    """Install the pinned wheel with the pip of this Python, with pip or uv on PATH, or from pip's index."""
     say(f"this Python has no ensurepip; fetching {PIP_WHEEL}")
     lock = venv / "pip.lock"
     lock.write_text("pip=={} --hash=sha256:{}\n".format(PIP_WHEEL.split("-")[1], PIP_SHA256))
@@ -142,7 +141,7 @@ def provide_pip_without_ensurepip(venv):
 
 
 def install_pip_wheel(venv):
-    """pip by itself: the pinned wheel, fetched, checked and run from inside itself."""
+    """Fetch and check the pinned wheel of pip, and run it from the wheel to install itself."""
     wheel = venv / PIP_WHEEL
     wheel.write_bytes(fetch_pip_wheel())
     arguments = ["install", "--quiet", "--no-index", "--no-deps", str(wheel)]
@@ -151,7 +150,7 @@ def install_pip_wheel(venv):
 
 
 def fetch_pip_wheel():
-    """The bytes of PIP_WHEEL from the index that pip is set to, checked against PIP_SHA256."""
+    """The bytes of PIP_WHEEL from pip's index, checked against PIP_SHA256."""
     index = pip_index()
     if not index:
         stop("this Python has neither ensurepip nor pip, and pip is set to no index", INSTALL_HINT)
@@ -167,12 +166,12 @@ def fetch_pip_wheel():
     except OSError as error:
         stop(f"pip cannot be fetched from {page_url} ({error})", INSTALL_HINT)
     if hashlib.sha256(wheel).hexdigest() != PIP_SHA256:
-        stop(f"{PIP_WHEEL} from {page_url} is not the file it should be (SHA-256 differs)", INSTALL_HINT)
+        stop(f"{PIP_WHEEL} from {page_url} has an unexpected SHA-256", INSTALL_HINT)
     return wheel
 
 
 def pip_index():
-    """The package index of this machine's pip settings: environment, the user's file, the machine's; "" when none."""
+    """The package index of pip's settings: environment, the user's file, the machine's; "" without any."""
     if os.environ.get("PIP_INDEX_URL"):
         return os.environ["PIP_INDEX_URL"]
     config_home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
@@ -188,7 +187,7 @@ def pip_index():
 
 
 def install(venv, *installs):
-    """One ``pip install`` after another: uv is several times as fast, pip takes over where it fails."""
+    """Run each ``pip install``: with uv, which is several times as fast, or with pip where uv fails."""
     if str(ROOT) not in sys.path:
         sys.path.append(str(ROOT))
     from harness.uv import uv_install
@@ -196,14 +195,14 @@ def install(venv, *installs):
     try:
         uv_install(python_of(venv), *installs)
     except (OSError, subprocess.CalledProcessError):
-        say("uv did not do it; pip takes over, which takes longer")
+        say("uv failed; pip installs the packages, which takes longer")
         command = [python_of(venv), "-I", "-m", "pip", "--disable-pip-version-check", "--no-input", "--quiet"]
         for arguments in installs:
             run([*command, "install", *arguments], "pip install failed", "Check the network, then run make again")
 
 
 def try_run(command):
-    """Whether ``command`` is there and ends well; nobody sees what it says."""
+    """Whether ``command`` exists and succeeds; its output is discarded."""
     try:
         return (
             subprocess.call(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -214,7 +213,7 @@ def try_run(command):
 
 
 def run(command, what, hint):
-    """Run ``command`` without showing it; on failure show its last lines and stop."""
+    """Run ``command`` silently; on failure print its last lines and stop."""
     done = subprocess.run(
         command, check=False, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
@@ -229,7 +228,7 @@ def python_of(venv):
 
 
 def digest(lock):
-    """SHA-256 over a lock and the package's own metadata."""
+    """SHA-256 over a lock and the package's metadata."""
     return hashlib.sha256(lock.read_bytes() + (ROOT / "pyproject.toml").read_bytes()).hexdigest()
 
 

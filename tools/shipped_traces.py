@@ -1,7 +1,7 @@
-"""Writes the traces that ship with the harness (plans/traces): small workloads of its own making, from fixed seeds.
+"""Writes the traces that ship with the harness (plans/traces): small synthetic workloads from fixed seeds.
 
-No recording is behind them; the laws below are round numbers of the kind that coding, research and support agents
-show. The same bytes come out every time. Next: ``harness trace show NAME``.
+They are not recordings; the distributions below are round numbers typical of coding, research and support agents. The
+output is the same bytes every time.
 
     python tools/shipped_traces.py
 """
@@ -19,7 +19,7 @@ FOLDER = Path(__file__).resolve().parent.parent / "plans" / "traces"
 
 
 class Agent:
-    """One recording being made: requests are added in order, each after the ones before it."""
+    """A trace in the making: requests are added in order, each after its predecessors."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
@@ -33,21 +33,21 @@ class Agent:
         answer: tuple[int, int],
         wait: tuple[WaitKind, float, float] = ("none", 0, 0),
     ) -> int:
-        """Add a request; returns its place. wait: kind, median seconds, spread of its log."""
+        """Add a request; returns its index. wait: kind, median seconds, standard deviation of its log."""
         kind, median_s, sigma = wait
         wait_s = median_s * self.rng.lognormvariate(0, sigma) if median_s else 0.0
         kept = self.requests[base] if base is not None else None
         keep = kept.prompt_tokens + kept.generate_tokens if kept is not None else 0
         prompt = keep + self.rng.randint(*new)
-        one = RecordedRequest(
+        request = RecordedRequest(
             base, after, round(wait_s * 1000) * NS_PER_S // 1000, kind, prompt, keep, self.rng.randint(*answer)
         )
-        self.requests.append(one)
+        self.requests.append(request)
         return len(self.requests) - 1
 
 
 def coding_agent(rng: random.Random) -> Agent:
-    """Many short tool calls, now and then a test run, once a question to the person."""
+    """Many short tool calls, some test runs, and a question to the user."""
     agent = Agent(rng)
     last = agent.ask((), None, (900, 1500), (60, 160))
     for turn in range(rng.randint(5, 9)):
@@ -60,7 +60,7 @@ def coding_agent(rng: random.Random) -> Agent:
 
 
 def research_agent(rng: random.Random) -> Agent:
-    """A plan, two to four sub-agents side by side with contexts of their own, and a summary that waits for all."""
+    """A plan, two to four parallel sub-agents with separate contexts, and a summary that waits for all."""
     agent = Agent(rng)
     plan = agent.ask((), None, (500, 900), (80, 160))
     ends: list[int] = []
@@ -75,7 +75,7 @@ def research_agent(rng: random.Random) -> Agent:
 
 
 def support_agent(rng: random.Random) -> Agent:
-    """A short dialogue: the person thinks between most turns, look-ups are quick."""
+    """A short dialogue: the user thinks between most turns, look-ups are quick."""
     agent = Agent(rng)
     last = agent.ask((), None, (600, 800), (30, 90))
     for turn in range(rng.randint(3, 6)):

@@ -159,7 +159,7 @@ def compile_model(
             print(f"{folder}: {record['size_bytes'] / 2**20:.1f} MiB, {record['seconds']} s, {versions}")
         return
     wanted = load_compile_spec(spec)
-    made = compile_artifact(wanted, root, _exporter(environment, twin), say=typer.echo)
+    made = compile_artifact(wanted, root, _exporter(environment, twin), on_progress=typer.echo)
     if check:
         registered_artifact(made.folder, check_hashes=True)
     how = "reused" if made.was_reused else f"compiled in {made.record['seconds']} s"

@@ -157,7 +157,7 @@ def _cache_config(config: EngineConfig, num_gpu_blocks: int) -> dict[str, str]:
         "engine": 0,
         **dialect.cache_config,
     }
-    if dialect.tells_pool:
+    if dialect.reports_pool:
         num_tokens = num_gpu_blocks * block_tokens
         info |= {"kv_cache_size_tokens": num_tokens, "kv_cache_max_concurrency": num_tokens / config.slot_tokens}
     return {key: str(value) for key, value in info.items()}

@@ -240,7 +240,7 @@ class EmulatorServer:
         size = f"{self.metrics.dialect.kv_device} KV cache size: {num_tokens:,} tokens"
         concurrency = num_tokens / server.slot_tokens
         at_once = f"Maximum concurrency for {server.slot_tokens:,} tokens per request: {concurrency:.2f}x"
-        if self.metrics.dialect.tells_pool:
+        if self.metrics.dialect.reports_pool:
             line(logs.KV_SIZE, f"{size}, {at_once}")
         else:
             line(logs.KV_SIZE, size)

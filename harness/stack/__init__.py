@@ -1,1 +1,1 @@
-"""What belongs to a vendor's serving stack: a folder each."""
+"""Everything that depends on a serving stack: a folder per stack."""

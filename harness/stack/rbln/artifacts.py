@@ -1,7 +1,7 @@
-"""Compiled models as folders: what one was compiled for, whether an experiment's server can be it, and what it is.
+"""Compiled models as folders: their configuration, whether they fit an experiment's server, and their identity.
 
-It reads rbln_config.json and hashes files; it compiles and changes nothing. What the stack would accept and then fail
-on, or silently do otherwise, is refused here by name.
+Values that the stack would accept and then fail on, or silently change, are refused here by name. Nothing is compiled
+or changed.
 Source: optimum-rbln 0.11.1 (configuration_decoderonly.py), vllm-rbln 0.11.1 (from_optimum.py).
 """
 
@@ -27,7 +27,7 @@ _EDGE_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class ArtifactConfig:
-    """What a model was compiled for. partition_tokens: None for eager attention, where a slot is max_seq_len long.
+    """Parameters of a compiled model. partition_tokens: None for eager attention, where a slot is max_seq_len long.
 
     kvcache_num_blocks: physical KV regions of kvcache_block_tokens each. decoder_batch_sizes: ascending.
     """
@@ -57,10 +57,10 @@ LARGEST_BATCH = 1 << 20
 
 
 def read_artifact(folder: Path) -> ArtifactConfig:
-    """The configuration of the artifact in ``folder``; a SpecError says what is missing and how to get it."""
+    """The configuration of the artifact in ``folder``; a SpecError says what is missing and what to do."""
     path = folder / CONFIG_FILE
     if not folder.is_dir():
-        raise SpecError("no such artifact", where=str(folder), hint="Compile one: harness compile SPEC.toml")
+        raise SpecError("no such artifact", where=str(folder), hint="Compile the model: harness compile SPEC.toml")
     try:
         table = cast("dict[str, Any]", json.loads(path.read_text(encoding="utf-8")))
         compiled = cast("list[dict[str, Any]]", table.get("_compile_cfgs") or [])
@@ -72,8 +72,8 @@ def read_artifact(folder: Path) -> ArtifactConfig:
             kvcache_block_tokens=int(table["kvcache_block_size"]),
             partition_tokens=None if not table.get("kvcache_partition_len") else int(table["kvcache_partition_len"]),
             prefill_chunk_tokens=int(table["prefill_chunk_size"]),
-            num_devices=max([int(one.get("num_devices") or 1) for one in compiled], default=1),
-            npu=str(next((one["npu"] for one in compiled if one.get("npu")), "")),
+            num_devices=max([int(graph.get("num_devices") or 1) for graph in compiled], default=1),
+            npu=str(next((graph["npu"] for graph in compiled if graph.get("npu")), "")),
             optimum_rbln=str(table.get("optimum_rbln_version", "")),
             model=str(table.get("cls_name", "")),
         )
@@ -81,17 +81,17 @@ def read_artifact(folder: Path) -> ArtifactConfig:
         raise SpecError(
             f"holds no readable {CONFIG_FILE} ({error.strerror})",
             where=str(folder),
-            hint="An artifact is a folder that optimum-rbln saved; compile one: harness compile SPEC.toml",
+            hint="An artifact is a folder saved by optimum-rbln; compile the model: harness compile SPEC.toml",
         ) from error
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise SpecError(
-            f"is not the configuration of a decoder-only model ({error!r})", where=str(path), hint="Compile it anew"
+            f"is not the configuration of a decoder-only model ({error!r})", where=str(path), hint="Compile it again"
         ) from error
     if not all(0 < size <= LARGEST_BATCH for size in config.decoder_batch_sizes):
         raise SpecError(
             f"names decode batches of {config.decoder_batch_sizes[0]} to {config.decoder_batch_sizes[-1]}",
             where=str(path),
-            hint="Compile it anew",
+            hint="Compile it again",
         )
     missing = [name for name in graph_files(config) if not (folder / name).is_file()]
     if missing:
@@ -105,26 +105,26 @@ def graph_files(config: ArtifactConfig) -> tuple[str, ...]:
 
 
 def check_artifact(config: ArtifactConfig, server: ServerSpec, where: str) -> None:
-    """Raise SpecError naming every way in which ``server`` asks for something else than the artifact is.
+    """Raise SpecError naming every setting of ``server`` that the artifact does not have.
 
-    Fewer slots than compiled are no disagreement: --num-gpu-blocks-override gives them without a recompile.
+    Fewer slots than compiled are allowed: --num-gpu-blocks-override sets them without a recompile.
     """
     wanted: list[tuple[str, object, object]] = [
         ("max_num_seqs", server.max_num_seqs, config.batch_size),
         ("decode_buckets", list(server.decode_buckets), list(config.decoder_batch_sizes)),
         ("slot_tokens", server.slot_tokens, config.max_seq_len),
     ]
-    different = [f"{key} is {asked}, compiled {found}" for key, asked, found in wanted if asked != found]
+    different = [f"{key} is {asked}, compiled {made}" for key, asked, made in wanted if asked != made]
     slots = server.physical_slots(config.slots_per_seq)
     if slots > config.kvcache_num_blocks:
-        # vllm-rbln does not check it and would address KV memory that is not there.
+        # vllm-rbln does not check this and would address KV memory that does not exist.
         left_out = " (left out: room for max_num_seqs)" if server.kv_slots is None else ""
         different.append(f"kv_slots is {slots}{left_out}, compiled {config.kvcache_num_blocks}")
     if different:
         raise SpecError(
             f"does not fit the experiment: {'; '.join(different)}",
             where=where,
-            hint="Name another artifact, compile one (harness compile), or change [server]",
+            hint="Name another artifact, compile the model again (harness compile), or change [server]",
         )
     if server.devices and len(server.devices) != config.num_devices:
         raise SpecError(
@@ -143,20 +143,20 @@ def blocks_override(config: ArtifactConfig, server: ServerSpec) -> int | None:
 def settings_applied(
     server: ServerSpec, config: ArtifactConfig, versions: Mapping[str, str], patch: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Settings that a launch of the real stack applies itself, as JSON values: by what it starts, and with which words.
+    """Settings that a launch of the real stack applies, as JSON values: through the artifact and the command line.
 
-    An argument that the stack does not know ends it at its start; what it does with the others is in its log. rules: of
-    a release that somebody has read. patch: the record of what was patched.
+    The stack ends at its start for an unknown argument, and logs the effect of the others. rules: only for a release
+    whose rules are known. patch: the manifest's record of the patch.
     """
     by_launch = (
         *("artifact", "environment", "devices", "observer", "extra_args", "env", "ssh", "max_active_seqs"),
-        # Prices what was measured; the server knows nothing of it.
+        # Used for the analysis; the server does not know it.
         "cost_model",
     )
-    asked = requested_settings(server)
+    requested = requested_settings(server)
     rules = rules_for_version(versions.get("vllm-rbln", ""))
     return {
-        **{key: asked[key] for key in by_launch},
+        **{key: requested[key] for key in by_launch},
         "decode_buckets": list(config.decoder_batch_sizes),
         "patch": patch["mode"],
         "partition_tokens": config.partition_tokens,
@@ -172,7 +172,7 @@ def requested_stack(
     identity: Mapping[str, Any],
     devices: DeviceReport | None,
 ) -> dict[str, Any]:
-    """What a launch of the real stack asked for, as the manifest keeps it. devices: their state before it."""
+    """The requested settings of a launch, for the manifest. devices: their state before it."""
     return {
         "server": server.model_dump(mode="json"),
         "num_gpu_blocks_override": blocks_override(config, server),
@@ -183,10 +183,10 @@ def requested_stack(
 
 
 def artifact_identity(folder: Path) -> dict[str, Any]:
-    """Which artifact this is: names, sizes and contents of its files, as one SHA-256.
+    """Identity of the artifact: a SHA-256 over names, sizes and contents of its files.
 
-    Compiled graphs are many gigabytes; of a file above 2 MiB the first and the last MiB and its size are hashed. The
-    registry of ``compile`` holds whole hashes.
+    Compiled graphs are many gigabytes, so of a file above 2 MiB only the first and last MiB and the size are hashed.
+    The registry of ``compile`` has hashes of whole files.
     """
     digest = hashlib.sha256()
     total = 0

@@ -1,7 +1,7 @@
-"""Artifacts made to a specification, once: compiled in the stack's environment, timed, hashed, registered, reused.
+"""Artifacts compiled to a specification in the stack's environment: timed, hashed, registered and reused.
 
-A registered artifact is whole: it is written elsewhere, moved into place and never changed. Its name covers the
-specification and the versions that made it, so a stale one cannot be taken for it.
+A registered artifact is complete: it is written elsewhere, then moved into place and never changed. Its name covers the
+specification and the versions of the compiler, so a stale artifact is never reused.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from harness.stack.rbln.artifacts import EAGER_LIMIT_TOKENS, ArtifactConfig, rea
 RECORD_FILE = "harness-artifact.json"
 EXPORT = Path(__file__).resolve().parent / "inside" / "export_artifact.py"
 COMPILING_PACKAGES = ("optimum-rbln", "rebel-compiler", "torch", "transformers")
-"""Whose versions decide what comes out."""
+"""Packages whose versions change the artifact."""
 GIB = 1 << 30
 DEFAULT_FREE_GIB = 40.0
-"""Weights from the hub, their copy in every compiled graph's working set, and the artifact (a 4B model in bf16)."""
+"""Weights from the hub, their copies while graphs compile, and the artifact (a 4B model in bf16)."""
 LAST_LINES = 5
 
 
 class CompileSpec(Spec):
-    """What to compile. kvcache_num_blocks: KV slots, default batch_size; partition_tokens: flash attention."""
+    """What to compile. kvcache_num_blocks: KV slots, default batch_size; partition_tokens: for flash attention."""
 
     model: str = Field(description="a model id of the hub, or a folder")
     revision: str = Field(default="", description="commit of the model on the hub")
@@ -55,7 +55,7 @@ class CompileSpec(Spec):
 
     @model_validator(mode="after")
     def _servable(self) -> CompileSpec:
-        """What the stack accepts here and fails on later, or silently does otherwise."""
+        """Values that the stack accepts and fails on later, or silently changes."""
         buckets = self.decoder_batch_sizes
         if not buckets or min(buckets) < 1 or len(set(buckets)) != len(buckets):
             raise ValueError(f"decoder_batch_sizes {list(buckets)} must be distinct and positive")
@@ -80,17 +80,17 @@ class CompileSpec(Spec):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What will be served, but not as somebody might expect."""
+        """Valid settings whose effect may surprise."""
         slots = self.kvcache_num_blocks
         if slots is not None and self.partition_tokens is None and slots < self.batch_size:
             return (
-                f"{slots} KV slots are below the limit of {self.batch_size}: one is set aside for padding for good, "
+                f"{slots} KV slots are below max_num_seqs ({self.batch_size}): a slot is always reserved for padding, "
                 f"so at most {slots - 1} requests run at once and the others wait",
             )
         return ()
 
     def exported(self) -> dict[str, Any]:
-        """As the exporting script reads it."""
+        """The specification as the export script reads it."""
         return {
             "model": self.model,
             "revision": self.revision,
@@ -107,7 +107,7 @@ class CompileSpec(Spec):
 
 @dataclass(frozen=True, slots=True)
 class Exporter:
-    """The command that writes an artifact: ``python script SPEC_JSON FOLDER``, and what it depends on."""
+    """The command that writes an artifact, ``python script SPEC_JSON FOLDER``, and its versions and environment."""
 
     python: Path
     script: Path
@@ -116,7 +116,7 @@ class Exporter:
     free_gib: float = DEFAULT_FREE_GIB
 
     def key(self, spec: CompileSpec) -> str:
-        """Names the artifact: specification, versions of what compiles, and the exporting script."""
+        """Name of the artifact: digest of specification, compiler versions and export script."""
         used = {name: self.versions.get(name, "") for name in COMPILING_PACKAGES}
         canonical = json.dumps([spec.exported(), used], sort_keys=True).encode()
         return hashlib.sha256(canonical + self.script.read_bytes()).hexdigest()[:16]
@@ -141,40 +141,40 @@ def load_compile_spec(path: Path) -> CompileSpec:
 
 
 def compile_artifact(
-    spec: CompileSpec, root: Path, exporter: Exporter, *, say: Callable[[str], None] = lambda _: None
+    spec: CompileSpec, root: Path, exporter: Exporter, *, on_progress: Callable[[str], None] = lambda _: None
 ) -> Artifact:
-    """The artifact of ``spec`` below ``root``: the registered one when there is one, else compiled now.
+    """The artifact of ``spec`` below ``root``: the registered artifact if it exists, else compiled now.
 
-    Two compiles of the same thing do not collide: the second waits and takes what the first has made. Raises SpecError
+    Of two compiles of the same specification the second waits and reuses the result of the first. Raises SpecError
     when the stack refuses the specification, ServerError for too little disk space or a damaged registry.
     """
     for warning in spec.warnings:
-        say(f"warning: {warning}")
+        on_progress(f"warning: {warning}")
     name = re.sub(r"[^a-z0-9.-]+", "-", Path(spec.model).name.lower()).strip("-") or "model"
     folder = root.absolute() / f"{name}-{exporter.key(spec)}"
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with _lock(folder.with_name(f".{folder.name}.lock"), say) as lock:
+        with _lock(folder.with_name(f".{folder.name}.lock"), on_progress) as lock:
             if folder.exists():
                 return registered_artifact(folder)
-            return _compile(spec, folder, exporter, say, lock)
+            return _compile(spec, folder, exporter, on_progress, lock)
     except OSError as error:
         raise ServerError(f"cannot be written ({error.strerror})", where=str(folder)) from error
 
 
 def registered_artifact(folder: Path, *, check_hashes: bool = False) -> Artifact:
-    """The artifact in ``folder`` with its record; ServerError when a file is not as it was registered."""
+    """The artifact in ``folder`` with its record; ServerError when a file differs from its registration."""
     record = read_record(folder)
     if record is None:
         raise ServerError(
-            "was never registered as whole", where=str(folder), hint="Delete the folder and compile again"
+            "is not registered as complete", where=str(folder), hint="Delete the folder and compile again"
         )
     for name, facts in cast("dict[str, dict[str, Any]]", record["files"]).items():
         path = folder / name
         size = path.stat().st_size if path.is_file() else None
         if size != facts["size_bytes"] or (check_hashes and _sha256(path) != facts["sha256"]):
             raise ServerError(
-                f"{name} is not as it was registered ({'missing' if size is None else f'{size} bytes'})",
+                f"{name} differs from its registration ({'missing' if size is None else f'{size} bytes'})",
                 where=str(folder),
                 hint="Delete the folder and compile again",
             )
@@ -182,7 +182,7 @@ def registered_artifact(folder: Path, *, check_hashes: bool = False) -> Artifact
 
 
 def read_record(folder: Path) -> dict[str, Any] | None:
-    """What the registry knows of the artifact in ``folder``; None when it was not made by ``harness compile``."""
+    """The registry's record of the artifact in ``folder``; None when ``harness compile`` did not make it."""
     try:
         return cast("dict[str, Any]", json.loads((folder / RECORD_FILE).read_text(encoding="utf-8")))
     except (OSError, ValueError):
@@ -190,15 +190,15 @@ def read_record(folder: Path) -> dict[str, Any] | None:
 
 
 def require_fresh(folder: Path, versions: Mapping[str, str]) -> dict[str, Any] | None:
-    """The artifact's record; SpecError when other versions than the installed ones compiled it.
+    """The artifact's record; SpecError when it was compiled by other versions than those installed.
 
-    None for an artifact that was compiled elsewhere: nothing is known of what made it.
+    None for an artifact that was compiled elsewhere: its compiler is unknown.
     """
     record = read_record(folder)
     if record is None:
         return None
     made_by = cast("dict[str, str]", record.get("versions", {}))
-    # The runtime loads what its own compiler wrote; torch and transformers matter only while compiling.
+    # The runtime must match the compiler; torch and transformers matter only while compiling.
     stale = [
         f"{name} {made_by[name]} (installed {versions[name]})"
         for name in COMPILING_PACKAGES[:2]
@@ -206,18 +206,20 @@ def require_fresh(folder: Path, versions: Mapping[str, str]) -> dict[str, Any] |
     ]
     if stale:
         raise SpecError(
-            f"is stale: compiled with {', '.join(stale)}", where=str(folder), hint="Compile it anew: harness compile"
+            f"is stale: compiled with {', '.join(stale)}", where=str(folder), hint="Compile it again: harness compile"
         )
     return record
 
 
 def list_artifacts(root: Path) -> list[tuple[Path, dict[str, Any]]]:
     """Every registered artifact below ``root`` with its record, by name."""
-    found = [(path.parent, read_record(path.parent)) for path in sorted(root.glob(f"*/{RECORD_FILE}"))]
-    return [(folder, record) for folder, record in found if record is not None]
+    folders = [(path.parent, read_record(path.parent)) for path in sorted(root.glob(f"*/{RECORD_FILE}"))]
+    return [(folder, record) for folder, record in folders if record is not None]
 
 
-def _compile(spec: CompileSpec, folder: Path, exporter: Exporter, say: Callable[[str], None], lock: int) -> Artifact:
+def _compile(
+    spec: CompileSpec, folder: Path, exporter: Exporter, on_progress: Callable[[str], None], lock: int
+) -> Artifact:
     free_gib = shutil.disk_usage(folder.parent).free / GIB
     if free_gib < exporter.free_gib:
         raise ServerError(
@@ -226,11 +228,13 @@ def _compile(spec: CompileSpec, folder: Path, exporter: Exporter, say: Callable[
             hint="Free some space, or choose another folder with --root",
         )
     partial = folder.with_name(f".{folder.name}.partial")
-    # We hold the lock, so what is there was left by a compile that was killed.
+    # With the lock held, an existing folder was left by a compile that was killed.
     shutil.rmtree(partial, ignore_errors=True)
     clock = MonotonicClock()
     began_ns = clock.now_ns()
-    say(f"compiling {spec.model} for {spec.num_devices} x {spec.npu}, buckets {sorted(spec.decoder_batch_sizes)}")
+    on_progress(
+        f"compiling {spec.model} for {spec.num_devices} x {spec.npu}, buckets {sorted(spec.decoder_batch_sizes)}"
+    )
     try:
         _export(spec, partial, exporter, lock)
         seconds = (clock.now_ns() - began_ns) / NS_PER_S
@@ -257,7 +261,7 @@ def _compile(spec: CompileSpec, folder: Path, exporter: Exporter, say: Callable[
 
 
 def _export(spec: CompileSpec, folder: Path, exporter: Exporter, lock: int) -> None:
-    """Run the exporter. It ends with this process, and what it has started itself holds the lock until it has ended."""
+    """Run the exporter. It ends with this process, and its children hold the lock until they end."""
     words: Sequence[str] = (str(exporter.python), str(exporter.script), json.dumps(spec.exported()), str(folder))
     libc = ctypes.CDLL(None)
     done = subprocess.run(
@@ -268,22 +272,22 @@ def _export(spec: CompileSpec, folder: Path, exporter: Exporter, lock: int) -> N
         errors="replace",
         check=False,
         pass_fds=(lock,),
-        # A compile takes long; nobody would look for one whose harness was killed.
+        # A compile takes long; it must not go on unnoticed when the harness was killed.
         preexec_fn=lambda: libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0),
     )
     if done.returncode:
-        said = [line.strip() for line in done.stderr.splitlines() if line.strip()][-LAST_LINES:] or ["no message"]
+        message = [line.strip() for line in done.stderr.splitlines() if line.strip()][-LAST_LINES:] or ["no message"]
         raise SpecError(
-            f"the stack refuses to compile it: {said[-1]}",
+            f"the stack refuses to compile it: {message[-1]}",
             where="compile",
-            hint="Change the named value" if "Error" in said[-1] else " / ".join(said[:-1]) or None,
+            hint="Change the named value" if "Error" in message[-1] else " / ".join(message[:-1]) or None,
         )
 
 
 def _require_as_specified(spec: CompileSpec, config: ArtifactConfig, folder: Path) -> None:
-    """Compilers adjust what they are given; an artifact that is not what was asked for is not registered."""
-    asked = spec.exported()
-    found = {
+    """Refuse an artifact whose parameters the compiler has changed."""
+    requested = spec.exported()
+    compiled = {
         "batch_size": config.batch_size,
         "max_seq_len": config.max_seq_len,
         "decoder_batch_sizes": list(config.decoder_batch_sizes),
@@ -291,10 +295,14 @@ def _require_as_specified(spec: CompileSpec, config: ArtifactConfig, folder: Pat
         "kvcache_num_blocks": config.kvcache_num_blocks,
     }
     different = [
-        f"{key}: asked {asked[key]}, got {value}" for key, value in found.items() if asked[key] not in (value, None)
+        f"{key}: requested {requested[key]}, compiled {value}"
+        for key, value in compiled.items()
+        if requested[key] not in (value, None)
     ]
     if different:
-        raise SpecError(f"the compiler changed it: {'; '.join(different)}", where=folder.name, hint="Ask for that")
+        raise SpecError(
+            f"the compiler changed it: {'; '.join(different)}", where=folder.name, hint="Request the compiled values"
+        )
 
 
 def _sha256(path: Path) -> str:
@@ -306,14 +314,14 @@ def _sha256(path: Path) -> str:
 
 
 @contextlib.contextmanager
-def _lock(path: Path, say: Callable[[str], None]) -> Generator[int, None, None]:
-    """Hold the lock of one artifact; the kernel frees it when all that hold the descriptor end, however they end."""
+def _lock(path: Path, on_progress: Callable[[str], None]) -> Generator[int, None, None]:
+    """Hold the lock of an artifact; the kernel frees it when all holders of the descriptor end, for any reason."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            say("another process is compiling it; waiting")
+            on_progress("another process is compiling it; waiting")
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield descriptor
     finally:

@@ -1,6 +1,9 @@
-"""The devices' state through a run: before, at an interval, after; raw reports with instants, one JSON line each.
+"""The devices' state before, during and after a run: a JSON line per report of rbln-smi or rbln-metrics-exporter.
 
-A report that fails is a line with its error, never an exception, and never holds the replay up.
+A report that fails is a line with its error, never an exception, and never delays the replay. Of the exporter both
+public families, RBLN_DEVICE_STATUS:* and rbln_npu_*, are read by the endings of their names; other samples are kept and
+not interpreted. A device is its name ("rbln0") or its uuid: the label deviceID is the PCIe id, the same on every die.
+Source of the exporter's format: the vendor's public documentation; never run against an exporter of a device.
 """
 
 from __future__ import annotations
@@ -40,13 +43,13 @@ _ENDINGS = {
 }
 """Ending of a metric's name, lower case, to the key of a reading."""
 _DEVICE_LABELS = ("name", "device", "npu")
-"""Labels that may hold a device's own name or number; compared in lower case. name may be a product's instead."""
+"""Labels that may hold a device's name or number, in lower case. ``name`` may be a product name instead."""
 _CARD_LABELS = ("sid", "serial", "board")
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One line of the exporter's answer that speaks of a device. device: its name or uuid; "" when neither is told."""
+    """A line of the exporter's answer about a device. device: its name or uuid; "" when neither is stated."""
 
     device: str
     name: str
@@ -56,7 +59,7 @@ class Sample:
 
 
 def read_exporter(url: str, timeout_s: float = TIMEOUT_S) -> str:
-    """The exporter's answer as text; ServerError when there is none or it is no success."""
+    """The exporter's answer as text; ServerError without an answer of status 200."""
     parts = urlsplit(url)
     reply = ask(parts.hostname or "", parts.port or 80, parts.path or "/metrics", deadline_s=timeout_s)
     if reply.error:
@@ -69,7 +72,7 @@ def read_exporter(url: str, timeout_s: float = TIMEOUT_S) -> str:
 
 
 def device_samples(text: str) -> list[Sample]:
-    """The lines that speak of a device: those with a label that says which. What is no sample is passed over."""
+    """The samples with a label that names a device. Other lines are skipped."""
     samples: list[Sample] = []
     for line in text.splitlines():
         match = None if line.startswith("#") else _SAMPLE.match(line.strip())
@@ -87,24 +90,24 @@ def device_samples(text: str) -> list[Sample]:
 
 
 def exporter_readings(samples: list[Sample]) -> list[Reading]:
-    """Temperature, power and the rest by device; a value that is not there is absent.
+    """Readings by device; missing values are absent.
 
-    A sample that tells no device counts for none: ``unnamed_samples`` says how many there were.
+    Samples without a device are left out; ``unnamed_samples`` counts them.
     """
-    found: dict[str, dict[str, float]] = {}
+    values: dict[str, dict[str, float]] = {}
     cards: dict[str, str] = {}
     for sample in samples:
         key = _key_of(sample.name)
-        # NaN is how a gauge says that it has nothing to say.
+        # A gauge without a value is NaN.
         if sample.device and key is not None and math.isfinite(sample.value):
-            found.setdefault(sample.device, {})[key] = sample.value
+            values.setdefault(sample.device, {})[key] = sample.value
             card = next((sample.labels[label] for label in _CARD_LABELS if sample.labels.get(label)), "")
             cards[sample.device] = card or cards.get(sample.device, "")
-    return [_reading(device, cards[device], found[device]) for device in sorted(found, key=_order)]
+    return [_reading(device, cards[device], values[device]) for device in sorted(values, key=_order)]
 
 
 def unnamed_samples(samples: list[Sample]) -> int:
-    """Samples of the known names that do not say which device they are about."""
+    """Number of samples of known names without a device."""
     return sum(not sample.device and _key_of(sample.name) is not None for sample in samples)
 
 
@@ -147,49 +150,49 @@ def _order(device: str) -> tuple[int, str]:
 
 INTERVAL_S = 5.0
 Reason = Literal["before", "interval", "after"]
-Ask = Callable[[Reason], dict[str, Any]]
-"""What one line says beside its instant and reason; ServerError when there is nothing to say."""
+Report = Callable[[Reason], dict[str, Any]]
+"""Fields of a line beside instant and reason; ServerError without a report."""
 
 
-def from_driver(command: Sequence[str]) -> Ask | None:
-    """The driver's own tool, rbln-smi; None without a command."""
+def from_driver(command: Sequence[str]) -> Report | None:
+    """Reports of the driver's tool, rbln-smi; None without a command."""
 
-    def ask(reason: Reason) -> dict[str, Any]:
-        report = read_devices(command)
-        if report is None:
+    def report(reason: Reason) -> dict[str, Any]:
+        devices = read_devices(command)
+        if devices is None:
             return {"readings": []}
-        return {"readings": readings(report)} | ({} if reason == "interval" else {"raw": report.raw})
+        return {"readings": readings(devices)} | ({} if reason == "interval" else {"raw": devices.raw})
 
-    return ask if command else None
+    return report if command else None
 
 
-def from_exporter(url: str) -> Ask | None:
-    """rbln-metrics-exporter; None without an address. Its lines about devices are kept as they came, every time."""
+def from_exporter(url: str) -> Report | None:
+    """Reports of rbln-metrics-exporter, with its lines about devices verbatim; None without an address."""
 
-    def ask(reason: Reason) -> dict[str, Any]:
+    def report(reason: Reason) -> dict[str, Any]:
         text = read_exporter(url)
         samples = device_samples(text)
-        line: dict[str, Any] = {"readings": exporter_readings(samples), "samples": [one.line for one in samples]}
+        line: dict[str, Any] = {"readings": exporter_readings(samples), "samples": [sample.line for sample in samples]}
         if unnamed := unnamed_samples(samples):
             line["unnamed_samples"] = unnamed
         return line | ({} if reason == "interval" else {"raw": text})
 
-    return ask if url else None
+    return report if url else None
 
 
 class DeviceWatch:
-    """Asks from a thread of its own while it is entered; with nothing to ask it does nothing."""
+    """Records reports from a thread while entered; without a source it does nothing."""
 
-    def __init__(self, path: Path, ask: Ask | None, clock: Clock, interval_s: float = INTERVAL_S) -> None:
+    def __init__(self, path: Path, source: Report | None, clock: Clock, interval_s: float = INTERVAL_S) -> None:
         self._path = path
-        self._ask = ask
+        self._source = source
         self._clock = clock
         self._interval_ns = int(interval_s * NS_PER_S)
         self._stop_asked = threading.Event()
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> DeviceWatch:
-        if self._ask is not None:
+        if self._source is not None:
             self._record("before")
             self._thread = threading.Thread(target=self._watch, name="device-watch", daemon=True)
             self._thread.start()
@@ -208,14 +211,14 @@ class DeviceWatch:
         due_ns = self._clock.now_ns() + self._interval_ns
         while not self._stop_asked.wait(max(0, due_ns - self._clock.now_ns()) / self._clock.scale / NS_PER_S):
             self._record("interval")
-            # A report that took longer than the interval is not made up for.
+            # Reports missed during a slow report are not caught up.
             due_ns = max(due_ns + self._interval_ns, self._clock.now_ns())
 
     def _record(self, reason: Reason) -> None:
-        assert self._ask is not None
+        assert self._source is not None
         line: dict[str, Any] = {"at_ns": self._clock.now_ns(), "reason": reason}
         try:
-            line |= self._ask(reason)
+            line |= self._source(reason)
         except ServerError as error:
             line["error"] = str(error)
         with self._path.open("a", encoding="utf-8") as file:
@@ -223,12 +226,12 @@ class DeviceWatch:
 
 
 def devices_seen(folder: Path) -> dict[str, dict[str, Any]]:
-    """What each file of a run's folder says in short, by file: lines, errors, and least and most of every quantity.
+    """Summary of each file of a run's folder: lines, errors, least and most of every quantity.
 
-    power_w: of all cards together, each counted once, since every die of a card reports the whole card's power.
-    units: what each quantity was read as, by name.
+    power_w: of all cards together; every die of a card reports the card's power, so each card counts once. units: the
+    units in which each quantity was read.
     """
-    found: dict[str, dict[str, Any]] = {}
+    summaries: dict[str, dict[str, Any]] = {}
     for name in (layout.DEVICES, layout.DEVICE_METRICS):
         path = folder / name
         if path.is_file():
@@ -239,29 +242,29 @@ def devices_seen(folder: Path) -> dict[str, dict[str, Any]]:
             seen = {key: _bounds(row.get(key) for row in rows) for key in ("temperature_c", "card_power_w")}
             seen["power_w"] = _bounds(total_power_w(report) for report in reports)
             units = sorted({pair for row in rows for pair in row["units"].items()})
-            found[name] = {
+            summaries[name] = {
                 "reports": len(lines),
                 "errors": len(errors),
                 "first_error": errors[0] if errors else "",
                 "devices": len({row["device"] for row in rows}),
                 "unnamed_samples": max((line.get("unnamed_samples", 0) for line in lines), default=0),
-                "units": {quantity: [unit for own, unit in units if own == quantity] for quantity in dict(units)},
+                "units": {quantity: [unit for key, unit in units if key == quantity] for quantity in dict(units)},
                 **{key: bounds for key, bounds in seen.items() if bounds is not None},
             }
-    return found
+    return summaries
 
 
 def total_power_w(readings: Sequence[dict[str, Any]]) -> float | None:
-    """Watts of all cards in one report; None where a device with a power does not say on which card it is."""
+    """Watts of all cards in a report; None when a device with a power names no card."""
     powers = [(row.get("card", ""), row["card_power_w"]) for row in readings if row.get("card_power_w") is not None]
     if not powers or not all(card for card, _ in powers):
         return None
-    # The dies of a card are asked one after the other: the highest is as good as any.
-    return sum(max(power for own, power in powers if own == card) for card in {card for card, _ in powers})
+    # The dies of a card are read at slightly different times; the highest value stands for the card.
+    return sum(max(power for of_card, power in powers if of_card == card) for card in {card for card, _ in powers})
 
 
 def device_findings(seen: dict[str, dict[str, Any]]) -> list[Finding]:
-    """A source that was asked for and never told of a device, told of none by name, or counts in an unusual unit."""
+    """Warnings for a source without devices, with unnamed devices, or with an unusual unit."""
     findings: list[Finding] = []
     for name, facts in seen.items():
         hint = "Check server.device_metrics_url" if name == layout.DEVICE_METRICS else "Look at rbln-smi"
@@ -270,7 +273,7 @@ def device_findings(seen: dict[str, dict[str, Any]]) -> list[Finding]:
             evidence = f"{name}: no report of a device in {facts['reports']}{error}"
             findings.append(Finding(code="devices-silent", severity="warning", evidence=evidence, hint=hint))
         if facts["unnamed_samples"]:
-            evidence = f"{name}: {facts['unnamed_samples']} samples say neither name nor uuid of their device: not read"
+            evidence = f"{name}: {facts['unnamed_samples']} samples name no device: not read"
             findings.append(Finding(code="devices-unnamed", severity="warning", evidence=evidence, hint=hint))
         odd = [
             f"{quantity} was read as {', '.join(units)}"

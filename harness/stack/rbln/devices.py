@@ -1,8 +1,10 @@
-"""NPUs as ``rbln-smi -j`` tells of them: which there are, who uses them, how warm they are.
+"""NPUs as ``rbln-smi -j`` reports them: which exist, who uses them, temperature and power; and units of such figures.
 
-The report is kept raw and read leniently, because its keys and types differ between drivers: what cannot be read is
-absent. Nothing is configured or reset.
-Source: the vendor's public documentation and public readers of the format; never run on a device.
+The report is kept raw and read leniently, because keys and types differ between drivers; unreadable values are absent.
+A written unit counts; else the magnitude decides, within the limits of such a card, and the unit is marked as assumed.
+Nothing is configured or reset.
+Source: the vendor's public documentation and public readers of the format; never run on a device. Limits: a card of 4
+devices draws some 30 to 300 W, a device is 10 to 110 C warm and holds 16 GB; drivers 3.x use uW and mC internally.
 """
 
 from __future__ import annotations
@@ -24,13 +26,13 @@ _POWER_UNITS = {"uw": 1e-6, "µw": 1e-6, "mw": 1e-3, "w": 1.0, "kw": 1e3}
 WARMEST_C = 200.0
 MOST_W = 2000.0
 ASSUMED = " by magnitude"
-"""Ends a unit that nobody wrote and that is not the usual one: a reader must know that it was taken for granted."""
+"""Suffix of a unit that was not written and is not the usual unit: it was assumed from the magnitude."""
 _MEMORY_SCALES = (("GiB", 1 << 30, 1 << 10), ("MiB", 1 << 20, 1 << 20), ("KiB", 1 << 10, 1 << 30), ("B", 1, 1 << 50))
-"""Unit, bytes, and the total below which a number without a unit is taken for it."""
+"""Unit, its bytes, and the total below which a number without a unit is assumed to be in that unit."""
 
 
 class Quantity(NamedTuple):
-    """A value in its reader's unit, None when there is none. unit: what it was read as, "" without a value."""
+    """A value in the unit of the function, None when unreadable. unit: the unit as read, "" without a value."""
 
     value: float | None
     unit: str
@@ -40,14 +42,14 @@ NOTHING = Quantity(None, "")
 
 
 def number_of(value: object) -> float | None:
-    """The first number in "45C", "23.5 W", 45 or "45"; None for what holds none, or none that is finite."""
-    found = _NUMBER.search(str(value)[:64]) if value is not None and not isinstance(value, bool) else None
-    number = float(found[0]) if found else math.nan
+    """The first number in "45C", "23.5 W", 45 or "45"; None without a finite number."""
+    match = _NUMBER.search(str(value)[:64]) if value is not None and not isinstance(value, bool) else None
+    number = float(match[0]) if match else math.nan
     return number if math.isfinite(number) else None
 
 
 def temperature_c(value: object) -> Quantity:
-    """Degrees Celsius. Source of thousandths: the driver's own sensors."""
+    """Degrees Celsius. Sensors of the driver report thousandths."""
     number = number_of(value)
     if number is None:
         return NOTHING
@@ -71,12 +73,12 @@ def power_w(value: object) -> Quantity:
 
 
 def memory_bytes(used: object, total: object) -> tuple[Quantity, Quantity]:
-    """Bytes in use and in all, of "15.7GiB", "512 MB" (also 2^20: that is how drivers mean it), 1024 or "1024".
+    """Bytes in use and in total, from "15.7GiB", "512 MB" (2^20 too, as drivers use it), 1024 or "1024".
 
     Without a written unit the total's magnitude decides for both: 16 are GiB, 16,000 MiB, 16,000,000 KiB.
     """
     total_number = number_of(total)
-    guess = next((one for one in _MEMORY_SCALES if total_number is not None and total_number < one[2]), None)
+    guess = next((row for row in _MEMORY_SCALES if total_number is not None and total_number < row[2]), None)
     return _bytes(used, guess), _bytes(total, guess)
 
 
@@ -100,9 +102,9 @@ TIMEOUT_S = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One logical NPU; None where the driver did not tell. card: the board, whose devices share one power meter.
+    """A logical NPU; None where the driver states no value. card: the board, whose devices share a power meter.
 
-    device: "rbln0", which with the uuid is what tells two dies of a card apart. units: what each quantity was read as.
+    device: "rbln0"; it and the uuid distinguish two dies of a card. units: the unit in which each quantity was read.
     """
 
     npu: int
@@ -131,7 +133,7 @@ class DeviceUse:
 
 @dataclass(frozen=True, slots=True)
 class DeviceReport:
-    """What ``rbln-smi -j`` said. raw: its own JSON, for the manifest."""
+    """The report of ``rbln-smi -j``. raw: its JSON, for the manifest."""
 
     kmd_version: str
     devices: tuple[Device, ...]
@@ -148,25 +150,27 @@ def find_command() -> tuple[str, ...]:
 
 
 def read_devices(command: Sequence[str] | None = None) -> DeviceReport | None:
-    """The report of this host's driver; None when it has no rbln-smi. ServerError when it fails or says no JSON."""
+    """The report of this host's driver; None without rbln-smi. ServerError when it fails or prints no JSON."""
     words = find_command() if command is None else tuple(command)
     if not words:
         return None
-    found = words[0]
+    command_name = words[0]
     try:
         done = subprocess.run(words, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     except (OSError, subprocess.SubprocessError) as error:
         raise ServerError(
-            f"gives no answer ({type(error).__name__})", where=found, hint="Check the driver: rbln-smi"
+            f"gives no answer ({type(error).__name__})", where=command_name, hint="Check the driver: rbln-smi"
         ) from error
     if done.returncode:
-        said = (done.stderr or done.stdout).strip().splitlines() or ["no message"]
-        raise ServerError(f"fails with status {done.returncode}: {said[-1]}", where=found, hint="Check the driver")
-    return parse_devices(done.stdout, where=found)
+        message = (done.stderr or done.stdout).strip().splitlines() or ["no message"]
+        raise ServerError(
+            f"fails with status {done.returncode}: {message[-1]}", where=command_name, hint="Check the driver"
+        )
+    return parse_devices(done.stdout, where=command_name)
 
 
 def parse_devices(text: str, *, where: str = "rbln-smi") -> DeviceReport:
-    """A report from the command's output; whatever key it lacks is absent."""
+    """A report from the command's output; missing keys are absent."""
     try:
         # Some drivers print a header line before the JSON.
         table: Any = json.loads(text[text.index("{") :])
@@ -179,19 +183,19 @@ def parse_devices(text: str, *, where: str = "rbln-smi") -> DeviceReport:
         for group in _rows(raw, "groups")
         for row in _rows(group, "devices")
     ]
-    devices = [_device(one, at) for at, one in enumerate(_rows(raw, "devices") or grouped)]
+    devices = [_device(row, place) for place, row in enumerate(_rows(raw, "devices") or grouped)]
     uses = [
-        DeviceUse(npu, _whole(one.get("pid")), str(one.get("process") or one.get("name") or ""))
-        for one in _rows(raw, "contexts")
-        for npu in _numbers(one.get("npu", one.get("device")))
+        DeviceUse(npu, _whole(row.get("pid")), str(row.get("process") or row.get("name") or ""))
+        for row in _rows(raw, "contexts")
+        for npu in _numbers(row.get("npu", row.get("device")))
     ]
     return DeviceReport(str(raw.get("KMD_version") or raw.get("kmd_version") or ""), tuple(devices), tuple(uses), raw)
 
 
 def require_idle(devices: Sequence[int], report: DeviceReport | None = None) -> DeviceReport | None:
-    """The host's report; ServerError when a chosen device is missing, not well, or used by somebody.
+    """The host's report; ServerError when a chosen device is missing, unhealthy or in use.
 
-    None where there is no rbln-smi: then nothing is known, and the server itself will say what it lacks.
+    None without rbln-smi: the server itself will then report what is missing.
     """
     report = report if report is not None else read_devices()
     if report is None:
@@ -236,7 +240,7 @@ def readings(report: DeviceReport) -> list[dict[str, Any]]:
     ]
 
 
-def _device(row: dict[str, Any], at: int) -> Device:
+def _device(row: dict[str, Any], place: int) -> Device:
     memory = row.get("memory")
     sizes = cast("dict[str, Any]", memory) if isinstance(memory, dict) else {}
     warmth, power = temperature_c(row.get("temperature")), power_w(row.get("card_power", row.get("power")))
@@ -244,9 +248,9 @@ def _device(row: dict[str, Any], at: int) -> Device:
         sizes.get("used", row.get("memory_used")), sizes.get("total", row.get("memory_total", memory))
     )
     npus = _numbers(row.get("npu", row.get("device")))
-    read = {"temperature": warmth.unit, "card_power": power.unit, "memory": total.unit or used.unit}
+    units = {"temperature": warmth.unit, "card_power": power.unit, "memory": total.unit or used.unit}
     return Device(
-        npu=npus[0] if npus else at,
+        npu=npus[0] if npus else place,
         name=str(row.get("name") or ""),
         uuid=str(row.get("uuid") or ""),
         device=str(row.get("device") or ""),
@@ -258,12 +262,12 @@ def _device(row: dict[str, Any], at: int) -> Device:
         memory_used_bytes=None if used.value is None else int(used.value),
         memory_total_bytes=None if total.value is None else int(total.value),
         group=str(row["group_id"]) if row.get("group_id") is not None else "",
-        units=tuple((name, unit) for name, unit in read.items() if unit),
+        units=tuple((name, unit) for name, unit in units.items() if unit),
     )
 
 
 def _rows(table: dict[str, Any], key: str) -> list[dict[str, Any]]:
-    """The rows below ``key``: a list, or a table by device, whose names then count as its rows' "device"."""
+    """The rows below ``key``: a list, or a table by device whose keys become the rows' "device"."""
     rows: Any = table.get(key)
     if isinstance(rows, dict):
         named = cast("dict[str, Any]", rows)
@@ -281,11 +285,11 @@ def _whole(value: object) -> int | None:
 def _numbers(value: object) -> list[int]:
     """Device numbers in 3, "3", "rbln3", "0,1,2,3" or [0, 1]."""
     if isinstance(value, list):
-        return [number for one in cast("list[object]", value) for number in _numbers(one)]
+        return [number for item in cast("list[object]", value) for number in _numbers(item)]
     return (
         []
         if value is None or isinstance(value, bool)
-        else [int(one) for one in re.findall(r"\d{1,6}", str(value)[:256])]
+        else [int(digits) for digits in re.findall(r"\d{1,6}", str(value)[:256])]
     )
 
 

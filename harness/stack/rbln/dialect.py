@@ -1,7 +1,6 @@
-"""How the answers, errors, metrics and log of each release of the served stack differ from those of other releases.
+"""How answers, errors, metrics and log differ between releases of the served stack.
 
-One entry per release; a release without one answers as the release before it. What is scheduled stands in
-``harness.stack.rbln.kv_rules``.
+A release without an entry answers as the release before it. Scheduling is in ``harness.stack.rbln.kv_rules``.
 """
 
 from __future__ import annotations
@@ -13,19 +12,19 @@ from pathlib import Path
 
 from harness.stack.rbln.kv_rules import NEWEST_STABLE, RULE_SETS, RuleSet
 
-# What no setting decides of vLLM's CacheConfig, by the version of vLLM.
+# Fields of vLLM's CacheConfig that depend on no setting, by the version of vLLM.
 _CACHE_CONFIG = json.loads(Path(__file__).with_name("cache_config.json").read_text(encoding="utf-8"))
 
 
 @dataclass(frozen=True)
 class Dialect:
-    """How one release answers.
+    """How a release answers.
 
-    vllm: the version it pins. null_fields: what ends a whole answer, always null here. has_usage_details: usage has
-    null and zero where older ones left the field away. has_empty_tool_calls: a chat's message lists no calls.
-    names_fields: an error names the field at fault. kv_device: the device of the KV cache in the log. tells_pool: the
-    size of the pool is among the cache's labels, and in one line of the log. counts_preemptions: there is a histogram
-    of them. cache_config: labels of vllm:cache_config_info that depend on no setting.
+    vllm: the version it pins. null_fields: last fields of an answer without streaming, always null here.
+    has_usage_details: usage has null and zero where older releases omit the field. has_empty_tool_calls: a chat message
+    has an empty list of calls. names_fields: an error names the wrong field. kv_device: device of the KV cache in the
+    log. reports_pool: the pool size is among the cache's labels and in a line of the log. counts_preemptions: there is
+    a histogram of preemptions. cache_config: labels of vllm:cache_config_info that depend on no setting.
     """
 
     vllm: str
@@ -34,7 +33,7 @@ class Dialect:
     has_empty_tool_calls: bool
     names_fields: bool
     kv_device: str
-    tells_pool: bool
+    reports_pool: bool
     counts_preemptions: bool
     cache_config: Mapping[str, object]
 
@@ -46,7 +45,7 @@ _OF_0_11_1 = Dialect(
     has_empty_tool_calls=True,
     names_fields=False,
     kv_device="GPU",
-    tells_pool=False,
+    reports_pool=False,
     counts_preemptions=False,
     cache_config=_CACHE_CONFIG["0.22.0"],
 )
@@ -57,13 +56,13 @@ _OF_0_12_0 = Dialect(
     has_empty_tool_calls=False,
     names_fields=True,
     kv_device="CPU",
-    tells_pool=True,
+    reports_pool=True,
     counts_preemptions=True,
     cache_config=_CACHE_CONFIG["0.30.0"],
 )
 DIALECTS = {
     "0.11.1": _OF_0_11_1,
-    # Its answers were not compared: those of 0.11.1, under its own number.
+    # Its answers were not compared; those of 0.11.1 are assumed.
     "0.11.2": replace(_OF_0_11_1, vllm="0.24.0"),
     "0.12.0": _OF_0_12_0,
     "0.12.1": replace(_OF_0_12_0, vllm="0.31.0", cache_config=_CACHE_CONFIG["0.31.0"]),
@@ -72,7 +71,7 @@ DIALECTS = {
 
 
 def dialect_of(rules: RuleSet) -> Dialect:
-    """The dialect of the newest release that follows ``rules``; of the newest stable where no release follows them."""
+    """The dialect of the newest release that follows ``rules``; of the newest stable release when none does."""
     release = (rules.releases or RULE_SETS[NEWEST_STABLE].releases)[-1]
     known_so_far = [dialect for known, dialect in DIALECTS.items() if _number(known) <= _number(release)]
     return known_so_far[-1]

@@ -1,7 +1,6 @@
-"""Which scheduler and KV rules exist: one table of names, the releases that follow each, and what sets them apart.
+"""The table of scheduler and KV rules: names, the releases that follow them, and the flags by which they differ.
 
-Nothing is decided here: a flag says which of the engine's functions take part, and everybody who needs a name, a
-description or a version reads it here.
+A flag selects functions of the engine; nothing is scheduled here.
 """
 
 from __future__ import annotations
@@ -16,15 +15,15 @@ NEWEST_STABLE = "vendor-0.12.0"
 
 @dataclass(frozen=True)
 class RuleSet:
-    """What a server does with requests and KV memory, in the engine's terms.
+    """How a server schedules requests and manages KV memory, as flags of the engine.
 
-    releases: vllm-rbln release numbers that behave so; none: no released server does, so results are computed, never
-    comparable with a measurement. has_inner_blocks: two-level KV memory; without, one prompt length per slot.
-    is_index_repaired: a reused inner block leaves the slot that held it, and blocks without a hash are freed to the
-    front of the queue. evicts_by_last_use: slots leave by last use, not by allocation. keeps_matched_blocks: inner
-    blocks that a look-up matched go to the tail of the free queue. sets_slot_aside: admission counts one slot as taken
-    while 0 < n < limit. has_active_limit: knows --max-num-active-seqs. survives_copy_failure: a failed copy of cached
-    KV becomes a full prefill, while counters still report the hit; without, the engine dies.
+    releases: vllm-rbln releases with these rules; empty: simulation only, not comparable with a measurement.
+    has_inner_blocks: two-level KV memory; else a prompt length per slot. is_index_repaired: a reused inner block is
+    removed from its old slot, and blocks without a hash are freed to the front of the queue. evicts_by_last_use: slots
+    are evicted by last use, not by allocation. keeps_matched_blocks: inner blocks matched by a look-up go to the tail
+    of the free queue. sets_slot_aside: admission counts a slot as taken while 0 < n < max_num_seqs. has_active_limit:
+    supports --max-num-active-seqs. survives_copy_failure: a failed copy of cached KV becomes a full prefill, while
+    counters still report the hit; else the engine dies.
     """
 
     name: str
@@ -53,7 +52,7 @@ _TABLE = (
     ),
     RuleSet(
         "vendor-0.12.0",
-        "decides as vendor-0.11.2; a failed copy of cached KV becomes a full prefill instead of the engine's end",
+        "as vendor-0.11.2, but a failed copy of cached KV becomes a full prefill instead of ending the engine",
         releases=("0.11.3", "0.12.0"),
         is_index_repaired=True,
         survives_copy_failure=True,
@@ -69,7 +68,7 @@ _TABLE = (
     RuleSet(
         "upstream-lru",
         "vendor-0.12.1 with the open upstream change: slots are evicted by last use, matched blocks are kept longest; "
-        "computed, no released server does so",
+        "simulation only, no released server behaves this way",
         is_index_repaired=True,
         survives_copy_failure=True,
         has_active_limit=True,
@@ -99,7 +98,7 @@ def check_rules(name: str) -> str:
 
 
 def check_active_limit(active: int | None, limit: int, rules: RuleSet | None) -> None:
-    """ValueError when an admission limit lies outside 1..``limit``, or the rules (None: any) know none.
+    """ValueError when an admission limit lies outside 1..``limit``, or the rules (None: any) do not support it.
 
     Above the compiled limit the served engine dies at the first request too many. Source: vllm-rbln 0.12.1a8,
     v1/core/optimum_scheduler.py; vLLM 0.31.0, config/scheduler.py.
@@ -111,14 +110,14 @@ def check_active_limit(active: int | None, limit: int, rules: RuleSet | None) ->
             f"max_active_seqs ({active}) must lie in 1..max_num_seqs ({limit}): it can only lower the limit"
         )
     if rules is not None and not rules.has_active_limit:
-        known = ", ".join(one.name for one in _TABLE if one.has_active_limit)
-        raise ValueError(f"the rules {rules.name!r} know no max_active_seqs; drop it, or choose one of {known}")
+        known = ", ".join(known.name for known in _TABLE if known.has_active_limit)
+        raise ValueError(f"the rules {rules.name!r} do not support max_active_seqs; drop it, or choose one of {known}")
 
 
 def rule_set(name: str, version: str = "") -> RuleSet:
-    """The rules called ``name``; ``auto`` is those of the vllm-rbln ``version`` that serves, else the newest stable.
+    """The rules called ``name``; ``auto``: those of the serving vllm-rbln ``version``, else the newest stable rules.
 
-    Raises ValueError for an unknown name; an unknown version counts as none.
+    Raises ValueError for an unknown name. An unknown version counts as "".
     """
     if check_rules(name) == AUTO:
         return rules_for_version(version) or RULE_SETS[NEWEST_STABLE]
@@ -126,7 +125,7 @@ def rule_set(name: str, version: str = "") -> RuleSet:
 
 
 def rules_for_version(version: str) -> RuleSet | None:
-    """The rules of a vllm-rbln version ("0.12.1a8", "0.11.2.post1"); None for a release that nobody has read."""
+    """The rules of a vllm-rbln version ("0.12.1a8", "0.11.2.post1"); None for an unknown release."""
     release = re.match(r"\d+\.\d+\.\d+", version)
     if release is None:
         return None
@@ -134,12 +133,12 @@ def rules_for_version(version: str) -> RuleSet | None:
 
 
 def rules_in_force(name: str, version: str = "") -> RuleSet:
-    """What a server that is asked for ``name`` really follows: the rules of its release, where somebody has read it."""
+    """The rules that a server really follows: those of its release where known, else those requested."""
     return rules_for_version(version) or rule_set(name)
 
 
 def rules_in_words() -> str:
-    """One Markdown line per rule set, as docs/stack.md prints them."""
+    """A Markdown line per rule set, as docs/stack.md prints them."""
     lines = [f"- `{AUTO}` (default): the rules of the release that serves; without one, `{NEWEST_STABLE}`."]
     lines += [f"- `{rules.name}`: {rules.description}." for rules in _TABLE]
     return "\n".join(lines)

@@ -1,7 +1,7 @@
-"""What a server said about itself: settings in force, read back from its log and its metrics, and its own step timings.
+"""Settings in force and step timings, as a server's log and metrics show them.
 
-Requested and effective are kept apart; where they differ, a Finding makes the run INVALID. Lines that are not there are
-absent, never guessed.
+Requested and effective settings are kept apart; where they differ, a Finding makes the run INVALID. Values of missing
+lines are absent, never guessed.
 Source: vllm 0.22.0 to 0.31.0; vllm-rbln 0.11.1 to 0.12.1a8 (converter/from_optimum.py, v1/worker/metrics.py, and
 v1/metrics/performance.py from 0.12.1 on).
 """
@@ -24,14 +24,14 @@ from harness.stack.rbln.kv_rules import AUTO, rule_set, rules_for_version
 
 _UPDATE = re.compile(r"Updating (\w+\.\w+) from (\S+) to (\S+) based on rbln_config\.json")
 _CONFIG = re.compile(r"\b(max_seq_len|enable_prefix_caching|tensor_parallel_size|pipeline_parallel_size)=(\w+)")
-# vLLM 0.30 draws its version into a logo; the engine's own line has it in every release.
+# vLLM 0.30 prints its version in a logo; the engine's line has it in every release.
 _VERSION = re.compile(r"(?:vLLM server version |V1 LLM engine \(v)([\w.+]+)[,)]")
 _POOL = re.compile(r"KV cache size: (\d[\d,]{0,20}) tokens")
 _ENGINE = "Initializing a V1 LLM engine"
 _OBSERVER = "[OBSERVER] "
 # The API server outlives its engine core for a while and answers every request with an error.
 _ENGINE_DEAD = "EngineDeadError: "
-# From vLLM 0.30 on it also says so of an engine core that it has just stopped itself.
+# vLLM 0.30 and later log the same about an engine core that they stop themselves.
 _STOPPED = "[shutdown] MPClient: engine manager stopped"
 _FATAL = re.compile(r"^\(EngineCore[^)]*\) (?:[\w.]+(?:Error|Exception): .*)$")
 _TITLE = re.compile(r"\bPERFORMANCE STATISTICS(?: \[([^\]]+)\])?\s*$")
@@ -49,10 +49,10 @@ _STATISTIC = re.compile(r"(mean|p\d+|max) (\d{1,18}(?:\.\d+)?)")
 
 @dataclass(slots=True)
 class LaunchFacts:
-    """What is kept in the manifest (see LaunchReport), and what only judges the run.
+    """Facts for the manifest (see LaunchReport), and facts that only judge the run.
 
-    unread: lines of statistics of no known form. engine_error: the last exception that the engine core itself named.
-    is_stopped: the API server has ended its engine core, as asked. emulator: the settings of an emulated engine.
+    unread: lines of statistics in an unknown form. engine_error: the last exception that the engine core logged.
+    is_stopped: the API server has ended its engine core, as requested. emulator: settings of an emulated engine.
     """
 
     settings: dict[str, str] = field(default_factory=dict[str, str])
@@ -69,29 +69,29 @@ class LaunchFacts:
     is_stopped: bool = False
 
     def effective(self, known: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Keys of a ServerSpec with the values in force; a key that nothing shows is absent.
+        """Keys of a ServerSpec with the values in force; a key without evidence is absent.
 
-        known: what is known beside log and metrics.
+        known: values known from other sources than log and metrics.
         """
-        found: dict[str, Any] = {**self.emulator, **(known or {})}
+        values: dict[str, Any] = {**self.emulator, **(known or {})}
         if (limit := _count(self.settings.get("scheduler_config.max_num_seqs"))) is not None:
-            found["max_num_seqs"] = limit
+            values["max_num_seqs"] = limit
         if (length := _count(self.engine.get("max_seq_len"))) is not None:
-            found["slot_tokens"] = length
+            values["slot_tokens"] = length
         caching = self.engine.get("enable_prefix_caching", self.cache.get("enable_prefix_caching"))
         if caching in ("True", "False"):
-            found["prefix_caching"] = caching == "True"
-        region_tokens = found.get("partition_tokens") or found.get("slot_tokens")
+            values["prefix_caching"] = caching == "True"
+        region_tokens = values.get("partition_tokens") or values.get("slot_tokens")
         if (slots := self._num_slots(region_tokens)) is not None:
-            found["usable_kv_slots"] = slots
-        return found
+            values["usable_kv_slots"] = slots
+        return values
 
     def _num_slots(self, region_tokens: int | None) -> int | None:
-        """Slots that the pool hands out: ceil((blocks - 1) / blocks of a slot). region_tokens: that a slot holds.
+        """Usable slots of the pool: ceil((blocks - 1) / blocks of a slot). region_tokens: tokens of a slot.
 
-        blocks: from the engine's own line, or from the gauge's size in tokens (vllm 0.30 on). The gauge's
-        num_gpu_blocks is twice that for an artifact, because the API server adds what the engine core reports to what
-        it had read from the artifact already (vllm 0.22.0).
+        blocks: from the engine's log line, or from the gauge's size in tokens (vllm 0.30 on). The gauge's
+        num_gpu_blocks is twice that for an artifact, because the API server adds the engine core's number to the number
+        that it had read from the artifact (vllm 0.22.0).
         """
         block_tokens = _count(self.cache.get("block_size"))
         pool_tokens = self.pool_tokens or _count(self.cache.get("kv_cache_size_tokens"))
@@ -101,7 +101,7 @@ class LaunchFacts:
 
     @property
     def report(self) -> LaunchReport:
-        """What the manifest keeps."""
+        """The part for the manifest."""
         return LaunchReport(
             settings=self.settings,
             engine=self.engine,
@@ -114,7 +114,7 @@ class LaunchFacts:
 
 
 def _count(text: str | None) -> int | None:
-    """A positive number in digits; None for anything else that stands in its place."""
+    """A positive number in digits; None for any other text."""
     return int(text) if text and len(text) < 19 and text.isascii() and text.isdigit() and int(text) else None
 
 
@@ -124,7 +124,7 @@ def read_launch(log: Iterable[str], scrapes: Iterable[str] = (), reports: Iterab
     statistics = _Statistics(facts)
     for line in log:
         if "[PFX] " in line or "[BUCKET] " in line:
-            continue  # most lines of a long log, and none of them is read here
+            continue  # most lines of a long log; not read here
         if match := _UPDATE.search(line):
             facts.settings[match[1]] = match[3]
         elif _ENGINE in line and not facts.engine:
@@ -155,7 +155,7 @@ def read_launch(log: Iterable[str], scrapes: Iterable[str] = (), reports: Iterab
 
 
 class _Statistics:
-    """Reads the step statistics that a worker logs at its end, in either of their two forms."""
+    """Reads the step statistics that a worker logs when it ends, in either of two forms."""
 
     def __init__(self, facts: LaunchFacts) -> None:
         self._facts = facts
@@ -178,9 +178,9 @@ class _Statistics:
             numbers["calls"] = float(match[1])
         elif match := _LATENCY.search(line):
             parts = match[1].strip().split(" | ")
-            found = [one for part in parts if (one := _STATISTIC.fullmatch(part))]
-            numbers.update((f"{one[1]}_ms", float(one[2])) for one in found)
-            if len(found) < len(parts):
+            statistics = [match for part in parts if (match := _STATISTIC.fullmatch(part))]
+            numbers.update((f"{match[1]}_ms", float(match[2])) for match in statistics)
+            if len(statistics) < len(parts):
                 self._facts.unread.append(line.strip())
         elif match := _ONE_LATENCY.search(line):
             numbers[f"{'p50' if match[1] == 'Median' else match[1].lower()}_ms"] = float(match[2])
@@ -191,7 +191,7 @@ class _Statistics:
 
 
 def _read_report(text: str, facts: LaunchFacts) -> None:
-    """One JSON report of step statistics; it counts where the log, which may be cut short, has none."""
+    """A JSON report of step statistics; used where the log, which may be cut short, has none."""
     try:
         sections = _Report.model_validate_json(text).sections
     except ValidationError as error:
@@ -222,19 +222,19 @@ class _Report(BaseModel):
 
 def read_metrics(body: str, facts: LaunchFacts) -> None:
     """Take the labels of vLLM's cache_config_info, and of an emulator's config_info, from the body of /metrics."""
-    only = "\n".join(one for one in body.splitlines() if CACHE_INFO in one or EMULATOR_INFO in one) + "\n"
+    only = "\n".join(line for line in body.splitlines() if CACHE_INFO in line or EMULATOR_INFO in line) + "\n"
     try:
         samples = [sample for family in text_string_to_metric_families(only) for sample in family.samples]
         labels = {sample.name: sample.labels for sample in reversed(samples)}
         settings = {key: json.loads(value) for key, value in labels.get(EMULATOR_INFO, {}).items()}
-    # Whatever a server says instead of metrics is a scrape without them.
+    # An answer that is not metrics counts as a scrape without values.
     except (ValueError, KeyError, TypeError, IndexError, RecursionError):
         return
     facts.cache, facts.emulator = dict(labels.get(CACHE_INFO, {})), settings
 
 
 def _body_of(line: str) -> str:
-    """The body in one line of scrapes; empty where it has none."""
+    """The body in a line of scrapes; empty when missing."""
     try:
         return str(json.loads(line)["body"])
     except (ValueError, KeyError, TypeError, IndexError, RecursionError):
@@ -242,24 +242,24 @@ def _body_of(line: str) -> str:
 
 
 def launch_findings(facts: LaunchFacts, *, needs_observer: bool) -> list[Finding]:
-    """What a server's log and reports say of its life and its observer. Settings are judged with the run."""
+    """Findings about the end of the engine, statistics and the observer. Settings are judged with the run."""
     findings = _died(facts)
     if facts.unread:
         findings.append(
             Finding(
                 code="statistics-unread",
                 severity="warning",
-                evidence=f"{len(facts.unread)} step statistics are of no known form, e.g. {facts.unread[0][:160]!r}",
+                evidence=f"{len(facts.unread)} step statistics are in an unknown form, e.g. {facts.unread[0][:160]!r}",
                 hint="`harness stack check` says what this release changed",
             )
         )
-    said = " ".join(facts.observer)
-    if needs_observer and ("one record per step" not in said or "stopped after" in said):
+    observed = " ".join(facts.observer)
+    if needs_observer and ("one record per step" not in observed or "stopped after" in observed):
         findings.append(
             Finding(
                 code="observer-off",
                 severity="invalid",
-                evidence=said or "the observer never said that it is on",
+                evidence=observed or "the observer never logged that it is on",
                 hint="Set server.observer = false to measure without it",
             )
         )
@@ -273,28 +273,28 @@ def _died(facts: LaunchFacts) -> list[Finding]:
         Finding(
             code="engine-died",
             severity="invalid",
-            evidence=facts.engine_error or "the engine core ended during the run and said nothing",
-            hint="Read server.log where the first EngineDeadError stands",
+            evidence=facts.engine_error or "the engine core ended during the run without a message",
+            hint="Read server.log around the first EngineDeadError",
         )
     ]
 
 
 def rules_findings(rules: str, version: str) -> list[Finding]:
-    """What the requested ``rules`` have to do with the vllm-rbln ``version`` that serves ("": none, or unknown)."""
+    """A warning when the vllm-rbln ``version`` that serves ("": none, or unknown) does not follow ``rules``."""
     served = rules_for_version(version)
     if not version or (served is not None and rules in (AUTO, served.name)):
         return []
     if served is None:
-        said = f"nobody has read the rules of vllm-rbln {version}; predictions follow {rule_set(rules).name}"
-        hint = "Run harness stack check on its wheel: it says what still holds"
+        evidence = f"the rules of vllm-rbln {version} are unknown; predictions follow {rule_set(rules).name}"
+        hint = "Run harness stack check on its wheel to see what still holds"
     else:
-        said = f"the server is vllm-rbln {version}, which follows {served.name}; the rules asked for are {rules}"
+        evidence = f"the server is vllm-rbln {version}, which follows {served.name}; the requested rules are {rules}"
         hint = 'Set server.rules = "auto"'
-    return [Finding(code="rules-differ", severity="warning", evidence=said, hint=hint)]
+    return [Finding(code="rules-differ", severity="warning", evidence=evidence, hint=hint)]
 
 
 def read_launch_files(folder: Path) -> LaunchFacts:
-    """``read_launch`` of a run's folder; files that are not there give no facts."""
+    """``read_launch`` of a run's folder; missing files give no facts."""
     reports = (path.read_text(encoding="utf-8", errors="replace") for path in layout.step_reports(folder))
     return read_launch(_lines(folder / layout.SERVER_LOG), _lines(folder / layout.SCRAPES), reports)
 

@@ -1,7 +1,9 @@
-"""The message forms of the serving stack's log, as a table: add a row when a version of the stack adds a line.
+"""The message forms of the serving stack's log, as a table, and one event class per form.
 
-A message either is one of these forms from its first byte to its last, with every number consistent, or it is not
-read at all. Nothing here knows about files, stamps or processes.
+A message either is one of these forms from its first byte to its last, with consistent numbers, or it is not read at
+all. Events start with the place of their line: ``end_offset`` (bytes of the stream up to and including its newline),
+``created_ns`` (realtime ns of the logging call; None in the default format, whose stamps lack the year and have 1 s
+steps) and ``pid`` (0 when the line names none). A new line of the stack is a new row of the table.
 Source of the forms: vllm 0.22.0 to 0.31.0, vllm-rbln 0.11.1 to 0.12.1a8 (module and line as in the oldest that has it).
 """
 
@@ -44,7 +46,7 @@ class AllocEvent(NamedTuple):
 
 
 class EvictionEvent(NamedTuple):
-    """A slot lost its KV. The line carries no request id and no cause; ``derive`` reads the cause from the order."""
+    """A slot lost its KV. The line has no request id and no cause; ``derive`` infers the cause from the order."""
 
     end_offset: int
     created_ns: int | None
@@ -83,7 +85,7 @@ class CachePartialEvent(NamedTuple):
 
 
 class FreeRequestEvent(NamedTuple):
-    """A request let go of its slots: they become evictable, or are evicted at once by a preemption."""
+    """A request freed its slots: they become evictable, or are evicted at once by a preemption."""
 
     end_offset: int
     created_ns: int | None
@@ -104,7 +106,7 @@ class MappingRemoveEvent(NamedTuple):
 
 
 class KvFaultEvent(NamedTuple):
-    """A line that the vendor's code writes only when its own bookkeeping is inconsistent."""
+    """A line that the vendor's code writes only when its bookkeeping is inconsistent."""
 
     end_offset: int
     created_ns: int | None
@@ -123,10 +125,10 @@ class KvCopyFailedEvent(NamedTuple):
 
 
 class IterationEvent(NamedTuple):
-    """One engine iteration. ``elapsed_ms`` covers only sampling on this stack: use the counts, never the time.
+    """An engine iteration. ``elapsed_ms`` covers only sampling on this stack: use the counts, never the time.
 
-    is_from_engine: the engine core wrote it in the step's own order. From vLLM 0.30 on the API server does, whose lines
-    reach the log before or after what the engine core writes next. is_dummy: a step of another data-parallel rank.
+    is_from_engine: written by the engine core, in the order of its steps. From vLLM 0.30 on the API server writes the
+    line, which may come before or after the engine core's next lines. is_dummy: a step of another data-parallel rank.
     """
 
     end_offset: int
@@ -154,7 +156,7 @@ class SettingEvent(NamedTuple):
 
 
 class OtherEvent(NamedTuple):
-    """A line of the stack that no table is made of: known, so that it does not count as unread. about: which form."""
+    """A known line that no table uses, so that it does not count as unread. about: its form."""
 
     end_offset: int
     created_ns: int | None
@@ -177,7 +179,7 @@ LogEvent = (
     | OtherEvent
 )
 
-# What a line's text says, before its place is known: the event class and its own fields.
+# A line's content without its place: the event class and its other fields.
 LineContent = tuple[Any, tuple[Any, ...]]
 
 
@@ -193,7 +195,7 @@ _ITERATION = (
 
 
 class LineForm(NamedTuple):
-    """One message form. ``build`` returns the event's own fields, or None when its numbers contradict each other."""
+    """A message form. ``build`` returns the event's other fields, or None when its numbers are inconsistent."""
 
     event: Any
     pattern: re.Pattern[bytes]
@@ -206,7 +208,7 @@ def _ids(text: bytes) -> tuple[int, ...]:
 
 
 def _count(text: bytes) -> int:
-    """Numbers in a flat or nested list, without converting them."""
+    """How many numbers a flat or nested list has, without converting them."""
     return text.count(b",") + 1 if text[1:2].isdigit() or text[2:3].isdigit() else 0
 
 
@@ -428,8 +430,8 @@ FORMS: dict[bytes, tuple[LineForm, ...]] = {
     b"Added request ": (_form(OtherEvent, rb"Added request (\S+)\.", _other("request added")),),
 }
 
-# Openings that many foreign lines share, each with what only a line of ours holds: without that, no matching form means
-# "not ours", not "unread".
+# Openings that other programs' lines share, each with a pattern that only lines of the stack match. Without a match the
+# line is foreign, not unread.
 AMBIGUOUS_OPENINGS = {
     b"Request ": re.compile(rb"Request \S+ is (?:preempted\. |now scheduled\. |finished\. )"),
     b"Engine ": re.compile(rb"Engine \d+: (?:Avg prompt throughput|Iteration\()"),
@@ -440,7 +442,7 @@ AMBIGUOUS_OPENINGS = {
 
 
 def looks_needed(message: bytes) -> bool:
-    """Whether a message that no form fits begins like one that is needed, so that it must be told of."""
+    """Whether a message without a fitting form starts like a needed form, so that it must be reported."""
     opening = opening_of(message)
     if opening is None:
         return False

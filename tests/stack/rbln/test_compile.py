@@ -104,11 +104,11 @@ def test_another_compiler_version_is_another_artifact_and_the_old_one_is_stale(t
 
 def test_two_compiles_at_once_do_not_collide(tmp_path: Path) -> None:
     exporter = _exporter(tmp_path, "import os; os.sched_yield()")
-    said: list[str] = []
+    messages: list[str] = []
     made: list[bool] = []
 
     def compile_once() -> None:
-        made.append(compile_artifact(SPEC, tmp_path / "a", exporter, say=said.append).was_reused)
+        made.append(compile_artifact(SPEC, tmp_path / "a", exporter, on_progress=messages.append).was_reused)
 
     threads = [threading.Thread(target=compile_once) for _ in range(3)]
     for thread in threads:
@@ -135,7 +135,7 @@ from pathlib import Path
 from harness.stack.rbln.compile import CompileSpec, Exporter, compile_artifact
 script, root = Path(sys.argv[1]), Path(sys.argv[2])
 exporter = Exporter(Path(sys.executable), script, {}, {}, free_gib=0.001)
-compile_artifact(CompileSpec(model="m"), root, exporter, say=print)
+compile_artifact(CompileSpec(model="m"), root, exporter, on_progress=print)
 """
 ENDLESS = """
 import os, signal, subprocess, sys
@@ -185,7 +185,7 @@ def test_what_a_killed_compile_left_is_cleared(tmp_path: Path) -> None:
 
 def test_a_compiler_that_changes_the_specification_is_not_believed(tmp_path: Path) -> None:
     exporter = _exporter(tmp_path, "spec['kvcache_num_blocks'] = 3")
-    with pytest.raises(SpecError, match="the compiler changed it: kvcache_num_blocks: asked 8, got 3"):
+    with pytest.raises(SpecError, match="the compiler changed it: kvcache_num_blocks: requested 8, compiled 3"):
         compile_artifact(SPEC, tmp_path / "a", exporter)
     assert _left(tmp_path / "a") == []
 
@@ -209,7 +209,7 @@ def test_a_damaged_artifact_is_refused(tmp_path: Path, damage: str) -> None:
         graph.write_bytes(graph.read_bytes()[::-1])
     else:
         (folder / "harness-artifact.json").unlink()
-    with pytest.raises(ServerError, match=r"not as it was registered|never registered as whole"):
+    with pytest.raises(ServerError, match=r"differs from its registration|not registered as complete"):
         registered_artifact(folder, check_hashes=True)
 
 
@@ -234,10 +234,14 @@ def test_what_the_stack_would_not_catch_is_refused(tmp_path: Path, text: str, me
 
 
 def test_slots_below_the_limit_are_a_warning_that_says_what_it_means(tmp_path: Path) -> None:
-    said: list[str] = []
-    compile_artifact(CompileSpec(model="m", kvcache_num_blocks=6), tmp_path / "a", _exporter(tmp_path), say=said.append)
-    assert said[0].startswith("warning: 6 KV slots are below the limit of 8: one is set aside for padding for good")
-    assert "at most 5 requests run at once" in said[0]
+    messages: list[str] = []
+    compile_artifact(
+        CompileSpec(model="m", kvcache_num_blocks=6), tmp_path / "a", _exporter(tmp_path), on_progress=messages.append
+    )
+    assert messages[0].startswith(
+        "warning: 6 KV slots are below max_num_seqs (8): a slot is always reserved for padding"
+    )
+    assert "at most 5 requests run at once" in messages[0]
 
 
 def test_the_record_can_be_read_by_anyone(tmp_path: Path) -> None:

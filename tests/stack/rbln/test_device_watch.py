@@ -129,7 +129,7 @@ def test_samples_without_a_name_or_uuid_are_counted_and_said(exporter: Exporter,
         pass
     findings = device_findings(devices_seen(tmp_path))
     assert [one.code for one in findings] == ["devices-silent", "devices-unnamed"]
-    assert "2 samples say neither name nor uuid" in findings[1].evidence
+    assert "2 samples name no device" in findings[1].evidence
 
 
 def test_an_unusual_unit_is_taken_by_magnitude_and_said(exporter: Exporter, tmp_path: Path) -> None:

@@ -169,7 +169,7 @@ def test_what_the_server_never_told_is_said_and_not_guessed() -> None:
 @pytest.mark.parametrize(
     ("line", "evidence"),
     [
-        (None, "the observer never said that it is on"),
+        (None, "the observer never logged that it is on"),
         ("[OBSERVER] not observing: vllm-rbln 0.13.0 is not one of", "[OBSERVER] not observing: vllm-rbln 0.13.0"),
         ("[OBSERVER] one record per step\n[OBSERVER] stopped after step 7: OSError", "stopped after step 7"),
     ],
@@ -185,7 +185,7 @@ def test_an_observer_that_is_not_on_to_the_end_makes_the_run_invalid(line: str |
 @pytest.mark.parametrize(
     ("last_words", "evidence"),
     [
-        ([], "the engine core ended during the run and said nothing"),
+        ([], "the engine core ended during the run without a message"),
         (["(EngineCore pid=9) RuntimeError: device error"], "(EngineCore pid=9) RuntimeError: device error"),
     ],
 )
@@ -207,8 +207,8 @@ def test_an_engine_core_that_the_server_stopped_itself_did_not_die() -> None:
         ("auto", "0.12.1a8", None),
         ("vendor-0.12.0", "0.12.0", None),
         ("vendor-0.11.1", "", None),
-        ("vendor-0.11.1", "0.12.0", "which follows vendor-0.12.0; the rules asked for are vendor-0.11.1"),
-        ("auto", "0.99.0", "nobody has read the rules of vllm-rbln 0.99.0; predictions follow vendor-0.12.0"),
+        ("vendor-0.11.1", "0.12.0", "which follows vendor-0.12.0; the requested rules are vendor-0.11.1"),
+        ("auto", "0.99.0", "the rules of vllm-rbln 0.99.0 are unknown; predictions follow vendor-0.12.0"),
     ],
 )
 def test_a_server_of_another_version_than_the_rules_is_said_so(rules: str, version: str, said: str | None) -> None:

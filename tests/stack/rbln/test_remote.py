@@ -271,7 +271,7 @@ def test_only_a_folder_of_ours_is_ever_removed_there(tmp_path: Path, other_host:
     host = RemoteHost("npu1", str(other_host / "bin" / "python"))
     mine = tmp_path / "mine"
     mine.mkdir()
-    with pytest.raises(ServerError, match="is not ours"):
+    with pytest.raises(ServerError, match="was not made by the harness"):
         host.call("clear", {"folder": str(mine), "observer": "x"})
     assert mine.is_dir()
 

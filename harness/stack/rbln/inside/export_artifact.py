@@ -1,7 +1,7 @@
 # pyright: basic, reportMissingImports=false
-"""Compiles a model for RBLN NPUs with optimum-rbln, in the serving stack's own environment, without touching a device.
+"""Compiles a model for RBLN NPUs with optimum-rbln, in the serving stack's environment, without using a device.
 
-Two arguments: the specification as JSON, the folder to write. Nothing of the harness is imported.
+Arguments: the specification as JSON, and the folder to write. It imports nothing of the harness.
 Source: optimum-rbln 0.11.1 (modeling_base.py, configuration_decoderonly.py).
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 
 
 def rbln_config(spec: dict[str, Any]) -> dict[str, Any]:
-    """The keys that optimum-rbln takes; what is None is left to its defaults."""
+    """Arguments for optimum-rbln; None leaves its default."""
     wanted = {
         "batch_size": spec["batch_size"],
         "max_seq_len": spec["max_seq_len"],
@@ -30,7 +30,7 @@ def rbln_config(spec: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Export and save; optimum-rbln's own exception is the message when it refuses."""
+    """Export and save. An exception of optimum-rbln passes through as the error message."""
     from optimum.rbln import RBLNAutoModelForCausalLM
     from transformers import AutoTokenizer
 

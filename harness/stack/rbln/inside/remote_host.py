@@ -1,7 +1,7 @@
-"""What the harness does on another host, over ssh: look, lay files out, serve, clear up. Stdlib only.
+"""The harness's part on another host, over ssh: probe, lay out files, serve, clean up. Standard library only.
 
-It runs in the serving stack's own Python and decides nothing. The server ends when standard input does, or falls
-silent: a lost connection, a dead path or a killed harness leaves no server and no folder behind.
+It runs in the serving stack's Python. The server ends when standard input ends or falls silent, so a lost connection,
+a dead network path or a killed harness leaves no server and no folder behind.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 PREFIX = "rbln-harness-"
-# The server's sockets lie in our folder: an address holds 107 bytes, of which 40 are for a socket's own name.
+# The server's sockets are in this folder. An address holds 107 bytes, 40 of them for a socket's name.
 LONGEST_PARENT = 50
 PACKAGES = ("vllm", "vllm-rbln", "optimum-rbln", "rebel-compiler", "torch", "transformers")
 EDGE_BYTES = 1 << 20
@@ -34,33 +34,33 @@ LAST_WORD_S = 1.0
 
 
 def probe(job: dict[str, Any]) -> dict[str, Any]:
-    """Versions, the artifact, the file that a patch would go to, and the devices as the driver reports them."""
+    """Versions, the artifact, the file that a patch would change, and the driver's report of the devices."""
     versions: dict[str, str] = {}
     for name in PACKAGES:
         try:
             versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    found: dict[str, Any] = {"versions": versions, "site_packages": "", "target": None}
+    facts: dict[str, Any] = {"versions": versions, "site_packages": "", "target": None}
     if "vllm-rbln" in versions:
         site = Path(str(importlib.metadata.distribution("vllm-rbln").locate_file("")))
         target = site / job["target"]
-        found["site_packages"] = str(site)
-        found["target"] = base64.b64encode(target.read_bytes()).decode() if target.is_file() else None
-    found["artifact"] = _artifact(Path(job["artifact"]))
+        facts["site_packages"] = str(site)
+        facts["target"] = base64.b64encode(target.read_bytes()).decode() if target.is_file() else None
+    facts["artifact"] = _artifact(Path(job["artifact"]))
     smi = shutil.which("rbln-smi")
     if smi:
         done = subprocess.run([smi, "-j"], capture_output=True, text=True, check=False)
-        found["devices"] = done.stdout if done.returncode == 0 else ""
-    found["host"] = {"node": platform.node(), "kernel": platform.release(), "python": platform.python_version()}
-    return found
+        facts["devices"] = done.stdout if done.returncode == 0 else ""
+    facts["host"] = {"node": platform.node(), "kernel": platform.release(), "python": platform.python_version()}
+    return facts
 
 
 def _artifact(folder: Path) -> dict[str, Any]:
     config = folder / "rbln_config.json"
     digest = hashlib.sha256()
     sizes: dict[str, int] = {}
-    for path in sorted(one for one in folder.rglob("*") if one.is_file()):
+    for path in sorted(file for file in folder.rglob("*") if file.is_file()):
         name, size = path.relative_to(folder).as_posix(), path.stat().st_size
         sizes[name] = size
         digest.update(f"{name}\0{size}\0".encode())
@@ -76,7 +76,7 @@ def _artifact(folder: Path) -> dict[str, Any]:
 
 
 def prepare(job: dict[str, Any]) -> dict[str, Any]:
-    """A folder of its own with ``files`` (name to base64) and, for an overlay, a patched copy of the package."""
+    """Create a folder with ``files`` (name to base64) and, for an overlay, a patched copy of the package."""
     parent = tempfile.gettempdir()
     folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent if len(parent) <= LONGEST_PARENT else "/tmp"))
     for name, content in job["files"].items():
@@ -98,7 +98,7 @@ def prepare(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def write(job: dict[str, Any]) -> dict[str, Any]:
-    """A text file for this user alone."""
+    """Write a text file that only this user can read."""
     descriptor = os.open(job["path"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         file.write(job["text"])
@@ -106,13 +106,13 @@ def write(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def serve(job: dict[str, Any], folder: Path) -> int:
-    """Run ``argv`` until it ends by itself or standard input does; its exit status, negative signals as 128 + n.
+    """Run ``argv`` until it or standard input ends; returns its exit status, signal n as 128 + n.
 
-    folder: where everything of this server lies. Who says "stop" will fetch and clear it; whoever is cut off cannot.
-    The other end writes a line now and then: ``silence_s`` without one is a path that died without a word.
+    folder: all files of this server. After "stop" the other end fetches and removes it; after a lost connection it is
+    removed here. The other end sends a line regularly: ``silence_s`` without a line counts as a lost connection.
     """
-    said: list[bytes] = []
-    # One stream, as on one host: two channels of the connection would reach the other end in any order, lines torn.
+    received: list[bytes] = []
+    # A single stream: two channels of the connection could arrive in any order, with lines split.
     child = subprocess.Popen(
         job["argv"],
         env={**os.environ, **job["env"]},
@@ -120,28 +120,28 @@ def serve(job: dict[str, Any], folder: Path) -> int:
         stderr=subprocess.STDOUT,
         start_new_session=True,
     )
-    listener = threading.Thread(target=_stop_at_end_of_input, args=(child, job, said), daemon=True)
+    listener = threading.Thread(target=_stop_at_end_of_input, args=(child, job, received), daemon=True)
     listener.start()
     status = child.wait()
     # A lost connection ends the server by its closed output too, and may do so first.
     listener.join(LAST_WORD_S)
-    # What the server itself left behind, its engine core say.
+    # Processes that the server left behind, for example its engine core.
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
-    # Who said "stop" may have been killed since, while the server took its time.
-    if (said == [CUT_OFF] or _is_hung_up()) and folder.name.startswith(PREFIX):
+    # The sender of "stop" may have been killed while the server shut down.
+    if (received == [CUT_OFF] or _is_hung_up()) and folder.name.startswith(PREFIX):
         shutil.rmtree(folder, ignore_errors=True)
     return status if status >= 0 else 128 - status
 
 
 def _is_hung_up() -> bool:
-    """Whether nobody reads our standard output any more."""
+    """Whether the reader of standard output is gone."""
     poller = select.poll()
     poller.register(1, 0)
     return any(events & (select.POLLERR | select.POLLHUP) for _, events in poller.poll(0))
 
 
-def _stop_at_end_of_input(child: subprocess.Popen[bytes], job: dict[str, Any], said: list[bytes]) -> None:
+def _stop_at_end_of_input(child: subprocess.Popen[bytes], job: dict[str, Any], received: list[bytes]) -> None:
     poller = select.poll()
     poller.register(0, select.POLLIN)
     words = b""
@@ -149,9 +149,9 @@ def _stop_at_end_of_input(child: subprocess.Popen[bytes], job: dict[str, Any], s
         part = os.read(0, 4096)
         if not part:
             break
-        # An empty line only says that somebody is there.
+        # An empty line only keeps the connection alive.
         words += part.strip()
-    said.append(words or CUT_OFF)
+    received.append(words or CUT_OFF)
     child.terminate()
     try:
         child.wait(job["grace_s"])
@@ -160,10 +160,10 @@ def _stop_at_end_of_input(child: subprocess.Popen[bytes], job: dict[str, Any], s
 
 
 def clear(job: dict[str, Any]) -> dict[str, Any]:
-    """Remove a folder that ``prepare`` made; its observer file comes back."""
+    """Remove a folder made by ``prepare``; returns its observer file."""
     folder = Path(job["folder"])
     if not folder.name.startswith(PREFIX):
-        raise ValueError(f"{folder} is not ours")
+        raise ValueError(f"{folder} was not made by the harness")
     observed = folder / job["observer"]
     content = base64.b64encode(observed.read_bytes()).decode() if observed.is_file() else None
     shutil.rmtree(folder, ignore_errors=True)
@@ -171,13 +171,13 @@ def clear(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def main(action: str, job: dict[str, Any]) -> int:
-    """One action; what it found goes to standard output as one line of JSON."""
+    """Run an action; its result goes to standard output as a line of JSON."""
     print(json.dumps({"probe": probe, "prepare": prepare, "write": write, "clear": clear}[action](job)))
     return 0
 
 
 if __name__ == "__main__" and len(sys.argv) > 2:
-    # serve JOB_FILE: its environment may hold tokens, so the file does not outlive the reading.
+    # serve JOB_FILE: the environment in it may hold tokens, so the file is deleted once read.
     job_file = Path(sys.argv[2])
     wanted = json.loads(job_file.read_text(encoding="utf-8"))
     job_file.unlink()

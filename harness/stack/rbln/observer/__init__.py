@@ -1,7 +1,7 @@
 """The observer: a vLLM plugin that writes one record per engine step from inside the server, editing no file.
 
-``inside/`` is a distribution of its own, for the server's PYTHONPATH or ``pip install``; it imports nothing of the
-harness. Here is only where it lies and how it is told where to write.
+``inside/`` is a separate distribution, for the server's PYTHONPATH or ``pip install``; it imports nothing of the
+harness. This module has only its place and the variables that switch it on.
 """
 
 from __future__ import annotations
@@ -12,13 +12,12 @@ INSIDE = Path(__file__).resolve().parent / "inside"
 OBSERVE_FILE = INSIDE / "rbln_observer" / "observe.py"
 FILE_VARIABLE = "RBLN_OBSERVER_FILE"
 PLUGIN_NAME = "rbln_observer"
-"""In a run's folder."""
 
 
 def observer_variables(file: Path, allowed_plugins: str | None = None) -> dict[str, str]:
-    """What turns the observer on, beside INSIDE on PYTHONPATH.
+    """Variables that switch the observer on, with INSIDE on PYTHONPATH.
 
-    file: where it writes; appended. allowed_plugins: the server's VLLM_PLUGINS, which must then name the observer too.
+    file: where it appends its records. allowed_plugins: the server's VLLM_PLUGINS, which must name the observer too.
     """
     variables = {FILE_VARIABLE: str(file)}
     if allowed_plugins is not None and PLUGIN_NAME not in allowed_plugins.split(","):

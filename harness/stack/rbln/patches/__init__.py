@@ -1,1 +1,1 @@
-"""Patches of the vendor's packages: which there are, what they add, where they are applied, what they cost."""
+"""Patches of the vendor's packages: manifests, audit, overlay, and the experiment that measures their cost."""

@@ -1,7 +1,7 @@
-"""Proof that a patch only observes: between two sources, nothing differs but added calls of the module's own logger.
+"""Proof that a patch only observes: two sources differ only by added calls of the module's logger.
 
-It compares syntax trees and knows no hashes and no files; what it cannot prove, it refuses, naming the line. The added
-call takes a constant format and arguments that cannot run code, fail or wait.
+Syntax trees are compared. What cannot be proved is refused, naming the line. An added call has a constant format, and
+arguments that cannot run code, fail or wait.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from harness.errors import SpecError
 LOGGER = "logger"
 LEVELS = frozenset({"debug", "info"})
 LOGGER_MAKERS = frozenset({"init_logger", "getLogger"})
-# Reading it is a lookup in the tensor's own header: no copy from the device, no wait, no code of the package.
+# Reading a tensor's shape copies nothing from the device, does not wait, and runs no code of the package.
 PURE_ATTRIBUTE = "shape"
 _INTEGER_FORM = re.compile(r"%(?:d|%)")
 _ANY_FORM = re.compile(r"%(?:[^%]|%|$)")
@@ -27,31 +27,33 @@ _HINT = "A patch may only add calls of the module's logger; take that line out"
 
 
 class PatchAuditError(SpecError):
-    """A patch does more than observe; the message names the line."""
+    """A patch does more than observe. The message names the line."""
 
 
 @dataclass(frozen=True, slots=True)
 class AddedLine:
-    """One added logging call: its line in the patched source, and its format."""
+    """An added logging call: line in the patched source, and format."""
 
     line: int
     format: str
 
 
 def audit(before: str, after: str, *, where: str) -> tuple[AddedLine, ...]:
-    """Every logging call that ``after`` has over ``before``; PatchAuditError when anything else differs.
+    """Every logging call that ``after`` adds to ``before``; PatchAuditError when anything else differs.
 
-    where: named in the refusal. Comments and blank lines do not count: they run nothing. What a source cannot prove is
-    the type of a value; ``logging`` reports one that %d cannot take, and does not raise.
+    where: named in the error. Comments and blank lines do not count. A source cannot prove the type of a value;
+    ``logging`` reports a value that does not fit %d and does not raise.
     """
     try:
         old, new = _parse(before, where), _parse(after, where)
         comparison = _Comparison(where, new)
         comparison.same(old, new)
-    except (RecursionError, MemoryError) as error:  # the latter is how the parser itself says it
+    except (RecursionError, MemoryError) as error:  # the parser raises MemoryError
         raise PatchAuditError("is nested too deeply to be compared", where=where) from error
     if not comparison.added:
-        raise PatchAuditError("adds no logging call", where=where, hint="A patch that observes nothing is not needed")
+        raise PatchAuditError(
+            "adds no logging call", where=where, hint="A patch without a logging call observes nothing; drop it"
+        )
     return tuple(comparison.added)
 
 
@@ -66,7 +68,7 @@ def _parse(source: str, where: str) -> ast.Module:
 
 @dataclass
 class _Comparison:
-    """Two trees walked side by side. ``parents``: the new tree's nodes around the current place, outermost first."""
+    """Walks two trees in parallel. parents: the new tree's nodes around the current place, outermost first."""
 
     where: str
     module: ast.Module
@@ -88,8 +90,8 @@ class _Comparison:
             if any(isinstance(item, ast.stmt) for item in (*olds, *news)):
                 self._same_block(cast("list[ast.stmt]", olds), cast("list[ast.stmt]", news))
                 return
-            for one, other in zip(olds, news, strict=False):
-                self._same_field(one, other, owner)
+            for before, after in zip(olds, news, strict=False):
+                self._same_field(before, after, owner)
             if len(olds) != len(news):
                 extra = news[len(olds) :]
                 self._refuse(extra[0] if extra and isinstance(extra[0], ast.AST) else owner, "changes")
@@ -100,7 +102,7 @@ class _Comparison:
             self._refuse(owner, "changes")
 
     def _same_block(self, olds: Sequence[ast.stmt], news: Sequence[ast.stmt]) -> None:
-        """A block may hold more logging calls than before, and must hold everything else in the same order."""
+        """A block may have additional logging calls, and must have all other statements in the same order."""
         if not olds:
             self._refuse(news[0], "adds a branch with")
         at = 0
@@ -136,8 +138,8 @@ class _Comparison:
         return next((node for node in reversed(self.parents) if isinstance(node, _SCOPES)), None)
 
     def _refuse(self, node: ast.AST, what: str) -> None:
-        """Name the nearest node that has a place in the source."""
-        placed = next((one for one in (node, *reversed(self.parents)) if hasattr(one, "lineno")), node)
+        """Raise with the nearest node that has a line in the source."""
+        placed = next((near for near in (node, *reversed(self.parents)) if hasattr(near, "lineno")), node)
         raise PatchAuditError(f"{what} {_text(placed)}", where=self._place(placed, "line"), hint=_HINT)
 
     def _place(self, node: ast.AST, word: str) -> str:
@@ -151,7 +153,7 @@ def _text(node: ast.AST) -> str:
 
 
 def _is_same_kind(old: ast.stmt, new: ast.stmt) -> bool:
-    """Whether ``new`` may be ``old`` with calls added inside; a simple statement has no inside."""
+    """Whether ``new`` may be ``old`` with calls added in its block; a simple statement has no block."""
     return type(old) is type(new) and hasattr(old, "body")
 
 
@@ -176,7 +178,7 @@ def _is_logging(statement: ast.stmt) -> bool:
 
 
 def _logger_problems(module: ast.Module) -> Iterator[str]:
-    """``logger`` must be the module's one logger, not shadowed where the call stands."""
+    """``logger`` must be the only logger of the module, and bound only once."""
     makers = [
         statement
         for statement in module.body
@@ -187,7 +189,7 @@ def _logger_problems(module: ast.Module) -> Iterator[str]:
     ]
     bindings = [node for node in ast.walk(module) if _binds(node, LOGGER)]
     if len(makers) != 1 or len(bindings) != 1:
-        yield f"uses a name {LOGGER!r} that is not the module's one logger"
+        yield f"uses a name {LOGGER!r} that is not the module's only logger"
 
 
 def _binds(node: ast.AST, name: str) -> bool:
@@ -209,7 +211,7 @@ def _binds(node: ast.AST, name: str) -> bool:
 
 
 def _call_problems(call: ast.Call, bound: frozenset[str]) -> Iterator[str]:
-    """Why a logging call could do more than log; nothing when it cannot."""
+    """Reasons why a logging call could do more than log."""
     if call.keywords:
         yield "passes keyword arguments (exc_info and extra run code)"
     if not call.args or not isinstance(call.args[0], ast.Constant) or not isinstance(call.args[0].value, str):
@@ -220,13 +222,13 @@ def _call_problems(call: ast.Call, bound: frozenset[str]) -> Iterator[str]:
     if any(not _INTEGER_FORM.fullmatch(form) for form in forms):
         yield "formats with something other than %d (%s and %r run code of the value)"
     if sum(form == "%d" for form in forms) != len(call.args) - 1:
-        yield "has not as many %d as arguments"
+        yield "has a different number of %d than of arguments"
     for argument in call.args[1:]:
         yield from _argument_problems(argument, bound, not_none=frozenset())
 
 
 def _argument_problems(node: ast.expr, bound: frozenset[str], not_none: frozenset[str]) -> Iterator[str]:
-    """Allowed: a number, a bound name, ``x.shape[0]`` where x is known to be something, ``a if x is None else b``."""
+    """Allowed: a number, a bound name, ``x.shape[0]`` where x is known not to be None, ``a if x is None else b``."""
     if isinstance(node, ast.Constant):
         if type(node.value) is not int:
             yield f"passes the constant {node.value!r} to %d"
@@ -279,13 +281,13 @@ def _name_of_shape(node: ast.expr) -> str | None:
 
 
 def _names_bound_before(path: Sequence[ast.AST], function: ast.FunctionDef | ast.AsyncFunctionDef) -> frozenset[str]:
-    """Names of ``function`` that surely have a value at the last node of ``path``.
+    """Names of ``function`` that certainly have a value at the last node of ``path``.
 
-    Its parameters, and plain assignments that stand before the place in a block around it. A name deleted anywhere in
-    the function, or bound by a handler that unbinds it, does not count.
+    These are its parameters and the plain assignments before the node, in blocks around it. A name that is deleted
+    anywhere in the function, or bound by an exception handler, does not count.
     """
     arguments = function.args
-    names = {one.arg for one in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)}
+    names = {argument.arg for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)}
     inside = path[path.index(function) :]
     for parent, child in pairwise(inside):
         for _, block in ast.iter_fields(parent):
@@ -299,7 +301,7 @@ def _names_bound_before(path: Sequence[ast.AST], function: ast.FunctionDef | ast
 
 
 def _surely_bound(statement: ast.stmt) -> set[str]:
-    """Names that a statement binds whichever way it goes."""
+    """Names that a statement binds on every path."""
     if isinstance(statement, ast.Assign):
         targets: list[ast.expr] = []
         for target in statement.targets:

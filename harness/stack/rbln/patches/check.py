@@ -1,6 +1,9 @@
-"""Evidence that patch and observer only observe: proofs on files, and the experiment that runs with and without them.
+"""Evidence that patch and observer only observe: proofs on files, hooks, and the experiment with and without them.
 
-Nothing is applied or started here.
+Everything is decided by source text, in a wheel or installed, so it can be checked before an upgrade. Nothing is
+imported, applied or started. The observer itself refuses a stack with missing hooks when a server starts.
+Source: rbln_observer/observe.py of ``harness.stack.rbln.observer``; vllm-rbln 0.11.0 to 0.12.1a8, optimum-rbln 0.11.0
+to 0.12.0.
 """
 
 from __future__ import annotations
@@ -19,12 +22,12 @@ from harness.stack.rbln.observer import OBSERVE_FILE
 from harness.stack.rbln.patches.shipped import Patch, patch_status, read, require_pristine, sha256, shipped_patches
 
 Read = Callable[[str], "str | None"]
-"""The source of a file below site-packages; None when it is not there."""
+"""The source of a file below site-packages; None when missing."""
 
 
 @dataclass(frozen=True, slots=True)
 class HookPoint:
-    """One function that the observer wraps. names: what versions call it. arguments: what it must take, by name."""
+    """A function that the observer wraps. names: its name by version. arguments: that it must accept, by name."""
 
     path: str
     owner: str
@@ -45,13 +48,13 @@ POINTS = (
     HookPoint(PREFIX_CACHE, "RBLNPrefixKVCacheManager", ("_evict_block",), ("block_id",)),
 )
 RUNTIME = HookPoint("optimum/rbln/utils/runtime_utils.py", "RBLNPytorchRuntime", ("forward",))
-"""Of optimum-rbln, so not in a wheel of vllm-rbln."""
+"""Part of optimum-rbln, so not in a wheel of vllm-rbln."""
 OUTPUT_FIELDS = ("cached_length", "dummy_block")
-"""What vllm-rbln adds to vLLM's scheduler output, as the observer reads it."""
+"""Fields that vllm-rbln adds to vLLM's scheduler output and the observer reads."""
 
 
 def known_versions() -> tuple[str, ...]:
-    """How the versions begin that the observer takes, from its own source: it runs where the harness is not."""
+    """Prefixes of the versions that the observer accepts, read from its source: it runs outside the harness."""
     for node in ast.parse(OBSERVE_FILE.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "KNOWN_VERSIONS":
             return tuple(ast.literal_eval(node.value))
@@ -59,7 +62,7 @@ def known_versions() -> tuple[str, ...]:
 
 
 def missing_hooks(read: Read, points: Sequence[HookPoint] = POINTS) -> list[str]:
-    """What of ``points`` a stack lacks, as clauses; empty when the observer fits."""
+    """Missing hooks of ``points``, as clauses; empty when the observer fits."""
     missing = [problem for point in points if (problem := _problem(point, read(point.path)))]
     source = read(SCHEDULER) or ""
     return missing + [f"{SCHEDULER} has no {name}" for name in OUTPUT_FIELDS if source and f"{name}:" not in source]
@@ -71,23 +74,24 @@ def _problem(point: HookPoint, source: str | None) -> str:
     functions = _functions(source, point.owner)
     if functions is None:
         return f"{point.path} has no class {point.owner}"
-    found = next((functions[name] for name in point.names if name in functions), None)
-    if found is None:
+    function = next((functions[name] for name in point.names if name in functions), None)
+    if function is None:
         return f"{point.owner} has no {' or '.join(point.names)}"
-    known = {one.arg for one in (*found.args.posonlyargs, *found.args.args, *found.args.kwonlyargs)}
+    arguments = (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs)
+    known = {argument.arg for argument in arguments}
     lacking = [name for name in point.arguments if name not in known]
-    return f"{point.owner}.{found.name} takes no {', '.join(lacking)}" if lacking else ""
+    return f"{point.owner}.{function.name} takes no {', '.join(lacking)}" if lacking else ""
 
 
 def _functions(source: str, owner: str) -> dict[str, ast.FunctionDef] | None:
-    """The functions of a class by name; None when there is no such class, or no Python."""
+    """The functions of a class by name; None without the class, or when the source is not Python."""
     try:
         tree = ast.parse(source)
     except SyntaxError:
         return None
     for node in tree.body:
         if isinstance(node, ast.ClassDef) and node.name == owner:
-            return {one.name: one for one in node.body if isinstance(one, ast.FunctionDef)}
+            return {item.name: item for item in node.body if isinstance(item, ast.FunctionDef)}
     return None
 
 
@@ -95,7 +99,7 @@ PLAIN, OBSERVED = "plain", "observed"
 
 
 def verify_installed(site_packages: Path) -> str:
-    """Prove the patch that fits an installed package, and say whether the observer's hooks fit; one line.
+    """Prove the patch that fits an installed package, and check the observer's hooks; returns one line.
 
     SpecError when no patch fits.
     """
@@ -106,7 +110,7 @@ def verify_installed(site_packages: Path) -> str:
 
 
 def verify_wheel(wheel: Path) -> str:
-    """Prove the patch that fits the package in a wheel, and the observer's hooks, without installing it; one line."""
+    """Prove the patch that fits the package in a wheel, and check the observer's hooks; nothing is installed."""
     try:
         with zipfile.ZipFile(wheel) as archive:
             source = _reader(archive)
@@ -116,11 +120,11 @@ def verify_wheel(wheel: Path) -> str:
             before = archive.read(patch.target)
             return f"{_proof(patch, before, wheel / patch.target)}; {_hooks(source, POINTS)}"
     except (OSError, KeyError, zipfile.BadZipFile) as error:
-        raise SpecError(f"is no wheel of vllm-rbln ({error})", where=str(wheel)) from error
+        raise SpecError(f"is not a wheel of vllm-rbln ({error})", where=str(wheel)) from error
 
 
 def fitting_patch(source: Read) -> tuple[Patch | None, str]:
-    """The patch made for exactly what stands in a release, or None and why there is none."""
+    """The patch made for exactly the file of a release; or None, and why none fits."""
     reasons: list[str] = []
     for patch in shipped_patches():
         text = source(patch.target)
@@ -134,16 +138,16 @@ def fitting_patch(source: Read) -> tuple[Patch | None, str]:
 
 
 def why_no_observer(source: Read, version: str) -> str:
-    """Why the observer would refuse a release; "" when it fits."""
+    """Why the observer refuses a release; "" when it fits."""
     known = known_versions()
     if not version.startswith(known):
-        return f"it takes {', '.join(f'{one}x' for one in known)} only"
+        return f"it takes {', '.join(f'{prefix}x' for prefix in known)} only"
     return "; ".join(missing_hooks(source))
 
 
 def _proof(patch: Patch, before: bytes, where: Path) -> str:
     after = patch.apply(before, where)
-    lines = ", ".join(f"line {one.line} {one.format!r}" for one in patch.audit(before, after))
+    lines = ", ".join(f"line {added.line} {added.format!r}" for added in patch.audit(before, after))
     return f"{patch.path.parent.name}/{patch.name} agrees in all three hashes and adds only logging: {lines}"
 
 
@@ -164,14 +168,14 @@ def _text(path: Path) -> str | None:
 
 
 def paired_spec(spec: ExperimentSpec, backend: str | None = None) -> ExperimentSpec:
-    """The first condition of ``spec`` twice, once: plain, and with patch and observer.
+    """An experiment with the first condition of ``spec`` in two forms: plain, and with patch and observer.
 
     Raises SpecError for a backend with nothing to patch.
     """
     kind = kind_named(backend or spec.backend)
     if not kind.has_stack:
         raise SpecError(
-            f"backend {kind.name!r} has no vllm-rbln of ours to patch and observe",
+            f"backend {kind.name!r} starts no vllm-rbln to patch and observe",
             where="patch check",
             hint="Use --backend rbln on an NPU server, or --backend twin anywhere",
         )
@@ -199,6 +203,6 @@ def paired_spec(spec: ExperimentSpec, backend: str | None = None) -> ExperimentS
             "backend": kind.name,
             "replicates": 1,
             "rules": (),
-            "condition": [one.model_dump() for one in pair],
+            "condition": [condition.model_dump() for condition in pair],
         }
     )

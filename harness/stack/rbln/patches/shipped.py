@@ -1,6 +1,6 @@
 """The shipped patches, the state of the installed package, and the overlay: a patched copy for PYTHONPATH.
 
-Installed files are only read. Every hash must be one that a manifest names. A patch is audited each time it is used.
+Installed files are only read. A manifest names every valid hash. A patch is audited each time it is used.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ OVERLAY_FILE = "overlay.json"
 TRACE_OF_PATCH = b"[BUCKET] request_nums="
 
 State = Literal["pristine", "patched", "unknown", "absent"]
-"""Of the installed file. patched: it holds the patch's line, whoever put it there."""
+"""State of the installed file. patched: it has the patch's line, whoever added it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Patch:
-    """One patch for one content of one file. ``target``: below site-packages. Hashes: SHA-256, hex."""
+    """A patch for one content of a file. target: path below site-packages. Hashes: SHA-256, hex."""
 
     name: str
     path: Path
@@ -49,7 +49,7 @@ class Patch:
 
     @property
     def hashes(self) -> dict[str, str]:
-        """What every run's manifest records."""
+        """The hashes for a run's manifest."""
         return {
             "sha256_before": self.sha256_before,
             "sha256_patch": self.sha256_patch,
@@ -57,13 +57,13 @@ class Patch:
         }
 
     def text(self) -> str:
-        """The diff, as released; SpecError when the file is not the one its manifest names."""
+        """The diff, as released; SpecError when its hash differs from the manifest."""
         content = read(self.path)
         require_hash(content, self.sha256_patch, self.path, "Restore the patch from the release")
         return content.decode()
 
     def apply(self, before: bytes, where: Path) -> bytes:
-        """``before`` patched: hashes checked, change audited. where: named in refusals."""
+        """``before`` with the patch applied: hashes checked, change audited. where: named in errors."""
         hint = f"It was made for {self.package} {', '.join(self.versions)}; install one of these"
         require_hash(before, self.sha256_before, where, hint)
         after = patched_text(self.text(), self.target, before.decode()).encode()
@@ -72,7 +72,7 @@ class Patch:
         return after
 
     def audit(self, before: bytes, after: bytes) -> tuple[AddedLine, ...]:
-        """The logging calls it adds; PatchRefused when it does anything else."""
+        """The logging calls that the patch adds; PatchAuditError when it changes anything else."""
         return audit(before.decode(), after.decode(), where=f"{self.path.parent.name}/{self.path.name}")
 
     def to_json(self) -> dict[str, Any]:
@@ -81,7 +81,7 @@ class Patch:
 
 @dataclass(frozen=True, slots=True)
 class PatchStatus:
-    """What stands in an installed package. ``patch``: the one that fits a pristine file."""
+    """State of an installed package. patch: fits a pristine file."""
 
     state: State
     target: Path
@@ -93,7 +93,7 @@ class PatchStatus:
 
 @dataclass(frozen=True, slots=True)
 class OverlayRecord:
-    """A shadow copy. ``path`` goes on PYTHONPATH; ``tree_sha256`` covers every file of the installed original."""
+    """A shadow copy. path: goes on PYTHONPATH. tree_sha256: covers every file of the installed original."""
 
     path: Path
     patch: Patch
@@ -103,7 +103,7 @@ class OverlayRecord:
     size_bytes: int
 
     def to_json(self) -> dict[str, Any]:
-        """For the manifest; the folder by name, since where it lies decides nothing."""
+        """For the manifest; the folder by name only, because its place has no effect."""
         return {
             "mode": "overlay",
             "name": self.patch.name,
@@ -117,7 +117,7 @@ class OverlayRecord:
 
 def shipped_patches(root: Path | None = None) -> tuple[Patch, ...]:
     """Every patch below ``root`` (default: those of this release), as their manifests declare them."""
-    folder = root or next((one for one in PATCH_ROOTS if one.is_dir()), None)
+    folder = root or next((place for place in PATCH_ROOTS if place.is_dir()), None)
     if folder is None:
         raise ServerError("the patches of this release are missing", hint="Install the harness anew")
     return tuple(patch for path in sorted(folder.glob("*/manifest.toml")) for patch in _load_manifest(path))
@@ -147,15 +147,15 @@ def _load_manifest(path: Path) -> list[Patch]:
 
 
 def patched_text(diff: str, target: str, before: str) -> str:
-    """``before`` with a diff of the one file ``target`` applied to the letter: no fuzz, no offset.
+    """``before`` with a diff of the single file ``target`` applied exactly: no fuzz, no offset.
 
-    SpecError names the first line that is not as the diff says.
+    SpecError names the first line that differs from the diff.
     """
     where = f"the patch of {target}"
     try:
         files = PatchSet(diff)
     except (UnidiffParseError, ValueError) as error:
-        raise SpecError(f"is no unified diff ({' '.join(str(error).split())})", where=where) from error
+        raise SpecError(f"is not a unified diff ({' '.join(str(error).split())})", where=where) from error
     if [(file.source_file, file.target_file) for file in files] != [(f"a/{target}", f"b/{target}")]:
         raise SpecError(f"changes {', '.join(file.path for file in files) or 'no file'}", where=where)
     # Only a newline ends a line: Python source may hold form feeds, which splitlines() cuts at.
@@ -188,24 +188,24 @@ def patch_status(
     if not target.is_file():
         return PatchStatus("absent", target, version, "", None, f"Install {candidates[0].package} there")
     content = read(target)
-    found = sha256(content)
-    fitting = [patch for patch in candidates if patch.sha256_before == found]
+    digest = sha256(content)
+    fitting = [patch for patch in candidates if patch.sha256_before == digest]
     if fitting:
         # The hash decides; the version only chooses between patches of equal content.
         chosen = next((patch for patch in fitting if version in patch.versions), fitting[0])
-        return PatchStatus("pristine", target, version, found, chosen, "")
+        return PatchStatus("pristine", target, version, digest, chosen, "")
     reinstall = f"reinstall: pip install --force-reinstall --no-deps vllm-rbln=={version}"
     if TRACE_OF_PATCH in content:
-        return PatchStatus("patched", target, version, found, None, f"It was patched by hand; {reinstall}")
-    known = [one for patch in candidates for one in patch.versions]
+        return PatchStatus("patched", target, version, digest, None, f"It was patched by hand; {reinstall}")
+    known = [release for patch in candidates for release in patch.versions]
     if version in known:
-        return PatchStatus("unknown", target, version, found, None, f"The file was changed; {reinstall}")
+        return PatchStatus("unknown", target, version, digest, None, f"The file was changed; {reinstall}")
     advice = f'Patches exist for vllm-rbln {", ".join(known)}; install one of these, or run with patch = "none"'
-    return PatchStatus("unknown", target, version, found, None, advice)
+    return PatchStatus("unknown", target, version, digest, None, advice)
 
 
 def require_pristine(status: PatchStatus) -> Patch:
-    """The patch of a pristine installation; a SpecError says what stands there otherwise."""
+    """The patch of a pristine installation; a SpecError names the state of any other."""
     if status.patch is not None:
         return status.patch
     raise SpecError(
@@ -219,8 +219,8 @@ def require_pristine(status: PatchStatus) -> Patch:
 def make_overlay(site_packages: Path, destination: Path, patch: str = DEFAULT_PATCH) -> OverlayRecord:
     """A folder below ``destination`` that shadows the installed package with a patched copy; made once, then reused.
 
-    The installed package must be pristine. Its whole tree is hashed each time, so a reinstalled or edited package gets
-    an overlay of its own, and an overlay that somebody edited is refused. Raises SpecError with what was found.
+    The installed package must be pristine. Its tree is hashed each time, so a reinstalled or edited package gets
+    another overlay. Raises SpecError for a package that is not pristine, and for an overlay that was edited.
     """
     status = patch_status(site_packages, name=patch)
     chosen = require_pristine(status)
@@ -234,7 +234,9 @@ def make_overlay(site_packages: Path, destination: Path, patch: str = DEFAULT_PA
     expected = json.loads(read(overlay / OVERLAY_FILE)).get("patched_tree_sha256")
     if tree_sha256(overlay / chosen.package) != expected:
         raise SpecError(
-            "the overlay was changed since it was made", where=str(overlay), hint="Delete it; it is made again"
+            "the overlay was changed since it was made",
+            where=str(overlay),
+            hint="Delete it; the next run makes it again",
         )
     return record
 
@@ -254,7 +256,7 @@ def _write_overlay(overlay: Path, package: Path, patch: Patch, after: bytes, tre
             shutil.rmtree(overlay, ignore_errors=True)
         partial.rename(overlay)
     except OSError as error:
-        # Two runs may make the same overlay at once; whoever is second finds it there.
+        # Two runs may make the same overlay at once; the second run uses that of the first.
         if not (overlay / OVERLAY_FILE).is_file():
             raise ServerError(f"cannot be written ({error.strerror})", where=str(overlay)) from error
     finally:
@@ -297,7 +299,7 @@ def sha256(content: bytes) -> str:
 
 
 def require_hash(content: bytes, wanted: str, path: Path, hint: str) -> None:
-    """SpecError naming both hashes when ``content`` is not the one that is wanted."""
-    found = sha256(content)
-    if found != wanted:
-        raise SpecError(f"SHA-256 is {found[:16]}, not {wanted[:16]}", where=str(path), hint=hint)
+    """SpecError naming both hashes when ``content`` has another hash than ``wanted``."""
+    digest = sha256(content)
+    if digest != wanted:
+        raise SpecError(f"SHA-256 is {digest[:16]}, not {wanted[:16]}", where=str(path), hint=hint)

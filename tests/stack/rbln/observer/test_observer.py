@@ -162,7 +162,7 @@ def test_the_bucket_of_a_model_that_lays_its_batch_out_itself_is_seen_too(tmp_pa
 
 def test_a_layout_that_nobody_knows_ends_the_observing_before_a_wrong_record_is_written(tmp_path: Path) -> None:
     engine = _run(tmp_path, version="0.12.0", before=OWN_LAYOUT.format(name="quite_another_layout"))
-    assert "stopped after step 3: NotObservable: a decode step was not laid out by any function" in engine.lines[-1]
+    assert "stopped after step 3: NotObservable: no known function laid out a decode step" in engine.lines[-1]
     assert [row["kind"] for row in load_observer(engine.file).steps.to_pylist()] == ["prefill"] * 3
 
 

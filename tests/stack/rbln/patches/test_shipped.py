@@ -138,7 +138,9 @@ def test_another_file_of_the_package_that_changed_gets_an_overlay_of_its_own(
 def test_an_overlay_that_somebody_edited_is_refused(site_packages: Path, tmp_path: Path) -> None:
     overlay = make_overlay(site_packages, tmp_path / "overlays")
     (overlay.path / "vllm_rbln" / "__init__.py").write_text("import os\n")
-    with pytest.raises(SpecError, match=r"the overlay was changed since it was made. Delete it; it is made again"):
+    with pytest.raises(
+        SpecError, match=r"the overlay was changed since it was made. Delete it; the next run makes it again"
+    ):
         make_overlay(site_packages, tmp_path / "overlays")
 
 
@@ -205,11 +207,11 @@ def test_a_patch_that_acts_is_refused_although_all_its_hashes_agree(
         ("@@ -7,2 +7,3 @@", "@@ -6,2 +6,3 @@", "line 6 is 'def choose"),
         ("@@ -7,2 +7,3 @@", "@@ -8,2 +8,3 @@", "line 8 is '    return b', the patch expects '    b = min"),
         ("@@ -7,2 +7,3 @@", "@@ -9,2 +9,3 @@", "line 9 is 'the end of the file'"),
-        ("@@ -7,2 +7,3 @@", "@@ -7,3 +7,4 @@", "no unified diff .Hunk is shorter"),
+        ("@@ -7,2 +7,3 @@", "@@ -7,3 +7,4 @@", "not a unified diff .Hunk is shorter"),
         ("     return b\n", "     return c\n", "the patch expects '    return c'"),
         (f"--- a/{TARGET}", "--- a/../../etc/passwd", "changes "),
         (f"+++ b/{TARGET}", "+++ b/vllm_rbln/other.py", "changes vllm_rbln/other.py"),
-        ("--- a/", "*** a/", "no unified diff .Target without source"),
+        ("--- a/", "*** a/", "not a unified diff .Target without source"),
     ],
 )
 def test_a_diff_that_does_not_fit_exactly_is_refused(old: str, new: str, message: str) -> None:

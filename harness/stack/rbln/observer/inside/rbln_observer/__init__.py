@@ -1,7 +1,8 @@
-"""A vLLM plugin that watches vllm-rbln's engine core and writes one record per step to a file of its own.
+"""A vLLM plugin that observes vllm-rbln's engine core and writes a record per step to a file.
 
-Nothing of the server's work is decided or changed here; whatever goes wrong is one log line, never an error of the
-server. Without RBLN_OBSERVER_FILE it does nothing.
+It changes nothing in the server; a failure is a log line, never an error of the server. It waits, without importing
+anything early, until the engine core creates its scheduler; other processes stay unchanged. Without RBLN_OBSERVER_FILE
+it does nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from types import ModuleType
 from typing import Any
 
 FILE_VARIABLE = "RBLN_OBSERVER_FILE"
-# Below the tree that vllm-rbln's own logging configuration declares, so that the line reaches its handlers.
+# In the logger tree of vllm-rbln's logging configuration, so that the line reaches its handlers.
 LOG = logging.getLogger("vllm_rbln.rbln_observer")
 MODULE = "vllm_rbln.v1.core.optimum_scheduler"
 CLASS = "RBLNOptimumScheduler"
@@ -39,7 +40,7 @@ def register() -> None:
 
 
 def when_scheduler_is_made(attach: Callable[[Any], None]) -> None:
-    """Call ``attach(scheduler)`` once for each scheduler, right after it is made."""
+    """Call ``attach(scheduler)`` once for each scheduler, right after it is created."""
     module = sys.modules.get(MODULE)
     if module is not None and hasattr(module, CLASS):
         _wait_in(module, attach)
@@ -48,7 +49,7 @@ def when_scheduler_is_made(attach: Callable[[Any], None]) -> None:
 
 
 class _Finder(MetaPathFinder):
-    """Sees the scheduler's module being imported and lets the real finders find it."""
+    """Notices the import of the scheduler's module and leaves it to the other finders."""
 
     def __init__(self, attach: Callable[[Any], None]) -> None:
         self._attach = attach

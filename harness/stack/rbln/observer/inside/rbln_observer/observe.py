@@ -1,7 +1,8 @@
-"""Wraps the few functions of vllm-rbln through which every engine step passes, and nothing else.
+"""Wraps the few functions of vllm-rbln that every engine step calls, and writes a header line and an array per step.
 
-Each wrapper calls the original exactly once, with the arguments and the result left alone; what it adds runs inside a
-guard that switches the observer off at its first fault. An unknown version is refused.
+A wrapper calls the original exactly once, arguments and result unchanged. Its additions run inside a guard that
+switches the observer off at its first error. An unknown version is refused. All instants are CLOCK_MONOTONIC ns, the
+clock of vLLM's events. Values are copied when read; no object of the server is kept.
 Source: vllm-rbln 0.11.0 to 0.12.0 (optimum path), optimum-rbln 0.11.1.
 """
 
@@ -39,14 +40,14 @@ COLUMNS = (
     "prompt_tokens",  # of a prefill: tokens of the request, generated ones of a resumed request included
     "cached_tokens",
     "computed_tokens",
-    "dummy_slot",  # -1: none was asked for
+    "dummy_slot",  # -1: none was requested
     "evictions",  # [slot, caller]; caller is "request", "dummy" or "preempt"
     "preempted",
     "slots_held",  # mapped to running or finished requests, after schedule(); -1 without prefix caching
     "slots_free",
     "running",
     "waiting",
-    "observer_ns",  # what the observer itself took, in the step before
+    "observer_ns",  # time of the observer itself, in the previous step
 )
 KNOWN_VERSIONS = ("0.11.", "0.12.")
 PREFIX_CACHE = "vllm_rbln.v1.core.prefix_cache_manager.optimum_prefix_cache_manager"
@@ -57,7 +58,7 @@ ATTACHED = "_rbln_observer_attached"
 
 
 class StepFile:
-    """Append-only; every record is written when its step ends, since the server may be killed at any time."""
+    """Append-only. A record is written when its step ends, because the server may be killed at any time."""
 
     def __init__(self, path: str, header: Mapping[str, Any]) -> None:
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
@@ -70,11 +71,11 @@ class StepFile:
     def _write(self, value: Any) -> None:
         line = (self._encode(value) + "\n").encode()
         if os.write(self._descriptor, line) != len(line):
-            raise OSError("the record was written in part")
+            raise OSError("the record was written only in part")
 
 
 class Step:
-    """What is known of the step in progress."""
+    """The step in progress."""
 
     __slots__ = (
         "bucket",
@@ -99,7 +100,7 @@ class Step:
         self.restart()
 
     def restart(self) -> None:
-        """Forget the step; the next one begins."""
+        """Begin the next step."""
         self.bucket = 0
         self.copy_ns = self.device_ns = self.device_calls = 0
         self.device_start_ns = self.device_end_ns = self.executed_ns = 0
@@ -109,11 +110,11 @@ class Step:
 
 
 class NotObservable(Exception):  # noqa: N818 - a reason, not a fault
-    """This stack is not one whose functions are known; the message is for the log."""
+    """The functions of this stack are unknown; the message is for the log."""
 
 
 def attach(scheduler: Any, path: str) -> None:
-    """Observe the engine core that ``scheduler`` belongs to; refuse with one log line what is not known."""
+    """Observe the engine core of ``scheduler``; an unknown stack is refused with a log line."""
     scheduler_class = type(scheduler)
     if hasattr(scheduler_class, ATTACHED):
         return
@@ -169,10 +170,10 @@ def find_points(scheduler: Any) -> dict[str, Any]:
 
 
 def _class(module: str, name: str) -> Any:
-    found = getattr(sys.modules.get(module), name, None)
-    if found is None:
+    loaded = getattr(sys.modules.get(module), name, None)
+    if loaded is None:
         raise NotObservable(f"the server has not loaded {module}.{name} (the optimum path of vllm-rbln)")
-    return found
+    return loaded
 
 
 def _version(distribution: str) -> str:
@@ -183,7 +184,7 @@ def _version(distribution: str) -> str:
 
 
 class Observer:
-    """The wrappers, and the one step they speak of: the engine core runs one step at a time in one thread."""
+    """The wrappers and the current step: the engine core runs one step at a time, in one thread."""
 
     def __init__(self, points: dict[str, Any], file: StepFile) -> None:
         self._points = points
@@ -209,7 +210,7 @@ class Observer:
             _replace(points["prefix_cache"], "_evict_block", self._evict)
 
     def _fail(self, error: Exception) -> None:
-        """The first fault is the last: one line, and from then on only the originals run."""
+        """Log the first error; afterwards only the original functions run."""
         if self._is_on:
             self._is_on = False
             LOG.warning("[OBSERVER] stopped after step %d: %s: %s", self._step.index, type(error).__name__, error)
@@ -219,7 +220,7 @@ class Observer:
 
         def schedule(scheduler: Any, *args: Any, **options: Any) -> Any:
             began_ns = now_ns()
-            # Aborted requests are freed between two steps; their evictions, if any, belong to the step that follows.
+            # Aborted requests are freed between two steps; their evictions belong to the next step.
             step.scheduled = None
             output = original(scheduler, *args, **options)
             ended_ns = now_ns()
@@ -234,7 +235,7 @@ class Observer:
         return schedule
 
     def _decision(self, scheduler: Any, output: Any) -> tuple[Any, ...]:
-        """Columns kind, n, requests ... waiting, of what schedule() decided."""
+        """Columns kind, n, requests ... waiting of a decision of schedule()."""
         tokens: dict[str, int] = output.num_scheduled_tokens
         requests = list(tokens)
         is_prefill = bool(output.scheduled_new_reqs) or bool(output.scheduled_cached_reqs.resumed_req_ids)
@@ -283,7 +284,7 @@ class Observer:
         if step.scheduled is None:
             return
         if step.scheduled[2] == "decode" and not step.bucket:
-            raise NotObservable("a decode step was not laid out by any function that is known")
+            raise NotObservable("no known function laid out a decode step")
         began_ns, scheduled_ns, kind, n, requests, prompt, cached, computed, dummy, preempted, held, free, *rest = (
             step.scheduled
         )
@@ -413,7 +414,7 @@ class Observer:
             output = original(manager, block_id, *args, **options)
             if self._is_on:
                 try:
-                    # A block without a mapping is passed over: nothing is evicted then.
+                    # A block without a mapping is skipped; nothing is evicted.
                     if manager._allocator.get_free_count() > free_before:
                         step.evictions.append((int(block_id), step.caller))
                 except Exception as error:
@@ -424,15 +425,15 @@ class Observer:
 
 
 def _owners(mixin: Any, name: str) -> list[Any]:
-    """``mixin`` and every class below it that has its own ``name``: some models lay their batch out otherwise."""
+    """``mixin`` and every subclass that defines ``name`` itself: some models lay out their batch differently."""
     owners, frontier = [mixin], [mixin]
     while frontier:
-        frontier = [one for parent in frontier for one in parent.__subclasses__()]
-        owners += [one for one in frontier if name in vars(one) and one not in owners]
+        frontier = [child for parent in frontier for child in parent.__subclasses__()]
+        owners += [child for child in frontier if name in vars(child) and child not in owners]
     return owners
 
 
 def _replace(owner: Any, name: str, wrapper: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Put a wrapper where ``name`` was, on ``owner`` itself: an inherited function stays as it is for others."""
+    """Wrap ``name`` on ``owner`` itself; a base class keeps its function."""
     original = getattr(owner, name)
     setattr(owner, name, functools.wraps(original)(wrapper(original)))
