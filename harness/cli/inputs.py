@@ -178,21 +178,24 @@ def simulate(
     import sys
 
     if jsonl is not None:
-        from harness.sim import simulate_jsonl
+        from harness.sim import simulate_batches, simulate_jsonl
 
+        if str(jsonl) == "-":
+            _print_results(simulate_jsonl(sys.stdin), str(jsonl))
+            return
         try:
-            lines = sys.stdin if str(jsonl) == "-" else jsonl.open(encoding="utf-8")
+            lines = jsonl.open(encoding="utf-8")
         except OSError as error:
             raise SpecError(f"cannot be read ({error.strerror})", where=str(jsonl), hint="Check the path") from error
         with lines:
-            _simulate_cases(simulate_jsonl(lines), str(jsonl))
+            _print_results(simulate_batches(lines), str(jsonl))
         return
     if experiment is None:
         raise SpecError("nothing to simulate", hint="Give an experiment file, or --jsonl FILE")
     _simulate_experiment(experiment, draws)
 
 
-def _simulate_cases(results: Iterable[str], source: str) -> None:
+def _print_results(results: Iterable[str], source: str) -> None:
     """Print every result; SpecError in the end where no line of ``source`` was a case."""
     num_lines = num_errors = 0
     for line in results:

@@ -1,23 +1,25 @@
 """Simulation cases as JSON lines, one case in and one result out, so that others can check the simulator.
 
-A bad case gives a line with an error and the rest goes on; the same line gives the same result on every machine.
+A bad case gives a line with an error and does not end the others. The same line gives the same result on every machine.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
-from typing import Annotated, Any, Literal
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from harness.clock import NS_PER_S
-from harness.compiled.records import Records, record_as_dict
+from harness.compiled.records import IntArray, Records, record_as_dict
 from harness.engine.config import EngineConfig
 from harness.engine.cost import FS_PER_S, CostModel, check_magnitudes, to_fs
 from harness.engine.state import STEP_DECODE
 from harness.errors import HarnessError
+from harness.processes import side_by_side
 from harness.sim.kernel import arrays as layout
 from harness.sim.predict.draws import Perturbation, draw, outcome_of_plan, run_draws
 from harness.sim.simulate import SessionRow, check_slots, one_plan, pack, run_arrays
@@ -26,10 +28,41 @@ from harness.stack.rbln.kv_rules import AUTO
 
 LONGEST_S = 1e8
 LARGEST_SEED = 2**63 - 1
+BATCH = 128
+
+
+RequestColumn = Literal[
+    "session",
+    "request",
+    "prompt_tokens",
+    "cached_tokens",
+    "arrival_s",
+    "admitted_s",
+    "first_token_s",
+    "completed_s",
+]
+CaseField = Literal[
+    "requests",
+    "decode_steps",
+    "decode_s",
+    "prefill_s",
+    "device_s",
+    "wait_session_s",
+    "evictions",
+    "requests.session",
+    "requests.request",
+    "requests.prompt_tokens",
+    "requests.cached_tokens",
+    "requests.arrival_s",
+    "requests.admitted_s",
+    "requests.first_token_s",
+    "requests.completed_s",
+]
+REQUEST_COLUMNS: tuple[RequestColumn, ...] = get_args(RequestColumn)
 
 
 def _number(value: Any) -> Any:
-    """Only JSON numbers: "500" and true are slips of the writer, not 500 and 1."""
+    """Accept only JSON numbers: "500" and true are mistakes, not 500 and 1."""
     if isinstance(value, bool | str):
         raise ValueError(f"must be a number, got {json.dumps(value)}")
     return value
@@ -81,9 +114,10 @@ class CaseCost(_Part):
 
 
 class CasePerturbation(_Part):
-    """How far draws lie from the case: means of late starts and re-arrivals, relative deviations of steps and costs.
+    """Perturbation of the draws: means of late starts and re-arrivals, relative deviations of step times and costs.
 
-    cost_sd: of f(b), each bucket on its own, and of prefill. What is not given is as of any prediction: assumed.
+    cost_sd: of f(b), each bucket on its own, and of prefill. Sizes that are not given have the values that every
+    prediction assumes.
     """
 
     start_s: Real | None = Field(default=None, ge=0, le=LONGEST_S)
@@ -108,7 +142,8 @@ class CasePerturbation(_Part):
 class Case(_Part):
     """One simulation: sessions on a configuration at given costs. Times in seconds.
 
-    draws: also so many simulations of it with perturbations; ``seed`` names them.
+    draws: number of perturbed simulations to add; ``seed`` identifies them. fields: what the result and each draw hold;
+    default: everything. "requests.NAME" asks for one column of the requests.
     """
 
     id: str
@@ -117,16 +152,43 @@ class Case(_Part):
     config: CaseConfig
     cost: CaseCost
     emit: tuple[Literal["steps"], ...] = ()
+    fields: tuple[CaseField, ...] = ()
     draws: Whole = Field(default=0, ge=0, le=100_000)
     perturb: CasePerturbation = CasePerturbation()
     seed: Whole = Field(default=0, ge=0, le=LARGEST_SEED)
 
+    @property
+    def request_columns(self) -> tuple[RequestColumn, ...]:
+        """Columns of the requests in the result; () where it holds no requests."""
+        if not self.fields or "requests" in self.fields:
+            return REQUEST_COLUMNS
+        return tuple(column for column in REQUEST_COLUMNS if f"requests.{column}" in self.fields)
+
 
 def simulate_jsonl(lines: Iterable[str]) -> Iterator[str]:
-    """One result line per case line; blank lines are passed over. Never raises for what a line holds."""
-    for line in lines:
-        if line.strip():
-            yield json.dumps(_result_of(line))
+    """One result line per case line, as soon as the line is read; blank lines are skipped. A bad line never raises."""
+    return (_result_line(line) for line in lines if line.strip())
+
+
+def simulate_batches(lines: Iterable[str]) -> Iterator[str]:
+    """The same results in the same order, BATCH lines at a time on all cores."""
+    cases = (line for line in lines if line.strip())
+    while batch := list(islice(cases, BATCH)):
+        yield from _in_order(side_by_side(lambda line, _tell: _result_line(line), batch))
+
+
+def _in_order(results: Iterable[tuple[int, str]]) -> Iterator[str]:
+    early: dict[int, str] = {}
+    place = 0
+    for done, result in results:
+        early[done] = result
+        while place in early:
+            yield early.pop(place)
+            place += 1
+
+
+def _result_line(line: str) -> str:
+    return json.dumps(_result_of(line))
 
 
 def _result_of(line: str) -> dict[str, Any]:
@@ -144,7 +206,7 @@ def _result_of(line: str) -> dict[str, Any]:
 
 
 def describe(error: ValidationError) -> str:
-    """Every problem with its key; a list that is too short only because its parts are wrong is not one of them."""
+    """Every problem with its key, except lists that are too short only because their parts are wrong."""
     items = error.errors()
     inner = [
         item
@@ -186,7 +248,7 @@ def run_case(case: Case) -> dict[str, Any]:
 def _drawn_results(
     case: Case, config: EngineConfig, model: CostModel, arrays: layout.PlanArrays
 ) -> Iterator[dict[str, Any]]:
-    """The figures of every draw; all in one call, unless steps are wanted, which only a single simulation keeps."""
+    """The figures of every draw: all simulated in one call, unless steps are wanted, which only single calls record."""
     drawn = draw(arrays, config, model, case.perturb.perturbation(case.seed), range(case.draws))
     for truth in drawn.models:
         check_durations(config, truth)
@@ -252,42 +314,53 @@ def _ns(seconds: float) -> int:
 
 
 def _figures(case: Case, config: EngineConfig, arrays: layout.PlanArrays, outcome: layout.Outcome) -> dict[str, Any]:
+    """The fields that a case asks for."""
     totals = record_as_dict(outcome.totals, 0)
-    result: dict[str, Any] = {
-        "requests": [_request(arrays, outcome, place) for place in range(len(arrays.requests))],
-        "decode_steps": {
+    figures: dict[str, Callable[[], Any]] = {
+        "requests": lambda: _requests(arrays, outcome, case.request_columns),
+        "decode_steps": lambda: {
             f"{num_seqs}->{config.bucket_of(num_seqs)}": int(count)
             for num_seqs, count in enumerate(outcome.histogram[0])
             if count
         },
-        "decode_s": totals["decode_ns"] / NS_PER_S,
-        "prefill_s": totals["prefill_ns"] / NS_PER_S,
-        "device_s": (totals["decode_ns"] + totals["prefill_ns"]) / NS_PER_S,
-        "wait_session_s": totals["wait_ns"] / NS_PER_S,
-        "evictions": totals["evictions"],
+        "decode_s": lambda: totals["decode_ns"] / NS_PER_S,
+        "prefill_s": lambda: totals["prefill_ns"] / NS_PER_S,
+        "device_s": lambda: (totals["decode_ns"] + totals["prefill_ns"]) / NS_PER_S,
+        "wait_session_s": lambda: totals["wait_ns"] / NS_PER_S,
+        "evictions": lambda: totals["evictions"],
     }
+    wanted = {*(case.fields or figures), *(("requests",) if case.request_columns else ())}
+    result = {name: figure() for name, figure in figures.items() if name in wanted}
     if "steps" in case.emit:
         result["steps"] = _steps(outcome.steps[: totals["num_step_records"]])
     return result
 
 
-def _request(arrays: layout.PlanArrays, outcome: layout.Outcome, place: int) -> dict[str, Any]:
-    session = int(arrays.requests["session"][place])
-    record = record_as_dict(outcome.requests, place)
-    return {
-        "session": session,
-        "request": place - int(arrays.sessions["first_request"][session]),
-        "prompt_tokens": int(arrays.requests["keep"][place] + arrays.requests["new"][place]),
-        "cached_tokens": record["cached_tokens"],
-        "arrival_s": record["arrival_ns"] / NS_PER_S,
-        "admitted_s": record["admitted_ns"] / NS_PER_S,
-        "first_token_s": record["first_token_ns"] / NS_PER_S,
-        "completed_s": record["completed_ns"] / NS_PER_S,
+def _requests(
+    arrays: layout.PlanArrays, outcome: layout.Outcome, columns: Sequence[RequestColumn]
+) -> list[dict[str, int | float]]:
+    """The requests in plan order, with these columns."""
+    session, results = arrays.requests["session"], outcome.requests
+    values: dict[RequestColumn, list[int] | list[float]] = {
+        "session": session.tolist(),
+        "request": (np.arange(len(session)) - arrays.sessions["first_request"][session]).tolist(),
+        "prompt_tokens": (arrays.requests["keep"] + arrays.requests["new"]).tolist(),
+        "cached_tokens": results["cached_tokens"].tolist(),
+        "arrival_s": _seconds(results["arrival_ns"]),
+        "admitted_s": _seconds(results["admitted_ns"]),
+        "first_token_s": _seconds(results["first_token_ns"]),
+        "completed_s": _seconds(results["completed_ns"]),
     }
+    return [dict(zip(columns, row, strict=True)) for row in zip(*(values[name] for name in columns), strict=True)]
+
+
+def _seconds(times_ns: IntArray) -> list[float]:
+    # Python divides integers exactly, also above 2^53 ns.
+    return [time_ns / NS_PER_S for time_ns in times_ns.tolist()]
 
 
 def _steps(records: Records[layout.StepRecord]) -> list[list[Any]]:
-    """Consecutive decode steps of the same n and b become one row, also where context makes them differ in time."""
+    """Consecutive decode steps of the same n and b form one row, even where context makes their times differ."""
     steps: list[list[Any]] = []
     end_ns = -1
     for start_ns, kind, num_seqs, bucket, count, session, request, computed, duration_ns in records.tolist():

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from harness.sim.cases import simulate_jsonl
+from harness.sim.cases import simulate_batches, simulate_jsonl
 
 COST: dict[str, Any] = {
     "f_s": {"1": 0.00987, "2": 0.01042, "4": 0.010825, "8": 0.01297},
@@ -164,3 +164,35 @@ def test_draws_of_a_case_have_the_fields_of_a_single_result_and_its_own_numbers(
 def test_a_perturbation_of_nothing_leaves_only_the_order_of_arrivals_open() -> None:
     (result,) = run({**CASE, "draws": 2, "perturb": {"start_s": 0, "lag_s": 0, "step_sd": 0, "cost_sd": 0}})
     assert [one["device_s"] for one in result["draws"]] == [result["device_s"]] * 2
+
+
+def test_fields_choose_what_a_result_and_its_draws_hold() -> None:
+    whole, chosen = run(
+        {**CASE, "draws": 2, "emit": []},
+        {**CASE, "draws": 2, "emit": [], "fields": ["requests.completed_s", "device_s", "requests.session"]},
+    )
+    for full, part in zip([whole, *whole["draws"]], [chosen, *chosen["draws"]], strict=True):
+        assert part["device_s"] == full["device_s"]
+        assert part["requests"] == [
+            {"session": row["session"], "completed_s": row["completed_s"]} for row in full["requests"]
+        ]
+    assert chosen.keys() == {"id", "rules", "requests", "device_s", "draws"}
+    assert chosen["draws"][0].keys() == {"requests", "device_s"}
+
+
+def test_fields_without_requests_leave_them_out_and_unknown_fields_are_an_error() -> None:
+    (few, all_columns, unknown) = run(
+        {**CASE, "emit": [], "fields": ["evictions"]},
+        {**CASE, "emit": [], "fields": ["requests", "requests.session"]},
+        {**CASE, "fields": ["requests.speed"]},
+    )
+    assert few.keys() == {"id", "rules", "evictions"}
+    assert len(all_columns["requests"][0]) == 8
+    assert unknown["error"].startswith("fields.0")
+
+
+def test_batches_on_all_cores_give_the_lines_of_one_process_in_their_order() -> None:
+    cases = [{**CASE, "id": place, "seed": place, "draws": place % 3} for place in range(300)]
+    lines = [json.dumps({**case, "id": f"case {case['id']}"}) for case in cases]
+    lines[7:7] = ["{", "", "  "]
+    assert list(simulate_batches(lines)) == list(simulate_jsonl(lines))
