@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from harness.analysis import ConditionFigures, ExperimentSummary, RunFigures
 from harness.analysis.method.decide import Decision
-from harness.analysis.method.device_tables import places_table
 from harness.analysis.method.drift import Drift
 from harness.analysis.method.result import AnalysisResult
+from harness.analysis.method.speeds import places_table
 from harness.analysis.method.stopping import Standing
 from harness.records import RunKey, SealedRun
 from harness.report.answers import Channel, channels_of, common_replicates, counted_words, over

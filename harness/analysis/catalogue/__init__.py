@@ -14,10 +14,9 @@ from typing import NamedTuple
 
 from harness.analysis.method import stats
 from harness.analysis.method.compare import compare
-from harness.analysis.method.device_tables import device_tables
 from harness.analysis.method.predictions import Predictions
 from harness.analysis.method.result import AnalysisResult
-from harness.analysis.method.speeds import speeds
+from harness.analysis.method.speeds import device_tables, speeds
 from harness.analysis.method.stats import Interval
 from harness.analysis.method.verdicts import ExperimentRuns
 from harness.errors import SpecError

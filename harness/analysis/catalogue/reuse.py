@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from harness.analysis.method.ceilings import total
-from harness.analysis.method.reuse import extra_prefill_ns, rearrivals, reusable_tokens, sum_or_none
+from harness.analysis.method.reuse import extra_prefill_ns, rearrivals, reusable_tokens, sum_or_none, total_ceilings
 from harness.analysis.method.verdicts import ExperimentRuns
 from harness.clock import NS_PER_MS
 from harness.records import SealedRun
@@ -182,7 +181,7 @@ def _largest_bucket(runs: Sequence[SealedRun]) -> int:
 def ceilings_table(experiment: ExperimentRuns) -> Table:
     """Reused share and its three ceilings per condition, then the tokens lost by cause; none without a plan."""
     found = {
-        condition: total(one.ceilings for one in experiment.figures(condition) if one.ceilings is not None)
+        condition: total_ceilings(one.ceilings for one in experiment.figures(condition) if one.ceilings is not None)
         for condition in experiment.runs
     }
     causes = sorted({cause for one in found.values() for cause in one.lost})

@@ -14,8 +14,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from harness.analysis.logs.parse import ParseCounts, parse_log
-from harness.analysis.logs.scrapes import metrics_table
+from harness.analysis.logs.parse import ParseCounts, metrics_table, parse_log
 from harness.clock import ScaledClock
 from harness.errors import RecordsError
 from harness.records import Manifest, SealedRun, layout, schema

@@ -13,7 +13,6 @@ from typing import TypedDict
 import pyarrow as pa
 
 from harness.analysis.method.aborted import with_logged_prefills
-from harness.analysis.method.ceilings import Ceilings, ceilings
 from harness.analysis.method.lateness import Lateness, lateness
 from harness.analysis.method.padding import Padding, padding, steps_by_n_b
 from harness.analysis.method.reconstruct import (
@@ -25,8 +24,10 @@ from harness.analysis.method.reconstruct import (
     waiting_session_ns,
 )
 from harness.analysis.method.reuse import (
+    Ceilings,
     Rearrival,
     cached_tokens,
+    ceilings,
     computed_prefill_tokens,
     is_reuse_known,
     prompt_tokens,

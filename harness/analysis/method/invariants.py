@@ -1,4 +1,4 @@
-"""Every invariant of a run, as findings: what was expected, what was found, and the next move.
+"""Every invariant of a run, as findings: what was expected, what was observed, and what to do next.
 
 A finding of severity "invalid" makes a run INVALID; nothing here raises, stops or repairs.
 Definitions: docs/method.md, "A run and its invariants".
@@ -26,16 +26,19 @@ from harness.analysis.method.answers import check_answers
 from harness.analysis.method.lateness import lateness
 from harness.analysis.method.reconstruct import StepCost, channel_a, channel_b, join_request_id, residual_ns
 from harness.analysis.method.reuse import cached_tokens, is_reuse_known
-from harness.analysis.method.settings import check_settings
 from harness.analysis.method.stalls import check_freezes, check_server_stalls, invalid
 from harness.clock import NS_PER_MS, NS_PER_S
+from harness.engine.config import HARNESS_KEYS, changed_keys, differences, keys_shown, requested_settings
+from harness.kinds import kind_of_run
 from harness.records import Finding, Manifest, SealedRun
+from harness.records.manifest import SETTING_DECLARED, table_at
 from harness.records.schema import ABORTED, rows_where, values_of
-from harness.spec import LimitsSpec
+from harness.spec import LimitsSpec, ServerSpec
 
 if TYPE_CHECKING:
     from harness.analysis.logs.derive import Derived
     from harness.plan import Plan
+
 
 CACHED_COUNTER = "vllm:prompt_tokens_cached_total"
 MAX_CLOCK_STEP_NS = NS_PER_MS
@@ -373,3 +376,47 @@ def _decode_work(requests: pa.Table) -> dict[tuple[int, int], int]:
 
 _PATCH_HINT = "Check that the observer is installed in the server's environment and its log level is on"
 _DEBUG_HINT = "The server must log at level DEBUG for vllm_rbln.v1.core.prefix_cache_manager"
+
+
+# What a served stack says of itself at its start.
+_TOLD_AT_START = frozenset({"max_num_seqs", "slot_tokens", "prefix_caching", "kv_slots"})
+# Reported by a finding of their own, or not of the server.
+_NOT_HELD = frozenset({"rules", "cost_model"})
+
+
+def check_settings(manifest: Manifest) -> Iterator[Finding]:
+    """Findings on the settings of one run."""
+    varied, shown_names = manifest.varied_settings - HARNESS_KEYS, manifest.effective.get("shown", ())
+    if not varied and not shown_names:
+        return
+    server = ServerSpec.model_validate(manifest.requested_server)
+    table = table_at(manifest.effective, "server")
+    in_force = {name: table[name] for name in shown_names if name in table}
+    shown, is_fresh = keys_shown(in_force), kind_of_run(manifest.backend).is_restarted
+    held = varied | ((_TOLD_AT_START | shown if is_fresh else changed_keys(server)) - _NOT_HELD)
+    for evidence in differences(server, in_force, held):
+        yield Finding(
+            code="setting-differs",
+            severity="invalid",
+            evidence=evidence,
+            hint="Change [server], the artifact or the server so that they agree",
+        )
+    if unshown := varied - shown:
+        named = ", ".join(f"{key} = {requested_settings(server)[key]}" for key in sorted(unshown))
+        yield (
+            Finding(code=SETTING_DECLARED, severity="warning", evidence=f"declared, not verified: {named}")
+            if server.declared
+            else Finding(
+                code="setting-unshown",
+                severity="invalid",
+                evidence=f"conditions differ in what nothing shows: {named}",
+                hint="Give each condition a server.url of its own, or set server.declared = true",
+            )
+        )
+    if unknown := held - varied - shown:
+        yield Finding(
+            code="setting-unknown",
+            severity="warning",
+            evidence=f"nothing shows {', '.join(sorted(unknown))}",
+            hint="Check that INFO lines of vllm and vllm_rbln are in server.log" if is_fresh else "",
+        )

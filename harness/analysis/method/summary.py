@@ -16,15 +16,14 @@ from typing import Any
 import pyarrow as pa
 
 from harness.analysis.method.answer import Answer, answers
-from harness.analysis.method.ceilings import Ceilings, total
 from harness.analysis.method.compare import Comparison, check_channels, compare
-from harness.analysis.method.device_tables import device_tables
 from harness.analysis.method.figures import ReuseFigures, RunFigures, figures_at, run_figures
 from harness.analysis.method.invariants import check_experiment
 from harness.analysis.method.padding import Padding, removed_slots, shapley_split
 from harness.analysis.method.reconstruct import StepCost
+from harness.analysis.method.reuse import Ceilings, total_ceilings
 from harness.analysis.method.serving import ServingFigures, serving_figures, serving_rows, window_of
-from harness.analysis.method.speeds import Speeds, device_findings, speeds
+from harness.analysis.method.speeds import Speeds, device_findings, device_tables, speeds
 from harness.analysis.method.stats import Interval
 from harness.clock import NS_PER_S
 from harness.errors import SpecError
@@ -154,7 +153,7 @@ class ConditionFigures:
     def ceilings(self) -> Ceilings | None:
         """Sums over the valid runs; None where the plan of one cannot be read."""
         found = [run.ceilings for run in self.valid_runs if run.ceilings is not None]
-        return total(found) if found and len(found) == len(self.valid_runs) else None
+        return total_ceilings(found) if found and len(found) == len(self.valid_runs) else None
 
     @property
     def evictions(self) -> Counter[str] | None:

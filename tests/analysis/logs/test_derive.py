@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from harness.analysis.logs.derive import Derived, ToRunClock, collect, derive_tables, rebuild
-from harness.analysis.logs.parse import ParseCounts, parse_log
-from harness.analysis.logs.scrapes import metrics_table
+from harness.analysis.logs.parse import ParseCounts, metrics_table, parse_log
 from harness.analysis.method.reconstruct import join_request_id, step_contexts
 from harness.errors import RecordsError
 from harness.records import ClockRecord, RunWriter, SealedRun

@@ -8,8 +8,17 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from harness.analysis.method.ceilings import EVICTED, GENERATED, KEPT, OTHERS, PART_OF_BLOCK, Ceilings, ceilings, total
 from harness.analysis.method.figures import run_figures
+from harness.analysis.method.reuse import (
+    EVICTED,
+    GENERATED,
+    KEPT,
+    OTHERS,
+    PART_OF_BLOCK,
+    Ceilings,
+    ceilings,
+    total_ceilings,
+)
 from harness.plan import Plan
 from harness.plan.model import RequestPlan, SessionPlan
 from harness.records.schema import KV_EVENTS
@@ -105,5 +114,5 @@ def test_what_is_lost_sums_to_the_endless_ceiling_less_the_reuse_in_every_simula
     for one in found.values():
         assert one is not None
         assert_sums(one)
-        assert total([one, one]).lost == {cause: 2 * tokens for cause, tokens in one.lost.items()}
+        assert total_ceilings([one, one]).lost == {cause: 2 * tokens for cause, tokens in one.lost.items()}
     assert "not in the log" not in {cause for one in found.values() if one for cause in one.lost}

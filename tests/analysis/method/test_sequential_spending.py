@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from harness.analysis.method.spending import obrien_fleming_spent, spending_boundaries
+from harness.analysis.method.sequential import obrien_fleming_spent, spending_boundaries
 from harness.analysis.method.stats import t_quantile
 
 pytestmark = pytest.mark.same_everywhere
