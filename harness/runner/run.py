@@ -18,8 +18,8 @@ import pyarrow as pa
 from harness.analysis import check_run
 from harness.analysis.logs.derive import Derived, derive_tables
 from harness.analysis.logs.glance import REARRIVAL_P99_MS, START_SPREAD_MS
+from harness.analysis.method.figures import Lateness
 from harness.analysis.method.invariants import CACHED_COUNTER, counter_increment
-from harness.analysis.method.lateness import Lateness
 from harness.analysis.method.reuse import with_known_zeros
 from harness.client.run import ReplayEvent, ReplayResult, Target, replay
 from harness.client.self_audit import self_audit

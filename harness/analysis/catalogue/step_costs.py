@@ -11,7 +11,7 @@ import numpy as np
 
 from harness.analysis.catalogue import Analysis, AnalysisOutput, of_tables
 from harness.analysis.method import stats
-from harness.analysis.method.steptimes import run_steady_step_ns
+from harness.analysis.method.scatter import run_steady_step_ns
 from harness.analysis.method.verdicts import ExperimentRuns, artifact_times_ms
 from harness.clock import NS_PER_MS
 from harness.records import SealedRun

@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from harness.analysis.method.aborted import (
+from harness.analysis.method.figures import lateness
+from harness.analysis.method.plan_answers import (
     aborted_rows,
     check_aborts,
+    check_answers,
     most_decode_tokens,
     response_id_of,
     with_logged_prefills,
 )
-from harness.analysis.method.answers import check_answers
-from harness.analysis.method.lateness import lateness
 from harness.analysis.method.reconstruct import StepCost, channel_a, channel_b, join_request_id, residual_ns
 from harness.analysis.method.reuse import cached_tokens, is_reuse_known
 from harness.analysis.method.stalls import check_freezes, check_server_stalls, invalid

@@ -1,7 +1,8 @@
-"""How far sealed runs scatter about the cost model: the deviations that draws of predictions are made with.
+"""How long decode steps took, and how far sealed runs scatter about the cost model: deviations for drawn predictions.
 
-Measured from null repeats, runs of the same condition, and from what a cost model leaves of several buckets and
-compilations. Nothing is assumed here: what runs cannot tell is left out.
+The log stamps a step when it begins; the interval to the next step is its duration when no prefill lies between and n
+and b stay. Scatter is measured from runs of the same condition, and from what a cost model leaves of buckets and
+compilations. Nothing is assumed: what runs cannot show is left out.
 Definitions: docs/planning.md, "How far runs scatter".
 """
 
@@ -13,12 +14,68 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
 
-from harness.analysis.method.lateness import lateness
+from harness.analysis.method.figures import lateness
 from harness.analysis.method.reconstruct import decode_step_ns, step_contexts
 from harness.analysis.method.stats import FloatArray, pooled_variance
-from harness.analysis.method.steptimes import steady_steps
+from harness.clock import NS_PER_MS
 from harness.records import SealedRun
+
+IntArray = NDArray[np.int64]
+
+
+def steady_steps(steps: pa.Table, kv_events: pa.Table) -> tuple[IntArray, IntArray]:
+    """(places, durations in ns) of the steps that were followed at once by one of the same n and b, in their order.
+
+    Steps without a stamp give nothing. Source of the order: ``kv_events.step`` counts decode steps logged before.
+    """
+    stamped = steps.column("log_ns")
+    if steps.num_rows < 2 or stamped.null_count:
+        return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
+    n, b = steps.column("n").to_numpy(), steps.column("b").to_numpy()
+    is_clean = (n[1:] == n[:-1]) & (b[1:] == b[:-1])
+    is_alloc = np.array([kind == "alloc" for kind in kv_events.column("kind").to_pylist()], dtype=np.bool_)
+    interrupted = kv_events.column("step").to_numpy()[is_alloc] if kv_events.num_rows else np.zeros(0, dtype=np.int64)
+    inside = interrupted[(interrupted >= 1) & (interrupted < steps.num_rows)]
+    is_clean[inside - 1] = False
+    places = np.flatnonzero(is_clean)
+    return places, np.diff(stamped.to_numpy())[places]
+
+
+def steady_step_ns(steps: pa.Table, kv_events: pa.Table) -> dict[tuple[int, int], IntArray]:
+    """Durations of ``steady_steps`` by (n, b), ns."""
+    places, durations = steady_steps(steps, kv_events)
+    n, b = (steps.column(name).to_numpy()[places] for name in ("n", "b"))
+    pairs = sorted({(int(seqs), int(bucket)) for seqs, bucket in zip(n, b, strict=True)})
+    return {(seqs, bucket): durations[(n == seqs) & (b == bucket)] for seqs, bucket in pairs}
+
+
+def run_steady_step_ns(run: SealedRun) -> Mapping[tuple[int, int], IntArray]:
+    """Durations of a run's undisturbed decode steps by (n, b), model ns."""
+    return steady_step_ns(run.table("steps"), run.table("kv_events"))
+
+
+def full_bucket_ms(run: SealedRun, bucket: int) -> float | None:
+    """Median duration of steps with the bucket exactly full, ms; None when there was none."""
+    durations = run_steady_step_ns(run).get((bucket, bucket))
+    return None if durations is None or not len(durations) else float(np.median(durations)) / NS_PER_MS
+
+
+def reported_model_ms(run: SealedRun, bucket: int) -> float | None:
+    """The server's own median model time (p50) with the bucket exactly full, ms; None where it did not report one.
+
+    The report (VLLM_RBLN_METRICS) pools all decode steps of a server's life, so it stands for a bucket only when every
+    step of the run had it full. Its resolution is 0.01 ms; the paper's Tables S2 and S3 print this figure.
+    """
+    reported = run.launch.decode_p50_ms("MODEL")
+    if reported is None:
+        return None
+    steps = run.table("steps")
+    pairs = set(zip(steps.column("n").to_pylist(), steps.column("b").to_pylist(), strict=True))
+    return reported if pairs == {(bucket, bucket)} else None
+
 
 MIN_STEPS = 10
 # A normal value lies within +-1.645 sd with 90 %; a difference of two scatters sqrt 2 as far.
@@ -27,7 +84,7 @@ PERCENTILES = (5, 95)
 
 
 class Deviation(NamedTuple):
-    """One figure, in the unit of its key in [prediction], and from how many of what (``unit``) it was told."""
+    """One figure, in the unit of its key in [prediction], and how many of what (``unit``) it comes from."""
 
     value: float
     num_units: int
@@ -50,11 +107,11 @@ class Level(NamedTuple):
 
 
 def scatter(runs: Sequence[SealedRun]) -> Mapping[str, Deviation]:
-    """Deviations by their key in [prediction]; a key that these valid, measured runs cannot tell is left out."""
+    """Deviations by their key in [prediction]; a key that these valid, measured runs do not show is left out."""
     starts, lags = _delays_ms(runs)
     ratios = [(run, found) for run in runs if len((found := step_ratios(run)).log_ratio) >= MIN_STEPS]
     levels = [Level(run.condition, _artifact(run), float(found.log_ratio.mean())) for run, found in ratios]
-    told = {
+    deviations = {
         "start_ms": Deviation(float(np.mean(starts)), len(starts), "sessions") if len(starts) else None,
         "lag_ms": Deviation(float(np.mean(lags)), len(lags), "re-arrivals") if len(lags) else None,
         "step_sd": step_deviation([found for _run, found in ratios]),
@@ -62,7 +119,7 @@ def scatter(runs: Sequence[SealedRun]) -> Mapping[str, Deviation]:
         "bucket_sd": bucket_deviation([(_artifact(run), found) for run, found in ratios]),
         "artifact_sd": artifact_deviation(levels),
     }
-    return {key: one for key, one in told.items() if one is not None}
+    return {key: deviation for key, deviation in deviations.items() if deviation is not None}
 
 
 def cost_bias(runs: Sequence[SealedRun]) -> float | None:

@@ -16,7 +16,7 @@ from harness.analysis.method.figures import RunFigures, run_figures
 from harness.analysis.method.interference import decide_interference, injections
 from harness.analysis.method.margins import decide_equivalence, decide_superiority
 from harness.analysis.method.predictions import Predictions, drawn_ratio
-from harness.analysis.method.steptimes import full_bucket_ms, reported_model_ms
+from harness.analysis.method.scatter import full_bucket_ms, reported_model_ms
 from harness.analysis.method.stopping import Standing, log_ratios, standing
 from harness.clock import NS_PER_S
 from harness.errors import SpecError

@@ -9,8 +9,7 @@ import pytest
 
 from harness.analysis.method.answer import AnswerVerdict, answers
 from harness.analysis.method.compare import MAX_TAU, Verdict, compare
-from harness.analysis.method.figures import ReuseFigures, RunFigures
-from harness.analysis.method.lateness import Lateness
+from harness.analysis.method.figures import Lateness, ReuseFigures, RunFigures
 from harness.analysis.method.padding import Padding
 from harness.analysis.method.reconstruct import ChannelA
 

@@ -9,7 +9,7 @@ import pytest
 
 from harness.analysis import run_figures
 from harness.analysis.logs.derive import rebuild
-from harness.analysis.method.aborted import check_aborts
+from harness.analysis.method.plan_answers import check_aborts
 from harness.errors import SpecError
 from harness.experiment import resolve
 from harness.records import SealedRun

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from harness.analysis.method.interference import chunk_instants, prefill_elapsed_ms
-from harness.analysis.method.steptimes import steady_step_ns
+from harness.analysis.method.scatter import steady_step_ns
 from harness.records import schema
 
 
