@@ -1,7 +1,7 @@
-"""The same work on many tasks by as many processes as there are cores, where it is long enough to be worth them.
+"""Parallel work on this machine: the same function for many tasks, in forked processes where that saves time.
 
-Processes are forked, so that they know what was read and drawn before; they end with the one that forked them. Tasks
-are tried once: a process that dies ends the whole.
+Forked processes know everything that was read before, and end with the process that forked them. A task is tried once:
+when a process dies, the whole ends.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from harness.errors import HarnessError
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
-Tell = Callable[[Any], None]
+Report = Callable[[Any], None]
 
 # Forking, and fetching results, cost up to a quarter of this.
 WORTH_S = 0.4
@@ -32,17 +32,18 @@ def num_cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def side_by_side(
-    work: Callable[[Task, Tell], Result],
+def parallel_map(
+    work: Callable[[Task, Report], Result],
     tasks: Sequence[Task],
-    on_told: Tell = lambda _said: None,
+    on_progress: Report = lambda _progress: None,
     processes: int | None = None,
     worth_s: float = WORTH_S,
 ) -> Iterator[tuple[int, Result]]:
-    """The place and result of each task, as they are done; what ``work`` tells meanwhile goes to ``on_told``.
+    """Yield the place and result of each task as it is done.
 
-    processes: at most so many, default one for each core. The first task is done here; only where the others would then
-    last longer than ``worth_s`` are they shared out, in their order. Results and what is told must be picklable.
+    work: gets a task and a function that passes picklable progress to ``on_progress``. processes: the most that are
+    used, by default one per core. The first task is done in this process; the others are distributed, in order, only
+    where they would last longer than ``worth_s``. Results must be picklable.
     Raises what ``work`` raises, and HarnessError when a process dies.
     """
     clock = MonotonicClock()
@@ -50,16 +51,16 @@ def side_by_side(
     count = 1 if multiprocessing.parent_process() is not None else processes or num_cores()
     while left and (len(left) == len(tasks) or count < 2 or len(left) < 2):
         place = left.pop(0)
-        yield place, work(tasks[place], on_told)
+        yield place, work(tasks[place], on_progress)
         each_s = (clock.now_ns() - began_ns) / NS_PER_S / (len(tasks) - len(left))
         if each_s * len(left) < worth_s:
             count = 1
     if left:
-        yield from _shared_out(work, tasks, left, on_told, min(count, len(left)))
+        yield from _distributed(work, tasks, left, on_progress, min(count, len(left)))
 
 
-def _shared_out(
-    work: Callable[[Task, Tell], Result], tasks: Sequence[Task], left: list[int], on_told: Tell, count: int
+def _distributed(
+    work: Callable[[Task, Report], Result], tasks: Sequence[Task], left: list[int], on_progress: Report, count: int
 ) -> Iterator[tuple[int, Result]]:
     lines: dict[Connection, ForkProcess] = {}
     try:
@@ -71,17 +72,17 @@ def _shared_out(
         while busy:
             for line in wait(busy):
                 assert isinstance(line, Connection)
-                place, kind, said = _received(line, lines[line])
-                if kind == "told":
-                    on_told(said)
+                place, kind, content = _received(line, lines[line])
+                if kind == "progress":
+                    on_progress(content)
                     continue
                 if kind == "raised":
-                    raise said
+                    raise content
                 if left:
                     line.send(left.pop(0))
                 else:
                     busy.remove(line)
-                yield place, said
+                yield place, content
     finally:
         for line, process in lines.items():
             line.close()
@@ -90,14 +91,14 @@ def _shared_out(
 
 
 def _forked(
-    work: Callable[[Task, Tell], Result], tasks: Sequence[Task], others: Sequence[Connection]
+    work: Callable[[Task, Report], Result], tasks: Sequence[Task], others: Sequence[Connection]
 ) -> tuple[Connection, ForkProcess]:
     ours, theirs = cast("tuple[Connection, Connection]", multiprocessing.Pipe())
 
     def serve() -> None:
-        # A Ctrl-C in the terminal is for the first process to answer.
+        # The first process alone answers Ctrl-C.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        # Else a line would stay open, and its process alive, when the first process is killed.
+        # Otherwise a line would stay open, and its process alive, when the first process is killed.
         for line in (ours, *others):
             line.close()
         try:
@@ -106,28 +107,28 @@ def _forked(
         except (EOFError, OSError):
             return
         except BaseException:
-            # No room even for an answer: the first process says that this one ended, and no stack is printed here.
+            # No memory even for an answer: the first process reports that this one ended; no stack is printed here.
             os._exit(1)
 
     process = ForkProcess(target=serve, daemon=True)
     with theirs, warnings.catch_warnings():
-        # Python warns of threads that hold a lock now; those of the libraries reset theirs in the new process.
+        # Python warns about locks of other threads; the libraries reset theirs in the new process.
         warnings.simplefilter("ignore", DeprecationWarning)
         process.start()
     return ours, process
 
 
-def _do(work: Callable[[Task, Tell], Result], tasks: Sequence[Task], line: Connection, place: int) -> None:
-    """One task in a forked process; tells its result, or its error."""
+def _do(work: Callable[[Task, Report], Result], tasks: Sequence[Task], line: Connection, place: int) -> None:
+    """Do one task in a forked process and send its result or its error."""
     try:
-        said = ("done", work(tasks[place], lambda told: line.send((place, "told", told))))
+        answer = ("done", work(tasks[place], lambda progress: line.send((place, "progress", progress))))
     except Exception as error:
-        said = ("raised", error)
+        answer = ("raised", error)
         try:
             pickle.loads(pickle.dumps(error))
         except Exception:
-            said = ("raised", HarnessError(f"{type(error).__name__}: {error}", where=f"task {place}"))
-    line.send((place, *said))
+            answer = ("raised", HarnessError(f"{type(error).__name__}: {error}", where=f"task {place}"))
+    line.send((place, *answer))
 
 
 def _received(line: Connection, process: ForkProcess) -> tuple[int, str, Any]:
@@ -136,7 +137,7 @@ def _received(line: Connection, process: ForkProcess) -> tuple[int, str, Any]:
     except (EOFError, OSError):
         process.join()
         raise HarnessError(
-            f"one of the processes that share the work ended with status {process.exitcode}",
+            f"a worker process ended with status {process.exitcode}",
             where="harness.processes",
             hint="Look for what kills it (memory?)",
         ) from None

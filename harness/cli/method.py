@@ -300,7 +300,7 @@ def _perform_all(specs: Sequence[ExperimentSpec], paths: Sequence[Path], runs: P
     """Perform every experiment, with the time left; RunInvalidError when a run is invalid."""
     from harness.cli.time_left import time_left
     from harness.kinds import kind_named
-    from harness.processes import side_by_side
+    from harness.processes import parallel_map
     from harness.runner.experiment import what_to_do
     from harness.runner.monitor import predicted_work
     from harness.runner.progress import ProgressEvent, RunSealed
@@ -338,7 +338,7 @@ def _perform_all(specs: Sequence[ExperimentSpec], paths: Sequence[Path], runs: P
             done += share
             show(done / whole)
 
-        for place, found in side_by_side(perform, order, on_told, processes):
+        for place, found in parallel_map(perform, order, on_told, processes):
             said[order[place]] = found
             while num_said in said:
                 print(said[num_said][0], flush=True)

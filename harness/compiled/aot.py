@@ -149,7 +149,7 @@ def _words(arguments: Sequence[Any], caller: _Caller) -> bytes:
 class _Memory:
     """The arrays of one argument as a compiled function takes them, for as long as they are the same arrays.
 
-    Their words, of each its address and its shape: see ``tables``.
+    Their words, of each its address and its shape: see ``linked``.
     """
 
     def __init__(self, argument: Array | tuple[Any, ...]) -> None:

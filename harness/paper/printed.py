@@ -15,7 +15,7 @@ from typing import NamedTuple
 from harness.clock import NS_PER_S
 from harness.engine.config import EngineConfig
 from harness.engine.cost import load_cost_model
-from harness.processes import side_by_side
+from harness.processes import parallel_map
 from harness.sim.ablations import ABLATIONS, LABEL, run_ablated, with_arrivals_of
 from harness.sim.inputs import Input, input_arrays
 from harness.sim.kernel.arrays import Outcome, PlanArrays
@@ -266,7 +266,7 @@ def _parts(tell: Callable[[float], None]) -> Iterator[str]:
         shares.update([said])
         tell(sum(shares.values()) / len(RULES))
 
-    found = dict(side_by_side(_searched, RULES, tell_all))
+    found = dict(parallel_map(_searched, RULES, tell_all))
     searched = {rules: found[place][0] for place, rules in enumerate(RULES)}
     everything = [figure for rules in RULES for figure in (*predictions[rules], *searched[rules])]
     wrong = disagreements(everything)

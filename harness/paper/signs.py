@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from harness.engine.config import EngineConfig
 from harness.engine.cost import load_cost_model
-from harness.processes import side_by_side
+from harness.processes import parallel_map
 from harness.sim.inputs import Input, input_arrays
 from harness.sim.kernel.arrays import PlanArrays, with_column
 from harness.sim.simulate import run_batch
@@ -306,7 +306,7 @@ def page(num_sums: int = DEFAULT_SUMS, tell: Callable[[float], None] = lambda _s
         num_drawn += sessions
         tell(num_drawn / sum(users))
 
-    found = dict(side_by_side(lambda each, tell: _draws(each, num_sums, tell), users, on_told))
+    found = dict(parallel_map(lambda each, tell: _draws(each, num_sums, tell), users, on_told))
     draws = {each: found[users.index(each)] for each in TABLE_I}
     return "\n".join(_parts(num_sums, max(2, num_sums // ALTERNATIVE_PART), draws)) + "\n"
 

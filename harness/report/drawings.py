@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from harness.processes import side_by_side
+from harness.processes import parallel_map
 from harness.report.device_plot import DEVICES_CAPTION, device_plot
 from harness.report.gather import LAG_P99, START_SPREAD
 from harness.report.plots import cost_plot, lateness_plot, reuse_plot, step_histograms
@@ -42,7 +42,7 @@ def plots_of(view: ReportView) -> dict[str, str]:
     }
     names = list(draw)
     with Sheet() as sheet:
-        drawn = side_by_side(lambda name, _tell: draw[name](sheet), names, worth_s=DRAWING_WORTH_S)
+        drawn = parallel_map(lambda name, _tell: draw[name](sheet), names, worth_s=DRAWING_WORTH_S)
         plots = {names[place]: plot for place, plot in drawn}
     return {
         **plots,

@@ -19,7 +19,7 @@ from harness.engine.config import EngineConfig
 from harness.engine.cost import FS_PER_S, CostModel, check_magnitudes, to_fs
 from harness.engine.state import STEP_DECODE
 from harness.errors import HarnessError
-from harness.processes import side_by_side
+from harness.processes import parallel_map
 from harness.sim.kernel import arrays as layout
 from harness.sim.predict.draws import Perturbation, draw, outcome_of_plan, run_draws
 from harness.sim.simulate import SessionRow, check_slots, one_plan, pack, run_arrays
@@ -174,7 +174,7 @@ def simulate_batches(lines: Iterable[str]) -> Iterator[str]:
     """The same results in the same order, BATCH lines at a time on all cores."""
     cases = (line for line in lines if line.strip())
     while batch := list(islice(cases, BATCH)):
-        yield from _in_order(side_by_side(lambda line, _tell: _result_line(line), batch))
+        yield from _in_order(parallel_map(lambda line, _tell: _result_line(line), batch))
 
 
 def _in_order(results: Iterable[tuple[int, str]]) -> Iterator[str]:

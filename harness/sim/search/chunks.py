@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from harness.dask import distributed
 from harness.errors import PlanError, SpecError
-from harness.processes import side_by_side
+from harness.processes import parallel_map
 from harness.sim.search.evaluate import Evaluator, Group, GroupFigures, Inputs, build_inputs, evaluator_of
 from harness.sim.search.space import SpaceSpec
 from harness.spec import ServerShape
@@ -197,7 +197,7 @@ def compute_here(
     space_json: str, chunks: Sequence[Chunk], processes: int | None = None
 ) -> Iterator[tuple[Chunk, bytes]]:
     """The runner of one machine: by ``processes``, default all its cores, where there is enough to do."""
-    for place, data in side_by_side(lambda chunk, _tell: compute_chunk(space_json, chunk), chunks, processes=processes):
+    for place, data in parallel_map(lambda chunk, _tell: compute_chunk(space_json, chunk), chunks, processes=processes):
         yield chunks[place], data
 
 

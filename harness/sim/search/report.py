@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 from rich.table import Table
 
-from harness.processes import side_by_side
+from harness.processes import parallel_map
 from harness.sim.predict.intervals import Prediction, predict
 from harness.sim.search.rank import objective_values, pareto_front, sensitivity
 from harness.sim.search.run import Halving, SearchResult
@@ -72,7 +72,7 @@ def best_table(result: SearchResult, top: int, *, with_intervals: bool, tell: Ca
     best = result.candidate(result.ranked[0])
     others = [result.candidate(index) for index in result.ranked[1:top]] if with_intervals else []
     beside = [""] * (len(others) + 1)
-    shared = side_by_side(lambda each, _tell: predict(space, each, space.inputs.users, reference=best), others)
+    shared = parallel_map(lambda each, _tell: predict(space, each, space.inputs.users, reference=best), others)
     for num_done, (place, found) in enumerate(shared, 1):
         beside[place + 1] = interval_text(found)
         tell(num_done / len(others))
