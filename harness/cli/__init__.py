@@ -31,6 +31,7 @@ from harness.cli import (
     machine,
     method,
     power,
+    records,
     release,
     run,
     search,
@@ -125,6 +126,7 @@ inputs.register(app)
 explain.register(app)
 trace.register(app)
 data.register(app)
+records.register(app)
 compare.register(app)
 method.register(app)
 machine.register(app)
@@ -142,7 +144,7 @@ PANELS = {
     "Before a run": ("init", "doctor", "power", "scatter", "simulate", "plan", "waits", "trace", "emulator"),
     "Method": ("freeze", "publish", "decide", "analyse", "catalogue", "tables", "signs", "paper-rules", "calibrate"),
     "Search and advice": ("search", "predict", "coverage", "advise"),
-    "Records": ("verify", "derive"),
+    "Records": ("verify", "derive", "records"),
 }
 for _command in (*app.registered_commands, *app.registered_groups):
     _panel = next((panel for panel, names in PANELS.items() if _command.name in names), "Servers and stacks")

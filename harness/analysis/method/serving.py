@@ -167,13 +167,18 @@ def _window_ns(run: SealedRun, requests: pa.Table) -> tuple[int, int]:
 
 
 @once_per_run
-def latencies(run: SealedRun) -> Latencies:
-    """What every answered request of a run's measurement window waited for, and when its tokens came."""
-    requests, place = run.table("requests"), place_of(run)
+def requests_in_window(run: SealedRun) -> pa.Table:
+    """The requests of a run that were due in its measurement window, whatever became of them."""
+    requests = run.table("requests")
     due_ns = requests.column("due_ns").to_numpy()
     first_ns, last_ns = _window_ns(run, requests)
-    in_window = requests.filter(pa.array((due_ns >= first_ns) & (due_ns < last_ns)))
-    kept = rows_where(in_window, "status", "ok")
+    return requests.filter(pa.array((due_ns >= first_ns) & (due_ns < last_ns)))
+
+
+@once_per_run
+def latencies(run: SealedRun) -> Latencies:
+    """What every answered request of a run's measurement window waited for, and when its tokens came."""
+    kept, place = rows_where(requests_in_window(run), "status", "ok"), place_of(run)
     sent_ns, done_ns = kept.column("sent_ns").to_numpy(), kept.column("done_ns").to_numpy()
     turn = kept.column("request").to_numpy().astype(np.int64)
     cached = kept.column("cached_tokens")
@@ -183,7 +188,7 @@ def latencies(run: SealedRun) -> Latencies:
     ttft_ns, tpot_ns = np.full(len(turn), np.nan), np.full(len(turn), np.nan)
     itl_ns, itl_row = np.empty(0), np.empty(0, dtype=np.int64)
     if run.manifest.requested_client.get("stream", True):
-        row, at_ns, num_tokens = _token_chunks(run, kept)
+        row, at_ns, num_tokens = token_chunks(run, kept)
         starts = np.flatnonzero(np.diff(row, prepend=-1))
         ends = np.append(starts[1:], len(row))[: len(starts)] - 1
         having = row[starts]
@@ -210,7 +215,7 @@ def latencies(run: SealedRun) -> Latencies:
     )
 
 
-def _token_chunks(run: SealedRun, requests: pa.Table) -> tuple[IntArray, IntArray, IntArray]:
+def token_chunks(run: SealedRun, requests: pa.Table) -> tuple[IntArray, IntArray, IntArray]:
     """(row of its request, instant, tokens) of every chunk with tokens, by request, in order of arrival.
 
     The instant is the kernel's stamp where there is one: the client's own lag is not the server's latency.

@@ -1,0 +1,91 @@
+"""``harness records export``: sealed runs as the files and spans of other tools.
+
+Reads sealed runs only.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from harness.cli.complete import complete_sealed
+from harness.cli.run import RunsOption
+from harness.cli.sealed import sealed_runs
+from harness.errors import SpecError
+
+if TYPE_CHECKING:
+    from harness.records import SealedRun
+
+records_app = typer.Typer(no_args_is_help=True, help="Sealed runs for other tools: export.")
+
+
+def register(app: typer.Typer) -> None:
+    app.add_typer(records_app, name="records")
+
+
+@records_app.callback()
+def _group() -> None: ...
+
+
+@records_app.command(name="export")
+def export(
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="EXPERIMENT[/CONDITION[/REPLICATE]]",
+            help="Sealed runs: of an experiment, a condition, or one run.",
+            autocompletion=complete_sealed,
+        ),
+    ],
+    form: Annotated[
+        str,
+        typer.Option("--format", help="vllm-bench, aiperf, guidellm, inference-perf, otel, csv or parquet."),
+    ],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Folder to write. Default: EXPERIMENT-FORMAT.")
+    ] = None,
+    otlp: Annotated[
+        str, typer.Option("--otlp", metavar="URL", help="With otel: also send the spans to this collector.")
+    ] = "",
+    runs: RunsOption = Path("runs"),
+    force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
+) -> None:
+    """Write sealed runs in the shapes of other tools: serving figures and requests, no text of a prompt.
+
+    Valid runs only. What was simulated or emulated is marked in each file (docs/export.md).
+
+    Example: `harness records export demo/base-waits --format aiperf -o aiperf-demo --runs runs/today`
+    """
+    from harness.export import measured, named_format, post_spans, write_runs
+    from harness.export.post import traces_url
+
+    chosen = named_format(form)
+    if otlp and chosen.name != "otel":
+        raise SpecError(f"spans are sent as otel, not as {form}", where="--otlp", hint="Use --format otel")
+    url = traces_url(otlp) if otlp else ""
+    selected = _valid_runs(name, runs)
+    experiment = selected[0].experiment
+    for path in write_runs(selected, chosen, output or Path(f"{experiment}-{chosen.name}"), may_replace=force):
+        print(f"wrote {path}")
+    for left in chosen.no_room:
+        print(f"no room in {chosen.name}: {left}")
+    if url:
+        num_spans = sum(post_spans(measured(run), url) for run in selected)
+        print(f"sent {num_spans} spans of {len(selected)} runs to {url}")
+
+
+def _valid_runs(name: str, runs: Path) -> list[SealedRun]:
+    """The valid runs of that name; INVALID ones are named on standard error."""
+    experiment, _, label = name.strip("/").partition("/")
+    named = [run for run in sealed_runs(runs, experiment) if label in ("", run.condition, run.label)]
+    valid = [run for run in named if run.is_valid]
+    for run in named:
+        if not run.is_valid:
+            print(f"left out: {run.label} is INVALID ({'; '.join(run.invalid_reasons)})", file=sys.stderr)
+    if not valid:
+        known = ", ".join(sorted({run.label for run in sealed_runs(runs, experiment) if run.is_valid}))
+        raise SpecError("no valid sealed runs of that name", where=name, hint=f"Valid there: {known or 'none'}")
+    return valid

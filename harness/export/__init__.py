@@ -1,0 +1,23 @@
+"""Sealed runs in the shapes that other tools read: result files of benchmarks, spans, tables.
+
+Figures come from ``harness.analysis``; a format only arranges them. Nothing is measured or judged here.
+"""
+
+from harness.export.formats import FORMATS, Format, named_format
+from harness.export.measured import MeasuredRequest, MeasuredRun, measured
+from harness.export.otel import batches, spans_of
+from harness.export.post import post_spans
+from harness.export.write import write_runs
+
+__all__ = [
+    "FORMATS",
+    "Format",
+    "MeasuredRequest",
+    "MeasuredRun",
+    "batches",
+    "measured",
+    "named_format",
+    "post_spans",
+    "spans_of",
+    "write_runs",
+]

@@ -1,0 +1,132 @@
+"""The artifacts of AIPerf: ``profile_export.jsonl``, a line a request, and the summary ``profile_export_aiperf.json``.
+
+Shape: aiperf/common/models/record_models.py and export_models.py of AIPerf 0.13, schema 1.4. AIPerf calls the mean time
+per output token of a request ``inter_token_latency`` and its gaps ``inter_chunk_latency``.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from typing import Any
+
+from harness.clock import NS_PER_MS, NS_PER_S
+from harness.export.measured import MeasuredRequest, MeasuredRun, Summary, summary
+
+SCHEMA_VERSION = "1.4"
+NO_ROOM = (
+    "finish reason and id of a response",
+    "queueing by the server's log, and whether a prefix was reused or computed again",
+)
+_PERCENTILES = {"p1": 0.01, "p5": 0.05, "p10": 0.1, "p25": 0.25, "p50": 0.5, "p75": 0.75, "p90": 0.9, "p95": 0.95}
+
+
+def record(run: MeasuredRun, request: MeasuredRequest) -> dict[str, Any]:
+    """One line of ``profile_export.jsonl``."""
+    agent = f"{run.run.label}/s{request.session}"
+    return {
+        "metadata": {
+            "session_num": request.session,
+            "x_request_id": request.request_id,
+            "x_correlation_id": agent,
+            "conversation_id": agent,
+            "turn_index": request.turn,
+            "credit_issued_ns": request.due_ns,
+            "request_start_ns": request.sent_ns,
+            "request_ack_ns": request.head_ns,
+            "request_end_ns": request.done_ns,
+            "worker_id": "rbln-harness",
+            "record_processor_id": "rbln-harness",
+            "benchmark_phase": "profiling",
+            "was_cancelled": not request.is_answered,
+            "cancellation_time_ns": None if request.is_answered else request.done_ns,
+        },
+        "metrics": _metrics(request),
+        "error": None if request.is_answered else _left(),
+    }
+
+
+def _left() -> dict[str, Any]:
+    return {"code": 499, "type": "RequestCancellationError", "message": "aborted by the client, as planned"}
+
+
+def _metrics(request: MeasuredRequest) -> dict[str, dict[str, Any]]:
+    values: dict[str, tuple[Any, str]] = {
+        "input_sequence_length": (request.prompt_tokens, "tokens"),
+        "output_sequence_length": (request.output_tokens, "tokens"),
+        "requested_osl": (request.max_tokens, "tokens"),
+        "usage_prompt_cache_read_tokens": (request.cached_tokens, "tokens"),
+        "time_to_first_token": (_ms(request.ttft_ns), "ms"),
+        "inter_token_latency": (_ms(request.tpot_ns), "ms"),
+        "inter_chunk_latency": ((request.itl_ns / NS_PER_MS).tolist() or None, "ms"),
+        "request_latency": (_ms(request.e2e_ns), "ms"),
+    }
+    return {name: {"value": value, "unit": unit} for name, (value, unit) in values.items() if value is not None}
+
+
+def _ms(value_ns: float | None) -> float | None:
+    return None if value_ns is None else value_ns / NS_PER_MS
+
+
+def summary_file(run: MeasuredRun) -> dict[str, Any]:
+    """``profile_export_aiperf.json``: figures over the answered requests."""
+    answered, figures = run.answered, run.figures
+    span_s = (run.end_ns - run.start_ns) / NS_PER_S if run.window else 0.0
+    gaps = [gap for request in answered for gap in request.itl_ns.tolist()]
+    scalars: dict[str, tuple[float | None, str]] = {
+        "request_count": (len(answered), "requests"),
+        "error_request_count": (len(run.window) - len(answered), "requests"),
+        "benchmark_duration": (span_s, "sec"),
+        "request_throughput": (None if figures is None else figures.requests_per_s.mean, "requests/sec"),
+        "output_token_throughput": (None if figures is None else figures.tokens_per_s.mean, "tokens/sec"),
+        "goodput": (
+            None if figures is None or figures.goodput_per_s is None else figures.goodput_per_s.mean,
+            "requests/sec",
+        ),
+        "total_isl": (sum(request.prompt_tokens for request in answered), "tokens"),
+        "total_osl": (sum(request.output_tokens for request in answered), "tokens"),
+    }
+    distributions = {
+        "time_to_first_token": (summary([one.ttft_ns for one in answered], 1 / NS_PER_MS), "ms"),
+        "inter_token_latency": (summary([one.tpot_ns for one in answered], 1 / NS_PER_MS), "ms"),
+        "inter_chunk_latency": (summary(gaps, 1 / NS_PER_MS), "ms"),
+        "request_latency": (summary([one.e2e_ns for one in answered], 1 / NS_PER_MS), "ms"),
+        "input_sequence_length": (summary([one.prompt_tokens for one in answered]), "tokens"),
+        "output_sequence_length": (summary([one.output_tokens for one in answered]), "tokens"),
+        "usage_prompt_cache_read_tokens": (summary([one.cached_tokens for one in answered]), "tokens"),
+    }
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "benchmark_id": run.run.manifest.seal,
+        **{name: {"unit": unit, "avg": value} for name, (value, unit) in scalars.items() if value is not None},
+        **{name: _distribution(found, unit) for name, (found, unit) in distributions.items() if found is not None},
+        "run_info": {
+            "benchmark_id": run.run.manifest.seal,
+            "random_seed": run.run.spec.base_seed,
+            "trial": run.run.replicate,
+            "run_label": f"{run.run.experiment}/{run.run.label}",
+            "variation_label": run.run.condition,
+            "variation_values": run.run.manifest.factors,
+        },
+        "was_cancelled": False,
+        "is_complete": True,
+        "start_time": _date(run.start_ns),
+        "end_time": _date(run.end_ns),
+        "harness": run.metadata,
+    }
+
+
+def _distribution(found: Summary, unit: str) -> dict[str, Any]:
+    return {
+        "unit": unit,
+        "avg": found.mean,
+        **{name: found.at(q) for name, q in {**_PERCENTILES, "p99": 0.99}.items()},
+        "min": found.low,
+        "max": found.high,
+        "std": found.std,
+        "count": found.count,
+        "sum": found.total,
+    }
+
+
+def _date(at_ns: int) -> str:
+    return datetime.fromtimestamp(at_ns / NS_PER_S, timezone.utc).isoformat()

@@ -1,0 +1,229 @@
+"""The report of GuideLLM (``benchmarks.json``): one benchmark, with every request.
+
+Shape: guidellm/benchmark/schemas and guidellm/schemas of GuideLLM 0.8, report version 2. Seconds since 1970; latencies
+in ms where their name says so.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from harness.clock import NS_PER_MS, NS_PER_S
+from harness.export.measured import MeasuredRequest, MeasuredRun, Summary, summary
+
+GUIDELLM_VERSION = "0.8.1"
+NO_ROOM = (
+    "distributions of rates and concurrency within a run: the run's mean stands there as one value (count 1)",
+    "finish reason, queueing by the server's log, and whether a prefix was reused or computed again",
+    "gaps between tokens, and token instants but the first and the last",
+    "instants finer than 0.24 us: they are seconds since 1970 as a 64-bit float",
+)
+_NAMES = {0.001: "p001", 0.01: "p01", 0.05: "p05", 0.1: "p10", 0.25: "p25", 0.5: "p50", 0.75: "p75", 0.9: "p90"}
+_PERCENTILES = {**_NAMES, 0.95: "p95", 0.99: "p99", 0.999: "p999"}
+# Figures by what a request is made of. The harness counts tokens alone.
+_BY_CONTENT = {
+    "text": ("tokens", "words", "characters"),
+    "image": ("tokens", "images", "pixels", "bytes"),
+    "video": ("tokens", "frames", "seconds", "bytes"),
+    "audio": ("tokens", "samples", "seconds", "bytes"),
+    "tool_call": ("tokens", "mixed_tokens", "count"),
+}
+_EMPTY = Summary(0, 0.0, 0.0, 0.0, 0.0, 0.0, dict.fromkeys(_PERCENTILES, 0.0))
+
+
+def report(run: MeasuredRun) -> dict[str, Any]:
+    """The run as a report of one benchmark. What the client left as planned is ``incomplete``."""
+    window, answered = run.window, run.answered
+    left = [request for request in window if not request.is_answered]
+    trace = {"kind": "trace_synthetic", "source": {"kind": "json_file", "path": "plan.jsonl"}}
+    target = f"http://{run.host}:{run.port}" if run.host else "none: simulated"
+    return {
+        "metadata": {"version": 2, "guidellm_version": GUIDELLM_VERSION, "python_version": "", "platform": ""},
+        "config": {
+            "metadata": {"labels": run.metadata},
+            "spec": {
+                "backend": {"kind": "openai_http", "target": target, "model": run.model},
+                "profile": {"kind": "replay"},
+                "data": [trace],
+            },
+        },
+        "benchmarks": [
+            {
+                "type_": "generative_benchmark",
+                "config": {
+                    "id_": run.run.manifest.seal,
+                    "run_id": run.run.experiment,
+                    "run_index": run.run.replicate,
+                    "strategy": {"type_": "trace", "time_scale": 1.0, "schedule_turn": "idle_gap"},
+                    "constraints": {},
+                    "profile": {"kind": "replay"},
+                    "requests": {"data": "plan.jsonl", "plan_hash": run.run.manifest.plan_hash},
+                    "backend": {"target": target, "model": run.model},
+                    "environment": run.metadata,
+                },
+                "scheduler_state": _state(run, len(answered), len(left)),
+                "scheduler_metrics": _scheduler(run, len(answered), len(left)),
+                "metrics": _metrics(run, answered, left),
+                "requests": {
+                    "successful": [_request(run, request) for request in answered],
+                    "incomplete": [_request(run, request) for request in left],
+                    "errored": [],
+                    "total": None,
+                },
+                "start_time": run.start_ns / NS_PER_S,
+                "end_time": run.end_ns / NS_PER_S,
+                "duration": (run.end_ns - run.start_ns) / NS_PER_S,
+            }
+        ],
+    }
+
+
+def _state(run: MeasuredRun, num_answered: int, num_left: int) -> dict[str, Any]:
+    return {
+        "start_time": run.start_ns / NS_PER_S,
+        "end_time": run.end_ns / NS_PER_S,
+        "created_requests": num_answered + num_left,
+        "processed_requests": num_answered + num_left,
+        "successful_requests": num_answered,
+        "cancelled_requests": num_left,
+    }
+
+
+def _scheduler(run: MeasuredRun, num_answered: int, num_left: int) -> dict[str, Any]:
+    first_s, last_s = run.start_ns / NS_PER_S, run.end_ns / NS_PER_S
+    late = summary([request.sent_ns - request.due_ns for request in run.window], 1 / NS_PER_S)
+    took = summary([request.e2e_ns for request in run.answered], 1 / NS_PER_S)
+    # GuideLLM writes -1 for a delay that it did not observe; here its workers and their queues do not exist.
+    absent = ("queued_time", "resolve_start_delay", "resolve_targeted_start_delay", "request_start_delay")
+    unseen = (*absent, "resolve_end_delay", "resolve_time", "finalized_delay", "processed_delay")
+    return {
+        "start_time": first_s,
+        "request_start_time": first_s,
+        "measure_start_time": first_s,
+        "measure_end_time": last_s,
+        "request_end_time": last_s,
+        "end_time": last_s,
+        "requests_made": _counts(num_answered, num_left),
+        **{f"{name}_avg": -1.0 for name in unseen},
+        "request_targeted_start_delay_avg": -1.0 if late is None else late.mean,
+        "request_time_avg": -1.0 if took is None else took.mean,
+        "strategy_type": "trace",
+    }
+
+
+def _counts(num_answered: int, num_left: int) -> dict[str, int]:
+    return {
+        "successful": num_answered,
+        "incomplete": num_left,
+        "errored": 0,
+        "total": num_answered + num_left,
+    }
+
+
+def _request(run: MeasuredRun, request: MeasuredRequest) -> dict[str, Any]:
+    tokens = request.token_ns.tolist()
+    first, last = (tokens[0] / NS_PER_S, tokens[-1] / NS_PER_S) if tokens else (None, None)
+    sent, done = request.sent_ns / NS_PER_S, request.done_ns / NS_PER_S
+    return {
+        "type_": "generative_request_stats",
+        "request_id": request.request_id,
+        "response_id": request.response_id or None,
+        "info": {
+            "request_id": request.request_id,
+            "conversation_id": f"{run.run.label}/s{request.session}",
+            "turn_index": request.turn,
+            "history_len": request.turn,
+            "status": "completed" if request.is_answered else "cancelled",
+            "scheduler_start_time": run.start_ns / NS_PER_S,
+            "timings": {
+                "targeted_start": request.due_ns / NS_PER_S,
+                "predecessor_completed": request.trigger_ns / NS_PER_S if request.turn else None,
+                "resolve_start": sent,
+                "request_start": sent,
+                "first_request_iteration": None if request.head_ns is None else request.head_ns / NS_PER_S,
+                "first_token_iteration": first,
+                "first_output_token_iteration": first,
+                "last_token_iteration": last,
+                "last_request_iteration": done,
+                "request_iterations": len(tokens),
+                "token_iterations": len(tokens),
+                "request_end": done,
+                "resolve_end": done,
+            },
+            "error": None if request.is_answered else "aborted by the client, as planned",
+        },
+        "input_metrics": {"text_tokens": request.prompt_tokens, "cached_tokens": request.cached_tokens},
+        "output_metrics": {"text_tokens": request.output_tokens},
+        "request_latency": done - sent,
+        "prompt_tokens": request.prompt_tokens,
+        "cached_tokens": request.cached_tokens,
+        "output_tokens": request.output_tokens,
+        "time_to_first_token_ms": None if request.ttft_ns is None else request.ttft_ns / NS_PER_MS,
+        "inter_token_latency_ms": None if request.tpot_ns is None else request.tpot_ns / NS_PER_MS,
+    }
+
+
+def _metrics(run: MeasuredRun, answered: list[MeasuredRequest], left: list[MeasuredRequest]) -> dict[str, Any]:
+    figures = run.figures
+    span_ns = run.end_ns - run.start_ns
+    sums = {
+        "prompt_tokens_per_second": sum(request.prompt_tokens for request in answered),
+        "tokens_per_second": sum(request.prompt_tokens + request.output_tokens for request in answered),
+    }
+    per_s = {name: tokens / span_ns * NS_PER_S if span_ns else None for name, tokens in sums.items()}
+    busy_ns = sum(request.done_ns - request.sent_ns for request in answered)
+    firsts = summary([request.ttft_ns for request in answered], 1 / NS_PER_MS)
+    distributions = {
+        "requests_per_second": summary([None if figures is None else figures.requests_per_s.mean]),
+        "request_concurrency": summary([busy_ns / span_ns if span_ns else None]),
+        "request_latency": summary([request.e2e_ns for request in answered], 1 / NS_PER_S),
+        "request_dispatch_delay": summary([one.sent_ns - one.due_ns for one in answered], 1 / NS_PER_S),
+        "request_streaming_iterations_count": summary([len(request.token_ns) for request in answered]),
+        "prompt_token_count": summary([request.prompt_tokens for request in answered]),
+        "output_token_count": summary([request.output_tokens for request in answered]),
+        "total_token_count": summary([request.prompt_tokens + request.output_tokens for request in answered]),
+        "time_to_first_token_ms": firsts,
+        "time_to_first_output_token_ms": firsts,
+        "time_per_output_token_ms": summary([_whole_by_tokens_ms(request) for request in answered]),
+        "inter_token_latency_ms": summary([request.tpot_ns for request in answered], 1 / NS_PER_MS),
+        "time_to_last_round_trip_ms": None,
+        "avg_round_trip_time_ms": None,
+        "prompt_tokens_per_second": summary([per_s["prompt_tokens_per_second"]]),
+        "output_tokens_per_second": summary([None if figures is None else figures.tokens_per_s.mean]),
+        "tokens_per_second": summary([per_s["tokens_per_second"]]),
+        "output_tokens_per_iteration": None,
+        "iter_tokens_per_iteration": None,
+    }
+    return {
+        "request_totals": _counts(len(answered), len(left)),
+        **{name: _by_status(found) for name, found in distributions.items()},
+        **{kind: dict.fromkeys(keys) for kind, keys in _BY_CONTENT.items()},
+        "slo_attainment": None if figures is None else figures.good_share,
+    }
+
+
+def _whole_by_tokens_ms(request: MeasuredRequest) -> float | None:
+    """From the send to the last token, by the tokens, as GuideLLM defines its time per output token."""
+    if not len(request.token_ns) or not request.output_tokens:
+        return None
+    return (int(request.token_ns[-1]) - request.sent_ns) / NS_PER_MS / request.output_tokens
+
+
+def _by_status(found: Summary | None) -> dict[str, Any]:
+    answered, nothing = _distribution(found or _EMPTY), _distribution(_EMPTY)
+    return {"successful": answered, "incomplete": nothing, "errored": nothing, "total": answered}
+
+
+def _distribution(found: Summary) -> dict[str, Any]:
+    return {
+        "mean": found.mean,
+        "median": found.at(0.5),
+        "mode": found.at(0.5),
+        "variance": found.std**2,
+        "std_dev": found.std,
+        "min": found.low,
+        "max": found.high,
+        "count": found.count,
+        "total_sum": found.total,
+        "percentiles": {name: found.at(q) for q, name in _PERCENTILES.items()},
+    }

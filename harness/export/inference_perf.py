@@ -1,0 +1,152 @@
+"""The reports of inference-perf: the summary, the same as stage 0, and a record a request.
+
+Shape: inference_perf/reportgen/base.py and inference_perf/apis/base.py of inference-perf 0.7. Times in seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from harness.clock import NS_PER_S
+from harness.export.measured import MeasuredRequest, MeasuredRun, Summary, summary
+
+NO_ROOM = (
+    "queueing by the server's log, and whether a prefix was reused or computed again",
+    "the date: instants are seconds from the first send of the measurement window, as a clock without a date has them",
+)
+
+
+def record(run: MeasuredRun, request: MeasuredRequest) -> dict[str, Any]:
+    """One record of ``per_request_lifecycle_metrics.json``."""
+    usage: dict[str, Any] = {"prompt_tokens": request.prompt_tokens, "completion_tokens": request.output_tokens}
+    if request.cached_tokens is not None:
+        usage["prompt_tokens_details"] = {"cached_tokens": request.cached_tokens}
+    names = {"condition": run.run.label, "session": str(request.session), "turn": str(request.turn)}
+    entry: dict[str, Any] = {
+        "start_time": (request.sent_ns - run.start_ns) / NS_PER_S,
+        "end_time": (request.done_ns - run.start_ns) / NS_PER_S,
+        "request": "",
+        "info": {
+            "request_metrics": {"text": {"input_tokens": request.prompt_tokens}},
+            "response_metrics": {
+                "output_tokens": request.output_tokens,
+                "server_usage": usage,
+                "chunk_times": [],
+                "output_token_times": [(at_ns - run.start_ns) / NS_PER_S for at_ns in request.token_ns.tolist()],
+            },
+            "extra_info": {
+                **run.metadata,
+                "request_id": request.request_id,
+                "response_id": request.response_id,
+                "finish_reason": request.finish_reason,
+                "due_time": (request.due_ns - run.start_ns) / NS_PER_S,
+            },
+            "lora_adapter": None,
+            "labels": names,
+            "input_tokens": request.prompt_tokens,
+        },
+        "error": None,
+    }
+    if request.is_answered:
+        entry["computed_metrics"] = _computed(request)
+    else:
+        entry["error"] = {"error_type": "aborted", "error_msg": "aborted by the client, as planned"}
+    return entry
+
+
+def _computed(request: MeasuredRequest) -> dict[str, Any]:
+    gaps = (request.itl_ns / NS_PER_S).tolist()
+    return {
+        "request_latency": _seconds(request.e2e_ns),
+        "normalized_time_per_output_token": _normalized(request),
+        "time_to_first_token": _seconds(request.ttft_ns),
+        "time_per_output_token": _seconds(request.tpot_ns),
+        "inter_token_latency": sum(gaps) / len(gaps) if gaps else None,
+        "inter_token_latencies": gaps,
+        "input_tokens": request.prompt_tokens,
+        "output_tokens": request.output_tokens,
+        "ttft_slo_sec": None,
+        "tpot_slo_sec": None,
+    }
+
+
+def _seconds(value_ns: float | None) -> float | None:
+    return None if value_ns is None else value_ns / NS_PER_S
+
+
+def _normalized(request: MeasuredRequest) -> float:
+    """The whole latency by the tokens of the answer, as inference-perf defines it."""
+    return (request.e2e_ns or 0.0) / NS_PER_S / request.output_tokens if request.output_tokens else 0.0
+
+
+def summary_file(run: MeasuredRun) -> dict[str, Any]:
+    """``summary_lifecycle_metrics.json`` and ``stage_0_lifecycle_metrics.json``: one run has one stage."""
+    window, answered, figures = run.window, run.answered, run.figures
+    left = [request for request in window if not request.is_answered]
+    span_s = (run.end_ns - run.start_ns) / NS_PER_S
+    send_s = (max((request.sent_ns for request in window), default=0) - run.start_ns) / NS_PER_S
+    num_input = sum(request.prompt_tokens for request in answered)
+    num_output = sum(request.output_tokens for request in answered)
+    # inference-perf divides by the span from the first start to the last end, failed requests among them.
+    rates = {"input": num_input, "output": num_output, "total": num_input + num_output}
+    successes: dict[str, Any] = {
+        "count": len(answered),
+        "latency": {
+            "request_latency": _block([request.e2e_ns for request in answered], 1 / NS_PER_S),
+            "normalized_time_per_output_token": _block([_normalized(request) for request in answered]),
+            "time_per_output_token": _block([request.tpot_ns for request in answered], 1 / NS_PER_S),
+            "time_to_first_token": _block([request.ttft_ns for request in answered], 1 / NS_PER_S),
+            "inter_token_latency": _block([gap for one in answered for gap in one.itl_ns.tolist()], 1 / NS_PER_S),
+        },
+        "throughput": {
+            **{f"{name}_tokens_per_sec": tokens / span_s if span_s else 0.0 for name, tokens in rates.items()},
+            "requests_per_sec": len(answered) / span_s if span_s else 0.0,
+        },
+        "prompt_tokens": _prompt_tokens(answered),
+        "output_len": _block([request.output_tokens for request in answered]),
+        "output_tokens": {"total": num_output, **(_block([request.output_tokens for request in answered]) or {})},
+        "token_count_mismatches": 0,
+    }
+    if figures is not None and figures.goodput_per_s is not None and figures.good_share is not None:
+        successes["goodput_metrics"] = {
+            "goodput_percentage": 100 * figures.good_share,
+            "request_goodput": figures.goodput_per_s.mean,
+            "good_requests": round(figures.good_share * len(answered)),
+            "total_requests": len(answered),
+        }
+    return {
+        "benchmark_time_seconds": span_s,
+        "load_summary": {
+            "count": len(window),
+            "schedule_delay": _block([request.sent_ns - request.due_ns for request in window], 1 / NS_PER_S),
+            "send_duration": send_s,
+            "requested_rate": None,
+            "achieved_rate": len(window) / send_s if send_s else 0.0,
+        },
+        "successes": successes,
+        "failures": {
+            "count": len(left),
+            "request_latency": _block([request.done_ns - request.sent_ns for request in left], 1 / NS_PER_S),
+            "prompt_tokens": _prompt_tokens(left),
+            "by_label": {"aborted": {"count": len(left), "messages": []}} if left else {},
+        },
+        "harness": run.metadata,
+    }
+
+
+def _prompt_tokens(requests: Sequence[MeasuredRequest]) -> dict[str, Any]:
+    total = sum(request.prompt_tokens for request in requests)
+    cached = sum(request.cached_tokens or 0 for request in requests)
+    block = _block([request.prompt_tokens for request in requests]) or {}
+    return {"total": total, "cached": cached, "uncached": total - cached, **block}
+
+
+def _block(values: Sequence[float | None], scale: float = 1.0) -> dict[str, float] | None:
+    found = summary(values, scale)
+    return None if found is None else _named(found)
+
+
+def _named(found: Summary) -> dict[str, float]:
+    percentiles = {"median" if q == 0.5 else f"p{100 * q:g}": value for q, value in found.percentiles.items()}
+    return {"mean": found.mean, "min": found.low, "max": found.high, **percentiles}

@@ -1,0 +1,236 @@
+"""One sealed run as every format takes it: its requests with their latencies, its serving figures, its origin.
+
+All figures are those of ``harness.analysis``. Instants are nanoseconds since 1970: the wall clock at the start of the
+replay, and model time from there on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.analysis.method.serving import (
+    FloatArray,
+    ServingFigures,
+    latencies,
+    requests_in_window,
+    serving_figures,
+    token_chunks,
+)
+from harness.analysis.method.stats import quantiles
+from harness.records import SealedRun, origin_of
+from harness.records.facts import table_at
+from harness.records.schema import ABORTED, values_of
+
+PERCENTILES = (0.001, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.999)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MeasuredRequest:
+    """One request that was sent. Latencies in model ns, None where they were not observed.
+
+    is_in_window: due in the measurement window; other requests enter no figure. token_ns: instant of each token.
+    itl_ns: gap before each token after the first. wait_ns: planned tool wait after it.
+    """
+
+    session: int
+    turn: int
+    request_id: str
+    response_id: str
+    status: str
+    http_status: int | None
+    finish_reason: str
+    trigger_ns: int
+    due_ns: int
+    sent_ns: int
+    head_ns: int | None
+    done_ns: int
+    prompt_tokens: int
+    cached_tokens: int | None
+    output_tokens: int
+    max_tokens: int
+    wait_ns: int
+    is_in_window: bool
+    prefix: str
+    ttft_ns: float | None
+    tpot_ns: float | None
+    e2e_ns: float | None
+    queue_ns: float | None
+    token_ns: NDArray[np.int64]
+    itl_ns: FloatArray
+
+    @property
+    def is_answered(self) -> bool:
+        return self.status == "ok"
+
+    @property
+    def name(self) -> str:
+        """ "s3r1": the second turn of the fourth session."""
+        return f"s{self.session}r{self.turn}"
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredRun:
+    """One valid run. requests: by session and turn.
+
+    origin: what must stand beside its figures when no device was measured. model, host, port: of the server; empty and
+    0 where none served.
+    """
+
+    run: SealedRun
+    requests: tuple[MeasuredRequest, ...]
+    figures: ServingFigures | None
+    origin: str
+    model: str
+    host: str
+    port: int
+
+    @property
+    def window(self) -> list[MeasuredRequest]:
+        """The requests of the measurement window."""
+        return [request for request in self.requests if request.is_in_window]
+
+    @property
+    def answered(self) -> list[MeasuredRequest]:
+        """Those of the window that the figures are over."""
+        return [request for request in self.window if request.is_answered]
+
+    @property
+    def start_ns(self) -> int:
+        """The first send of the window."""
+        return min((request.sent_ns for request in self.window), default=0)
+
+    @property
+    def end_ns(self) -> int:
+        """The last end of the window."""
+        return max((request.done_ns for request in self.window), default=0)
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """What names the run and says where its figures are from."""
+        manifest = self.run.manifest
+        return {
+            "experiment": manifest.experiment,
+            "condition": manifest.condition,
+            "replicate": str(manifest.replicate),
+            "backend": manifest.backend,
+            "origin": self.origin or "Measured on a device.",
+            "time_scale": str(manifest.time_scale),
+            "plan_hash": manifest.plan_hash,
+            "seal": manifest.seal,
+            "harness": manifest.packages.get("rbln-harness", ""),
+        }
+
+
+def measured(run: SealedRun) -> MeasuredRun:
+    """The run with every request that was sent."""
+    launch = table_at(run.manifest.server.facts, "launch")
+    return MeasuredRun(
+        run=run,
+        requests=tuple(_requests(run)),
+        figures=serving_figures(run.condition, [run]),
+        origin=origin_of([run]),
+        model=str(launch.get("model", "")),
+        host=str(launch.get("host", "")),
+        port=int(launch.get("port", 0) or 0),
+    )
+
+
+def _wall_ns(run: SealedRun) -> int:
+    """What is added to an instant of the run, so that it counts from 1970."""
+    manifest = run.manifest
+    start_ns = manifest.timings.get("replay_start_ns", 0)
+    return round(start_ns / manifest.time_scale) + manifest.clock.realtime_minus_monotonic_ns - start_ns
+
+
+def _requests(run: SealedRun) -> Iterable[MeasuredRequest]:
+    sent = run.table("requests").sort_by([("session", "ascending"), ("request", "ascending")])
+    window = set(values_of(requests_in_window(run), "session", "request"))
+    found = latencies(run)
+    answered = {key: row for row, key in enumerate(zip(found.session.tolist(), found.turn.tolist(), strict=True))}
+    gaps = _grouped(found.itl_ns, found.itl_row, len(answered))
+    row_of_token, at_ns, num_tokens = token_chunks(run, sent)
+    tokens = _grouped(np.repeat(at_ns, num_tokens), np.repeat(row_of_token, num_tokens), sent.num_rows)
+    wall_ns = _wall_ns(run)
+    for place, row in enumerate(sent.to_pylist()):
+        if row["sent_ns"] is None or row["done_ns"] is None:
+            continue
+        key = (row["session"], row["request"])
+        figure = answered.get(key)
+        yield MeasuredRequest(
+            session=row["session"],
+            turn=row["request"],
+            request_id=row["request_id"],
+            response_id=row["response_id"],
+            status=row["status"],
+            http_status=row["http_status"],
+            finish_reason=row["finish_reason"],
+            trigger_ns=row["trigger_ns"] + wall_ns,
+            due_ns=row["due_ns"] + wall_ns,
+            sent_ns=row["sent_ns"] + wall_ns,
+            head_ns=None if row["response_head_ns"] is None else row["response_head_ns"] + wall_ns,
+            done_ns=row["done_ns"] + wall_ns,
+            prompt_tokens=_or(row["prompt_tokens"], row["planned_prompt_tokens"]),
+            cached_tokens=row["cached_tokens"],
+            output_tokens=len(tokens[place]) if row["status"] == ABORTED else _or(row["completion_tokens"], 0),
+            max_tokens=row["planned_generate_tokens"],
+            wait_ns=row["planned_wait_ns"],
+            is_in_window=key in window,
+            prefix="" if figure is None else str(found.prefix[figure]),
+            ttft_ns=None if figure is None else _observed(found.ttft_ns[figure]),
+            tpot_ns=None if figure is None else _observed(found.tpot_ns[figure]),
+            e2e_ns=None if figure is None else _observed(found.e2e_ns[figure]),
+            queue_ns=None if figure is None else _observed(found.queue_ns[figure]),
+            token_ns=tokens[place] + wall_ns,
+            itl_ns=np.empty(0) if figure is None else gaps[figure],
+        )
+
+
+def _or(value: int | None, other: int) -> int:
+    return other if value is None else value
+
+
+def _observed(value: float) -> float | None:
+    return None if np.isnan(value) else float(value)
+
+
+def _grouped(values: NDArray[Any], rows: NDArray[np.int64], num_rows: int) -> list[NDArray[Any]]:
+    """The values of each row, in their order."""
+    order = np.argsort(rows, kind="stable")
+    return np.split(values[order], np.searchsorted(rows[order], np.arange(1, num_rows))) if num_rows else []
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Mean, spread and percentiles of one figure over the requests of a run."""
+
+    count: int
+    mean: float
+    std: float
+    low: float
+    high: float
+    total: float
+    percentiles: dict[float, float]
+
+    def at(self, q: float) -> float:
+        return self.percentiles[q]
+
+
+def summary(values: Sequence[float | None], scale: float = 1.0) -> Summary | None:
+    """The summary of what was observed, each value times ``scale``; None where nothing was."""
+    known = np.array([value for value in values if value is not None], dtype=np.float64) * scale
+    if not len(known):
+        return None
+    return Summary(
+        count=len(known),
+        mean=float(known.mean()),
+        std=float(known.std()),
+        low=float(known.min()),
+        high=float(known.max()),
+        total=float(known.sum()),
+        percentiles=dict(zip(PERCENTILES, quantiles(known, PERCENTILES), strict=True)),
+    )

@@ -1,0 +1,146 @@
+"""A run as OpenTelemetry spans, by the semantic conventions for generative AI: sessions, requests and tool waits.
+
+The form is OTLP JSON (ids in hexadecimal, 64-bit numbers as text). Nothing of a prompt or an answer is in it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from itertools import groupby, pairwise
+from typing import Any
+
+from harness.clock import NS_PER_S
+from harness.export.measured import MeasuredRequest, MeasuredRun
+
+NO_ROOM = (
+    "gaps between tokens: a span has the time to its first token, the mean time per token and its end",
+    "which session waited for which other session",
+)
+INTERNAL, CLIENT = 1, 3
+SPANS_A_BATCH = 512
+PROVIDER = "vllm"
+Span = dict[str, Any]
+
+
+def spans_of(run: MeasuredRun) -> list[Span]:
+    """Every span of the run: one a session, one a request, one a wait between two requests of a session."""
+    sessions = groupby(run.requests, key=lambda request: request.session)
+    return [span for _, requests in sessions for span in _session(run, list(requests))]
+
+
+def batches(run: MeasuredRun, spans_a_batch: int = SPANS_A_BATCH) -> Iterator[dict[str, Any]]:
+    """The spans as requests to a collector's ``/v1/traces``, each of so many spans."""
+    spans = spans_of(run)
+    for first in range(0, len(spans), spans_a_batch):
+        yield resource_spans(run, spans[first : first + spans_a_batch])
+
+
+def resource_spans(run: MeasuredRun, spans: list[Span]) -> dict[str, Any]:
+    """Spans below the run that they are of."""
+    resource = {"service.name": "rbln-harness", **{f"harness.{key}": value for key, value in run.metadata.items()}}
+    scope = {"name": "rbln-harness", "version": run.metadata["harness"]}
+    return {
+        "resourceSpans": [
+            {
+                "resource": {"attributes": _attributes(resource)},
+                "scopeSpans": [{"scope": scope, "spans": spans}],
+            }
+        ]
+    }
+
+
+def _session(run: MeasuredRun, requests: list[MeasuredRequest]) -> Iterator[Span]:
+    first = requests[0]
+    trace = _identity(run, f"session {first.session}", 32)
+    parent = _identity(run, f"span {first.session}", 16)
+    conversation = {
+        "gen_ai.conversation.id": f"{run.run.label}/s{first.session}",
+        "gen_ai.agent.name": f"session-{first.session}",
+    }
+    server = {"server.address": run.host, "server.port": run.port} if run.host else {}
+    yield {
+        "traceId": trace,
+        "spanId": parent,
+        "name": f"invoke_agent session-{first.session}",
+        "kind": INTERNAL,
+        "startTimeUnixNano": str(first.sent_ns),
+        "endTimeUnixNano": str(max(request.done_ns for request in requests)),
+        "attributes": _attributes({**_operation("invoke_agent"), **conversation, **server}),
+    }
+    for request in requests:
+        yield {
+            "traceId": trace,
+            "spanId": _identity(run, request.name, 16),
+            "parentSpanId": parent,
+            "name": f"text_completion {run.model}".strip(),
+            "kind": CLIENT,
+            "startTimeUnixNano": str(request.sent_ns),
+            "endTimeUnixNano": str(request.done_ns),
+            "attributes": _attributes({**_request(run, request), **conversation, **server}),
+        }
+    for before, after in pairwise(requests):
+        if before.wait_ns:
+            yield {
+                "traceId": trace,
+                "spanId": _identity(run, f"wait {before.name}", 16),
+                "parentSpanId": parent,
+                "name": "execute_tool wait",
+                "kind": INTERNAL,
+                "startTimeUnixNano": str(after.trigger_ns),
+                "endTimeUnixNano": str(after.due_ns),
+                "attributes": _attributes(
+                    {**_operation("execute_tool"), "gen_ai.tool.name": "wait", "gen_ai.tool.type": "function"}
+                    | conversation
+                ),
+            }
+
+
+def _operation(name: str) -> dict[str, Any]:
+    return {"gen_ai.operation.name": name, "gen_ai.provider.name": PROVIDER}
+
+
+def _request(run: MeasuredRun, request: MeasuredRequest) -> dict[str, Any]:
+    first_ns = None if not len(request.token_ns) else int(request.token_ns[0]) - request.sent_ns
+    return {
+        **_operation("text_completion"),
+        "gen_ai.request.model": run.model or None,
+        "gen_ai.request.max_tokens": request.max_tokens,
+        "gen_ai.request.stream": bool(len(request.token_ns)),
+        "gen_ai.response.id": request.response_id or None,
+        "gen_ai.response.finish_reasons": [request.finish_reason] if request.finish_reason else None,
+        "gen_ai.response.time_to_first_chunk": None if first_ns is None else first_ns / NS_PER_S,
+        "gen_ai.usage.input_tokens": request.prompt_tokens,
+        "gen_ai.usage.output_tokens": request.output_tokens,
+        "gen_ai.usage.cache_read.input_tokens": request.cached_tokens,
+        "http.response.status_code": request.http_status,
+        "harness.request_id": request.request_id,
+        "harness.turn": request.turn,
+        "harness.status": request.status,
+        "harness.in_window": request.is_in_window,
+        "harness.prefix": request.prefix or None,
+        "harness.time_per_output_token_s": None if request.tpot_ns is None else request.tpot_ns / NS_PER_S,
+        "harness.queue_s": None if request.queue_ns is None else request.queue_ns / NS_PER_S,
+        "harness.lateness_s": (request.sent_ns - request.due_ns) / NS_PER_S,
+    }
+
+
+def _identity(run: MeasuredRun, what: str, digits: int) -> str:
+    """An id of so many hexadecimal digits, the same each time that the run is exported."""
+    return hashlib.sha256(f"{run.run.manifest.seal}\0{run.run.key}\0{what}".encode()).hexdigest()[:digits]
+
+
+def _attributes(values: dict[str, Any]) -> list[dict[str, Any]]:
+    return [{"key": key, "value": _value(value)} for key, value in values.items() if value is not None]
+
+
+def _value(value: Any) -> dict[str, Any]:
+    if isinstance(value, bool):
+        return {"boolValue": value}
+    if isinstance(value, int):
+        return {"intValue": str(value)}
+    if isinstance(value, float):
+        return {"doubleValue": value}
+    if isinstance(value, list):
+        return {"arrayValue": {"values": [_value(item) for item in value]}}  # pyright: ignore[reportUnknownVariableType]
+    return {"stringValue": str(value)}

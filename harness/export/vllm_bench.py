@@ -1,0 +1,89 @@
+"""The result file of ``vllm bench serve --save-detailed``.
+
+Shape: vllm/benchmarks/serve.py of vLLM 0.33. Times in seconds, their summaries in ms.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from typing import Any
+
+import numpy as np
+
+from harness.clock import NS_PER_MS, NS_PER_S
+from harness.export.measured import MeasuredRequest, MeasuredRun, Summary, summary
+
+NO_ROOM = (
+    "cached prompt tokens, session and turn of a request, its finish reason",
+    "requests that the client left as planned: they are counted as failed",
+    "request_rate and burstiness are null: sessions wait for their answers and tools, no rate is set",
+    "max_output_tokens_per_s (peak of one second), which the harness does not compute",
+)
+
+
+def result_file(run: MeasuredRun) -> dict[str, Any]:
+    """The run as one result; a request that the client left has an error, no tokens and no times, as failures have."""
+    requests, answered, figures = run.window, run.answered, run.figures
+    span_s = 0.0 if not requests else (run.end_ns - run.start_ns) / NS_PER_S
+    num_input, num_output = (
+        sum(request.prompt_tokens for request in answered),
+        sum(request.output_tokens for request in answered),
+    )
+    return {
+        "date": datetime.fromtimestamp(run.start_ns / NS_PER_S, timezone.utc).strftime("%Y%m%d-%H%M%S"),
+        "endpoint_type": "openai",
+        "backend": "openai",
+        "label": f"{run.run.experiment}/{run.run.label}",
+        "model_id": run.model,
+        "tokenizer_id": run.model,
+        "num_prompts": len(requests),
+        **{f"harness_{key}": value for key, value in run.metadata.items()},
+        "request_rate": None,
+        "burstiness": None,
+        "max_concurrency": None,
+        "duration": span_s,
+        "completed": len(answered),
+        "failed": len(requests) - len(answered),
+        "total_input_tokens": num_input,
+        "total_output_tokens": num_output,
+        "request_throughput": 0.0 if figures is None else figures.requests_per_s.mean,
+        "request_goodput": None if figures is None or figures.goodput_per_s is None else figures.goodput_per_s.mean,
+        "output_throughput": 0.0 if figures is None else figures.tokens_per_s.mean,
+        "total_token_throughput": (num_input + num_output) / span_s if span_s else 0.0,
+        "input_lens": [request.prompt_tokens for request in requests],
+        "output_lens": [request.output_tokens if request.is_answered else 0 for request in requests],
+        "ttfts": [(request.ttft_ns or 0.0) / NS_PER_S for request in requests],
+        "itls": [(request.itl_ns / NS_PER_S).tolist() for request in requests],
+        "latencies": [(request.e2e_ns or 0.0) / NS_PER_S for request in requests],
+        "start_times": [(request.sent_ns - run.start_ns) / NS_PER_S for request in requests],
+        "queue_times": [(request.sent_ns - request.due_ns) / NS_PER_S for request in requests],
+        "generated_texts": [""] * len(requests),
+        "errors": ["" if request.is_answered else "aborted by the client, as planned" for request in requests],
+        "max_concurrent_requests": most_at_once(requests),
+        **_summaries("ttft", summary([request.ttft_ns for request in answered], 1 / NS_PER_MS)),
+        **_summaries("tpot", summary([request.tpot_ns for request in answered], 1 / NS_PER_MS)),
+        **_summaries("itl", summary(_all_gaps(answered), 1 / NS_PER_MS)),
+        **_summaries("e2el", summary([request.e2e_ns for request in answered], 1 / NS_PER_MS)),
+    }
+
+
+def _all_gaps(requests: list[MeasuredRequest]) -> list[float]:
+    return np.concatenate([request.itl_ns for request in requests]).tolist() if requests else []
+
+
+def _summaries(name: str, found: Summary | None) -> dict[str, float]:
+    if found is None:
+        return {}
+    return {
+        f"mean_{name}_ms": found.mean,
+        f"median_{name}_ms": found.at(0.5),
+        f"std_{name}_ms": found.std,
+        f"p90_{name}_ms": found.at(0.9),
+        f"p99_{name}_ms": found.at(0.99),
+    }
+
+
+def most_at_once(requests: list[MeasuredRequest]) -> int:
+    """The most requests in flight at one instant."""
+    changes = sorted(change for request in requests for change in ((request.sent_ns, 1), (request.done_ns, -1)))
+    return int(np.cumsum([change for _, change in changes]).max()) if changes else 0

@@ -1,0 +1,182 @@
+"""Spans of a run: what they hold, and what a collector receives of them."""
+
+from __future__ import annotations
+
+import base64
+import json
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from harness.errors import HarnessError, SpecError
+from harness.export import MeasuredRun, measured, post_spans, spans_of
+from harness.export.post import traces_url
+from harness.runner import run_experiment
+from tests.support.experiments import small_experiment
+
+
+def simulated(folder: Any, **workload: Any) -> MeasuredRun:
+    shape = {
+        "prompt_tokens": {"law": "uniform", "low": 200, "high": 400},
+        "generate_tokens": {"law": "uniform", "low": 2, "high": 6},
+        "wait_cap_s": 2.0,
+    }
+    spec = small_experiment(backend="sim", workload={**shape, **workload}, condition=[{"name": "base"}])
+    (run,) = run_experiment(spec, runs_root=folder / "runs").require_valid().runs
+    return measured(run)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> MeasuredRun:
+    """A thousand requests in fifty sessions."""
+    return simulated(tmp_path_factory.mktemp("otel"), num_sessions=50, requests_per_session=20)
+
+
+class Collector(ThreadingHTTPServer):
+    """Takes spans as a collector does: parsed by the classes of the protocol where they are installed."""
+
+    def __init__(self, answer: tuple[int, dict[str, Any]] = (200, {})) -> None:
+        super().__init__(("127.0.0.1", 0), TakeSpans)
+        self.answer = answer
+        self.spans: list[Any] = []
+        self.parse: Any = spans_of_json
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+
+class TakeSpans(BaseHTTPRequestHandler):
+    server: Collector
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["content-length"]))
+        status, answer = self.server.answer
+        if self.path == "/v1/traces" and self.headers["content-type"] == "application/json" and status == 200:
+            self.server.spans += self.server.parse(body)
+        content = json.dumps(answer).encode()
+        self.send_response(status)
+        self.send_header("content-length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_request(self, code: Any = "-", size: Any = "-") -> None: ...
+
+
+def spans_of_json(body: bytes) -> list[Any]:
+    return [
+        span["spanId"]
+        for resource in json.loads(body)["resourceSpans"]
+        for scope in resource["scopeSpans"]
+        for span in scope["spans"]
+    ]
+
+
+def with_ids_in_base64(value: Any) -> Any:
+    """OTLP JSON has ids in hexadecimal; protobuf's JSON form has bytes in base64."""
+    if isinstance(value, dict):
+        return {
+            key: base64.b64encode(bytes.fromhex(inner)).decode()
+            if key in {"traceId", "spanId", "parentSpanId"}
+            else with_ids_in_base64(inner)
+            for key, inner in value.items()
+        }
+    return [with_ids_in_base64(inner) for inner in value] if isinstance(value, list) else value
+
+
+def spans_by_protobuf(body: bytes) -> list[Any]:
+    service = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
+    json_format = pytest.importorskip("google.protobuf.json_format")
+    request = json_format.ParseDict(with_ids_in_base64(json.loads(body)), service.ExportTraceServiceRequest())
+    return [span for resource in request.resource_spans for scope in resource.scope_spans for span in scope.spans]
+
+
+@pytest.fixture
+def collector() -> Iterator[Collector]:
+    with Collector() as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def attributes(span: dict[str, Any]) -> dict[str, Any]:
+    return {item["key"]: next(iter(item["value"].values())) for item in span["attributes"]}
+
+
+def test_a_run_has_a_span_for_each_session_request_and_tool_wait(run: MeasuredRun) -> None:
+    spans = spans_of(run)
+    waits = sum(1 for one in run.requests if one.wait_ns and one.turn < 19)
+    kinds = Counter(attributes(span)["gen_ai.operation.name"] for span in spans)
+    assert kinds == {"invoke_agent": 50, "text_completion": 1000, "execute_tool": waits}
+    assert len({span["spanId"] for span in spans}) == len(spans)
+    assert {len(span["traceId"]) for span in spans} == {32}
+    sessions = {span["spanId"]: span for span in spans if "parentSpanId" not in span}
+    assert len(sessions) == 50
+    for span in spans:
+        if "parentSpanId" in span:
+            parent = sessions[span["parentSpanId"]]
+            assert int(parent["startTimeUnixNano"]) <= int(span["startTimeUnixNano"])
+            assert int(span["endTimeUnixNano"]) <= int(parent["endTimeUnixNano"])
+
+
+def test_a_request_names_its_tokens_its_first_chunk_and_its_conversation(run: MeasuredRun) -> None:
+    request = run.requests[1]
+    span = next(span for span in spans_of(run) if attributes(span).get("harness.turn") == "1")
+    found = attributes(span)
+    assert request.ttft_ns is not None
+    assert found["gen_ai.usage.output_tokens"] == str(request.output_tokens)
+    assert found["gen_ai.usage.cache_read.input_tokens"] == str(request.cached_tokens)
+    assert found["gen_ai.response.time_to_first_chunk"] == pytest.approx(request.ttft_ns / 1e9)
+    assert found["gen_ai.conversation.id"] == "base/0/s0"
+
+
+def test_exporting_again_gives_the_same_spans(run: MeasuredRun) -> None:
+    assert spans_of(measured(run.run)) == spans_of(run)
+
+
+def test_a_collector_receives_every_span_of_a_thousand_requests(run: MeasuredRun, collector: Collector) -> None:
+    assert post_spans(run, f"{collector.url}/v1/traces") == len(collector.spans)
+    assert sorted(collector.spans) == sorted(span["spanId"] for span in spans_of(run))
+
+
+def test_the_protocols_classes_read_every_span(run: MeasuredRun, collector: Collector) -> None:
+    pytest.importorskip("opentelemetry.proto")
+    collector.parse = spans_by_protobuf
+    assert post_spans(run, f"{collector.url}/v1/traces") == len(collector.spans) > 1000
+    assert sorted(span.span_id.hex() for span in collector.spans) == sorted(span["spanId"] for span in spans_of(run))
+    assert all(span.start_time_unix_nano < span.end_time_unix_nano or span.kind == 1 for span in collector.spans)
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        ((503, {}), "did not take the spans .*503"),
+        ((200, {"partialSuccess": {"rejectedSpans": "3", "errorMessage": "full"}}), "rejected 3 spans .full."),
+    ],
+)
+def test_spans_that_a_collector_refuses_are_an_error(
+    run: MeasuredRun, collector: Collector, answer: tuple[int, dict[str, Any]], words: str
+) -> None:
+    collector.answer = answer
+    with pytest.raises(HarnessError, match=words):
+        post_spans(run, f"{collector.url}/v1/traces")
+
+
+def test_no_collector_is_one_line_with_the_next_move(run: MeasuredRun) -> None:
+    with Collector() as gone:
+        url = f"{gone.url}/v1/traces"
+    with pytest.raises(HarnessError, match=r"did not take the spans.*leave --otlp out"):
+        post_spans(run, url)
+
+
+def test_a_collectors_address_gets_the_path_for_spans() -> None:
+    assert traces_url("http://collector:4318") == "http://collector:4318/v1/traces"
+    assert traces_url("https://host/otlp/traces") == "https://host/otlp/traces"
+    with pytest.raises(SpecError, match="no address of a collector"):
+        traces_url("collector:4318")
