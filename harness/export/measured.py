@@ -23,7 +23,7 @@ from harness.analysis.method.serving import (
 )
 from harness.analysis.method.stats import quantiles
 from harness.records import SealedRun, origin_of
-from harness.records.facts import table_at
+from harness.records.manifest import table_at
 from harness.records.schema import ABORTED, values_of
 
 PERCENTILES = (0.001, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.999)
