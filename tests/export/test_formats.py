@@ -19,8 +19,7 @@ from harness.errors import SpecError
 from harness.export import FORMATS, MeasuredRun, measured, named_format, write_runs
 from harness.records import SealedRun
 from harness.runner import run_experiment
-from harness.traces.file import TraceHead, write_trace
-from harness.traces.form import RecordedRequest, Recording
+from harness.traces.recording import RecordedRequest, Recording, TraceHead, write_trace
 from tests.support.experiments import small_experiment
 
 US = 0.001
