@@ -26,7 +26,7 @@ from harness.analysis.logs.glance import glance
 from harness.cli.time_left import format_duration
 from harness.cli.words import said
 from harness.records import layout
-from harness.report.terminal import standing_lines
+from harness.report.terminal import status_lines
 from harness.runner.progress import (
     BlockLooked,
     ExperimentStarted,
@@ -99,7 +99,7 @@ class TerminalProgress:
             case RunSealed():
                 self._run_sealed(event)
             case BlockLooked():
-                for line in standing_lines(event.standing):
+                for line in status_lines(event.status):
                     self._console.print(f"  {line}", highlight=False)
 
     def _experiment_started(self, event: ExperimentStarted) -> None:

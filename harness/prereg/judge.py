@@ -11,7 +11,7 @@ from pathlib import Path
 
 from harness.analysis.method.decide import Decision, Outcome
 from harness.analysis.method.margins import decide_stopped
-from harness.analysis.method.stopping import Standing, standing, standing_of
+from harness.analysis.method.stopping import SequentialStatus, declared_status, sequential_status
 from harness.analysis.method.verdicts import EXPLORATORY, ExperimentRuns, decide_experiment
 from harness.errors import RecordsError, RuleFailedError, SpecError
 from harness.prereg.frozen import Preregistration
@@ -98,12 +98,12 @@ def judge(
     return Judgement(runs[0].experiment, tuple(decisions), frozen is not None, tuple(aborts))
 
 
-def _stopped(runs: Sequence[SealedRun], frozen: Preregistration | None) -> Standing | None:
+def _stopped(runs: Sequence[SealedRun], frozen: Preregistration | None) -> SequentialStatus | None:
     """Where the runs stand under the stopping rule that was frozen, or that an exploratory experiment declared."""
     if frozen is None:
-        return standing_of(runs)
+        return declared_status(runs)
     spec = frozen.experiment
-    return None if spec.stop is None else standing(spec, runs, spec.stop)
+    return None if spec.stop is None else sequential_status(spec, runs, spec.stop)
 
 
 def _not_whole(num_sealed: int, num_planned: int) -> list[str]:
@@ -133,7 +133,7 @@ def _chosen_rules(
     """The frozen rules of confirmatory runs, else the named rules; a changed frozen rule is refused."""
     if frozen is None:
         asked = names or runs[0].spec.rules
-        if not asked and standing_of(runs) is None:
+        if not asked and declared_status(runs) is None:
             raise SpecError("the experiment names no rules", where=runs[0].experiment, hint="Name one with --rule")
         return [load_rule(name) for name in asked]
     return [_frozen_rule(frozen, name) for name in names] if names else [entry.rule for entry in frozen.rules]

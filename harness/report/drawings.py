@@ -37,7 +37,7 @@ def plots_of(view: ReportView) -> dict[str, str]:
         "reuse": lambda sheet: reuse_plot(sheet, view),
         "lateness": lambda sheet: lateness_plot(sheet, view, limits),
         "sweep": lambda sheet: sweep_plot(sheet, view),
-        "sequence": lambda sheet: sequence_plot(sheet, view.standing, view.summary.place_of),
+        "sequence": lambda sheet: sequence_plot(sheet, view.status, view.summary.place_of),
         "devices": lambda sheet: device_plot(sheet, view.summary),
     }
     names = list(draw)

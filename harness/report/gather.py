@@ -14,7 +14,7 @@ import numpy as np
 
 from harness.analysis import ConditionFigures, ExperimentSummary, RunFigures, summarise
 from harness.analysis.method.drift import drift
-from harness.analysis.method.stopping import standing_of
+from harness.analysis.method.stopping import declared_status
 from harness.clock import utc_now
 from harness.errors import SpecError
 from harness.records import Finding, RunKey, SealedRun
@@ -77,7 +77,7 @@ def gather(
         records_root=str(first.path.parent.parent.parent),
         written_utc=utc_now().strftime("%Y-%m-%d %H:%M:%S UTC"),
         results=results or Results(),
-        standing=standing_of(runs) if ran_until_decided(first) else None,
+        status=declared_status(runs) if ran_until_decided(first) else None,
         drift=drift(runs),
         folders={} if page is None else {run.key: _link(run.path, page) for run in runs},
     )

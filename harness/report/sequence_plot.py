@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from harness.analysis.method.sequential import StopVerdict
-from harness.analysis.method.stopping import ComparisonLooks, Standing
+from harness.analysis.method.stopping import ComparisonLooks, SequentialStatus
 from harness.report.svg import GRID, INK, MUTED, SURFACE, Sheet, condition_color
 
 if TYPE_CHECKING:
@@ -24,27 +24,27 @@ SEQUENCE_CAPTION = (
 )
 
 
-def sequence_plot(sheet: Sheet, standing: Standing | None, place_of: Mapping[str, int]) -> str:
+def sequence_plot(sheet: Sheet, status: SequentialStatus | None, place_of: Mapping[str, int]) -> str:
     """A panel for each comparison: single blocks, the mean and its interval at each look, the margin; "" without."""
-    shown = [one for one in standing.comparisons if one.num_blocks] if standing is not None else []
-    if standing is None or not shown:
+    shown = [one for one in status.comparisons if one.num_blocks] if status is not None else []
+    if status is None or not shown:
         return ""
     columns = min(MAX_PANELS_PER_ROW, len(shown))
     rows = -(-len(shown) // columns)
     figure = sheet.figure(WIDTH_IN * (1.0 if columns > 1 else 0.6), 0.4 + 2.6 * rows)
     panels = figure.subplots(rows, columns, squeeze=False)
     for axes, one in zip(panels.flat, shown, strict=False):
-        _panel(axes, one, standing, condition_color(place_of[one.condition]))
+        _panel(axes, one, status, condition_color(place_of[one.condition]))
     for axes in panels.flat[len(shown) :]:
         axes.set_visible(False)
     for row in panels:
         row[0].set_ylabel("change of cost [%]")
-    told = "; ".join(f"{one.condition}: {one.verdict.value}, {one.told}" for one in shown)
+    told = "; ".join(f"{one.condition}: {one.verdict.value}, {one.description}" for one in shown)
     return sheet.render(figure, name="sequence", label=f"Interval of each comparison over blocks. {told}.")
 
 
-def _panel(axes: Axes, one: ComparisonLooks, standing: Standing, color: str) -> None:
-    stop = standing.stop
+def _panel(axes: Axes, one: ComparisonLooks, status: SequentialStatus, color: str) -> None:
+    stop = status.stop
     margin = [_percent(-stop.log_margin), _percent(stop.log_margin)]
     axes.axhspan(*margin, color=GRID, alpha=0.6, linewidth=0)
     axes.axhline(0, color=INK, linewidth=0.9)

@@ -14,7 +14,7 @@ from harness.analysis.method.compare import MAX_TAU, Verdict
 from harness.analysis.method.sequential import StopVerdict
 from harness.analysis.method.serving import METRICS, Percentile, Rate, ServingFigures, requests_needed
 from harness.analysis.method.stats import Interval
-from harness.analysis.method.stopping import Standing
+from harness.analysis.method.stopping import SequentialStatus
 from harness.analysis.method.summary import ConditionFigures
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.outputs import escape_bidi
@@ -122,16 +122,17 @@ def _legend(summary: ExperimentSummary) -> str:
     return f" Ratios are against {against}.{''.join(text for text, is_so in marks.items() if is_so)}"
 
 
-def standing_lines(standing: Standing) -> list[str]:
-    """What the stopping rule says after a block, a line for each comparison, as markup for the terminal."""
+def status_lines(status: SequentialStatus) -> list[str]:
+    """The verdicts of the stopping rule after a block, a line for each comparison, as markup for the terminal."""
     from rich.markup import escape
 
-    found = [f"[bold]block {standing.num_blocks} of at most {standing.stop.budget}[/]"]
-    width = max((len(one.condition) for one in standing.comparisons), default=0)
-    for one in standing.comparisons:
-        colour = STOP_COLORS.get(one.verdict, "green")
-        found.append(f"  {one.condition:<{width}}  [{colour}]{one.verdict.value:<12}[/]  {escape(one.told)}")
-    return found
+    lines = [f"[bold]block {status.num_blocks} of at most {status.stop.budget}[/]"]
+    width = max((len(looks.condition) for looks in status.comparisons), default=0)
+    for looks in status.comparisons:
+        colour = STOP_COLORS.get(looks.verdict, "green")
+        verdict = f"[{colour}]{looks.verdict.value:<12}[/]"
+        lines.append(f"  {looks.condition:<{width}}  {verdict}  {escape(looks.description)}")
+    return [*lines, f"  {status.channel_note}"] if status.channel_note else lines
 
 
 def summary_tables(summary: ExperimentSummary, width: int = 0) -> list[RichTable]:

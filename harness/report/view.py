@@ -16,7 +16,7 @@ from harness.analysis.method.decide import Decision
 from harness.analysis.method.drift import Drift
 from harness.analysis.method.result import AnalysisResult
 from harness.analysis.method.speeds import places_table
-from harness.analysis.method.stopping import Standing
+from harness.analysis.method.stopping import SequentialStatus
 from harness.records import RunKey, SealedRun
 from harness.report.answers import Channel, channels_of, common_replicates, counted_words, over
 from harness.table import Table
@@ -141,7 +141,7 @@ class ReportView:
     written_utc: str
     results: Results = Results()
     folders: Mapping[RunKey, str] = field(default_factory=dict[RunKey, str])
-    standing: Standing | None = None
+    status: SequentialStatus | None = None
     drift: Drift | None = None
 
     @property

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from harness.analysis.method.sequential import check_can_decide
-from harness.analysis.method.stopping import Standing, standing, whole_blocks
+from harness.analysis.method.stopping import SequentialStatus, sequential_status, whole_blocks
 from harness.clock import NS_PER_S, MonotonicClock
 from harness.errors import SpecError
 from harness.experiment import PlannedRun, PlannedRuns
@@ -46,11 +46,11 @@ class Watch:
     def __init__(self, spec: ExperimentSpec, stop: StopSpec, sealed: Iterable[SealedRun]) -> None:
         self._spec, self._stop = spec, stop
         self._runs: dict[RunKey, SealedRun] = {run.key: run for run in sealed}
-        self.standing: Standing = standing(spec, list(self._runs.values()), stop)
+        self.status: SequentialStatus = sequential_status(spec, list(self._runs.values()), stop)
 
     @property
     def is_decided(self) -> bool:
-        return self.standing.is_decided
+        return self.status.is_decided
 
     def add(self, run: SealedRun) -> bool:
         """Count one more run; whether that made its block whole, so that the rule was applied again."""
@@ -58,7 +58,7 @@ class Watch:
         runs = list(self._runs.values())
         if run.replicate not in whole_blocks(self._spec, runs):
             return False
-        self.standing = standing(self._spec, runs, self._stop)
+        self.status = sequential_status(self._spec, runs, self._stop)
         return True
 
 
@@ -95,7 +95,7 @@ class Account:
             )
         )
         if watch is not None and self._num_kept:
-            on_progress(BlockLooked(watch.standing))
+            on_progress(BlockLooked(watch.status))
 
     @property
     def is_decided(self) -> bool:
@@ -129,7 +129,7 @@ class Account:
         left_s = self._forecast.left_s()
         self._on_progress(RunSealed(run.label, run.is_valid, tuple(run.invalid_reasons), wall_s, left_s))
         if self._watch is not None and self._watch.add(run):
-            self._on_progress(BlockLooked(self._watch.standing))
+            self._on_progress(BlockLooked(self._watch.status))
 
 
 class Forecast:

@@ -9,7 +9,7 @@ import threading
 from dataclasses import dataclass
 from typing import Protocol
 
-from harness.analysis.method.stopping import Standing
+from harness.analysis.method.stopping import SequentialStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class RunSealed:
 class BlockLooked:
     """The stopping rule was applied: after a block became whole, and once at the start of a continued experiment."""
 
-    standing: Standing
+    status: SequentialStatus
 
 
 ProgressEvent = ExperimentStarted | RunStarted | ServerReady | RequestFinished | RunSealed | BlockLooked

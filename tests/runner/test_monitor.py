@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from harness.analysis.method.margins import decide_stopped
 from harness.analysis.method.sequential import StopVerdict
-from harness.analysis.method.stopping import standing_of
+from harness.analysis.method.stopping import declared_status
 from harness.errors import SpecError
 from harness.experiment import resolve
 from harness.records import RunKey
 from harness.report import write_report
+from harness.report.terminal import status_lines
 from harness.runner import ExperimentOutcome, StopFlag, run_experiment
+from harness.runner.backends.emulator import EmulatorBackend
 from harness.runner.monitor import Forecast, predicted_work
 from harness.runner.progress import BlockLooked, ProgressEvent, RunSealed
-from harness.spec import ExperimentSpec
+from harness.server.process import free_port
+from harness.spec import ExperimentSpec, ServerSpec
 from tests.support.experiments import small_experiment
+from tests.support.processes import serving
 
 
 def forecast_of(backend: str, **spec: Any) -> tuple[Forecast, list[RunKey]]:
@@ -108,7 +114,7 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> tuple[ExperimentOutcom
 
 def test_an_experiment_ends_at_its_first_decisive_block_and_a_continued_one_stays_ended(straight) -> None:
     outcome, events = straight
-    looked = [event.standing for event in events if isinstance(event, BlockLooked)]
+    looked = [event.status for event in events if isinstance(event, BlockLooked)]
     assert outcome.is_decided
     assert outcome.is_complete
     assert outcome.num_planned == 16
@@ -139,13 +145,13 @@ def test_an_interrupted_experiment_decides_as_if_it_had_not_been(straight, tmp_p
     )
     assert (len(broken.runs), broken.is_complete) == (3, False)
     mended = run_experiment(experiment(), runs_root=tmp_path, resume=True, until_decided=True)
-    assert standing_of(mended.runs) == standing_of(straight[0].runs)
+    assert declared_status(mended.runs) == declared_status(straight[0].runs)
 
 
 @pytest.mark.same_everywhere
 def test_a_budget_that_runs_out_ends_inconclusive(tmp_path: Path) -> None:
     outcome = run_experiment(experiment(alpha=1e-6, budget=2, looks=[2]), runs_root=tmp_path, until_decided=True)
-    found = standing_of(outcome.runs)
+    found = declared_status(outcome.runs)
     assert found is not None
     assert outcome.is_complete
     assert [one.verdict for one in found.comparisons] == [StopVerdict.INCONCLUSIVE]
@@ -170,3 +176,32 @@ def test_a_rule_that_was_changed_after_a_run_is_refused(tmp_path: Path) -> None:
 def test_without_a_rule_there_is_no_looking(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="declares no stopping rule"):
         run_experiment(small_experiment(backend="sim"), runs_root=tmp_path, until_decided=True)
+
+
+@pytest.mark.live
+def test_servers_without_a_log_are_decided_on_channel_b_and_it_is_said_that_a_is_not_there(tmp_path: Path) -> None:
+    grids = {"base": (8,), "more": (1, 2, 3, 4, 8)}
+    events: list[ProgressEvent] = []
+    with ExitStack() as servers:
+        conditions: list[dict[str, Any]] = []
+        for name, buckets in grids.items():
+            folder = tmp_path / name
+            folder.mkdir()
+            server = ServerSpec(decode_buckets=buckets)
+            plan = EmulatorBackend().launch(server, port=free_port(), run_folder=folder)
+            servers.enter_context(serving(plan, folder))
+            at = {"url": f"http://{plan.host}:{plan.port}", "decode_buckets": list(buckets), "declared": True}
+            conditions.append({"name": name, "treatment": "no-waits", "server": at})
+        changes = {"backend": "attached", "time_scale": 1.0, "stop": RULE, "condition": conditions}
+        spec = small_experiment(workload={"num_sessions": 3}, **changes)
+        outcome = run_experiment(spec, runs_root=tmp_path / "runs", on_progress=events.append, until_decided=True)
+    status = declared_status(outcome.runs)
+    assert status is not None
+    (looks,) = status.comparisons
+    assert (looks.channel, looks.verdict) == ("b", StopVerdict.BETTER)
+    assert 2 <= looks.num_blocks == status.num_blocks
+    note = "Channel B (time in flight) decides: channel A (modelled device time) is not there"
+    assert all(note in status_lines(event.status)[-1] for event in events if isinstance(event, BlockLooked))
+    (decision,) = decide_stopped(status)
+    assert note in decision.reason
+    assert note in write_report(outcome.runs, tmp_path / "report.html", timelines=()).read_text()

@@ -13,7 +13,7 @@ from harness.analysis.method.answer import cost_sentence
 from harness.analysis.method.decide import Decision, Outcome, withheld
 from harness.analysis.method.devices import Estimate, of_blocks
 from harness.analysis.method.stats import Interval, t_tail
-from harness.analysis.method.stopping import LogRatios, Standing
+from harness.analysis.method.stopping import LogRatios, SequentialStatus
 from harness.spec.rules import EquivalenceRule, SuperiorityRule
 
 STOPPING = "stop"
@@ -40,7 +40,7 @@ def cheaper_p(estimate: Estimate, limit: float) -> float:
     return one_sided_p(math.log(limit) - estimate.mean, estimate.error, estimate.degrees)
 
 
-def decide_equivalence(rule: EquivalenceRule, ratios: LogRatios, looked: Standing | None = None) -> Decision:
+def decide_equivalence(rule: EquivalenceRule, ratios: LogRatios, looked: SequentialStatus | None = None) -> Decision:
     """PASS where the cost ratio is shown to lie within the margin, FAIL where it is not.
 
     looked: the experiment under its stopping rule, if it declared one, whose interval then decides.
@@ -68,7 +68,7 @@ def decide_equivalence(rule: EquivalenceRule, ratios: LogRatios, looked: Standin
     )
 
 
-def decide_superiority(rule: SuperiorityRule, ratios: LogRatios, looked: Standing | None = None) -> Decision:
+def decide_superiority(rule: SuperiorityRule, ratios: LogRatios, looked: SequentialStatus | None = None) -> Decision:
     """PASS where the cost ratio is shown to lie below 1 - margin, FAIL where it is not.
 
     looked: the experiment under its stopping rule, if it declared one, whose interval then decides.
@@ -95,7 +95,7 @@ def decide_superiority(rule: SuperiorityRule, ratios: LogRatios, looked: Standin
 
 
 def _tested(
-    rule: EquivalenceRule | SuperiorityRule, ratios: LogRatios, looked: Standing | None
+    rule: EquivalenceRule | SuperiorityRule, ratios: LogRatios, looked: SequentialStatus | None
 ) -> tuple[Interval, Estimate | None] | Decision:
     """The ratio's interval and the estimate to test, None of a declared sequence; WITHHELD where there is no interval.
 
@@ -115,7 +115,7 @@ def _tested(
         return withheld(rule.name, subject, f"its runs were checked while they ran by another rule ({looked.stop})")
     last = looks.last
     if last is None or math.isnan(last.mean) or math.isinf(last.half_width):
-        return withheld(rule.name, subject, f"no look of its stopping rule has an interval yet ({looks.told})")
+        return withheld(rule.name, subject, f"no look of its stopping rule has an interval yet ({looks.description})")
     mean, low, high = (math.exp(value) for value in (last.mean, last.low, last.high))
     method = "interval of the declared sequence"
     return Interval(mean, low, high, 1 - looked.stop.alpha, method, "blocks", last.num_blocks, 0, 0), None
@@ -145,16 +145,17 @@ def _numbers(
     }
 
 
-def decide_stopped(standing: Standing) -> list[Decision]:
+def decide_stopped(status: SequentialStatus) -> list[Decision]:
     """The verdict of the stopping rule on every comparison: PASS once it has an answer, else WITHHELD."""
+    note = f"; {status.channel_note}" if status.channel_note else ""
     return [
         Decision(
             STOPPING,
-            f"{one.condition} vs {one.baseline}",
-            Outcome.PASS if one.verdict.is_answer else Outcome.WITHHELD,
-            f"{one.told}; declared: {standing.stop}",
-            label=one.verdict.value.upper(),
-            numbers={"num_blocks": one.num_blocks, "blocks_left": one.blocks_left},
+            f"{looks.condition} vs {looks.baseline}",
+            Outcome.PASS if looks.verdict.is_answer else Outcome.WITHHELD,
+            f"{looks.description}; declared: {status.stop}{note}",
+            label=looks.verdict.value.upper(),
+            numbers={"num_blocks": looks.num_blocks, "blocks_left": looks.blocks_left, "channel": looks.channel},
         )
-        for one in standing.comparisons
+        for looks in status.comparisons
     ]

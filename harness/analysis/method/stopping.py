@@ -1,7 +1,7 @@
-"""The stopping rule applied to what is sealed: for each comparison its looks so far, its verdict and the blocks left.
+"""The stopping rule applied to sealed runs: for each comparison its looks so far, its verdict and the blocks left.
 
-Only blocks whose runs are all sealed count, in their order, so that a resumed experiment says what an uninterrupted one
-says. Nothing is decided by a name.
+Only blocks whose runs are all sealed count, in their order, so that a resumed experiment has the verdicts of an
+uninterrupted one. Where channel A is missing, channel B decides.
 """
 
 from __future__ import annotations
@@ -42,13 +42,17 @@ class LogRatios:
 
 @dataclass(frozen=True, slots=True)
 class ComparisonLooks:
-    """One comparison under the rule. values: log ratio of each block that counts; blocks_left: None: not in budget."""
+    """One comparison under the rule.
+
+    values: log ratio of each block that counts, on ``channel``. blocks_left: None where the budget is too small.
+    """
 
     condition: str
     baseline: str
     values: tuple[float, ...]
     looks: tuple[Look, ...]
     blocks_left: int | None
+    channel: Channel = "a"
 
     @property
     def num_blocks(self) -> int:
@@ -63,8 +67,8 @@ class ComparisonLooks:
         return StopVerdict.GO_ON if self.last is None else self.last.verdict
 
     @property
-    def told(self) -> str:
-        """What led to the verdict, "-2.10 % [-3.00 %, -1.20 %] at block 8", and what is still to come."""
+    def description(self) -> str:
+        """The estimate behind the verdict, "-2.10 % [-3.00 %, -1.20 %] at block 8", and the blocks still needed."""
         counted = f"{self.num_blocks} block{'' if self.num_blocks == 1 else 's'}"
         if self.last is None:
             return f"{counted}, no look yet"
@@ -80,8 +84,8 @@ class ComparisonLooks:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """All comparisons of an experiment under its rule, after ``num_blocks`` whole blocks."""
+class SequentialStatus:
+    """All comparisons of an experiment under its rule, after ``num_blocks`` complete blocks."""
 
     stop: StopSpec
     num_blocks: int
@@ -89,12 +93,24 @@ class Standing:
 
     @property
     def is_decided(self) -> bool:
-        """Whether every comparison has its final verdict: nothing more need be run."""
-        return bool(self.comparisons) and all(one.verdict.is_final for one in self.comparisons)
+        """Whether every comparison has its final verdict, so that no run is needed any more."""
+        return bool(self.comparisons) and all(looks.verdict.is_final for looks in self.comparisons)
+
+    @property
+    def channel_note(self) -> str:
+        """The comparisons that channel B decides although the rule names A; empty where there are none."""
+        on_b = [looks.condition for looks in self.comparisons if looks.channel != self.stop.channel]
+        if not on_b:
+            return ""
+        where = "" if len(on_b) == len(self.comparisons) else f" for {', '.join(on_b)}"
+        return (
+            f"Channel B (time in flight) decides{where}: channel A (modelled device time) is not there, "
+            "as it needs a log of steps and known reuse in every run"
+        )
 
     def of(self, condition: str) -> ComparisonLooks:
-        """The comparison of one condition with its baseline; StopIteration when it is compared with none."""
-        return next(one for one in self.comparisons if one.condition == condition)
+        """The comparison of a condition with its baseline; StopIteration where it has none."""
+        return next(looks for looks in self.comparisons if looks.condition == condition)
 
 
 def percent(log_ratio: float) -> str:
@@ -102,27 +118,28 @@ def percent(log_ratio: float) -> str:
     return f"{100 * math.expm1(log_ratio):+.2f} %"
 
 
-def standing(spec: ExperimentSpec, runs: Sequence[SealedRun], stop: StopSpec) -> Standing:
-    """Where an experiment stands under ``stop``, from those of its runs that are sealed, INVALID ones included."""
+def sequential_status(spec: ExperimentSpec, runs: Sequence[SealedRun], stop: StopSpec) -> SequentialStatus:
+    """The status of an experiment under ``stop``. runs: those that are sealed, INVALID ones included."""
     whole = whole_blocks(spec, runs)
     is_over = len(whole) >= stop.budget
-    found: list[ComparisonLooks] = []
+    comparisons: list[ComparisonLooks] = []
     for ratios in log_ratios(spec, [run for run in runs if run.replicate in whole[: stop.budget]], stop.channel):
         looks = tuple(looks_at(ratios.logs, stop, is_over=is_over))
         left = blocks_left(looks[-1], stop) if looks and not looks[-1].verdict.is_final else None
         if is_over and not looks:
             looks = (Look(len(ratios.logs), math.nan, math.nan, math.inf, StopVerdict.INCONCLUSIVE),)
-        found.append(ComparisonLooks(ratios.condition, ratios.baseline, tuple(ratios.logs), looks, left))
-    return Standing(stop, len(whole), tuple(found))
+        names = (ratios.condition, ratios.baseline)
+        comparisons.append(ComparisonLooks(*names, tuple(ratios.logs), looks, left, ratios.channel))
+    return SequentialStatus(stop, len(whole), tuple(comparisons))
 
 
-def standing_of(runs: Sequence[SealedRun]) -> Standing | None:
-    """Where sealed runs of one experiment stand under the rule that the first of them declared; None without one."""
+def declared_status(runs: Sequence[SealedRun]) -> SequentialStatus | None:
+    """The status of sealed runs of one experiment under the rule of its first run; None without a rule."""
     first = min(runs, key=lambda run: (run.replicate, run.condition))
     if not first.manifest.requested_experiment.get("stop"):
         return None
-    assert first.spec.stop is not None, "what was asked for is in the spec"
-    return standing(first.spec, runs, first.spec.stop)
+    assert first.spec.stop is not None, "the spec holds the requested rule"
+    return sequential_status(first.spec, runs, first.spec.stop)
 
 
 def whole_blocks(spec: ExperimentSpec, runs: Sequence[SealedRun]) -> list[int]:

@@ -17,7 +17,7 @@ from harness.analysis.method.interference import decide_interference, injections
 from harness.analysis.method.margins import decide_equivalence, decide_superiority
 from harness.analysis.method.predictions import Predictions, drawn_ratio
 from harness.analysis.method.scatter import full_bucket_ms, reported_model_ms
-from harness.analysis.method.stopping import Standing, log_ratios, standing
+from harness.analysis.method.stopping import SequentialStatus, log_ratios, sequential_status
 from harness.clock import NS_PER_S
 from harness.errors import SpecError
 from harness.records import SealedRun, by_condition
@@ -71,10 +71,10 @@ class ExperimentRuns:
         own = (run for run in self.figures(condition) if run.a is not None and (run.replicate, run.device) in others)
         return [(run, others[run.replicate, run.device]) for run in own]
 
-    def looked(self) -> Standing | None:
+    def looked(self) -> SequentialStatus | None:
         """Where the experiment stands under its stopping rule; None when it declares none."""
         spec = self.all_runs[0].spec
-        return None if spec.stop is None else standing(spec, self.all_runs, spec.stop)
+        return None if spec.stop is None else sequential_status(spec, self.all_runs, spec.stop)
 
     def seen_pairs(self, condition: str, baseline: str) -> list[tuple[RunFigures, RunFigures]]:
         """``pairs``; where no pair has a step log, those that channel B alone knows."""

@@ -11,7 +11,7 @@ import pytest
 from harness.analysis.method.decide import Outcome
 from harness.analysis.method.margins import decide_equivalence, decide_stopped, tost_p
 from harness.analysis.method.sequential import looks_at
-from harness.analysis.method.stopping import ComparisonLooks, LogRatios, Standing
+from harness.analysis.method.stopping import ComparisonLooks, LogRatios, SequentialStatus
 from harness.spec import StopSpec
 from harness.spec.rules import EquivalenceRule
 
@@ -25,9 +25,9 @@ def ratios_of(values: Sequence[float]) -> LogRatios:
     return LogRatios("more", "base", "a", tuple(enumerate(values)), tuple(values))
 
 
-def looked_at(values: Sequence[float], stop: StopSpec = STOP) -> Standing:
+def looked_at(values: Sequence[float], stop: StopSpec = STOP) -> SequentialStatus:
     looks = ComparisonLooks("more", "base", tuple(values), tuple(looks_at(values, stop)), None)
-    return Standing(stop, len(values), (looks,))
+    return SequentialStatus(stop, len(values), (looks,))
 
 
 @pytest.mark.parametrize(("scale", "p"), [(1, 4.017655762634448e-05), (6, 0.19176855218651995)])
@@ -62,8 +62,8 @@ def test_of_data_that_were_looked_at_the_sequence_decides() -> None:
 def test_a_stopping_rule_decides_once_it_has_an_answer() -> None:
     values = tuple(-0.05 + one for one in BLOCKS)
     looked = ComparisonLooks("more", "base", values, tuple(looks_at(values, STOP)), None)
-    (found,) = decide_stopped(Standing(STOP, 6, (looked,)))
+    (found,) = decide_stopped(SequentialStatus(STOP, 6, (looked,)))
     assert (found.outcome, found.label, found.subject) == (Outcome.PASS, "BETTER", "more vs base")
     assert "declared: margin 0.02" in found.reason
-    (open_,) = decide_stopped(Standing(STOP, 3, (ComparisonLooks("more", "base", values[:3], (), 3),)))
+    (open_,) = decide_stopped(SequentialStatus(STOP, 3, (ComparisonLooks("more", "base", values[:3], (), 3),)))
     assert (open_.outcome, open_.label) == (Outcome.WITHHELD, "GO ON")

@@ -17,7 +17,7 @@ from harness.analysis.method.margins import cheaper_p, decide_superiority
 from harness.analysis.method.power import blocks_for_superiority, superiority_power
 from harness.analysis.method.sequential import looks_at
 from harness.analysis.method.stats import FloatArray, Interval
-from harness.analysis.method.stopping import ComparisonLooks, LogRatios, Standing
+from harness.analysis.method.stopping import ComparisonLooks, LogRatios, SequentialStatus
 from harness.spec import StopSpec
 from harness.spec.rules import SuperiorityRule, load_rule
 from harness.spec.sections import Channel
@@ -100,10 +100,10 @@ def test_a_scattered_difference_is_not_shown() -> None:
 def test_of_costs_that_were_checked_while_they_came_in_the_sequence_decides() -> None:
     ratios, stop = ratios_of(CHEAPER), StopSpec(margin=0.02, budget=24)
     looks = ComparisonLooks("twelve-slots", "base", tuple(ratios.logs), tuple(looks_at(ratios.logs, stop)), None)
-    decision = decide_superiority(RULE, ratios, Standing(stop, 6, (looks,)))
+    decision = decide_superiority(RULE, ratios, SequentialStatus(stop, 6, (looks,)))
     assert decision.outcome is Outcome.PASS
     assert "declared sequence" in decision.reason
-    sloppy = Standing(StopSpec(margin=0.02, budget=24, alpha=0.1), 6, (looks,))
+    sloppy = SequentialStatus(StopSpec(margin=0.02, budget=24, alpha=0.1), 6, (looks,))
     assert decide_superiority(RULE, ratios, sloppy).outcome is Outcome.WITHHELD
 
 
