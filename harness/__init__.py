@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from harness.analysis import ExperimentSummary, summarise
     from harness.analysis.catalogue import analyse
+    from harness.cli.notebook import compare, open_runs, power, sweep
     from harness.cli.progress import TerminalProgress
     from harness.engine import CostModel, load_cost_model
     from harness.errors import HarnessError, RuleFailedError, RunInvalidError, SpecError
@@ -53,13 +54,17 @@ _HOME = {
     "WorkloadSpec": "harness.spec",
     "analyse": "harness.analysis.catalogue",
     "build_plan": "harness.experiment.plans",
+    "compare": "harness.cli.notebook",
     "judge": "harness.prereg",
     "load_cost_model": "harness.engine",
     "load_experiment": "harness.spec",
     "load_waits": "harness.plan",
+    "open_runs": "harness.cli.notebook",
+    "power": "harness.cli.notebook",
     "run_experiment": "harness.runner",
     "simulate": "harness.sim",
     "summarise": "harness.analysis",
+    "sweep": "harness.cli.notebook",
     "write_report": "harness.report",
 }
 
@@ -83,13 +88,17 @@ __all__ = [
     "WorkloadSpec",
     "analyse",
     "build_plan",
+    "compare",
     "judge",
     "load_cost_model",
     "load_experiment",
     "load_waits",
+    "open_runs",
+    "power",
     "run_experiment",
     "simulate",
     "summarise",
+    "sweep",
     "write_report",
 ]
 

@@ -14,6 +14,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from html import escape
+from typing import Any
+
+from harness.errors import SpecError
+from harness.outputs import escape_bidi
 
 Cell = str | int | float | bool | None
 ABSENT = "-"
@@ -63,6 +67,18 @@ class Table:
     def remarks(self) -> tuple[str, ...]:
         """What stands below: the notes; of a labelled table its origin first."""
         return (self.origin, *self.notes) if self.label and self.origin else self.notes
+
+    def to_pandas(self) -> Any:
+        """The rows as a pandas DataFrame; SpecError where pandas is not installed."""
+        try:
+            from pandas import DataFrame  # pyright: ignore[reportMissingImports]
+        except ImportError as error:
+            raise SpecError("pandas is not installed", hint="pip install pandas, or use records()") from error
+        return DataFrame(self.records(), columns=list(self.columns))
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return to_html(self)
 
     def text_rows(self) -> list[list[str]]:
         """The cells as people read them."""
@@ -171,7 +187,7 @@ def to_html(table: Table) -> str:
     head = "".join(f"<th>{escape(name)}</th>" for name in table.columns)
     body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in table.text_rows())
     caption = escape(f"{table.name}. {table.explanation}")
-    return f"<table><caption>{caption}</caption><tr>{head}</tr>{body}</table>"
+    return escape_bidi(f"<table><caption>{caption}</caption><tr>{head}</tr>{body}</table>")
 
 
 _LATEX_SIGNS = {

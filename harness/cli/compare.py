@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from harness.cli.addresses import RunsOption
 from harness.errors import SpecError
 from harness.table import Table, TableForm, written
 
@@ -26,12 +27,15 @@ def register(app: typer.Typer) -> None:
 def compare(
     places: Annotated[
         list[str],
-        typer.Argument(help="FOLDER, FOLDER/EXPERIMENT or FOLDER/EXPERIMENT/CONDITION, as runs lie; one or several."),
+        typer.Argument(
+            help="FOLDER, FOLDER/EXPERIMENT or FOLDER/EXPERIMENT/CONDITION; a name below --runs; an experiment's file."
+        ),
     ],
     baseline: Annotated[
         str | None,
         typer.Option(help="Compare with this place instead: a condition, or conditions of the same names."),
     ] = None,
+    runs: RunsOption = Path("runs"),
     form: Annotated[TableForm, typer.Option("--format", help="How the table is written.")] = TableForm.text,
 ) -> None:
     """Compare conditions with their baselines, across experiments, folders and dates; below 1 is less.
@@ -47,8 +51,8 @@ def compare(
     from harness.analysis.method.across import compare_all, pairs_of
     from harness.cli.words import terminal
 
-    sides = [side for place in dict.fromkeys(places) for side in _sides(Path(place))]
-    table = compare_all(pairs_of(sides, [] if baseline is None else _sides(Path(baseline))))
+    sides = [side for place in dict.fromkeys(places) for side in sides_at(place, runs)]
+    table = compare_all(pairs_of(sides, [] if baseline is None else sides_at(baseline, runs)))
     if form is TableForm.text:
         out = terminal()
         out.print(Text(written(_by_pair(_rounded(table)), form, out.width)), soft_wrap=True)
@@ -89,11 +93,17 @@ def _by_pair(table: Table) -> list[Table]:
     return pairs
 
 
-def _sides(place: Path) -> list[Side]:
-    """The conditions with valid runs at a place; SpecError that says what was looked for when there are none."""
+def sides_at(address: str, runs: Path) -> list[Side]:
+    """The conditions with valid runs at an address; SpecError that says what was looked for when there are none."""
     from harness.analysis.method.across import Side
     from harness.records import RunStore
+    from harness.records.addresses import sealed_runs
 
+    place = Path(address)
+    if address.endswith(".toml"):
+        place = sealed_runs(runs, address)[0].path.parents[1]
+    elif not place.exists():
+        place = runs / address
     choices = ((place, "", ""), (place.parent, place.name, ""), (place.parent.parent, place.parent.name, place.name))
     for root, experiment, condition in choices:
         found: dict[tuple[str, str], list[SealedRun]] = {}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harness.cli.complete import ExperimentArgument, MaybeExperimentArgument
+from harness.cli.addresses import ExperimentArgument, MaybeExperimentArgument
 from harness.cli.trace import check_trace_format
 from harness.errors import SpecError
 
@@ -216,11 +216,13 @@ def _simulate_experiment(path: Path, draws: int | None) -> None:
     from harness.clock import NS_PER_S
     from harness.experiment import resolve
     from harness.prereg.predict import predict_experiment
+    from harness.records.addresses import experiment_at
     from harness.runner.preflight import checked
     from harness.sim.predict.draws import perturbation_of
-    from harness.spec import load_experiment
+    from harness.spec import parse_experiment
 
-    spec = load_experiment(path)
+    source, table, _ = experiment_at(path)
+    spec = parse_experiment(table, where=str(source))
     if draws is not None:
         spec = spec.model_copy(update={"prediction": spec.prediction.model_copy(update={"draws": draws})})
     planned = checked(resolve(spec))

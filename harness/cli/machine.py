@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from harness.cli.run import RunsOption
+from harness.cli.addresses import RunsOption
 
 
 def register(app: typer.Typer) -> None:

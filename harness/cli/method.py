@@ -12,11 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from harness.cli.complete import SealedArgument
-from harness.cli.overrides import override_table
-from harness.cli.run import RunsOption
-from harness.cli.sealed import sealed_runs
+from harness.cli.addresses import RunsOption, SealedArgument, override_table
 from harness.errors import RunInvalidError, SpecError
+from harness.records.addresses import sealed_runs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harness.cli.complete import ExperimentArgument
-from harness.cli.overrides import override_table
-from harness.cli.run import RunsOption
+from harness.cli.addresses import ExperimentArgument, RunsOption, override_table
 from harness.errors import SpecError
 
 if TYPE_CHECKING:
@@ -66,11 +64,12 @@ def power(
     from harness.cli.run import ensure_machine_code
     from harness.cli.time_left import format_duration
     from harness.records import RunStore, origin_of
+    from harness.records.addresses import experiment_at
     from harness.report.power_page import write_power_page
-    from harness.spec import experiment_file, load_toml, parse_experiment
+    from harness.spec import parse_experiment
 
-    path = experiment_file(experiment)
-    spec = parse_experiment(override_table(load_toml(path), changes or []), where=str(path))
+    path, table, runs = experiment_at(experiment, runs)
+    spec = parse_experiment(override_table(table, changes or []), where=str(path))
     declared = 0.02 if spec.stop is None else spec.stop.margin
     goal = Goal(declared if margin is None else margin, alpha, wanted, precision, compile_sd, _superiority(spec, rule))
     ensure_machine_code()
@@ -122,8 +121,8 @@ def scatter(
     """
     from harness.analysis.method.scatter import cost_bias
     from harness.analysis.method.scatter import scatter as measured
-    from harness.cli.sealed import sealed_runs
     from harness.kinds import kind_named
+    from harness.records.addresses import sealed_runs
     from harness.spec import PerturbationSpec
 
     sealed = [run for run in sealed_runs(runs, experiment) if run.is_valid]

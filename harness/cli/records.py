@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harness.cli.complete import complete_sealed
+from harness.cli.addresses import complete_sealed
 from harness.cli.run import RunsOption
-from harness.cli.sealed import sealed_runs
 from harness.errors import SpecError
+from harness.records.addresses import sealed_runs
 
 if TYPE_CHECKING:
     from harness.records import SealedRun

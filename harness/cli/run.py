@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harness.cli.complete import MaybeExperimentArgument, SealedArgument
-from harness.cli.overrides import asked_again, override_table
-from harness.cli.sealed import sealed_runs
+from harness.cli.addresses import MaybeExperimentArgument, RunsOption, SealedArgument, asked_again, override_table
 from harness.errors import ExitCode, SpecError
 from harness.kinds import kind_named
 from harness.outputs import check_output
+from harness.records.addresses import sealed_runs
 from harness.table import Table, TableForm, table_of, written
 
 if TYPE_CHECKING:
@@ -43,9 +42,6 @@ class Until(str, Enum):
     """What `harness run` may wait for, instead of all replicates."""
 
     decided = "decided"
-
-
-RunsOption = Annotated[Path, typer.Option("--runs", help="Folder of sealed runs.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -208,13 +204,14 @@ def _what_to_run(
     experiment: Path | None, confirmatory: Path | None, changes: list[str], runs: Path
 ) -> tuple[ExperimentSpec, Path, Ticket | None]:
     """The experiment, the file it comes from, and the ticket of a confirmatory run."""
-    from harness.spec import experiment_file, experiment_table, parse_experiment
+    from harness.records.addresses import experiment_at
+    from harness.spec import parse_experiment
 
     if confirmatory is None:
         if experiment is None:
             raise SpecError("no experiment was named", where="harness run", hint="Give an experiment file (TOML)")
-        path = experiment_file(experiment)
-        return parse_experiment(override_table(experiment_table(path), changes), where=str(path)), path, None
+        path, table, _ = experiment_at(experiment, runs)
+        return parse_experiment(override_table(table, changes), where=str(path)), path, None
     from harness.prereg import ticket_for
 
     if experiment is not None or changes:
@@ -243,7 +240,7 @@ def report(
     from harness.report.write import check_report_page
 
     sealed = sealed_runs(runs, experiment)
-    page = output or runs / f"{experiment}.html"
+    page = output or sealed[0].path.parents[2] / f"{sealed[0].experiment}.html"
     if force:
         check_output(page).unlink(missing_ok=True)
     _conclude(terminal(), sealed, check_report_page(page), None)

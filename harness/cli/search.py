@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from harness.cli.overrides import override_table
-from harness.cli.run import RunsOption
+from harness.cli.addresses import RunsOption, override_table
 from harness.errors import ExitCode
 from harness.outputs import check_output, write_text
 
@@ -135,7 +134,7 @@ def advise(
     Example: `harness advise demo --runs runs -o runs/advice`
     """
     from harness.advise import advise as run_advice
-    from harness.cli.sealed import sealed_runs
+    from harness.records.addresses import sealed_runs
 
     advice = run_advice(
         sealed_runs(runs, experiment), output, condition=condition, space=_space(space, None) if space else None

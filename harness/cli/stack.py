@@ -107,7 +107,7 @@ def patch_check(
     Exit code 0 when they are the same, 3 when not. Example:
     `harness patch check plans/experiments/twin-survival.toml --runs runs/check`
     """
-    from harness.cli.overrides import override_table
+    from harness.cli.addresses import override_table
     from harness.cli.progress import TerminalProgress
     from harness.cli.run import ensure_machine_code, interruptible, real_server_changes
     from harness.cli.words import terminal

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from harness.cli.complete import ExperimentArgument
-from harness.cli.overrides import asked_again, override_table
+from harness.cli.addresses import ExperimentArgument, asked_again, override_table
 from harness.cli.run import RunsOption, perform, real_server_changes
 from harness.errors import SpecError
 
@@ -44,13 +43,14 @@ def sweep(
 
     Example: `harness sweep demo --over workload.num_sessions=2,4,8 --backend sim --runs runs/sweep`
     """
-    from harness.spec import experiment_file, experiment_table, parse_experiment
+    from harness.records.addresses import experiment_at
+    from harness.spec import parse_experiment
 
-    path = experiment_file(experiment)
+    path, recorded, _ = experiment_at(experiment, runs)
     extra = [*real_server_changes(backend), *(changes or [])]
     extra += [f'backend="{backend}"'] if backend is not None else []
     extra += [f"replicates={replicates}"] if replicates is not None else []
-    table = swept_table(override_table(experiment_table(path), extra), over)
+    table = swept_table(override_table(recorded, extra), over)
     spec = parse_experiment(table, where=f"{path} --over {over}")
     asked = asked_again(changes or [], backend, replicates)
     again = f"harness sweep {experiment} --over {shlex.quote(over)}{asked}"

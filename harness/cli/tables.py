@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from harness.cli.run import RunsOption
+from harness.cli.addresses import RunsOption
 from harness.outputs import check_output, write_text
 
 

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from harness.cli.complete import SealedArgument
-from harness.cli.run import RunsOption
-from harness.cli.sealed import sealed_runs
+from harness.cli.addresses import RunsOption, SealedArgument
 from harness.errors import SpecError
+from harness.records.addresses import sealed_runs
 
 if TYPE_CHECKING:
     from harness.records import SealedRun

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harness.cli.run import RunsOption
-from harness.cli.sealed import store_at
+from harness.cli.addresses import RunsOption
+from harness.records.addresses import store_at
 
 if TYPE_CHECKING:
     from rich.table import Table

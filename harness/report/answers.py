@@ -102,7 +102,7 @@ def _compared(summary: ExperimentSummary, condition: ConditionFigures, mark: Cal
         )
     lead = "Predicted: " if found.is_predicted else ""
     within = "" if answer.interval is None else f" (95 % interval: {_range(answer.interval)})"
-    others = "; ".join(_other_changes(summary, condition))
+    others = ". ".join(_other_changes(summary, condition))
     agreed = "; both channels agree" if found.verdict is Verdict.AGREE else ""
     return (
         f"{lead}{this} costs {change(answer.ratio)} {other}{work}{within}: {answer.verdict.value}. "
@@ -145,7 +145,7 @@ def _other_changes(summary: ExperimentSummary, condition: ConditionFigures) -> l
         found.append(f"Padding {100 * before:.1f} % \u2192 {100 * after:.1f} %")
     had, has = base.reuse.num_reused, this.reuse.num_reused
     if had is not None and has is not None and had != has:
-        found.append(f"reused re-arrivals {base.reuse.share_text} \u2192 {this.reuse.share_text}")
+        found.append(f"Reused re-arrivals {base.reuse.share_text} \u2192 {this.reuse.share_text}")
     return found
 
 

@@ -1,6 +1,7 @@
-"""``--set key=value``: one key of a TOML table changed on the command line, with TOML's own value syntax.
+"""What commands are pointed at: the arguments that name experiments and runs, and the keys that ``--set`` changes.
 
-Values that are not TOML are taken as strings, so that ``--set backend=emulator`` works. Nothing is validated here.
+Values of ``--set`` that are not TOML are taken as strings, so that ``--set backend=emulator`` works. Nothing is
+validated here.
 """
 
 from __future__ import annotations
@@ -8,16 +9,45 @@ from __future__ import annotations
 import copy
 import shlex
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+import typer
 
 from harness.errors import SpecError
+from harness.shipped import shipped_names
+
+
+def _shipped(incomplete: str) -> list[str]:
+    return [name for name in shipped_names("experiments") if name.startswith(incomplete)]
+
+
+def complete_sealed(context: typer.Context, incomplete: str) -> list[str]:
+    """Names of experiments with sealed runs below ``--runs``."""
+    runs = Path(str(context.params.get("runs") or "runs"))
+    return sorted({path.parents[2].name for path in runs.glob(f"{incomplete}*/*/*/manifest.json")})
+
+
+_SHIPPED = typer.Argument(
+    help="Experiment: a file (TOML), the name of a shipped one, or a folder of its runs.", autocompletion=_shipped
+)
+ExperimentArgument = Annotated[Path, _SHIPPED]
+MaybeExperimentArgument = Annotated[Path | None, _SHIPPED]
+RunsOption = Annotated[Path, typer.Option("--runs", help="Folder of sealed runs.")]
+SealedArgument = Annotated[
+    str,
+    typer.Argument(
+        help="Experiment with sealed runs: its name below --runs, its file, or a folder of runs.",
+        autocompletion=complete_sealed,
+    ),
+]
 
 
 def asked_again(changes: Sequence[str], backend: str | None, replicates: int | None, devices: str | None = None) -> str:
-    """What was said beside an experiment's file, as the command that continues it must say it again."""
-    said = "".join(f" --set {shlex.quote(change)}" for change in changes)
+    """The options beside an experiment's file, as the command that continues it repeats them."""
+    repeated = "".join(f" --set {shlex.quote(change)}" for change in changes)
     options = {"backend": backend, "replicates": replicates, "devices": devices}
-    return said + "".join(f" --{name} {value}" for name, value in options.items() if value)
+    return repeated + "".join(f" --{name} {value}" for name, value in options.items() if value)
 
 
 def override_table(table: Mapping[str, Any], changes: Sequence[str]) -> dict[str, Any]:

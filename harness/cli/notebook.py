@@ -1,0 +1,92 @@
+"""What the commands do, as functions for Python and notebooks; each returns a value that shows itself.
+
+Nothing is printed here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from harness.records import SealedRun
+    from harness.spec import ExperimentSpec
+    from harness.table import Table
+
+
+def open_runs(address: str | Path, runs_root: str | Path = "runs") -> list[SealedRun]:
+    """The sealed runs of an experiment, invalid ones included.
+
+    address: its name below ``runs_root``, its file, or a folder of runs. Raises SpecError where there are none.
+    """
+    from harness.records.addresses import sealed_runs
+
+    return sealed_runs(Path(runs_root), address)
+
+
+def compare(*addresses: str | Path, baseline: str | Path | None = None, runs_root: str | Path = "runs") -> Table:
+    """Conditions against their baselines, a row for each measure, as ``harness compare``; below 1 is less.
+
+    addresses: folders of runs, or names and files of experiments. baseline: compare with the conditions there instead.
+    """
+    from harness.analysis.method.across import compare_all, pairs_of
+    from harness.cli.compare import sides_at
+
+    root = Path(runs_root)
+    sides = [side for address in addresses for side in sides_at(str(address), root)]
+    return compare_all(pairs_of(sides, [] if baseline is None else sides_at(str(baseline), root)))
+
+
+def sweep(experiment: str | Path, over: str, **changes: Any) -> ExperimentSpec:
+    """The experiment with a condition for each value of one key, for ``run_experiment``.
+
+    over: "workload.num_sessions=2,4,8"; the first value is the baseline. changes: keys of the experiment itself, such
+    as replicates=3 or backend="sim".
+    """
+    from harness.cli.sweep import swept_table
+    from harness.records.addresses import experiment_at
+    from harness.spec import parse_experiment
+
+    source, table, _ = experiment_at(experiment)
+    return parse_experiment(swept_table({**table, **changes}, over), where=f"{source}, {over}")
+
+
+def power(
+    experiment: str | Path,
+    *,
+    margin: float = 0.02,
+    precision: float = 0.01,
+    runs: Sequence[SealedRun] = (),
+    num_blocks: int = 60,
+) -> Table:
+    """Replicates that each comparison needs at alpha 0.05 and power 0.9, as ``harness power``; None: above 1,000.
+
+    margin: what counts as equal. precision: half width of an interval. runs: sealed runs to take the spread from;
+    without any, ``num_blocks`` plan draws are simulated.
+    """
+    from harness.advise.power import Goal, measured_components, needed, simulated_components
+    from harness.records import origin_of
+    from harness.records.addresses import experiment_at
+    from harness.spec import parse_experiment
+    from harness.table import table_of
+
+    source, table, _ = experiment_at(experiment)
+    spec, valid = parse_experiment(table, where=str(source)), [run for run in runs if run.is_valid]
+    components = measured_components(spec, valid) if valid else simulated_components(spec, num_blocks)[0]
+    found = [needed(one, Goal(margin=margin, precision=precision)) for one in components]
+    rows = [
+        {
+            "condition": one.components.condition,
+            "baseline": one.components.baseline,
+            "log_ratio": one.components.mean,
+            "sd_of_log_ratio": one.components.sd,
+            "for_precision": one.precision,
+            "for_equivalence": one.equivalence,
+            "for_difference": one.difference,
+            "as_found": one.as_predicted,
+        }
+        for one in found
+    ]
+    caption = f"Replicates for a half width of {precision:.1%} and a margin of {margin:.1%}."
+    return table_of("Power", caption, rows, origin_of(valid) if valid else f"Simulated: {num_blocks} plan draws.")
