@@ -1,7 +1,7 @@
-"""How the hot functions of the engine are compiled: numba, kept on disk, integers only.
+"""The decorators of compiled functions: numba, integers only, the machine code kept on disk.
 
-Compiled functions never raise or allocate, and touch nothing but the arrays they are given. ``aot`` keeps the machine
-code on disk and calls it without numba; where no folder can hold it, each process compiles again.
+Compiled functions never raise or allocate, and change only the arrays that they are given. ``aot`` loads the machine
+code without numba. Where no folder can hold it, each process compiles again.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from harness.compiled.aot import SUFFIX, AotFunction, JitFunction
 from harness.compiled.records import IS_PLAIN_PYTHON
 
 _ROOT = Path(__file__).resolve().parents[2]
+# Imports for annotations alone change no machine code.
+_IMPORTS_OF_TYPES = re.compile(r"^if TYPE_CHECKING:\n(?:[ \t]+.*\n|\n)+", re.MULTILINE)
 _IMPORT = re.compile(r"^ *from (harness[.\w]*) import (\([^)]*\)|[^\n(]*)", re.MULTILINE)
 
 Parameters = ParamSpec("Parameters")
@@ -35,21 +37,18 @@ def compiled(function: Callable[Parameters, Result]) -> Callable[Parameters, Res
 
 
 def jit(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """Compile a function that only compiled functions call; made into machine code only as a part of those."""
+    """Compile a function that only compiled functions call, as a part of those."""
     return function if IS_PLAIN_PYTHON else cast("Callable[Parameters, Result]", JitFunction(function, OPTIONS))
 
 
 def always_inline(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
     """As ``jit``, with a copy in each caller: for what most steps run, and a rare function calls too."""
-    return (
-        function
-        if IS_PLAIN_PYTHON
-        else cast("Callable[Parameters, Result]", JitFunction(function, {**OPTIONS, "forceinline": True}))
-    )
+    inlined = JitFunction(function, {**OPTIONS, "forceinline": True})
+    return function if IS_PLAIN_PYTHON else cast("Callable[Parameters, Result]", inlined)
 
 
 def has_machine_code(source: str) -> bool:
-    """Whether some of the functions that Python calls in ``source`` were compiled before, of these very sources."""
+    """Whether machine code of functions in ``source``, from its present text, is on disk."""
     folder = cache_folder(source)
     return folder is not None and any(folder.glob(f"*{SUFFIX}"))
 
@@ -57,8 +56,9 @@ def has_machine_code(source: str) -> bool:
 def cache_folder(source: str) -> Path | None:
     """Where the machine code of ``source`` is kept; None where no folder can hold it.
 
-    It is named by that file, by every file of this package which it imports, however far, and by the decorators' own:
-    numba looks only at the file of the function it caches, not at those of the functions and constants linked into it.
+    Its name is a digest of that file, of every file of this package that it imports, directly or through others, and
+    of the decorators. numba looks only at the file of the cached function, not at those of functions and constants
+    linked into it.
     """
     return _folder_named(sources_digest(source))
 
@@ -66,9 +66,9 @@ def cache_folder(source: str) -> Path | None:
 @lru_cache(maxsize=64)
 def _folder_named(digest: str) -> Path | None:
     user_cache = os.environ.get("XDG_CACHE_HOME") or str(Path("~").expanduser() / ".cache")
-    own = (Path(__file__).parent / "__pycache__", Path(user_cache) / "rbln-harness")
+    usual = (Path(__file__).parent / "__pycache__", Path(user_cache) / "rbln-harness")
     given = os.environ.get("NUMBA_CACHE_DIR", "")
-    for parent in (Path(given),) if given else own:
+    for parent in (Path(given),) if given else usual:
         folder = parent / f"numba-{digest}"
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -90,22 +90,21 @@ def sources_digest(source: str) -> str:
 
 
 def imported_files(source: Path) -> set[Path]:
-    """A file, the files of this package that it imports, directly or through others, and the decorators'."""
-    # The decorators decide what becomes of every function.
-    found = {source, *Path(__file__).resolve().parent.glob("*.py")}
-    new = list(found)
+    """A file, the files of this package that it imports, directly or through others, and those of the decorators."""
+    files = {source, *Path(__file__).resolve().parent.glob("*.py")}
+    new = list(files)
     while new:
-        imported = _imports(new.pop()) - found
-        found |= imported
+        imported = _imports(new.pop()) - files
+        files |= imported
         new.extend(imported)
-    return found
+    return files
 
 
 @lru_cache(maxsize=256)
 def _imports(source: Path) -> frozenset[Path]:
     """Files of this package that the import statements of ``source`` name; ``from a import b`` may name a/b.py."""
     names: set[str] = set()
-    for module, members in _IMPORT.findall(source.read_text()):
+    for module, members in _IMPORT.findall(_IMPORTS_OF_TYPES.sub("", source.read_text())):
         names |= {module, *(f"{module}.{member}" for member in re.findall(r"\w+", members))}
     files = (_ROOT / f"{name.replace('.', '/')}.py" for name in names)
     return frozenset(path for path in files if path.is_file())

@@ -6,13 +6,15 @@ All values are int64, times in ns after the common start.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from harness.compiled.records import IntArray, Records, new_records, records_of
-from harness.engine.config import EngineConfig
-from harness.engine.cost import CostModel
+
+if TYPE_CHECKING:
+    from harness.engine.config import EngineConfig
+    from harness.engine.cost import CostModel
 
 OWNER_STRIDE = 1 << 20
 """Block i of a stream that request r wrote has key (r + 2) * OWNER_STRIDE + i; r = -1: the shared prefix;
