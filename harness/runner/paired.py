@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from harness.analysis.logs.observer import load_observer
-from harness.analysis.method.stats import Interval, StatisticName, bootstrap_interval
+from harness.analysis.method.stats import Bootstrap, Interval, StatisticName, bootstrap_interval
 from harness.errors import RecordsError
 from harness.records import SealedRun, layout
 from harness.runner.experiment import run_experiment
@@ -126,7 +126,7 @@ def _costs(plain: SealedRun, observed: SealedRun) -> list[str]:
 
 
 def _interval(values: Sequence[float], unit: str, statistic: StatisticName) -> Interval:
-    return bootstrap_interval(values, seed=INTERVAL_SEED, unit=unit, statistic=statistic, resamples=2_000)
+    return bootstrap_interval(values, Bootstrap(INTERVAL_SEED, 2_000), unit=unit, statistic=statistic)
 
 
 def _bounds(interval: Interval, unit: str) -> str:

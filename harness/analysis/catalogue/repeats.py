@@ -126,11 +126,11 @@ def adjacent_table(experiment: ExperimentRuns) -> tuple[Table, dict[str, Interva
         if not pooled:
             continue
         unit = "N x replicate comparisons"
-        plain = stats.bootstrap_interval(pooled, seed=INTERVAL_SEED, unit=unit)
+        plain = stats.bootstrap_interval(pooled, stats.Bootstrap(INTERVAL_SEED), unit=unit)
         name = f"slots{smaller} -> slots{larger}"
         intervals[f"median {name}"] = plain
         intervals[f"median {name}, by N"] = stats.stratified_bootstrap_interval(
-            by_stratum, seed=INTERVAL_SEED, unit=unit
+            by_stratum, stats.Bootstrap(INTERVAL_SEED), unit=unit
         )
         row: dict[str, Cell] = {
             "pair": name,

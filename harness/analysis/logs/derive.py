@@ -9,6 +9,7 @@ from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -247,6 +248,17 @@ class _StepRows:
         return pa.table([pa.array(step), _instants(log_ns), pa.array(n), pa.array(b)], schema=schema.STEPS)
 
 
+class _KvRow(NamedTuple):
+    """One row of the kv_events table, without its place and instant."""
+
+    kind: str
+    request_id: str = ""
+    slots: tuple[int, ...] = ()
+    num_blocks: int = 0
+    caller: str = ""
+    reused_tokens: int = 0
+
+
 class _KvRows:
     """KV events in log order, each eviction attributed when the log has said enough.
 
@@ -293,7 +305,7 @@ class _KvRows:
             for slot in event.slots:
                 if (row := self._open.pop(slot, None)) is not None:
                     self._callers[row] = CALLERS.index("request")
-            self._append(event, "alloc", event.request_id, event.slots, event.num_blocks)
+            self._append(event, _KvRow("alloc", event.request_id, event.slots, event.num_blocks))
         elif isinstance(event, ev.EvictionEvent):
             is_preempt = event.slot in self._preempted_slots
             if is_preempt:
@@ -301,25 +313,25 @@ class _KvRows:
             else:
                 self._open[event.slot] = self.num_rows
             caller = "preempt" if is_preempt else ""
-            self._append(event, "eviction", "", (event.slot,), event.num_blocks, caller=caller)
+            self._append(event, _KvRow("eviction", "", (event.slot,), event.num_blocks, caller))
         elif isinstance(event, ev.CacheHitEvent):
-            reused_tokens = event.reused_tokens
-            self._append(event, "cache_hit", event.request_id, event.slots, event.num_blocks, reused=reused_tokens)
+            hit = _KvRow("cache_hit", event.request_id, event.slots, event.num_blocks)
+            self._append(event, hit._replace(reused_tokens=event.reused_tokens))
         elif isinstance(event, ev.CachePartialEvent):
-            self._append(event, "cache_partial", event.request_id, (), 0, reused=event.reused_tokens)
+            self._append(event, _KvRow("cache_partial", event.request_id, reused_tokens=event.reused_tokens))
         elif isinstance(event, ev.FreeRequestEvent):
             if event.is_preemption:
                 self._preempted_slots.update(event.slots)
                 self.num_preemptions += 1
             caller = "preempt" if event.is_preemption else "request"
-            self._append(event, "free_request", event.request_id, event.slots, 0, caller=caller)
+            self._append(event, _KvRow("free_request", event.request_id, event.slots, caller=caller))
         elif isinstance(event, ev.MappingRemoveEvent):
-            self._append(event, "mapping_remove", "", (event.slot,), event.num_blocks)
+            self._append(event, _KvRow("mapping_remove", "", (event.slot,), event.num_blocks))
         elif isinstance(event, ev.KvFaultEvent):
-            self._append(event, "fault", "", (event.slot,), 0)
+            self._append(event, _KvRow("fault", "", (event.slot,)))
         elif isinstance(event, ev.KvCopyFailedEvent):
             for request_id in event.request_ids:
-                self._append(event, "copy_failed", request_id, (), 0)
+                self._append(event, _KvRow("copy_failed", request_id))
 
     def table(self, *, has_bucket_lines: bool) -> pa.Table:
         kinds, callers = np.array(self._kinds), np.array(self._callers)
@@ -340,29 +352,19 @@ class _KvRows:
         }
         return pa.table([columns[name] for name in schema.KV_EVENTS.names], schema=schema.KV_EVENTS)
 
-    def _append(
-        self,
-        event: LogEvent,
-        kind: str,
-        request_id: str,
-        slots: tuple[int, ...],
-        num_blocks: int,
-        *,
-        caller: str = "",
-        reused: int = 0,
-    ) -> None:
+    def _append(self, event: LogEvent, row: _KvRow) -> None:
         self.has_created |= event.created_ns is not None
-        self._kinds.append(KINDS.index(kind))
-        self._callers.append(CALLERS.index(caller))
+        self._kinds.append(KINDS.index(row.kind))
+        self._callers.append(CALLERS.index(row.caller))
         self._log_ns.append(_instant_or_absent(self._to_clock, event))
-        self._num_blocks.append(num_blocks)
-        self._reused.append(reused)
+        self._num_blocks.append(row.num_blocks)
+        self._reused.append(row.reused_tokens)
         bucket_steps, iteration_steps = self._num_steps
         self._bucket_steps.append(bucket_steps)
         self._iteration_steps.append(iteration_steps)
-        self._slots.extend(slots)
+        self._slots.extend(row.slots)
         self._slot_ends.append(len(self._slots))
-        self._ids.append(request_id)
+        self._ids.append(row.request_id)
         if len(self._ids) == BLOCK_ROWS:
             self._id_blocks.append(pa.array(self._ids, pa.string()))
             self._ids.clear()

@@ -254,10 +254,8 @@ def decide_saturation(rule: SaturationRule, subject: str, ratios: Mapping[str, S
     def median_interval(strata: Mapping[str, Sequence[float]]) -> stats.Interval:
         return stats.stratified_bootstrap_interval(
             strata,
-            seed=rule.seed,
+            stats.Bootstrap(rule.seed, rule.resamples, rule.confidence),
             unit="N x replicate comparisons",
-            level=rule.confidence,
-            resamples=rule.resamples,
         )
 
     plain, by_stratum = median_interval({"": pooled_ratios}), median_interval(ratios)
@@ -288,17 +286,16 @@ def decide_saturation(rule: SaturationRule, subject: str, ratios: Mapping[str, S
 def decide_recompilation(
     rule: RecompilationRule,
     subject: str,
-    x_ms: Sequence[float],
-    y_ms: Sequence[float],
+    sessions_ms: tuple[Sequence[float], Sequence[float]],
     null_ms: Sequence[float],
     source: TimesSource = "steps",
 ) -> Decision:
     """WITHIN when the difference of medians is at most the quantile of same-artifact session-pair differences.
 
-    x_ms, y_ms: one time per session of each artifact. null_ms: pooled pair differences of all artifacts. source: whose
-    times they are.
+    sessions_ms: one time per session of either artifact. null_ms: pooled pair differences of all artifacts. source:
+    whose times they are.
     """
-    median_x, median_y = stats.median(x_ms), stats.median(y_ms)
+    median_x, median_y = map(stats.median, sessions_ms)
     difference, limit = abs(median_x - median_y), stats.quantile(null_ms, rule.null_quantile)
     # The paper compares what it prints: both figures at the resolution of the recording.
     step = rule.resolution_ms

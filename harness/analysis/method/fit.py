@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -87,8 +88,6 @@ def fit_decode(
     with_context: bool | None = None,
     seed: int,
     block_steps: int,
-    resamples: int = RESAMPLES,
-    level: float = DEFAULT_LEVEL,
 ) -> DecodeFit:
     """The decode form fitted to whole step periods: one level per bucket, beta and c common to all, least squares.
 
@@ -101,22 +100,21 @@ def fit_decode(
             "contexts of the steps are unknown", where="calibration", hint="Turn the [PFX] log on, or use --no-context"
         )
     is_asked = has_contexts if with_context is None else with_context
-    if with_context is None and is_asked and not _is_determined(*_decode_columns(points, with_context=True)):
+    if with_context is None and is_asked and not _is_determined(_design(points, with_context=True).columns):
         is_asked = False
-    fit = _fit_decode(points, is_asked, seed, block_steps, resamples, level)
+    fit = _fit_decode(points, seed, block_steps, with_context=is_asked)
     if with_context is None and is_asked and fit.intervals["context_us_per_token"].contains(0.0):
-        plain = _fit_decode(points, False, seed, block_steps, resamples, level)
+        plain = _fit_decode(points, seed, block_steps, with_context=False)
         interval = fit.intervals["context_us_per_token"]
-        told = f"[{interval.low:.1e}, {interval.high:.1e}] us/token"
-        return _with_notes(plain, f"The context term is left out: its {level:.0%} interval {told} contains 0.")
+        ends = f"[{interval.low:.1e}, {interval.high:.1e}] us/token"
+        left_out = f"The context term is left out: its {DEFAULT_LEVEL:.0%} interval {ends} contains 0."
+        return replace(plain, notes=(*plain.notes, left_out))
     return fit
 
 
-def _fit_decode(
-    points: Sequence[StepPoint], with_context: bool, seed: int, block_steps: int, resamples: int, level: float
-) -> DecodeFit:
-    names, columns = _decode_columns(points, with_context=with_context)
-    if not _is_determined(names, columns):
+def _fit_decode(points: Sequence[StepPoint], seed: int, block_steps: int, *, with_context: bool) -> DecodeFit:
+    design = names, columns = _design(points, with_context=with_context)
+    if not _is_determined(columns):
         raise SpecError(
             f"{len(points)} points cannot tell {', '.join(names)} apart",
             where="calibration",
@@ -130,23 +128,13 @@ def _fit_decode(
     blocks = [point.periods_at_one_context_ms(context) for point in points]
     measured = np.array([float(np.median(periods)) for periods in blocks])
     fitted = _least_squares(columns, measured)
-    intervals = _bootstrap(
-        names,
-        columns,
-        blocks,
-        fitted,
-        seed=seed,
-        resamples=resamples,
-        level=level,
-        unit=f"blocks of {block_steps} steps",
-    )
     by_name = dict(zip(names, fitted.tolist(), strict=True))
     return DecodeFit(
-        f_ms={point.bucket: by_name[f"f({point.bucket})"] for point in sorted(points, key=lambda one: one.bucket)},
+        f_ms={point.bucket: by_name[f"f({point.bucket})"] for point in sorted(points, key=lambda point: point.bucket)},
         alpha_ms=0.0,
         beta_ms_per_request=by_name.get("beta_ms_per_request", 0.0),
         context_us_per_token=by_name.get("context_us_per_token", 0.0),
-        intervals=intervals,
+        intervals=_bootstrap(design, blocks, fitted, seed=seed, unit=f"blocks of {block_steps} steps"),
         error=_errors(columns, measured, strata),
         num_points=len(points),
         num_steps_per_block=block_steps,
@@ -162,8 +150,6 @@ def fit_decode_with_report(
     *,
     seed: int,
     block_steps: int,
-    resamples: int = RESAMPLES,
-    level: float = DEFAULT_LEVEL,
 ) -> DecodeFit:
     """The paper's way: f(b) from the server's own report, alpha and beta a straight line through (step - f(b)) by n.
 
@@ -189,7 +175,7 @@ def fit_decode_with_report(
         alpha_ms=float(fitted[0]),
         beta_ms_per_request=float(fitted[1]),
         context_us_per_token=0.0,
-        intervals=_bootstrap(names, columns, blocks, fitted, seed=seed, resamples=resamples, level=level, unit=unit),
+        intervals=_bootstrap(_Design(names, columns), blocks, fitted, seed=seed, unit=unit),
         error=_errors(columns, rest, [point.stratum for point in used], measured=rest + reported),
         num_points=len(used),
         num_steps_per_block=block_steps,
@@ -198,9 +184,7 @@ def fit_decode_with_report(
     )
 
 
-def fit_prefill(
-    points: Sequence[PrefillPoint], *, seed: int, resamples: int = RESAMPLES, level: float = DEFAULT_LEVEL
-) -> PrefillFit:
+def fit_prefill(points: Sequence[PrefillPoint], *, seed: int) -> PrefillFit:
     """T(q) by least squares on the median time of each q. Raises SpecError with fewer than two lengths."""
     by_length: dict[int, list[float]] = {}
     for point in points:
@@ -222,17 +206,22 @@ def fit_prefill(
     return PrefillFit(
         per_call_ms=float(fitted[0]),
         per_call_us_per_token=float(fitted[1]),
-        intervals=_bootstrap(
-            names, columns, times, fitted, seed=seed, resamples=resamples, level=level, unit="prefills of a length"
-        ),
+        intervals=_bootstrap(_Design(names, columns), times, fitted, seed=seed, unit="prefills of a length"),
         error=_errors(columns, measured, lengths),
         num_points=len(lengths),
         fitted_tokens=(lengths[0], lengths[-1]),
     )
 
 
-def _decode_columns(points: Sequence[StepPoint], *, with_context: bool) -> tuple[tuple[str, ...], FloatArray]:
-    """Names of the coefficients, and shape (points, coefficients). beta only where some bucket is seen at two n."""
+class _Design(NamedTuple):
+    """The linear form of a fit: names of its coefficients, and columns of shape (points, coefficients)."""
+
+    names: tuple[str, ...]
+    columns: FloatArray
+
+
+def _design(points: Sequence[StepPoint], *, with_context: bool) -> _Design:
+    """The form of a decode step. beta only where some bucket is seen at two n."""
     buckets = sorted({point.bucket for point in points})
     columns = [np.array([float(point.bucket == bucket) for point in points]) for bucket in buckets]
     names = [f"f({bucket})" for bucket in buckets]
@@ -242,13 +231,13 @@ def _decode_columns(points: Sequence[StepPoint], *, with_context: bool) -> tuple
     if with_context:
         names.append("context_us_per_token")
         columns.append(np.array([point.context_tokens or 0.0 for point in points]) / US_PER_MS)
-    return tuple(names), np.stack(columns, axis=1)
+    return _Design(tuple(names), np.stack(columns, axis=1))
 
 
-def _is_determined(names: Sequence[str], columns: FloatArray) -> bool:
+def _is_determined(columns: FloatArray) -> bool:
     # Columns differ by orders of magnitude: the rank is that of directions, not of sizes.
     norms = np.linalg.norm(columns, axis=0)
-    return bool(np.all(norms > 0)) and int(np.linalg.matrix_rank(columns / norms)) == len(names)
+    return bool(np.all(norms > 0)) and int(np.linalg.matrix_rank(columns / norms)) == columns.shape[1]
 
 
 def _least_squares(columns: FloatArray, measured: FloatArray) -> FloatArray:
@@ -258,27 +247,19 @@ def _least_squares(columns: FloatArray, measured: FloatArray) -> FloatArray:
 
 
 def _bootstrap(
-    names: Sequence[str],
-    columns: FloatArray,
-    groups: Sequence[FloatArray],
-    fitted: FloatArray,
-    *,
-    seed: int,
-    resamples: int,
-    level: float,
-    unit: str,
+    design: _Design, groups: Sequence[FloatArray], fitted: FloatArray, *, seed: int, unit: str
 ) -> dict[str, Interval]:
     """Percentile intervals of every coefficient: values are drawn again within each point, then all points refitted.
 
     groups: the values behind each point, whose median it is.
     """
     rng = np.random.default_rng(seed)
-    drawn = np.empty((len(groups), resamples))
+    drawn = np.empty((len(groups), RESAMPLES))
     for place, values in enumerate(groups):
-        picked = rng.integers(0, len(values), size=(resamples, len(values)))
+        picked = rng.integers(0, len(values), size=(RESAMPLES, len(values)))
         drawn[place] = np.median(values[picked], axis=1)
-    coefficients = _least_squares_many(columns, drawn)
-    tail = (1 - level) / 2
+    coefficients = _least_squares_many(design.columns, drawn)
+    tail = (1 - DEFAULT_LEVEL) / 2
     lows, highs = np.quantile(coefficients, [tail, 1 - tail], axis=1, method=QUANTILE_METHOD)
     num_units = sum(map(len, groups))
     return {
@@ -286,14 +267,14 @@ def _bootstrap(
             float(fitted[place]),
             float(lows[place]),
             float(highs[place]),
-            level,
+            DEFAULT_LEVEL,
             "percentile bootstrap of the least-squares coefficient, stratified by point",
             unit,
             num_units,
-            resamples,
+            RESAMPLES,
             seed,
         )
-        for place, name in enumerate(names)
+        for place, name in enumerate(design.names)
     }
 
 
@@ -316,9 +297,9 @@ def _errors(
     shares: list[FloatArray] = []
     num_needed = 0
     for group in sorted(set(map(repr, groups))):
-        is_out = np.array([repr(one) == group for one in groups])
+        is_out = np.array([repr(of_point) == group for of_point in groups])
         kept = columns[~is_out]
-        if len(kept) == 0 or not _is_determined(["?"] * columns.shape[1], kept):
+        if len(kept) == 0 or not _is_determined(kept):
             num_needed += 1
             continue
         error = columns[is_out] @ _least_squares(kept, target[~is_out]) - target[is_out]
@@ -350,7 +331,3 @@ def _over(parts: Sequence[FloatArray], reduce: Callable[[FloatArray], float]) ->
 def _context_range(points: Sequence[StepPoint]) -> tuple[int, int] | None:
     means = [point.context_tokens / point.num_seqs for point in points if point.context_tokens is not None]
     return (int(min(means)), -int(-max(means) // 1)) if means else None
-
-
-def _with_notes(fit: DecodeFit, *notes: str) -> DecodeFit:
-    return replace(fit, notes=(*fit.notes, *notes))

@@ -227,13 +227,23 @@ def ceilings(requests: pa.Table, kv_events: pa.Table, plan: Plan) -> Ceilings:
         blocks = 0 if parent is None else reusable_tokens(shared, prompt)
         endless = max(by_turn, min(known.tokens(*place), most))
         cause = "" if parent is None else evictions.cause(parent.response_id, row.response_id)
-        lost = _losses(endless, by_turn, shared, blocks, reused, cause)
+        lost = _losses(_Limits(endless, by_turn, shared, blocks), reused, cause)
         found.append(Ceilings(prompt, endless, by_turn, blocks, reused, max(0, reused - endless), lost))
     return total_ceilings(found)
 
 
-def _losses(endless: int, by_turn: int, shared: int, blocks: int, reused: int, cause: str) -> dict[str, int]:
-    """The tokens of one request that an endless cache would have hit and this one did not, by cause."""
+class _Limits(NamedTuple):
+    """Reusable tokens of a request, each at most the one before; shared: of the turn before's prompt."""
+
+    endless: int
+    by_turn: int
+    shared: int
+    blocks: int
+
+
+def _losses(limits: _Limits, reused: int, cause: str) -> dict[str, int]:
+    """The tokens of one request that an endless cache would have hit and the server did not, by cause."""
+    endless, by_turn, shared, blocks = limits
     parts = {OTHERS: endless - by_turn, GENERATED: by_turn - shared, PART_OF_BLOCK: shared - blocks}
     gained = min(reused, endless) - min(reused, blocks)  # what came from elsewhere than the turn before
     for name, tokens in parts.items():

@@ -60,48 +60,56 @@ class Interval:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Bootstrap:
+    """How values are drawn again. The seed is always given."""
+
+    seed: int
+    resamples: int = DEFAULT_RESAMPLES
+    level: float = DEFAULT_LEVEL
+
+    def __post_init__(self) -> None:
+        if not 0 < self.level < 1 or self.resamples < 1:
+            raise SpecError(f"level {self.level} or resamples {self.resamples} make no interval", where="statistics")
+
+
 def bootstrap_interval(
-    values: Sequence[float],
-    *,
-    seed: int,
-    unit: str,
-    statistic: StatisticName = "median",
-    level: float = DEFAULT_LEVEL,
-    resamples: int = DEFAULT_RESAMPLES,
+    values: Sequence[float], bootstrap: Bootstrap, *, unit: str, statistic: StatisticName = "median"
 ) -> Interval:
     """Percentile bootstrap of one statistic over exchangeable values.
 
     unit: what one value is, e.g. "N x replicate comparisons". Raises SpecError without values.
     """
-    return stratified_bootstrap_interval(
-        {"": values}, seed=seed, unit=unit, statistic=statistic, level=level, resamples=resamples
-    )
+    return stratified_bootstrap_interval({"": values}, bootstrap, unit=unit, statistic=statistic)
 
 
 def stratified_bootstrap_interval(
     strata: Mapping[str, Sequence[float]] | Mapping[str, FloatArray],
+    bootstrap: Bootstrap,
     *,
-    seed: int,
     unit: str,
     statistic: StatisticName = "median",
-    level: float = DEFAULT_LEVEL,
-    resamples: int = DEFAULT_RESAMPLES,
 ) -> Interval:
     """Percentile bootstrap that resamples within each stratum, so that every N keeps its share of replicates."""
-    arrays = _checked([np.asarray(values, dtype=np.float64) for values in strata.values()], level, resamples)
-    rng = np.random.default_rng(seed)
+    arrays = [np.asarray(values, dtype=np.float64) for values in strata.values()]
+    if not arrays or any(len(values) == 0 for values in arrays):
+        raise SpecError("an interval over no values was asked for", where="statistics", hint="Seal more runs")
+    rng, resamples = np.random.default_rng(bootstrap.seed), bootstrap.resamples
     columns = [values[rng.integers(0, len(values), size=(resamples, len(values)))] for values in arrays]
     reduce = _STATISTICS[statistic]
+    tail = (1 - bootstrap.level) / 2
     drawn = reduce(np.concatenate(columns, axis=1))
-    is_plain = len(arrays) == 1
-    return _percentile(
-        float(reduce(np.concatenate(arrays)[None, :])[0]),
-        drawn,
-        level=level,
-        method=f"percentile bootstrap of the {statistic}" + ("" if is_plain else ", stratified"),
+    low, high = np.quantile(drawn, [tail, 1 - tail], method=QUANTILE_METHOD)
+    return Interval(
+        estimate=float(reduce(np.concatenate(arrays)[None, :])[0]),
+        low=float(low),
+        high=float(high),
+        level=bootstrap.level,
+        method=f"percentile bootstrap of the {statistic}" + ("" if len(arrays) == 1 else ", stratified"),
         unit=unit,
         num_units=sum(map(len, arrays)),
-        seed=seed,
+        resamples=resamples,
+        seed=bootstrap.seed,
     )
 
 
@@ -297,22 +305,6 @@ _STATISTICS: Mapping[str, Statistic] = {
     "mean": lambda rows: rows.mean(axis=1),
     "median": lambda rows: np.asarray(np.median(rows, axis=1)),
 }
-
-
-def _checked(arrays: list[FloatArray], level: float, resamples: int) -> list[FloatArray]:
-    if not arrays or any(len(values) == 0 for values in arrays):
-        raise SpecError("an interval over no values was asked for", where="statistics", hint="Seal more runs")
-    if not 0 < level < 1 or resamples < 1:
-        raise SpecError(f"level {level} or resamples {resamples} make no interval", where="statistics")
-    return arrays
-
-
-def _percentile(
-    estimate: float, drawn: FloatArray, *, level: float, method: str, unit: str, num_units: int, seed: int
-) -> Interval:
-    tail = (1 - level) / 2
-    low, high = np.quantile(drawn, [tail, 1 - tail], method=QUANTILE_METHOD)
-    return Interval(estimate, float(low), float(high), level, method, unit, num_units, len(drawn), seed)
 
 
 def _special() -> Any:

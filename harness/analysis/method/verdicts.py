@@ -316,7 +316,7 @@ def _recompilations(rule: RecompilationRule, experiment: ExperimentRuns) -> Iter
         for x, y in rule.comparisons:
             subject = f"{x} vs {y}, bucket {bucket}"
             few = _too_few(rule, subject, min(len(rounded.get(x, ())), len(rounded.get(y, ()))))
-            yield few or decide.decide_recompilation(rule, subject, rounded[x], rounded[y], null_ms, found.source)
+            yield few or decide.decide_recompilation(rule, subject, (rounded[x], rounded[y]), null_ms, found.source)
 
 
 def _to_resolution(value: float, step: float) -> float:

@@ -254,8 +254,7 @@ def test_table_s3_classes(key: tuple[str, str, int]) -> None:
     decision = decide.decide_recompilation(
         rule,  # type: ignore[arg-type]
         f"{x}-{y}-b{bucket}",
-        artifacts[x],
-        artifacts[y],
+        (artifacts[x], artifacts[y]),
         stats.pooled_pair_differences(artifacts.values()),
     )
     difference, label = paper.TABLE_S3[key]
@@ -286,8 +285,9 @@ def test_saturation_of_both_adjacent_pairs() -> None:
 
 
 def test_a_stratified_interval_is_narrower_and_classifies_the_same() -> None:
-    plain = stats.bootstrap_interval([r for rs in adjacent_ratios(0).values() for r in rs], seed=1, unit="comparisons")
-    stratified = stats.stratified_bootstrap_interval(adjacent_ratios(0), seed=1, unit="comparisons")
+    every = [ratio for ratios in adjacent_ratios(0).values() for ratio in ratios]
+    plain = stats.bootstrap_interval(every, stats.Bootstrap(1), unit="comparisons")
+    stratified = stats.stratified_bootstrap_interval(adjacent_ratios(0), stats.Bootstrap(1), unit="comparisons")
     assert stratified.width < plain.width <= 0.04
     assert plain.contains(1.0)
 

@@ -42,7 +42,7 @@ def test_pairs_are_taken_within_groups_only() -> None:
 
 
 def test_an_interval_names_method_unit_and_seed() -> None:
-    interval = stats.bootstrap_interval([1.0, 2.0, 3.0], seed=5, unit="replicates", resamples=200)
+    interval = stats.bootstrap_interval([1.0, 2.0, 3.0], stats.Bootstrap(5, 200), unit="replicates")
     text = str(interval)
     for word in ("bootstrap", "median", "3 replicates", "200 resamples", "seed 5", "95%"):
         assert word in text
@@ -51,7 +51,7 @@ def test_an_interval_names_method_unit_and_seed() -> None:
 def test_the_seed_decides_the_interval() -> None:
     values = list(np.random.default_rng(0).normal(size=12))
     first, again, other = (
-        stats.bootstrap_interval(values, seed=seed, unit="runs", statistic="mean") for seed in (1, 1, 2)
+        stats.bootstrap_interval(values, stats.Bootstrap(seed), unit="runs", statistic="mean") for seed in (1, 1, 2)
     )
     assert first == again
     assert (first.low, first.high) != (other.low, other.high)
@@ -61,8 +61,8 @@ def test_the_seed_decides_the_interval() -> None:
 def test_stratified_resampling_keeps_every_stratum() -> None:
     # Two strata without spread: their mean never moves, although pooled resampling would.
     strata = {"n6": [1.0, 1.0, 1.0], "n8": [3.0, 3.0, 3.0]}
-    stratified = stats.stratified_bootstrap_interval(strata, seed=1, unit="comparisons", statistic="mean")
-    pooled = stats.bootstrap_interval([1.0] * 3 + [3.0] * 3, seed=1, unit="comparisons", statistic="mean")
+    stratified = stats.stratified_bootstrap_interval(strata, stats.Bootstrap(1), unit="comparisons", statistic="mean")
+    pooled = stats.bootstrap_interval([1.0] * 3 + [3.0] * 3, stats.Bootstrap(1), unit="comparisons", statistic="mean")
     assert (stratified.low, stratified.high) == (2.0, 2.0)
     assert pooled.width > 0.5
 
@@ -126,7 +126,7 @@ def test_t_intervals_hold_the_truth_as_often_as_they_say() -> None:
 def test_bootstrap_covers_the_median_about_as_often_as_it_says() -> None:
     rng = np.random.default_rng(7)
     hits = sum(
-        stats.bootstrap_interval(rng.normal(size=25).tolist(), seed=k, unit="draws", resamples=500).contains(0.0)
+        stats.bootstrap_interval(rng.normal(size=25).tolist(), stats.Bootstrap(k, 500), unit="draws").contains(0.0)
         for k in range(200)
     )
     assert 0.88 <= hits / 200 <= 1.0
@@ -134,7 +134,7 @@ def test_bootstrap_covers_the_median_about_as_often_as_it_says() -> None:
 
 def test_no_values_make_no_interval() -> None:
     with pytest.raises(SpecError, match="no values"):
-        stats.bootstrap_interval([], seed=1, unit="runs")
+        stats.bootstrap_interval([], stats.Bootstrap(1), unit="runs")
     with pytest.raises(SpecError, match="no values"):
         stats.spread([])
 
