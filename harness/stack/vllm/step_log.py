@@ -1,0 +1,287 @@
+"""Step records of a vLLM server: the variables that switch them on, and their file as a table of (n, b) steps.
+
+A damaged line is counted and quoted, never repaired and never an error. A value that the server did not show is null.
+Source of the columns: harness/stack/vllm/inside/vllm_step_log, format 1.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import numpy as np
+import pyarrow as pa
+import pydantic_core
+
+from harness.errors import RecordsError
+
+INSIDE = Path(__file__).resolve().parent / "inside"
+"""Goes on the server's PYTHONPATH; it imports nothing of the harness."""
+FILE_VARIABLE = "VLLM_STEP_LOG_FILE"
+PLUGIN_NAME = "vllm_step_log"
+FORMAT = 1
+MAX_COUNT = 1 << 62
+MAX_FLOAT_COUNT = 1 << 53
+MAX_TEXT_CHARS = 64
+_COLUMNS = {
+    "at_ns": pa.int64(),
+    "running": pa.int64(),
+    "waiting": pa.int64(),
+    "skipped_waiting": pa.int64(),
+    "kv_usage": pa.float64(),
+    "prefix_queries": pa.int64(),
+    "prefix_hits": pa.int64(),
+    "unpadded_tokens": pa.int64(),
+    "padded_tokens": pa.int64(),
+    "runtime_mode": pa.string(),
+    "context_requests": pa.int64(),
+    "context_tokens": pa.int64(),
+    "generation_requests": pa.int64(),
+    "generation_tokens": pa.int64(),
+    "is_dummy": pa.bool_(),
+    "prompt_tokens": pa.int64(),
+    "generated_tokens": pa.int64(),
+    "preempted": pa.int64(),
+    "logger_ns": pa.int64(),
+}
+SCHEMA = pa.schema([*_COLUMNS.items(), ("kind", pa.string()), ("n", pa.int64()), ("b", pa.int64())])
+"""The columns of a record, and derived: kind of the step; n and b of a decode step, null for others."""
+_IS_LOWER = (("unpadded_tokens", "padded_tokens"), ("prefix_hits", "prefix_queries"))
+Kind = Literal["decode", "speculative", "prefill", "mixed", "idle", "dummy", "unknown"]
+"""mixed: prompt and generated tokens together. speculative: several tokens for a request. unknown: not decidable."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepLog:
+    """The file of a server. effective: its settings. steps: see ``SCHEMA``, instants in CLOCK_MONOTONIC ns.
+
+    absent: settings and columns that this vLLM does not have. num_damaged: lines left out; first_damaged: the first of
+    them, shortened.
+    """
+
+    vllm: str
+    effective: Mapping[str, Any]
+    absent: tuple[str, ...]
+    steps: pa.Table
+    num_damaged: int
+    first_damaged: str
+
+    @property
+    def decode_steps(self) -> pa.Table:
+        """at_ns, n, b and runtime_mode of the pure decode steps whose padding was shown."""
+        # n and b are null for every other step.
+        has_padding = pa.array([padded is not None for padded in self.steps["b"].to_pylist()], pa.bool_())
+        return self.steps.filter(has_padding).select(["at_ns", "n", "b", "runtime_mode"])
+
+    @property
+    def num_by_kind(self) -> dict[str, int]:
+        """How many steps there are of each kind."""
+        return dict(Counter(cast("list[str]", self.steps["kind"].to_pylist())))
+
+    @property
+    def eager_by_n(self) -> dict[int, int]:
+        """Decode steps that ran without a graph although graphs are on, by n."""
+        if self.effective.get("enforce_eager") or self.effective.get("cudagraph_mode") in (None, "NONE"):
+            return {}
+        steps = self.decode_steps.select(["n", "runtime_mode"]).to_pylist()
+        return dict(sorted(Counter(int(step["n"]) for step in steps if step["runtime_mode"] == "NONE").items()))
+
+    @property
+    def unseen(self) -> tuple[str, ...]:
+        """What the records cannot show, each with its remedy or reason."""
+        notes: list[str] = []
+        if self._is_never_shown("padded_tokens"):
+            notes.append(
+                "padded tokens: this model runner does not report them"
+                if self.effective.get("cudagraph_metrics")
+                else "padded tokens: start the server with --cudagraph-metrics"
+            )
+        if self._is_never_shown("generation_requests"):
+            notes.append(
+                "requests of a step by phase: start the server with --enable-logging-iteration-details; "
+                "decode steps were told from mixed steps by their token counts"
+            )
+        if self.absent:
+            notes.append(f"vLLM {self.vllm or 'of unknown version'} has no {', '.join(self.absent)}")
+        return tuple(notes)
+
+    def _is_never_shown(self, column: str) -> bool:
+        return self.steps.num_rows > 0 and self.steps[column].null_count == self.steps.num_rows
+
+    @property
+    def cost_us(self) -> dict[str, float]:
+        """Time of the logger itself, microseconds a step. The cost of a step is in the record of the next step."""
+        costs = np.asarray(self.steps["logger_ns"])[1:] / 1000.0
+        if not len(costs):
+            return {}
+        return {"mean": float(costs.mean()), "p50": float(np.median(costs)), "max": float(costs.max())}
+
+
+def step_log_variables(file: Path, allowed_plugins: str | None = None) -> dict[str, str]:
+    """Variables that switch the step log on, with INSIDE on PYTHONPATH.
+
+    file: where records are appended. allowed_plugins: the server's VLLM_PLUGINS, which must name the logger too.
+    """
+    variables = {FILE_VARIABLE: str(file)}
+    if allowed_plugins is not None and PLUGIN_NAME not in allowed_plugins.split(","):
+        variables["VLLM_PLUGINS"] = f"{allowed_plugins},{PLUGIN_NAME}"
+    return variables
+
+
+def read_step_log(content: bytes, *, where: str = "step log") -> StepLog:
+    """The records of a server's file; RecordsError when it does not start with the header of a step log."""
+    lines = content.split(b"\n")
+    last = lines.pop()
+    header = _header(lines[0] if lines else b"", where)
+    absent = [str(name) for name in _list(header.get("absent"))]
+    rows: list[tuple[list[Any], bytes]] = []
+    damaged: list[bytes] = []
+    for line in lines[1:]:
+        value = _parsed(line)
+        if isinstance(value, dict):
+            table = cast("dict[str, Any]", value)
+            if "vllm_step_log" in table:
+                raise RecordsError(
+                    "holds the steps of several servers",
+                    where=where,
+                    hint="Use a file per server, and --api-server-count 1",
+                )
+            if set(table) == {"absent"}:
+                absent += [str(name) for name in _list(table["absent"])]
+                continue
+        row = _row(value)
+        if row is None:
+            damaged.append(line)
+            continue
+        if rows and row[0] < rows[-1][0][0]:
+            # Of two records in the wrong order the one that does not fit the record before them is damaged.
+            if len(rows) > 1 and row[0] < rows[-2][0][0]:
+                damaged.append(line)
+                continue
+            damaged.append(rows.pop()[1])
+        rows.append((row, line))
+    damaged += [last] if last else []
+    effective = cast("dict[str, Any]", header["effective"])
+    return StepLog(
+        vllm=str(header.get("vllm", "")),
+        effective=effective,
+        absent=tuple(dict.fromkeys(absent)),
+        steps=_table(
+            [row for row, _ in rows], has_drafts=effective.get("num_speculative_tokens") is not None, absent=absent
+        ),
+        num_damaged=len(damaged),
+        first_damaged=damaged[0][:120].decode("utf-8", "replace") if damaged else "",
+    )
+
+
+def load_step_log(path: Path) -> StepLog:
+    """``read_step_log`` of a file."""
+    try:
+        return read_step_log(path.read_bytes(), where=str(path))
+    except OSError as error:
+        raise RecordsError(f"cannot be read ({error.strerror})", where=str(path)) from error
+
+
+def _header(line: bytes, where: str) -> dict[str, Any]:
+    value = _parsed(line)
+    header = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+    if header.get("vllm_step_log") != FORMAT or not isinstance(header.get("effective"), dict):
+        raise RecordsError("does not start with the header of a step log", where=where)
+    if header.get("columns") != list(_COLUMNS):
+        raise RecordsError(
+            "has other columns than this version reads", where=where, hint="Use the release that wrote it"
+        )
+    return header
+
+
+def _parsed(line: bytes) -> object:
+    """The JSON value of a line; None for a damaged line."""
+    try:
+        return pydantic_core.from_json(line)
+    except ValueError:
+        return None
+
+
+def _list(value: object) -> list[Any]:
+    return cast("list[Any]", value) if isinstance(value, list) else []
+
+
+def _row(value: object) -> list[Any] | None:
+    """The values of a record; None when it is damaged."""
+    row = _list(value)
+    if len(row) != len(_COLUMNS) or not all(map(_fits, row, _COLUMNS.values())):
+        return None
+    values = dict(zip(_COLUMNS, row, strict=True))
+    if values["at_ns"] is None or values["logger_ns"] is None:
+        return None
+    for low, high in _IS_LOWER:
+        if values[low] is not None and values[high] is not None and values[low] > values[high]:
+            return None
+    return row
+
+
+def _fits(value: object, kind: pa.DataType) -> bool:
+    if value is None:
+        return True
+    if kind == pa.bool_():
+        return isinstance(value, bool)
+    if kind == pa.string():
+        return isinstance(value, str) and len(value) <= MAX_TEXT_CHARS and value.isprintable()
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    if kind == pa.float64():
+        return isinstance(value, float) or abs(value) <= MAX_FLOAT_COUNT
+    return isinstance(value, int) and 0 <= value <= MAX_COUNT
+
+
+def _table(rows: Sequence[list[Any]], *, has_drafts: bool, absent: Sequence[str]) -> pa.Table:
+    kinds: list[Kind] = []
+    sizes: list[int | None] = []
+    padded: list[int | None] = []
+    for row in rows:
+        step = dict(zip(_COLUMNS, row, strict=True))
+        kind = _kind(step, has_drafts=has_drafts, shows_output="generated_tokens" not in absent)
+        n = step["unpadded_tokens"] if step["generation_requests"] is None else step["generation_requests"]
+        kinds.append(kind)
+        sizes.append(n if kind == "decode" else None)
+        padded.append(step["padded_tokens"] if kind == "decode" else None)
+    columns: list[list[Any]] = [list(column) for column in zip(*rows, strict=True)] or [[] for _ in _COLUMNS]
+    return pa.table(
+        [pa.array(column, field.type) for column, field in zip([*columns, kinds, sizes, padded], SCHEMA, strict=True)],
+        schema=SCHEMA,
+    )
+
+
+def _kind(step: Mapping[str, Any], *, has_drafts: bool, shows_output: bool) -> Kind:
+    """The kind of a step: from the scheduler's own counts where the server shows them, else from token counts."""
+    if step["is_dummy"]:
+        return "dummy"
+    if step["generation_requests"] is not None and step["context_requests"] is not None:
+        return _kind_by_details(step)
+    tokens, generated = step["unpadded_tokens"], step["generated_tokens"]
+    if tokens is None or has_drafts or not shows_output:
+        return "unknown"
+    if tokens == 0:
+        return "idle"
+    if not generated:
+        # No request produced a token: chunks of prompts only.
+        return "prefill"
+    # A prompt's chunk makes the step larger than its output. So does a request that ended while its next token was
+    # computed (asynchronous scheduling): such a step is left out of the decode steps rather than counted wrongly.
+    return "decode" if tokens == generated and not step["prompt_tokens"] else "mixed"
+
+
+def _kind_by_details(step: Mapping[str, Any]) -> Kind:
+    prompts, requests = step["context_requests"], step["generation_requests"]
+    tokens = (step["context_tokens"] or 0) + (step["generation_tokens"] or 0)
+    if step["unpadded_tokens"] is not None and step["unpadded_tokens"] != tokens:
+        # Counts and padding belong to different steps.
+        return "unknown"
+    if prompts:
+        return "mixed" if requests else "prefill"
+    if not requests:
+        return "idle"
+    return "decode" if step["generation_tokens"] == requests else "speculative"
