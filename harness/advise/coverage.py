@@ -1,7 +1,7 @@
-"""Whether predicted intervals keep their word: experiments emulated with jitter and unknown true costs, and a count.
+"""Checks predicted intervals: how often they contain the outcomes of emulated experiments; that should be their level.
 
-The emulator's own core runs on a virtual clock, on plans, jitter and costs that the interval never saw. That it checks
-the interval's bookkeeping and not a real server is said with the count.
+The emulator's core runs on a virtual clock with plans, jitter and true costs that the interval never used. This checks
+how the interval is computed, not how well the model describes a real server.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ FIGURES = ("cost ratio", "reuse", "reuse of the baseline")
 
 
 class Outcome(NamedTuple):
-    """What one experiment gave, or the interval that was predicted for it: the three FIGURES."""
+    """The three FIGURES of one experiment."""
 
     ratio: float
     reuse: float
@@ -47,10 +47,10 @@ class Outcome(NamedTuple):
 
 
 class Held(NamedTuple):
-    """How many outcomes lay inside, and how many did when an outcome that equals draws counts by its share.
+    """closed: outcomes inside the closed interval. share: the same count with ties by their share, ``share_inside``.
 
-    A figure of few values, such as reuse, often equals an end of its interval, which then holds more than it promises;
-    ``share`` is what is to be its level. See ``share_inside``.
+    A figure of few values, such as reuse, often equals an end of its interval, which then contains more than its level.
+    ``share`` over the trials should be the level.
     """
 
     closed: int
@@ -61,7 +61,7 @@ class Held(NamedTuple):
 class Coverage:
     """Counts of emulated outcomes inside predicted intervals, in the order of FIGURES.
 
-    new: one interval for any new inputs, None in a window. given: an interval per experiment, for its very plans.
+    new: one interval for any new inputs; None in a window. given: an interval for the plans of each experiment.
     """
 
     name: str
@@ -76,15 +76,15 @@ class Coverage:
         return len(self.outcomes)
 
     def lines(self) -> Iterator[str]:
-        """The count for people."""
+        """The counts as lines of text."""
         how = "on the emulator's core in virtual time; inputs, jitter, noise of steps and true costs drawn anew"
         yield f"{self.name}, N={self.users}: {self.trials} experiments {how}"
         counts = [("the given inputs", self.given)] + ([] if self.new is None else [("new inputs", self.new)])
-        for told, held in counts:
+        for inputs, held in counts:
             for figure, count, values in zip(FIGURES, held, zip(*self.outcomes, strict=True), strict=True):
                 tied = f"; ties by their share {count.share:.1f}" if abs(count.share - count.closed) >= 1 else ""
                 share = f"{count.closed} of {self.trials} ({count.closed / self.trials:.0%}){tied}"
-                yield f"  intervals for {told}, {figure} ({min(values):.4f} to {max(values):.4f}): hold {share}"
+                yield f"  intervals for {inputs}, {figure} ({min(values):.4f} to {max(values):.4f}): hold {share}"
         low, high = expected_range(self.trials, self.level)
         yield f"  a true {self.level:.0%} interval would hold {low} to {high} of them in 95 of 100 such checks"
 
@@ -97,10 +97,10 @@ def check_coverage(
     name: str = "",
     tell: Callable[[float], None] = lambda _share: None,
 ) -> Coverage:
-    """Emulate ``trials`` experiments of one of the space's named configurations beside its baseline.
+    """Emulate ``trials`` experiments of a named configuration of the space beside its baseline.
 
-    users: default, the first N. name: default, the first named configuration. tell: takes the share done. Raises
-    SpecError when the space names none, or its rules are not those of the emulator.
+    users: default, the first N. name: default, the first named configuration. tell: receives the share that is done.
+    Raises SpecError when the space names no configuration, or the emulator does not run its rules.
     """
     if not space.named:
         raise SpecError("the space names no configuration", where="coverage", hint="Add a [named.<name>] table")
@@ -128,25 +128,25 @@ def check_coverage(
 
 def predicted(space: SpaceSpec, candidate: ServerShape, users: int) -> tuple[FloatArray, ...]:
     """Draws of the FIGURES of one experiment."""
-    own, base = sampled(space, (candidate, space.baseline.shape), (users,))
-    return own.cost / base.cost, own.reuse, base.reuse
+    ours, base = sampled(space, (candidate, space.baseline.shape), (users,))
+    return ours.cost / base.cost, ours.reuse, base.reuse
 
 
 def _counted(drawn: Sequence[tuple[FloatArray, ...]], outcomes: Sequence[Outcome], level: float) -> tuple[Held, ...]:
-    found: list[Held] = []
+    counts: list[Held] = []
     for figure in range(len(FIGURES)):
         pairs = [(draws[figure], outcome[figure]) for draws, outcome in zip(drawn, outcomes, strict=True)]
         ends = [interval(values, level) for values, _ in pairs]
         closed = sum(low <= value <= high for (low, high), (_, value) in zip(ends, pairs, strict=True))
-        found.append(Held(closed, sum(share_inside(values, value, level) for values, value in pairs)))
-    return tuple(found)
+        counts.append(Held(closed, sum(share_inside(values, value, level) for values, value in pairs)))
+    return tuple(counts)
 
 
 def share_inside(draws: FloatArray, value: float, level: float) -> float:
-    """The chance that ``value`` lies in the central ``level`` of its draws, where its rank among equals is drawn.
+    """Probability that ``value`` lies in the central ``level`` of its draws, with a random rank among equal draws.
 
-    Its mean over exchangeable outcomes is the level itself, however few values there are. Source: Czado, Gneiting and
-    Held (2009), Predictive model assessment for count data (randomised probability integral transform).
+    Its mean over exchangeable outcomes is the level, also where there are few distinct values. Source: Czado, Gneiting
+    and Held (2009), Predictive model assessment for count data (randomised probability integral transform).
     """
     tail, ranks = (1 - level) / 2, len(draws) + 1
     low, high = int((draws < value).sum()) / ranks, (int((draws <= value).sum()) + 1) / ranks
@@ -174,7 +174,7 @@ def emulated(space: SpaceSpec, candidate: ServerShape, users: int, seed: int) ->
 
 
 def lasting(step_sd: float, generator: np.random.Generator) -> Callable[[int], int]:
-    """How long steps really last: each deviates normally, on its own."""
+    """Durations of steps that deviate normally and independently."""
     return lambda step_ns: max(1, round(step_ns * (1 + step_sd * float(generator.standard_normal()))))
 
 
@@ -185,7 +185,7 @@ def figures(
     costs: CostModel,
     lasting_ns: Callable[[int], int] = lambda step_ns: step_ns,
 ) -> tuple[int, int, int, int]:
-    """Device ns, completed requests, reused and all re-arrivals of one emulated run; in the space's window, if any."""
+    """Device ns, completed requests, reused and all re-arrivals of an emulated run, or of the space's window in it."""
     steps = [
         end
         for end in run_virtually(plan, ServerSpec.of_shape(candidate, space.rules), costs, lasting_ns)
@@ -204,7 +204,7 @@ def figures(
 
 
 def _as_simulated(arrays: layout.PlanArrays, config: EngineConfig, steps: Sequence[StepEnd]) -> layout.Outcome:
-    """Emulated steps in the tables of a simulation, so that one function counts what lies in a window."""
+    """Emulated steps in the tables of a simulation, so that the same function counts the figures of a window."""
     outcome = layout.new_outcome(arrays, config, len(steps))
     kinds = [STEP_DECODE if end.start.step.kind == DECODE else STEP_PREFILL for end in steps]
     columns = {
@@ -233,7 +233,7 @@ def _as_simulated(arrays: layout.PlanArrays, config: EngineConfig, steps: Sequen
 
 
 def jittered_plan(plan: Plan, perturbation: Perturbation, generator: np.random.Generator) -> Plan:
-    """The plan as a late client plays it."""
+    """The plan as a client with random delays plays it."""
 
     def late(mean_ms: float) -> int:
         return int(generator.exponential(mean_ms * NS_PER_MS)) if mean_ms else 0
@@ -259,7 +259,7 @@ def expected_range(trials: int, level: float) -> tuple[int, int]:
 
 
 def _given(space: SpaceSpec, seed: int) -> SpaceSpec:
-    """The space with the very plans of one experiment."""
+    """The space with the plans of one experiment."""
     inputs = space.inputs.model_copy(update={"evaluation_seeds": (seed,), "replicates": space.prediction.replicates})
     return space.model_copy(
         update={"inputs": inputs, "prediction": space.prediction.model_copy(update={"plans": "given"})}

@@ -1,7 +1,7 @@
-"""What a baseline loses: reuse, the prefill that costs, padded decode slots, and who waits for it.
+"""What a baseline loses: reuse, the prefill that this costs, padded decode slots, and who waits for it.
 
-Sums over the valid sealed runs of one condition; what the records do not show is None. Nothing is simulated but a
-check that the simulator knows this server.
+Sums over the valid sealed runs of one condition; figures that the records do not show are None. The simulator runs only
+to check that it reproduces this server.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from harness.spec import ServerSpec
 class Diagnosis:
     """Losses of a baseline, summed over its valid runs. Times in ns.
 
-    lost_prefill_ns: prefill of tokens that formula C would have let reuse. padding_ns: decode time of empty places, at
-    f(b) - f(n). queue_ns: per session, from sending to the first token, the longest first. simulated_ns: device time
-    that the simulator gives for the same plans; device_ns: channel A. start_ms, lag_ms: mean lateness
-    of the client that measured, model ms, taken as exponential. backend: the kind of server that the runs had.
-    origin: what must stand beside the figures.
+    lost_prefill_ns: prefill of tokens that could have been reused by formula C. padding_ns: decode time of empty
+    places, at f(b) - f(n). queue_ns: per session, from sending to the first token, the longest first. device_ns:
+    modelled device time (A); simulated_ns: device time of the same plans in the simulator. start_ms, lag_ms: mean
+    lateness of the client in model ms, assuming exponential delays. backend: the kind of server of the runs. origin:
+    the note on simulated or emulated figures.
     """
 
     condition: str
@@ -56,11 +56,11 @@ class Diagnosis:
         return self.lost_prefill_ns >= self.padding_ns
 
     def lines(self) -> Iterator[str]:
-        """The diagnosis for people."""
+        """The diagnosis as lines of text."""
         total = self.device_ns or self.simulated_ns
         lost = self.num_rearrivals - self.num_reused
-        if origin := self.origin:
-            yield origin
+        if self.origin:
+            yield self.origin
         yield f"baseline {self.condition!r}: {self.num_runs} valid runs, {total / NS_PER_S:.2f} s of device time"
         yield (
             f"  reuse: {lost} of {self.num_rearrivals} re-arrivals lost it; {self.lost_tokens:,} tokens computed twice:"
@@ -90,13 +90,15 @@ def diagnose(runs: Sequence[SealedRun], condition: str = "") -> Diagnosis:
     Raises SpecError when there is no valid run of it, or its plan is not with the records.
     """
     summary = summarise(runs)
-    name = condition or next((one.baseline for one in summary.conditions if one.baseline), summary.conditions[0].name)
-    names = [one.name for one in summary.conditions]
+    name = condition or next(
+        (shown.baseline for shown in summary.conditions if shown.baseline), summary.conditions[0].name
+    )
+    names = [shown.name for shown in summary.conditions]
     if name not in names:
         raise SpecError(f"there is no condition {name!r}", where="advise", hint=f"Choose one of {', '.join(names)}")
     figures = summary.condition(name)
-    own = [run for run in runs if run.condition == name and run.is_valid]
-    if not own:
+    valid = [run for run in runs if run.condition == name and run.is_valid]
+    if not valid:
         raise SpecError(f"condition {name!r} has no valid run", where="advise", hint="Run the baseline first")
     lost_tokens, num_reused = figures.reuse.lost_tokens, figures.reuse.num_reused
     if lost_tokens is None or num_reused is None:
@@ -105,10 +107,10 @@ def diagnose(runs: Sequence[SealedRun], condition: str = "") -> Diagnosis:
             where="advise",
             hint="Start the server with --enable-prompt-tokens-details and run the baseline again",
         )
-    server, model = own[0].server, own[0].cost_model
+    server, model = valid[0].server, valid[0].cost_model
     lost_ns = simulated_ns = 0
     queues: dict[int, int] = {}
-    for run in own:
+    for run in valid:
         simulated_ns += simulate(run.plan, server, model).device_ns
         for again in run_figures(run).reuse.rearrivals:
             cached = again.cached_tokens or 0
@@ -127,7 +129,7 @@ def diagnose(runs: Sequence[SealedRun], condition: str = "") -> Diagnosis:
         backend=summary.backend,
         origin=summary.origin,
         server=server,
-        num_runs=len(own),
+        num_runs=len(valid),
         num_rearrivals=figures.reuse.num_rearrivals,
         num_reused=num_reused,
         lost_tokens=lost_tokens,
@@ -140,7 +142,7 @@ def diagnose(runs: Sequence[SealedRun], condition: str = "") -> Diagnosis:
         queue_ns=tuple(sorted(queues.items(), key=lambda item: -item[1])),
         device_ns=figures.a_ns,
         simulated_ns=simulated_ns,
-        # Half the spread is the mean of N starts spread evenly; ln 2 times the mean is an exponential's median.
+        # The mean of N evenly spread starts is half the spread. The median of an exponential is ln 2 times its mean.
         start_ms=(figures.start_spread_ms or 0.0) / 2 * summary.time_scale,
         lag_ms=(figures.rearrival_p50_ms or 0.0) / math.log(2) * summary.time_scale,
     )

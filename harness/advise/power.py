@@ -1,6 +1,7 @@
-"""How many blocks an experiment needs: its spreads from sealed runs, else from the simulator, and what follows.
+"""How many blocks an experiment needs, from spreads measured on sealed runs or simulated.
 
-Every spread says whether it was measured, simulated or assumed. Nothing is run. Definitions: docs/planning.md, "Power".
+Every spread states whether it was measured, simulated or assumed. Nothing is run. Definitions: docs/planning.md,
+"Power".
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from harness.spec.rules import SuperiorityRule
 
 RESTARTS = 4
 MIN_BLOCKS = 3
-# Doubt about the device's own costs is shared by the runs of both conditions: a restart moves client and host alone.
+# The runs of both conditions share the uncertainty of the device's costs; a restart changes only client and host.
 SHARED = {"decode_sd": 0.0, "bucket_sd": 0.0, "prefill_sd": 0.0, "artifact_sd": 0.0}
 FIRST_BUDGET = 60
 
@@ -121,7 +122,7 @@ def measured_components(spec: ExperimentSpec, sealed: Sequence[SealedRun]) -> li
     ]
     if not components:
         raise SpecError(
-            f"no comparison has {MIN_BLOCKS} valid blocks, from which a spread could be told",
+            f"no comparison has {MIN_BLOCKS} valid blocks, from which to estimate a spread",
             where=sealed[0].experiment,
             hint="Run more blocks, or plan from the simulator: --simulate",
         )
@@ -171,7 +172,7 @@ def _costs_ns(runs: Sequence[PlannedRun], restarts: int) -> tuple[FloatArray, fl
 
 
 def _components(condition: str, baseline: str, values: FloatArray, spec: ExperimentSpec) -> Components:
-    """values: log ratios, shape (blocks, restarts of each). One restart each leaves the two levels together."""
+    """values: log ratios, shape (blocks, restarts). With one restart, plan and restart cannot be separated."""
     mean, num_blocks = float(values.mean()), len(values)
     if values.shape[1] == 1:
         return Components(condition, baseline, mean, float(values.std(ddof=1)), None, None, num_blocks)
@@ -180,18 +181,18 @@ def _components(condition: str, baseline: str, values: FloatArray, spec: Experim
     return Components(condition, baseline, mean, math.hypot(plan, restart), plan, restart, num_blocks)
 
 
-def _on_devices(components: Components, found: DeviceEffect | None) -> Components:
-    """The same with the part of the devices, where several made the blocks."""
-    if found is None or found.interaction is None:
+def _on_devices(components: Components, effect: DeviceEffect | None) -> Components:
+    """The components with those of the devices, where several devices made the blocks."""
+    if effect is None or effect.interaction is None:
         return components
-    between, within = found.interaction.sd, found.interaction.within
-    return replace(components, device=between, within=within, num_devices=len(found.devices))
+    between, within = effect.interaction.sd, effect.interaction.within
+    return replace(components, device=between, within=within, num_devices=len(effect.devices))
 
 
 def devices_for_equivalence(components: Components, goal: Goal, blocks: int) -> int | None:
-    """Fewest devices with ``blocks`` each whose means show equivalence at the margin with the wanted power.
+    """Fewest devices with ``blocks`` each whose means show equivalence at the margin with the required power.
 
-    A device mean is the datum, so that more blocks on few devices do not help where the devices scatter.
+    A device mean is one observation, so more blocks on few devices do not help where devices differ.
     """
     sd = math.hypot(components.device or 0.0, components.within / math.sqrt(blocks))
     return blocks_for_equivalence(max(sd, 1e-9), goal.log_margin, goal.alpha, goal.power)
@@ -203,11 +204,11 @@ def needed(components: Components, goal: Goal) -> Needed:
     difference = blocks_for_difference(sd, goal.log_margin, goal.alpha, goal.power)
     equivalence = blocks_for_equivalence(sd, goal.log_margin, goal.alpha, goal.power)
     both = None if difference is None or equivalence is None else max(difference, equivalence)
-    found = [
+    verdicts = [
         blocks_for_difference(sd, components.mean, goal.alpha, goal.power),
         blocks_for_equivalence(sd, goal.log_margin, goal.alpha, goal.power, components.mean),
     ]
-    as_predicted = min((one for one in found if one is not None), default=None)
+    as_predicted = min((blocks for blocks in verdicts if blocks is not None), default=None)
     is_clear = abs(components.mean) > 2 * goal.log_margin
     proposed = as_predicted if is_clear else both
     superiority = _superiority(components, goal)

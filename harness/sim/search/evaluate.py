@@ -1,8 +1,7 @@
-"""Gives a candidate its figures: every plan of every N, simulated in compiled code, integers in and integers out.
+"""Figures of a candidate: every plan of every N, simulated in compiled code.
 
-Two candidates that cannot differ on a set of plans are simulated once: with at most w requests at a time only the costs
-of steps of up to w requests, the slots and whether the limit is above w can matter. The figures never depend on what
-was shared.
+Candidates that cannot differ on a set of plans are simulated once. With at most w requests at a time, only the costs of
+steps of up to w requests, the slots, and whether max_num_seqs exceeds w can matter. Sharing never changes a figure.
 """
 
 from __future__ import annotations
@@ -91,7 +90,7 @@ def build_inputs(inputs: InputSpec) -> Inputs:
 
 
 def most_at_once(arrays: layout.PlanArrays, group: Group) -> int:
-    """Most sessions of any plan of the group that can be alive together: the leaves of its "after" forest."""
+    """Most concurrent sessions of any plan of the group: the leaves of its "after" forest."""
     most = 0
     for plan in range(group.first, group.last):
         first = int(arrays.plans["first_session"][plan])
@@ -101,9 +100,9 @@ def most_at_once(arrays: layout.PlanArrays, group: Group) -> int:
 
 
 class Evaluator:
-    """Figures of candidates on fixed inputs. Keeps what it has simulated, up to a bound.
+    """Figures of candidates on fixed inputs, with a bounded cache.
 
-    is_sharing=False simulates everything anew: for benchmarks, and to check that sharing changes nothing.
+    is_sharing=False simulates everything anew, for benchmarks and to check that sharing changes nothing.
     """
 
     def __init__(
@@ -138,16 +137,16 @@ class Evaluator:
         figures: list[GroupFigures | None] = [None] * len(groups)
         if self._is_sharing:
             figures = [self._shared.get(key) for key in keys]
-        missing = [place for place, found in enumerate(figures) if found is None]
+        missing = [place for place, known in enumerate(figures) if known is None]
         for run in _runs_of(groups, missing):
-            found_all = self._simulate(config, [groups[place] for place in run])
-            for place, found in zip(run, found_all, strict=True):
-                figures[place] = found
+            simulated = self._simulate(config, [groups[place] for place in run])
+            for place, of_group in zip(run, simulated, strict=True):
+                figures[place] = of_group
                 if self._is_sharing:
                     if len(self._shared) >= MOST_SHARED:
                         self._shared.clear()
-                    self._shared[keys[place]] = found
-        return [found for found in figures if found is not None]
+                    self._shared[keys[place]] = of_group
+        return [of_group for of_group in figures if of_group is not None]
 
     def share_keys(self, config: EngineConfig, groups: Sequence[Group]) -> list[tuple[object, ...]]:
         """One key per group: candidates with equal keys give equal figures on it."""
@@ -161,7 +160,7 @@ class Evaluator:
                 width = self._widths[group] = most_at_once(self.inputs.arrays, group)
             if width not in parts:
                 limit = min(config.max_num_seqs, width + 1)
-                # No step has more requests, and none runs in a bucket beyond the first that holds so many.
+                # No step has more requests, so no step uses a bucket beyond the first that holds so many.
                 largest = bisect_left(config.decode_buckets, min(limit, width))
                 buckets = config.decode_buckets[: largest + 1]
                 parts[width] = (limit, min(config.active_limit, width + 1), *server, buckets)
@@ -234,7 +233,7 @@ class Evaluator:
 
 
 def nearest_rank(values: IntArray, share: float) -> int:
-    """The smallest value that at least ``share`` of all do not exceed; 0 of none."""
+    """The smallest value that at least ``share`` of all values do not exceed; 0 when there are none."""
     if values.size == 0:
         return 0
     place = max(-(-int(values.size * share * 1_000_000) // 1_000_000), 1) - 1
@@ -247,7 +246,7 @@ def evaluator_of(space: SpaceSpec, inputs: Inputs, *, is_sharing: bool = True) -
 
 
 def _runs_of(groups: Sequence[Group], places: Sequence[int]) -> list[list[int]]:
-    """Places of groups, joined where one begins at the plan at which the one before ends."""
+    """Places of groups, joined where a group begins at the plan at which the group before ends."""
     runs: list[list[int]] = []
     for place in places:
         if runs and groups[runs[-1][-1]].last == groups[place].first:

@@ -1,6 +1,6 @@
-"""What a ledger says: both scores, ranks with ties in enumeration order, the Pareto front, sensitivity, overlaps.
+"""Ranks the candidates of a ledger: both scores, the Pareto front, the sensitivity to score and set of N.
 
-Sums stay integers until the one division that makes a score. Nothing is simulated here.
+Ties keep the order of enumeration. Sums stay integers until the one division that makes a score.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ def score_rows(
     """Scores of rows that have figures of ``role``, over the set of N ``users``.
 
     sum-seconds: device seconds summed over all plans, over the baseline's; per-n: the mean of that ratio per N. With a
-    window both take device seconds per completed request, since a better configuration completes more in its time.
+    window both use device seconds per completed request, because a better configuration completes more in the window.
     """
     width = len(space.inputs.users)
-    places = [space.inputs.users.index(one) for one in users]
+    places = [space.inputs.users.index(count) for count in users]
     device = column_matrix(rows, f"{role}_device_ns", width)[:, places]
     base = np.array([baseline[place].device_ns for place in places], dtype=np.int64)
     indices = rows["index"].to_numpy().astype(np.int64)
@@ -74,7 +74,7 @@ def score_rows(
 
 @dataclass(frozen=True)
 class SensitivityRow:
-    """What is selected for one score and set of N (Tables S10 and S11)."""
+    """The selection for one score and set of N (Tables S10 and S11)."""
 
     score: Score
     users: tuple[int, ...]
@@ -93,7 +93,7 @@ def sensitivity(rows: pa.Table, baseline: Baseline, space: SpaceSpec) -> list[Se
     """The selection for every score and set of N beside the reference: the space's own score on all N."""
     reference = score_rows(rows, "search", baseline.search, space.inputs.users, space).ranked(space.score)
     chosen, top = int(reference[0]), set(reference[:TOP].tolist())
-    found: list[SensitivityRow] = []
+    table: list[SensitivityRow] = []
     scores: tuple[Score, ...] = ("sum-seconds", "per-n")
     for score in scores:
         for users in space.sets_of_users():
@@ -104,7 +104,7 @@ def sensitivity(rows: pa.Table, baseline: Baseline, space: SpaceSpec) -> list[Se
             evaluation = None
             if baseline.evaluation and rows["evaluation_device_ns"].null_count == 0:
                 evaluation = score_rows(rows, "evaluation", baseline.evaluation, users, space)
-            found.append(
+            table.append(
                 SensitivityRow(
                     score,
                     users,
@@ -119,7 +119,7 @@ def sensitivity(rows: pa.Table, baseline: Baseline, space: SpaceSpec) -> list[Se
                     len(top),
                 )
             )
-    return found
+    return table
 
 
 def objective_values(rows: pa.Table, scores: Scores, objectives: Sequence[Objective]) -> FloatArray:
@@ -139,16 +139,16 @@ def objective_values(rows: pa.Table, scores: Scores, objectives: Sequence[Object
 
 
 def pareto_front(values: FloatArray) -> IndexArray:
-    """Places of the rows that no other row beats on one column without losing on another; of equal rows the first.
+    """Places of the rows that no other row dominates; of equal rows the first.
 
-    values: shape (rows, objectives), small is good. The front comes in the order of the first objective.
+    values: shape (rows, objectives), small is good. The front is in the order of the first objective.
     """
     _, first = np.unique(values, axis=0, return_index=True)
     order = first[np.lexsort((first, *values[first].T[::-1]))]
     front = np.empty((0, values.shape[1]))
     places: list[int] = []
     for place in order.tolist():
-        # Whoever could beat it comes before it in this order.
+        # A row that could dominate it comes before it in this order.
         if not len(front) or not bool(np.any(np.all(front <= values[place], axis=1))):
             places.append(place)
             front = np.concatenate([front, values[place : place + 1]])

@@ -1,6 +1,6 @@
-"""A finished search as tables for people: the best, which of them are told apart, the front, the sensitivity.
+"""A finished search as tables: the best candidates with intervals, the Pareto front, the sensitivity.
 
-Says what was not evaluated before it says anything else. Nothing is judged here that the ledger does not hold.
+What was not evaluated comes first. Nothing is judged here that the ledger does not hold.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def search_tables(
     with_intervals: bool = True,
     tell: Callable[[float], None] = lambda _share: None,
 ) -> Iterator[Table | str]:
-    """What a person wants to know of a search, in reading order. tell: takes the share of the intervals made."""
+    """The results of a search, in reading order. tell: receives the share of intervals that are computed."""
     space = result.space
     num_excluded = sum(row != "" for row in result.ledger["excluded"].to_pylist())
     yield (
@@ -40,17 +40,17 @@ def search_tables(
 
 
 def halving_lines(halving: Halving) -> Iterator[str]:
-    """What was not evaluated, and how good those kept are."""
-    yield "The time given did not suffice for all of them:"
+    """What was not evaluated, and how good the kept candidates are."""
+    yield "The time given was too short for all candidates:"
     if halving.not_simulated:
-        yield f"  {halving.not_simulated:,} candidates were drawn out unseen"
+        yield f"  {halving.not_simulated:,} candidates were excluded at random, unseen"
     for plans, count in halving.partial:
         yield f"  {count:,} were dropped after {plans} plan(s) per N"
     for place, correlation in enumerate(halving.rank_correlations):
-        yield f"  rank correlation of pass {place + 1} with the next, among those kept: {correlation:.2f}"
+        yield f"  rank correlation of pass {place + 1} with the next, among candidates kept: {correlation:.2f}"
     yield (
-        f"  {halving.audited} of those left out were drawn and judged in full: {halving.better} beat the selected one, "
-        f"so at most {halving.better_share_at_most:.1%} of them do (95 % confidence)"
+        f"  {halving.audited} candidates left out were drawn and judged in full: {halving.better} beat the selected, "
+        f"so at most {halving.better_share_at_most:.1%} of all left out do (95 % confidence)"
     )
 
 
@@ -64,7 +64,7 @@ def best_table(result: SearchResult, top: int, *, with_intervals: bool, tell: Ca
     place_of = {index: place for place, index in enumerate(scores.indices.tolist())}
     rows = result.judged.to_pylist()
     table = _table(
-        f"best by {space.score}, search inputs" + ("; =: not told apart from the first" if with_intervals else "")
+        f"best by {space.score}, search inputs" + ("; =: no difference from the first shown" if with_intervals else "")
     )
     headings = ["", "configuration", "sum", "per-n", "evaluation", "GiB/device", "compile s"]
     for heading in headings + (["beside the first"] if with_intervals else []):
@@ -73,8 +73,8 @@ def best_table(result: SearchResult, top: int, *, with_intervals: bool, tell: Ca
     others = [result.candidate(index) for index in result.ranked[1:top]] if with_intervals else []
     beside = [""] * (len(others) + 1)
     shared = parallel_map(lambda each, _tell: predict(space, each, space.inputs.users, reference=best), others)
-    for num_done, (place, found) in enumerate(shared, 1):
-        beside[place + 1] = interval_text(found)
+    for num_done, (place, prediction) in enumerate(shared, 1):
+        beside[place + 1] = interval_text(prediction)
         tell(num_done / len(others))
     for rank, index in enumerate(result.ranked[:top], 1):
         place = place_of[index]
@@ -94,9 +94,9 @@ def best_table(result: SearchResult, top: int, *, with_intervals: bool, tell: Ca
     return table
 
 
-def interval_text(found: Prediction) -> str:
-    """ "0.9980-1.0040 =" where the two are not told apart, "0.9700-0.9900  " where they are."""
-    return f"{found.low:.4f}-{found.high:.4f} {' ' if found.is_told_apart else '='}"
+def interval_text(prediction: Prediction) -> str:
+    """ "0.9980-1.0040 =" where the interval contains 1, "0.9700-0.9900  " where it does not."""
+    return f"{prediction.low:.4f}-{prediction.high:.4f} {' ' if prediction.is_told_apart else '='}"
 
 
 def front_table(result: SearchResult) -> Table:
@@ -121,7 +121,7 @@ def front_table(result: SearchResult) -> Table:
 
 
 def sensitivity_table(result: SearchResult) -> Table:
-    """What each score and set of N would select."""
+    """The candidate that each score and set of N selects."""
     table = _table("sensitivity to the score and the set of N; reference: the first above")
     headings = ("score", "N", "selected", "search", "per-N", "eval.", "per-N", "ref. rank", "top 20")
     for heading in headings:

@@ -1,7 +1,7 @@
-"""What a search asks: the configurations, their limits, the inputs they are judged on. All of it is TOML.
+"""A search space: the configurations, their limits, and the inputs on which they are judged. All of it is TOML.
 
-Everything is checked at the door; a candidate keeps its place in the enumeration for good, so ledgers can be resumed.
-Nothing is simulated here.
+Everything is checked when it is read. A candidate never changes its place in the enumeration, so that ledgers can be
+resumed. Nothing is simulated here.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ SimulatedRules = Annotated[RulesName, AfterValidator(lambda name: rule_set(name)
 
 
 class BucketRule(Spec):
-    """Which bucket sets a limit is tried with: those that hold ``always``, the rest from ``others``, at most ``most``.
+    """Bucket sets for each max_num_seqs: all of ``always``, the rest from ``others``, at most ``most`` buckets.
 
-    sets: instead of the rule, these very sets (those that end with the limit).
+    sets: these sets instead of the rule (for each max_num_seqs the sets that end with it).
     """
 
     always: tuple[Place, ...] = (1, "max_num_seqs")
@@ -121,8 +121,8 @@ class InputSpec(Spec):
 class DeviceSpec(Spec):
     """Memory and compile arithmetic. Defaults: Qwen3-4B on 4 devices, vllm-rbln 0.11.1, docs/method.md, "Search".
 
-    Compile: compile_base_s + compile_call_s (buckets + 1) fits the observed 349-486 s. Overhead: what a device holds
-    beside the KV slots after loading, the most that was measured (6.6-7.0 GiB with 4.5 GiB of KV).
+    Compile: compile_base_s + compile_call_s (buckets + 1) fits the observed 349-486 s. Overhead: memory of a device
+    beside the KV slots after loading, the largest measured value (6.6-7.0 GiB with 4.5 GiB of KV).
     """
 
     devices: int = Field(default=4, ge=1)
@@ -146,7 +146,7 @@ class DeviceSpec(Spec):
 
 
 class ConstraintSpec(Spec):
-    """What a candidate may cost before it is left out (it stays in the ledger, with the reason)."""
+    """Limits beyond which a candidate is left out; it stays in the ledger with the reason."""
 
     memory_gib: float | None = Field(default=None, gt=0, description="of one device")
     compile_s: float | None = Field(default=None, gt=0)
@@ -159,8 +159,9 @@ class ConstraintSpec(Spec):
             ("compile", device.compile_s(candidate), self.compile_s, "s"),
             ("artifact", device.artifact_gib(candidate), self.artifact_gib, "GiB"),
         )
-        found = [f"{name} {have:.2f} > {most:g} {unit}" for name, have, most, unit in checks if most and have > most]
-        return "; ".join(found)
+        return "; ".join(
+            f"{name} {have:.2f} > {most:g} {unit}" for name, have, most, unit in checks if most and have > most
+        )
 
 
 class DrawsSpec(PerturbationSpec):
