@@ -224,7 +224,7 @@ def test_a_request_that_fills_its_slot_fits_and_one_token_more_does_not() -> Non
         ({"num_sessions": 2, "source": "paper", "wait_cap_s": 30}, "source 'paper' fixes wait_cap_s"),
         ({"num_sessions": 2, "source": "sequential", "num_background": 3}, "num_background . 2 = 5"),
         ({"source": "sequential", "waits": "tracelab-v0.0.2"}, "without waits"),
-        ({"num_sessions": 2, "shared_prefix_tokens": 800}, "nothing of a session's own"),
+        ({"num_sessions": 2, "shared_prefix_tokens": 800}, "leaves no token beside shared_prefix_tokens"),
         ({"num_sessions": 2, "token_id_range": [5, 6]}, "at least 256 ids"),
         ({"num_sessions": 2, "wait_cap_s": -1}, "wait_cap_s: must be greater than 0"),
         ({"num_sessions": 2, "n": 3}, "n: unknown key"),
