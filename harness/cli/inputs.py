@@ -34,12 +34,15 @@ def register(app: typer.Typer) -> None:
 
 # An experiment to begin with: small, runnable as it is, a word on each line.
 FIRST_EXPERIMENT = """\
-# Do twelve KV slots serve agents that come back after tool calls better than eight?
+# Do twelve KV slots lower the cost of agents that come back after tool calls, against eight?
 name = "{name}"
 backend = "emulator"      # a modelled server on this machine; "attached" measures one of yours: server.url
 time_scale = 4.0          # the emulator runs this many times as fast as the server it models
-replicates = 3            # each with inputs of its own; from three on, differences get intervals
+replicates = 6            # each with inputs of its own; how many it takes: harness power {name}.toml
 base_seed = 1
+rules = ["superiority"]   # how harness decide answers: is the condition cheaper than its baseline?
+[limits]
+retries = 3               # a frozen run that a busy machine made INVALID may be repeated so often
 [workload]                # every key: harness explain workload
 num_sessions = 8          # agents at a time
 wait_cap_s = 10.0         # waits for tools are cut here

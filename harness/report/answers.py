@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
 from harness.analysis import ConditionFigures, ExperimentSummary, RunFigures
-from harness.analysis.method.answer import main_answers, source_of
+from harness.analysis.method.answer import change, interval_in_words, main_answers, source_of
 from harness.analysis.method.compare import MAX_TAU, Comparison, Verdict
 from harness.analysis.method.stats import Interval
 from harness.clock import NS_PER_MS, NS_PER_S
@@ -101,28 +101,13 @@ def _compared(summary: ExperimentSummary, condition: ConditionFigures, mark: Cal
             f"({found.ratio_a:.4f}, {found.ratio_b:.4f}) would mean nothing. {basis}."
         )
     lead = "Predicted: " if found.is_predicted else ""
-    within = "" if answer.interval is None else f" (95 % interval: {_range(answer.interval)})"
+    within = "" if answer.interval is None else f" ({interval_in_words(answer.interval)})"
     others = ". ".join(_other_changes(summary, condition))
     agreed = "; both channels agree" if found.verdict is Verdict.AGREE else ""
     return (
         f"{lead}{this} costs {change(answer.ratio)} {other}{work}{within}: {answer.verdict.value}. "
         f"{others + '. ' if others else ''}{basis}{agreed}."
     )
-
-
-def change(ratio: float) -> str:
-    """A cost ratio in words: 2.5 % less than."""
-    size = abs(100 * (ratio - 1))
-    return "the same as" if size < 0.05 else f"{size:.1f} % {'more' if ratio > 1 else 'less'} than"
-
-
-def _range(interval: Interval) -> str:
-    """The ends of a ratio's interval as changes, the smaller change first: 3.8 to 4.5 % less."""
-    low, high = 100 * (interval.low - 1), 100 * (interval.high - 1)
-    if low < 0 < high:
-        return f"{-low:.1f} % less to {high:.1f} % more"
-    near, far = sorted((abs(low), abs(high)))
-    return f"{near:.1f} to {far:.1f} % {'less' if high <= 0 else 'more'}"
 
 
 def _other_work(found: Comparison) -> str:

@@ -64,7 +64,7 @@ class Decision:
 
     @property
     def answer(self) -> str:
-        """The sentence with its verdict: "Twelve slots cost 4.0 % less than base (...): PASS"; "" without one."""
+        """The sentence with its verdict: "twelve-slots costs 4.0 % less than base (...): PASS"; "" without one."""
         would_be = f" (would be {self.would_be.value})" if self.would_be is not None else ""
         return f"{self.sentence}: {self.outcome.value}{would_be}" if self.sentence else ""
 
