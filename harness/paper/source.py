@@ -11,8 +11,8 @@ from functools import cached_property
 from pathlib import Path
 
 from harness.analysis.catalogue import analyse
+from harness.analysis.catalogue.__init__ import AnalysisResult
 from harness.analysis.method.decide import Decision
-from harness.analysis.method.result import AnalysisResult
 from harness.analysis.method.verdicts import ExperimentRuns
 from harness.prereg import check_sealed_runs, judge, predictions_for
 from harness.records import RunStore, SealedRun

@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.analysis import ConditionFigures, ExperimentSummary, RunFigures
+from harness.analysis.catalogue.__init__ import AnalysisResult
 from harness.analysis.method.decide import Decision
 from harness.analysis.method.drift import Drift
-from harness.analysis.method.result import AnalysisResult
 from harness.analysis.method.speeds import places_table
 from harness.analysis.method.stopping import SequentialStatus
 from harness.records import RunKey, SealedRun

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from harness.analysis import summarise
+from harness.analysis.catalogue.__init__ import AnalysisResult
 from harness.analysis.method.decide import Decision, Outcome
-from harness.analysis.method.result import AnalysisResult
 from harness.errors import SpecError
 from harness.records import Finding, SealedRun
 from harness.report import write_report

@@ -1,23 +1,29 @@
-"""Prefill interference: what injected prompts do to running sessions, and what restored reuse saves of it.
+"""Prefill interference: what injected prompts do to running sessions, and how long those wait.
 
-Waiting is session time and is never added to device time.
+Waiting W is measured by the observer inside a server, or by the stamps of log and streams, beside what the model gives.
+It is session time and is never added to device time.
 Definitions: docs/method.md, "Waiting"; Table IV.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+import numpy as np
+
 from harness.analysis.catalogue import Analysis, AnalysisOutput
 from harness.analysis.catalogue.costs import cost_table
 from harness.analysis.catalogue.reuse import prefill_kinds_table
-from harness.analysis.catalogue.waiting import measured_waiting, waiting_table
+from harness.analysis.logs.observer import held_back, load_observer
 from harness.analysis.method import stats
 from harness.analysis.method.devices import mean_interval
 from harness.analysis.method.figures import RunFigures, run_figures
-from harness.analysis.method.interference import Injection, injections
+from harness.analysis.method.interference import Injection, injections, measured_waiting_session_ns
+from harness.analysis.method.reuse import sum_or_none
 from harness.analysis.method.stats import Interval
 from harness.analysis.method.verdicts import ExperimentRuns
 from harness.clock import NS_PER_S
-from harness.records import SealedRun, paired
+from harness.records import SealedRun, layout, paired
 from harness.spec.rules import InterferenceRule
 from harness.table import Cell, Table, table_of
 
@@ -153,3 +159,49 @@ ANALYSES = (
     Analysis("prefill-injection", "what an injected prompt does to running sessions (Table IV)", _prefill_injection),
     Analysis("joined", "what restored reuse saves of prefill and of other sessions' waiting", _joined),
 )
+
+
+class MeasuredWaiting(NamedTuple):
+    """session_ns: W in session-nanoseconds of the run's clock. source: "observer", or "stamps and streams"."""
+
+    session_ns: int
+    source: str
+
+
+def measured_waiting(run: SealedRun) -> MeasuredWaiting | None:
+    """Measured W of a run; None without an observer and without streams or stamps.
+
+    Observer: over each prefill step, its duration times the requests that were running beside it; its instants are the
+    machine's own clock, so they are scaled to the run's.
+    """
+    path = run.file(layout.OBSERVER)
+    if path.exists():
+        prefills = held_back(load_observer(path).steps)
+        wall_ns = np.asarray(prefills["duration_ns"]) * np.asarray(prefills["others"])
+        return MeasuredWaiting(round(float(wall_ns.sum()) * run.manifest.time_scale), "observer")
+    session_ns = measured_waiting_session_ns(run)
+    return None if session_ns is None else MeasuredWaiting(session_ns, "stamps and streams")
+
+
+def waiting_table(experiment: ExperimentRuns) -> Table:
+    """W per condition, modelled and measured, over the replicates where it was measured; none without any."""
+    rows: list[dict[str, Cell]] = []
+    for condition, runs in experiment.runs.items():
+        measured = {run.replicate: waiting for run in runs if (waiting := measured_waiting(run)) is not None}
+        if not measured:
+            continue
+        figures = [run for run in experiment.figures(condition) if run.replicate in measured]
+        modelled_ns = sum_or_none(run.waiting_session_ns for run in figures)
+        measured_ns = sum(waiting.session_ns for waiting in measured.values())
+        rows.append(
+            {
+                "condition": condition,
+                "W_modelled_session_s": None if modelled_ns is None else modelled_ns / NS_PER_S,
+                "W_measured_session_s": measured_ns / NS_PER_S,
+                "measured_over_modelled": measured_ns / modelled_ns if modelled_ns else None,
+                "source": ", ".join(sorted({waiting.source for waiting in measured.values()})),
+                "replicates": len(measured),
+            }
+        )
+    caption = "Waiting of other sessions during prefills, sums over replicates; session time, no device time"
+    return table_of("waiting", caption, rows)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from harness.analysis.catalogue import Analysis, AnalysisOutput, of_tables
 from harness.analysis.catalogue.alignment import histogram_table
 from harness.analysis.catalogue.costs import cost_table, ratio_intervals
+from harness.analysis.catalogue.interference import waiting_table
 from harness.analysis.catalogue.reuse import (
     ceilings_table,
     exceptions_table,
@@ -19,7 +20,6 @@ from harness.analysis.catalogue.reuse import (
     prefill_kinds_table,
     reuse_checks,
 )
-from harness.analysis.catalogue.waiting import waiting_table
 from harness.analysis.logs.observer import load_observer
 from harness.analysis.method.reuse import critical_request_count, sum_or_none
 from harness.analysis.method.verdicts import ExperimentRuns

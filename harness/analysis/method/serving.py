@@ -91,7 +91,7 @@ class Distribution:
 
     def at(self, q: float) -> Percentile:
         """The percentile q; KeyError for one that is not computed."""
-        return {one.q: one for one in self.percentiles}[q]
+        return {percentile.q: percentile for percentile in self.percentiles}[q]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,11 +117,12 @@ class ServingFigures:
 
     def of(self, metric: str, group: str = "all") -> Distribution | None:
         """The distribution of a metric in a group; None where nothing of it was observed."""
-        return next((one for one in self.distributions if (one.metric, one.group) == (metric, group)), None)
+        wanted = (metric, group)
+        return next((each for each in self.distributions if (each.metric, each.group) == wanted), None)
 
     @property
     def groups(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(one.group for one in self.distributions))
+        return tuple(dict.fromkeys(distribution.group for distribution in self.distributions))
 
 
 def requests_needed(q: float) -> int:
@@ -157,7 +158,7 @@ def _window_ns(run: SealedRun, requests: pa.Table) -> tuple[int, int]:
     due_ns = requests.column("due_ns").to_numpy()
     ready_ns = 0
     if window.after_requests:
-        users = users_of(np.array([-1 if one.after is None else one.after for one in run.plan.sessions]))
+        users = users_of(np.array([-1 if session.after is None else session.after for session in run.plan.sessions]))
         ended = requests.filter(requests.column("done_ns").is_valid())
         timelines = UserTimelines.of(users[ended.column("session").to_numpy()], ended.column("done_ns").to_numpy())
         has_all = len(timelines.users) == len(np.unique(users))
@@ -223,10 +224,10 @@ def token_chunks(run: SealedRun, requests: pa.Table) -> tuple[IntArray, IntArray
     chunks = with_tokens(run.table("chunks"))
     wanted = _keys(requests)
     order = np.argsort(wanted)
-    found = _keys(chunks)
-    place = np.minimum(np.searchsorted(wanted[order], found), max(0, len(order) - 1))
-    row = order[place] if len(order) else np.zeros(len(found), dtype=np.int64)
-    is_wanted = wanted[row] == found if len(order) else np.zeros(len(found), dtype=np.bool_)
+    keys = _keys(chunks)
+    place = np.minimum(np.searchsorted(wanted[order], keys), max(0, len(order) - 1))
+    row = order[place] if len(order) else np.zeros(len(keys), dtype=np.int64)
+    is_wanted = wanted[row] == keys if len(order) else np.zeros(len(keys), dtype=np.bool_)
     kernel = chunks.column("kernel_ns")
     at_ns = np.where(
         kernel.is_valid().to_numpy(), kernel.fill_null(0).to_numpy(), chunks.column("received_ns").to_numpy()
@@ -244,7 +245,7 @@ def _keys(table: pa.Table) -> IntArray:
 
 
 def _queueing_ns(run: SealedRun, response_ids: Sequence[str], sent_ns: IntArray) -> FloatArray:
-    """From the send to the first ALLOC line of each request; nan where the log does not tell."""
+    """From the send to the first ALLOC line of each request; nan where the log does not show it."""
     allocs = rows_where(run.table("kv_events"), "kind", "alloc")
     row_of = {response_id: row for row, response_id in enumerate(response_ids) if response_id}
     queue_ns = np.full(len(response_ids), np.nan)
@@ -258,47 +259,47 @@ def _queueing_ns(run: SealedRun, response_ids: Sequence[str], sent_ns: IntArray)
 
 def serving_figures(condition: str, runs: Sequence[SealedRun]) -> ServingFigures | None:
     """Serving figures of one condition over its valid ``runs``; None where nothing was answered."""
-    observed = [found for run in runs if len((found := latencies(run)).turn)]
+    observed = [answered for run in runs if len((answered := latencies(run)).turn)]
     if not observed:
         return None
     slo = SloSpec.model_validate(runs[0].manifest.requested_experiment.get("slo") or {})
-    good = [_is_good(one, slo) for one in observed] if slo.is_set else None
-    spans_s = [one.span_ns / NS_PER_S for one in observed]
-    counts = [len(one.turn) for one in observed]
+    good = [_is_good(run, slo) for run in observed] if slo.is_set else None
+    spans_s = [run.span_ns / NS_PER_S for run in observed]
+    counts = [len(run.turn) for run in observed]
     return ServingFigures(
         condition=condition,
         num_runs=len(observed),
         num_requests=sum(counts),
         distributions=tuple(_distributions(observed)),
-        tokens_per_s=_rate([int(one.tokens.sum()) for one in observed], spans_s, observed),
+        tokens_per_s=_rate([int(run.tokens.sum()) for run in observed], spans_s, observed),
         requests_per_s=_rate(counts, spans_s, observed),
-        goodput_per_s=None if good is None else _rate([int(one.sum()) for one in good], spans_s, observed),
-        good_share=None if good is None else sum(int(one.sum()) for one in good) / sum(counts),
+        goodput_per_s=None if good is None else _rate([int(is_good.sum()) for is_good in good], spans_s, observed),
+        good_share=None if good is None else sum(int(is_good.sum()) for is_good in good) / sum(counts),
     )
 
 
-def _is_good(one: Latencies, slo: SloSpec) -> NDArray[np.bool_]:
+def _is_good(run: Latencies, slo: SloSpec) -> NDArray[np.bool_]:
     """Which requests met every target that is set. A latency that was not observed meets no target."""
-    met = np.ones(len(one.turn), dtype=np.bool_)
+    met = np.ones(len(run.turn), dtype=np.bool_)
     # An answer of one token has no gap that could be too long.
-    has_no_gap = (one.tokens == 1) & ~np.isnan(one.ttft_ns)
+    has_no_gap = (run.tokens == 1) & ~np.isnan(run.ttft_ns)
     if slo.ttft_ms is not None:
-        met &= one.ttft_ns <= slo.ttft_ms * NS_PER_MS
+        met &= run.ttft_ns <= slo.ttft_ms * NS_PER_MS
     if slo.tpot_ms is not None:
-        met &= (one.tpot_ns <= slo.tpot_ms * NS_PER_MS) | has_no_gap
+        met &= (run.tpot_ns <= slo.tpot_ms * NS_PER_MS) | has_no_gap
     if slo.itl_ms is not None:
-        met &= (_gap_ns(one, slo.itl_percentile) <= slo.itl_ms * NS_PER_MS) | has_no_gap
+        met &= (_gap_ns(run, slo.itl_percentile) <= slo.itl_ms * NS_PER_MS) | has_no_gap
     if slo.e2e_ms is not None:
-        met &= one.e2e_ns <= slo.e2e_ms * NS_PER_MS
+        met &= run.e2e_ns <= slo.e2e_ms * NS_PER_MS
     return met
 
 
-def _gap_ns(one: Latencies, percentile: float) -> FloatArray:
+def _gap_ns(run: Latencies, percentile: float) -> FloatArray:
     """The given percentile of the gaps between the tokens of each request; nan for a request without gaps."""
-    gap_ns = np.full(len(one.turn), np.nan)
-    sorting = np.argsort(one.itl_row, kind="stable")
-    rows, starts = np.unique(one.itl_row[sorting], return_index=True)
-    for row, gaps in zip(rows, np.split(one.itl_ns[sorting], starts[1:]), strict=True):
+    gap_ns = np.full(len(run.turn), np.nan)
+    sorting = np.argsort(run.itl_row, kind="stable")
+    rows, starts = np.unique(run.itl_row[sorting], return_index=True)
+    for row, gaps in zip(rows, np.split(run.itl_ns[sorting], starts[1:]), strict=True):
         gap_ns[row] = np.percentile(gaps, percentile)
     return gap_ns
 
@@ -310,27 +311,27 @@ def _rate(amounts: Sequence[int], spans_s: Sequence[float], runs: Sequence[Laten
 
 
 def _distributions(observed: Sequence[Latencies]) -> list[Distribution]:
-    groups: dict[str, Callable[[Latencies], NDArray[np.bool_]]] = {"all": lambda one: np.ones(len(one.turn), np.bool_)}
+    groups: dict[str, Callable[[Latencies], NDArray[np.bool_]]] = {"all": lambda run: np.ones(len(run.turn), np.bool_)}
     for prefix in ("first", "reused", "recomputed", "unknown"):
-        groups[prefix] = lambda one, prefix=prefix: one.prefix == prefix
-    most = max(int(one.turn.max()) for one in observed)
+        groups[prefix] = lambda run, prefix=prefix: run.prefix == prefix
+    most = max(int(run.turn.max()) for run in observed)
     for turn in range(min(most + 1, MAX_TURNS) if most else 0):
         if turn == MAX_TURNS - 1 and most >= MAX_TURNS:
-            groups[f"turn {turn}+"] = lambda one, turn=turn: one.turn >= turn
+            groups[f"turn {turn}+"] = lambda run, turn=turn: run.turn >= turn
         else:
-            groups[f"turn {turn}"] = lambda one, turn=turn: one.turn == turn
-    found = (
-        _distribution(metric, group, [(one, _values(one, metric, is_in(one))) for one in observed])
+            groups[f"turn {turn}"] = lambda run, turn=turn: run.turn == turn
+    distributions = (
+        _distribution(metric, group, [(run, _values(run, metric, is_in(run))) for run in observed])
         for group, is_in in groups.items()
         for metric in METRICS
     )
-    return [one for one in found if one is not None]
+    return [distribution for distribution in distributions if distribution is not None]
 
 
-def _values(one: Latencies, metric: str, is_in: NDArray[np.bool_]) -> FloatArray:
+def _values(run: Latencies, metric: str, is_in: NDArray[np.bool_]) -> FloatArray:
     if metric == "itl":
-        return one.itl_ns[is_in[one.itl_row]] if len(one.itl_row) else one.itl_ns
-    values: FloatArray = {"ttft": one.ttft_ns, "tpot": one.tpot_ns, "e2e": one.e2e_ns, "queue": one.queue_ns}[metric][
+        return run.itl_ns[is_in[run.itl_row]] if len(run.itl_row) else run.itl_ns
+    values: FloatArray = {"ttft": run.ttft_ns, "tpot": run.tpot_ns, "e2e": run.e2e_ns, "queue": run.queue_ns}[metric][
         is_in
     ]
     return values[~np.isnan(values)]
@@ -357,11 +358,15 @@ def _distribution(metric: str, group: str, observed: Sequence[tuple[Latencies, F
 def serving_rows(figures: Sequence[ServingFigures]) -> list[dict[str, object]]:
     """One row per condition, group and metric, and one per rate; times in ms, rates per second, ends of intervals."""
     rows: list[dict[str, object]] = []
-    for one in figures:
-        for found in one.distributions:
-            row: dict[str, object] = {"condition": one.condition, "group": found.group, "metric": found.metric}
-            row |= {"unit": "ms", "num_values": found.num_values}
-            for percentile in found.percentiles:
+    for condition in figures:
+        for distribution in condition.distributions:
+            row: dict[str, object] = {
+                "condition": condition.condition,
+                "group": distribution.group,
+                "metric": distribution.metric,
+            }
+            row |= {"unit": "ms", "num_values": distribution.num_values}
+            for percentile in distribution.percentiles:
                 name = f"p{percentile.q * 100:.0f}"
                 interval, bound = percentile.interval, percentile.certified
                 row |= {
@@ -372,20 +377,20 @@ def serving_rows(figures: Sequence[ServingFigures]) -> list[dict[str, object]]:
                 }
             rows.append(row)
         rates = {
-            "tokens_per_s": one.tokens_per_s,
-            "requests_per_s": one.requests_per_s,
-            "goodput_per_s": one.goodput_per_s,
+            "tokens_per_s": condition.tokens_per_s,
+            "requests_per_s": condition.requests_per_s,
+            "goodput_per_s": condition.goodput_per_s,
         }
         for name, rate in rates.items():
             if rate is not None:
                 low, high = (None, None) if rate.interval is None else (rate.interval.low, rate.interval.high)
                 rows.append(
                     {
-                        "condition": one.condition,
+                        "condition": condition.condition,
                         "group": "all",
                         "metric": name,
                         "unit": "1/s",
-                        "num_values": one.num_runs,
+                        "num_values": condition.num_runs,
                         "mean": rate.mean,
                         "mean_low": low,
                         "mean_high": high,

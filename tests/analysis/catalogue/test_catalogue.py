@@ -15,8 +15,8 @@ import pytest
 
 from harness.analysis import run_figures
 from harness.analysis.catalogue import analyse, analyses
+from harness.analysis.catalogue.__init__ import AnalysisResult
 from harness.analysis.method.decide import Outcome
-from harness.analysis.method.result import AnalysisResult
 from harness.analysis.method.verdicts import ExperimentRuns, decide_experiment
 from harness.errors import SpecError
 from harness.experiment import resolve

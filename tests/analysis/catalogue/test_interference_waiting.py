@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from harness.analysis.catalogue.interference import measured_waiting, waiting_table
 from harness.analysis.catalogue.reuse import exceptions_table
-from harness.analysis.catalogue.waiting import measured_waiting, waiting_table
 from harness.analysis.logs.observer import FORMAT, SCHEMA
 from harness.analysis.method.reconstruct import waiting_session_ns
 from harness.analysis.method.verdicts import ExperimentRuns
