@@ -18,23 +18,23 @@ from harness.prereg import Ticket
 from harness.prereg.repository import file_sha256
 from harness.records import RunKey, RunStore, SealedRun, layout
 from harness.runner.lane import Made, failed_alike, perform_in_order
-from harness.runner.monitor import Account, Watch, declared_rule
+from harness.runner.monitor import RunProgress, StoppingMonitor, declared_rule
 from harness.runner.preflight import check_hosts, checked
 from harness.runner.progress import (
     ProgressSink,
     StopFlag,
     silent,
 )
-from harness.runner.run import Invocation
+from harness.runner.run import RunContext
 from harness.spec import ExperimentSpec
 
 _LOAD_HINT = "Load it first: run_experiment(load_experiment('demo'), runs_root=...)"
-Driver = Callable[[Sequence[PlannedRun], Invocation, Mapping[RunKey, SealedRun], Account], None]
+Driver = Callable[[Sequence[PlannedRun], RunContext, Mapping[RunKey, SealedRun], RunProgress], None]
 
 
 @dataclass(frozen=True, slots=True)
 class ExperimentOutcome:
-    """What an invocation did. ``runs``: every sealed run of the experiment, earlier ones included.
+    """What a call of ``run_experiment`` did. ``runs``: every sealed run of the experiment, earlier ones included.
 
     is_decided: its stopping rule has a verdict on every comparison, so that no further run is wanted.
     ended_by: how every request of the first run failed, where that ended the experiment.
@@ -112,24 +112,24 @@ def run_experiment(
     planned, todo, again = what_to_do(spec, store.root, resume=resume, retry_invalid=retry_invalid, ticket=ticket)
     if ticket is not None:
         ticket.ledger.admit(todo, store.sealed(spec.name))
-    watch = _watch(store, planned, again) if until_decided else None
-    todo = [] if watch is not None and watch.is_decided else todo
+    monitor = _monitor(store, planned, again) if until_decided else None
+    todo = [] if monitor is not None and monitor.is_decided else todo
     check_hosts(todo)
-    account = Account(planned, todo, on_progress, watch)
-    invocation = Invocation(store.root, spec_source, ticket, on_progress, stop)
+    progress = RunProgress(planned, todo, on_progress, monitor)
+    context = RunContext(store.root, spec_source, ticket, on_progress, stop)
     ended_by = ""
     if spec.fleet is None or kind_named(spec.backend).is_virtual:
-        for said in perform_in_order(todo, invocation, again):
-            account.add(said)
-            if isinstance(said, Made) and len(account.performed) == 1 < len(todo) and not keep_going:
+        for said in perform_in_order(todo, context, again):
+            progress.add(said)
+            if isinstance(said, Made) and len(progress.performed) == 1 < len(todo) and not keep_going:
                 ended_by = failed_alike(said.run)
-            if account.is_decided or ended_by:
+            if progress.is_decided or ended_by:
                 break
     else:
         perform_fleet = _fleet_driver(spec)
-        perform_fleet(todo, invocation, again, account)
-    found, is_decided = _all_sealed(store, spec, account.performed), watch is not None and watch.is_decided
-    return ExperimentOutcome(spec, found, len(planned), len(account.performed), stop.after_run, is_decided, ended_by)
+        perform_fleet(todo, context, again, progress)
+    found, is_decided = _all_sealed(store, spec, progress.performed), monitor is not None and monitor.is_decided
+    return ExperimentOutcome(spec, found, len(planned), len(progress.performed), stop.after_run, is_decided, ended_by)
 
 
 def _fleet_driver(spec: ExperimentSpec) -> Driver:
@@ -155,12 +155,12 @@ def _all_sealed(store: RunStore, spec: ExperimentSpec, performed: Iterable[RunKe
     return found
 
 
-def _watch(store: RunStore, planned: PlannedRuns, again: Mapping[RunKey, SealedRun]) -> Watch:
+def _monitor(store: RunStore, planned: PlannedRuns, again: Mapping[RunKey, SealedRun]) -> StoppingMonitor:
     """The declared rule, applied to what is sealed and stays; SpecError where a run did not declare it."""
     keys = {run.key for run in planned}
     sealed = [run for run in store.sealed(planned.spec.name) if run.key in keys]
     rule = declared_rule(planned.spec, sealed)
-    return Watch(planned.spec, rule, (run for run in sealed if run.key not in again))
+    return StoppingMonitor(planned.spec, rule, (run for run in sealed if run.key not in again))
 
 
 def what_to_do(

@@ -13,7 +13,7 @@ from harness.experiment import PlannedRun
 from harness.records import RunKey, RunStore, SealedRun, keep_for_retry
 from harness.records.schema import ABORTED
 from harness.runner.backends import backend_named
-from harness.runner.run import Invocation
+from harness.runner.run import RunContext
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,20 +31,20 @@ class Made:
 
 
 def perform_in_order(
-    runs: Sequence[PlannedRun], invocation: Invocation, again: Container[RunKey]
+    runs: Sequence[PlannedRun], context: RunContext, again: Container[RunKey]
 ) -> Iterator[Began | Made]:
     """Make runs one after another and tell of each; ends early as the person wishes, or when nobody asks further.
 
     again: those that repeat an INVALID run, which is kept. Raises as the backend does.
     """
     for run in runs:
-        if invocation.stop.after_run:
+        if context.stop.after_run:
             return
         yield Began(run.key)
         if run.key in again:
             # Only now: what is not reached keeps its place.
-            keep_for_retry(RunStore(invocation.runs_root).run(*run.key))
-        sealed = backend_named(run.spec.backend).perform(run, invocation)
+            keep_for_retry(RunStore(context.runs_root).run(*run.key))
+        sealed = backend_named(run.spec.backend).perform(run, context)
         if sealed is None:  # aborted by the person; nothing of it is kept as whole
             return
         yield Made(sealed)

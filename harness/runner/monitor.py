@@ -40,7 +40,7 @@ def declared_rule(spec: ExperimentSpec, sealed: Iterable[SealedRun], source: str
     return check_can_decide(stop, source or spec.name)
 
 
-class Watch:
+class StoppingMonitor:
     """Where an experiment stands under its rule while its runs are sealed one by one."""
 
     def __init__(self, spec: ExperimentSpec, stop: StopSpec, sealed: Iterable[SealedRun]) -> None:
@@ -68,7 +68,7 @@ SIMULATED_RUN_TOKENS = 4_000
 RECENT_RUNS = 12
 
 
-class Account:
+class RunProgress:
     """The runs that are still to be made, and those that were."""
 
     def __init__(
@@ -76,9 +76,9 @@ class Account:
         planned: PlannedRuns,
         todo: Sequence[PlannedRun],
         on_progress: ProgressSink,
-        watch: Watch | None,
+        monitor: StoppingMonitor | None,
     ) -> None:
-        self._on_progress, self._watch, self._clock = on_progress, watch, MonotonicClock()
+        self._on_progress, self._monitor, self._clock = on_progress, monitor, MonotonicClock()
         self._num_planned, self._num_kept = len(planned), len(planned) - len(todo)
         self._runs = {run.key: run for run in todo}
         self._forecast = Forecast(todo)
@@ -90,17 +90,17 @@ class Account:
                 self._num_planned,
                 self._num_kept,
                 self._forecast.left_s(),
-                is_at_most=watch is not None,
+                is_at_most=monitor is not None,
                 is_assumed=kind_named(planned.spec.backend).has_device is not False,
             )
         )
-        if watch is not None and self._num_kept:
-            on_progress(BlockLooked(watch.status))
+        if monitor is not None and self._num_kept:
+            on_progress(BlockLooked(monitor.status))
 
     @property
     def is_decided(self) -> bool:
         """Whether the stopping rule wants no further run."""
-        return self._watch is not None and self._watch.is_decided
+        return self._monitor is not None and self._monitor.is_decided
 
     def add(self, said: Began | Made) -> None:
         """Count what happened to a run and tell of it."""
@@ -128,8 +128,8 @@ class Account:
         self._forecast.finished(run.key, wall_s)
         left_s = self._forecast.left_s()
         self._on_progress(RunSealed(run.label, run.is_valid, tuple(run.invalid_reasons), wall_s, left_s))
-        if self._watch is not None and self._watch.add(run):
-            self._on_progress(BlockLooked(self._watch.status))
+        if self._monitor is not None and self._monitor.add(run):
+            self._on_progress(BlockLooked(self._monitor.status))
 
 
 class Forecast:

@@ -1,16 +1,16 @@
-"""One run in hops: fresh server, healthy, scrape, replay, scrape, stop, derive, invariants, seal.
+"""One run in stages: fresh server, healthy, scrape, replay, scrape, stop, derive, invariants, seal.
 
-Whatever happens, the server is gone afterwards and an unfinished run never looks whole. No result is interpreted.
+Whatever happens, the server is stopped afterwards, and an unfinished run never looks complete.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -24,11 +24,9 @@ from harness.analysis.method.reuse import with_known_zeros
 from harness.client.run import ReplayEvent, ReplayResult, Target, replay
 from harness.client.self_audit import self_audit
 from harness.clock import NS_PER_MS, NS_PER_S, ScaledClock, clock_for, realtime_minus_monotonic_ns
-from harness.engine import CostModel
 from harness.errors import HarnessError
 from harness.experiment import PlannedRun
 from harness.kinds import kind_named
-from harness.plan import Plan
 from harness.plan.model import canonical_lines
 from harness.prereg import Ticket
 from harness.records import (
@@ -49,9 +47,10 @@ from harness.runner.fleet.slot import WorkerSlot
 from harness.runner.progress import ProgressSink, RequestFinished, ServerReady, StopFlag
 from harness.server import provenance
 from harness.server.ask import Scraper
-from harness.server.life import LaunchPlan, start_server
+from harness.server.life import LaunchPlan, LogFormat, start_server
 from harness.server.process import ExitReport
 from harness.sim import simulate
+from harness.spec import ServerSpec
 from harness.stack.rbln.device_watch import (
     DeviceWatch,
     device_findings,
@@ -62,12 +61,27 @@ from harness.stack.rbln.device_watch import (
 from harness.stack.rbln.kv_rules import rules_in_force
 from harness.stack.rbln.launch_log import launch_findings, read_launch_files, rules_findings
 
-Launch = Callable[..., LaunchPlan]
+
+class LaunchOptions(NamedTuple):
+    """What a run determines of a launch. port: 0 for any free port. run_folder: for the files of the backend.
+
+    device: of a fleet that the server is for; None outside one. step_factor: of an emulated device's step times.
+    """
+
+    port: int
+    run_folder: Path
+    time_scale: float = 1.0
+    log_format: LogFormat = "default"
+    device: int | None = None
+    step_factor: float = 1.0
+
+
+Launch = Callable[[ServerSpec, LaunchOptions], LaunchPlan]
 
 
 @dataclass(frozen=True, slots=True)
-class Invocation:
-    """What one call of ``run_experiment`` gives to each of its runs.
+class RunContext:
+    """What a call of ``run_experiment`` passes to each of its runs.
 
     spec_source: the file the experiment is from. worker_slot: the device of a fleet that this process works for.
     await_others: returns when the other devices of a run's period are as far as this one.
@@ -84,9 +98,9 @@ class Invocation:
 
     @contextmanager
     def writer(self, run: PlannedRun) -> Generator[RunWriter]:
-        """A writer for ``run`` that holds its inputs already; what is not sealed in the end is set aside.
+        """A writer for ``run``, its inputs written. A run that was not sealed at the end is renamed.
 
-        Of a frozen run the ledger knows before anything of it starts, and afterwards how it ended.
+        The ledger of a frozen run has an entry before anything starts, and one for how it ended.
         """
         if self.ticket is None:
             with self._writer(run) as writer:
@@ -119,18 +133,18 @@ class Invocation:
             yield writer
 
     def fleet_record(self, folder: Path, requested: Mapping[str, Any], neighbours: Iterable[int]) -> FleetRecord | None:
-        """What a manifest says of the place in a fleet; None outside one. requested: of the server's launch."""
+        """The manifest's record of the device in its fleet; None outside one. requested: of the server's launch."""
         if self.worker_slot is None:
             return None
-        found = self.worker_slot.record(folder, requested.get("npus", ()), neighbours)
-        return found.model_copy(update={"emulated_factor": requested.get("step_factor")})
+        record = self.worker_slot.record(folder, requested.get("npus", ()), neighbours)
+        return record.model_copy(update={"emulated_factor": requested.get("step_factor")})
 
     def in_worker_slot(self) -> AbstractContextManager[set[int]]:
         """On the client's own cores, where a fleet shares them out; gives the devices that are busy beside it."""
         return nullcontext(set[int]()) if self.worker_slot is None else self.worker_slot.held(self.runs_root)
 
     def record_of(self, run: PlannedRun) -> PreregistrationRecord | None:
-        """What its manifest says of the freeze that it was made under."""
+        """The manifest's record of the freeze; None for an exploratory run."""
         if self.ticket is None:
             return None
         return self.ticket.record.model_copy(update={"start": self.starts[run.key]})
@@ -138,10 +152,10 @@ class Invocation:
 
 @dataclass(frozen=True, slots=True)
 class _Measured:
-    """What one server's life gave. Instants in model ns.
+    """Observations from a server's start to its stop. Instants in model ns.
 
-    log_offsets: for a log that another host stamps, (its wall clock - our monotonic clock, uncertainty) in ns, before
-    and after the replay. neighbours: devices beside this one that were busy before or after it.
+    log_offsets: for a log with another host's stamps, (its wall clock - our monotonic clock, uncertainty) in ns, before
+    and after the replay. neighbours: other devices of the host that were busy before or after it.
     """
 
     launch: LaunchPlan
@@ -153,9 +167,11 @@ class _Measured:
     timings: dict[str, int]
     log_offsets: tuple[tuple[int, int], ...] = ()
     neighbours: frozenset[int] = frozenset()
+    clock: ClockRecord = field(default_factory=ClockRecord)
+    provenance: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
-def perform_run(run: PlannedRun, invocation: Invocation, launch: Launch) -> SealedRun | None:
+def perform_run(run: PlannedRun, context: RunContext, launch: Launch) -> SealedRun | None:
     """Perform one run and seal it, valid or not; None when the person aborted it.
 
     launch: makes the plan of a fresh server, its files in the run's folder; starts nothing.
@@ -163,10 +179,10 @@ def perform_run(run: PlannedRun, invocation: Invocation, launch: Launch) -> Seal
     written; then nothing of the run counts.
     """
     clock = clock_for(run.spec.time_scale)
-    with invocation.writer(run) as writer:
+    with context.writer(run) as writer:
         offset_before_ns = realtime_minus_monotonic_ns()
         facts = provenance.capture()
-        measured = _measure(run, invocation, launch, writer, clock)
+        measured = _measure(run, context, launch, writer, clock)
         if measured is None:
             writer.discard()
             return None
@@ -182,41 +198,32 @@ def perform_run(run: PlannedRun, invocation: Invocation, launch: Launch) -> Seal
                     "realtime_minus_monotonic_after_ns": measured.log_offsets[-1][0],
                 }
             )
-        return _seal(run, invocation, writer, measured, clock_record, facts)
+        return _seal(run, context, writer, replace(measured, clock=clock_record, provenance=facts))
 
 
-def _launched(run: PlannedRun, invocation: Invocation, launch_server: Launch, writer: RunWriter) -> LaunchPlan:
-    """The plan of the run's server, for the device of a fleet where there is one; nothing is kept of a refusal."""
+def _launched(run: PlannedRun, context: RunContext, launch_server: Launch, writer: RunWriter) -> LaunchPlan:
+    """The plan of the run's server; the run's folder is removed when the launch is refused."""
     try:
-        return launch_server(
-            run.server,
-            port=run.server.port,
-            run_folder=writer.folder,
-            time_scale=run.spec.time_scale,
-            log_format="precise",
-            **({} if invocation.worker_slot is None else _of_device(run, invocation.worker_slot)),
-        )
+        slot = context.worker_slot
+        options = LaunchOptions(run.server.port, writer.folder, run.spec.time_scale, "precise")
+        if slot is not None:
+            options = options._replace(device=slot.place.device, step_factor=emulated_factor(run))
+        return launch_server(run.server, options)
     except HarnessError:
-        # Refused before anything started: there is nothing to look into.
+        # Nothing has started, so the folder holds no evidence.
         writer.discard()
         raise
 
 
-def _of_device(run: PlannedRun, slot: WorkerSlot) -> dict[str, float]:
-    """What a launch is told of its device in a fleet; of its speed, where it is emulated and has one of its own."""
-    factor = emulated_factor(run)
-    return {"device": slot.place.device, **({} if factor == 1 else {"step_factor": factor})}
-
-
 def _measure(
-    run: PlannedRun, invocation: Invocation, launch_server: Launch, writer: RunWriter, clock: ScaledClock
+    run: PlannedRun, context: RunContext, launch_server: Launch, writer: RunWriter, clock: ScaledClock
 ) -> _Measured | None:
     """Start the server, replay the plan against it and stop it; None when the person aborted the run."""
     spec, server, plan, interval_s = run.spec, run.server, run.plan, run.spec.client.scrape_interval_s
-    on_progress, stop = invocation.on_progress, invocation.stop
-    launch = _launched(run, invocation, launch_server, writer)
+    on_progress, stop = context.on_progress, context.stop
+    launch = _launched(run, context, launch_server, writer)
     timings, seen = {"server_start_ns": clock.now_ns()}, _Seen(run.label, clock.scale, on_progress)
-    with invocation.in_worker_slot():
+    with context.in_worker_slot():
         audit = self_audit(plan, spec.client, clock, writer.folder)
     with (
         start_server(
@@ -232,14 +239,14 @@ def _measure(
         startup_ns = process.wait_healthy(launch.host, launch.port, deadline_s=server.start_timeout_s)
         on_progress(ServerReady(run.label, startup_ns / NS_PER_S))
         timings["healthy_ns"] = clock.now_ns()
-        if run.period is not None and invocation.await_others is not None:
-            invocation.await_others()
+        if run.period is not None and context.await_others is not None:
+            context.await_others()
         offsets = [] if launch.read_offset is None else [launch.read_offset()]
         if stop.now.is_set():
             process.kill()
             return None
         with (
-            invocation.in_worker_slot() as neighbours,
+            context.in_worker_slot() as neighbours,
             Scraper(scrapes, endpoint=launch.endpoint, clock=clock, interval_s=interval_s, beside=seen.so_far),
         ):
             result = replay(
@@ -270,7 +277,7 @@ def _measure(
 
 
 class _Seen:
-    """The requests of a run that have finished: counted for its progress, and how late they left so far."""
+    """Counts the finished requests of a run, and how late they were sent, for its live progress."""
 
     def __init__(self, label: str, scale: float, on_progress: ProgressSink) -> None:
         self._label, self._scale, self._on_progress = label, scale, on_progress
@@ -278,37 +285,30 @@ class _Seen:
         self._rearrivals_ms: list[float] = []
 
     def add(self, event: ReplayEvent) -> None:
-        """One more, from the thread in which the client tells of it."""
+        """Count a request; called from the client's thread."""
         if event.late_ns is not None:
             late_ms = self._rearrivals_ms if event.request else self._starts_ms
             late_ms.append(event.late_ns / self._scale / NS_PER_MS)
         self._on_progress(RequestFinished(self._label, event.num_finished, event.num_requests))
 
     def so_far(self) -> dict[str, float]:
-        """What a scrape notes for those who watch: wall ms, as the report will count them from all rows."""
+        """Lateness so far, wall ms, as the report will compute it; each scrape records it for ``harness watch``."""
         late = Lateness(np.sort(self._rearrivals_ms), np.array(self._starts_ms), 0)
-        told = {REARRIVAL_P99_MS: late.rearrival_p99_ms, START_SPREAD_MS: late.start_spread_ms}
-        return {name: value for name, value in told.items() if value is not None}
+        figures = {REARRIVAL_P99_MS: late.rearrival_p99_ms, START_SPREAD_MS: late.start_spread_ms}
+        return {name: value for name, value in figures.items() if value is not None}
 
 
-def _seal(
-    run: PlannedRun,
-    invocation: Invocation,
-    writer: RunWriter,
-    measured: _Measured,
-    clock_record: ClockRecord,
-    facts: Mapping[str, Any],
-) -> SealedRun:
+def _seal(run: PlannedRun, context: RunContext, writer: RunWriter, measured: _Measured) -> SealedRun:
     launch = measured.launch
-    said = read_launch_files(writer.folder)
-    in_force = said.effective(launch.effective)
+    shown = read_launch_files(writer.folder)
+    in_force = shown.effective(launch.effective)
     devices = devices_seen(writer.folder)
     manifest = manifest_of(
         run,
-        invocation,
-        clock=clock_record,
+        context,
+        clock=measured.clock,
         observation=launch.observation,
-        effective={"server": in_force, "shown": sorted(in_force), "launch": said.report.model_dump(mode="json")},
+        effective={"server": in_force, "shown": sorted(in_force), "launch": shown.report.model_dump(mode="json")},
         server=ServerRecord(
             pid=measured.pid,
             is_alive_until_stop=measured.is_alive_until_stop,
@@ -317,14 +317,14 @@ def _seal(
             facts={"launch": launch.to_json(), "exit": measured.exit_report.to_json(), "devices": devices},
         ),
         client_audit={**measured.replay.audit, "self_audit": measured.audit},
-        fleet=invocation.fleet_record(writer.folder, launch.requested, measured.neighbours),
-        provenance=dict(facts),
+        fleet=context.fleet_record(writer.folder, launch.requested, measured.neighbours),
+        provenance=dict(measured.provenance),
         timings=measured.timings,
     )
-    found = [*launch.findings, *device_findings(devices)]
+    findings = [*launch.findings, *device_findings(devices)]
     if measured.log_offsets:
         within_us = max(uncertainty for _, uncertainty in measured.log_offsets) / 1000
-        found.append(
+        findings.append(
             Finding(
                 code="clock-remote",
                 severity="info",
@@ -332,40 +332,40 @@ def _seal(
             )
         )
     needs_observer = run.server.observer and kind_named(launch.backend).has_stack
-    found += launch_findings(said, needs_observer=needs_observer)
-    found += rules_findings(run.server.rules, manifest.serving_version)
-    return seal_run(writer, manifest, run.plan, measured.replay.requests, measured.replay.chunks, found, run.cost_model)
+    findings += launch_findings(shown, needs_observer=needs_observer)
+    findings += rules_findings(run.server.rules, manifest.serving_version)
+    return seal_run(writer, run, manifest, RunTables(measured.replay.requests, measured.replay.chunks), findings)
+
+
+class RunTables(NamedTuple):
+    """The tables of a run. derived: None to compute them from the raw files."""
+
+    requests: pa.Table
+    chunks: pa.Table | RowStream
+    derived: Derived | None = None
 
 
 def seal_run(
-    writer: RunWriter,
-    manifest: Manifest,
-    plan: Plan,
-    requests: pa.Table,
-    chunks: pa.Table | RowStream,
-    findings: Sequence[Finding] = (),
-    cost_model: CostModel | None = None,
-    derived: Derived | None = None,
+    writer: RunWriter, run: PlannedRun, manifest: Manifest, tables: RunTables, findings: Iterable[Finding] = ()
 ) -> SealedRun:
-    """Write the tables, derive what the raw files say, judge the invariants, seal.
-
-    findings: what the launch itself showed, beside the invariants. cost_model: prices channel A for a limit on it.
-    derived: what the raw files say, where their writer knows it without reading them.
-    """
+    """Write the tables, compute the derived ones, judge the invariants, seal. findings: of the launch."""
     writer.close_raw()
-    derived = derived or derive_tables(writer.folder, manifest)
-    requests = with_known_zeros(requests, counter_increment(derived.tables["metrics"], CACHED_COUNTER))
+    derived = tables.derived or derive_tables(writer.folder, manifest)
+    requests = with_known_zeros(tables.requests, counter_increment(derived.tables["metrics"], CACHED_COUNTER))
     writer.write("requests", requests)
-    writer.write("chunks", chunks)
+    writer.write("chunks", tables.chunks)
     for name, table in derived.tables.items():
         writer.write(name, table)
-    found = [*findings, *check_run(manifest, plan=plan, requests=requests, derived=derived, cost_model=cost_model)]
-    reasons = [f"{finding.code}: {finding.evidence}" for finding in found if finding.severity == "invalid"]
-    return writer.seal(manifest.model_copy(update={"findings": tuple(found)}), reasons)
+    # Simulated channels are equal by construction: no limit on their difference applies.
+    cost_model = None if kind_named(run.spec.backend).is_virtual else run.cost_model
+    checks = check_run(manifest, plan=run.plan, requests=requests, derived=derived, cost_model=cost_model)
+    judged = (*findings, *checks)
+    reasons = [f"{finding.code}: {finding.evidence}" for finding in judged if finding.severity == "invalid"]
+    return writer.seal(manifest.model_copy(update={"findings": judged}), reasons)
 
 
-def manifest_of(run: PlannedRun, invocation: Invocation, **observed: Any) -> Manifest:
-    """What is known of a run before it is judged. observed: the manifest's own keys for what happened."""
+def manifest_of(run: PlannedRun, context: RunContext, **observed: Any) -> Manifest:
+    """The manifest of a run before it is judged. observed: further keys of the manifest."""
     spec = run.spec
     manifest = Manifest(
         experiment=spec.name,
@@ -383,9 +383,9 @@ def manifest_of(run: PlannedRun, invocation: Invocation, **observed: Any) -> Man
             "server": run.server.model_dump(mode="json"),
             "client": spec.client.model_dump(mode="json"),
             "limits": spec.limits.model_dump(mode="json"),
-            "spec_source": redacted_text(invocation.spec_source),
+            "spec_source": redacted_text(context.spec_source),
         },
-        preregistration=invocation.record_of(run),
+        preregistration=context.record_of(run),
         **observed,
     )
     # By name: what "auto" stands for changes with every release.
@@ -395,9 +395,10 @@ def manifest_of(run: PlannedRun, invocation: Invocation, **observed: Any) -> Man
 
 
 def emulated_factor(run: PlannedRun) -> float:
-    """What this run's step times are multiplied by; 1 outside a fleet and on a device like its model.
+    """The factor on the step times of a run of an emulated fleet; 1 for other runs. Resumed runs have the same.
 
-    The device's clock counts each run that it has to make before this one as long as this one is by the model.
+    For drift, each earlier run of the device counts with the modelled duration of this run. Channel A keeps the prices
+    of the cost model, as on a real device that is slower than its calibration.
     """
     fleet, place = run.spec.fleet, run.place
     traits = None if fleet is None or place is None else fleet.emulated.get(place.device)

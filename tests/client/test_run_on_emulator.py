@@ -14,6 +14,7 @@ from harness.experiment.plans import build_plan
 from harness.plan import Plan, RequestPlan, SessionPlan
 from harness.records.schema import rows_where
 from harness.runner.backends.emulator import EmulatorBackend
+from harness.runner.run import LaunchOptions
 from harness.spec import ClientSpec, ServerSpec, WorkloadSpec
 from tests.support.processes import serving
 from tests.support.replays import assert_branches_overlap, assert_forked_and_joined, fork_and_join, plan_of, rows_of
@@ -26,7 +27,7 @@ SCALE = 20.0
 def replay_on_emulator(plan: Plan, folder: Path, options: ClientSpec) -> ReplayResult:
     folder.mkdir()
     clock, server = clock_for(SCALE), ServerSpec()
-    launch = EmulatorBackend().launch(server, port=0, run_folder=folder, time_scale=SCALE)
+    launch = EmulatorBackend().launch(server, LaunchOptions(0, folder, time_scale=SCALE))
     with serving(launch, folder, clock):
         return replay(
             plan,

@@ -15,6 +15,7 @@ from harness.client.run import ReplayResult, Target, replay
 from harness.clock import NS_PER_MS, NS_PER_S, clock_for
 from harness.plan import Plan, RequestPlan, SessionPlan
 from harness.runner.backends.twin import TwinBackend
+from harness.runner.run import LaunchOptions
 from harness.spec import ClientSpec, ServerSpec
 from tests.support.processes import serving
 from tests.support.replays import assert_branches_overlap, assert_forked_and_joined, fork_and_join, rows_of
@@ -38,7 +39,7 @@ def replayed_on_twin(plan: Plan, folder: Path, options: ClientSpec) -> ReplayRes
     folder.mkdir()
     clock = clock_for(1.0)
     server = ServerSpec(start_timeout_s=240)
-    launch = TwinBackend().launch(server, port=0, run_folder=folder, time_scale=1.0, log_format="default")
+    launch = TwinBackend().launch(server, LaunchOptions(0, folder))
     with serving(launch, folder, clock):
         return replay(
             plan,

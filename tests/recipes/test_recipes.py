@@ -58,8 +58,8 @@ class TriedBackend(Backend):
     def readiness(self):
         return Check(name="backend tried", ok=True, found="a page of Python", need="nothing", how="Use it")
 
-    def perform(self, run, invocation):
-        return perform_simulated_run(run, invocation)
+    def perform(self, run, context):
+        return perform_simulated_run(run, context)
 
 
 BACKEND = TriedBackend()

@@ -20,6 +20,7 @@ from harness.runner import ExperimentOutcome, StopFlag, run_experiment
 from harness.runner.backends.emulator import EmulatorBackend
 from harness.runner.monitor import Forecast, predicted_work
 from harness.runner.progress import BlockLooked, ProgressEvent, RunSealed
+from harness.runner.run import LaunchOptions
 from harness.server.process import free_port
 from harness.spec import ExperimentSpec, ServerSpec
 from tests.support.experiments import small_experiment
@@ -188,7 +189,7 @@ def test_servers_without_a_log_are_decided_on_channel_b_and_it_is_said_that_a_is
             folder = tmp_path / name
             folder.mkdir()
             server = ServerSpec(decode_buckets=buckets)
-            plan = EmulatorBackend().launch(server, port=free_port(), run_folder=folder)
+            plan = EmulatorBackend().launch(server, LaunchOptions(free_port(), folder))
             servers.enter_context(serving(plan, folder))
             at = {"url": f"http://{plan.host}:{plan.port}", "decode_buckets": list(buckets), "declared": True}
             conditions.append({"name": name, "treatment": "no-waits", "server": at})

@@ -23,11 +23,11 @@ from harness.kinds import KINDS
 from harness.records import RunStore
 from harness.runner import StopFlag, run_experiment
 from harness.runner.backends import backend_named
-from harness.runner.backends.base import LaunchOptions, ServerBackend
+from harness.runner.backends.base import ServerBackend
 from harness.runner.backends.emulator import EmulatorBackend
 from harness.runner.preflight import refuse_unshown_settings
 from harness.runner.progress import silent
-from harness.runner.run import Invocation
+from harness.runner.run import LaunchOptions, RunContext
 from harness.server.life import LaunchPlan
 from harness.server.process import free_port
 from harness.spec import ExperimentSpec, ServerSpec
@@ -110,7 +110,7 @@ def test_a_condition_that_a_backend_did_not_apply_is_invalid(
     else:
         config = EngineConfig.from_server(ServerSpec())
         monkeypatch.setattr(EngineConfig, "from_server", lambda _: config)
-    sealed = backend.perform(run, Invocation(tmp_path, "", None, silent, StopFlag()))
+    sealed = backend.perform(run, RunContext(tmp_path, "", None, silent, StopFlag()))
     assert sealed is not None
     assert not sealed.is_valid
     assert "setting-differs: kv_slots: requested 12, in force 8" in sealed.invalid_reasons
@@ -141,7 +141,7 @@ def by_hand(tmp_path: Path) -> Iterator[Mapping[int, str]]:
         for slots in (8, 12):
             folder = tmp_path / f"emulator-{slots}"
             folder.mkdir()
-            plan = EmulatorBackend().launch(ServerSpec(kv_slots=slots), port=free_port(), run_folder=folder)
+            plan = EmulatorBackend().launch(ServerSpec(kv_slots=slots), LaunchOptions(free_port(), folder))
             servers.enter_context(serving(plan, folder))
             urls[slots] = f"http://{plan.host}:{plan.port}"
         yield urls

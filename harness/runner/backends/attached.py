@@ -15,7 +15,8 @@ from harness.experiment import PlannedRun
 from harness.kinds import KINDS, BackendKind
 from harness.records import Finding, Observation
 from harness.redact import redacted_text
-from harness.runner.backends.base import LaunchOptions, ServerBackend
+from harness.runner.backends.base import ServerBackend
+from harness.runner.run import LaunchOptions
 from harness.server.ask import Reply
 from harness.server.doctor import Check
 from harness.server.life import MODELS, LaunchPlan, get_at

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from harness.engine import EngineConfig
 from harness.engine.config import ENGINE_KEYS
@@ -17,9 +17,9 @@ from harness.errors import SpecError
 from harness.experiment import PlannedRun
 from harness.kinds import BackendKind
 from harness.records import SealedRun
-from harness.runner.run import Invocation, perform_run
+from harness.runner.run import LaunchOptions, RunContext, perform_run
 from harness.server.doctor import Check
-from harness.server.life import LaunchPlan, LogFormat
+from harness.server.life import LaunchPlan
 from harness.spec import ServerSpec
 from harness.stack.rbln.artifacts import check_artifact, read_artifact
 from harness.stack.rbln.kv_rules import rules_for_version
@@ -59,22 +59,8 @@ class Backend(ABC):
         """Whether this machine can run this kind; only looks."""
 
     @abstractmethod
-    def perform(self, run: PlannedRun, invocation: Invocation) -> SealedRun | None:
+    def perform(self, run: PlannedRun, context: RunContext) -> SealedRun | None:
         """Perform one run and seal it, valid or not; None when the person aborted it."""
-
-
-class LaunchOptions(NamedTuple):
-    """What a run says about one launch. port: 0 for any free one. run_folder: where the backend writes its files.
-
-    device: of a fleet that the server is for; None outside one. step_factor: of an emulated device's step times.
-    """
-
-    port: int
-    run_folder: Path
-    time_scale: float
-    log_format: LogFormat
-    device: int | None = None
-    step_factor: float = 1.0
 
 
 STACK_KEYS = ENGINE_KEYS | {"artifact", "environment", "devices", "patch", "observer", "extra_args", "env"}
@@ -92,31 +78,20 @@ class ServerBackend(Backend):
 
     __slots__ = ()
 
-    def launch(
-        self,
-        server: ServerSpec,
-        *,
-        port: int,
-        run_folder: Path,
-        time_scale: float = 1.0,
-        log_format: LogFormat = "default",
-        device: int | None = None,
-        step_factor: float = 1.0,
-    ) -> LaunchPlan:
-        """The command for ``server``, with its files written into ``run_folder``; starts nothing.
+    def launch(self, server: ServerSpec, options: LaunchOptions) -> LaunchPlan:
+        """The command for ``server``, with its files written into the run's folder; starts nothing.
 
-        port: 0 for any free one. step_factor: of an emulated device. Raises ServerError for a busy port, SpecError for
-        what this kind cannot do.
+        Raises ServerError for a busy port, SpecError for what this kind cannot do.
         """
-        check_time_scale(self.kind, time_scale)
-        return self._plan(server, LaunchOptions(port, run_folder, time_scale, log_format, device, step_factor))
+        check_time_scale(self.kind, options.time_scale)
+        return self._plan(server, options)
 
     @abstractmethod
     def _plan(self, server: ServerSpec, options: LaunchOptions) -> LaunchPlan:
         """See ``launch``."""
 
-    def perform(self, run: PlannedRun, invocation: Invocation) -> SealedRun | None:
-        return perform_run(run, invocation, self.launch)
+    def perform(self, run: PlannedRun, context: RunContext) -> SealedRun | None:
+        return perform_run(run, context, self.launch)
 
 
 def check_time_scale(kind: BackendKind, time_scale: float) -> None:

@@ -13,7 +13,8 @@ from typing import ClassVar
 from harness.engine.config import ENGINE_KEYS
 from harness.kinds import KINDS, BackendKind
 from harness.records import Observation, layout
-from harness.runner.backends.base import LaunchOptions, ServerBackend, check_simulated_server
+from harness.runner.backends.base import ServerBackend, check_simulated_server
+from harness.runner.run import LaunchOptions
 from harness.server.doctor import Check
 from harness.server.life import LOOPBACK, LaunchPlan, write_config
 from harness.server.process import require_port

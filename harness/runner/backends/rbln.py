@@ -15,12 +15,12 @@ from harness.kinds import KINDS, BackendKind
 from harness.redact import filled_env
 from harness.runner.backends.base import (
     STACK_KEYS,
-    LaunchOptions,
     ServerBackend,
     check_named_artifact,
     npus_of,
     rules_in_force,
 )
+from harness.runner.run import LaunchOptions
 from harness.server.doctor import Check, first_line_of
 from harness.server.life import LOOPBACK, LaunchPlan
 from harness.server.process import require_port

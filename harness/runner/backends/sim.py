@@ -40,7 +40,7 @@ from harness.records import (
 )
 from harness.runner.backends.base import Backend, check_simulated_server
 from harness.runner.progress import RequestFinished
-from harness.runner.run import Invocation, emulated_factor, manifest_of, seal_run
+from harness.runner.run import RunContext, RunTables, emulated_factor, manifest_of, seal_run
 from harness.server import provenance
 from harness.server.doctor import Check
 from harness.sim import simulate
@@ -55,15 +55,15 @@ US_PER_S = NS_PER_S // NS_PER_US
 MAX_SCRAPES = 24
 
 
-def perform_simulated_run(planned: PlannedRun, invocation: Invocation) -> SealedRun | None:
+def perform_simulated_run(planned: PlannedRun, context: RunContext) -> SealedRun | None:
     """Simulate one run and seal it; the same contract as ``perform_run``."""
-    if invocation.stop.now.is_set():
+    if context.stop.now.is_set():
         return None
     # Whole seconds, so that the microseconds of the log do not depend on when the run was made.
     epoch_s = int(utc_now().timestamp())
     plan, kind = planned.plan, kind_named(planned.spec.backend)
     factor = emulated_factor(planned)
-    with invocation.writer(planned) as writer:
+    with context.writer(planned) as writer:
         run = _VirtualRun(
             planned,
             planned.cost_model.scaled(factor),
@@ -71,10 +71,10 @@ def perform_simulated_run(planned: PlannedRun, invocation: Invocation) -> Sealed
             writer.raw(layout.SCRAPES),
         )
         end_ns = run.play()
-        invocation.on_progress(RequestFinished(planned.label, plan.num_requests, plan.num_requests))
+        context.on_progress(RequestFinished(planned.label, plan.num_requests, plan.num_requests))
         manifest = manifest_of(
             planned,
-            invocation,
+            context,
             clock=ClockRecord(scale=1.0, realtime_minus_monotonic_ns=epoch_s * NS_PER_S),
             observation=Observation(has_kv_log=planned.server.prefix_caching),
             server=ServerRecord(facts={"launch": {"backend": kind.name, "label": kind.label}}),
@@ -85,7 +85,8 @@ def perform_simulated_run(planned: PlannedRun, invocation: Invocation) -> Sealed
         )
         derived = derived_from(run.log.events, run.log.counts, run.scrapes, manifest)
         rows = run.rows
-        return seal_run(writer, manifest, plan, rows.requests_table(), rows.chunks_table(), derived=derived)
+        tables = RunTables(rows.requests_table(), rows.chunks_table(), derived)
+        return seal_run(writer, planned, manifest, tables)
 
 
 def _fleet_record(planned: PlannedRun, factor: float) -> FleetRecord | None:
@@ -355,8 +356,8 @@ class SimulatedBackend(Backend):
             name="backend sim", ok=True, found="virtual time, no process, no device", need="nothing", how="Use it"
         )
 
-    def perform(self, run: PlannedRun, invocation: Invocation) -> SealedRun | None:
-        return perform_simulated_run(run, invocation)
+    def perform(self, run: PlannedRun, context: RunContext) -> SealedRun | None:
+        return perform_simulated_run(run, context)
 
 
 BACKEND = SimulatedBackend()

@@ -18,12 +18,12 @@ from harness.kinds import KINDS, BackendKind
 from harness.records import layout
 from harness.runner.backends.base import (
     STACK_KEYS,
-    LaunchOptions,
     ServerBackend,
     check_named_artifact,
     npus_of,
     rules_in_force,
 )
+from harness.runner.run import LaunchOptions
 from harness.server.doctor import Check
 from harness.server.life import LOOPBACK, LaunchPlan, write_config
 from harness.server.process import require_port

@@ -33,7 +33,7 @@ from harness.records.store import Archive, packed, received
 from harness.runner.fleet.local import Counter, perform_side_by_side
 from harness.runner.lane import Began, Made
 from harness.runner.progress import ProgressEvent, StopFlag
-from harness.runner.run import Invocation
+from harness.runner.run import RunContext
 from harness.server.provenance import SOURCE_ROOT, source_sha256
 from harness.spec import FleetSpec, Place
 
@@ -117,7 +117,7 @@ def _archive(block: HostedBlock, relay: _Relay) -> Archive:
     store, runs = RunStore(root), _with_cost_files(block, root)
     _forget_earlier_blocks(store, runs[0])
     left = [run for run in runs if not layout.run_folder(root, *run.key).exists()]
-    perform_side_by_side(left, Invocation(root, block.spec_source, None, relay.publish, StopFlag()), {}, relay)
+    perform_side_by_side(left, RunContext(root, block.spec_source, None, relay.publish, StopFlag()), {}, relay)
     # Only the runs of this block: the host's other workers remove their own runs meanwhile.
     return packed(store.run(*run.key) for run in runs if layout.run_folder(root, *run.key).exists())
 
@@ -176,7 +176,7 @@ LOST_TIMEOUT_S = 30.0
 
 
 def perform_over_hosts(
-    todo: Sequence[PlannedRun], invocation: Invocation, again: Mapping[RunKey, SealedRun], counter: Counter
+    todo: Sequence[PlannedRun], context: RunContext, again: Mapping[RunKey, SealedRun], counter: Counter
 ) -> None:
     """Make the runs of a fleet of several hosts; a stop request ends it after the current blocks, or at once.
 
@@ -187,7 +187,7 @@ def perform_over_hosts(
         return
     fleet = todo[0].spec.fleet
     assert fleet is not None
-    if invocation.ticket is not None or again:
+    if context.ticket is not None or again:
         raise SpecError(
             "frozen and repeated runs are recorded in a ledger on the driver's host, which other hosts cannot reach",
             where="fleet.hosts",
@@ -195,7 +195,7 @@ def perform_over_hosts(
         )
     with _connected(fleet) as client:
         _require_workers(client, fleet, todo)
-        _Driver(client, todo, invocation, counter).run()
+        _Driver(client, todo, context, counter).run()
 
 
 @contextmanager
@@ -239,8 +239,8 @@ def _offered(client: Any) -> set[str]:
 class _Driver:
     """Submits the next block of each device to its worker, and receives the archives."""
 
-    def __init__(self, client: Any, todo: Sequence[PlannedRun], invocation: Invocation, counter: Counter) -> None:
-        self._client, self._invocation, self._counter = client, invocation, counter
+    def __init__(self, client: Any, todo: Sequence[PlannedRun], context: RunContext, counter: Counter) -> None:
+        self._client, self._context, self._counter = client, context, counter
         self._scheduler = "" if todo[0].spec.fleet is None else todo[0].spec.fleet.scheduler
         self._blocks: dict[Place, deque[tuple[PlannedRun, ...]]] = {}
         for _, runs in groupby(todo, key=lambda run: run.replicate):
@@ -252,7 +252,7 @@ class _Driver:
         self._begun: set[RunKey] = set()
         self._error: HarnessError | None = None
         self._source, self._clock = own_source(), MonotonicClock()
-        own = f"{socket.gethostname()}:{invocation.runs_root.resolve()}:{todo[0].spec.name}"
+        own = f"{socket.gethostname()}:{context.runs_root.resolve()}:{todo[0].spec.name}"
         self._fleet_id = hashlib.sha256(own.encode()).hexdigest()[:16]
 
     def run(self) -> None:
@@ -260,7 +260,7 @@ class _Driver:
         for place in self._blocks:
             self._submit(place)
         seen_ns = self._clock.now_ns()
-        while self._in_flight and not self._invocation.stop.now.is_set():
+        while self._in_flight and not self._context.stop.now.is_set():
             with suppress(Empty):
                 self._take(self._inbox.get(timeout=POLL_S))
             if self._client.status == "running":
@@ -283,7 +283,7 @@ class _Driver:
             return
         block = self._blocks[place].popleft()
         costs = tuple(run.cost_file.read_bytes() for run in block)
-        hosted = HostedBlock(self._fleet_id, block, costs, self._invocation.spec_source, self._source)
+        hosted = HostedBlock(self._fleet_id, block, costs, self._context.spec_source, self._source)
         future = self._client.submit(block_archive, hosted, resources={str(place): 1}, pure=False, retries=0)
         self._in_flight[future] = place, block
         future.add_done_callback(self._inbox.put)
@@ -295,11 +295,11 @@ class _Driver:
             if isinstance(event, Began):
                 self._begin(event.key)
             else:
-                self._invocation.on_progress(event)
+                self._context.on_progress(event)
             return
         place, block = self._in_flight.pop(message)
         self._error = self._error or self._received(message, place, block)
-        if self._error is None and not self._invocation.stop.after_run:
+        if self._error is None and not self._context.stop.after_run:
             self._submit(place)
 
     def _received(self, future: Any, place: Place, block: Sequence[PlannedRun]) -> HarnessError | None:
@@ -312,7 +312,7 @@ class _Driver:
             wanted = {run.key for run in block}
             if set(archive.keys) != wanted:
                 return _lost(f"{name} came back with {len(archive.keys)} of {len(wanted)} runs", str(place))
-            for run in received(self._invocation.runs_root, archive):
+            for run in received(self._context.runs_root, archive):
                 self._begin(run.key)
                 self._counter.add(Made(run))
         except HarnessError as error:

@@ -21,7 +21,7 @@ from harness.records import RunKey, RunStore, SealedRun, layout
 from harness.runner.fleet.process import Audited, Command, DeviceProcess, Ended, Gate, Job, Message
 from harness.runner.fleet.slot import WorkerSlot
 from harness.runner.lane import Began, Made
-from harness.runner.run import Invocation
+from harness.runner.run import RunContext
 from harness.spec import FleetSpec, LimitsSpec, Place
 
 TRIES = 2
@@ -82,7 +82,7 @@ class Counter(Protocol):
 
 
 def perform_side_by_side(
-    todo: Sequence[PlannedRun], invocation: Invocation, again: Mapping[RunKey, SealedRun], counter: Counter
+    todo: Sequence[PlannedRun], context: RunContext, again: Mapping[RunKey, SealedRun], counter: Counter
 ) -> None:
     """Make the runs of a fleet, each block on its device and the devices at once; a person's stop request is passed on.
 
@@ -93,13 +93,13 @@ def perform_side_by_side(
         return
     fleet = todo[0].spec.fleet
     assert fleet is not None
-    jobs = _jobs(todo, invocation, again)
+    jobs = _jobs(todo, context, again)
     require_drivable(len(jobs), fleet, todo[0].spec.limits, lambda num_clients: _audited(jobs[:num_clients]))
     with _processes(jobs) as processes:
-        _Driver(processes, invocation, again, counter).run()
+        _Driver(processes, context, again, counter).run()
 
 
-def _jobs(todo: Sequence[PlannedRun], invocation: Invocation, again: Collection[RunKey]) -> list[Job]:
+def _jobs(todo: Sequence[PlannedRun], context: RunContext, again: Collection[RunKey]) -> list[Job]:
     """The remaining runs of each device, in order."""
     by_place: dict[Place, list[PlannedRun]] = {}
     for run in todo:
@@ -110,9 +110,9 @@ def _jobs(todo: Sequence[PlannedRun], invocation: Invocation, again: Collection[
     cores = shared_cores(sorted(os.sched_getaffinity(0)), len(devices), spec.client.processes)
     return [
         Job(
-            invocation.runs_root,
-            invocation.spec_source,
-            invocation.ticket,
+            context.runs_root,
+            context.spec_source,
+            context.ticket,
             WorkerSlot(place, cores[devices.index(place.device)]),
             tuple(sys.argv),
             tuple(runs),
@@ -162,12 +162,12 @@ class _Driver:
     def __init__(
         self,
         processes: Sequence[DeviceProcess],
-        invocation: Invocation,
+        context: RunContext,
         again: Mapping[RunKey, SealedRun],
         counter: Counter,
     ) -> None:
-        self._working, self._invocation, self._again, self._counter = list(processes), invocation, again, counter
-        self._store, self._stop = RunStore(invocation.runs_root), invocation.stop
+        self._working, self._context, self._again, self._counter = list(processes), context, again, counter
+        self._store, self._stop = RunStore(context.runs_root), context.stop
         self._error: HarnessError | None = None
         self._sent: Command | None = None
 
@@ -194,7 +194,7 @@ class _Driver:
         elif isinstance(message, Began | Made):
             self._counter.add(message)
         elif not isinstance(message, Gate | Audited):
-            self._invocation.on_progress(message)
+            self._context.on_progress(message)
 
     def _revive(self, process: DeviceProcess) -> None:
         """Replace a dead process: count runs that it sealed without a report, and start a process for the rest."""

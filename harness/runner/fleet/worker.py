@@ -18,7 +18,7 @@ from harness.errors import HarnessError, ServerError
 from harness.runner.fleet.process import Audited, Command, Ended, Gate, Job, Message
 from harness.runner.lane import perform_in_order
 from harness.runner.progress import ProgressEvent, RequestFinished, StopFlag
-from harness.runner.run import Invocation
+from harness.runner.run import RunContext
 
 # Time for a worker whose driver is gone to stop its server in order.
 ORPHAN_GRACE_S = 20.0
@@ -64,7 +64,7 @@ class Worker:
 
     def _make_runs(self) -> None:
         job = self._job
-        invocation = Invocation(
+        context = RunContext(
             job.runs_root,
             job.spec_source,
             job.ticket,
@@ -76,7 +76,7 @@ class Worker:
         for run in job.runs:
             if run.period is not None:
                 self._wait_at(Gate.START, lambda: self._stop.after_run)
-            for event in perform_in_order([run], invocation, job.again):
+            for event in perform_in_order([run], context, job.again):
                 self._send(event)
             if self._stop.after_run:
                 return

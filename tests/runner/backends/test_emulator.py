@@ -13,6 +13,7 @@ import pytest
 from harness.clock import ScaledClock
 from harness.errors import ServerError
 from harness.runner.backends.emulator import EmulatorBackend
+from harness.runner.run import LaunchOptions
 from harness.server.life import LOOPBACK
 from harness.server.process import free_port
 from harness.spec import ServerSpec
@@ -23,7 +24,7 @@ SERVER = ServerSpec(max_num_seqs=8, decode_buckets=(1, 2, 4, 6, 8))
 
 def test_the_emulator_is_launched_from_one_readable_file(tmp_path: Path) -> None:
     port = free_port()
-    plan = EmulatorBackend().launch(SERVER, port=port, run_folder=tmp_path, time_scale=4.0, log_format="precise")
+    plan = EmulatorBackend().launch(SERVER, LaunchOptions(port, tmp_path, time_scale=4.0, log_format="precise"))
     config_path = tmp_path / "server.config.json"
     config = json.loads(config_path.read_text())
     assert plan.argv == (sys.executable, "-m", "harness.emulator", "--config", str(config_path))
@@ -35,14 +36,14 @@ def test_the_emulator_is_launched_from_one_readable_file(tmp_path: Path) -> None
 
 
 def test_what_a_manifest_keeps_is_json_and_names_files_without_their_folder(tmp_path: Path) -> None:
-    plan = EmulatorBackend().launch(SERVER, port=0, run_folder=tmp_path)
+    plan = EmulatorBackend().launch(SERVER, LaunchOptions(0, tmp_path))
     record = plan.to_json()
     assert json.loads(json.dumps(record)) == record
     assert record["files"] == {"config": "server.config.json", "device_trace": "device_trace.jsonl"}
 
 
 def test_port_zero_becomes_a_free_port(tmp_path: Path) -> None:
-    first = EmulatorBackend().launch(SERVER, port=0, run_folder=tmp_path)
+    first = EmulatorBackend().launch(SERVER, LaunchOptions(0, tmp_path))
     assert first.port != 0
     assert json.loads((tmp_path / "server.config.json").read_text())["port"] == first.port
 
@@ -53,13 +54,13 @@ def test_a_busy_port_stops_before_anything_is_written(tmp_path: Path) -> None:
         listener.listen(1)
         port = listener.getsockname()[1]
         with pytest.raises(ServerError, match=f"port {port} is in use"):
-            EmulatorBackend().launch(SERVER, port=port, run_folder=tmp_path)
+            EmulatorBackend().launch(SERVER, LaunchOptions(port, tmp_path))
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.live
 def test_the_emulator_starts_answers_logs_and_goes(tmp_path: Path) -> None:
-    plan = EmulatorBackend().launch(SERVER, port=0, run_folder=tmp_path, time_scale=4.0, log_format="precise")
+    plan = EmulatorBackend().launch(SERVER, LaunchOptions(0, tmp_path, time_scale=4.0, log_format="precise"))
     with serving(plan, tmp_path, ScaledClock(4.0)) as server:
         models = httpx.get(f"http://{plan.host}:{plan.port}/v1/models", trust_env=False).json()
         assert models["data"][0]["id"] == plan.model

@@ -17,6 +17,7 @@ from harness.runner import run_experiment
 from harness.runner.backends.attached import AttachedBackend
 from harness.runner.backends.emulator import EmulatorBackend
 from harness.runner.backends.rbln import RblnBackend
+from harness.runner.run import LaunchOptions
 from harness.server.life import LaunchPlan, start_server
 from harness.server.process import free_port
 from harness.spec import ExperimentSpec, ServerSpec
@@ -41,7 +42,8 @@ def _launch(tmp_path: Path, stack: Path, /, **server: Any) -> LaunchPlan:
     table = {"artifact": str(tmp_path / "artifact"), "environment": str(stack), **server}
     (tmp_path / "run").mkdir(exist_ok=True)
     return RblnBackend().launch(
-        ServerSpec.model_validate(table), port=0, run_folder=tmp_path / "run", time_scale=1.0, log_format="precise"
+        ServerSpec.model_validate(table),
+        LaunchOptions(0, tmp_path / "run", log_format="precise"),
     )
 
 
@@ -175,9 +177,7 @@ def test_busy_devices_are_refused(tmp_path: Path, environment: Path, monkeypatch
 @pytest.fixture
 def running(tmp_path: Path) -> Iterator[LaunchPlan]:
     """An emulator that somebody else has started."""
-    plan = EmulatorBackend().launch(
-        ServerSpec(), port=free_port(), run_folder=tmp_path, time_scale=1.0, log_format="precise"
-    )
+    plan = EmulatorBackend().launch(ServerSpec(), LaunchOptions(free_port(), tmp_path, log_format="precise"))
     with serving(plan, tmp_path) as process:
         yield plan
         assert not process.has_exited, "the attached server was ended"
@@ -218,7 +218,7 @@ def test_an_attached_server_is_measured_left_running_and_said_to_be_attached(
 def test_an_attached_server_that_is_not_there_is_refused(tmp_path: Path) -> None:
     url = f"http://{HOST}:{free_port()}"
     with pytest.raises(ServerError, match=r"no server answers there \(.*\)\. Start it, or change server\.url"):
-        AttachedBackend().launch(ServerSpec(url=url), port=0, run_folder=tmp_path, time_scale=1.0, log_format="default")
+        AttachedBackend().launch(ServerSpec(url=url), LaunchOptions(0, tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -226,7 +226,7 @@ def test_an_attached_server_that_is_not_there_is_refused(tmp_path: Path) -> None
 )
 def test_an_address_that_is_none_is_refused(tmp_path: Path, url: str) -> None:
     with pytest.raises(SpecError, match=r"server\.url: is .*, not http://HOST:PORT"):
-        AttachedBackend().launch(ServerSpec(url=url), port=0, run_folder=tmp_path, time_scale=1.0, log_format="default")
+        AttachedBackend().launch(ServerSpec(url=url), LaunchOptions(0, tmp_path))
 
 
 def test_an_attached_server_that_stays_ill_is_given_up(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from harness.clock import NS_PER_MS, MonotonicClock, realtime_minus_monotonic_ns
 from harness.errors import HarnessError, ServerError, SpecError
 from harness.records import layout
 from harness.runner.backends.rbln import RblnBackend
+from harness.runner.run import LaunchOptions
 from harness.server.life import LaunchPlan
 from harness.server.process import ServerProcess
 from harness.spec import ServerSpec
@@ -96,7 +97,8 @@ def other_host(tmp_path: Path, ssh: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
 def _launch(tmp_path: Path, root: Path, **server: Any) -> LaunchPlan:
     table = {"ssh": "npu1", "environment": str(root), "artifact": str(root / "artifact"), **server}
     return RblnBackend().launch(
-        ServerSpec.model_validate(table), port=0, run_folder=tmp_path / "run", time_scale=1.0, log_format="precise"
+        ServerSpec.model_validate(table),
+        LaunchOptions(0, tmp_path / "run", log_format="precise"),
     )
 
 

@@ -16,6 +16,7 @@ import pytest
 
 from harness.engine import EngineConfig
 from harness.runner.backends.twin import TwinBackend
+from harness.runner.run import LaunchOptions
 from harness.spec import ServerSpec
 from harness.stack.rbln.twin.environment import TwinEnvironment
 from tests.support.processes import serving
@@ -55,7 +56,7 @@ def send(url: str, model: str, number: int) -> None:
 
 def test_the_engine_follows_a_server_whose_clients_leave(twin: TwinEnvironment, tmp_path: Path) -> None:
     del twin
-    launch = TwinBackend().launch(SERVER, port=0, run_folder=tmp_path)
+    launch = TwinBackend().launch(SERVER, LaunchOptions(0, tmp_path))
     with serving(launch, tmp_path) as process:
         url = f"http://{launch.host}:{launch.port}/v1/completions"
         with ThreadPoolExecutor(NUM_CLIENTS) as clients:

@@ -16,6 +16,7 @@ import pytest
 from harness.analysis.logs.parse import ParseCounts, parse_log
 from harness.errors import ServerError
 from harness.runner.backends.twin import TwinBackend
+from harness.runner.run import LaunchOptions
 from harness.server.life import LaunchPlan
 from harness.server.process import ServerProcess
 from harness.spec import ServerSpec
@@ -30,7 +31,7 @@ PROMPT = list(range(1000, 1200))
 
 
 def started(folder: Path, **fault: object) -> tuple[ServerProcess, LaunchPlan]:
-    launch = TwinBackend(timing="none", faults=(fault,)).launch(SERVER, port=0, run_folder=folder)
+    launch = TwinBackend(timing="none", faults=(fault,)).launch(SERVER, LaunchOptions(0, folder))
     return start_launched(launch, folder), launch
 
 

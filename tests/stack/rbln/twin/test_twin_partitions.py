@@ -17,6 +17,7 @@ import pytest
 from harness.engine import EngineConfig, Scheduler, load_cost_model
 from harness.plan import token_block_keys
 from harness.runner.backends.twin import TwinBackend
+from harness.runner.run import LaunchOptions
 from harness.spec import ServerSpec
 from harness.stack.rbln.twin.artifact import ArtifactSpec, cached_artifact
 from harness.stack.rbln.twin.environment import TwinEnvironment
@@ -65,7 +66,7 @@ def test_a_hole_in_reused_partitions_changes_the_answer_of_the_real_stack(
     )
     shapes = json.loads((artifact / "prefill.rbln").read_text())
     prompts = [LONG, OTHER, LONG]
-    launch = TwinBackend(timing="none").launch(server, port=0, run_folder=tmp_path)
+    launch = TwinBackend(timing="none").launch(server, LaunchOptions(0, tmp_path))
     with serving(launch, tmp_path) as process:
         answers: list[list[int]] = []
         for prompt in prompts:

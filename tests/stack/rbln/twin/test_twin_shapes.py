@@ -21,6 +21,7 @@ from harness.analysis.logs.parse import ParseCounts, parse_log
 from harness.runner.backends.base import ServerBackend
 from harness.runner.backends.emulator import EmulatorBackend
 from harness.runner.backends.twin import TwinBackend
+from harness.runner.run import LaunchOptions
 from harness.server.process import ServerProcess
 from harness.spec import ServerSpec
 from harness.stack.rbln.kv_rules import AUTO, rule_set
@@ -93,7 +94,7 @@ def servers(twin: TwinEnvironment, tmp_path_factory: pytest.TempPathFactory) -> 
         started: list[tuple[ServerProcess, Running]] = []
         for backend in backends:
             folder = tmp_path_factory.mktemp(backend.kind.name)
-            launch = backend.launch(spec, port=0, run_folder=folder, time_scale=1.0, log_format="default")
+            launch = backend.launch(spec, LaunchOptions(0, folder))
             process = stack.enter_context(serving(launch, folder))
             url = f"http://{launch.host}:{launch.port}"
             started.append((process, Running(url, launch.model, folder / "server.log")))
