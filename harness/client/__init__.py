@@ -1,4 +1,4 @@
-"""The replay clients: what a plan asks for is sent when it is due, and what comes back is stamped and kept.
+"""The replay clients: a plan's requests are sent when they are due, and the answers are stamped and kept.
 
-``run.replay`` is the door. Nothing is imported here, since small helper processes are started from this package.
+Begin at ``run.replay``. Nothing is imported here, because small helper processes are started from this package.
 """

@@ -1,7 +1,7 @@
-"""One answer of an OpenAI-compatible completions server, turned into token ids, stamps and counts.
+"""Reads one answer of an OpenAI-compatible completions server: token ids, stamps and counts.
 
-Bytes go in as they arrived, each piece with the stamps of its receive; tokens are counted from ``token_ids``, never
-from chunks or text. No socket and no clock here.
+Bytes go in as they arrived, each piece with the stamps of its receive. Tokens are counted from ``token_ids``, never
+from chunks or text. There is no socket and no clock here.
 """
 
 from __future__ import annotations
@@ -11,39 +11,39 @@ from typing import Any, TypeAlias
 
 import pydantic_core
 
-# Below are the statuses of HTTP that are not an answer yet (100 Continue).
+# Lower statuses of HTTP are not the answer yet (100 Continue).
 MIN_FINAL_STATUS = 200
 EVENT_END = b"\n\n"
 DATA_PREFIX = b"data:"
 DONE_MARK = b"[DONE]"
 MAX_ERROR_CHARS = 300
-# What is kept of the body of an answer other than 200, to be told in the row.
+# Bytes kept of the body of an error response, for the row.
 MAX_ERROR_BYTES = 64 << 10
 MAX_ID_CHARS = 256
-# Token ids and counts are 32-bit in every record; what does not fit is no token id and no count. Nothing is left of one
-# that fits when so many bits are shifted out; a negative number leaves its sign.
+# Token ids and counts are 32-bit in every record. Shifted by so many bits, a valid number is 0; a negative number
+# leaves its sign.
 COUNT_BITS = 31
-# Far above what 100,000 tokens, or the ids of as long a prompt, take: what is longer is no answer.
+# Far more than 100,000 tokens, or the ids of as long a prompt, take.
 MAX_ANSWER_BYTES = 64 << 20
 MAX_EVENT_BYTES = 4 << 20
-# Control characters, escapes among them, and surrogates: nothing of a server's words may steer a terminal.
+# Control characters, escapes included, and surrogates: a server's text must not control a terminal.
 NOT_PRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-# What stands for a kernel stamp where there is none.
+# In place of a missing kernel stamp.
 NO_KERNEL_STAMP = -1
 _from_json: Any = pydantic_core.from_json
 
 # One receive: CLOCK_MONOTONIC ns after the call, the kernel's stamp (CLOCK_REALTIME ns), bytes. A plain tuple, because
 # there is one per chunk of the run.
 Piece: TypeAlias = tuple[int, int, bytes]
-# One event that carried choices: stamps of its receive, token ids in it, whether its receive held other events too (its
-# stamps are then theirs).
+# One event that carried choices: the two stamps of its receive, its number of token ids, and whether the receive held
+# other events too (they share its stamps).
 ChunkStamp: TypeAlias = tuple[int, int, int, bool]
 
 
 class Answer:
-    """What one response said so far. ``problem`` is empty while everything could be understood.
+    """What one response contained so far. ``problem`` is empty while everything could be read.
 
-    keeps_id_text: the ids are also wanted as decimal text, for the session's next prompt.
+    keeps_id_text: also keep the ids as decimal text, for the session's next prompt.
     """
 
     __slots__ = (
@@ -90,18 +90,18 @@ class Answer:
             self._take_event(event, piece, is_coalesced)
 
     def _events_with(self, body: bytes) -> list[bytes]:
-        """The events that these bytes complete; the others are kept, as all bytes of an answer that is no stream."""
+        """The events that these bytes complete. Incomplete events and whole answers wait in ``_rest``."""
         rest = self._rest
         self._num_bytes += len(body)
         if self._num_bytes > MAX_ANSWER_BYTES or (self.stream and len(rest) > MAX_EVENT_BYTES):
-            self.problem = self.problem or "the answer is longer than any answer can be"
+            self.problem = self.problem or "the answer is too long"
             rest.clear()
             return []
         if not self.stream:
             rest += body
             return []
         if rest:
-            # Where an event may end that has begun before; nothing is copied while none does.
+            # Look for the end only where it can be, and copy nothing before it has come.
             seen = max(0, len(rest) - 3)
             rest += body
             if rest.find(b"\n\n", seen) < 0 and rest.find(b"\n\r\n", seen) < 0:
@@ -150,7 +150,7 @@ class Answer:
 
     def _take_document(self, document: dict[str, Any], piece: Piece, is_coalesced: bool) -> None:
         if "error" in document:
-            self.problem = self.problem or error_message(document) or "an error without a word"
+            self.problem = self.problem or error_message(document) or "an error without a message"
             return
         try:
             self._read_fields(document, piece, is_coalesced)
@@ -165,7 +165,7 @@ class Answer:
         choices = document.get("choices") or ()
         for choice in choices:
             if len(choices) > 1 or choice.get("index"):
-                raise ValueError("more than the one choice that was asked for")
+                raise ValueError("more than one choice")
             ids = choice.get("token_ids")
             if ids is None:
                 # A last chunk that only states the finish reason carries no text and needs no ids.
@@ -183,16 +183,16 @@ class Answer:
             self._take_usage(usage)
 
     def _note_id(self, response_id: object) -> None:
-        """The id joins a row to the server's log, so an answer has one."""
+        """An answer needs an id: it joins a row to the server's log."""
         if type(response_id) is not str or not 0 < len(response_id) <= MAX_ID_CHARS or not response_id.isprintable():
-            raise ValueError(f"id {response_id!r:.80} is no name")
+            raise ValueError(f"id {response_id!r:.80} is not a name")
         if self.response_id:
             raise ValueError(f"id {response_id!r:.80} after {self.response_id!r:.80}")
         self.response_id = response_id
 
     def _take_ids(self, ids: object) -> None:
         if type(ids) is not list:
-            raise TypeError("token_ids are no list")
+            raise TypeError("token_ids are not a list")
         for token_id in ids:
             # ``type`` and not ``isinstance``: true and false are ints too.
             if type(token_id) is not int or token_id >> COUNT_BITS:
@@ -220,11 +220,11 @@ class Answer:
             self.completion_tokens,
             self.cached_tokens,
         ):
-            raise ValueError("usage is told twice, and differs")
+            raise ValueError("two different usages")
         self.prompt_tokens, self.completion_tokens, self.cached_tokens = prompt, completion, stated
 
     def keep_first(self, num_tokens: int) -> None:
-        """Forget the ids behind the first ``num_tokens``: the client left there, whatever else had come."""
+        """Drop the ids behind the first ``num_tokens``: the client left there, whatever had arrived."""
         del self.token_ids[num_tokens:], self.id_texts[num_tokens:]
 
     @property
@@ -245,20 +245,19 @@ class Answer:
 
 
 def scan_json(text: bytes | bytearray) -> Any:
-    """A JSON value; ValueError where there is none.
+    """A JSON value; ValueError for anything else.
 
-    Strict, and twice as fast as ``json.loads`` on the short documents of a stream. It knows no lone surrogates, and
-    its depth is bounded.
+    Strict, and twice as fast as ``json.loads`` on the short documents of a stream. It refuses lone surrogates and
+    deep nesting.
     """
     return _from_json(text, allow_inf_nan=False, cache_strings="keys")
 
 
 def printable(text: str, max_chars: int = MAX_ERROR_CHARS) -> str:
-    """A server's words on one line that any terminal and any table can hold: what cannot be printed is spelled out."""
+    """A server's text on one line, safe for any terminal and table: unprintable characters are escaped."""
     if text.isalnum() and len(text) <= max_chars:
-        # One word, as most are that come with every answer.
         return text
-    line = NOT_PRINTABLE.sub(lambda found: ascii(found[0])[1:-1], " ".join(text[: 4 * max_chars].split()))
+    line = NOT_PRINTABLE.sub(lambda match: ascii(match[0])[1:-1], " ".join(text[: 4 * max_chars].split()))
     return line if len(line) <= max_chars else line[: max_chars - 1] + "…"
 
 
@@ -270,12 +269,12 @@ def error_message(document: dict[str, Any]) -> str:
 
 
 def describe_error_body(body: bytes | bytearray) -> str:
-    """One line that says what a non-200 body said, whatever its form."""
+    """The message of an error response in one line, whatever its form."""
     try:
         document = scan_json(body)
     except ValueError:
         document = None
     if isinstance(document, dict):
         return error_message(document)  # pyright: ignore[reportUnknownArgumentType]
-    said = printable(body[: 4 * MAX_ERROR_CHARS].decode("utf-8", "replace"))
-    return said or "no words came with the status"
+    text = printable(body[: 4 * MAX_ERROR_CHARS].decode("utf-8", "replace"))
+    return text or "the body is empty"

@@ -1,6 +1,6 @@
-"""The connections of an epoll replay: one per running session, opened before they are needed, replaced when stale.
+"""The connections of an epoll replay: one per running session, opened before it is needed, replaced when stale.
 
-Sockets do not block, and the kernel stamps what they receive. A connection that cannot be opened is None and a reason,
+Sockets do not block, and the kernel stamps what they receive. A connection that cannot be opened is None with a reason,
 not an exception.
 """
 
@@ -25,14 +25,14 @@ CONNECT_TIMEOUT_NS = 10 * NS_PER_S
 POLL_S = 0.05
 MAX_CONNECTING = 64
 SEND_BUFFER_BYTES = 1 << 20
-# Open files of the process beside its sessions: logs, records, libraries, helper processes.
+# Open files of the process besides its sessions: logs, records, libraries, helper processes.
 SPARE_FILES = 256
 
 
 class Connection:
-    """A socket, the session it serves, and the exchange it carries (None: it is idle).
+    """A socket, the session it serves, and the exchange it carries (None: idle).
 
-    unsent: what the kernel has not yet taken of the request.
+    unsent: the part of the request that the kernel has not taken yet.
     """
 
     __slots__ = ("exchange", "fd", "is_connected", "recvmsg", "session", "sock", "unsent")
@@ -62,7 +62,7 @@ class Connection:
         return os.strerror(code) if code else ""
 
     def send(self, data: bytes | memoryview) -> None:
-        """Hand bytes to the kernel; what it does not take stays in ``unsent``. Raises OSError."""
+        """Send; what the kernel does not take stays in ``unsent``. Raises OSError."""
         try:
             taken = self.sock.send(data)
         except BlockingIOError:
@@ -98,7 +98,7 @@ class ConnectionPool:
         self.by_fd: dict[int, Connection] = {}
         self.of_session: dict[int, Connection] = {}
         self.problem = ""
-        # In order of their deadlines, since all have the same limit.
+        # In the order of their deadlines, because all have the same limit.
         self._connecting: deque[tuple[int, Connection]] = deque()
         self._sent: deque[tuple[int, Connection, Exchange]] = deque()
 
@@ -124,8 +124,8 @@ class ConnectionPool:
     ) -> None:
         """Connect for all ``sessions``, a few at a time so that no listen backlog overflows.
 
-        What cannot be opened within the limit is left out: its session tries once more when it is due, and then has a
-        row that says so.
+        A session whose connection does not open within the limit tries once more when it is due; its row then has the
+        reason.
         """
         give_up_ns = monotonic_ns() + CONNECT_TIMEOUT_NS
         for place in range(0, len(sessions), MAX_CONNECTING):
@@ -145,11 +145,11 @@ class ConnectionPool:
         return not connection.is_connected and self.by_fd.get(connection.fd) is connection
 
     def expect_end(self, connection: Connection, exchange: Exchange, limit_ns: int) -> None:
-        """Hold an exchange that was sent to its limit; all of a pool have the same time."""
+        """Time a sent exchange out at its limit; all exchanges of a pool have the same time."""
         self._sent.append((limit_ns, connection, exchange))
 
     def overdue(self, now_ns: int) -> Iterator[tuple[Connection, str]]:
-        """Connections that are past a limit, and what was not there in time."""
+        """Connections that are past a limit, and what is missing."""
         while self._is_connecting() and self._connecting[0][0] <= now_ns:
             yield self._connecting.popleft()[1], "no connection within the limit"
         while self._sent:

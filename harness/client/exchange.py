@@ -1,6 +1,6 @@
-"""One request on the wire and its answer so far: HTTP is parsed as bytes arrive, JSON when there is time.
+"""One request and its answer so far: HTTP is parsed as bytes arrive, JSON when there is time.
 
-httptools decides where the answer ends. No socket and no clock here; ``loop`` reads, stamps and decides what follows.
+httptools decides where the answer ends. There is no socket and no clock here: ``loop`` reads and stamps.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from harness.client.target import Endpoint
 
 MAX_HEAD_BYTES = 64 << 10
 FRAMING_HEADERS = (b"content-length", b"transfer-encoding")
-# With more receives than this waiting, they are interpreted at once: memory stays bounded whatever a server sends.
+# When more receives wait, they are interpreted at once, so memory stays bounded whatever a server sends.
 MAX_WAITING_PIECES = 32
-# Receives that are interpreted in one go while there is time: about 40 us of work.
+# Receives interpreted at a time: about 40 us of work.
 PIECES_AT_ONCE = 4
 
 
 def request_head(endpoint: Endpoint) -> str:
-    """What every request to ``endpoint`` begins with."""
+    """The beginning of every request to ``endpoint``."""
     more = "".join(f"{name}: {value}\r\n" for name, value in endpoint.headers.items())
     return (
         f"POST {endpoint.prefix}/v1/completions HTTP/1.1\r\nHost: {endpoint.authority}\r\n"
@@ -32,7 +32,7 @@ def request_head(endpoint: Endpoint) -> str:
 
 
 def request_bytes(head: str, request_id: str, body: Sequence[bytes]) -> bytes:
-    """A whole request. head: of ``request_head``."""
+    """A whole request. head: from ``request_head``."""
     head = f"{head}X-Request-Id: {request_id}\r\nContent-Length: {sum(map(len, body))}\r\n\r\n"
     return b"".join((head.encode(), *body))
 
@@ -43,10 +43,10 @@ def unreadable(error: Exception) -> str:
 
 
 class Exchange:
-    """A request and what has come back.
+    """A request and its answer so far.
 
     payload: the request's bytes until they are sent. status: 0 until the head is complete. problem: why the answer is
-    not HTTP, empty while it is. is_over: the whole answer has come. is_queued: somebody will interpret what waits.
+    not HTTP, empty while it is. is_over: the answer is complete. is_queued: a job will interpret the waiting receives.
     """
 
     __slots__ = (
@@ -78,7 +78,7 @@ class Exchange:
         self.error_body = bytearray()
         self.first_byte_ns = ABSENT
         self.is_over = self.is_kept_alive = self.is_queued = False
-        # Of all heads: an interim answer has a head too.
+        # Summed over heads: an interim answer has a head too.
         self._head_bytes = 0
         self._has_framing = self._is_head_complete = False
         self._new_body: list[bytes] = []
@@ -116,7 +116,7 @@ class Exchange:
     # -- called by the loop ------------------------------------------------------------------------------------
 
     def take(self, received_ns: int, kernel_ns: int, data: bytes) -> None:
-        """Parse the bytes of one receive as HTTP; what they hold of the body waits to be interpreted."""
+        """Parse the bytes of one receive as HTTP; its part of the body waits to be interpreted."""
         if self._parser is None:
             self.first_byte_ns = received_ns
             self._parser = httptools.HttpResponseParser(self)
@@ -124,7 +124,7 @@ class Exchange:
         if not self._is_head_complete:
             self._head_bytes += len(data)
             if self._head_bytes > MAX_HEAD_BYTES:
-                self.problem = self.problem or "not HTTP: a head without an end"
+                self.problem = self.problem or "not HTTP: the head does not end"
             return
         if not self.status:
             self.status = self._parser.get_status_code()
@@ -146,11 +146,11 @@ class Exchange:
             self.problem = self.problem or f"not HTTP: {error}"
         except httptools.HttpParserUpgrade:
             self.problem = "not HTTP: the server changes to another protocol"
-        except Exception as error:  # whatever an answer holds, it ends its own request and nothing else
+        except Exception as error:  # a bad answer ends its own request and nothing else
             self.problem = self.problem or unreadable(error)
 
     def interpret(self, most: int = MAX_WAITING_PIECES + 1) -> bool:
-        """Read the JSON of at most so many waiting receives; True when more are waiting."""
+        """Read the JSON of at most ``most`` waiting receives; True when more are waiting."""
         waiting, feed = self._waiting, self.answer.feed
         try:
             for _ in range(min(most, len(waiting))):
@@ -161,7 +161,7 @@ class Exchange:
         return bool(waiting)
 
     def read(self) -> Answer:
-        """The answer, with everything that has come of it interpreted."""
+        """The answer, with everything received so far interpreted."""
         self.interpret()
         return self.answer
 
@@ -175,15 +175,15 @@ class Exchange:
         return self.answer
 
     def release(self) -> None:
-        """Nothing more will come. Callbacks make a cycle, and nothing collects cycles during a replay."""
+        """Free the parser: its callbacks make a reference cycle, and no garbage is collected during a replay."""
         self._parser = None
 
     @property
     def has_head(self) -> bool:
-        """True once the whole head of the answer has come."""
+        """Whether the head of the answer is complete."""
         return self._is_head_complete
 
     @property
     def ends_at_close(self) -> bool:
-        """True when the end of the connection is what marks the answer's end."""
+        """Whether the answer ends with the connection."""
         return self._is_head_complete and not self._has_framing and not self.problem

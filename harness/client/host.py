@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from harness.records.schema import RowStream
 
-# Waking for single sends and receives: with 0.1 ms the 99th percentile of lateness on a busy machine fell to a third.
+# For single sends and receives. With 0.1 ms, the 99th percentile of lateness on a busy machine fell to a third.
 SHORT_SLICE_NS = 100 * NS_PER_US
 # The kernel's own bounds.
 MAX_SLICE_NS = 100 * NS_PER_MS
@@ -119,7 +119,7 @@ class StallMeter:
             start_new_session=True,
         )
         assert self._process.stdout is not None
-        # Its start-up would disturb the measurement, so wait until it is over.
+        # Wait for the end of its start-up, which would disturb the measurement.
         ready, _, _ = select.select([self._process.stdout], [], [], READY_TIMEOUT_S)
         if ready:
             self._process.stdout.readline()
@@ -273,7 +273,7 @@ def pause_facts(pauses_ns: list[list[int]], requests: pa.Table, scale: float) ->
 
 
 if __name__ == "__main__":
-    # The slice of the replay, so that marks show what would have delayed the replay.
+    # The same slice as the replay, so that the marks show what would have delayed the replay.
     with SchedulerSlice() as turns:
         turns.ask(SHORT_SLICE_NS)
         watch()

@@ -1,8 +1,7 @@
-"""Kernel receive stamps (SO_TIMESTAMPNS, CLOCK_REALTIME) brought to CLOCK_MONOTONIC with offsets sampled through the
-run.
+"""Kernel receive stamps (SO_TIMESTAMPNS, CLOCK_REALTIME), converted to CLOCK_MONOTONIC.
 
-A stamp between two samples that disagree is not trusted: the realtime clock was stepped or slewed there, and no stamp
-is better than a wrong one. Nothing here opens a socket.
+The offset of the two clocks is sampled through the run. A stamp between two samples that disagree is not trusted: the
+realtime clock was stepped there, and no stamp is better than a wrong one.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 SO_TIMESTAMPNS = 35
 ANCILLARY_BYTES = socket.CMSG_SPACE(16)
 SAMPLE_INTERVAL_NS = 100 * NS_PER_MS
-# NTP slews at most 500 ppm: 50 us per interval; what exceeds it, plus reading noise, is a step.
+# NTP slews at most 500 ppm: 50 us per interval. More than that, plus reading noise, is a step.
 STEP_NS_PER_INTERVAL = 80_000
 _timespec = struct.Struct("qq").unpack
 
@@ -65,7 +64,7 @@ class OffsetLog:
         """Kernel stamps as CLOCK_MONOTONIC, and which of them can be trusted.
 
         realtime_ns: int64, -1 where there is none. received_ns: the user-clock stamp of the same receive; a kernel
-        stamp that is not before it (by more than reading noise) is refused too. Both of shape (n,).
+        stamp later than it (by more than reading noise) is refused too. Both of shape (n,).
         """
         import numpy as np
 
@@ -85,7 +84,7 @@ class OffsetLog:
         return np.minimum(monotonic, received_ns), is_trusted
 
     def some(self, count: int) -> list[list[int]]:
-        """At most about ``count`` [instant, offset] samples, evenly chosen, the first and the last among them."""
+        """About ``count`` [instant, offset] samples, evenly chosen, with the first and the last."""
         stride = max(1, len(self.at_ns) // count)
         places = sorted({*range(0, len(self.at_ns), stride), max(0, len(self.at_ns) - 1)})
         return [[self.at_ns[place], self.offset_ns[place]] for place in places if place < len(self.at_ns)]
@@ -93,9 +92,9 @@ class OffsetLog:
     def steps(self) -> list[int]:
         """Instants (CLOCK_MONOTONIC) before which the realtime clock was stepped."""
         at, offset = self.at_ns, self.offset_ns
-        found: list[int] = []
+        steps: list[int] = []
         for place in range(1, len(at)):
             intervals = max(1, (at[place] - at[place - 1]) // SAMPLE_INTERVAL_NS)
             if abs(offset[place] - offset[place - 1]) > STEP_NS_PER_INTERVAL * intervals:
-                found.append(at[place])
-        return found
+                steps.append(at[place])
+        return steps

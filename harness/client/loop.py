@@ -1,7 +1,7 @@
-"""The epoll replay: one thread, absolute deadlines, never early. It sends, stamps and finds the end of answers.
+"""The epoll replay: one thread with absolute deadlines that sends, stamps and recognises the end of answers.
 
-Sends come first. Answers are interpreted and requests are built while no send is near, or when a send needs them. It
-retries nothing and computes no statistic, and every wait has a limit.
+It never sends early. Sends come first: answers are interpreted and requests are built while no send is near, or when a
+send needs them. It retries nothing and computes no statistic, and every wait has a limit.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ RECEIVE_BYTES = 65_536
 MAX_EVENTS = 64
 # The loop wakes this often with nothing to do: to see the stop flag and to sample the clock offset.
 HEARTBEAT_NS = 50 * NS_PER_MS
-# Below this the final spin only reads the clock; above it, it also takes arrivals.
+# The last part of a spin only reads the clock; before it, the spin also takes arrivals.
 BARE_SPIN_NS = 25 * NS_PER_US
 # A kept connection that idled longer is replaced before it is used: servers close idle connections after a few seconds
 # (uvicorn: 5 s), and a request sent in that very moment would be lost.
 FRESH_AFTER_IDLE_NS = NS_PER_S
 PREPARE_LEAD_NS = 250 * NS_PER_MS
-# Work that can wait is done in turns this long, with a look for arrivals between them: the kernel has stamped what
-# arrives meanwhile. No turn begins nearer to a send than the lead, unless more work waits than the limit.
+# Jobs (work that can wait) run in turns of this length; between turns the loop polls for arrivals, which the kernel has
+# already stamped. No turn begins nearer to a send than the lead, unless more jobs wait than the limit.
 TURN_NS = 20 * NS_PER_US
 TURN_LEAD_NS = 60 * NS_PER_US
 MAX_WAITING_JOBS = 256
 FAR_AWAY_NS = 1 << 62
-# What a deadline is for; at one instant they are met in this order.
+# The purpose of a deadline. Deadlines of the same instant are met in this order.
 PREPARE, SEND, LEAVE = range(3)
 
 
@@ -67,7 +67,7 @@ class EpollReplay:
         # (instant, what for, row)
         self._deadlines: list[tuple[int, int, int]] = []
         self._jobs: deque[Callable[[], object]] = deque()
-        # By row: the exchanges that are ready to be sent, and whether one was ever made.
+        # By row: the exchanges that are ready to be sent, and whether an exchange was ever made.
         self._ready: dict[int, Exchange | None] = {}
         self._is_prepared = bytearray(self._rows.count)
         # Complete answers that are not judged yet, by session.
@@ -90,7 +90,7 @@ class EpollReplay:
                 for row in soon:
                     self._stage(row)
                 self.offsets.sample()
-                # The common start is one long run of sends, which those that it wakes must not cut into pieces.
+                # The common start is a long run of sends. Processes woken by them must not interrupt it.
                 turns.as_before()
                 start_ns = choose_start()
                 self._schedule_all(script.release(clock.from_monotonic_ns(start_ns)))
@@ -121,7 +121,7 @@ class EpollReplay:
         self.ended_ns = monotonic_ns()
 
     def _run_due(self) -> int:
-        """Meet every deadline that has come; the instant after it."""
+        """Meet every deadline that has passed; returns the instant after it."""
         deadlines = self._deadlines
         now_ns = monotonic_ns()
         while deadlines and deadlines[0][0] <= now_ns:
@@ -137,7 +137,7 @@ class EpollReplay:
         return now_ns
 
     def _wait(self, now_ns: int, next_ns: int) -> Iterable[tuple[int, int]]:
-        """Wait for events until the next deadline or heartbeat, working through the jobs while nothing comes."""
+        """Wait for events until the next deadline or heartbeat, and do jobs meanwhile."""
         left_ns = next_ns - now_ns
         if left_ns <= self._spin_ns:
             return self._spin(now_ns, next_ns)
@@ -156,7 +156,7 @@ class EpollReplay:
         return self._epoll.poll(HEARTBEAT_NS / NS_PER_S, MAX_EVENTS)
 
     def _spin(self, now_ns: int, next_ns: int) -> Iterable[tuple[int, int]]:
-        """Wait for a near deadline without giving the core away."""
+        """Wait for a near deadline without giving up the core."""
         if next_ns - now_ns <= BARE_SPIN_NS:
             while monotonic_ns() < next_ns:
                 pass
@@ -171,7 +171,7 @@ class EpollReplay:
         return events
 
     def _beat(self, now_ns: int) -> None:
-        """What must happen now and then; not within the spin before a send, unless sends leave no other time."""
+        """Do periodic work: not within the spin before a send, unless sends leave no other time."""
         self._next_beat_ns = now_ns + HEARTBEAT_NS
         if now_ns >= self.offsets.next_ns:
             self.offsets.sample()
@@ -216,7 +216,7 @@ class EpollReplay:
         received_ns = monotonic_ns()
         exchange = connection.exchange
         if exchange is None:
-            self._pool.drop(connection)  # closed, or talking while nothing was asked
+            self._pool.drop(connection)  # closed, or it sends without a request
             return
         if not data:
             if exchange.ends_at_close:
@@ -240,7 +240,7 @@ class EpollReplay:
             self._jobs.append(partial(self._read_on, exchange))
 
     def _read_on(self, exchange: Exchange) -> None:
-        """A job: interpret some of what has come of an answer; once all of it has, decide on it."""
+        """A job: interpret a part of an answer; judge a complete answer when all of it is interpreted."""
         exchange.is_queued = False
         if exchange.interpret(PIECES_AT_ONCE):
             self._read_later(exchange)
@@ -248,7 +248,7 @@ class EpollReplay:
             self._judge(session)
 
     def _on_writable(self, connection: Connection) -> None:
-        """A connection came about, or failed to, or has room for more of a request."""
+        """A connection was made, or failed, or has room for more of a request."""
         if not connection.is_connected:
             problem = connection.finish_connect()
             if problem:
@@ -263,7 +263,7 @@ class EpollReplay:
     # -- sending -----------------------------------------------------------------------------------------------
 
     def _schedule(self, due: Due) -> None:
-        """Queue a send; see to it that its bytes are made and its connection is open, and fresh, before."""
+        """Queue a send, and the work before it: build its bytes, open a fresh connection."""
         due_ns = self._script.clock.to_monotonic_ns(due.due_ns)
         heapq.heappush(self._deadlines, (due_ns, SEND, due.row))
         now_ns = monotonic_ns()
@@ -276,7 +276,7 @@ class EpollReplay:
                 self._pool.open(session)
 
     def _schedule_all(self, due: list[Due], connection: Connection | None = None) -> None:
-        """Queue what became due; the first session that follows takes the connection over."""
+        """Queue what became due; the first follower takes over the connection."""
         for item in due:
             session = self._rows.session[item.row]
             if connection is not None and session not in self._pool.of_session:
@@ -287,7 +287,7 @@ class EpollReplay:
             self._pool.drop(connection)
 
     def _refresh(self, row: int) -> None:
-        """A connection would idle for too long before a send: another takes its place."""
+        """Replace a connection that would idle for too long before a send."""
         if not self._script.may_send(row):
             return
         session = self._rows.session[row]
@@ -300,7 +300,7 @@ class EpollReplay:
         self._pool.open(session)
 
     def _prepare(self, row: int) -> Exchange | None:
-        """A request with its bytes; None when what came before it failed and it must not be sent."""
+        """Build a request; None when an earlier failure means that it must not be sent."""
         script, rows = self._script, self._rows
         self._is_prepared[row] = True
         session = rows.session[row]
@@ -318,7 +318,7 @@ class EpollReplay:
         return Exchange(row, script.new_answer(row), payload)
 
     def _stage(self, row: int) -> None:
-        """Make everything ready for a send, so that only the send is left."""
+        """Build a request before it is due, so that only the send is left."""
         if not self._is_prepared[row]:
             self._ready[row] = self._prepare(row)
 
@@ -354,7 +354,7 @@ class EpollReplay:
             self._jobs.append(partial(self._script.prefetch_next, row))
 
     def _hand_over(self, connection: Connection, data: bytes | memoryview) -> bool:
-        """Give the kernel what it takes of a request; False when that breaks the connection."""
+        """Send what the kernel takes of a request; False when that breaks the connection."""
         try:
             connection.send(data)
         except OSError as error:
@@ -365,7 +365,7 @@ class EpollReplay:
     # -- ends of exchanges -------------------------------------------------------------------------------------
 
     def _complete(self, connection: Connection, exchange: Exchange, done_ns: int) -> None:
-        """The whole answer is there: on with its session."""
+        """The answer is complete: continue its session."""
         script, row = self._script, exchange.row
         self._note_head(exchange)
         free = connection if exchange.is_kept_alive and connection.unsent is None else None
@@ -379,14 +379,14 @@ class EpollReplay:
         self._unjudged[self._rows.session[row]] = exchange
         due = script.complete(row, done_ns)
         if not script.is_last_of_session(row) and due[0].due_ns == self._rows.trigger_ns[row + 1]:
-            # No wait: on with the session, right now.
+            # No wait: send the next request now.
             self._dispatch(row + 1)
             return
         self._read_later(exchange)
         self._schedule_all(due, free)
 
     def _judge(self, session: int) -> None:
-        """Decide on the session's last answer, if that has not been done; its row is written later, as a job."""
+        """Judge the session's last answer, if that is still to do; its row is written later, as a job."""
         exchange = self._unjudged.pop(session, None)
         if exchange is None:
             return
@@ -399,19 +399,19 @@ class EpollReplay:
         self._jobs.append(partial(self._script.book, exchange.row, answer))
 
     def _leave_in_time(self, row: int) -> None:
-        """The instant has come at which the plan leaves an answer; nothing if it has ended."""
+        """Leave an answer at the planned instant, unless it has ended."""
         connection = self._pool.of_session.get(self._rows.session[row])
         if connection is not None and connection.exchange is not None and connection.exchange.row == row:
             self._leave(connection, connection.exchange)
 
     def _leave(self, connection: Connection, exchange: Exchange) -> None:
-        """Leave an answer as planned: close the connection, which tells the server, and go on with the session."""
+        """Leave an answer as planned: close the connection, which the server notices, and continue the session."""
         problem = exchange.problem or exchange.read().problem
         if problem:
             self._break(connection, "bad_response", problem)
             return
         if exchange.status not in {0, 200}:
-            return  # a refusal, which will end by itself
+            return  # an error response, which will end by itself
         row = exchange.row
         self._note_head(exchange)
         left_ns = monotonic_ns()
@@ -419,7 +419,7 @@ class EpollReplay:
         self._schedule_all(self._script.leave(row, left_ns, exchange.answer))
 
     def _break(self, connection: Connection, status: str, error: str) -> None:
-        """The connection is of no use any more; what it carried has failed."""
+        """Drop a connection; the request that it carried has failed."""
         exchange = connection.exchange
         self._pool.drop(connection)
         if exchange is None:
@@ -432,7 +432,7 @@ class EpollReplay:
         self._rows.http_status[exchange.row] = exchange.status or ABSENT
 
     def _stop(self, now_ns: int) -> None:
-        """Break everything off: nobody wants the rest."""
+        """Fail everything in flight and end the replay."""
         for session in list(self._unjudged):
             self._judge(session)
         for connection in list(self._pool.by_fd.values()):

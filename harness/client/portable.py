@@ -1,6 +1,6 @@
-"""The portable replay client, on asyncio and aiohttp: same script, same rows, coarser clockwork than the epoll loop.
+"""The portable replay client, on asyncio and aiohttp: same script and rows as the epoll loop, coarser timing.
 
-For hosts without epoll, and as a second opinion on the epoll client. Answers are read by the same ``Exchange``, so that
+For hosts without epoll, for https, and as a second opinion on the epoll client. The same ``Exchange`` reads answers, so
 both clients judge them alike. It retries nothing and has no kernel stamps; its lateness shows in its rows.
 """
 
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 HEARTBEAT_NS = 50 * NS_PER_MS
 START_LEAD_NS = 20 * NS_PER_MS
-# A pooled connection that idled longer is not used again: servers close idle ones, and a request sent then would be
-# lost.
+# A pooled connection that idled longer is not used again: servers close idle connections, and a request sent in that
+# moment would be lost.
 KEEPALIVE_S = 1.0
 
 
@@ -74,7 +74,7 @@ class PortableReplay:
             connector=connector,
             timeout=timeout,
             read_bufsize=1 << 20,
-            # A body that nobody asked to be compressed is no answer, and a small one can become a large one.
+            # No compressed body was requested, and a small one could unpack to a very large one.
             auto_decompress=False,
         ) as self._http:
             start_ns = monotonic_ns() + START_LEAD_NS
@@ -159,7 +159,7 @@ class PortableReplay:
             await asyncio.gather(exchange, instant, return_exceptions=True)
 
     async def _wait_to_leave(self, row: int, after_ns: int) -> None:
-        # Begun after the exchange, whose first act is to stamp the send.
+        # Starts after the exchange, which stamps the send first.
         clock = self._script.clock
         await clock.wait_until_ns(clock.from_monotonic_ns(self._rows.sent_ns[row]) + after_ns)
 
@@ -186,7 +186,7 @@ class PortableReplay:
             exchange.release()
             self._rows.first_byte_ns[row] = exchange.first_byte_ns
             self._rows.http_status[row] = exchange.status or ABSENT
-        # What breaks HTTP often also breaks the connection: the cause is told, as by the epoll client.
+        # Broken HTTP often also breaks the connection: report the cause, as the epoll client does.
         return ("bad_response", exchange.problem) if exchange.problem else (status, problem)
 
     async def _read(self, exchange: Exchange, response: aiohttp.ClientResponse) -> tuple[str, str]:
@@ -210,7 +210,7 @@ _CURRENT: ContextVar[Exchange] = ContextVar("exchange")
 
 
 class _Connection(ResponseHandler):
-    """A connection that shows each receive to the exchange too: aiohttp itself forgives what is no HTTP."""
+    """A connection that passes each receive to the exchange too, because aiohttp accepts some broken HTTP."""
 
     exchange: Exchange | None = None
 
@@ -226,7 +226,7 @@ class _Connection(ResponseHandler):
 
 
 class _Connector(aiohttp.TCPConnector):
-    """Makes connections of that class: aiohttp has no public way to say which."""
+    """Makes connections of that class, for which aiohttp has no public option."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)

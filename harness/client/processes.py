@@ -1,4 +1,4 @@
-"""One replay by several client processes: sessions are dealt out, start at one instant, and their rows are merged.
+"""One replay by several client processes: each replays some of the sessions from a common start; rows are merged.
 
 Sessions that follow or continue one another stay in one process. The calling process sends nothing itself.
 """
@@ -40,7 +40,7 @@ from harness.spec import ClientSpec
 if TYPE_CHECKING:
     from subprocess import Popen
 
-# From the last process that is ready to the common start: each must read one line in this time.
+# From the moment all processes are ready to the common start: each must read a line in this time.
 START_LEAD_NS = 20 * NS_PER_MS
 POLL_S = 0.05
 READ_BYTES = 65_536
@@ -123,7 +123,7 @@ def _part(
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        # A Ctrl-C in the terminal is the harness's to answer.
+        # The harness alone answers Ctrl-C.
         start_new_session=True,
     )
     assert process.stdin is not None
@@ -152,7 +152,7 @@ def _run_all(
     on_event: Callable[[ReplayEvent], None] | None,
     is_stopped: Callable[[], bool],
 ) -> None:
-    """Wait until all processes are ready, give them one start, and pass their events on until the last has ended."""
+    """Wait until all processes are ready, give them a common start, and pass on their events until the last ends."""
     num_finished = num_ready = 0
     has_stopped = False
     for part, words in _lines(parts):
@@ -219,7 +219,7 @@ def _read_result(folder: Path) -> ReplayResult:
     with pa.OSFile(str(folder / "requests.arrow")) as file:
         requests = ipc.open_file(file).read_all()
     facts = json.loads((folder / "result.json").read_text())
-    # It stays open, and can be read after its folder is gone.
+    # The open file can be read after its folder is gone.
     file = ipc.open_file(pa.OSFile(str(folder / "chunks.arrow")))
 
     def batches() -> Iterator[pa.RecordBatch]:
@@ -230,7 +230,7 @@ def _read_result(folder: Path) -> ReplayResult:
 
 
 def _merge_chunks(streams: list[RowStream]) -> RowStream:
-    """The chunks of several processes in plan order. Each process has sessions of its own."""
+    """The chunks of several processes in plan order. No session is in two processes."""
 
     def batches() -> Iterator[pa.RecordBatch]:
         by_session = heapq.merge(*(_sessions(stream.batches()) for stream in streams), key=itemgetter(0))
@@ -240,7 +240,7 @@ def _merge_chunks(streams: list[RowStream]) -> RowStream:
 
 
 def _sessions(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Each batch cut where another session begins: the session and its rows."""
+    """Cut each batch where another session begins: the session and its rows."""
     for batch in batches:
         session = batch.column("session").to_numpy()
         edges = [0, *(np.flatnonzero(np.diff(session)) + 1).tolist(), len(session)]
@@ -249,7 +249,7 @@ def _sessions(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, pa.Recor
 
 
 def _merge(results: list[ReplayResult]) -> ReplayResult:
-    """Tables in plan order; counters added up; what differs by process stays apart under "processes"."""
+    """Tables in plan order, counters summed; the figures of each process stay under "processes"."""
     requests = pa.concat_tables([result.requests for result in results])
     audits = [result.audit for result in results]
     added = ("spun_wall_ns", "num_wakeups", "num_reconnects", "num_spilled_chunks", "num_early_sends", "cpu_s")
@@ -332,5 +332,5 @@ if __name__ == "__main__":
     except BrokenPipeError:
         os._exit(0)
     except (HarnessError, OSError, MemoryError, RuntimeError) as error:
-        # One line, which the harness shows: mostly a limit of this machine.
+        # The harness shows this line; mostly it is a limit of the machine.
         sys.exit(str(error).partition("\n")[0] or type(error).__name__)

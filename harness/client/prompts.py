@@ -1,4 +1,4 @@
-"""The prompts of a replay as JSON text: a session's stream grows by pieces and is never serialised twice.
+"""The prompts of a replay as JSON text: a session's stream grows by pieces, each serialised once.
 
 Token-id prompts carry the server's own ids forward exactly; text prompts carry its text, for servers that re-tokenise.
 No socket, no clock.
@@ -132,9 +132,7 @@ class TextPrompts:
 
 
 def prefetch_in_turns(prompts: Prompts, sessions: Sequence[SessionPlan]) -> bool:
-    """Draw first requests of all sessions, then second ones, and so on, as far as the budget goes; True when all is
-    drawn.
-    """
+    """Draw the first requests of all sessions, then the second, and so on, within the budget; True when all are."""
     left = PREFETCH_TOKENS
     for request in range(max(len(session.requests) for session in sessions)):
         for session in sessions:
@@ -147,13 +145,13 @@ def prefetch_in_turns(prompts: Prompts, sessions: Sequence[SessionPlan]) -> bool
 
 
 def text_piece(token_ids: Sequence[int] | NDArray[np.int32]) -> TextPiece:
-    """Token ids as the text that stands for them in every prompt from now on."""
+    """Token ids as the text that represents them in every prompt."""
     ids = token_ids.tolist() if isinstance(token_ids, np.ndarray) else token_ids
     return TextPiece(len(ids), ",".join(map(str, ids)).encode())
 
 
 def take_tokens(pieces: Sequence[TextPiece], num_tokens: int, *, where: str) -> list[TextPiece]:
-    """The first ``num_tokens`` of a stream as a new list; only a piece that is cut is ever touched.
+    """The first ``num_tokens`` of a stream as a new list; only a piece that is cut is copied.
 
     Raises PlanError when the stream is shorter.
     """

@@ -36,7 +36,7 @@ BLOCK_CHUNKS = 8_192
 BLOCK_TEXTS = 2_048
 # Chunks of one batch of the finished table.
 BATCH_CHUNKS = 1 << 16
-# What an answer says in words, by row.
+# The texts of an answer, by row.
 TEXTS = pa.schema(
     [("row", pa.int32()), *((name, pa.string()) for name in ("response_id", "finish_reason", "token_digest"))]
 )
@@ -46,10 +46,10 @@ CHUNK_RECORD = np.dtype(
 
 
 class SpillFile:
-    """A file without a name for rows that wait for the end of the run; it is gone with this object or the process."""
+    """An unnamed temporary file for rows. It disappears with this object or the process."""
 
     def __init__(self, folder: Path | None) -> None:
-        """folder: None stands for the system's folder for temporary files."""
+        """folder: None for the system's folder for temporary files."""
         file = TemporaryFile(dir=folder, prefix="rows-", buffering=0)  # noqa: SIM115 - closed with this object
         finalize(self, file.close)
         self._descriptor = file.fileno()
@@ -64,7 +64,7 @@ class SpillFile:
             self.num_bytes += num_written
 
     def read(self, place: int, num_bytes: int) -> bytes:
-        """What was written from byte ``place`` on."""
+        """The bytes that were written from ``place`` on."""
         return os.pread(self._descriptor, num_bytes, place)
 
 
@@ -103,7 +103,7 @@ class RequestRows:
         self._blocks: list[tuple[int, int]] = []
 
     def note_texts(self, row: int, response_id: str, finish_reason: str = "", token_digest: str = "") -> None:
-        """What the answer says in words; once per row."""
+        """Keep the texts of an answer; once per row."""
         self._texts.append((row, response_id, sys.intern(finish_reason), token_digest))
 
     def spill(self) -> None:
@@ -121,7 +121,7 @@ class RequestRows:
         return pa.record_batch(arrays, schema=TEXTS)
 
     def _all_texts(self) -> pa.Table:
-        """TEXTS by row, one row for each request; empty where no answer said anything."""
+        """TEXTS with a row for each request; null where there was no answer."""
         blocks = [self._text_block()]
         if self._file is not None:
             blocks += [ipc.read_record_batch(pa.py_buffer(self._file.read(*block)), TEXTS) for block in self._blocks]

@@ -1,7 +1,7 @@
-"""What each session does next: its prompts as bytes, its rows, and which requests become due after an answer.
+"""The state of a replay: which requests become due after an answer, their bytes, and their rows.
 
-Both replay clients follow this one script, so their rows mean the same. It opens no socket, reads no clock and never
-re-serialises a prompt: a session's token-id stream only grows by pieces of text.
+Both clients follow this script, so their rows mean the same. It opens no socket, reads no clock and never serialises a
+prompt again: a session's token-id stream only grows by pieces of text.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from harness.plan import Plan
 
 
-# A client that works beats every 50 ms, and late by as much again where sends leave no other time.
+# A working client beats every 50 ms, or 50 ms later where sends leave no time.
 PAUSE_NS = 250 * NS_PER_MS
 MAX_PAUSES = 1_000
 
@@ -43,9 +43,9 @@ class Due(NamedTuple):
 
 
 class ReplayEvent(NamedTuple):
-    """One more request has its final row.
+    """A request has its final row.
 
-    late_ns: clock ns from due to sent; None: it was never sent.
+    late_ns: clock ns from due to sent; None: never sent.
     """
 
     session: int
@@ -72,7 +72,7 @@ class Script:
         keeps_events: bool = True,
         only: Collection[int] | None = None,
     ) -> None:
-        """only: the sessions that this process replays, with all that they follow or continue; None: all."""
+        """only: the sessions that this process replays, with the sessions that they follow or continue; None: all."""
         self.plan = plan
         mine = range(len(plan.sessions)) if only is None else only
         self._mine = [session for session in plan.sessions if session.index in mine]
@@ -161,10 +161,7 @@ class Script:
         return Due(trigger_ns + wait_ns, row)
 
     def complete(self, row: int, done_ns: int) -> list[Due]:
-        """A 200 answer ended at ``done_ns`` (CLOCK_MONOTONIC): what it makes due.
-
-        Its content is judged by ``judge``.
-        """
+        """A 200 answer ended at ``done_ns`` (CLOCK_MONOTONIC): the requests that become due."""
         rows = self.rows
         rows.done_ns[row] = done_ns
         trigger_ns = self.clock.from_monotonic_ns(done_ns)
@@ -179,8 +176,8 @@ class Script:
     def judge(self, row: int, answer: Answer) -> list[Due]:
         """Give a complete answer its status, and carry its token ids into the session's stream.
 
-        An answer that breaks the plan ends its session: what ``complete`` made due of it must not be sent
-        (``may_send``), and what is returned, the sessions that follow, becomes due instead.
+        An answer that breaks the plan ends its session. The request that ``complete`` made due must then not be sent
+        (``may_send``); returned are the first requests of following sessions, which become due instead.
         """
         session, num_tokens = self.rows.session[row], answer.num_tokens
         status, error = "ok", ""
@@ -205,7 +202,7 @@ class Script:
         return []
 
     def book(self, row: int, answer: Answer) -> None:
-        """Write the contents of a judged answer into its row and chunks. Nothing waits for this."""
+        """Write a judged answer into its row and chunks, at any time."""
         is_whole = bool(answer.token_ids) and self.rows.status[row] == "ok"
         self._copy_counts(row, answer, token_digest(answer.token_ids) if is_whole else "")
 
@@ -229,7 +226,7 @@ class Script:
         return 0 < self.abort_after_tokens[row] <= len(answer.token_ids)
 
     def leave(self, row: int, done_ns: int, answer: Answer) -> list[Due]:
-        """The client left at ``done_ns`` (CLOCK_MONOTONIC), as planned: what that makes due.
+        """The client left at ``done_ns`` (CLOCK_MONOTONIC), as planned: the requests that become due.
 
         The session continues from the planned number of tokens. The server's usage is not known.
         """
@@ -281,7 +278,7 @@ class Script:
             self._finish_row(later, "not_sent", f"request {self.rows.request[row]} of its session failed")
 
     def _never_due(self, row: int, now_ns: int) -> None:
-        """A row that never became due: both instants are those of this decision, so that no plan is invented."""
+        """A row that never became due gets the instant of this decision, so that no plan is invented."""
         if self.rows.trigger_ns[row] < 0:
             self.rows.trigger_ns[row] = self.rows.due_ns[row] = self.clock.from_monotonic_ns(now_ns)
 
@@ -289,7 +286,7 @@ class Script:
         rows = self.rows
         rows.status[row] = status
         if error:
-            # A server's words may repeat the key.
+            # A server's message may repeat the key.
             rows.error[row] = error.replace(self._api_key, REDACTED) if self._api_key else error
         self.num_finished += 1
         if self._keeps_events:
@@ -299,7 +296,7 @@ class Script:
             self.finished_events.append(ReplayEvent(*named, late_ns, self.num_finished, rows.count))
 
     def beat(self, now_ns: int) -> None:
-        """Call about every 50 ms, between events. Notes when that was not possible; moves full blocks of rows to disk.
+        """Call about every 50 ms, between events: notes a late call, and moves full blocks of rows to disk.
 
         now_ns: CLOCK_MONOTONIC.
         """
@@ -311,7 +308,7 @@ class Script:
 
     @property
     def pauses_ns(self) -> list[list[int]]:
-        """[start, duration] in clock ns of each time in which this client did nothing at all."""
+        """[start, duration] in clock ns of each time in which this client did nothing."""
         to_clock = self.clock.from_monotonic_ns
         return [[to_clock(start_ns), to_clock(end_ns) - to_clock(start_ns)] for start_ns, end_ns in self._pauses]
 
@@ -334,7 +331,7 @@ class Script:
         return Answer(self.stream, self.needs_token_ids, self.needs_token_ids and self.is_continued[row])
 
     def prefetch_all(self) -> None:
-        """Draw the prompts of the whole replay, as far as they fit in memory."""
+        """Draw the prompts of the replay, as far as they fit the budget of memory."""
         self.has_all_fresh = self._prompts.prefetch_all([session.index for session in self._mine])
 
     def prefetch_next(self, row: int) -> None:
@@ -343,9 +340,7 @@ class Script:
             self._prompts.prefetch(self.rows.session[row + 1], self.rows.request[row + 1])
 
     def body_parts(self, row: int) -> list[bytes]:
-        """The JSON body of the row's request, to be joined; call once, after everything before it in its stream was
-        judged.
-        """
+        """The JSON body of the row's request, to be joined; call once, when the stream before it has been judged."""
         rows = self.rows
         prompt = self._prompts.next_prompt(rows.session[row], rows.request[row])
         rest = b',"max_tokens":%d,"request_id":"%b",%b}' % (

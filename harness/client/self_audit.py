@@ -1,8 +1,6 @@
-"""What the harness itself does to a measurement: its CPU, everyone else's, host stalls, and the lag floor of this
-machine.
+"""What the client itself adds to a measurement on this machine: a short replay against the null server.
 
-Figures here describe the harness and its host, never the server under test, and decide nothing by themselves. Wall time
-throughout.
+The figures describe the harness and its host, never the server under test, and decide nothing. All are wall time.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ FloatArray = NDArray[np.float64]
 MAX_AUDIT_TOKENS = 12
 AUDIT_TOKEN_INTERVAL_NS = 3 * NS_PER_MS
 FIRST_WAIT_NS = 20 * NS_PER_MS
-# Waits step by an odd amount, so that re-arrivals of different sessions do not coincide and each shows its own lag.
+# Waits differ by an odd amount, so that re-arrivals of different sessions do not coincide.
 WAIT_STEP_NS = 1_300_000
 NUM_AUDIT_REQUESTS = 3
 AUDIT_TIMEOUT_NS = 30 * NS_PER_S
@@ -74,11 +72,10 @@ def null_target(
 def self_audit(
     plan_shape: Plan, options: ClientSpec, clock: ScaledClock, records: Path | None = None
 ) -> dict[str, Any]:
-    """Replay a short plan of the same shape against the null server: the lateness that this client has on this machine
-    now.
+    """Replay a short plan of the same shape against the null server: how late this client is on this machine now.
 
-    Takes about a second. ``clock`` only places its stall marks; the audit itself always runs in wall time, and says so
-    in its names. Plain JSON values; raises ServerError when the null server cannot be started.
+    Takes about a second, in wall time. clock: of the run, which notes when the audit was made. The result holds plain
+    JSON values. Raises ServerError when the null server cannot be started.
     """
     short = audit_plan(plan_shape)
     config = NullServerConfig(token_interval_ns=AUDIT_TOKEN_INTERVAL_NS if options.stream else 0)
@@ -117,14 +114,12 @@ class _Sight(NamedTuple):
 
 
 def compare_with_server(result: ReplayResult, seen: dict[str, dict[str, Any]]) -> dict[str, FloatArray]:
-    """Lags and stamp errors of a replay (clock scale 1) against the stamps of the server it talked to; ns, one value
-    each.
+    """Lags and stamp errors of a replay (clock scale 1) against the server's own stamps; arrays in ns.
 
     dispatch_lag_ns: sent - due; rearrival_dispatch_lag_ns: the same without first sends, which crowd at the common
-    start. rearrival_lag_at_server_ns: arrival at the server - (its last send of the previous
-    answer + the planned wait): everything that both machines' stacks and the client add. start_spread_ns: latest -
-    earliest first send; start_spread_at_server_ns: the same of arrivals. chunk_user_error_ns, chunk_kernel_error_ns:
-    stamp - server's send.
+    start. rearrival_lag_at_server_ns: arrival at the server - (its last send of the previous answer + the planned
+    wait): everything that the client and both network stacks add. start_spread_ns: latest - earliest first send;
+    start_spread_at_server_ns: the same of arrivals. chunk_user_error_ns, chunk_kernel_error_ns: stamp - server's send.
     """
     sights: dict[tuple[int, int], _Sight] = {}
     for row in result.requests.to_pylist():
@@ -162,7 +157,7 @@ def _chunk_errors(result: ReplayResult, seen: dict[str, dict[str, Any]]) -> tupl
     kernel: list[int] = []
     for chunk in result.chunks.to_table().to_pylist():
         stamp = seen.get(request_ids[chunk["session"], chunk["request"]])
-        # A server that sent everything at once stamped one send: its chunks have no instants of their own.
+        # Chunks that were sent together share a stamp, so they show no error.
         if stamp is None or chunk["is_coalesced"] or chunk["chunk"] >= len(stamp["chunk_ns"]):
             continue
         sent_ns = stamp["chunk_ns"][chunk["chunk"]]

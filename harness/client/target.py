@@ -1,4 +1,4 @@
-"""What a replay is aimed at, and what it gives: the server's address, how to replay, the recorded result.
+"""The target and the result of a replay: the server's address, how to replay, the recorded tables.
 
 The API key itself stays in the environment. It is read when a request is made, and is in no record.
 """
@@ -24,7 +24,7 @@ PORTS = {"http": 80, "https": 443}
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One server. prefix: what stands before /v1 and /metrics. api_key_env: name of a variable; "" for none."""
+    """The address of a server. prefix: the path before /v1 and /metrics. api_key_env: name of a variable, or ""."""
 
     host: str
     port: int
@@ -34,7 +34,7 @@ class Endpoint:
 
     @property
     def authority(self) -> str:
-        """Host and port as they stand in a URL and in the Host header; IPv6 addresses in brackets."""
+        """Host and port as in a URL and the Host header; IPv6 addresses in brackets."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     @property
@@ -43,12 +43,12 @@ class Endpoint:
 
     @property
     def headers(self) -> dict[str, str]:
-        """What every request carries beside its own headers; SpecError where the key is not there."""
+        """Headers of every request; SpecError where the key is missing."""
         return {"Authorization": f"Bearer {self.api_key}"} if self.api_key_env else {}
 
     @property
     def api_key(self) -> str:
-        """The key from the environment, "" for none; SpecError where it is not there."""
+        """The key from the environment, "" for none; SpecError where it is missing."""
         if not self.api_key_env:
             return ""
         key = os.environ.get(self.api_key_env, "")
@@ -62,7 +62,7 @@ class Endpoint:
 
 
 def endpoint_of(server: ServerSpec) -> Endpoint:
-    """The address in ``server.url``, with or without a port and a path that ends in /v1; SpecError where it is none."""
+    """The address in ``server.url``, with or without a port and a path that ends in /v1; SpecError for any other."""
     try:
         parts = urlsplit(server.url)
         port = parts.port or PORTS.get(parts.scheme, 0)
@@ -84,8 +84,8 @@ class ReplayResult:
     """What one replay recorded. All instants are clock ns.
 
     requests: REQUESTS schema, one row per planned request, in plan order. chunks: CHUNKS schema, by (session, request,
-    chunk), on disk: a long run has millions. start_ns: the common start. audit: what the client did to the measurement
-    (facts, plain JSON values, wall ns where named so).
+    chunk), on disk: a long run has millions. start_ns: the common start. audit: facts about the client and its
+    host (plain JSON values, wall ns where named so).
     """
 
     requests: pa.Table
@@ -96,7 +96,7 @@ class ReplayResult:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The server of a replay and how to replay: what every client process needs.
+    """The server of a replay and how to replay. Every client process gets it.
 
     request_timeout_ns: clock ns that one request may take. records: folder for rows that wait on disk; None: the
     system's folder for temporary files.
