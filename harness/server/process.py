@@ -37,7 +37,7 @@ FREE_PORT_RANGE = (20_000, 32_000)
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A port of ``host`` that nobody listens on now, drawn at random below the kernel's own range."""
+    """A port of ``host`` without a listener, drawn at random below the kernel's own range."""
     generator = random.SystemRandom()
     for _ in range(1000):
         port = generator.randrange(*FREE_PORT_RANGE)

@@ -328,9 +328,9 @@ def write_all(descriptor: int, data: bytes) -> None:
 
 def living_descendants(root_pid: int) -> list[int]:
     """Pids of all processes below ``root_pid`` that are not zombies, parents first."""
-    found: list[int] = []
+    pids: list[int] = []
     for process in psutil.Process(root_pid).children(recursive=True):
         with suppress(psutil.NoSuchProcess):
             if process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process.pid)
-    return found
+                pids.append(process.pid)
+    return pids

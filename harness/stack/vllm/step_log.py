@@ -102,7 +102,7 @@ class StepLog:
         if self._is_never_shown("generation_requests"):
             notes.append(
                 "requests of a step by phase: start the server with --enable-logging-iteration-details; "
-                "decode steps were told from mixed steps by their token counts"
+                "decode and mixed steps are distinguished by token counts"
             )
         if self.absent:
             notes.append(f"vLLM {self.vllm or 'of unknown version'} has no {', '.join(self.absent)}")

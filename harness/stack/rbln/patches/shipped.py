@@ -30,7 +30,7 @@ OVERLAY_FILE = "overlay.json"
 TRACE_OF_PATCH = b"[BUCKET] request_nums="
 
 State = Literal["pristine", "patched", "unknown", "absent"]
-"""State of the installed file. patched: it has the patch's line, whoever added it."""
+"""State of the installed file. patched: it has the patch's line, however added."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ def shipped_patches(root: Path | None = None) -> tuple[Patch, ...]:
     """Every patch below ``root`` (default: those of this release), as their manifests declare them."""
     folder = root or next((place for place in PATCH_ROOTS if place.is_dir()), None)
     if folder is None:
-        raise ServerError("the patches of this release are missing", hint="Install the harness anew")
+        raise ServerError("the patches of this release are missing", hint="Install the harness again")
     return tuple(patch for path in sorted(folder.glob("*/manifest.toml")) for patch in _load_manifest(path))
 
 
@@ -165,10 +165,10 @@ def patched_text(diff: str, target: str, before: str) -> str:
         start = hunk.source_start - (hunk.source_length > 0)
         expected = [line.value for line in hunk.source_lines()]
         for number, line in enumerate(expected, start):
-            found = lines[number] if 0 <= number < len(lines) else "the end of the file"
-            if found != line:
+            actual = lines[number] if 0 <= number < len(lines) else "the end of the file"
+            if actual != line:
                 raise SpecError(
-                    f"line {number + 1} is {found.rstrip()!r}, the patch expects {line.rstrip()!r}",
+                    f"line {number + 1} is {actual.rstrip()!r}, the patch expects {line.rstrip()!r}",
                     where=target,
                     hint="Use the patch made for this version",
                 )
@@ -282,8 +282,8 @@ def tree_sha256(package: Path) -> str:
 
 def installed_version(site_packages: Path, package: str) -> str:
     """The version in the package's dist-info, "" when there is none."""
-    found = sorted(site_packages.glob(f"{package}-*.dist-info"))
-    return found[-1].name.removesuffix(".dist-info").removeprefix(f"{package}-") if found else ""
+    folders = sorted(site_packages.glob(f"{package}-*.dist-info"))
+    return folders[-1].name.removesuffix(".dist-info").removeprefix(f"{package}-") if folders else ""
 
 
 def read(path: Path) -> bytes:

@@ -1,1 +1,1 @@
-"""What the harness knows of each release of the vendor's stack, and what of it still holds in one nobody has read."""
+"""Facts about each release of the vendor's stack, and which of them still hold in a new release."""

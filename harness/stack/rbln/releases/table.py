@@ -114,7 +114,7 @@ def load_table(path: Path | None = None) -> tuple[Path, Table]:
         return place, Table.model_validate_json(place.read_bytes())
     except OSError as error:
         raise SpecError(
-            f"cannot be read ({error.strerror})", where=str(place), hint="Install the harness anew"
+            f"cannot be read ({error.strerror})", where=str(place), hint="Install the harness again"
         ) from error
     except ValidationError as error:
         first = error.errors()[0]
