@@ -162,6 +162,14 @@ def ran_until_decided(run: SealedRun) -> bool:
     return bool(rule) and rule.get("budget") == asked.get("replicates")
 
 
+def num_planned(run: SealedRun) -> int:
+    """Runs that the experiment asks for; 0 where its stopping rule decides or the manifest does not say."""
+    asked = run.manifest.requested_experiment
+    if ran_until_decided(run):
+        return 0
+    return len(asked.get("condition") or ()) * int(asked.get("replicates") or 0)
+
+
 def reproduce_command(run: SealedRun) -> str:
     """The commands that perform the experiment again and write the report again."""
     manifest = run.manifest

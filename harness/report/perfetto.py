@@ -18,8 +18,7 @@ from harness.analysis.method.reconstruct import decoding_spans, join_request_id
 from harness.outputs import check_output
 from harness.records import SealedRun, origin_of
 from harness.records.schema import ABORTED
-from harness.report.tables import timeline
-from harness.report.timeline import step_lengths_s, step_segments
+from harness.report.timeline import step_lengths_s, step_segments, timeline
 from harness.report.view import Bar, TimelineView
 
 US_PER_S = 1_000_000

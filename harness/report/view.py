@@ -122,6 +122,7 @@ class ReportView:
 
     sealed: the run that each figure is of. checks: what the harness did in each run. changes: by condition, (key,
     value before, value now) against its baseline; of a baseline, against the experiment's own tables.
+    num_planned: runs that the experiment asks for; 0: until its rule decides.
     facts: (group, ((name, value), ...)) in the order shown. folders: of each run, as the page links to it.
     """
 
@@ -142,6 +143,7 @@ class ReportView:
     results: Results = Results()
     folders: Mapping[RunKey, str] = field(default_factory=dict[RunKey, str])
     status: SequentialStatus | None = None
+    num_planned: int = 0
     drift: Drift | None = None
 
     @property

@@ -19,11 +19,11 @@ from harness.analysis.method.decide import Decision, Outcome
 from harness.errors import SpecError
 from harness.records import Finding, SealedRun
 from harness.report import write_report
-from harness.report.gather import gather
 from harness.report.page import render_page
 from harness.report.terminal import plain_table
 from harness.report.timeline import drawn_lanes
 from harness.report.view import Bar, Results, TimelineView
+from harness.report.write import gather
 from harness.table import Table
 from tests.support.report_runs import Shape, seal_demo, seal_run
 
@@ -299,9 +299,9 @@ def test_plots_are_the_same_whether_one_process_draws_them_or_several(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     view = gather([seal_run(tmp_path, Shape(condition="base"))])
-    monkeypatch.setattr("harness.report.drawings.DRAWING_WORTH_S", math.inf)
+    monkeypatch.setattr("harness.report.page.DRAWING_WORTH_S", math.inf)
     alone = render_page(view)
-    monkeypatch.setattr("harness.report.drawings.DRAWING_WORTH_S", 0.0)
+    monkeypatch.setattr("harness.report.page.DRAWING_WORTH_S", 0.0)
     assert render_page(view) == alone
 
 

@@ -15,8 +15,7 @@ from rich.console import Console
 from harness.analysis import ExperimentSummary, summarise
 from harness.records import SealedRun
 from harness.report import conditions_table, perfetto_trace, write_perfetto
-from harness.report.tables import requests_in_stalls
-from harness.report.timeline import nice_stride, step_segments
+from harness.report.timeline import nice_stride, requests_in_stalls, step_segments
 from harness.report.view import TimelineView
 from harness.runner import run_experiment
 from tests.support.experiments import small_experiment
