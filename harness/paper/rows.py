@@ -16,8 +16,7 @@ from harness.analysis.method.decide import Decision, Outcome
 from harness.analysis.method.figures import ReuseFigures
 from harness.analysis.method.verdicts import decide_experiment
 from harness.paper.layout import Row, Rows, decimals, percent, text, whole
-from harness.paper.source import NotRunError, Source, cost_rules
-from harness.paper.variants import VariantRatio, fixed_arrival_ratio, predicted_ratio
+from harness.paper.source import NotRunError, Source, VariantRatio, cost_rules, fixed_arrival_ratio, predicted_ratio
 from harness.records import SealedRun, layout
 from harness.runner.calibrate import fit_runs
 from harness.sim.search.rank import SensitivityRow, sensitivity

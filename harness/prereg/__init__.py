@@ -5,13 +5,12 @@ A confirmatory run needs a ticket. Only a frozen file that is unchanged, committ
 
 from __future__ import annotations
 
-from harness.prereg.freeze import FreezeOptions, freeze
+from harness.prereg.freeze import FreezeOptions, SeedUse, freeze, used_seeds
 from harness.prereg.frozen import FrozenRule, Preregistration, Ticket, load_preregistration
 from harness.prereg.judge import Judgement, judge
 from harness.prereg.predict import predict_experiment, predict_runs, predictions_for
 from harness.prereg.publish import Checked, publish
 from harness.prereg.publish import check as check_published
-from harness.prereg.seeds import SeedUse, used_seeds
 from harness.prereg.ticket import check_sealed_runs, ticket_for
 
 __all__ = [

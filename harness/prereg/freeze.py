@@ -1,15 +1,19 @@
 """``freeze``: write one file that fixes an experiment's plans, predictions, criteria, code and patches.
 
-It refuses a tree with uncommitted changes (unless these are allowed), a seed that was used before, and a file that
-exists.
+It refuses a tree with uncommitted changes (unless these are allowed), a file that exists, and a seed that was used
+before: by a plan, experiment, search, calibration or frozen file below plans/, now or in any commit, or by a sealed run
+or a search.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from typing import Any, NamedTuple, cast
 
 from harness.analysis.catalogue import analysis_named
 from harness.analysis.method.sequential import check_can_decide
@@ -20,18 +24,121 @@ from harness.plan import save_plan
 from harness.plan.files import write_atomic
 from harness.prereg.frozen import FrozenPerturbation, FrozenPlan, FrozenRule, NamedFile, Preregistration
 from harness.prereg.predict import predict_experiment
-from harness.prereg.repository import Commit, Repository, file_sha256
-from harness.prereg.seeds import used_seeds
-from harness.prereg.signatures import sign_file
+from harness.prereg.repository import Commit, Repository, file_sha256, sign_file
+from harness.records import layout
+from harness.records.manifest import table_at
 from harness.server.provenance import SOURCE_ROOT, source_facts, source_sha256
 from harness.shipped import find_shipped
 from harness.sim.predict.draws import perturbation_of
-from harness.spec import ExperimentSpec, RulesName
+from harness.spec import ExperimentSpec, RulesName, load_toml
 from harness.spec.recorded import recorded_changes
 from harness.spec.rules import find_rule, load_rule
 from harness.stack.rbln.artifacts import artifact_identity
 from harness.stack.rbln.kv_rules import AUTO, rule_set
 from harness.stack.rbln.patches.shipped import PATCH_ROOTS
+
+SEED_KEY = re.compile(r"(?:^|_)seeds?$")
+SEED_LINE = re.compile(r"""^\+\s*"?(\w*seeds?)"?\s*[=:]\s*(\[[\d,\s]*\]?|\d+)""")
+# Seeds of resampling draw no input.
+NOT_INPUTS = ("rules", "criteria", "interval")
+PLANS = "plans"
+HISTORY = (f"{PLANS}/*.toml", f"{PLANS}/*.json")
+RULE_FILES = f"{PLANS}/rules/"
+# The search space that `harness search` keeps beside its ledger.
+SEARCH_FILE = "search.json"
+
+
+class SeedUse(NamedTuple):
+    """One place that used a seed."""
+
+    seed: int
+    where: str
+
+    def __str__(self) -> str:
+        return f"{self.seed} ({self.where})"
+
+
+def used_seeds(
+    repository: Repository, *, leave_out: Iterable[Path] = (), runs_root: Path | None = None
+) -> list[SeedUse]:
+    """Every use of a seed, the files of ``leave_out`` not counted.
+
+    runs_root: also count the seeds of the sealed runs below it.
+    """
+    hidden = {repository.relative(path) for path in leave_out}
+    uses = [*_in_tree(repository, hidden), *_in_history(repository, hidden)]
+    if runs_root is not None:
+        uses += _in_runs(runs_root)
+    return sorted(set(uses))
+
+
+def _in_tree(repository: Repository, hidden: set[str]) -> Iterator[SeedUse]:
+    folder = repository.root / PLANS
+    for path in sorted(folder.rglob("*")) if folder.is_dir() else ():
+        name = repository.relative(path)
+        if name in hidden or name.startswith(RULE_FILES) or not path.is_file():
+            continue
+        for seed in seeds_in(_content(path)):
+            yield SeedUse(seed, name)
+
+
+def _content(path: Path) -> Any:
+    try:
+        if path.suffix == ".toml":
+            return load_toml(path)
+        if path.suffix == ".json":
+            return json.loads(path.read_bytes())
+        if path.suffix == ".jsonl":
+            # Plans and ledgers: what decides them is in the first line.
+            with open(path, "rb") as lines:
+                return json.loads(lines.readline())
+    except (SpecError, ValueError, OSError, RecursionError):
+        # A file that cannot be read cannot have been run either; a command that uses it reports the error.
+        return None
+    return None
+
+
+def seeds_in(content: Any) -> Iterator[int]:
+    """Whole numbers below keys that are called seed, seeds or end in _seed or _seeds, at any depth."""
+    left: list[tuple[Any, bool]] = [(content, False)]
+    while left:
+        value, is_seed = left.pop()
+        if isinstance(value, Mapping):
+            for key, item in reversed([*table_at(value).items()]):
+                is_below = is_seed or bool(SEED_KEY.search(key))
+                if is_below or key not in NOT_INPUTS:
+                    left.append((item, is_below))
+        elif isinstance(value, list):
+            left += [(item, is_seed) for item in reversed(cast("list[Any]", value))]
+        elif is_seed and isinstance(value, int) and not isinstance(value, bool):
+            yield value
+
+
+def _in_history(repository: Repository, hidden: set[str]) -> Iterator[SeedUse]:
+    commit = path = ""
+    for line in repository.history(*HISTORY).splitlines():
+        if line.startswith("commit "):
+            commit = line.split()[1][:12]
+        elif line.startswith("+++ "):
+            path = line.removeprefix("+++ ").removeprefix("b/")
+        elif path not in hidden and not path.startswith(RULE_FILES) and (found := SEED_LINE.match(line)):
+            for number in re.findall(r"\d+", found.group(2)):
+                yield SeedUse(int(number), f"{path} in commit {commit}")
+
+
+def _in_runs(runs_root: Path) -> Iterator[SeedUse]:
+    """Exploratory sealed runs, calibrations among them, and searches below a folder, however deep they lie."""
+    if not runs_root.is_dir():
+        return
+    for path in sorted(runs_root.rglob(SEARCH_FILE)):
+        for seed in seeds_in(_content(path)):
+            yield SeedUse(seed, f"search {path.parent.relative_to(runs_root).as_posix()}")
+    for path in sorted(runs_root.rglob(layout.MANIFEST)):
+        manifest = table_at(_content(path))
+        seed = table_at(manifest, "requested", "experiment").get("base_seed")
+        if isinstance(seed, int) and manifest.get("preregistration") is None:
+            yield SeedUse(seed, f"exploratory run {path.parent.relative_to(runs_root).as_posix()}")
+
 
 PATCHES = "patches"
 # The default folder of `harness run`: the seeds of exploratory runs below it count as used.

@@ -1,25 +1,251 @@
-"""Judgement of sealed runs: confirmatory runs by their frozen rules, exploratory runs by rules that decide nothing.
+"""Judgement of sealed runs, and the proof that frozen runs are what they claim.
 
-A rule that differs from its frozen version is refused.
+Confirmatory runs are judged by their frozen rules; exploratory runs are computed and decide nothing. The proof is the
+freeze's commit, the trees down to its file, and the ledger. A repository and a published archive go through the same
+checks, which need no git. Any doubt withholds every decision.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import base64
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from datetime import datetime
+from pathlib import Path, PurePosixPath
+from typing import Annotated
 
+from pydantic import AfterValidator
+
+from harness.analysis import check_run
+from harness.analysis.logs.derive import derived_of
 from harness.analysis.method.decide import Decision, Outcome
 from harness.analysis.method.margins import decide_stopped
 from harness.analysis.method.stopping import SequentialStatus, declared_status, sequential_status
 from harness.analysis.method.verdicts import EXPLORATORY, ExperimentRuns, decide_experiment
-from harness.errors import RecordsError, RuleFailedError, SpecError
+from harness.errors import HarnessError, RecordsError, RuleFailedError, SpecError
+from harness.kinds import kind_named
 from harness.prereg.frozen import Preregistration
+from harness.prereg.ledger import Entry, Ledger, Link, object_hash, read_chain
 from harness.prereg.predict import predictions_for
-from harness.prereg.proof import Proof, aborts_of, doubts_of, find_proof
-from harness.prereg.ticket import check_sealed_runs
-from harness.records import SealedRun
+from harness.prereg.repository import Repository, file_sha256
+from harness.prereg.ticket import check_sealed_runs, first_request_s
+from harness.records import PreregistrationRecord, SealedRun, layout, schema
+from harness.spec import Spec
 from harness.spec.rules import DecisionRule, load_rule
+
+# A run that was started more often may have been selected among its starts.
+MAX_STARTS = 3
+# A simulated run begins on a whole second.
+CLOCK_TOLERANCE_S = 2.0
+
+
+def _encoded(text: str) -> str:
+    base64.b64decode(text, validate=True)
+    return text
+
+
+Encoded = Annotated[str, AfterValidator(_encoded)]
+"""Bytes in base64."""
+# The tree and the committer time (s) of a commit object; git writes the lines in this order.
+_COMMIT = re.compile(rb"tree ([0-9a-f]{40,64})\n(?:[^\n]+\n)*?committer [^\n]* (\d{1,12}) [+-]\d{4}\n")
+
+
+class Proof(Spec):
+    """All that a repository knows about one freeze.
+
+    way: (kind, content in base64) of the git objects from the commit to the folder of the frozen file.
+    chain: (name, content in base64) of every ledger entry, oldest first. commits: of the frozen file, on any branch,
+    newest first. lost: entries that were removed from the ledger. remotes: remote branches that have the freeze.
+    tag: tags on its commit, with the state of their signatures.
+    """
+
+    commit: str
+    way: tuple[tuple[str, Encoded], ...]
+    chain: tuple[tuple[str, Encoded], ...]
+    commits: tuple[str, ...]
+    lost: tuple[str, ...] = ()
+    remotes: tuple[str, ...] = ()
+    tag: str = ""
+
+
+def gather(repository: Repository, record: PreregistrationRecord) -> Proof:
+    """The proof of one freeze from a repository; SpecError when the commit is not in it."""
+    ledger = Ledger(repository, record.sha256, record.commit)
+    chain = ledger.objects()
+    kept = {sha for sha, _ in chain}
+    return Proof(
+        commit=record.commit,
+        way=tuple((kind, _text(content)) for kind, content in _way(repository, record)),
+        chain=tuple((sha, _text(content)) for sha, content in chain),
+        commits=tuple(commit.sha for commit in repository.commits_of(record.path)),
+        lost=tuple(sha for sha in repository.past_heads(ledger.ref) if sha not in kept),
+        remotes=tuple(repository.remotes_with(record.commit)),
+        tag=repository.tag_at(record.commit),
+    )
+
+
+def find_proof(runs: Sequence[SealedRun], record: PreregistrationRecord, repository: Path | None = None) -> Proof:
+    """The proof from ``repository``, or else from the one around the runs or the current folder; SpecError without."""
+    places = [repository] if repository is not None else [runs[0].path, Path.cwd()]
+    problem: HarnessError | None = None
+    for place in places:
+        try:
+            return gather(Repository(place), record)
+        except HarnessError as error:
+            problem = error
+    assert problem is not None
+    raise problem
+
+
+def doubts_of(proof: Proof, frozen: Preregistration, runs: Sequence[SealedRun]) -> Iterator[str]:
+    """Every reason to withhold a decision on these runs, each a clause; none when the proof holds."""
+    record = runs[0].manifest.preregistration
+    assert record is not None, "only confirmatory runs come here"
+    yield from _doubts_of_commit(proof, frozen, record, runs[0])
+    try:
+        links = read_chain([(sha, base64.b64decode(content)) for sha, content in proof.chain], proof.commit)
+    except RecordsError as error:
+        yield error.what
+        return
+    if proof.lost:
+        yield f"{len(proof.lost)} entries were taken out of the ledger, first {proof.lost[-1][:12]}"
+    yield from _doubts_of_chain([link.entry for link in links], frozen)
+    # A run that was repeated counts as it was sealed last.
+    last = {link.entry.key: link.entry for link in links if link.entry.event == "sealed"}
+    by_start = {entry.start: entry for entry in last.values()}
+    starts = {link.sha: link.entry for link in links if link.entry.event == "start"}
+    for run in runs:
+        yield from _doubts_of_run(run, starts, by_start)
+        yield from judged_again(run)
+
+
+def aborts_of(proof: Proof) -> list[str]:
+    """Starts that sealed nothing, with their reasons. They withhold no decision, but readers must see them."""
+    links: list[Link] = read_chain([(sha, base64.b64decode(content)) for sha, content in proof.chain], proof.commit)
+    ends = {link.entry.start: link.entry for link in links if link.entry.event != "start"}
+    aborts: list[str] = []
+    for link in links:
+        end = ends.get(link.sha)
+        if link.entry.event == "start" and (end is None or end.event == "aborted"):
+            reason = "its process ended without an entry" if end is None else end.reason
+            aborts.append(f"{link.entry.condition}/{link.entry.replicate} at {link.entry.at_utc}: {reason}")
+    return aborts
+
+
+def _way(repository: Repository, record: PreregistrationRecord) -> Iterator[tuple[str, bytes]]:
+    commit = repository.object(record.commit)
+    yield "commit", commit
+    sha = commit.split()[1].decode()
+    for folder in (*PurePosixPath(record.path).parts[:-1], ""):
+        tree = repository.object(sha)
+        yield "tree", tree
+        sha = _tree_entries(tree, len(record.commit) // 2).get(folder, "")
+        if not sha:
+            return
+
+
+def _tree_entries(tree: bytes, hash_bytes: int) -> dict[str, str]:
+    """Name -> hash of the entries of a git tree object. Format of an entry: mode, space, name, NUL, binary hash."""
+    entries: dict[str, str] = {}
+    place = 0
+    while (end := tree.find(b"\0", place)) >= 0:
+        name = tree[place:end].partition(b" ")[2].decode("utf-8", "replace")
+        entries[name] = tree[end + 1 : end + 1 + hash_bytes].hex()
+        place = end + 1 + hash_bytes
+    return entries
+
+
+def _doubts_of_commit(
+    proof: Proof, frozen: Preregistration, record: PreregistrationRecord, run: SealedRun
+) -> Iterator[str]:
+    """Doubts that the frozen file is in this commit and no other, and that the commit is not older than the file."""
+    way = [(kind, base64.b64decode(content)) for kind, content in proof.way]
+    wanted, names, at_s = proof.commit, [*PurePosixPath(record.path).parts], 0
+    for kind, content in way:
+        if object_hash(kind, content, proof.commit) != wanted:
+            yield f"the freeze's commit {proof.commit[:12]} is not what it is named by"
+            return
+        if kind == "commit" and (commit := _COMMIT.match(content)):
+            wanted, at_s = commit[1].decode(), int(commit[2])
+        elif names:
+            wanted = _tree_entries(content, len(proof.commit) // 2).get(names.pop(0), "")
+    if names or object_hash("blob", run.file(layout.FROZEN).read_bytes(), proof.commit) != wanted:
+        yield f"the frozen file is not in commit {proof.commit[:12]}"
+        return
+    if proof.commits != (proof.commit,):
+        yield f"the frozen file was committed {len(proof.commits)} times"
+    if at_s != record.committed_at_s:
+        yield f"the runs name another time of the freeze than its commit ({at_s})"
+    frozen_at_s = datetime.fromisoformat(frozen.frozen_at_utc).timestamp()
+    if at_s < frozen_at_s - CLOCK_TOLERANCE_S:
+        yield f"the commit is dated {frozen_at_s - at_s:.0f} s before the frozen file was written"
+
+
+def _doubts_of_chain(entries: Sequence[Entry], frozen: Preregistration) -> Iterator[str]:
+    if not entries:
+        yield "its ledger is not here: nothing shows that these are all of its runs"
+    starts: dict[tuple[str, int], int] = {}
+    seals: dict[tuple[str, int], list[Entry]] = {}
+    retries = frozen.experiment.limits.retries
+    for entry in entries:
+        key = (entry.condition, entry.replicate)
+        name = f"{entry.condition}/{entry.replicate}"
+        before = seals.setdefault(key, [])
+        if entry.experiment != frozen.name or key not in frozen.plan_hashes:
+            yield f"the ledger names {name}, which was not frozen"
+        elif entry.event == "start":
+            starts[key] = starts.get(key, 0) + 1
+            if entry.plan != frozen.plan_hashes[key]:
+                yield f"{name} was started with another plan"
+            if any(one.is_valid for one in before) or len(before) > retries:
+                yield f"{name} was started again on {entry.host} after it was sealed"
+        elif entry.event == "sealed":
+            before.append(entry)
+    for (condition, replicate), count in starts.items():
+        if count > MAX_STARTS + retries:
+            yield f"{condition}/{replicate} was started {count} times, the limit is {MAX_STARTS + retries}"
+
+
+def _doubts_of_run(run: SealedRun, starts: Mapping[str, Entry], ends: Mapping[str, Entry]) -> Iterator[str]:
+    record, name = run.manifest.preregistration, f"{run.condition}/{run.replicate}"
+    assert record is not None, "only confirmatory runs come here"
+    start, end = starts.get(record.start), ends.get(record.start)
+    if start is None or start.key != run.key:
+        yield f"the start of {name} is not in the ledger"
+    elif end is None:
+        yield f"the ledger does not say how {name} ended"
+    elif end.manifest != file_sha256(run.path / layout.MANIFEST):
+        yield f"{name} is not the run that was sealed"
+    else:
+        began_s, first_s = datetime.fromisoformat(start.at_utc).timestamp(), first_request_s(run)
+        if first_s is not None and first_s < began_s - CLOCK_TOLERANCE_S:
+            yield f"{name} sent its first request {began_s - first_s:.0f} s before the ledger says it started"
+
+
+def judged_again(run: SealedRun) -> Iterator[str]:
+    """Differences between the sealed tables and verdict of a run and those that its raw files give."""
+    name, manifest = f"{run.condition}/{run.replicate}", run.manifest
+    derived = derived_of(run)
+    for table, sealed in manifest.derived.items():
+        if schema.content_sha256(derived.tables[table]) != sealed.content_sha256:
+            yield f"the raw files of {name} give another table of {table}"
+    found = check_run(
+        manifest,
+        plan=run.plan_if_readable,
+        requests=run.table("requests"),
+        derived=derived,
+        cost_model=None if kind_named(manifest.backend).is_virtual else run.cost_model,
+    )
+    broken = sorted({finding.code for finding in found if finding.severity == "invalid"})
+    if run.is_valid and broken:
+        yield f"{name} was sealed valid, and its raw files break {', '.join(broken)}"
+    if not run.is_valid and not broken and not manifest.findings:
+        yield f"{name} was sealed INVALID, and nothing in it says why"
+
+
+def _text(content: bytes) -> str:
+    return base64.b64encode(content).decode()
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,7 @@ from harness.prereg.frozen import (
     read_frozen,
 )
 from harness.prereg.ledger import Ledger
-from harness.prereg.repository import Commit, Repository, file_sha256
-from harness.prereg.signatures import check_signature, signature_of
+from harness.prereg.repository import Commit, Repository, check_signature, file_sha256, signature_of
 from harness.records import PreregistrationRecord, SealedRun, layout
 from harness.server.provenance import source_sha256
 from harness.stack.rbln.kv_rules import AUTO, rule_set, rules_for_version

@@ -12,9 +12,8 @@ import pytest
 from harness.errors import RecordsError, SpecError
 from harness.plan import read_plan
 from harness.prereg import load_preregistration, ticket_for, used_seeds
-from harness.prereg.freeze import HARNESS_FOLDER, FreezeOptions, freeze
+from harness.prereg.freeze import HARNESS_FOLDER, FreezeOptions, freeze, seeds_in
 from harness.prereg.repository import Repository
-from harness.prereg.seeds import seeds_in
 from harness.stack.rbln.kv_rules import NEWEST_STABLE
 from tests.support.workplace import Workplace
 
