@@ -1,6 +1,6 @@
 """``harness search``, ``predict``, ``advise``, ``paper-rules``, ``coverage``: choose a configuration before compiling.
 
-Prints what the search found and how sure it is; writes only ledgers and the files it is told to.
+Prints what the search found and how sure it is; writes only ledgers and the files that the options name.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def predict(
         console.width = 160
     table = plain_table(
         f"{spec.name}: cost ratio to {spec.baseline.shape.label}",
-        "sums, median: nominal; mean: of draws; =: not told apart from the baseline",
+        "sums, median: nominal; mean: of draws; =: no difference from the baseline shown",
     )
     table.add_column("configuration", overflow="fold")
     for heading in ("N", "rules", "sums", "median", "mean", f"{spec.prediction.level:.0%} interval"):
@@ -104,18 +104,18 @@ def predict(
     for changed in (None, *(ablation(name) for name in ablations or ())):
         for name, server in spec.named.items():
             for users in spec.inputs.users:
-                found = run_prediction(spec, server.shape, users, changed)
+                prediction = run_prediction(spec, server.shape, users, changed)
                 note = "" if changed is None else f"{changed.name}: {LABEL}"
-                told = note or ("" if found.is_told_apart else "=")
+                note = note or ("" if prediction.is_told_apart else "=")
                 table.add_row(
                     name,
                     str(users),
-                    found.rules,
-                    f"{found.ratio_of_sums:.4f}",
-                    f"{found.median_of_pairs:.4f}",
-                    f"{found.mean:.4f}",
-                    f"{found.low:.4f} - {found.high:.4f}",
-                    told,
+                    prediction.rules,
+                    f"{prediction.ratio_of_sums:.4f}",
+                    f"{prediction.median_of_pairs:.4f}",
+                    f"{prediction.mean:.4f}",
+                    f"{prediction.low:.4f} - {prediction.high:.4f}",
+                    note,
                 )
     console.print(table)
 
@@ -169,7 +169,7 @@ def coverage(
     trials: Annotated[int, typer.Option(help="Emulated experiments on the virtual clock.")] = 100,
     changes: SetOption = None,
 ) -> None:
-    """How often predicted intervals of cost ratio and reuse hold emulated outcomes, for every N: should be their level.
+    """Check for every N that 90 % intervals of cost ratio and reuse contain 90 % of emulated outcomes.
 
     Example: `harness coverage paper --trials 100 --set rules=vendor-0.11.1`
     """
@@ -183,8 +183,8 @@ def coverage(
         asked = asked.model_copy(update={"rules": NEWEST_STABLE})
     for users in asked.inputs.users:
         with time_left(f"N={users}") as tell:
-            found = check_coverage(asked, trials, users=users, tell=tell)
-        for line in found.lines():
+            counts = check_coverage(asked, trials, users=users, tell=tell)
+        for line in counts.lines():
             print(line, flush=True)
 
 

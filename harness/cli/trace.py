@@ -1,6 +1,6 @@
-"""``harness trace``: recorded agents in, and what a trace holds.
+"""``harness trace``: imports recorded agents, shows what a trace holds, and exports runs.
 
-Writes only the file it is told to; prints counts, never a word of a recording.
+Writes only the file that the command names; prints counts, never text of a recording.
 """
 
 from __future__ import annotations

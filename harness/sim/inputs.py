@@ -1,7 +1,7 @@
-"""Many plans as the tables of the compiled simulator, without a Plan object for each.
+"""Draws many plans straight into the tables of the compiled simulator, without a Plan object for each.
 
-Replicates of a drawn workload differ in lengths and waits alone, so that one plan gives the shape of all. Every number
-is the one that ``build_plan`` draws.
+Replicates of a drawn workload differ only in lengths and waits, so one plan gives the shape of all. The numbers are
+those that ``build_plan`` draws.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _Table = TypeVar("_Table")
 
 
 class Input(NamedTuple):
-    """What names one plan: the replicate of a workload under a base seed."""
+    """One plan: the replicate of a workload under a base seed."""
 
     workload: WorkloadSpec
     base_seed: int
@@ -39,30 +39,30 @@ def input_arrays(inputs: Sequence[Input], treatment: Treatment = "as-drawn") -> 
     for place, (workload, base_seed, _) in enumerate(inputs):
         places.setdefault((workload, base_seed), []).append(place)
     parts: dict[int, layout.PlanArrays] = {}
-    for (workload, base_seed), own in places.items():
-        made = _replicates(workload, base_seed, [inputs[place].replicate for place in own], treatment)
-        parts.update(zip(own, made, strict=True))
+    for (workload, base_seed), of_workload in places.items():
+        plans = _replicates(workload, base_seed, [inputs[place].replicate for place in of_workload], treatment)
+        parts.update(zip(of_workload, plans, strict=True))
     return joined([parts[place] for place in range(len(inputs))])
 
 
 def _replicates(
     workload: WorkloadSpec, base_seed: int, replicates: Sequence[int], treatment: Treatment
 ) -> Iterator[layout.PlanArrays]:
-    """The plans of one workload and base seed, each alone."""
+    """The plans of one workload and base seed, one by one."""
     if workload.source != "drawn":
         for replicate in replicates:
             yield plan_arrays([build_plan(workload, base_seed, replicate).with_treatment(treatment)])
         return
-    one = plan_arrays([build_plan(workload, base_seed, replicates[0])])
+    shape = plan_arrays([build_plan(workload, base_seed, replicates[0])])
     drawn = draw_requests(workload, base_seed, replicates)
     waits_ns = _treated(np.minimum(drawn.wait_ns, wait_cap_ns(workload)), is_waited(workload), treatment)
     for place in range(len(replicates)):
-        requests = one.requests.copy()
+        requests = shape.requests.copy()
         requests["keep"][:] = drawn.keep_tokens[place]
         requests["new"][:] = drawn.new_tokens[place]
         requests["generate"][:] = drawn.generate_tokens[place]
         requests["wait_ns"][:] = waits_ns[place]
-        yield one._replace(requests=requests)
+        yield shape._replace(requests=requests)
 
 
 def _treated(wait_ns: IntArray, waited: npt.NDArray[np.bool_], treatment: Treatment) -> IntArray:
@@ -95,5 +95,5 @@ def joined(parts: Sequence[layout.PlanArrays]) -> layout.PlanArrays:
 
 def _end_to_end(tables: Sequence[_Table]) -> _Table:
     arrays = cast("Sequence[npt.NDArray[np.void]]", tables)
-    # Told the type, numpy does not work out anew for each two tables which one holds both.
+    # Without a given type, numpy searches a common type for every pair of tables.
     return cast("_Table", np.concatenate(arrays, dtype=arrays[0].dtype))

@@ -1,4 +1,4 @@
-"""What a server would do with a plan: every admission, reuse, step and completion, in virtual time.
+"""Simulates plans on a server: every admission, reuse, step and completion, in virtual time.
 
 Exact integers, no randomness, no I/O: the same plan and server give the same result on every machine.
 """
@@ -28,15 +28,15 @@ from harness.spec import ServerSpec
 
 @dataclass(frozen=True)
 class SimResult:
-    """Everything a simulated run gave. Times are ns after the common start; token counts are tokens.
+    """The result of a simulated run. Times are ns after the common start.
 
     requests: session, request, prompt_tokens, generate_tokens, cached_tokens, hash_hit_tokens, arrival_ns,
-    admitted_ns, first_token_ns, completed_ns, preemptions, aborted_tokens; one row per request, in plan order. An
-    answer that the client left completed when it left, with aborted_tokens received; -1 for the others.
+    admitted_ns, first_token_ns, completed_ns, preemptions, aborted_tokens; one row per request, in plan order. A
+    request that its client left completes at that instant with aborted_tokens received; -1 for the others.
     steps: start_ns, kind, n, b, count, session, request, computed_tokens, duration_ns (of each); ``count`` equal
     decode steps in one row, b is null for a prefill, session, request and computed_tokens are null for decode.
-    evictions: at_ns (start of the step), slot, caller, session, request (who had filled the slot).
-    decode_histogram: h(n), place n. wait_session_ns: W. filled_in_buckets: those whose cost was not measured.
+    evictions: at_ns (start of the step), slot, caller, session, request (whose prompt filled the slot).
+    decode_histogram: h(n) at place n. wait_session_ns: W. filled_in_buckets: buckets whose cost was not measured.
     """
 
     requests: pa.Table
@@ -67,7 +67,7 @@ class SessionRow(NamedTuple):
     """One session as numbers, see SessionPlan. after, continues: -1: none. requests: keep, new, generate, wait_ns.
 
     before: every session that must have completed, ``after`` first. blocks: names of the blocks it begins with.
-    aborts: by place of the request, (abort_ns, abort_tokens) of those that the client may leave.
+    aborts: (abort_ns, abort_tokens) of the requests that the client may leave, by place.
     """
 
     start_ns: int
@@ -80,7 +80,7 @@ class SessionRow(NamedTuple):
 
 
 def plan_arrays(plans: Sequence[Plan]) -> layout.PlanArrays:
-    """Plans end to end, as the compiled simulator reads them."""
+    """Plans end to end in the tables of the compiled simulator."""
     return pack(
         [[_session_row(session) for session in plan.sessions] for plan in plans],
         [plan.shared_prefix_tokens for plan in plans],
@@ -164,8 +164,8 @@ def simulate(
 ) -> SimResult:
     """Simulate one plan on one freshly started server.
 
-    cost_model: default, the one the server specification names. max_steps_per_advance: at most so many equal decode
-    steps at once; it changes the speed, never the result.
+    cost_model: default, the cost model that the server specification names. max_steps_per_advance: limit of equal
+    decode steps taken at once; it changes the speed, never the result.
     Raises PlanError when a request does not fit a slot or can never be admitted.
     """
     if isinstance(server, EngineConfig):
@@ -181,7 +181,7 @@ def simulate(
 
 
 def run_totals(arrays: layout.PlanArrays, config: EngineConfig, model: CostModel) -> Records[layout.PlanTotals]:
-    """Sums of many plans, each on a fresh server: shape (plans,); nothing else is kept.
+    """Sums of many plans, each on a fresh server: shape (plans,).
 
     Raises PlanError when a request does not fit a slot or can never be admitted.
     """
@@ -199,7 +199,7 @@ def run_batch(arrays: layout.PlanArrays, config: EngineConfig, model: CostModel)
 def run_with_costs(
     arrays: layout.PlanArrays, config: EngineConfig, cost: layout.CostArrays, *, evicts_by_last_use: bool = False
 ) -> layout.Outcome:
-    """``run_batch`` at costs that may differ from plan to plan."""
+    """As ``run_batch``, at costs that may differ from plan to plan."""
     check_slots(arrays, config)
     most_requests = int(arrays.plans["num_requests"].max())
     outcome = layout.new_outcome(arrays, config)
@@ -221,13 +221,13 @@ def run_with_costs(
 
 
 def one_plan(arrays: layout.PlanArrays, plan: int) -> layout.PlanArrays:
-    """The arrays of one of several plans, alone."""
-    one = record_as_dict(arrays.plans, plan)
-    first, first_request = one["first_session"], one["first_request"]
+    """The arrays of one plan out of several."""
+    record = record_as_dict(arrays.plans, plan)
+    first, first_request = record["first_session"], record["first_request"]
     alone = layout.PlanArrays(
         plans=arrays.plans[plan : plan + 1].copy(),
-        sessions=arrays.sessions[first : first + one["num_sessions"]].copy(),
-        requests=arrays.requests[first_request : first_request + one["num_requests"]].copy(),
+        sessions=arrays.sessions[first : first + record["num_sessions"]].copy(),
+        requests=arrays.requests[first_request : first_request + record["num_requests"]].copy(),
         followers=arrays.followers,
         names=arrays.names,
     )
@@ -241,7 +241,7 @@ def first_sessions(alone: layout.PlanArrays, size: int) -> layout.PlanArrays:
     """A single plan's first ``size`` sessions, as a plan; no session waits for a later one."""
     sessions = alone.sessions[:size].copy()
     requests = alone.requests[: int(sessions["first_request"][-1] + sessions["num_requests"][-1])]
-    # Those of one session after those of another, each in ascending order: the ones that stay come first.
+    # Followers are listed session by session, in ascending order, so the followers that stay come first.
     owner = np.repeat(np.arange(size), sessions["num_followers"])
     first = int(sessions["first_follower"][0])
     is_kept = alone.followers[first : first + len(owner)] < size
@@ -253,7 +253,7 @@ def first_sessions(alone: layout.PlanArrays, size: int) -> layout.PlanArrays:
 
 
 def is_rearrival(arrays: layout.PlanArrays) -> npt.NDArray[np.bool_]:
-    """Which requests go on with the text of an earlier one."""
+    """Which requests continue the text of an earlier request."""
     session = arrays.requests["session"] + np.repeat(arrays.plans["first_session"], arrays.plans["num_requests"])
     is_first = np.arange(len(session)) == arrays.sessions["first_request"][session]
     return ~is_first | (arrays.sessions["continues"][session] >= 0)
@@ -291,7 +291,7 @@ def run_arrays(
     scratch = layout.new_scratch(arrays)
     step_room, eviction_room = 8 * num_requests + 64, 2 * num_requests + 64
     if len(cost.noise) > 1 or cost.other["context_fs"][0]:
-        # Each decode step lasts a time of its own, so that few share a record.
+        # Almost every decode step has its own duration, so few steps share a record.
         step_room = min(int(arrays.requests["generate"].sum()) + step_room, 5 * step_room)
     while True:
         outcome = layout.new_outcome(arrays, config, step_room, eviction_room)

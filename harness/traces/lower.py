@@ -1,7 +1,7 @@
-"""From recordings to the sessions of a plan: what is left out, how lengths shrink, who starts after whom.
+"""From recordings to the sessions of a plan: what is left out, how lengths shrink, and which session waits for which.
 
-What does not fit a context is cut off before anything else is shortened, and counted. A request that waits for several
-others, or that several wait for, begins or ends a session of the plan.
+Requests that do not fit a context are removed first, and counted. A request that waits for several others, or that
+several wait for, begins or ends a session of the plan.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ class Lowering:
     """How recordings become sessions. wait_cap_ns: longest wait; human_wait_cap_ns: of waits for a person.
 
     shrink: every length is divided by it, rounded up. max_context_tokens: prompt and answer after that; 0 for no limit.
-    num_recordings: how many are taken, without replacement, in a drawn order; 0 for all, in the file's order.
-    concurrency: closed population of recordings; None for all at once, or at their recorded starts.
-    is_steady: each recording begins at an instant drawn from its own time; those that take over a place, at its start.
+    num_recordings: how many are drawn, without replacement, in random order; 0: all, in the file's order.
+    concurrency: size of a closed population of recordings; None: all at once, or at their recorded starts.
+    is_steady: the first recordings begin at a random instant of their own time; recordings that follow, at their start.
     """
 
     shrink: int = 1
@@ -64,7 +64,7 @@ def sessions_of(
     """
     left = Left()
     named_tokens = block_tokens // how.shrink if block_tokens % how.shrink == 0 else 0
-    # What does not fit goes first: a sample of all would be smaller than was asked for, and of shorter recordings.
+    # Before sampling: a sample of all recordings would be smaller than requested, and of shorter recordings.
     kept = [cut for recording in recordings if (cut := _that_fits(recording, how, left)).requests]
     left.counts["recordings without a request that fits"] = len(recordings) - len(kept)
     if 0 < how.num_recordings < len(kept):
@@ -125,9 +125,9 @@ def _in_the_middle(recording: Recording, rng: random.Random, left: Left) -> Reco
 def begun_at_a_drawn_instant(recording: Recording, rng: random.Random) -> tuple[Recording, int]:
     """(what is still to come with its warm-up requests, number of warm-up requests).
 
-    A recording holds no service times, so its time is that of its waits: an instant in a long wait is drawn more often.
-    A wait that had begun keeps what was left of it. Requests that nothing to come needs are left out; those that it
-    goes on from are sent first, whole. A recording without waits begins at a request drawn evenly.
+    A recording has no service times, so its time is the sum of its waits, and an instant in a long wait is more likely.
+    A wait that had begun keeps its rest. Earlier requests are left out unless later ones continue their text; those are
+    sent first, whole. A recording without waits begins at a random request.
     """
     starts_ns = _starts_ns(recording)
     last_ns = max(starts_ns)
@@ -151,7 +151,7 @@ def begun_at_a_drawn_instant(recording: Recording, rng: random.Random) -> tuple[
         waited_ns = 0
         if last_ns and not any(is_to_come[before] for before in one.after):
             waited_ns = instant_ns - (starts_ns[place] - one.wait_ns)
-        # What a warm-up waited for is gone: who goes on from it waits for it by name.
+        # A warm-up request waits for nothing, so a request that continues its text must wait for it by name.
         after = {*one.after, one.base} if one.base is not None and is_warm_up[one.base] else one.after
         kept.append(
             one._replace(
@@ -175,7 +175,7 @@ def _shrunk(one: RecordedRequest, shrink: int) -> RecordedRequest:
     if shrink == 1:
         return one
     lengths = {name: -(-getattr(one, name) // shrink) for name in ("prompt_tokens", "keep_tokens", "generate_tokens")}
-    # An answer that shrinks to what the client had of it is one that it leaves before its last token.
+    # A client that leaves must leave before the last token, also after shrinking.
     left = min(-(-one.abort_after_tokens // shrink), lengths["generate_tokens"] - 1)
     if one.abort_after_tokens and not left:
         lengths["generate_tokens"], left = 2, 1

@@ -1,7 +1,7 @@
-"""OpenTelemetry GenAI spans: chats become requests, and what ended before a chat began is what it waited for.
+"""OpenTelemetry GenAI spans: chats become requests, and a chat waits for the chats that ended before it began.
 
-Usage counts where the span has them; else lengths are estimated from the number of characters, and the plan says so. No
-message's text leaves a span.
+Lengths are usage counts where the span has them; else they are estimated from the number of characters, and the plan
+states that. No text of a message leaves a span.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Rounds of an agent (TraceLab's unit): one model call each, with the inputs before it and the tools after it.
 
-TraceLab's own JSON lines are read here. Claude Code and Codex logs become rounds first, so that all three take one way
-to a recording.
+Reads TraceLab's JSON lines. Claude Code and Codex logs become rounds first, so that all three become recordings the
+same way.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Round:
 
     submitted_ns: the latest user message or tool result before it; end_ns: the last text, reasoning or tool call.
     prefix_tokens: what the provider's cache held of the input. visible_tokens: output that the next prompt can hold.
-    children: sessions of the sub-agents that its tools started. parent: the session that started this one, where only
-    that is known. is_reset: the stream begins anew.
+    children: sessions of the sub-agents that its tools started. parent: the session that started this session, where
+    only that is known. is_reset: the stream begins anew.
     """
 
     session: str
@@ -79,11 +79,11 @@ class Conversation:
         return one
 
     def call(self, name: str, one: Round, moment_ns: int) -> None:
-        """``one`` called a tool."""
+        """Round ``one`` called a tool."""
         self._calls[name] = (one, moment_ns)
 
     def result(self, name: str, moment_ns: int) -> Round | None:
-        """The round that made a call whose result came at ``moment_ns``; None where it is not known."""
+        """The round of the call whose result came at ``moment_ns``; None when the call is unknown."""
         if name not in self._calls:
             return None
         one, started_ns = self._calls[name]
@@ -109,7 +109,7 @@ def recordings_of(rounds: Iterable[Round], notes: ReadNotes) -> Iterator[Recordi
 
 
 def _adopt(by_session: dict[str, list[Round]]) -> None:
-    """A session that only names its parent was started by the last round which had ended before its first one."""
+    """Link each session that names only its parent to the parent's last round that had ended before it began."""
     for name, group in by_session.items():
         above = by_session.get(group[0].parent, [])
         before = [one for one in above if one.end_ns <= group[0].submitted_ns]
@@ -118,7 +118,7 @@ def _adopt(by_session: dict[str, list[Round]]) -> None:
 
 
 class _Tree:
-    """A root session and its sub-agents, put into one list in which all that a request waits for comes before it."""
+    """A root session and its sub-agents as one list, in which a request comes after all that it waits for."""
 
     def __init__(self, by_session: dict[str, list[Round]], notes: ReadNotes) -> None:
         self._by_session, self._notes = by_session, notes
@@ -138,7 +138,7 @@ class _Tree:
             keep = 0 if one.is_reset else min(one.prefix_tokens, stream_tokens, one.input_tokens)
             wait_ns = 0 if place == 0 and not started_by else one.submitted_ns - ended_ns
             if wait_ns < 0:
-                # It did not wait for what ended later: its wait counts from the round before it alone.
+                # It did not wait for a round that ended later, so it starts at once.
                 self._notes.labels.add("overlapping rounds start at once")
                 wait_ns = 0
             if place:
@@ -163,7 +163,7 @@ class _Tree:
                     continue
                 last, child_end_ns = self._add(child, (own,), one.end_ns, above | {child})
                 if any(end >= child_end_ns for _, end in one.tool_spans):
-                    # The parent waited for it: what is left after the last child is the residual.
+                    # The parent waited for this child: its wait counts from the end of the last child.
                     after, ended_ns = (*after, last), max(ended_ns, child_end_ns)
         return after[0], ended_ns
 

@@ -1,7 +1,7 @@
 """Weka (cc-traces): one agent session a line, with chained block hashes, think times and nested sub-agents.
 
-Built to the format's description; no public sample was at hand. Times inside a sub-agent may be relative to it or to
-its session: what lies before the sub-agent's own start is taken as relative.
+Built to the format's description, without a public sample. Times inside a sub-agent may be relative to it or to its
+session: times before the sub-agent's start are taken as relative to it.
 """
 
 from __future__ import annotations
