@@ -1,10 +1,11 @@
 """``harness compare``: conditions of any experiments, folders and dates against their baselines.
 
-Reads sealed runs only.
+Reads sealed runs, and result files of other benchmarks as one side.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -28,7 +29,8 @@ def compare(
     places: Annotated[
         list[str],
         typer.Argument(
-            help="FOLDER, FOLDER/EXPERIMENT or FOLDER/EXPERIMENT/CONDITION; a name below --runs; an experiment's file."
+            help="FOLDER, FOLDER/EXPERIMENT or FOLDER/EXPERIMENT/CONDITION; a name below --runs; an experiment's file; "
+            "or result files of vLLM bench, AIPerf or GuideLLM."
         ),
     ],
     baseline: Annotated[
@@ -44,21 +46,45 @@ def compare(
     are paired; where the inputs differ, "paired" says no. p-values are adjusted over the comparisons of one measure
     (Holm). Invalid runs are left out.
 
+    One side may be result files of another benchmark with per-request records, or a folder of them: its figures only,
+    never paired (docs/export.md).
+
     Example: `harness compare runs/tuesday/demo --baseline runs/monday/demo --format csv`
     """
     from rich.text import Text
 
-    from harness.analysis.method.across import compare_all, pairs_of
     from harness.cli.words import terminal
 
-    sides = [side for place in dict.fromkeys(places) for side in sides_at(place, runs)]
-    table = compare_all(pairs_of(sides, [] if baseline is None else sides_at(baseline, runs)))
+    table = _compared(list(dict.fromkeys(places)), baseline, runs)
     if form is TableForm.text:
         out = terminal()
         out.print(Text(written(_by_pair(_rounded(table)), form, out.width)), soft_wrap=True)
         out.print(Text(table.explanation))
     else:
         print(written([table if form in (TableForm.csv, TableForm.json) else _rounded(table)], form), end="")
+
+
+def _compared(places: Sequence[str], baseline: str | None, runs: Path) -> Table:
+    """The places against their baselines; SpecError where both sides are of other benchmarks."""
+    from harness.analysis.method.across import compare_all, compare_with_peer, pairs_of
+    from harness.export import peer_side
+
+    peer = peer_side([Path(place) for place in places])
+    base = None if baseline is None else peer_side([Path(baseline)])
+    if peer is None and base is None:
+        sides = [side for place in places for side in sides_at(place, runs)]
+        return compare_all(pairs_of(sides, [] if baseline is None else sides_at(baseline, runs)))
+    if peer is not None and (baseline is None or base is not None):
+        raise SpecError(
+            "only other benchmarks' results to compare",
+            where="harness compare",
+            hint="Name sealed runs as the other side: --baseline FOLDER/EXPERIMENT/CONDITION",
+        )
+    ours = [baseline] if peer is not None and baseline is not None else places
+    sides = [side for place in ours for side in sides_at(place, runs)]
+    theirs = peer or base
+    assert theirs is not None
+    return compare_with_peer(sides, theirs, is_baseline=peer is None)
 
 
 def _rounded(table: Table) -> Table:

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harness.cli.addresses import complete_sealed
-from harness.cli.run import RunsOption
+from harness.cli.addresses import RunsOption, complete_sealed
 from harness.errors import SpecError
 from harness.records.addresses import sealed_runs
 

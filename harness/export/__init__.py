@@ -6,6 +6,7 @@ Figures come from ``harness.analysis``; a format only arranges them. Nothing is 
 from harness.export.formats import FORMATS, Format, named_format
 from harness.export.measured import MeasuredRequest, MeasuredRun, measured
 from harness.export.otel import batches, spans_of
+from harness.export.peers import peer_side
 from harness.export.post import post_spans
 from harness.export.write import write_runs
 
@@ -17,6 +18,7 @@ __all__ = [
     "batches",
     "measured",
     "named_format",
+    "peer_side",
     "post_spans",
     "spans_of",
     "write_runs",

@@ -39,6 +39,7 @@ def record(run: MeasuredRun, request: MeasuredRequest) -> dict[str, Any]:
             "benchmark_phase": "profiling",
             "was_cancelled": not request.is_answered,
             "cancellation_time_ns": None if request.is_answered else request.done_ns,
+            "harness_origin": run.metadata["origin"],
         },
         "metrics": _metrics(request),
         "error": None if request.is_answered else _left(),

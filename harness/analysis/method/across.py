@@ -137,10 +137,7 @@ def compare_all(pairs: Sequence[tuple[Side, Side]]) -> Table:
         for measure, of in _measures(side, base).items()
         if (row := _row(side, base, measure, of)) is not None
     ]
-    for measure in dict.fromkeys(row["measure"] for row in rows):
-        tested = [row for row in rows if row["measure"] == measure and row["p"] is not None]
-        for row, p in zip(tested, holm([float(str(row["p"])) for row in tested]), strict=True):
-            row |= {"p_holm": p, "family": len(tested), "verdict": _verdict(str(measure), float(str(row["ratio"])), p)}
+    _judge(rows)
     missing = [side.name for pair in pairs for side in pair if all(run_figures(run).a is None for run in side.runs)]
     caption = (
         "ratio: condition over baseline, below 1 is less; of sums for costs, of means over runs else; interval: 95 %, "
@@ -155,6 +152,81 @@ def compare_all(pairs: Sequence[tuple[Side, Side]]) -> Table:
 
 def _origin(pairs: Sequence[tuple[Side, Side]]) -> str:
     return origin_of(run for pair in pairs for side in pair for run in side.runs)
+
+
+def _judge(rows: Sequence[dict[str, Cell]]) -> None:
+    """Fill in the adjusted p-values, measure by measure, and the verdicts by them."""
+    for measure in dict.fromkeys(row["measure"] for row in rows):
+        tested = [row for row in rows if row["measure"] == measure and row["p"] is not None]
+        for row, p in zip(tested, holm([float(str(row["p"])) for row in tested]), strict=True):
+            row |= {"p_holm": p, "family": len(tested), "verdict": _verdict(str(measure), float(str(row["ratio"])), p)}
+
+
+@dataclass(frozen=True, slots=True)
+class PeerSide:
+    """Results of another benchmark that are compared together: its figures only, no run of ours.
+
+    tool: what made them. runs: of each result file, the measures that its records hold. origin: what was simulated or
+    emulated, where the files say so.
+    """
+
+    name: str
+    tool: str
+    runs: tuple[Mapping[str, Value], ...]
+    origin: str = ""
+
+
+def compare_with_peer(sides: Sequence[Side], peer: PeerSide, *, is_baseline: bool) -> Table:
+    """Each side and results of another benchmark, in what users felt; never paired, since no plan is known.
+
+    is_baseline: whether the other benchmark's results are the baseline. Raises SpecError where no measure is shared.
+    """
+    rows = [
+        row
+        for side in sides
+        for measure in FELT
+        if (row := _peer_row(side, peer, measure, is_baseline=is_baseline)) is not None
+    ]
+    if not rows:
+        raise SpecError(
+            "its records share no figure with the runs", where=peer.name, hint="Compare runs that stream their answers"
+        )
+    _judge(rows)
+    caption = (
+        "ratio: condition over baseline, below 1 is less; of means over runs (a result file is one run). Not paired: "
+        f"{peer.name} has figures of {peer.tool} and no plan, so the sides replayed different inputs. interval: 95 %, "
+        "of this row alone; p_holm: adjusted over the comparisons of the same measure (Holm; family: how many); "
+        "a dash: fewer than three runs a side."
+    )
+    origins = dict.fromkeys((origin_of(run for side in sides for run in side.runs), peer.origin))
+    return table_of("Conditions against another benchmark", caption, rows, " ".join(filter(None, origins)))
+
+
+def _peer_row(side: Side, peer: PeerSide, measure: str, *, is_baseline: bool) -> dict[str, Cell] | None:
+    ours = [value for run in side.runs if (value := FELT[measure](run)) is not None and value.amount > 0]
+    theirs = [run[measure] for run in peer.runs if measure in run and run[measure].amount > 0]
+    if not ours or not theirs:
+        return None
+    places = [
+        (side.name, ours, "+".join(side.backends), "+".join(dict.fromkeys(source_of(n).value for n in side.backends))),
+        (peer.name, theirs, peer.tool, peer.tool),
+    ]
+    (name, values, backends, source), (base, base_values, base_backends, base_source) = (
+        places if is_baseline else places[::-1]
+    )
+    logs = [
+        log_mean_values([one.amount for one in group], [one.units for one in group]) for group in (values, base_values)
+    ]
+    return {
+        "condition": name,
+        "baseline": base,
+        "measure": measure,
+        "paired": False,
+        "runs": f"{len(values)}:{len(base_values)}",
+        "backends": f"{backends}:{base_backends}",
+        "source": f"{source} : {base_source}",
+        **_ratio_cells(logs, _welch(*logs)),
+    }
 
 
 def _measures(side: Side, base: Side) -> Mapping[str, Callable[[SealedRun], Value | None]]:
@@ -181,8 +253,6 @@ def _row(side: Side, base: Side, measure: str, of: Callable[[SealedRun], Value |
     logs = [log_mean_values([one.amount for one in group], [one.units for one in group]) for group in known]
     figures = [[run_figures(run) for run in group] for group in runs]
     estimate = estimate_of((logs[0] - logs[1]).tolist(), figures[0]) if is_paired else _welch(*logs)
-    interval = None if estimate is None else estimate.interval()
-    means = [float(np.exp(group.mean())) for group in logs]
     return {
         "condition": side.name,
         "baseline": base.name,
@@ -192,6 +262,15 @@ def _row(side: Side, base: Side, measure: str, of: Callable[[SealedRun], Value |
         "runs": f"{len(known[0])}:{len(known[1])}",
         "backends": f"{'+'.join(side.backends)}:{'+'.join(base.backends)}",
         "source": " : ".join(dict.fromkeys(source_of(name).value for one in (side, base) for name in one.backends)),
+        **_ratio_cells(logs, estimate),
+    }
+
+
+def _ratio_cells(logs: Sequence[FloatArray], estimate: Estimate | None) -> dict[str, Cell]:
+    """Means and their ratio; p-values are adjusted and the verdict given when all rows are there."""
+    interval = None if estimate is None else estimate.interval()
+    means = [float(np.exp(group.mean())) for group in logs]
+    return {
         "mean": means[0],
         "baseline_mean": means[1],
         "ratio": means[0] / means[1] if interval is None else interval.estimate,
