@@ -20,7 +20,7 @@ def test_a_fleet_has_a_page_on_its_devices_and_one_device_has_none(tmp_path: Pat
     section = page[page.index('id="devices"') : page.index('id="results"')]
     assert "<b>simulated</b> devices" in section
     assert 'aria-label="How fast each device is' in section
-    for table in ("devices", "effect by device", "what the devices told"):
+    for table in ("devices", "effect by device", "what the devices record"):
         assert page.count(f"<h3>{table}</h3>") == 1
     assert section.index("dev0") < section.index("dev4")
     assert 'id="devices"' not in page_of(tmp_path / "one", fleet={"devices": [0]})

@@ -108,6 +108,12 @@ class Comparison:
         return tuple(zip(self.replicates, a, self.b.by_block, strict=True))
 
     @property
+    def device_effects(self) -> dict[str, DeviceEffect]:
+        """The comparison device by device, by channel; empty with one device."""
+        effects = {"A": None if self.a is None else self.a.devices, "B": self.b.devices}
+        return {channel: effect for channel, effect in effects.items() if effect is not None}
+
+    @property
     def tau(self) -> float | None:
         """The paper's tolerance max(0.02, r_BASE / B_BASE), never above MAX_TAU; None without channel A."""
         return None if self.published_tau is None else min(self.published_tau, MAX_TAU)

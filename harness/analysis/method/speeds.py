@@ -132,8 +132,8 @@ def percent(log_ratio: float) -> str:
 
 def slower_text(speed: Speed) -> str:
     """How one device differs: "dev2 is 3.0 % slower than the median of the others [2.8 %, 3.2 %]"."""
-    assert speed.slower is not None, "only what was told apart is said"
-    value, low, high = (100 * math.expm1(one) for one in speed.slower)
+    assert speed.slower is not None, "only devices with an interval have a text"
+    value, low, high = (100 * math.expm1(value) for value in speed.slower)
     word = "slower" if value >= 0 else "faster"
     ends = (low, high) if value >= 0 else (-high, -low)
     name = f"emulated {speed.device}" if speed.is_emulated else speed.device
@@ -143,34 +143,34 @@ def slower_text(speed: Speed) -> str:
 def device_findings(
     runs: Sequence[SealedRun],
     figures: Sequence[RunFigures],
-    found: Speeds | None,
+    measured: Speeds | None,
     compared: Mapping[str, Comparison | None],
 ) -> list[Finding]:
     """All that a reader must know of the devices of an experiment; compared: its comparisons by condition."""
-    findings = [*split_blocks(figures), *([] if found is None else speed_findings(found)), *missing_neighbours(runs)]
-    for condition, one in compared.items():
-        effects = {} if one is None else {"A": None if one.a is None else one.a.devices, "B": one.b.devices}
-        for channel, effect in effects.items():
-            findings += [] if effect is None else effect_findings(condition, effect, channel)
+    findings = [*split_blocks(figures), *missing_neighbours(runs)]
+    findings += [] if measured is None else speed_findings(measured)
+    for condition, comparison in compared.items():
+        for channel, effect in ({} if comparison is None else comparison.device_effects).items():
+            findings += effect_findings(condition, effect, channel)
     return findings
 
 
 def speed_findings(found: Speeds) -> Iterator[Finding]:
     """What a reader must know of the devices: who is apart, who drifts, what neighbours cost."""
-    for one in found.devices:
-        if one.is_apart:
+    for speed in found.devices:
+        if speed.is_apart:
             yield Finding(
                 code="device-apart",
                 severity="info",
-                evidence=f"{slower_text(one)}, p = {one.p:.2g} (B over A, {len(one.values)} blocks)",
+                evidence=f"{slower_text(speed)}, p = {speed.p:.2g} (B over A, {len(speed.values)} blocks)",
                 hint="Pairs on one device hold none of this; runs of different devices must not be compared",
             )
-        if one.drift is not None and one.drift.p < (1 - DEFAULT_LEVEL) / len(found.devices):
-            ends = f"[{percent(one.drift.low)}, {percent(one.drift.high)}]"
+        if speed.drift is not None and speed.drift.p < (1 - DEFAULT_LEVEL) / len(found.devices):
+            ends = f"[{percent(speed.drift.low)}, {percent(speed.drift.high)}]"
             yield Finding(
                 code="device-drifts",
                 severity="info",
-                evidence=f"{one.device} changes by {percent(one.drift.value)} {ends} per replicate, B over A",
+                evidence=f"{speed.device} changes by {percent(speed.drift.value)} {ends} per replicate, B over A",
                 hint="Orders balanced within the device take it out of the comparison: an even number of its blocks",
             )
     if found.neighbour is not None and found.neighbour.p < 1 - DEFAULT_LEVEL:
@@ -200,24 +200,24 @@ def split_blocks(figures: Sequence[RunFigures]) -> Iterator[Finding]:
 
 def missing_neighbours(runs: Sequence[SealedRun]) -> Iterator[Finding]:
     """Runs of a fleet that keeps step beside which fewer devices, or more, were busy than planned."""
-    told: list[str] = []
+    others: list[str] = []
     for run in runs:
         if run.manifest.fleet is not None and run.spec.keeps_step:
-            planned, found = run.spec.num_at_once(run.condition_spec) - 1, len(run.manifest.fleet.neighbours)
-            told += [f"{run.label} ({found} of {planned})"] if found != planned else []
-    if told:
+            planned, busy = run.spec.num_at_once(run.condition_spec) - 1, len(run.manifest.fleet.neighbours)
+            others += [f"{run.label} ({busy} of {planned})"] if busy != planned else []
+    if others:
         yield Finding(
             code="neighbours-other",
             severity="warning",
-            evidence=f"other neighbours were busy than planned: {', '.join(told)}",
+            evidence=f"other neighbours were busy than planned: {', '.join(others)}",
             hint="A resumed period is made without those of its runs that were sealed before; make the block anew",
         )
 
 
 def effect_findings(condition: str, effect: DeviceEffect, channel: str) -> Iterator[Finding]:
-    """A comparison whose effect is another one on another device."""
+    """A comparison whose effect differs between devices."""
     if effect.interaction is not None and effect.interaction.is_found:
-        means = ", ".join(f"{one.device} {percent(one.mean)}" for one in effect.devices)
+        means = ", ".join(f"{mean.device} {percent(mean.mean)}" for mean in effect.devices)
         yield Finding(
             code="device-interaction",
             severity="warning",
@@ -231,19 +231,17 @@ SPEEDS_CAPTION = (
     "95 % interval and Holm's p; what each of its replicates adds; devices that were busy beside it, on the mean"
 )
 EFFECTS_CAPTION = (
-    "Cost ratio to the baseline on each device (geometric mean of its blocks), then over all of them with its 95 % "
+    "Cost ratio to the baseline on each device (ratio of sums over its blocks), then over all of them with its 95 % "
     "interval; p: that the effect is the same on every device"
 )
 
 
-def device_tables(found: Speeds | None, compared: Mapping[str, Comparison | None]) -> list[Table]:
+def device_tables(measured: Speeds | None, compared: Mapping[str, Comparison | None]) -> list[Table]:
     """Both tables of an experiment; compared: by condition. Empty where fewer than two devices made it."""
-    effects = table_of(
-        "effect by device",
-        EFFECTS_CAPTION,
-        [row for name, one in compared.items() if one is not None for row in _effect_rows(name, one)],
-    )
-    tables = [*([] if found is None else [table_of("devices", SPEEDS_CAPTION, _speed_rows(found))]), effects]
+    known = {name: comparison for name, comparison in compared.items() if comparison is not None}
+    rows = [row for name, comparison in known.items() for row in _effect_rows(name, comparison)]
+    effects = table_of("effect by device", EFFECTS_CAPTION, rows)
+    tables = [*([] if measured is None else [table_of("devices", SPEEDS_CAPTION, _speed_rows(measured))]), effects]
     return [table for table in tables if table.rows]
 
 
@@ -253,56 +251,54 @@ def places_table(runs: Iterable[SealedRun]) -> Table:
     for run in runs:
         if (fleet := run.manifest.fleet) is not None:
             by_place.setdefault((fleet.host, fleet.device), []).append(fleet)
-    rows = [_place_row(host, device, found) for (host, device), found in sorted(by_place.items())]
-    caption = (
-        "What its runs say of each device; neighbours: least and most that were busy beside a run; a dash: not told"
-    )
-    return table_of("what the devices told", caption, rows)
+    rows = [_place_row(host, device, records) for (host, device), records in sorted(by_place.items())]
+    caption = "What the runs of each device record; neighbours: least and most busy beside a run; a dash: not recorded"
+    return table_of("what the devices record", caption, rows)
 
 
-def _place_row(host: str, device: int, found: Sequence[FleetRecord]) -> dict[str, Cell]:
-    heat = [degrees for one in found if one.temperature_c is not None for degrees in one.temperature_c]
-    busy = [len(one.neighbours) for one in found]
-    factors = [one.emulated_factor for one in found if one.emulated_factor is not None]
+def _place_row(host: str, device: int, records: Sequence[FleetRecord]) -> dict[str, Cell]:
+    heat = [degrees for fleet in records if fleet.temperature_c is not None for degrees in fleet.temperature_c]
+    busy = [len(fleet.neighbours) for fleet in records]
+    factors = [fleet.emulated_factor for fleet in records if fleet.emulated_factor is not None]
     return {
         "device": f"dev{device}",
         "host": host,
-        "runs": len(found),
+        "runs": len(records),
         "neighbours": f"{min(busy)} to {max(busy)}",
-        "uuid": ", ".join(sorted({one.uuid for one in found} - {""})) or None,
-        "card": ", ".join(sorted({one.card for one in found} - {""})) or None,
+        "uuid": ", ".join(sorted({fleet.uuid for fleet in records} - {""})) or None,
+        "card": ", ".join(sorted({fleet.card for fleet in records} - {""})) or None,
         "temperature_C": f"{min(heat):g} to {max(heat):g}" if heat else None,
-        "client_cores": ",".join(str(core) for core in found[0].client_cores) or None,
+        "client_cores": ",".join(str(core) for core in records[0].client_cores) or None,
         "emulated_factor": f"{min(factors):.4f} to {max(factors):.4f}" if factors else None,
     }
 
 
 def _speed_rows(found: Speeds) -> Iterator[Mapping[str, Cell]]:
-    for one in found.devices:
-        slower = [None, None, None] if one.slower is None else [100 * math.expm1(value) for value in one.slower]
+    for speed in found.devices:
+        slower = [None, None, None] if speed.slower is None else [100 * math.expm1(value) for value in speed.slower]
         yield {
-            "device": one.device,
-            "blocks": len(one.values),
+            "device": speed.device,
+            "blocks": len(speed.values),
             "slower_%": slower[0],
             "low_%": slower[1],
             "high_%": slower[2],
-            "p_holm": one.p,
-            "drift_%_per_replicate": None if one.drift is None else 100 * math.expm1(one.drift.value),
-            "neighbours": one.neighbours,
-            "emulated": "yes" if one.is_emulated else "no",
+            "p_holm": speed.p,
+            "drift_%_per_replicate": None if speed.drift is None else 100 * math.expm1(speed.drift.value),
+            "neighbours": speed.neighbours,
+            "emulated": "yes" if speed.is_emulated else "no",
         }
 
 
 def _effect_rows(condition: str, compared: Comparison) -> Iterator[Mapping[str, Cell]]:
-    for channel, effect in (("A", None if compared.a is None else compared.a.devices), ("B", compared.b.devices)):
-        if effect is not None:
-            yield from _rows_of(f"{condition} / {compared.baseline}", channel, effect)
+    for channel, effect in compared.device_effects.items():
+        yield from _rows_of(f"{condition} / {compared.baseline}", channel, effect)
 
 
 def _rows_of(comparison: str, channel: str, effect: DeviceEffect) -> Sequence[Mapping[str, Cell]]:
     named: dict[str, Cell] = {"comparison": comparison, "channel": channel}
     rows: list[dict[str, Cell]] = [
-        {**named, "device": one.device, "blocks": one.num_blocks, "ratio": math.exp(one.mean)} for one in effect.devices
+        {**named, "device": mean.device, "blocks": mean.num_blocks, "ratio": math.exp(mean.mean)}
+        for mean in effect.devices
     ]
     p = None if effect.interaction is None else effect.interaction.p
     for device, estimate in (("all", effect.estimate), ("these alone", effect.these)):
@@ -312,7 +308,7 @@ def _rows_of(comparison: str, channel: str, effect: DeviceEffect) -> Sequence[Ma
                 {
                     **named,
                     "device": device,
-                    "blocks": sum(one.num_blocks for one in effect.devices),
+                    "blocks": sum(mean.num_blocks for mean in effect.devices),
                     "ratio": interval.estimate,
                     "low": interval.low,
                     "high": interval.high,

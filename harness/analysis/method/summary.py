@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from harness.analysis.method.answer import Answer, answers
+from harness.analysis.method.answer import Answer, answers, main_answers
 from harness.analysis.method.compare import Comparison, check_channels, compare
 from harness.analysis.method.figures import ReuseFigures, RunFigures, figures_at, run_figures
 from harness.analysis.method.invariants import check_experiment
@@ -35,7 +35,7 @@ from harness.table import Cell, Table, table_of, to_html
 # Columns of ``to_arrow`` that a notebook shows.
 SHOWN = (
     *("condition", "baseline", "num_valid_runs", "a_ns", "b_ns", "ratio_a", "ratio_a_low", "ratio_a_high", "ratio_b"),
-    *("channels", "padding_ratio", "num_reused", "num_rearrivals"),
+    *("channels", "verdict", "padding_ratio", "num_reused", "num_rearrivals"),
 )
 
 
@@ -229,7 +229,9 @@ class ExperimentSummary:
 
     def to_arrow(self) -> pa.Table:
         """One row per condition."""
-        return self._told_from([_condition_row(condition) for condition in self.conditions])
+        main = main_answers(self.answers)
+        rows = ({**_condition_row(one), **_answer_cells(main.get(one.name))} for one in self.conditions)
+        return self._with_origin(list(rows))
 
     def to_pandas(self) -> object:
         """One row per condition as a pandas DataFrame; SpecError where pandas is not installed."""
@@ -263,10 +265,10 @@ class ExperimentSummary:
 
     def serving_to_arrow(self) -> pa.Table:
         """One row per condition, group of requests and metric, in ms, and one per rate."""
-        return self._told_from(serving_rows(self.serving))
+        return self._with_origin(serving_rows(self.serving))
 
-    def _told_from(self, rows: Sequence[dict[str, Any]]) -> pa.Table:
-        """Rows that leave this program, each with the kind of server that it is from."""
+    def _with_origin(self, rows: Sequence[dict[str, Any]]) -> pa.Table:
+        """Rows for other programs, each with the kind of server that it is from."""
         declared = {"declared": self.declared} if self.declared else {}
         return pa.Table.from_pylist([{**row, "backend": self.backend, **declared} for row in rows])
 
@@ -398,6 +400,16 @@ def _condition_row(condition: ConditionFigures) -> dict[str, Any]:
         "rearrival_p50_ms": condition.rearrival_p50_ms,
         "rearrival_p99_ms": condition.rearrival_p99_ms,
         "start_spread_ms": condition.start_spread_ms,
+    }
+
+
+def _answer_cells(answer: Answer | None) -> dict[str, Cell]:
+    """The answer's source, adjusted p and verdict; None for a baseline."""
+    return {
+        "source": None if answer is None else answer.source.value,
+        "p_holm": None if answer is None else answer.p_adjusted,
+        "family": None if answer is None else answer.family_size,
+        "verdict": None if answer is None else answer.verdict.value,
     }
 
 
