@@ -87,9 +87,7 @@ def calibrate(
     spec = _spec(f"calibrate-{name}", backend, experiment, changes or [], time_scale, seed, replicates)
     spec = replace(spec, **(QUICK if quick else {"layout": "joined"} if joined else {}))
     sealed = sealed_runs(runs, fit_only) if fit_only else _measure(console, spec, runs, resume=resume)
-    calibration = fit_runs(
-        sealed, seed=seed, with_context=context, step_source=stamps.value, prefill_source=stamps.value
-    )
+    calibration = fit_runs(sealed, seed=seed, with_context=context, source=stamps.value)
     path = write_cost_file(calibration, output, name)
     _show(console, calibration, path, runs)
     if not fit_only and not kind_named(backend).has_device:

@@ -409,7 +409,7 @@ def _exit_code(console: Console, outcome: ExperimentOutcome, experiment: str, ru
         )
     if not outcome.is_complete:
         console.print(
-            f"{len(outcome.runs)} of {outcome.num_planned} runs are sealed; continue with: "
+            f"{len(outcome.runs)} of {outcome.num_planned} runs are sealed ({outcome.missing_words}); continue with: "
             f"{experiment} --runs {runs} --resume",
             highlight=False,
             soft_wrap=True,

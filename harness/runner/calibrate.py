@@ -1,7 +1,7 @@
-"""Calibration: plan the sweeps, run them like any experiment, fit what their sealed runs show.
+"""Calibration: sweeps as an experiment, fits of its sealed runs, and the cost-model file.
 
-Every number of a cost model comes from sealed runs that it names by hash; a calibration that is cut short continues.
-Nothing is measured that the runner does not record anyway.
+Every coefficient comes from sealed runs that the file names by hash. An interrupted calibration continues. A file is
+never overwritten.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from harness.spec import ExperimentSpec, ServerSpec, parse_experiment
 Layout = Literal["separate", "joined"]
 CONTEXT_TOKENS = (512, 1500, 3000)
 PREFILL_TOKENS = (128, 256, 384, 500, 512, 1000, 2000, 3000, 4000, 6000)
-# One group must be over before the next begins: this many times its predicted length, and a pause.
+# A group must end before the next begins: predicted duration times this, and a pause.
 MARGIN, PAUSE_S = 1.6, 0.3
 # Up to this limit every n is measured; above it each bucket, the n that first needs it, and one between.
 EVERY_N_UP_TO = 8
-# Nobody re-arrives, and steps are timed by stamps that a late send does not move.
+# There are no re-arrivals, and late sends do not change the stamps of steps.
 LOOSE_LIMITS = {"rearrival_lag_p99_ms": 2000.0, "start_spread_ms": 2000.0}
 
 
 @dataclass(frozen=True, slots=True)
 class CalibrationSpec:
-    """What is swept. num_seqs: constant numbers of decoding requests; default: every bucket and in between.
+    """The sweeps. num_seqs: constant numbers of decoding requests; default: every bucket and values between.
 
     context_tokens: prompt lengths of the constant-n runs; prefill_tokens: of the sweep. layout "separate": a server
     start for each n and context, which the server's own report needs; "joined": all in one run, one after another.
@@ -71,9 +71,9 @@ class CalibrationSpec:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """Fits, and where they come from. run_hashes: run -> SHA-256 of its manifest. buckets: those that are compiled.
+    """Fits and their origin. run_hashes: run -> SHA-256 of its manifest. buckets: the compiled decode buckets.
 
-    step_points, prefill_points: what was fitted.
+    step_points, prefill_points: the data of the fits.
     """
 
     decode: DecodeFit
@@ -99,7 +99,7 @@ def default_num_seqs(buckets: Sequence[int]) -> tuple[int, ...]:
 
 
 def calibration_experiment(spec: CalibrationSpec) -> ExperimentSpec:
-    """The sweeps as an experiment, so that they are planned, run, resumed and sealed like any other.
+    """The sweeps as an experiment, which is planned, run, resumed and sealed like any other.
 
     Raises SpecError when a length does not fit a slot or an n lies above the limit.
     """
@@ -147,7 +147,7 @@ class _Groups:
 
 
 def _decode_groups(spec: CalibrationSpec, named: Mapping[str, tuple[int, int]]) -> _Groups:
-    """Groups that start one after another, each when the one before is over by the configured cost model and more."""
+    """Groups one after another, each after the predicted end of the one before and a margin."""
     model, config = load_cost_model(spec.server.cost_model), EngineConfig.from_server(spec.server)
     groups: list[dict[str, Any]] = []
     start_s = 0.0
@@ -160,7 +160,7 @@ def _decode_groups(spec: CalibrationSpec, named: Mapping[str, tuple[int, int]]) 
 
 
 def _prefill_groups(spec: CalibrationSpec, start_s: float) -> list[dict[str, Any]]:
-    """One group a length, its prompts one at a time; two tokens each, so that a decode step marks the prefill's end."""
+    """A group for each length, one prompt at a time; of two tokens, so that a decode step marks the prefill end."""
     model = load_cost_model(spec.server.cost_model)
     groups: list[dict[str, Any]] = []
     for length in spec.prefill_tokens:
@@ -192,27 +192,26 @@ def fit_runs(
     *,
     seed: int,
     with_context: bool | None = None,
-    step_source: PointSource = "log",
-    prefill_source: PointSource = "log",
-    block_steps: int = BLOCK_STEPS,
+    source: PointSource = "log",
 ) -> Calibration:
     """A cost model from sealed runs, of ``harness calibrate`` or of any experiment with constant n and single prefills.
 
-    with_context: None keeps the context term only where its interval excludes 0. Where the server reported its own
-    times (VLLM_RBLN_METRICS) and no context term is wanted, f(b) comes from the report. Invalid runs are left out.
-    Raises SpecError when the runs are of several configurations or cannot tell a coefficient.
+    with_context: None keeps the context term only where its interval excludes 0. source: of the times of steps and
+    prefills. Where the server reported its times (VLLM_RBLN_METRICS) and no context term is wanted, f(b) comes from the
+    report. INVALID runs are left out. Raises SpecError when the runs are of several configurations or do not determine
+    a coefficient.
     """
     valid = [run for run in runs if run.is_valid]
     if not valid:
         raise SpecError("no valid sealed run to fit", where="calibration", hint="`harness runs` says why")
     artifact = _one_artifact(valid)
-    points = step_points(valid, step_source, block_steps)
+    points = step_points(valid, source, BLOCK_STEPS)
     reported = reported_f_ms(valid)
     if reported and with_context is not True:
-        decode = fit_decode_with_report(points, reported, seed=seed, block_steps=block_steps)
+        decode = fit_decode_with_report(points, reported, seed=seed, block_steps=BLOCK_STEPS)
     else:
-        decode = fit_decode(points, with_context=with_context, seed=seed, block_steps=block_steps)
-    prefills = tuple(one for one in prefill_points(valid, prefill_source) if not one.cached_tokens)
+        decode = fit_decode(points, with_context=with_context, seed=seed, block_steps=BLOCK_STEPS)
+    prefills = tuple(point for point in prefill_points(valid, source) if not point.cached_tokens)
     prefill = fit_prefill(prefills, seed=seed)
     backend = valid[0].manifest.backend
     is_npu = kind_of_run(backend).has_device
@@ -231,9 +230,9 @@ def fit_runs(
             "date_utc": utc_now().isoformat(timespec="seconds"),
             "backend": backend,
             "is_npu_measured": is_npu,
-            "step_source": step_source,
-            "prefill_source": prefill_source,
-            "block_steps": block_steps,
+            "step_source": source,
+            "prefill_source": source,
+            "block_steps": BLOCK_STEPS,
             "seed": seed,
         },
         packages=valid[0].manifest.packages,
@@ -260,14 +259,14 @@ def _compiled(run: SealedRun) -> tuple[object, ...]:
 
 
 def _one_artifact(runs: Sequence[SealedRun]) -> str:
-    """What the runs' server was compiled to; SpecError when they differ."""
-    found = {_compiled(run): run for run in runs}
-    if len(found) > 1:
-        conditions = ", ".join(sorted(run.condition for run in found.values()))
+    """The compiled configuration of the runs' server; SpecError when they differ."""
+    by_server = {_compiled(run): run for run in runs}
+    if len(by_server) > 1:
+        conditions = ", ".join(sorted(run.condition for run in by_server.values()))
         raise SpecError(
-            f"the runs are of {len(found)} configurations: {conditions}",
+            f"the runs are of {len(by_server)} configurations: {conditions}",
             where="calibration",
-            hint="Fit each compiled artifact by itself",
+            hint="Fit each compiled artifact separately",
         )
     server = runs[0].server
     buckets = ",".join(map(str, server.decode_buckets))
@@ -286,7 +285,7 @@ class Recovery:
 
 
 def compare_models(model: CostModel, known: CostModel, spec: CalibrationSpec) -> Recovery:
-    """How far a model is from a known one, over what was swept: every n, every context, every prefill length."""
+    """Differences of a model from a known one, over every n, context and prefill length of the sweeps."""
     config = EngineConfig.from_server(spec.server)
     steps = [
         tuple(one.decode_step_ns(config.bucket_of(n), n, n * context) for one in (model, known))
@@ -303,12 +302,11 @@ def compare_models(model: CostModel, known: CostModel, spec: CalibrationSpec) ->
 
 
 def check_folder(folder: Path) -> None:
-    """Refuse a place that cannot hold cost files before anything is measured."""
+    """Refuse a path that cannot hold cost files, before anything is measured."""
     if folder.exists() and not folder.is_dir():
         raise SpecError("is not a folder", where=str(folder), hint="Give a folder for cost-model files")
 
 
-# 2: intervals are tables of numbers; in format 1 each was a line of text.
 FILE_FORMAT = 2
 # A nanosecond of a step, and 1e-6 us (with 100,000 tokens of context: 0.1 us).
 DECIMALS = 6
@@ -338,7 +336,7 @@ def write_cost_file(calibration: Calibration, folder: Path, name: str) -> Path:
         raise SpecError(
             f"the fitted coefficients make no cost model: {error.what}",
             where=str(path.with_suffix(".rejected")),
-            hint="Look at its residuals: some prefill or step was not what it was taken for",
+            hint="Look at its residuals: a step or prefill may be attributed wrongly",
         ) from error
     return path
 

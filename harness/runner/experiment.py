@@ -1,7 +1,6 @@
-"""An experiment's runs, in their order, resumed by set difference: planned keys minus sealed keys.
+"""The runs of an experiment in their order; a resumed one makes the planned runs that are not sealed.
 
-The order of conditions is that of ``harness.experiment.orders``, and every condition of a replicate gets the identical
-drawn plan. No progress file exists: what is sealed is done.
+Every condition of a replicate has the same drawn plan. There is no progress file: sealed runs are done.
 """
 
 from __future__ import annotations
@@ -28,16 +27,19 @@ from harness.runner.progress import (
 from harness.runner.run import RunContext
 from harness.spec import ExperimentSpec
 
+# Missing runs that are named; the rest is counted.
+MAX_NAMED = 6
 _LOAD_HINT = "Load it first: run_experiment(load_experiment('demo'), runs_root=...)"
 Driver = Callable[[Sequence[PlannedRun], RunContext, Mapping[RunKey, SealedRun], RunProgress], None]
 
 
 @dataclass(frozen=True, slots=True)
 class ExperimentOutcome:
-    """What a call of ``run_experiment`` did. ``runs``: every sealed run of the experiment, earlier ones included.
+    """The result of ``run_experiment``. runs: every sealed run of the experiment, earlier ones included.
 
-    is_decided: its stopping rule has a verdict on every comparison, so that no further run is wanted.
-    ended_by: how every request of the first run failed, where that ended the experiment.
+    missing: labels of the planned runs that are not sealed. is_decided: the stopping rule has a verdict on every
+    comparison, so that no run is needed any more. ended_by: how every request of the first run failed, where that ended
+    the experiment.
     """
 
     spec: ExperimentSpec
@@ -47,6 +49,14 @@ class ExperimentOutcome:
     was_interrupted: bool
     is_decided: bool = False
     ended_by: str = ""
+    missing: tuple[str, ...] = ()
+
+    @property
+    def missing_words(self) -> str:
+        """ "missing: base/2, more/2 and 4 more": the first of them by name."""
+        rest = len(self.missing) - MAX_NAMED
+        more = f" and {rest} more" if rest > 0 else ""
+        return f"missing: {', '.join(self.missing[:MAX_NAMED])}{more}"
 
     @property
     def invalid_runs(self) -> tuple[SealedRun, ...]:
@@ -57,10 +67,10 @@ class ExperimentOutcome:
         return self.is_decided or len(self.runs) >= self.num_planned
 
     def require_valid(self) -> ExperimentOutcome:
-        """This outcome, unless a run is missing or broke an invariant: then RunInvalidError, which names the first."""
+        """This outcome; RunInvalidError, which names the first, where a run is missing or INVALID."""
         if not self.is_complete:
             raise RunInvalidError(
-                f"{len(self.runs)} of {self.num_planned} runs are sealed",
+                f"{len(self.runs)} of {self.num_planned} runs are sealed; {self.missing_words}",
                 where=self.spec.name,
                 hint="Continue them: run_experiment(..., resume=True)",
             )
@@ -90,14 +100,15 @@ def run_experiment(
 ) -> ExperimentOutcome:
     """Perform every planned run that is not sealed yet, and return all sealed runs of the experiment.
 
-    resume: allow runs sealed earlier; without it they are an error, so that nothing is mixed by accident.
+    resume: allow runs sealed earlier; without it they are an error.
     Raises SpecError before anything starts; ServerError when a server cannot be run; RecordsError when records cannot
-    be written. An invalid run is kept, named invalid, and the experiment goes on; unless it is the first that was
-    performed now and all its requests failed alike, and ``keep_going`` is False.
+    be written. An INVALID run is kept, and the experiment goes on; unless it is the first run of this call, all its
+    requests failed alike, and ``keep_going`` is False.
     retry_invalid: repeat the INVALID ones too; they are kept, and the new runs name them. Under a ticket, at most
     ``limits.retries`` times each.
-    ticket: of a preregistration; makes every run confirmatory. Without one they are exploratory, for ever.
-    until_decided: perform the blocks of the stopping rule's budget, and end when it has decided; SpecError without one.
+    ticket: of a preregistration; makes every run confirmatory. Without a ticket runs stay exploratory.
+    until_decided: perform the blocks of the stopping rule's budget, and end when the rule has decided; SpecError
+    without a rule.
     """
     if not isinstance(spec, ExperimentSpec):  # pyright: ignore[reportUnnecessaryIsInstance]  # notebooks check no types
         raise SpecError(f"takes an experiment, not {spec!r:.80}", where="run_experiment", hint=_LOAD_HINT)
@@ -105,7 +116,7 @@ def run_experiment(
     spec = spec.until_decided(spec_source) if until_decided else spec
     if until_decided and spec.fleet is not None:
         raise SpecError(
-            "blocks of one device are alike, and the stopping rule counts each as a new one",
+            "blocks of one device are correlated, and the stopping rule takes every block as independent",
             where="--until decided",
             hint="Leave it out, or run on one device without [fleet]",
         )
@@ -119,21 +130,31 @@ def run_experiment(
     context = RunContext(store.root, spec_source, ticket, on_progress, stop)
     ended_by = ""
     if spec.fleet is None or kind_named(spec.backend).is_virtual:
-        for said in perform_in_order(todo, context, again):
-            progress.add(said)
-            if isinstance(said, Made) and len(progress.performed) == 1 < len(todo) and not keep_going:
-                ended_by = failed_alike(said.run)
+        for event in perform_in_order(todo, context, again):
+            progress.add(event)
+            if isinstance(event, Made) and len(progress.performed) == 1 < len(todo) and not keep_going:
+                ended_by = failed_alike(event.run)
             if progress.is_decided or ended_by:
                 break
     else:
         perform_fleet = _fleet_driver(spec)
         perform_fleet(todo, context, again, progress)
-    found, is_decided = _all_sealed(store, spec, progress.performed), monitor is not None and monitor.is_decided
-    return ExperimentOutcome(spec, found, len(planned), len(progress.performed), stop.after_run, is_decided, ended_by)
+    sealed = _all_sealed(store, spec, progress.performed)
+    keys = {run.key for run in sealed}
+    return ExperimentOutcome(
+        spec,
+        sealed,
+        len(planned),
+        len(progress.performed),
+        stop.after_run,
+        is_decided=progress.is_decided,
+        ended_by=ended_by,
+        missing=tuple(run.label for run in planned if run.key not in keys),
+    )
 
 
 def _fleet_driver(spec: ExperimentSpec) -> Driver:
-    """Who shares out the blocks: Dask is imported for several hosts alone."""
+    """How a fleet's blocks are distributed. Dask is imported only for several hosts."""
     if spec.fleet is not None and spec.fleet.hosts:
         from harness.runner.fleet.hosts import perform_over_hosts
 
@@ -144,19 +165,19 @@ def _fleet_driver(spec: ExperimentSpec) -> Driver:
 
 
 def _all_sealed(store: RunStore, spec: ExperimentSpec, performed: Iterable[RunKey]) -> tuple[SealedRun, ...]:
-    """Every sealed run of an experiment; RecordsError where one that was just performed is gone."""
-    found = tuple(store.sealed(spec.name))
-    if lost := [key for key in performed if key not in {run.key for run in found}]:
+    """Every sealed run of an experiment; RecordsError where a run of this call is gone."""
+    sealed = tuple(store.sealed(spec.name))
+    if lost := [key for key in performed if key not in {run.key for run in sealed}]:
         raise RecordsError(
             f"{len(lost)} runs were sealed and are gone, first {'/'.join(map(str, lost[0]))}",
             where=str(store.root),
             hint="Something removed or moved the folder while this was running",
         )
-    return found
+    return sealed
 
 
 def _monitor(store: RunStore, planned: PlannedRuns, again: Mapping[RunKey, SealedRun]) -> StoppingMonitor:
-    """The declared rule, applied to what is sealed and stays; SpecError where a run did not declare it."""
+    """The declared rule, applied to the sealed runs that are kept; SpecError where a run did not declare it."""
     keys = {run.key for run in planned}
     sealed = [run for run in store.sealed(planned.spec.name) if run.key in keys]
     rule = declared_rule(planned.spec, sealed)
@@ -171,7 +192,7 @@ def what_to_do(
     Raises SpecError where ``run_experiment`` would, before anything is written.
     """
     store = RunStore(check_runs_folder(runs_root))
-    # A ticket was given for runs that are resolved already.
+    # The runs of a ticket are resolved already.
     planned = checked(ticket.planned if ticket is not None and ticket.planned.spec == spec else resolve(spec))
     again = _to_repeat(store, planned, ticket) if retry_invalid else {}
     return planned, _missing(store, planned, resume=resume, ticket=ticket, again=again), again
@@ -185,9 +206,9 @@ def _to_repeat(store: RunStore, planned: PlannedRuns, ticket: Ticket | None) -> 
     spent = [run for run in invalid.values() if len(run.manifest.earlier_tries) >= allowed]
     if ticket is not None and spent:
         raise SpecError(
-            f"{spent[0].label} is INVALID and may be repeated {allowed} times under this freeze, which is used up",
+            f"{spent[0].label} is INVALID, and the {allowed} repetitions that this freeze allows are used up",
             where="--retry-invalid",
-            hint="It stays INVALID; freeze a new experiment with limits.retries",
+            hint="It stays INVALID; freeze a new experiment with larger limits.retries",
         )
     return invalid
 
@@ -200,33 +221,33 @@ def _missing(
     sealed = {run.key: run for run in store.sealed(name)}
     if sealed and not resume:
         raise SpecError(
-            f"{len(sealed)} sealed runs of experiment {name!r} are there already",
+            f"{len(sealed)} sealed runs of experiment {name!r} exist already",
             where=str(store.root / name),
             hint="Use --resume to continue them, --runs to write elsewhere, or rename the experiment",
         )
     for run in planned:
         if run.key in sealed:
-            # A run that is kept counts like one that is made now: each of its bytes is as it was sealed.
+            # A kept run counts like a new one, so each of its bytes must be as it was sealed.
             sealed[run.key].verify()
             _require_same_inputs(sealed[run.key], run, ticket)
     return [run for run in planned if run.key not in sealed or run.key in again]
 
 
-def _require_same_inputs(run: SealedRun, asked: PlannedRun, ticket: Ticket | None) -> None:
-    """A sealed run counts only when it was made from the plan and the server that the spec asks for now."""
-    changed = changed_inputs(run, asked.spec, asked.condition)
+def _require_same_inputs(run: SealedRun, planned: PlannedRun, ticket: Ticket | None) -> None:
+    """A sealed run counts only when its inputs are those that the experiment asks for now."""
+    changed = changed_inputs(run, planned.spec, planned.condition)
     expected: dict[str, object] = {
-        "plan": asked.plan.hash,
+        "plan": planned.plan.hash,
         "preregistration": None if ticket is None else ticket.record.sha256,
     }
-    found: dict[str, object] = {
+    sealed: dict[str, object] = {
         "plan": run.manifest.plan_hash,
         "preregistration": None if run.manifest.preregistration is None else run.manifest.preregistration.sha256,
     }
     if (copy := run.manifest.files.get(layout.COST_MODEL)) is not None:
-        expected["cost model"] = file_sha256(asked.cost_file)
-        found["cost model"] = copy.sha256
-    changed = sorted([*changed, *(name for name in expected if expected[name] != found[name])])
+        expected["cost model"] = file_sha256(planned.cost_file)
+        sealed["cost model"] = copy.sha256
+    changed = sorted([*changed, *(name for name in expected if expected[name] != sealed[name])])
     if changed:
         raise SpecError(
             f"was sealed with another {' and '.join(changed)} than the experiment file now asks for",

@@ -1,6 +1,6 @@
-"""Runs made one after another by one process, each told of when it begins and when it is sealed.
+"""Makes runs one after another in one process, with an event when a run begins and when it is sealed.
 
-Whoever listens may be in this process or in another one. What is made next is settled before.
+Also judges whether an INVALID run would fail again: all its requests failed alike, or its settings differ.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ class Made:
 def perform_in_order(
     runs: Sequence[PlannedRun], context: RunContext, again: Container[RunKey]
 ) -> Iterator[Began | Made]:
-    """Make runs one after another and tell of each; ends early as the person wishes, or when nobody asks further.
+    """Make runs one after another; ends early when the user stops it or the caller stops iterating.
 
-    again: those that repeat an INVALID run, which is kept. Raises as the backend does.
+    again: runs that repeat an INVALID run, which is kept. Raises as the backend does.
     """
     for run in runs:
         if context.stop.after_run:
             return
         yield Began(run.key)
         if run.key in again:
-            # Only now: what is not reached keeps its place.
+            # Only now: INVALID runs that are not reached keep their names.
             keep_for_retry(RunStore(context.runs_root).run(*run.key))
         sealed = backend_named(run.spec.backend).perform(run, context)
-        if sealed is None:  # aborted by the person; nothing of it is kept as whole
+        if sealed is None:  # aborted by the user
             return
         yield Made(sealed)
 
@@ -57,9 +57,9 @@ _NUMBERS = re.compile(r"\b[\da-f-]*\d[\da-f-]*\b", re.IGNORECASE)
 
 
 def failed_alike(run: SealedRun) -> str:
-    """How every request of a run failed, in the words of the first; "" where one was answered, or they differ.
+    """The common failure of all requests of a run, as the first reported it; "" where an answer came or they differ.
 
-    Numbers and ids in the words may differ.
+    Numbers and ids in the messages may differ.
     """
     if run.is_valid:
         return ""
@@ -72,5 +72,5 @@ def failed_alike(run: SealedRun) -> str:
 
 
 def will_fail_again(run: SealedRun) -> bool:
-    """Whether nothing that a repetition changes made this run INVALID."""
+    """Whether a repetition of this INVALID run would be INVALID for the same reason."""
     return any(reason.startswith(LASTING) for reason in run.invalid_reasons) or bool(failed_alike(run))

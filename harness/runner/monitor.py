@@ -1,7 +1,6 @@
-"""What an experiment has done and has still to do, while its runs are made: in one process or in several.
+"""The progress of an experiment while its runs are made: counts, the forecast of the time left, the stopping rule.
 
-Turns what happened to a run into progress, and a block that became whole into a look of the stopping rule. Makes no
-run itself.
+The rule is applied whenever a block is complete. No run is made here.
 """
 
 from __future__ import annotations
@@ -25,15 +24,15 @@ from harness.spec import ExperimentSpec, Place, StopSpec
 def declared_rule(spec: ExperimentSpec, sealed: Iterable[SealedRun], source: str = "") -> StopSpec:
     """The experiment's stopping rule; SpecError where it has none, or where sealed runs did not declare this one.
 
-    source: where the experiment was written, for what is refused; default: its name.
+    source: of the experiment, for the error; default: its name.
     """
     stop = spec.until_decided().stop
     assert stop is not None, "an experiment that runs until decided has a rule"
     for run in sealed:
         if run.spec.stop != stop:
-            told = "no stopping rule" if run.spec.stop is None else f"another one ({run.spec.stop})"
+            declared = "no stopping rule" if run.spec.stop is None else f"another one ({run.spec.stop})"
             raise SpecError(
-                f"was sealed under {told}, and a rule is declared before the first run",
+                f"was sealed under {declared}, and a rule is declared before the first run",
                 where=str(run.path),
                 hint="Give the experiment with the new rule a new name, or write to another --runs folder",
             )
@@ -41,7 +40,7 @@ def declared_rule(spec: ExperimentSpec, sealed: Iterable[SealedRun], source: str
 
 
 class StoppingMonitor:
-    """Where an experiment stands under its rule while its runs are sealed one by one."""
+    """The status of an experiment under its stopping rule, while its runs are sealed."""
 
     def __init__(self, spec: ExperimentSpec, stop: StopSpec, sealed: Iterable[SealedRun]) -> None:
         self._spec, self._stop = spec, stop
@@ -53,7 +52,7 @@ class StoppingMonitor:
         return self.status.is_decided
 
     def add(self, run: SealedRun) -> bool:
-        """Count one more run; whether that made its block whole, so that the rule was applied again."""
+        """Count a sealed run; whether its block is complete now, so that the rule was applied."""
         self._runs[run.key] = run
         runs = list(self._runs.values())
         if run.replicate not in whole_blocks(self._spec, runs):
@@ -62,14 +61,14 @@ class StoppingMonitor:
         return True
 
 
-# What simulating a run takes beside its tokens, in tokens: found by timing the runs of the catalogue.
+# Cost of simulating a run beside its tokens, in tokens; from timing the runs of the catalogue.
 SIMULATED_RUN_TOKENS = 4_000
-# A machine may be busier or less busy than it was: only so many of the latest runs tell its pace.
+# The load of a machine changes: the pace is that of this many latest runs.
 RECENT_RUNS = 12
 
 
 class RunProgress:
-    """The runs that are still to be made, and those that were."""
+    """Counts the runs of an experiment as they begin and are sealed, and reports progress events."""
 
     def __init__(
         self,
@@ -99,15 +98,15 @@ class RunProgress:
 
     @property
     def is_decided(self) -> bool:
-        """Whether the stopping rule wants no further run."""
+        """Whether the stopping rule has decided, so that no run is needed any more."""
         return self._monitor is not None and self._monitor.is_decided
 
-    def add(self, said: Began | Made) -> None:
-        """Count what happened to a run and tell of it."""
-        if isinstance(said, Began):
-            self._began(said.key)
+    def add(self, event: Began | Made) -> None:
+        """Count an event of a run and report it."""
+        if isinstance(event, Began):
+            self._began(event.key)
         else:
-            self._made(said.run)
+            self._made(event.run)
 
     def _began(self, key: RunKey) -> None:
         self._began_ns[key] = self._clock.now_ns()
@@ -133,12 +132,12 @@ class RunProgress:
 
 
 class Forecast:
-    """Wall seconds still to go: what is predicted of each run, corrected by the runs that have finished.
+    """Wall seconds left: the prediction of each run, corrected by the finished runs.
 
-    A modelled server keeps the simulator's pace, and its runs differ from what was predicted by their set-up, which is
-    added. What runs at a pace of its own (a device, somebody's server) is multiplied. Of what this machine simulates
-    only the work is known: its pace is that of the runs after the first, which loads code; before, nothing is said.
-    Devices work side by side, so the slowest of them counts: of each period where they keep step, else of all.
+    A modelled server keeps the simulator's pace: the mean difference, its set-up, is added. A device or an attached
+    server has another pace: its prediction is scaled. Of simulated runs only the work is known: their pace is that of
+    the runs after the first, which loads code; before that there is no forecast. Devices work in parallel, so the
+    slowest counts: of each period where they start together, else of all.
     """
 
     def __init__(self, runs: Iterable[PlannedRun]) -> None:
@@ -150,43 +149,46 @@ class Forecast:
         self._wall_s: dict[RunKey, float] = {}
 
     def of(self, key: RunKey) -> float | None:
-        """One run that has not finished; None while no pace is known."""
+        """Wall seconds of an unfinished run; None while no pace is known."""
         first, recent = self._predicted[key], [*self._wall_s][int(self._is_virtual) :][-RECENT_RUNS:]
         if not recent:
             return None if self._is_virtual else first
-        seen_s, said = sum(self._wall_s[done] for done in recent), sum(self._predicted[done] for done in recent)
-        return max(0.0, first + (seen_s - said) / len(recent)) if self._keeps_pace else first * seen_s / said
+        wall_s = sum(self._wall_s[key] for key in recent)
+        predicted = sum(self._predicted[key] for key in recent)
+        if self._keeps_pace:
+            return max(0.0, first + (wall_s - predicted) / len(recent))
+        return first * wall_s / predicted
 
     def left_s(self) -> float | None:
-        """All that have not finished; None while no pace is known."""
+        """Wall seconds of all unfinished runs; None while no pace is known."""
         periods, lanes = defaultdict[int, float](float), defaultdict[Place | None, float](float)
         for key in self._runs.keys() - self._wall_s.keys():
             run, wall_s = self._runs[key], self.of(key)
             if wall_s is None:
                 return None
             if self._is_virtual or run.period is None:
-                # Simulated devices take turns on this one machine.
+                # Simulated devices share this machine.
                 lanes[None if self._is_virtual else run.place] += wall_s
             else:
                 periods[run.period.number] = max(periods[run.period.number], wall_s)
         return sum(periods.values()) + max(lanes.values(), default=0.0)
 
     def finished(self, key: RunKey, wall_s: float) -> None:
-        """Learn from a run that took ``wall_s`` from its begin to its seal."""
+        """Add a run that took ``wall_s`` from its beginning to its seal."""
         self._wall_s[key] = wall_s
 
 
 def predicted_work(run: PlannedRun) -> float:
-    """What one run takes: wall seconds of its replay and what lies around it; of a simulated one, in tokens' worth."""
+    """Work of a run: wall seconds of its replay and set-up; of a simulated run, tokens."""
     kind = kind_named(run.spec.backend)
     if kind.is_virtual:
-        sessions = run.plan.sessions
-        return SIMULATED_RUN_TOKENS + sum(request.generate_tokens for one in sessions for request in one.requests)
+        requests = (request for session in run.plan.sessions for request in session.requests)
+        return SIMULATED_RUN_TOKENS + sum(request.generate_tokens for request in requests)
     return predicted_replay_s(run) + kind.lifecycle_s
 
 
 def predicted_replay_s(run: PlannedRun) -> float:
-    """Simulated wall seconds of one replay; none pass in virtual time."""
+    """Predicted wall seconds of a replay; 0 in virtual time."""
     if kind_named(run.spec.backend).is_virtual:
         return 0.0
     return simulate(run.plan, run.server, run.cost_model).end_ns / NS_PER_S / run.spec.time_scale

@@ -21,7 +21,7 @@ DECLARE = "Where you know that they hold, set server.declared = true: reports th
 
 
 def checked(planned: PlannedRuns) -> PlannedRuns:
-    """The same runs; SpecError for an unknown analysis, or a compiled model that is not there or is another."""
+    """The same runs; SpecError for an unknown analysis, or a compiled model that is missing or different."""
     analysis_named(planned.spec.analysis, planned.spec.name)
     for name, runs in planned.by_condition.items():
         try:
@@ -32,7 +32,7 @@ def checked(planned: PlannedRuns) -> PlannedRuns:
 
 
 def check_hosts(runs: Iterable[PlannedRun]) -> None:
-    """Refuse, before anything starts, what a condition of ``runs`` needs and this host does not have now."""
+    """Refuse, before anything starts, runs that need something this host does not have now."""
     of_conditions = list({run.condition.name: run for run in runs}.values())
     for run in of_conditions:
         backend_named(run.spec.backend).check_host(run.server)
@@ -40,7 +40,7 @@ def check_hosts(runs: Iterable[PlannedRun]) -> None:
 
 
 def refuse_what_is_missing(runs: Sequence[PlannedRun]) -> None:
-    """One error for all that servers which are there already lack, and for settings that nobody would show."""
+    """One error for everything that running servers lack, and for settings that nothing would show."""
     lacks: list[str] = []
     for run in {(run.server.url, run.server.api_key_env): run for run in runs}.values():
         lacks += [f"{redacted_text(run.server.url)}: {one}" for one in backend_named(run.spec.backend).lacks(run)]
@@ -60,7 +60,7 @@ def refuse_what_is_missing(runs: Sequence[PlannedRun]) -> None:
 
 
 def refuse_unshown_settings(runs: Iterable[PlannedRun]) -> None:
-    """SpecError unless every setting that some condition varies is, or will be, shown to hold in each condition."""
+    """SpecError unless every setting that a condition varies is, or will be, shown in each condition."""
     problems: list[str] = []
     can_declare = False
     of_conditions = {run.condition.name: run for run in runs}

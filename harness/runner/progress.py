@@ -1,6 +1,6 @@
-"""What a running experiment says about itself, as values; and how it is told to stop.
+"""Progress events of a running experiment, and the flag that stops it.
 
-Sinks render these events (a terminal, a log, a notebook); the runner never prints. Nothing here reads time.
+Sinks render the events in a terminal, a log or a notebook; the runner never prints.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from harness.analysis.method.stopping import SequentialStatus
 
 @dataclass(frozen=True, slots=True)
 class ExperimentStarted:
-    """The whole work: ``num_planned`` runs, of which ``num_sealed`` were sealed before; wall seconds predicted.
+    """An experiment of ``num_planned`` runs begins, of which ``num_sealed`` were sealed before.
 
-    predicted_wall_s: None where the pace of this machine decides. is_at_most: a stopping rule may end it sooner.
-    is_assumed: the server has a pace of its own, and was taken to keep that of its cost model.
+    predicted_wall_s: None while the pace of this machine is unknown. is_at_most: a stopping rule may end it sooner.
+    is_assumed: the forecast assumes that the server is as fast as its cost model.
     """
 
     name: str
@@ -49,7 +49,7 @@ class ServerReady:
 
 @dataclass(frozen=True, slots=True)
 class RequestFinished:
-    """One more request of the run has a row."""
+    """A request of the run has ended."""
 
     label: str
     num_finished: int
@@ -58,7 +58,7 @@ class RequestFinished:
 
 @dataclass(frozen=True, slots=True)
 class RunSealed:
-    """A run is on disk, whole. ``left_s``: predicted wall seconds until the experiment ends, once known."""
+    """A run is sealed. left_s: predicted wall seconds until the experiment ends, once known."""
 
     label: str
     is_valid: bool
@@ -69,7 +69,7 @@ class RunSealed:
 
 @dataclass(frozen=True, slots=True)
 class BlockLooked:
-    """The stopping rule was applied: after a block became whole, and once at the start of a continued experiment."""
+    """The stopping rule was applied: after each complete block, and at the start of a continued experiment."""
 
     status: SequentialStatus
 
@@ -88,7 +88,7 @@ def silent(_event: ProgressEvent) -> None:
 
 
 class StopFlag:
-    """Two wishes a person can have: end after the current run, or abort it now."""
+    """The user's request to end after the current run, or to abort it now."""
 
     def __init__(self) -> None:
         self._after_run = threading.Event()

@@ -239,7 +239,7 @@ def test_a_dry_run_refuses_what_the_run_would_and_leaves_no_folder(tmp_path: Pat
     assert (report.returncode, "is no folder" in report.stderr) == (2, True)
     run_experiment(small_experiment(backend="sim", name="bad"), runs_root=tmp_path / "mine")
     there = harness("run", str(file), "--dry-run", "--runs", str(tmp_path / "mine"))
-    assert (there.returncode, "are there already. Use --resume" in there.stderr) == (2, True)
+    assert (there.returncode, "exist already. Use --resume" in there.stderr) == (2, True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.toml", "mine"]
 
 

@@ -270,7 +270,7 @@ def test_an_invalid_confirmatory_run_is_repeated_only_as_often_as_was_frozen(pla
     table = json.loads(manifest.read_text()) | {"status": "invalid", "invalid_reasons": ["late"]}
     manifest.write_text(Manifest.model_validate(table).to_json())
     preregistration, ticket = ticket_for(frozen.path, runs_root=place.runs)
-    with pytest.raises(SpecError, match="may be repeated 0 times under this freeze"):
+    with pytest.raises(SpecError, match="the 0 repetitions that this freeze allows are used up"):
         run_experiment(preregistration.experiment, runs_root=place.runs, ticket=ticket, resume=True, retry_invalid=True)
     assert manifest.is_file()
 

@@ -58,7 +58,7 @@ def test_a_known_model_comes_back_from_virtual_time(
     spec = little_sweep(cost_model, layout=layout)
     runs = run_experiment(calibration_experiment(spec), runs_root=tmp_path).runs
     assert [run.invalid_reasons for run in runs if not run.is_valid] == []
-    calibration = fit_runs(runs, seed=1, step_source=source, prefill_source=source)
+    calibration = fit_runs(runs, seed=1, source=source)
     fitted = load_cost_model(write_cost_file(calibration, tmp_path / "costs", "mine"))
     found = compare_models(fitted, load_cost_model(cost_model), spec)
     # The log's microseconds, over blocks of four steps.

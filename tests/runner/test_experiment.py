@@ -150,6 +150,7 @@ def test_an_aborted_run_leaves_nothing_that_looks_whole(tmp_path: Path):
 
     outcome = run_experiment(small_experiment(), runs_root=tmp_path, on_progress=abort_at_the_first_answer, stop=stop)
     assert outcome.was_interrupted
+    assert len(outcome.missing) == outcome.num_planned - len(outcome.runs) > 0
     assert outcome.runs == ()
     assert RunStore(tmp_path).sealed() == []
 

@@ -141,8 +141,8 @@ def test_simulated_runs_can_be_resumed(tmp_path: Path) -> None:
 def test_a_library_user_can_insist_on_valid_runs(tmp_path: Path) -> None:
     outcome = run_experiment(small_experiment(backend="sim"), runs_root=tmp_path)
     assert outcome.require_valid() is outcome
-    with pytest.raises(RunInvalidError, match="runs are sealed"):
-        replace(outcome, runs=outcome.runs[1:]).require_valid()
+    with pytest.raises(RunInvalidError, match="1 of 2 runs are sealed; missing: base/0"):
+        replace(outcome, runs=outcome.runs[1:], missing=("base/0",)).require_valid()
     manifest = outcome.runs[0].manifest.model_copy(update={"status": "invalid", "invalid_reasons": ("late: 7 ms",)})
     spoilt = replace(outcome, runs=(replace(outcome.runs[0], manifest=manifest), *outcome.runs[1:]))
     with pytest.raises(RunInvalidError, match=r"1 of \d+ runs are invalid, first base/0: late: 7 ms"):

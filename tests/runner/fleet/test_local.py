@@ -106,7 +106,7 @@ def test_a_host_that_cannot_keep_the_limits_is_told_how_many_devices_it_drives(t
 
 def test_blocks_of_a_fleet_are_not_looked_at_one_by_one(tmp_path: Path):
     spec = small_experiment(replicates=4, fleet={"devices": [0, 1]}, stop={"margin": 0.02, "budget": 4})
-    with pytest.raises(SpecError, match="blocks of one device are alike"):
+    with pytest.raises(SpecError, match="blocks of one device are correlated"):
         run_experiment(spec, runs_root=tmp_path, until_decided=True)
 
 

@@ -58,7 +58,7 @@ def test_observing_changes_no_token_and_no_step_and_says_what_it_costs(tmp_path:
     # Once sealed, nothing is run again without being asked to, and --resume only compares.
     again = patch_check(tmp_path)
     assert again.returncode == 2
-    assert "sealed runs of experiment 'survival-check' are there already. Use --resume" in again.stderr
+    assert "sealed runs of experiment 'survival-check' exist already. Use --resume" in again.stderr
     compared = patch_check(tmp_path, "--resume")
     assert compared.returncode == 0
     assert compared.stdout.splitlines()[-8:] == first.stdout.splitlines()[-8:]
