@@ -14,6 +14,7 @@ import typer
 from harness.cli.addresses import RunsOption, complete_sealed
 from harness.errors import SpecError
 from harness.records.addresses import sealed_runs
+from harness.records.layout import MANIFEST
 
 if TYPE_CHECKING:
     from harness.records import SealedRun
@@ -35,7 +36,7 @@ def export(
         str,
         typer.Argument(
             metavar="EXPERIMENT[/CONDITION[/REPLICATE]]",
-            help="Sealed runs: of an experiment, a condition, or one run.",
+            help="Sealed runs: of an experiment (its name, file or folder), a condition, or one run.",
             autocompletion=complete_sealed,
         ),
     ],
@@ -76,15 +77,26 @@ def export(
         print(f"sent {num_spans} spans of {len(selected)} runs to {url}")
 
 
-def _valid_runs(name: str, runs: Path) -> list[SealedRun]:
-    """The valid runs of that name; INVALID ones are named on standard error."""
-    experiment, _, label = name.strip("/").partition("/")
-    named = [run for run in sealed_runs(runs, experiment) if label in ("", run.condition, run.label)]
-    valid = [run for run in named if run.is_valid]
+def _valid_runs(address: str, runs: Path) -> list[SealedRun]:
+    """The valid runs at an address; INVALID ones are named on standard error."""
+    experiment, label = _experiment_and_label(address.rstrip("/"), runs)
+    sealed = sealed_runs(runs, experiment)
+    named = [run for run in sealed if label in ("", run.condition, run.label)]
     for run in named:
         if not run.is_valid:
             print(f"left out: {run.label} is INVALID ({'; '.join(run.invalid_reasons)})", file=sys.stderr)
+    valid = [run for run in named if run.is_valid]
     if not valid:
-        known = ", ".join(sorted({run.label for run in sealed_runs(runs, experiment) if run.is_valid}))
-        raise SpecError("no valid sealed runs of that name", where=name, hint=f"Valid there: {known or 'none'}")
+        known = ", ".join(run.label for run in sealed if run.is_valid)
+        raise SpecError("no valid sealed runs of that name", where=address, hint=f"Valid there: {known or 'none'}")
     return valid
+
+
+def _experiment_and_label(address: str, runs: Path) -> tuple[str, str]:
+    """The address of the experiment, and what of it is named: a condition, condition/replicate, or "" for all."""
+    words = address.split("/")
+    for num_words in range(len(words), max(0, len(words) - 3), -1):
+        experiment = "/".join(words[:num_words])
+        if any(next(place.glob(f"*/*/{MANIFEST}"), None) for place in (Path(experiment), runs / experiment)):
+            return experiment, "/".join(words[num_words:])
+    return address, ""

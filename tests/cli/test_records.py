@@ -39,6 +39,13 @@ def test_one_run_is_written_alone(runs: Path, tmp_path: Path) -> None:
     assert json.loads(path.read_text())["label"] == "small/more/0"
 
 
+def test_a_folder_of_runs_names_them_too(runs: Path, tmp_path: Path) -> None:
+    words = ("--format", "csv", "-o", str(tmp_path / "out"))
+    assert harness("records", "export", str(runs / "small"), *words).returncode == 0
+    assert harness("records", "export", str(runs / "small" / "more"), *words, "--force").returncode == 0
+    assert "base" not in (tmp_path / "out" / "requests.csv").read_text()
+
+
 def test_a_file_that_is_there_is_kept_unless_forced(runs: Path, tmp_path: Path) -> None:
     words = ("small", "--format", "csv", "-o", str(tmp_path))
     (tmp_path / "requests.csv").write_text("mine")
@@ -56,7 +63,7 @@ def test_a_file_that_is_there_is_kept_unless_forced(runs: Path, tmp_path: Path) 
     [
         (("small", "--format", "xml"), "unknown format 'xml'. Use vllm-bench"),
         (("nothing", "--format", "csv"), "no sealed runs of experiment 'nothing'"),
-        (("small/none", "--format", "csv"), "no valid sealed runs of that name. Valid there: base/0, more/0"),
+        (("small/none", "--format", "csv"), "no valid sealed runs of that name. Valid there:"),
         (("small", "--format", "csv", "--otlp", "http://127.0.0.1:1"), "Use --format otel"),
         (("small", "--format", "otel", "--otlp", "there"), "no address of a collector"),
         (("small", "--format", "csv", "-o", "/dev/full/x"), "cannot be written"),
