@@ -17,7 +17,16 @@ if TYPE_CHECKING:
 
 MAX_CHARS = 4_000
 # How a terminal of ASCII alone is told what the tables say with other letters.
-IN_ASCII = {"\u00d7": "x", "\u2013": "-", "\u2212": "-", "\u2020": "+", "\u2264": "<=", "\u2265": ">=", "\u03c4": "tau"}
+IN_ASCII = {
+    "\u00d7": "x",
+    "\u2013": "-",
+    "\u2212": "-",
+    "\u2020": "+",
+    "\u2264": "<=",
+    "\u2265": ">=",
+    "\u03c4": "tau",
+    "\u2192": "->",
+}
 # Where output goes to a file or a pipe, nothing needs to fit a screen.
 PIPE_WIDTH = 200
 

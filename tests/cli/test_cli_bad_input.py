@@ -288,7 +288,7 @@ def test_a_server_key_that_the_rules_in_force_do_not_know_is_refused_before_any_
         result = harness("run", str(file), "--backend", "sim", *words, cwd=tmp_path)
         assert result.returncode == 2
         assert "condition 'only': server: the rules" in result.stderr
-        assert "know no max_active_seqs" in result.stderr
+        assert "do not support max_active_seqs" in result.stderr
     assert not (tmp_path / "runs").exists()
 
 
