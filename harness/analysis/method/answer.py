@@ -39,7 +39,7 @@ def source_of(backend: str) -> Source:
 
 def source_of_prediction(predicted: Sequence[Prediction]) -> Source:
     """The source of predicted costs: the mean of draws, or one simulation where nothing was drawn."""
-    return Source.MEAN_OF_DRAWS if all(one.draws is not None for one in predicted) else Source.NOMINAL
+    return Source.MEAN_OF_DRAWS if all(run.draws is not None for run in predicted) else Source.NOMINAL
 
 
 class AnswerVerdict(str, Enum):
@@ -125,27 +125,28 @@ def answers(compared: Mapping[str, Comparison | None], backend: str) -> tuple[An
     Each pair has its main answer, then B beside A. Simulated runs have the main one alone, as both channels are the
     same cost.
     """
-    known = {name: one for name, one in compared.items() if one is not None}
-    main = _adjusted({name: one.main for name, one in known.items()})
-    beside = _adjusted({name: one.b for name, one in known.items() if one.a is not None and not one.is_predicted})
-    source, found = source_of(backend), list[Answer]()
-    for name, one in known.items():
-        found.append(Answer(name, one, "b" if one.a is None else "a", source, *main[name]))
+    known = {name: comparison for name, comparison in compared.items() if comparison is not None}
+    main = _adjusted({name: comparison.main for name, comparison in known.items()})
+    has_both = {name: pair for name, pair in known.items() if pair.a is not None and not pair.is_predicted}
+    beside = _adjusted({name: comparison.b for name, comparison in has_both.items()})
+    source, made = source_of(backend), list[Answer]()
+    for name, comparison in known.items():
+        made.append(Answer(name, comparison, "b" if comparison.a is None else "a", source, *main[name]))
         if name in beside:
-            found.append(Answer(name, one, "b", source, *beside[name], is_main=False))
-    return tuple(found)
+            made.append(Answer(name, comparison, "b", source, *beside[name], is_main=False))
+    return tuple(made)
 
 
 def _adjusted(ratios: Mapping[str, ChannelRatio]) -> dict[str, tuple[float | None, int]]:
     """The adjusted p of each ratio, and the number of hypotheses that were adjusted together."""
-    tested = {name: one.p for name, one in ratios.items() if one.p is not None}
+    tested = {name: ratio.p for name, ratio in ratios.items() if ratio.p is not None}
     adjusted = dict(zip(tested, holm(list(tested.values())), strict=True))
     return {name: (adjusted.get(name), len(tested)) for name in ratios}
 
 
-def main_answers(found: Sequence[Answer]) -> dict[str, Answer]:
+def main_answers(every: Sequence[Answer]) -> dict[str, Answer]:
     """The main answer of each condition."""
-    return {one.condition: one for one in found if one.is_main}
+    return {answer.condition: answer for answer in every if answer.is_main}
 
 
 def cost_sentence(condition: str, baseline: str, interval: Interval) -> str:

@@ -147,19 +147,19 @@ class ConditionFigures:
 
     @property
     def reuse(self) -> ReuseFigures:
-        return ReuseFigures(tuple(one for run in self.valid_runs for one in run.reuse.rearrivals))
+        return ReuseFigures(tuple(rearrival for run in self.valid_runs for rearrival in run.reuse.rearrivals))
 
     @property
     def ceilings(self) -> Ceilings | None:
-        """Sums over the valid runs; None where the plan of one cannot be read."""
-        found = [run.ceilings for run in self.valid_runs if run.ceilings is not None]
-        return total_ceilings(found) if found and len(found) == len(self.valid_runs) else None
+        """Sums over the valid runs; None where the plan of a run cannot be read."""
+        known = [run.ceilings for run in self.valid_runs if run.ceilings is not None]
+        return total_ceilings(known) if known and len(known) == len(self.valid_runs) else None
 
     @property
     def evictions(self) -> Counter[str] | None:
         """By who caused them; None where a run has no KV log."""
-        found = [run.evictions for run in self.valid_runs]
-        return None if not found or None in found else sum((Counter(one) for one in found), Counter[str]())
+        known = [Counter(run.evictions) for run in self.valid_runs if run.evictions is not None]
+        return sum(known, Counter[str]()) if known and len(known) == len(self.valid_runs) else None
 
     @property
     def computed_prefill_tokens(self) -> int | None:
@@ -230,7 +230,7 @@ class ExperimentSummary:
     def to_arrow(self) -> pa.Table:
         """One row per condition."""
         main = main_answers(self.answers)
-        rows = ({**_condition_row(one), **_answer_cells(main.get(one.name))} for one in self.conditions)
+        rows = ({**_condition_row(each), **_answer_cells(main.get(each.name))} for each in self.conditions)
         return self._with_origin(list(rows))
 
     def to_pandas(self) -> object:
@@ -252,16 +252,16 @@ class ExperimentSummary:
     @property
     def device_tables(self) -> list[Table]:
         """How fast each device was, and every comparison on each of them; empty where fewer than two made it."""
-        return device_tables(self.speeds, {one.name: one.comparison for one in self.conditions})
+        return device_tables(self.speeds, _comparisons(self.conditions))
 
     @property
     def answers(self) -> tuple[Answer, ...]:
         """The answer to each comparison, on its main channel first."""
-        return answers({one.name: one.comparison for one in self.conditions}, self.backend)
+        return answers(_comparisons(self.conditions), self.backend)
 
     def serving_of(self, condition: str) -> ServingFigures | None:
         """Serving figures of a condition; None where none of its valid runs answered anything."""
-        return next((one for one in self.serving if one.condition == condition), None)
+        return next((figures for figures in self.serving if figures.condition == condition), None)
 
     def serving_to_arrow(self) -> pa.Table:
         """One row per condition, group of requests and metric, in ms, and one per rate."""
@@ -304,7 +304,7 @@ def summarise(runs: Sequence[SealedRun], cost_model: StepCost | None = None) -> 
     conditions = tuple(
         _compared(condition, plain.get(condition.baseline), is_predicted=is_predicted) for condition in plain.values()
     )
-    found, compared = speeds(figures), {one.name: one.comparison for one in conditions}
+    by_device = speeds(figures)
     return ExperimentSummary(
         experiment=names.pop(),
         title=ordered[0].manifest.title,
@@ -313,14 +313,18 @@ def summarise(runs: Sequence[SealedRun], cost_model: StepCost | None = None) -> 
         findings=(
             *check_experiment(runs),
             *check_channels(figures),
-            *device_findings(runs, figures, found, compared),
+            *device_findings(runs, figures, by_device, _comparisons(conditions)),
         ),
         backend=backend,
         declared=declared_by(ordered),
         serving=_serving(ordered),
-        speeds=found,
+        speeds=by_device,
         window=window_of(ordered[0]).in_words("model s" if ordered[0].manifest.clock.scale != 1 else "s"),
     )
+
+
+def _comparisons(conditions: Sequence[ConditionFigures]) -> dict[str, Comparison | None]:
+    return {condition.name: condition.comparison for condition in conditions}
 
 
 def _serving(runs: Sequence[SealedRun]) -> tuple[ServingFigures, ...]:
@@ -328,8 +332,8 @@ def _serving(runs: Sequence[SealedRun]) -> tuple[ServingFigures, ...]:
     for run in runs:
         if run.is_valid:
             grouped.setdefault(run.condition, []).append(run)
-    found = (serving_figures(name, group) for name, group in grouped.items())
-    return tuple(one for one in found if one is not None)
+    figures = (serving_figures(name, group) for name, group in grouped.items())
+    return tuple(each for each in figures if each is not None)
 
 
 def _compared(

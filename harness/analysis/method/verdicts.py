@@ -51,7 +51,9 @@ class ExperimentRuns:
         first = next(iter(self.runs.values()), None)
         spec = None if first is None else first[0].spec
         conditions = () if spec is None else spec.condition
-        self.baselines = {one.name: spec.baseline_of(one) for one in conditions} if spec is not None else {}
+        self.baselines = (
+            {condition.name: spec.baseline_of(condition) for condition in conditions} if spec is not None else {}
+        )
         self.treatments = {condition.name: condition.treatment for condition in conditions}
         self.factors: Conditions = {} if spec is None else spec.factors
 
@@ -90,14 +92,14 @@ def decide_experiment(
     rules: Sequence[DecisionRule], experiment: ExperimentRuns, *, is_confirmatory: bool
 ) -> list[Decision]:
     """Every rule on everything it applies to, in the order of the rules and the conditions."""
-    found: list[Decision] = []
+    decisions: list[Decision] = []
     for rule in rules:
-        nothing = withheld(rule.name, "-", "it found no condition of this experiment to judge")
+        nothing = withheld(rule.name, "-", "no condition of this experiment is subject to it")
         judged = list(_apply(rule, experiment)) or [nothing]
         missing = rule.missing_from(experiment.factors) if judged != [nothing] else []
-        found += judged
-        found += [withheld(rule.name, what, "no condition of this experiment is that") for what in missing]
-    return found if is_confirmatory else [_without_standing(decision) for decision in found]
+        decisions += judged
+        decisions += [withheld(rule.name, what, "no condition of this experiment is that") for what in missing]
+    return decisions if is_confirmatory else [_without_standing(decision) for decision in decisions]
 
 
 def _without_standing(decision: Decision) -> Decision:
@@ -170,11 +172,11 @@ def _costs(rule: CostRule, experiment: ExperimentRuns) -> Iterator[Decision]:
             yield _standing(rule, experiment, condition, decide.decide_cost(rule, condition, costs))
 
 
-def _too_few(rule: DecisionRule, subject: str, found: int) -> Decision | None:
-    if found >= rule.min_replicates:
+def _too_few(rule: DecisionRule, subject: str, num_replicates: int) -> Decision | None:
+    if num_replicates >= rule.min_replicates:
         return None
-    reason = f"{found} valid replicates, the rule needs {rule.min_replicates}"
-    return withheld(rule.name, subject, reason, num_replicates=found)
+    reason = f"{num_replicates} valid replicates, the rule needs {rule.min_replicates}"
+    return withheld(rule.name, subject, reason, num_replicates=num_replicates)
 
 
 def waits_pairs(experiment: ExperimentRuns) -> Iterator[tuple[str, str]]:
@@ -227,20 +229,21 @@ class Contrast(NamedTuple):
     strata: tuple[str, ...]
 
     def conditions_at(self, experiment: ExperimentRuns, level: Factor) -> dict[str, str]:
-        """The condition of every stratum at one value; SpecError where two are the same in all that is asked for."""
-        found: dict[str, str] = {}
+        """The condition of every stratum at a value; SpecError where two conditions have the same value and stratum."""
+        conditions: dict[str, str] = {}
         for condition, factors in experiment.factors.items():
             if self.factor not in factors or factors[self.factor] != level:
                 continue
             stratum = " ".join(level_text(name, factors[name]) for name in self.strata if name in factors)
-            if stratum in found:
+            if stratum in conditions:
                 raise SpecError(
-                    f"conditions {found[stratum]!r} and {condition!r} have the same {self.factor} and {self.strata}",
+                    f"conditions {conditions[stratum]!r} and {condition!r} have the same {self.factor} and "
+                    f"{self.strata}",
                     where="factors",
                     hint="Give them a factor in which they differ, and name it in the rule's strata",
                 )
-            found[stratum] = condition
-        return found
+            conditions[stratum] = condition
+        return conditions
 
 
 def adjacent_ratios(
@@ -292,18 +295,18 @@ def artifact_times_ms(experiment: ExperimentRuns, times: Literal[TimesSource, "a
 def _times_by_bucket(
     experiment: ExperimentRuns, time_of: Callable[[SealedRun, int], float | None]
 ) -> dict[int, dict[str, list[float]]]:
-    found: dict[int, dict[str, list[float]]] = {}
+    times: dict[int, dict[str, list[float]]] = {}
     for condition, factors in experiment.factors.items():
         artifact, bucket = factors.get("artifact"), factors.get("bucket")
         if artifact is None or not isinstance(bucket, int):
             continue
         sessions = [time_of(run, bucket) for run in experiment.runs.get(condition, ())]
-        found.setdefault(bucket, {})[str(artifact)] = [value for value in sessions if value is not None]
-    return dict(sorted(found.items()))
+        times.setdefault(bucket, {})[str(artifact)] = [value for value in sessions if value is not None]
+    return dict(sorted(times.items()))
 
 
 def _num_sessions(times: Mapping[int, Mapping[str, Sequence[float]]]) -> dict[tuple[int, str], int]:
-    return {(bucket, name): len(values) for bucket, found in times.items() for name, values in found.items()}
+    return {(bucket, name): len(values) for bucket, artifacts in times.items() for name, values in artifacts.items()}
 
 
 def _recompilations(rule: RecompilationRule, experiment: ExperimentRuns) -> Iterator[Decision]:

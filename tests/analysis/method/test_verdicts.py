@@ -77,7 +77,7 @@ def test_a_rule_that_finds_nothing_says_so_once(tmp_path: Path) -> None:
     rule = CostRule(name="cost", kind="cost-validation", conditions={"N": (6,)})
     (decision,) = decide_experiment([rule], ExperimentRuns(runs), is_confirmatory=True)
     assert (decision.outcome, decision.subject) == (Outcome.WITHHELD, "-")
-    assert "found no condition" in decision.reason
+    assert "no condition of this experiment is subject to it" in decision.reason
 
 
 def test_a_condition_that_is_exploratory_by_its_factors_has_no_verdict(tmp_path: Path) -> None:
