@@ -143,9 +143,10 @@ def ratio(candidate: ServerShape, users: int, seed: int, rules: str) -> float:
     return sums(candidate, users, seed, rules).device_ns / sums(BASELINE, users, seed, rules).device_ns
 
 
-def _figure(rules: str, where: str, what: str, computed: str, printed: str, dummy: str = "") -> Figure:
-    """printed, dummy: as the paper prints it under its base rules and under its rules with the dummy slot."""
-    return Figure(where, what, rules, {"paper": printed, "paper+dummy": dummy}.get(rules, ""), computed)
+def _figure(rules: str, where: str, what: str, computed: str, *printed: str) -> Figure:
+    """printed: as the paper prints it under its base rules and, where it does, under its rules with the dummy slot."""
+    in_order = ("paper", "paper+dummy")[: len(printed)]
+    return Figure(where, what, rules, printed[in_order.index(rules)] if rules in in_order else "", computed)
 
 
 def prediction_figures(rules: str) -> Iterator[Figure]:

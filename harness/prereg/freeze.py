@@ -197,7 +197,8 @@ def freeze(
     folder = options.folder or repository.root / "plans" / "frozen"
     path = folder / f"{spec.name}.json"
     dirty = repository.changes()
-    _refuse(repository, spec, experiment_file, path, dirty, options)
+    _check_options(options, repository, dirty)
+    _refuse(repository, spec, experiment_file, path)
     rules = [freeze_rule(repository, name) for name in dict.fromkeys((*spec.rules, *options.rules))]
     for frozen_rule in rules:
         if not frozen_rule.rule.has_subject_in(spec.factors):
@@ -255,15 +256,9 @@ def _perturbations(planned: PlannedRuns) -> dict[str, FrozenPerturbation]:
     return {name: FrozenPerturbation(sizes=one.sizes, assumed=one.assumed) for name, one in found.items()}
 
 
-def _refuse(
-    repository: Repository,
-    spec: ExperimentSpec,
-    experiment_file: Path,
-    path: Path,
-    dirty: Sequence[str],
-    options: FreezeOptions,
-) -> None:
-    repository.relative(path)  # refused before anything is written
+def _refuse(repository: Repository, spec: ExperimentSpec, experiment_file: Path, path: Path) -> None:
+    """SpecError, before anything is written, when this experiment cannot be frozen at ``path``."""
+    repository.relative(path)
     analysis_named(spec.analysis, str(experiment_file))
     if path.exists():
         raise SpecError(
@@ -271,6 +266,16 @@ def _refuse(
             where=str(path),
             hint="Give the experiment a new name, or freeze into another folder",
         )
+    if spec != ExperimentSpec.model_validate(spec.model_dump(mode="json")):
+        raise SpecError(
+            "server.env, extra_args or an address holds what may be a secret, which a frozen file cannot keep",
+            where=str(experiment_file),
+            hint='Write NAME = "redacted" in server.env and export NAME, or set it only in the environment',
+        )
+    check_new_seed(repository, spec.base_seed, leave_out=[experiment_file], runs_root=repository.root / RUNS)
+
+
+def _check_options(options: FreezeOptions, repository: Repository, dirty: Sequence[str]) -> None:
     if dirty and not options.allows_dirty_tree:
         raise SpecError(
             f"the tree has uncommitted changes ({len(dirty)}), first {dirty[0]}",
@@ -281,13 +286,6 @@ def _refuse(
         raise SpecError("only a tag can be signed", where="--sign", hint="Name it: --tag NAME")
     if options.tag and not options.is_committed:
         raise SpecError("a tag needs the commit it is put on", where="--tag", hint="Add --commit")
-    if spec != ExperimentSpec.model_validate(spec.model_dump(mode="json")):
-        raise SpecError(
-            "server.env, extra_args or an address holds what may be a secret, which a frozen file cannot keep",
-            where=str(experiment_file),
-            hint='Write NAME = "redacted" in server.env and export NAME, or set it only in the environment',
-        )
-    check_new_seed(repository, spec.base_seed, leave_out=[experiment_file], runs_root=repository.root / RUNS)
 
 
 def check_new_seed(

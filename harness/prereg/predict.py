@@ -13,15 +13,14 @@ import numpy as np
 
 from harness.analysis.method.predictions import DrawnFigures, Prediction, Predictions
 from harness.compiled.records import IntArray
-from harness.engine import CostModel, EngineConfig
+from harness.engine import EngineConfig
 from harness.experiment import PlannedRun, PlannedRuns
-from harness.plan import Plan
 from harness.prereg.frozen import Preregistration
 from harness.records import SealedRun
 from harness.sim.kernel.arrays import Outcome, PlanArrays
-from harness.sim.predict.draws import Perturbation, draw, perturbation_of, run_draws
+from harness.sim.predict.draws import draw, perturbation_of, run_draws
 from harness.sim.simulate import is_rearrival, plan_arrays, run_batch
-from harness.spec import RulesName, ServerSpec
+from harness.spec import RulesName
 
 Key = TypeVar("Key")
 Source = TypeVar("Source")
@@ -31,33 +30,25 @@ MOST_REQUESTS = 500_000
 """Limit of requests, over all draws, of one simulator call: it bounds the memory for a long trace."""
 
 
-def predict(
-    plan: Plan,
-    server: ServerSpec,
-    cost_model: CostModel,
-    *,
-    rules: RulesName | None = None,
-    perturbation: Perturbation | None = None,
-    num_draws: int = 1,
-    role: str = "",
-) -> Prediction:
-    """The prediction of one run. rules: KV rules to predict with; default: the rules of the server.
+def predict_run(run: PlannedRun | SealedRun, rules: RulesName | None = None) -> Prediction:
+    """The prediction of one run, planned or sealed: the mean of the draws that its experiment sets.
 
-    perturbation, num_draws: of the draws that are averaged. A single draw, or no perturbation, is the nominal
-    simulation. role: name of the run; its draws have their own jitter.
+    rules: KV rules to predict with; default: the rules of its server. A single draw is the nominal simulation. The
+    draws of each run have their own jitter.
     """
-    config = EngineConfig.from_server(server if rules is None else server.model_copy(update={"rules": rules}))
-    arrays = plan_arrays([plan])
+    server = run.server if rules is None else run.server.model_copy(update={"rules": rules})
+    config, cost_model, num_draws = EngineConfig.from_server(server), run.cost_model, run.spec.prediction.draws
+    arrays = plan_arrays([run.plan])
     filled_in = cost_model.filled_in_buckets(config.decode_buckets)
-    if perturbation is None or num_draws == 1:
+    if num_draws == 1:
         figures = _figures(arrays, config, run_batch(arrays, config, cost_model))
         return Prediction.model_validate(
             {name: int(values[0]) for name, values in figures.items()} | {"filled_in_buckets": filled_in}
         )
-    at_once = max(MOST_REQUESTS // plan.num_requests, 1)
-    of_role = replace(perturbation, role=role)
+    perturbation = replace(perturbation_of(run.spec.prediction, run.cost_file), role=run.label)
+    at_once = max(MOST_REQUESTS // run.plan.num_requests, 1)
     parts = [
-        _figures(arrays, config, run_draws(draw(arrays, config, cost_model, of_role, numbers), config))
+        _figures(arrays, config, run_draws(draw(arrays, config, cost_model, perturbation, numbers), config))
         for numbers in (range(first, min(first + at_once, num_draws)) for first in range(0, num_draws, at_once))
     ]
     figures = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
@@ -141,17 +132,3 @@ class _WhenAsked(Mapping[Key, Made]):
 def predictions_for(runs: Sequence[SealedRun], frozen: Preregistration | None) -> Predictions:
     """The frozen predictions of an experiment; without a freeze, predictions of its valid runs."""
     return predict_runs([run for run in runs if run.is_valid]) if frozen is None else frozen.predictions
-
-
-def predict_run(run: PlannedRun | SealedRun, rules: RulesName | None = None) -> Prediction:
-    """The prediction of one run, planned or sealed, over the draws that its experiment sets."""
-    asked = run.spec.prediction
-    return predict(
-        run.plan,
-        run.server,
-        run.cost_model,
-        rules=rules,
-        perturbation=perturbation_of(asked, run.cost_file) if asked.draws > 1 else None,
-        num_draws=asked.draws,
-        role=run.label,
-    )

@@ -102,14 +102,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def printed(folder: Path, servers: list[str]) -> dict[str, str]:
-    """What ``run`` printed in each place."""
+def printed(folder: Path, request: pytest.FixtureRequest) -> dict[str, str]:
+    """What ``run`` printed in each place. The simulator compiles what the servers need, before they start."""
     run = ("run", "slots.toml", "--runs")
-    return {
-        "simulated": called(folder, *run, "simulated", "--backend", "sim"),
-        "emulated": called(folder, *run, "emulated", "--backend", "emulator"),
-        "attached": called(folder, *run, "attached", "--backend", "attached", "--set", "time_scale=1", *servers),
-    }
+    simulated = called(folder, *run, "simulated", "--backend", "sim")
+    emulated = called(folder, *run, "emulated", "--backend", "emulator")
+    servers: list[str] = request.getfixturevalue("servers")
+    attached = called(folder, *run, "attached", "--backend", "attached", "--set", "time_scale=1", *servers)
+    return {"simulated": simulated, "emulated": emulated, "attached": attached}
 
 
 def table_ratio(folder: Path, place: str) -> tuple[float, float, float]:
