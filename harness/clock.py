@@ -1,8 +1,7 @@
-"""Time: the only file that reads or waits for it.
+"""Time: the only file that reads it or waits for it.
 
-Every instant is an int of nanoseconds from a passed Clock. A ScaledClock runs *model* time faster than wall
-time; everything above it (plans, records, reports) then speaks model time and says so. Nothing here knows what
-it is timing.
+Every instant is an int of nanoseconds from a passed Clock. A ScaledClock runs *model* time faster than wall time;
+everything above it (plans, records, reports) then uses model time and says so.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from harness.errors import SpecError
 
 
 def distributed(where: str) -> Any:
-    """The package; a SpecError that names ``where`` it was asked for when it is not installed."""
+    """The package; a SpecError with ``where`` when it is not installed."""
     try:
         return import_module("distributed")
     except ImportError as error:

@@ -29,12 +29,12 @@ class ExitCode(IntEnum):
 
 
 def in_one_line(error: BaseException) -> str:
-    """What a library's error says, without its line breaks."""
+    """The message of a library's error, without line breaks."""
     return " ".join(str(error).split())
 
 
 class HarnessError(Exception):
-    """Something the user must know: what is wrong, where, and the next move.
+    """An error for the user: what is wrong, where, and what to do next.
 
     what: one clause, no trailing period. where: a path, key or address. hint: an imperative sentence.
     """

@@ -1,7 +1,7 @@
-"""What every part of the harness may know of a backend: its name, its label, what it can. Nothing is started here.
+"""The table of backends: name, label in reports, abilities. Nothing is started here.
 
-The only table of backends: specs are checked against it and reports take their words from it. A sealed run may name a
-kind that this version does not have; it still opens.
+Specs are checked against it, and reports take their labels from it. A sealed run may name a kind that this version does
+not have; it still opens.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from harness.errors import SpecError
 class BackendKind:
     """One kind of server, as experiments and sealed runs name it.
 
-    label: as a report says it, so that no reader takes one kind for another. has_device: its times come from a device,
-    as far as anybody knows; None: that is not known. scales_time: model time may differ from wall time. is_virtual: no
-    process is started and no wall time passes. has_stack: the real vllm-rbln, which can be patched and observed.
-    is_restarted: every run gets a fresh server. lifecycle_s: wall seconds of a run beside its replay, as a first guess.
+    label: in reports, so that no reader confuses two kinds. has_device: its times come from a device; None: unknown.
+    scales_time: model time may differ from wall time. is_virtual: no process is started and no wall time passes.
+    has_stack: the real vllm-rbln, which can be patched and observed. is_restarted: every run gets a fresh server.
+    lifecycle_s: wall seconds of a run besides its replay, a first estimate.
     """
 
     name: str
@@ -69,14 +69,14 @@ DEFAULT_BACKEND = _TABLE[0].name
 
 
 def kind_named(name: str) -> BackendKind:
-    """The kind that an experiment names; an unknown name is a SpecError that lists those there are."""
+    """The kind that an experiment names; an unknown name is a SpecError that lists the known kinds."""
     if name not in KINDS:
         raise SpecError(f"unknown backend {name!r}", where="backend", hint=f"Use one of {', '.join(KINDS)}")
     return KINDS[name]
 
 
 def origin_note(name: str) -> str:
-    """What must stand beside a figure of such a run, so that nobody takes it for a device's; "" where nothing must."""
+    """The note beside a figure of such a run that was not measured on a device; "" for a device."""
     kind = kind_of_run(name)
     if kind.is_virtual:
         return "Predicted: simulated in virtual time; no server ran and no NPU was measured."
@@ -87,5 +87,5 @@ def origin_note(name: str) -> str:
 
 
 def kind_of_run(name: str) -> BackendKind:
-    """The kind that a sealed run names; for one that this version does not know, its bare name and no claim."""
+    """The kind that a sealed run names; an unknown kind has its name as label, and no known device."""
     return KINDS.get(name) or BackendKind(name=name, label=name or "not named", has_device=None)

@@ -1,7 +1,7 @@
-"""What of a setting is known to be harmless and may be recorded; for all else stands the word "redacted".
+"""Redaction: settings known to be harmless are recorded; the word "redacted" replaces all others.
 
-A secret reaches the server and nothing else: manifests, frozen files and reports hold the word. The environment is
-not read here.
+A secret reaches the server and nothing else: manifests, frozen files and reports hold the word instead. The environment
+is not read here.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Packages by uv: from where pip's own settings say, by the same hashes, several times as fast as pip.
+"""Installs packages with uv, with pip's settings and the same hashes, several times as fast as pip.
 
-It names no package index, and who calls decides what a failure means: pip can do the same, later. Standard library
+It names no package index. The caller decides what follows a failure; pip can do the same. It uses the standard library
 alone, because the set-up of a checkout runs it before anything is installed.
 """
 
@@ -24,13 +24,13 @@ UV_VARIABLES = {
     "timeout": ("UV_HTTP_TIMEOUT", " "),
     "default-timeout": ("UV_HTTP_TIMEOUT", " "),
 }
-"""What pip calls a setting: what uv calls it, and what uv writes between several values."""
+"""By pip's name of a setting: uv's variable, and its separator between several values."""
 
 
 def uv_install(python: str, *installs: Sequence[str]) -> None:
     """One ``uv pip install`` after another into the environment of ``python``, which has pip and gets uv by its hash.
 
-    installs: the arguments of each. Raises OSError, or subprocess.CalledProcessError whose output is what they said.
+    installs: the arguments of each. Raises OSError, or subprocess.CalledProcessError with the output.
     """
     pip = [python, "-I", "-m", "pip", "--disable-pip-version-check", "--no-input", "--quiet"]
     # One retry: without a network, pip would come to the same end much later.
@@ -43,9 +43,9 @@ def uv_install(python: str, *installs: Sequence[str]) -> None:
 
 
 def pip_settings(listing: str) -> dict[str, str]:
-    """What ``pip install`` obeys, by name, of what ``pip config list`` printed.
+    """The settings of ``pip install``, by name, from the output of ``pip config list``.
 
-    The environment has the last word, then the section of the command, then what holds for all commands.
+    The environment overrides the section of the command, which overrides the global section.
     """
     settings: dict[str, str] = {}
     for section in ("global.", "install.", ":env:."):
@@ -57,7 +57,7 @@ def pip_settings(listing: str) -> dict[str, str]:
 
 
 def uv_environment(settings: Mapping[str, str]) -> dict[str, str]:
-    """uv's variables for pip's ``settings``; who has set a variable of uv's own means uv, and keeps it."""
+    """uv's variables for pip's ``settings``; variables of uv that are already set stay."""
     # pip takes a package from whichever index has it, and trusts the certificates of the system.
     variables = {"UV_INDEX_STRATEGY": "unsafe-best-match", "UV_SYSTEM_CERTS": "1"}
     for name, (variable, separator) in UV_VARIABLES.items():

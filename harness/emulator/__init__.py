@@ -1,7 +1,7 @@
-"""The emulator: the engine's decisions in real time, behind an OpenAI-compatible HTTP server in its own process.
+"""The emulator: the engine's decisions in real time, behind an OpenAI-compatible HTTP server in a separate process.
 
-A step lasts exactly as long as the cost model says, whatever the host was doing. Nothing here decides a schedule. Start
-it with ``python -m harness.emulator``.
+A step lasts exactly as long as the cost model says, whatever the host does. The engine alone decides the schedule.
+Start the emulator with ``python -m harness.emulator``.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """``python -m harness.emulator``: run one emulator server in this process.
 
-Whatever is wrong with the command is one line on stderr and a non-zero exit code.
+A wrong command ends with one line on stderr and a non-zero exit code.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The HTTP face: the paths, status codes and headers of vLLM's OpenAI-compatible server.
+"""HTTP: the paths, status codes and headers of vLLM's OpenAI-compatible server.
 
-Handlers turn a body into engine requests and wait; they never look at the schedule. When a client goes away, its engine
+Handlers turn a body into engine requests and wait. They never see the schedule. When a client disconnects, its engine
 requests are aborted.
 """
 
@@ -58,7 +58,7 @@ def json_answer(body: dict[str, Any], *, status: int = 200, headers: dict[str, s
 
 @dataclass(frozen=True, slots=True)
 class RequestNames:
-    """The ids of one prompt's engine requests: a random end in common, and the choice in front when there are several.
+    """The ids of one prompt's engine requests: a common random end, and the choice in front where there are several.
 
     Source: vllm/v1/engine/input_processor.py, vllm/v1/engine/parallel_sampling.py.
     """
@@ -127,7 +127,7 @@ class Api:
     def _stream_for(
         self, http: web.Request, body: AnyRequest, prompts: list[list[int]], limits: list[int]
     ) -> ClientStream:
-        """The engine requests of a body, and where their tokens will go; nothing is submitted yet."""
+        """The engine requests of a body, and the stream for their tokens; nothing is submitted yet."""
         is_chat = isinstance(body, ChatRequest)
         base_id = http.headers.get("X-Request-Id") or body.request_id or random_id()
         response_id = f"{'chatcmpl' if is_chat else 'cmpl'}-{base_id}"
@@ -158,7 +158,7 @@ class Api:
         self, body: AnyRequest, prompt: list[int], max_tokens: int, names: RequestNames, choice: int
     ) -> tuple[EngineRequest, int]:
         tokens = np.asarray(prompt, dtype=np.int32)
-        # Sampled, several answers to a prompt differ; the first is the one that a request without ``n`` gets.
+        # Several sampled answers to a prompt differ; the first equals the answer to a request without ``n``.
         context = ContextHash.of(tokens, self._config.seed + choice)
         conditions = StopConditions(
             body.min_tokens,
@@ -264,12 +264,12 @@ class Api:
 
 
 def log_received(log: logs.ServerLog, requests: list[EngineRequest]) -> None:
-    """What ``--enable-log-requests`` says of an HTTP request: one line per prompt."""
-    for request in {one.external_id: one for one in requests}.values():
+    """Log an HTTP request as ``--enable-log-requests`` does: one line per prompt."""
+    for request in {request.external_id: request for request in requests}.values():
         params = f"SamplingParams(n={request.choices.num}, max_tokens={request.max_tokens})"
         log.line(logs.RECEIVED, f"Received request {request.external_id}: params: {params}, lora_request: None.")
 
 
 def log_added(log: logs.ServerLog, request: EngineRequest) -> None:
-    """What it says of an engine request."""
+    """Log an engine request as ``--enable-log-requests`` does."""
     log.line(logs.ADDED, f"Added request {request.engine_id}.")

@@ -1,7 +1,7 @@
 """The configuration of an emulator process: server, clock scale, address, logs, faults.
 
-Everything is checked here, before a socket is opened; what is wrong is one SpecError. JSON for the harness, flags for
-people.
+Everything is checked here, before a socket is opened; every problem is a SpecError. The harness passes JSON, people
+pass flags.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ FAULTS = {
 
 
 class Fault(Spec):
-    """Wrong behaviour on request, for tests of whoever talks to the server; the default is none.
+    """Deliberate faults, for tests of clients and of the harness; the default is none.
 
     hang_after_steps, crash_after_steps: engine steps served before the engine stops for ever, or the process dies.
-    early_stop: tokens by which every answer falls short (at least one is given). copy_fails_at: KV copies that succeed
+    early_stop: tokens that are missing from every answer (at least one is given). copy_fails_at: KV copies that succeed
     before one fails: a full prefill from vllm-rbln 0.12 on, the end of the engine before.
     """
 
@@ -58,7 +58,7 @@ class Fault(Spec):
 
 
 class EmulatorConfig(Spec):
-    """Everything one emulator process needs to know. ``time_scale``: model ns per wall ns."""
+    """The configuration of an emulator process. time_scale: model ns per wall ns."""
 
     server: ServerSpec = ServerSpec()
     time_scale: float = Field(default=1.0, gt=0, le=1000)
@@ -88,11 +88,11 @@ class EmulatorConfig(Spec):
     @field_validator("fault", mode="before")
     @classmethod
     def _fault_texts(cls, value: Any) -> Any:
-        return Fault.parse([str(one) for one in value]) if isinstance(value, list) else value
+        return Fault.parse([str(text) for text in value]) if isinstance(value, list) else value
 
 
 def parse_config(table: Any, *, where: str) -> EmulatorConfig:
-    """An EmulatorConfig from a JSON object; raises SpecError naming every key that is wrong."""
+    """An EmulatorConfig from a JSON object; raises SpecError with every wrong key."""
     try:
         return EmulatorConfig.model_validate(table)
     except ValidationError as error:
@@ -153,7 +153,7 @@ SERVER_FLAGS = ("max_num_seqs", "max_active_seqs", "rules", "decode_buckets", "k
 
 
 def config_from_arguments(arguments: Sequence[str] | None = None) -> EmulatorConfig:
-    """The configuration a command line asks for; raises SpecError in one line when it cannot be."""
+    """The configuration of a command line; raises SpecError for a wrong one."""
     options = vars(_parser().parse_args(arguments))
     path: Path | None = options.pop("config")
     table = {} if path is None else load_config(path)

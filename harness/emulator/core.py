@@ -1,7 +1,7 @@
-"""The engine loop of the server: drain the inbox, schedule, let the step last, process aborts, finish, hand out tokens.
+"""The engine loop of the server: drain the inbox, schedule, run the step, process aborts, finish, hand out tokens.
 
-It owns no clock and no sockets: its driver says when a step starts, and learns when it ends. The order of events is
-that of vLLM 0.22's EngineCore (``run_busy_loop``, ``step``).
+It has no clock and no sockets: a driver starts and ends the steps. The order of events is that of vLLM 0.22's
+EngineCore (``run_busy_loop``, ``step``).
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ Int64Array = npt.NDArray[np.int64]
 
 @dataclass(slots=True, eq=False)
 class Choices:
-    """The answers to one prompt that a client asked for at once (``n``): each is an engine request of its own."""
+    """The answers to one prompt of a request with ``n``: each is a separate engine request."""
 
     num: int = 1
     num_open: int = 1
     most_generated: int = 0
 
-    def finish_one(self, num_generated: int) -> bool:
-        """One of them ended; whether it was the last."""
+    def finish(self, num_generated: int) -> bool:
+        """Count an ended answer; returns whether it was the last."""
         self.num_open -= 1
         self.most_generated = max(self.most_generated, num_generated)
         return self.num_open == 0
@@ -40,9 +40,9 @@ class Choices:
 class EngineRequest:
     """One prompt on its way through the engine; times are model ns, -1 until they happen.
 
-    planned_tokens: how many tokens it will really generate, at most ``max_tokens``. answer: those tokens when they
-    had to be drawn ahead to find a stop condition, else empty and drawn one per step. kv_blocks: inner block ids it
-    held when it was admitted, and again when it ended.
+    planned_tokens: the tokens that it will generate, at most ``max_tokens``. answer: those tokens when they
+    had to be drawn ahead to find a stop condition, else empty and drawn one per step. kv_blocks: the inner block ids
+    that it held when it was admitted, then when it ended.
     """
 
     handle: int
@@ -80,7 +80,7 @@ class EngineRequest:
 
 
 class StepStart(NamedTuple):
-    """A step that runs: what was decided, for whom, and when it ends. ``flushed`` are requests finished before it."""
+    """A running step: the decision, its requests, its end. flushed: requests that finished before it."""
 
     number: int
     start_ns: int
@@ -95,10 +95,10 @@ class StepStart(NamedTuple):
 
 
 class StepEnd(NamedTuple):
-    """A step that ended: who gets one token, who is finished, and what the KV pool logged while freeing.
+    """An ended step: requests that get a token, finished requests, and what the KV pool logged while freeing.
 
-    ends_ns: its end; of equal decode steps taken together, that of each, and everyone gets as many tokens.
-    used_blocks: inner KV blocks that running requests hold.
+    ends_ns: the end of the step, or of each of several equal decode steps taken together; each request gets as many
+    tokens. used_blocks: inner KV blocks that running requests hold.
     """
 
     start: StepStart
@@ -116,8 +116,8 @@ class EmulatorCore:
     """The engine core: requests go in with ``submit`` and ``abort``, steps come out of ``start_step`` and ``end_step``.
 
     An arrival joins a step only if its ``arrival_ns`` is not later than the step's start, so the steps are a function
-    of arrival instants alone, not of how late the host was when it looked. failing_copy: which KV copy of the server's
-    life fails, None for none.
+    of arrival instants alone, however late the host is. failing_copy: the number of the KV copy, since the start, that
+    fails; None: none.
     """
 
     scheduler: Scheduler
@@ -141,9 +141,7 @@ class EmulatorCore:
         self._inbox.append(request)
 
     def abort(self, handle: int, at_ns: int) -> None:
-        """Ask at ``at_ns`` for a request to be dropped: at the end of the step that runs then, before its tokens, or
-        before the next schedule.
-        """
+        """Drop a request as of ``at_ns``: before the tokens of the step that then runs, or before the next step."""
         self._aborts.append((at_ns, handle))
 
     @property
@@ -194,10 +192,10 @@ class EmulatorCore:
         return self.running_step
 
     def equal_ends_ns(self) -> list[int]:
-        """When the running step ends, and each decode step exactly like it that must follow while nobody comes or
-        leaves.
+        """When the running step ends, and each equal decode step that must follow while no request arrives or leaves.
 
-        A head of the queue that could be admitted is refused anew before each step, and the log says so each time.
+        A waiting request that lacks only memory is refused anew before each step, and logged each time: then the
+        running step alone.
         """
         start, scheduler = self.running_step, self.scheduler
         assert start is not None, "no step is running"
@@ -207,9 +205,9 @@ class EmulatorCore:
         return list(accumulate(scheduler.equal_durations_ns(start.step)[1:], initial=start.end_ns))
 
     def end_step(self, ends_ns: Sequence[int] = ()) -> StepEnd:
-        """The running step is over: aborts that came meanwhile, then tokens, finishes and freed slots.
+        """End the running step: process aborts that arrived meanwhile, then tokens, finishes and freed slots.
 
-        ends_ns: the first of ``equal_ends_ns``, to take so many steps at once; default: the running one alone.
+        ends_ns: the first entries of ``equal_ends_ns``, to take as many steps at once; default: the running step alone.
         """
         start = self.running_step
         assert start is not None, "no step is running"
@@ -242,7 +240,7 @@ class EmulatorCore:
         )
 
     def _copied(self, step: Step) -> Step:
-        """The step after its KV copies; those that follow a failed one are not tried."""
+        """The step after its KV copies; copies after a failed copy are not tried."""
         first = self.num_copies
         self.num_copies += len(step.cached_slots)
         if self.failing_copy is None or not first <= self.failing_copy < self.num_copies:
@@ -264,11 +262,11 @@ class EmulatorCore:
         return tuple(arrivals)
 
     def _apply_aborts(self, until_ns: int) -> tuple[KvEvent, ...]:
-        asked = [handle for at_ns, handle in self._aborts if at_ns <= until_ns]
-        if not asked:
+        aborted = [handle for at_ns, handle in self._aborts if at_ns <= until_ns]
+        if not aborted:
             return ()
         self._aborts = [later for later in self._aborts if later[0] > until_ns]
-        for handle in asked:
+        for handle in aborted:
             request = self.requests.pop(handle, None)
             if request is not None:
                 request.kv_blocks = self.scheduler.inner_blocks(handle)

@@ -1,7 +1,7 @@
-"""The real-time driver: lets each step of the core last until its modelled end, on an absolute schedule.
+"""The real-time driver: each step of the core lasts until its modelled end, on an absolute schedule.
 
-The next step starts where the last one ended in model time, so the host's own delays do not add up; a stall beyond the
-limit moves the schedule on, is counted and reported. Steps are reported once the next one is armed.
+The next step starts where the last step ended in model time, so the host's delays do not add up. A stall beyond the
+limit moves the schedule and is reported. A step is reported after the next step was armed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SPIN_SHARE = 10  # at most this part of a step is spent busy-waiting
 
 
 class StepListener(Protocol):
-    """Who is told about steps; called after the next step was armed, so that its work hides inside that step."""
+    """Receives the steps. It is called after the next step was armed, so that its work hides inside that step."""
 
     def step_ended(self, end: StepEnd, woken_ns: int) -> None:
         """A step ended at ``end.start.end_ns``; the host noticed at ``woken_ns`` (model ns)."""
@@ -34,7 +34,7 @@ class StepListener(Protocol):
         ...
 
     def engine_crashed(self, traceback: str) -> None:
-        """The engine cannot go on: the crash that was asked for (no traceback), or a fault of its own."""
+        """The engine cannot continue: the configured crash (no traceback), or a defect."""
         ...
 
 
@@ -72,12 +72,12 @@ class RealTimeDriver:
         return self.core.running_step is None and not self._kick_pending and self.core.num_unfinished == 0
 
     def close(self) -> None:
-        """Stop for ever."""
+        """Stop."""
         self._loop.remove_reader(self._timer.fd)
         self._timer.close()
 
     def _kick_soon(self) -> None:
-        # Not at once: the requests of one loop turn then meet in the inbox before the first schedule.
+        # Later in this turn of the loop, so that all its requests are in the inbox before the first schedule.
         if self.core.running_step is None and not self._kick_pending:
             self._kick_pending = True
             self._loop.call_soon(self._kick)
@@ -85,10 +85,10 @@ class RealTimeDriver:
     def _kick(self) -> None:
         self._kick_pending = False
         if self.core.running_step is None:
-            self._or_crash(lambda: self._tell(*self._arm_next(self._clock.now_ns())))
+            self._or_crash(lambda: self._report(*self._arm_next(self._clock.now_ns())))
 
     def _or_crash(self, act: Callable[[], None]) -> None:
-        # asyncio would log the exception and go on; an engine that never steps again must not look alive.
+        # asyncio would log the exception and continue; a stopped engine must not look alive.
         try:
             act()
         except Exception:
@@ -108,13 +108,13 @@ class RealTimeDriver:
         self._free_at_ns = running.end_ns
         if self._fault.crash_after_steps is not None and self.core.num_steps >= self._fault.crash_after_steps:
             self._listener.engine_crashed("")
-        # Telling comes last: tokens, logs and metrics of this step are made while the next one already runs.
+        # The report comes last: tokens, logs and metrics of this step are made while the next step runs.
         start, moved_ns = self._arm_next(now_ns)
         self._listener.step_ended(end, now_ns)
-        self._tell(start, moved_ns)
+        self._report(start, moved_ns)
 
     def _arm_next(self, now_ns: int) -> tuple[StepStart | None, int]:
-        """Start the step that the model says runs now and arm the timer for its end; by how much a stall moved it."""
+        """Start the next step and arm the timer for its end; returns the step and by how much a stall moved it."""
         if self._is_hung:
             return None, 0
         if self._fault.hang_after_steps is not None and self.core.num_steps >= self._fault.hang_after_steps:
@@ -136,7 +136,7 @@ class RealTimeDriver:
         self._timer.arm(self._clock.to_monotonic_ns(start.end_ns) - min(self._spin_ns, wall_ns // SPIN_SHARE))
         return start, moved_ns
 
-    def _tell(self, start: StepStart | None, moved_ns: int) -> None:
+    def _report(self, start: StepStart | None, moved_ns: int) -> None:
         if start is None:
             return
         if moved_ns:

@@ -66,7 +66,7 @@ class Site(NamedTuple):
 
     @property
     def brand(self) -> str:
-        """vllm-rbln's own formatter begins every line so."""
+        """The beginning of each line of vllm-rbln's formatter."""
         return "[vllm-rbln] " if self.logger.startswith("vllm_rbln") else ""
 
     @property

@@ -290,7 +290,7 @@ class ServerMetrics:
             "request_generation_tokens": num_generated,
             "request_params_max_tokens": request.max_tokens,
         }
-        if request.choices.finish_one(num_generated):
+        if request.choices.finish(num_generated):
             figures["request_max_num_generation_tokens"] = request.choices.most_generated
             figures["request_params_n"] = request.choices.num
         if self.dialect.counts_preemptions:

@@ -60,7 +60,7 @@ def word_token(text: str) -> int | None:
 def encode(text: str) -> list[int]:
     """Token ids of ``text``: special tokens, words, and UTF-8 bytes for everything between them.
 
-    ``encode(decode(ids)) == ids`` for every generated answer, so a text client that sends an answer back re-uses it.
+    ``encode(decode(ids)) == ids`` for every generated answer, so a client that sends the text back can reuse its KV.
     """
     tokens: list[int] = []
     position = 0
@@ -111,7 +111,7 @@ _POWERS = _powers()
 
 
 class ContextHash(NamedTuple):
-    """A rolling hash of a token context, and the law that draws the next token from it."""
+    """A rolling hash of a token context, from which the next token is drawn."""
 
     state: int
 
@@ -142,13 +142,13 @@ class ContextHash(NamedTuple):
         return FIRST_WORD + self.draw() % NUM_WORDS
 
     def wants_eos(self, rate: float) -> bool:
-        """Whether the next token is EOS under the seeded law: with probability ``rate``, by this context alone."""
+        """Whether the next token is EOS: with probability ``rate``, by this context alone."""
         return rate > 0 and (self.draw() >> 11) * 2.0**-53 < rate
 
 
 @dataclass(frozen=True, slots=True)
 class StopConditions:
-    """What may end an answer before its limit. ``eos_rate``: chance that a token is EOS, 0 with ignore_eos."""
+    """Conditions that end an answer before its limit. eos_rate: chance that a token is EOS, 0 with ignore_eos."""
 
     min_tokens: int = 0
     stop_token_ids: Sequence[int] = ()
@@ -164,7 +164,7 @@ class StopConditions:
 
 @dataclass(frozen=True, slots=True)
 class PlannedAnswer:
-    """The end of an answer. ``tokens``: the answer itself when it was drawn ahead, else empty.
+    """The end of an answer. tokens: the answer if it was drawn ahead, else empty.
 
     text_limit: characters of text that may be shown, -1 for all (a stop text is not shown, nor what follows it).
     """
@@ -177,12 +177,12 @@ class PlannedAnswer:
 
 
 def plan_answer(context: ContextHash, max_tokens: int, conditions: StopConditions) -> PlannedAnswer:
-    """The answer to a prompt: as long as ``max_tokens`` unless a stop condition strikes after ``min_tokens``."""
+    """The answer to a prompt: ``max_tokens`` long, unless a stop condition applies after ``min_tokens``."""
     answer = PlannedAnswer(max_tokens)
     if conditions.must_look_ahead:
         answer = _look_ahead(context, max_tokens, conditions)
     if conditions.cut_short_by:
-        # The fault "early-stop": a server that breaks its promise of min_tokens.
+        # The fault "early-stop": the server ignores min_tokens.
         num_tokens = max(1, answer.num_tokens - conditions.cut_short_by)
         return PlannedAnswer(num_tokens, "stop", None, answer.tokens[:num_tokens], answer.text_limit)
     return answer
@@ -229,7 +229,7 @@ class WantedLogprobs:
             first_offset += len(name)
         # The token itself is listed even when no alternative was asked for.
         tops = [
-            {self._name(one): value for one, value in self._ranked(token, max(1, self.num_top))} for token in tokens
+            {self._name(other): value for other, value in self._ranked(token, max(1, self.num_top))} for token in tokens
         ]
         return {
             "text_offset": offsets,

@@ -1,4 +1,4 @@
-"""What clients may send, checked as vLLM checks it, and the errors that they get when it is wrong.
+"""Requests, checked as vLLM checks them, and the error bodies of wrong requests.
 
 The texts of errors are recorded in ``recorded/refusals.json``. Unknown fields are allowed and ignored, as in vLLM.
 Nothing here touches the engine.
@@ -28,7 +28,7 @@ GREEDY_BELOW = 1e-5  # vllm/sampling_params.py, _SAMPLING_EPS
 
 
 class ApiError(Exception):
-    """A request that is answered with an error body. newer: type and param in releases that name the field at fault."""
+    """A request that gets an error body. newer: type and param in releases that name the wrong field."""
 
     def __init__(self, message: str, kind: str, param: str | None, status: int, newer: Fault | None = None) -> None:
         super().__init__(message)
@@ -63,7 +63,7 @@ class StreamOptions(BaseModel):
 
 
 class _GenerationRequest(BaseModel):
-    """The fields that both endpoints share; what the emulator does not act on is checked all the same."""
+    """The fields of both endpoints. Fields that the emulator ignores are checked too."""
 
     model_config = ConfigDict(extra="allow")
     model: str | None = None
@@ -94,7 +94,7 @@ class _GenerationRequest(BaseModel):
 
     @classmethod
     def faults(cls, data: dict[str, Any]) -> Iterator[Fault]:
-        """What is wrong with fields that do not go together; vLLM looks at these before it looks at their types."""
+        """Wrong combinations of fields; vLLM checks these before the types."""
         if data.get("stream_options") and not data.get("stream"):
             yield "stream_options without stream", None
         if data.get("stream") and (data.get("prompt_logprobs") or 0) != 0:
@@ -161,10 +161,10 @@ class CompletionRequest(_GenerationRequest):
             raise refusal("no prompt")
         if isinstance(prompt[0], int):
             return [prompt]  # pyright: ignore[reportReturnType]  # a list of int, by the field's own check
-        return [encode(one) if isinstance(one, str) else one for one in prompt]  # pyright: ignore[reportReturnType]
+        return [encode(part) if isinstance(part, str) else part for part in prompt]  # pyright: ignore[reportReturnType]
 
     def check_supported(self) -> None:
-        """Raise for what ends the real engine (vllm-rbln 0.11.1), so that nobody measures a silent difference."""
+        """Refuse what ends the real engine (vllm-rbln 0.11.1), so that no difference stays unnoticed."""
         if self.echo and self.logprobs is not None:
             raise refusal("not emulated", value="echo with logprobs", param="logprobs")
         check_prompt_logprobs(self.prompt_logprobs)
@@ -236,7 +236,7 @@ class ChatRequest(_GenerationRequest):
         return [encode(chat_prompt(turns, add_generation_prompt=self.add_generation_prompt))]
 
     def check_supported(self) -> None:
-        """Raise for what vLLM does and the emulator does not."""
+        """Refuse what vLLM does and the emulator does not."""
         check_prompt_logprobs(self.prompt_logprobs)
         if self.tools is not None and self.tool_choice != "none":
             raise refusal("tool choice")
@@ -265,7 +265,9 @@ def parse_request(kind: type[RequestT], body: bytes, content_type: str) -> Reque
     try:
         return kind.model_validate(data)
     except ValidationError as error:
-        raise _invalid([{**one, "loc": ("body", *one["loc"])} for one in error.errors(include_url=False)]) from error
+        raise _invalid(
+            [{**detail, "loc": ("body", *detail["loc"])} for detail in error.errors(include_url=False)]
+        ) from error
 
 
 def _json(body: bytes) -> Any:

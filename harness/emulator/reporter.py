@@ -25,10 +25,10 @@ CRASH_EXIT_CODE = 1
 
 
 def step_record(end: StepEnd, woken_ns: int, emitted_ns: int) -> dict[str, Any]:
-    """What the trace says of one step.
+    """The record of a step in the trace.
 
-    arrivals: [response id, arrival instant] of the requests first seen by this step, in order. evictions: [slot, who
-    asked]. woken_ns, emitted_ns: when the host saw the end and when it had sent the tokens.
+    arrivals: [response id, arrival instant] of the requests first seen by this step, in order. evictions: [slot,
+    caller]. woken_ns, emitted_ns: when the host noticed the end and when it had sent the tokens.
     """
     start, step = end.start, end.start.step
     events = (*start.kv_events_before, *step.kv_events)
@@ -145,7 +145,7 @@ class StepReporter:
         handles = list(self.streams)
         for handle in handles:
             stream = self.streams.pop(handle)
-            request = next(one for one in stream.answer.requests if one.handle == handle)
+            request = next(request for request in stream.answer.requests if request.handle == handle)
             request.finish_reason = "abort"
             stream.push(request, None)
         return handles
@@ -161,7 +161,7 @@ class StepReporter:
         for site, message in copy_lines(step, slots, request.engine_id):
             self._log.line(site, message, start.start_ns)
         if step.failed_copy >= 0:
-            # The runner prepares the prefill anew, without what it would have reused.
+            # The runner prepares the prefill again, without reuse.
             self._log.line(logs.SCHEDULED, scheduled, start.start_ns)
 
     def _log_flushed(self, flushed: Iterable[EngineRequest], at_ns: int) -> None:
@@ -169,7 +169,7 @@ class StepReporter:
             self._slots.pop(request.handle, None)
             self._names.pop(request.handle, None)
             if request.scheduled_ns < 0:
-                continue  # aborted before the worker heard of it
+                continue  # aborted before the worker received it
             self._log.line(
                 logs.FINISHED,
                 f"Request {request.engine_id} is finished. Prompt tokens: {len(request.prompt)}, "

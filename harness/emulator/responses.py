@@ -43,7 +43,7 @@ def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class Answer:
-    """What one HTTP request asked for, and how its answer is to be shaped.
+    """The answer to one HTTP request, in the requested shape.
 
     requests: one per choice, all choices of a prompt together.
     """

@@ -40,13 +40,13 @@ DRAIN_POLL_NS = 5_000_000
 # A thread that renders metrics must give the interpreter back within a fraction of a step.
 SWITCH_INTERVAL_S = 1e-4
 SECOND_SIGNAL_EXIT_CODE = 143
-# A connection that asks nothing for this long (wall seconds), before its first request or after one, is closed.
+# A connection without a request for this long (wall seconds) is closed.
 IDLE_TIMEOUT_S = 75.0
 WARM_UP_TOKENS = 300
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A bound socket that does not listen yet; ServerError in one line when the address cannot be had."""
+    """A bound socket that does not listen yet; ServerError when the address is not available."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     server = socket.socket(family, socket.SOCK_STREAM)
     server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -124,7 +124,7 @@ class EmulatorServer:
             access_log=None,
             shutdown_timeout=1.0,
             keepalive_timeout=IDLE_TIMEOUT_S,
-            # As in vLLM a body is read as it came: what unpacks to a gigabyte is no JSON, and blocks nobody.
+            # As in vLLM, a compressed body is not unpacked: it could grow to a gigabyte.
             auto_decompress=False,
         )
         await runner.setup()
@@ -179,7 +179,7 @@ class EmulatorServer:
         self.log.line(logs.STARTING, f"Starting vLLM server on http://{shown}:{port}")
         self.log.plain(f"INFO:     Started server process [{os.getpid()}]")
         self.log.plain("INFO:     Waiting for application startup.")
-        # What exists now lives until exit; collecting it again and again would cost milliseconds each time.
+        # Objects of the start live until exit. Each collection of them would cost milliseconds.
         gc.collect()
         gc.freeze()
         await web.SockSite(runner, self.socket, backlog=2048).start()

@@ -1,7 +1,7 @@
 """The driver of simulated runs: a whole plan on the emulator's core in virtual time, without sockets or waiting.
 
-It is the same EmulatorCore that the server runs; only the clock jumps. Clients answer in no time. The backend ``sim``
-writes its records with this driver.
+It is the EmulatorCore of the server; only the clock jumps, and clients take no time. The backend ``sim`` writes its
+records with this driver.
 """
 
 from __future__ import annotations
