@@ -202,7 +202,7 @@ def _print_results(results: Iterable[str], source: str) -> None:
     """Print every result; SpecError in the end where no line of ``source`` was a case."""
     num_lines = num_errors = 0
     for line in results:
-        print(line)
+        print(line, flush=source == "-")
         num_lines += 1
         num_errors += '"error": ' in line
     if num_lines and num_errors == num_lines:
