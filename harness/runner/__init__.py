@@ -1,7 +1,6 @@
 """Running experiments: conditions x replicates, each on a freshly started server, sealed one by one.
 
-This floor joins ``live`` (processes, sockets), ``sim`` (time estimates) and ``analysis`` (invariants), which never
-meet below it. It never interprets results.
+This floor joins ``client``, ``server``, ``sim`` (forecasts) and ``analysis`` (invariants). It interprets no results.
 """
 
 from harness.runner.experiment import ExperimentOutcome, run_experiment

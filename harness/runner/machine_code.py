@@ -1,6 +1,6 @@
-"""Compiles what runs need before the first of them starts, the simulator and the engine in two processes at once.
+"""Compiles simulator and engine before the first run starts, in two processes at once.
 
-Machine code that exists is left alone. No run is made here.
+Existing machine code is kept.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from harness.spec import ServerSpec
 
 
 class Part(NamedTuple):
-    """One of the programs that are compiled. source: the file of its functions that Python calls."""
+    """A compiled program. source: the file with the functions that Python calls."""
 
     source: str
     warm_up: Callable[[], None]
@@ -33,7 +33,7 @@ def _warm_up_simulator() -> None:
     run_batch(plan_arrays([plan]), EngineConfig.from_server(ServerSpec()), load_cost_model("paper"))
 
 
-# The longest first: this process compiles it, while another compiles the rest.
+# Longest first: this process compiles it, another process the rest.
 PARTS = {
     "simulator": Part(str(events.__file__), _warm_up_simulator),
     "engine": Part(str(entrypoints.__file__), warm_up_engine),
@@ -41,12 +41,12 @@ PARTS = {
 
 
 def parts_of(kind: BackendKind) -> list[str]:
-    """What runs of a kind load: the simulator for the forecast, the engine where the server is modelled."""
+    """The programs that runs of a kind load: the simulator for the forecast, the engine of a modelled server."""
     return ["simulator", "engine"] if kind.scales_time and not kind.is_virtual else ["simulator"]
 
 
 def missing(parts: Sequence[str]) -> list[str]:
-    """Those of ``parts`` that were not compiled on this machine yet."""
+    """The ``parts`` that are not compiled on this machine yet."""
     return [name for name in parts if not has_machine_code(PARTS[name].source)]
 
 
@@ -60,7 +60,7 @@ def make(parts: Sequence[str]) -> None:
     finally:
         failed = beside is not None and beside.wait() != 0
     for part in others if failed else ():
-        # Whatever stopped the other process, a limit perhaps, is an error here, with its words.
+        # The cause of the failure, perhaps a limit, is raised here.
         PARTS[part].warm_up()
 
 

@@ -1,7 +1,4 @@
-"""The same plan with and without observation: are the tokens the same, are the steps, and what does observing cost?
-
-Both runs are ordinary sealed runs; nothing but them is looked at.
-"""
+"""Compares two sealed runs of one plan, with and without observation: tokens, steps and the cost of observing."""
 
 from __future__ import annotations
 
@@ -42,7 +39,7 @@ def run_paired(
     on_progress: ProgressSink = silent,
     stop: StopFlag | None = None,
 ) -> PairOutcome | None:
-    """Perform both runs of a ``paired_spec`` and compare them; None when the person stopped before both were sealed.
+    """Perform both runs of a ``paired_spec`` and compare them; None when the user stopped before both were sealed.
 
     resume: compare runs that are sealed already, and perform only what is missing.
     """
@@ -62,7 +59,7 @@ def compare_pair(plain: SealedRun, observed: SealedRun) -> PairOutcome:
     num_empty = sum(digest == "" for digest in rows[0].values())
     steps = [_decode_steps(run) for run in (plain, observed)]
     sums = [sum(n for n, _ in one) for one in steps]
-    # Arrivals are in real time, so that the grouping of requests into steps may differ; the work may not.
+    # Arrivals are in real time: requests may be grouped into other steps, but the work must be equal.
     same_order = steps[0] == steps[1]
     lines = [
         f"tokens: {len(rows[0]) - len(different)} of {len(rows[0])} answers identical"
@@ -93,7 +90,7 @@ def _decode_steps(run: SealedRun) -> list[tuple[int, int]]:
 
 
 def _costs(plain: SealedRun, observed: SealedRun) -> list[str]:
-    """What observing took: the observer's own account, and the token period with and without."""
+    """The cost of observing: the observer's measurement, and the token period with and without it."""
     lines: list[str] = []
     path = observed.file(layout.OBSERVER)
     if path.is_file():
@@ -108,7 +105,7 @@ def _costs(plain: SealedRun, observed: SealedRun) -> list[str]:
                 f"{max(costs_us):.0f} us longest; {named} steps"
             )
     periods = [_token_periods_ms(run) for run in (plain, observed)]
-    # A device that takes no time gives a period of nothing, of which there is no percentage.
+    # A device without modelled time has periods of 0, which have no percentage.
     both = sorted(place for place in periods[0].keys() & periods[1].keys() if periods[0][place] > 0)
     if both:
         changes = [100 * (periods[1][place] / periods[0][place] - 1) for place in both]
@@ -134,7 +131,7 @@ def _bounds(interval: Interval, unit: str) -> str:
 
 
 def _token_periods_ms(run: SealedRun) -> dict[Place, float]:
-    """Median time between two chunks of each answer; answers of fewer than three chunks tell nothing."""
+    """Median time between chunks of each answer with at least three chunks."""
     chunks = run.table("chunks").select(["session", "request", "received_ns"])
     columns = [np.asarray(chunks[name]) for name in ("session", "request", "received_ns")]
     order = np.lexsort(columns[::-1])
@@ -143,4 +140,4 @@ def _token_periods_ms(run: SealedRun) -> dict[Place, float]:
     gaps: defaultdict[Place, list[float]] = defaultdict(list)
     for at in np.flatnonzero(same):
         gaps[int(session[at]), int(request[at])].append(float(received_ns[at + 1] - received_ns[at]) / 1e6)
-    return {place: float(np.median(own)) for place, own in gaps.items() if len(own) > 1}
+    return {place: float(np.median(of_answer)) for place, of_answer in gaps.items() if len(of_answer) > 1}

@@ -1,6 +1,6 @@
-"""Each module here is one kind of server, as a value ``BACKEND``: its checks, its launch, its ``perform``.
+"""Each module here is a kind of server, as a value ``BACKEND``: its checks, its launch, its ``perform``.
 
-What others may know of a kind without running it stands in ``harness.kinds``; a module is loaded when it is needed.
+``harness.kinds`` holds the facts of a kind that need no import of it; a module is imported at first use.
 """
 
 from __future__ import annotations
@@ -20,5 +20,5 @@ def backend_named(name: str) -> Backend:
 
 
 def readiness() -> Iterator[Check]:
-    """One line for each kind: can this machine run it?"""
+    """For each kind, whether this machine can run it."""
     return (backend_named(name).readiness() for name in KINDS)

@@ -1,6 +1,6 @@
-"""A server that somebody else started, as a backend; every run on it says so.
+"""A server that somebody else started, as a backend; every run on it has a finding that says so.
 
-It is never started, restarted, stopped or configured.
+It is never started, restarted, stopped or configured here.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class AttachedBackend(ServerBackend):
     """Somebody else's OpenAI-compatible server at ``server.url``; the model is the first one it lists."""
 
     kind: BackendKind = KINDS["attached"]
-    # Where it stands is what the harness connects to; costs only price what was measured.
+    # The harness connects to the URL, and the cost model prices what was measured: both hold without being shown.
     shown_keys: ClassVar[frozenset[str]] = frozenset({"url", "cost_model"})
 
     def readiness(self) -> Check:
@@ -90,7 +90,7 @@ class AttachedBackend(ServerBackend):
 
 
 def _shown_by_models(reply: Reply) -> dict[str, Any]:
-    """The longest request, which vLLM's list of models states."""
+    """The longest request, from vLLM's list of models."""
     try:
         return {"slot_tokens": int(reply.json()["data"][0]["max_model_len"])}
     except (LookupError, TypeError, ValueError):

@@ -1,7 +1,6 @@
-"""What a backend is: checks before anything starts, one line for the doctor, and how one run is performed.
+"""The interface of a backend: checks before anything starts, a line for the doctor, and ``perform`` of a run.
 
-A backend of servers adds the exact command that starts one; every such server is started, watched and stopped by the
-same code (``harness.runner.run``). No kind is named here.
+A backend of servers adds the exact launch command; ``harness.runner.run`` starts, observes and stops every such server.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from harness.stack.rbln.kv_rules import rules_for_version
 
 
 class Backend(ABC):
-    """One kind of server that the harness can measure."""
+    """A kind of server that the harness can measure."""
 
     __slots__ = ()
 
@@ -41,34 +40,34 @@ class Backend(ABC):
         return {}
 
     def lacks(self, run: PlannedRun) -> tuple[str, ...]:
-        """What a run needs and a server that is there already lacks, each with its cure; asked before the first run."""
+        """What a run needs and a running server lacks, each with its remedy; called before the first run."""
         del run
         return ()
 
     def check_server(self, server: ServerSpec) -> None:  # noqa: B027  # most kinds have nothing to refuse
-        """Refuse what no host could run, before an experiment is planned; raises SpecError."""
+        """Refuse what no host could run, when an experiment is planned; raises SpecError."""
 
     def check_host(self, server: ServerSpec) -> None:  # noqa: B027
-        """Refuse, before the first server of an experiment starts, what this host can already tell.
+        """Refuse, before the first server of an experiment starts, what this host cannot run.
 
         Raises as ``perform`` would: ServerError for a busy port or an absent stack, SpecError for a stale artifact.
         """
 
     @abstractmethod
     def readiness(self) -> Check:
-        """Whether this machine can run this kind; only looks."""
+        """Whether this machine can run this kind; changes nothing."""
 
     @abstractmethod
     def perform(self, run: PlannedRun, context: RunContext) -> SealedRun | None:
-        """Perform one run and seal it, valid or not; None when the person aborted it."""
+        """Perform a run and seal it, valid or not; None when the user aborted it."""
 
 
 STACK_KEYS = ENGINE_KEYS | {"artifact", "environment", "devices", "patch", "observer", "extra_args", "env"}
-"""Settings of the real stack, which a launch applies or the stack shows."""
+"""Settings that a launch of the real stack applies, or that the stack shows."""
 
 
 def rules_in_force(version: str) -> dict[str, Any]:
-    """The rules that a vllm-rbln ``version`` follows, as a setting in force; nothing for one that nobody has read."""
+    """The rules of a vllm-rbln ``version``, as a setting in force; empty for an unknown version."""
     rules = rules_for_version(version)
     return {} if rules is None else {"rules": rules.name}
 
@@ -105,7 +104,7 @@ def check_time_scale(kind: BackendKind, time_scale: float) -> None:
 
 
 def check_simulated_server(server: ServerSpec) -> None:
-    """Refuse what the rules in force have no word for; "auto" has become the name of a release by now."""
+    """Refuse settings that the scheduler rules do not support."""
     try:
         EngineConfig.from_server(server)
     except SpecError as error:
@@ -115,14 +114,12 @@ def check_simulated_server(server: ServerSpec) -> None:
 
 
 def npus_of(server: ServerSpec, num_npus: int, device: int | None) -> tuple[int, ...]:
-    """The NPUs of a server that needs ``num_npus``: those it names, else the first; for device d of a fleet the d-th
-    such group, so that servers of neighbouring devices share none.
-    """
+    """The NPUs of a server that needs ``num_npus``: those it names, else the first; for device d of a fleet group d."""
     first = 0 if device is None else device * num_npus
     return server.devices or tuple(range(first, first + num_npus))
 
 
 def check_named_artifact(server: ServerSpec) -> None:
-    """Refuse a compiled model that is not there or is not what the condition asks for; another host's is not seen."""
+    """Refuse a compiled model that is missing or differs from the condition; not checked on another host."""
     if server.artifact and not server.ssh:
         check_artifact(read_artifact(Path(server.artifact)), server, server.artifact)

@@ -1,6 +1,6 @@
 """The embedded emulator as a backend: the scheduler's rules in real time, a cost model instead of a device.
 
-Everything it is told stands in one file of the run folder.
+Its whole configuration is one file in the run folder.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class EmulatorBackend(ServerBackend):
 
     def _plan(self, server: ServerSpec, options: LaunchOptions) -> LaunchPlan:
         chosen_port = require_port(LOOPBACK, options.port)
-        # Absolute: the server's working folder is its own business.
+        # Absolute: the server may have another working folder.
         files = {
             "config": (options.run_folder / layout.SERVER_CONFIG).absolute(),
             "device_trace": (options.run_folder / layout.DEVICE_TRACE).absolute(),
@@ -68,7 +68,7 @@ class EmulatorBackend(ServerBackend):
         return LaunchPlan(
             backend=self.kind.name,
             argv=(sys.executable, "-m", "harness.emulator", "--config", str(files["config"])),
-            # Lines must reach the log when they are written, not when a buffer is full.
+            # Unbuffered: lines must reach the log when they are written.
             env={"PYTHONUNBUFFERED": "1"},
             host=LOOPBACK,
             port=chosen_port,

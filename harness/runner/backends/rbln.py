@@ -72,7 +72,7 @@ class RblnBackend(ServerBackend):
         filled_env(server.env, os.environ)
 
     def readiness(self) -> Check:
-        """The vendor's packages, its device tool and its device files."""
+        """Whether the vendor's packages, device tool and device files are present."""
         devices = sorted(path.name for path in Path("/dev").glob("rbln*"))
         tool = first_line_of("rbln-smi", "--version")
         try:

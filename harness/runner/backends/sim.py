@@ -1,6 +1,7 @@
-"""The simulator as a backend: a run in virtual time, with the same records as a measured one.
+"""The simulator as a backend: a run in virtual time, with the same records as a measured run. No process is started.
 
-Starts no process and waits for nothing.
+The emulator's engine loop is stepped on a clock that jumps over equal steps. Log, scrapes, requests and chunks are
+written as a server and a perfect client would leave them; derived tables are made without reading the log back.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ from harness.stack.rbln.log_grammar import LogEvent
 MODEL = "simulated-qwen3-4b"
 LOG_PID = 0
 US_PER_S = NS_PER_S // NS_PER_US
-# A scrape costs as much as a thousand steps, and only what is injected into a run needs any between before and after.
+# A scrape costs as much as a thousand steps. Only sessions that start late need scrapes between start and end.
 MAX_SCRAPES = 24
 
 
@@ -99,7 +100,7 @@ def _fleet_record(planned: PlannedRun, factor: float) -> FleetRecord | None:
 
 
 class _Log:
-    """The server's log in its precise format, stamped with virtual instants, and what a reader finds in it."""
+    """The server's log in its precise format, with virtual stamps, and the events that a reader would parse."""
 
     def __init__(self, file: RawFile, epoch_s: int) -> None:
         self._file, self._epoch_s = file, epoch_s
@@ -108,11 +109,11 @@ class _Log:
 
     @property
     def counts(self) -> ParseCounts:
-        """As if it had been read: every line is whole and known."""
+        """Counts as after parsing: every line is complete and known."""
         return ParseCounts(lines=len(self._lines), events=len(self._lines))
 
     def _line(self, site: Site, message: str, at_ns: int) -> tuple[int, int, int]:
-        """Write a line; returns how an event of it begins: end_offset (nobody asks), created_ns, pid."""
+        """Write a line; returns the first fields of its event: end_offset (unused), created_ns, pid."""
         return 0, self._same_lines(site, message, (at_ns,))[0], LOG_PID
 
     def _same_lines(self, site: Site, message: str, at_ns: Iterable[int]) -> list[int]:
@@ -152,7 +153,7 @@ class _Log:
 
 @dataclass
 class _Rows:
-    """What a perfect client saw; one row per planned request, one chunk per token. Instants in virtual ns."""
+    """The rows of a perfect client: one a planned request, one chunk a token. Instants in virtual ns."""
 
     plan: Plan
     is_streaming: bool
@@ -230,12 +231,12 @@ class _Rows:
 
 
 def request_name(session: int, request: int) -> str:
-    """How a simulated request is called in its log."""
+    """The name of a simulated request in its log."""
     return f"s{session}r{request}"
 
 
 def _admission(start: StepStart) -> list[KvEvent]:
-    """The reuse and the allocation of a prefill, in the vendor's order; slots are not told apart."""
+    """The reuse and the allocation of a prefill, in the vendor's order; slots are not distinguished."""
     step, handle = start.step, start.requests[0].handle
     num_hit = step.cached_tokens // PREFILL_CHUNK_TOKENS
     num_blocks = -(-(step.cached_tokens + step.computed_tokens) // PREFILL_CHUNK_TOKENS)
@@ -254,7 +255,7 @@ class _VirtualRun(VirtualDriver):
         server, plan, client = run.server, run.plan, run.spec.client
         config = EngineConfig.from_server(server)
         super().__init__(plan, EmulatorCore(Scheduler(config, costs)))
-        # The paper's rules tell of evictions only; admissions, reuse and ends are added as the vendor would log them.
+        # The paper's rules log evictions only; admissions, reuse and ends are added as the vendor would log them.
         self._is_laconic = not config.has_inner_blocks
         self.rows = _Rows(plan, client.stream)
         self.log, self.scrapes = log, list[bytes]()
@@ -316,7 +317,7 @@ class _VirtualRun(VirtualDriver):
     def ended(self, end: StepEnd) -> None:
         end_ns = end.ends_ns[-1]
         for request in end.requests:
-            # Its answer is nobody's text, so that no token needs to be drawn.
+            # Nobody reads the answer, so no token is drawn.
             request.num_generated += len(end.ends_ns)
             key = self.names[request.handle]
             self.rows.cached_tokens[key] = request.cached_tokens
@@ -334,7 +335,7 @@ class _VirtualRun(VirtualDriver):
             self.log.kv_event(event, "" if key is None else f"cmpl-{request_name(*key)}-0", at_ns)
 
     def _scrape(self, at_ns: int, reason: str) -> None:
-        # No process serves: what the page says of one is as when this process first simulated such a server.
+        # Without metrics of a process: no process serves.
         body = self._metrics.render(of_the_process=False).decode()
         record = {"at_ns": at_ns, "reason": reason, "status": 200, "body": body}
         self.scrapes.append(json.dumps(record).encode() + b"\n")
