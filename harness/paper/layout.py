@@ -87,7 +87,7 @@ class TableSpec:
     remark: Callable[[Source], str] | None = None
 
 
-def by_row(
+def by_row(  # noqa: PLR0913  # one argument a property of a table
     number: str,
     caption: str,
     figures: tuple[str, str],
@@ -113,7 +113,7 @@ def by_row(
     return TableSpec(number, caption, headings, build, (experiment,), notes, remark)
 
 
-def by_condition(
+def by_condition(  # noqa: PLR0913  # one argument a property of a table
     number: str,
     caption: str,
     figures: tuple[str, str],

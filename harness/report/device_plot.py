@@ -79,12 +79,13 @@ def _effect_panel(axes: Axes, condition: ConditionFigures, color: str) -> None:
         (0.13, compared.b.devices, "D", SURFACE),
     ):
         if effect is not None:
-            _device_means(axes, effect, offset, marker=marker, color=color, face=face)
+            _device_means(axes, effect, offset, marker=marker, colors=(color, face))
     axes.set_title(f"{condition.name} / {condition.baseline}")
     axes.set_ylabel("cost ratio")
 
 
-def _device_means(axes: Axes, effect: DeviceEffect, offset: float, *, marker: str, color: str, face: str) -> None:
+def _device_means(axes: Axes, effect: DeviceEffect, offset: float, *, marker: str, colors: tuple[str, str]) -> None:
+    color, face = colors
     for place, one in enumerate(effect.devices):
         if not math.isnan(one.sd):
             ends = [math.exp(one.mean - one.sd), math.exp(one.mean + one.sd)]

@@ -86,11 +86,11 @@ def _run_events(run: SealedRun, *, client: int, server: int) -> Iterator[TraceEv
         waited_from_s = previous.done_s if previous is not None and previous.session == bar.session else None
         # A viewer puts a slice of no length inside whatever begins with it: here, the next request.
         if waited_from_s is not None and bar.due_s > waited_from_s:
-            yield _slice(client, bar.session + 1, "tool wait", waited_from_s, bar.due_s, {})
+            yield _slice(client, bar.session + 1, "tool wait", (waited_from_s, bar.due_s), {})
         yield from _request_events(bar, client, shares_s.get((bar.session, bar.request)))
         previous = bar
     for start_s, duration_s in view.stalls_s:
-        yield _slice(client, STALLS_TID, "the machine stood still", start_s, start_s + duration_s, {})
+        yield _slice(client, STALLS_TID, "the machine stood still", (start_s, start_s + duration_s), {})
     yield from _step_events(view, lengths_s, spans, server)
     yield from _padding_events(view, server)
     yield from _kv_lines(run, view, server)
@@ -129,13 +129,14 @@ def _request_events(bar: Bar, client: int, share_s: float | None) -> Iterator[Tr
         facts["share_of_its_steps_ms"] = round(share_s * 1000, 3)
     name = f"request {bar.request}" + (", left by the client" if bar.status == ABORTED else "")
     tid = bar.session + 1
-    yield _slice(client, tid, name, bar.sent_s, end_s, facts)
+    yield _slice(client, tid, name, (bar.sent_s, end_s), facts)
     if bar.first_token_s is not None:
-        yield _slice(client, tid, "queue and prefill", bar.sent_s, bar.first_token_s, {})
-        yield _slice(client, tid, "decode", bar.first_token_s, end_s, {})
+        yield _slice(client, tid, "queue and prefill", (bar.sent_s, bar.first_token_s), {})
+        yield _slice(client, tid, "decode", (bar.first_token_s, end_s), {})
 
 
-def _slice(pid: int, tid: int, name: str, start_s: float, end_s: float, facts: dict[str, Any]) -> TraceEvent:
+def _slice(pid: int, tid: int, name: str, span_s: tuple[float, float], facts: dict[str, Any]) -> TraceEvent:
+    start_s, end_s = span_s
     start_us, length_us = round(start_s * US_PER_S, 3), round(max(0.0, end_s - start_s) * US_PER_S, 3)
     return {"ph": "X", "pid": pid, "tid": tid, "name": name, "ts": start_us, "dur": length_us, "args": facts}
 
@@ -168,7 +169,7 @@ def _step_events(
         facts: dict[str, Any] = {"n": n, "b": b, "padding": b - n, "share_of_each_ms": round(1000 * length_s / n, 6)}
         if spans:
             facts["requests"] = " ".join(f"s{session}r{request}" for session, request in running)
-        yield _slice(server, STEPS_TID, f"{n} of {b}", start_s, start_s + length_s, facts)
+        yield _slice(server, STEPS_TID, f"{n} of {b}", (start_s, start_s + length_s), facts)
 
 
 def _padding_events(view: TimelineView, server: int) -> Iterator[TraceEvent]:
@@ -206,5 +207,5 @@ def _kv_lines(run: SealedRun, view: TimelineView, server: int) -> Iterator[Trace
             end_s = float(lines_s[after]) if after < lines_s.size else at_s
             who = of_id.get(join_request_id(row["request_id"], of_id) or "", row["request_id"])
             yield _slice(
-                server, PREFILLS_TID, f"prefill of {who}", at_s, end_s, {"reused_tokens": row["reused_tokens"]}
+                server, PREFILLS_TID, f"prefill of {who}", (at_s, end_s), {"reused_tokens": row["reused_tokens"]}
             )

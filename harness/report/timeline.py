@@ -191,7 +191,9 @@ def drawn_lanes(timeline: TimelineView, num_timelines: int) -> int:
     return max(1, sum(total <= room for total in until))
 
 
-def timeline_svg(view: TimelineView, *, name: str, unit: str, end_s: float, buckets: Sequence[int], lanes: int) -> str:
+def timeline_svg(  # noqa: PLR0913  # axes that timelines of a page share
+    view: TimelineView, *, name: str, unit: str, end_s: float, buckets: Sequence[int], lanes: int
+) -> str:
     """The timeline as one inline <svg>.
 
     name: prefix of its ids. unit: how the page writes seconds of this run. end_s, buckets: end of the time

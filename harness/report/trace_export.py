@@ -151,7 +151,7 @@ def _spans(run: SealedRun) -> bytes:
             }
         )
         if place + 1 < len(plan.sessions[session].requests) and planned.wait_after_ns:
-            spans.append(_tool_span(run, row, session, place, planned.wait_after_ns, start_ns))
+            spans.append(_tool_span(run, _name(session, place), row["done_ns"] - start_ns, planned.wait_after_ns))
     return json.dumps({"spans": spans}, separators=(",", ":")).encode()
 
 
@@ -186,16 +186,14 @@ def _run_span(run: SealedRun, start_ns: int, end_ns: int) -> dict[str, Any]:
     }
 
 
-def _tool_span(
-    run: SealedRun, row: dict[str, Any], session: int, place: int, wait_ns: int, start_ns: int
-) -> dict[str, Any]:
+def _tool_span(run: SealedRun, request: str, begins_ns: int, wait_ns: int) -> dict[str, Any]:
     return {
         "trace_id": run.manifest.plan_hash[:32],
-        "span_id": f"{_name(session, place)}-tool",
+        "span_id": f"{request}-tool",
         "parent_span_id": "run",
         "name": "execute_tool",
-        "start_time": _instant(row["done_ns"] - start_ns),
-        "end_time": _instant(row["done_ns"] + wait_ns - start_ns),
+        "start_time": _instant(begins_ns),
+        "end_time": _instant(begins_ns + wait_ns),
         "attributes": {"gen_ai.operation.name": "execute_tool"},
     }
 

@@ -44,7 +44,7 @@ def check_report_page(path: Path) -> Path:
     return path
 
 
-def write_report(
+def write_report(  # noqa: PLR0913  # an option each
     runs: Sequence[SealedRun],
     path: Path,
     *,
@@ -85,7 +85,7 @@ LAG_P99 = "re-arrival lag p99"
 START_SPREAD = "start spread"
 
 
-def gather(
+def gather(  # noqa: PLR0913  # an option each
     runs: Sequence[SealedRun],
     *,
     title: str | None = None,

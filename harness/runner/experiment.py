@@ -85,7 +85,7 @@ class ExperimentOutcome:
         return self
 
 
-def run_experiment(
+def run_experiment(  # noqa: PLR0913  # an option each
     spec: ExperimentSpec,
     *,
     runs_root: Path | str,
