@@ -56,7 +56,10 @@ def test_a_newcomer_follows_the_page_to_a_decision(tmp_path: Path, request: pyte
     predicted = printed["harness decide slots --runs runs/predicted"]
     assert re.search(SENTENCE + r"NOT SUBJECT \(would be PASS\)", predicted), predicted
     measured = printed["harness decide slots --runs runs/measured"]
-    assert re.search(SENTENCE + "PASS", measured), measured
+    # Where other tests kept the emulator waiting, its two channels lie apart: then nobody is told an answer.
+    of_run = next(text for command, text in printed.items() if "--confirmatory" in command)
+    is_apart = "Cannot tell: " in of_run or "Withheld: " in of_run
+    assert re.search("WITHHELD" if is_apart else SENTENCE + "PASS", measured), measured
     compared = printed["harness compare runs/measured/slots --baseline runs/predicted/slots"]
     assert compared.count("paired by plan") == 2, compared
 

@@ -11,13 +11,14 @@ from itertools import pairwise
 from typing import Literal, NamedTuple
 
 from harness.analysis.method import decide, stats
+from harness.analysis.method.compare import Verdict, compare
 from harness.analysis.method.decide import Block, Costs, Decision, Outcome, withheld
 from harness.analysis.method.figures import RunFigures, run_figures
 from harness.analysis.method.interference import decide_interference, injections
 from harness.analysis.method.margins import decide_equivalence, decide_superiority
 from harness.analysis.method.predictions import Predictions, drawn_ratio
 from harness.analysis.method.scatter import full_bucket_ms, reported_model_ms
-from harness.analysis.method.stopping import SequentialStatus, log_ratios, sequential_status
+from harness.analysis.method.stopping import LogRatios, SequentialStatus, log_ratios, sequential_status
 from harness.clock import NS_PER_S
 from harness.errors import SpecError
 from harness.records import SealedRun, by_condition
@@ -362,4 +363,17 @@ def _superiorities(rule: SuperiorityRule, experiment: ExperimentRuns) -> Iterato
         if not _applies(rule, experiment, ratios.condition):
             continue
         few = _too_few(rule, f"{ratios.condition} vs {ratios.baseline}", len(ratios.values))
-        yield few or _standing(rule, experiment, ratios.condition, decide_superiority(rule, ratios, looked))
+        decision = _channels_apart(rule, experiment, ratios) or decide_superiority(rule, ratios, looked)
+        yield few or _standing(rule, experiment, ratios.condition, decision)
+
+
+def _channels_apart(rule: SuperiorityRule, experiment: ExperimentRuns, ratios: LogRatios) -> Decision | None:
+    """WITHHELD where both channels are there and do not say the same, as in the report; None otherwise."""
+    found = compare(ratios.baseline, experiment.figures(ratios.condition), experiment.figures(ratios.baseline))
+    if ratios.channel == "b" or found is None or found.verdict not in (Verdict.DIFFER, Verdict.CANNOT_TELL):
+        return None
+    reason = (
+        f"modelled device time (A) gives a cost ratio of {found.ratio_a:.4f} and time in flight (B) "
+        f"{found.ratio_b:.4f}; the baseline's own channels lie {found.residual_share:.4f} of B apart"
+    )
+    return withheld(rule.name, f"{ratios.condition} vs {ratios.baseline}", reason)

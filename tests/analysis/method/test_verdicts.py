@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from harness.analysis.method.decide import Outcome
+from harness.analysis.method.figures import RunFigures
 from harness.analysis.method.verdicts import Contrast, ExperimentRuns, adjacent_ratios, decide_experiment, waits_pairs
 from harness.errors import SpecError
 from harness.records import SealedRun
 from harness.runner import run_experiment
 from harness.spec import parse_experiment
-from harness.spec.rules import CostRule, DirectionRule, NoTreatmentRule, SaturationRule
+from harness.spec.rules import CostRule, DirectionRule, NoTreatmentRule, SaturationRule, SuperiorityRule
 
 SLOTS = SaturationRule(
     name="slots", kind="saturation", factor="slots", levels=(8, 10), strata=("N",), seed=1, min_replicates=2
@@ -96,3 +98,21 @@ def test_runs_sealed_without_factors_are_grouped_by_what_their_names_tell(tmp_pa
     (decision,) = decide_experiment([SLOTS], ExperimentRuns(sealed(tmp_path, *bare)), is_confirmatory=True)
     assert decision.subject == "slots8 -> slots10"
     assert decision.outcome in (Outcome.PASS, Outcome.FAIL)
+
+
+def test_superiority_is_withheld_where_the_two_channels_lie_apart(tmp_path: Path) -> None:
+    class LongInFlight(ExperimentRuns):
+        """Requests of the eight slots were in flight for twice as long as their device time."""
+
+        def figures(self, condition: str) -> list[RunFigures]:
+            return [
+                replace(run, b_ns=run.b_ns * (2 if condition == "eight" else 1)) for run in super().figures(condition)
+            ]
+
+    rule = SuperiorityRule(name="cheaper", kind="superiority", min_replicates=3)
+    runs = sealed(tmp_path, slots("base", 2, 2), slots("eight", 2, 8), replicates=3)
+    (decided,) = decide_experiment([rule], ExperimentRuns(runs), is_confirmatory=True)
+    (withheld,) = decide_experiment([rule], LongInFlight(runs), is_confirmatory=True)
+    assert decided.outcome in (Outcome.PASS, Outcome.FAIL)
+    assert withheld.outcome is Outcome.WITHHELD
+    assert "time in flight (B)" in withheld.reason
