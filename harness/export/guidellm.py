@@ -10,6 +10,7 @@ from typing import Any
 
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.export.measured import MeasuredRequest, MeasuredRun, Summary, summary
+from harness.records import layout
 
 GUIDELLM_VERSION = "0.8.1"
 NO_ROOM = (
@@ -35,7 +36,7 @@ def report(run: MeasuredRun) -> dict[str, Any]:
     """The run as a report of one benchmark. What the client left as planned is ``incomplete``."""
     window, answered = run.window, run.answered
     left = [request for request in window if not request.is_answered]
-    trace = {"kind": "trace_synthetic", "source": {"kind": "json_file", "path": "plan.jsonl"}}
+    trace = {"kind": "trace_synthetic", "source": {"kind": "json_file", "path": layout.PLAN}}
     target = f"http://{run.host}:{run.port}" if run.host else "none: simulated"
     return {
         "metadata": {"version": 2, "guidellm_version": GUIDELLM_VERSION, "python_version": "", "platform": ""},
@@ -57,7 +58,7 @@ def report(run: MeasuredRun) -> dict[str, Any]:
                     "strategy": {"type_": "trace", "time_scale": 1.0, "schedule_turn": "idle_gap"},
                     "constraints": {},
                     "profile": {"kind": "replay"},
-                    "requests": {"data": "plan.jsonl", "plan_hash": run.run.manifest.plan_hash},
+                    "requests": {"data": layout.PLAN, "plan_hash": run.run.manifest.plan_hash},
                     "backend": {"target": target, "model": run.model},
                     "environment": run.metadata,
                 },

@@ -12,7 +12,6 @@ from harness.errors import SpecError
 from harness.records import layout
 from harness.records.run import SealedRun
 from harness.records.store import RunStore
-from harness.spec import experiment_file, experiment_table, load_toml
 
 
 class Addressed(NamedTuple):
@@ -46,6 +45,8 @@ def sealed_runs(runs: Path, address: str | Path) -> list[SealedRun]:
     """
     text, place = str(address), Path(address)
     if text.endswith(".toml"):
+        from harness.spec import load_toml
+
         return _by_name(runs, str(load_toml(place).get("name", place.stem)))
     if place.is_dir() and ("/" in text or not (runs / text).is_dir()):
         return _in_folder(place)
@@ -54,6 +55,8 @@ def sealed_runs(runs: Path, address: str | Path) -> list[SealedRun]:
 
 def experiment_at(address: str | Path, runs: Path = Path("runs")) -> Addressed:
     """The experiment at an address: its file, the name under which it ships, or the folder or name of sealed runs."""
+    from harness.spec import experiment_file, experiment_table
+
     place = Path(address)
     if place.is_dir():
         return _recorded(_in_folder(place))

@@ -143,7 +143,7 @@ def compare_all(pairs: Sequence[tuple[Side, Side]]) -> Table:
         "ratio: condition over baseline, below 1 is less; of sums for costs, of means over runs else; interval: 95 %, "
         "of this row alone; p_holm: adjusted over the comparisons of the same measure (Holm; family: how many), "
         "the verdict is by it; a dash: fewer than three runs a side. paired: by drawn plans, runs of "
-        "other plans left out; without, the sides replayed different inputs."
+        "other plans left out; unpaired: the two sides replayed different inputs."
     )
     if missing:
         caption += f" Channel A was not there in {', '.join(dict.fromkeys(missing))}: B alone answers."
@@ -151,7 +151,7 @@ def compare_all(pairs: Sequence[tuple[Side, Side]]) -> Table:
 
 
 def _origin(pairs: Sequence[tuple[Side, Side]]) -> str:
-    return origin_of(run for pair in pairs for side in pair for run in side.runs)
+    return origin_of(run for side, base in pairs for run in (*base.runs, *side.runs))
 
 
 def _judge(rows: Sequence[dict[str, Cell]]) -> None:

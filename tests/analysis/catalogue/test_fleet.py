@@ -35,7 +35,7 @@ def test_what_a_busy_neighbour_costs_is_found_and_so_many_may_not_run_at_once(ne
     assert float(rows[-1]["low_%"] or 0) > 1
     [decision] = decide_experiment([load_rule("neighbour-null")], neighbour_null, is_confirmatory=True)
     assert (decision.outcome.value, decision.label) == ("FAIL", "DIFFERENT")
-    assert "over 4 rounds" in decision.reason
+    assert "on 4 rounds" in decision.reason
 
 
 def test_a_run_beside_other_neighbours_than_planned_is_named(neighbour_null: ExperimentRuns) -> None:
