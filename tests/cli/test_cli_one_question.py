@@ -121,10 +121,16 @@ def table_ratio(folder: Path, place: str) -> tuple[float, float, float]:
     return ratio, low, high
 
 
-@pytest.mark.parametrize("place", PLACES)
-def test_run_table_compare_and_decide_say_the_same_of_the_same_runs(
-    folder: Path, printed: dict[str, str], place: str
-) -> None:
+def test_one_question_has_one_answer_in_every_command(folder: Path, printed: dict[str, str]) -> None:
+    """One test, so that the runs are made once."""
+    for place in PLACES:
+        run_table_compare_and_decide_say_the_same(folder, printed, place)
+    the_answer_says_which_channel_it_stands_on(folder, printed)
+    prediction_and_both_measurements_agree_within_their_intervals(folder, printed)
+    compare_pairs_what_was_predicted_with_what_was_measured(folder, printed)
+
+
+def run_table_compare_and_decide_say_the_same(folder: Path, printed: dict[str, str], place: str) -> None:
     ratio, low, high = table_ratio(folder, place)
     changes = tuple(round(100 * (1 - end), 1) for end in (ratio, high, low))
     in_words = [sentences(text) for text in (printed[place], called(folder, "table", "slots", "--runs", place))]
@@ -151,14 +157,14 @@ def test_run_table_compare_and_decide_say_the_same_of_the_same_runs(
     assert (decision["would_be"], decision["label"]) == ("PASS", "CHEAPER")
 
 
-def test_the_answer_says_which_channel_it_stands_on(folder: Path, printed: dict[str, str]) -> None:
+def the_answer_says_which_channel_it_stands_on(folder: Path, printed: dict[str, str]) -> None:
     reasons = {place: called(folder, "decide", "slots", "--runs", place) for place in PLACES if printed[place]}
     assert "modelled device time (A), one-sided p" in reasons["emulated"]
     assert "time in flight (B), as modelled device time (A) is not there" in reasons["attached"]
     assert "B alone" in " ".join(printed["attached"].split())
 
 
-def test_prediction_and_both_measurements_agree_within_their_intervals(folder: Path, printed: dict[str, str]) -> None:
+def prediction_and_both_measurements_agree_within_their_intervals(folder: Path, printed: dict[str, str]) -> None:
     """The mean of draws, one simulated draw, emulated servers, and servers by URL on the client's clock."""
     predicted = re.search(
         r"eight-slots / base: (\d\.\d+) \(mean of draws\), 90\s?% of outcomes (\d\.\d+) to (\d\.\d+)",
@@ -173,7 +179,7 @@ def test_prediction_and_both_measurements_agree_within_their_intervals(folder: P
         assert least < mean < most, f"{place}: predicted {mean}, {ratio} [{least}, {most}]"
 
 
-def test_compare_pairs_what_was_predicted_with_what_was_measured(folder: Path, printed: dict[str, str]) -> None:
+def compare_pairs_what_was_predicted_with_what_was_measured(folder: Path, printed: dict[str, str]) -> None:
     assert set(printed) == set(PLACES)
     for place in PLACES[1:]:
         text = called(folder, "compare", f"{place}/slots", "--baseline", "simulated/slots")
