@@ -5,7 +5,6 @@ Sinks render the events in a terminal, a log or a notebook; the runner never pri
 
 from __future__ import annotations
 
-import threading
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -87,29 +86,38 @@ def silent(_event: ProgressEvent) -> None:
     """A sink that shows nothing."""
 
 
-class StopFlag:
-    """The user's request to end after the current run, or to abort it now."""
+class _Flag:
+    """Set once. Without a lock: a signal handler may interrupt another one that sets the same flag."""
 
     def __init__(self) -> None:
-        self._after_run = threading.Event()
-        self._now = threading.Event()
+        self._is_set = False
+
+    def set(self) -> None:
+        self._is_set = True
+
+    def is_set(self) -> bool:
+        return self._is_set
+
+
+class StopFlag:
+    """The user's request to end after the current run, or to abort it now. Signal handlers set it."""
+
+    def __init__(self) -> None:
+        self._after_run = _Flag()
+        self.now = _Flag()
+        """Set once the current run must be aborted; handed to the replay client."""
 
     def request(self) -> None:
         """First call: end after the current run. Second call: abort the current run."""
         if self._after_run.is_set():
-            self._now.set()
+            self.now.set()
         self._after_run.set()
 
     def abort(self) -> None:
         """Abort the current run at once."""
         self._after_run.set()
-        self._now.set()
+        self.now.set()
 
     @property
     def after_run(self) -> bool:
         return self._after_run.is_set()
-
-    @property
-    def now(self) -> threading.Event:
-        """Set once the current run must be aborted; handed to the replay client."""
-        return self._now

@@ -45,6 +45,9 @@ def live(job: dict[str, Any]) -> int:
 
     def stop(number: int, frame: FrameType | None) -> None:
         del number, frame
+        # One request is enough; a second handler would wait for the lock that this one holds.
+        for asked in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(asked, _ignore)
         ended.set()
         # A requested stop, not a lost connection: the files will be fetched.
         _send(connection, b"stop\n", is_last=True)
@@ -64,6 +67,9 @@ def live(job: dict[str, Any]) -> int:
         if result["observer"] is not None:
             Path(job["observer_path"]).write_bytes(base64.b64decode(result["observer"]))
     return status if status >= 0 else 128 - status
+
+
+def _ignore(_number: int, _frame: FrameType | None) -> None: ...
 
 
 def _keep_alive(connection: subprocess.Popen[bytes], silence_s: float, ended: threading.Event) -> None:

@@ -1,0 +1,35 @@
+"""A person's wish to stop, which arrives in signal handlers."""
+
+from __future__ import annotations
+
+import sys
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from harness.runner import StopFlag
+
+
+@pytest.mark.timeout(30)
+def test_a_second_ctrl_c_while_the_first_one_is_handled_aborts_the_run_and_never_waits() -> None:
+    stop = StopFlag()
+
+    def interrupt(_frame: FrameType, event: str, _arg: object) -> Any:
+        if event == "line":
+            stop.request()  # a handler runs between two lines of the handler that it interrupts
+        return interrupt
+
+    sys.settrace(interrupt)
+    stop.request()
+    sys.settrace(None)
+    assert stop.after_run
+    assert stop.now.is_set()
+
+
+def test_one_request_ends_after_the_run_and_an_abort_ends_it_now() -> None:
+    asked, aborted = StopFlag(), StopFlag()
+    asked.request()
+    aborted.abort()
+    assert (asked.after_run, asked.now.is_set()) == (True, False)
+    assert (aborted.after_run, aborted.now.is_set()) == (True, True)
