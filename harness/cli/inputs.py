@@ -64,6 +64,7 @@ def init(
     from harness.outputs import write_text
     from harness.spec import check_name
 
+    name = name.removesuffix(".toml")
     path = Path(f"{name}.toml")
     try:
         check_name(name)
