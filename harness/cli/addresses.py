@@ -10,12 +10,15 @@ import copy
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
 from harness.errors import SpecError
 from harness.shipped import shipped_names
+
+if TYPE_CHECKING:
+    from harness.records import RunStore, SealedRun
 
 
 def _shipped(incomplete: str) -> list[str]:
@@ -81,3 +84,17 @@ def _table_of(table: dict[str, Any], parts: Sequence[str], key: str) -> dict[str
     if isinstance(target, list):
         raise SpecError(f"{key!r} names no element of {parts[-1]}", where="--set", hint=f"Say {parts[-1]}.NAME.KEY")
     return target
+
+
+def sealed_runs(runs: Path, address: str | Path) -> list[SealedRun]:
+    """``harness.records.addresses.sealed_runs``, imported when it is called: --help needs no records."""
+    from harness.records import addresses
+
+    return addresses.sealed_runs(runs, address)
+
+
+def store_at(runs: Path) -> RunStore:
+    """``harness.records.addresses.store_at``, imported when it is called."""
+    from harness.records import addresses
+
+    return addresses.store_at(runs)

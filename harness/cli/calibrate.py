@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from harness.cli.addresses import override_table
+from harness.cli.addresses import override_table, sealed_runs
 from harness.cli.run import RunsOption, ensure_machine_code, interruptible
 from harness.errors import ExitCode, SpecError
 from harness.kinds import DEFAULT_BACKEND, KINDS, kind_named
-from harness.records.addresses import sealed_runs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harness.cli.addresses import RunsOption, SealedArgument
+from harness.cli.addresses import RunsOption, SealedArgument, sealed_runs, store_at
 from harness.errors import SpecError, in_one_line
 from harness.outputs import check_output, write_text
-from harness.records.addresses import sealed_runs, store_at
 from harness.table import Table, TableForm, table_of, written
 
 if TYPE_CHECKING:

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from harness.cli.addresses import RunsOption, SealedArgument, override_table
+from harness.cli.addresses import RunsOption, SealedArgument, override_table, sealed_runs
 from harness.errors import RunInvalidError, SpecError
-from harness.records.addresses import sealed_runs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

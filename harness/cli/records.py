@@ -11,10 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harness.cli.addresses import RunsOption, complete_sealed
+from harness.cli.addresses import RunsOption, complete_sealed, sealed_runs
 from harness.errors import SpecError
-from harness.records.addresses import sealed_runs
-from harness.records.layout import MANIFEST
 
 if TYPE_CHECKING:
     from harness.records import SealedRun
@@ -94,6 +92,8 @@ def _valid_runs(address: str, runs: Path) -> list[SealedRun]:
 
 def _experiment_and_label(address: str, runs: Path) -> tuple[str, str]:
     """The address of the experiment, and what of it is named: a condition, condition/replicate, or "" for all."""
+    from harness.records.layout import MANIFEST
+
     words = address.split("/")
     for num_words in range(len(words), max(0, len(words) - 3), -1):
         experiment = "/".join(words[:num_words])

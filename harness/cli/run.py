@@ -16,11 +16,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harness.cli.addresses import MaybeExperimentArgument, RunsOption, SealedArgument, asked_again, override_table
+from harness.cli.addresses import (
+    MaybeExperimentArgument,
+    RunsOption,
+    SealedArgument,
+    asked_again,
+    override_table,
+    sealed_runs,
+)
 from harness.errors import ExitCode, SpecError
 from harness.kinds import kind_named
 from harness.outputs import check_output
-from harness.records.addresses import sealed_runs
 from harness.table import Table, TableForm, table_of, written
 
 if TYPE_CHECKING:

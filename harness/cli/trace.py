@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from harness.cli.addresses import RunsOption, SealedArgument
+from harness.cli.addresses import RunsOption, SealedArgument, sealed_runs
 from harness.errors import SpecError
-from harness.records.addresses import sealed_runs
 
 if TYPE_CHECKING:
     from harness.records import SealedRun

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harness.cli.addresses import RunsOption
-from harness.records.addresses import store_at
+from harness.cli.addresses import RunsOption, store_at
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -47,3 +47,11 @@ def test_a_limit_of_the_shell_is_one_line(tmp_path: Path, limit: int, value: int
     assert "Traceback" not in done.stderr
     assert done.stderr.count("\n") == 1, done.stderr
     assert store.sealed() == []
+
+
+def test_the_command_line_loads_no_heavy_package_before_a_command_does() -> None:
+    """Where memory is limited, loading one may fail: only a command's errors become one line."""
+    heavy = ("pyarrow", "numpy", "pydantic", "duckdb", "scipy", "matplotlib")
+    code = f"import sys, harness.cli; print([name for name in {heavy} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
