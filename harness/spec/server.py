@@ -39,6 +39,8 @@ class ServerShape(NamedTuple):
 
 
 RulesName = Annotated[str, AfterValidator(check_rules)]
+PAGED_KEYS = frozenset({"num_gpu_blocks", "block_size", "max_num_batched_tokens"})
+"""Keys of a ServerSpec that only a server with paged KV memory has."""
 SSH_DESTINATION = re.compile(r"(ssh://)?(\w[\w.+-]*@)?([\w:][\w.:%-]*|\[[0-9a-fA-F:.%]+\](:\d+)?)/?")
 PatchMode = Literal["overlay", "none"]
 
@@ -58,9 +60,19 @@ class ServerSpec(Spec):
     max_active_seqs: int | None = Field(
         default=None, ge=1, description="--max-num-active-seqs: admits fewer than max_num_seqs without recompiling"
     )
+    num_gpu_blocks: int | None = Field(
+        default=None, ge=2, description="paged KV memory: its blocks (--num-gpu-blocks-override); default: what fits"
+    )
+    block_size: int | None = Field(
+        default=None, ge=1, description="paged KV memory: tokens of a block; default: the server's"
+    )
+    max_num_batched_tokens: int | None = Field(
+        default=None, ge=1, description="paged KV memory: most tokens of an engine step; default: the server's"
+    )
     start_timeout_s: float = Field(default=60.0, gt=0)
     stop_grace_s: float = Field(default=10.0, gt=0)
     port: int = Field(default=0, ge=0, le=65535, description="0: any free port")
+    model: str = Field(default="", description="backend 'vllm': the model, as `vllm serve` takes it")
     artifact: str = Field(default="", description="backend 'rbln': folder of the compiled model")
     environment: str = Field(
         default="",
@@ -76,6 +88,9 @@ class ServerSpec(Spec):
         default_factory=dict, description="more environment variables of the server; secrets are left out of records"
     )
     url: str = Field(default="", description="backend 'attached': the server somebody else started")
+    step_log: str = Field(
+        default="", description="backend 'attached': file that the server's step log is written to (docs/vllm-steps.md)"
+    )
     api_key_env: str = Field(
         default="",
         pattern=r"^([A-Za-z_]\w*)?$",
@@ -116,7 +131,7 @@ class ServerSpec(Spec):
             raise ValueError("ssh is not HOST, USER@HOST or ssh://USER@HOST:PORT")
         return destination
 
-    @field_validator("artifact", "environment")
+    @field_validator("model", "artifact", "environment")
     @classmethod
     def _no_option(cls, name: str) -> str:
         if name.startswith("-"):
@@ -136,7 +151,7 @@ class ServerSpec(Spec):
 
     @model_validator(mode="after")
     def _limit_is_a_bucket(self) -> ServerSpec:
-        if self.decode_buckets[-1] != self.max_num_seqs:
+        if not self.is_paged and self.decode_buckets[-1] != self.max_num_seqs:
             raise ValueError(
                 f"decode_buckets {list(self.decode_buckets)} must end with max_num_seqs ({self.max_num_seqs}), "
                 "or a full batch has no compiled step"
@@ -148,6 +163,11 @@ class ServerSpec(Spec):
         # With "auto" the serving version is not known yet; the launch and the simulation check again.
         check_active_limit(self.max_active_seqs, self.max_num_seqs, None if self.rules == AUTO else self.rule_set())
         return self
+
+    @property
+    def is_paged(self) -> bool:
+        """Whether it is a vLLM with paged KV memory, which runs a batch above the largest captured size eagerly."""
+        return bool(self.model or self.step_log) or (self.rules != AUTO and self.rule_set().is_paged)
 
     def rule_set(self, version: str = "") -> RuleSet:
         """Its rules; for ``auto`` those of the vllm-rbln ``version`` that serves, by default the newest stable."""

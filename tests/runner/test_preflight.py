@@ -42,6 +42,11 @@ VALUES: Mapping[str, Any] = {
     "prefix_caching": False,
     "rules": "vendor-0.11.1",
     "max_active_seqs": 4,
+    "num_gpu_blocks": 512,
+    "block_size": 32,
+    "max_num_batched_tokens": 2048,
+    "model": "folder",
+    "step_log": "steps.jsonl",
     "artifact": "folder",
     "environment": "folder",
     "devices": [1],
@@ -90,6 +95,13 @@ def test_a_condition_that_sets_what_a_backend_does_not_show_is_refused(
         with pytest.raises(SpecError, match=rf"condition c1: nothing shows {key} = .*server\.declared = true"):
             refuse_unshown_settings(resolve(spec))
         refuse_unshown_settings(resolve(experiment(name, {}, {key: VALUES[key]}, declared=True)))
+
+
+@pytest.mark.parametrize("name", ["emulator", "sim", "twin", "rbln"])
+@pytest.mark.parametrize("key", ["num_gpu_blocks", "block_size", "max_num_batched_tokens"])
+def test_a_stack_without_paged_kv_memory_refuses_its_keys(name: str, key: str) -> None:
+    with pytest.raises(SpecError, match=rf"server\.{key}: .* not have it\. Leave the key out"):
+        backend_named(name).check_server(ServerSpec.model_validate({key: VALUES[key]}))
 
 
 @pytest.mark.live

@@ -15,7 +15,7 @@ from harness.experiment import PlannedRun
 from harness.kinds import KINDS, BackendKind
 from harness.records import Finding, Observation
 from harness.redact import redacted_text
-from harness.runner.backends.base import ServerBackend
+from harness.runner.backends.base import ServerBackend, refuse_keys
 from harness.runner.run import LaunchOptions
 from harness.server.ask import Reply
 from harness.server.doctor import Check
@@ -50,6 +50,7 @@ class AttachedBackend(ServerBackend):
         )
 
     def check_server(self, server: ServerSpec) -> None:
+        refuse_keys(server, {"model"}, "the model is the first that the server lists")
         _ = endpoint_of(server).headers
 
     def lacks(self, run: PlannedRun) -> tuple[str, ...]:

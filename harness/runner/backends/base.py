@@ -6,12 +6,12 @@ A backend of servers adds the exact launch command; ``harness.runner.run`` start
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import Any, ClassVar
 
 from harness.engine import EngineConfig
-from harness.engine.config import ENGINE_KEYS
+from harness.engine.config import ENGINE_KEYS, changed_keys
 from harness.errors import SpecError
 from harness.experiment import PlannedRun
 from harness.kinds import BackendKind
@@ -20,6 +20,7 @@ from harness.runner.run import LaunchOptions, RunContext, perform_run
 from harness.server.doctor import Check
 from harness.server.life import LaunchPlan
 from harness.spec import ServerSpec
+from harness.spec.server import PAGED_KEYS
 from harness.stack.rbln.artifacts import check_artifact, read_artifact
 from harness.stack.rbln.kv_rules import rules_for_version
 
@@ -103,8 +104,21 @@ def check_time_scale(kind: BackendKind, time_scale: float) -> None:
         )
 
 
+VLLM_KEYS = PAGED_KEYS | {"model", "step_log"}
+"""Keys of a ServerSpec for vLLM itself; other stacks do not have them."""
+
+
+def refuse_keys(server: ServerSpec, keys: Set[str], why: str) -> None:
+    """SpecError when ``server`` sets one of ``keys``, which would have no effect. why: "vllm-rbln has ..."."""
+    if unknown := sorted(changed_keys(server) & keys):
+        raise SpecError(why, where=", ".join(f"server.{key}" for key in unknown), hint="Leave the key out")
+
+
 def check_simulated_server(server: ServerSpec) -> None:
     """Refuse settings that the scheduler rules do not support."""
+    rules = server.rule_set()
+    unknown = VLLM_KEYS - PAGED_KEYS if rules.is_paged else VLLM_KEYS
+    refuse_keys(server, unknown, f"the rules {rules.name} do not have it")
     try:
         EngineConfig.from_server(server)
     except SpecError as error:
@@ -119,7 +133,11 @@ def npus_of(server: ServerSpec, num_npus: int, device: int | None) -> tuple[int,
     return server.devices or tuple(range(first, first + num_npus))
 
 
-def check_named_artifact(server: ServerSpec) -> None:
-    """Refuse a compiled model that is missing or differs from the condition; not checked on another host."""
+def check_compiled_server(server: ServerSpec) -> None:
+    """Refuse keys of vLLM itself, and a compiled model that is missing or differs from the condition.
+
+    A model on another host is not checked.
+    """
+    refuse_keys(server, VLLM_KEYS, "vllm-rbln compiles a model with KV slots and does not have it")
     if server.artifact and not server.ssh:
         check_artifact(read_artifact(Path(server.artifact)), server, server.artifact)

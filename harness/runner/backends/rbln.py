@@ -16,7 +16,7 @@ from harness.redact import filled_env
 from harness.runner.backends.base import (
     STACK_KEYS,
     ServerBackend,
-    check_named_artifact,
+    check_compiled_server,
     npus_of,
     rules_in_force,
 )
@@ -54,7 +54,7 @@ class RblnBackend(ServerBackend):
     shown_keys: ClassVar[frozenset[str]] = STACK_KEYS | {"ssh"}
 
     def check_server(self, server: ServerSpec) -> None:
-        check_named_artifact(server)
+        check_compiled_server(server)
 
     def in_force(self, server: ServerSpec) -> dict[str, Any]:
         # Another host's stack is known once its server starts.

@@ -19,7 +19,7 @@ from harness.records import layout
 from harness.runner.backends.base import (
     STACK_KEYS,
     ServerBackend,
-    check_named_artifact,
+    check_compiled_server,
     npus_of,
     rules_in_force,
 )
@@ -65,7 +65,7 @@ class TwinBackend(ServerBackend):
     extra_flags: tuple[str, ...] = ()
 
     def check_server(self, server: ServerSpec) -> None:
-        check_named_artifact(server)
+        check_compiled_server(server)
         if not server.artifact:
             artifact_spec(server)
 

@@ -23,7 +23,8 @@ class RuleSet:
     are evicted by last use, not by allocation. keeps_matched_blocks: inner blocks matched by a look-up go to the tail
     of the free queue. sets_slot_aside: admission counts a slot as taken while 0 < n < max_num_seqs. has_active_limit:
     supports --max-num-active-seqs. survives_copy_failure: a failed copy of cached KV becomes a full prefill, while
-    counters still report the hit; else the engine dies.
+    counters still report the hit; else the engine dies. is_paged: paged KV memory and chunked prefill, as
+    in vLLM itself.
     """
 
     name: str
@@ -36,6 +37,7 @@ class RuleSet:
     sets_slot_aside: bool = False
     has_active_limit: bool = False
     survives_copy_failure: bool = False
+    is_paged: bool = False
 
 
 _TABLE = (
