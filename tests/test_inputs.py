@@ -16,7 +16,7 @@ from harness.analysis.logs.glance import glance
 from harness.errors import SpecError
 from harness.records import layout
 from harness.traces.importing import import_trace
-from harness.traces.release import is_duckdb, round_lines
+from harness.traces.release import is_duckdb, rounds_of
 from tests.support.command_line import harness
 
 CALL = {"timestamp": 0, "input_length": 6, "output_length": 2, "hash_ids": [1]}
@@ -63,7 +63,7 @@ def test_a_release_that_unpacks_to_more_than_the_limit_is_refused(
     path = tmp_path / "bomb.jsonl.gz"
     path.write_bytes(gzip.compress(LINE * 100))
     with pytest.raises(SpecError, match="holds more than 1024 bytes unpacked"):
-        list(round_lines(path))
+        list(rounds_of(path))
 
 
 def test_what_a_run_writes_is_watched_only_where_it_is_a_file(tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ its text is never shown.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -52,21 +53,28 @@ def json_lines(path: Path, notes: ReadNotes, progress: Progress | None = None) -
     Raises SpecError where the file cannot be read to its end.
     """
     notes.num_files += 1
+    with opened(path) as stream:
+        for number, line in enumerate(bounded_lines(stream), 1):
+            if progress is not None:
+                progress(len(line))
+            if not line.strip():
+                continue
+            notes.num_lines += 1
+            at = f"file {notes.num_files}, line {number}"
+            record = parsed_json(line)
+            if isinstance(record, dict):
+                yield TraceLine(at, cast("Record", record))
+            else:
+                is_long = len(line) >= MAX_LINE_BYTES
+                notes.line_broken("longer than 64 MiB" if is_long else "no JSON object", at)
+
+
+@contextmanager
+def opened(path: Path, opener: Callable[[Path], IO[bytes]] = open_unpacked) -> Generator[IO[bytes]]:
+    """The content of a file, unpacked by default; SpecError where it cannot be read to its end."""
     try:
-        with open_unpacked(path) as stream:
-            for number, line in enumerate(_bounded_lines(stream), 1):
-                if progress is not None:
-                    progress(len(line))
-                if not line.strip():
-                    continue
-                notes.num_lines += 1
-                at = f"file {notes.num_files}, line {number}"
-                record = _parsed(line)
-                if isinstance(record, dict):
-                    yield TraceLine(at, cast("Record", record))
-                else:
-                    is_long = len(line) >= MAX_LINE_BYTES
-                    notes.line_broken("longer than 64 MiB" if is_long else "no JSON object", at)
+        with opener(path) as stream:
+            yield stream
     except (OSError, EOFError, zlib.error) as error:
         raise SpecError(f"cannot be read to its end ({error})", where=str(path), hint="Copy it again") from error
 
@@ -90,17 +98,14 @@ def parsed_lines(
 
 def whole_json(path: Path) -> object:
     """The JSON document of a file, None when it is not JSON; SpecError when it is above 64 MiB or unreadable."""
-    try:
-        with open_unpacked(path) as stream:
-            content = stream.read(MAX_LINE_BYTES + 1)
-    except (OSError, EOFError, zlib.error) as error:
-        raise SpecError(f"cannot be read to its end ({error})", where=str(path), hint="Copy it again") from error
+    with opened(path) as stream:
+        content = stream.read(MAX_LINE_BYTES + 1)
     if len(content) > MAX_LINE_BYTES:
         raise SpecError("is one JSON document of more than 64 MiB", where=str(path), hint="Split it by trace")
-    return _parsed(content)
+    return parsed_json(content)
 
 
-def _bounded_lines(stream: IO[bytes]) -> Iterator[bytes]:
+def bounded_lines(stream: IO[bytes]) -> Iterator[bytes]:
     """Lines cut off after MAX_LINE_BYTES; the rest of a longer line is skipped."""
     while line := stream.readline(MAX_LINE_BYTES):
         yield line
@@ -108,7 +113,8 @@ def _bounded_lines(stream: IO[bytes]) -> Iterator[bytes]:
             line = stream.readline(MAX_LINE_BYTES)
 
 
-def _parsed(line: bytes) -> object:
+def parsed_json(line: bytes) -> object:
+    """The value of a JSON text; None where it is not JSON."""
     try:
         return from_json(line, allow_inf_nan=False)
     except ValueError:

