@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from harness.table import TableForm
+
 if TYPE_CHECKING:
     from harness.stack.rbln.releases.check import ReleaseCheck
     from harness.stack.rbln.releases.sources import Sources
@@ -29,6 +31,7 @@ def register(app: typer.Typer) -> None:
     )
     stack.command(name="check")(check)
     stack.command(name="record")(record)
+    stack.command(name="steps")(steps)
     app.add_typer(stack)
 
 
@@ -100,6 +103,31 @@ def _vllm_of(rbln: Sources, given: Path | None) -> Sources | None:
     from harness.stack.rbln.releases.sources import VLLM, open_sources, vllm_beside
 
     return vllm_beside(rbln) if given is None else open_sources(given, VLLM)
+
+
+def steps(
+    file: Annotated[Path, typer.Argument(help="File of steps, or debug log; the stack is recognised by its content.")],
+    form: Annotated[TableForm, typer.Option("--format", help="How the tables are written.")] = TableForm.text,
+) -> None:
+    """Show the decode steps (n, b) in a file of another stack: padding p, h(n), and what the file does not show.
+
+    Reads vLLM's step log, the batch statistics of tpu-inference, the profiler file of Gaudi, and a debug log of
+    vllm-rbln's native path. Example: `harness stack steps all_batches_stats_2026_11_23.jsonl --format json`
+    """
+    import json
+
+    from harness.cli.words import said_in_lines, terminal_width
+    from harness.stack.steps import load_steps, step_tables
+    from harness.table import written
+
+    steps_read = load_steps(file)
+    tables = step_tables(steps_read)
+    if form is TableForm.json:
+        (whole,), shapes = (table.records() for table in tables)
+        whole = {"source": steps_read.source, **whole, "first_damaged": steps_read.first_damaged}
+        print(json.dumps({**whole, "notes": steps_read.notes, "shapes": shapes}, indent=1))
+    else:
+        print(said_in_lines(written(tables, form, terminal_width())), end="")
 
 
 def _as_text(found: ReleaseCheck) -> str:

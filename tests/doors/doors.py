@@ -48,12 +48,14 @@ from harness.stack.rbln.patches.audit import audit
 from harness.stack.rbln.patches.shipped import patched_text
 from harness.stack.rbln.releases.sources import open_sources
 from harness.stack.rbln.releases.table import load_table
+from harness.stack.steps import read_steps, step_tables
 from harness.traces.importing import read_recordings
 from harness.traces.recording import read_trace
 from harness.traces.waits import summarise_tracelab
 from tests.support.checkout import ROOT
 from tests.support.mutated_traces import CSV_HEAD, RECORDS
 from tests.support.readings import drawn_stream, read_in_every_way
+from tests.support.step_files import SAMPLES
 
 PLANS = ROOT / "plans"
 GOLDEN = ROOT / "tests" / "support" / "golden"
@@ -288,6 +290,8 @@ def _of_servers() -> Iterator[Door]:
     header = {"observer_format": 1, "columns": SCHEMA.names, "vllm": "x"}
     observed = b"".join(line + b"\n" for line in _json(header, STEP, [1, *STEP[1:]]))
     yield Door("observer", (observed,), lambda path: held_back(read_observer(path.read_bytes()).steps))
+    for name, sample in SAMPLES.items():
+        yield Door(f"steps, {name}", (sample,), lambda path: step_tables(read_steps(path.read_bytes())))
     yield Door("streams of answers", (drawn_stream(random.Random(1)),), _streams, draw=drawn_stream)
     errors = (b'{"error": {"message": "x", "code": 4}}', b"<html>no</html>")
     yield Door("error body", errors, lambda path: describe_error_body(path.read_bytes()))

@@ -1,0 +1,1 @@
+"""Gaudi, vLLM on Intel accelerators: the reader of its profiler file."""

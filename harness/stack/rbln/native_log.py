@@ -1,0 +1,63 @@
+"""Reads the batch shapes in a debug log of vllm-rbln's native path (VLLM_LOGGING_LEVEL=DEBUG).
+
+Read from vllm-rbln 0.12.0, v1/worker/rbln_model_runner.py (_determine_batch_execution_and_padding). The line is
+written once for each shape (``debug_once``): the log shows which sizes occurred and how they were padded, not how
+often.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from harness.stack.step_file import StepFile, step_table
+
+SOURCE = "vllm-rbln native path (format of 0.12.0)"
+MARK = b"RBLN batch: dp_rank="
+_SHAPE = re.compile(
+    rb"RBLN batch: dp_rank=\d{1,9} route=(?P<route>\w{1,40}) prefill=(?P<prefill>[01]) idle=(?P<idle>[01]) "
+    rb"in=\(num_reqs=(?P<n>\d{1,9}) query_len=(?P<query>\d{1,9})\) -> "
+    rb"\(num_reqs_padded=(?P<b>\d{1,9}) query_len=(?P<padded_query>\d{1,9}) num_tokens_padded=(?:None|\d{1,9})\)\s*$"
+)
+_NOTHING = b"-> nothing to run"
+_NOTES = (
+    "counts, p and h(n): vllm-rbln writes each shape once, not each step",
+    "times, KV use and prefix hits: not in these lines",
+    "shapes of the warm-up are in the list where their route is not PINNED",
+)
+
+
+def read_native_log(content: bytes) -> StepFile:
+    """The shapes of a server's log; other lines are passed over, a damaged shape line is counted."""
+    records: list[dict[str, Any]] = []
+    damaged: list[bytes] = []
+    for line in content.splitlines():
+        if MARK not in line:
+            continue
+        shape = _SHAPE.search(line)
+        if shape is not None and int(shape["n"]) <= int(shape["b"]):
+            records.append(_record(shape))
+        elif not line.rstrip().endswith(_NOTHING):
+            damaged.append(line)
+    return StepFile(SOURCE, step_table(records), damaged, _NOTES, has_each_step=False)
+
+
+def _record(shape: re.Match[bytes]) -> dict[str, Any]:
+    n, b, query = int(shape["n"]), int(shape["b"]), int(shape["query"])
+    kind = _kind(shape, query)
+    is_decode = kind == "decode"
+    return {
+        "unpadded_tokens": n * query,
+        "padded_tokens": b * int(shape["padded_query"]),
+        "kind": kind,
+        "n": n if is_decode else None,
+        "b": b if is_decode else None,
+    }
+
+
+def _kind(shape: re.Match[bytes], query: int) -> str:
+    if shape["idle"] == b"1" or shape["route"] == b"PINNED":
+        return "dummy"
+    if shape["prefill"] == b"1":
+        return "prefill"
+    return "decode" if query == 1 else "speculative"

@@ -1,0 +1,1 @@
+"""tpu-inference, the TPU plugin of vLLM: the reader of its batch statistics."""

@@ -1,0 +1,86 @@
+"""Constructed samples of every file of steps, named after what their format was read from."""
+
+from __future__ import annotations
+
+import json
+
+from harness.stack.vllm.step_log import FORMAT, SCHEMA
+
+COLUMNS = [name for name in SCHEMA.names if name not in ("kind", "n", "b")]
+
+
+def tpu_batch(number: int, prefill: int, decode: int, requests: int, padded: int) -> dict[str, object]:
+    """A batch as tpu-inference 0.32.0 writes it."""
+    return {
+        "batch_id": number,
+        "total_num_scheduled_tokens": prefill + decode,
+        "num_prefill_tokens": prefill,
+        "num_decode_tokens": decode,
+        "padded_total_num_scheduled_tokens": padded,
+        "num_reqs": requests,
+        "min_kv_len": 900,
+        "phase": "DECODE_ONLY" if not prefill else "PREFILL_ONLY" if not decode else "BALANCED",
+    }
+
+
+def gaudi_counter(**arguments: object) -> dict[str, object]:
+    """A counter event of Gaudi's profiler, after its documents."""
+    return {"pid": 7, "tid": 1, "ph": "C", "name": "utils", "ts": 1764000000000000.0, "args": arguments}
+
+
+def gaudi_file(*events: dict[str, object]) -> bytes:
+    """Events as a running server leaves them: an open array on one line."""
+    return ("[" + "".join(json.dumps(event) + "," for event in events)).encode()
+
+
+def rbln_shape(n: int, b: int, *, query: int = 1, prefill: int = 0, idle: int = 0, route: str = "LOCAL") -> str:
+    """A debug line of vllm-rbln 0.12.0's native path."""
+    return (
+        "DEBUG 11-23 10:00:00 [rbln_model_runner.py:3389] RBLN batch: dp_rank=0 "
+        f"route={route} prefill={prefill} idle={idle} in=(num_reqs={n} query_len={query}) -> "
+        f"(num_reqs_padded={b} query_len={query} num_tokens_padded=None)"
+    )
+
+
+def lines(*values: object) -> bytes:
+    """Values as JSON lines."""
+    return "".join(json.dumps(value) + "\n" for value in values).encode()
+
+
+def vllm_step(at_ns: int, n: int, b: int, mode: str = "FULL") -> list[object]:
+    """A decode step of vLLM's step log, format 1."""
+    known = {"at_ns": at_ns, "running": n, "unpadded_tokens": n, "padded_tokens": b, "runtime_mode": mode}
+    known |= {"generated_tokens": n, "prompt_tokens": 0, "logger_ns": 900}
+    return [known.get(name) for name in COLUMNS]
+
+
+VLLM_HEADER = {
+    "vllm_step_log": FORMAT,
+    "columns": COLUMNS,
+    "vllm": "0.30.0",
+    "absent": [],
+    "effective": {"cudagraph_metrics": True, "cudagraph_mode": "FULL_AND_PIECEWISE"},
+}
+SAMPLES = {
+    "vLLM 0.30.0": lines(VLLM_HEADER, vllm_step(1, 3, 4), vllm_step(2, 3, 4), vllm_step(3, 9, 9, "NONE")),
+    "tpu-inference 0.32.0": lines(
+        tpu_batch(1, 900, 0, 1, 1024), tpu_batch(2, 0, 3, 3, 16), tpu_batch(3, 64, 3, 4, 128), tpu_batch(4, 0, 3, 3, 16)
+    ),
+    "Gaudi, from documents": gaudi_file(
+        {"pid": 7, "tid": 3, "ph": "X", "name": "model_executable", "ts": 1.0, "dur": 2.0, "args": None},
+        gaudi_counter(prompt_bucket_batch_size=1, prompt_batch_size=1, prompt_bucket_seq_len=1024, prompt_seq_len=900),
+        gaudi_counter(decode_bucket_batch_size=4, decode_batch_size=3, decode_seq_len=910),
+        gaudi_counter(decode_bucket_batch_size=8, decode_batch_size=5, decode_seq_len=911),
+    ),
+    "vllm-rbln 0.12.0, native": "\n".join(
+        [
+            "INFO 11-23 10:00:00 [api_server.py:1] started",
+            rbln_shape(8, 8, idle=1),
+            rbln_shape(1, 1, query=128, prefill=1),
+            rbln_shape(3, 4),
+            rbln_shape(5, 8),
+            "DEBUG 11-23 10:00:01 [rbln_model_runner.py:3381] RBLN batch: dp_rank=1 route=ALL_IDLE -> nothing to run",
+            "",
+        ]
+    ).encode(),
+}
