@@ -10,8 +10,8 @@ from typing import Any
 from harness.errors import RecordsError
 from harness.stack.gaudi import profile
 from harness.stack.rbln import native_log
-from harness.stack.step_file import StepFile
 from harness.stack.tpu import batch_stats
+from harness.stack.vllm.step_file import StepFile
 from harness.stack.vllm.step_log import read_step_log
 from harness.table import Table
 

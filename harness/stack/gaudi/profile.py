@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Any, cast
 
-from harness.stack.step_file import StepFile, is_count, json_object, step_table
+from harness.stack.vllm.step_file import StepFile, is_count, json_object, step_table
 
 SOURCE = "vLLM on Gaudi (format from documents, no release read)"
 MARK = b'_bucket_batch_size"'

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from harness.stack.step_file import StepFile, step_table
+from harness.stack.vllm.step_file import StepFile, step_table
 
 SOURCE = "vllm-rbln native path (format of 0.12.0)"
 MARK = b"RBLN batch: dp_rank="

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from harness.stack.step_file import StepFile, is_count, json_object, step_table
+from harness.stack.vllm.step_file import StepFile, is_count, json_object, step_table
 
 SOURCE = "tpu-inference (format of 0.32.0)"
 MARK = b'"padded_total_num_scheduled_tokens"'
