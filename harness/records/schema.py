@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -209,6 +209,15 @@ class RowStream:
     num_rows: int
     batches: Callable[[], Iterator[pa.RecordBatch]]
 
+    @classmethod
+    def of(cls, table: pa.Table) -> RowStream:
+        """The rows of a table."""
+
+        def batches() -> Iterator[pa.RecordBatch]:
+            yield from table.to_batches(max_chunksize=VALUES_AT_ONCE)
+
+        return cls(table.schema, table.num_rows, batches)
+
     def to_table(self) -> pa.Table:
         """All rows in memory."""
         return pa.Table.from_batches(self.batches(), self.schema)
@@ -241,7 +250,8 @@ def conform(name: str, table: pa.Table) -> pa.Table:
 
 
 def conform_stream(name: str, rows: RowStream) -> RowStream:
-    """``rows`` with every batch as ``conform`` has it."""
+    """``rows`` with every batch as ``conform`` has it; a column that is missing or extra is an error at once."""
+    conform(name, rows.schema.empty_table())
 
     def batches() -> Iterator[pa.RecordBatch]:
         for batch in rows.batches():
@@ -261,7 +271,9 @@ def rows_where(table: pa.Table, column: str, value: str | int) -> pa.Table:
     # Imported here: commands that only read manifests, or query, start 0.1 s sooner without.
     from pyarrow.compute import call_function
 
-    return table.filter(call_function("equal", [table[column], pa.scalar(value)]))
+    batches = table.to_batches(max_chunksize=VALUES_AT_ONCE)
+    kept = [batch.filter(call_function("equal", [batch[column], pa.scalar(value)])) for batch in batches]
+    return pa.Table.from_batches(kept, table.schema)
 
 
 def values_of(table: pa.Table, *names: str) -> Iterator[tuple[Any, ...]]:
@@ -271,26 +283,30 @@ def values_of(table: pa.Table, *names: str) -> Iterator[tuple[Any, ...]]:
         yield from zip(*(column.slice(first, VALUES_AT_ONCE).to_pylist() for column in columns), strict=True)
 
 
-def content_sha256(table: pa.Table) -> str:
+def content_sha256(rows: pa.Table | RowStream) -> str:
     """SHA-256 of a table's columns and values: the same for every Parquet writer that stored it."""
+    stream = RowStream.of(rows) if isinstance(rows, pa.Table) else rows
     digest = hashlib.sha256()
-    for name in table.column_names:
+    for name in stream.schema.names:
         # Values and names only: Parquet writers differ in how they spell a list type.
         digest.update(json.dumps(name).encode())
-        for text in _json_list(table.column(name)):
+        for text in _json_list(batch.column(name) for batch in stream.batches()):
             digest.update(text.encode())
     return digest.hexdigest()
 
 
-def _json_list(column: pa.ChunkedArray) -> Iterator[str]:
-    """The column as one JSON list, in pieces."""
+def _json_list(pieces: Iterable[pa.Array]) -> Iterator[str]:
+    """The values of a column as one JSON list, a piece at a time."""
     yield "["
-    for first in range(0, len(column), VALUES_AT_ONCE):
-        yield ", " * (first > 0) + json.dumps(_values(column.slice(first, VALUES_AT_ONCE)))[1:-1]
+    separator = ""
+    for piece in pieces:
+        if len(piece):
+            yield separator + json.dumps(_values(piece))[1:-1]
+            separator = ", "
     yield "]"
 
 
-def _values(column: pa.ChunkedArray) -> list[object]:
+def _values(column: pa.Array) -> list[object]:
     """The values of a column as Python's own; whole numbers by way of numpy, which is several times faster."""
     is_plain = pa.types.is_integer(column.type) and not column.null_count
-    return column.to_numpy().tolist() if is_plain else column.to_pylist()
+    return column.to_numpy(zero_copy_only=False).tolist() if is_plain else column.to_pylist()

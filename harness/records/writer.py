@@ -108,19 +108,18 @@ class RunWriter:
     def write(self, name: str, rows: pa.Table | schema.RowStream) -> Path:
         """Write table ``name`` (a key of schema.TABLES) under a temporary name, then rename it into place.
 
-        rows: a derived table is not a stream, because its content is hashed too.
+        Both a table and a stream are written a batch at a time.
         """
         self._require_open()
         if name not in schema.TABLES:
             raise RecordsError(f"{name!r} is not a table of a run: {', '.join(schema.TABLES)}")
-        is_stream = isinstance(rows, schema.RowStream)
-        rows = schema.conform_stream(name, rows) if is_stream else schema.conform(name, rows)
+        stream = rows if isinstance(rows, schema.RowStream) else schema.RowStream.of(rows)
+        rows = schema.conform_stream(name, stream)
         # ``seal`` makes every file and folder durable before the run has its name.
         path = write_parquet(rows, self.folder / layout.table_path(name), is_durable=False)
         if name == "requests":
             self._num_requests = rows.num_rows
         if name in schema.DERIVED_TABLES:
-            assert isinstance(rows, pa.Table)
             content = schema.content_sha256(rows)
             self._derived[name] = DerivedEntry(
                 rows=rows.num_rows, content_sha256=content, file_sha256=file_entry(path).sha256

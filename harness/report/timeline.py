@@ -25,9 +25,23 @@ from harness.records.schema import ABORTED
 from harness.report.svg import NUM_CONDITION_COLORS
 from harness.report.view import Bar, FloatArray, TimelineView
 
+# What a bar shows: of a long run, all columns as Python's values would take 100 MB.
+BAR_COLUMNS = [
+    "session",
+    "request",
+    "due_ns",
+    "sent_ns",
+    "done_ns",
+    "status",
+    "planned_prompt_tokens",
+    "prompt_tokens",
+    "completion_tokens",
+    "cached_tokens",
+]
+
 
 def _rows(requests: pa.Table) -> list[dict[str, Any]]:
-    return requests.sort_by([("session", "ascending"), ("request", "ascending")]).to_pylist()
+    return requests.select(BAR_COLUMNS).sort_by([("session", "ascending"), ("request", "ascending")]).to_pylist()
 
 
 def requests_in_stalls(requests: pa.Table, stalls_ns: Sequence[Sequence[int]]) -> int:

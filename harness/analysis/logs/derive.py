@@ -129,7 +129,7 @@ def rebuild(run: SealedRun) -> Derived:
     run.forget()
     changed: list[str] = []
     for name, sealed in run.manifest.derived.items():
-        table = schema.conform(name, derived.tables[name])
+        table = schema.conform_stream(name, schema.RowStream.of(derived.tables[name]))
         if sealed.content_sha256 != schema.content_sha256(table):
             changed.append(name)
         else:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -224,7 +224,10 @@ _known_names: dict[bytes, list[tuple[str, str]]] = {}
 
 
 def metrics_table(lines: Iterable[bytes]) -> tuple[pa.Table, int, int]:
-    """(METRICS table, scrapes, scrapes without a readable body) of the lines of the scrapes' file."""
+    """(METRICS table, scrapes, scrapes without a readable body) of the lines of the scrapes' file.
+
+    The table's texts are dictionaries; it has its schema's types once it is written.
+    """
     columns: dict[str, list[Any]] = {name: [] for name in schema.METRICS.names}
     blocks: list[pa.Table] = []
     num_scrapes = num_failed = 0
@@ -241,9 +244,18 @@ def metrics_table(lines: Iterable[bytes]) -> tuple[pa.Table, int, int]:
         for column, cells in zip(columns.values(), (*same, *both, values), strict=True):
             column.extend(cells)
         if len(columns["value"]) >= BLOCK_SAMPLES:
-            blocks.append(pa.table(columns, schema=schema.METRICS))
+            blocks.append(_with_shared_texts(columns))
             columns = {name: [] for name in columns}
-    return pa.concat_tables([*blocks, pa.table(columns, schema=schema.METRICS)]), num_scrapes, num_failed
+    return pa.concat_tables([*blocks, _with_shared_texts(columns)]), num_scrapes, num_failed
+
+
+def _with_shared_texts(columns: Mapping[str, list[Any]]) -> pa.Table:
+    """Samples whose names, labels and reasons are kept once: they take a quarter of the memory."""
+    table = pa.table(dict(columns), schema=schema.METRICS)
+    for place, column in enumerate(schema.METRICS):
+        if column.type == pa.string():
+            table = table.set_column(place, column.name, table.column(place).dictionary_encode())
+    return table
 
 
 def _scraped(line: bytes) -> tuple[int, str, list[tuple[str, str]], list[float]]:

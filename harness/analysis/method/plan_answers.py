@@ -168,10 +168,10 @@ def with_logged_prefills(requests: pa.Table, kv_events: pa.Table) -> pa.Table:
 
     Their prefills are device time like all others. The prompt is what was sent.
     """
+    if not aborted_rows(requests):
+        return requests
     rows = requests.to_pylist()
     left = {response_id_of(row): row for row in rows if row["status"] == ABORTED}
-    if not left:
-        return requests
     names = zip(*(kv_events.column(name).to_pylist() for name in ("kind", "request_id", "reused_tokens")), strict=True)
     for kind, log_id, reused in names:
         if kind not in ("alloc", "cache_hit") or (name := join_request_id(log_id, left)) is None:

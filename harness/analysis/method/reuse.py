@@ -8,7 +8,7 @@ None, never zero. Definitions: docs/method.md, "Reuse" and "Ceilings of reuse".
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from operator import attrgetter
@@ -209,12 +209,16 @@ class _Request(NamedTuple):
 
 def ceilings(requests: pa.Table, kv_events: pa.Table, plan: Plan) -> Ceilings:
     """Ceilings and losses of one run; ``plan``: which session continues which, and which begin alike."""
+    return total_ceilings(_ceilings(requests, kv_events, plan))
+
+
+def _ceilings(requests: pa.Table, kv_events: pa.Table, plan: Plan) -> Iterator[Ceilings]:
+    """Those of each answered request, in the order of sending."""
     parents, kept = continuations(plan)
     rows = {(row.session, row.request): row for row in map(_Request._make, values_of(requests, *_Request._fields))}
     answered = sorted((row for row in rows.values() if row.prompt_tokens is not None), key=attrgetter("sent_ns"))
     evictions = _Evictions(kv_events, (row.response_id for row in answered))
     known = _SharedBeginnings(plan)
-    found: list[Ceilings] = []
     for row in answered:
         place = row.session, row.request
         parent = rows.get(parents.get(place, (place[0], place[1] - 1)))
@@ -228,8 +232,7 @@ def ceilings(requests: pa.Table, kv_events: pa.Table, plan: Plan) -> Ceilings:
         endless = max(by_turn, min(known.tokens(*place), most))
         cause = "" if parent is None else evictions.cause(parent.response_id, row.response_id)
         lost = _losses(_Limits(endless, by_turn, shared, blocks), reused, cause)
-        found.append(Ceilings(prompt, endless, by_turn, blocks, reused, max(0, reused - endless), lost))
-    return total_ceilings(found)
+        yield Ceilings(prompt, endless, by_turn, blocks, reused, max(0, reused - endless), lost)
 
 
 class _Limits(NamedTuple):
