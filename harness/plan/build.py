@@ -134,8 +134,9 @@ def draw_plan(workload: WorkloadSpec, base_seed: int, replicate: int) -> Plan:
 
 
 def requested_keys(workload: WorkloadSpec) -> str:
-    """The keys that differ from their defaults, as JSON: a key that a later version adds changes no hash."""
+    """num_sessions and the keys that differ from their defaults, as JSON: a key that is added later changes no hash."""
     asked = workload.model_dump(mode="json", exclude_defaults=True, exclude={"waits"})
+    asked["num_sessions"] = workload.num_sessions
     return json.dumps(asked, sort_keys=True, separators=(",", ":"))
 
 

@@ -31,6 +31,7 @@ from harness.server.provenance import SOURCE_ROOT, source_facts, source_sha256
 from harness.shipped import find_shipped
 from harness.sim.predict.draws import perturbation_of
 from harness.spec import ExperimentSpec, RulesName, load_toml
+from harness.spec.experiment import DEFAULT_SEED
 from harness.spec.recorded import recorded_changes
 from harness.spec.rules import find_rule, load_rule
 from harness.stack.rbln.artifacts import artifact_identity
@@ -78,8 +79,11 @@ def _in_tree(repository: Repository, hidden: set[str]) -> Iterator[SeedUse]:
         name = repository.relative(path)
         if name in hidden or name.startswith(RULE_FILES) or not path.is_file():
             continue
-        for seed in seeds_in(_content(path)):
+        content = _content(path)
+        for seed in seeds_in(content):
             yield SeedUse(seed, name)
+        if path.suffix == ".toml" and "condition" in table_at(content) and "base_seed" not in table_at(content):
+            yield SeedUse(DEFAULT_SEED, name)
 
 
 def _content(path: Path) -> Any:
@@ -271,6 +275,13 @@ def _refuse(repository: Repository, spec: ExperimentSpec, experiment_file: Path,
             "server.env, extra_args or an address holds what may be a secret, which a frozen file cannot keep",
             where=str(experiment_file),
             hint='Write NAME = "redacted" in server.env and export NAME, or set it only in the environment',
+        )
+    if "base_seed" not in spec.model_fields_set:
+        raise SpecError(
+            f"base_seed is left out, and its default ({DEFAULT_SEED}) is that of every experiment: a confirmatory plan "
+            "needs new inputs",
+            where=str(experiment_file),
+            hint="Write base_seed with a number that nothing has used",
         )
     check_new_seed(repository, spec.base_seed, leave_out=[experiment_file], runs_root=repository.root / RUNS)
 

@@ -20,12 +20,13 @@ from harness.spec.factors import Factors, WrittenFactors, factor_names, factors_
 from harness.spec.fleet import FleetSpec
 from harness.spec.rules import load_rule
 from harness.spec.sections import ClientSpec, LimitsSpec, PerturbationSpec, SloSpec, StopSpec, WindowSpec
-from harness.spec.server import ServerSpec
-from harness.spec.workload import WorkloadSpec
+from harness.spec.server import ServerSpec, implied_buckets
+from harness.spec.workload import DEFAULT_SESSIONS, WorkloadSpec, with_implied_defaults
 
 _Spec = TypeVar("_Spec", ServerSpec, WorkloadSpec)
 Treatment = Literal["as-drawn", "no-waits", "equal-waits"]
 OrderName = Literal["rotation", "abba", "latin"]
+DEFAULT_SEED = 1
 
 
 def _known_backend(name: str) -> str:
@@ -75,7 +76,9 @@ class ExperimentSpec(Spec):
     backend: BackendName = Field(default=DEFAULT_BACKEND, description=f"one of {', '.join(KINDS)}")
     time_scale: float = Field(default=1.0, ge=0.1, le=100, description="model time / wall time; 1 on real servers")
     replicates: int = Field(default=3, ge=1, le=1000)
-    base_seed: int = Field(ge=0)
+    base_seed: int = Field(
+        default=DEFAULT_SEED, ge=0, description="of everything that is drawn; a freeze wants it written, and new"
+    )
     same_input: bool = Field(
         default=False, description="every replicate repeats the input of replicate 0: restarts only"
     )
@@ -84,7 +87,7 @@ class ExperimentSpec(Spec):
         description="of the conditions in each replicate: rotated, there and back, or Williams' square",
     )
     baseline: str = ""
-    workload: WorkloadSpec
+    workload: WorkloadSpec = WorkloadSpec()
     server: ServerSpec = ServerSpec()
     client: ClientSpec = ClientSpec()
     limits: LimitsSpec = LimitsSpec()
@@ -107,6 +110,11 @@ class ExperimentSpec(Spec):
     @classmethod
     def _name(cls, name: str) -> str:
         return check_name(name)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _resolve_conditions(cls, table: Any) -> Any:
+        return _with_resolved_conditions(cast("Mapping[str, Any]", table)) if isinstance(table, Mapping) else table
 
     @model_validator(mode="after")
     def _consistent(self) -> ExperimentSpec:
@@ -216,6 +224,33 @@ class ExperimentSpec(Spec):
         return _changed_server(self.server, condition.server)
 
 
+def _with_resolved_conditions(table: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The table with the defaults that follow from a condition's changes written into the condition.
+
+    A record has all keys of [server] and [workload], so these defaults could not be told from written values there.
+    """
+    conditions = table.get("condition")
+    if not isinstance(conditions, list | tuple):
+        return table
+    server, workload = _changes(table, "server"), _changes(table, "workload")
+    return {**table, "condition": [_resolved(one, server, workload) for one in cast("Sequence[Any]", conditions)]}
+
+
+def _resolved(condition: Any, server: Mapping[str, Any], workload: Mapping[str, Any]) -> Any:
+    if not isinstance(condition, Mapping):
+        return condition
+    written = dict(cast("Mapping[str, Any]", condition))
+    changes = _changes(written, "server")
+    buckets = implied_buckets({**server, **changes})
+    if buckets is not None and buckets != (implied_buckets(server) or ServerSpec().decode_buckets):
+        written["server"] = {**changes, "decode_buckets": list(buckets)}
+    changes = _changes(written, "workload")
+    if "source" in changes:
+        implied = {"num_sessions": DEFAULT_SESSIONS} | with_implied_defaults({**workload, **changes})
+        written["workload"] = {**{key: value for key, value in implied.items() if key not in workload}, **changes}
+    return written
+
+
 def _changed_workload(workload: WorkloadSpec, changes: Mapping[str, Any]) -> WorkloadSpec:
     table = workload.model_dump(exclude_unset=True)
     if {"num_background", "group"} & changes.keys():
@@ -286,14 +321,14 @@ def _problems_of_changes(
 def _problems_of_table(error: ValidationError, table: Mapping[str, Any]) -> list[Problem]:
     """Every problem of a refused experiment. Pydantic alone would not judge conditions once another table is wrong."""
     problems = problems_of(error, ExperimentSpec)
-    listed = table.get("condition")
+    listed = _with_resolved_conditions(table).get("condition")
     conditions = cast("list[Any]", listed) if isinstance(listed, list) else []
     are_named = all(isinstance(table, Mapping) and isinstance(table.get("name"), str) for table in conditions)
     if not conditions or not are_named:
         return problems
     wrong = {path[0] for path, _ in problems if path}
     server = None if "server" in wrong else ServerSpec.model_validate(table.get("server", {}))
-    workload = None if "workload" in wrong else WorkloadSpec.model_validate(table["workload"])
+    workload = None if "workload" in wrong else WorkloadSpec.model_validate(table.get("workload", {}))
     more = _problems_of_conditions(cast("list[Mapping[str, Any]]", conditions), table.get("baseline"), server, workload)
     # The problems without a key repeat those of the conditions in one text.
     return [*(problem for problem in problems if problem[0] or not more), *more]

@@ -6,7 +6,8 @@ Secrets in its environment and arguments reach the server and no record.
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal, NamedTuple
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, NamedTuple, cast
 
 from pydantic import AfterValidator, Field, field_serializer, field_validator, model_validator
 
@@ -43,13 +44,33 @@ PAGED_KEYS = frozenset({"num_gpu_blocks", "block_size", "max_num_batched_tokens"
 """Keys of a ServerSpec that only a server with paged KV memory has."""
 SSH_DESTINATION = re.compile(r"(ssh://)?(\w[\w.+-]*@)?([\w:][\w.:%-]*|\[[0-9a-fA-F:.%]+\](:\d+)?)/?")
 PatchMode = Literal["overlay", "none"]
+MOST_SEQS = 1024
+
+
+def default_buckets(max_num_seqs: int) -> tuple[int, ...]:
+    """``max_num_seqs``, its half, and so on down to 1, rounded down, ascending.
+
+    Source: vllm-rbln 0.12.0, v1/worker/bucketing/exponential_bucketing_manager.py, step 2, as many as there are.
+    """
+    halves = {max_num_seqs >> shift for shift in range(max_num_seqs.bit_length())}
+    return tuple(sorted(halves))
+
+
+def implied_buckets(server: Mapping[str, Any]) -> tuple[int, ...] | None:
+    """The buckets of a server that was written without any; None where they are written, or its limit is not."""
+    limit: object = server.get("max_num_seqs")
+    if "decode_buckets" in server or not isinstance(limit, int) or isinstance(limit, bool):
+        return None
+    return default_buckets(limit) if 1 <= limit <= MOST_SEQS else None
 
 
 class ServerSpec(Spec):
     """The server's compile-time configuration, and how it is launched."""
 
-    max_num_seqs: int = Field(default=8, ge=1, le=1024, description="the limit: most requests running at once")
-    decode_buckets: tuple[int, ...] = (1, 2, 4, 8)
+    max_num_seqs: int = Field(default=8, ge=1, le=MOST_SEQS, description="the limit: most requests running at once")
+    decode_buckets: tuple[int, ...] = Field(
+        default=(1, 2, 4, 8), description="compiled batch sizes; default: max_num_seqs, its half, and so on down to 1"
+    )
     kv_slots: int | None = Field(
         default=None, ge=1, description="physical KV slots; left out: room for max_num_seqs of the longest requests"
     )
@@ -103,6 +124,15 @@ class ServerSpec(Spec):
     device_metrics_url: str = Field(
         default="", description="of rbln-metrics-exporter, e.g. http://127.0.0.1:9090/metrics; read through every run"
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in_buckets(cls, table: Any) -> Any:
+        if not isinstance(table, Mapping):
+            return table
+        given = cast("Mapping[str, Any]", table)
+        buckets = implied_buckets(given)
+        return given if buckets is None else {**given, "decode_buckets": buckets}
 
     @field_serializer("env", when_used="json")
     def _env_without_secrets(self, env: dict[str, str]) -> dict[str, str]:

@@ -74,6 +74,7 @@ LengthLaw = Annotated[FixedLaw | UniformLaw | LognormalLaw, Field(discriminator=
 
 
 MOST_SESSIONS = 100_000
+DEFAULT_SESSIONS = 8
 PromptForm = Literal["token-ids", "text"]
 
 
@@ -117,6 +118,27 @@ def strange_keys(source: str) -> tuple[str, ...]:
     return _DRAWN_KEYS if source == "trace" else _TRACE_KEYS
 
 
+def with_implied_defaults(table: Mapping[str, Any]) -> dict[str, Any]:
+    """The table of a workload with the defaults that follow from its source and its groups."""
+    given = dict(table)
+    if given.get("group") and "num_sessions" not in given:
+        given["num_sessions"] = sum(_size_of(group) for group in given["group"])
+    if given.get("source") == "trace":
+        # Recorded waits are kept: a cap would change how long KV blocks must live.
+        return {"num_sessions": MOST_SESSIONS, "wait_cap_s": 1e9, "waits": "none"} | given
+    background = given.get("num_background", 0)
+    if given.get("source") != "sequential" or not isinstance(background, int):
+        return given
+    defaults: dict[str, Any] = {
+        "num_sessions": background + 2,
+        "requests_per_session": 1,
+        "prompt_tokens": {"law": "fixed", "value": 2000},
+        "generate_tokens": {"law": "fixed", "value": 8},
+        "waits": "none",
+    }
+    return defaults | given
+
+
 class WorkloadSpec(Spec):
     """How the sessions of one replicate are drawn (docs/method.md, "Inputs"). Lengths in tokens, times in seconds.
 
@@ -128,7 +150,10 @@ class WorkloadSpec(Spec):
 
     source: Literal["drawn", "paper", "sequential", "trace"] = "drawn"
     num_sessions: int = Field(
-        ge=1, le=MOST_SESSIONS, description="default with 'sequential': num_background + 2; with 'trace': all of it"
+        default=DEFAULT_SESSIONS,
+        ge=1,
+        le=MOST_SESSIONS,
+        description="default with 'sequential': num_background + 2; with 'trace': all of it; with groups: their sum",
     )
     requests_per_session: int = Field(default=2, ge=1, le=10_000, description="'sequential': always 1")
     prompt_tokens: LengthLaw = UniformLaw(low=800, high=1600)
@@ -168,25 +193,7 @@ class WorkloadSpec(Spec):
     @model_validator(mode="before")
     @classmethod
     def _implied_defaults(cls, table: Any) -> Any:
-        if not isinstance(table, Mapping):
-            return table
-        given = dict(cast("Mapping[str, Any]", table))
-        if given.get("group") and "num_sessions" not in given:
-            given["num_sessions"] = sum(_size_of(group) for group in given["group"])
-        if given.get("source") == "trace":
-            # Recorded waits are kept: a cap would change how long KV blocks must live.
-            return {"num_sessions": MOST_SESSIONS, "wait_cap_s": 1e9, "waits": "none"} | given
-        background = given.get("num_background", 0)
-        if given.get("source") != "sequential" or not isinstance(background, int):
-            return given
-        defaults: dict[str, Any] = {
-            "num_sessions": background + 2,
-            "requests_per_session": 1,
-            "prompt_tokens": {"law": "fixed", "value": 2000},
-            "generate_tokens": {"law": "fixed", "value": 8},
-            "waits": "none",
-        }
-        return defaults | given
+        return with_implied_defaults(cast("Mapping[str, Any]", table)) if isinstance(table, Mapping) else table
 
     @model_validator(mode="after")
     def _consistent(self) -> WorkloadSpec:

@@ -216,7 +216,6 @@ def test_a_request_that_fills_its_slot_fits_and_one_token_more_does_not() -> Non
     ("keys", "complaint"),
     [
         ({"num_sessions": 0}, "num_sessions: must be greater than or equal to 1"),
-        ({}, "num_sessions: is missing"),
         ({"num_sessions": 2, "prompt_tokens": {"law": "uniform", "low": 9, "high": 8}}, "high .8. is below low .9."),
         ({"num_sessions": 2, "prompt_tokens": {"law": "fixed", "value": 0}}, "value: .*greater than or equal to 1"),
         ({"num_sessions": 2, "prompt_tokens": {"law": "cauchy"}}, "prompt_tokens: "),

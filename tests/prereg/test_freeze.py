@@ -210,6 +210,29 @@ def test_a_seed_of_a_file_that_was_deleted_since_is_refused(place: Workplace) ->
         place.freeze()
 
 
+def test_a_seed_that_was_left_out_is_refused_and_counts_as_the_default(place: Workplace) -> None:
+    written = place.experiment_file.read_text()
+    place.write("plans/experiments/small.toml", written.replace("base_seed = 424242\n", ""))
+    place.write("plans/experiments/other.toml", 'name = "other"\n[[condition]]\nname = "base"\n')
+    place.commit_all()
+    with pytest.raises(SpecError, match="Write base_seed with a number that nothing has used"):
+        place.freeze()
+    place.write("plans/experiments/small.toml", written.replace("424242", "1"))
+    place.commit_all()
+    with pytest.raises(SpecError, match=r"base seed 1 was used before, by plans/experiments/other\.toml"):
+        place.freeze()
+
+
+def test_a_frozen_file_fixes_what_defaults_became(place: Workplace) -> None:
+    written = place.experiment_file.read_text().replace("num_sessions = 4\n", "")
+    place.write("plans/experiments/small.toml", written + '[[condition]]\nname = "wide"\nserver.max_num_seqs = 12\n')
+    place.commit_all()
+    experiment = json.loads(place.freeze().path.read_bytes())["experiment"]
+    assert experiment["workload"]["num_sessions"] == 8
+    assert experiment["server"]["decode_buckets"] == [1, 2, 4, 8]
+    assert experiment["condition"][2]["server"]["decode_buckets"] == [1, 3, 6, 12]
+
+
 def test_seeds_of_resampling_are_no_inputs(place: Workplace) -> None:
     rule = 'name = "s"\nkind = "saturation"\nlevels = ["a", "b"]\nseed = 424242\n'
     place.write("plans/rules/other.toml", rule)

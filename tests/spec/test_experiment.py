@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from harness.errors import SpecError
+from harness.experiment.plans import build_plan
 from harness.spec import load_experiment, parse_experiment
 
 TABLE: dict[str, Any] = {
@@ -82,3 +83,51 @@ def test_a_file_that_is_no_toml_is_named_with_its_line(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="line 1") as error:
         load_experiment(path)
     assert str(path) in str(error.value)
+
+
+SHORTEST: dict[str, Any] = {
+    "name": "mine",
+    "condition": [{"name": "base"}, {"name": "slots", "server": {"kv_slots": 12}}],
+}
+
+
+def test_six_lines_are_an_experiment_and_the_rest_has_defaults() -> None:
+    spec = parse_experiment(SHORTEST, where="mine.toml")
+    assert (spec.base_seed, spec.workload.num_sessions) == (1, 8)
+    assert [spec.server_of(condition).decode_buckets for condition in spec.condition] == [(1, 2, 4, 8)] * 2
+
+
+@pytest.mark.parametrize(("limit", "buckets"), [(1, (1,)), (6, (1, 3, 6)), (8, (1, 2, 4, 8)), (12, (1, 3, 6, 12))])
+def test_buckets_that_are_left_out_halve_the_limit(limit: int, buckets: tuple[int, ...]) -> None:
+    of_all = parse_experiment({**SHORTEST, "server": {"max_num_seqs": limit}}, where="x")
+    assert of_all.server.decode_buckets == buckets
+    one = {"name": "other", "server": {"max_num_seqs": limit}}
+    of_one = parse_experiment({**SHORTEST, "condition": [*SHORTEST["condition"], one]}, where="x")
+    assert of_one.server_of(of_one.condition[-1]).decode_buckets == buckets
+
+
+def test_written_buckets_are_never_replaced_by_the_default() -> None:
+    one = {"name": "other", "server": {"max_num_seqs": 12}}
+    words = refused(server={"decode_buckets": [1, 8]}, condition=[{"name": "base"}, one])
+    assert "decode_buckets [1, 8] must end with max_num_seqs (12)" in words
+
+
+def test_a_condition_that_replays_a_trace_takes_the_whole_of_it() -> None:
+    one = {"name": "recorded", "workload": {"source": "trace", "trace": "research-agent"}}
+    spec = parse_experiment({**SHORTEST, "condition": [*SHORTEST["condition"], one]}, where="x")
+    assert spec.workload.num_sessions == 8
+    assert build_plan(spec.workload_of(spec.condition[-1]), 1, 0).provenance["left_out"] == ""
+
+
+def test_a_record_of_an_experiment_holds_what_its_defaults_became() -> None:
+    more = [
+        {"name": "wide", "server": {"max_num_seqs": 12}},
+        {"name": "recorded", "workload": {"source": "trace", "trace": "research-agent"}},
+    ]
+    spec = parse_experiment({**SHORTEST, "condition": [*SHORTEST["condition"], *more]}, where="x")
+    record = spec.model_dump(mode="json")
+    assert (record["base_seed"], record["workload"]["num_sessions"]) == (1, 8)
+    assert record["condition"][2]["server"]["decode_buckets"] == [1, 3, 6, 12]
+    again = parse_experiment(record, where="a manifest")
+    assert again == spec
+    assert [again.workload_of(one) for one in again.condition] == [spec.workload_of(one) for one in spec.condition]
