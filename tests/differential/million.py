@@ -23,16 +23,22 @@ LEDGERS = CHECKOUT / "runs" / "differential"
 
 
 def main(num_steps: str = "1000000", *versions: str) -> int:
-    """Compare ``num_steps`` steps for each vllm-rbln version (default: all) that is installed; 0 when none differs."""
-    worst = 0
+    """Compare ``num_steps`` steps for each vllm-rbln version that is installed (default), or is named.
+
+    0 when none differs; 1 when one differs, when one that was named is not installed, or when nothing was compared.
+    """
+    statuses: list[int] = []
     for version in versions or [stack.version for stack in known_stacks()]:
         try:
-            worst = max(worst, play_version(version, num_steps))
+            statuses.append(play_version(version, num_steps))
         except HarnessError as error:
             print(f"vllm-rbln {version}: {error}")
+            statuses += [1] if versions else []
         except KeyboardInterrupt:
             sys.exit("differential: interrupted; the same command continues")
-    return worst
+    if not statuses:
+        sys.exit("differential: nothing was compared: no release of vllm-rbln is installed")
+    return max(statuses)
 
 
 def play_version(version: str, num_steps: str) -> int:
