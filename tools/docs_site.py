@@ -11,7 +11,8 @@ from mkdocs.structure.files import File, Files
 from typer.cli import get_docs_for_click
 
 import harness
-from harness.cli import app, explain
+from harness.cli import explain
+from harness.cli.tree import app
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

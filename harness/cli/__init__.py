@@ -1,6 +1,6 @@
 """The ``harness`` command: thin commands over the public functions, and the one place where errors are caught.
 
-Imports of heavy packages happen inside commands, so that --help is instant. Nothing is computed here.
+Nothing is computed here, and no command is loaded before it is called.
 """
 
 from __future__ import annotations
@@ -13,160 +13,9 @@ import mmap
 import os
 import resource
 import sys
-from collections.abc import Generator, Iterable
-from contextlib import contextmanager
-from typing import Annotated, Any, NoReturn
+from typing import NoReturn
 
-import typer
-from typer.core import TyperCommand, TyperGroup, TyperOption
-
-from harness.cli import (
-    bench,
-    calibrate,
-    compare,
-    data,
-    explain,
-    fleet,
-    inputs,
-    machine,
-    method,
-    power,
-    records,
-    release,
-    run,
-    search,
-    stack,
-    sweep,
-    tables,
-    trace,
-    twin,
-    watch,
-)
 from harness.errors import ExitCode, HarnessError
-
-
-def _untype_flags(options: Iterable[object]) -> None:
-    """Help names no type for what takes no value."""
-    for option in options:
-        if isinstance(option, TyperOption) and option.is_flag:
-            option.metavar = ""
-
-
-def _in_words_of_a_file(error: typer.BadParameter) -> str:
-    """What is wrong with the value of an option, in the words that a wrong key of a file gets."""
-    if (cause := error.__cause__) is None:
-        return error.message
-    from pydantic import ValidationError
-
-    from harness.spec.base import problems_of
-
-    if not isinstance(cause, ValidationError):
-        return error.message
-    given = cause.errors()[0]["input"]
-    words = problems_of(cause)[0][1]
-    return words if repr(given) in words else f"{given!r} {words}"
-
-
-class Command(TyperCommand):
-    """A command of this command line."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # of click's or typer's own, by typer's version
-        try:
-            return super().parse_args(ctx, args)
-        except typer.BadParameter as error:
-            error.message = _in_words_of_a_file(error)
-            raise
-
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        _untype_flags(self.get_params(ctx))
-        super().format_help(ctx, formatter)
-
-
-class Group(TyperGroup):
-    """A group of such commands."""
-
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        _untype_flags(self.get_params(ctx))
-        super().format_help(ctx, formatter)
-
-
-app = typer.Typer(
-    name="harness",
-    cls=Group,
-    help="Live measurement harness for RBLN NPU vLLM servers under agentic re-arrival.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",
-    epilog="Exit codes: 0 pass, 1 harness fault, 2 bad spec, 3 run invalid, 4 rule failed, 130 interrupted.",
-)
-
-
-def _say_version(is_asked: bool) -> None:
-    if is_asked:
-        from harness import __version__
-
-        print(f"rbln-harness {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def _options(
-    _version: Annotated[
-        bool, typer.Option("--version", help="Say the version and end.", is_eager=True, callback=_say_version)
-    ] = False,
-) -> None: ...
-
-
-run.register(app)
-sweep.register(app)
-watch.register(app)
-fleet.register(app)
-power.register(app)
-inputs.register(app)
-explain.register(app)
-trace.register(app)
-data.register(app)
-records.register(app)
-compare.register(app)
-method.register(app)
-machine.register(app)
-bench.register(app)
-search.register(app)
-twin.register(app)
-calibrate.register(app)
-tables.register(app)
-stack.register(app)
-release.register(app)
-
-# Under which heading --help shows each command; what is not named here comes first, under none.
-PANELS = {
-    "Run and look": ("run", "watch", "fleet", "sweep", "report", "table", "compare", "runs", "query", "explain"),
-    "Before a run": ("init", "doctor", "power", "scatter", "simulate", "plan", "waits", "trace", "emulator"),
-    "Method": ("freeze", "publish", "decide", "analyse", "catalogue", "tables", "signs", "paper-rules", "calibrate"),
-    "Search and advice": ("search", "predict", "coverage", "advise"),
-    "Records": ("verify", "derive", "records"),
-}
-for _command in (*app.registered_commands, *app.registered_groups):
-    _panel = next((panel for panel, names in PANELS.items() if _command.name in names), "Servers and stacks")
-    _command.rich_help_panel = _panel
-for _group in app.registered_groups:
-    _group.cls = Group
-_groups = [group.typer_instance for group in app.registered_groups if group.typer_instance is not None]
-for _command in (*app.registered_commands, *(command for group in _groups for command in group.registered_commands)):
-    _command.cls = Command
-
-
-@contextmanager
-def _alone(name: str) -> Generator[None]:
-    """The one command that was asked for and no other: making the parameters of all takes a tenth of a second."""
-    commands, groups = app.registered_commands, app.registered_groups
-    if asked := [one for one in commands if one.name == name]:
-        app.registered_commands, app.registered_groups = asked, []
-    try:
-        yield
-    finally:
-        app.registered_commands, app.registered_groups = commands, groups
-
 
 _DISK_ERRORS = {errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EACCES, errno.EPERM}
 # What a person's own limits (ulimit) or an exhausted machine answer with.
@@ -179,6 +28,13 @@ _NO_ROOM = (
 
 # Address space that numpy takes with one thread of OpenBLAS and its buffer: 120 MiB, and room for the rest.
 _BLAS_BYTES = 144 << 20
+
+
+def print_version() -> None:
+    """Print the name and the version of the program."""
+    from harness import __version__
+
+    print(f"rbln-harness {__version__}")
 
 
 def _say(message: str) -> None:
@@ -266,13 +122,22 @@ def _prepare_process() -> None:
     os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
 
 
+def _call_command() -> None:
+    """Call the command that the arguments name; the version alone needs no command line."""
+    if sys.argv[1:] in (["--version"], ["version"]):
+        print_version()
+        return
+    _take_blas_memory()
+    from harness.cli.tree import app
+
+    app(prog_name="harness")
+
+
 def main() -> None:
     """Entry point: run the command, turn every known failure into one line and an exit code."""
     _prepare_process()
     try:
-        _take_blas_memory()
-        with _alone(next(iter(sys.argv[1:]), "")):
-            app(prog_name="harness")
+        _call_command()
     except HarnessError as error:
         _fail(str(error), error.exit_code)
     except KeyboardInterrupt:

@@ -21,10 +21,6 @@ if TYPE_CHECKING:
     from benchmarks.figure import Figure
 
 
-def register(app: typer.Typer) -> None:
-    app.command(name="bench")(bench)
-
-
 def bench(
     sections: Annotated[
         list[str] | None,
@@ -48,7 +44,7 @@ def bench(
         Path | None, typer.Option("--compare", metavar="OLD.json", help="Say what got slower since that file.")
     ] = None,
 ) -> None:
-    """Measure the client, the emulator, the log parser, plan building, the simulator, stopping rules and fleets.
+    """Measure how fast the harness is on this machine.
 
     Speeds show how many times as good they are as a yardstick: simpler code for the same work, run in turns with it.
     `--compare` compares these ratios, so files of two machines too, beyond the noise of repeated samples; exit code 4

@@ -1,4 +1,4 @@
-"""``harness calibrate``: measure what steps and prefills cost, and write a cost-model file.
+"""``harness server calibrate``: measure what steps and prefills cost, and write a cost-model file.
 
 Plans and runs nothing itself; a file once written is never changed.
 """
@@ -42,10 +42,6 @@ class StampSource(str, Enum):
     chunks = "chunks"
 
 
-def register(app: typer.Typer) -> None:
-    app.command(name="calibrate")(calibrate)
-
-
 def calibrate(
     name: Annotated[str, typer.Argument(help="Name of the cost model; the file becomes `NAME-NUMBER.toml`.")],
     backend: Annotated[str, typer.Option(help=f"One of {', '.join(KINDS)}.")] = DEFAULT_BACKEND,
@@ -74,9 +70,11 @@ def calibrate(
     resume: Annotated[bool, typer.Option("--resume", help="Continue: perform only what is not sealed yet.")] = False,
     fit_only: Annotated[str, typer.Option("--fit", help="Start nothing: fit the sealed runs of this experiment.")] = "",
 ) -> None:
-    """Sweep constant batches and prefill lengths, fit step and prefill costs, write a cost-model file.
+    """Measure step and prefill costs, and write a cost-model file.
 
-    Example: `harness calibrate my-npu --backend rbln --set artifact=/models/qwen3-4b-8 --runs runs/calibration`
+    Sweeps constant batches and prefill lengths.
+
+    Example: `harness server calibrate my-npu --backend rbln --set artifact=/models/qwen3-4b-8 --runs runs/calibration`
     """
     from harness.cli.words import terminal
     from harness.runner.calibrate import check_folder, fit_runs, write_cost_file
@@ -138,7 +136,12 @@ def _measure(console: Console, spec: CalibrationSpec, runs: Path, *, resume: boo
     stop = StopFlag()
     with TerminalProgress(console) as progress, interruptible(stop, console):
         outcome = run_experiment(
-            planned, runs_root=runs, resume=resume, on_progress=progress, stop=stop, spec_source="harness calibrate"
+            planned,
+            runs_root=runs,
+            resume=resume,
+            on_progress=progress,
+            stop=stop,
+            spec_source="harness server calibrate",
         )
     for invalid in outcome.invalid_runs:
         console.print(

@@ -21,10 +21,6 @@ if TYPE_CHECKING:
     from harness.records import SealedRun
 
 
-def register(app: typer.Typer) -> None:
-    app.command(name="compare")(compare)
-
-
 def compare(
     places: Annotated[
         list[str],
@@ -40,7 +36,9 @@ def compare(
     runs: RunsOption = Path("runs"),
     form: Annotated[TableForm, typer.Option("--format", help="How the table is written.")] = TableForm.text,
 ) -> None:
-    """Compare conditions with their baselines, across experiments, folders and dates; below 1 is less.
+    """Compare conditions across experiments, folders and dates.
+
+    Below 1 is less.
 
     A ratio is always condition over baseline, by the baselines that the experiment names. Runs of the same drawn plan
     are paired; where the inputs differ, "paired" says no. p-values are adjusted over the comparisons of one measure

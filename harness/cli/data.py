@@ -35,13 +35,6 @@ class OutputFormat(str, Enum):
     parquet = "parquet"
 
 
-def register(app: typer.Typer) -> None:
-    app.command(name="query")(query)
-    app.command(name="runs")(list_runs)
-    app.command(name="verify")(verify)
-    app.command(name="derive")(derive)
-
-
 def query(
     sql: Annotated[str, typer.Argument(help="One SQL statement (DuckDB).")],
     runs: RunsOption = Path("runs"),
@@ -49,8 +42,9 @@ def query(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="A file for the rows. Default: print.")] = None,
     timeout_s: Annotated[float, typer.Option("--timeout", min=0.001, help="Seconds the query may take.")] = 60.0,
 ) -> None:
-    """SQL over all sealed runs: tables runs, requests, chunks, steps, kv_events, metrics, scrapes, latencies.
+    """Ask sealed runs in SQL.
 
+    Tables: runs, requests, chunks, steps, kv_events, metrics, scrapes, latencies.
     `valid_runs`, `valid_requests`, ... leave invalid runs out. `harness explain tables` has every column and unit.
 
     Example: `harness query "select condition, sum(cached_tokens) from valid_requests group by all" --runs runs/today`
@@ -128,7 +122,7 @@ def list_runs(
     runs: RunsOption = Path("runs"),
     form: Annotated[TableForm, typer.Option("--format", help="How the list is written.")] = TableForm.text,
 ) -> None:
-    """List sealed runs, valid and invalid, and what lies unfinished beside them.
+    """List sealed runs, valid and INVALID, and unfinished ones.
 
     Example: `harness runs --runs runs/today`
     """
@@ -169,9 +163,9 @@ def _runs_listed(store: RunStore) -> Table:
 
 
 def verify(runs: RunsOption = Path("runs")) -> None:
-    """Check every file of every sealed run against the hashes taken when it was sealed.
+    """Check every file of every sealed run against its hash.
 
-    Example: `harness verify --runs runs/today`
+    Example: `harness records verify --runs runs/today`
     """
     print(f"{store_at(runs).verify()} sealed runs are as they were sealed")
 
@@ -182,7 +176,7 @@ def derive(
 ) -> None:
     """Rebuild every derived table from the raw logs and scrapes.
 
-    Example: `harness derive demo --runs runs/today`
+    Example: `harness records derive demo --runs runs/today`
     """
     from harness.analysis.logs.derive import rebuild
 

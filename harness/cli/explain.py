@@ -31,10 +31,6 @@ PLACES = {
 }
 
 
-def register(app: typer.Typer) -> None:
-    app.command(name="explain")(explain)
-
-
 def explain(
     topic: Annotated[
         str,
@@ -44,7 +40,9 @@ def explain(
     ] = "experiment",
     output: Annotated[Path | None, typer.Option("--output", "-o", help="`tables`: a Markdown file for it.")] = None,
 ) -> None:
-    """Every key of an experiment file, or every column of the records, with meaning, choices, unit and default.
+    """Keys of an experiment file, and columns of the records.
+
+    Each with its meaning, choices, unit and default.
 
     Example: `harness explain workload`
     """
@@ -162,7 +160,7 @@ def _explain_more(topic: str) -> None:
     if topic == "experiment":
         print("More: harness explain " + " | ".join(name for name in _topics() if name != "experiment"))
     if topic == "waits":
-        print("Shipped and imported ones: harness waits show, harness waits import.")
+        print("Shipped and imported ones: harness plan waits show, harness plan waits import.")
 
 
 def _explain_tables(output: Path | None) -> None:

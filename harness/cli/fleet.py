@@ -15,13 +15,6 @@ from harness.cli.addresses import RunsOption
 from harness.errors import SpecError
 
 
-def register(app: typer.Typer) -> None:
-    fleet = typer.Typer(no_args_is_help=True, help="Several devices: what each does now; workers of other hosts.")
-    fleet.command(name="status")(status)
-    fleet.command(name="worker")(worker)
-    app.add_typer(fleet, name="fleet")
-
-
 def status(
     experiment: Annotated[str, typer.Argument(help="Name of an experiment that a fleet runs, or ran.")],
     runs: RunsOption = Path("runs"),

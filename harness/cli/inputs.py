@@ -21,16 +21,6 @@ if TYPE_CHECKING:
     from harness.analysis.method.predictions import Predictions
     from harness.spec import ExperimentSpec
 
-plan_app = typer.Typer(no_args_is_help=True, help="Build, show and check session plans.")
-waits_app = typer.Typer(no_args_is_help=True, help="Look at tool-wait distributions; import TraceLab data.")
-
-
-def register(app: typer.Typer) -> None:
-    app.add_typer(plan_app, name="plan")
-    app.add_typer(waits_app, name="waits")
-    app.command(name="simulate")(simulate)
-    app.command(name="init")(init)
-
 
 # An experiment to begin with: small, runnable as it is, a word on each line.
 FIRST_EXPERIMENT = """\
@@ -57,7 +47,7 @@ server.kv_slots = 12
 def init(
     name: Annotated[str, typer.Argument(help="Name of the experiment; its file becomes `NAME.toml`.")] = "mine",
 ) -> None:
-    """Write a small experiment of your own to begin with, a comment on each line.
+    """Write an experiment file to begin with, a comment on each line.
 
     Example: `harness init six-or-eight`
     """
@@ -76,7 +66,6 @@ def init(
     print(f"wrote {path}; next: harness simulate {path}, then harness run {path} --runs runs/{name}")
 
 
-@plan_app.command(name="build")
 def plan_build(
     experiment: ExperimentArgument,
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the plan files.")] = Path("plans/frozen"),
@@ -97,7 +86,6 @@ def plan_build(
             print(f"{save_plan(run.plan, output)}  replicate {run.replicate}, {run.plan.treatment}")
 
 
-@plan_app.command(name="show")
 def plan_show(path: Annotated[Path, typer.Argument(help="A plan file.")]) -> None:
     """Check a plan file against its hash and describe it.
 
@@ -112,14 +100,13 @@ def plan_show(path: Annotated[Path, typer.Argument(help="A plan file.")]) -> Non
         print(f"{key:<{width}}  {said_plainly(str(value))}")
 
 
-@waits_app.command(name="show")
 def waits_show(
     name: Annotated[str, typer.Argument(help="A shipped distribution, or a file.")] = "tracelab-v0.0.2",
     cap_s: Annotated[float, typer.Option("--cap-s", help="Waits are cut at this many seconds.")] = 60.0,
 ) -> None:
     """Quantiles, mean and capped share of a tool-wait distribution.
 
-    Example: `harness waits show tracelab-v0.0.2`
+    Example: `harness plan waits show tracelab-v0.0.2`
     """
     from harness.plan import load_waits
 
@@ -132,7 +119,6 @@ def waits_show(
     print(f"  below 1 s {waits.cdf(1000.0):.2%}   capped {waits.capped_share(cap_s):.2%}")
 
 
-@waits_app.command(name="import")
 def waits_import(
     source: Annotated[Path, typer.Argument(help="TraceLab release (.duckdb, .jsonl, .jsonl.gz), or recorded agents.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The wait file to write (TOML).")],
@@ -146,7 +132,7 @@ def waits_import(
 ) -> None:
     """Make a tool-wait distribution from a TraceLab release, or from any recording that `harness trace import` reads.
 
-    Example: `harness waits import ~/.claude/projects --format claude -o plans/waits/mine.toml`
+    Example: `harness plan waits import ~/.claude/projects --format claude -o plans/waits/mine.toml`
     """
     if kind != "tracelab":
         from harness.traces.waits import import_recorded_waits
@@ -173,7 +159,9 @@ def simulate(
         int | None, typer.Option(min=1, help="Simulations of each run; 1: one, nominal. Default: the experiment's.")
     ] = None,
 ) -> None:
-    """Predict every run of an experiment in virtual time; or simulate cases, one JSON line each.
+    """Predict every run of an experiment without a server.
+
+    Or simulate cases, one JSON line each.
 
     A server is chaotic: figures are means over perturbed draws, with the interval that should hold a measured one.
 

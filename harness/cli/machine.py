@@ -15,15 +15,6 @@ import typer
 from harness.cli.addresses import RunsOption
 
 
-def register(app: typer.Typer) -> None:
-    app.command(name="doctor")(doctor)
-    app.command(
-        name="emulator",
-        context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
-        add_help_option=False,
-    )(emulator)
-
-
 def doctor(
     runs: RunsOption = Path("runs"),
     url: Annotated[str, typer.Option(help="Ask this server alone: what would a measurement of it lack?")] = "",
@@ -77,8 +68,10 @@ def _ask_server(url: str, api_key_env: str) -> None:
 
 
 def emulator(context: typer.Context) -> None:
-    """Start the emulated server in this terminal (all its flags: `harness emulator --help`).
+    """Start the emulated server in this terminal.
 
-    Example: `harness emulator --port 8000 --decode-buckets 1,2,4,8`
+    All its flags: `harness server emulator --help`.
+
+    Example: `harness server emulator --port 8000 --decode-buckets 1,2,4,8`
     """
     os.execv(sys.executable, [sys.executable, "-m", "harness.emulator", *context.args])

@@ -1,4 +1,4 @@
-"""``harness freeze``, ``decide``, ``publish``, ``analyse``, ``catalogue``: criteria fixed beforehand, then applied.
+"""``harness prereg``, ``decide``, ``paper catalogue`` and ``analyse``: criteria fixed before runs, applied after them.
 
 Thin commands; nothing is computed here. A rule that says FAIL ends the process with its own exit code.
 """
@@ -39,14 +39,6 @@ FormatOption = Annotated[ResultFormat, typer.Option("--format", help="How the re
 ANALYSIS_SHARE = 0.3
 
 
-def register(app: typer.Typer) -> None:
-    app.command(name="freeze")(freeze)
-    app.command(name="decide")(decide)
-    app.command(name="publish")(publish)
-    app.command(name="analyse")(analyse)
-    app.command(name="catalogue")(catalogue)
-
-
 def freeze(
     experiment: Annotated[Path, typer.Argument(help="Experiment file (TOML).")],
     seed: Annotated[int | None, typer.Option(help="New base seed; one that no file names.")] = None,
@@ -66,9 +58,11 @@ def freeze(
         Path | None, typer.Option("--sign-key", help="SSH key that signs the frozen file (ssh-keygen -Y sign).")
     ] = None,
 ) -> None:
-    """Fix plans, predictions, criteria, code and patches in one file, before measuring.
+    """Write plans, predictions, criteria and code versions in one file.
 
-    Example: `harness freeze plans/experiments/configuration.toml --seed 20270101 --commit`
+    Do this before the first run.
+
+    Example: `harness prereg freeze plans/experiments/configuration.toml --seed 20270101 --commit`
     """
     from harness.cli.time_left import time_left
     from harness.prereg import FreezeOptions
@@ -117,7 +111,9 @@ def decide(
     output: FormatOption = ResultFormat.text,
     repository: RepositoryOption = None,
 ) -> None:
-    """Apply decision rules to sealed valid runs: PASS, FAIL, WITHHELD or NOT SUBJECT, with every number used.
+    """Apply decision rules to sealed valid runs.
+
+    Prints PASS, FAIL, WITHHELD or NOT SUBJECT, with every number used.
 
     Confirmatory runs are judged by the rules and predictions they were frozen with. Exploratory ones are NOT SUBJECT.
     Runs whose freeze or ledger does not show what they are decide nothing. Invalid runs are left out.
@@ -179,32 +175,44 @@ def _show(decisions: Sequence[Decision], standing: str, num_invalid: int, *, is_
 
 
 def publish(
-    experiment: Annotated[str, typer.Argument(help="Name of a frozen experiment; with --check, an archive.")],
+    experiment: Annotated[str, typer.Argument(help="Name of a frozen experiment.")],
     runs: RunsOption = Path("runs"),
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Default: `EXPERIMENT.zip`")] = None,
     repository: RepositoryOption = None,
     sign_key: Annotated[Path | None, typer.Option("--sign-key", help="SSH key that signs the checksums.")] = None,
-    check: Annotated[bool, typer.Option("--check", help="Check an archive, by what is in it alone.")] = False,
-    signers: Annotated[
-        Path | None, typer.Option("--signers", help="With --check: ssh's file of allowed signers.")
-    ] = None,
+    check: Annotated[bool, typer.Option("--check", hidden=True)] = False,
+    signers: Annotated[Path | None, typer.Option("--signers", hidden=True)] = None,
 ) -> None:
-    """Pack a decided experiment so that a stranger can check it: runs, freeze, ledger, verdict, checksums, signature.
+    """Pack a decided experiment in an archive that a stranger can check.
 
-    With --check, says what an archive proves, by whom and since when, and what it cannot prove.
+    It holds runs, freeze, ledger, verdict, checksums and, with a key, a signature.
 
-    Example: `harness publish configuration --runs runs/main -o configuration.zip --sign-key ~/.ssh/id_ed25519`
+    Example: `harness prereg publish configuration --runs runs/main -o configuration.zip --sign-key ~/.ssh/id_ed25519`
     """
-    from harness.prereg import check_published
     from harness.prereg import publish as publish_runs
 
-    if not check:
-        archive = output or Path(f"{experiment}.zip")
-        judgement = publish_runs(sealed_runs(runs, experiment), archive, repository=repository, signing_key=sign_key)
-        _show(judgement.decisions, "confirmatory", 0, is_full=False)
-        print(f"{archive}\n  a stranger checks it: harness publish --check {archive.name}")
+    if check:
+        check_archive(Path(experiment), signers)
         return
-    found = check_published(Path(experiment), signers)
+    archive = output or Path(f"{experiment}.zip")
+    judgement = publish_runs(sealed_runs(runs, experiment), archive, repository=repository, signing_key=sign_key)
+    _show(judgement.decisions, "confirmatory", 0, is_full=False)
+    print(f"{archive}\n  a stranger checks it: harness prereg check {archive.name}")
+
+
+def check_archive(
+    archive: Annotated[Path, typer.Argument(help="An archive of `harness prereg publish`.")],
+    signers: Annotated[Path | None, typer.Option("--signers", help="ssh's file of allowed signers.")] = None,
+) -> None:
+    """Check a published archive by what is in it alone.
+
+    Says what it proves, by whom and since when, and what it cannot prove.
+
+    Example: `harness prereg check configuration.zip --signers allowed_signers`
+    """
+    from harness.prereg import check_published
+
+    found = check_published(archive, signers)
     _show(found.judgement.decisions, "confirmatory", 0, is_full=False)
     for abort in found.judgement.aborts:
         print(f"started and not sealed: {abort}")
@@ -223,7 +231,7 @@ def analyse(
 ) -> None:
     """Compute what the experiment asks for: its tables, intervals and notes.
 
-    Example: `harness analyse alignment --runs runs/today --format markdown`
+    Example: `harness paper analyse alignment --runs runs/today --format markdown`
     """
     from harness.analysis.catalogue import analyse as analyse_runs
     from harness.cli.words import terminal
@@ -252,10 +260,10 @@ def catalogue(
     """List the experiments of the method, each with its question; or perform them all.
 
     Each has a page in docs/experiments. With --run every experiment's analysis is written beside its runs, as
-    RUNS/BACKEND/NAME.md; then `harness decide NAME --runs RUNS/BACKEND` and `harness tables --runs RUNS/BACKEND`.
+    RUNS/BACKEND/NAME.md; then `harness decide NAME --runs RUNS/BACKEND` and `harness paper tables --runs RUNS/BACKEND`.
     Exit code 3 when a run is invalid.
 
-    Example: `harness catalogue --run --backend sim --runs runs/catalogue`
+    Example: `harness paper catalogue --run --backend sim --runs runs/catalogue`
     """
     from harness.cli.words import said_plainly
     from harness.spec import experiment_table, parse_experiment

@@ -1,4 +1,4 @@
-"""``harness power`` and ``harness scatter``: how many blocks an experiment needs, and how far its runs scatter.
+"""``harness power`` and ``harness predict noise``: how many blocks an experiment needs, and how far its runs scatter.
 
 Both read sealed runs or simulate; neither runs anything.
 """
@@ -23,11 +23,6 @@ if TYPE_CHECKING:
 DASH = "> 1000"
 # Blocks on each device for which the number of devices is told.
 EACH = (1, 2, 4, 8)
-
-
-def register(app: typer.Typer) -> None:
-    app.command(name="power")(power)
-    app.command(name="scatter")(scatter)
 
 
 def power(
@@ -56,7 +51,9 @@ def power(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="HTML page with the power curves.")] = None,
     changes: Annotated[list[str] | None, typer.Option("--set", help="Change one key. Repeatable.")] = None,
 ) -> None:
-    """Blocks and hours for a precision, a margin or a superiority rule, from sealed runs or from the simulator.
+    """How many replicates, and hours, an answer needs.
+
+    For a precision, a margin or a superiority rule; from sealed runs or from the simulator.
 
     Example: `harness power demo --rule superiority --comparison bucket6-nowaits`
     """
@@ -112,12 +109,14 @@ def scatter(
     experiment: Annotated[str, typer.Argument(help="Name of the experiment, as the sealed runs have it.")],
     runs: RunsOption = Path("runs"),
 ) -> None:
-    """How far sealed runs scatter about their cost model, as `[prediction]` lines for draws of predictions.
+    """How far sealed runs scatter about their cost model.
+
+    Prints the `[prediction]` lines that give predictions the same scatter.
 
     Best from null repeats: several blocks of the same conditions. What these runs cannot tell is left out, and stays
     assumed.
 
-    Example: `harness scatter no-treatment --runs runs`
+    Example: `harness predict noise no-treatment --runs runs`
     """
     from harness.analysis.method.scatter import cost_bias
     from harness.analysis.method.scatter import scatter as measured

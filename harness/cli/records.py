@@ -17,18 +17,7 @@ from harness.errors import SpecError
 if TYPE_CHECKING:
     from harness.records import SealedRun
 
-records_app = typer.Typer(no_args_is_help=True, help="Sealed runs for other tools: export.")
 
-
-def register(app: typer.Typer) -> None:
-    app.add_typer(records_app, name="records")
-
-
-@records_app.callback()
-def _group() -> None: ...
-
-
-@records_app.command(name="export")
 def export(
     name: Annotated[
         str,

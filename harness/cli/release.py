@@ -25,16 +25,6 @@ VllmOption = Annotated[
 TableOption = Annotated[Path | None, typer.Option("--table", help="Table of facts. Default: the one of this harness.")]
 
 
-def register(app: typer.Typer) -> None:
-    stack = typer.Typer(
-        name="stack", help="A release of vllm-rbln: what still holds there, and what may be used.", no_args_is_help=True
-    )
-    stack.command(name="check")(check)
-    stack.command(name="record")(record)
-    stack.command(name="steps")(steps)
-    app.add_typer(stack)
-
-
 def check(
     release: ReleaseArgument,
     vllm: VllmOption = None,

@@ -50,17 +50,11 @@ class Until(str, Enum):
     decided = "decided"
 
 
-def register(app: typer.Typer) -> None:
-    app.command(name="run")(run)
-    app.command(name="report")(report)
-    app.command(name="table")(table)
-
-
 def run(
     experiment: MaybeExperimentArgument = None,
     runs: RunsOption = Path("runs"),
     confirmatory: Annotated[
-        Path | None, typer.Option("--confirmatory", help="Frozen file to run by (see `harness freeze`).")
+        Path | None, typer.Option("--confirmatory", help="Frozen file to run by (see `harness prereg freeze`).")
     ] = None,
     report_path: Annotated[
         Path | None, typer.Option("--report", help="Where the HTML report goes. Default: `RUNS/EXPERIMENT.html`")
@@ -89,7 +83,9 @@ def run(
         TableForm, typer.Option("--format", help="How the result is written; all else then goes to standard error.")
     ] = TableForm.text,
 ) -> None:
-    """Run an experiment: conditions x replicates, each on a freshly started server; then write the report.
+    """Run an experiment and write its report.
+
+    Each condition and replicate runs on a freshly started server.
 
     Example: `harness run plans/experiments/demo.toml --runs runs/today`
     """
@@ -236,8 +232,9 @@ def report(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Default: `RUNS/EXPERIMENT.html`")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the file whatever it holds.")] = False,
 ) -> None:
-    """Write the HTML report of an experiment from its sealed runs.
+    """Write the HTML report of an experiment again.
 
+    It is made from the sealed runs.
     A file that is no report of the harness is replaced only with `--force`.
 
     Example: `harness report demo --runs runs/today -o demo.html`
@@ -263,7 +260,7 @@ def table(
     ] = False,
     form: Annotated[TableForm, typer.Option("--format", help="How the table is written.")] = TableForm.text,
 ) -> None:
-    """Print the conditions of an experiment: what they cost, and what their users felt.
+    """Print what each condition cost, and what its users felt.
 
     Example: `harness table demo --runs runs/today --serving`
     """

@@ -30,14 +30,6 @@ ClusterOption = Annotated[
 ]
 
 
-def register(app: typer.Typer) -> None:
-    app.command(name="search")(search)
-    app.command(name="predict")(predict)
-    app.command(name="advise")(advise)
-    app.command(name="paper-rules")(paper_rules)
-    app.command(name="coverage")(coverage)
-
-
 def search(
     space: SpaceArgument = "paper",
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Folder of the ledger.")] = None,
@@ -50,7 +42,9 @@ def search(
     intervals: Annotated[bool, typer.Option(help="Compare the best with intervals.")] = True,
     changes: SetOption = None,
 ) -> None:
-    """Judge every candidate of a space; the ledger can be continued after Ctrl-C with the same command.
+    """Simulate every configuration of a search space, best first.
+
+    After Ctrl-C the same command continues the ledger.
 
     Example: `harness search paper -o runs/search-paper --set rules=paper`
     """
@@ -80,9 +74,9 @@ def predict(
     ] = None,
     changes: SetOption = None,
 ) -> None:
-    """Predict the cost ratios of a space's named configurations, with intervals.
+    """Predicted cost ratios of named configurations, with intervals.
 
-    Example: `harness predict paper --ablation lru-slots --ablation chunked-prefill`
+    Example: `harness predict ratios paper --ablation lru-slots --ablation chunked-prefill`
     """
     from harness.cli.words import terminal
     from harness.report.terminal import plain_table
@@ -129,9 +123,11 @@ def advise(
     ] = "",
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder of the proposal.")] = Path("runs/advice"),
 ) -> None:
-    """Diagnose sealed baseline runs, search, and write the experiment that would validate the smallest useful change.
+    """Propose the smallest useful change, and the experiment to test it.
 
-    Example: `harness advise demo --runs runs -o runs/advice`
+    Diagnoses sealed baseline runs, then searches.
+
+    Example: `harness predict advise demo --runs runs -o runs/advice`
     """
     from harness.advise import advise as run_advice
     from harness.records.addresses import sealed_runs
@@ -146,9 +142,11 @@ def advise(
 def paper_rules(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Markdown file to write.")] = None,
 ) -> None:
-    """The paper's printed figures beside the same figures under the vendor's rules, and why they differ.
+    """The paper's printed figures beside those of the vendor's rules.
 
-    Example: `harness paper-rules -o docs/paper-rules.md`
+    Says why they differ.
+
+    Example: `harness paper rules -o docs/paper-rules.md`
     """
     from harness.cli.time_left import time_left
     from harness.paper.printed import page
@@ -169,9 +167,11 @@ def coverage(
     trials: Annotated[int, typer.Option(help="Emulated experiments on the virtual clock.")] = 100,
     changes: SetOption = None,
 ) -> None:
-    """Check for every N that 90 % intervals of cost ratio and reuse contain 90 % of emulated outcomes.
+    """Check that 90 % intervals contain 90 % of emulated outcomes.
 
-    Example: `harness coverage paper --trials 100 --set rules=vendor-0.11.1`
+    For every N, of cost ratio and of reuse.
+
+    Example: `harness predict coverage paper --trials 100 --set rules=vendor-0.11.1`
     """
     from harness.advise.coverage import check_coverage
     from harness.cli.time_left import time_left

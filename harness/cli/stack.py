@@ -1,4 +1,4 @@
-"""``harness patch``, ``compile`` and ``devices``: what touches the real serving stack, by hand and in the open.
+"""``harness server patch``, ``compile`` and ``devices``: what touches the real serving stack, by hand and in the open.
 
 No installed file is edited.
 """
@@ -22,25 +22,10 @@ EnvironmentOption = Annotated[
 TwinOption = Annotated[bool, typer.Option("--twin", help="The installed twin's environment.")]
 
 
-def register(app: typer.Typer) -> None:
-    patch = typer.Typer(
-        name="patch",
-        help="The observation patch of vllm-rbln: what is installed, prove it, make its overlay.",
-        no_args_is_help=True,
-    )
-    patch.command(name="status")(patch_status)
-    patch.command(name="verify")(patch_verify)
-    patch.command(name="apply")(patch_apply)
-    patch.command(name="check")(patch_check)
-    app.add_typer(patch)
-    app.command(name="compile")(compile_model)
-    app.command(name="devices")(devices)
-
-
 def patch_status(environment: EnvironmentOption = None, twin: TwinOption = False) -> None:
-    """Say what stands in an installed vllm-rbln, and which patches this release has.
+    """Say which patch an installed vllm-rbln has, and which exist.
 
-    Example: `harness patch status --environment /opt/vllm`
+    Example: `harness server patch status --environment /opt/vllm`
     """
     from harness.stack.rbln.patches import shipped as patches
 
@@ -62,9 +47,11 @@ def patch_verify(
     environment: EnvironmentOption = None,
     twin: TwinOption = False,
 ) -> None:
-    """Prove that a patch only observes: hashes before, of the patch and after, and the two syntax trees compared.
+    """Prove that a patch only observes.
 
-    Example: `harness patch verify vllm_rbln-0.11.1-py3-none-any.whl`
+    Compares hashes before and after, and the two syntax trees.
+
+    Example: `harness server patch verify vllm_rbln-0.11.1-py3-none-any.whl`
     """
     from harness.stack.rbln.patches.check import verify_installed, verify_wheel
 
@@ -82,7 +69,7 @@ def patch_apply(
 ) -> None:
     """Make the overlay, a patched copy of the package for PYTHONPATH.
 
-    Runs make their overlay themselves. Example: `harness patch apply`
+    Runs make their overlay themselves. Example: `harness server patch apply`
     """
     from harness.stack.rbln.patches.shipped import make_overlay
     from harness.stack.rbln.serving import overlay_folder
@@ -102,10 +89,12 @@ def patch_check(
         bool, typer.Option("--resume", help="Perform only what is not sealed yet, and compare again.")
     ] = False,
 ) -> None:
-    """Run the same plan with and without patch and observer: are the tokens the same, and what does observing cost?
+    """Run one plan with and without the patch, and compare tokens.
+
+    Also measures what observing costs.
 
     Exit code 0 when they are the same, 3 when not. Example:
-    `harness patch check plans/experiments/twin-survival.toml --runs runs/check`
+    `harness server patch check plans/experiments/twin-survival.toml --runs runs/check`
     """
     from harness.cli.addresses import override_table
     from harness.cli.progress import TerminalProgress
@@ -140,9 +129,11 @@ def compile_model(
     twin: Annotated[bool, typer.Option("--twin", help="Write a stand-in artifact for the twin.")] = False,
     check: Annotated[bool, typer.Option("--check", help="Hash every file of what is there.")] = False,
 ) -> None:
-    """Compile a model for the NPUs, once; the same specification and versions give the same artifact again.
+    """Compile a model for the NPUs.
 
-    Example: `harness compile plans/artifacts/qwen3-4b.toml --root /data/artifacts`
+    The same specification and versions reuse the same artifact.
+
+    Example: `harness server compile plans/artifacts/qwen3-4b.toml --root /data/artifacts`
     """
     from harness.stack.rbln.compile import compile_artifact, list_artifacts, load_compile_spec, registered_artifact
 
@@ -150,7 +141,7 @@ def compile_model(
         found = list_artifacts(root)
         if not found:
             raise SpecError(
-                "no artifacts there", where=str(root), hint="Name what to compile: harness compile FILE.toml"
+                "no artifacts there", where=str(root), hint="Name what to compile: harness server compile FILE.toml"
             )
         for folder, record in found:
             if check:
@@ -171,7 +162,7 @@ def devices(
 ) -> None:
     """Say which NPUs there are, how they are, and who uses them.
 
-    Example: `harness devices`
+    Example: `harness server devices`
     """
     import json
 

@@ -21,10 +21,6 @@ if TYPE_CHECKING:
 SWEPT = ("server", "workload")
 
 
-def register(app: typer.Typer) -> None:
-    app.command(name="sweep")(sweep)
-
-
 def sweep(
     experiment: ExperimentArgument,
     over: Annotated[
@@ -37,8 +33,9 @@ def sweep(
     replicates: Annotated[int | None, typer.Option(min=1, help="Use this number of replicates.")] = None,
     changes: Annotated[list[str] | None, typer.Option("--set", help="Change one key. Repeatable.")] = None,
 ) -> None:
-    """Run the baseline of an experiment at several values of one key, and draw rates and latencies along it.
+    """Run an experiment at several values of one key.
 
+    The report draws rates and latencies along it.
     The first value is the baseline of the others. Results lie under NAME-sweep-KEY.
 
     Example: `harness sweep demo --over workload.num_sessions=2,4,8 --backend sim --runs runs/sweep`

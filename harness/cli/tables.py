@@ -1,4 +1,4 @@
-"""``harness tables``, ``signs``: the paper's tables from sealed runs, and the signs of two of them over many plans.
+"""``harness paper tables``, ``signs``: the paper's tables from sealed runs, and two tables' signs over many plans.
 
 Nothing is computed here.
 """
@@ -26,11 +26,6 @@ class PaperForm(str, Enum):
     json = "json"
 
 
-def register(app: typer.Typer) -> None:
-    app.command(name="tables")(tables)
-    app.command(name="signs")(signs)
-
-
 def tables(
     runs: RunsOption = Path("runs"),
     numbers: Annotated[
@@ -47,9 +42,11 @@ def tables(
         Path | None, typer.Option("--artifacts", help="Folder of compiled artifacts, for Table XIV.")
     ] = None,
 ) -> None:
-    """Regenerate the paper's tables (I-XV, S1-S12) from your own runs; what was not run says how to run it.
+    """The paper's tables (I-XV, S1-S12) from your own runs.
 
-    Example: `harness tables --runs runs/catalogue --format latex -o tables.tex`
+    A table without runs names the command that makes them.
+
+    Example: `harness paper tables --runs runs/catalogue --format latex -o tables.tex`
     """
     from harness.cli.words import terminal
     from harness.paper import Source, paper_tables
@@ -70,9 +67,11 @@ def signs(
     sums: Annotated[int, typer.Option(min=8, help="Sums of three plans per N.")] = 400,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Markdown file. Default: print.")] = None,
 ) -> None:
-    """The signs of Tables I and II over many drawn plans, and under other readings of the method; simulated.
+    """Signs of Tables I and II over many simulated plans.
 
-    Example: `harness signs -o docs/table-signs.md`
+    Also under other readings of the method.
+
+    Example: `harness paper signs -o docs/table-signs.md`
     """
     from harness.cli.time_left import time_left
     from harness.paper.signs import page

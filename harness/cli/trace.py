@@ -6,10 +6,9 @@ Writes only the file that the command names; prints counts, never text of a reco
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from typer.core import TyperGroup
 
 from harness.cli.addresses import RunsOption, SealedArgument, sealed_runs
 from harness.errors import SpecError
@@ -18,25 +17,6 @@ if TYPE_CHECKING:
     from harness.records import SealedRun
 
 
-class TraceGroup(TyperGroup):
-    """``harness trace EXPERIMENT RUN`` goes on meaning the viewer's trace of that run."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if args and not args[0].startswith("-") and args[0] not in self.commands:
-            args = ["perfetto", *args]
-        return super().parse_args(ctx, args)
-
-
-trace_app = typer.Typer(
-    cls=TraceGroup, no_args_is_help=True, help="Recorded agents in, runs out: import, show, export, perfetto."
-)
-
-
-def register(app: typer.Typer) -> None:
-    app.add_typer(trace_app, name="trace")
-
-
-@trace_app.command(name="import")
 def trace_import(
     sources: Annotated[
         list[Path], typer.Argument(help="Recorded files, folders that are searched for them, or - for a pipe.")
@@ -91,7 +71,6 @@ def _files(source: Path) -> list[Path]:
     return [path for path in source.rglob("*") if path.is_file()] if source.is_dir() else [source] * source.is_file()
 
 
-@trace_app.command(name="show")
 def trace_show(
     trace: Annotated[str, typer.Argument(help="A trace file, or a shipped trace by name.")],
     picture: Annotated[Path | None, typer.Option("--picture", help="Also draw it: .svg, .png or .pdf.")] = None,
@@ -113,7 +92,6 @@ def trace_show(
         print(f"wrote {picture}")
 
 
-@trace_app.command(name="export")
 def trace_export(
     experiment: SealedArgument,
     run: Annotated[str, typer.Argument(help="One run: condition/replicate.")],
@@ -132,7 +110,6 @@ def trace_export(
     print(f"wrote {output}")
 
 
-@trace_app.command(name="perfetto")
 def perfetto(
     experiment: SealedArgument,
     run: Annotated[list[str], typer.Argument(help="Runs: condition/replicate, one or several in one file.")],

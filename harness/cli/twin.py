@@ -1,4 +1,4 @@
-"""``harness twin``: install the real stack beside the harness, and write artifacts that it can serve.
+"""``harness server twin``: install the real stack beside the harness, and write artifacts that it can serve.
 
 Nothing is started here.
 """
@@ -15,17 +15,6 @@ PathOption = Annotated[
 ]
 
 
-def register(app: typer.Typer) -> None:
-    twin = typer.Typer(
-        name="twin",
-        help="The real vLLM + vllm-rbln on a stand-in device: install it, write artifacts.",
-        no_args_is_help=True,
-    )
-    twin.command(name="install")(install)
-    twin.command(name="artifact")(artifact)
-    app.add_typer(twin)
-
-
 def install(
     path: PathOption = None,
     stack: Annotated[str, typer.Option(help="version of vllm-rbln; default: the newest stable one")] = "",
@@ -38,7 +27,7 @@ def install(
 ) -> None:
     """Install the twin into an environment of its own; run it again to continue.
 
-    Example: `harness twin install --stack 0.12.0`
+    Example: `harness server twin install --stack 0.12.0`
     """
     from harness.stack.rbln.twin.environment import stack_named
     from harness.stack.rbln.twin.install import TorchSource, install_twin
@@ -68,7 +57,7 @@ def artifact(
 ) -> None:
     """Write an artifact that the twin serves: a genuine rbln_config.json, a tokenizer, no weights.
 
-    Example: `harness twin artifact artifacts/qwen3 --batch-size 8 --decoder-batch-sizes 1,2,4,8`
+    Example: `harness server twin artifact artifacts/qwen3 --batch-size 8 --decoder-batch-sizes 1,2,4,8`
     """
     from harness.errors import SpecError
     from harness.stack.rbln.twin.artifact import ArtifactSpec, write_artifact

@@ -16,16 +16,14 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
-def register(app: typer.Typer) -> None:
-    app.command(name="watch")(watch)
-
-
 def watch(
     runs: RunsOption = Path("runs"),
     interval_s: Annotated[float, typer.Option("--interval-s", min=0.2, help="Seconds between two looks.")] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Look once and end.")] = False,
 ) -> None:
-    """Watch the runs that another terminal makes: requests done, n and bucket, tokens/s, lateness, what is waited for.
+    """Watch the runs that another terminal makes.
+
+    Shows requests done, n and bucket, tokens/s, lateness, and what the run waits for.
 
     Ctrl-C ends the watching and not the runs.
 

@@ -169,13 +169,6 @@ def test_a_busy_port_names_the_port_and_seals_nothing(tmp_path: Path):
     assert not list((tmp_path / "runs").rglob("manifest.json"))
 
 
-def test_help_names_every_command_with_an_example():
-    top = harness("--help").stdout
-    for command in ("run", "report", "query", "plan", "waits", "simulate", "doctor", "verify", "derive", "explain"):
-        assert command in top
-        assert "Example" in harness(command, "--help").stdout or command in ("plan", "waits")
-
-
 def test_every_key_of_an_experiment_can_be_looked_up():
     from harness import spec
 
@@ -205,13 +198,6 @@ def test_a_shipped_experiment_is_run_by_its_name_and_an_unknown_name_lists_them(
     # A file of that name comes first.
     (tmp_path / "demo").write_text("")
     assert harness("run", "demo", cwd=tmp_path).stderr.startswith("harness: demo: name: is missing")
-
-
-def test_the_version_is_said_and_commands_stand_in_groups():
-    assert harness("--version").stdout.startswith("rbln-harness 0.")
-    shown = harness("--help").stdout
-    for panel in ("Run and look", "Before a run", "Method", "Records", "Servers and stacks", "--install-completion"):
-        assert panel in shown
 
 
 def test_a_terminal_of_ascii_alone_gets_every_word(tmp_path: Path):
@@ -353,7 +339,7 @@ def test_an_interruption_while_the_program_loads_is_one_line(tmp_path: Path) -> 
         "sys.meta_path.insert(0, Interrupting())\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    command = [sys.executable, "-m", "harness", "--version"]
+    command = [sys.executable, "-m", "harness", "--help"]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert (result.returncode, result.stderr) == (130, "harness: interrupted; nothing half-written counts as a run\n")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from release_wheels import SOURCE, empty_table, stack
 from typer.testing import CliRunner
 
-from harness.cli import app
+from harness.cli.tree import app
 
 runner = CliRunner()
 

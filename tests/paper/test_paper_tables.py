@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from harness.analysis.catalogue.survival import dummy_requests
-from harness.cli import app
+from harness.cli.tree import app
 from harness.errors import SpecError
 from harness.paper import Source, paper_tables
 from harness.paper.rows import contributions, loaded_memory_gib

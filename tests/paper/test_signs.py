@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from harness.cli import app
+from harness.cli.tree import app
 from harness.paper.signs import (
     ALTERNATIVES,
     BASE_SEED,

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from harness.analysis.method.fit_points import PointSource
-from harness.cli import app
+from harness.cli.tree import app
 from harness.engine import load_cost_model
 from harness.errors import SpecError
 from harness.records import RunStore

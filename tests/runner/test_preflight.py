@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from harness.cli import app
+from harness.cli.tree import app
 from harness.engine import EngineConfig
 from harness.engine.config import ENGINE_KEYS, HARNESS_KEYS
 from harness.errors import SpecError

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from harness.cli import app
+from harness.cli.tree import app
 from harness.errors import ServerError, SpecError
 from harness.records import RunStore
 from harness.runner import run_experiment

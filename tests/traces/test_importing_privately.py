@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from harness.cli import app
+from harness.cli.tree import app
 from harness.errors import HarnessError
 from harness.traces.importing import TRACE_FORMATS, import_trace
 from tests.support.agent_logs import SECRET, assistant, result, text, tool, user

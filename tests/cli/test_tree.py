@@ -1,0 +1,88 @@
+"""The tree of commands: what help shows at 80 columns, older spellings, typos, and what the bare words answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+from typer.testing import CliRunner
+
+from harness.cli.tree import ALIASES, GROUPS, HEADINGS, app
+from tests.support.command_line import harness
+
+
+def walk(command: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    yield words
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from walk(inner, (*words, name))
+
+
+EVERY = [words for words in walk(typer.main.get_command(app)) if words != ("server", "emulator")]
+
+
+def help_of(*words: str, flag: str = "--help") -> str:
+    shown = CliRunner().invoke(app, [*words, flag], prog_name="harness", env={"COLUMNS": "80"})
+    assert shown.exit_code == 0, shown.output
+    return shown.output
+
+
+@pytest.mark.parametrize("words", EVERY, ids=" ".join)
+def test_help_of_a_command_fits_80_columns_and_has_an_example(words: tuple[str, ...]) -> None:
+    shown = help_of(*words)
+    assert max(map(len, shown.splitlines())) <= 80
+    assert "Example: harness " in " ".join(shown.split())
+    assert help_of(*words, flag="-h") == shown
+
+
+def test_help_shows_at_most_twenty_commands_and_the_groups_in_a_line_each() -> None:
+    names = [name for shown in HEADINGS.values() for name in shown]
+    assert len(set(names) - set(GROUPS)) <= 20
+    lines = help_of().splitlines()
+    for name in names:
+        (line,) = [line for line in lines if line.startswith(f"│ {name} ")]
+        assert line.rstrip(" │").endswith("."), line
+
+
+def test_an_older_spelling_is_the_command_of_the_tree() -> None:
+    for older, words in ALIASES.items():
+        if older not in ("help", "version", "demo", "emulator"):
+            assert help_of(older) == help_of(*words.split())
+    assert "Usage: harness predict ratios" in help_of("predict", "paper")
+    assert "Usage: harness trace perfetto" in help_of("trace", "demo", "base-waits/0")
+
+
+def test_harness_alone_names_three_first_steps_that_exist() -> None:
+    shown = harness()
+    assert shown.returncode == 0
+    steps = [line.split() for line in shown.stdout.splitlines() if line.startswith("  harness")]
+    assert len(steps) == 3
+    assert {words[1] for words in steps} <= {name for names in HEADINGS.values() for name in names}
+
+
+def test_words_that_a_newcomer_tries_are_answered(tmp_path: Path) -> None:
+    assert harness("version").stdout == harness("--version").stdout
+    assert harness("version").stdout.startswith("rbln-harness 0.")
+    assert harness("help").stdout == harness("--help").stdout
+    assert harness("demo", "--backend", "sim", cwd=tmp_path).returncode == 0
+    listed = harness("list", cwd=tmp_path).stdout
+    assert "base-waits/0" in listed
+    assert listed == harness("runs", cwd=tmp_path).stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "proposed"),
+    [
+        (("repotr",), "Did you mean 'report'"),
+        (("predict", "pwoer"), "Did you mean 'power'"),
+        (("server", "patch", "aply"), "Did you mean 'apply'"),
+        (("trace", "shwo", "coding-agent"), "Did you mean 'show'"),
+        (("run", "demo", "--rnus", "x"), "--runs"),
+    ],
+)
+def test_a_typo_proposes_the_nearest_command_or_option(words: tuple[str, ...], proposed: str) -> None:
+    refused = harness(*words)
+    assert refused.returncode == 2
+    assert proposed in refused.stderr
