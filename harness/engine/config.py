@@ -17,7 +17,7 @@ from harness.compiled.records import IntArray, Records, new_records, record_fiel
 from harness.engine.state import EVENT_HEADER, Block, EngineState, Eviction, Place, Prefix, Row, Server, Slot
 from harness.errors import SpecError
 from harness.spec import ServerShape, ServerSpec
-from harness.stack.rbln.kv_rules import AUTO, RULE_SETS, RuleSet, check_active_limit, rule_set
+from harness.stack.rbln.kv_rules import AUTO, PAGED, RULE_SETS, RuleSet, check_active_limit, rule_set
 
 PREFILL_CHUNK_TOKENS = 128
 """Tokens of one prefill device call on RBLN-CA; also the size of an inner block. Source: vllm-rbln 0.11.1."""
@@ -82,6 +82,8 @@ class EngineConfig:
                 f"block_tokens ({self.block_tokens}), and needs prefix caching",
                 where="engine",
             )
+        if self.rules == PAGED:
+            raise SpecError("paged rules have blocks, no KV slots: use PagedConfig", where="engine")
         try:
             object.__setattr__(self, "rules", rule_set(self.rules).name)
             check_active_limit(self.max_active_seqs, self.max_num_seqs, self.rule_set)

@@ -73,6 +73,8 @@ class CostModel:
     Decode: f(b) + alpha + beta n + context * (sum of the batch's sequence lengths), in femtoseconds; ``f_fs`` maps a
     measured bucket to f. Prefill of q computed tokens after C cached ones: the sum over its ceil(q/chunk) device calls
     j of ``call_fs + token_fs q + position_fs (C + chunk j)``.
+    A step that computes parts of prompts beside its decodes: the decode's time, if it has any, and
+    ``chunk_step_fs + chunk_token_fs`` for each token of the parts. None: not stated, as for a device that cannot.
     Source of the forms: the paper, eq. of t_step and T(q); vllm-rbln 0.11.1 calls the device once per 128 tokens.
     """
 
@@ -88,6 +90,8 @@ class CostModel:
     position_fs: int = 0
     fitted_context_tokens: tuple[int, int] | None = None
     fitted_prefill_tokens: tuple[int, int] | None = None
+    chunk_step_fs: int | None = None
+    chunk_token_fs: int = 0
     _filled_fs: dict[int, int] = field(default_factory=dict[int, int], compare=False, repr=False)
 
     def scaled(self, factor: float) -> CostModel:
@@ -99,6 +103,8 @@ class CostModel:
             self,
             f_fs={bucket: round(value * factor) for bucket, value in self.f_fs.items()},
             _filled_fs={},
+            chunk_step_fs=None if self.chunk_step_fs is None else round(self.chunk_step_fs * factor),
+            chunk_token_fs=round(self.chunk_token_fs * factor),
             **{name: round(getattr(self, name) * factor) for name in names},
         )
 
@@ -121,6 +127,15 @@ class CostModel:
         return fs_to_ns(
             self.bucket_fs(bucket) + self.alpha_fs + self.beta_fs * num_seqs + self.context_fs * context_tokens
         )
+
+    def chunked_step_ns(self, bucket: int, num_seqs: int, context_tokens: int, chunk_tokens: int) -> int:
+        """Duration of a step of ``num_seqs`` decodes, padded to ``bucket``, and of parts of prompts together."""
+        decode_fs = 0
+        if num_seqs:
+            decode_fs = self.bucket_fs(bucket) + self.alpha_fs + self.beta_fs * num_seqs
+            decode_fs += self.context_fs * context_tokens
+        chunk_fs = (self.chunk_step_fs or 0) + self.chunk_token_fs * chunk_tokens if chunk_tokens else 0
+        return fs_to_ns(decode_fs + chunk_fs)
 
     def prefill_ns(self, computed_tokens: int, cached_tokens: int = 0) -> int:
         """Duration of a prefill that computes ``computed_tokens`` after ``cached_tokens`` reused ones; T(0) = 0."""
@@ -198,6 +213,13 @@ class _Prefill(_Table):
     fitted_tokens: tuple[int, int] | None = None
 
 
+class _ChunkedPrefill(_Table):
+    """Prompts computed in parts, beside decodes (rules ``vllm-paged``)."""
+
+    per_step_ms: Annotated[Number, Field(ge=0)]
+    per_token_us: Annotated[Number, Field(gt=0)]
+
+
 class _CostFile(_Table):
     name: str
     source: str
@@ -205,6 +227,7 @@ class _CostFile(_Table):
     note: str = ""
     decode: _Decode
     prefill: _Prefill
+    chunked_prefill: _ChunkedPrefill | None = None
     calibration: dict[str, Any] = Field(default_factory=dict, description="where the numbers come from, for readers")
 
 
@@ -249,7 +272,7 @@ def load_cost_model(name_or_path: str | Path) -> CostModel:
 
 def cost_model_from(table: _CostFile) -> CostModel:
     """A checked cost file's values as exact integers."""
-    decode, prefill = table.decode, table.prefill
+    decode, prefill, chunked = table.decode, table.prefill, table.chunked_prefill
     model = CostModel(
         name=table.name,
         source=table.source,
@@ -263,6 +286,8 @@ def cost_model_from(table: _CostFile) -> CostModel:
         position_fs=to_fs(prefill.per_call_us_per_position, FS_PER_US),
         fitted_context_tokens=decode.fitted_context_tokens,
         fitted_prefill_tokens=prefill.fitted_tokens,
+        chunk_step_fs=None if chunked is None else to_fs(chunked.per_step_ms, FS_PER_MS),
+        chunk_token_fs=0 if chunked is None else to_fs(chunked.per_token_us, FS_PER_US),
     )
     check_magnitudes(model)
     return model
@@ -272,8 +297,11 @@ def check_magnitudes(model: CostModel) -> None:
     """Raise ValueError when a coefficient is so large that it must be a slip of units, or steps could take no time."""
     if any(bucket < 1 for bucket in model.f_fs):
         raise ValueError("a bucket below 1 has no cost")
-    largest = max([*model.f_fs.values(), abs(model.alpha_fs), abs(model.beta_fs), model.call_fs])
+    largest = max(
+        [*model.f_fs.values(), abs(model.alpha_fs), abs(model.beta_fs), model.call_fs, model.chunk_step_fs or 0]
+    )
     if largest > LARGEST_FS:
         raise ValueError(f"a coefficient of {largest / FS_PER_S:g} s is more than one second")
-    if max(abs(model.context_fs), abs(model.token_fs), abs(model.position_fs)) > LARGEST_FS // 1000:
+    per_token_fs = (model.context_fs, model.token_fs, model.position_fs, model.chunk_token_fs)
+    if max(map(abs, per_token_fs)) > LARGEST_FS // 1000:
         raise ValueError("a per-token coefficient is more than one millisecond")

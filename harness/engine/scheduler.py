@@ -34,6 +34,8 @@ from harness.errors import PlanError
 PREFILL = "PREFILL"
 DECODE = "DECODE"
 IDLE = "IDLE"
+MIXED = "MIXED"
+"""Decodes and parts of prompts in one step: paged rules only."""
 STEP_KINDS = (IDLE, PREFILL, DECODE)
 EVENT_KINDS = (
     "ALLOC",
@@ -74,13 +76,23 @@ class KvEvent(NamedTuple):
     output_tokens: int = 0
 
 
+class Admission(NamedTuple):
+    """A request that a step admits: prompt tokens reused from KV memory, and tokens that are left to compute."""
+
+    request: int
+    cached_tokens: int
+    computed_tokens: int
+
+
 class Step(NamedTuple):
     """What one engine step does, decided before it runs.
 
-    kind: PREFILL, DECODE or IDLE. requests: handles in batch order. bucket: 0 unless DECODE. hash_hit_tokens: what
-    the hash map promised (the vendor's prefix_cache_hits), cached_tokens what is really reused. context_tokens: summed
-    sequence lengths. dummy_slot: -1 when none was asked for. cached_slots, cached_lengths: source slots of the reuse.
+    kind: PREFILL, DECODE, MIXED or IDLE. requests: handles in batch order. bucket: 0 unless DECODE. hash_hit_tokens:
+    what the hash map promised (the vendor's prefix_cache_hits), cached_tokens what is really reused. context_tokens:
+    summed sequence lengths. dummy_slot: -1 when none was asked for. cached_slots, cached_lengths: source of the reuse.
     failed_copy: which of these could not be copied, -1 for none; computed_tokens is then the whole prompt.
+    admissions: requests that start to run. Paged rules only: tokens, that each of ``requests`` computes; unfinished,
+    requests whose prompt is not computed at the end of the step, which get no token.
     """
 
     kind: str
@@ -99,6 +111,9 @@ class Step(NamedTuple):
     cached_lengths: tuple[int, ...] = ()
     evicted_slots: tuple[int, ...] = ()
     failed_copy: int = -1
+    admissions: tuple[Admission, ...] = ()
+    tokens: tuple[int, ...] = ()
+    unfinished: tuple[int, ...] = ()
 
 
 class KvCopyError(RuntimeError):
@@ -220,6 +235,7 @@ class Scheduler:
             cached_slots=tuple(state.prefix["cached_slot"][:matched].tolist()),
             cached_lengths=tuple(state.prefix["cached_tokens"][:matched].tolist()),
             evicted_slots=evicted,
+            admissions=(Admission(self._batch[0], last["cached_tokens"], last["computed_tokens"]),),
         )
 
     def recomputed(self, step: Step, failed_copy: int) -> Step:

@@ -13,7 +13,6 @@ import os
 import signal
 import sys
 from concurrent.futures import Executor, ProcessPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,48 +27,33 @@ INTERRUPTED_STATUS = 130
 BATCH_SEEDS = 16
 
 
-def history_of(seed: int, num_steps: int, rules: str) -> History:
-    """The history of a seed, with admission limits and failed copies where the rules know them."""
-    from harness.stack.rbln.kv_rules import RULE_SETS
-    from tests.differential.histories import draw_history
-
-    followed = RULE_SETS[rules]
-    return draw_history(
-        seed,
-        num_steps,
-        with_active_limit=followed.has_active_limit,
-        with_failed_copies=followed.survives_copy_failure,
-    )
-
-
 def outcome_of(seed: int, num_steps: int, artifact: Path, rules: str) -> tuple[int, str, Outcome]:
     """Play the history of one seed; the vendor's packages are imported in the worker only."""
-    from tests.differential.compare import play
-    from tests.differential.engine_side import EngineServer
+    from tests.differential.compare import play, sides_of
 
-    history = history_of(seed, num_steps, rules)
-    outcome = play(history, artifact, partial(EngineServer, rules=rules))
+    sides = sides_of(rules, artifact)
+    history = sides.draw(seed, num_steps)
+    outcome = play(history, sides)
     gc.collect()
     return seed, history.geometry.kind, outcome
 
 
 def report_difference(seed: int, num_steps: int, artifact: Path, rules: str) -> None:
     """Print the difference and the smallest history that shows it."""
-    from tests.differential.compare import as_text, play, shrink
-    from tests.differential.engine_side import EngineServer
+    from tests.differential.compare import as_text, play, shrink, sides_of
 
-    engine = partial(EngineServer, rules=rules)
+    sides = sides_of(rules, artifact)
 
     def differs(history: History) -> int:
-        played = play(history, artifact, engine)
+        played = play(history, sides)
         return played.at_operation if played.differences else -1
 
-    history = history_of(seed, num_steps, rules)
-    outcome = play(history, artifact, engine)
+    history = sides.draw(seed, num_steps)
+    outcome = play(history, sides)
     print(f"seed {seed}: differs at operation {outcome.at_operation}:", *outcome.differences, sep="\n  ", flush=True)
     smallest = shrink(history, differs)
     print("smallest history found:\n" + as_text(smallest))
-    print(*play(smallest, artifact, engine).differences, sep="\n")
+    print(*play(smallest, sides).differences, sep="\n")
 
 
 def main() -> int:
@@ -79,7 +63,9 @@ def main() -> int:
     ledger = Ledger(options.ledger, [options.rules, options.steps, code_hash()])
     total, clock = Tally(), MonotonicClock()
     began_ns, recalled = clock.now_ns(), 0
-    with ProcessPoolExecutor(options.workers, initializer=begin_worker) as pool:
+    with ProcessPoolExecutor(
+        options.workers, initializer=begin_worker, initargs=(options.rules, options.artifact)
+    ) as pool:
         for batch in range(first, last, BATCH_SEEDS):
             seeds = range(batch, min(batch + BATCH_SEEDS, last))
             tally = ledger.recall(seeds)
@@ -99,11 +85,12 @@ def main() -> int:
     return DIFFERENCE_STATUS if total.different else 0
 
 
-def begin_worker() -> None:
+def begin_worker(rules: str, artifact: Path) -> None:
     """In a worker: leave Ctrl-C to the main process, and spend no time on what no comparison needs."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    import tests.differential.compare  # noqa: F401 - the vendor's packages, before the heap is frozen
+    from tests.differential.compare import sides_of
 
+    sides_of(rules, artifact)
     # A third of the time went into walking the heap of the vendor's packages: it is walked once, then per history.
     gc.collect()
     gc.freeze()

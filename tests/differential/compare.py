@@ -7,25 +7,60 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any, NamedTuple, Protocol
 
-from tests.differential.engine_side import EngineServer
-from tests.differential.histories import Abort, Geometry, History, Submit, simpler, without
+from tests.differential.histories import Abort, History, Submit, draw_history, simpler, without
 from tests.differential.ledger import Outcome
-from tests.differential.seen import Seen, difference
-from tests.differential.vendor_side import VendorServer
+from tests.differential.seen import AnySeen, difference
 
 
-def play(
-    history: History,
-    artifact: Path,
-    make_engine: Callable[[Geometry], EngineServer] = EngineServer,
-    make_vendor: Callable[[Geometry, Path], VendorServer] = VendorServer,
-) -> Outcome:
+class Server(Protocol):
+    """One scheduler in the state after its start."""
+
+    def submit(self, request: Submit) -> bool: ...
+
+    def abort(self, handles: tuple[int, ...]) -> tuple[str, ...]: ...
+
+    def step(self, aborts_inside: tuple[int, ...], failed_copy: int = -1) -> AnySeen: ...
+
+
+class Sides(NamedTuple):
+    """What is compared: histories by (seed, steps), and the two servers of a history's geometry."""
+
+    draw: Callable[[int, int], History]
+    vendor: Callable[[Any], Server]
+    engine: Callable[[Any], Server]
+
+
+def sides_of(rules: str, artifact: Path) -> Sides:
+    """The vendor's classes and the engine under these rules; imports the vendor's packages.
+
+    Admission limits and failed copies are drawn where the rules know them.
+    """
+    from harness.stack.rbln.kv_rules import RULE_SETS
+
+    followed = RULE_SETS[rules]
+    if followed.is_paged:
+        from tests.differential.paged_side import PagedEngine, draw_paged_history
+        from tests.differential.paged_vendor import PagedVendor
+
+        return Sides(draw_paged_history, partial(PagedVendor, artifact=artifact), PagedEngine)
+    from tests.differential.engine_side import EngineServer
+    from tests.differential.vendor_side import VendorServer
+
+    draw = partial(
+        draw_history, with_active_limit=followed.has_active_limit, with_failed_copies=followed.survives_copy_failure
+    )
+    return Sides(draw, partial(VendorServer, artifact=artifact), partial(EngineServer, rules=rules))
+
+
+def play(history: History, sides: Sides) -> Outcome:
     """Compare after every operation; stops at the first difference."""
     outcome = Outcome()
-    vendor = make_vendor(history.geometry, artifact)
-    engine = make_engine(history.geometry)
+    vendor = sides.vendor(history.geometry)
+    engine = sides.engine(history.geometry)
     for index, operation in enumerate(history.operations):
         outcome.at_operation = index
         if isinstance(operation, Submit):
@@ -53,21 +88,9 @@ def play(
     return outcome
 
 
-def _count(outcome: Outcome, seen: Seen) -> None:
-    counts = outcome.counts
-    if seen.kind != "IDLE":
-        outcome.steps += 1
-    counts[seen.kind] += 1
-    counts["aborts inside a step"] += bool(seen.abort_lines)
-    counts["preempting steps"] += bool(seen.preempted)
-    counts["preempted"] += len(seen.preempted)
-    counts["evictions"] += sum("[EVICTION]" in line for line in seen.lines)
-    counts["prefills with reuse"] += bool(seen.cached_slots)
-    counts["prefills reusing several slots"] += len(seen.cached_slots) > 1
-    counts["false hash hits"] += seen.hash_hit_tokens > sum(seen.cached_lengths)
-    counts["failed copies"] += bool(seen.recomputed_tokens)
-    counts["dummy requests"] += seen.dummy_slot >= 0
-    counts["finished"] += len(seen.finished)
+def _count(outcome: Outcome, seen: AnySeen) -> None:
+    outcome.steps += not seen.is_idle
+    outcome.counts.update(seen.counts())
 
 
 def shrink(history: History, differs: Callable[[History], int], budget: int = 600) -> History:

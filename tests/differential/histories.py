@@ -312,14 +312,18 @@ def draw_history(
     geometry = draw_geometry(chosen)
     if with_active_limit and chosen.random() < 0.5:
         geometry = replace(geometry, max_active_seqs=chosen.randint(1, geometry.max_num_seqs))
-    operations = tuple(_Writer(chosen, geometry).operations(num_steps))
-    naming = random.Random(f"names of {seed}")
-    if naming.random() < NAMED_SHARE:
-        operations = tuple(_named(operations, naming))
+    operations = draw_operations(geometry, num_steps, chosen, seed)
     if with_failed_copies:
         # Numbers of its own: what else happens is the same for every set of rules.
         operations = tuple(_failing(operations, random.Random(f"copies of {seed}")))
     return History(geometry, operations, seed)
+
+
+def draw_operations(geometry: Geometry, num_steps: int, chosen: random.Random, seed: int) -> tuple[Operation, ...]:
+    """What happens to a server of this geometry."""
+    operations = tuple(_Writer(chosen, geometry).operations(num_steps))
+    naming = random.Random(f"names of {seed}")
+    return tuple(_named(operations, naming)) if naming.random() < NAMED_SHARE else operations
 
 
 NAMED_SHARE = 0.3

@@ -20,7 +20,10 @@ COMPARED_CODE = (
     "harness/plan/blocks.py",
     *(
         f"tests/differential/{name}.py"
-        for name in ("compare", "engine_side", "histories", "seen", "vendor_copies", "vendor_side")
+        for name in (
+            *("compare", "engine_side", "histories", "paged_side", "paged_vendor", "seen"),
+            *("vendor_copies", "vendor_side", "vllm_requests"),
+        )
     ),
 )
 """What decides how a history is drawn and how the engine plays it."""

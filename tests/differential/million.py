@@ -1,5 +1,6 @@
 """The long differential run: at least a million steps per rule set, fixed seeds, in the twin's Python.
 
+vLLM's own scheduler, of the release that the twin of ``PAGED_TWIN`` holds, is compared with the paged rules.
 ``python -m tests.differential.million [STEPS]``; exit status 0 means no difference. Interrupted, it continues where it
 stopped, unless the engine or the comparison has changed since.
 """
@@ -13,26 +14,28 @@ from pathlib import Path
 
 from harness.clock import NS_PER_S, MonotonicClock
 from harness.errors import HarnessError
-from harness.stack.rbln.kv_rules import AUTO, rule_set
+from harness.stack.rbln.kv_rules import AUTO, PAGED, rule_set
 from harness.stack.rbln.twin.artifact import ArtifactSpec, cached_artifact
 from harness.stack.rbln.twin.environment import find_twin, known_stacks, twin_variables
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 MANY_SEEDS = "0:1000000"
+PAGED_TWIN = "0.12.0"
+"""The release of vllm-rbln whose twin holds vLLM 0.30.0."""
 LEDGERS = CHECKOUT / "runs" / "differential"
 
 
 def main(num_steps: str = "1000000", *versions: str) -> int:
-    """Compare ``num_steps`` steps for each vllm-rbln version that is installed (default), or is named.
+    """Compare ``num_steps`` steps for each vllm-rbln version and for "vllm-paged": all installed ones, or those named.
 
     0 when none differs; 1 when one differs, when one that was named is not installed, or when nothing was compared.
     """
     statuses: list[int] = []
-    for version in versions or [stack.version for stack in known_stacks()]:
+    for version in versions or [*(stack.version for stack in known_stacks()), PAGED]:
         try:
             statuses.append(play_version(version, num_steps))
         except HarnessError as error:
-            print(f"vllm-rbln {version}: {error}")
+            print(f"{version}: {error}")
             statuses += [1] if versions else []
         except KeyboardInterrupt:
             sys.exit("differential: interrupted; the same command continues")
@@ -43,13 +46,18 @@ def main(num_steps: str = "1000000", *versions: str) -> int:
 
 def play_version(version: str, num_steps: str) -> int:
     """Compare the rules of one version with its own classes; the exit status. HarnessError: it is not installed."""
-    twin, clock, rules = find_twin(version), MonotonicClock(), rule_set(AUTO, version).name
+    is_paged, clock = version == PAGED, MonotonicClock()
+    twin = find_twin(PAGED_TWIN if is_paged else version)
+    rules = PAGED if is_paged else rule_set(AUTO, version).name
     variables = {**os.environ, **twin_variables(twin), "VLLM_LOGGING_LEVEL": "CRITICAL"}
+    if is_paged:
+        # vLLM alone, without the platform of vllm-rbln.
+        variables["VLLM_PLUGINS"] = ""
     variables["PYTHONPATH"] = os.pathsep.join([variables["PYTHONPATH"], str(CHECKOUT)])
     ledger = LEDGERS / f"{version}.jsonl"
     arguments = ["--artifact", str(cached_artifact(twin, ArtifactSpec())), "--seeds", MANY_SEEDS]
     arguments += ["--rules", rules, "--ledger", str(ledger), "--until-steps", num_steps, "--progress"]
-    print(f"vllm-rbln {version}, rules {rules} (what is done is kept in {ledger}):", flush=True)
+    print(f"{version}, rules {rules} (what is done is kept in {ledger}):", flush=True)
     began_ns = clock.now_ns()
     command = [str(twin.python), "-m", "tests.differential", *arguments]
     status = subprocess.run(command, cwd=CHECKOUT, env=variables, check=False).returncode

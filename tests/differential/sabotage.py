@@ -12,7 +12,6 @@ from pathlib import Path
 from vllm_rbln.v1.core.prefix_cache_manager.optimum_eviction_policy import LRUEvictionPolicy
 
 from tests.differential import compare
-from tests.differential.engine_side import EngineServer
 from tests.differential.histories import Geometry, History, draw_history
 from tests.differential.vendor_side import VendorServer
 
@@ -28,10 +27,10 @@ class LastUsedFirst(VendorServer):
 
 def main(artifact: Path, rules: str) -> int:
     """Find a history on which the changed vendor differs from the engine, and shrink it."""
-    engine = partial(EngineServer, rules=rules)
+    sides = compare.sides_of(rules, artifact)._replace(vendor=partial(LastUsedFirst, artifact=artifact))
 
     def differs(history: History) -> int:
-        outcome = compare.play(history, artifact, engine, LastUsedFirst)
+        outcome = compare.play(history, sides)
         return outcome.at_operation if outcome.differences else -1
 
     for seed in range(40):

@@ -5,7 +5,7 @@ Plain values only, so that a difference can be printed as it is.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 
 class Seen(NamedTuple):
@@ -36,11 +36,72 @@ class Seen(NamedTuple):
     free_slots: int
     free_blocks: int
 
+    @property
+    def is_idle(self) -> bool:
+        return self.kind == "IDLE"
 
-def difference(vendor: Seen, engine: Seen) -> list[str]:
+    def counts(self) -> dict[str, int]:
+        """What happened in it."""
+        return {
+            self.kind: 1,
+            "aborts inside a step": bool(self.abort_lines),
+            "preempting steps": bool(self.preempted),
+            "preempted": len(self.preempted),
+            "evictions": sum("[EVICTION]" in line for line in self.lines),
+            "prefills with reuse": bool(self.cached_slots),
+            "prefills reusing several slots": len(self.cached_slots) > 1,
+            "false hash hits": self.hash_hit_tokens > sum(self.cached_lengths),
+            "failed copies": bool(self.recomputed_tokens),
+            "dummy requests": self.dummy_slot >= 0,
+            "finished": len(self.finished),
+        }
+
+
+class PagedSeen(NamedTuple):
+    """One step. cached: tokens reused, by admitted request. blocks: by scheduled request. free_order: free blocks.
+
+    lookups: tokens looked up and found, and the same after preemptions. padding: the graph's mode, and padded tokens.
+    running, waiting: after the step.
+    """
+
+    requests: tuple[int, ...]
+    tokens: tuple[int, ...]
+    cached: dict[int, int]
+    preempted: tuple[int, ...]
+    blocks: dict[int, tuple[int, ...]]
+    lookups: tuple[int, int, int, int]
+    padding: tuple[str, int]
+    finished: tuple[int, ...]
+    running: tuple[int, ...]
+    waiting: tuple[int, ...]
+    free_order: tuple[int, ...]
+
+    @property
+    def is_idle(self) -> bool:
+        return not self.requests
+
+    def counts(self) -> dict[str, int]:
+        """What happened in it."""
+        return {
+            "decode and idle steps": max(self.tokens, default=1) == 1,
+            "steps with parts of prompts": max(self.tokens, default=1) > 1,
+            "preempting steps": bool(self.preempted),
+            "preempted": len(self.preempted),
+            "admissions with reuse": sum(tokens > 0 for tokens in self.cached.values()),
+            "steps that resume": self.lookups[2] > 0,
+            "steps without a graph": self.padding[0] == "NONE",
+            "padded steps": self.padding[1] > sum(self.tokens),
+            "finished": len(self.finished),
+        }
+
+
+AnySeen: TypeAlias = Seen | PagedSeen
+
+
+def difference(vendor: AnySeen, engine: AnySeen) -> list[str]:
     """One line per field that differs, the vendor's value first."""
     return [
         f"{name}: vendor {theirs!r}, engine {ours!r}"
-        for name, theirs, ours in zip(Seen._fields, vendor, engine, strict=True)
+        for name, theirs, ours in zip(vendor._fields, vendor, engine, strict=True)
         if theirs != ours
     ]

@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from harness.stack.rbln.kv_rules import AUTO, rule_set
+from harness.stack.rbln.kv_rules import AUTO, PAGED, rule_set
 from harness.stack.rbln.twin.artifact import ArtifactSpec, cached_artifact
 from harness.stack.rbln.twin.environment import TwinEnvironment, twin_variables
+from tests.differential.million import PAGED_TWIN
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 NUM_HISTORIES = 64
@@ -24,9 +25,14 @@ HISTORY_STEPS = {"0.11.1": 120, "0.11.2": 120, "0.12.0": 480, "0.12.1a8": 240}
 """Longest history per vllm-rbln version, in steps; the long run compares 1,000,000."""
 
 
-def run_in_twin(twin: TwinEnvironment, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """A module of this checkout, run by the twin's Python with the stand-in runtime and the harness importable."""
+def run_in_twin(twin: TwinEnvironment, *arguments: str, plugins: str | None = None) -> subprocess.CompletedProcess[str]:
+    """A module of this checkout, run by the twin's Python with the stand-in runtime and the harness importable.
+
+    plugins: those of vLLM that are loaded, default: all.
+    """
     variables = twin_variables(twin)
+    if plugins is not None:
+        variables["VLLM_PLUGINS"] = plugins
     paths = [variables["PYTHONPATH"], str(CHECKOUT)]
     variables["PYTHONPATH"] = os.pathsep.join(paths)
     variables["VLLM_LOGGING_LEVEL"] = "CRITICAL"
@@ -63,6 +69,32 @@ def test_engine_agrees_with_the_vendors_scheduler_on_every_step(twin: TwinEnviro
     for dimension in ("above", "equal to", "below"):
         assert f"one partition, slots {dimension} the limit" in done.stdout
         assert f"several partitions, slots {dimension} the limit" in done.stdout
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("twin", [PAGED_TWIN], indirect=True)
+def test_paged_rules_agree_with_vllms_own_scheduler_on_every_step(twin: TwinEnvironment) -> None:
+    artifact = cached_artifact(twin, ArtifactSpec())
+
+    done = run_in_twin(
+        twin,
+        "tests.differential",
+        *("--artifact", str(artifact), "--seeds", f"0:{NUM_HISTORIES}", "--steps", "120"),
+        *("--workers", "1", "--rules", PAGED),
+        plugins="",
+    )
+
+    print(done.stdout)
+    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
+    assert "0 with a difference" in done.stdout
+    counts = {
+        name: int(number.replace(",", ""))
+        for name, number in re.findall(r"([a-z -]+) ([\d,]+)(?:;|$)", done.stdout, re.MULTILINE)
+    }
+    for happened in ("preempted", "steps that resume", "admissions with reuse", "steps without a graph"):
+        assert counts[f" {happened}"] > 0, done.stdout
+    for dimension in ("memory below the longest requests", "prompts in parts", "caching off"):
+        assert dimension in done.stdout
 
 
 @pytest.mark.timeout(300)

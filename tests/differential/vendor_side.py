@@ -15,9 +15,6 @@ from typing import Any
 import torch
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import EngineArgs
-from vllm.sampling_params import SamplingParams
-from vllm.utils.hashing import get_hash_fn_by_name
-from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
@@ -35,6 +32,7 @@ from tests.differential.histories import (
 )
 from tests.differential.seen import Seen
 from tests.differential.vendor_copies import tokens_after_failed_copy
+from tests.differential.vllm_requests import chain_hasher, parameters_of
 
 COPY_LINES = ("Successfully copied KV ", "Copying prefix-cached KV ")
 
@@ -73,12 +71,6 @@ def line_catcher() -> LineCatcher:
 
 
 @cache
-def parameters_of(max_tokens: int) -> SamplingParams:
-    """What a request asks of the sampler; the scheduler only reads it."""
-    return SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True, stop_token_ids=[STOP_TOKEN])
-
-
-@cache
 def base_config(artifact: Path) -> VllmConfig:
     """What ``vllm serve`` would make of a twin artifact; read once."""
     return EngineArgs(model=str(artifact)).create_engine_config()
@@ -114,13 +106,6 @@ def _forget_synced(options: Any) -> None:
     else:
         options.num_blocks_synced = False
         options.attn_block_size = None
-
-
-def chain_hasher(block_tokens: int) -> Any:
-    """vLLM's own block hashing."""
-    hash_function = get_hash_fn_by_name("sha256")
-    init_none_hash(hash_function)
-    return get_request_block_hasher(block_tokens, hash_function)
 
 
 class VendorServer:

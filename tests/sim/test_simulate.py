@@ -206,7 +206,7 @@ def test_the_simulator_walks_as_the_naive_one_over_partitions(plan: Plan, limit:
     plan=plans(),
     limit=st.integers(1, 5),
     slots=st.integers(2, 7),
-    rules=st.sampled_from(list(RULE_SETS)),
+    rules=st.sampled_from([name for name, rules in RULE_SETS.items() if not rules.is_paged]),
     cost_name=st.sampled_from(["paper", "context-1-2-4-8"]),
     most=st.integers(1, 9),
 )

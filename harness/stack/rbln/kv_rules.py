@@ -11,6 +11,8 @@ from dataclasses import dataclass
 AUTO = "auto"
 """Stands for the rules of the release that serves; where no release serves, for ``NEWEST_STABLE``."""
 NEWEST_STABLE = "vendor-0.12.0"
+PAGED = "vllm-paged"
+"""vLLM itself, on any device that pads decode steps to captured sizes."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,13 @@ _TABLE = (
         "the same with a slot set aside for padding",
         has_inner_blocks=False,
         sets_slot_aside=True,
+    ),
+    RuleSet(
+        PAGED,
+        "what the scheduler of vLLM 0.30.0 does on a GPU: paged KV memory, chunked prefill, decode padded to captured "
+        "sizes; without asynchronous scheduling",
+        has_inner_blocks=False,
+        is_paged=True,
     ),
 )
 RULE_SETS = {rules.name: rules for rules in _TABLE}
