@@ -9,7 +9,7 @@ import pytest
 from step_files import SAMPLES, gaudi_counter, gaudi_file, lines, rbln_shape, tpu_batch
 from typer.testing import CliRunner
 
-from harness.cli import app
+from harness.cli.tree import app
 from harness.errors import RecordsError
 from harness.stack.steps import load_steps, padding_of, read_steps, step_tables
 from harness.stack.vllm.step_file import StepFile
