@@ -1,7 +1,7 @@
-"""Reads one answer of an OpenAI-compatible completions server: token ids, stamps and counts.
+"""Reads one answer of an OpenAI-compatible server, a completion or a chat: token ids, text, stamps and counts.
 
-Bytes go in as they arrived, each piece with the stamps of its receive. Tokens are counted from ``token_ids``, never
-from chunks or text. There is no socket and no clock here.
+Bytes go in as they arrived, each piece with the stamps of its receive. Tokens are counted from ``token_ids``, or taken
+from usage. There is no socket and no clock here.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ class Answer:
         "_lacks_token_ids",
         "_num_bytes",
         "_rest",
+        "_text_chunks",
         "cached_tokens",
         "chunks",
         "completion_tokens",
@@ -78,6 +79,7 @@ class Answer:
         self.completion_tokens: int | None = None
         self.cached_tokens: int | None = None
         self.chunks: list[ChunkStamp] = []
+        self._text_chunks: list[int] = []
         self._rest = bytearray()
         self._num_bytes = 0
         self._is_done = self._lacks_token_ids = False
@@ -124,6 +126,8 @@ class Answer:
             self._take_event(rest, last, True)
         if self.stream and not self._is_done and not self.problem:
             self.problem = "the stream ended without [DONE]"
+        if self.stream:
+            self._count_text_chunks()
         self._check_counts()
 
     def _take_event(self, event: bytes, piece: Piece, is_coalesced: bool) -> None:
@@ -169,18 +173,34 @@ class Answer:
             ids = choice.get("token_ids")
             if ids is None:
                 # A last chunk that only states the finish reason carries no text and needs no ids.
-                self._lacks_token_ids = self._lacks_token_ids or bool(choice.get("text"))
+                self._lacks_token_ids = self._note_text(choice) or self._lacks_token_ids
                 ids = ()
             else:
                 self._take_ids(ids)
             if not self.needs_token_ids:
-                self.texts.append(str(choice.get("text") or ""))
+                self.texts.append(_text_of(choice, "content"))
             self.chunks.append((piece[0], piece[1], len(ids), is_coalesced))
             if choice.get("finish_reason"):
                 self.finish_reason = printable(str(choice["finish_reason"]), MAX_ID_CHARS)
         usage = document.get("usage")
         if usage:
             self._take_usage(usage)
+
+    def _note_text(self, choice: dict[str, Any]) -> bool:
+        """Whether a choice without ids carries text, if only a model's reasoning."""
+        has_text = bool(
+            _text_of(choice, "content") or _text_of(choice, "reasoning_content") or _text_of(choice, "reasoning")
+        )
+        if has_text:
+            self._text_chunks.append(len(self.chunks))
+        return has_text
+
+    def _count_text_chunks(self) -> None:
+        """Without ids, a chunk of text is one token where there are as many of them as tokens; else unknown."""
+        if not self.token_ids and len(self._text_chunks) == self.completion_tokens:
+            for place in self._text_chunks:
+                received_ns, kernel_ns, _, is_coalesced = self.chunks[place]
+                self.chunks[place] = (received_ns, kernel_ns, 1, is_coalesced)
 
     def _note_id(self, response_id: object) -> None:
         """An answer needs an id: it joins a row to the server's log."""
@@ -242,6 +262,14 @@ class Answer:
             self.problem = "no usage in the answer"
         elif has_ids and self.completion_tokens != len(self.token_ids):
             self.problem = f"usage says {self.completion_tokens} tokens, token_ids hold {len(self.token_ids)}"
+
+
+def _text_of(choice: dict[str, Any], name: str) -> str:
+    """The text of a completion's choice, or the field ``name`` of a chat's message; "" where there is none."""
+    message = choice.get("delta") or choice.get("message")
+    if message is None:
+        return str(choice.get("text") or "") if name == "content" else ""
+    return str(message.get(name) or "")
 
 
 def scan_json(text: bytes | bytearray) -> Any:

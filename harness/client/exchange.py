@@ -22,11 +22,11 @@ MAX_WAITING_PIECES = 32
 PIECES_AT_ONCE = 4
 
 
-def request_head(endpoint: Endpoint) -> str:
-    """The beginning of every request to ``endpoint``."""
+def request_head(endpoint: Endpoint, path: str) -> str:
+    """The beginning of every request to ``path`` of ``endpoint``."""
     more = "".join(f"{name}: {value}\r\n" for name, value in endpoint.headers.items())
     return (
-        f"POST {endpoint.prefix}/v1/completions HTTP/1.1\r\nHost: {endpoint.authority}\r\n"
+        f"POST {endpoint.prefix}{path} HTTP/1.1\r\nHost: {endpoint.authority}\r\n"
         f"Content-Type: application/json\r\nAccept: */*\r\n{more}"
     )
 

@@ -56,7 +56,7 @@ class EpollReplay:
         self._script = script
         self._rows = script.rows
         self._target = target
-        self._head = request_head(target.endpoint)
+        self._head = request_head(target.endpoint, script.path)
         self._spin_ns = target.options.spin_us * NS_PER_US
         self._timeout_ns = script.clock.to_monotonic_ns(target.request_timeout_ns)
         self._is_stopped = is_stopped

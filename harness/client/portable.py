@@ -46,7 +46,7 @@ class PortableReplay:
     ) -> None:
         self._script = script
         self._rows = script.rows
-        self._url, self._headers = f"{target.endpoint.url}/v1/completions", target.endpoint.headers
+        self._url, self._headers = f"{target.endpoint.url}{script.path}", target.endpoint.headers
         self._timeout_s = script.clock.to_monotonic_ns(target.request_timeout_ns) / NS_PER_S
         self._is_stopped = is_stopped
         self._on_slack = on_slack

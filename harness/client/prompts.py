@@ -1,6 +1,7 @@
 """The prompts of a replay as JSON text: a session's stream grows by pieces, each serialised once.
 
-Token-id prompts carry the server's own ids forward exactly; text prompts carry its text, for servers that re-tokenise.
+Token-id prompts carry the server's ids forward exactly; text prompts and chat messages carry its text, for servers that
+tokenise it again.
 No socket, no clock.
 """
 
@@ -26,7 +27,7 @@ PREFETCH_TOKENS = 10_000_000
 
 
 class Prompts(Protocol):
-    """What a script needs of either form. ``session`` and ``request`` are plan indices."""
+    """What a script needs of any form. ``session`` and ``request`` are plan indices."""
 
     def prefetch(self, session: int, request: int) -> None:
         """Draw the request's fresh part now, so that ``next_prompt`` has little left to compute."""
@@ -51,7 +52,7 @@ class Prompts(Protocol):
 
 def prompts_of(plan: Plan) -> Prompts:
     """The prompts of a plan in the form it asks for."""
-    return TextPrompts(plan) if plan.prompt_form == "text" else TokenIdPrompts(plan)
+    return {"token-ids": TokenIdPrompts, "text": TextPrompts, "chat": ChatPrompts}[plan.prompt_form](plan)
 
 
 class TextPiece(NamedTuple):
@@ -111,8 +112,8 @@ class TextPrompts:
     """Prompts as words; the plan's own rules say how a stream is cut and continued."""
 
     def __init__(self, plan: Plan) -> None:
-        self._streams = TokenStreams(plan)
-        self._generated: dict[int, list[str]] = {session.index: [] for session in plan.sessions}
+        self.streams = TokenStreams(plan)
+        self.generated: dict[int, list[str]] = {session.index: [] for session in plan.sessions}
 
     def prefetch(self, session: int, request: int) -> None:
         """Text prompts are built when they are needed; nothing to draw ahead."""
@@ -122,13 +123,27 @@ class TextPrompts:
         return True
 
     def next_prompt(self, session: int, request: int) -> list[bytes]:
-        return [json.dumps(self._streams.text_prompt(session, request, self._generated)).encode()]
+        self.note_gaps(session, request)
+        return [json.dumps(self.streams.text_prompt(session, request, self.generated)).encode()]
+
+    def note_gaps(self, session: int, request: int) -> None:
+        """Answers that no later prompt contains are not carried: keep the others at the place of their request."""
+        texts = self.generated[session]
+        texts.extend([""] * (request - len(texts)))
 
     def carry(self, session: int, answer: Answer) -> None:
-        self._generated[session].append("".join(answer.texts))
+        self.generated[session].append("".join(answer.texts))
 
     def drop(self, session: int) -> None:
-        self._generated[session] = []
+        self.generated[session] = []
+
+
+class ChatPrompts(TextPrompts):
+    """As ``TextPrompts``, but the stream is a conversation of user and assistant messages."""
+
+    def next_prompt(self, session: int, request: int) -> list[bytes]:
+        self.note_gaps(session, request)
+        return [json.dumps(self.streams.chat_messages(session, request, self.generated)).encode()]
 
 
 def prefetch_in_turns(prompts: Prompts, sessions: Sequence[SessionPlan]) -> bool:

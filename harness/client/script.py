@@ -110,7 +110,10 @@ class Script:
             self.rows.request_id[row] = f"{self.nonce}-{session}-{request}"
         self.needs_token_ids = plan.prompt_form == "token-ids"
         streaming = b'"stream":true,"stream_options":{"include_usage":true}' if self.stream else b'"stream":false'
-        self._before_prompt = f'{{"model":{json.dumps(target.model)},"prompt":'.encode()
+        is_chat = plan.prompt_form == "chat"
+        self.path = "/v1/chat/completions" if is_chat else "/v1/completions"
+        prompt_key = "messages" if is_chat else "prompt"
+        self._before_prompt = f'{{"model":{json.dumps(target.model)},"{prompt_key}":'.encode()
         # No min_tokens: ignore_eos gives the exact length, and min_tokens kills a bf16 vllm-rbln 0.11.1 engine (its
         # logits processor writes float32 into bfloat16 logits).
         self._options = b'"ignore_eos":true,"temperature":0,"seed":%d,"return_token_ids":true,%b' % (

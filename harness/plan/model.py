@@ -250,10 +250,14 @@ def check_plan(plan: Plan) -> None:
         _refuse("plan", f"shared_prefix_tokens is negative ({plan.shared_prefix_tokens})", "Give 0 or more")
     if not plan.sessions:
         _refuse("plan", "it has no session", "Give num_sessions of at least 1")
-    if plan.prompt_form == "text" and any(
+    if plan.prompt_form != "token-ids" and any(
         one.abort_after_tokens for session in plan.sessions for one in session.requests
     ):
-        _refuse("plan", "text prompts do not tell how many tokens were kept of an answer", "Abort after a time instead")
+        _refuse(
+            "plan",
+            f"{plan.prompt_form} prompts do not tell how many tokens were kept of an answer",
+            "Abort after a time instead",
+        )
     stream_tokens: list[int] = []
     for position, session in enumerate(plan.sessions):
         _check_start(plan, position, session)

@@ -7,7 +7,7 @@ not declare shared. Nothing is kept: each request's ids are computed when asked 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -189,16 +189,35 @@ class TokenStreams:
 
         What a truncation cuts out of generated text is cut by characters, in proportion to the planned tokens.
         """
-        parts: list[str] = []
+        return "".join(text for _, text in self._text_pieces(session, request, generated))
+
+    def chat_messages(self, session: int, request: int, generated: Mapping[int, Sequence[str]]) -> list[dict[str, str]]:
+        """The prompt as messages: the plan's words are the user's, generated text is the assistant's.
+
+        generated, and what a truncation cuts: as in ``text_prompt``. The last message is the user's.
+        """
+        messages: list[dict[str, str]] = []
+        for is_generated, text in self._text_pieces(session, request, generated):
+            role = "assistant" if is_generated else "user"
+            if messages and messages[-1]["role"] == role:
+                messages[-1]["content"] += text
+            else:
+                messages.append({"role": role, "content": text})
+        return messages
+
+    def _text_pieces(
+        self, session: int, request: int, generated: Mapping[int, Sequence[str]]
+    ) -> Iterator[tuple[bool, str]]:
+        """Whether the server generated it, and the text of each piece of a prompt."""
         for piece in kept_pieces(self._plan, session, request):
             if piece.is_generated:
                 text = generated[piece.session][piece.request]
                 planned_tokens = self._plan.request(piece.session, piece.request).generate_tokens
-                parts.append(text[: len(text) * piece.num_tokens // planned_tokens])
+                yield True, text[: len(text) * piece.num_tokens // planned_tokens]
             else:
                 words = self.fresh_text(piece.session, piece.request).split()
-                parts.extend(f" {word}" for word in words[: piece.num_tokens])
-        return "".join([*parts, self.fresh_text(session, request)])
+                yield False, "".join(f" {word}" for word in words[: piece.num_tokens])
+        yield False, self.fresh_text(session, request)
 
 
 class _Marks:

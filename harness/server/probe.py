@@ -20,6 +20,7 @@ from harness.spec import ClientSpec, PromptForm, WorkloadSpec
 PROMPT_TOKENS, ANSWER_TOKENS = 32, 4
 TIMEOUT_S = 60
 NO_KEY = (401, 403)
+NOT_THIS_FORM = (400, 404, 405, 415, 422, 501)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,21 +89,43 @@ def _refused(endpoint: Endpoint, reply: Reply) -> str:
 
 def _short_request(endpoint: Endpoint, model: str, needs: Needs) -> tuple[list[str], list[str]]:
     """Problems and notes from one request of a few tokens."""
-    plan = _plan(needs.prompt_form)
-    options = needs.client.model_copy(update={"processes": 1})
-    target = Target(endpoint, model, options, ScaledClock(1.0), TIMEOUT_S * NS_PER_S)
-    result = replay_here(plan, target, on_event=None, is_stopped=lambda: False)
-    (row,) = result.requests.to_pylist()
+    row, num_timed = _answered(endpoint, model, needs)
     if row["http_status"] in NO_KEY:
         return [_refused(endpoint, Reply(row["http_status"], b""))], []
     if row["status"] != "ok":
-        return [_explained(str(row["error"]) or str(row["status"]), row)], []
+        problem = _explained(str(row["error"]) or str(row["status"]), row)
+        remedy = _form_that_works(endpoint, model, needs) if row["http_status"] in NOT_THIS_FORM else ""
+        return [f"{problem}. {remedy}" if remedy else problem], []
     problems: list[str] = []
     if needs.prompt_form == "token-ids" and row["prompt_tokens"] != row["planned_prompt_tokens"]:
         sent, counted = row["planned_prompt_tokens"], row["prompt_tokens"]
         problems.append(f"a prompt of {sent} token ids is counted as {counted}: lengths would not be as planned")
     notes = ["usage does not state cached tokens: reuse is unknown"] if row["cached_tokens"] is None else []
+    if needs.client.stream and not num_timed:
+        notes.append("a chunk of an answer is not one token, and it has no token ids: TTFT and TPOT are unknown")
     return problems, notes
+
+
+def _answered(endpoint: Endpoint, model: str, needs: Needs) -> tuple[dict[str, Any], int]:
+    """The row of a short request, and how many of its tokens have an instant."""
+    options = needs.client.model_copy(update={"processes": 1})
+    target = Target(endpoint, model, options, ScaledClock(1.0), TIMEOUT_S * NS_PER_S)
+    result = replay_here(_plan(needs.prompt_form), target, on_event=None, is_stopped=lambda: False)
+    (row,) = result.requests.to_pylist()
+    return row, sum(result.chunks.to_table()["num_tokens"].to_pylist())
+
+
+def _form_that_works(endpoint: Endpoint, model: str, needs: Needs) -> str:
+    """The remedy where the server answers a request of another form; "" where it answers none."""
+    forms: tuple[PromptForm, ...] = ("token-ids", "text", "chat")
+    for form in forms:
+        if form == needs.prompt_form:
+            continue
+        row, _ = _answered(endpoint, model, replace(needs, prompt_form=form))
+        if row["status"] == "ok":
+            known = "/v1/chat/completions alone" if form == "chat" else f"/v1/completions, with {form} prompts"
+            return f'The server knows {known}: workload.prompt_form = "{form}"'
+    return ""
 
 
 def _explained(error: str, row: dict[str, Any]) -> str:

@@ -75,7 +75,7 @@ LengthLaw = Annotated[FixedLaw | UniformLaw | LognormalLaw, Field(discriminator=
 
 MOST_SESSIONS = 100_000
 DEFAULT_SESSIONS = 8
-PromptForm = Literal["token-ids", "text"]
+PromptForm = Literal["token-ids", "text", "chat"]
 
 
 class SessionGroup(Spec):
@@ -187,7 +187,9 @@ class WorkloadSpec(Spec):
     start: Literal["beginning", "steady"] = Field(
         default="beginning", description="source 'trace': 'steady' begins each session in the middle, after one warm-up"
     )
-    prompt_form: PromptForm = Field(default="token-ids", description="'text' for servers that re-tokenise")
+    prompt_form: PromptForm = Field(
+        default="token-ids", description="'text' for servers that take no token ids, 'chat' for /v1/chat/completions"
+    )
     token_id_range: tuple[int, int] = Field(default=(1000, 150_000), description="prompt ids lie in [low, high)")
 
     @model_validator(mode="before")

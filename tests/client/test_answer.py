@@ -76,6 +76,50 @@ class TestAnswers:
         assert says in answer.problem
 
 
+def chat_events(*deltas: dict[str, object], completion_tokens: int) -> bytes:
+    """A chat's stream without token ids; its first event opens the message."""
+    opening = {"role": "assistant", "content": ""}
+    events = [{"id": "chatcmpl-a", "choices": [{"index": 0, "delta": delta}]} for delta in (opening, *deltas)]
+    usage = {"prompt_tokens": 9, "completion_tokens": completion_tokens}
+    events.append({"id": "chatcmpl-a", "choices": [], "usage": usage})
+    return b"".join(b"data: %b\n\n" % json.dumps(event).encode() for event in events) + b"data: [DONE]\n\n"
+
+
+def read_chat(body: bytes, *, stream: bool = True) -> Answer:
+    answer = Answer(stream=stream, needs_token_ids=False)
+    answer.feed((5, 5, body))
+    answer.close((5, 5, body))
+    assert answer.problem == ""
+    return answer
+
+
+def test_the_text_of_a_chat_is_carried_and_its_tokens_are_those_of_usage() -> None:
+    answer = read_chat(chat_events({"content": " a"}, {"content": " b"}, completion_tokens=2))
+    assert "".join(answer.texts) == " a b"
+    assert (answer.response_id, answer.num_tokens, answer.prompt_tokens) == ("chatcmpl-a", 2, 9)
+    assert [num_tokens for _, _, num_tokens, _ in answer.chunks] == [0, 1, 1]
+
+
+def test_chunks_that_are_not_one_token_each_have_no_instants_of_tokens() -> None:
+    answer = read_chat(chat_events({"content": " a b"}, {"content": " c"}, completion_tokens=3))
+    assert answer.num_tokens == 3
+    assert {num_tokens for _, _, num_tokens, _ in answer.chunks} == {0}
+
+
+def test_reasoning_of_a_chat_counts_as_tokens_and_is_not_carried() -> None:
+    answer = read_chat(chat_events({"reasoning_content": "hm"}, {"content": " a"}, completion_tokens=2))
+    assert "".join(answer.texts) == " a"
+    assert [num_tokens for _, _, num_tokens, _ in answer.chunks] == [0, 1, 1]
+
+
+def test_a_whole_chat_answer_is_read_without_a_stream() -> None:
+    choice = {"index": 0, "message": {"role": "assistant", "content": " a b"}, "finish_reason": "length"}
+    usage = {"prompt_tokens": 9, "completion_tokens": 2}
+    body = json.dumps({"id": "chatcmpl-a", "choices": [choice], "usage": usage}).encode()
+    answer = read_chat(body, stream=False)
+    assert ("".join(answer.texts), answer.num_tokens, answer.finish_reason) == (" a b", 2, "length")
+
+
 def test_all_readings_of_a_stream_agree() -> None:
     draw = random.Random(EXAMPLES)
     num_answers = sum(read_in_every_way(drawn_stream(draw), draw) for _ in range(EXAMPLES))

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from harness.client.prompts import TextPiece, take_tokens, text_piece
+from harness.client.answer import Answer
+from harness.client.prompts import TextPiece, prompts_of, take_tokens, text_piece
 from harness.errors import PlanError
+from harness.plan import RequestPlan, SessionPlan
+from tests.support.replays import plan_of
 
 
 class TestStreamsOfIds:
@@ -20,3 +23,15 @@ class TestStreamsOfIds:
     def test_keeping_more_than_there_is_is_refused(self) -> None:
         with pytest.raises(PlanError, match="2 tokens shorter"):
             take_tokens([text_piece([1])], 3, where="session 0")
+
+
+@pytest.mark.parametrize("form", ["text", "chat"])
+def test_an_answer_that_no_prompt_contains_leaves_its_place_to_the_next(form: str) -> None:
+    requests = (RequestPlan(0, 20, 10, 0), RequestPlan(20, 3, 5, 0), RequestPlan(28, 2, 1, 0))
+    prompts = prompts_of(plan_of(SessionPlan(0, 0, None, None, requests), prompt_form=form))
+    for request in range(2):
+        prompts.next_prompt(0, request)
+    answer = Answer(stream=True, needs_token_ids=False)
+    answer.texts.append(" carried")
+    prompts.carry(0, answer)
+    assert b" carried" in b"".join(prompts.next_prompt(0, 2))

@@ -104,3 +104,21 @@ def test_the_client_leaves_as_planned_and_goes_on_from_what_it_has(tmp_path: Pat
     assert rows[1, 1]["cached_tokens"] == rows[0, 1]["cached_tokens"] == 256
     chunks = rows_where(rows_where(result.chunks.to_table(), "session", 1), "request", 0)
     assert 70 <= pc.sum(chunks["num_tokens"]).as_py() < 100
+
+
+@pytest.mark.parametrize(("name", "stream"), [("epoll", True), ("epoll", False), ("aiohttp", True)])
+def test_a_chat_continues_with_the_text_that_came_back_and_finds_its_prefix_again(
+    tmp_path: Path, name: Any, stream: bool
+) -> None:
+    requests = (RequestPlan(0, 300, 40, 0), RequestPlan(340, 8, 5, 0), RequestPlan(353, 8, 5, 0))
+    plan = plan_of(SessionPlan(0, 0, None, None, requests), prompt_form="chat")
+    result = replay_on_emulator(plan, tmp_path / "chat", ClientSpec(name=name, stream=stream))
+    rows = rows_of(result)
+    assert {row["status"] for row in rows} == {"ok"}, rows
+    assert all(row["response_id"].startswith("chatcmpl-") for row in rows)
+    assert [row["completion_tokens"] for row in rows] == [40, 5, 5]
+    assert all(row["prompt_tokens"] > row["planned_prompt_tokens"] for row in rows), "the template adds tokens"
+    reused = [row["prompt_tokens"] // 128 * 128 for row in rows]
+    assert [row["cached_tokens"] for row in rows] == [0, *reused[:2]], "whole blocks of the prompt before"
+    if stream:
+        assert pc.sum(result.chunks.to_table()["num_tokens"]).as_py() == 50

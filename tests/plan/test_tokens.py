@@ -210,6 +210,25 @@ def test_a_truncated_text_prompt_cuts_the_answer_in_proportion() -> None:
     assert streams.text_prompt(0, 2, answers) == kept_words + streams.fresh_text(0, 2)
 
 
+def test_a_chat_is_the_plans_words_and_the_answers_in_turns() -> None:
+    requests = (RequestPlan(0, 20, 10, 0), RequestPlan(30, 3, 5, 0), RequestPlan(38, 2, 1, 0))
+    streams = TokenStreams(plan_of(SessionPlan(0, 0, None, None, requests)))
+    user = [{"role": "user", "content": streams.fresh_text(0, request)} for request in range(3)]
+    answers = [{"role": "assistant", "content": text} for text in (" first", " second")]
+    assert streams.chat_messages(0, 0, {}) == user[:1]
+    generated = {0: [" first", " second"]}
+    assert streams.chat_messages(0, 2, generated) == [user[0], answers[0], user[1], answers[1], user[2]]
+
+
+def test_a_chat_that_keeps_no_answer_has_one_message_of_the_user() -> None:
+    requests = (RequestPlan(0, 20, 10, 0), RequestPlan(7, 2, 5, 0))
+    streams = TokenStreams(plan_of(SessionPlan(0, 0, None, None, requests)))
+    kept = "".join(f" {word}" for word in streams.fresh_text(0, 0).split()[:7])
+    assert streams.chat_messages(0, 1, {0: ["unused"]}) == [
+        {"role": "user", "content": kept + streams.fresh_text(0, 1)}
+    ]
+
+
 def test_keys_of_real_tokens_are_chained_and_count_only_full_blocks() -> None:
     tokens = np.arange(300, dtype=np.int32)
     keys = token_block_keys(tokens)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from harness.analysis.method.serving import latencies
 from harness.cli.tree import app
 from harness.errors import ServerError, SpecError
 from harness.records import RunStore
@@ -62,6 +63,46 @@ def test_the_cures_that_the_error_names_cure(tmp_path: Path) -> None:
     assert [run.invalid_reasons for run in outcome.runs] == [(), ()]
     (found,) = [one for one in outcome.runs[0].manifest.findings if one.code == "metrics-missing"]
     assert found.severity == "warning"
+
+
+CHAT_ALONE = ("/v1/chat/completions",)
+SAYS_CHAT = 'The server knows /v1/chat/completions alone: workload.prompt_form = "chat"'
+
+
+@pytest.mark.parametrize("form", ["token-ids", "text"])
+def test_a_server_that_knows_chats_alone_is_refused_with_the_form_that_works(tmp_path: Path, form: str) -> None:
+    alone = PlainServer(paths=CHAT_ALONE, has_metrics=True)
+    with plain_server(alone) as server, pytest.raises(ServerError) as refused:
+        run(tmp_path, server, workload={"prompt_form": form})
+    assert SAYS_CHAT in str(refused.value)
+    assert "status 404" in str(refused.value)
+
+
+def test_a_chat_is_refused_with_the_form_that_a_server_of_completions_knows(tmp_path: Path) -> None:
+    with plain_server(PlainServer(has_metrics=True)) as server, pytest.raises(ServerError) as refused:
+        run(tmp_path, server, workload={"prompt_form": "chat"})
+    assert 'with text prompts: workload.prompt_form = "text"' in str(refused.value)
+
+
+@pytest.mark.parametrize("client", ["epoll", "aiohttp"])
+def test_a_server_that_knows_chats_alone_is_measured_as_a_whole(tmp_path: Path, client: str) -> None:
+    keys: dict[str, Any] = {"client": {"name": client}, "workload": {"prompt_form": "chat"}}
+    with plain_server(PlainServer(paths=CHAT_ALONE, has_metrics=True)) as server:
+        outcome = run(tmp_path, server, **keys)
+    assert [run.invalid_reasons for run in outcome.runs] == [(), ()]
+    (drift,) = [one for one in outcome.runs[0].manifest.findings if one.code == "prompt-drift"]
+    assert drift.severity == "warning"
+    assert "chat template" in drift.hint
+    turns = [[message["role"] for message in body["messages"]] for body in server.asked]
+    assert ["user", "assistant", "user"] in turns
+    (sealed, _) = RunStore(tmp_path).sealed("asked")
+    assert latencies(sealed).ttft_ns.min() > 0, "each chunk of text is one token, as usage says"
+
+
+def test_the_doctor_names_the_form_that_works() -> None:
+    with plain_server(PlainServer(paths=CHAT_ALONE, has_metrics=True)) as server:
+        done = CliRunner().invoke(app, ["doctor", "--url", server.url], env={"COLUMNS": "1000"})
+    assert SAYS_CHAT in done.output
 
 
 @pytest.mark.parametrize("client", ["epoll", "aiohttp"])

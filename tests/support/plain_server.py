@@ -18,8 +18,9 @@ METRICS = '# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running{eng
 @dataclass
 class PlainServer:
     """What it knows, and what it was asked. key: without it every path says 401.
-    fails: words of every completion after num_good ones."""
+    fails: words of every completion after num_good ones. paths: of the endpoints that it knows."""
 
+    paths: tuple[str, ...] = ("/v1/completions",)
     gives_token_ids: bool = False
     has_metrics: bool = False
     key: str = ""
@@ -49,11 +50,7 @@ def _handler_of(server: PlainServer) -> type[BaseHTTPRequestHandler]:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             if self._is_refused():
                 return
-            server.asked.append(body)
-            if server.fails and len(server.asked) > server.num_good:
-                self._send(400, json.dumps({"error": {"message": f"{server.fails} {len(server.asked)}"}}))
-                return
-            self._send(200, "".join(f"data: {event}\n\n" for event in _events(server, body)))
+            self._send(*_reply(server, self.path.removeprefix(server.prefix), body))
 
         def _is_refused(self) -> bool:
             if server.key and self.headers.get("Authorization") != f"Bearer {server.key}":
@@ -93,17 +90,38 @@ def plain_server(server: PlainServer) -> Generator[PlainServer]:
             thread.join()
 
 
+def _reply(server: PlainServer, path: str, body: dict[str, Any]) -> tuple[int, str]:
+    """Status and body of the answer to a request."""
+    if path not in server.paths:
+        return 404, '{"detail": "Not Found"}'
+    server.asked.append(body)
+    if server.fails and len(server.asked) > server.num_good:
+        return 400, json.dumps({"error": {"message": f"{server.fails} {len(server.asked)}"}})
+    return 200, "".join(f"data: {event}\n\n" for event in _events(server, body))
+
+
 def _events(server: PlainServer, body: dict[str, Any]) -> list[str]:
     """The events of a stream that honours max_tokens; usage comes last."""
-    name, count, prompt = f"cmpl-{len(server.asked)}", int(body["max_tokens"]), body["prompt"]
-    num_prompt = len(prompt.split()) if isinstance(prompt, str) else len(prompt)
+    is_chat = "messages" in body
+    name, count = f"{'chatcmpl' if is_chat else 'cmpl'}-{len(server.asked)}", int(body["max_tokens"])
     events: list[dict[str, Any]] = []
+    if is_chat:
+        events.append({"id": name, "choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]})
     for token in range(count):
-        choice: dict[str, Any] = {"index": 0, "text": " word", "finish_reason": None}
+        words = {"delta": {"content": " word"}} if is_chat else {"text": " word"}
+        choice: dict[str, Any] = {"index": 0, "finish_reason": None, **words}
         if server.gives_token_ids:
             choice["token_ids"] = [1000 + token]
         events.append({"id": name, "choices": [choice]})
     events[-1]["choices"][0]["finish_reason"] = "length"
-    usage = {"prompt_tokens": num_prompt, "completion_tokens": count}
+    usage = {"prompt_tokens": _num_prompt_tokens(body), "completion_tokens": count}
     events.append({"id": name, "choices": [], "usage": usage})
     return [*map(json.dumps, events), "[DONE]"]
+
+
+def _num_prompt_tokens(body: dict[str, Any]) -> int:
+    """Words of a prompt, or its ids; of a chat the words, and three tokens of a template for each message."""
+    if "messages" in body:
+        return sum(len(message["content"].split()) + 3 for message in body["messages"])
+    prompt = body["prompt"]
+    return len(prompt.split()) if isinstance(prompt, str) else len(prompt)

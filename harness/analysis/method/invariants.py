@@ -22,6 +22,7 @@ from harness.analysis.method.plan_answers import (
     check_answers,
     most_decode_tokens,
     response_id_of,
+    response_id_prefix,
     with_logged_prefills,
 )
 from harness.analysis.method.reconstruct import StepCost, channel_a, channel_b, join_request_id, residual_ns
@@ -192,7 +193,8 @@ def _check_reuse(manifest: Manifest, requests: pa.Table, derived: Derived) -> It
     told = cached_tokens(requests) or 0
     witnesses: dict[str, int] = {"responses": told}
     # What the counter and the log may hold beside that: the reuse of answers that were left, which nobody told.
-    left = {response_id_of(row): row["planned_prompt_tokens"] for row in aborted_rows(requests)}
+    prefix = response_id_prefix(requests)
+    left = {response_id_of(row, prefix): row["planned_prompt_tokens"] for row in aborted_rows(requests)}
     if increment is not None:
         witnesses["counter"] = told if told < round(increment) <= told + sum(left.values()) else round(increment)
     elif manifest.observation.has_metrics:

@@ -29,6 +29,11 @@ MAX_NAMED = 3
 KEY_BITS = 32
 # Model ns that converting a wall instant to model time and back may lose.
 ROUNDING_NS = 2
+_DRIFT_HINTS = {
+    "text": "Text prompts are re-tokenised by the server; token-id prompts are exact",
+    "chat": "The server's chat template adds tokens to each message, and the server tokenises the text again: lengths "
+    "are those of usage, and whether an answer's tokens come back unchanged in the next prompt is not known",
+}
 # vllm.v1.engine.FINISH_REASON_STRINGS
 FINISH_REASONS = ("stop", "length", "abort", "error", "repetition")
 
@@ -65,14 +70,14 @@ def check_answers(manifest: Manifest, requests: pa.Table, plan: Plan | None) -> 
     sent = answered.column("planned_prompt_tokens").to_numpy()
     drifted = prompt.fill_null(-1).to_numpy() != sent
     if drifted.any():
-        is_text = plan is not None and plan.prompt_form == "text"
+        form = plan.prompt_form if plan is not None else "token-ids"
         drift = int((prompt.fill_null(0).to_numpy()[drifted] - sent[drifted]).sum())
         yield Finding(
             code="prompt-drift",
-            severity="warning" if is_text else "invalid",
-            evidence=f"{drifted.sum()} prompts were counted with {drift:+d} tokens in sum, "
-            f"first {_names(_keys(answered)[drifted])}",
-            hint="Text prompts are re-tokenised by the server; token-id prompts are exact" if is_text else "",
+            severity="warning" if form in _DRIFT_HINTS else "invalid",
+            evidence=f"{drifted.sum()} prompts were counted with {drift:+d} tokens in sum "
+            f"({sent[drifted].sum()} planned), first {_names(_keys(answered)[drifted])}",
+            hint=_DRIFT_HINTS.get(form, ""),
         )
 
 
@@ -153,9 +158,18 @@ def aborted_rows(requests: pa.Table) -> list[dict[str, Any]]:
     return rows_where(requests, "status", ABORTED).to_pylist()
 
 
-def response_id_of(row: Mapping[str, Any]) -> str:
-    """The server's name of a request that was left, which may have said nothing yet: made of the client's own."""
-    return row["response_id"] or f"cmpl-{row['request_id']}"
+def response_id_prefix(requests: pa.Table) -> str:
+    """How the server names answers: that of chats differs from that of completions."""
+    names = requests.column("response_id").to_pylist()
+    return "chatcmpl" if any(name and name.startswith("chatcmpl-") for name in names) else "cmpl"
+
+
+def response_id_of(row: Mapping[str, Any], prefix: str) -> str:
+    """The server's name of a request that was left; made of the client's name where no answer had begun.
+
+    prefix: see ``response_id_prefix``.
+    """
+    return row["response_id"] or f"{prefix}-{row['request_id']}"
 
 
 def most_decode_tokens(requests: pa.Table) -> int:
@@ -171,7 +185,8 @@ def with_logged_prefills(requests: pa.Table, kv_events: pa.Table) -> pa.Table:
     if not aborted_rows(requests):
         return requests
     rows = requests.to_pylist()
-    left = {response_id_of(row): row for row in rows if row["status"] == ABORTED}
+    prefix = response_id_prefix(requests)
+    left = {response_id_of(row, prefix): row for row in rows if row["status"] == ABORTED}
     names = zip(*(kv_events.column(name).to_pylist() for name in ("kind", "request_id", "reused_tokens")), strict=True)
     for kind, log_id, reused in names:
         if kind not in ("alloc", "cache_hit") or (name := join_request_id(log_id, left)) is None:
