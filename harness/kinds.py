@@ -57,6 +57,12 @@ _TABLE = (
         lifecycle_s=20.0,
     ),
     BackendKind(
+        name="vllm",
+        label="vLLM (vllm serve of an environment of yours, any platform)",
+        has_device=True,
+        lifecycle_s=60.0,
+    ),
+    BackendKind(
         name="attached",
         label="attached server (started by somebody else, not restarted between runs)",
         has_device=True,

@@ -74,7 +74,7 @@ class Site(NamedTuple):
         """The file as vLLM's NewLineFormatter shows it at level DEBUG: the middle folders are left out."""
         *folders, _ = self.logger.split(".")
         parts = [*folders, self.file]
-        if parts[0] == "vllm":
+        if self.logger.startswith("vllm."):
             parts = parts[1:]
         num_head = 2 if parts[0] == "v1" else 1
         head, rest = parts[:num_head], parts[num_head:]

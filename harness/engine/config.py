@@ -229,6 +229,8 @@ def differences(server: ServerSpec, in_force: Mapping[str, Any], keys: Set[str])
     requested = requested_settings(server)
     for key in sorted(requested.keys() & keys):
         name, wanted = key, requested[key]
+        if wanted is None:  # left to the server
+            continue
         if key == "kv_slots" and key not in in_force:
             name, wanted = "usable_kv_slots", _usable_slots(server, in_force.get("partition_tokens"))
         if name in in_force and wanted != in_force[name] and not (key == "rules" and wanted == AUTO):

@@ -20,7 +20,8 @@ PLAN = "plan.jsonl"
 COST_MODEL = "cost_model.toml"
 FROZEN = "preregistration.json"
 
-# Raw, as bytes: the server's log, (offset, instant) of each read of it, scrapes, devices, the observer's records.
+# Raw, as bytes: the server's log, (offset, instant) of each read of it, scrapes, devices, the observer's records,
+# the steps of a vLLM server.
 SERVER_LOG = "server.log"
 LOG_STAMPS = "server.log.stamps"
 SCRAPES = "scrapes.jsonl"
@@ -28,6 +29,7 @@ DEVICES = "devices.jsonl"
 DEVICE_METRICS = "device_metrics.jsonl"
 DEVICE_TRACE = "device_trace.jsonl"
 OBSERVER = "observer.jsonl"
+STEP_LOG = "steps.jsonl"
 SSH_LOG = "ssh.log"
 # The device of a fleet that makes the run. Other devices read it to know their neighbours.
 FLEET = "fleet.json"

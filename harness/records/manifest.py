@@ -90,7 +90,7 @@ class ClientAudit(_Facts):
 
 
 Severity = Literal["invalid", "warning", "info"]
-StepSource = Literal["bucket-log", "iteration-log", "none"]
+StepSource = Literal["bucket-log", "iteration-log", "step-log", "none"]
 
 
 SETTING_DECLARED = "setting-declared"

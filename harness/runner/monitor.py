@@ -18,7 +18,7 @@ from harness.records import RunKey, SealedRun
 from harness.runner.lane import Began, Made
 from harness.runner.progress import BlockLooked, ExperimentStarted, ProgressSink, RunSealed, RunStarted
 from harness.sim import simulate
-from harness.spec import ExperimentSpec, Place, StopSpec
+from harness.spec import ExperimentSpec, Place, ServerSpec, StopSpec
 
 
 def declared_rule(spec: ExperimentSpec, sealed: Iterable[SealedRun], source: str = "") -> StopSpec:
@@ -191,4 +191,9 @@ def predicted_replay_s(run: PlannedRun) -> float:
     """Predicted wall seconds of a replay; 0 in virtual time."""
     if kind_named(run.spec.backend).is_virtual:
         return 0.0
-    return simulate(run.plan, run.server, run.cost_model).end_ns / NS_PER_S / run.spec.time_scale
+    server = run.server
+    if server.model:
+        # A first estimate: the simulator needs a compiled size for a full batch.
+        sizes = {"decode_buckets": (server.max_num_seqs,), "slot_tokens": server.slot_tokens}
+        server = ServerSpec(max_num_seqs=server.max_num_seqs, **sizes)
+    return simulate(run.plan, server, run.cost_model).end_ns / NS_PER_S / run.spec.time_scale

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from harness.analysis import check_run
 from harness.analysis.logs.derive import Derived, derive_tables
+from harness.analysis.logs.engine_steps import read_run_steps
 from harness.analysis.logs.glance import REARRIVAL_P99_MS, START_SPREAD_MS
 from harness.analysis.method.figures import Lateness
 from harness.analysis.method.invariants import CACHED_COUNTER, counter_increment
@@ -59,7 +60,7 @@ from harness.stack.rbln.device_watch import (
     from_exporter,
 )
 from harness.stack.rbln.kv_rules import rules_in_force
-from harness.stack.rbln.launch_log import launch_findings, read_launch_files, rules_findings
+from harness.stack.rbln.launch_log import LaunchFacts, launch_findings, read_launch_files, rules_findings
 
 
 class LaunchOptions(NamedTuple):
@@ -301,7 +302,7 @@ class _Seen:
 def _seal(run: PlannedRun, context: RunContext, writer: RunWriter, measured: _Measured) -> SealedRun:
     launch = measured.launch
     shown = read_launch_files(writer.folder)
-    in_force = shown.effective(launch.effective)
+    in_force = _in_force(run, writer.folder, launch, shown)
     devices = devices_seen(writer.folder)
     manifest = manifest_of(
         run,
@@ -335,6 +336,14 @@ def _seal(run: PlannedRun, context: RunContext, writer: RunWriter, measured: _Me
     findings += launch_findings(shown, needs_observer=needs_observer)
     findings += rules_findings(run.server.rules, manifest.serving_version)
     return seal_run(writer, run, manifest, RunTables(measured.replay.requests, measured.replay.chunks), findings)
+
+
+def _in_force(run: PlannedRun, folder: Path, launch: LaunchPlan, shown: LaunchFacts) -> dict[str, Any]:
+    """Settings in force, from the launch, the log, the metrics and the step log."""
+    log, _ = read_run_steps(folder)
+    in_force = shown.effective({**launch.effective, **({} if log is None else log.settings)})
+    # Paged KV memory has no slots.
+    return {key: value for key, value in in_force.items() if not (run.server.is_paged and key == "usable_kv_slots")}
 
 
 class RunTables(NamedTuple):
@@ -389,6 +398,8 @@ def manifest_of(run: PlannedRun, context: RunContext, **observed: Any) -> Manife
         **observed,
     )
     # By name: what "auto" stands for changes with every release.
+    if run.server.is_paged:
+        return manifest
     rules = rules_in_force(run.server.rules, manifest.serving_version).name
     in_force = {"rules": rules, **manifest.effective.get("server", {})}
     return manifest.model_copy(update={"effective": {**manifest.effective, "server": in_force}})

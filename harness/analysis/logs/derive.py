@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from harness.analysis.logs.engine_steps import read_run_steps, steps_table
 from harness.analysis.logs.parse import ParseCounts, metrics_table, parse_log
 from harness.clock import ScaledClock
 from harness.errors import RecordsError
@@ -23,6 +24,7 @@ from harness.records.disk import write_parquet
 from harness.records.run import damaged
 from harness.stack.rbln import log_grammar as ev
 from harness.stack.rbln.log_grammar import LogEvent
+from harness.stack.vllm.step_log import StepLog
 
 READ_BYTES = 1 << 20
 # Rows that are kept as Python values: Arrow's own take a tenth of the memory.
@@ -37,7 +39,8 @@ class Derived:
     """What a run's raw files say. tables: by name, in their schemas; the rest is what the tables cannot hold.
 
     log_ns_source: "created" (microsecond stamps of the logging call), "received" (when the harness read the line) or
-    "none". steps_source: "bucket-log", "iteration-log" (then b is the smallest configured bucket >= n) or "none".
+    "none". steps_source: "bucket-log", "iteration-log" (then b is the smallest configured bucket >= n), "step-log" (the
+    pure decode steps of ``step_log``) or "none". step_log_problem: why a step log cannot be read.
     """
 
     tables: dict[str, pa.Table]
@@ -53,6 +56,8 @@ class Derived:
     faults: tuple[str, ...] = ()
     failed_copies: tuple[str, ...] = ()
     settings: dict[str, str] = field(default_factory=dict[str, str])
+    step_log: StepLog | None = None
+    step_log_problem: str = ""
 
 
 _LAST_INSTANT_NS = 2**62
@@ -93,7 +98,18 @@ def derive_tables(folder: Path, manifest: Manifest) -> Derived:
     """
     events = parse_log(_chunks(folder / layout.SERVER_LOG), counts := ParseCounts())
     stamps = _read_optional(folder / layout.LOG_STAMPS)
-    return derived_from(events, counts, _lines(folder / layout.SCRAPES), manifest, stamps)
+    derived = derived_from(events, counts, _lines(folder / layout.SCRAPES), manifest, stamps)
+    _take_step_log(derived, folder, ScaledClock(manifest.clock.scale))
+    return derived
+
+
+def _take_step_log(derived: Derived, folder: Path, clock: ScaledClock) -> None:
+    """Where the run has a step log, its decode steps are the run's steps."""
+    log, derived.step_log_problem = read_run_steps(folder)
+    if log is not None:
+        derived.step_log, derived.steps_source = log, "step-log"
+        derived.tables["steps"] = steps_table(log, clock)
+        derived.log_ns_source = "created" if derived.tables["steps"].num_rows else "none"
 
 
 def derived_from(
@@ -112,7 +128,7 @@ def derived_from(
 
 def derived_of(run: SealedRun) -> Derived:
     """The derived tables of a sealed run, computed again from its raw files, once they are known to be as sealed."""
-    for name in (layout.SERVER_LOG, layout.LOG_STAMPS, layout.SCRAPES):
+    for name in (layout.SERVER_LOG, layout.LOG_STAMPS, layout.SCRAPES, layout.STEP_LOG):
         run.file(name)
     return derive_tables(run.path, run.manifest)
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
+from harness.analysis.logs.engine_steps import check_step_log
 from harness.analysis.method.figures import lateness
 from harness.analysis.method.plan_answers import (
     aborted_rows,
@@ -39,6 +40,7 @@ from harness.spec import LimitsSpec, ServerSpec
 if TYPE_CHECKING:
     from harness.analysis.logs.derive import Derived
     from harness.plan import Plan
+    from harness.stack.vllm.step_log import StepLog
 
 
 CACHED_COUNTER = "vllm:prompt_tokens_cached_total"
@@ -63,6 +65,7 @@ def check_run(
         *check_settings(manifest),
         *check_answers(manifest, requests, plan),
         *_check_observation(manifest, requests, derived),
+        *check_step_log(manifest, derived.step_log, derived.step_log_problem),
         *_check_decode_tokens(requests, derived),
         *_check_reuse(manifest, requests, derived),
         *_check_ids(requests, derived),
@@ -171,6 +174,9 @@ def _check_log(derived: Derived) -> Iterator[Finding]:
 def _check_decode_tokens(requests: pa.Table, derived: Derived) -> Iterator[Finding]:
     if derived.steps_source == "none":
         return
+    if derived.step_log is not None:
+        yield from _check_generated_tokens(requests, derived.step_log)
+        return
     generated = requests.column("completion_tokens").fill_null(0).to_numpy().astype(np.int64)
     # A preempted request is prefilled again, and that prefill, not a decode step, yields its next token.
     expected = int(np.maximum(generated - 1, 0).sum()) - derived.num_preemptions
@@ -182,6 +188,20 @@ def _check_decode_tokens(requests: pa.Table, derived: Derived) -> Iterator[Findi
             f"the step log has {logged} decode tokens, the answers have {expected} (sum of G - 1)"
             + (f" to {most} (with those that were left)" if most > expected else ""),
             "Lines of the log were lost, or something else used the server",
+        )
+
+
+def _check_generated_tokens(requests: pa.Table, log: StepLog) -> Iterator[Finding]:
+    """Whether the steps of a vLLM produced the tokens of the answers. Mixed steps produce some of them."""
+    expected = int(requests.column("completion_tokens").fill_null(0).to_numpy().astype(np.int64).sum())
+    logged = sum(tokens or 0 for tokens in log.steps["generated_tokens"].to_pylist())
+    most = expected + most_decode_tokens(requests)
+    is_shown = log.steps["generated_tokens"].null_count < log.steps.num_rows
+    if is_shown and not expected <= logged <= most:
+        yield invalid(
+            "decode-tokens",
+            f"the step log has {logged} generated tokens, the answers have {expected}",
+            "Lines of the step log were lost, or something else used the server",
         )
 
 

@@ -49,6 +49,18 @@ _COLUMNS = {
 }
 SCHEMA = pa.schema([*_COLUMNS.items(), ("kind", pa.string()), ("n", pa.int64()), ("b", pa.int64())])
 """The columns of a record, and derived: kind of the step; n and b of a decode step, null for others."""
+_SETTINGS = {
+    "model": "model",
+    "max_num_seqs": "max_num_seqs",
+    "slot_tokens": "max_model_len",
+    "decode_buckets": "cudagraph_capture_sizes",
+    "prefix_caching": "enable_prefix_caching",
+    "num_gpu_blocks": "num_gpu_blocks",
+    "block_size": "block_size",
+    "max_num_batched_tokens": "max_num_batched_tokens",
+}
+STEP_LOG_KEYS = frozenset(_SETTINGS)
+"""Keys of a ServerSpec whose values in force the header shows."""
 _IS_LOWER = (("unpadded_tokens", "padded_tokens"), ("prefix_hits", "prefix_queries"))
 Kind = Literal["decode", "speculative", "prefill", "mixed", "idle", "dummy", "unknown"]
 """mixed: prompt and generated tokens together. speculative: several tokens for a request. unknown: not decidable."""
@@ -70,6 +82,21 @@ class StepLog:
     first_damaged: str
 
     @property
+    def settings(self) -> dict[str, Any]:
+        """Keys of a ServerSpec with the values in force; a key that the header does not show is absent."""
+        shown = {key: self.effective[name] for key, name in _SETTINGS.items() if self.effective.get(name) is not None}
+        sizes = shown.pop("decode_buckets", [])
+        # Without graphs nothing is captured, whatever the list of sizes says.
+        if self.has_graphs and sizes:
+            shown["decode_buckets"] = sorted(sizes)
+        return shown
+
+    @property
+    def has_graphs(self) -> bool:
+        """Whether the server runs steps as captured graphs."""
+        return not self.effective.get("enforce_eager") and self.effective.get("cudagraph_mode") not in (None, "NONE")
+
+    @property
     def decode_steps(self) -> pa.Table:
         """at_ns, n, b and runtime_mode of the pure decode steps whose padding was shown."""
         # n and b are null for every other step.
@@ -84,7 +111,7 @@ class StepLog:
     @property
     def eager_by_n(self) -> dict[int, int]:
         """Decode steps that ran without a graph although graphs are on, by n."""
-        if self.effective.get("enforce_eager") or self.effective.get("cudagraph_mode") in (None, "NONE"):
+        if not self.has_graphs:
             return {}
         steps = self.decode_steps.select(["n", "runtime_mode"]).to_pylist()
         return dict(sorted(Counter(int(step["n"]) for step in steps if step["runtime_mode"] == "NONE").items()))

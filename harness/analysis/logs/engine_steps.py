@@ -1,0 +1,100 @@
+"""The step log of a vLLM server in a run: its pure decode steps as the run's steps, and what to know about the others.
+
+A decode step whose padding the server did not show is in no table. Nothing is guessed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from harness.clock import ScaledClock
+from harness.errors import RecordsError
+from harness.records import Finding, Manifest, SealedRun, layout, once_per_run, schema
+from harness.stack.vllm.step_log import StepLog, load_step_log
+
+
+def read_run_steps(folder: Path) -> tuple[StepLog | None, str]:
+    """The step log in a run's folder, and why it cannot be read; (None, "") for a run without one."""
+    path = folder / layout.STEP_LOG
+    if not path.exists():
+        return None, ""
+    try:
+        return load_step_log(path), ""
+    except RecordsError as error:
+        return None, error.what
+
+
+@once_per_run
+def step_log_of(run: SealedRun) -> StepLog | None:
+    """The step log of a sealed run; None where it has none that can be read."""
+    return read_run_steps(run.file(layout.STEP_LOG).parent)[0]
+
+
+def steps_table(log: StepLog, clock: ScaledClock) -> pa.Table:
+    """The pure decode steps of a step log, in the schema of the run's steps."""
+    steps = log.decode_steps
+    log_ns = [clock.from_monotonic_ns(at_ns) for at_ns in steps["at_ns"].to_pylist()]
+    columns = [np.arange(len(log_ns), dtype=np.int32), pa.array(log_ns, pa.int64()), steps["n"], steps["b"]]
+    return schema.conform("steps", pa.table(columns, names=schema.STEPS.names))
+
+
+def check_step_log(manifest: Manifest, log: StepLog | None, problem: str) -> Iterator[Finding]:
+    """Findings about a run's step log. problem: why it cannot be read."""
+    if problem:
+        yield Finding(code="step-log-unread", severity="invalid", evidence=f"the step log {problem}")
+    elif log is None:
+        if manifest.observation.steps == "step-log":
+            evidence = "the step log that was declared was not written"
+            hint = "Read server.log for lines of [STEP LOG]"
+            yield Finding(code="observer-silent", severity="invalid", evidence=evidence, hint=hint)
+    else:
+        yield from _findings(log, manifest)
+
+
+def _findings(log: StepLog, manifest: Manifest) -> Iterator[Finding]:
+    if log.num_damaged:
+        yield Finding(
+            code="step-log-damaged",
+            severity="warning",
+            evidence=f"{log.num_damaged} lines of the step log are damaged and left out, first {log.first_damaged!r}",
+        )
+    if log.unseen:
+        yield Finding(code="steps-unseen", severity="warning", evidence="; ".join(log.unseen))
+    counts = log.num_by_kind
+    others = ", ".join(f"{count:,} {kind}" for kind, count in sorted(counts.items()) if kind != "decode")
+    if others:
+        cost = log.cost_us
+        evidence = f"n, b and padding are of {counts.get('decode', 0):,} pure decode steps; beside them {others}"
+        yield Finding(
+            code="steps-apart",
+            severity="info",
+            evidence=evidence + (f"; the step log took {cost['p50']:.0f} us a step (median)" if cost else ""),
+        )
+    if eager := log.eager_by_n:
+        yield eager_finding(eager, manifest.decode_buckets, log.decode_steps.num_rows)
+
+
+def eager_finding(eager_by_n: dict[int, int], captured: tuple[int, ...], num_steps: int) -> Finding:
+    """Which batch sizes no captured graph covered, and the capture list or ``max_num_seqs`` that would."""
+    sizes = ", ".join(f"{n} ({count:,} steps)" for n, count in eager_by_n.items())
+    share = sum(eager_by_n.values()) / num_steps
+    wanted = covering_sizes(eager_by_n, captured)
+    hint = f"Capture them too: server.decode_buckets = {list(wanted)}"
+    if captured and min(eager_by_n) > captured[-1]:
+        hint += f"; or lower server.max_num_seqs to {captured[-1]}"
+    return Finding(
+        code="steps-eager",
+        severity="warning",
+        evidence=f"{share:.1%} of the decode steps ran without a graph although graphs are on: no captured size of "
+        f"{list(captured)} covers n = {sizes}",
+        hint=hint,
+    )
+
+
+def covering_sizes(eager_by_n: dict[int, int], captured: tuple[int, ...]) -> tuple[int, ...]:
+    """The captured sizes and every size that ran without a graph."""
+    return tuple(sorted({*captured, *eager_by_n}))

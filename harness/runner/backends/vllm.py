@@ -1,0 +1,47 @@
+"""vLLM itself as a backend: ``vllm serve`` in an environment of the user's, on any platform, restarted for every run.
+
+What its steps were is read from its step log; what a stack without KV slots does not have is absent.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import ClassVar
+
+from harness.kinds import KINDS, BackendKind
+from harness.redact import filled_env
+from harness.runner.backends.base import ServerBackend, refuse_keys
+from harness.runner.run import LaunchOptions
+from harness.server.doctor import Check
+from harness.server.life import LOOPBACK, LaunchPlan
+from harness.server.process import require_port
+from harness.spec import ServerSpec
+from harness.stack.vllm.serving import FIXED_KEYS, SHOWN_KEYS, check_serving, find_vllm, readiness, serve_plan
+
+
+@dataclass(frozen=True, slots=True)
+class VllmBackend(ServerBackend):
+    """A vLLM server that the harness starts; ``server.model`` names the model."""
+
+    kind: BackendKind = KINDS["vllm"]
+    shown_keys: ClassVar[frozenset[str]] = SHOWN_KEYS
+
+    def check_server(self, server: ServerSpec) -> None:
+        refuse_keys(server, FIXED_KEYS, "vLLM itself does not have it")
+        check_serving(server)
+
+    def check_host(self, server: ServerSpec) -> None:
+        require_port(LOOPBACK, server.port)
+        find_vllm(server.environment)
+        filled_env(server.env, os.environ)
+
+    def readiness(self) -> Check:
+        return readiness(self.kind.name)
+
+    def _plan(self, server: ServerSpec, options: LaunchOptions) -> LaunchPlan:
+        port = require_port(LOOPBACK, options.port)
+        return serve_plan(server, backend=self.kind.name, port=port, run_folder=options.run_folder)
+
+
+BACKEND = VllmBackend()

@@ -1,0 +1,170 @@
+"""The exact ``vllm serve`` that the harness starts, with the step log laid over PYTHONPATH. Nothing is started here.
+
+Source: vllm 0.30.0 (engine/arg_utils.py, entrypoints/openai/cli_args.py).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.engine.config import requested_settings
+from harness.errors import ServerError, SpecError
+from harness.records import Observation, layout
+from harness.redact import filled_env
+from harness.server.doctor import Check
+from harness.server.life import LOOPBACK, LaunchPlan
+from harness.spec import ServerSpec
+from harness.stack.vllm.step_log import INSIDE, STEP_LOG_KEYS, step_log_variables
+
+LAUNCH_KEYS = frozenset({"environment", "extra_args", "env", "cost_model"})
+"""Keys that the launch itself applies; the step log shows the others."""
+SHOWN_KEYS = LAUNCH_KEYS | STEP_LOG_KEYS
+FIXED_KEYS = frozenset({"kv_slots", "max_active_seqs", "artifact", "devices", "url", "ssh", "step_log"})
+"""Keys of other stacks, which this launch would ignore."""
+PACKAGES = ("vllm", "torch", "transformers", "tpu-inference", "vllm-ascend", "vllm-spyre")
+SOCKET_FOLDER_VARIABLE = "VLLM_RPC_BASE_PATH"
+QUIET = {
+    "PYTHONUNBUFFERED": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "VLLM_LOGGING_COLOR": "0",
+    "NO_COLOR": "1",
+}
+_FLAGS = {
+    "--host": "port",
+    "--port": "port",
+    "--model": "model",
+    "--max-num-seqs": "max_num_seqs",
+    "--max-model-len": "slot_tokens",
+    "--cudagraph-capture-sizes": "decode_buckets",
+    "--enable-prefix-caching": "prefix_caching",
+    "--num-gpu-blocks-override": "num_gpu_blocks",
+    "--block-size": "block_size",
+    "--max-num-batched-tokens": "max_num_batched_tokens",
+}
+_LOG_FLAGS = ("--disable-log-stats", "--cudagraph-metrics", "--enable-logging-iteration-details", "--api-server-count")
+FIND_TIMEOUT_S = 60.0
+_FIND = f"""
+import importlib.metadata, json
+versions = {{}}
+for name in {PACKAGES!r}:
+    try:
+        versions[name] = importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        pass
+print(json.dumps(versions))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class InstalledVllm:
+    """A vLLM on this host. command: its ``vllm``. versions: of it and what it runs on, those that are installed."""
+
+    command: Path
+    versions: Mapping[str, str]
+
+
+def find_vllm(environment: str = "") -> InstalledVllm:
+    """The vLLM in a virtual environment, or the one on PATH; ServerError says what is missing."""
+    command = str(Path(environment).absolute() / "bin" / "vllm") if environment else shutil.which("vllm")
+    if not command or not Path(command).is_file():
+        raise ServerError(
+            f"no vllm command in {environment}" if environment else "no vllm command on PATH",
+            where="server.environment",
+            hint="Install vLLM for your device and name its virtual environment (docs/vllm-steps.md)",
+        )
+    python = Path(command).with_name("python")
+    try:
+        done = subprocess.run(
+            [str(python), "-c", _FIND], capture_output=True, text=True, timeout=FIND_TIMEOUT_S, check=True
+        )
+        versions: dict[str, str] = json.loads(done.stdout)
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        raise ServerError(
+            f"its Python does not run ({type(error).__name__})", where=str(python), hint="Check the environment"
+        ) from error
+    return InstalledVllm(Path(command), versions)
+
+
+def check_serving(server: ServerSpec) -> None:
+    """Refuse, with a SpecError, a server that ``vllm serve`` cannot be started as."""
+    if not server.model:
+        raise SpecError("is missing", where="server.model", hint="Name the model, as `vllm serve` takes it")
+    for word in server.extra_args:
+        flag = word.partition("=")[0].replace("_", "-").replace("--no-", "--", 1)
+        if flag in _FLAGS:
+            raise SpecError(f"repeats server.{_FLAGS[flag]}", where=f"server.extra_args: {word}", hint="Use the key")
+        if flag in _LOG_FLAGS:
+            raise SpecError(
+                "is set by the harness for the step log", where=f"server.extra_args: {word}", hint="Leave it out"
+            )
+
+
+def serve_arguments(server: ServerSpec, port: int) -> tuple[str, ...]:
+    """The arguments after ``vllm``."""
+    sizes = ("--num-gpu-blocks-override", "--block-size", "--max-num-batched-tokens")
+    optional = [(flag, getattr(server, _FLAGS[flag])) for flag in sizes]
+    return (
+        "serve",
+        server.model,
+        *("--host", LOOPBACK, "--port", str(port)),
+        *("--max-num-seqs", str(server.max_num_seqs), "--max-model-len", str(server.slot_tokens)),
+        *("--cudagraph-capture-sizes", *map(str, server.decode_buckets)),
+        "--enable-prefix-caching" if server.prefix_caching else "--no-enable-prefix-caching",
+        *(word for flag, value in optional if value is not None for word in (flag, str(value))),
+        *("--cudagraph-metrics", "--enable-logging-iteration-details", "--api-server-count", "1"),
+        "--enable-prompt-tokens-details",
+        *("--generation-config", "vllm"),
+        *("--shutdown-timeout", str(max(1, int(server.stop_grace_s)))),
+        *server.extra_args,
+    )
+
+
+def serve_plan(server: ServerSpec, *, backend: str, port: int, run_folder: Path) -> LaunchPlan:
+    """The launch of ``vllm serve``, whose step log is written into the run's folder."""
+    check_serving(server)
+    vllm = find_vllm(server.environment)
+    step_log = (run_folder / layout.STEP_LOG).absolute()
+    return LaunchPlan(
+        backend=backend,
+        argv=(str(vllm.command), *serve_arguments(server, port)),
+        host=LOOPBACK,
+        port=port,
+        model=server.model,
+        env=_environment(server, step_log),
+        files={"step_log": step_log},
+        requested={"server": server.model_dump(mode="json"), "versions": dict(vllm.versions)},
+        observation=Observation(steps="step-log", has_kv_log=False),
+        effective={key: requested_settings(server)[key] for key in LAUNCH_KEYS},
+        scratch_variable="" if SOCKET_FOLDER_VARIABLE in {**os.environ, **server.env} else SOCKET_FOLDER_VARIABLE,
+    )
+
+
+def _environment(server: ServerSpec, step_log: Path) -> dict[str, str]:
+    given = filled_env(server.env, os.environ)
+    plugins = given.get("VLLM_PLUGINS", os.environ.get("VLLM_PLUGINS"))
+    search = [str(INSIDE), *filter(None, given.get("PYTHONPATH", "").split(os.pathsep))]
+    return {**QUIET, **given, **step_log_variables(step_log, plugins), "PYTHONPATH": os.pathsep.join(search)}
+
+
+def readiness(backend: str) -> Check:
+    """The doctor's line: whether a vLLM is on PATH, and what its steps can show."""
+    try:
+        versions = find_vllm().versions
+        found = ", ".join(f"{name} {version}" for name, version in versions.items()) or "vllm of unknown version"
+        ok = True
+    except ServerError as error:
+        found, ok = error.what, None
+    return Check(
+        name=f"backend {backend}",
+        ok=ok,
+        found=f"{found}; step log of every engine step where the model runner reports its padding",
+        need="vLLM 0.30 or newer for your device, and server.model",
+        how="Install vLLM for your device, and name its virtual environment: server.environment (docs/vllm-steps.md)",
+    )

@@ -1,0 +1,135 @@
+"""A vLLM that the harness starts: its settings, its steps, and what nothing of it shows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.analysis.method.figures import run_figures
+from harness.errors import ServerError, SpecError
+from harness.records import SealedRun, layout
+from harness.runner import run_experiment
+from harness.runner.backends import backend_named
+from harness.runner.run import LaunchOptions
+from harness.server.life import LaunchPlan
+from harness.spec import ExperimentSpec, ServerSpec
+from tests.support.fake_vllm import fake_vllm
+
+
+def experiment(environment: Path, *conditions: dict[str, Any], **server: Any) -> ExperimentSpec:
+    """Conditions "c0", "c1", ... of six sessions with two requests each on a server of at most six requests."""
+    return ExperimentSpec.model_validate(
+        {
+            "name": "steps",
+            "backend": "vllm",
+            "replicates": 1,
+            "base_seed": 1,
+            "workload": {
+                "num_sessions": 6,
+                "waits": "none",
+                "prompt_tokens": {"law": "uniform", "low": 200, "high": 400},
+                "generate_tokens": {"law": "uniform", "low": 8, "high": 24},
+            },
+            "server": {
+                "model": "some/model",
+                "max_num_seqs": 6,
+                "decode_buckets": [1, 2, 4],
+                "environment": str(environment),
+                **server,
+            },
+            "limits": {"rearrival_lag_p99_ms": 2000.0, "start_spread_ms": 2000.0},
+            "condition": [{"name": f"c{place}", "server": changes} for place, changes in enumerate(conditions)],
+        }
+    )
+
+
+def finding(run: SealedRun, code: str) -> str:
+    (found,) = [str(one) for one in run.manifest.findings if one.code == code]
+    return found
+
+
+@pytest.mark.live
+def test_each_run_is_a_server_whose_settings_and_steps_are_read_from_its_step_log(tmp_path: Path) -> None:
+    conditions = ({}, {"decode_buckets": [1, 2, 4, 6], "num_gpu_blocks": 512, "block_size": 128})
+    spec = experiment(fake_vllm(tmp_path / "env"), *conditions, extra_args=["--seed", "1"])
+    without, covered = run_experiment(spec, runs_root=tmp_path / "runs").runs
+    assert (without.invalid_reasons, covered.invalid_reasons) == ((), ())
+    in_force = covered.manifest.effective["server"]
+    assert in_force["decode_buckets"] == [1, 2, 4, 6]
+    assert in_force["num_gpu_blocks"] == 512
+    assert in_force["max_num_batched_tokens"] == 8192
+    assert not {"usable_kv_slots", "kv_slots", "rules"} & in_force.keys()
+    assert covered.manifest.server.facts["launch"]["requested"]["versions"]["vllm"] == "0.30.0"
+    figures = run_figures(covered)
+    assert {b for _, b in figures.steps_by_n_b} <= {1, 2, 4, 6}
+    assert figures.padding.ratio is not None
+    assert figures.evictions is None
+
+
+@pytest.mark.live
+def test_batches_that_no_captured_size_covers_are_named_with_the_sizes_that_would(tmp_path: Path) -> None:
+    (run,) = run_experiment(experiment(fake_vllm(tmp_path / "env"), {}), runs_root=tmp_path / "runs").runs
+    eager = finding(run, "steps-eager")
+    assert "no captured size of [1, 2, 4] covers n = 5 (" in eager
+    assert "server.decode_buckets = [1, 2, 4, 5, 6]; or lower server.max_num_seqs to 4" in eager
+    apart = finding(run, "steps-apart")
+    assert "pure decode steps; beside them" in apart
+    assert "12 prefill" in apart
+
+
+@pytest.mark.live
+def test_a_server_without_its_step_log_makes_the_run_invalid(tmp_path: Path) -> None:
+    spec = experiment(fake_vllm(tmp_path / "env"), {})
+    loggers = tmp_path / "env/site/vllm/v1/metrics/loggers.py"
+    loggers.write_text(loggers.read_text() + "\ndef load_stat_logger_plugin_factories():\n    return []\n")
+    (run,) = run_experiment(spec, runs_root=tmp_path / "runs").runs
+    assert any("the step log that was declared was not written" in reason for reason in run.invalid_reasons)
+
+
+@pytest.mark.live
+def test_a_sealed_run_rebuilds_its_steps_from_the_step_log(tmp_path: Path) -> None:
+    from harness.analysis.logs.derive import rebuild
+
+    (run,) = run_experiment(experiment(fake_vllm(tmp_path / "env"), {}), runs_root=tmp_path / "runs").runs
+    assert rebuild(run).steps_source == "step-log"
+    assert run.file(layout.STEP_LOG).stat().st_size
+
+
+def launched(tmp_path: Path, **server: Any) -> LaunchPlan:
+    spec = ServerSpec.model_validate({"model": "m", "environment": str(tmp_path / "env"), **server})
+    backend: Any = backend_named("vllm")
+    backend.check_server(spec)
+    return backend.launch(spec, LaunchOptions(0, tmp_path))
+
+
+def test_keys_become_the_options_of_vllm_serve_and_what_is_left_out_is_the_servers_choice(tmp_path: Path) -> None:
+    fake_vllm(tmp_path / "env")
+    plain = " ".join(launched(tmp_path).argv)
+    assert "serve m --host 127.0.0.1" in plain
+    assert "--max-num-seqs 8 --max-model-len 8192 --cudagraph-capture-sizes 1 2 4 8 --enable-prefix-caching" in plain
+    assert "--num-gpu-blocks-override" not in plain
+    given = launched(tmp_path, num_gpu_blocks=64, block_size=16, max_num_batched_tokens=2048, prefix_caching=False)
+    assert "--num-gpu-blocks-override 64 --block-size 16 --max-num-batched-tokens 2048" in " ".join(given.argv)
+    assert "--no-enable-prefix-caching" in given.argv
+
+
+@pytest.mark.parametrize(
+    ("server", "problem"),
+    [
+        ({"model": ""}, "server.model: is missing"),
+        ({"extra_args": ["--max-num-seqs=4"]}, "--max-num-seqs=4: repeats server.max_num_seqs"),
+        ({"extra_args": ["--no-enable-prefix-caching"]}, "repeats server.prefix_caching"),
+        ({"extra_args": ["--disable-log-stats"]}, "set by the harness for the step log"),
+        ({"kv_slots": 12}, "server.kv_slots: vLLM itself does not have it"),
+    ],
+)
+def test_what_vllm_cannot_be_started_with_is_refused(tmp_path: Path, server: dict[str, Any], problem: str) -> None:
+    with pytest.raises(SpecError, match=problem):
+        launched(tmp_path, **server)
+
+
+def test_an_environment_without_vllm_is_refused_before_the_first_run(tmp_path: Path) -> None:
+    with pytest.raises(ServerError, match="no vllm command in"):
+        backend_named("vllm").check_host(ServerSpec(model="m", environment=str(tmp_path)))
