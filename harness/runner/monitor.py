@@ -194,6 +194,6 @@ def predicted_replay_s(run: PlannedRun) -> float:
     server = run.server
     if server.model:
         # A first estimate: the simulator needs a compiled size for a full batch.
-        sizes = {"decode_buckets": (server.max_num_seqs,), "slot_tokens": server.slot_tokens}
-        server = ServerSpec(max_num_seqs=server.max_num_seqs, **sizes)
+        limit = server.max_num_seqs
+        server = ServerSpec(max_num_seqs=limit, decode_buckets=(limit,), slot_tokens=server.slot_tokens)
     return simulate(run.plan, server, run.cost_model).end_ns / NS_PER_S / run.spec.time_scale
