@@ -1,7 +1,6 @@
-"""A table of figures and every form in which it is written: text, Markdown, LaTeX, HTML, CSV, JSON.
+"""A table of figures and every form in which it is written: terminal, text, Markdown, LaTeX, HTML, CSV, JSON.
 
-Forms for people (text, Markdown, LaTeX, HTML) round and carry where the figures are from. Forms for programs (CSV,
-JSON) have the cells as they are. Nothing is computed here.
+Forms for people round and carry where the figures are from. CSV and JSON have the cells as they are.
 """
 
 from __future__ import annotations
@@ -14,10 +13,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from html import escape
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from harness.errors import SpecError
 from harness.outputs import escape_bidi
+
+if TYPE_CHECKING:
+    from rich.table import Table as RichTable
 
 Cell = str | int | float | bool | None
 ABSENT = "-"
@@ -123,6 +125,49 @@ def written(tables: Sequence[Table], form: TableForm, width: int = 80) -> str:
         return "\n".join(to_text(table, width) for table in tables)
     write = {TableForm.csv: to_csv, TableForm.latex: to_latex, TableForm.markdown: to_markdown}[form]
     return "\n".join(map(write, tables))
+
+
+# Below this width of a terminal a single space keeps columns apart.
+WIDE = 92
+ROOM_OF_WORDS = 20
+
+
+def to_rich(table: Table, width: int = 0, styles: Mapping[str, str] | None = None) -> RichTable:
+    """The table for a terminal of ``width`` characters, without a frame: words left, numbers right.
+
+    Words fold. Numbers fold only where they would leave words too little room; an interval never does, as half of it
+    reads as another number. The later lines of a first cell are dim. styles: of whole cells, by content.
+    """
+    from rich import box
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    title, caption = "\n".join(filter(None, (table.name, table.origin))), " ".join((table.caption, *table.notes))
+    drawn = RichTable(
+        title=Text(escape_bidi(title)) if title else None,
+        caption=Text(escape_bidi(caption)) if caption else None,
+        title_justify="left",
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 0 if 0 < width < WIDE else 1, 0, 0),
+        pad_edge=False,
+        show_edge=False,
+    )
+    rows = table.text_rows()
+    columns = list(zip(table.columns, *rows, strict=True))
+    has_words = [any(map(str.isalpha, "".join(cells))) for _, *cells in columns]
+    numbers = {place for place in range(1, len(columns)) if not has_words[place]}
+    widths = [max(len(line) for cell in column for line in cell.split("\n")) for column in columns]
+    has_room = ROOM_OF_WORDS + sum(widths[place] + 2 for place in numbers) <= width
+    for place, (name, *cells) in enumerate(columns):
+        is_firm = place in numbers and (has_room or any("\n" in cell for cell in cells))
+        justify = "right" if place in numbers else "left"
+        drawn.add_column(Text(name.replace("_", " ")), justify=justify, overflow="fold", no_wrap=is_firm)
+    for first, *others in rows:
+        name, line_end, rest = first.partition("\n")
+        cells = [Text(cell, style=(styles or {}).get(cell, "")) for cell in others]
+        drawn.add_row(Text.assemble(name, line_end, (rest, "dim")), *cells)
+    return drawn
 
 
 def to_text(table: Table, width: int) -> str:

@@ -154,18 +154,16 @@ def _measure(console: Console, spec: CalibrationSpec, runs: Path, *, resume: boo
 
 
 def _show(console: Console, calibration: Calibration, path: Path, runs: Path) -> None:
-    from rich.table import Table
-
     from harness.engine import load_cost_model
     from harness.report.calibration_page import UNITS, extrapolated, write_calibration_report
+    from harness.table import Table, to_rich
 
     decode, prefill = calibration.decode, calibration.prefill
-    shown = Table("coefficient", "fitted", "95% interval", header_style="bold")
-    for name, interval in {**decode.intervals, **prefill.intervals}.items():
-        shown.add_row(
-            UNITS.get(name, f"{name}, ms"), f"{interval.estimate:.5f}", f"[{interval.low:.5f}, {interval.high:.5f}]"
-        )
-    console.print(shown)
+    rows = [
+        (UNITS.get(name, f"{name}, ms"), f"{interval.estimate:.5f}", f"[{interval.low:.5f}, {interval.high:.5f}]")
+        for name, interval in {**decode.intervals, **prefill.intervals}.items()
+    ]
+    console.print(to_rich(Table("", "", ("coefficient", "fitted", "95 % interval"), tuple(rows)), console.width))
     for what, error in (("decode", decode.error), ("prefill", prefill.error)):
         held_out = "none" if error.held_out_max_ms is None else f"{error.held_out_max_ms:.3f} ms"
         console.print(

@@ -175,16 +175,11 @@ def _explain_tables(output: Path | None) -> None:
         return
     from rich.text import Text
 
-    from harness.report.terminal import plain_table
+    from harness.table import Table, to_rich
 
     out = terminal()
     out.print(Text(" ".join(INTRODUCTION.split())))
     for name, (row, columns) in TABLES.items():
-        table = plain_table(f"\n{name}: {row}", "")
-        for heading in ("column", "unit"):
-            table.add_column(heading, no_wrap=True)
-        table.add_column("meaning")
-        for field in columns:
-            if name == "runs" or field not in RUN_COLUMNS:
-                table.add_row(field.name, unit(field), Text(meaning(field)))
-        out.print(table)
+        shown = [field for field in columns if name == "runs" or field not in RUN_COLUMNS]
+        rows = tuple((field.name, unit(field), meaning(field)) for field in shown)
+        out.print(to_rich(Table(f"\n{name}: {row}", "", ("column", "unit", "meaning"), rows), out.width))

@@ -24,20 +24,27 @@ def status(
     Example: `harness fleet status six-or-eight --runs runs/today`
     """
     from harness.cli.words import terminal
-    from harness.report.terminal import plain_table
     from harness.runner.fleet.status import device_states
+    from harness.table import Table, to_rich
 
-    table = plain_table(
+    rows = [
+        (
+            state.place,
+            state.making,
+            state.now,
+            *(state.blocks_done, state.blocks_left, state.blocks_behind, state.num_invalid),
+            "" if state.warmest_c is None else f"{state.warmest_c:g} C",
+        )
+        for state in device_states(runs, experiment)
+    ]
+    table = Table(
         f"Fleet of {experiment} in {runs}",
         "behind: whole blocks fewer than the device that has most; warmest: during its latest run, by its driver",
+        ("device", "makes", "now", "blocks", "left", "behind", "INVALID", "warmest"),
+        tuple(rows),
     )
-    for name in ("device", "makes", "now", "blocks", "left", "behind", "INVALID", "warmest"):
-        table.add_column(name, overflow="fold")
-    for state in device_states(runs, experiment):
-        counts = map(str, (state.blocks_done, state.blocks_left, state.blocks_behind, state.num_invalid))
-        warmest = "" if state.warmest_c is None else f"{state.warmest_c:g} C"
-        table.add_row(state.place, state.making, state.now, *counts, warmest)
-    terminal().print(table)
+    console = terminal()
+    console.print(to_rich(table, console.width))
 
 
 def worker(

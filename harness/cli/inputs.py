@@ -200,8 +200,6 @@ def _print_results(results: Iterable[str], source: str) -> None:
 
 
 def _simulate_experiment(path: Path, draws: int | None) -> None:
-    from rich.table import Table
-
     from harness.analysis.method.predictions import drawn_interval
     from harness.cli.time_left import time_left
     from harness.cli.words import terminal
@@ -212,6 +210,7 @@ def _simulate_experiment(path: Path, draws: int | None) -> None:
     from harness.runner.preflight import checked
     from harness.sim.predict.draws import perturbation_of
     from harness.spec import parse_experiment
+    from harness.table import Table, to_rich
 
     source, table, _ = experiment_at(path)
     spec = parse_experiment(table, where=str(source))
@@ -221,26 +220,24 @@ def _simulate_experiment(path: Path, draws: int | None) -> None:
     with time_left("predicting") as tell:
         predictions = predict_experiment(planned, tell=tell)
     console, asked = terminal(), spec.prediction
-    table = Table(header_style="bold", box=None, pad_edge=False)
     interval = [f"{asked.level:.0%} interval"] * (asked.draws > 1)
     headings = ("run", "device s", *interval, "decode s", "prefill s", "W s", "ends s", "reused", "cached", "evicted")
-    for heading in headings:
-        table.add_column(heading, justify="left" if heading == "run" else "right", no_wrap=True)
+    rows: list[tuple[str, ...]] = []
     for run in planned:
         found = predictions[run.condition.name][run.replicate]
         device = drawn_interval([found], "device_ns")
         seconds = (found.decode_ns, found.prefill_ns, found.waiting_session_ns, found.end_ns)
         counts = (f"{found.num_reused}/{found.num_rearrivals}", str(found.cached_tokens), str(found.num_evictions))
-        told = () if device is None else (f"{device.low / NS_PER_S:.3f} - {device.high / NS_PER_S:.3f}",)
+        drawn = () if device is None else (f"{device.low / NS_PER_S:.3f} - {device.high / NS_PER_S:.3f}",)
         device_s = f"{found.device_ns / NS_PER_S:.3f}"
-        table.add_row(run.label, device_s, *told, *(f"{ns / NS_PER_S:.3f}" for ns in seconds), *counts)
+        rows.append((run.label, device_s, *drawn, *(f"{ns / NS_PER_S:.3f}" for ns in seconds), *counts))
     how = f"means of {asked.draws} draws" if asked.draws > 1 else "one simulation of each, without perturbations"
     console.print(f"{spec.name}: predicted, in model seconds, {how}; W: session seconds others waited for prefills")
     console.print(f"rules: {', '.join(dict.fromkeys(run.server.rule_set().name for run in planned))}")
     if asked.draws > 1:
         for line in dict.fromkeys(perturbation_of(asked, run.cost_file).line() for run in planned):
             console.print(line)
-    console.print(table)
+    console.print(to_rich(Table("", "", headings, tuple(rows)), console.width))
     _print_ratios(console, spec, predictions)
 
 

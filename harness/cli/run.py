@@ -27,7 +27,7 @@ from harness.cli.addresses import (
 from harness.errors import ExitCode, SpecError
 from harness.kinds import kind_named
 from harness.outputs import check_output
-from harness.table import Table, TableForm, table_of, written
+from harness.table import Table, TableForm, table_of, to_rich, written
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -266,7 +266,7 @@ def table(
     """
     from harness.analysis import summarise
     from harness.cli.words import terminal
-    from harness.report import serving_tables, summary_tables
+    from harness.report import on_terminal, serving_tables, summary_tables
 
     sealed = sealed_runs(runs, experiment)
     if predicted:
@@ -279,8 +279,8 @@ def table(
     if not serving:
         _print_answer(out, summary, sealed)
         out.print()
-    for shown in serving_tables(summary) if serving else summary_tables(summary, out.width):
-        out.print(shown)
+    for shown in serving_tables(summary) if serving else summary_tables(summary):
+        out.print(on_terminal(shown, out.width))
         out.print()
 
 
@@ -288,14 +288,14 @@ def _conditions_written(sealed: Sequence[SealedRun], form: TableForm, *, serving
     """A row per condition, or the serving figures: every column for programs, the terminal's tables for documents."""
     from harness.analysis import summarise
     from harness.report import serving_tables, summary_tables
-    from harness.report.terminal import as_values
+    from harness.report.terminal import for_documents
 
     summary = summarise(sealed)
     if form in (TableForm.csv, TableForm.json):
         rows = (summary.serving_to_arrow() if serving else summary.to_arrow()).to_pylist()
         return written([table_of(summary.experiment, "", rows)], form)
     shown = serving_tables(summary) if serving else summary_tables(summary)
-    return written([as_values(table) for table in shown], form)
+    return written(list(map(for_documents, shown)), form)
 
 
 def _predicted_written(sealed: Sequence[SealedRun], form: TableForm) -> str:
@@ -332,14 +332,14 @@ def _predicted_written(sealed: Sequence[SealedRun], form: TableForm) -> str:
 def _conclude(console: Console, sealed: Sequence[SealedRun], path: Path, title: str | None) -> None:
     from harness.analysis import summarise
     from harness.analysis.method.drift import drift
-    from harness.report import summary_tables, write_report
+    from harness.report import on_terminal, summary_tables, write_report
 
     summary = summarise(sealed)
     console.print()
     _print_answer(console, summary, sealed)
-    for shown in summary_tables(summary, console.width):
+    for shown in summary_tables(summary):
         console.print()
-        console.print(shown)
+        console.print(on_terminal(shown, console.width))
     if (moved := drift(sealed)) is not None and moved.is_found:
         console.print(str(moved), style="yellow", markup=False, highlight=False)
     page = write_report(sealed, path, title=title, results=_results(sealed), summary=summary)
@@ -434,8 +434,6 @@ def _show_order(
     console: Console, spec: ExperimentSpec, runs: Path, *, resume: bool, retry_invalid: bool, ticket: Ticket | None
 ) -> None:
     """The runs in their order; what is refused or left out now is refused or left out by the run itself."""
-    from rich.table import Table
-
     from harness.cli.time_left import format_duration
     from harness.runner.experiment import what_to_do
     from harness.runner.monitor import predicted_replay_s
@@ -443,14 +441,18 @@ def _show_order(
 
     planned, todo, _ = what_to_do(spec, runs, resume=resume, retry_invalid=retry_invalid, ticket=ticket)
     check_hosts(todo)
-    table = Table(header_style="bold", box=None, pad_edge=False)
-    for heading in ("run", "plan", "requests", "buckets", "replay"):
-        table.add_column(heading, justify="right" if heading in ("requests", "replay") else "left", overflow="fold")
-    for run in todo:
-        buckets = ",".join(str(bucket) for bucket in run.server.decode_buckets)
-        took = format_duration(predicted_replay_s(run))
-        table.add_row(run.label, run.plan.hash[:12], str(run.plan.num_requests), f"{{{buckets}}}", took)
-    console.print(table)
+    rows = [
+        (
+            run.label,
+            run.plan.hash[:12],
+            run.plan.num_requests,
+            f"{{{','.join(map(str, run.server.decode_buckets))}}}",
+            format_duration(predicted_replay_s(run)),
+        )
+        for run in todo
+    ]
+    table = Table("", "", ("run", "plan", "requests", "buckets", "replay"), tuple(rows))
+    console.print(to_rich(table, console.width))
     if spec.fleet is not None:
         shares = ", ".join(f"{place}: {num}" for place, num in Counter(run.place for run in todo).items())
         console.print(f"runs side by side: {shares}")

@@ -79,39 +79,31 @@ def predict(
     Example: `harness predict ratios paper --ablation lru-slots --ablation chunked-prefill`
     """
     from harness.cli.words import terminal
-    from harness.report.terminal import plain_table
     from harness.sim.ablations import LABEL, ablation
     from harness.sim.predict.intervals import predict as run_prediction
+    from harness.table import Table, to_rich
 
     console = terminal()
     spec = _space(space, changes)
     if not console.is_terminal:
         console.width = 160
-    table = plain_table(
-        f"{spec.name}: cost ratio to {spec.baseline.shape.label}",
-        "sums, median: nominal; mean: of draws; =: no difference from the baseline shown",
-    )
-    table.add_column("configuration", overflow="fold")
-    for heading in ("N", "rules", "sums", "median", "mean", f"{spec.prediction.level:.0%} interval"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("", overflow="fold")
+    rows: list[tuple[str, ...]] = []
     for changed in (None, *(ablation(name) for name in ablations or ())):
         for name, server in spec.named.items():
             for users in spec.inputs.users:
                 prediction = run_prediction(spec, server.shape, users, changed)
                 note = "" if changed is None else f"{changed.name}: {LABEL}"
                 note = note or ("" if prediction.is_told_apart else "=")
-                table.add_row(
-                    name,
-                    str(users),
-                    prediction.rules,
-                    f"{prediction.ratio_of_sums:.4f}",
-                    f"{prediction.median_of_pairs:.4f}",
-                    f"{prediction.mean:.4f}",
-                    f"{prediction.low:.4f} - {prediction.high:.4f}",
-                    note,
-                )
-    console.print(table)
+                ratios = (prediction.ratio_of_sums, prediction.median_of_pairs, prediction.mean)
+                interval = f"{prediction.low:.4f} - {prediction.high:.4f}"
+                rows.append((name, str(users), prediction.rules, *(f"{ratio:.4f}" for ratio in ratios), interval, note))
+    table = Table(
+        f"{spec.name}: cost ratio to {spec.baseline.shape.label}",
+        "sums, median: nominal; mean: of draws; =: no difference from the baseline shown",
+        ("configuration", "N", "rules", "sums", "median", "mean", f"{spec.prediction.level:.0%} interval", ""),
+        tuple(rows),
+    )
+    console.print(to_rich(table, console.width))
 
 
 def advise(
@@ -238,11 +230,12 @@ def _progress(console: Console, spec: SpaceSpec) -> Generator[Any]:
 def _show(console: Console, result: SearchResult, top: int, *, with_intervals: bool) -> None:
     from harness.cli.time_left import time_left
     from harness.sim.search.report import search_tables
+    from harness.table import to_rich
 
     if not console.is_terminal:
         console.width = 160
     with time_left("intervals") as tell:
         parts = list(search_tables(result, top, with_intervals=with_intervals, tell=tell))
     for part in parts:
-        console.print(part, highlight=False)
+        console.print(part if isinstance(part, str) else to_rich(part, console.width), highlight=False)
         console.print()

@@ -13,7 +13,7 @@ import typer
 from harness.cli.addresses import RunsOption, store_at
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from rich.table import Table as RichTable
 
 
 def watch(
@@ -36,34 +36,28 @@ def watch(
 
     console = terminal()
     if once or not console.is_terminal:
-        console.print(view(runs))
+        console.print(view(runs, console.width))
         return
     clock = MonotonicClock()
-    with Live(view(runs), console=console, screen=True, auto_refresh=False) as live:
+    with Live(view(runs, console.width), console=console, screen=True, auto_refresh=False) as live:
         while True:
             clock.sleep_until_ns(clock.now_ns() + int(interval_s * NS_PER_S))
-            live.update(view(runs), refresh=True)
+            live.update(view(runs, console.width), refresh=True)
 
 
-def view(runs: Path) -> Table:
+def view(runs: Path, width: int) -> RichTable:
     """A row per experiment below ``runs``: runs sealed and invalid, and the one being made; SpecError without any."""
-    from rich.text import Text
-
     from harness.analysis.logs.glance import glance
     from harness.records import RunStore, layout
-    from harness.report.terminal import plain_table
     from harness.runner.fleet.slot import living_mark
+    from harness.table import Table, to_rich
 
     store = RunStore(runs)
     making = [folder for folder in store.unsealed() if folder.name.endswith(layout.PARTIAL)]
     sealed = store.sealed()
     if not making:
         store_at(runs)
-    table = plain_table(
-        f"Runs in {runs}", "n, bucket: of the latest decode step; done: requests, as the server counts them"
-    )
-    for name in ("experiment", "sealed", "INVALID", "being made", "done", "now"):
-        table.add_column(name, overflow="fold")
+    rows: list[tuple[str | int, ...]] = []
     for experiment in sorted({run.experiment for run in sealed} | {folder.parent.parent.name for folder in making}):
         mine = [run for run in sealed if run.experiment == experiment]
         num_invalid = sum(not run.is_valid for run in mine)
@@ -75,5 +69,7 @@ def view(runs: Path) -> Table:
             label = label if mark is None else f"dev{mark['device']} {label}"
             done = "" if seen is None or seen.num_finished is None else str(seen.num_finished)
             now = "nothing" if seen is None else ": ".join(filter(None, (seen.stand_in, seen.in_words())))
-            table.add_row(*map(Text, (experiment, str(len(mine)), str(num_invalid), label, done, now)))
-    return table
+            rows.append((experiment, len(mine), num_invalid, label, done, now))
+    caption = "n, bucket: of the latest decode step; done: requests, as the server counts them"
+    columns = ("experiment", "sealed", "INVALID", "being made", "done", "now")
+    return to_rich(Table(f"Runs in {runs}", caption, columns, tuple(rows)), width)

@@ -14,6 +14,7 @@ from textwrap import fill
 from typing import Any, NamedTuple
 
 import numpy as np
+from jinja2 import Environment, PackageLoader, StrictUndefined
 from numpy.typing import NDArray
 
 from harness.engine.config import EngineConfig
@@ -284,12 +285,6 @@ ALTERNATIVE_PART = 4
 AT_THE_EDGE = 0.01
 
 
-class _Facts(NamedTuple):
-    draws: dict[int, Draws]
-    rows: list[SignRow]
-    single: list[SignRow]
-
-
 Draw = tuple[str, tuple[int, ...]]
 """A variant's name and the buckets."""
 
@@ -308,7 +303,11 @@ def page(num_sums: int = DEFAULT_SUMS, tell: Callable[[float], None] = lambda _s
 
     found = dict(parallel_map(lambda each, tell: _draws(each, num_sums, tell), users, on_told))
     draws = {each: found[users.index(each)] for each in TABLE_I}
-    return "\n".join(_parts(num_sums, max(2, num_sums // ALTERNATIVE_PART), draws)) + "\n"
+    environment = Environment(  # Markdown, no HTML
+        loader=PackageLoader("harness.paper", ""), undefined=StrictUndefined, trim_blocks=True
+    )
+    environment.filters["wrapped"] = _wrapped
+    return environment.get_template("signs.md.j2").render(_facts(num_sums, draws))
 
 
 def _draws(users: int, num_sums: int, tell: Callable[[int], None]) -> dict[Draw, Draws]:
@@ -322,46 +321,65 @@ def _draws(users: int, num_sums: int, tell: Callable[[int], None]) -> dict[Draw,
     return found
 
 
-def _parts(num_sums: int, num_others: int, found: Mapping[int, Mapping[Draw, Draws]]) -> Iterator[str]:
-    num_plans = num_sums * PLANS_IN_A_SUM
-    draws = {users: of_users[SHIPPED.name, GRID] for users, of_users in found.items()}
-    rows = [sign_row(users, one) for users, one in draws.items()]
-    single = [sign_row(users, one.grouped(1)) for users, one in draws.items()]
-    facts = _Facts(draws, rows, single)
-    yield _head(num_sums, num_plans)
-    yield _table_i(facts)
-    yield from _verdict(facts)
-    yield from _four(facts)
-    yield from _alternatives(num_others, found)
-    yield from _published()
-    yield from _table_ii(found)
-
-
-def _said(text: str, bullet: str = "") -> str:
-    """A paragraph of the page: white space as it comes out, lines of at most WIDTH."""
+def _wrapped(text: str, bullet: str = "") -> str:
+    """A paragraph in lines of at most WIDTH."""
     words = bullet + " ".join(text.split())
-    return fill(words, WIDTH, subsequent_indent=" " * len(bullet), break_long_words=False, break_on_hyphens=False)
+    indent = " " * len(bullet)
+    return fill(words, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False) + "\n"
 
 
-def _head(num_sums: int, num_plans: int) -> str:
-    made = f"""Written by `harness signs -o docs/table-signs.md`; do not edit. **Simulated, nothing is measured.**
-        {num_plans:,} plans per N of the shipped experiment `alignment` (base seed {BASE_SEED}), each with its waits and
-        without; buckets {{1,2,4,8}}, limit and slots 8, rules vendor-0.11.1, cost model `paper`. As in the paper, one
-        figure is a sum of three plans (its rows of N = 3 and 7: of six): numerators and denominators are summed, then
-        divided. That makes {num_sums:,} figures per N, of which no two share a plan."""
-    words = """`delta p = p_C - p_A`: above 0, waits lower the padding. *Share*: of the figures with the printed sign.
-        *At*: share of the figures at or below the printed value; near 0 or 1, three plans hardly give that value.
-        Interval: 95 % percentile bootstrap of the pooled delta p over plans, 2,000 resamples, seed 20261121."""
-    title = "# The signs of Tables I and II over many drawn plans"
-    return f"{title}\n\n{_said(made)}\n\n{_said(words)}\n\n## Table I\n"
+def _facts(num_sums: int, found: Mapping[int, Mapping[Draw, Draws]]) -> dict[str, object]:
+    """Everything that the page shows, by its name there."""
+    draws = {users: of_users[SHIPPED.name, GRID] for users, of_users in found.items()}
+    rows = [sign_row(users, drawn) for users, drawn in draws.items()]
+    single = [sign_row(users, drawn.grouped(1)) for users, drawn in draws.items()]
+    decided = [row for row in rows if row.is_told]
+    same = [row for row in decided if np.sign(row.delta_p) == np.sign(TABLE_I[row.users].delta_p)]
+    ratios = np.concatenate([drawn.sums_decode_ratio() for drawn in draws.values()])
+    num_others = max(2, num_sums // ALTERNATIVE_PART)
+    of_variants = [
+        (variant, {users: of_users[variant.name, GRID].first(num_others) for users, of_users in found.items()})
+        for variant in (SHIPPED, *ALTERNATIVES)
+    ]
+    turned = [variant.name for variant, by_users in of_variants if by_users[4].delta_p > 0]
+    on_grids = {(users, grid): found[users][SHIPPED.name, grid] for users, grid in TABLE_II}
+    grid, wider = on_grids[6, GRID], on_grids[6, WIDER_GRID]
+    return {
+        "num_plans": num_sums * PLANS_IN_A_SUM,
+        "num_sums": num_sums,
+        "base_seed": BASE_SEED,
+        "table_i": _table_i(rows),
+        "same": _users(same),
+        "opposite": _users([row for row in decided if row not in same]),
+        "neither": _users([row for row in rows if not row.is_told]),
+        "all_signs": float(np.prod([row.share for row in rows])),
+        "above_one": np.mean(ratios > 1),
+        "num_figures": len(ratios),
+        "least_ratio": ratios.min(),
+        "edge": AT_THE_EDGE,
+        "edges": _edges(rows),
+        "single_edges": _edges(single),
+        "printed_at_4": TABLE_I[4].decode_ratio,
+        "four": _four(draws[4].grouped(1)),
+        "num_others": num_others,
+        "alternatives": markdown_rows(
+            ("changed", *(f"N={users}" for users in TABLE_I), "decode ratios"),
+            [_alternative_row(variant, by_users) for variant, by_users in of_variants],
+        ),
+        "turning": f"Only {', '.join(turned)} gives" if turned else "None of these gives",
+        "published": _published(),
+        "table_ii": _table_ii(on_grids),
+        "reversed": np.mean((grid.sums_delta_p() > 0) & (wider.sums_delta_p() < 0)),
+        "reversed_in_each": reversal_share(grid, wider),
+    }
 
 
-def _table_i(facts: _Facts) -> str:
+def _table_i(rows: Sequence[SignRow]) -> str:
     columns = (
         *("N", "printed delta p", "all plans: p_A", "p_C", "delta p", "interval", "share", "at"),
         *("printed decode ratio", "all plans", "least - largest", "at"),
     )
-    rows = [
+    cells = [
         (
             row.users,
             f"{TABLE_I[row.users].delta_p:+.3f}",
@@ -376,119 +394,46 @@ def _table_i(facts: _Facts) -> str:
             f"{row.least_ratio:.2f} - {row.largest_ratio:.2f}",
             f"{row.at_ratio:.3f}",
         )
-        for row in facts.rows
+        for row in rows
     ]
-    return markdown_rows(columns, rows)
+    return markdown_rows(columns, cells)
 
 
 def _ends(interval: tuple[float, float]) -> str:
     return f"{interval[0]:+.4f} to {interval[1]:+.4f}"
 
 
-def _verdict(facts: _Facts) -> Iterator[str]:
-    rows = facts.rows
-    told = [row for row in rows if row.is_told]
-    same = [row for row in told if np.sign(row.delta_p) == np.sign(TABLE_I[row.users].delta_p)]
-    opposite = [row for row in told if row not in same]
-    neither = [row for row in rows if not row.is_told]
-    whole = float(np.prod([row.share for row in rows]))
-    ratios = np.concatenate([one.sums_decode_ratio() for one in facts.draws.values()])
-    yield ""
-    yield _said(
-        f"""All plans together have the printed sign at N = {_users(same)}, the opposite one at N = {_users(opposite)},
-        and none at N = {_users(neither)}.""",
-        "- ",
-    )
-    yield _said(
-        f"""Three plans per N have all nine printed signs in {whole:.1%} of tables (product of the shares: each N has
-        plans of its own).""",
-        "- ",
-    )
-    yield _said(
-        f"""The decode time ratio is above 1 in {np.mean(ratios > 1):.2%} of the {len(ratios):,} figures; the least is
-        {ratios.min():.3f}.""",
-        "- ",
-    )
+def _edges(rows: Sequence[SignRow]) -> list[str]:
+    """N at which the printed delta p, decode ratio and p_C are at the edge of these figures."""
     names = ("at_delta_p", "at_ratio", "at_p_c")
-    of_sums, of_single = ([_users(_edge(some, name)) for name in names] for some in (rows, facts.single))
-    yield _said(
-        f"""Among sums of three plans, the printed delta p is in an outermost {AT_THE_EDGE:.0%} at N = {of_sums[0]}, the
-        printed decode ratio at N = {of_sums[1]}, the printed p_C, which lengths alone decide up to N = 8, at N =
-        {of_sums[2]}. Among **single plans** they are so at N = {"; ".join(of_single)}: the printed table scatters about
-        as single plans do. It is mostly the waits of its plans that are unusual for the shipped mixture. The seeds
-        behind Table I are not published. Those of the later validations are, and give their printed predictions to the
-        digit ([paper-rules.md](paper-rules.md)).""",
-        "- ",
-    )
-    yield ""
-
-
-def _edge(rows: Sequence[SignRow], name: str) -> list[SignRow]:
-    return [row for row in rows if not AT_THE_EDGE < getattr(row, name) < 1 - AT_THE_EDGE]
+    return [_users([row for row in rows if not AT_THE_EDGE < getattr(row, name) < 1 - AT_THE_EDGE]) for name in names]
 
 
 def _users(rows: Sequence[SignRow]) -> str:
     return ", ".join(str(row.users) for row in rows) or "none"
 
 
-def _four(facts: _Facts) -> Iterator[str]:
-    single, printed = facts.draws[4].grouped(1), TABLE_I[4]
-    yield "### N = 4\n"
-    yield _said(
-        f"""4 is in the grid: as at N = 8, most draws of waits take steps off it, so the padding grows. The longer the
-        waits, the more often a request decodes alone, which fills its bucket, and the more often the sign turns. The
-        printed decode ratio of {printed.decode_ratio} belongs there (all second requests alone: about 1.9)."""
-    )
+def _four(single: Draws) -> str:
+    """Single plans at N = 4 by their decode ratio."""
     rows = [(f"{least:.2f} - {largest:.2f}", f"{share:.0%}") for least, largest, share in share_by_decode_ratio(single)]
-    near = single.sums_decode_ratio() >= printed.decode_ratio
+    printed = TABLE_I[4].decode_ratio
+    near = single.sums_decode_ratio() >= printed
     if near.any():
         share = float(np.mean(single.sums_delta_p()[near] > 0))
-        counted = f"at least {printed.decode_ratio} ({int(near.sum()):,} of {single.num_plans:,})"
-        rows.append((counted, f"{share:.0%}"))
-    yield ""
-    yield markdown_rows(("single plans with a decode ratio of", "share with delta p > 0"), rows)
-    yield ""
+        rows.append((f"at least {printed} ({int(near.sum()):,} of {single.num_plans:,})", f"{share:.0%}"))
+    return markdown_rows(("single plans with a decode ratio of", "share with delta p > 0"), rows)
 
 
-def _alternatives(num_sums: int, draws: Mapping[int, Mapping[Draw, Draws]]) -> Iterator[str]:
-    yield "## Is it the model?\n"
-    yield _said(
-        f"""The same with one thing changed, {num_sums} figures each: pooled delta p by N, **bold** where its sign is
-        not the printed one."""
-    )
-    found = {
-        variant.name: {users: of_users[variant.name, GRID].first(num_sums) for users, of_users in draws.items()}
-        for variant in (SHIPPED, *ALTERNATIVES)
-    }
-    columns = ("changed", *(f"N={users}" for users in TABLE_I), "decode ratios")
-    yield ""
-    yield markdown_rows(columns, [_alternative_row(each, found[each.name]) for each in (SHIPPED, *ALTERNATIVES)])
-    turned = [name for name, by_users in found.items() if by_users[4].delta_p > 0]
-    told = f"Only {', '.join(turned)} gives" if turned else "None of these gives"
-    yield ""
-    yield _said(
-        f"""{told} the printed sign at N = 4. KV rules matter from N = 8 on, where slots run out; below, they change
-        prefills and hardly who decodes with whom."""
-    )
-    yield ""
-
-
-def _published() -> Iterator[str]:
-    yield _said(
-        """The plans of the paper whose seeds are published (search, evaluation, validation, saturation; N = 6, 8, 10)
-        scatter in the same way. They are other plans than those of Table I:"""
-    )
+def _published() -> str:
     rows: list[tuple[object, ...]] = []
     for users in (6, 8, 10):
         found = draw_published(users)
-        delta_p = [one.delta_p for one in found]
+        delta_p = [drawn.delta_p for drawn in found]
         same = sum(np.sign(value) == np.sign(TABLE_I[users].delta_p) for value in delta_p)
-        ratios = [one.decode_ratio for one in found]
+        ratios = [drawn.decode_ratio for drawn in found]
         each = " ".join(f"{value:+.3f}" for value in delta_p)
         rows.append((users, len(found), each, same, f"{min(ratios):.2f} - {max(ratios):.2f}"))
-    yield ""
-    yield markdown_rows(("N", "sums of three", "delta p of each", "with the sign of Table I", "decode ratios"), rows)
-    yield ""
+    return markdown_rows(("N", "sums of three", "delta p of each", "with the sign of Table I", "decode ratios"), rows)
 
 
 def _alternative_row(variant: Variant, found: dict[int, Draws]) -> tuple[str, ...]:
@@ -500,35 +445,23 @@ def _alternative_row(variant: Variant, found: dict[int, Draws]) -> tuple[str, ..
     return f"{variant.name}: {variant.meaning}", *cells, f"{min(ratios):.2f} - {max(ratios):.2f}"
 
 
-def _table_ii(drawn: Mapping[int, Mapping[Draw, Draws]]) -> Iterator[str]:
-    yield "## Table II\n\nAt N = 8 the paper prints only that delta p is below 0 on both grids.\n"
+def _table_ii(on_grids: Mapping[tuple[int, tuple[int, ...]], Draws]) -> str:
     rows: list[tuple[object, ...]] = []
-    found = {(users, grid): drawn[users][SHIPPED.name, grid] for users, grid in TABLE_II}
-    for (users, grid), draws in found.items():
+    for (users, grid), draws in on_grids.items():
         printed = TABLE_II[users, grid]
         p_a, p_c = draws.pooled_p()
-        is_below = printed is None
-        share = float(np.mean(np.sign(draws.sums_delta_p()) == np.sign(-1 if is_below else printed)))
-        shown = "< 0" if is_below else f"{printed:+.3f}"
+        sign = np.sign(-1 if printed is None else printed)
         rows.append(
             (
                 users,
                 f"{{{','.join(map(str, grid))}}}",
-                shown,
+                "< 0" if printed is None else f"{printed:+.3f}",
                 f"{p_a:.3f}",
                 f"{p_c:.3f}",
                 f"{draws.delta_p:+.4f}",
                 _ends(draws.delta_p_interval()),
-                f"{share:.0%}",
+                f"{np.mean(np.sign(draws.sums_delta_p()) == sign):.0%}",
             )
         )
     columns = ("N", "grid", "printed", "all plans: p_A", "p_C", "delta p", "interval", "share of sums with that sign")
-    yield markdown_rows(columns, rows)
-    own, wider = found[6, GRID], found[6, WIDER_GRID]
-    is_reversed = float(np.mean((own.sums_delta_p() > 0) & (wider.sums_delta_p() < 0)))
-    yield ""
-    yield _said(
-        f"""The reversal at N = 6 (above 0 without bucket 6, below 0 with it) holds for all plans together and in
-        {is_reversed:.0%} of the sums; in each of the three plans, as the paper reports of its own, in
-        {reversal_share(own, wider):.0%} of them."""
-    )
+    return markdown_rows(columns, rows)

@@ -1,12 +1,12 @@
 """What a terminal shows of an experiment: a row per condition, costs first and then what its users felt.
 
-Names fold and numbers never do; where figures are from stands above them. No figure is computed here.
-This is where the flow ends: people read it.
+No figure is computed here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from harness.analysis import ExperimentSummary
@@ -28,7 +28,7 @@ from harness.report.answers import (
     over,
 )
 from harness.spec import factors_text
-from harness.table import Table
+from harness.table import Table, to_rich
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
@@ -36,16 +36,13 @@ if TYPE_CHECKING:
 DASH = "\u2013"
 VERDICTS = {
     Verdict.AGREE: "agree",
-    Verdict.DIFFER: "[red]withheld[/]",
-    Verdict.CANNOT_TELL: "[yellow]cannot tell[/]",
+    Verdict.DIFFER: "withheld",
+    Verdict.CANNOT_TELL: "cannot tell",
     Verdict.PREDICTED: "predicted",
     Verdict.B_ALONE: "B alone",
 }
+VERDICT_STYLES = {"withheld": "red", "cannot tell": "yellow"}
 STOP_COLORS = {StopVerdict.GO_ON: "cyan", StopVerdict.INCONCLUSIVE: "yellow", StopVerdict.WORSE: "red"}
-# Characters that every number of the table of conditions fits in, beside a name.
-ROOMY = 76
-# Below, one space between columns leaves names the room of a set of buckets.
-WIDE = 92
 # (metric, percentile) of the short table.
 SHOWN = (("ttft", 0.5), ("ttft", 0.99), ("itl", 0.5), ("itl", 0.99), ("e2e", 0.5), ("e2e", 0.99), ("queue", 0.99))
 
@@ -61,12 +58,8 @@ def answer_lines(summary: ExperimentSummary, question: str = "") -> list[str]:
     return [*asked, *(answer.text for answer in answers(summary, bold))]
 
 
-def conditions_table(summary: ExperimentSummary, width: int = 0) -> RichTable:
-    """The conditions of an experiment as a table for the terminal; costs in seconds of the run's clock.
-
-    width: of that terminal, characters. From ROOMY on only names fold; below, a number folds rather than lose a digit.
-    """
-    is_roomy = width >= ROOMY
+def conditions_table(summary: ExperimentSummary) -> Table:
+    """A row per condition: costs in seconds of the run's clock, ratios to the baseline, padding and reuse."""
     unit = "s" if summary.time_scale == 1 else f"model s, \u00d7{summary.time_scale:g}"
     num_invalid = sum(not run.is_valid for run in summary.runs)
     counted = count(len(summary.runs), "run") + (f", {num_invalid} INVALID and not counted" if num_invalid else "")
@@ -77,22 +70,15 @@ def conditions_table(summary: ExperimentSummary, width: int = 0) -> RichTable:
         "Reused: returning requests whose prefix was still cached.",
         *([f"{summary.unknowns[0].upper()}{summary.unknowns[1:]}."] if summary.unknowns else []),
     ]
-    table = plain_table(_titled(f"{summary.title} ({counted})", summary), " ".join(notes))
-    if 0 < width < WIDE:
-        table.padding = 0
-    table.add_column("condition", overflow="fold")
     headings = [channel.heading for channel in channels]
-    for name in (*headings, *(f"{heading}/base" for heading in headings)):
-        # Half an interval reads as another number; names fold before it does.
-        table.add_column(name, justify="right", overflow="fold", no_wrap=is_roomy or name == f"{headings[0]}/base")
-    if len(channels) > 1:
-        table.add_column("channels", overflow="fold")
-    for name in ("steps", "padding", "reused"):
-        table.add_column(name, justify="right", overflow="fold", no_wrap=is_roomy)
+    columns = (
+        *("condition", *headings, *(f"{heading}/base" for heading in headings)),
+        *(["channels"] if len(channels) > 1 else []),
+        *("steps", "padding", "reused"),
+    )
     common = common_replicates(summary)
-    for condition in summary.conditions:
-        table.add_row(*_cells(condition, over(condition, common), channels))
-    return table
+    rows = tuple(_cells(condition, over(condition, common), channels) for condition in summary.conditions)
+    return Table(f"{summary.title} ({counted})", " ".join(notes), columns, rows, summary.origin)
 
 
 def _legend(summary: ExperimentSummary) -> str:
@@ -135,119 +121,80 @@ def status_lines(status: SequentialStatus) -> list[str]:
     return [*lines, f"  {status.channel_note}"] if status.channel_note else lines
 
 
-def summary_tables(summary: ExperimentSummary, width: int = 0) -> list[RichTable]:
-    """What a terminal shows of an experiment: costs, what users felt, and where several devices made it, these."""
-    shown = [conditions_table(summary, width), serving_table(summary)]
-    return [*shown, *map(drawn, summary.device_tables)]
+def summary_tables(summary: ExperimentSummary) -> list[Table]:
+    """Costs, what users felt, and where several devices made the runs, these."""
+    return [conditions_table(summary), serving_table(summary), *summary.device_tables]
 
 
-def drawn(result: Table) -> RichTable:
-    """A result as a table for the terminal."""
-    table = plain_table(result.name, result.explanation)
-    for place, name in enumerate(result.columns):
-        table.add_column(name.replace("_", " "), justify="right" if place else "left", overflow="fold")
-    for row in result.text_rows():
-        table.add_row(*row)
-    return table
+def on_terminal(table: Table, width: int) -> RichTable:
+    """A table of these for a terminal of so many characters."""
+    return to_rich(table, width, VERDICT_STYLES)
 
 
-def as_values(table: RichTable) -> Table:
-    """The same table for a document: cells without colour, each on one line; its origin apart."""
-    from rich.text import Text
-
-    def plain(words: object) -> str:
-        return words.plain if isinstance(words, Text) else Text.from_markup(str(words)).plain
-
-    columns = [[" ".join(plain(cell).split()) for cell in (one.header, *one.cells)] for one in table.columns]
-    heads, *rows = zip(*columns, strict=True)
-    name, *origin = plain(table.title).split("\n")
-    return Table(name, plain(table.caption), heads, tuple(rows), " ".join(origin))
+def for_documents(table: Table) -> Table:
+    """The same table with each cell on one line."""
+    columns, *rows = (tuple(" ".join(str(cell).split()) for cell in row) for row in (table.columns, *table.rows))
+    return replace(table, columns=columns, rows=tuple(rows))
 
 
-def plain_table(title: str, caption: str) -> RichTable:
-    """A table without a frame; other people's words in its title are shown as they are."""
-    from rich import box
-    from rich.table import Table as RichTable
-    from rich.text import Text
-
-    return RichTable(
-        title=Text(escape_bidi(title)),
-        caption=Text(escape_bidi(caption)),
-        title_justify="left",
-        caption_justify="left",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-        pad_edge=False,
-        show_edge=False,
-    )
-
-
-def serving_table(summary: ExperimentSummary) -> RichTable:
-    """What users of each condition felt, one row each: times in ms of the run's clock, rates per second of it."""
-    unit = "" if summary.time_scale == 1 else f", model time, \u00d7{summary.time_scale:g}"
-    fewest = min((one.num_requests for one in summary.serving), default=0)
+def serving_table(summary: ExperimentSummary) -> Table:
+    """What users of each condition felt, a row each: times in ms of the run's clock, rates per second of it."""
+    fewest = min((figures.num_requests for figures in summary.serving), default=0)
     needed = requests_needed(0.99)
     few = f"; p99 of fewer than {needed} requests is not certified (here {fewest})" if fewest < needed else ""
-    has_slo = any(one.goodput_per_s is not None for one in summary.serving)
-    table = plain_table(
-        _titled(f"Serving figures [ms; per s{unit}]", summary),
-        "TTFT: to the first token; ITL: between tokens; E2E: the whole answer; queue: until a slot was given"
-        f"{f'; of the requests{summary.window}' if summary.window else ''}{few}; all of them: --serving",
-    )
-    table.add_column("condition", overflow="fold")
-    for metric, q in SHOWN:
-        table.add_column(
-            f"{metric.upper() if metric != 'queue' else metric}\np{q * 100:.0f}", justify="right", no_wrap=True
+    has_slo = any(figures.goodput_per_s is not None for figures in summary.serving)
+    metrics = (f"{metric.upper() if metric != 'queue' else metric}\np{q * 100:.0f}" for metric, q in SHOWN)
+    columns = ("condition", *metrics, "tokens\n/s", "req.\n/s", *(("good\n/s",) if has_slo else ()))
+    rows = [
+        (
+            figures.condition,
+            *(_percentile(figures, metric, q) for metric, q in SHOWN),
+            f"{figures.tokens_per_s.mean:,.0f}",
+            _rate(figures.requests_per_s),
+            *((_rate(figures.goodput_per_s),) if has_slo else ()),
         )
-    for name in ("tokens\n/s", "req.\n/s", *(("good\n/s",) if has_slo else ())):
-        table.add_column(name, justify="right", no_wrap=True)
-    for one in summary.serving:
-        rates = [
-            f"{one.tokens_per_s.mean:,.0f}",
-            _rate(one.requests_per_s),
-            *((_rate(one.goodput_per_s),) if has_slo else ()),
-        ]
-        table.add_row(one.condition, *(_percentile(one, metric, q) for metric, q in SHOWN), *rates)
-    return table
+        for figures in summary.serving
+    ]
+    caption = (
+        "TTFT: to the first token; ITL: between tokens; E2E: the whole answer; queue: until a slot was given"
+        f"{f'; of the requests{summary.window}' if summary.window else ''}{few}; all of them: --serving"
+    )
+    return Table(f"Serving figures [ms; per s{_model_time(summary)}]", caption, columns, tuple(rows), summary.origin)
 
 
-def serving_tables(summary: ExperimentSummary) -> list[RichTable]:
+def serving_tables(summary: ExperimentSummary) -> list[Table]:
     """All serving figures, a table per condition: every group of requests, intervals and certified bounds."""
-    return [_all_of(one, summary) for one in summary.serving]
+    return [_all_of(figures, summary) for figures in summary.serving]
 
 
-def _titled(title: str, summary: ExperimentSummary) -> str:
-    """The title of a table that may stand alone: below it, where its figures are from."""
-    return "\n".join(filter(None, (title, summary.origin)))
+def _model_time(summary: ExperimentSummary) -> str:
+    return "" if summary.time_scale == 1 else f", model time, \u00d7{summary.time_scale:g}"
 
 
-def _all_of(one: ServingFigures, summary: ExperimentSummary) -> RichTable:
-    unit = "" if summary.time_scale == 1 else f", model time, \u00d7{summary.time_scale:g}"
-    rates = [f"{one.tokens_per_s.mean:,.1f} tokens/s", f"{_rate(one.requests_per_s)} requests/s"]
-    if one.goodput_per_s is not None:
-        rates.append(f"goodput {_rate(one.goodput_per_s)}/s ({one.good_share or 0:.1%} of the requests)")
+def _all_of(figures: ServingFigures, summary: ExperimentSummary) -> Table:
+    rates = [f"{figures.tokens_per_s.mean:,.1f} tokens/s", f"{_rate(figures.requests_per_s)} requests/s"]
+    if figures.goodput_per_s is not None:
+        rates.append(f"goodput {_rate(figures.goodput_per_s)}/s ({figures.good_share or 0:.1%} of the requests)")
     needed = ", ".join(f"{requests_needed(q)} for p{q * 100:.0f}" for q in (0.5, 0.9, 0.99))
-    table = plain_table(
-        _titled(
-            f"{one.condition}: {one.num_requests} requests{summary.window} in {one.num_runs} runs; "
-            f"{', '.join(rates)} [ms{unit}]",
-            summary,
-        ),
+    by_metric = sorted(figures.distributions, key=lambda each: list(METRICS).index(each.metric))
+    rows = (
+        (
+            METRICS[each.metric] if each.group == "all" else "",
+            each.group,
+            f"{each.num_values:,}",
+            *(cell for percentile in each.percentiles for cell in _bounded(percentile)),
+        )
+        for each in by_metric
+    )
+    return Table(
+        f"{figures.condition}: {figures.num_requests} requests{summary.window} in {figures.num_runs} runs; "
+        f"{', '.join(rates)} [ms{_model_time(summary)}]",
         "below a percentile: its 95 % interval over runs, from three runs and ten requests beyond it on; \u2264: what "
         f"it does not exceed with 99 % confidence (early stopping of MLPerf's LoadGen), which needs {needed} requests",
+        ("metric", "requests", "values", "p50", "\u2264", "p90", "\u2264", "p99", "\u2264"),
+        tuple(rows),
+        summary.origin,
     )
-    table.add_column("metric", no_wrap=True)
-    table.add_column("requests", no_wrap=True)
-    table.add_column("values", justify="right", no_wrap=True)
-    for name in ("p50", "p90", "p99"):
-        table.add_column(name, justify="right", no_wrap=True)
-        table.add_column("\u2264", justify="right", no_wrap=True)
-    for found in sorted(one.distributions, key=lambda found: list(METRICS).index(found.metric)):
-        cells = [cell for percentile in found.percentiles for cell in _bounded(percentile)]
-        table.add_row(
-            METRICS[found.metric] if found.group == "all" else "", found.group, f"{found.num_values:,}", *cells
-        )
-    return table
 
 
 def _bounded(percentile: Percentile) -> tuple[str, str]:
@@ -282,7 +229,7 @@ def _cells(condition: ConditionFigures, counted: ConditionFigures, channels: Seq
         ]
         verdict = VERDICTS[compared.verdict]
     return (
-        condition.name + (f"\n[dim]{factors_text(condition.factors)}[/]" if condition.factors else ""),
+        condition.name + (f"\n{factors_text(condition.factors)}" if condition.factors else ""),
         *(_seconds(channel.cost_ns(counted)) for channel in channels),
         *ratios,
         *([verdict] if len(channels) > 1 else []),

@@ -49,7 +49,7 @@ def test_runs_of_an_earlier_version_are_reported_with_the_figures_of_then(store:
     assert compared is not None
     assert f"{compared.ratio_a:.4f}" == f"{compared.ratio_b:.4f}" == "1.0986"
     assert summary.condition("one-bucket").padding.ratio == pytest.approx(0.8333, abs=5e-5)
-    assert conditions_table(summary).row_count == 2
+    assert len(conditions_table(summary).rows) == 2
     assert "one-bucket" in write_report(store.sealed(), tmp_path / "page.html").read_text(encoding="utf-8")
 
 

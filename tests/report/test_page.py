@@ -20,11 +20,10 @@ from harness.errors import SpecError
 from harness.records import Finding, SealedRun
 from harness.report import write_report
 from harness.report.page import render_page
-from harness.report.terminal import plain_table
 from harness.report.timeline import drawn_lanes
 from harness.report.view import Bar, Results, TimelineView
 from harness.report.write import gather
-from harness.table import Table
+from harness.table import Table, to_rich
 from tests.support.report_runs import Shape, seal_demo, seal_run
 
 RIGHT_TO_LEFT = "\u202e"
@@ -457,7 +456,7 @@ def test_a_title_that_reorders_its_letters_is_spelled_out(tmp_path: Path) -> Non
     page = write_report(runs, tmp_path / "page.html", title=title).read_text(encoding="utf-8")
     assert RIGHT_TO_LEFT not in page
     assert "8 slots \\u202ewin" in page
-    assert str(plain_table(title, "").title) == "8 slots \\u202ewin"
+    assert str(to_rich(Table(title, "", ("a",), ())).title) == "8 slots \\u202ewin"
 
 
 def test_a_page_may_run_its_own_script_and_nothing_else(tmp_path: Path) -> None:

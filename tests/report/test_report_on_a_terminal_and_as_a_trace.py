@@ -14,7 +14,7 @@ from rich.console import Console
 
 from harness.analysis import ExperimentSummary, summarise
 from harness.records import SealedRun
-from harness.report import conditions_table, perfetto_trace, write_perfetto
+from harness.report import conditions_table, on_terminal, perfetto_trace, write_perfetto
 from harness.report.timeline import nice_stride, requests_in_stalls, step_segments
 from harness.report.view import TimelineView
 from harness.runner import run_experiment
@@ -28,7 +28,7 @@ def printed(runs: list[SealedRun], width: int) -> str:
 
 def drawn(summary: ExperimentSummary, width: int, known_width: int) -> str:
     console = Console(width=width, file=io.StringIO(), color_system=None)
-    console.print(conditions_table(summary, known_width))
+    console.print(on_terminal(conditions_table(summary), known_width))
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 

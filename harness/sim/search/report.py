@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from rich.table import Table
-
 from harness.processes import parallel_map
 from harness.sim.predict.intervals import Prediction, predict
 from harness.sim.search.rank import objective_values, pareto_front, sensitivity
 from harness.sim.search.run import Halving, SearchResult
+from harness.table import Cell, Table
 
 MOST_FRONT = 15
+# Objectives that are counted in nanoseconds.
+IN_SECONDS = {"waiting": 1e-9, "p99-completion": 1e-9}
 
 
 def search_tables(
@@ -54,21 +55,11 @@ def halving_lines(halving: Halving) -> Iterator[str]:
     )
 
 
-def _table(title: str) -> Table:
-    return Table(title=title, header_style="bold", title_justify="left", box=None, pad_edge=False)
-
-
 def best_table(result: SearchResult, top: int, *, with_intervals: bool, tell: Callable[[float], None]) -> Table:
     """The best candidates; each beside the first, with an interval."""
     space, scores, evaluation = result.space, result.scores, result.evaluation
     place_of = {index: place for place, index in enumerate(scores.indices.tolist())}
-    rows = result.judged.to_pylist()
-    table = _table(
-        f"best by {space.score}, search inputs" + ("; =: no difference from the first shown" if with_intervals else "")
-    )
-    headings = ["", "configuration", "sum", "per-n", "evaluation", "GiB/device", "compile s"]
-    for heading in headings + (["beside the first"] if with_intervals else []):
-        table.add_column(heading, justify="left" if heading == "configuration" else "right", no_wrap=True)
+    judged = result.judged.to_pylist()
     best = result.candidate(result.ranked[0])
     others = [result.candidate(index) for index in result.ranked[1:top]] if with_intervals else []
     beside = [""] * (len(others) + 1)
@@ -76,22 +67,28 @@ def best_table(result: SearchResult, top: int, *, with_intervals: bool, tell: Ca
     for num_done, (place, prediction) in enumerate(shared, 1):
         beside[place + 1] = interval_text(prediction)
         tell(num_done / len(others))
+    rows: list[tuple[Cell, ...]] = []
     for rank, index in enumerate(result.ranked[:top], 1):
         place = place_of[index]
-        row = rows[place]
-        cells = [
-            str(rank),
+        cells = (
             result.candidate(index).label,
+            rank,
             f"{scores.sum_seconds[place]:.4f}",
             f"{scores.per_n[place]:.4f}",
             "" if evaluation is None else f"{evaluation.sum_seconds[place]:.4f}",
-            f"{row['memory_gib']:.2f}",
-            f"{row['compile_s']:.0f}",
-        ]
-        if with_intervals:
-            cells.append(beside[rank - 1])
-        table.add_row(*cells)
-    return table
+            f"{judged[place]['memory_gib']:.2f}",
+            f"{judged[place]['compile_s']:.0f}",
+        )
+        rows.append((*cells, beside[rank - 1]) if with_intervals else cells)
+    return Table(
+        f"best by {space.score}, search inputs" + ("; =: no difference from the first shown" if with_intervals else ""),
+        "",
+        (
+            *("configuration", "rank", "sum", "per-n", "evaluation", "GiB/device", "compile s"),
+            *(("beside the first",) if with_intervals else ()),
+        ),
+        tuple(rows),
+    )
 
 
 def interval_text(prediction: Prediction) -> str:
@@ -101,41 +98,37 @@ def interval_text(prediction: Prediction) -> str:
 
 def front_table(result: SearchResult) -> Table:
     """The Pareto front over the space's objectives."""
-    space = result.space
-    values = objective_values(result.judged, result.scores, space.objectives)
+    objectives = result.space.objectives
+    values = objective_values(result.judged, result.scores, objectives)
     front = pareto_front(values)
-    shown = f", first {MOST_FRONT}" if len(front) > MOST_FRONT else ""
-    table = _table(f"Pareto front: {len(front)} candidates{shown}")
-    table.add_column("configuration", no_wrap=True)
-    for objective in space.objectives:
-        table.add_column(objective, justify="right")
     indices = result.judged["index"].to_pylist()
-    scale = {"waiting": 1e-9, "p99-completion": 1e-9}
-    for place in front[:MOST_FRONT].tolist():
-        cells = [
-            f"{values[place, column] * scale.get(objective, 1.0):.4g}"
-            for column, objective in enumerate(space.objectives)
-        ]
-        table.add_row(result.candidate(indices[place]).label, *cells)
-    return table
+    scale = [IN_SECONDS.get(objective, 1.0) for objective in objectives]
+    rows = tuple(
+        (result.candidate(indices[place]).label, *(f"{value:.4g}" for value in values[place] * scale))
+        for place in front[:MOST_FRONT].tolist()
+    )
+    shown = f", first {MOST_FRONT}" if len(front) > MOST_FRONT else ""
+    return Table(f"Pareto front: {len(front)} candidates{shown}", "", ("configuration", *objectives), rows)
 
 
 def sensitivity_table(result: SearchResult) -> Table:
     """The candidate that each score and set of N selects."""
-    table = _table("sensitivity to the score and the set of N; reference: the first above")
-    headings = ("score", "N", "selected", "search", "per-N", "eval.", "per-N", "ref. rank", "top 20")
-    for heading in headings:
-        is_text = heading in ("score", "N", "selected")
-        table.add_column(heading, justify="left" if is_text else "right", no_wrap=True)
+    rows: list[tuple[str, ...]] = []
     for row in sensitivity(result.judged, result.baseline, result.space):
-        evaluation = [None, None] if row.evaluation_sum is None else [row.evaluation_sum, row.evaluation_per_n]
-        numbers = (row.search_sum, row.search_per_n, *evaluation)
-        table.add_row(
-            row.score,
-            ",".join(map(str, row.users)),
-            result.candidate(row.selected).label,
-            *("" if value is None else f"{value:.4f}" for value in numbers),
-            str(row.reference_rank),
-            f"{row.common_top}/{row.size_top}",
+        numbers = (row.search_sum, row.search_per_n, row.evaluation_sum, row.evaluation_per_n)
+        rows.append(
+            (
+                row.score,
+                ",".join(map(str, row.users)),
+                result.candidate(row.selected).label,
+                *("" if value is None else f"{value:.4f}" for value in numbers),
+                str(row.reference_rank),
+                f"{row.common_top}/{row.size_top}",
+            )
         )
-    return table
+    return Table(
+        "sensitivity to the score and the set of N; reference: the first above",
+        "",
+        ("score", "N", "selected", "search", "per-N", "eval.", "per-N", "ref. rank", "top 20"),
+        tuple(rows),
+    )

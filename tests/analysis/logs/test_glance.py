@@ -49,7 +49,7 @@ def test_watching_shows_the_run_that_is_being_made(tmp_path: Path) -> None:
     folder = tmp_path / "mine" / "base" / "0.partial"
     folder.mkdir(parents=True)
     (folder / layout.SCRAPES).write_bytes(scrape(1, 100, 2, 0, 7))
-    shown = [str(next(iter(column.cells))) for column in view(tmp_path).columns]
+    shown = [str(next(iter(column.cells))) for column in view(tmp_path, 120).columns]
     assert shown == ["mine", "0", "0", "base/0", "7", "2 run"]
     (folder / layout.SERVER_CONFIG).write_text("{}")
-    assert str(next(iter(view(tmp_path).columns[-1].cells))) == "emulated: 2 run"
+    assert str(next(iter(view(tmp_path, 120).columns[-1].cells))) == "emulated: 2 run"
