@@ -22,50 +22,6 @@ if TYPE_CHECKING:
     from harness.spec import ExperimentSpec
 
 
-# An experiment to begin with: small, runnable as it is, a word on each line.
-FIRST_EXPERIMENT = """\
-# Do twelve KV slots lower the cost of agents that come back after tool calls, against eight?
-name = "{name}"
-backend = "emulator"      # a modelled server on this machine; "attached" measures one of yours: server.url
-time_scale = 4.0          # the emulator runs this many times as fast as the server it models
-replicates = 6            # each with inputs of its own; how many it takes: harness power {name}.toml
-base_seed = 1
-rules = ["superiority"]   # how harness decide answers: is the condition cheaper than its baseline?
-[limits]
-retries = 3               # a frozen run that a busy machine made INVALID may be repeated so often
-[workload]                # every key: harness explain workload
-num_sessions = 8          # agents at a time
-wait_cap_s = 10.0         # waits for tools are cut here
-[[condition]]             # the first one is the baseline
-name = "base"
-[[condition]]             # what it changes: harness explain server
-name = "twelve-slots"
-server.kv_slots = 12
-"""
-
-
-def init(
-    name: Annotated[str, typer.Argument(help="Name of the experiment; its file becomes `NAME.toml`.")] = "mine",
-) -> None:
-    """Write an experiment file to begin with, a comment on each line.
-
-    Example: `harness init six-or-eight`
-    """
-    from harness.outputs import write_text
-    from harness.spec import check_name
-
-    name = name.removesuffix(".toml")
-    path = Path(f"{name}.toml")
-    try:
-        check_name(name)
-    except ValueError as error:
-        raise SpecError(str(error), where="harness init", hint="Use small letters, digits and dashes") from error
-    if path.exists():
-        raise SpecError("is there already", where=str(path), hint="Choose another name: harness init NAME")
-    write_text(path, FIRST_EXPERIMENT.format(name=name))
-    print(f"wrote {path}; next: harness simulate {path}, then harness run {path} --runs runs/{name}")
-
-
 def plan_build(
     experiment: ExperimentArgument,
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the plan files.")] = Path("plans/frozen"),

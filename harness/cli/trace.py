@@ -5,6 +5,7 @@ Writes only the file that the command names; prints counts, never text of a reco
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,6 +16,7 @@ from harness.errors import SpecError
 
 if TYPE_CHECKING:
     from harness.records import SealedRun
+    from harness.traces.recording import ReadNotes, TraceHead
 
 
 def trace_import(
@@ -34,7 +36,6 @@ def trace_import(
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
 
-    from harness.cli.words import said_plainly
     from harness.inputs import standard_input_as_file
     from harness.traces.importing import import_trace
 
@@ -50,13 +51,21 @@ def trace_import(
         head, notes = import_trace(
             sources, output, name=name or output.stem, kind=kind, progress=lambda done: bar.advance(task, done)
         )
-    print(f"{output}: {head.source_format}, {notes.num_lines} lines read")
+    for line in import_notes(output, head, notes):
+        print(line)
+    _show(str(output))
+
+
+def import_notes(output: Path, head: TraceHead, notes: ReadNotes) -> Iterator[str]:
+    """What an import read, left out and assumed, a line each."""
+    from harness.cli.words import said_plainly
+
+    yield f"{output}: {head.source_format}, {notes.num_lines} lines read"
     for what, counts in (("broken", notes.broken), ("dropped", notes.dropped)):
         for reason, count in counts.most_common():
-            print(f"  {what}: {count} x {reason}, first at {notes.first_at[reason]}")
+            yield f"  {what}: {count} x {reason}, first at {notes.first_at[reason]}"
     for label in head.labels:
-        print(f"  assumed: {said_plainly(label)}")
-    _show(str(output))
+        yield f"  assumed: {said_plainly(label)}"
 
 
 def check_trace_format(kind: str) -> None:

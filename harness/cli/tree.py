@@ -135,7 +135,7 @@ GROUPS = {
 # What `harness --help` shows, heading by heading.
 HEADINGS: dict[str, dict[str, str | Branch]] = {
     "Before a run": {
-        "init": "inputs:init",
+        "init": "init:init",
         "doctor": "machine:doctor",
         "explain": "explain:explain",
         "simulate": "inputs:simulate",

@@ -36,13 +36,15 @@ class Needs:
 class ProbeReport:
     """The answers of a server. problems: what a measurement lacks, each with its reason and a remedy.
 
-    notes: limits of the figures. model: the first model listed. version: of vLLM, "" where not stated.
+    notes: limits of the figures. model: the first model listed. version: of vLLM, "" where not stated. has_metrics:
+    whether GET /metrics gives values.
     """
 
     problems: tuple[str, ...]
     notes: tuple[str, ...] = ()
     model: str = ""
     version: str = ""
+    has_metrics: bool = True
 
 
 def probe(endpoint: Endpoint, needs: Needs) -> ProbeReport:
@@ -75,6 +77,7 @@ def probe(endpoint: Endpoint, needs: Needs) -> ProbeReport:
         tuple(notes),
         model,
         str(version.get("version", "")) if isinstance(version, dict) else "",
+        has_metrics,
     )
 
 

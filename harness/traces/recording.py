@@ -204,6 +204,16 @@ class TraceReader:
         return line
 
 
+def is_trace(path: Path) -> bool:
+    """Whether ``path`` is a trace file already, and no recording that has to be imported."""
+    try:
+        with path.open("rb") as stream:
+            head: Any = json.loads(stream.readline(MAX_RECORDING_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(head, dict) and head.get("format") == FORMAT  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+
+
 def write_trace(path: Path, head: TraceHead, recordings: Iterable[Recording]) -> Path:
     """Write the file whole or not at all; raises RecordsError when the disk refuses."""
     return write_atomic(path, _lines(head, recordings), what="the trace")

@@ -211,7 +211,7 @@ def test_a_terminal_of_ascii_alone_gets_every_word(tmp_path: Path):
 
 
 def test_init_writes_an_experiment_that_runs_as_it_is_and_overwrites_none(tmp_path: Path):
-    assert "next: harness simulate six.toml" in harness("init", "six", cwd=tmp_path).stdout
+    assert "harness simulate six.toml" in harness("init", "six", cwd=tmp_path).stdout
     assert "twelve-slots/2" in harness("run", "six.toml", "--dry-run", cwd=tmp_path).stdout
     again = harness("init", "six.toml", cwd=tmp_path)
     assert (again.returncode, "six.toml: is there already" in again.stderr) == (2, True)

@@ -1,0 +1,363 @@
+"""``harness init``: writes an experiment to begin with, for a backend, a recorded trace or a server that runs.
+
+Asks nothing, and starts nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_args
+
+import typer
+
+from harness.errors import ServerError, SpecError
+from harness.kinds import DEFAULT_BACKEND, KINDS, kind_named
+
+if TYPE_CHECKING:
+    from harness.server.probe import ProbeReport
+    from harness.traces.recording import TraceFile
+
+Line = tuple[str, str]
+"""A line of the file, and the comment beside it."""
+
+SLOT_TOKENS = 8192
+MOST_SLOT_TOKENS = 32_768
+# What two drawn requests of a session can take together, rounded up.
+DRAWN_TOKENS = 2_560
+AGENTS_AT_A_TIME = 8
+TWIN_INSTALL = "harness server twin install"
+SHOWN_KEYS = ("max_num_seqs", "decode_buckets", "kv_slots", "prefix_caching", "max_active_seqs")
+MORE_SLOTS: tuple[Line, ...] = (
+    ("[[condition]]", "what it changes: harness explain server"),
+    ('name = "twelve-slots"', ""),
+    ("server.kv_slots = 12", ""),
+)
+NO_WAITS: tuple[Line, ...] = (
+    ("[[condition]]", "the same sessions without their waits for tools"),
+    ('name = "no-waits"', ""),
+    ('treatment = "no-waits"', ""),
+)
+
+
+@dataclass(frozen=True)
+class Start:
+    """The parts of a first experiment that its backend decides.
+
+    room_tokens: longest request that fits its server. sets_slot_tokens: slots of another length take no new model.
+    needs: a command that comes before all others, "" for none.
+    """
+
+    question: str = "What do waits for tools cost on this server, against the same sessions without any?"
+    about: str = ""
+    time_scale: float = 1.0
+    replicates: int = 3
+    limits: tuple[Line, ...] = ()
+    server: tuple[Line, ...] = ()
+    other: tuple[Line, ...] = NO_WAITS
+    room_tokens: int = SLOT_TOKENS
+    sets_slot_tokens: bool = False
+    prompt_form: str = ""
+    is_https: bool = False
+    needs: str = ""
+
+
+SLOTS_QUESTION = "Do twelve KV slots lower the cost of agents that come back after tool calls, against eight?"
+STARTS = {
+    "emulator": Start(
+        SLOTS_QUESTION,
+        'a modelled server on this machine; "attached" measures one of yours: server.url',
+        time_scale=4.0,
+        replicates=6,
+        other=MORE_SLOTS,
+        room_tokens=MOST_SLOT_TOKENS,
+        sets_slot_tokens=True,
+    ),
+    "sim": Start(
+        SLOTS_QUESTION,
+        "virtual time: no server is started, and a run takes less than a second",
+        replicates=6,
+        other=MORE_SLOTS,
+        room_tokens=MOST_SLOT_TOKENS,
+        sets_slot_tokens=True,
+    ),
+    "twin": Start(
+        SLOTS_QUESTION,
+        f"the real vLLM and vllm-rbln on a stand-in device: {TWIN_INSTALL}",
+        limits=(
+            ("rearrival_lag_p99_ms = 500.0", "the stack and the client share this machine's cores"),
+            ("start_spread_ms = 500.0", ""),
+        ),
+        server=(("start_timeout_s = 240.0", ""), ("stop_grace_s = 30.0", "")),
+        other=MORE_SLOTS,
+        room_tokens=MOST_SLOT_TOKENS,
+        sets_slot_tokens=True,
+    ),
+    "vllm": Start(
+        about="vllm serve of an environment of yours, on any platform",
+        server=(
+            ('model = "Qwen/Qwen3-4B"', "as vllm serve takes it"),
+            ('environment = ""', "virtual environment of vLLM; empty: the vllm on PATH"),
+            ("start_timeout_s = 900.0", "the first start is slow"),
+            ("stop_grace_s = 30.0", ""),
+        ),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Workload:
+    """The lines of [workload]. slot_tokens: longest request that it needs room for; 0: the default's."""
+
+    lines: tuple[Line, ...]
+    slot_tokens: int = 0
+    notes: tuple[str, ...] = ()
+
+
+def init(
+    name: Annotated[str, typer.Argument(help="Name of the experiment; its file becomes `NAME.toml`.")] = "mine",
+    backend: Annotated[str, typer.Option(help=f"What is measured: {', '.join(KINDS)}.")] = "",
+    source: Annotated[
+        str,
+        typer.Option("--from", metavar="FILE", help="Replay recorded agents, as `harness trace import` reads them."),
+    ] = "",
+    url: Annotated[str, typer.Option("--for", metavar="URL", help="Measure this server: it is asked what it is.")] = "",
+    api_key_env: Annotated[str, typer.Option(help="With --for: environment variable with the server's key.")] = "",
+) -> None:
+    """Write an experiment file to begin with, a comment on each line.
+
+    Example: `harness init six-or-eight`
+    """
+    from harness.outputs import write_text
+
+    name = name.removesuffix(".toml")
+    path = _new_file(name)
+    kind = _kind(backend, url)
+    start = _start_of(kind, url, api_key_env)
+    workload = _recorded(source, name, start) if source else _drawn(start)
+    write_text(path, _text(name, kind, start, workload))
+    for note in workload.notes:
+        print(note)
+    print(f"wrote {path}. Next:")
+    commands = {
+        start.needs: "comes first",
+        f"harness simulate {path}": "predicts it, in seconds",
+        f"harness run {path} --dry-run": "checks what it needs and starts nothing",
+        f"harness run {path} --runs runs/{name}": "runs it and writes the report",
+    }
+    width = max(map(len, commands))
+    for command, meaning in commands.items():
+        if command:
+            print(f"  {command:<{width}}  # {meaning}")
+
+
+def _new_file(name: str) -> Path:
+    from harness.spec import check_name
+
+    path = Path(f"{name}.toml")
+    try:
+        check_name(name)
+    except ValueError as error:
+        raise SpecError(str(error), where="harness init", hint="Use small letters, digits and dashes") from error
+    if path.exists():
+        raise SpecError("is there already", where=str(path), hint="Choose another name: harness init NAME")
+    return path
+
+
+def _kind(backend: str, url: str) -> str:
+    if url and backend not in ("", "attached"):
+        raise SpecError(
+            f"goes with backend attached, not with {backend}", where="--for", hint="Leave one of the two out"
+        )
+    return kind_named("attached" if url else backend or DEFAULT_BACKEND).name
+
+
+def _start_of(kind: str, url: str, api_key_env: str) -> Start:
+    if url:
+        return _for_server(url, api_key_env)
+    if kind == "rbln":
+        return _for_artifacts(Path("artifacts"))
+    if kind == "twin":
+        from harness.stack.rbln.twin.environment import installed_twins
+
+        return replace(STARTS[kind], needs="" if installed_twins() else TWIN_INSTALL)
+    if kind == "attached":
+        address = ('url = "http://127.0.0.1:8000"', "the server that you started; harness init --for URL asks it")
+        return Start(about="a server that somebody else started; it is never restarted", server=(address,))
+    return STARTS.get(kind, Start())
+
+
+def _for_artifacts(root: Path) -> Start:
+    """A first experiment on an NPU, with the first compiled model below ``root``."""
+    from harness.stack.rbln.artifacts import CONFIG_FILE, read_artifact
+
+    about = "vllm-rbln on the NPUs of this host"
+    times = (("start_timeout_s = 900.0", "the first start is slow"), ("stop_grace_s = 30.0", ""))
+    stack = ('environment = ""', "virtual environment of vllm-rbln; empty: the vllm on PATH")
+    folder = next((path.parent for path in sorted(root.glob(f"*/{CONFIG_FILE}"))), None)
+    if folder is None:
+        artifact = ('artifact = ""', "name the folder of the compiled model here: harness server compile")
+        server = (artifact, stack, *times)
+        return Start(about=about, server=server, needs="harness server compile plans/artifacts/qwen3-4b.toml")
+    config = read_artifact(folder)
+    shape: list[Line] = [
+        (f'artifact = "{folder}"', "compiled so:"),
+        (f"max_num_seqs = {config.batch_size}", ""),
+        (f"decode_buckets = {list(config.decoder_batch_sizes)}", ""),
+        (f"slot_tokens = {config.max_seq_len}", ""),
+        (f"kv_slots = {config.kvcache_num_blocks}", ""),
+    ]
+    return Start(about=about, server=(*shape, stack, *times), room_tokens=config.max_seq_len)
+
+
+def _for_server(url: str, api_key_env: str) -> Start:
+    """A first experiment on a server that runs, with what it shows; ServerError where it cannot be measured."""
+    from harness.client.target import endpoint_of
+    from harness.runner.backends.attached import AttachedBackend
+    from harness.spec import ServerSpec
+
+    server = ServerSpec(url=url, api_key_env=api_key_env)
+    endpoint = endpoint_of(server)
+    report, form = _probed(server)
+    shown = AttachedBackend().in_force(server)
+    longest = int(shown.get("slot_tokens", SLOT_TOKENS))
+    can_be_written = 256 <= longest <= MOST_SLOT_TOKENS and longest % 128 == 0
+    serves = f"serves {report.model}" + (f", vLLM {report.version}" if report.version else "")
+    lines: list[Line] = [(f'url = "{url}"', serves)]
+    if api_key_env:
+        lines.append((f'api_key_env = "{api_key_env}"', "holds the key; the key itself is in no record"))
+    lines += [(line, "shown by the server") for line in _shown_lines(shown)]
+    if can_be_written and longest != SLOT_TOKENS:
+        lines.append((f"slot_tokens = {longest}", "its max_model_len"))
+    if "max_num_seqs" not in shown:
+        lines.append(("max_num_seqs = 8", "not shown: write what the server was started with"))
+        lines.append(("declared = true", "what nothing shows is as written here; reports call it declared"))
+    limits = () if report.has_metrics else (("needs_metrics = false", "GET /metrics gives nothing"),)
+    return Start(
+        about="a server that somebody else started; it is never restarted",
+        limits=limits,
+        server=tuple(lines),
+        room_tokens=longest if can_be_written else min(longest, SLOT_TOKENS),
+        prompt_form=form,
+        is_https=endpoint.is_https,
+    )
+
+
+def _probed(server: Any) -> tuple[ProbeReport, str]:
+    """The server's answers, and the form of prompts to write: "" for the default."""
+    from harness.client.target import endpoint_of
+    from harness.server.probe import Needs, probe
+    from harness.spec import ClientSpec, PromptForm
+
+    endpoint = endpoint_of(server)
+    client = ClientSpec(name="aiohttp" if endpoint.is_https else "epoll")
+    first, *others = get_args(PromptForm)
+    report = probe(endpoint, Needs(client, first, metrics=False))
+    if not report.problems:
+        return report, ""
+    for form in others:
+        other = probe(endpoint, Needs(client, form, metrics=False))
+        if not other.problems:
+            return other, form
+    hint = f"`harness doctor --url {endpoint.url}` asks it again"
+    raise ServerError("; ".join(report.problems), where=endpoint.url, hint=hint)
+
+
+def _shown_lines(shown: dict[str, Any]) -> list[str]:
+    """Settings in force that are not the defaults, as TOML."""
+    import json
+
+    from harness.spec import ServerSpec
+    from harness.spec.server import default_buckets
+
+    limit = shown.get("max_num_seqs", ServerSpec().max_num_seqs)
+    usual = {
+        "decode_buckets": list(default_buckets(limit)),
+        "kv_slots": limit,
+        "max_active_seqs": limit,
+        "prefix_caching": True,
+    }
+    kept = [key for key in SHOWN_KEYS if key in shown and shown[key] != usual.get(key)]
+    return [f"{key} = {json.dumps(shown[key])}" for key in kept]
+
+
+def _drawn(start: Start) -> Workload:
+    lines: list[Line] = [
+        (f"num_sessions = {AGENTS_AT_A_TIME}", "agents at a time"),
+        ("wait_cap_s = 10.0", "waits for tools are cut here"),
+    ]
+    if start.room_tokens < DRAWN_TOKENS:
+        low, high, answer = start.room_tokens // 8, start.room_tokens // 4, start.room_tokens // 16
+        lines.append((f'prompt_tokens = {{ law = "uniform", low = {low}, high = {high} }}', ""))
+        lines.append((f'generate_tokens = {{ law = "uniform", low = {answer // 2}, high = {answer} }}', ""))
+    return Workload(tuple(lines))
+
+
+def _recorded(source: str, name: str, start: Start) -> Workload:
+    """The whole of a recorded trace, imported where it is not yet; lengths divided where they are too long."""
+    written, trace, notes = _trace_of(source, name)
+    requests = [request for recording in trace.recordings for request in recording.requests]
+    longest = max(request.prompt_tokens + request.generate_tokens for request in requests)
+    # Lengths are rounded up, prompt and answer each.
+    divisor = 1 if longest <= start.room_tokens else -(-longest // (start.room_tokens - 2))
+    lines: list[Line] = [
+        ('source = "trace"', ""),
+        (f'trace = "{written}"', f"{len(trace.recordings)} sessions, {len(requests)} requests; num_sessions: fewer"),
+    ]
+    if divisor > 1:
+        why = f"divides every length: the longest request has {longest} tokens, and {start.room_tokens} fit"
+        lines.append((f'scale = "1/{divisor}"', why))
+    if trace.head.arrivals == "together" and len(trace.recordings) > AGENTS_AT_A_TIME:
+        lines.append((f"concurrency = {AGENTS_AT_A_TIME}", "agents at a time; left out: all start at once"))
+    if any(request.wait_kind == "human" for request in requests):
+        lines.append(('human_waits = "cap"', "waits for a person; those for tools are kept as recorded"))
+        lines.append(("human_wait_cap_s = 60.0", ""))
+    needed = min(-(-longest // divisor) + 2, start.room_tokens)
+    slots = -(-needed // 128) * 128 if start.sets_slot_tokens and needed > SLOT_TOKENS else 0
+    return Workload(tuple(lines), slots, notes)
+
+
+def _trace_of(source: str, name: str) -> tuple[str, TraceFile, tuple[str, ...]]:
+    """(the trace as the experiment names it, its content, what the import says)."""
+    from harness.cli.trace import import_notes
+    from harness.traces.importing import import_trace
+    from harness.traces.recording import is_trace, load_trace, read_trace
+
+    path = Path(source)
+    if not path.exists() or is_trace(path):
+        return source, load_trace(source), ()
+    output = Path(f"{name}.jsonl")
+    if output.exists():
+        raise SpecError("is there already", where=str(output), hint="Choose another name: harness init NAME")
+    head, notes = import_trace([path], output, name=name)
+    return str(output), read_trace(output), tuple(import_notes(output, head, notes))
+
+
+def _text(name: str, kind: str, start: Start, workload: Workload) -> str:
+    """The experiment file."""
+    scale = [(f"time_scale = {start.time_scale}", "the emulator runs this many times as fast as the server it models")]
+    each = f"each with inputs of its own; how many it takes: harness power {name}.toml"
+    form = [(f'prompt_form = "{start.prompt_form}"', "what this server takes")] if start.prompt_form else []
+    slots = [(f"slot_tokens = {workload.slot_tokens}", "room for the longest request")] if workload.slot_tokens else []
+    server = [*start.server, *slots]
+    lines: list[Line] = [
+        (f'name = "{name}"', ""),
+        (f'backend = "{kind}"', start.about),
+        *(scale if start.time_scale != 1 else []),
+        (f"replicates = {start.replicates}", each),
+        ("base_seed = 1", ""),
+        ('rules = ["superiority"]', "how harness decide answers: is the condition cheaper than its baseline?"),
+        *([("[client]", ""), ('name = "aiohttp"', "the client that speaks HTTPS")] if start.is_https else []),
+        ("[limits]", ""),
+        ("retries = 3", "a frozen run that a busy machine made INVALID may be repeated so often"),
+        *start.limits,
+        ("[workload]", "every key: harness explain workload"),
+        *workload.lines,
+        *form,
+        *([("[server]", "every key: harness explain server"), *server] if server else []),
+        ("[[condition]]", "the first one is the baseline"),
+        ('name = "base"', ""),
+        *start.other,
+    ]
+    body = [f"{setting:<25} # {comment}" if comment else setting for setting, comment in lines]
+    return "\n".join([f"# {start.question}", *body]) + "\n"

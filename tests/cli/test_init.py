@@ -1,0 +1,132 @@
+"""A first experiment is written without a question asked, and passes the check that comes before every run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from harness.cli.tree import app
+from harness.kinds import KINDS
+from harness.runner.backends.emulator import EmulatorBackend
+from harness.runner.run import LaunchOptions
+from harness.server.process import free_port
+from harness.spec import ExperimentSpec, ServerSpec, load_experiment
+from harness.stack.rbln.twin.environment import TwinEnvironment
+from harness.traces.recording import load_trace
+from tests.support.agent_logs import assistant, result, text, tool, user
+from tests.support.plain_server import PlainServer, plain_server
+from tests.support.processes import serving
+from tests.support.stacks import write_artifact, write_patched_stack
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder to work in."""
+    (tmp_path / "mine").mkdir()
+    monkeypatch.chdir(tmp_path / "mine")
+    return tmp_path / "mine"
+
+
+def harness(*words: str) -> str:
+    done = CliRunner().invoke(app, words)
+    assert done.exception is None, (done.exception, done.output)
+    return done.output
+
+
+def begun(*words: str) -> ExperimentSpec:
+    """The experiment that ``harness init`` writes; it also passes ``--dry-run``."""
+    harness("init", "mine", *words)
+    assert "base/0" in harness("run", "mine.toml", "--dry-run")
+    return load_experiment("mine.toml")
+
+
+@pytest.mark.parametrize("backend", ["", "emulator", "sim"])
+def test_a_first_experiment_of_a_modelled_server_compares_eight_slots_with_twelve(backend: str) -> None:
+    spec = begun(*(("--backend", backend) if backend else ()))
+    assert spec.backend == (backend or "emulator")
+    assert [spec.server_of(condition).num_kv_slots for condition in spec.condition] == [8, 12]
+
+
+def test_a_first_experiment_of_the_twin_passes_its_check(twin: TwinEnvironment) -> None:
+    del twin
+    assert begun("--backend", "twin").backend == "twin"
+
+
+def test_a_first_experiment_on_an_npu_takes_the_model_that_is_compiled(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stack = write_patched_stack(folder.parent, monkeypatch)
+    monkeypatch.setenv("HOME", str(folder.parent / "home"))
+    monkeypatch.setenv("PATH", f"{stack / 'bin'}:/usr/bin:/bin")
+    write_artifact(folder / "artifacts" / "little", batch_size=6, decoder_batch_sizes=[6, 2, 1], kvcache_num_blocks=6)
+    server = begun("--backend", "rbln").server
+    assert server.artifact == "artifacts/little"
+    assert (server.max_num_seqs, server.decode_buckets, server.kv_slots) == (6, (1, 2, 6), 6)
+
+
+@pytest.mark.parametrize("backend", KINDS)
+def test_a_first_experiment_of_every_backend_can_be_predicted_and_says_what_comes_next(backend: str) -> None:
+    said = harness("init", "mine", "--backend", backend)
+    assert "harness run mine.toml --runs runs/mine" in said
+    assert "no-waits" in (simulated := harness("simulate", "mine.toml")) or "twelve-slots" in simulated
+
+
+@pytest.mark.live
+def test_a_server_that_runs_is_asked_what_it_is(tmp_path: Path) -> None:
+    shape = ServerSpec(max_num_seqs=6, decode_buckets=(1, 2, 6), kv_slots=9, slot_tokens=1024)
+    plan = EmulatorBackend().launch(shape, LaunchOptions(free_port(), tmp_path, log_format="precise"))
+    with serving(plan, tmp_path):
+        spec = begun("--for", f"http://{plan.host}:{plan.port}")
+        recorded = harness("init", "recorded", "--for", f"http://{plan.host}:{plan.port}", "--from", "coding-agent")
+        assert "no-waits/0" in harness("run", "recorded.toml", "--dry-run"), recorded
+    assert (spec.backend, spec.workload.prompt_form, spec.limits.needs_metrics) == ("attached", "token-ids", True)
+    assert spec.server.shape == shape.shape
+    assert not spec.server.declared
+    assert load_experiment("recorded.toml").workload.length_divisor > 1
+
+
+@pytest.mark.live
+def test_of_a_plain_server_what_it_does_not_show_is_declared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NAME_OF_A_KEY", "sk-secret")
+    with plain_server(PlainServer(key="sk-secret")) as server:
+        spec = begun("--for", server.url, "--api-key-env", "NAME_OF_A_KEY")
+        assert "serves plain" in Path("mine.toml").read_text()
+    assert (spec.workload.prompt_form, spec.limits.needs_metrics) == ("text", False)
+    assert (spec.server.declared, spec.server.api_key_env) == (True, "NAME_OF_A_KEY")
+
+
+def test_where_no_server_answers_nothing_is_written(folder: Path) -> None:
+    done = CliRunner().invoke(app, ["init", "mine", "--for", f"http://127.0.0.1:{free_port()}"])
+    assert "no server answers there" in str(done.exception)
+    done = CliRunner().invoke(app, ["init", "mine", "--for", "http://127.0.0.1:1", "--backend", "sim"])
+    assert "goes with backend attached, not with sim" in str(done.exception)
+    assert list(folder.iterdir()) == []
+
+
+def test_recorded_agents_are_imported_and_replayed_whole() -> None:
+    usage = (40_000, 0, 0, 20)
+    rows = [
+        user(0),
+        assistant("m1", 2, usage, text(), tool("t1")),
+        result("t1", 5),
+        assistant("m2", 6, (10, 0, 40_020, 20), text()),
+    ]
+    Path("session.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    workload = begun("--from", "session.jsonl").workload
+    assert (workload.source, workload.trace) == ("trace", "mine.jsonl")
+    assert workload.length_divisor == 2, "40,050 tokens do not fit the longest slot"
+    assert sum(len(one.requests) for one in load_trace("mine.jsonl").recordings) == 2
+
+
+def test_a_trace_that_is_imported_already_is_replayed_where_it_lies(folder: Path) -> None:
+    harness("init", "first", "--from", "coding-agent")
+    assert begun("--from", "coding-agent", "--backend", "sim").workload.trace == "coding-agent"
+    assert sorted(path.name for path in folder.iterdir()) == ["first.toml", "mine.toml"]
+
+
+def test_nothing_is_ever_written_over(folder: Path) -> None:
+    (folder / "mine.toml").write_text("")
+    assert "is there already" in str(CliRunner().invoke(app, ["init", "mine.toml"]).exception)
