@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 MAKEFLAGS += --no-print-directory
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint types imports pytest compiled catalogue calibration twin twin-venv twin-try differential fuzz faults bench setup runtime dev docs pictures wheel clean
+.PHONY: help demo test check lint types imports pytest compiled catalogue calibration gate twin twin-venv twin-try differential fuzz faults bench setup runtime dev docs pictures wheel clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
@@ -110,6 +110,15 @@ catalogue: runtime  ## every experiment of the method on the simulator, the shor
 	@$(BIN)/harness catalogue --run --backend sim
 	@$(BIN)/harness catalogue --run --backend emulator --replicates 1 --set time_scale=4 \
 	  --only sequential-revalidation --only dummy-lifecycle --only prefill-injection --only dispersion
+
+# A busy machine makes runs INVALID (exit code 3) and gates that cannot tell (5): both are printed and fail nothing.
+GATE_RUNS ?= runs/gate-$(shell date +%Y%m%d-%H%M%S)
+gate: runtime  ## is the default client slower than the one on aiohttp? three blocks each on the emulator
+	@for client in aiohttp epoll; do \
+	  $(BIN)/harness run examples/ci/gate.toml --replicates 3 --set client.name=$$client --runs $(GATE_RUNS)/$$client >/dev/null || [ $$? = 3 ] || exit 1; \
+	done
+	@$(BIN)/harness gate $(GATE_RUNS)/epoll/gate --against $(GATE_RUNS)/aiohttp/gate --figure cost --figure tpot \
+	  --fail-above cost=1.1 --fail-above tpot=1.1 --summary $(GATE_RUNS)/gate.md || [ $$? = 5 ]
 
 calibration: runtime  ## fit two known cost models from emulator runs and say how near: runs/calibration
 	@$(BIN)/harness calibrate paper --time-scale 4 --set cost_model=paper --runs runs/calibration -o runs/calibration --resume

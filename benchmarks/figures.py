@@ -143,6 +143,13 @@ def bench_stopping() -> Iterator[Figure]:
     yield from measure()
 
 
+def bench_gate() -> Iterator[Figure]:
+    """How often the gate is wrong, on simulated pairs of experiments."""
+    from benchmarks.gate import bench_gate as measure
+
+    yield from measure()
+
+
 def bench_devices() -> Iterator[Figure]:
     """Coverage with the device as a block and without, on simulated fleets."""
     from benchmarks.devices import bench_devices as measure
@@ -163,6 +170,7 @@ SECTIONS: dict[str, Callable[[], Iterator[Figure]]] = {
     "simulator": bench_simulator,
     "emulator": bench_emulator,
     "stopping": bench_stopping,
+    "gate": bench_gate,
     "devices": bench_devices,
     "memory": bench_long_run,
 }

@@ -25,6 +25,7 @@ class ExitCode(IntEnum):
     BAD_SPEC = 2
     RUN_INVALID = 3
     RULE_FAILED = 4
+    CANNOT_TELL = 5
     INTERRUPTED = 130
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -98,3 +99,30 @@ def store_at(runs: Path) -> RunStore:
     from harness.records import addresses
 
     return addresses.store_at(runs)
+
+
+def valid_runs(address: str, runs: Path) -> list[SealedRun]:
+    """The valid runs of an experiment, a condition or one run; INVALID ones are named on standard error."""
+    experiment, label = _experiment_and_label(address.rstrip("/"), runs)
+    sealed = sealed_runs(runs, experiment)
+    named = [run for run in sealed if label in ("", run.condition, run.label)]
+    for run in named:
+        if not run.is_valid:
+            print(f"left out: {run.label} is INVALID ({'; '.join(run.invalid_reasons)})", file=sys.stderr)
+    valid = [run for run in named if run.is_valid]
+    if not valid:
+        known = ", ".join(run.label for run in sealed if run.is_valid)
+        raise SpecError("no valid sealed runs of that name", where=address, hint=f"Valid there: {known or 'none'}")
+    return valid
+
+
+def _experiment_and_label(address: str, runs: Path) -> tuple[str, str]:
+    """The address of the experiment, and what of it is named: a condition, condition/replicate, or "" for all."""
+    from harness.records.layout import MANIFEST
+
+    words = address.split("/")
+    for num_words in range(len(words), max(0, len(words) - 3), -1):
+        experiment = "/".join(words[:num_words])
+        if any(next(place.glob(f"*/*/{MANIFEST}"), None) for place in (Path(experiment), runs / experiment)):
+            return experiment, "/".join(words[num_words:])
+    return address, ""

@@ -151,6 +151,7 @@ HEADINGS: dict[str, dict[str, str | Branch]] = {
         "report": "run:report",
         "table": "run:table",
         "compare": "compare:compare",
+        "gate": "gate:gate",
         "decide": "method:decide",
         "runs": "data:list_runs",
         "query": "data:query",
@@ -313,7 +314,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Exit codes: 0 pass, 1 harness fault, 2 bad spec, 3 run invalid, 4 rule failed, 130 interrupted.",
+    epilog="Exit codes: 0 pass, 1 harness fault, 2 bad spec, 3 run invalid, 4 rule failed or gate worse, "
+    "5 gate cannot tell, 130 interrupted.",
 )
 
 

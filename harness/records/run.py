@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, wraps
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -393,7 +393,14 @@ def paired(runs: Sequence[SealedRun], baseline: Sequence[SealedRun]) -> list[tup
     return [(run, others[run.replicate]) for run in runs if run.replicate in others]
 
 
-def origin_of(runs: Iterable[SealedRun]) -> str:
+class HasManifest(Protocol):
+    """A run, or figures of one that carry its manifest."""
+
+    @property
+    def manifest(self) -> Manifest: ...
+
+
+def origin_of(runs: Iterable[HasManifest]) -> str:
     """The note on the origin of these runs' figures: what replaced a device, and which settings were declared."""
     manifests = [run.manifest for run in runs]
     kinds = dict.fromkeys(origin_note(manifest.backend) for manifest in manifests)

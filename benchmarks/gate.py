@@ -1,0 +1,188 @@
+"""How often the gate is wrong: false "worse" at its limits, passes beside the power that is promised, false passes.
+
+Pairs of experiments are drawn from simulated runs: each pair replays one drawn plan twice, with client and steps
+perturbed anew. Whatever the two sides differ in is set, so that the true ratio is known. No server runs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from benchmarks.figure import Figure
+from harness.analysis.method.across import Value
+from harness.analysis.method.gate import FIGURES, GateRun, GateTest, GateVerdict, gate_policy, judge
+from harness.analysis.method.padding import padding_of_histogram
+from harness.analysis.method.power import superiority_power
+from harness.analysis.method.reconstruct import union_ns
+from harness.analysis.method.stats import FloatArray, quantile
+from harness.clock import NS_PER_MS, NS_PER_S
+from harness.compiled.records import Records
+from harness.engine.config import EngineConfig
+from harness.experiment import PlannedRun, resolve
+from harness.records.manifest import Manifest
+from harness.sim.kernel.arrays import RequestResult
+from harness.sim.predict.draws import draw, outcome_of_plan, perturbation_of, run_draws
+from harness.sim.simulate import plan_arrays
+from harness.spec import ExperimentSpec, load_experiment
+
+EXPERIMENTS, POPULATION, SEED = 1_000, 400, 20261123
+NUM_BLOCKS = (3, 6, 12)
+# Long enough that a dozen runs carry a p99: 120 requests a run.
+REQUESTS_PER_SESSION = 20
+Values = Mapping[str, Value]
+
+
+class Block(NamedTuple):
+    """Figures of one plan replayed twice, and the requests of a replay."""
+
+    sides: tuple[Values, Values]
+    num_requests: int
+
+
+def gate_experiment() -> ExperimentSpec:
+    """The shipped demo with long sessions, its first condition alone."""
+    spec = load_experiment("demo")
+    workload = spec.workload.model_copy(update={"requests_per_session": REQUESTS_PER_SESSION})
+    return spec.model_copy(update={"workload": workload, "condition": spec.condition[:1]})
+
+
+def simulated_blocks(spec: ExperimentSpec, num_blocks: int) -> list[Block]:
+    """Blocks of an experiment's first condition, each with two replays that differ by chance alone."""
+    runs = next(iter(resolve(spec.model_copy(update={"replicates": num_blocks})).by_condition.values()))
+    first = runs[0]
+    arrays, config = plan_arrays([run.plan for run in runs]), EngineConfig.from_server(first.server)
+    of_device = perturbation_of(spec.prediction, first.cost_file)
+    perturbation = replace(of_device, decode_sd=0.0, bucket_sd=0.0, prefill_sd=0.0, artifact_sd=0.0)
+    drawn = draw(arrays, config, first.cost_model, perturbation, (0, 1))
+    outcome = run_draws(drawn, config)
+
+    def values(place: int) -> Values:
+        of_plan = outcome_of_plan(drawn.arrays, outcome, place)
+        totals = of_plan.totals
+        histogram = {n: int(count) for n, count in enumerate(of_plan.histogram[0]) if count}
+        padded, slots = padding_of_histogram(histogram, {n: config.bucket_of(n) for n in histogram})
+        return _values(runs[place % num_blocks], of_plan.requests) | {
+            "reuse": Value(float(totals["computed_tokens"][0]), len(of_plan.requests)),
+            "padding": Value(slots, slots - padded),
+        }
+
+    num_requests = len(drawn.arrays.requests) // (2 * num_blocks)
+    return [Block((values(place), values(num_blocks + place)), num_requests) for place in range(num_blocks)]
+
+
+def _values(run: PlannedRun, requests: Records[RequestResult]) -> dict[str, Value]:
+    """The figures that the requests of one simulated plan show."""
+    tokens = np.array([request.generate_tokens for session in run.plan.sessions for request in session.requests])
+    arrival, first, done = (requests[name] for name in ("arrival_ns", "first_token_ns", "completed_ns"))
+    tpot_ns = (done - first)[tokens > 1] / (tokens[tokens > 1] - 1)
+    flying_ns = union_ns(zip(arrival.tolist(), done.tolist(), strict=True))
+    return {
+        "cost": Value(flying_ns / NS_PER_S, float(tokens.sum())),
+        "ttft_p50": Value(quantile(first - arrival, 0.5) / NS_PER_MS),
+        "ttft_p99": Value(quantile(first - arrival, 0.99) / NS_PER_MS),
+        "tpot": Value(float(tpot_ns.mean()) / NS_PER_MS),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Verdicts of many experiments: of the whole gate, and of each figure."""
+
+    verdicts: tuple[GateVerdict, ...]
+    tests: tuple[tuple[GateTest, ...], ...]
+
+    def of(self, verdict: GateVerdict) -> float:
+        return self.verdicts.count(verdict) / len(self.verdicts)
+
+    def of_figure(self, name: str, verdict: GateVerdict) -> float:
+        found = [test.verdict for tests in self.tests for test in tests if test.figure == name]
+        return found.count(verdict) / len(found)
+
+    @property
+    def passes_with_open_figures(self) -> int:
+        """Gates that passed although a figure had not: there must be none."""
+        pairs = zip(self.verdicts, self.tests, strict=True)
+        return sum(
+            verdict is GateVerdict.PASS and any(test.verdict is not GateVerdict.PASS for test in tests)
+            for verdict, tests in pairs
+        )
+
+
+def gated(
+    blocks: Sequence[Block], num_blocks: int, ratios: Mapping[str, float], num_experiments: int, seed: int = SEED
+) -> Share:
+    """The gate over experiments of blocks drawn from these, where each figure's true ratio is the one given."""
+    rng, policy = np.random.default_rng(seed), gate_policy()
+    manifests = [
+        Manifest(experiment="drawn", condition="base", replicate=place, plan_hash=str(place), planned_requests=1)
+        for place in range(num_blocks)
+    ]
+    verdicts: list[GateVerdict] = []
+    tests: list[tuple[GateTest, ...]] = []
+    for _ in range(num_experiments):
+        new, base = list[GateRun](), list[GateRun]()
+        places, is_swapped = rng.integers(0, len(blocks), num_blocks), rng.integers(0, 2, num_blocks)
+        for manifest, place, swapped in zip(manifests, places.tolist(), is_swapped.tolist(), strict=True):
+            block = blocks[place]
+            changed = {
+                name: one._replace(amount=one.amount * ratios[name]) for name, one in block.sides[swapped].items()
+            }
+            new.append(GateRun(manifest, "", manifest.replicate, block.num_requests, changed))
+            base.append(GateRun(manifest, "", manifest.replicate, block.num_requests, block.sides[1 - swapped]))
+        result = judge(new, base, policy)
+        verdicts.append(result.verdict)
+        tests.append(result.tests)
+    return Share(tuple(verdicts), tuple(tests))
+
+
+def log_ratios_sd(blocks: Sequence[Block], name: str) -> float:
+    """Standard deviation of a block's log ratio, sides at random."""
+    values: FloatArray = np.array([math.log(new[name].amount / base[name].amount) for (new, base), _ in blocks])
+    return float(np.sqrt(np.mean(values**2)))
+
+
+def bench_gate(num_experiments: int = EXPERIMENTS, population: int = POPULATION) -> Iterator[Figure]:
+    """False verdicts and passes of the gate over simulated pairs of experiments, by the number of blocks."""
+    blocks = simulated_blocks(gate_experiment(), population)
+    limits, alpha = gate_policy().limits, gate_policy().alpha
+    error = math.sqrt(alpha * (1 - alpha) / num_experiments)
+    num_open = 0
+    for num_blocks in NUM_BLOCKS:
+        looked = f"{num_blocks} blocks, {num_experiments:,} pairs of experiments, Monte Carlo error {error:.3f}"
+        at_limit = gated(blocks, num_blocks, limits, num_experiments)
+        share = at_limit.of(GateVerdict.WORSE)
+        yield Figure("false worse, every true ratio at its limit", f"{share:.3f}", f"<= {alpha}", looked)
+        equal = gated(blocks, num_blocks, dict.fromkeys(limits, 1.0), num_experiments)
+        yield Figure("false worse, every true ratio 1", f"{equal.of(GateVerdict.WORSE):.3f}", f"<= {alpha}", looked)
+        for name in limits:
+            if FIGURES[name].requests_needed > num_blocks * blocks[0].num_requests:
+                continue
+            yield _false_pass(at_limit, name, looked)
+            yield _power(equal, name, num_blocks, blocks)
+        num_open += sum(share.passes_with_open_figures for share in (at_limit, equal))
+        told = ", ".join(f"{verdict.value} {equal.of(verdict):.3f}" for verdict in GateVerdict)
+        yield Figure("whole gate, every true ratio 1", told, "", looked)
+    yield Figure("passes with a figure that cannot be told", f"{num_open}", "0", "of all of these")
+
+
+def _false_pass(share: Share, name: str, looked: str) -> Figure:
+    false = share.of_figure(name, GateVerdict.PASS)
+    return Figure(f"false pass of {name}, true ratio at its limit", f"{false:.3f}", "<= 0.05", looked)
+
+
+def _power(share: Share, name: str, num_blocks: int, blocks: Sequence[Block]) -> Figure:
+    """Passes of a figure at a true ratio of 1, beside what a t test of normal log ratios promises."""
+    policy, sd = gate_policy(), log_ratios_sd(blocks, name)
+    promised = superiority_power(num_blocks, sd, -math.log(policy.limits[name]), policy.alpha) if sd else 1.0
+    passed = share.of_figure(name, GateVerdict.PASS)
+    return Figure(
+        f"pass of {name}, true ratio 1",
+        f"{passed:.3f}",
+        "",
+        f"{num_blocks} blocks; promised {promised:.3f}, sd {sd:.4f}",
+    )

@@ -1,0 +1,153 @@
+"""The result of a gate for people and for CI: a table, a Markdown summary, JUnit XML. Nothing is judged here."""
+
+from __future__ import annotations
+
+import json
+from xml.etree import ElementTree
+
+from harness.analysis.method.gate import FIGURES, MANY, GateResult, GateTest, GateVerdict
+from harness.table import Cell, Table, four_digits, markdown_rows, table_of
+
+ANSWERS = {
+    GateVerdict.PASS: "pass: every figure is shown to stay within its limit",
+    GateVerdict.WORSE: "worse: a figure is shown to lie above its limit",
+    GateVerdict.CANNOT_TELL: "cannot tell: a figure is shown neither to stay within its limit nor to lie above it",
+}
+
+
+def gate_table(result: GateResult) -> Table:
+    """A row for each figure of each condition, as programs read it."""
+    caption = (
+        f"ratio: new over baseline, above 1 is worse; interval: {1 - 2 * result.policy.alpha:.0%}, over pairs of runs "
+        "of the same plan; pass: the interval lies below the limit; worse: the ratio lies above it, adjusted over all "
+        f"figures (Holm's p below {result.policy.alpha:g})."
+    )
+    return table_of(f"Gate of {result.experiment}", caption, map(_row, result.tests), result.origin)
+
+
+def _row(test: GateTest) -> dict[str, Cell]:
+    return {
+        "condition": test.condition,
+        "figure": test.figure,
+        "pairs": test.num_pairs,
+        "baseline": test.baseline,
+        "new": test.new,
+        "ratio": test.ratio,
+        "low": test.low,
+        "high": test.high,
+        "limit": test.limit,
+        "p_holm": test.p_holm,
+        "verdict": test.verdict.value,
+        "why": test.why,
+        "more_blocks": test.more_blocks,
+    }
+
+
+def gate_lines(result: GateResult) -> list[str]:
+    """The result for a terminal: the answer first, what was not passed, then what a reader must know."""
+    answer = f"gate {result.experiment}: {ANSWERS[result.verdict]}"
+    return [answer, *filter(None, [result.origin]), *_open_tests(result), *(f"note: {note}" for note in result.notes)]
+
+
+def shown_rows(result: GateResult) -> tuple[tuple[str, ...], list[list[str]]]:
+    """Heads and cells of the table as people read it."""
+    heads = ("condition", "figure", "pairs", "baseline", "new", "ratio", "interval", "limit", "verdict")
+    return heads, [
+        [
+            test.condition,
+            test.figure,
+            str(test.num_pairs),
+            *("-" if value is None else four_digits(value) for value in (test.baseline, test.new)),
+            "-" if test.ratio is None else f"{test.ratio:.4f}",
+            "-" if test.low is None or test.high is None else f"{test.low:.4f} to {test.high:.4f}",
+            f"{test.limit:g}",
+            test.verdict.value,
+        ]
+        for test in result.tests
+    ]
+
+
+def gate_markdown(result: GateResult) -> str:
+    """A summary for the page of a CI job."""
+    heads, rows = shown_rows(result)
+    bold = [[*row[:-1], row[-1] if row[-1] == GateVerdict.PASS.value else f"**{row[-1]}**"] for row in rows]
+    meanings = [f"{name}: {FIGURES[name].meaning}" for name in result.policy.limits]
+    lines = [
+        f"## Gate of {result.experiment}: {result.verdict.value}",
+        "",
+        f"{ANSWERS[result.verdict]}. {result.origin}".strip(),
+        "",
+        markdown_rows(heads, bold),
+        "",
+        *(f"- {line}" for line in _open_tests(result)),
+        *(f"- {note}" for note in result.notes),
+        "",
+        gate_table(result).caption,
+        f"Figures: {'; '.join(meanings)}.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def gate_json(result: GateResult) -> str:
+    """Everything, for programs."""
+    content = {
+        "verdict": result.verdict.value,
+        "experiment": result.experiment,
+        "origin": result.origin,
+        "alpha": result.policy.alpha,
+        "tests": gate_table(result).records(),
+        "notes": list(result.notes),
+    }
+    return json.dumps(content, indent=1) + "\n"
+
+
+def gate_junit(result: GateResult) -> str:
+    """JUnit XML: a suite a condition, a case a figure; "worse" is a failure, "cannot tell" an error."""
+    root = ElementTree.Element("testsuites", name=f"gate of {result.experiment}")
+    for condition in dict.fromkeys(test.condition for test in result.tests):
+        tests = [test for test in result.tests if test.condition == condition]
+        suite = ElementTree.SubElement(root, "testsuite", name=condition, tests=str(len(tests)))
+        suite.set("failures", str(sum(test.verdict is GateVerdict.WORSE for test in tests)))
+        suite.set("errors", str(sum(test.verdict is GateVerdict.CANNOT_TELL for test in tests)))
+        properties = ElementTree.SubElement(suite, "properties")
+        facts = [("origin", result.origin), *(("note", note) for note in result.notes)]
+        for name, value in facts:
+            ElementTree.SubElement(properties, "property", name=name, value=value)
+        for test in tests:
+            case = ElementTree.SubElement(
+                suite, "testcase", classname=f"{result.experiment}.{condition}", name=test.figure
+            )
+            if test.verdict is GateVerdict.PASS:
+                ElementTree.SubElement(case, "system-out").text = f"{_measured(test)}. {result.origin}".strip()
+            else:
+                tag = "failure" if test.verdict is GateVerdict.WORSE else "error"
+                ElementTree.SubElement(case, tag, type=test.verdict.value, message=_reason(test)).text = result.origin
+    ElementTree.indent(root)
+    return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def _open_tests(result: GateResult) -> list[str]:
+    """A line for each figure that did not pass."""
+    failed = [test for test in result.tests if test.verdict is not GateVerdict.PASS]
+    return [f"{test.condition}, {test.figure}: {test.verdict.value}; {_reason(test)}" for test in failed]
+
+
+def _reason(test: GateTest) -> str:
+    measured = _measured(test)
+    return "; ".join(filter(None, (measured, test.why, _missing(test))))
+
+
+def _measured(test: GateTest) -> str:
+    if test.ratio is None or test.low is None or test.high is None:
+        return ""
+    return f"ratio {test.ratio:.4f} ({test.low:.4f} to {test.high:.4f}), limit {test.limit:g}, {test.num_pairs} pairs"
+
+
+def _missing(test: GateTest) -> str:
+    """How many more blocks would tell, should ratio and spread stay."""
+    if test.verdict is not GateVerdict.CANNOT_TELL or not test.num_pairs:
+        return ""
+    if test.more_blocks is None:
+        return f"no number of blocks up to {MANY:,} tells, should ratio and spread stay"
+    plural = "s" * (test.more_blocks != 1)
+    return f"about {test.more_blocks} more block{plural} would tell, should ratio and spread stay"
