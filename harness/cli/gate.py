@@ -68,7 +68,7 @@ def gate(
     runs: RunsOption = Path("runs"),
     force: Annotated[bool, typer.Option("--force", help="Replace a baseline that is there.")] = False,
 ) -> None:
-    """Judge new runs against a baseline: is any figure worse by more than its margin?
+    """Judge whether new runs are worse than a baseline.
 
     Runs of the same plan are paired. A figure passes when its ratio is shown to stay below the limit, and is worse when
     it is shown to lie above it; anything else is "cannot tell", never a pass (docs/gate.md).
