@@ -191,14 +191,11 @@ def _site_packages(environment: Path | None, twin: bool) -> Path:
 
 
 def _exporter(environment: Path | None, twin: bool) -> Exporter:
-    from harness.stack.rbln.compile import EXPORT, Exporter
+    from harness.stack.rbln.compile import EXPORT, Exporter, twin_exporter
     from harness.stack.rbln.serving import find_stack
-    from harness.stack.rbln.twin.artifact import WRITER
-    from harness.stack.rbln.twin.environment import find_twin, twin_variables
+    from harness.stack.rbln.twin.environment import find_twin
 
     if twin:
-        found = find_twin()
-        versions = dict(found.stamp.get("versions", {}))
-        return Exporter(found.python, WRITER, versions, twin_variables(found), free_gib=0.1)
+        return twin_exporter(find_twin())
     stack = find_stack(str(environment or ""))
     return Exporter(stack.vllm.with_name("python"), EXPORT, stack.versions, {})

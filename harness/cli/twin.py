@@ -60,19 +60,19 @@ def artifact(
     Example: `harness server twin artifact artifacts/qwen3 --batch-size 8 --decoder-batch-sizes 1,2,4,8`
     """
     from harness.errors import SpecError
-    from harness.stack.rbln.twin.artifact import ArtifactSpec, write_artifact
+    from harness.stack.rbln.compile import copy_artifact, twin_spec
     from harness.stack.rbln.twin.environment import find_twin
 
     try:
         buckets = tuple(int(part) for part in decoder_batch_sizes.split(","))
     except ValueError:
         raise SpecError("is not a list of whole numbers", where="--decoder-batch-sizes", hint="Write 1,2,4,8") from None
-    spec = ArtifactSpec(
+    spec = twin_spec(
         batch_size=batch_size,
         decoder_batch_sizes=buckets,
         max_seq_len=max_seq_len,
-        kv_slots=batch_size if kv_slots is None else kv_slots,
+        kvcache_num_blocks=kv_slots,
         partition_tokens=partition_tokens,
         num_devices=num_devices,
     )
-    typer.echo(write_artifact(find_twin(path), spec, folder))
+    typer.echo(copy_artifact(find_twin(path), spec, folder))

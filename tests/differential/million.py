@@ -14,8 +14,8 @@ from pathlib import Path
 
 from harness.clock import NS_PER_S, MonotonicClock
 from harness.errors import HarnessError
+from harness.stack.rbln.compile import cached_artifact, twin_spec
 from harness.stack.rbln.kv_rules import AUTO, PAGED, rule_set
-from harness.stack.rbln.twin.artifact import ArtifactSpec, cached_artifact
 from harness.stack.rbln.twin.environment import find_twin, known_stacks, twin_variables
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -55,7 +55,7 @@ def play_version(version: str, num_steps: str) -> int:
         variables["VLLM_PLUGINS"] = ""
     variables["PYTHONPATH"] = os.pathsep.join([variables["PYTHONPATH"], str(CHECKOUT)])
     ledger = LEDGERS / f"{version}.jsonl"
-    arguments = ["--artifact", str(cached_artifact(twin, ArtifactSpec())), "--seeds", MANY_SEEDS]
+    arguments = ["--artifact", str(cached_artifact(twin, twin_spec())), "--seeds", MANY_SEEDS]
     arguments += ["--rules", rules, "--ledger", str(ledger), "--until-steps", num_steps, "--progress"]
     print(f"{version}, rules {rules} (what is done is kept in {ledger}):", flush=True)
     began_ns = clock.now_ns()

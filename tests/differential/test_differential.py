@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from harness.stack.rbln.compile import cached_artifact, twin_spec
 from harness.stack.rbln.kv_rules import AUTO, PAGED, rule_set
-from harness.stack.rbln.twin.artifact import ArtifactSpec, cached_artifact
 from harness.stack.rbln.twin.environment import TwinEnvironment, twin_variables
 from tests.differential.million import PAGED_TWIN
 
@@ -49,7 +49,7 @@ def run_in_twin(twin: TwinEnvironment, *arguments: str, plugins: str | None = No
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("twin", sorted(HISTORY_STEPS), indirect=True)
 def test_engine_agrees_with_the_vendors_scheduler_on_every_step(twin: TwinEnvironment) -> None:
-    artifact = cached_artifact(twin, ArtifactSpec())
+    artifact = cached_artifact(twin, twin_spec())
     history_steps = HISTORY_STEPS[twin.version]
 
     done = run_in_twin(
@@ -74,7 +74,7 @@ def test_engine_agrees_with_the_vendors_scheduler_on_every_step(twin: TwinEnviro
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("twin", [PAGED_TWIN], indirect=True)
 def test_paged_rules_agree_with_vllms_own_scheduler_on_every_step(twin: TwinEnvironment) -> None:
-    artifact = cached_artifact(twin, ArtifactSpec())
+    artifact = cached_artifact(twin, twin_spec())
 
     done = run_in_twin(
         twin,
@@ -99,7 +99,7 @@ def test_paged_rules_agree_with_vllms_own_scheduler_on_every_step(twin: TwinEnvi
 
 @pytest.mark.timeout(300)
 def test_a_vendor_that_evicts_in_another_order_is_caught_and_shrunk_to_a_few_operations(twin: TwinEnvironment) -> None:
-    artifact = cached_artifact(twin, ArtifactSpec())
+    artifact = cached_artifact(twin, twin_spec())
 
     done = run_in_twin(twin, "tests.differential.sabotage", str(artifact), rule_set(AUTO, twin.version).name)
 

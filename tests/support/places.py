@@ -12,7 +12,7 @@ from typing import Any
 from harness.engine import load_cost_model
 from harness.records import RunStore, SealedRun
 from harness.runner.backends.twin import step_costs
-from harness.stack.rbln.twin.artifact import ArtifactSpec, cached_artifact
+from harness.stack.rbln.compile import cached_artifact, twin_spec
 from harness.stack.rbln.twin.environment import INSIDE, SETTINGS_VARIABLE, TwinEnvironment, twin_variables
 from tests.support.command_line import harness
 
@@ -50,7 +50,7 @@ class Place:
         """
         lines = [
             f'name = "{name}"\nbackend = "rbln"\nreplicates = 1\nbase_seed = 11\n[workload]\n{workload}\n[server]',
-            f'environment = "{self.environment}"\nartifact = "{cached_artifact(self.twin, ArtifactSpec())}"',
+            f'environment = "{self.environment}"\nartifact = "{cached_artifact(self.twin, twin_spec())}"',
             f"start_timeout_s = 300.0\nstop_grace_s = 30.0\n{server}",
             # A shared machine wakes the client late; this is about decisions, not about time.
             "[limits]\nrearrival_lag_p99_ms = 5000.0\nstart_spread_ms = 5000.0",

@@ -29,6 +29,7 @@ from harness.server.life import LOOPBACK, LaunchPlan, write_config
 from harness.server.process import require_port
 from harness.spec import ServerSpec
 from harness.stack.rbln.artifacts import check_artifact, read_artifact
+from harness.stack.rbln.compile import TWIN_MODEL, CompileSpec, cached_artifact, twin_spec
 from harness.stack.rbln.devices import read_devices, require_idle
 from harness.stack.rbln.releases.check import usable_with
 from harness.stack.rbln.serving import (
@@ -40,10 +41,8 @@ from harness.stack.rbln.serving import (
     serve_plan,
     visible_devices,
 )
-from harness.stack.rbln.twin.artifact import ArtifactSpec, cached_artifact
 from harness.stack.rbln.twin.environment import INSIDE, find_twin, installed_twins, twin_variables
 
-TWIN_MODEL = "twin-qwen3-4b"
 NUM_DEVICES = 4
 STAND_IN_SMI = INSIDE / "rbln_smi.py"
 
@@ -138,13 +137,14 @@ class TwinBackend(ServerBackend):
         }
 
 
-def artifact_spec(server: ServerSpec) -> ArtifactSpec:
-    """What would have to be compiled for a server."""
-    return ArtifactSpec(
+def artifact_spec(server: ServerSpec) -> CompileSpec:
+    """The artifact that would have to be compiled for a server."""
+    kv_slots = EngineConfig.from_server(server).kv_slots
+    return twin_spec(
         batch_size=server.max_num_seqs,
         decoder_batch_sizes=server.decode_buckets,
         max_seq_len=server.slot_tokens,
-        kv_slots=EngineConfig.from_server(server).kv_slots,
+        kvcache_num_blocks=None if kv_slots == server.max_num_seqs else kv_slots,
         num_devices=NUM_DEVICES,
     )
 

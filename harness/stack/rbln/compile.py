@@ -28,6 +28,7 @@ from harness.errors import ServerError, SpecError
 from harness.server.supervisor import PR_SET_PDEATHSIG
 from harness.spec import Spec, describe_validation_error, load_toml
 from harness.stack.rbln.artifacts import EAGER_LIMIT_TOKENS, ArtifactConfig, read_artifact
+from harness.stack.rbln.twin.environment import INSIDE, TwinEnvironment, twin_variables
 
 RECORD_FILE = "harness-artifact.json"
 EXPORT = Path(__file__).resolve().parent / "inside" / "export_artifact.py"
@@ -74,8 +75,11 @@ class CompileSpec(Spec):
                 f"max_seq_len {self.max_seq_len} is above the {EAGER_LIMIT_TOKENS} tokens of eager attention; "
                 "give partition_tokens"
             )
-        if self.partition_tokens is not None and self.max_seq_len % self.partition_tokens:
-            raise ValueError(f"max_seq_len {self.max_seq_len} is not a multiple of partition_tokens")
+        partition = self.partition_tokens
+        if partition is not None and (self.max_seq_len % partition or self.max_seq_len < 2 * partition):
+            raise ValueError(
+                f"partition_tokens {partition} do not divide max_seq_len {self.max_seq_len} in two or more parts"
+            )
         return self
 
     @property
@@ -134,10 +138,15 @@ class Artifact:
 
 def load_compile_spec(path: Path) -> CompileSpec:
     """The specification in a TOML file; SpecError names every key that is wrong."""
+    return parse_compile_spec(load_toml(path), where=str(path))
+
+
+def parse_compile_spec(table: Mapping[str, object], *, where: str) -> CompileSpec:
+    """The specification in a table; SpecError names every key that is wrong."""
     try:
-        return CompileSpec.model_validate(load_toml(path))
+        return CompileSpec.model_validate(table)
     except ValidationError as error:
-        raise SpecError(describe_validation_error(error), where=str(path)) from error
+        raise SpecError(describe_validation_error(error), where=where) from error
 
 
 def compile_artifact(
@@ -326,3 +335,36 @@ def _lock(path: Path, on_progress: Callable[[str], None]) -> Generator[int, None
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+TWIN_MODEL = "twin-qwen3-4b"
+TWIN_WRITER = INSIDE / "write_artifact.py"
+"""Optimum-rbln's classes write the artifact; nothing is compiled."""
+
+
+def twin_exporter(twin: TwinEnvironment) -> Exporter:
+    """The command that writes an artifact in the twin's environment."""
+    return Exporter(twin.python, TWIN_WRITER, dict(twin.stamp.get("versions", {})), twin_variables(twin), free_gib=0.1)
+
+
+def twin_spec(**parameters: object) -> CompileSpec:
+    """The specification with these keys of CompileSpec; SpecError names every key that is wrong."""
+    return parse_compile_spec({"model": TWIN_MODEL, **parameters}, where="artifact")
+
+
+def cached_artifact(twin: TwinEnvironment, spec: CompileSpec) -> Path:
+    """The folder of the artifact in the twin's own registry, written when missing."""
+    return compile_artifact(spec, twin.folder / "artifacts", twin_exporter(twin)).folder
+
+
+def copy_artifact(twin: TwinEnvironment, spec: CompileSpec, folder: Path) -> Path:
+    """Copy the artifact to ``folder``, which must not exist, or be empty or an earlier artifact."""
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / RECORD_FILE).is_file():
+        raise SpecError("holds other files", where=str(folder), hint="Choose another folder")
+    source = cached_artifact(twin, spec)
+    try:
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(source, folder)
+    except OSError as error:
+        raise ServerError(f"cannot be written ({error.strerror})", where=str(folder)) from error
+    return folder

@@ -221,7 +221,7 @@ def test_a_damaged_artifact_is_refused(tmp_path: Path, damage: str) -> None:
         ('model = "m"\ndecoder_batch_sizes = [1, 4]', "lack batch_size 8"),
         ('model = "m"\ndecoder_batch_sizes = [8, 8]', "must be distinct"),
         ('model = "m"\nmax_seq_len = 65536', "above the 32768 tokens of eager attention; give partition_tokens"),
-        ('model = "m"\nmax_seq_len = 8192\npartition_tokens = 3000', "not a multiple of partition_tokens"),
+        ('model = "m"\nmax_seq_len = 8192\npartition_tokens = 3000', "do not divide max_seq_len"),
         ('model = "m"\nkvcache_num_blocks = 1', "kvcache_num_blocks: must be greater than or equal to 2"),
         ("batch_size = 8", "model: is missing"),
         ('model = "m"\nbatchsize = 8', "batchsize: unknown key"),

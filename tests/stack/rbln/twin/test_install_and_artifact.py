@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from harness.errors import ExitCode, HarnessError, SpecError
+from harness.stack.rbln.compile import cached_artifact, copy_artifact, twin_spec
 from harness.stack.rbln.serving import logging_config
-from harness.stack.rbln.twin.artifact import SPEC_FILE, ArtifactSpec, cached_artifact, write_artifact
 from harness.stack.rbln.twin.environment import (
     COMMON_LOCK,
     STAMP_FILE,
@@ -165,25 +165,25 @@ def test_the_newest_stable_twin_is_found_and_any_other_by_its_version_or_folder(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"decoder_batch_sizes": (4,)}, r"\[4\] lacks batch_size 8"),
+        ({"decoder_batch_sizes": (4,)}, "single bucket 4 is not batch_size 8"),
         ({"decoder_batch_sizes": (8, 16)}, "bucket 16 is above batch_size 8"),
-        ({"decoder_batch_sizes": ()}, "not different positive numbers"),
-        ({"decoder_batch_sizes": (1, 1, 8)}, "not different positive numbers"),
-        ({"num_devices": 0}, "num_devices: 0 is not a positive number"),
-        ({"partition_tokens": 8192}, "divides max_seq_len"),
-        ({"partition_tokens": 1000}, "multiple of 128"),
-        ({"kv_slots": 1}, "leaves none to use"),
-        ({"max_seq_len": 1000}, "not a multiple of 128"),
+        ({"decoder_batch_sizes": ()}, "must be distinct and positive"),
+        ({"decoder_batch_sizes": (1, 1, 8)}, "must be distinct and positive"),
+        ({"num_devices": 0}, "num_devices"),
+        ({"partition_tokens": 8192}, "do not divide max_seq_len 8192 in two or more parts"),
+        ({"partition_tokens": 1000}, "partition_tokens"),
+        ({"kvcache_num_blocks": 1}, "kvcache_num_blocks"),
+        ({"max_seq_len": 1000}, "max_seq_len"),
         ({"max_seq_len": 40_960}, "above the 32768 tokens of eager attention"),
     ],
 )
 def test_an_artifact_that_the_stack_would_fail_on_is_refused(change: dict[str, object], message: str) -> None:
     with pytest.raises(SpecError, match=message):
-        ArtifactSpec(**change)  # type: ignore[arg-type]
+        twin_spec(**change)
 
 
 def test_an_artifact_is_what_the_vendors_own_exporter_would_describe(twin: TwinEnvironment) -> None:
-    folder = cached_artifact(twin, ArtifactSpec())
+    folder = cached_artifact(twin, twin_spec())
 
     config = json.loads((folder / "rbln_config.json").read_text())
 
@@ -197,28 +197,21 @@ def test_an_artifact_is_what_the_vendors_own_exporter_would_describe(twin: TwinE
 
 
 def test_equal_specifications_share_an_artifact_and_others_do_not(twin: TwinEnvironment) -> None:
-    first, again = cached_artifact(twin, ArtifactSpec()), cached_artifact(twin, ArtifactSpec())
+    first, again = cached_artifact(twin, twin_spec()), cached_artifact(twin, twin_spec())
 
     assert first == again
-    assert ArtifactSpec(kv_slots=9).key != ArtifactSpec().key
-
-
-def test_a_refusal_of_the_vendor_has_its_message_and_leaves_no_files(twin: TwinEnvironment, tmp_path: Path) -> None:
-    spec = ArtifactSpec(max_seq_len=2048, partition_tokens=512, kv_slots=40)
-
-    with pytest.raises(SpecError, match=r"optimum-rbln refuses it: .*partition_len"):
-        write_artifact(twin, spec, tmp_path / "artifact")
-
-    assert list(tmp_path.iterdir()) == []
+    assert cached_artifact(twin, twin_spec(kvcache_num_blocks=9)) != first
 
 
 def test_an_artifact_never_replaces_something_else(twin: TwinEnvironment, tmp_path: Path) -> None:
+    copied = copy_artifact(twin, twin_spec(), tmp_path / "artifact")
+    assert copy_artifact(twin, twin_spec(), copied) == copied
     (tmp_path / "weights.bin").write_bytes(b"precious")
 
     with pytest.raises(SpecError, match="holds other files"):
-        write_artifact(twin, ArtifactSpec(), tmp_path)
+        copy_artifact(twin, twin_spec(), tmp_path)
 
-    assert not (tmp_path / SPEC_FILE).exists()
+    assert (tmp_path / "weights.bin").exists()
 
 
 def test_the_log_format_keeps_both_trees_and_raises_only_what_is_read() -> None:

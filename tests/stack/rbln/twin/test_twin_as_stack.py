@@ -12,8 +12,7 @@ from harness.analysis.logs.observer import load_observer
 from harness.records import SealedRun
 from harness.runner import run_experiment
 from harness.spec import ExperimentSpec
-from harness.stack.rbln.compile import CompileSpec, Exporter, compile_artifact
-from harness.stack.rbln.twin.artifact import WRITER, ArtifactSpec, cached_artifact
+from harness.stack.rbln.compile import CompileSpec, cached_artifact, compile_artifact, twin_exporter, twin_spec
 from harness.stack.rbln.twin.environment import INSIDE, SETTINGS_VARIABLE, TwinEnvironment, twin_variables
 from tests.support.stacks import linked_environment
 
@@ -49,7 +48,7 @@ def _run(
                 "generate_tokens": {"law": "uniform", "low": 5, "high": 40},
             },
             "server": {
-                "artifact": str(cached_artifact(twin, ArtifactSpec())),
+                "artifact": str(cached_artifact(twin, twin_spec())),
                 "environment": str(environment),
                 "env": variables,
                 "start_timeout_s": 300.0,
@@ -78,7 +77,7 @@ def test_slots_can_be_taken_away_without_another_artifact(
 
 
 def test_a_specification_becomes_an_artifact_that_the_stack_itself_wrote(twin: TwinEnvironment, tmp_path: Path) -> None:
-    exporter = Exporter(twin.python, WRITER, dict(twin.stamp["versions"]), twin_variables(twin), free_gib=0.1)
+    exporter = twin_exporter(twin)
     spec = CompileSpec(model="Qwen/Qwen3-4B", batch_size=4, decoder_batch_sizes=(1, 4), kvcache_num_blocks=6)
     made = compile_artifact(spec, tmp_path, exporter)
     assert (made.config.batch_size, made.config.decoder_batch_sizes) == (4, (1, 4))

@@ -16,8 +16,8 @@ import pytest
 
 from harness.records import SealedRun
 from harness.runner.paired import compare_pair
+from harness.stack.rbln.compile import cached_artifact, twin_spec
 from harness.stack.rbln.patches.shipped import tree_sha256
-from harness.stack.rbln.twin.artifact import ArtifactSpec, cached_artifact
 from harness.stack.rbln.twin.environment import TwinEnvironment
 from tests.support.observed import bucket_lines, check_observed
 from tests.support.places import Place
@@ -51,7 +51,7 @@ def test_the_bucket_intervention(place: Place) -> None:
     workload = 'num_sessions = 6\nwaits = "none"\ngenerate_tokens = {law = "uniform", low = 16, high = 60}'
     six = {
         "decode_buckets": [1, 2, 4, 6, 8],
-        "artifact": str(cached_artifact(place.twin, ArtifactSpec(decoder_batch_sizes=(1, 2, 4, 6, 8)))),
+        "artifact": str(cached_artifact(place.twin, twin_spec(decoder_batch_sizes=(1, 2, 4, 6, 8)))),
     }
     conditions = {"plain": PLAIN, "base": OBSERVED, "bucket-6": six}
     overlaid = place.run("buckets", place.write("buckets", workload, conditions))

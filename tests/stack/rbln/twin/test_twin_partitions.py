@@ -19,14 +19,16 @@ from harness.plan import token_block_keys
 from harness.runner.backends.twin import TwinBackend
 from harness.runner.run import LaunchOptions
 from harness.spec import ServerSpec
-from harness.stack.rbln.twin.artifact import ArtifactSpec, cached_artifact
+from harness.stack.rbln.compile import cached_artifact, twin_spec
 from harness.stack.rbln.twin.environment import TwinEnvironment
 from harness.stack.rbln.twin.inside.twin_device.memory import expected_tokens
 from tests.support.processes import serving
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(600)]
 
-SPEC = ArtifactSpec(batch_size=4, decoder_batch_sizes=(1, 2, 4), max_seq_len=4096, kv_slots=12, partition_tokens=1024)
+SPEC = twin_spec(
+    batch_size=4, decoder_batch_sizes=(1, 2, 4), max_seq_len=4096, kvcache_num_blocks=12, partition_tokens=1024
+)
 HEAD = list(range(2000, 2512))
 LONG = HEAD + list(range(3000, 4588))
 OTHER = HEAD + list(range(5000, 5100))

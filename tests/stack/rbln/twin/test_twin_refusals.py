@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from harness.records import RunStore
-from harness.stack.rbln.twin.artifact import ArtifactSpec, cached_artifact
+from harness.stack.rbln.compile import cached_artifact, twin_spec
 from harness.stack.rbln.twin.environment import TwinEnvironment
 from tests.support.places import Place
 from tests.support.stacks import TARGET, linked_environment
@@ -89,7 +89,7 @@ def test_an_artifact_that_is_not_there_or_only_in_part(place: Place) -> None:
         "harness: condition 'only': /data/none: no such artifact. Compile the model: harness compile SPEC.toml"
     )
     part = place.folder / "part"
-    shutil.copytree(cached_artifact(place.twin, ArtifactSpec()), part)
+    shutil.copytree(cached_artifact(place.twin, twin_spec()), part)
     (part / "decoder_batch_4.rbln").unlink()
     assert refusal(place, 2, artifact=str(part)) == (
         f"harness: condition 'only': {part}: lacks decoder_batch_4.rbln. It was copied in part; copy it again"
