@@ -126,7 +126,7 @@ class Answer:
             self._take_event(rest, last, True)
         if self.stream and not self._is_done and not self.problem:
             self.problem = "the stream ended without [DONE]"
-        if self.stream:
+        if self.stream and not self.problem:
             self._count_text_chunks()
         self._check_counts()
 

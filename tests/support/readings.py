@@ -14,6 +14,8 @@ from harness.client.exchange import Exchange
 from tests.support.raw_server import CHUNKED_HEAD, chunked
 
 IDS_EVENT = '{"id":"a","choices":[{"index":0,"text":"x","token_ids":%s}]}'
+CHAT_EVENT = '{"id":"a","choices":[{"index":0,"delta":{"content":"x"},"token_ids":%s}]}'
+BARE_CHAT_EVENT = '{"id":"a","choices":[{"index":0,"delta":{"content":"%s"}}]}'
 USAGE_EVENT = '{"id":"a","choices":[],"usage":{"prompt_tokens":%s,"completion_tokens":%s}}'
 NUM_PROMPT = 9
 # Pieces of text that mean something to one reading or another.
@@ -57,6 +59,10 @@ WORDS = (
     '{"id":"a"},{"id":"a"}',
     '{"id":"a","choices":[{"token_ids":[1',
     "2]}]}",
+    '"delta":{"content":',
+    '"delta":5',
+    '"message":',
+    '"reasoning":',
     "data: [DONE]\n\n",
 )
 
@@ -64,7 +70,8 @@ WORDS = (
 def drawn_stream(draw: random.Random) -> bytes:
     """A stream of some events, torn, joined, cut and spelled otherwise in a few places."""
     ids = [draw.randrange(100_000) for _ in range(draw.randrange(4))]
-    documents = [IDS_EVENT % json.dumps([token_id]) for token_id in ids]
+    event = draw.choice((IDS_EVENT, IDS_EVENT, CHAT_EVENT, BARE_CHAT_EVENT))
+    documents = [event % json.dumps([token_id]) for token_id in ids]
     documents.append(USAGE_EVENT % (NUM_PROMPT, len(ids)))
     text = "".join(f"data: {document}\n\n" for document in documents) + "data: [DONE]\n\n"
     for _ in range(draw.choice((0, 1, 1, 2, 3, 6))):
@@ -89,6 +96,7 @@ def read_in_every_way(body: bytes, draw: random.Random) -> bool:
 
     Raises AssertionError where two readings differ.
     """
+    assert _contents(_read([body], has_ids=False)) == _contents(_read(_cut(draw, body, 8), has_ids=False)), body
     whole = _read([body])
     assert _contents(_read(_cut(draw, body, 8))) == _contents(whole), body
     size = 1 + draw.randrange(200)
@@ -111,11 +119,12 @@ def _cut(draw: random.Random, data: bytes, most: int) -> list[bytes]:
 def _contents(answer: Answer) -> tuple[Any, ...]:
     counts = (answer.prompt_tokens, answer.completion_tokens, answer.cached_tokens)
     tokens = [num_tokens for _, _, num_tokens, _ in answer.chunks]
-    return bool(answer.problem), answer.token_ids, counts, answer.response_id, answer.finish_reason, tokens
+    names = (answer.response_id, answer.finish_reason)
+    return bool(answer.problem), answer.token_ids, "".join(answer.texts), counts, *names, tokens
 
 
-def _read(pieces: list[bytes]) -> Answer:
-    answer = Answer(stream=True)
+def _read(pieces: list[bytes], *, has_ids: bool = True) -> Answer:
+    answer = Answer(stream=True, needs_token_ids=has_ids)
     for place, piece in enumerate(pieces):
         answer.feed((place, NO_KERNEL_STAMP, piece))
     answer.close((len(pieces), NO_KERNEL_STAMP, b""))
