@@ -7,7 +7,6 @@ Source: optimum-rbln 0.11.1 (configuration_decoderonly.py), vllm-rbln 0.11.1 (fr
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -18,11 +17,11 @@ from harness.engine.config import requested_settings
 from harness.errors import SpecError
 from harness.spec import ServerSpec
 from harness.stack.rbln.devices import DeviceReport
+from harness.stack.rbln.inside.remote_host import describe_artifact
 from harness.stack.rbln.kv_rules import rules_for_version
 
 CONFIG_FILE = "rbln_config.json"
 EAGER_LIMIT_TOKENS = 32_768
-_EDGE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,23 +182,16 @@ def requested_stack(
 
 
 def artifact_identity(folder: Path) -> dict[str, Any]:
-    """Identity of the artifact: a SHA-256 over names, sizes and contents of its files.
+    """Identity of the artifact. The registry of ``compile`` has hashes of whole files."""
+    return identity_of(folder, describe_artifact(folder))
 
-    Compiled graphs are many gigabytes, so of a file above 2 MiB only the first and last MiB and the size are hashed.
-    The registry of ``compile`` has hashes of whole files.
-    """
-    digest = hashlib.sha256()
-    total = 0
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    for path in files:
-        size = path.stat().st_size
-        digest.update(f"{path.relative_to(folder).as_posix()}\0{size}\0".encode())
-        with path.open("rb") as file:
-            if size <= 2 * _EDGE_BYTES:
-                digest.update(file.read())
-            else:
-                digest.update(file.read(_EDGE_BYTES))
-                file.seek(-_EDGE_BYTES, 2)
-                digest.update(file.read(_EDGE_BYTES))
-        total += size
-    return {"name": folder.name, "sha256_edges": digest.hexdigest(), "num_files": len(files), "size_bytes": total}
+
+def identity_of(folder: Path, described: Mapping[str, Any]) -> dict[str, Any]:
+    """Identity of an artifact on any host, from what ``describe_artifact`` says of it there."""
+    sizes: Mapping[str, int] = described["sizes"]
+    return {
+        "name": folder.name,
+        "sha256_edges": described["sha256_edges"],
+        "num_files": len(sizes),
+        "size_bytes": sum(sizes.values()),
+    }

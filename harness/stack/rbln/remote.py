@@ -27,6 +27,7 @@ from harness.spec import ServerSpec
 from harness.stack.rbln.artifacts import (
     ArtifactConfig,
     check_artifact,
+    identity_of,
     read_artifact,
     requested_stack,
     settings_applied,
@@ -35,6 +36,7 @@ from harness.stack.rbln.devices import DeviceReport, parse_devices, require_idle
 from harness.stack.rbln.observer import INSIDE
 from harness.stack.rbln.patches.shipped import Patch, patch_status, require_pristine, shipped_patches
 from harness.stack.rbln.serving import (
+    HOST_SCRIPT,
     SOCKET_FOLDER_VARIABLE,
     ServedArtifact,
     declared,
@@ -44,7 +46,6 @@ from harness.stack.rbln.serving import (
     visible_devices,
 )
 
-HOST_SCRIPT = Path(__file__).resolve().parents[0] / "inside" / "remote_host.py"
 SSH_OPTIONS = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=15", "-o", "ServerAliveInterval=10")
 CALL_TIMEOUT_S = 180.0
 CLOCK_ROUNDS = 25
@@ -159,18 +160,12 @@ def look(host: RemoteHost, artifact: str) -> RemoteStack:
             path.touch()
         (Path(scratch) / "rbln_config.json").write_text(described["config"], encoding="utf-8")
         config = read_artifact(Path(scratch))
-    sizes = cast("dict[str, int]", described["sizes"])
     return RemoteStack(
         versions=facts["versions"],
         site_packages=facts["site_packages"],
         target=None if facts["target"] is None else base64.b64decode(facts["target"]),
         config=config,
-        identity={
-            "name": Path(artifact).name,
-            "sha256_edges": described["sha256_edges"],
-            "num_files": len(sizes),
-            "size_bytes": sum(sizes.values()),
-        },
+        identity=identity_of(Path(artifact), described),
         devices=parse_devices(facts["devices"], where=host.name) if facts.get("devices") else None,
         host=facts["host"],
     )

@@ -156,20 +156,8 @@ def serve_arguments(server: ServerSpec, artifact: ServedArtifact, port: int) -> 
 
 
 FIND_TIMEOUT_S = 60.0
-_FIND = """
-import importlib.metadata, json
-versions = {}
-for name in ("vllm", "vllm-rbln", "optimum-rbln", "rebel-compiler", "torch", "transformers"):
-    try:
-        versions[name] = importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        pass
-try:
-    site = str(importlib.metadata.distribution("vllm-rbln").locate_file(""))
-except importlib.metadata.PackageNotFoundError:
-    site = ""
-print(json.dumps({"versions": versions, "site_packages": site}))
-"""
+HOST_SCRIPT = Path(__file__).resolve().parent / "inside" / "remote_host.py"
+"""Runs in the Python of a serving stack, here or on another host."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,8 +184,9 @@ def find_stack(environment: str = "") -> Stack:
         )
     python = Path(command).with_name("python")
     try:
+        script = HOST_SCRIPT.read_text(encoding="utf-8") + '\nmain("stack", {})\n'
         done = subprocess.run(
-            [str(python), "-c", _FIND], capture_output=True, text=True, timeout=FIND_TIMEOUT_S, check=True
+            [str(python), "-"], input=script, capture_output=True, text=True, timeout=FIND_TIMEOUT_S, check=True
         )
         facts: dict[str, Any] = json.loads(done.stdout)
     except (OSError, ValueError, subprocess.SubprocessError) as error:

@@ -33,21 +33,26 @@ CUT_OFF = b"cut off"
 LAST_WORD_S = 1.0
 
 
-def probe(job: dict[str, Any]) -> dict[str, Any]:
-    """Versions, the artifact, the file that a patch would change, and the driver's report of the devices."""
+def stack(_job: dict[str, Any]) -> dict[str, Any]:
+    """Versions of the installed packages, and the site-packages of vllm-rbln; "" when it is not installed."""
     versions: dict[str, str] = {}
     for name in PACKAGES:
         try:
             versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    facts: dict[str, Any] = {"versions": versions, "site_packages": "", "target": None}
-    if "vllm-rbln" in versions:
-        site = Path(str(importlib.metadata.distribution("vllm-rbln").locate_file("")))
-        target = site / job["target"]
-        facts["site_packages"] = str(site)
-        facts["target"] = base64.b64encode(target.read_bytes()).decode() if target.is_file() else None
-    facts["artifact"] = _artifact(Path(job["artifact"]))
+    is_there = "vllm-rbln" in versions
+    site = str(importlib.metadata.distribution("vllm-rbln").locate_file("")) if is_there else ""
+    return {"versions": versions, "site_packages": site}
+
+
+def probe(job: dict[str, Any]) -> dict[str, Any]:
+    """The stack, the artifact, the file that a patch would change, and the driver's report of the devices."""
+    facts = stack(job)
+    target = Path(facts["site_packages"]) / job["target"]
+    is_there = facts["site_packages"] and target.is_file()
+    facts["target"] = base64.b64encode(target.read_bytes()).decode() if is_there else None
+    facts["artifact"] = describe_artifact(Path(job["artifact"]))
     smi = shutil.which("rbln-smi")
     if smi:
         done = subprocess.run([smi, "-j"], capture_output=True, text=True, check=False)
@@ -56,7 +61,11 @@ def probe(job: dict[str, Any]) -> dict[str, Any]:
     return facts
 
 
-def _artifact(folder: Path) -> dict[str, Any]:
+def describe_artifact(folder: Path) -> dict[str, Any]:
+    """Its configuration, sizes of all files, and a SHA-256 over names, sizes and contents.
+
+    Compiled graphs are many gigabytes, so of a file above 2 MiB only the first and last MiB and the size are hashed.
+    """
     config = folder / "rbln_config.json"
     digest = hashlib.sha256()
     sizes: dict[str, int] = {}
@@ -172,7 +181,7 @@ def clear(job: dict[str, Any]) -> dict[str, Any]:
 
 def main(action: str, job: dict[str, Any]) -> int:
     """Run an action; its result goes to standard output as a line of JSON."""
-    print(json.dumps({"probe": probe, "prepare": prepare, "write": write, "clear": clear}[action](job)))
+    print(json.dumps({"stack": stack, "probe": probe, "prepare": prepare, "write": write, "clear": clear}[action](job)))
     return 0
 
 
