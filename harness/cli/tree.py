@@ -114,7 +114,7 @@ GROUPS = {
         },
     ),
     "stack": Branch(
-        "Releases of vllm-rbln: what is supported.\n\nExample: `harness stack check .venv`",
+        "Releases of vllm-rbln, and step files of other stacks.\n\nExample: `harness stack check .venv`",
         {"check": "release:check", "record": "release:record", "steps": "release:steps"},
     ),
     "paper": Branch(
