@@ -316,6 +316,12 @@ class Manifest(_Record):
         return str(table_at(self.server.facts, "launch", "requested", "versions").get("vllm-rbln", ""))
 
     @property
+    def stack(self) -> str:
+        """ "vllm-rbln 0.12.0" or "vllm 0.30.0": what served; "" where no stack did, or its version is unknown."""
+        versions = table_at(self.server.facts, "launch", "requested", "versions")
+        return next((f"{name} {versions[name]}" for name in ("vllm-rbln", "vllm") if versions.get(name)), "")
+
+    @property
     def server_spec(self) -> dict[str, Any]:
         """The server configuration in force: effective where known, else requested."""
         return {**self.requested_server, **table_at(self.effective, "server")}

@@ -404,7 +404,17 @@ def origin_of(runs: Iterable[HasManifest]) -> str:
     """The note on the origin of these runs' figures: what replaced a device, and which settings were declared."""
     manifests = [run.manifest for run in runs]
     kinds = dict.fromkeys(origin_note(manifest.backend) for manifest in manifests)
-    return " ".join(filter(None, (*kinds, _declared_by(manifests))))
+    return " ".join(filter(None, (*kinds, _served_by(manifests), _declared_by(manifests))))
+
+
+def served_by(runs: Iterable[SealedRun]) -> str:
+    """ "Served by vllm 0.30.0."; empty where no stack did."""
+    return _served_by(run.manifest for run in runs)
+
+
+def _served_by(manifests: Iterable[Manifest]) -> str:
+    stacks = sorted({each.stack for each in manifests if each.stack})
+    return f"Served by {', '.join(stacks)}." if stacks else ""
 
 
 def declared_by(runs: Iterable[SealedRun]) -> str:

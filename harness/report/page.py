@@ -228,7 +228,7 @@ def headline(view: ReportView) -> list[str]:
         f"{count(len(view.conditions), 'condition')} \u00d7 {count(replicates, 'replicate')}",
         f"{count(len(view.runs), noun)}{planned}, {validity}",
     ]
-    return [*parts, *filter(None, [view.time_note, view.summary.declared])]
+    return [*parts, *filter(None, [view.time_note, view.summary.served.rstrip("."), view.summary.declared])]
 
 
 def timeline_groups(view: ReportView) -> list[list[dict[str, Any]]]:

@@ -68,7 +68,7 @@ def timeline(run: SealedRun, color: int) -> TimelineView | None:
         return None
     start_ns = min(row["due_ns"] for row in requests)
     first_tokens = _first_tokens(run.table("chunks"))
-    bars = _bars(requests, first_tokens, start_ns)
+    bars = _bars(requests, first_tokens, start_ns, reuse.reuse_rule(run))
     timed = steps.filter(steps.column("log_ns").is_valid()).sort_by("log_ns")
     if timed.num_rows < steps.num_rows:  # some steps without a time would leave false gaps
         timed = steps.slice(0, 0)
@@ -101,7 +101,9 @@ def _first_tokens(chunks: pa.Table) -> dict[tuple[int, int], int]:
     return {(row["session"], row["request"]): row["received_ns_min"] for row in grouped.to_pylist()}
 
 
-def _bars(rows: list[dict[str, Any]], first_tokens: dict[tuple[int, int], int], start_ns: int) -> list[Bar]:
+def _bars(
+    rows: list[dict[str, Any]], first_tokens: dict[tuple[int, int], int], start_ns: int, rule: reuse.ReuseRule
+) -> list[Bar]:
     def seconds(instant_ns: int | None) -> float | None:
         return None if instant_ns is None else (instant_ns - start_ns) / NS_PER_S
 
@@ -117,7 +119,7 @@ def _bars(rows: list[dict[str, Any]], first_tokens: dict[tuple[int, int], int], 
                 sent_s=seconds(row["sent_ns"]),
                 first_token_s=seconds(first_tokens.get((row["session"], row["request"]))),
                 done_s=seconds(row["done_ns"]),
-                reuse=_reuse(row, before),
+                reuse=_reuse(row, before, rule),
                 status=row["status"],
                 prompt_tokens=row["prompt_tokens"],
                 completion_tokens=row["completion_tokens"],
@@ -128,7 +130,7 @@ def _bars(rows: list[dict[str, Any]], first_tokens: dict[tuple[int, int], int], 
     return bars
 
 
-def _reuse(row: dict[str, Any], before: dict[str, Any] | None) -> str:
+def _reuse(row: dict[str, Any], before: dict[str, Any] | None, rule: reuse.ReuseRule) -> str:
     if row["prompt_tokens"] is None:
         return "unknown"
     if row["cached_tokens"] is None:
@@ -137,7 +139,9 @@ def _reuse(row: dict[str, Any], before: dict[str, Any] | None) -> str:
         return "first" if before is None else "recomputed"
     if before is None:
         return "cached"
-    expected = reuse.reusable_tokens(before["prompt_tokens"] or before["planned_prompt_tokens"], row["prompt_tokens"])
+    prompt = before["prompt_tokens"] or before["planned_prompt_tokens"]
+    kept = rule.kept_tokens(prompt, before["completion_tokens"] or 0)
+    expected = reuse.reusable_tokens(kept, row["prompt_tokens"], rule.block_tokens)
     return "cached" if row["cached_tokens"] >= expected else "partial"
 
 

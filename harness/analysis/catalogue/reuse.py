@@ -9,7 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from harness.analysis.method.reuse import extra_prefill_ns, rearrivals, reusable_tokens, sum_or_none, total_ceilings
+from harness.analysis.method.reuse import (
+    extra_prefill_ns,
+    rearrivals,
+    reusable_tokens,
+    reuse_rule,
+    sum_or_none,
+    total_ceilings,
+)
 from harness.analysis.method.verdicts import ExperimentRuns
 from harness.clock import NS_PER_MS
 from harness.records import SealedRun
@@ -49,7 +56,8 @@ def reuse_checks(run: SealedRun) -> list[ReuseCheck]:
         for row in requests.select(["session", "request", "completion_tokens"]).to_pylist()
     }
     checks: list[ReuseCheck] = []
-    for one in rearrivals(requests, plan):
+    rule = reuse_rule(run)
+    for one in rearrivals(requests, plan, rule):
         parent = plan.sessions[one.session].continues
         if one.request or parent is None:
             previous = (one.session, one.request - 1)
@@ -58,7 +66,7 @@ def reuse_checks(run: SealedRun) -> list[ReuseCheck]:
         answer = generated[previous]
         # A prompt that leaves the previous answer out cannot share it.
         kept = plan.request(one.session, one.request).keep_tokens
-        wider = reusable_tokens(min(one.previous_prompt_tokens + answer, kept), one.prompt_tokens)
+        wider = reusable_tokens(min(one.previous_prompt_tokens + answer, kept), one.prompt_tokens, rule.block_tokens)
         checks.append(
             ReuseCheck(
                 run.condition,
@@ -97,7 +105,9 @@ def formula_table(experiment: ExperimentRuns) -> Table:
                 "lost_tokens": sum(check.by_formula for check in checks if not check.is_reused) if is_known else None,
             }
         )
-    caption = "Measured reuse against C = 128 floor(min(p0, p1 - 1) / 128), and against counting generated text"
+    blocks = {reuse_rule(run).block_tokens for runs in experiment.runs.values() for run in runs}
+    size = blocks.pop() if len(blocks) == 1 else "B"
+    caption = f"Measured reuse against C = {size} floor(min(p0, p1 - 1) / {size}), and against counting generated text"
     return table_of("formula", caption, rows)
 
 

@@ -14,13 +14,14 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from harness.analysis.logs.engine_steps import step_log_of
 from harness.analysis.method.padding import Padding, padding, steps_by_n_b
 from harness.analysis.method.plan_answers import ROUNDING_NS, with_logged_prefills
 from harness.analysis.method.reconstruct import (
     ChannelA,
     StepCost,
-    channel_a,
     channel_b,
+    modelled,
     residual_ns,
     waiting_session_ns,
 )
@@ -33,6 +34,7 @@ from harness.analysis.method.reuse import (
     is_reuse_known,
     prompt_tokens,
     rearrivals,
+    reuse_rule,
     sum_or_none,
 )
 from harness.clock import NS_PER_MS
@@ -241,7 +243,7 @@ def figures_at(run: SealedRun, cost_model: StepCost) -> RunFigures:
     generated = requests.column("completion_tokens").to_pylist()
     has_decoded = any((tokens or 0) > 1 for tokens in generated)
     is_observed = steps.num_rows > 0 or not has_decoded
-    plan = run.plan_if_readable
+    plan, rule, log = run.plan_if_readable, reuse_rule(run), step_log_of(run)
     known = with_logged_prefills(requests, kv_events)
     is_priced = is_observed and is_reuse_known(known)
     return RunFigures(
@@ -251,7 +253,7 @@ def figures_at(run: SealedRun, cost_model: StepCost) -> RunFigures:
         is_valid=run.is_valid,
         treatment=run.manifest.treatment,
         baseline=run.manifest.baseline,
-        a=channel_a(steps, known, cost_model, kv_events) if is_priced else None,
+        a=modelled(steps, known, cost_model, kv_events, log) if is_priced else None,
         b_ns=channel_b(requests),
         padding=padding(steps),
         has_steps=is_observed,
@@ -259,7 +261,7 @@ def figures_at(run: SealedRun, cost_model: StepCost) -> RunFigures:
         prompt_tokens=prompt_tokens(known),
         computed_prefill_tokens=computed_prefill_tokens(known),
         cached_tokens=cached_tokens(requests),
-        reuse=ReuseFigures(tuple(rearrivals(known, plan))),
+        reuse=ReuseFigures(tuple(rearrivals(known, plan, rule))),
         evictions=_evictions(kv_events),
         waiting_session_ns=waiting_session_ns(kv_events, known, cost_model) if is_reuse_known(known) else None,
         lateness=lateness(requests, run.manifest.time_scale),
@@ -267,7 +269,7 @@ def figures_at(run: SealedRun, cost_model: StepCost) -> RunFigures:
         num_failed=requests.num_rows - statuses["ok"] - statuses[schema.ABORTED],
         num_aborted=statuses[schema.ABORTED],
         generated_tokens=sum(tokens or 0 for tokens in generated),
-        ceilings=None if plan is None or not is_reuse_known(requests) else ceilings(requests, kv_events, plan),
+        ceilings=None if plan is None or not is_reuse_known(requests) else ceilings(requests, kv_events, plan, rule),
         invalid_reasons=run.invalid_reasons,
         **place_of(run),
     )

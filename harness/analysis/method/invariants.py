@@ -26,7 +26,7 @@ from harness.analysis.method.plan_answers import (
     response_id_prefix,
     with_logged_prefills,
 )
-from harness.analysis.method.reconstruct import StepCost, channel_a, channel_b, join_request_id, residual_ns
+from harness.analysis.method.reconstruct import StepCost, channel_b, join_request_id, modelled, residual_ns
 from harness.analysis.method.reuse import cached_tokens, is_reuse_known
 from harness.analysis.method.stalls import check_freezes, check_server_stalls, invalid
 from harness.clock import NS_PER_MS, NS_PER_S
@@ -73,10 +73,19 @@ def check_run(
         *_check_residual(manifest, requests, derived, cost_model),
         *_check_clock(manifest),
         *check_freezes(manifest),
-        *check_server_stalls(manifest, requests, derived.tables["steps"], derived.tables["kv_events"], cost_model),
+        *_check_server_stalls(manifest, requests, derived, cost_model),
     ]
     order = ("invalid", "warning", "info")
     return sorted(findings, key=lambda finding: order.index(finding.severity))
+
+
+def _check_server_stalls(
+    manifest: Manifest, requests: pa.Table, derived: Derived, cost_model: StepCost | None
+) -> Iterator[Finding]:
+    """Not of a vLLM: its prefills lie in steps that are not in the table."""
+    if derived.step_log is None:
+        steps, kv_events = derived.tables["steps"], derived.tables["kv_events"]
+        yield from check_server_stalls(manifest, requests, steps, kv_events, cost_model)
 
 
 def check_experiment(runs: Sequence[SealedRun]) -> list[Finding]:
@@ -341,7 +350,10 @@ def _check_residual(
     known = with_logged_prefills(requests, kv_events)
     if not is_reuse_known(known):
         return
-    a_ns = channel_a(derived.tables["steps"], known, cost_model, kv_events).total_ns
+    a = modelled(derived.tables["steps"], known, cost_model, kv_events, derived.step_log)
+    if a is None:
+        return
+    a_ns = a.total_ns
     share = residual_ns(b_ns, a_ns) / b_ns
     if share > limit:
         yield invalid(

@@ -9,13 +9,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from harness.records.schema import values_of
+
+if TYPE_CHECKING:
+    from harness.stack.vllm.step_log import StepLog
 
 IntArray = NDArray[np.int64]
 ToleranceRule = Literal["revised", "initial"]
@@ -34,6 +37,19 @@ class StepCost(Protocol):
     def decode_step_ns(self, bucket: int, num_seqs: int, context_tokens: int = 0) -> int: ...
 
     def prefill_ns(self, computed_tokens: int, cached_tokens: int = 0) -> int: ...
+
+
+@runtime_checkable
+class ChunkedStepCost(Protocol):
+    """What channel A needs beside it for steps that compute parts of prompts. chunk_step_fs: None: not stated."""
+
+    chunk_step_fs: int | None
+
+    def decode_step_ns(self, bucket: int, num_seqs: int, context_tokens: int = 0) -> int: ...
+
+    def prefill_ns(self, computed_tokens: int, cached_tokens: int = 0) -> int: ...
+
+    def chunked_step_ns(self, bucket: int, num_seqs: int, context_tokens: int, chunk_tokens: int) -> int: ...
 
 
 class StepContexts(NamedTuple):
@@ -93,6 +109,40 @@ def channel_a(steps: pa.Table, requests: pa.Table, cost_model: StepCost, kv_even
         num_extrapolated_steps=extrapolated_steps,
         num_extrapolated_prefills=sum(bool(is_extrapolated(prompt - cached)) for prompt, cached in prompts),
         context_problem=problem,
+    )
+
+
+def modelled(
+    steps: pa.Table,
+    requests: pa.Table,
+    cost_model: StepCost,
+    kv_events: pa.Table | None = None,
+    log: StepLog | None = None,
+) -> ChannelA | None:
+    """Channel A of a run; log: of a vLLM, else None. None where the cost model states no price of its steps."""
+    if log is None:
+        return channel_a(steps, requests, cost_model, kv_events)
+    return chunked_channel_a(log, steps, cost_model) if isinstance(cost_model, ChunkedStepCost) else None
+
+
+def chunked_channel_a(log: StepLog, steps: pa.Table, cost_model: ChunkedStepCost) -> ChannelA | None:
+    """Channel A of a vLLM: its pure decode steps, and each other step by its decodes and tokens of prompts.
+
+    None where the cost model does not state what parts of prompts cost, or the log does not show each step's work.
+    """
+    names = ("kind", "context_tokens", "generation_requests")
+    others = [row for row in values_of(log.steps, *names) if row[0] not in ("decode", "idle", "dummy")]
+    is_shown = steps.num_rows == log.num_by_kind.get("decode", 0) and all(
+        kind in ("prefill", "mixed") and None not in work for kind, *work in others
+    )
+    if cost_model.chunk_step_fs is None or not is_shown:
+        return None
+    decode_ns, extrapolated = _decode(steps, np.zeros(steps.num_rows, dtype=np.int64), cost_model)
+    return ChannelA(
+        decode_ns=decode_ns,
+        prefill_ns=sum(cost_model.chunked_step_ns(n, n, 0, tokens) for _kind, tokens, n in others),
+        num_extrapolated_steps=extrapolated,
+        context_problem="a step log names no requests" if _depends_on_context(cost_model) else "",
     )
 
 

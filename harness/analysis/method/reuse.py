@@ -18,9 +18,11 @@ import pyarrow as pa
 
 from harness.analysis.method.reconstruct import join_request_id
 from harness.plan import Plan
+from harness.records import SealedRun
 from harness.records.schema import rows_where, values_of
 
 BLOCK_TOKENS = 128
+PAGED_BLOCK_TOKENS = 16  # vLLM's default on GPUs
 Place = tuple[int, int]  # (session, request)
 
 
@@ -28,6 +30,27 @@ class PrefillCost(Protocol):
     """The part of a cost model that prices prefills."""
 
     def prefill_ns(self, computed_tokens: int, cached_tokens: int = 0) -> int: ...
+
+
+class ReuseRule(NamedTuple):
+    """What a stack can reuse: whole blocks of ``block_tokens``; paged KV memory keeps generated tokens as well."""
+
+    block_tokens: int = BLOCK_TOKENS
+    keeps_generated: bool = False
+
+    def kept_tokens(self, prompt_tokens: int, generated_tokens: int) -> int:
+        """Tokens of a request whose KV remains. The KV of the last generated token is never computed."""
+        return prompt_tokens + max(0, generated_tokens - 1) if self.keeps_generated else prompt_tokens
+
+
+INNER_BLOCKS = ReuseRule()
+
+
+def reuse_rule(run: SealedRun) -> ReuseRule:
+    """What the server of a run can reuse."""
+    if not run.server.is_paged:
+        return INNER_BLOCKS
+    return ReuseRule(int(run.manifest.server_spec.get("block_size") or PAGED_BLOCK_TOKENS), keeps_generated=True)
 
 
 class Rearrival(NamedTuple):
@@ -78,11 +101,14 @@ def with_known_zeros(requests: pa.Table, num_cached_by_counter: float | None) ->
 
 
 def reusable_tokens(previous_prompt_tokens: int, prompt_tokens: int, block_tokens: int = BLOCK_TOKENS) -> int:
-    """C = 128 floor(min(p0, p1 - 1) / 128): the whole blocks of the previous prompt; generated text never counts."""
+    """C = 128 floor(min(p0, p1 - 1) / 128): the whole blocks of what remains of the request before.
+
+    previous_prompt_tokens: p0; with paged KV memory prompt and answer, see ``ReuseRule.kept_tokens``.
+    """
     return block_tokens * (min(previous_prompt_tokens, prompt_tokens - 1) // block_tokens)
 
 
-def rearrivals(requests: pa.Table, plan: Plan | None = None) -> list[Rearrival]:
+def rearrivals(requests: pa.Table, plan: Plan | None = None, rule: ReuseRule = INNER_BLOCKS) -> list[Rearrival]:
     """Every answered request that continues an earlier one, in (session, request) order.
 
     plan: tells which session continues which, and how much of the earlier text a prompt keeps; without it, a request
@@ -91,14 +117,22 @@ def rearrivals(requests: pa.Table, plan: Plan | None = None) -> list[Rearrival]:
     parents, kept = continuations(plan)
     rows = _answered(requests)
     prompt_of = {(session, request): prompt for session, request, prompt, _cached in rows}
+    generated_of = _generated(requests) if rule.keeps_generated else {}
     found: list[Rearrival] = []
     for session, request, prompt, cached in rows:
         previous = parents.get((session, request), (session, request - 1))
         if previous in prompt_of:
             before = prompt_of[previous]
-            shared = min(before, kept.get((session, request), before))
-            found.append(Rearrival(session, request, before, prompt, reusable_tokens(shared, prompt), cached))
+            known = rule.kept_tokens(before, generated_of.get(previous, 0))
+            shared = min(known, kept.get((session, request), known))
+            reusable = reusable_tokens(shared, prompt, rule.block_tokens)
+            found.append(Rearrival(session, request, before, prompt, reusable, cached))
     return found
+
+
+def _generated(requests: pa.Table) -> dict[Place, int]:
+    columns = values_of(requests, "session", "request", "completion_tokens")
+    return {(session, request): tokens or 0 for session, request, tokens in columns}
 
 
 def computed_prefill_tokens(requests: pa.Table) -> int | None:
@@ -207,18 +241,19 @@ class _Request(NamedTuple):
     cached_tokens: int
 
 
-def ceilings(requests: pa.Table, kv_events: pa.Table, plan: Plan) -> Ceilings:
+def ceilings(requests: pa.Table, kv_events: pa.Table, plan: Plan, rule: ReuseRule = INNER_BLOCKS) -> Ceilings:
     """Ceilings and losses of one run; ``plan``: which session continues which, and which begin alike."""
-    return total_ceilings(_ceilings(requests, kv_events, plan))
+    return total_ceilings(_ceilings(requests, kv_events, plan, rule))
 
 
-def _ceilings(requests: pa.Table, kv_events: pa.Table, plan: Plan) -> Iterator[Ceilings]:
+def _ceilings(requests: pa.Table, kv_events: pa.Table, plan: Plan, rule: ReuseRule) -> Iterator[Ceilings]:
     """Those of each answered request, in the order of sending."""
     parents, kept = continuations(plan)
     rows = {(row.session, row.request): row for row in map(_Request._make, values_of(requests, *_Request._fields))}
     answered = sorted((row for row in rows.values() if row.prompt_tokens is not None), key=attrgetter("sent_ns"))
     evictions = _Evictions(kv_events, (row.response_id for row in answered))
     known = _SharedBeginnings(plan)
+    generated_of = _generated(requests) if rule.keeps_generated else {}
     for row in answered:
         place = row.session, row.request
         parent = rows.get(parents.get(place, (place[0], place[1] - 1)))
@@ -227,8 +262,9 @@ def _ceilings(requests: pa.Table, kv_events: pa.Table, plan: Plan) -> Iterator[C
         by_turn = 0 if parent is None else min(kept[place], most)
         # Of an answer that the client left, usage is unknown; its prompt is what was sent.
         before = 0 if parent is None else parent.prompt_tokens or parent.planned_prompt_tokens
-        shared = min(by_turn, before)
-        blocks = 0 if parent is None else reusable_tokens(shared, prompt)
+        generated = 0 if parent is None else generated_of.get((parent.session, parent.request), 0)
+        shared = min(by_turn, rule.kept_tokens(before, generated))
+        blocks = 0 if parent is None else reusable_tokens(shared, prompt, rule.block_tokens)
         endless = max(by_turn, min(known.tokens(*place), most))
         cause = "" if parent is None else evictions.cause(parent.response_id, row.response_id)
         lost = _losses(_Limits(endless, by_turn, shared, blocks), reused, cause)
@@ -236,7 +272,7 @@ def _ceilings(requests: pa.Table, kv_events: pa.Table, plan: Plan) -> Iterator[C
 
 
 class _Limits(NamedTuple):
-    """Reusable tokens of a request, each at most the one before; shared: of the turn before's prompt."""
+    """Reusable tokens of a request, each at most the one before; shared: kept of the turn before."""
 
     endless: int
     by_turn: int

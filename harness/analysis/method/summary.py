@@ -28,7 +28,7 @@ from harness.analysis.method.stats import Interval
 from harness.clock import NS_PER_S
 from harness.errors import SpecError
 from harness.kinds import kind_of_run, origin_note
-from harness.records import Finding, SealedRun, declared_by
+from harness.records import Finding, SealedRun, declared_by, served_by
 from harness.spec import Factor, Factors
 from harness.table import Cell, Table, table_of, to_html
 
@@ -196,12 +196,14 @@ class ExperimentSummary:
     serving: tuple[ServingFigures, ...] = ()
     speeds: Speeds | None = None
     window: str = ""
+    served: str = ""
     declared: str = ""
 
     @property
     def origin(self) -> str:
-        """What must stand beside the figures: what stood in for a device, and what was declared and not verified."""
-        return " ".join(filter(None, (origin_note(self.backend), self.declared)))
+        """What must stand beside the figures: what stood in for a device, the stack that served, and what was declared
+        and not verified."""
+        return " ".join(filter(None, (origin_note(self.backend), self.served, self.declared)))
 
     @property
     def runs(self) -> tuple[RunFigures, ...]:
@@ -316,6 +318,7 @@ def summarise(runs: Sequence[SealedRun], cost_model: StepCost | None = None) -> 
             *device_findings(runs, figures, by_device, _comparisons(conditions)),
         ),
         backend=backend,
+        served=served_by(ordered),
         declared=declared_by(ordered),
         serving=_serving(ordered),
         speeds=by_device,

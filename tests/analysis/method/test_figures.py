@@ -133,6 +133,16 @@ def test_rearrivals_are_held_against_formula_c() -> None:
     assert reuse.computed_prefill_tokens(requests) == 1000 + 404 + 1000 + 1300
 
 
+def test_paged_kv_memory_is_held_against_blocks_of_its_size_and_keeps_what_was_generated() -> None:
+    requests = requests_table(
+        request_row(0, 0, prompt_tokens=1000, completion_tokens=49),
+        request_row(0, 1, prompt_tokens=1300, cached_tokens=1040),
+    )
+    (found,) = reuse.rearrivals(requests, rule=reuse.ReuseRule(16, keeps_generated=True))
+    # The KV of the last generated token was never computed: 1048 tokens remain.
+    assert (found.reusable_tokens, found.is_partial) == (1040, False)
+
+
 def test_reuse_that_an_answer_does_not_state_is_unknown() -> None:
     requests = requests_table(
         request_row(0, 0),

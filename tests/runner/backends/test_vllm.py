@@ -6,8 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
-from harness.analysis.method.figures import run_figures
+from harness.analysis.method.figures import figures_at, run_figures
+from harness.cli.tree import app
+from harness.engine import load_cost_model
 from harness.errors import ServerError, SpecError
 from harness.records import SealedRun, layout
 from harness.runner import run_experiment
@@ -97,6 +100,20 @@ def test_a_sealed_run_rebuilds_its_steps_from_the_step_log(tmp_path: Path) -> No
     assert run.file(layout.STEP_LOG).stat().st_size
 
 
+@pytest.mark.live
+def test_runs_of_two_stacks_are_compared_on_the_same_plans(tmp_path: Path) -> None:
+    spec = experiment(fake_vllm(tmp_path / "env"), {})
+    run_experiment(spec, runs_root=tmp_path / "runs")
+    plain = {"max_num_seqs": 6, "decode_buckets": (1, 2, 4, 6)}
+    other = spec.model_copy(update={"name": "simulated", "backend": "sim", "server": ServerSpec.model_validate(plain)})
+    run_experiment(other, runs_root=tmp_path / "runs")
+    measured, simulated = (str(tmp_path / "runs" / name) for name in ("steps", "simulated"))
+    done = CliRunner().invoke(app, ["compare", measured, "--baseline", simulated], env={"COLUMNS": "1000"})
+    assert done.exit_code == 0, done.output
+    assert "paired by plan, 1:1 runs" in done.output
+    assert "Served by vllm 0.30.0." in done.output
+
+
 def launched(tmp_path: Path, **server: Any) -> LaunchPlan:
     spec = ServerSpec.model_validate({"model": "m", "environment": str(tmp_path / "env"), **server})
     backend: Any = backend_named("vllm")
@@ -133,3 +150,57 @@ def test_what_vllm_cannot_be_started_with_is_refused(tmp_path: Path, server: dic
 def test_an_environment_without_vllm_is_refused_before_the_first_run(tmp_path: Path) -> None:
     with pytest.raises(ServerError, match="no vllm command in"):
         backend_named("vllm").check_host(ServerSpec(model="m", environment=str(tmp_path)))
+
+
+COSTS = """
+name = "gpu"
+source = "constructed"
+[decode]
+f_ms = { 1 = 8.0, 2 = 8.5, 4 = 9.0, 6 = 10.0 }
+[prefill]
+chunk_tokens = 8192
+per_call_ms = 5.0
+[chunked_prefill]
+per_step_ms = 5.0
+per_token_us = 20.0
+"""
+
+
+@pytest.mark.live
+def test_device_time_is_absent_until_the_cost_model_states_what_prompts_cost_on_that_server(tmp_path: Path) -> None:
+    (tmp_path / "gpu.toml").write_text(COSTS)
+    spec = experiment(fake_vllm(tmp_path / "env"), {}, decode_buckets=[1, 2, 4, 6], block_size=128)
+    (run,) = run_experiment(spec, runs_root=tmp_path / "runs").runs
+    figures = run_figures(run)
+    assert (figures.a, figures.a_ns) == (None, None)
+    assert figures.b_ns > 0
+    priced = figures_at(run, load_cost_model(tmp_path / "gpu.toml")).a
+    assert priced is not None
+    assert figures.computed_prefill_tokens is not None
+    assert priced.prefill_ns == 12 * 5_000_000 + 20_000 * figures.computed_prefill_tokens
+    assert priced.decode_ns == sum(
+        count * {1: 8_000_000, 2: 8_500_000, 4: 9_000_000, 6: 10_000_000}[b]
+        for (_, b), count in figures.steps_by_n_b.items()
+    )
+
+
+@pytest.mark.live
+def test_every_report_shows_such_runs_and_leaves_out_what_they_do_not_have(tmp_path: Path) -> None:
+    spec = experiment(fake_vllm(tmp_path / "env"), {}, {"decode_buckets": [1, 2, 4, 6]})
+    run_experiment(spec, runs_root=tmp_path / "runs")
+
+    def harness(*words: str) -> str:
+        done = CliRunner().invoke(app, [*words], env={"COLUMNS": "1000"})
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    where = ("steps", "--runs", str(tmp_path / "runs"))
+    assert "Served by vllm 0.30.0." in harness("table", *where)
+    assert "Served by vllm 0.30.0." in harness("table", *where, "--serving")
+    assert "Served by vllm 0.30.0." in harness("compare", *where)
+    assert "lost_not_in_the_log_tokens" in harness("analyse", *where)
+    harness("report", *where, "-o", str(tmp_path / "page.html"))
+    page = (tmp_path / "page.html").read_text()
+    assert "backend vllm" in page
+    assert "Served by vllm 0.30.0" in page
+    assert "steps-eager" in page
