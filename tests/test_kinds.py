@@ -10,8 +10,9 @@ import pytest
 import harness
 from harness.errors import SpecError
 from harness.kinds import DEFAULT_BACKEND, KINDS, kind_named, kind_of_run
-from harness.runner.backends import backend_named, readiness
+from harness.runner.backends import backend_named, readiness, what_you_can_do
 from harness.runner.backends.base import check_time_scale
+from harness.server.doctor import Check
 
 PACKAGE = Path(harness.__file__).parent
 # The table, each backend's own file, and what lies inside a server's interpreter and stamps artifacts as its own.
@@ -30,6 +31,18 @@ def test_a_backend_that_is_not_here_is_optional_and_says_how_to_get_it() -> None
     assert all(check.ok is not False and check.found and check.need for check in checks.values())
     assert checks["backend emulator"].ok
     assert all(check.how[0].isupper() for check in checks.values())
+
+
+def test_the_last_line_of_the_doctor_offers_a_command_for_each_kind_that_is_here() -> None:
+    line = what_you_can_do(readiness())
+    assert line.startswith("You can: harness run demo (emulator)")
+    assert "\n" not in line
+    assert all(name in line for name in KINDS)
+
+
+def test_what_is_broken_comes_before_everything_else() -> None:
+    broken = Check(name="timerfd", ok=False, found="absent", need="deadlines", how="Use Linux")
+    assert what_you_can_do([broken, *readiness()]) == "First: mend timerfd, as said above"
 
 
 def test_an_unknown_backend_is_refused_with_those_there_are() -> None:

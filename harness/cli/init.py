@@ -5,7 +5,7 @@ Asks nothing, and starts nothing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
@@ -15,94 +15,16 @@ from harness.errors import ServerError, SpecError
 from harness.kinds import DEFAULT_BACKEND, KINDS, kind_named
 
 if TYPE_CHECKING:
+    from harness.runner.backends.first import FirstExperiment, Line
     from harness.server.probe import ProbeReport
     from harness.traces.recording import TraceFile
 
-Line = tuple[str, str]
-"""A line of the file, and the comment beside it."""
-
-SLOT_TOKENS = 8192
-MOST_SLOT_TOKENS = 32_768
 # What two drawn requests of a session can take together, rounded up.
 DRAWN_TOKENS = 2_560
 AGENTS_AT_A_TIME = 8
-TWIN_INSTALL = "harness server twin install"
 SHOWN_KEYS = ("max_num_seqs", "decode_buckets", "kv_slots", "prefix_caching", "max_active_seqs")
-MORE_SLOTS: tuple[Line, ...] = (
-    ("[[condition]]", "what it changes: harness explain server"),
-    ('name = "twelve-slots"', ""),
-    ("server.kv_slots = 12", ""),
-)
-NO_WAITS: tuple[Line, ...] = (
-    ("[[condition]]", "the same sessions without their waits for tools"),
-    ('name = "no-waits"', ""),
-    ('treatment = "no-waits"', ""),
-)
-
-
-@dataclass(frozen=True)
-class Start:
-    """The parts of a first experiment that its backend decides.
-
-    room_tokens: longest request that fits its server. sets_slot_tokens: slots of another length take no new model.
-    needs: a command that comes before all others, "" for none.
-    """
-
-    question: str = "What do waits for tools cost on this server, against the same sessions without any?"
-    about: str = ""
-    time_scale: float = 1.0
-    replicates: int = 3
-    limits: tuple[Line, ...] = ()
-    server: tuple[Line, ...] = ()
-    other: tuple[Line, ...] = NO_WAITS
-    room_tokens: int = SLOT_TOKENS
-    sets_slot_tokens: bool = False
-    prompt_form: str = ""
-    is_https: bool = False
-    needs: str = ""
-
-
-SLOTS_QUESTION = "Do twelve KV slots lower the cost of agents that come back after tool calls, against eight?"
-STARTS = {
-    "emulator": Start(
-        SLOTS_QUESTION,
-        'a modelled server on this machine; "attached" measures one of yours: server.url',
-        time_scale=4.0,
-        replicates=6,
-        other=MORE_SLOTS,
-        room_tokens=MOST_SLOT_TOKENS,
-        sets_slot_tokens=True,
-    ),
-    "sim": Start(
-        SLOTS_QUESTION,
-        "virtual time: no server is started, and a run takes less than a second",
-        replicates=6,
-        other=MORE_SLOTS,
-        room_tokens=MOST_SLOT_TOKENS,
-        sets_slot_tokens=True,
-    ),
-    "twin": Start(
-        SLOTS_QUESTION,
-        f"the real vLLM and vllm-rbln on a stand-in device: {TWIN_INSTALL}",
-        limits=(
-            ("rearrival_lag_p99_ms = 500.0", "the stack and the client share this machine's cores"),
-            ("start_spread_ms = 500.0", ""),
-        ),
-        server=(("start_timeout_s = 240.0", ""), ("stop_grace_s = 30.0", "")),
-        other=MORE_SLOTS,
-        room_tokens=MOST_SLOT_TOKENS,
-        sets_slot_tokens=True,
-    ),
-    "vllm": Start(
-        about="vllm serve of an environment of yours, on any platform",
-        server=(
-            ('model = "Qwen/Qwen3-4B"', "as vllm serve takes it"),
-            ('environment = ""', "virtual environment of vLLM; empty: the vllm on PATH"),
-            ("start_timeout_s = 900.0", "the first start is slow"),
-            ("stop_grace_s = 30.0", ""),
-        ),
-    ),
-}
+# The kind of server that --for measures: somebody else started it.
+ATTACHED = next(kind.name for kind in KINDS.values() if not kind.is_restarted)
 
 
 @dataclass(frozen=True)
@@ -129,11 +51,12 @@ def init(
     Example: `harness init six-or-eight`
     """
     from harness.outputs import write_text
+    from harness.runner.backends import backend_named
 
     name = name.removesuffix(".toml")
     path = _new_file(name)
     kind = _kind(backend, url)
-    start = _start_of(kind, url, api_key_env)
+    start = _for_server(url, api_key_env) if url else backend_named(kind).first_experiment
     workload = _recorded(source, name, start) if source else _drawn(start)
     write_text(path, _text(name, kind, start, workload))
     for note in workload.notes:
@@ -165,55 +88,17 @@ def _new_file(name: str) -> Path:
 
 
 def _kind(backend: str, url: str) -> str:
-    if url and backend not in ("", "attached"):
-        raise SpecError(
-            f"goes with backend attached, not with {backend}", where="--for", hint="Leave one of the two out"
-        )
-    return kind_named("attached" if url else backend or DEFAULT_BACKEND).name
+    if url and backend not in ("", ATTACHED):
+        what = f"goes with backend {ATTACHED}, not with {backend}"
+        raise SpecError(what, where="--for", hint="Leave one of the two out")
+    return kind_named(ATTACHED if url else backend or DEFAULT_BACKEND).name
 
 
-def _start_of(kind: str, url: str, api_key_env: str) -> Start:
-    if url:
-        return _for_server(url, api_key_env)
-    if kind == "rbln":
-        return _for_artifacts(Path("artifacts"))
-    if kind == "twin":
-        from harness.stack.rbln.twin.environment import installed_twins
-
-        return replace(STARTS[kind], needs="" if installed_twins() else TWIN_INSTALL)
-    if kind == "attached":
-        address = ('url = "http://127.0.0.1:8000"', "the server that you started; harness init --for URL asks it")
-        return Start(about="a server that somebody else started; it is never restarted", server=(address,))
-    return STARTS.get(kind, Start())
-
-
-def _for_artifacts(root: Path) -> Start:
-    """A first experiment on an NPU, with the first compiled model below ``root``."""
-    from harness.stack.rbln.artifacts import CONFIG_FILE, read_artifact
-
-    about = "vllm-rbln on the NPUs of this host"
-    times = (("start_timeout_s = 900.0", "the first start is slow"), ("stop_grace_s = 30.0", ""))
-    stack = ('environment = ""', "virtual environment of vllm-rbln; empty: the vllm on PATH")
-    folder = next((path.parent for path in sorted(root.glob(f"*/{CONFIG_FILE}"))), None)
-    if folder is None:
-        artifact = ('artifact = ""', "name the folder of the compiled model here: harness server compile")
-        server = (artifact, stack, *times)
-        return Start(about=about, server=server, needs="harness server compile plans/artifacts/qwen3-4b.toml")
-    config = read_artifact(folder)
-    shape: list[Line] = [
-        (f'artifact = "{folder}"', "compiled so:"),
-        (f"max_num_seqs = {config.batch_size}", ""),
-        (f"decode_buckets = {list(config.decoder_batch_sizes)}", ""),
-        (f"slot_tokens = {config.max_seq_len}", ""),
-        (f"kv_slots = {config.kvcache_num_blocks}", ""),
-    ]
-    return Start(about=about, server=(*shape, stack, *times), room_tokens=config.max_seq_len)
-
-
-def _for_server(url: str, api_key_env: str) -> Start:
+def _for_server(url: str, api_key_env: str) -> FirstExperiment:
     """A first experiment on a server that runs, with what it shows; ServerError where it cannot be measured."""
     from harness.client.target import endpoint_of
-    from harness.runner.backends.attached import AttachedBackend
+    from harness.runner.backends.attached import ABOUT, AttachedBackend
+    from harness.runner.backends.first import MOST_SLOT_TOKENS, SLOT_TOKENS, FirstExperiment
     from harness.spec import ServerSpec
 
     server = ServerSpec(url=url, api_key_env=api_key_env)
@@ -233,8 +118,8 @@ def _for_server(url: str, api_key_env: str) -> Start:
         lines.append(("max_num_seqs = 8", "not shown: write what the server was started with"))
         lines.append(("declared = true", "what nothing shows is as written here; reports call it declared"))
     limits = () if report.has_metrics else (("needs_metrics = false", "GET /metrics gives nothing"),)
-    return Start(
-        about="a server that somebody else started; it is never restarted",
+    return FirstExperiment(
+        about=ABOUT,
         limits=limits,
         server=tuple(lines),
         room_tokens=longest if can_be_written else min(longest, SLOT_TOKENS),
@@ -281,7 +166,7 @@ def _shown_lines(shown: dict[str, Any]) -> list[str]:
     return [f"{key} = {json.dumps(shown[key])}" for key in kept]
 
 
-def _drawn(start: Start) -> Workload:
+def _drawn(start: FirstExperiment) -> Workload:
     lines: list[Line] = [
         (f"num_sessions = {AGENTS_AT_A_TIME}", "agents at a time"),
         ("wait_cap_s = 10.0", "waits for tools are cut here"),
@@ -293,8 +178,10 @@ def _drawn(start: Start) -> Workload:
     return Workload(tuple(lines))
 
 
-def _recorded(source: str, name: str, start: Start) -> Workload:
+def _recorded(source: str, name: str, start: FirstExperiment) -> Workload:
     """The whole of a recorded trace, imported where it is not yet; lengths divided where they are too long."""
+    from harness.runner.backends.first import SLOT_TOKENS
+
     written, trace, notes = _trace_of(source, name)
     requests = [request for recording in trace.recordings for request in recording.requests]
     longest = max(request.prompt_tokens + request.generate_tokens for request in requests)
@@ -333,7 +220,7 @@ def _trace_of(source: str, name: str) -> tuple[str, TraceFile, tuple[str, ...]]:
     return str(output), read_trace(output), tuple(import_notes(output, head, notes))
 
 
-def _text(name: str, kind: str, start: Start, workload: Workload) -> str:
+def _text(name: str, kind: str, start: FirstExperiment, workload: Workload) -> str:
     """The experiment file."""
     scale = [(f"time_scale = {start.time_scale}", "the emulator runs this many times as fast as the server it models")]
     each = f"each with inputs of its own; how many it takes: harness power {name}.toml"

@@ -29,7 +29,7 @@ def doctor(
         return
     from harness.cli.words import terminal
     from harness.errors import ExitCode
-    from harness.runner.backends import readiness
+    from harness.runner.backends import readiness, what_you_can_do
     from harness.server.doctor import run_checks
 
     console = terminal()
@@ -41,6 +41,7 @@ def doctor(
         if not check.ok:
             console.print(f"{'':>9}{'needs':>{width}}  {check.need}", style="dim", highlight=False, soft_wrap=True)
             console.print(f"{'':>9}{'do':>{width}}  {check.how}", highlight=False, soft_wrap=True)
+    console.print(what_you_can_do(checks), style="bold", highlight=False, soft_wrap=True)
     raise typer.Exit(int(ExitCode.HARNESS_FAULT if any(check.ok is False for check in checks) else ExitCode.PASS))
 
 

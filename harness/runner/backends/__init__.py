@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib import import_module
 
 from harness.kinds import KINDS, kind_named
@@ -22,3 +22,16 @@ def backend_named(name: str) -> Backend:
 def readiness() -> Iterator[Check]:
     """For each kind, whether this machine can run it."""
     return (backend_named(name).readiness() for name in KINDS)
+
+
+def what_you_can_do(checks: Iterable[Check]) -> str:
+    """One line after all checks: a first command for each kind that this machine can run, and which it cannot."""
+    by_name = {check.name: check for check in checks}
+    broken = [check.name for check in by_name.values() if check.ok is False]
+    if broken:
+        return f"First: mend {', '.join(broken)}, as said above"
+    is_ready = {name: bool(by_name[f"backend {name}"].ok) for name in KINDS}
+    commands = [f"{backend_named(name).first_command} ({name})" for name in KINDS if is_ready[name]]
+    missing = [name for name in KINDS if not is_ready[name]]
+    more = f". Not yet: {', '.join(missing)}; what each needs is above" if missing else ""
+    return f"You can: {', '.join(commands)}{more}"

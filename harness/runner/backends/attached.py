@@ -16,6 +16,7 @@ from harness.kinds import KINDS, BackendKind
 from harness.records import Finding, Observation
 from harness.redact import redacted_text
 from harness.runner.backends.base import ServerBackend, refuse_keys
+from harness.runner.backends.first import FirstExperiment
 from harness.runner.run import LaunchOptions
 from harness.server.ask import Reply
 from harness.server.doctor import Check
@@ -24,6 +25,7 @@ from harness.server.probe import Needs, probe
 from harness.spec import ServerSpec
 from harness.stack.rbln.launch_log import LaunchFacts, read_metrics
 
+ABOUT = "a server that somebody else started; it is never restarted"
 ATTACHED = Finding(
     code="server-attached",
     severity="warning",
@@ -39,6 +41,15 @@ class AttachedBackend(ServerBackend):
     kind: BackendKind = KINDS["attached"]
     # The harness connects to the URL, and the cost model prices what was measured: both hold without being shown.
     shown_keys: ClassVar[frozenset[str]] = frozenset({"url", "cost_model"})
+
+    @property
+    def first_command(self) -> str:
+        return "harness init --for URL"
+
+    @property
+    def first_experiment(self) -> FirstExperiment:
+        address = ('url = "http://127.0.0.1:8000"', "the server that you started; harness init --for URL asks it")
+        return FirstExperiment(about=ABOUT, server=(address,))
 
     def readiness(self) -> Check:
         return Check(

@@ -16,6 +16,7 @@ from harness.errors import SpecError
 from harness.experiment import PlannedRun
 from harness.kinds import BackendKind
 from harness.records import SealedRun
+from harness.runner.backends.first import FirstExperiment
 from harness.runner.run import LaunchOptions, RunContext, perform_run
 from harness.server.doctor import Check
 from harness.server.life import LaunchPlan
@@ -53,6 +54,16 @@ class Backend(ABC):
 
         Raises as ``perform`` would: ServerError for a busy port or an absent stack, SpecError for a stale artifact.
         """
+
+    @property
+    def first_command(self) -> str:
+        """What the doctor offers where this machine can run the kind."""
+        return f"harness init --backend {self.kind.name}"
+
+    @property
+    def first_experiment(self) -> FirstExperiment:
+        """What ``harness init`` writes for this kind."""
+        return FirstExperiment(about=self.kind.label)
 
     @abstractmethod
     def readiness(self) -> Check:

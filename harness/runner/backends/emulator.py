@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import platform
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from harness.engine.config import ENGINE_KEYS
 from harness.kinds import KINDS, BackendKind
 from harness.records import Observation, layout
 from harness.runner.backends.base import ServerBackend, check_simulated_server
+from harness.runner.backends.first import MODELLED, FirstExperiment
 from harness.runner.run import LaunchOptions
 from harness.server.doctor import Check
 from harness.server.life import LOOPBACK, LaunchPlan, write_config
@@ -36,6 +37,15 @@ class EmulatorBackend(ServerBackend):
 
     def check_host(self, server: ServerSpec) -> None:
         require_port(LOOPBACK, server.port)
+
+    @property
+    def first_command(self) -> str:
+        return "harness run demo"
+
+    @property
+    def first_experiment(self) -> FirstExperiment:
+        about = 'a modelled server on this machine; "attached" measures one of yours: server.url'
+        return replace(MODELLED, about=about, time_scale=4.0, replicates=6)
 
     def readiness(self) -> Check:
         return Check(

@@ -20,12 +20,13 @@ from harness.runner.backends.base import (
     npus_of,
     rules_in_force,
 )
+from harness.runner.backends.first import SLOW_START, FirstExperiment
 from harness.runner.run import LaunchOptions
 from harness.server.doctor import Check, first_line_of
 from harness.server.life import LOOPBACK, LaunchPlan
 from harness.server.process import require_port
 from harness.spec import ServerSpec
-from harness.stack.rbln.artifacts import check_artifact, read_artifact
+from harness.stack.rbln.artifacts import CONFIG_FILE, check_artifact, read_artifact
 from harness.stack.rbln.compile import require_fresh
 from harness.stack.rbln.devices import find_command, require_idle
 from harness.stack.rbln.releases.check import usable_with
@@ -44,6 +45,9 @@ from harness.stack.rbln.twin.environment import newest_stable
 VLLM_RBLN = newest_stable()
 STACK = ("vllm", "vllm-rbln", "optimum-rbln")
 COMPILER = "rebel-compiler"
+COMPILE = "harness server compile"
+# Where `harness server compile` puts models by default.
+ARTIFACTS = Path("artifacts")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +74,26 @@ class RblnBackend(ServerBackend):
         check_installed(server, stack.site_packages)
         require_fresh(Path(server.artifact), stack.versions)
         filled_env(server.env, os.environ)
+
+    @property
+    def first_experiment(self) -> FirstExperiment:
+        """With the first compiled model below ``artifacts``, where there is any."""
+        about = "vllm-rbln on the NPUs of this host"
+        stack = ('environment = ""', "virtual environment of vllm-rbln; empty: the vllm on PATH")
+        folder = next((path.parent for path in sorted(ARTIFACTS.glob(f"*/{CONFIG_FILE}"))), None)
+        if folder is None:
+            artifact = ('artifact = ""', f"name the folder of the compiled model here: {COMPILE}")
+            server = (artifact, stack, *SLOW_START)
+            return FirstExperiment(about, server=server, needs=f"{COMPILE} plans/artifacts/qwen3-4b.toml")
+        config = read_artifact(folder)
+        shape = (
+            (f'artifact = "{folder}"', "compiled so:"),
+            (f"max_num_seqs = {config.batch_size}", ""),
+            (f"decode_buckets = {list(config.decoder_batch_sizes)}", ""),
+            (f"slot_tokens = {config.max_seq_len}", ""),
+            (f"kv_slots = {config.kvcache_num_blocks}", ""),
+        )
+        return FirstExperiment(about, server=(*shape, stack, *SLOW_START), room_tokens=config.max_seq_len)
 
     def readiness(self) -> Check:
         """Whether the vendor's packages, device tool and device files are present."""

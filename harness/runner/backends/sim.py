@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from array import array
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import numpy as np
@@ -40,6 +40,7 @@ from harness.records import (
     schema,
 )
 from harness.runner.backends.base import Backend, check_simulated_server
+from harness.runner.backends.first import MODELLED, FirstExperiment
 from harness.runner.progress import RequestFinished
 from harness.runner.run import RunContext, RunTables, emulated_factor, manifest_of, seal_run
 from harness.server import provenance
@@ -351,6 +352,15 @@ class SimulatedBackend(Backend):
 
     def check_server(self, server: ServerSpec) -> None:
         check_simulated_server(server)
+
+    @property
+    def first_command(self) -> str:
+        return "harness run demo --backend sim"
+
+    @property
+    def first_experiment(self) -> FirstExperiment:
+        about = "virtual time: no server is started, and a run takes less than a second"
+        return replace(MODELLED, about=about, replicates=6)
 
     def readiness(self) -> Check:
         return Check(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -23,6 +23,7 @@ from harness.runner.backends.base import (
     npus_of,
     rules_in_force,
 )
+from harness.runner.backends.first import MODELLED, FirstExperiment
 from harness.runner.run import LaunchOptions
 from harness.server.doctor import Check
 from harness.server.life import LOOPBACK, LaunchPlan, write_config
@@ -43,6 +44,7 @@ from harness.stack.rbln.serving import (
 )
 from harness.stack.rbln.twin.environment import INSIDE, find_twin, installed_twins, twin_variables
 
+INSTALL = "harness server twin install"
 NUM_DEVICES = 4
 STAND_IN_SMI = INSIDE / "rbln_smi.py"
 
@@ -75,6 +77,23 @@ class TwinBackend(ServerBackend):
         require_port(LOOPBACK, server.port)
         check_installed(server, find_twin(self.folder or server.environment).site_packages)
 
+    @property
+    def first_command(self) -> str:
+        return "harness run twin-demo"
+
+    @property
+    def first_experiment(self) -> FirstExperiment:
+        return replace(
+            MODELLED,
+            about=f"the real vLLM and vllm-rbln on a stand-in device: {INSTALL}",
+            limits=(
+                ("rearrival_lag_p99_ms = 500.0", "the stack and the client share this machine's cores"),
+                ("start_spread_ms = 500.0", ""),
+            ),
+            server=(("start_timeout_s = 240.0", ""), ("stop_grace_s = 30.0", "")),
+            needs="" if installed_twins() else INSTALL,
+        )
+
     def readiness(self) -> Check:
         """Whether the twin is installed beside the harness, in an environment of its own."""
         try:
@@ -91,7 +110,7 @@ class TwinBackend(ServerBackend):
             ok=ok,
             found=found,
             need="the real vLLM and vllm-rbln in an environment of their own; no device",
-            how="Run: harness twin install (downloads about 1 GB, takes about 3 GB)",
+            how=f"Run: {INSTALL} (downloads about 1 GB, takes about 3 GB)",
         )
 
     def _plan(self, server: ServerSpec, options: LaunchOptions) -> LaunchPlan:

@@ -12,6 +12,7 @@ from typing import ClassVar
 from harness.kinds import KINDS, BackendKind
 from harness.redact import filled_env
 from harness.runner.backends.base import ServerBackend, refuse_keys
+from harness.runner.backends.first import SLOW_START, FirstExperiment
 from harness.runner.run import LaunchOptions
 from harness.server.doctor import Check
 from harness.server.life import LOOPBACK, LaunchPlan
@@ -35,6 +36,17 @@ class VllmBackend(ServerBackend):
         require_port(LOOPBACK, server.port)
         find_vllm(server.environment)
         filled_env(server.env, os.environ)
+
+    @property
+    def first_experiment(self) -> FirstExperiment:
+        return FirstExperiment(
+            about="vllm serve of an environment of yours, on any platform",
+            server=(
+                ('model = "Qwen/Qwen3-4B"', "as vllm serve takes it"),
+                ('environment = ""', "virtual environment of vLLM; empty: the vllm on PATH"),
+                *SLOW_START,
+            ),
+        )
 
     def readiness(self) -> Check:
         return readiness(self.kind.name)
