@@ -33,7 +33,8 @@ def complete_sealed(context: typer.Context, incomplete: str) -> list[str]:
 
 
 _SHIPPED = typer.Argument(
-    help="Experiment: a file (TOML), the name of a shipped one, or a folder of its runs.", autocompletion=_shipped
+    help="Experiment: a file (TOML), NAME of NAME.toml here or of a shipped one, or a folder of its runs.",
+    autocompletion=_shipped,
 )
 ExperimentArgument = Annotated[Path, _SHIPPED]
 MaybeExperimentArgument = Annotated[Path | None, _SHIPPED]

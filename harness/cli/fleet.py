@@ -21,7 +21,7 @@ def status(
 ) -> None:
     """Show what each device does now: blocks done and left, who is behind, INVALID runs, temperature.
 
-    Example: `harness fleet status six-or-eight --runs runs/today`
+    Example: `harness fleet status demo --runs runs/today`
     """
     from harness.cli.words import terminal
     from harness.runner.fleet.status import device_states

@@ -28,7 +28,7 @@ def plan_build(
 ) -> None:
     """Write every plan an experiment will replay, each named by its hash.
 
-    Example: `harness plan build plans/experiments/demo.toml -o plans/frozen`
+    Example: `harness plan build demo -o plans/demo`
     """
     from harness.experiment import resolve
     from harness.plan import save_plan
@@ -45,7 +45,7 @@ def plan_build(
 def plan_show(path: Annotated[Path, typer.Argument(help="A plan file.")]) -> None:
     """Check a plan file against its hash and describe it.
 
-    Example: `harness plan show plans/frozen/3f2a….jsonl`
+    Example: `harness plan show plan.jsonl`
     """
     from harness.cli.words import said_plainly
     from harness.plan import describe, read_plan
@@ -121,7 +121,7 @@ def simulate(
 
     A server is chaotic: figures are means over perturbed draws, with the interval that should hold a measured one.
 
-    Example: `harness simulate plans/experiments/demo.toml`
+    Example: `harness simulate demo`
     """
     import sys
 

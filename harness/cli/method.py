@@ -46,7 +46,9 @@ def freeze(
     rules: Annotated[
         list[str] | None, typer.Option("--rule", help="Decision rule to freeze beside the file's own. Repeatable.")
     ] = None,
-    folder: Annotated[Path | None, typer.Option("--to", help="Default: plans/frozen of the repository.")] = None,
+    folder: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Folder. Default: plans/frozen of the repository.")
+    ] = None,
     predict_with: Annotated[
         str | None, typer.Option("--predict-with", help="KV rules of the predictions. Default: each server's own.")
     ] = None,
@@ -62,7 +64,7 @@ def freeze(
 
     Do this before the first run.
 
-    Example: `harness prereg freeze plans/experiments/configuration.toml --seed 20270101 --commit`
+    Example: `harness prereg freeze mine.toml --seed 20270101 --commit`
     """
     from harness.cli.time_left import time_left
     from harness.prereg import FreezeOptions
@@ -121,7 +123,7 @@ def decide(
     Exit codes: 0 no decision is FAIL (WITHHELD and NOT SUBJECT fail nothing), 4 at least one
     is, 2 no such runs or rule, or a rule that was not frozen, 1 records that are damaged or mixed.
 
-    Example: `harness decide configuration --runs runs/today`
+    Example: `harness decide demo --rule superiority --runs runs/today`
     """
     from harness.prereg import judge
     from harness.records import origin_of
@@ -231,7 +233,7 @@ def analyse(
 ) -> None:
     """Compute what the experiment asks for: its tables, intervals and notes.
 
-    Example: `harness paper analyse alignment --runs runs/today --format markdown`
+    Example: `harness paper analyse demo --as general --runs runs/today --format markdown`
     """
     from harness.analysis.catalogue import analyse as analyse_runs
     from harness.cli.words import terminal
@@ -263,7 +265,7 @@ def catalogue(
     RUNS/BACKEND/NAME.md; then `harness decide NAME --runs RUNS/BACKEND` and `harness paper tables --runs RUNS/BACKEND`.
     Exit code 3 when a run is invalid.
 
-    Example: `harness paper catalogue --run --backend sim --runs runs/catalogue`
+    Example: `harness paper catalogue`
     """
     from harness.cli.words import said_plainly
     from harness.spec import experiment_table, parse_experiment

@@ -116,7 +116,7 @@ def scatter(
     Best from null repeats: several blocks of the same conditions. What these runs cannot tell is left out, and stays
     assumed.
 
-    Example: `harness predict noise no-treatment --runs runs`
+    Example: `harness predict noise demo --runs runs/today`
     """
     from harness.analysis.method.scatter import cost_bias
     from harness.analysis.method.scatter import scatter as measured

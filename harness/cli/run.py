@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import signal
+import sys
 from collections import Counter
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
@@ -27,6 +28,7 @@ from harness.cli.addresses import (
 from harness.errors import ExitCode, SpecError
 from harness.kinds import kind_named
 from harness.outputs import check_output
+from harness.shipped import shipped_names
 from harness.table import Table, TableForm, table_of, to_rich, written
 
 if TYPE_CHECKING:
@@ -87,7 +89,7 @@ def run(
 
     Each condition and replicate runs on a freshly started server.
 
-    Example: `harness run plans/experiments/demo.toml --runs runs/today`
+    Example: `harness run demo --backend sim --runs runs/first`
     """
     from harness.cli.words import terminal
     from harness.report.write import check_report_page
@@ -213,6 +215,8 @@ def _what_to_run(
         if experiment is None:
             raise SpecError("no experiment was named", where="harness run", hint="Give an experiment file (TOML)")
         path, table, _ = experiment_at(experiment, runs)
+        if path == Path(f"{experiment}.toml") and str(experiment) in shipped_names("experiments"):
+            print(f"{experiment}: {path} of this folder, not the shipped experiment", file=sys.stderr)
         return parse_experiment(override_table(table, changes), where=str(path)), path, None
     from harness.prereg import ticket_for
 

@@ -109,7 +109,7 @@ def predict(
 def advise(
     experiment: Annotated[str, typer.Argument(help="Name of an experiment with sealed baseline runs.")],
     runs: RunsOption = Path("runs"),
-    condition: Annotated[str, typer.Option(help="The condition that is the baseline; default: the experiment's.")] = "",
+    baseline: Annotated[str, typer.Option(help="Condition that is the baseline. Default: the experiment's.")] = "",
     space: Annotated[
         str, typer.Option(help="Search space; default: limits and slots up to twice the baseline's.")
     ] = "",
@@ -119,13 +119,13 @@ def advise(
 
     Diagnoses sealed baseline runs, then searches.
 
-    Example: `harness predict advise demo --runs runs -o runs/advice`
+    Example: `harness predict advise demo --runs runs/today -o runs/advice`
     """
     from harness.advise import advise as run_advice
     from harness.records.addresses import sealed_runs
 
     advice = run_advice(
-        sealed_runs(runs, experiment), output, condition=condition, space=_space(space, None) if space else None
+        sealed_runs(runs, experiment), output, condition=baseline, space=_space(space, None) if space else None
     )
     for line in advice.lines():
         print(line)

@@ -6,7 +6,7 @@ No installed file is edited.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -65,7 +65,9 @@ def patch_verify(
 def patch_apply(
     environment: EnvironmentOption = None,
     twin: TwinOption = False,
-    overlays: Annotated[Path | None, typer.Option(help="Where overlays are kept. Default: the user's cache.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Folder of overlays. Default: the user's cache.")
+    ] = None,
 ) -> None:
     """Make the overlay, a patched copy of the package for PYTHONPATH.
 
@@ -74,7 +76,7 @@ def patch_apply(
     from harness.stack.rbln.patches.shipped import make_overlay
     from harness.stack.rbln.serving import overlay_folder
 
-    overlay = make_overlay(_site_packages(environment, twin), overlays or overlay_folder())
+    overlay = make_overlay(_site_packages(environment, twin), output or overlay_folder())
     print(f"{overlay.path}: {overlay.num_files} files, {overlay.size_bytes / 2**20:.1f} MiB; installed files untouched")
 
 
@@ -94,7 +96,7 @@ def patch_check(
     Also measures what observing costs.
 
     Exit code 0 when they are the same, 3 when not. Example:
-    `harness server patch check plans/experiments/twin-survival.toml --runs runs/check`
+    `harness server patch check twin-survival --runs runs/check`
     """
     from harness.cli.addresses import override_table
     from harness.cli.progress import TerminalProgress
@@ -103,10 +105,11 @@ def patch_check(
     from harness.errors import ExitCode
     from harness.runner import StopFlag
     from harness.runner.paired import run_paired
-    from harness.spec import experiment_table, parse_experiment
+    from harness.spec import experiment_file, experiment_table, parse_experiment
     from harness.stack.rbln.patches.check import paired_spec
 
     console = terminal()
+    experiment = experiment_file(experiment)
     table = override_table(experiment_table(experiment), [*real_server_changes(backend), *(changes or [])])
     spec = paired_spec(parse_experiment(table, where=str(experiment)), backend)
     ensure_machine_code(spec)
@@ -124,7 +127,7 @@ def patch_check(
 
 def compile_model(
     spec: Annotated[Path | None, typer.Argument(help="What to compile (TOML). Without it: list what there is.")] = None,
-    root: Annotated[Path, typer.Option("--root", help="Folder of artifacts.")] = Path("artifacts"),
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder of artifacts.")] = Path("artifacts"),
     environment: EnvironmentOption = None,
     twin: Annotated[bool, typer.Option("--twin", help="Write a stand-in artifact for the twin.")] = False,
     check: Annotated[bool, typer.Option("--check", help="Hash every file of what is there.")] = False,
@@ -133,15 +136,15 @@ def compile_model(
 
     The same specification and versions reuse the same artifact.
 
-    Example: `harness server compile plans/artifacts/qwen3-4b.toml --root /data/artifacts`
+    Example: `harness server compile plans/artifacts/qwen3-4b.toml -o /data/artifacts`
     """
     from harness.stack.rbln.compile import compile_artifact, list_artifacts, load_compile_spec, registered_artifact
 
     if spec is None:
-        found = list_artifacts(root)
+        found = list_artifacts(output)
         if not found:
             raise SpecError(
-                "no artifacts there", where=str(root), hint="Name what to compile: harness server compile FILE.toml"
+                "no artifacts there", where=str(output), hint="Name what to compile: harness server compile FILE.toml"
             )
         for folder, record in found:
             if check:
@@ -150,7 +153,7 @@ def compile_model(
             print(f"{folder}: {record['size_bytes'] / 2**20:.1f} MiB, {record['seconds']} s, {versions}")
         return
     wanted = load_compile_spec(spec)
-    made = compile_artifact(wanted, root, _exporter(environment, twin), on_progress=typer.echo)
+    made = compile_artifact(wanted, output, _exporter(environment, twin), on_progress=typer.echo)
     if check:
         registered_artifact(made.folder, check_hashes=True)
     how = "reused" if made.was_reused else f"compiled in {made.record['seconds']} s"
@@ -158,7 +161,9 @@ def compile_model(
 
 
 def devices(
-    raw: Annotated[bool, typer.Option("--json", help="The driver's own report.")] = False,
+    form: Annotated[
+        Literal["text", "json"], typer.Option("--format", help="`json`: the driver's own report.")
+    ] = "text",
 ) -> None:
     """Say which NPUs there are, how they are, and who uses them.
 
@@ -172,7 +177,7 @@ def devices(
     report = read_devices()
     if report is None:
         raise ServerError("no rbln-smi on PATH", where="devices", hint="Install the RBLN driver (docs/ca25.md)")
-    if raw:
+    if form == "json":
         print(json.dumps(report.raw, indent=2))
         return
     print(f"driver {report.kmd_version or 'unknown'}, {len(report.devices)} devices")

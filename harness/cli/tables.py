@@ -46,7 +46,7 @@ def tables(
 
     A table without runs names the command that makes them.
 
-    Example: `harness paper tables --runs runs/catalogue --format latex -o tables.tex`
+    Example: `harness paper tables --runs runs/today --format latex -o tables.tex`
     """
     from harness.cli.words import terminal
     from harness.paper import Source, paper_tables

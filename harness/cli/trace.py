@@ -110,7 +110,7 @@ def trace_export(
 ) -> None:
     """Write one sealed run as a trace that others replay; nothing of a prompt is in it.
 
-    Example: `harness trace export agents slots8/0 --format otel -o spans.json --runs runs/today`
+    Example: `harness trace export demo base-waits/0 --format otel -o spans.json --runs runs/today`
     """
     from harness.plan.files import write_atomic
     from harness.report.trace_export import export_trace

@@ -53,7 +53,7 @@ TRACE = {
 }
 GROUPS = {
     "plan": Branch(
-        "Inputs of an experiment: session plans and tool waits.\n\nExample: `harness plan build demo -o plans/frozen`",
+        "Inputs of an experiment: session plans and tool waits.\n\nExample: `harness plan build demo -o plans/demo`",
         {
             "build": "inputs:plan_build",
             "show": "inputs:plan_show",
@@ -79,7 +79,8 @@ GROUPS = {
         respell=_with_ratios,
     ),
     "prereg": Branch(
-        "Criteria fixed before a run, applied after it.\n\nExample: `harness prereg freeze demo --seed 20270101`",
+        "Criteria fixed before a run, applied after it.\n\n"
+        "Example: `harness prereg decide demo --rule superiority --runs runs/today`",
         {
             "freeze": "method:freeze",
             "decide": "method:decide",
@@ -88,7 +89,7 @@ GROUPS = {
         },
     ),
     "records": Branch(
-        "Sealed runs as files: check, rebuild, export.\n\nExample: `harness records verify`",
+        "Sealed runs as files: check, rebuild, export.\n\nExample: `harness records verify --runs runs/today`",
         {"verify": "data:verify", "derive": "data:derive", "export": "records:export"},
     ),
     "server": Branch(
@@ -184,6 +185,19 @@ ALIASES = {
     "devices": "server devices",
     "calibrate": "server calibrate",
 }
+# Older spellings of options, which help does not show.
+OLDER_OPTIONS = {
+    "method:freeze": {"--to": "--output"},
+    "search:advise": {"--condition": "--baseline"},
+    "stack:compile_model": {"--root": "--output"},
+    "stack:devices": {"--json": "--format=json"},
+    "stack:patch_apply": {"--overlays": "--output"},
+    "twin:artifact": {
+        "--batch-size": "--max-num-seqs",
+        "--decoder-batch-sizes": "--decode-buckets",
+        "--max-seq-len": "--slot-tokens",
+    },
+}
 # What is passed on to another program as it is.
 _PASSED_ON = {"context_settings": {"allow_extra_args": True, "ignore_unknown_options": True}, "add_help_option": False}
 SETTINGS: dict[str, dict[str, Any]] = {"machine:emulator": _PASSED_ON}
@@ -227,12 +241,18 @@ def _in_words_of_a_file(error: typer.BadParameter) -> str:
 class Command(TyperCommand):
     """A command of this command line."""
 
+    older_options: Mapping[str, str] = {}
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # of click's or typer's own, by typer's version
         try:
-            return super().parse_args(ctx, args)
+            return super().parse_args(ctx, [self._respelt(word) for word in args])
         except typer.BadParameter as error:
             error.message = _in_words_of_a_file(error)
             raise
+
+    def _respelt(self, word: str) -> str:
+        name, is_given, value = word.partition("=")
+        return f"{self.older_options[name]}{is_given}{value}" if name in self.older_options else word
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         _untype_flags(self.get_params(ctx))
@@ -278,7 +298,9 @@ class Commands(Mapping[str, Any]):
         alone.command(name=name, cls=Command, rich_help_panel=heading, **settings)(
             getattr(import_module(f"harness.cli.{module}"), function)
         )
-        return typer.main.get_command(alone)
+        made: Any = typer.main.get_command(alone)
+        made.older_options = OLDER_OPTIONS.get(place, {})
+        return made
 
 
 def _group(name: str, branch: Branch, heading: str | None) -> Group:

@@ -45,9 +45,9 @@ def install(
 
 def artifact(
     folder: Annotated[Path, typer.Argument(help="folder to write it to")],
-    batch_size: Annotated[int, typer.Option(help="the limit: most requests running at once")] = 8,
-    decoder_batch_sizes: Annotated[str, typer.Option(help="comma-separated decode buckets")] = "1,2,4,8",
-    max_seq_len: Annotated[int, typer.Option(help="tokens of a slot")] = 8192,
+    max_num_seqs: Annotated[int, typer.Option(help="most requests running at once")] = 8,
+    decode_buckets: Annotated[str, typer.Option(help="comma-separated decode buckets")] = "1,2,4,8",
+    slot_tokens: Annotated[int, typer.Option(help="tokens of a slot")] = 8192,
     kv_slots: Annotated[
         int | None, typer.Option(help="physical KV slots; default: one per request of the batch")
     ] = None,
@@ -57,20 +57,20 @@ def artifact(
 ) -> None:
     """Write an artifact that the twin serves: a genuine rbln_config.json, a tokenizer, no weights.
 
-    Example: `harness server twin artifact artifacts/qwen3 --batch-size 8 --decoder-batch-sizes 1,2,4,8`
+    Example: `harness server twin artifact artifacts/qwen3 --max-num-seqs 8 --decode-buckets 1,2,4,8`
     """
     from harness.errors import SpecError
     from harness.stack.rbln.compile import copy_artifact, twin_spec
     from harness.stack.rbln.twin.environment import find_twin
 
     try:
-        buckets = tuple(int(part) for part in decoder_batch_sizes.split(","))
+        buckets = tuple(int(part) for part in decode_buckets.split(","))
     except ValueError:
-        raise SpecError("is not a list of whole numbers", where="--decoder-batch-sizes", hint="Write 1,2,4,8") from None
+        raise SpecError("is not a list of whole numbers", where="--decode-buckets", hint="Write 1,2,4,8") from None
     spec = twin_spec(
-        batch_size=batch_size,
+        batch_size=max_num_seqs,
         decoder_batch_sizes=buckets,
-        max_seq_len=max_seq_len,
+        max_seq_len=slot_tokens,
         kvcache_num_blocks=kv_slots,
         partition_tokens=partition_tokens,
         num_devices=num_devices,

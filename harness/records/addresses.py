@@ -54,11 +54,14 @@ def sealed_runs(runs: Path, address: str | Path) -> list[SealedRun]:
 
 
 def experiment_at(address: str | Path, runs: Path = Path("runs")) -> Addressed:
-    """The experiment at an address: its file, the name under which it ships, or the folder or name of sealed runs."""
+    """The experiment at an address: its file, its name, or the folder or name of sealed runs.
+
+    A name means NAME.toml in the working directory, then the shipped experiment, then sealed runs below ``runs``.
+    """
     from harness.spec import experiment_file, experiment_table
 
     place = Path(address)
-    if place.is_dir():
+    if place.is_dir() and not Path(f"{place}.toml").is_file():
         return _recorded(_in_folder(place))
     try:
         path = experiment_file(address)

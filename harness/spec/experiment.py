@@ -367,14 +367,15 @@ def _check_rules(spec: ExperimentSpec, where: str) -> None:
 
 
 def experiment_file(name_or_path: Path | str) -> Path:
-    """The path of an experiment: a file, or the shipped experiment of that name.
+    """The path of an experiment: a file, NAME.toml in the working directory, or the shipped experiment of that name.
 
     Raises SpecError, which lists the shipped names, where there is neither.
     """
     text = str(name_or_path)
     if text.endswith(".toml") or "/" in text or Path(text).exists():
         return Path(text)
-    return find_shipped("experiments", text, what="experiment")
+    beside = Path(f"{text}.toml")
+    return beside if beside.is_file() else find_shipped("experiments", text, what="experiment")
 
 
 def load_experiment(name_or_path: Path | str) -> ExperimentSpec:

@@ -54,6 +54,29 @@ def test_an_older_spelling_is_the_command_of_the_tree() -> None:
     assert "Usage: harness trace perfetto" in help_of("trace", "demo", "base-waits/0")
 
 
+def test_an_option_has_one_spelling_everywhere() -> None:
+    for words in EVERY:
+        spelt = {" ".join(line.split()) for line in help_of(*words).splitlines()}
+        assert not any(line.startswith("│ --output ") and "-o" not in line.split() for line in spelt), words
+        assert not any(line.startswith(("│ --to ", "│ --root ", "│ --json ", "│ --out ", "│ --dir ")) for line in spelt)
+
+
+def test_an_older_spelling_of_an_option_still_works(tmp_path: Path) -> None:
+    older = harness("compile", "--root", str(tmp_path / "none"))
+    assert older.stderr == harness("server", "compile", "-o", str(tmp_path / "none")).stderr
+    assert str(tmp_path / "none") in older.stderr
+    assert harness("devices", "--json").stderr == harness("server", "devices", "--format", "json").stderr
+
+
+def test_an_experiment_beside_is_run_by_its_name_even_where_one_ships_under_it(tmp_path: Path) -> None:
+    assert harness("init", "slots", cwd=tmp_path).returncode == 0
+    assert "twelve-slots/2" in harness("run", "slots", "--dry-run", cwd=tmp_path).stdout
+    (tmp_path / "demo.toml").write_text((tmp_path / "slots.toml").read_text())
+    mine = harness("run", "demo", "--dry-run", cwd=tmp_path)
+    assert "twelve-slots/2" in mine.stdout
+    assert "demo.toml of this folder, not the shipped experiment" in mine.stderr
+
+
 def test_harness_alone_names_three_first_steps_that_exist() -> None:
     shown = harness()
     assert shown.returncode == 0

@@ -234,7 +234,7 @@ def _compile(
         raise ServerError(
             f"{free_gib:.1f} GiB free, {exporter.free_gib:g} GiB needed to compile",
             where=str(folder.parent),
-            hint="Free some space, or choose another folder with --root",
+            hint="Free some space, or choose another folder with --output",
         )
     partial = folder.with_name(f".{folder.name}.partial")
     # With the lock held, an existing folder was left by a compile that was killed.

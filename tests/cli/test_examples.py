@@ -1,0 +1,76 @@
+"""The example in the help of each command runs as it stands there, in a folder with runs of the demo."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+
+from harness.cli.tree import app
+from tests.support.command_line import harness
+from tests.traces.test_importing_privately import planted
+
+# Why an example is not run here, by the words it begins with.
+NOT_RUN = {
+    "bench": "takes minutes",
+    "doctor --url": "needs a server",
+    "fleet status": "needs runs of a fleet",
+    "fleet worker": "runs until it is ended",
+    "paper rules": "takes minutes",
+    "paper signs": "takes minutes",
+    "predict coverage": "takes minutes",
+    "predict noise": "needs runs of a real server",
+    "prereg check": "needs a published archive",
+    "prereg publish": "needs a frozen experiment's runs and a key",
+    "search paper": "takes minutes",
+    "server": "needs an NPU, its stack or the twin; an emulator runs until it is ended",
+    "stack": "needs a release of the stack",
+}
+
+
+def examples(command: Any) -> Iterator[str]:
+    yield from re.findall(r"Example:\s+`harness ([^`]+)`", command.help or "")
+    for inner in getattr(command, "commands", {}).values():
+        yield from examples(inner)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("examples")
+    assert harness("run", "demo", "--backend", "sim", "--runs", "runs/today", cwd=place).returncode == 0
+    for day in ("monday", "tuesday"):
+        shutil.copytree(place / "runs" / "today", place / "runs" / day)
+    assert harness("plan", "build", "demo", "-o", "plans", cwd=place).returncode == 0
+    shutil.copy(next((place / "plans").glob("*.jsonl")), place / "plan.jsonl")
+    recording = place / ".claude" / "projects"
+    recording.mkdir(parents=True)
+    planted(recording)
+    assert harness("init", cwd=place).returncode == 0
+    (place / ".gitignore").write_text("/*\n!/mine.toml\n!/plans\n/plans/*\n!/plans/frozen\n")
+    for command in ("init -q", "add mine.toml", "commit -qm first"):
+        identity = ("-c", "user.name=a", "-c", "user.email=a@example.org")
+        subprocess.run(["git", *identity, *command.split()], cwd=place, check=True)
+    return place
+
+
+@pytest.mark.same_everywhere
+@pytest.mark.parametrize("example", sorted(set(examples(typer.main.get_command(app)))))
+def test_the_example_of_a_command_runs(example: str, folder: Path) -> None:
+    if reasons := [reason for words, reason in NOT_RUN.items() if example.startswith(words)]:
+        pytest.skip(reasons[0])
+    variables = {
+        "HOME": str(folder),
+        **{f"GIT_{who}_{what}": "a" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")},
+    }
+    words = [word.replace("~", str(folder)) for word in shlex.split(example)]
+    done = harness(*words, cwd=folder, environment={**os.environ, **variables})
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
