@@ -330,7 +330,7 @@ class Root(Group):
 app = typer.Typer(
     name="harness",
     cls=Root,
-    help="Measure vLLM servers on RBLN NPUs under agents that come back after tool calls.\n\n"
+    help="Measure vLLM servers under agents that come back after tool calls.\n\n"
     "Example: `harness run demo --backend sim`",
     invoke_without_command=True,
     pretty_exceptions_enable=False,
