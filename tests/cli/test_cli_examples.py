@@ -28,7 +28,7 @@ NOT_RUN = {
     "paper signs": "takes minutes",
     "predict coverage": "takes minutes",
     "predict noise": "needs runs of a real server",
-    "gate": "needs runs to compare, of its own thresholds",
+    "gate": "needs a baseline; its exit code is the answer",
     "prereg check": "needs a published archive",
     "prereg publish": "needs a frozen experiment's runs and a key",
     "search paper": "takes minutes",
