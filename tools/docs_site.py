@@ -1,9 +1,13 @@
-"""Pages of the site that the program writes itself: its commands, the keys of an experiment file, its Python names."""
+"""Pages of the site that are made when it is built: commands, keys, Python names, and the notebook with its outputs."""
 
 from __future__ import annotations
 
 import io
+import json
+from collections.abc import Iterator
 from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any
 
 import typer.main
 from mkdocs.config.defaults import MkDocsConfig
@@ -14,13 +18,47 @@ import harness
 from harness.cli import explain
 from harness.cli.tree import app
 
+NOTEBOOK = "notebook.ipynb"
+
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Adds the generated pages; mkdocs calls this before it reads the folder's own."""
-    pages = {"commands": commands_page(), "keys": keys_page(), "python": python_page()}
-    for name, content in pages.items():
-        files.append(File.generated(config, f"reference/{name}.md", content=content))
+    pages = {
+        "reference/commands.md": commands_page(),
+        "reference/keys.md": keys_page(),
+        "reference/python.md": python_page(),
+        "notebook.md": notebook_page(Path(config.docs_dir) / NOTEBOOK),
+    }
+    for place, content in pages.items():
+        files.append(File.generated(config, place, content=content))
     return files
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Links to the notebook lead to its page in the site, and to the file elsewhere."""
+    return markdown.replace(f"]({NOTEBOOK})", "](notebook.md)")
+
+
+def notebook_page(path: Path) -> str:
+    """The cells of a notebook with the outputs that are stored in it."""
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    return "\n\n".join(block for cell in cells for block in _blocks_of_cell(cell)) + "\n"
+
+
+def _blocks_of_cell(cell: dict[str, Any]) -> Iterator[str]:
+    source = "".join(cell["source"])
+    if cell["cell_type"] == "markdown":
+        yield source
+        return
+    yield f"```python\n{source}\n```"
+    for output in cell["outputs"]:
+        shown = output["data"]
+        if "image/png" in shown:
+            yield f"![The plot that this cell draws](data:image/png;base64,{''.join(shown['image/png']).strip()})"
+        elif "text/html" in shown:
+            yield "".join(shown["text/html"])
+        else:
+            yield f"```text\n{''.join(shown['text/plain'])}\n```"
 
 
 def commands_page() -> str:

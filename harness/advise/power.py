@@ -1,6 +1,6 @@
 """How many blocks an experiment needs, from spreads measured on sealed runs or simulated.
 
-Every spread states whether it was measured, simulated or assumed. Nothing is run. Definitions: docs/planning.md,
+Every spread states whether it was measured, simulated or assumed. Nothing is run. Definitions: docs/planning-method.md,
 "Power".
 """
 

@@ -66,18 +66,3 @@ def test_a_newcomer_follows_the_page_to_a_decision(tmp_path: Path, request: pyte
 
 def _called(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=600, env=os.environ)
-
-
-def test_every_document_is_in_the_index() -> None:
-    index = (DOCS / "README.md").read_text(encoding="utf-8")
-    missing = [path.name for path in DOCS.glob("*.md") if path.name != "README.md" and f"({path.name})" not in index]
-    assert missing == []
-
-
-def test_the_readme_says_it_in_500_words_and_its_links_and_pictures_are_there() -> None:
-    readme = (DOCS.parent / "README.md").read_text(encoding="utf-8")
-    words = re.sub(r"```.*?```|<picture>.*?</picture>", "", readme.partition("## Further")[0], flags=re.DOTALL).split()
-    assert len(words) <= 500
-    places = re.findall(r"\]\(([^)]+)\)|(?:src|srcset)=\"([^\"]+)\"", readme)
-    missing = [place for pair in places for place in pair if place and not (DOCS.parent / place).exists()]
-    assert missing == []

@@ -1,7 +1,7 @@
 """Neighbours and duets: what busy devices beside one cost it, and what exchanging conditions between devices cancels.
 
 Channel B throughout: channel A prices steps by a model that knows of no neighbour. Nothing is decided here.
-Definitions: docs/fleet.md, "The device as a factor".
+Definitions: docs/device-factor.md.
 """
 
 from __future__ import annotations

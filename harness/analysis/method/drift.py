@@ -2,7 +2,7 @@
 
 Conditions and plan draws are taken out by least squares; what is left is set against the place in the order. Nothing is
 corrected by it.
-Definitions: docs/planning.md, "Orders and drift".
+Definitions: docs/planning-method.md, "Orders and drift".
 """
 
 from __future__ import annotations

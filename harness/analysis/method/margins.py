@@ -2,7 +2,7 @@
 
 Where the experiment was checked while it ran, the interval of its sequence decides, never a fixed-n interval.
 Pure functions.
-Definitions: docs/planning.md, "Equivalence" and "Superiority".
+Definitions: docs/planning-method.md, "Equivalence" and "Superiority".
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Looks after every block use a confidence sequence; a few preset looks share alpha by a spending function. A fixed-n
 interval is not offered: it misses more often the more often it is checked. Nothing is read.
-Definitions: docs/planning.md, "Stopping" and "Preset looks".
+Definitions: docs/planning-method.md, "Stopping" and "Preset looks".
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Levels, drift and the price of busy neighbours are findings and tables. Nothing is corrected by them, since pairs
 on the same device hold none of them.
-Definitions: docs/fleet.md, "The device as a factor".
+Definitions: docs/device-factor.md.
 """
 
 from __future__ import annotations

@@ -1,0 +1,48 @@
+"""Pages of the site as tests read them: their names, fenced blocks and prose."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.support.checkout import ROOT
+
+DOCS = ROOT / "docs"
+START = ("install", "first-experiment", "reading-a-report", "question-to-decision")
+GUIDES = (
+    *("own-server", "ca25", "server-hosts", "traces", "preregistration", "planning", "fleet", "fleet-hosts"),
+    *("search", "calibration", "export", "gate"),
+)
+FENCE = re.compile(r"((?:^<!-- [^\n]* -->\n)*)^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block of a page. marks: what comments directly above it say, by their first words."""
+
+    language: str
+    text: str
+    marks: dict[str, str]
+
+    @property
+    def commands(self) -> list[str]:
+        """Commands of a console block; a line that begins with > continues the command above."""
+        joined = re.sub(r"^> ", "\x00", self.text, flags=re.MULTILINE).replace("\n\x00", "\n")
+        return [command.strip() for command in re.split(r"^\$ ", joined, flags=re.MULTILINE) if command.strip()]
+
+
+def page_text(name: str) -> str:
+    return (DOCS / f"{name}.md").read_text(encoding="utf-8")
+
+
+def blocks_of(text: str) -> list[Block]:
+    blocks: list[Block] = []
+    for comments, language, content in FENCE.findall(text):
+        marks = dict(re.findall(r"<!-- ([a-z ]+): (.*) -->", comments))
+        blocks.append(Block(language, content, marks))
+    return blocks
+
+
+def all_pages() -> list[Path]:
+    return sorted(DOCS.rglob("*.md"))

@@ -1,0 +1,112 @@
+"""Every command of the start and of the guides runs as its page has it, or the page says why a test cannot."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.server.ask import ask
+from tests.docs.pages import GUIDES, START, Block, blocks_of, page_text
+from tests.support.checkout import ROOT
+from tests.support.processes import comes_true
+
+FOLLOWED_ELSEWHERE = "question-to-decision"
+"""tests/cli/test_cli_follows_its_page.py takes each of its commands and reads what they answer."""
+REASONS = {
+    "needs an NPU",
+    "needs other hosts",
+    "builds containers",
+    "minutes on the emulator",
+    "needs recordings of yours",
+    "needs results of another tool",
+    "the tests run inside this environment",
+}
+PAGES = [name for name in (*START, *GUIDES) if name != FOLLOWED_ELSEWHERE]
+
+
+def commands_run(name: str) -> list[tuple[Block, str]]:
+    return [
+        (block, command)
+        for block in blocks_of(page_text(name))
+        if block.language == "console" and "not run" not in block.marks
+        for command in block.commands
+    ]
+
+
+PAGES_WITH_COMMANDS = [name for name in PAGES if commands_run(name)]
+
+
+@pytest.mark.parametrize("name", [*START, *GUIDES])
+def test_a_command_that_no_test_runs_has_a_reason(name: str) -> None:
+    given = {block.marks["not run"] for block in blocks_of(page_text(name)) if "not run" in block.marks}
+    assert given <= REASONS
+
+
+@pytest.mark.parametrize("name", [*START, *GUIDES])
+def test_commands_stand_in_console_blocks(name: str) -> None:
+    text = page_text(name)
+    elsewhere = [block.text for block in blocks_of(text) if block.language in {"", "sh", "bash", "shell"}]
+    assert elsewhere == []
+    assert re.findall(r"^ +\$ .*|^    harness .*", text, re.MULTILINE) == []
+
+
+def test_every_reason_is_used() -> None:
+    given = {block.marks.get("not run") for name in (*START, *GUIDES) for block in blocks_of(page_text(name))}
+    assert given >= REASONS
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> dict[str, str]:
+    """An environment of a home of its own, in which ``harness`` and ``python`` are those of the tests."""
+    programs, home = tmp_path / "bin", tmp_path / "home"
+    (home / ".ssh").mkdir(parents=True)
+    programs.mkdir()
+    for name, words in {"harness": "-m harness", "python": ""}.items():
+        (programs / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {words} "$@"\n')
+        (programs / name).chmod(0o755)
+    key = home / ".ssh" / "id_ed25519"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
+    path = f"{programs}{os.pathsep}{os.environ['PATH']}"
+    return {**os.environ, "PATH": path, "HOME": str(home), "PYTHONPATH": str(ROOT), "COLUMNS": "80"}
+
+
+@pytest.mark.same_everywhere
+@pytest.mark.live
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", PAGES_WITH_COMMANDS)
+def test_every_command_of_a_page_runs(
+    name: str, shell: dict[str, str], tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    folder = tmp_path / "empty"
+    folder.mkdir()
+    for block in blocks_of(page_text(name)):
+        if "file" in block.marks:
+            (folder / block.marks["file"]).write_text(block.text)
+    for block, command in commands_run(name):
+        words = command.partition("  #")[0].rstrip()
+        if words.startswith("harness run "):
+            words += f" {block.marks.get('tested with', '')}"
+        if words.endswith("&"):
+            start_server(words.removesuffix("&"), folder, shell, request)
+            continue
+        done = subprocess.run(
+            ["bash", "-c", words], cwd=folder, env=shell, capture_output=True, text=True, check=False, timeout=600
+        )
+        assert done.returncode == 0, f"{words}\n{done.stdout[-500:]}\n{done.stderr}"
+
+
+def start_server(words: str, folder: Path, shell: dict[str, str], request: pytest.FixtureRequest) -> None:
+    """Start what the page starts in the background, and wait until it answers; it ends with the test."""
+    started = subprocess.Popen(
+        ["bash", "-c", f"exec {words}"], cwd=folder, env=shell, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    request.addfinalizer(started.wait)
+    request.addfinalizer(started.kill)
+    port = re.search(r"--port (\d+)", words)
+    assert port is not None, words
+    assert comes_true(lambda: ask("127.0.0.1", int(port[1]), "/health", deadline_s=10.0).status == 200, 60.0)

@@ -1,0 +1,102 @@
+"""Pages are short, their sentences too, lines wrap, and every page, link and picture of them is there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from harness.spec import load_toml
+from tests.docs.pages import DOCS, FENCE, GUIDES, START, all_pages, page_text
+from tests.support.checkout import ROOT
+
+MOST_WORDS = 1_200
+MOST_WORDS_IN_A_SENTENCE = 30
+WIDTH = 100
+LONGER_FOR_A_REASON = {
+    "client-timing.md": "measurements with the command of each, most of it tables",
+    "data-dictionary.md": "every column of the records, held to their schema",
+    "method.md": "every figure with its formula: a reviewer searches a single page",
+    "paper-rules.md": "the paper's printed figures beside the same under other rules",
+    "simulator-speed.md": "measurements with the command of each, most of it tables",
+    "table-signs.md": "each row of two tables of the paper",
+    "twin.md": "what the twin was tried with, release by release",
+}
+READ_FIRST = ["README.md", "docs/README.md", *(f"docs/{name}.md" for name in (*START, *GUIDES))]
+
+
+@pytest.mark.parametrize("page", all_pages(), ids=lambda page: str(page.relative_to(DOCS)))
+def test_a_page_is_read_in_five_minutes_or_has_a_reason(page: Path) -> None:
+    num_words = len(FENCE.sub("", page.read_text(encoding="utf-8")).split())
+    assert (num_words > MOST_WORDS) == (str(page.relative_to(DOCS)) in LONGER_FOR_A_REASON)
+
+
+def sentences_of(text: str) -> list[str]:
+    """Sentences of a page's prose; code, links' targets and tables are no prose, a piece of code is a word."""
+    prose = FENCE.sub("\n\n", text)
+    prose = re.sub(r"<!--.*?-->|<picture>.*?</picture>", "", prose, flags=re.DOTALL)
+    prose = re.sub(r"^(?:\||#).*$", "\n", prose, flags=re.MULTILINE)
+    prose = re.sub(r"`[^`]+`", "code", prose)
+    prose = re.sub(r"\]\([^)]*\)", "]", prose)
+    paragraphs = re.split(r"\n\s*\n|^\s*(?:[-*]|\d+\.|>) ", prose, flags=re.MULTILINE)
+    return [
+        " ".join(sentence.split())
+        for paragraph in paragraphs
+        for sentence in re.split(r"(?<=[.!?])[\s*]+(?=[\"*\[(A-Z]|code)", paragraph)
+        if sentence.strip()
+    ]
+
+
+@pytest.mark.parametrize("name", READ_FIRST)
+def test_sentences_of_what_is_read_first_are_short(name: str) -> None:
+    sentences = sentences_of((ROOT / name).read_text(encoding="utf-8"))
+    assert [sentence for sentence in sentences if len(sentence.split()) > MOST_WORDS_IN_A_SENTENCE] == []
+
+
+@pytest.mark.parametrize("name", READ_FIRST)
+def test_lines_of_what_is_read_first_wrap(name: str) -> None:
+    prose = FENCE.sub("", (ROOT / name).read_text(encoding="utf-8"))
+    lines = [line for line in prose.splitlines() if not line.startswith("|") and "](" not in line]
+    assert [line for line in lines if len(line) > WIDTH] == []
+
+
+def test_every_document_is_in_the_index_and_in_the_navigation() -> None:
+    index = page_text("README")
+    navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    pages = [page for page in DOCS.glob("*.md") if page.name != "README.md"]
+    assert [page.name for page in pages if f"({page.name})" not in index] == []
+    everywhere = [str(page.relative_to(DOCS)) for page in all_pages()]
+    assert [page for page in everywhere if page not in navigation] == []
+
+
+def test_the_navigation_has_the_start_and_the_guides_that_tests_follow() -> None:
+    navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    start, _, rest = navigation.partition("  - Start:")[2].partition("  - Guides:")
+    guides = rest.partition("  - Method:")[0]
+    followed = [set(re.findall(r"([\w-]+)\.md", part)) - {"README", "notebook"} for part in (start, guides)]
+    assert followed == [set(START), set(GUIDES)]
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", *all_pages()], ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_and_pictures_of_a_page_are_there(page: Path) -> None:
+    text = FENCE.sub("", page.read_text(encoding="utf-8"))
+    places = re.findall(r"\]\(([^)#]+)[^)]*\)|(?:src|srcset)=\"([^\"]+)\"", text)
+    named = [place for pair in places for place in pair if place and "://" not in place]
+    assert [place for place in named if not (page.parent / place).exists()] == []
+
+
+def test_the_readme_says_it_in_500_words() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    prose = re.sub(r"<picture>.*?</picture>", "", FENCE.sub("", readme.partition("## Further")[0]), flags=re.DOTALL)
+    assert len(prose.split()) <= 500
+
+
+def test_the_first_page_and_the_readme_lead_three_readers() -> None:
+    for text in (page_text("README"), (ROOT / "README.md").read_text(encoding="utf-8")):
+        assert all(reader in text for reader in ("I have an NPU", "I run vLLM", "I review a paper"))
+
+
+def test_packages_and_extras_that_the_install_page_names_are_there() -> None:
+    extras = load_toml(ROOT / "pyproject.toml")["project"]["optional-dependencies"]
+    assert set(re.findall(r"\.\[(\w+)\]", page_text("install"))) <= set(extras)
