@@ -117,16 +117,20 @@ def advise(
 ) -> None:
     """Propose the smallest useful change, and the experiment to test it.
 
-    Diagnoses sealed baseline runs, then searches.
+    Diagnoses sealed baseline runs, then searches. For a vLLM with a step log: sizes to capture.
 
     Example: `harness predict advise demo --runs runs/today -o runs/advice`
     """
     from harness.advise import advise as run_advice
+    from harness.advise.captured import capture_advice
     from harness.records.addresses import sealed_runs
 
-    advice = run_advice(
-        sealed_runs(runs, experiment), output, condition=baseline, space=_space(space, None) if space else None
-    )
+    sealed = sealed_runs(runs, experiment)
+    if any(run.server.model or run.server.step_log for run in sealed):
+        advice = capture_advice(sealed, baseline)
+    else:
+        chosen = _space(space, None) if space else None
+        advice = run_advice(sealed, output, condition=baseline, space=chosen)
     for line in advice.lines():
         print(line)
 

@@ -5,8 +5,10 @@ A decode step whose padding the server did not show is in no table. Nothing is g
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -40,6 +42,23 @@ def steps_table(log: StepLog, clock: ScaledClock) -> pa.Table:
     log_ns = [clock.from_monotonic_ns(at_ns) for at_ns in steps["at_ns"].to_pylist()]
     columns = [np.arange(len(log_ns), dtype=np.int32), pa.array(log_ns, pa.int64()), steps["n"], steps["b"]]
     return schema.conform("steps", pa.table(columns, names=schema.STEPS.names))
+
+
+class StepPeriod(NamedTuple):
+    """A pure decode step after another of as many requests: the time between their records, ns."""
+
+    n: int
+    b: int
+    is_eager: bool
+    period_ns: int
+
+
+def decode_periods(log: StepLog) -> Iterator[StepPeriod]:
+    """Every decode step whose time is known."""
+    rows = schema.values_of(log.steps, "at_ns", "kind", "n", "b", "runtime_mode")
+    for before, (at_ns, kind, n, b, mode) in pairwise(rows):
+        if kind == "decode" and b is not None and before[1:3] == (kind, n):
+            yield StepPeriod(n, b, mode == "NONE", at_ns - before[0])
 
 
 def check_step_log(manifest: Manifest, log: StepLog | None, problem: str) -> Iterator[Finding]:
@@ -78,7 +97,7 @@ def _findings(log: StepLog, manifest: Manifest) -> Iterator[Finding]:
         yield eager_finding(eager, manifest.decode_buckets, log.decode_steps.num_rows)
 
 
-def eager_finding(eager_by_n: dict[int, int], captured: tuple[int, ...], num_steps: int) -> Finding:
+def eager_finding(eager_by_n: Mapping[int, int], captured: tuple[int, ...], num_steps: int) -> Finding:
     """Which batch sizes no captured graph covered, and the capture list or ``max_num_seqs`` that would."""
     sizes = ", ".join(f"{n} ({count:,} steps)" for n, count in eager_by_n.items())
     share = sum(eager_by_n.values()) / num_steps
@@ -95,6 +114,6 @@ def eager_finding(eager_by_n: dict[int, int], captured: tuple[int, ...], num_ste
     )
 
 
-def covering_sizes(eager_by_n: dict[int, int], captured: tuple[int, ...]) -> tuple[int, ...]:
+def covering_sizes(eager_by_n: Mapping[int, int], captured: tuple[int, ...]) -> tuple[int, ...]:
     """The captured sizes and every size that ran without a graph."""
     return tuple(sorted({*captured, *eager_by_n}))

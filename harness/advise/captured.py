@@ -1,0 +1,101 @@
+"""Proposes captured sizes for a vLLM whose decode steps ran without a graph although graphs are on.
+
+The gain is measured step time less what the cost model gives for a captured step. Nothing is run here.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from harness.analysis import run_figures
+from harness.analysis.logs.engine_steps import covering_sizes, decode_periods, step_log_of
+from harness.clock import NS_PER_MS, NS_PER_S
+from harness.errors import SpecError
+from harness.records import SealedRun
+
+
+@dataclass(frozen=True)
+class CaptureAdvice:
+    """Steps without a graph in the valid runs of a condition, and the sizes that would cover them. Times in ns.
+
+    eager_by_n: how many there were. eager_ns: the median of their times, where two of a size followed each other.
+    captured_ns: of a captured step of n requests, by the cost model; None where it states no such times. b_ns: channel B.
+    """
+
+    condition: str
+    captured: tuple[int, ...]
+    num_steps: int
+    eager_by_n: Mapping[int, int]
+    eager_ns: Mapping[int, float]
+    captured_ns: Mapping[int, int] | None
+    b_ns: int
+
+    @property
+    def decode_buckets(self) -> tuple[int, ...]:
+        """The proposed captured sizes."""
+        return covering_sizes(self.eager_by_n, self.captured)
+
+    @property
+    def saving_ns(self) -> float | None:
+        """What capturing them is predicted to save; None without a cost model, or where no time is known."""
+        if self.captured_ns is None or not self.eager_ns:
+            return None
+        return sum((spent - self.captured_ns[n]) * self.eager_by_n[n] for n, spent in self.eager_ns.items())
+
+    def lines(self) -> Iterator[str]:
+        """The advice as lines of text."""
+        num_eager = sum(self.eager_by_n.values())
+        yield f"condition {self.condition!r}: {self.num_steps:,} decode steps, captured sizes {list(self.captured)}"
+        if not num_eager:
+            yield "proposal: none; every decode step ran as a graph, or graphs are off"
+            return
+        yield f"  without a graph: {num_eager:,} steps, {num_eager / self.num_steps:.1%}"
+        for n, count in self.eager_by_n.items():
+            spent = f", {self.eager_ns[n] / NS_PER_MS:.2f} ms each (median)" if n in self.eager_ns else ""
+            model = "" if self.captured_ns is None else f"; captured {self.captured_ns[n] / NS_PER_MS:.2f} ms (model)"
+            yield f"    n = {n}: {count:,}{spent}{model}"
+        yield f"proposal: server.decode_buckets = {list(self.decode_buckets)}"
+        if self.captured and min(self.eager_by_n) > self.captured[-1]:
+            yield f"  or server.max_num_seqs = {self.captured[-1]}, where fewer requests at once are enough"
+        yield f"  {self._gain()}"
+
+    def _gain(self) -> str:
+        if self.captured_ns is None:
+            return (
+                "predicted gain: not known, no cost model of this server; "
+                "`harness server calibrate --backend vllm` measures one for server.cost_model"
+            )
+        if self.saving_ns is None:
+            return "predicted gain: not known, no two such steps of a size followed each other"
+        share = self.saving_ns / self.b_ns if self.b_ns else 0.0
+        return f"predicted gain: {self.saving_ns / NS_PER_S:.2f} s, {share:.1%} of the time in flight"
+
+
+def capture_advice(runs: Sequence[SealedRun], condition: str = "") -> CaptureAdvice:
+    """The advice for one condition (default: the baseline). SpecError where no valid run of it has a step log."""
+    name = condition or runs[0].spec.baseline_name
+    logs = [
+        (run, log) for run in runs if run.condition == name and run.is_valid and (log := step_log_of(run)) is not None
+    ]
+    if not logs:
+        raise SpecError(f"condition {name!r} has no valid run with a step log", where="advise", hint="Run it first")
+    eager: Counter[int] = Counter()
+    spent: dict[int, list[int]] = {}
+    for _run, log in logs:
+        eager.update(log.eager_by_n)
+        for period in decode_periods(log):
+            if period.n in log.eager_by_n and period.is_eager:
+                spent.setdefault(period.n, []).append(period.period_ns)
+    model = logs[0][0].cost_model
+    return CaptureAdvice(
+        condition=name,
+        captured=logs[0][0].manifest.decode_buckets,
+        num_steps=sum(log.decode_steps.num_rows for _run, log in logs),
+        eager_by_n=dict(sorted(eager.items())),
+        eager_ns={n: median(times) for n, times in sorted(spent.items())},
+        captured_ns=None if model.chunk_step_fs is None else {n: model.decode_step_ns(n, n) for n in eager},
+        b_ns=sum(run_figures(run).b_ns for run, _log in logs),
+    )
