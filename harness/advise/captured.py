@@ -22,7 +22,8 @@ class CaptureAdvice:
     """Steps without a graph in the valid runs of a condition, and the sizes that would cover them. Times in ns.
 
     eager_by_n: how many there were. eager_ns: the median of their times, where two of a size followed each other.
-    captured_ns: of a captured step of n requests, by the cost model; None where it states no such times. b_ns: channel B.
+    captured_ns: of a captured step of n requests, by the cost model; None where it states no such times.
+    b_ns: channel B.
     """
 
     condition: str
