@@ -93,7 +93,7 @@ class SessionPlan:
         return self.after is not None and self.start_kind != "none"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Plan:
     """The input of one replicate. Equal plans have equal hashes, whatever object holds them.
 
@@ -119,6 +119,10 @@ class Plan:
 
     def __post_init__(self) -> None:
         check_plan(self)
+
+    def __repr__(self) -> str:
+        draw = f"{self.source}, seed {self.seed}, replicate {self.replicate}, {self.treatment}"
+        return f"Plan {self.hash[:12]} ({draw}): {self.num_sessions} sessions, {self.num_requests} requests"
 
     @property
     def hash(self) -> str:

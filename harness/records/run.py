@@ -54,7 +54,8 @@ class SealedRun:
     _values: dict[object, object] = field(default_factory=dict[object, object], init=False, repr=False, compare=False)
 
     def __repr__(self) -> str:
-        return f"SealedRun({str(self.path)!r}, {'valid' if self.is_valid else 'INVALID'})"
+        verdict = "valid" if self.is_valid else f"INVALID ({', '.join(self.invalid_reasons)})"
+        return f"SealedRun {self.experiment}/{self.label}: {verdict}, {self.manifest.backend}, in {self.path}"
 
     @property
     def experiment(self) -> str:

@@ -51,6 +51,11 @@ class ExperimentOutcome:
     ended_by: str = ""
     missing: tuple[str, ...] = ()
 
+    def __repr__(self) -> str:
+        counts = f"{len(self.runs)} of {self.num_planned} runs are sealed, {len(self.invalid_runs)} INVALID"
+        missing = f"; {self.missing_words}" if self.missing else ""
+        return f"ExperimentOutcome {self.spec.name!r}: {counts}, {self.num_performed} made now{missing}"
+
     @property
     def missing_words(self) -> str:
         """ "missing: base/2, more/2 and 4 more": the first of them by name."""

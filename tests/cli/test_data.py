@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -115,14 +116,24 @@ def test_a_list_of_runs_and_the_result_of_a_run_come_in_every_form(runs: Path, t
 def test_a_summary_shows_itself_in_a_notebook(runs: Path) -> None:
     store = RunStore(runs)
     summary = summarise(store.sealed())
-    assert (repr(summary), repr(store)) == (
-        "ExperimentSummary('small'): 2 conditions, 2 runs",
-        f"RunStore({str(runs)!r}): 2 sealed runs",
-    )
+    first, of_more = repr(summary).splitlines()
+    assert first.startswith("ExperimentSummary 'small': 2 conditions, 2 runs. Predicted: simulated in virtual time")
+    assert re.fullmatch(r"  more: \d\.\d{4} of base, too few runs for an interval", of_more)
+    assert repr(store) == f"RunStore({str(runs)!r}): 2 sealed runs"
     shown = summary._repr_html_()  # pyright: ignore[reportPrivateUsage]
     assert shown.startswith("<table><caption>")
     assert "Predicted: simulated in virtual time" in shown
     assert "<td>more</td>" in shown
+
+
+def test_a_run_its_plan_and_an_outcome_say_what_they_are_in_one_line(runs: Path, tmp_path: Path) -> None:
+    run = next(iter(RunStore(runs).sealed()))
+    assert repr(run) == f"SealedRun small/{run.label}: valid, sim, in {run.path}"
+    assert re.fullmatch(
+        r"Plan [0-9a-f]{12} \(drawn, seed 7, replicate 0, as-drawn\): 3 sessions, 6 requests", repr(run.plan)
+    )
+    outcome = run_experiment(small_experiment(backend="sim"), runs_root=tmp_path)
+    assert repr(outcome) == "ExperimentOutcome 'small': 2 of 2 runs are sealed, 0 INVALID, 2 made now"
 
 
 @pytest.mark.same_everywhere

@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from harness.analysis.method.answer import Answer, answers, main_answers
-from harness.analysis.method.compare import Comparison, check_channels, compare
+from harness.analysis.method.compare import Comparison, Verdict, check_channels, compare
 from harness.analysis.method.figures import ReuseFigures, RunFigures, figures_at, run_figures
 from harness.analysis.method.invariants import check_experiment
 from harness.analysis.method.padding import Padding, removed_slots, shapley_split
@@ -243,7 +243,10 @@ class ExperimentSummary:
             raise SpecError("pandas is not installed", hint="pip install pandas, or use to_arrow()") from error
 
     def __repr__(self) -> str:
-        return f"ExperimentSummary({self.experiment!r}): {len(self.conditions)} conditions, {len(self.runs)} runs"
+        """What was run, and a line for each comparison."""
+        first = f"ExperimentSummary {self.experiment!r}: {len(self.conditions)} conditions, {len(self.runs)} runs"
+        lines = [f"  {name}: {_in_words(answer)}" for name, answer in main_answers(self.answers).items()]
+        return "\n".join([f"{first}. {self.origin}".rstrip(), *lines])
 
     def _repr_html_(self) -> str:
         """What a notebook shows: costs in seconds of the run's clock, ratios, and where they are from."""
@@ -408,6 +411,15 @@ def _condition_row(condition: ConditionFigures) -> dict[str, Any]:
         "rearrival_p99_ms": condition.rearrival_p99_ms,
         "start_spread_ms": condition.start_spread_ms,
     }
+
+
+def _in_words(answer: Answer) -> str:
+    """ "0.9744 of base (0.9610 to 0.9880), cheaper": the cost ratio, its interval and what it shows."""
+    interval = "" if answer.interval is None else f" ({answer.interval.low:.4f} to {answer.interval.high:.4f})"
+    channels = answer.comparison.verdict
+    is_withheld = channels in (Verdict.DIFFER, Verdict.CANNOT_TELL)
+    shown = f"withheld (channels: {channels.value})" if is_withheld else answer.verdict.value
+    return f"{answer.ratio:.4f} of {answer.baseline}{interval}, {shown}"
 
 
 def _answer_cells(answer: Answer | None) -> dict[str, Cell]:
