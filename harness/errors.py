@@ -60,7 +60,7 @@ class SpecError(HarnessError):
 
 
 class PlanError(SpecError):
-    """A plan is inconsistent, or a plan file does not match the hash it is named by."""
+    """A plan is inconsistent, or a plan file does not match the hash in its name."""
 
 
 class ServerError(HarnessError):

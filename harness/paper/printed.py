@@ -263,8 +263,8 @@ def _parts(tell: Callable[[float], None]) -> Iterator[str]:
     predictions = {rules: list(prediction_figures(rules)) for rules in RULES}
     shares: dict[str, float] = {}
 
-    def tell_all(said: tuple[str, float]) -> None:
-        shares.update([said])
+    def tell_all(share: tuple[str, float]) -> None:
+        shares.update([share])
         tell(sum(shares.values()) / len(RULES))
 
     found = dict(parallel_map(_searched, RULES, tell_all))

@@ -164,7 +164,7 @@ def _doubts_of_commit(
     wanted, names, at_s = proof.commit, [*PurePosixPath(record.path).parts], 0
     for kind, content in way:
         if object_hash(kind, content, proof.commit) != wanted:
-            yield f"the freeze's commit {proof.commit[:12]} is not what it is named by"
+            yield f"the freeze's commit {proof.commit[:12]} does not have the content that its name is the hash of"
             return
         if kind == "commit" and (commit := _COMMIT.match(content)):
             wanted, at_s = commit[1].decode(), int(commit[2])

@@ -173,11 +173,11 @@ def read_chain(objects: Sequence[tuple[str, bytes]], freeze_commit: str) -> list
         try:
             entry = Entry.model_validate_json(message.partition("\n\n")[2].strip())
         except ValidationError as error:
-            raise _broken(number, "is no entry") from error
+            raise _broken(number, "cannot be read") from error
         if object_hash("commit", content, sha) != sha:
-            raise _broken(number, "does not have the hash it is named by")
+            raise _broken(number, "does not have the content that its name is the hash of")
         if [line for line in head.splitlines() if line.startswith("parent ")] != [f"parent {parent}"]:
-            raise _broken(number, "does not stand behind the one before it")
+            raise _broken(number, "does not follow the entry before it")
         if entry.number != number:
             raise _broken(number, f"calls itself {entry.number}")
         links.append(Link(sha, entry))

@@ -123,7 +123,7 @@ def check(archive: Path, signers: Path | None = None) -> Checked:
 _ALWAYS_UNPROVEN = (
     "that no other clone of the repository made other runs of this freeze",
     "that nothing was measured with these plans before the freeze",
-    "that the machine told the truth to the harness",
+    "that the machine reported the truth to the harness",
 )
 
 

@@ -47,8 +47,8 @@ def device_plot(sheet: Sheet, summary: ExperimentSummary) -> str:
         _effect_panel(axes, one, condition_color(summary.place_of[one.name]))
     for axes in panels[1 + len(compared) :]:
         axes.set_visible(False)
-    told = ", ".join(f"{one.device} {_percent(_mean(one.values)):+.2f} %" for one in found.devices)
-    return sheet.render(figure, name="devices", label=f"How fast each device is, and each comparison on it. {told}.")
+    speeds = ", ".join(f"{each.device} {_percent(_mean(each.values)):+.2f} %" for each in found.devices)
+    return sheet.render(figure, name="devices", label=f"How fast each device is, and each comparison on it. {speeds}.")
 
 
 def _speeds_panel(axes: Axes, found: Speeds) -> None:

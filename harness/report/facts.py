@@ -1,6 +1,6 @@
 """What was run, as names and values that people can read: specs, versions, machine, commands.
 
-Values are shown as the manifests hold them; where runs differ, that is said. Nothing is interpreted.
+Values are shown as the manifests hold them; where runs differ, the page says so. Nothing is interpreted.
 """
 
 from __future__ import annotations
@@ -66,13 +66,13 @@ def _standing(manifest: Manifest) -> Mapping[str, Any]:
 
 def _plans(runs: Sequence[SealedRun]) -> Mapping[str, Any]:
     """Where the plans' numbers come from and what they leave out, each value once; replicates are drawn apart."""
-    told: dict[str, dict[str, None]] = {}
+    values: dict[str, dict[str, None]] = {}
     for run in runs:
         plan = run.plan_if_readable
         for name, value in {} if plan is None else plan.provenance.items():
             if name != "workload" and value != "":
-                told.setdefault(name, {})[fact_text(value)] = None
-    return {name: ", ".join(values) + " (by run)" * (len(values) > 1) for name, values in told.items()}
+                values.setdefault(name, {})[fact_text(value)] = None
+    return {name: ", ".join(each) + " (by run)" * (len(each) > 1) for name, each in values.items()}
 
 
 def _part(manifest: Manifest, name: str, *, inner: bool = False) -> Mapping[str, Any]:

@@ -185,8 +185,8 @@ def glossary_of(page: str) -> str:
     """The entries of the glossary whose words the page uses."""
     text = re.sub(r"<(script|style).*?</\1>|<[^>]*>", " ", page, flags=re.DOTALL)
     entries = re.findall(r'<dt data-when="([^"]*)">(.*?)</dt>\s*<dd>(.*?)</dd>', _resource("glossary.html"), re.DOTALL)
-    used = [(term, said) for words, term, said in entries if any(word in text for word in words.split("|"))]
-    return '<dl class="glossary">' + "".join(f"<dt>{term}</dt><dd>{said}</dd>" for term, said in used) + "</dl>"
+    used = [(term, meaning) for words, term, meaning in entries if any(word in text for word in words.split("|"))]
+    return '<dl class="glossary">' + "".join(f"<dt>{term}</dt><dd>{meaning}</dd>" for term, meaning in used) + "</dl>"
 
 
 def section_notes(view: ReportView) -> dict[str, str]:
@@ -250,10 +250,10 @@ def linker(view: ReportView) -> Callable[[str], Markup]:
     pattern = re.compile(rf"(?<![\w./-])({'|'.join(map(re.escape, drawn))})(?![\w/-])") if drawn else None
 
     def linked(text: str) -> Markup:
-        said = escape(text)
+        escaped = escape(text)
         if pattern is None:
-            return Markup(said)
-        return Markup(pattern.sub(lambda found: f'<a href="#{anchor_of(found[1])}">{found[1]}</a>', said))
+            return Markup(escaped)
+        return Markup(pattern.sub(lambda label: f'<a href="#{anchor_of(label[1])}">{label[1]}</a>', escaped))
 
     return linked
 

@@ -48,7 +48,7 @@ def write_perfetto(runs: Sequence[SealedRun], path: Path) -> Path:
 
 
 def _pieces(runs: Sequence[SealedRun]) -> Iterator[str]:
-    told = {
+    facts = {
         f"{run.experiment}/{run.label}": {
             "backend": run.manifest.backend,
             "time_scale": run.manifest.clock.scale,
@@ -56,7 +56,7 @@ def _pieces(runs: Sequence[SealedRun]) -> Iterator[str]:
         }
         for run in runs
     }
-    yield f'{{"displayTimeUnit":"ms","otherData":{_json(told)},"traceEvents":['
+    yield f'{{"displayTimeUnit":"ms","otherData":{_json(facts)},"traceEvents":['
     pending: list[str] = []
     comma = ""
     for place, run in enumerate(runs):

@@ -67,16 +67,16 @@ def _ratio_rows(
 ) -> tuple[list[str], str]:
     """Rows of ratios: their names, and what they show in one sentence."""
     axes.axvline(1.0, color=INK, linewidth=0.9, zorder=1)
-    told: list[str] = []
+    ratios: list[str] = []
     for row, (condition, comparison) in enumerate(compared):
         for place, channel in enumerate(view.channels):
             offset = 0.14 * (2 * place - 1) if len(view.channels) > 1 else 0.0
             _ratio_marks(axes, row + offset, channel, condition, _color(view, condition.name))
         shown = [(channel.heading, channel.ratio(comparison)) for channel in view.channels]
-        told.append("\n".join(f"{name if len(shown) > 1 else ''} {ratio:.4f}" for name, ratio in shown if ratio))
+        ratios.append("\n".join(f"{name if len(shown) > 1 else ''} {ratio:.4f}" for name, ratio in shown if ratio))
     if not is_narrow:
         values = axes.secondary_yaxis("right")
-        values.set_yticks(range(len(compared)), told)
+        values.set_yticks(range(len(compared)), ratios)
         values.tick_params(axis="y", length=0)
         values.spines["right"].set_visible(False)
     kind = "predicted cost ratio" if compared[0][1].is_predicted else "cost ratio"
@@ -84,10 +84,10 @@ def _ratio_rows(
     axes.locator_params(axis="x", nbins=5 if is_narrow else 9)
     _pad_limits(axes, include=1.0)
     names = [f"{condition.name}\nvs {condition.baseline}" for condition, _ in compared]
-    told = [
-        f"{condition.name}: {text}".replace("\n", ", ") for (condition, _), text in zip(compared, told, strict=True)
+    summary = [
+        f"{condition.name}: {text}".replace("\n", ", ") for (condition, _), text in zip(compared, ratios, strict=True)
     ]
-    return names, f"Cost ratios to the baseline. {'; '.join(told)}."
+    return names, f"Cost ratios to the baseline. {'; '.join(summary)}."
 
 
 def _ratio_marks(axes: Axes, row: float, channel: Channel, condition: ConditionFigures, color: str) -> None:
@@ -421,8 +421,8 @@ def sequence_plot(sheet: Sheet, status: SequentialStatus | None, place_of: Mappi
         axes.set_visible(False)
     for row in panels:
         row[0].set_ylabel("change of cost [%]")
-    told = "; ".join(f"{one.condition}: {one.verdict.value}, {one.description}" for one in shown)
-    return sheet.render(figure, name="sequence", label=f"Interval of each comparison over blocks. {told}.")
+    verdicts = "; ".join(f"{looks.condition}: {looks.verdict.value}, {looks.description}" for looks in shown)
+    return sheet.render(figure, name="sequence", label=f"Interval of each comparison over blocks. {verdicts}.")
 
 
 def _panel(axes: Axes, one: ComparisonLooks, status: SequentialStatus, color: str) -> None:

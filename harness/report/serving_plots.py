@@ -59,7 +59,7 @@ def _panel(axes: Axes, view: ReportView, samples: dict[str, FloatArray], name: s
     for condition, values in samples.items():
         ecdf_line(axes, values, color=condition_color(view.summary.place_of[condition]), label=condition)
     axes.set_xscale("log")
-    # Tokens that came in one receive lie no time apart: four decades hold what can be told, and their labels.
+    # Tokens that came in one receive lie no time apart: four decades hold all others, and their labels.
     low, high = axes.get_xlim()
     low = max(low, high / 1e4)
     axes.set_xlim(low, high)
@@ -89,8 +89,8 @@ def sweep_plot(sheet: Sheet, view: ReportView) -> str:
         _rates(middle, good, "requests/s", MUTED, "good")
         middle.legend()
     for q, style in ((0.5, "-"), (0.99, (0, (4, 2)))):
-        told = [(level, found.at(q).value / NS_PER_MS) for level, one in points if (found := one.of("ttft"))]
-        right.plot(*zip(*told, strict=True), marker="o", color=INK, linestyle=style, label=f"p{q * 100:.0f}")
+        times = [(level, ttft.at(q).value / NS_PER_MS) for level, one in points if (ttft := one.of("ttft"))]
+        right.plot(*zip(*times, strict=True), marker="o", color=INK, linestyle=style, label=f"p{q * 100:.0f}")
     right.set_ylabel("time to first token [ms]")
     right.legend()
     for axes in (left, middle, right):

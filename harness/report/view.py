@@ -118,7 +118,7 @@ class Results:
 
 @dataclass(frozen=True, slots=True)
 class ReportView:
-    """All of a report: the figures as analysis has them, and what is said beside them.
+    """All of a report: the figures as analysis has them, and the facts beside them.
 
     sealed: the run that each figure is of. checks: what the harness did in each run. changes: by condition, (key,
     value before, value now) against its baseline; of a baseline, against the experiment's own tables.
@@ -178,7 +178,7 @@ class ReportView:
 
     @property
     def device_tables(self) -> list[Table]:
-        """Speeds of the devices, comparisons on each, and what they told; empty where fewer than two made the runs."""
+        """Speeds of the devices, comparisons on each, and their records; empty where fewer than two made the runs."""
         found = self.summary.device_tables
         return [*found, places_table(self.sealed.values())] if found else []
 
