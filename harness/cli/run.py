@@ -213,7 +213,11 @@ def _what_to_run(
 
     if confirmatory is None:
         if experiment is None:
-            raise SpecError("no experiment was named", where="harness run", hint="Give an experiment file (TOML)")
+            raise SpecError(
+                "no experiment was named",
+                where="harness run",
+                hint="Name a file or a shipped experiment: harness run demo",
+            )
         path, table, _ = experiment_at(experiment, runs)
         if path == Path(f"{experiment}.toml") and str(experiment) in shipped_names("experiments"):
             print(f"{experiment}: {path} of this folder, not the shipped experiment", file=sys.stderr)

@@ -326,6 +326,12 @@ class Root(Group):
         super().__init__(**given)
         self.commands = Commands(self.branch, headings)  # pyright: ignore[reportAttributeAccessIssue]  # only read
 
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        near = difflib.get_close_matches(args[0], [*self.branch.commands, *ALIASES], n=1)
+        if args[0] not in self.branch.commands and near and near[0] in ALIASES:
+            ctx.fail(f"No such command {args[0]!r}. Did you mean {ALIASES[near[0]]!r}?")
+        return super().resolve_command(ctx, args)
+
 
 app = typer.Typer(
     name="harness",

@@ -30,7 +30,7 @@ def store_at(runs: Path) -> RunStore:
         hint = (
             f"They lie in {', '.join(below[-3:])}{more}: say --runs {below[-1]}"
             if below
-            else ("Name their folder with --runs, or make some: harness run FILE.toml")
+            else ("Name their folder with --runs, or make some: harness run demo")
         )
         looked = "no sealed runs in it (looked for EXPERIMENT/CONDITION/REPLICATE)"
         raise SpecError(looked if runs.is_dir() else "there is no such folder", where=str(runs), hint=hint)

@@ -99,6 +99,7 @@ def test_words_that_a_newcomer_tries_are_answered(tmp_path: Path) -> None:
     ("words", "proposed"),
     [
         (("repotr",), "Did you mean 'report'"),
+        (("emulater",), "Did you mean 'server emulator'"),
         (("predict", "pwoer"), "Did you mean 'power'"),
         (("server", "patch", "aply"), "Did you mean 'apply'"),
         (("trace", "shwo", "coding-agent"), "Did you mean 'show'"),
