@@ -70,12 +70,12 @@ compiled: dev  ## machine code of engine and simulator for this machine and this
 	@$(BIN)/python -m harness.runner.machine_code
 
 twin-venv: dev  ## install the real vLLM + vllm-rbln for the twin (.venv-twin-0.12.0, 3 GB, and those beside it, 1 GB each)
-	@$(BIN)/harness twin install $(TWIN_ALSO)
+	@$(BIN)/harness server twin install $(TWIN_ALSO)
 
 # What the tests of the twin skip without it, they skip by name; a machine without room or wheels still passes.
 twin-try: dev
 	@echo "== twin"
-	@$(BIN)/harness twin install $(TWIN_ALSO) || echo "twin: not installed, its tests are skipped"
+	@$(BIN)/harness server twin install $(TWIN_ALSO) || echo "twin: not installed, its tests are skipped"
 
 twin: runtime  ## the demo's experiment on the twin (install it first: make twin-venv)
 	@$(BIN)/harness run plans/experiments/twin-demo.toml --runs $(TWIN_RUNS) --report $(TWIN_RUNS)/report.html
@@ -107,8 +107,8 @@ faults: dev  ## minutes: KILLS random kills and DISKS full disks, limits, killed
 
 catalogue: runtime  ## every experiment of the method on the simulator, the short ones on the emulator: runs/catalogue
 	@rm -rf runs/catalogue
-	@$(BIN)/harness catalogue --run --backend sim
-	@$(BIN)/harness catalogue --run --backend emulator --replicates 1 --set time_scale=4 \
+	@$(BIN)/harness paper catalogue --run --backend sim
+	@$(BIN)/harness paper catalogue --run --backend emulator --replicates 1 --set time_scale=4 \
 	  --only sequential-revalidation --only dummy-lifecycle --only prefill-injection --only dispersion
 
 # A busy machine makes runs INVALID (exit code 3) and gates that cannot tell (5): both are printed and fail nothing.
@@ -121,8 +121,8 @@ gate: runtime  ## is the default client slower than the one on aiohttp? three bl
 	  --fail-above cost=1.1 --fail-above tpot=1.1 --summary $(GATE_RUNS)/gate.md || [ $$? = 5 ]
 
 calibration: runtime  ## fit two known cost models from emulator runs and say how near: runs/calibration
-	@$(BIN)/harness calibrate paper --time-scale 4 --set cost_model=paper --runs runs/calibration -o runs/calibration --resume
-	@$(BIN)/harness calibrate context --time-scale 4 --set cost_model=context-1-2-4-8 --runs runs/calibration \
+	@$(BIN)/harness server calibrate paper --time-scale 4 --set cost_model=paper --runs runs/calibration -o runs/calibration --resume
+	@$(BIN)/harness server calibrate context --time-scale 4 --set cost_model=context-1-2-4-8 --runs runs/calibration \
 	  -o runs/calibration --resume
 
 bench: runtime  ## what this harness and this machine can do: lateness, stamps, parser, simulator

@@ -86,7 +86,8 @@ class Advice:
             f"  costs {device.memory_gib(candidate):.2f} GiB per device, {device.compile_s(candidate):.0f} s to compile"
             f" and {device.artifact_gib(candidate):.1f} GiB of artifact"
         )
-        yield f"validate it on new inputs: harness freeze {self.experiment}, commit, then harness run {self.experiment}"
+        freeze, run = f"harness prereg freeze {self.experiment}", f"harness run {self.experiment}"
+        yield f"validate it on new inputs: {freeze}, commit, then {run}"
         yield f"criteria: {self.criteria}"
 
 
@@ -286,7 +287,7 @@ class Validation:
         }
         proposed = "; ".join(candidate.label for candidate in self.proposed.values())
         return (
-            f"# Written by `harness advise` from the sealed runs of {measured.name!r}: "
+            f"# Written by `harness predict advise` from the sealed runs of {measured.name!r}: "
             "new inputs of the same workload.\n"
             f"# Baseline {base.label}; proposed: {proposed}.\n"
             f"{tomli_w.dumps(table)}"

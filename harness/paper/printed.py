@@ -219,7 +219,7 @@ RULES = ("paper", "paper+dummy", "vendor-0.11.1")
 HEAD = """\
 # The paper's figures, under its own rules and under the vendor's
 
-Written by `harness paper-rules -o docs/paper-rules.md`; do not edit. All ratios are simulated with the paper's seeded
+Written by `harness paper rules -o docs/paper-rules.md`; do not edit. All ratios are simulated with the paper's seeded
 inputs and its cost coefficients (`plans/costs/paper.toml`). *Printed* is what the paper prints (S12, S10, S11,
 sections 4-5 and 5-1). *paper* and *paper+dummy* are its simulator's rules, *vendor-0.11.1* is what vllm-rbln 0.11.1
 does.

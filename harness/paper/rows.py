@@ -39,7 +39,9 @@ GIB = 1 << 30
 SERVING_SHARE = 0.5
 # Only a host that can compile for the NPU has this package; the twin's stand-in has not.
 COMPILER = "rebel-compiler"
-SEARCH_COMMAND = "harness search paper -o runs/search-paper --set rules=paper, then harness tables --search FOLDER"
+SEARCH_COMMAND = (
+    "harness search paper -o runs/search-paper --set rules=paper, then harness paper tables --search FOLDER"
+)
 ARTIFACT_PAIRS = {
     "a1 vs a3": "A1 vs. A3 (recompilation)",
     "a1 vs a2": "A1 vs. A2 (grid change)",
@@ -187,7 +189,9 @@ def saturation(source: Source) -> Rows:
 def compile_cost(source: Source) -> Rows:
     made = list_artifacts(source.artifacts) if source.artifacts is not None else []
     if not made:
-        raise NotRunError("harness compile (on a host with the NPU's compiler), then harness tables --artifacts FOLDER")
+        raise NotRunError(
+            "harness server compile (on a host with the NPU's compiler), then harness paper tables --artifacts FOLDER"
+        )
     return [
         (
             _compiled_as(folder.name, record.get("spec", {})),

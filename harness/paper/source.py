@@ -42,7 +42,7 @@ class NotRunError(Exception):
 class Source:
     """Where tables find their runs: one experiment of the catalogue each, computed once.
 
-    search: folder of the configuration search; artifacts: folder of compiled artifacts (``harness compile``).
+    search: folder of the configuration search; artifacts: folder of compiled artifacts (``harness server compile``).
     """
 
     runs_root: Path

@@ -309,7 +309,7 @@ def check_new_seed(
         raise SpecError(
             f"base seed {seed} was used before, by {uses[0].where}{more}: a confirmatory plan needs new inputs",
             where=str(repository.root),
-            hint="Choose a seed that no file names: harness freeze FILE.toml --seed NUMBER",
+            hint="Choose a seed that no file names: harness prereg freeze FILE.toml --seed NUMBER",
         )
 
 

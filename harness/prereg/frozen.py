@@ -128,7 +128,7 @@ def parse_preregistration(content: bytes, *, where: str) -> Preregistration:
         ) from error
     except (ValueError, RecursionError) as error:
         raise SpecError(
-            "is not a frozen file (no JSON)", where=where, hint="Make one: harness freeze FILE.toml"
+            "is not a frozen file (no JSON)", where=where, hint="Make one: harness prereg freeze FILE.toml"
         ) from error
     if frozen.digest != _digest(table):
         raise SpecError(

@@ -64,7 +64,7 @@ def publish(
         raise SpecError("exists already, and an archive is never changed", where=str(archive), hint="Choose a new name")
     if check_sealed_runs(runs) is None:
         raise SpecError(
-            "these runs are exploratory: nothing was frozen", where=runs[0].experiment, hint="harness freeze"
+            "these runs are exploratory: nothing was frozen", where=runs[0].experiment, hint="harness prereg freeze"
         )
     record = runs[0].manifest.preregistration
     assert record is not None, "what was frozen is recorded"

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from harness.spec import ClientSpec, ConditionSpec, ExperimentSpec, FleetSpec, LimitsSpec, ServerSpec, WorkloadSpec
 
 _RESTORE = "Restore the file from a copy, or move the run away"
-_REBUILD = "`harness derive` rebuilds derived tables"
+_REBUILD = "`harness records derive` rebuilds derived tables"
 
 Value = TypeVar("Value")
 Parsed = TypeVar("Parsed", bound=BaseModel)

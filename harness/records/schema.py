@@ -192,7 +192,7 @@ LATENCIES = pa.schema(
     ]
 )
 
-# Measured tables, and tables that ``harness derive`` computes from raw files again.
+# Measured tables, and tables that ``harness records derive`` computes from raw files again.
 RAW_TABLES: dict[str, pa.Schema] = {"requests": REQUESTS, "chunks": CHUNKS}
 DERIVED_TABLES: dict[str, pa.Schema] = {"steps": STEPS, "kv_events": KV_EVENTS, "metrics": METRICS}
 TABLES: dict[str, pa.Schema] = {**RAW_TABLES, **DERIVED_TABLES}

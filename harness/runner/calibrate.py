@@ -194,7 +194,7 @@ def fit_runs(
     with_context: bool | None = None,
     source: PointSource = "log",
 ) -> Calibration:
-    """A cost model from sealed runs, of ``harness calibrate`` or of any experiment with constant n and single prefills.
+    """A cost model from sealed runs of ``harness server calibrate``, or of constant n and single prefills.
 
     with_context: None keeps the context term only where its interval excludes 0. source: of the times of steps and
     prefills. Where the server reported its times (VLLM_RBLN_METRICS) and no context term is wanted, f(b) comes from the
@@ -216,7 +216,7 @@ def fit_runs(
     backend = valid[0].manifest.backend
     is_npu = kind_of_run(backend).has_device
     notes = (
-        f"Fitted by harness calibrate, {utc_now():%Y-%m-%d}.",
+        f"Fitted by harness server calibrate, {utc_now():%Y-%m-%d}.",
         "" if is_npu else f"No NPU was measured: the backend was {backend}.",
         _left_out(len(runs) - len(valid)),
     )

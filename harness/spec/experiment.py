@@ -101,7 +101,7 @@ class ExperimentSpec(Spec):
         default=None, description="devices that share the replicates, side by side; none: one after another on one"
     )
     analysis: str = Field(
-        default="", description="what `harness analyse` computes: harness explain analysis; default: general"
+        default="", description="what `harness paper analyse` computes: harness explain analysis; default: general"
     )
     rules: tuple[str, ...] = Field(default=(), description="decision rules that `harness decide` applies by default")
     condition: tuple[ConditionSpec, ...] = Field(min_length=1)

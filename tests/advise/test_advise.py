@@ -59,7 +59,7 @@ def test_lost_reuse_is_met_with_slots_until_they_no_longer_help(tmp_path: Path) 
     text = "\n".join(advice.lines())
     assert text.startswith("Predicted: simulated in virtual time")
     assert "slots first" in text
-    assert "harness freeze" in text
+    assert "harness prereg freeze" in text
     assert f"predicted to save {advice.proposal.saving:.1%}" in text
 
 

@@ -99,7 +99,9 @@ def begin_worker(rules: str, artifact: Path) -> None:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--artifact", type=Path, required=True, help="a folder that `harness twin artifact` wrote")
+    parser.add_argument(
+        "--artifact", type=Path, required=True, help="a folder that `harness server twin artifact` wrote"
+    )
     parser.add_argument("--seeds", default="0:100", help="first:last, last not included")
     parser.add_argument("--steps", type=int, default=600, help="steps per history")
     parser.add_argument("--rules", default="vendor-0.11.1", help="the engine's rules; must name the installed version")

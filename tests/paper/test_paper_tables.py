@@ -211,7 +211,7 @@ def test_table_xiv_comes_from_the_records_of_compiled_artifacts(tmp_path: Path) 
 
 def test_table_xiv_without_artifacts_says_what_to_run(tmp_path: Path) -> None:
     [table] = paper_tables(Source(tmp_path, artifacts=tmp_path), ["XIV"])
-    assert table.notes[0].startswith("Not run yet. Make it with: harness compile")
+    assert table.notes[0].startswith("Not run yet. Make it with: harness server compile")
 
 
 @pytest.mark.parametrize("form", list(TableForm))

@@ -194,7 +194,7 @@ def fit_prefill(points: Sequence[PrefillPoint], *, seed: int) -> PrefillFit:
         raise SpecError(
             f"T(q) needs prefills of two lengths, got {sorted(by_length)}",
             where="calibration",
-            hint="Run a prefill sweep: `harness calibrate`",
+            hint="Run a prefill sweep: `harness server calibrate`",
         )
     lengths = sorted(by_length)
     times = [np.array(by_length[length]) for length in lengths]

@@ -110,7 +110,7 @@ def step_points(
         raise SpecError(
             f"no {block_steps} decode steps in a row with the same requests (source {source!r})",
             where="calibration",
-            hint="Run constant-n workloads: `harness calibrate`",
+            hint="Run constant-n workloads: `harness server calibrate`",
         )
     return points
 

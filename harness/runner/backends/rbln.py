@@ -52,7 +52,7 @@ ARTIFACTS = Path("artifacts")
 
 @dataclass(frozen=True, slots=True)
 class RblnBackend(ServerBackend):
-    """vllm-rbln on RBLN NPUs. The artifact is compiled before: ``harness compile``."""
+    """vllm-rbln on RBLN NPUs. The artifact is compiled before: ``harness server compile``."""
 
     kind: BackendKind = KINDS["rbln"]
     shown_keys: ClassVar[frozenset[str]] = STACK_KEYS | {"ssh"}

@@ -59,7 +59,9 @@ def read_artifact(folder: Path) -> ArtifactConfig:
     """The configuration of the artifact in ``folder``; a SpecError says what is missing and what to do."""
     path = folder / CONFIG_FILE
     if not folder.is_dir():
-        raise SpecError("no such artifact", where=str(folder), hint="Compile the model: harness compile SPEC.toml")
+        raise SpecError(
+            "no such artifact", where=str(folder), hint="Compile the model: harness server compile SPEC.toml"
+        )
     try:
         table = cast("dict[str, Any]", json.loads(path.read_text(encoding="utf-8")))
         compiled = cast("list[dict[str, Any]]", table.get("_compile_cfgs") or [])
@@ -80,7 +82,7 @@ def read_artifact(folder: Path) -> ArtifactConfig:
         raise SpecError(
             f"holds no readable {CONFIG_FILE} ({error.strerror})",
             where=str(folder),
-            hint="An artifact is a folder saved by optimum-rbln; compile the model: harness compile SPEC.toml",
+            hint="An artifact is a folder saved by optimum-rbln; compile the model: harness server compile SPEC.toml",
         ) from error
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise SpecError(
@@ -123,7 +125,7 @@ def check_artifact(config: ArtifactConfig, server: ServerSpec, where: str) -> No
         raise SpecError(
             f"does not fit the experiment: {'; '.join(different)}",
             where=where,
-            hint="Name another artifact, compile the model again (harness compile), or change [server]",
+            hint="Name another artifact, compile the model again (harness server compile), or change [server]",
         )
     if server.devices and len(server.devices) != config.num_devices:
         raise SpecError(

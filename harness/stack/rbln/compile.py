@@ -191,7 +191,7 @@ def registered_artifact(folder: Path, *, check_hashes: bool = False) -> Artifact
 
 
 def read_record(folder: Path) -> dict[str, Any] | None:
-    """The registry's record of the artifact in ``folder``; None when ``harness compile`` did not make it."""
+    """The registry's record of the artifact in ``folder``; None when ``harness server compile`` did not make it."""
     try:
         return cast("dict[str, Any]", json.loads((folder / RECORD_FILE).read_text(encoding="utf-8")))
     except (OSError, ValueError):
@@ -215,7 +215,9 @@ def require_fresh(folder: Path, versions: Mapping[str, str]) -> dict[str, Any] |
     ]
     if stale:
         raise SpecError(
-            f"is stale: compiled with {', '.join(stale)}", where=str(folder), hint="Compile it again: harness compile"
+            f"is stale: compiled with {', '.join(stale)}",
+            where=str(folder),
+            hint="Compile it again: harness server compile",
         )
     return record
 

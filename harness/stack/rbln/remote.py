@@ -151,7 +151,9 @@ def look(host: RemoteHost, artifact: str) -> RemoteStack:
         raise ServerError("has no vllm-rbln in that environment", where=f"{host.name}:{host.python}")
     described = facts["artifact"]
     if described["config"] is None:
-        raise SpecError("no such artifact", where=f"{host.name}:{artifact}", hint="Compile it there: harness compile")
+        raise SpecError(
+            "no such artifact", where=f"{host.name}:{artifact}", hint="Compile it there: harness server compile"
+        )
     with tempfile.TemporaryDirectory() as scratch:
         # Read and refused as a folder of this host would be; empty files stand for the graphs.
         for name in described["sizes"]:

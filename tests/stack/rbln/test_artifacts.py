@@ -21,7 +21,9 @@ def test_what_it_was_compiled_for_is_read_from_its_own_file(tmp_path: Path) -> N
 
 
 def test_a_folder_that_is_not_there_is_refused_with_how_to_get_one(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match=r"nowhere: no such artifact\. Compile the model: harness compile SPEC\.toml"):
+    with pytest.raises(
+        SpecError, match=r"nowhere: no such artifact\. Compile the model: harness server compile SPEC\.toml"
+    ):
         read_artifact(tmp_path / "nowhere")
 
 

@@ -182,7 +182,7 @@ def patch_status(
     """What stands in ``site_packages`` where the patch ``name`` would go. Reads only."""
     candidates = [patch for patch in (shipped_patches() if patches is None else patches) if patch.name == name]
     if not candidates:
-        raise SpecError(f"there is no patch {name!r}", where="patch", hint="See `harness patch status`")
+        raise SpecError(f"there is no patch {name!r}", where="patch", hint="See `harness server patch status`")
     target = site_packages / candidates[0].target
     version = installed_version(site_packages, candidates[0].package)
     if not target.is_file():

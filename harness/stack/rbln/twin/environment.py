@@ -104,7 +104,7 @@ class TwinEnvironment:
     def site_packages(self) -> Path:
         folders = sorted((self.folder / "lib").glob("python3.*/site-packages"))
         if not folders:
-            raise ServerError("has no site-packages", where=str(self.folder), hint="Run harness twin install")
+            raise ServerError("has no site-packages", where=str(self.folder), hint="Run harness server twin install")
         return folders[0]
 
     @property
@@ -142,7 +142,7 @@ def find_twin(which: Path | str | None = None) -> TwinEnvironment:
         installed = installed_twins()
         chosen = [twin for twin in installed if is_stable(twin.version)] or installed
         if not chosen:
-            raise ServerError("no installed twin", where=str(twin_root()), hint="Run harness twin install")
+            raise ServerError("no installed twin", where=str(twin_root()), hint="Run harness server twin install")
         return chosen[-1]
     if isinstance(which, str) and any(stack.version == which for stack in known_stacks()):
         installed_twin = next((twin for twin in installed_twins() if twin.version == which), None)
@@ -150,13 +150,13 @@ def find_twin(which: Path | str | None = None) -> TwinEnvironment:
             raise ServerError(
                 f"no installed twin of {which}",
                 where=str(twin_root()),
-                hint=f"Run harness twin install --stack {which}",
+                hint=f"Run harness server twin install --stack {which}",
             )
         return installed_twin
     folder = Path(which).absolute()
     stamp = _stamp_of(folder)
     if not stamp.get("complete"):
-        raise ServerError("no installed twin", where=str(folder), hint="Run harness twin install")
+        raise ServerError("no installed twin", where=str(folder), hint="Run harness server twin install")
     return TwinEnvironment(folder, stamp)
 
 

@@ -215,7 +215,7 @@ def check_released_files(twin: TwinEnvironment) -> int:
         raise ServerError(
             f"{len(wrong)} installed files are not the released ones, first {wrong[0]}",
             where=str(twin.folder),
-            hint="Delete the folder and run harness twin install again",
+            hint="Delete the folder and run harness server twin install again",
         )
     return int(count)
 

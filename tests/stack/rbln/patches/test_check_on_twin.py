@@ -1,4 +1,4 @@
-"""``harness patch check`` as a person runs it: the same plan with and without observing, and one verdict.
+"""``harness server patch check`` as a person runs it: the same plan with and without observing, and one verdict.
 
 Skipped where the twin is not installed.
 """

@@ -102,7 +102,7 @@ def test_too_little_disk_is_refused_with_both_sizes(tmp_path: Path) -> None:
 def test_a_half_installed_twin_is_not_found(tmp_path: Path) -> None:
     (tmp_path / STAMP_FILE).write_text(json.dumps({"torch": "2.13.0"}))
 
-    with pytest.raises(HarnessError, match=r"no installed twin\. Run harness twin install"):
+    with pytest.raises(HarnessError, match=r"no installed twin\. Run harness server twin install"):
         find_twin(tmp_path)
 
 
@@ -157,7 +157,7 @@ def test_the_newest_stable_twin_is_found_and_any_other_by_its_version_or_folder(
     assert find_twin("0.12.1a8").folder == tmp_path / ".venv-twin-0.12.1a8"
     assert find_twin(str(tmp_path / ".venv-twin")).version == "0.11.1"
     with pytest.raises(
-        HarnessError, match=r"no installed twin of 0\.11\.2\. Run harness twin install --stack 0\.11\.2"
+        HarnessError, match=r"no installed twin of 0\.11\.2\. Run harness server twin install --stack 0\.11\.2"
     ):
         find_twin("0.11.2")
 

@@ -86,7 +86,7 @@ def test_a_port_that_is_taken(place: Place) -> None:
 
 def test_an_artifact_that_is_not_there_or_only_in_part(place: Place) -> None:
     assert refusal(place, 2, artifact="/data/none") == (
-        "harness: condition 'only': /data/none: no such artifact. Compile the model: harness compile SPEC.toml"
+        "harness: condition 'only': /data/none: no such artifact. Compile the model: harness server compile SPEC.toml"
     )
     part = place.folder / "part"
     shutil.copytree(cached_artifact(place.twin, twin_spec()), part)
@@ -99,7 +99,7 @@ def test_an_artifact_that_is_not_there_or_only_in_part(place: Place) -> None:
 def test_an_artifact_that_is_not_what_the_experiment_says(place: Place) -> None:
     assert refusal(place, 2, decode_buckets=[1, 2, 4, 6, 8], kv_slots=12).endswith(
         "does not fit the experiment: decode_buckets is [1, 2, 4, 6, 8], compiled [1, 2, 4, 8]; kv_slots is 12, "
-        "compiled 8. Name another artifact, compile the model again (harness compile), or change [server]"
+        "compiled 8. Name another artifact, compile the model again (harness server compile), or change [server]"
     )
 
 
