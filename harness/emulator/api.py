@@ -20,7 +20,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from harness.clock import utc_now
 from harness.emulator import logs
-from harness.emulator.core import Choices, EngineRequest
+from harness.emulator.core import Choices, EngineRequest, keyed_answer
 from harness.emulator.model import ContextHash, StopConditions, plan_answer
 from harness.emulator.protocol import (
     AnyRequest,
@@ -35,7 +35,6 @@ from harness.emulator.protocol import (
 )
 from harness.emulator.recorded import recorded
 from harness.emulator.responses import Answer, ClientStream, compact, open_stream
-from harness.plan import token_block_keys
 
 if TYPE_CHECKING:
     from harness.emulator.server import EmulatorServer
@@ -169,7 +168,7 @@ class Api:
             self._config.fault.early_stop,
         )
         planned = plan_answer(context, max_tokens, conditions)
-        keys = token_block_keys(tokens)
+        keys, answer = keyed_answer(self._server.engine, tokens, context, planned.num_tokens, planned.tokens)
         if body.cache_salt is not None:
             keys = keys ^ np.int64(self._salt(body.cache_salt))
         request = EngineRequest(
@@ -183,7 +182,7 @@ class Api:
             planned_tokens=planned.num_tokens,
             planned_reason=planned.reason,
             stop_reason=planned.stop_reason,
-            answer=planned.tokens,
+            answer=answer,
             choices=names.choices,
         )
         return request, planned.text_limit

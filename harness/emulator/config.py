@@ -72,6 +72,7 @@ class EmulatorConfig(Spec):
     enable_prompt_tokens_details: bool = True
     shutdown_timeout_s: int = Field(default=0, ge=0)
     trace_path: str | None = None
+    step_log_path: str | None = Field(default=None, description="the step log of a server with paged KV memory")
     seed: int = Field(default=0, ge=0)
     step_factor: float = Field(
         default=1.0, gt=0, le=100, description="times as long as the cost model says that every step lasts"
@@ -140,6 +141,15 @@ def _parser() -> argparse.ArgumentParser:
         "--log-requests", action="store_true", default=None, dest="log_requests", help="log received and added requests"
     )
     add("--shutdown-timeout", type=int, dest="shutdown_timeout_s", help="seconds to drain after SIGTERM; 0 aborts (0)")
+    add("--step-log", dest="step_log_path", help="file for vLLM's step log (rules vllm-paged)")
+    add("--num-gpu-blocks", type=int, dest="num_gpu_blocks", help="KV blocks (rules vllm-paged)")
+    add("--block-size", type=int, dest="block_size", help="tokens of a KV block (rules vllm-paged: 16)")
+    add(
+        "--max-num-batched-tokens",
+        type=int,
+        dest="max_num_batched_tokens",
+        help="most tokens of a step (rules vllm-paged: 2048)",
+    )
     add("--trace", dest="trace_path", help="file for one JSON line per engine step")
     add("--seed", type=int, help="seed of the emulated model and of seeded faults (0)")
     add("--eos-rate", type=float, dest="eos_rate", help="chance that a token is EOS unless ignore_eos (0)")
@@ -149,7 +159,10 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-SERVER_FLAGS = ("max_num_seqs", "max_active_seqs", "rules", "decode_buckets", "kv_slots", "slot_tokens", "cost_model")
+SERVER_FLAGS = (
+    *("max_num_seqs", "max_active_seqs", "rules", "decode_buckets", "kv_slots", "slot_tokens", "cost_model"),
+    *("num_gpu_blocks", "block_size", "max_num_batched_tokens"),
+)
 
 
 def config_from_arguments(arguments: Sequence[str] | None = None) -> EmulatorConfig:

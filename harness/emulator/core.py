@@ -7,7 +7,7 @@ EngineCore (``run_busy_loop``, ``step``).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import NamedTuple
@@ -15,8 +15,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from harness.emulator.model import ContextHash, FinishReason, TokenArray
-from harness.engine import DECODE, PREFILL, KvEvent, Scheduler, Step
+from harness.emulator.model import ContextHash, FinishReason, TokenArray, draw_answer
+from harness.engine import DECODE, Admission, EngineConfig, KvEvent, Scheduler, Step
+from harness.engine.paged import AnyScheduler
+from harness.plan import token_block_keys
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -79,8 +81,21 @@ class EngineRequest:
         return token
 
 
+def keyed_answer(
+    config: EngineConfig, prompt: TokenArray, context: ContextHash, planned_tokens: int, answer: Sequence[int]
+) -> tuple[Int64Array, Sequence[int]]:
+    """The block keys that the engine needs of a request, and its answer, drawn ahead where its blocks are reused."""
+    if not config.rule_set.is_paged:
+        return token_block_keys(prompt), answer
+    whole = answer or draw_answer(context, planned_tokens)
+    return token_block_keys(np.concatenate([prompt, np.asarray(whole, dtype=np.int32)]), config.block_tokens), whole
+
+
 class StepStart(NamedTuple):
-    """A running step: the decision, its requests, its end. flushed: requests that finished before it."""
+    """A running step: the decision, its requests, its end. flushed: requests that finished before it.
+
+    lookups: admissions of requests that were never preempted.
+    """
 
     number: int
     start_ns: int
@@ -92,6 +107,7 @@ class StepStart(NamedTuple):
     preempted: tuple[EngineRequest, ...]
     kv_events_before: tuple[KvEvent, ...]
     num_waiting: int
+    lookups: tuple[Admission, ...] = ()
 
 
 class StepEnd(NamedTuple):
@@ -117,11 +133,12 @@ class EmulatorCore:
 
     An arrival joins a step only if its ``arrival_ns`` is not later than the step's start, so the steps are a function
     of arrival instants alone, however late the host is. failing_copy: the number of the KV copy, since the start, that
-    fails; None: none.
+    fails; None: none. lasting_ns: how long a step of so many ns really lasts; None: as long.
     """
 
-    scheduler: Scheduler
+    scheduler: AnyScheduler
     failing_copy: int | None = None
+    lasting_ns: Callable[[int], int] | None = None
     requests: dict[int, EngineRequest] = field(default_factory=dict)
     running_step: StepStart | None = None
     num_steps: int = 0
@@ -169,10 +186,12 @@ class EmulatorCore:
         flushed = tuple(self._unflushed)
         self._unflushed.clear()
         step = self._copied(self.scheduler.schedule())
+        if self.lasting_ns is not None and step.requests:
+            step = step._replace(duration_ns=self.lasting_ns(step.duration_ns))
         requests = tuple(self.requests[handle] for handle in step.requests)
-        if step.kind == PREFILL:
-            request = requests[0]
-            request.cached_tokens = step.cached_tokens
+        for admission in step.admissions:
+            request = self.requests[admission.request]
+            request.cached_tokens = admission.cached_tokens
             request.kv_blocks = self.scheduler.inner_blocks(request.handle)
             if request.scheduled_ns < 0:
                 request.scheduled_ns = start_ns
@@ -187,6 +206,7 @@ class EmulatorCore:
             tuple(self.requests[handle] for handle in step.preempted),
             kv_events_before,
             self.scheduler.num_waiting,
+            tuple(admission for admission in step.admissions if not self.requests[admission.request].num_preemptions),
         )
         self.num_steps += 1
         return self.running_step
@@ -215,7 +235,10 @@ class EmulatorCore:
         ends_ns = ends_ns or (start.end_ns,)
         self.num_steps += len(ends_ns) - 1
         abort_events = self._apply_aborts(ends_ns[-1])
-        receivers = tuple(request for request in start.requests if request.finish_reason is None)
+        unfinished = start.step.unfinished
+        receivers = tuple(
+            request for request in start.requests if request.finish_reason is None and request.handle not in unfinished
+        )
         for request in receivers:
             if request.num_generated + len(ends_ns) == request.planned_tokens:
                 request.kv_blocks = self.scheduler.inner_blocks(request.handle)
@@ -246,6 +269,7 @@ class EmulatorCore:
         if self.failing_copy is None or not first <= self.failing_copy < self.num_copies:
             return step
         self.num_copies = self.failing_copy + 1
+        assert isinstance(self.scheduler, Scheduler), "paged KV memory is never copied"
         return self.scheduler.recomputed(step, self.failing_copy - first)
 
     def _drain(self, until_ns: int) -> tuple[EngineRequest, ...]:

@@ -153,7 +153,7 @@ def _cache_config(config: EngineConfig, num_gpu_blocks: int) -> dict[str, str]:
         "block_size": block_tokens,
         "enable_prefix_caching": config.prefix_caching,
         # Twice: the API server's own count, plus the engine's. Source: vllm 0.22.0, core_client.py:713; the twin.
-        "num_gpu_blocks": 2 * num_gpu_blocks,
+        "num_gpu_blocks": num_gpu_blocks if config.rule_set.is_paged else 2 * num_gpu_blocks,
         "engine": 0,
         **dialect.cache_config,
     }
@@ -165,7 +165,7 @@ def _cache_config(config: EngineConfig, num_gpu_blocks: int) -> dict[str, str]:
 
 def block_tokens_of(config: EngineConfig) -> int:
     """Tokens of what the server calls a KV block."""
-    return config.block_tokens if config.prefix_caching else config.slot_tokens
+    return config.block_tokens if config.prefix_caching or config.rule_set.is_paged else config.slot_tokens
 
 
 _number = lru_cache(maxsize=4096)(floatToGoString)
@@ -226,7 +226,9 @@ class ServerMetrics:
         for request in end.start.preempted:
             request.num_preemptions += 1
         num_prompt_tokens = 0
-        if step.kind == PREFILL:
+        if step.tokens:
+            num_prompt_tokens = self._observe_paged(end)
+        elif step.kind == PREFILL:
             num_prompt_tokens = self._observe_prefill(end)
         elif step.kind == DECODE:
             self._observe_decode(end)
@@ -273,6 +275,33 @@ class ServerMetrics:
         request = end.requests[0]
         self._observe("time_to_first_token_seconds", (end.start.end_ns - request.arrival_ns) / NS_PER_S)
         return num_tokens
+
+    def _observe_paged(self, end: StepEnd) -> int:
+        """A step of paged rules: a prompt is counted with its first token.
+
+        Source: vLLM 0.30.0, v1/metrics/stats.py.
+        """
+        end_ns = end.start.end_ns
+        if self._looks_up:
+            for lookup in end.start.lookups:
+                num_tokens = lookup.cached_tokens + lookup.computed_tokens
+                self._add("prefix_cache_queries", num_tokens)
+                self._add("prefix_cache_hits", lookup.cached_tokens)
+                self.stats.add_lookup(num_tokens, lookup.cached_tokens)
+        num_prompt_tokens = 0
+        for request in end.requests:
+            if request.num_generated > 1:
+                self._observe("inter_token_latency_seconds", (end_ns - request.last_token_ns) / NS_PER_S)
+                continue
+            num_tokens, cached_tokens = len(request.prompt), request.cached_tokens
+            num_prompt_tokens += num_tokens
+            self._add("prompt_tokens", num_tokens)
+            self._add("prompt_tokens_by_source", num_tokens - cached_tokens, "local_compute")
+            self._add("prompt_tokens_by_source", cached_tokens, "local_cache_hit")
+            self._add("prompt_tokens_cached", cached_tokens)
+            self.stats.num_computed += num_tokens - cached_tokens
+            self._observe("time_to_first_token_seconds", (end_ns - request.arrival_ns) / NS_PER_S)
+        return num_prompt_tokens
 
     def _observe_finished(self, request: EngineRequest) -> None:
         self._add("request_success", 1, request.finish_reason or "abort")

@@ -176,6 +176,15 @@ class PlannedAnswer:
     text_limit: int = -1
 
 
+def draw_answer(context: ContextHash, num_tokens: int) -> tuple[int, ...]:
+    """The first tokens of an answer without stop conditions."""
+    tokens: list[int] = []
+    for _ in range(num_tokens):
+        tokens.append(context.next_token())
+        context = context.after(tokens[-1])
+    return tuple(tokens)
+
+
 def plan_answer(context: ContextHash, max_tokens: int, conditions: StopConditions) -> PlannedAnswer:
     """The answer to a prompt: ``max_tokens`` long, unless a stop condition applies after ``min_tokens``."""
     answer = PlannedAnswer(max_tokens)

@@ -10,7 +10,7 @@ import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from harness.clock import NS_PER_MS, ScaledClock
 from harness.emulator import logs
@@ -19,7 +19,8 @@ from harness.emulator.core import EngineRequest, StepEnd, StepStart
 from harness.emulator.logs import BackgroundWriter, ServerLog, copy_lines, kv_event_line
 from harness.emulator.metrics import ServerMetrics
 from harness.emulator.responses import ClientStream
-from harness.engine import DECODE, PREFILL, KvEvent
+from harness.emulator.step_log import step_log_header, step_log_row
+from harness.engine import DECODE, PREFILL, EngineConfig, KvEvent
 
 CRASH_EXIT_CODE = 1
 
@@ -62,7 +63,7 @@ class TraceFile:
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
         self._writer = BackgroundWriter(self._fd, name="trace-writer")
 
-    def append(self, record: dict[str, Any]) -> None:
+    def append(self, record: dict[str, Any] | list[Any]) -> None:
         """Queue one record."""
         self._writer.write(json.dumps(record, separators=(",", ":")).encode() + b"\n")
 
@@ -78,6 +79,19 @@ def read_trace(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines[:-1] if line]
 
 
+class StepFiles(NamedTuple):
+    """Where steps are recorded. trace: the emulator's own record. step_log: of a server with paged KV memory."""
+
+    trace: TraceFile | None
+    step_log: TraceFile | None
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """Write everything out."""
+        for file in self:
+            if file is not None:
+                file.close(timeout_s)
+
+
 class StepReporter:
     """The driver's listener. ``streams``: the client waiting for each engine request, by handle."""
 
@@ -87,13 +101,18 @@ class StepReporter:
         clock: ScaledClock,
         log: ServerLog,
         metrics: ServerMetrics,
-        trace: TraceFile | None,
+        files: StepFiles,
     ) -> None:
         self.streams: dict[int, ClientStream] = {}
         self._names: dict[int, str] = {}
         self._slots: dict[int, list[int]] = {}
-        self._clock, self._log, self._metrics, self._trace = clock, log, metrics, trace
-        self._has_bucket_log = config.bucket_log
+        self._clock, self._log, self._metrics = clock, log, metrics
+        self._trace, self._step_log = files
+        self._engine = EngineConfig.from_server(config.server)
+        self._is_paged = self._engine.rule_set.is_paged
+        self._has_bucket_log = config.bucket_log and not self._is_paged
+        if self._step_log is not None:
+            self._step_log.append(step_log_header(self._engine, clock.to_monotonic_ns(clock.now_ns())))
 
     def register(self, request: EngineRequest, stream: ClientStream) -> None:
         """From now on the tokens of ``request`` go to ``stream``."""
@@ -110,6 +129,9 @@ class StepReporter:
         emitted_ns = self._clock.now_ns()
         self._log_kv(end.kv_events, end.start.end_ns)
         self._metrics.observe(end)
+        if self._step_log is not None and end.start.step.tokens:
+            at_ns = self._clock.to_monotonic_ns(end.start.end_ns)
+            self._step_log.append(step_log_row(self._engine, end, at_ns))
         if self._trace is not None:
             self._trace.append(step_record(end, woken_ns, emitted_ns))
 
@@ -119,7 +141,7 @@ class StepReporter:
         for request in start.preempted:
             self._slots.pop(request.handle, None)
         self._log_flushed(start.flushed, start.start_ns)
-        if start.step.kind == PREFILL:
+        if start.step.kind == PREFILL and not self._is_paged:
             self._log_prefill(start)
         elif start.step.kind == DECODE and self._has_bucket_log:
             step = start.step
@@ -136,8 +158,7 @@ class StepReporter:
     def engine_crashed(self, traceback: str) -> None:
         self._log.line(logs.FATAL, f"EngineCore encountered a fatal error.\n{traceback}".rstrip())
         self._log.close()
-        if self._trace is not None:
-            self._trace.close()
+        StepFiles(self._trace, self._step_log).close()
         os._exit(CRASH_EXIT_CODE)
 
     def abort_all(self) -> list[int]:
@@ -168,7 +189,7 @@ class StepReporter:
         for request in flushed:
             self._slots.pop(request.handle, None)
             self._names.pop(request.handle, None)
-            if request.scheduled_ns < 0:
+            if request.scheduled_ns < 0 or self._is_paged:
                 continue  # aborted before the worker received it
             self._log.line(
                 logs.FINISHED,

@@ -20,16 +20,16 @@ from harness.clock import NS_PER_S, MonotonicClock, ScaledClock
 from harness.emulator import logs
 from harness.emulator.api import Api, log_added, log_received
 from harness.emulator.config import EmulatorConfig
-from harness.emulator.core import EmulatorCore, EngineRequest
+from harness.emulator.core import EmulatorCore, EngineRequest, keyed_answer
 from harness.emulator.driver import RealTimeDriver
 from harness.emulator.logs import ServerLog
 from harness.emulator.metrics import ServerMetrics
 from harness.emulator.model import ContextHash, TokenArray, decode
-from harness.emulator.reporter import StepReporter, TraceFile
+from harness.emulator.reporter import StepFiles, StepReporter, TraceFile
 from harness.emulator.responses import Answer, ClientStream
-from harness.engine import EngineConfig, Scheduler, load_cost_model
+from harness.engine import EngineConfig, load_cost_model
+from harness.engine.paged import scheduler_of
 from harness.errors import ServerError, SpecError
-from harness.plan import token_block_keys
 from harness.spec import ServerSpec
 from harness.stack.rbln.dialect import dialect_of
 from harness.stack.rbln.kv_rules import NEWEST_STABLE, RULE_SETS
@@ -68,15 +68,17 @@ class EmulatorServer:
         self.clock = ScaledClock(config.time_scale)
         self._wall = MonotonicClock()
         engine = EngineConfig.from_server(config.server)
-        scheduler = Scheduler(
-            engine, load_cost_model(config.server.cost_model).scaled(config.step_factor), with_events=True
-        )
+        self.engine = engine
+        scheduler = scheduler_of(engine, load_cost_model(config.server.cost_model).scaled(config.step_factor))
         self.core = EmulatorCore(scheduler, config.fault.copy_fails_at)
         self.socket = bind(config.host, config.port)
-        self.trace = self._open_trace()
+        is_paged = engine.rule_set.is_paged
+        self.files = StepFiles(
+            self._open_file(config.trace_path), self._open_file(config.step_log_path if is_paged else None)
+        )
         self.log = ServerLog(self.clock, log_format=config.log_format, with_debug=config.log_level == "DEBUG")
         self.metrics = ServerMetrics(config.model, engine, scheduler.num_blocks + 1, config.server.cost_model)
-        self.reporter = StepReporter(config, self.clock, self.log, self.metrics, self.trace)
+        self.reporter = StepReporter(config, self.clock, self.log, self.metrics, self.files)
         self._driver: RealTimeDriver | None = None
         self._stop_signals = 0
         self._stop = asyncio.Event()
@@ -145,18 +147,17 @@ class EmulatorServer:
     def close(self, timeout_s: float = 5.0) -> None:
         """Flush and close the log and the trace; a reader that takes nothing for ``timeout_s`` loses the rest."""
         self.log.close(timeout_s)
-        if self.trace is not None:
-            self.trace.close(timeout_s)
+        self.files.close(timeout_s)
 
-    def _open_trace(self) -> TraceFile | None:
-        if self.config.trace_path is None:
+    def _open_file(self, path: str | None) -> TraceFile | None:
+        if path is None:
             return None
         try:
-            return TraceFile(Path(self.config.trace_path))
+            return TraceFile(Path(path))
         except OSError as error:
             self.socket.close()
             raise SpecError(
-                f"cannot be written ({error.strerror})", where=self.config.trace_path, hint="Choose another trace path"
+                f"cannot be written ({error.strerror})", where=path, hint="Choose another trace path"
             ) from error
 
     async def _becomes_ready(self) -> bool:
@@ -261,9 +262,10 @@ def warm_up(server: ServerSpec) -> None:
 
     A first call may compile for seconds, which in a measurement would be one endless step.
     """
-    scheduler = Scheduler(EngineConfig.from_server(server), load_cost_model(server.cost_model), with_events=True)
+    config = EngineConfig.from_server(server)
+    scheduler = scheduler_of(config, load_cost_model(server.cost_model))
     prompt = np.arange(WARM_UP_TOKENS, dtype=np.int32)
-    keys = token_block_keys(prompt)
+    keys, _ = keyed_answer(config, prompt, ContextHash.of(prompt, 0), 3, ())
     for handle in range(2):
         scheduler.submit(handle, len(prompt), 3, keys)
     scheduler.schedule()

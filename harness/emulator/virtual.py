@@ -6,79 +6,18 @@ records with this driver.
 
 from __future__ import annotations
 
-import heapq
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
 
-from harness.emulator.core import EmulatorCore, EngineRequest, StepEnd, StepStart
+from harness.emulator.core import EmulatorCore, EngineRequest, StepEnd, StepStart, keyed_answer
 from harness.emulator.model import ContextHash
-from harness.engine import CostModel, EngineConfig, Scheduler, Step, load_cost_model
-from harness.plan import Followers, Plan, TokenStreams, token_block_keys
+from harness.engine import CostModel, EngineConfig, load_cost_model
+from harness.engine.paged import scheduler_of
+from harness.plan import Plan, TokenStreams
+from harness.plan.agenda import LEAVES, Act, Agenda
 from harness.spec import ServerSpec
 
-LEAVES, SENDS = range(2)
 NEVER_NS = 1 << 62
-
-
-class Act(NamedTuple):
-    """What a client does with one request at an instant: LEAVES or SENDS. trigger_ns: end of what a send waited for."""
-
-    at_ns: int
-    what: int
-    session: int
-    request: int
-    trigger_ns: int = 0
-
-
-class Agenda:
-    """When a client that is never late does what a plan says; at one instant it leaves first, then sends by session."""
-
-    def __init__(self, plan: Plan) -> None:
-        self._plan, self._followers = plan, Followers(plan)
-        self._open = set[tuple[int, int]]()
-        self._due = [Act(one.start_offset_ns, SENDS, one.index, 0) for one in plan.sessions if one.after is None]
-        heapq.heapify(self._due)
-
-    @property
-    def next_ns(self) -> int | None:
-        """When the next act is due; None: nothing is left to do but to wait for answers."""
-        return self._due[0].at_ns if self._due else None
-
-    def acts(self, until_ns: int, *, is_step_over: bool = False) -> Iterator[Act]:
-        """Everything that is due by then, in order; what is sent at the very end of a step comes after it."""
-        last = (until_ns, SENDS) if is_step_over else (until_ns, SENDS + 1)
-        while self._due and self._due[0][:2] < last:
-            act = heapq.heappop(self._due)
-            at_ns, what, *key, _ = act
-            if what == SENDS:
-                self._open.add((act.session, act.request))
-                if after_ns := self._plan.request(*key).abort_after_ns:
-                    heapq.heappush(self._due, Act(at_ns + after_ns, LEAVES, act.session, act.request))
-            elif (act.session, act.request) in self._open:
-                self.over(act.session, act.request, at_ns)
-            else:
-                continue  # its answer has ended
-            yield act
-
-    def over(self, session: int, request: int, at_ns: int) -> None:
-        """A request has ended, or was left: what follows it becomes due."""
-        self._open.discard((session, request))
-        requests = self._plan.sessions[session].requests
-        if request + 1 < len(requests):
-            following = [(session, request + 1, requests[request].wait_after_ns)]
-        else:
-            ready = self._followers.completed(session)
-            following = [(follower, 0, self._plan.sessions[follower].start_offset_ns) for follower in ready]
-        for next_session, next_request, wait_ns in following:
-            heapq.heappush(self._due, Act(at_ns + wait_ns, SENDS, next_session, next_request, at_ns))
-
-    def with_enough(self, received: Iterable[tuple[int, int, int]]) -> list[tuple[int, int]]:
-        """Those of (session, request, tokens so far) whose client leaves with that many, in order."""
-        plan = self._plan
-        return sorted(
-            (session, one) for session, one, num in received if num == plan.request(session, one).abort_after_tokens
-        )
 
 
 class VirtualDriver:
@@ -181,8 +120,9 @@ class VirtualDriver:
 class _TokenDriver(VirtualDriver):
     """Draws every token, so that prompts hold the answers before them; keeps every step."""
 
-    def __init__(self, plan: Plan, core: EmulatorCore) -> None:
+    def __init__(self, plan: Plan, core: EmulatorCore, config: EngineConfig) -> None:
         super().__init__(plan, core)
+        self._config = config
         self.steps: list[StepEnd] = []
         self._answers: dict[int, list[list[int]]] = {}
         self._streams = TokenStreams(plan)
@@ -192,15 +132,18 @@ class _TokenDriver(VirtualDriver):
         self._answers.setdefault(act.session, []).append([])
         planned = self.plan.request(act.session, act.request)
         name = f"{act.session}-{act.request}"
+        context = ContextHash.of(prompt, 0)
+        keys, answer = keyed_answer(self._config, prompt, context, planned.generate_tokens, ())
         return EngineRequest(
             handle=self.core.new_handle(),
             engine_id=name,
             external_id=name,
             prompt=prompt,
             max_tokens=planned.generate_tokens,
-            block_keys=token_block_keys(prompt),
-            context=ContextHash.of(prompt, 0),
+            block_keys=keys,
+            context=context,
             planned_tokens=planned.generate_tokens,
+            answer=answer,
             arrival_ns=act.at_ns,
         )
 
@@ -214,29 +157,18 @@ class _TokenDriver(VirtualDriver):
         self.steps.append(end)
 
 
-class NoisyScheduler(Scheduler):
-    """A scheduler whose steps last as long as ``lasting_ns`` makes of what the cost model says."""
-
-    def __init__(self, config: EngineConfig, cost_model: CostModel, lasting_ns: Callable[[int], int]) -> None:
-        super().__init__(config, cost_model)
-        self._lasting_ns = lasting_ns
-
-    def schedule(self) -> Step:
-        step = super().schedule()
-        return step._replace(duration_ns=self._lasting_ns(step.duration_ns)) if step.requests else step
-
-
 def run_virtually(
     plan: Plan,
     server: ServerSpec,
     cost_model: CostModel | None = None,
-    lasting_ns: Callable[[int], int] = lambda step_ns: step_ns,
+    lasting_ns: Callable[[int], int] | None = None,
 ) -> list[StepEnd]:
     """Every step of a plan on a fresh server, idle steps included; times are ns after the common start.
 
-    lasting_ns: how long a step of so many ns really lasts.
+    lasting_ns: how long a step of so many ns really lasts; default: as long.
     """
     costs = load_cost_model(server.cost_model) if cost_model is None else cost_model
-    driver = _TokenDriver(plan, EmulatorCore(NoisyScheduler(EngineConfig.from_server(server), costs, lasting_ns)))
+    config = EngineConfig.from_server(server)
+    driver = _TokenDriver(plan, EmulatorCore(scheduler_of(config, costs), lasting_ns=lasting_ns), config)
     driver.play()
     return driver.steps

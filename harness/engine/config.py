@@ -6,10 +6,11 @@ Settings in force hold keys of a ServerSpec with the values that a server showed
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -17,10 +18,15 @@ from harness.compiled.records import IntArray, Records, new_records, record_fiel
 from harness.engine.state import EVENT_HEADER, Block, EngineState, Eviction, Place, Prefix, Row, Server, Slot
 from harness.errors import SpecError
 from harness.spec import ServerShape, ServerSpec
+from harness.spec.server import PAGED_KEYS
 from harness.stack.rbln.kv_rules import AUTO, PAGED, RULE_SETS, RuleSet, check_active_limit, rule_set
 
 PREFILL_CHUNK_TOKENS = 128
 """Tokens of one prefill device call on RBLN-CA; also the size of an inner block. Source: vllm-rbln 0.11.1."""
+PAGED_BLOCK_TOKENS = 16
+"""Default block size of vLLM. Source: vLLM 0.30.0, config/cache.py."""
+PAGED_STEP_TOKENS = 2048
+"""Default token budget of a step of ``vllm serve``. Source: vLLM 0.30.0, engine/arg_utils.py."""
 HARNESS_KEYS = frozenset({"start_timeout_s", "stop_grace_s", "port", "device_metrics_url", "declared", "api_key_env"})
 """Keys of a ServerSpec for the harness alone: the server never sees them."""
 ENGINE_KEYS = frozenset(
@@ -33,9 +39,85 @@ ENGINE_KEYS = frozenset(
         "rules",
         "max_active_seqs",
         "cost_model",
+        *PAGED_KEYS,
     }
 )
 """Keys that the engine uses: all settings of a simulated or emulated server."""
+
+
+GraphMode = Literal["FULL", "PIECEWISE", "NONE"]
+
+
+@dataclass(frozen=True)
+class PagedConfig:
+    """One vLLM server, in its own terms.
+
+    capture_sizes: ascending sizes that a decode step is padded to (--cudagraph-capture-sizes); a larger step runs
+    without a graph, unpadded. num_gpu_blocks: KV blocks, one of which vLLM keeps as a placeholder.
+    max_num_batched_tokens: most tokens of a step. long_prefill_tokens: most tokens of a prompt in a step
+    (--long-prefill-token-threshold); 0: no such limit.
+    """
+
+    max_num_seqs: int
+    capture_sizes: tuple[int, ...]
+    num_gpu_blocks: int
+    block_size: int = 16
+    max_num_batched_tokens: int = 2048
+    max_model_len: int = 8192
+    prefix_caching: bool = True
+    long_prefill_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        if min(self.max_num_seqs, self.block_size, self.max_num_batched_tokens, self.max_model_len) < 1:
+            raise SpecError("every size must be at least 1", where="engine")
+        sizes = self.capture_sizes
+        if any(size < 1 for size in sizes) or any(later <= earlier for earlier, later in pairwise(sizes)):
+            raise SpecError(f"capture sizes {list(sizes)} are not ascending and positive", where="engine")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise SpecError(
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) is below max_num_seqs ({self.max_num_seqs})",
+                where="engine",
+                hint="vLLM refuses this too: a full decode step would not fit a step",
+            )
+        if self.num_usable_blocks < self.blocks_of(self.max_model_len):
+            raise SpecError(
+                f"num_gpu_blocks ({self.num_gpu_blocks}) of {self.block_size} tokens do not hold one request of "
+                f"{self.max_model_len} tokens and the placeholder block",
+                where="engine",
+                hint=f"Give at least {self.blocks_of(self.max_model_len) + 1} blocks, or shorter requests",
+            )
+
+    @property
+    def active_limit(self) -> int:
+        """Most requests that admission lets run at once."""
+        return self.max_num_seqs
+
+    @property
+    def num_usable_blocks(self) -> int:
+        """Blocks that requests can hold: block 0 is a placeholder."""
+        return self.num_gpu_blocks - 1
+
+    def blocks_of(self, num_tokens: int) -> int:
+        """Blocks that hold so many tokens."""
+        return -(-num_tokens // self.block_size)
+
+    def padded(self, num_tokens: int) -> int:
+        """The size that a step of so many tokens is run with: the next captured, or its own above the largest."""
+        place = bisect_left(self.capture_sizes, num_tokens)
+        return self.capture_sizes[place] if place < len(self.capture_sizes) else num_tokens
+
+    def graph_of(self, tokens: Sequence[int]) -> tuple[GraphMode, int]:
+        """The mode of the CUDA graph that a step of requests of so many tokens runs with, and its size.
+
+        Source: v1/cudagraph_dispatcher.py, with the default mode FULL_AND_PIECEWISE.
+        """
+        num_tokens = sum(tokens)
+        if not self.capture_sizes or num_tokens == 0 or num_tokens > self.capture_sizes[-1]:
+            return "NONE", num_tokens
+        padded = self.padded(num_tokens)
+        # Whole graphs are captured for decode steps of at most max_num_seqs only.
+        is_full = max(tokens) == 1 and padded <= self.max_num_seqs
+        return "FULL" if is_full else "PIECEWISE", padded
 
 
 @dataclass(frozen=True)
@@ -48,6 +130,8 @@ class EngineConfig:
     decode_buckets: ascending compiled decode batch sizes; the last is the limit.
     kv_slots: physical KV regions (kvcache_num_blocks, or --num-gpu-blocks-override).
     slot_tokens: longest request, prompt and output together (max_model_len).
+    num_gpu_blocks, max_num_batched_tokens: paged rules only, see PagedConfig; block_tokens is their block size, and
+    kv_slots has no meaning there.
     partition_tokens: length of one physical region when a request spans several (kvcache_partition_len of a
     flash-attention artifact); None: one region holds a whole request (eager attention).
     """
@@ -61,8 +145,13 @@ class EngineConfig:
     prefix_caching: bool = True
     rules: str = AUTO
     max_active_seqs: int | None = None
+    num_gpu_blocks: int | None = None
+    max_num_batched_tokens: int = PAGED_STEP_TOKENS
 
     def __post_init__(self) -> None:
+        if self.rules == PAGED:
+            _ = self.paged
+            return
         if self.max_num_seqs < 1:
             raise SpecError(f"max_num_seqs must be at least 1, got {self.max_num_seqs}", where="engine")
         if self.kv_slots < 1:
@@ -82,8 +171,6 @@ class EngineConfig:
                 f"block_tokens ({self.block_tokens}), and needs prefix caching",
                 where="engine",
             )
-        if self.rules == PAGED:
-            raise SpecError("paged rules have blocks, no KV slots: use PagedConfig", where="engine")
         try:
             object.__setattr__(self, "rules", rule_set(self.rules).name)
             check_active_limit(self.max_active_seqs, self.max_num_seqs, self.rule_set)
@@ -99,17 +186,39 @@ class EngineConfig:
     @classmethod
     def from_server(cls, server: ServerSpec) -> EngineConfig:
         """The engine's view of a server specification."""
-        return cls(**server.shape._asdict(), prefix_caching=server.prefix_caching, rules=server.rules)
+        block_tokens = (server.block_size or PAGED_BLOCK_TOKENS) if server.rules == PAGED else PREFILL_CHUNK_TOKENS
+        return cls(
+            **server.shape._asdict(),
+            prefix_caching=server.prefix_caching,
+            rules=server.rules,
+            block_tokens=block_tokens,
+            max_num_batched_tokens=server.max_num_batched_tokens or PAGED_STEP_TOKENS,
+        )
 
     @classmethod
     def of_shape(cls, shape: ServerShape, rules: str) -> EngineConfig:
         """A server of this shape under these rules, everything else as the defaults have it."""
-        return cls(**shape._asdict(), rules=rules)
+        block_tokens = PAGED_BLOCK_TOKENS if rules == PAGED else PREFILL_CHUNK_TOKENS
+        return cls(**shape._asdict(), rules=rules, block_tokens=block_tokens)
 
     @property
     def rule_set(self) -> RuleSet:
         """What the rules' name stands for."""
         return RULE_SETS[self.rules]
+
+    @property
+    def paged(self) -> PagedConfig:
+        """The server in vLLM's terms, under paged rules. Memory holds max_num_seqs longest requests by default."""
+        per_seq = -(-self.slot_tokens // self.block_tokens)
+        return PagedConfig(
+            self.max_num_seqs,
+            self.decode_buckets,
+            self.max_num_seqs * per_seq + 1 if self.num_gpu_blocks is None else self.num_gpu_blocks,
+            self.block_tokens,
+            self.max_num_batched_tokens,
+            self.slot_tokens,
+            self.prefix_caching,
+        )
 
     @property
     def active_limit(self) -> int:
@@ -149,6 +258,8 @@ class EngineConfig:
 
     def bucket_of(self, num_seqs: int) -> int:
         """The compiled batch size that a decode step of ``num_seqs`` requests pays for."""
+        if self.rule_set.is_paged:
+            return self.paged.padded(num_seqs)
         return decode_bucket(num_seqs, self.decode_buckets)
 
 
@@ -199,7 +310,7 @@ def requested_settings(server: ServerSpec) -> dict[str, Any]:
 
 def settings_of(config: EngineConfig, cost_model: str) -> dict[str, Any]:
     """The settings that an engine really runs with. cost_model: the name by which its costs were loaded."""
-    return {
+    settings = {
         "max_num_seqs": config.max_num_seqs,
         "decode_buckets": list(config.decode_buckets),
         "kv_slots": config.kv_slots,
@@ -209,6 +320,14 @@ def settings_of(config: EngineConfig, cost_model: str) -> dict[str, Any]:
         "max_active_seqs": config.active_limit,
         "cost_model": cost_model,
     }
+    if config.rule_set.is_paged:
+        del settings["kv_slots"]
+        settings |= {
+            "num_gpu_blocks": config.paged.num_gpu_blocks,
+            "block_size": config.block_tokens,
+            "max_num_batched_tokens": config.max_num_batched_tokens,
+        }
+    return settings
 
 
 def keys_shown(in_force: Iterable[str]) -> frozenset[str]:

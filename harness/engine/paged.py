@@ -7,85 +7,18 @@ but for asynchronous scheduling, which decides a step before the one before it h
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
-from typing import Literal
+from typing import TypeAlias
 
+import numpy as np
+
+from harness.compiled.records import IntArray
+from harness.engine.config import EngineConfig, PagedConfig
 from harness.engine.cost import CostModel
-from harness.engine.scheduler import DECODE, IDLE, MIXED, PREFILL, Admission, KvEvent, Step
+from harness.engine.scheduler import DECODE, IDLE, MIXED, PREFILL, Admission, KvEvent, Scheduler, Step
 from harness.errors import PlanError, SpecError
-
-GraphMode = Literal["FULL", "PIECEWISE", "NONE"]
-
-
-@dataclass(frozen=True)
-class PagedConfig:
-    """One vLLM server, in its own terms.
-
-    capture_sizes: ascending sizes that a decode step is padded to (--cudagraph-capture-sizes); a larger step runs
-    without a graph, unpadded. num_gpu_blocks: KV blocks, one of which vLLM keeps as a placeholder.
-    max_num_batched_tokens: most tokens of a step. long_prefill_tokens: most tokens of a prompt in a step
-    (--long-prefill-token-threshold); 0: no such limit.
-    """
-
-    max_num_seqs: int
-    capture_sizes: tuple[int, ...]
-    num_gpu_blocks: int
-    block_size: int = 16
-    max_num_batched_tokens: int = 2048
-    max_model_len: int = 8192
-    prefix_caching: bool = True
-    long_prefill_tokens: int = 0
-
-    def __post_init__(self) -> None:
-        if min(self.max_num_seqs, self.block_size, self.max_num_batched_tokens, self.max_model_len) < 1:
-            raise SpecError("every size must be at least 1", where="engine")
-        sizes = self.capture_sizes
-        if any(size < 1 for size in sizes) or any(later <= earlier for earlier, later in pairwise(sizes)):
-            raise SpecError(f"capture sizes {list(sizes)} are not ascending and positive", where="engine")
-        if self.max_num_batched_tokens < self.max_num_seqs:
-            raise SpecError(
-                f"max_num_batched_tokens ({self.max_num_batched_tokens}) is below max_num_seqs ({self.max_num_seqs})",
-                where="engine",
-                hint="vLLM refuses this too: a full decode step would not fit a step",
-            )
-        if self.num_usable_blocks < self.blocks_of(self.max_model_len):
-            raise SpecError(
-                f"num_gpu_blocks ({self.num_gpu_blocks}) of {self.block_size} tokens do not hold one request of "
-                f"{self.max_model_len} tokens and the placeholder block",
-                where="engine",
-                hint=f"Give at least {self.blocks_of(self.max_model_len) + 1} blocks, or shorter requests",
-            )
-
-    @property
-    def num_usable_blocks(self) -> int:
-        """Blocks that requests can hold: block 0 is a placeholder."""
-        return self.num_gpu_blocks - 1
-
-    def blocks_of(self, num_tokens: int) -> int:
-        """Blocks that hold so many tokens."""
-        return -(-num_tokens // self.block_size)
-
-    def padded(self, num_tokens: int) -> int:
-        """The size that a step of so many tokens is run with: the next captured, or its own above the largest."""
-        place = bisect_left(self.capture_sizes, num_tokens)
-        return self.capture_sizes[place] if place < len(self.capture_sizes) else num_tokens
-
-    def graph_of(self, tokens: Sequence[int]) -> tuple[GraphMode, int]:
-        """The mode of the CUDA graph that a step of requests of so many tokens runs with, and its size.
-
-        Source: v1/cudagraph_dispatcher.py, with the default mode FULL_AND_PIECEWISE.
-        """
-        num_tokens = sum(tokens)
-        if not self.capture_sizes or num_tokens == 0 or num_tokens > self.capture_sizes[-1]:
-            return "NONE", num_tokens
-        padded = self.padded(num_tokens)
-        # Whole graphs are captured for decode steps of at most max_num_seqs only.
-        is_full = max(tokens) == 1 and padded <= self.max_num_seqs
-        return "FULL" if is_full else "PIECEWISE", padded
 
 
 class BlockPool:
@@ -190,7 +123,7 @@ class _Request:
     num_prompt_tokens: int
     num_tokens: int
     end_tokens: int
-    keys: Sequence[int]
+    keys: list[int]
     num_computed: int = 0
     num_registered: int = 0
     was_preempted: bool = False
@@ -234,7 +167,7 @@ class PagedScheduler:
         request: int,
         prompt_tokens: int,
         max_tokens: int,
-        block_keys: Sequence[int],
+        block_keys: IntArray | Sequence[int],
         stop_tokens: int | None = None,
     ) -> None:
         """Queue a request at the tail.
@@ -258,7 +191,8 @@ class PagedScheduler:
             raise PlanError(
                 f"{len(block_keys)} block keys for {end_tokens} tokens, {needed} needed", where=f"request {request}"
             )
-        queued = _Request(request, prompt_tokens, prompt_tokens, end_tokens, block_keys)
+        keys = np.asarray(block_keys, dtype=np.int64).tolist()
+        queued = _Request(request, prompt_tokens, prompt_tokens, end_tokens, keys)
         self._requests[request] = queued
         self._waiting.append(queued)
 
@@ -417,7 +351,7 @@ class PagedScheduler:
         if self.config.prefix_caching:
             num_full = num_covered // self.config.block_size
             for place in range(request.num_registered, num_full):
-                self.pool.register(request.blocks[place], int(request.keys[place]))
+                self.pool.register(request.blocks[place], request.keys[place])
             request.num_registered = max(request.num_registered, num_full)
         return True
 
@@ -479,3 +413,13 @@ class PagedScheduler:
         return self.cost_model.chunked_step_ns(
             self.config.padded(len(decodes)) if decodes else 0, len(decodes), context_tokens, num_chunk_tokens
         )
+
+
+AnyScheduler: TypeAlias = Scheduler | PagedScheduler
+
+
+def scheduler_of(config: EngineConfig, cost_model: CostModel, *, with_events: bool = True) -> AnyScheduler:
+    """The scheduler that a server's rules ask for. with_events: KV events, which paged rules do not have."""
+    if config.rule_set.is_paged:
+        return PagedScheduler(config.paged, cost_model)
+    return Scheduler(config, cost_model, with_events=with_events)

@@ -23,6 +23,7 @@ from harness.errors import PlanError
 from harness.plan import Plan, SessionPlan
 from harness.sim.kernel import arrays as layout
 from harness.sim.kernel import events as kernel
+from harness.sim.paged import eviction_table, play_paged, request_table, step_table
 from harness.spec import ServerSpec
 
 
@@ -33,6 +34,8 @@ class SimResult:
     requests: session, request, prompt_tokens, generate_tokens, cached_tokens, hash_hit_tokens, arrival_ns,
     admitted_ns, first_token_ns, completed_ns, preemptions, aborted_tokens; one row per request, in plan order. A
     request that its client left completes at that instant with aborted_tokens received; -1 for the others.
+    Under paged rules parts of prompts and decodes share steps of kind "mixed": prefill_ns is of all steps that are not
+    pure decode steps, W the time that parts of prompts added to the steps of decoding requests.
     steps: start_ns, kind, n, b, count, session, request, computed_tokens, duration_ns (of each); ``count`` equal
     decode steps in one row, b is null for a prefill, session, request and computed_tokens are null for decode.
     evictions: at_ns (start of the step), slot, caller, session, request (whose prompt filled the slot).
@@ -176,6 +179,8 @@ def simulate(
         model = load_cost_model(server.cost_model) if cost_model is None else cost_model
     arrays = plan_arrays([plan])
     check_slots(arrays, config)
+    if config.rule_set.is_paged:
+        return _paged_result(plan, config, model)
     outcome = run_arrays(arrays, config, model, max_steps_per_advance)
     return _result(arrays, outcome, model.filled_in_buckets(config.decode_buckets))
 
@@ -307,6 +312,26 @@ def run_arrays(
         if steps <= step_room and evictions <= eviction_room:
             return outcome
         step_room, eviction_room = max(step_room, steps), max(eviction_room, evictions)
+
+
+def _paged_result(plan: Plan, config: EngineConfig, model: CostModel) -> SimResult:
+    outcome = play_paged(plan, config, model)
+    rows = outcome.rows.values()
+    return SimResult(
+        requests=request_table(plan, outcome),
+        steps=step_table(outcome),
+        evictions=eviction_table(outcome),
+        decode_histogram=tuple(outcome.histogram),
+        decode_ns=outcome.decode_ns,
+        prefill_ns=outcome.other_ns,
+        wait_session_ns=outcome.chunk_wait_ns,
+        end_ns=outcome.end_ns,
+        num_decode_steps=sum(outcome.histogram),
+        computed_tokens=sum(step["computed_tokens"] or 0 for step in outcome.steps),
+        cached_tokens=sum(row.cached_tokens for row in rows),
+        preemptions=sum(row.preemptions for row in rows),
+        filled_in_buckets=model.filled_in_buckets(config.decode_buckets),
+    )
 
 
 def _result(arrays: layout.PlanArrays, outcome: layout.Outcome, filled_in: tuple[int, ...]) -> SimResult:

@@ -21,7 +21,7 @@ class ServerShape(NamedTuple):
 
     max_num_seqs: most requests running at once, as compiled. decode_buckets: ascending compiled batch sizes.
     kv_slots: physical KV slots. slot_tokens: longest request, prompt and answer together. max_active_seqs: most
-    requests admitted at once; None: max_num_seqs.
+    requests admitted at once; None: max_num_seqs. num_gpu_blocks: of paged KV memory, without slots.
     """
 
     max_num_seqs: int
@@ -29,14 +29,16 @@ class ServerShape(NamedTuple):
     kv_slots: int
     slot_tokens: int = 8192
     max_active_seqs: int | None = None
+    num_gpu_blocks: int | None = None
 
     @property
     def label(self) -> str:
-        """ "{1,4,8}/8", "{1,4,8}/8 12 slots", "{1,4,8}/8 6 active" """
+        """ "{1,4,8}/8", "{1,4,8}/8 12 slots", "{1,4,8}/8 6 active", "{1,4,8}/8 1024 blocks" """
         buckets = ",".join(str(bucket) for bucket in self.decode_buckets)
         slots = "" if self.kv_slots == self.max_num_seqs else f" {self.kv_slots} slots"
         active = "" if self.max_active_seqs is None else f" {self.max_active_seqs} active"
-        return f"{{{buckets}}}/{self.max_num_seqs}{slots}{active}"
+        blocks = "" if self.num_gpu_blocks is None else f" {self.num_gpu_blocks} blocks"
+        return f"{{{buckets}}}/{self.max_num_seqs}{slots}{active}{blocks}"
 
 
 RulesName = Annotated[str, AfterValidator(check_rules)]
@@ -216,7 +218,9 @@ class ServerSpec(Spec):
     def shape(self) -> ServerShape:
         """Its shape, which a search varies. ``max_active_seqs`` equal to ``max_num_seqs`` is no limit."""
         active = None if self.max_active_seqs == self.max_num_seqs else self.max_active_seqs
-        return ServerShape(self.max_num_seqs, self.decode_buckets, self.num_kv_slots, self.slot_tokens, active)
+        return ServerShape(
+            self.max_num_seqs, self.decode_buckets, self.num_kv_slots, self.slot_tokens, active, self.num_gpu_blocks
+        )
 
     @classmethod
     def of_shape(cls, shape: ServerShape, rules: str) -> ServerSpec:

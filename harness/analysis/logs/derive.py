@@ -99,12 +99,12 @@ def derive_tables(folder: Path, manifest: Manifest) -> Derived:
     events = parse_log(_chunks(folder / layout.SERVER_LOG), counts := ParseCounts())
     stamps = _read_optional(folder / layout.LOG_STAMPS)
     derived = derived_from(events, counts, _lines(folder / layout.SCRAPES), manifest, stamps)
-    _take_step_log(derived, folder, ScaledClock(manifest.clock.scale))
+    take_step_log(derived, folder, ScaledClock(manifest.clock.scale))
     return derived
 
 
-def _take_step_log(derived: Derived, folder: Path, clock: ScaledClock) -> None:
-    """Where the run has a step log, its decode steps are the run's steps."""
+def take_step_log(derived: Derived, folder: Path, clock: ScaledClock) -> None:
+    """Where the run in ``folder`` has a step log, its decode steps are the run's steps."""
     log, derived.step_log_problem = read_run_steps(folder)
     if log is not None:
         derived.step_log, derived.steps_source = log, "step-log"

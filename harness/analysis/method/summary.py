@@ -7,7 +7,6 @@ ratios and nothing is decided.
 from __future__ import annotations
 
 import json
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -364,7 +363,8 @@ def _bucket_change(condition: ConditionFigures, baseline: ConditionFigures) -> B
 
 
 def _rule(buckets: tuple[int, ...], histogram: Mapping[int, int]) -> dict[int, int]:
-    return {n: buckets[bisect_left(buckets, n)] for n in histogram}
+    """The size that a step of n requests is run with; above the largest captured size it is not padded."""
+    return {n: next((bucket for bucket in buckets if bucket >= n), n) for n in histogram}
 
 
 def _sum_or_none(runs: Sequence[RunFigures], of: Callable[[RunFigures], int | None]) -> int | None:

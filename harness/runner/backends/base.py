@@ -15,7 +15,7 @@ from harness.engine.config import ENGINE_KEYS, changed_keys
 from harness.errors import SpecError
 from harness.experiment import PlannedRun
 from harness.kinds import BackendKind
-from harness.records import SealedRun
+from harness.records import Observation, SealedRun
 from harness.runner.backends.first import FirstExperiment
 from harness.runner.run import LaunchOptions, RunContext, perform_run
 from harness.server.doctor import Check
@@ -125,10 +125,20 @@ def refuse_keys(server: ServerSpec, keys: Set[str], why: str) -> None:
         raise SpecError(why, where=", ".join(f"server.{key}" for key in unknown), hint="Leave the key out")
 
 
+def observation_of(server: ServerSpec) -> Observation:
+    """What an emulated or simulated server shows, as the real stacks do."""
+    if server.is_paged:
+        return Observation(steps="step-log", has_kv_log=False)
+    # Without prefix caching there are no slots to log about.
+    return Observation(has_kv_log=server.prefix_caching)
+
+
 def check_simulated_server(server: ServerSpec) -> None:
     """Refuse settings that the scheduler rules do not support."""
     rules = server.rule_set()
     unknown = VLLM_KEYS - PAGED_KEYS if rules.is_paged else VLLM_KEYS
+    if rules.is_paged:
+        unknown |= {"kv_slots", "max_active_seqs"}
     refuse_keys(server, unknown, f"the rules {rules.name} do not have it")
     try:
         EngineConfig.from_server(server)

@@ -12,8 +12,8 @@ from typing import ClassVar
 
 from harness.engine.config import ENGINE_KEYS
 from harness.kinds import KINDS, BackendKind
-from harness.records import Observation, layout
-from harness.runner.backends.base import ServerBackend, check_simulated_server
+from harness.records import layout
+from harness.runner.backends.base import ServerBackend, check_simulated_server, observation_of
 from harness.runner.backends.first import MODELLED, FirstExperiment
 from harness.runner.run import LaunchOptions
 from harness.server.doctor import Check
@@ -63,6 +63,8 @@ class EmulatorBackend(ServerBackend):
             "config": (options.run_folder / layout.SERVER_CONFIG).absolute(),
             "device_trace": (options.run_folder / layout.DEVICE_TRACE).absolute(),
         }
+        if server.is_paged:
+            files["step_log"] = (options.run_folder / layout.STEP_LOG).absolute()
         config = {
             "server": server.model_dump(mode="json"),
             "time_scale": options.time_scale,
@@ -71,6 +73,7 @@ class EmulatorBackend(ServerBackend):
             "model": EMULATED_MODEL,
             "log_format": options.log_format,
             "trace_path": str(files["device_trace"]),
+            **({"step_log_path": str(files["step_log"])} if server.is_paged else {}),
             "seed": self.seed,
             **({} if options.device is None else {"step_factor": options.step_factor}),
         }
@@ -85,8 +88,7 @@ class EmulatorBackend(ServerBackend):
             model=EMULATED_MODEL,
             files=files,
             requested=config,
-            # As the real stack: without prefix caching there are no slots to log about.
-            observation=Observation(has_kv_log=server.prefix_caching),
+            observation=observation_of(server),
         )
 
 

@@ -10,36 +10,38 @@ import json
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
 
-from harness.analysis.logs.derive import derived_from
+from harness.analysis.logs.derive import derived_from, take_step_log
 from harness.analysis.logs.parse import ParseCounts
-from harness.clock import NS_PER_S, NS_PER_US, utc_now
+from harness.clock import NS_PER_S, NS_PER_US, ScaledClock, utc_now
 from harness.emulator import logs
 from harness.emulator.core import EmulatorCore, EngineRequest, StepEnd, StepStart
 from harness.emulator.logs import Site, kv_event_line
 from harness.emulator.metrics import ServerMetrics
 from harness.emulator.model import ContextHash
-from harness.emulator.virtual import Act, VirtualDriver
-from harness.engine import DECODE, PREFILL, CostModel, EngineConfig, KvEvent, Scheduler, Step
+from harness.emulator.step_log import step_log_header, step_log_row
+from harness.emulator.virtual import VirtualDriver
+from harness.engine import DECODE, PREFILL, CostModel, EngineConfig, KvEvent, Step
 from harness.engine.config import ENGINE_KEYS, PREFILL_CHUNK_TOKENS, settings_of
+from harness.engine.paged import scheduler_of
 from harness.experiment import PlannedRun
 from harness.kinds import KINDS, BackendKind, kind_named
 from harness.plan import BlockKeys, Plan, RequestPlan
+from harness.plan.agenda import Act
 from harness.records import (
     ClockRecord,
     FleetRecord,
-    Observation,
     RawFile,
     SealedRun,
     ServerRecord,
     layout,
     schema,
 )
-from harness.runner.backends.base import Backend, check_simulated_server
+from harness.runner.backends.base import Backend, check_simulated_server, observation_of
 from harness.runner.backends.first import MODELLED, FirstExperiment
 from harness.runner.progress import RequestFinished
 from harness.runner.run import RunContext, RunTables, emulated_factor, manifest_of, seal_run
@@ -71,6 +73,7 @@ def perform_simulated_run(planned: PlannedRun, context: RunContext) -> SealedRun
             planned.cost_model.scaled(factor),
             _Log(writer.raw(layout.SERVER_LOG), epoch_s),
             writer.raw(layout.SCRAPES),
+            writer.raw(layout.STEP_LOG) if planned.server.is_paged else None,
         )
         end_ns = run.play()
         context.on_progress(RequestFinished(planned.label, plan.num_requests, plan.num_requests))
@@ -78,7 +81,7 @@ def perform_simulated_run(planned: PlannedRun, context: RunContext) -> SealedRun
             planned,
             context,
             clock=ClockRecord(scale=1.0, realtime_minus_monotonic_ns=epoch_s * NS_PER_S),
-            observation=Observation(has_kv_log=planned.server.prefix_caching),
+            observation=observation_of(planned.server),
             server=ServerRecord(facts={"launch": {"backend": kind.name, "label": kind.label}}),
             effective={"server": run.settings, "shown": sorted(run.settings)},
             provenance=provenance.capture(),
@@ -86,6 +89,7 @@ def perform_simulated_run(planned: PlannedRun, context: RunContext) -> SealedRun
             fleet=_fleet_record(planned, factor),
         )
         derived = derived_from(run.log.events, run.log.counts, run.scrapes, manifest)
+        take_step_log(derived, writer.folder, ScaledClock(1.0))
         rows = run.rows
         tables = RunTables(rows.requests_table(), rows.chunks_table(), derived)
         return seal_run(writer, planned, manifest, tables)
@@ -252,18 +256,26 @@ class _VirtualRun(VirtualDriver):
 
     takes_equal_steps = True
 
-    def __init__(self, run: PlannedRun, costs: CostModel, log: _Log, scrapes: RawFile) -> None:
+    def __init__(
+        self, run: PlannedRun, costs: CostModel, log: _Log, scrapes: RawFile, step_log: RawFile | None
+    ) -> None:
         server, plan, client = run.server, run.plan, run.spec.client
         config = EngineConfig.from_server(server)
-        super().__init__(plan, EmulatorCore(Scheduler(config, costs)))
+        super().__init__(plan, EmulatorCore(scheduler_of(config, costs)))
+        is_paged = config.rule_set.is_paged
         # The paper's rules log evictions only; admissions, reuse and ends are added as the vendor would log them.
-        self._is_laconic = not config.has_inner_blocks
+        self._is_laconic = not config.has_inner_blocks and not is_paged
+        self._config, self._step_log = config, step_log
+        if step_log is not None:
+            self._write_step(step_log_header(config, 0))
         self.rows = _Rows(plan, client.stream)
         self.log, self.scrapes = log, list[bytes]()
         self._scrapes = scrapes
         self.settings = settings_of(config, server.cost_model)
-        self._metrics = ServerMetrics(MODEL, config, server.num_kv_slots, server.cost_model)
-        self._keys = BlockKeys(plan)
+        num_blocks = config.paged.num_gpu_blocks if is_paged else server.num_kv_slots
+        self._metrics = ServerMetrics(MODEL, config, num_blocks, server.cost_model)
+        # Paged memory reuses blocks of answers too.
+        self._keys_of = BlockKeys(plan, config.block_tokens).stream if is_paged else BlockKeys(plan).prompt
         longest = max(one.prompt_tokens for session in plan.sessions for one in session.requests)
         # Only the length of a prompt matters here: its blocks are named by the plan.
         self._blank = np.zeros(longest, dtype=np.int32)
@@ -294,7 +306,7 @@ class _VirtualRun(VirtualDriver):
             external_id=f"cmpl-{name}",
             prompt=self._blank[: planned.prompt_tokens],
             max_tokens=planned.generate_tokens,
-            block_keys=self._keys.prompt(*key),
+            block_keys=self._keys_of(*key),
             context=self._context,
             planned_tokens=planned.generate_tokens,
             arrival_ns=act.at_ns,
@@ -312,7 +324,7 @@ class _VirtualRun(VirtualDriver):
         if self._is_laconic and start.step.kind == PREFILL:
             events = (*events, *_admission(start))
         self._log_events(events, start.start_ns)
-        if start.step.kind == DECODE:
+        if start.step.kind == DECODE and self._step_log is None:
             self.log.decode_steps(start.step, (start.start_ns, *ends_ns[:-1]))
 
     def ended(self, end: StepEnd) -> None:
@@ -325,10 +337,16 @@ class _VirtualRun(VirtualDriver):
             self.rows.tokens(key, end.ends_ns)
         self._log_events(end.kv_events, end_ns)
         self._metrics.observe(end)
+        if end.start.step.tokens:
+            self._write_step(step_log_row(self._config, end, end_ns))
         if self._is_laconic:
             self._log_events((KvEvent("FREE_REQUEST", request.handle, (0,)) for request in end.finished), end_ns)
         for request in end.finished:
             self.rows.done_ns[self.names[request.handle]] = end_ns
+
+    def _write_step(self, record: dict[str, Any] | list[Any]) -> None:
+        assert self._step_log is not None, "only paged rules write a step log"
+        self._step_log.write(json.dumps(record, separators=(",", ":")).encode() + b"\n")
 
     def _log_events(self, events: Iterable[KvEvent], at_ns: int) -> None:
         for event in events:

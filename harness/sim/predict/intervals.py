@@ -74,6 +74,12 @@ def predict(
     changed: an ablation of both; computed, not measured. Raises SpecError when the seed of the draws is also a seed of
     the search or the evaluation, PlanError when a request does not fit.
     """
+    if space.is_paged:
+        raise SpecError(
+            f"intervals are not predicted under the rules {space.rules!r}",
+            where=space.name,
+            hint="Run the configurations as conditions of an experiment with replicates",
+        )
     chosen = (users,) if isinstance(users, int) else tuple(users)
     base = space.baseline.shape if reference is None else reference
     ablated = changed or PLAIN

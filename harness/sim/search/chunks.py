@@ -36,6 +36,8 @@ LEDGER_SCHEMA = pa.schema(
         pa.field("slot_tokens", pa.int32(), nullable=False),
         # Null where admission goes to max_num_seqs.
         pa.field("max_active_seqs", pa.int32()),
+        # Null under rules with KV slots.
+        pa.field("num_gpu_blocks", pa.int32()),
         pa.field("memory_gib", Seconds, nullable=False),
         pa.field("compile_s", Seconds, nullable=False),
         pa.field("artifact_gib", Seconds, nullable=False),

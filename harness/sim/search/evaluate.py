@@ -24,6 +24,7 @@ from harness.experiment.plans import build_plan
 from harness.plan import Plan
 from harness.sim.kernel import arrays as layout
 from harness.sim.kernel import events as kernel
+from harness.sim.paged import play_paged
 from harness.sim.predict.windows import window_figures
 from harness.sim.search.space import InputSpec, SpaceSpec
 from harness.sim.simulate import check_slots, plan_arrays
@@ -56,11 +57,16 @@ class GroupFigures(NamedTuple):
 
 @dataclass(frozen=True)
 class Inputs:
-    """All plans of a search, end to end. Groups go by N, then role; ``hashes`` name the plans, in order."""
+    """All plans of a search, end to end. Groups go by N, then role."""
 
     arrays: layout.PlanArrays
     groups: tuple[Group, ...]
-    hashes: tuple[str, ...]
+    plans: tuple[Plan, ...]
+
+    @property
+    def hashes(self) -> tuple[str, ...]:
+        """Names of the plans, in order."""
+        return tuple(plan.hash for plan in self.plans)
 
     def group(self, users: int, role: str) -> Group:
         return next(group for group in self.groups if (group.users, group.role) == (users, role))
@@ -86,7 +92,7 @@ def build_inputs(inputs: InputSpec) -> Inputs:
             groups.append(Group(users, role, first, len(plans)))
     if hashes["search"] & hashes["evaluation"]:
         raise SpecError("search and evaluation would use the same plan", where="inputs", hint="Choose other seeds")
-    return Inputs(plan_arrays(plans), tuple(groups), tuple(plan.hash for plan in plans))
+    return Inputs(plan_arrays(plans), tuple(groups), tuple(plans))
 
 
 def most_at_once(arrays: layout.PlanArrays, group: Group) -> int:
@@ -150,6 +156,8 @@ class Evaluator:
 
     def share_keys(self, config: EngineConfig, groups: Sequence[Group]) -> list[tuple[object, ...]]:
         """One key per group: candidates with equal keys give equal figures on it."""
+        if config.rule_set.is_paged:
+            return [(group, config) for group in groups]
         server = (config.num_usable_slots, config.is_full, config.slot_tokens)
         # The dummy rule goes by the compiled limit, admission by the lowered one.
         parts: dict[int, tuple[object, ...]] = {}
@@ -170,6 +178,8 @@ class Evaluator:
     def _simulate(self, config: EngineConfig, groups: Sequence[Group]) -> list[GroupFigures]:
         arrays = self.inputs.arrays
         self.num_simulated += groups[-1].last - groups[0].first
+        if config.rule_set.is_paged:
+            return [self._paged(config, group) for group in groups]
         if self._window is not None:
             return [self._windows(config, group, self._window) for group in groups]
         cost = layout.cost_arrays(config, self._cost_model)
@@ -180,6 +190,20 @@ class Evaluator:
             raise PlanError("its KV memory is too small for a request of the inputs", where=str(config.kv_slots))
         latencies_ns = outcome.requests["completed_ns"] - outcome.requests["arrival_ns"]
         return [self._sums(outcome, group, latencies_ns) for group in groups]
+
+    def _paged(self, config: EngineConfig, group: Group) -> GroupFigures:
+        outcomes = [play_paged(plan, config, self._cost_model) for plan in self.inputs.plans[group.first : group.last]]
+        rows = [row for outcome in outcomes for row in outcome.rows.values()]
+        latencies_ns = np.array([row.completed_ns - row.arrival_ns for row in rows], dtype=np.int64)
+        return GroupFigures(
+            device_ns=sum(outcome.decode_ns + outcome.other_ns for outcome in outcomes),
+            decode_ns=sum(outcome.decode_ns for outcome in outcomes),
+            wait_ns=sum(outcome.chunk_wait_ns for outcome in outcomes),
+            p99_ns=nearest_rank(latencies_ns, 0.99),
+            completed=len(rows),
+            cached_tokens=sum(row.cached_tokens for row in rows),
+            evictions=sum(outcome.evicted.total() for outcome in outcomes),
+        )
 
     def _sums(self, outcome: layout.Outcome, group: Group, latencies_ns: IntArray) -> GroupFigures:
         first, last = self._requests_of(group)

@@ -34,7 +34,8 @@ def search_tables(
     )
     if result.halving is not None:
         yield from halving_lines(result.halving)
-    yield best_table(result, top, with_intervals=with_intervals, tell=tell)
+    # Intervals are drawn by the compiled simulator, which does not know paged rules.
+    yield best_table(result, top, with_intervals=with_intervals and not space.is_paged, tell=tell)
     yield front_table(result)
     if len(space.inputs.users) > 1:
         yield sensitivity_table(result)

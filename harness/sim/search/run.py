@@ -115,6 +115,7 @@ class SearchResult:
             row["kv_slots"],
             row["slot_tokens"],
             row["max_active_seqs"],
+            row["num_gpu_blocks"],
         )
 
 

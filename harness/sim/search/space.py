@@ -7,13 +7,14 @@ resumed. Nothing is simulated here.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import combinations
+from itertools import combinations, product
 from math import comb
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, ValidationError, field_validator, model_validator
 
+from harness.engine.config import PAGED_BLOCK_TOKENS
 from harness.errors import SpecError
 from harness.shipped import find_shipped
 from harness.spec import (
@@ -43,7 +44,7 @@ SimulatedRules = Annotated[RulesName, AfterValidator(lambda name: rule_set(name)
 class BucketRule(Spec):
     """Bucket sets for each max_num_seqs: all of ``always``, the rest from ``others``, at most ``most`` buckets.
 
-    sets: these sets instead of the rule (for each max_num_seqs the sets that end with it).
+    sets: these sets instead of the rule (for each max_num_seqs the sets that end with it; under paged rules all).
     """
 
     always: tuple[Place, ...] = (1, "max_num_seqs")
@@ -51,19 +52,22 @@ class BucketRule(Spec):
     most: int = Field(default=6, ge=1, le=64, description="buckets in all")
     sets: tuple[tuple[int, ...], ...] = ()
 
-    def of_limit(self, limit: int) -> Iterator[tuple[int, ...]]:
-        """Bucket sets in enumeration order: fewer buckets first, then by value."""
+    def of_limit(self, limit: int, *, may_end_anywhere: bool = False) -> Iterator[tuple[int, ...]]:
+        """Bucket sets in enumeration order: fewer buckets first, then by value.
+
+        may_end_anywhere: of ``sets``, also those that do not end with the limit, as paged rules allow.
+        """
         if self.sets:
-            yield from (buckets for buckets in self.sets if buckets[-1] == limit)
+            yield from (buckets for buckets in self.sets if may_end_anywhere or buckets[-1] == limit)
             return
         always, others = self._parts(limit)
         for count in range(self.most - len(always) + 1):
             for chosen in combinations(others, count):
                 yield tuple(sorted(always | set(chosen)))
 
-    def count(self, limit: int) -> int:
+    def count(self, limit: int, *, may_end_anywhere: bool = False) -> int:
         if self.sets:
-            return sum(buckets[-1] == limit for buckets in self.sets)
+            return sum(may_end_anywhere or buckets[-1] == limit for buckets in self.sets)
         always, others = self._parts(limit)
         return sum(comb(len(others), count) for count in range(self.most - len(always) + 1))
 
@@ -135,7 +139,10 @@ class DeviceSpec(Spec):
 
     def memory_gib(self, candidate: ServerShape) -> float:
         """Memory of one device after loading, GiB."""
-        kv_bytes = candidate.kv_slots * candidate.slot_tokens * self.kv_bytes_per_token
+        kv_tokens = candidate.kv_slots * candidate.slot_tokens
+        if candidate.num_gpu_blocks is not None:
+            kv_tokens = candidate.num_gpu_blocks * PAGED_BLOCK_TOKENS
+        kv_bytes = kv_tokens * self.kv_bytes_per_token
         return kv_bytes / self.devices / GIB + self.overhead_gib
 
     def compile_s(self, candidate: ServerShape) -> float:
@@ -195,6 +202,9 @@ class SpaceSpec(Spec):
         min_length=1,
         description="admission below max_num_seqs, without another artifact; not every release has it",
     )
+    num_gpu_blocks: tuple[int, ...] = Field(
+        default=(), description="paged rules: sizes of KV memory in blocks; default: room for the longest requests"
+    )
     buckets: BucketRule = BucketRule()
     baseline: ServerSpec = ServerSpec()
     named: dict[str, ServerSpec] = Field(default_factory=dict, description="configurations to predict by name")
@@ -229,16 +239,35 @@ class SpaceSpec(Spec):
         for active in self.max_active_seqs:
             if active != "max_num_seqs":
                 check_active_limit(active, max(self.max_num_seqs), RULE_SETS[self.rules])
+        self._check_paged()
         if self.count() == 0:
             raise ValueError("no bucket set fits any of max_num_seqs")
         if self.count() > MOST_CANDIDATES:
             raise ValueError(f"{self.count():,} candidates are more than {MOST_CANDIDATES:,}; narrow the space")
         return self
 
+    def _check_paged(self) -> None:
+        if not self.is_paged:
+            if self.num_gpu_blocks:
+                raise ValueError(f"the rules {self.rules!r} have KV slots: give kv_slots, not num_gpu_blocks")
+            return
+        if self.kv_slots != ("max_num_seqs",):
+            raise ValueError(f"the rules {self.rules!r} have no KV slots: give num_gpu_blocks, not kv_slots")
+        if self.window is not None:
+            raise ValueError(f"the rules {self.rules!r} are not simulated in windows: leave window out")
+
+    @property
+    def is_paged(self) -> bool:
+        """Whether its servers have paged KV memory, in blocks of vLLM's default size."""
+        return RULE_SETS[self.rules].is_paged
+
     def count(self) -> int:
         """Number of candidates, those that constraints leave out included."""
-        sets = sum(self.buckets.count(limit) * len(self._active_below(limit)) for limit in self.max_num_seqs)
-        return sets * len(self.kv_slots) * len(self.slot_tokens)
+        sets = sum(
+            self.buckets.count(limit, may_end_anywhere=self.is_paged) * len(self._active_below(limit))
+            for limit in self.max_num_seqs
+        )
+        return sets * len(self.kv_slots) * len(self.slot_tokens) * len(self.num_gpu_blocks or (None,))
 
     def _active_below(self, limit: int) -> tuple[int | None, ...]:
         """The admission limits that a compiled limit is tried with, None for itself; those above it are passed over."""
@@ -251,9 +280,9 @@ class SpaceSpec(Spec):
             for place in self.kv_slots:
                 slots = limit if place == "max_num_seqs" else place
                 for slot_tokens in self.slot_tokens:
-                    for active in self._active_below(limit):
-                        for buckets in self.buckets.of_limit(limit):
-                            yield ServerShape(limit, buckets, slots, slot_tokens, active)
+                    for active, blocks in product(self._active_below(limit), self.num_gpu_blocks or (None,)):
+                        for buckets in self.buckets.of_limit(limit, may_end_anywhere=self.is_paged):
+                            yield ServerShape(limit, buckets, slots, slot_tokens, active, blocks)
 
     def sets_of_users(self) -> tuple[tuple[int, ...], ...]:
         """The sets of N that the sensitivity is shown for; the whole set is always among them."""

@@ -47,6 +47,7 @@ _COLUMNS = {
     "preempted": pa.int64(),
     "logger_ns": pa.int64(),
 }
+COLUMNS = tuple(_COLUMNS)
 SCHEMA = pa.schema([*_COLUMNS.items(), ("kind", pa.string()), ("n", pa.int64()), ("b", pa.int64())])
 """The columns of a record, and derived: kind of the step; n and b of a decode step, null for others."""
 _SETTINGS = {

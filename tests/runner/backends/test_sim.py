@@ -10,14 +10,16 @@ import pytest
 from harness.analysis import run_figures, summarise
 from harness.analysis.logs.derive import rebuild
 from harness.analysis.method.interference import measured_waiting_session_ns
-from harness.errors import RunInvalidError
+from harness.errors import RunInvalidError, SpecError
 from harness.plan import read_plan
 from harness.records import RunStore, SealedRun
 from harness.report.facts import gather_facts
 from harness.runner import run_experiment
+from harness.runner.backends import backend_named
 from harness.sim import simulate
 from harness.spec import ServerSpec
 from harness.stack.rbln.kv_rules import AUTO, NEWEST_STABLE
+from harness.stack.vllm.step_log import load_step_log
 from tests.support.experiments import small_experiment
 
 RULES = ("vendor-0.11.1", "vendor-0.11.2", "paper", "paper+dummy")
@@ -156,3 +158,39 @@ def test_a_condition_without_prefix_caching_is_a_valid_ablation(tmp_path: Path) 
     assert run_figures(base).cached_tokens > run_figures(off).cached_tokens == 0
     assert not off.manifest.observation.has_kv_log
     assert off.table("kv_events").num_rows == 0
+
+
+PAGED = {"rules": "vllm-paged", "cost_model": "emulated-gpu", "num_gpu_blocks": 800}
+
+
+def test_a_server_with_paged_memory_is_recorded_by_its_step_log(tmp_path: Path) -> None:
+    server = {**PAGED, "num_gpu_blocks": 5200, "max_num_seqs": 10}
+    for run in simulated(tmp_path, server=server, workload=CROWDED):
+        expected, log = result_of(run), load_step_log(run.file("steps.jsonl"))
+        requests = run.table("requests")
+        assert run.is_valid, run.invalid_reasons
+        assert (log.num_damaged, log.unseen) == (0, ())
+        assert requests.column("done_ns").to_pylist() == expected.requests.column("completed_ns").to_pylist()
+        assert requests.column("cached_tokens").to_pylist() == expected.requests.column("cached_tokens").to_pylist()
+        assert run.table("steps").num_rows == log.decode_steps.num_rows == expected.num_decode_steps
+        largest = run.manifest.decode_buckets[-1]
+        assert log.eager_by_n == {
+            n: count for n, count in enumerate(expected.decode_histogram) if count and n > largest
+        }
+        assert bool(log.eager_by_n) == (largest == 8)
+        generated = sum(row["generated_tokens"] for row in log.steps.to_pylist())
+        assert generated == sum(requests.column("completion_tokens").to_pylist())
+        assert sum(row["preempted"] for row in log.steps.to_pylist()) == expected.preemptions
+
+
+def test_settings_of_paged_memory_are_in_force_and_slots_are_not(tmp_path: Path) -> None:
+    run = simulated(tmp_path, server=PAGED)[0]
+
+    shown = run.manifest.effective["server"]
+    assert (shown["num_gpu_blocks"], shown["block_size"], shown["max_num_batched_tokens"]) == (800, 16, 2048)
+    assert "kv_slots" not in shown
+
+
+def test_paged_rules_refuse_kv_slots() -> None:
+    with pytest.raises(SpecError, match=r"server\.kv_slots: the rules vllm-paged do not have it"):
+        backend_named("sim").check_server(ServerSpec.model_validate({**PAGED, "kv_slots": 9}))

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harness.engine import load_cost_model
 from harness.engine.config import EngineConfig
 from harness.errors import RecordsError, SpecError
 from harness.experiment.plans import build_plan
@@ -82,8 +83,55 @@ def test_a_baseline_that_admits_fewer_is_what_candidates_are_compared_with(tmp_p
 
 
 def test_every_space_that_ships_can_be_searched() -> None:
-    assert {load_space(name).name for name in shipped_names("spaces")} == {"paper", "slots", "steady"}
+    assert {load_space(name).name for name in shipped_names("spaces")} == {"emulated-gpu", "paper", "slots", "steady"}
     assert load_space("paper").count() == 2077
+
+
+PAGED = {
+    "rules": "vllm-paged",
+    "cost_model": "emulated-gpu",
+    "max_num_seqs": [4],
+    "kv_slots": ["max_num_seqs"],
+    "slot_tokens": [4096],
+    "num_gpu_blocks": [260, 2100],
+    "buckets": {"sets": [[1, 2], [1, 2, 4], [1, 2, 3, 4]]},
+    "baseline": {"max_num_seqs": 4, "decode_buckets": [1, 2, 4], "slot_tokens": 4096, "num_gpu_blocks": 2100},
+}
+
+
+def test_captured_sizes_and_paged_memory_are_searched_on_the_simulator(tmp_path: Path) -> None:
+    spec = space(**PAGED)
+    result = search(spec, tmp_path)
+
+    rows = result.ledger.to_pylist()
+    assert [(tuple(row["decode_buckets"]), row["num_gpu_blocks"]) for row in rows] == [
+        (sizes, blocks) for blocks in (260, 2100) for sizes in ((1, 2), (1, 2, 4), (1, 2, 3, 4))
+    ]
+    for row in rows:
+        candidate = result.candidate(row["index"])
+        config = EngineConfig.of_shape(candidate, spec.rules)
+        inputs = spec.inputs
+        plans = [build_plan(inputs.workload_of(5), seed, replicate) for seed in (1, 2) for replicate in range(2)]
+        runs = [simulate(plan, config, load_cost_model("emulated-gpu")) for plan in plans]
+        assert row["search_device_ns"][1] == sum(run.device_ns for run in runs)
+    # Less memory costs nothing but what it makes the server compute again.
+    small, large = rows[1], rows[4]
+    assert small["cached_tokens"] < large["cached_tokens"]
+    assert small["search_device_ns"][1] > large["search_device_ns"][1]
+    assert large["memory_gib"] > small["memory_gib"]
+    assert result.scores.of("sum-seconds")[4] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({**PAGED, "kv_slots": [9]}, "have no KV slots: give num_gpu_blocks"),
+        ({"num_gpu_blocks": [600]}, "have KV slots: give kv_slots"),
+    ],
+)
+def test_memory_is_given_as_the_rules_have_it(change: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(SpecError, match=complaint):
+        space(**change)
 
 
 def test_bucket_sets_can_be_given_one_by_one() -> None:
